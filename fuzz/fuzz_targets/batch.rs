@@ -1,7 +1,8 @@
-//! Any bytes as the payload of a commit in the log: an error or a value, never a panic.
+//! Any bytes as the payload of a commit in the write-ahead log.
+//! The decoder returns an error or a value, and never panics.
 #![no_main]
 
-use azekura::inspect::{FuzzDecoder, decode};
+use azekura::testing::{FuzzDecoder, decode};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| drop(decode(FuzzDecoder::Batch, bytes)));

@@ -1,7 +1,8 @@
-//! Any bytes as a block of a table with a hash index, after its frame: an error or a value, never a panic.
+//! Any bytes as a block with a hash index, without its frame.
+//! The decoder returns an error or a value, and never panics.
 #![no_main]
 
-use azekura::inspect::{FuzzDecoder, decode};
+use azekura::testing::{FuzzDecoder, decode};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| drop(decode(FuzzDecoder::BlockWithHashIndex, bytes)));

@@ -1,7 +1,8 @@
-//! Any bytes as a whole manifest: an error or a value, never a panic.
+//! Any bytes as a complete manifest.
+//! The decoder returns an error or a value, and never panics.
 #![no_main]
 
-use azekura::inspect::{FuzzDecoder, decode};
+use azekura::testing::{FuzzDecoder, decode};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| drop(decode(FuzzDecoder::Manifest, bytes)));

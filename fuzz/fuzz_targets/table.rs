@@ -1,7 +1,8 @@
-//! Any bytes as a whole table: an error or a value, never a panic.
+//! Any bytes as a complete table.
+//! The decoder returns an error or a value, and never panics.
 #![no_main]
 
-use azekura::inspect::{FuzzDecoder, decode};
+use azekura::testing::{FuzzDecoder, decode};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| drop(decode(FuzzDecoder::Table, bytes)));

@@ -1,149 +1,215 @@
-//! The commands: what each measures, prints and writes.
+//! The command line, and what each command measures, prints and writes.
 
-use crate::cli::{self, Experiment, Run};
-use crate::engine::api::object;
+use crate::engine::object;
 use crate::error::Result;
-use crate::experiment::list::{EXPERIMENTS, Question};
-use crate::experiment::rounds::Context;
+use crate::experiment::list::functions;
+use crate::experiment::rounds::{Context, QUESTIONS, Question};
 use crate::measure::device::Conditions;
-use crate::measure::disk::{self, Scratch};
-use crate::report::chart::three_digits;
-use crate::report::compare::run_objects;
-use crate::report::page::{self, Report};
-use crate::report::table;
+use crate::measure::disk;
+use crate::report::{self, run_objects};
 use crate::task::child;
-use crate::task::comparison::{Comparison, Loaded, verdict};
-use crate::task::measure::harness_cost;
-use crate::workload::data::SMALL_RECORDS;
-use clap::Parser;
+use crate::task::comparison::{Comparison, Loaded, perform, verdict};
+use anyhow::{Context as _, bail};
+use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Workloads on engines, interleaved: prints medians and ratios. An error if azekura has no figures for something, or
-/// if an engine gave a wrong answer.
-pub(crate) fn run(run: &Run) -> Result<()> {
-    let (comparison, common) = (&run.comparison, &run.common);
-    let (rows, conditions, outcome) =
-        compare(comparison, &common.scratch()?, common.device_seconds, &mut Loaded::default())?;
-    if common.json {
-        rows.into_iter().for_each(|row| println!("{}", Value::Object(row)));
-    } else {
-        print!("{}\n{}", table::medians(&rows, false), table::conditions(&conditions));
-        println!("medians of {} interleaved rounds; {:?}", comparison.rounds, comparison.options);
-    }
-    outcome
+/// Measures azekura, alone and beside its peers. The README of this crate says what makes a comparison fair.
+#[derive(Debug, Parser)]
+#[command(name = "azekura-bench", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
 }
 
-/// The objects of a comparison, the conditions, and its verdict.
-type Compared = (Vec<Map<String, Value>>, Value, Result<()>);
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run workloads on engines, interleaved, and compare them.
+    Run(Run),
+    /// Run a preset and write its results page, report.md, with a chart and report.json.
+    Report(Report),
+    /// Measure one question, variants interleaved, and answer with ratios as JSON.
+    Experiment(Experiment),
+    /// One task, for a parent process.
+    #[command(hide = true)]
+    Child {
+        /// The task as JSON.
+        task: String,
+    },
+}
+
+/// Where a command works, and its output.
+#[derive(Debug, Args)]
+struct Common {
+    /// Directory to work below; the run makes a directory of its own in it and removes it at the end.
+    #[arg(long, default_value = "target/bench")]
+    dir: PathBuf,
+    /// Print one JSON object per line.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    #[command(flatten)]
+    comparison: Comparison,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct Report {
+    /// quick (about 5 minutes) or full (about an hour).
+    preset: String,
+    /// Engines, separated by commas.
+    #[arg(long, default_value = "all")]
+    engine: String,
+    /// Directory for report.md, ratios.svg and report.json.
+    #[arg(long, default_value = "target/bench/report")]
+    out: PathBuf,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct Experiment {
+    /// Which one.
+    #[arg(required_unless_present = "list")]
+    name: Option<String>,
+    /// List all experiments.
+    #[arg(long)]
+    list: bool,
+    /// Less data and shorter rounds.
+    #[arg(long)]
+    quick: bool,
+    /// One variant, for a parent process.
+    #[arg(long, hide = true)]
+    variant: Option<String>,
+    /// Directory of HTML pages, for experiments that store pages; the Rust toolchain's documentation by default, or
+    /// generated pages where there is none.
+    #[arg(long)]
+    pages: Option<PathBuf>,
+    /// Directory in memory, for experiments that need one.
+    #[arg(long, default_value = "/dev/shm")]
+    memory_dir: PathBuf,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Cli {
+    /// Carries out the command.
+    pub(crate) fn perform(self) -> Result<()> {
+        match self.command {
+            Command::Run(run) => run.perform(),
+            Command::Report(report) => report.perform(),
+            Command::Experiment(experiment) => experiment.perform(),
+            Command::Child { task } => child::answer(|| perform(&serde_json::from_str(&task)?)),
+        }
+    }
+}
+
+impl Run {
+    /// Prints medians and ratios. An error if azekura has no figures for something, or if an answer was wrong.
+    fn perform(&self) -> Result<()> {
+        let scratch = disk::scratch(&self.common.dir)?;
+        let rows = compare(&self.comparison, scratch.path(), &mut Loaded::new())?;
+        if self.common.json {
+            rows.iter().for_each(|row| println!("{}", json!(row)));
+        } else {
+            println!("{}{}", report::table(&rows, false), json!(rows.first().map(|row| &row["conditions"])));
+        }
+        verdict(rounds_of(&rows))
+    }
+}
+
+/// Every round of every object of a run.
+fn rounds_of(rows: &[Map<String, Value>]) -> impl Iterator<Item = &Value> {
+    rows.iter().filter_map(|row| row["rounds"].as_array()).flatten()
+}
 
 /// Carries out a comparison between two measurements of the machine.
-fn compare(comparison: &Comparison, scratch: &Scratch, seconds: f64, loaded: &mut Loaded) -> Result<Compared> {
-    let shape = comparison.shape(comparison.workloads[0])?;
+fn compare(comparison: &Comparison, scratch: &Path, loaded: &mut Loaded) -> Result<Vec<Map<String, Value>>> {
+    comparison.shape(&comparison.workloads[0])?;
     comparison.engines()?;
-    let conditions = Conditions::begin(&scratch.path, harness_cost(&shape), seconds)?;
+    let conditions = Conditions::begin(scratch)?;
     let rows = comparison.run(scratch, loaded)?;
-    let conditions = conditions.finish(&scratch.path, seconds)?;
-    Ok((run_objects(&rows, &comparison.json()?, &conditions), conditions, verdict(&rows)))
+    Ok(run_objects(&rows, &comparison.json()?, &conditions.finish(scratch)?))
 }
 
-/// Runs a preset and writes its page, or writes the page of an earlier run again.
-pub(crate) fn report(asked: &cli::Report) -> Result<()> {
-    let Some(mut report) = page::presets()?.into_iter().find(|preset| preset.preset == asked.what) else {
-        let text = std::fs::read_to_string(&asked.what).map_err(|error| format!("{}: {error}", asked.what))?;
-        return serde_json::from_str::<Report>(&text)?.write(&asked.out);
-    };
-    let (scratch, mut loaded, mut outcome) = (asked.common.scratch()?, Loaded::default(), Ok(()));
-    (report.made, report.version) = (page::now(), page::version());
-    for section in &mut report.sections {
-        let line = format!("run --engine {} {} {}", asked.engine, report.arguments, section.arguments);
-        let comparison = parse(&line)?.comparison;
-        let (rows, _, found) = compare(&comparison, &scratch, asked.common.device_seconds, &mut loaded)?;
-        (section.rows, outcome) = (rows, outcome.and(found));
+impl Report {
+    /// Runs a preset and writes its page.
+    fn perform(&self) -> Result<()> {
+        let found = report::presets()?.into_iter().find(|preset| preset.preset == self.preset);
+        let mut report = found.with_context(|| format!("no preset is called `{}`", self.preset))?;
+        let (scratch, mut loaded) = (disk::scratch(&self.common.dir)?, Loaded::new());
+        for section in &mut report.sections {
+            let line = format!("run --engine {} {} {}", self.engine, report.arguments, section.arguments);
+            section.rows = compare(&parse(&line)?.comparison, scratch.path(), &mut loaded)?;
+        }
+        report.write(&self.out)?;
+        report.sections.iter().try_for_each(|section| verdict(rounds_of(&section.rows)))
     }
-    report.write(&asked.out)?;
-    if asked.common.json {
-        println!("{}", json!(report));
-    }
-    outcome
 }
 
 fn parse(line: &str) -> Result<Run> {
-    match cli::Cli::try_parse_from(["azekura-bench"].into_iter().chain(line.split_whitespace()))?.command {
-        cli::Command::Run(run) => Ok(run),
-        _ => Err(format!("`{line}` is not a run").into()),
+    match Cli::try_parse_from(["azekura-bench"].into_iter().chain(line.split_whitespace()))?.command {
+        Command::Run(run) => Ok(run),
+        _ => bail!("`{line}` is not a run"),
     }
 }
 
-/// Lists the experiments, or runs one, or one variant of one.
-pub(crate) fn experiment(asked: &Experiment) -> Result<()> {
-    let Some(name) = asked.name.as_deref().filter(|_| !asked.list) else {
-        EXPERIMENTS.iter().for_each(|one| println!("{:<18} {}", one.name, one.about));
-        return Ok(());
-    };
-    let known = || EXPERIMENTS.iter().map(|one| one.name).collect::<Vec<_>>().join(", ");
-    let found = EXPERIMENTS.iter().find(|one| one.name == name);
-    let Question { about, run, variant, .. } =
-        found.ok_or_else(|| format!("no experiment is called `{name}`; there are {}", known()))?;
-    if let Some(task) = &asked.variant {
-        return child::answer(|| Ok(Value::Object(variant(serde_json::from_str(task)?)?)));
-    }
-    let (scratch, seconds) = (asked.common.scratch()?, asked.common.device_seconds);
-    let conditions = Conditions::begin(&scratch.path, harness_cost(&SMALL_RECORDS), seconds)?;
-    let mut answer = object(json!({
-        "experiment": name, "about": about, "quick": asked.quick, "made": page::now(), "version": page::version(),
-    }));
-    let out = asked.out.as_deref().unwrap_or(Path::new("target/bench/experiment"));
-    let Experiment { quick, memory_dir, pages, .. } = asked;
-    let context = Context { name, quick: *quick, scratch: &scratch, memory_dir, pages: pages.as_deref(), out };
-    answer.extend(run(&context)?);
-    let conditions = conditions.finish(&scratch.path, seconds)?;
-    answer.entry("baseline_vs_peer").or_insert(Value::Null);
-    answer.insert("conditions".into(), conditions.clone());
-    if asked.out.is_some() {
-        disk::write(out, &format!("{name}.json"), &format!("{}\n", json!(answer)))?;
-    }
-    if asked.common.json {
-        println!("{}", Value::Object(answer));
-    } else {
-        print!("{}{}", shown(&answer), table::conditions(&conditions));
-    }
-    Ok(())
-}
-
-/// Every number of the answer, with its range if it has one.
-fn shown(answer: &Map<String, Value>) -> String {
-    let mut text = String::new();
-    for (name, value) in answer {
-        let words = match value {
-            Value::Number(number) => number.as_f64().map_or_else(String::new, three_digits),
-            Value::Null => "none".into(),
-            Value::String(words) => words.clone(),
-            _ => continue,
+impl Experiment {
+    /// Lists the experiments, or runs one, or one variant of one.
+    fn perform(&self) -> Result<()> {
+        let Some(name) = self.name.as_deref().filter(|_| !self.list) else {
+            QUESTIONS.iter().for_each(|one| println!("{:<18} {}", one.name, one.about));
+            return Ok(());
         };
-        let range = answer.get("ranges").and_then(|ranges| ranges[name].as_array()).map_or_else(String::new, |range| {
-            let ends: Vec<String> = range.iter().filter_map(Value::as_f64).map(three_digits).collect();
-            format!("  ({})", ends.join("-"))
-        });
-        text.push_str(&format!("{name:<24} {words}{range}\n"));
+        let question = Question::named(name)?;
+        let (run, variant) = functions(name)?;
+        if let Some(task) = &self.variant {
+            return child::answer(|| Ok(Value::Object(variant(serde_json::from_str(task)?)?)));
+        }
+        let scratch = disk::scratch(&self.common.dir)?;
+        let conditions = Conditions::begin(scratch.path())?;
+        let (pages, memory_dir) = (self.pages.as_deref(), self.memory_dir.as_path());
+        let context = Context { name, quick: self.quick, scratch: scratch.path(), memory_dir, pages };
+        let mut answer = object(json!({
+            "experiment": name, "about": question.about, "quick": self.quick, "made": report::now(),
+            "version": report::version(), "baseline_vs_peer": null,
+        }));
+        answer.extend(question.fields.clone());
+        answer.extend(run(&context)?);
+        question.put_targets(&mut answer);
+        answer.insert("conditions".into(), conditions.finish(scratch.path())?);
+        let answer = Value::Object(answer);
+        if self.common.json {
+            println!("{answer}");
+        } else {
+            println!("{answer:#}");
+        }
+        Ok(())
     }
-    text
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{parse, shown};
-    use crate::engine::api::object;
-    use crate::report::page::presets;
-    use serde_json::json;
+    use super::{Cli, QUESTIONS, functions, parse};
+    use crate::report::presets;
+    use clap::{CommandFactory, Parser};
 
     #[test]
-    fn numbers_are_shown_with_their_ranges() {
-        let answer =
-            json!({"throughput_ratio": 1.5, "baseline_vs_peer": null, "ranges": {"throughput_ratio": [1.25, 2.0]}});
-        let text = shown(&object(answer));
-        assert!(text.contains("throughput_ratio         1.50  (1.25-2.00)"), "{text}");
-        assert!(text.contains("baseline_vs_peer         none"), "{text}");
+    fn command_line_is_well_formed() {
+        Cli::command().debug_assert();
+        for line in ["run --workload nothing", "run", "run --workload overwrite --n 0", "report"] {
+            assert!(Cli::try_parse_from(["azekura-bench"].into_iter().chain(line.split(' '))).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_experiment_of_the_list_has_functions() {
+        assert_eq!(QUESTIONS.len(), 6);
+        assert!(QUESTIONS.iter().all(|question| functions(&question.name).is_ok()));
     }
 
     #[test]
@@ -152,7 +218,7 @@ mod tests {
             for section in &preset.sections {
                 let run = parse(&format!("run {} {}", preset.arguments, section.arguments)).unwrap();
                 assert_eq!(run.comparison.rounds, 3, "{}", section.title);
-                assert!(run.comparison.workloads.iter().all(|workload| run.comparison.shape(*workload).is_ok()));
+                assert!(run.comparison.workloads.iter().all(|workload| run.comparison.shape(workload).is_ok()));
             }
         }
         assert!(parse("experiment --list").is_err());

@@ -1,10 +1,9 @@
 //! The error type of the bench. Only its kind is inspected: a wrong answer weighs more than an unsupported operation.
 
 use serde::{Deserialize, Serialize};
-use std::fmt::{Display, Formatter};
 
 /// Any error, with the message that is printed.
-pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type Error = anyhow::Error;
 
 /// The result of anything that can end a measurement.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
@@ -24,31 +23,24 @@ pub(crate) enum ErrorKind {
 }
 
 /// An error of a known kind. A child process prints it as JSON for its parent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, derive_more::Display, derive_more::Error)]
+#[display("{error}")]
 pub(crate) struct KnownError {
     pub(crate) kind: ErrorKind,
     pub(crate) error: String,
 }
 
-impl Display for KnownError {
-    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
-        out.write_str(&self.error)
-    }
-}
-
-impl std::error::Error for KnownError {}
-
 impl KnownError {
     /// The kind and message of `error`; [`ErrorKind::Failed`] if it has no kind.
     pub(crate) fn of(error: &Error) -> KnownError {
-        let failed = || KnownError { kind: ErrorKind::Failed, error: error.to_string() };
-        error.downcast_ref::<KnownError>().cloned().unwrap_or_else(failed)
+        let kind = error.downcast_ref::<KnownError>().map_or(ErrorKind::Failed, |known| known.kind);
+        KnownError { kind, error: format!("{error:#}") }
     }
 }
 
 /// Builds an error of a kind.
 pub(crate) fn error_of(kind: ErrorKind, message: impl Into<String>) -> Error {
-    Box::new(KnownError { kind, error: message.into() })
+    KnownError { kind, error: message.into() }.into()
 }
 
 /// An answer was wrong.
@@ -64,7 +56,7 @@ mod tests {
     fn kind_is_kept_in_a_boxed_error() {
         assert_eq!(KnownError::of(&wrong("lost")).kind, ErrorKind::Wrong);
         assert_eq!(KnownError::of(&error_of(ErrorKind::Refused, "no partitions")).kind, ErrorKind::Refused);
-        let plain: Error = "disk full".into();
+        let plain: Error = anyhow::anyhow!("disk full");
         assert_eq!(KnownError::of(&plain), KnownError { kind: ErrorKind::Failed, error: "disk full".into() });
     }
 }

@@ -1,13 +1,12 @@
 //! `azekura-bench`: workloads that measure azekura, alone and beside its peers. The README says what makes them fair.
 //!
-//! Layers, each of which imports from those after it only: [`commands`]; [`cli`] the command line; [`experiment`]
-//! questions with variants; [`report`] medians, tables and charts; [`task`] parent and child processes; [`workload`]
-//! records and operations; [`engine`] the engines under test; [`measure`] counters and the machine; [`error`].
+//! Layers, each of which imports from those after it only: [`commands`] the command line; [`experiment`] questions with
+//! variants; [`report`] medians, tables and charts; [`task`] parent and child processes; [`workload`] records and
+//! operations; [`engine`] the engines under test; [`measure`] counters and the machine; [`error`].
 
 // A bench measures the machine itself: files, clocks and threads are its subject.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
-mod cli;
 mod commands;
 mod engine;
 mod error;
@@ -18,20 +17,13 @@ mod task;
 mod workload;
 
 use clap::Parser;
-use cli::{Cli, Command};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Run(run) => commands::run(&run),
-        Command::Report(report) => commands::report(&report),
-        Command::Experiment(experiment) => commands::experiment(&experiment),
-        Command::Child { task } => task::child::answer(|| task::comparison::perform(&serde_json::from_str(&task)?)),
-    };
-    match outcome {
+    match commands::Cli::parse().perform() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("azekura-bench: {error}");
+            eprintln!("azekura-bench: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -7,7 +7,7 @@ fn bench(line: &str) -> Output {
     let dir = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_azekura-bench"))
         .args(line.split_whitespace())
-        .args(["--device-seconds", "0.01", "--memtable-size", "1M", "--cache-size", "1M", "--dir"])
+        .args(["--memtable-size", "1M", "--cache-size", "1M", "--dir"])
         .arg(dir.path())
         .output()
         .unwrap();

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+/// Directory of the database unless `--db` is given.
+pub(crate) const DEFAULT_PATH: &str = ".azekura_data";
+
 /// The text of `azekura help exit-codes`. `error` implements it.
 pub(crate) const EXIT_CODES: &str = "\
 Explain the exit codes.
@@ -47,6 +50,10 @@ pub(crate) struct Cli {
     /// in hexadecimal, under a name that ends in `_hex`.
     #[arg(long, global = true)]
     pub(crate) json: bool,
+
+    /// Directory of the database [default: .azekura_data; `demo`: a temporary directory].
+    #[arg(long, global = true, value_name = "PATH")]
+    pub(crate) db: Option<PathBuf>,
 
     /// The command.
     #[command(subcommand)]
@@ -110,7 +117,7 @@ pub(crate) enum Command {
     /// Show every counter of the database and its partitions.
     #[command(after_help = "Example:\n  azekura stats --db my.db --json")]
     Stats(PartitionFilter),
-    /// Draw the shape of the trees: tables, bytes, entries and tombstones of each level.
+    /// Show the levels of each partition: tables, bytes, entries and tombstones, with a bar for the size.
     #[command(after_help = "Example:\n  azekura levels --db my.db")]
     Levels(PartitionFilter),
     /// Show the blob files: values, bytes that tables refer to, and how stale each is.
@@ -126,11 +133,11 @@ pub(crate) enum Command {
     Gc(GcArgs),
     /// Read and check every byte of every file; exits with 1 and lists the damage.
     #[command(after_help = "Example:\n  azekura verify --db my.db")]
-    Verify(DbArg),
+    Verify,
     /// Merge the tables of a partition into one sorted run, dropping deleted and overwritten entries.
     #[command(after_help = "Examples:\n  azekura compact --db my.db\n  azekura compact --db my.db --partition users")]
     Compact(PartitionFilter),
-    /// Make a consistent copy of the whole database, ready to be opened; tables are hard-linked where possible.
+    /// Make a consistent copy of the database that can be opened at once; tables are hard-linked where possible.
     #[command(after_help = "Example:\n  azekura checkpoint --db my.db backup-of-monday")]
     Checkpoint(CheckpointArgs),
     /// List, create and drop partitions.
@@ -139,6 +146,12 @@ pub(crate) enum Command {
                             azekura partitions --db my.db drop users"
     )]
     Partitions(PartitionsArgs),
+    /// Write man pages or shell completions of this program.
+    #[command(
+        after_help = "Examples:\n  azekura generate man /usr/local/share/man/man1\n  azekura generate completions \
+                            completions"
+    )]
+    Generate(GenerateArgs),
     /// Explain the exit codes.
     #[command(name = "exit-codes", long_about = EXIT_CODES)]
     ExitCodes,
@@ -146,22 +159,12 @@ pub(crate) enum Command {
     DemoWriter(WriterArgs),
 }
 
-/// Path of the database.
+/// A partition.
 #[derive(Args, Debug)]
-pub(crate) struct DbArg {
-    /// Directory of the database.
-    #[arg(long = "db", value_name = "PATH", default_value = ".azekura_data")]
-    pub(crate) path: PathBuf,
-}
-
-/// A partition and the database that has it.
-#[derive(Args, Debug)]
-pub(crate) struct PartitionLocation {
-    #[command(flatten)]
-    pub(crate) db: DbArg,
+pub(crate) struct PartitionArg {
     /// Name of the partition.
-    #[arg(long, value_name = "NAME", default_value = "default")]
-    pub(crate) partition: String,
+    #[arg(long = "partition", value_name = "NAME", default_value = "default")]
+    pub(crate) name: String,
 }
 
 /// Encoding of keys and values on the command line.
@@ -176,7 +179,7 @@ pub(crate) struct HexArg {
 #[derive(Args, Debug)]
 pub(crate) struct PutArgs {
     #[command(flatten)]
-    pub(crate) location: PartitionLocation,
+    pub(crate) partition: PartitionArg,
     #[command(flatten)]
     pub(crate) hex: HexArg,
     /// The key.
@@ -193,7 +196,7 @@ pub(crate) struct PutArgs {
 #[derive(Args, Debug)]
 pub(crate) struct GetArgs {
     #[command(flatten)]
-    pub(crate) location: PartitionLocation,
+    pub(crate) partition: PartitionArg,
     #[command(flatten)]
     pub(crate) hex: HexArg,
     /// The key.
@@ -204,7 +207,7 @@ pub(crate) struct GetArgs {
 #[derive(Args, Debug)]
 pub(crate) struct DelArgs {
     #[command(flatten)]
-    pub(crate) location: PartitionLocation,
+    pub(crate) partition: PartitionArg,
     #[command(flatten)]
     pub(crate) hex: HexArg,
     /// The keys; one commit removes all of them.
@@ -230,7 +233,7 @@ pub(crate) struct RangeArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ScanArgs {
     #[command(flatten)]
-    pub(crate) location: PartitionLocation,
+    pub(crate) partition: PartitionArg,
     #[command(flatten)]
     pub(crate) hex: HexArg,
     #[command(flatten)]
@@ -241,7 +244,7 @@ pub(crate) struct ScanArgs {
     /// Stop after this many entries.
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<u64>,
-    /// Print the keys alone.
+    /// Print only the keys.
     #[arg(long)]
     pub(crate) keys_only: bool,
     /// Print the size of each value in bytes instead of the value.
@@ -253,7 +256,7 @@ pub(crate) struct ScanArgs {
 #[derive(Args, Debug)]
 pub(crate) struct CountArgs {
     #[command(flatten)]
-    pub(crate) location: PartitionLocation,
+    pub(crate) partition: PartitionArg,
     #[command(flatten)]
     pub(crate) hex: HexArg,
     #[command(flatten)]
@@ -273,7 +276,7 @@ pub(crate) enum TransferFormat {
 #[derive(Args, Debug)]
 pub(crate) struct ImportArgs {
     #[command(flatten)]
-    pub(crate) location: PartitionLocation,
+    pub(crate) partition: PartitionArg,
     /// A directory, or a file of JSON lines; "-" reads JSON lines from standard input.
     pub(crate) source: PathBuf,
     /// Format of SOURCE [default: a directory is `dir`, anything else is `jsonl`].
@@ -285,7 +288,7 @@ pub(crate) struct ImportArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
     #[command(flatten)]
-    pub(crate) location: PartitionLocation,
+    pub(crate) partition: PartitionArg,
     /// A new or empty directory, or a new file; "-" writes JSON lines to standard output.
     pub(crate) target: PathBuf,
     /// Format of TARGET [default: `jsonl` for "-" and names that end in .jsonl, .ndjson or .json, else `dir`].
@@ -293,11 +296,9 @@ pub(crate) struct ExportArgs {
     pub(crate) format: Option<TransferFormat>,
 }
 
-/// A database and one or all of its partitions.
+/// One or all partitions of the database.
 #[derive(Args, Debug)]
 pub(crate) struct PartitionFilter {
-    #[command(flatten)]
-    pub(crate) db: DbArg,
     /// Only this partition [default: all].
     #[arg(long, value_name = "NAME")]
     pub(crate) partition: Option<String>,
@@ -334,8 +335,6 @@ pub(crate) enum GcAction {
 /// Some or all of the partitions with key-value separation.
 #[derive(Args, Debug)]
 pub(crate) struct GcPartitionArgs {
-    #[command(flatten)]
-    pub(crate) db: DbArg,
     /// Only this partition; may be given several times [default: all with key-value separation].
     #[arg(long = "partition", value_name = "NAME")]
     pub(crate) partitions: Vec<String>,
@@ -357,18 +356,16 @@ pub(crate) struct GcGoalArgs {
 }
 
 fn space_amp(text: &str) -> Result<f32, String> {
-    text.parse().ok().filter(|target| *target >= 1.0).ok_or_else(|| "it is a number of at least 1".into())
+    text.parse().ok().filter(|target| *target >= 1.0).ok_or_else(|| "expected a number of at least 1".into())
 }
 
 fn staleness(text: &str) -> Result<f32, String> {
-    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "it is a number from 0 to 1".into())
+    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "expected a number from 0 to 1".into())
 }
 
 /// Arguments of `checkpoint`.
 #[derive(Args, Debug)]
 pub(crate) struct CheckpointArgs {
-    #[command(flatten)]
-    pub(crate) db: DbArg,
     /// The directory to create; it must not exist.
     pub(crate) target: PathBuf,
 }
@@ -376,8 +373,6 @@ pub(crate) struct CheckpointArgs {
 /// Arguments of `partitions`.
 #[derive(Args, Debug)]
 pub(crate) struct PartitionsArgs {
-    #[command(flatten)]
-    pub(crate) db: DbArg,
     /// The subcommand.
     #[command(subcommand)]
     pub(crate) action: PartitionsAction,
@@ -400,18 +395,34 @@ pub(crate) enum PartitionsAction {
     },
 }
 
+/// Arguments of `generate`.
+#[derive(Args, Debug)]
+pub(crate) struct GenerateArgs {
+    /// What to write.
+    #[arg(value_enum)]
+    pub(crate) kind: GenerateKind,
+    /// The directory for the files; created if it is missing.
+    pub(crate) dir: PathBuf,
+}
+
+/// Files that `generate` writes.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GenerateKind {
+    /// One manual page for each command, in section 1.
+    Man,
+    /// Completions for bash, elvish, fish, PowerShell and zsh.
+    Completions,
+}
+
 /// Arguments of `demo`.
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
     /// The directory whose files are stored [default: the current one, without `target` and `.git`].
     pub(crate) dir: Option<PathBuf>,
-    /// Keep the database in this new or empty directory [default: a temporary one, removed at the end].
-    #[arg(long, value_name = "PATH")]
-    pub(crate) db: Option<PathBuf>,
     /// About how long the demo may take; it skips files that do not fit, and reports that.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(5..=3600))]
     pub(crate) seconds: u64,
-    /// Size at which a memtable is flushed.
+    /// Size in bytes at which a memtable is flushed.
     #[arg(long, hide = true, value_name = "BYTES", default_value_t = 16 << 20)]
     pub(crate) memtable_bytes: u64,
 }
@@ -419,8 +430,6 @@ pub(crate) struct DemoArgs {
 /// Arguments of the hidden writer process of `demo`.
 #[derive(Args, Debug)]
 pub(crate) struct WriterArgs {
-    #[arg(long)]
-    pub(crate) db: PathBuf,
     /// File with the keys, as `InputFiles` writes it.
     #[arg(long)]
     pub(crate) list: PathBuf,

@@ -50,10 +50,10 @@ pub(crate) fn duration(d: Duration) -> String {
     }
 }
 
-/// "97.3 % (12,345 of 12,690)".
+/// "97.3 % (12,345 of 12,690)", or "no reads" if `whole` is 0.
 pub(crate) fn share(part: u64, whole: u64) -> String {
     if whole == 0 {
-        return "none asked for".into();
+        return "no reads".into();
     }
     format!("{:.1} % ({} of {})", part as f64 * 100.0 / whole as f64, count(part), count(whole))
 }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(plural(0, "key"), "0 keys");
         assert_eq!(duration(Duration::from_micros(1500)), "1.5 ms");
         assert_eq!(share(1, 4), "25.0 % (1 of 4)");
-        assert_eq!(share(0, 0), "none asked for");
+        assert_eq!(share(0, 0), "no reads");
     }
 
     #[test]

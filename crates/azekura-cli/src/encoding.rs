@@ -73,7 +73,7 @@ pub(crate) fn put_json(object: &mut Map<String, Value>, name: &str, bytes: &[u8]
     };
 }
 
-/// Removes and decodes what [`put_json`] added. The error says what is missing.
+/// Removes and decodes the field that [`put_json`] added. The error is a sentence about the field.
 pub(crate) fn take_json(object: &mut Map<String, Value>, name: &str) -> Result<Vec<u8>, String> {
     let hex_name = format!("{name}_hex");
     match (object.remove(name), object.remove(&hex_name)) {
@@ -109,7 +109,7 @@ mod tests {
                 let mut object = Map::new();
                 put_json(&mut object, "value", bytes, hex);
                 let line = Value::Object(object).to_string();
-                let Value::Object(mut back) = serde_json::from_str(&line).unwrap() else { panic!("an object went in") };
+                let Value::Object(mut back) = serde_json::from_str(&line).unwrap() else { panic!("not an object") };
                 assert_eq!(take_json(&mut back, "value").unwrap(), bytes);
             }
         }

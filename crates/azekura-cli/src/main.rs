@@ -14,12 +14,13 @@ mod output;
 mod path_key;
 mod progress;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::args::{Cli, Command, EXIT_CODES};
-use crate::command::{demo, gc, maintenance, partitions, point, range, stats, transfer, verify};
+use crate::args::{Cli, Command, DEFAULT_PATH, EXIT_CODES};
+use crate::command::{demo, gc, generate, maintenance, partitions, point, range, stats, transfer, verify};
 use crate::error::{CommandOutcome, Result};
 use crate::output::CommandOutput;
 
@@ -29,31 +30,35 @@ fn main() -> ExitCode {
         Err(error) => return error::report_usage(&error),
     };
     let mut output = CommandOutput::new(cli.json);
-    match run(cli.command, &mut output).and_then(|outcome| output.finish().map(|()| outcome)) {
+    let db = cli.db.as_deref();
+    match run(cli.command, db, &mut output).and_then(|outcome| output.finish().map(|()| outcome)) {
         Ok(outcome) => outcome.exit_code(),
         Err(error) => error.report(output.json()),
     }
 }
 
-fn run(command: Command, output: &mut CommandOutput) -> Result<CommandOutcome> {
+fn run(command: Command, db: Option<&Path>, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let kept = db;
+    let db = db.unwrap_or(Path::new(DEFAULT_PATH));
     match command {
-        Command::Demo(args) => demo::run(&args, output),
-        Command::DemoWriter(args) => demo::run_writer(&args),
-        Command::Put(args) => point::put(&args, output),
-        Command::Get(args) => point::get(&args, output),
-        Command::Del(args) => point::del(&args, output),
-        Command::Scan(args) => range::scan(&args, output),
-        Command::Count(args) => range::count(&args, output),
-        Command::Import(args) => transfer::import(&args, output),
-        Command::Export(args) => transfer::export(&args, output),
-        Command::Stats(args) => stats::stats(&args, output),
-        Command::Levels(args) => stats::levels(&args, output),
-        Command::Blobs(args) => stats::blobs(&args, output),
-        Command::Gc(args) => gc::run(&args, output),
-        Command::Verify(args) => verify::verify(&args.path, output),
-        Command::Compact(args) => maintenance::compact(&args, output),
-        Command::Checkpoint(args) => maintenance::checkpoint(&args, output),
-        Command::Partitions(args) => partitions::run(&args, output),
+        Command::Demo(args) => demo::run(&args, kept, output),
+        Command::DemoWriter(args) => demo::run_writer(&args, db),
+        Command::Put(args) => point::put(&args, db, output),
+        Command::Get(args) => point::get(&args, db, output),
+        Command::Del(args) => point::del(&args, db, output),
+        Command::Scan(args) => range::scan(&args, db, output),
+        Command::Count(args) => range::count(&args, db, output),
+        Command::Import(args) => transfer::import(&args, db, output),
+        Command::Export(args) => transfer::export(&args, db, output),
+        Command::Stats(args) => stats::stats(&args, db, output),
+        Command::Levels(args) => stats::levels(&args, db, output),
+        Command::Blobs(args) => stats::blobs(&args, db, output),
+        Command::Gc(args) => gc::run(&args, db, output),
+        Command::Verify => verify::verify(db, output),
+        Command::Compact(args) => maintenance::compact(&args, db, output),
+        Command::Checkpoint(args) => maintenance::checkpoint(&args, db, output),
+        Command::Partitions(args) => partitions::run(&args, db, output),
+        Command::Generate(args) => generate::run(&args, output),
         Command::ExitCodes => output.line(EXIT_CODES).map(|()| CommandOutcome::Success),
     }
 }

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions};
 
-use crate::args::PartitionLocation;
 use crate::error::{CliError, Result, print_error};
 
 /// Opens a database for commands that only read: shares the directory with other readers and writes nothing.
@@ -54,9 +53,9 @@ pub(crate) fn all_partitions(db: &Database) -> Result<Vec<Partition>> {
 }
 
 /// Opens the partition to read from, with its database.
-pub(crate) fn partition_to_read(location: &PartitionLocation) -> Result<(Database, Partition)> {
-    let db = open_read_only(&location.db.path)?;
-    let partition = existing_partition(&db, &location.partition)?;
+pub(crate) fn partition_to_read(path: &Path, name: &str) -> Result<(Database, Partition)> {
+    let db = open_read_only(path)?;
+    let partition = existing_partition(&db, name)?;
     Ok((db, partition))
 }
 
@@ -82,12 +81,12 @@ impl WritablePartition {
 }
 
 /// Opens the partition to write to; creates it and its database if they are missing.
-pub(crate) fn partition_to_write(location: &PartitionLocation) -> Result<WritablePartition> {
-    let db = open_or_create(&location.db.path)?;
-    let created = !db.partition_exists(&location.partition);
+pub(crate) fn partition_to_write(path: &Path, name: &str) -> Result<WritablePartition> {
+    let db = open_or_create(path)?;
+    let created = !db.partition_exists(name);
     let partition = match created {
-        true => db.open_partition(&location.partition, PartitionCreateOptions::default())?,
-        false => db.partition(&location.partition)?,
+        true => db.open_partition(name, PartitionCreateOptions::default())?,
+        false => db.partition(name)?,
     };
     Ok(WritablePartition { db, partition, created })
 }

@@ -1,9 +1,13 @@
 //! Point reads from the cache, by what answers them: filters alone, one cached record, any cached record, the memtable;
-//! and the same with restart intervals of 16, 4 and 1.
+//! by the type of data blocks, with and without a filter; and in data blocks alone.
 //!
 //! `cargo bench -p azekura --bench point_reads`
 
-use azekura::{Config, DataBlockIndexType, Database, Partition, PartitionCreateOptions};
+use std::sync::Arc;
+
+use azekura::fs::{DiskFs, Fs};
+use azekura::inspect::{DataBlockPosition, DataBlocks};
+use azekura::{Config, DataBlockIndexType, Database, FilterPolicy, Partition, PartitionCreateOptions};
 use divan::{Bencher, black_box};
 use tempfile::TempDir;
 
@@ -17,7 +21,7 @@ fn main() {
 struct Loaded {
     partition: Partition,
     _database: Database,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 /// The key of a record: spread over the key space, so that neighbours in time are not neighbours in order.
@@ -37,7 +41,7 @@ fn load(options: PartitionCreateOptions, flush: bool) -> Loaded {
     if flush {
         partition.flush().expect("the disk has room");
     }
-    let loaded = Loaded { partition, _database: database, _dir: dir };
+    let loaded = Loaded { partition, _database: database, dir };
     (0..RECORDS).for_each(|index| _ = loaded.partition.get(key(index)).expect("it was written"));
     loaded
 }
@@ -84,12 +88,49 @@ fn restart_interval(bencher: Bencher<'_, '_>, interval: u8) {
     get(bencher, &load(options.restart_interval(interval), true), 0);
 }
 
-#[divan::bench(args = ["binary_search", "binary_and_hash", "fingerprint"])]
-fn data_block_index(bencher: Bencher<'_, '_>, layout: &str) {
-    let index_type = match layout {
+const INDEX_TYPES: [&str; 3] = ["binary_search", "binary_and_hash", "fingerprint"];
+
+fn index_type(name: &str) -> DataBlockIndexType {
+    match name {
         "binary_search" => DataBlockIndexType::BinarySearch,
         "binary_and_hash" => DataBlockIndexType::BinaryAndHash,
         _ => DataBlockIndexType::Fingerprint,
-    };
-    get(bencher, &load(PartitionCreateOptions::default().data_block_index_type(index_type), true), 0);
+    }
+}
+
+#[divan::bench(args = INDEX_TYPES)]
+fn data_block_index(bencher: Bencher<'_, '_>, name: &str) {
+    let options = PartitionCreateOptions::default().data_block_index_type(index_type(name));
+    get(bencher, &load(options, true), 0);
+}
+
+/// Missing keys without a filter, so that a data block answers.
+#[divan::bench(args = INDEX_TYPES)]
+fn data_block_index_missing(bencher: Bencher<'_, '_>, name: &str) {
+    let options = PartitionCreateOptions::default().data_block_index_type(index_type(name));
+    get(bencher, &load(options.filter_policy(FilterPolicy::None), true), 1 << 48);
+}
+
+/// Index and filters that are pinned by the open table.
+#[divan::bench(args = INDEX_TYPES)]
+fn pinned_index_and_filters(bencher: Bencher<'_, '_>, name: &str) {
+    let options = PartitionCreateOptions::default().data_block_index_type(index_type(name));
+    get(bencher, &load(options.partition_index_and_filters(false).cache_index_and_filter_blocks(false), true), 0);
+}
+
+/// A present key in its data block, without memtable, filter, index and cache. Block sizes of 4 KiB and 16 KiB.
+#[divan::bench(args = INDEX_TYPES, consts = [4096, 16384])]
+fn in_data_block<const BLOCK_SIZE: u32>(bencher: Bencher<'_, '_>, name: &str) {
+    let options = PartitionCreateOptions::default().data_block_index_type(index_type(name)).block_size(BLOCK_SIZE);
+    let loaded = load(options, true);
+    let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
+    let mut entries: Vec<(DataBlockPosition, Vec<u8>)> = Vec::new();
+    let blocks = DataBlocks::read(&fs, loaded.dir.path(), &mut |position, key| entries.push((position, key.to_vec())))
+        .expect("the files are complete");
+    let mut state = 1u64;
+    bencher.bench_local(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (position, key) = &entries[(state >> 33) as usize % entries.len()];
+        black_box(blocks.find(*position, key).expect("reads work"))
+    });
 }

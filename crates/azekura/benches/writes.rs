@@ -1,4 +1,4 @@
-//! Puts into LSM and pmem partitions without syncs, one record and batches of 100; opening after a clean close.
+//! Puts into LSM and pmem partitions without syncs: one record by the order of keys, batches of 100, and a flush.
 //!
 //! `cargo bench -p azekura --bench writes`
 
@@ -49,17 +49,31 @@ fn put_batch_of_100(bencher: Bencher<'_, '_>, engine: &str) {
     });
 }
 
-#[divan::bench(args = ["lsm", "pmem"], sample_count = 20, sample_size = 1)]
-fn open_after_clean_close(bencher: Bencher<'_, '_>, engine: &str) {
+/// Puts of ascending decimal keys.
+#[divan::bench(args = ["lsm", "pmem"], sample_count = 20, sample_size = 10_000)]
+fn put_ascending(bencher: Bencher<'_, '_>, engine: &str) {
     let dir = TempDir::new().expect("a temporary directory");
-    let open = || {
-        let database = Config::new(dir.path()).open().expect("it was closed");
-        let partition = database.open_partition("bench", options(engine)).expect("the options are the same");
-        (database, partition)
+    let database = Config::new(dir.path()).open().expect("an empty directory opens");
+    let partition = database.open_partition("bench", options(engine)).expect("it is new");
+    let mut index = 0;
+    bencher.bench_local(|| {
+        index += 1;
+        partition.insert(format!("{index:016}"), black_box([7; 100])).expect("the disk has room");
+    });
+}
+
+/// Writes the tables of 20,000 new records, or the checkpoint of a pool.
+#[divan::bench(args = ["lsm", "pmem"], sample_count = 20, sample_size = 1)]
+fn flush_of_20000(bencher: Bencher<'_, '_>, engine: &str) {
+    let dir = TempDir::new().expect("a temporary directory");
+    let database = Config::new(dir.path()).open().expect("an empty directory opens");
+    let partition = database.open_partition("bench", options(engine)).expect("it is new");
+    let mut index = 0;
+    let put_20000 = || {
+        for _ in 0..20_000 {
+            index += 1;
+            partition.insert(key(index), [7; 100]).expect("the disk has room");
+        }
     };
-    let (database, partition) = open();
-    (0..50_000).for_each(|index| partition.insert(key(index), [7; 100]).expect("the disk has room"));
-    drop(partition);
-    database.close().expect("it closes");
-    bencher.bench_local(|| black_box(open()));
+    bencher.with_inputs(put_20000).bench_local_values(|()| partition.flush().expect("the disk has room"));
 }

@@ -1,5 +1,5 @@
-//! Blob GC in a program with threads: a thread scans the blob files at an interval, reclaims stale bytes if there are
-//! enough of them, and stops between two runs when it is told to.
+//! Blob GC in a program with threads: a thread scans the blob files at an interval, and runs blob GC if at least 10 %
+//! of the bytes are stale. When `main` drops the channel, the thread ends after its current run.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use azekura::{Config, Error, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions, Result};
 
-/// A real program would use hours.
+/// Interval between two runs. A production program would use hours.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 fn main() -> Result<()> {
@@ -48,7 +48,7 @@ fn run_gc_every(interval: Duration, blobs: &Partition, stopped: &Receiver<()>) -
     while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
         let stale_percent = blobs.gc_scan()?.stale_ratio() * 100.0;
         if stale_percent < 10.0 {
-            println!("{stale_percent:.0} % stale: too few");
+            println!("{stale_percent:.0} % stale: no blob GC");
             continue;
         }
         let start = Instant::now();

@@ -1,5 +1,5 @@
-//! Blob GC in an asynchronous program: a tokio task runs it at an interval, on the threads for blocking calls, and
-//! stops between two runs when it is told to.
+//! Blob GC in an asynchronous program: a tokio task runs it at an interval, on the threads for blocking calls. When
+//! `main` sets the watch channel to true, the task ends after its current run.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::{self, JoinHandle};
 use tokio::time;
 
-/// A real program would use hours.
+/// Interval between two runs. A production program would use hours.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 // `#[tokio::main]` does the same.
@@ -42,7 +42,7 @@ async fn run() -> Result<()> {
     println!("{freed} bytes freed in total; at the end {}", blocking(move || blobs.gc_scan()).await?);
     assert!(freed > 0, "overwritten values are stale");
 
-    // `close` waits for the disk too.
+    // `close` blocks too, because it flushes and syncs.
     blocking(move || db.close()).await?;
     std::fs::remove_dir_all(&path).map_err(|error| Error::invalid(format!("{}: {error}", path.display())))
 }
@@ -61,7 +61,7 @@ fn run_gc_every(interval: Duration, blobs: Partition, mut stopped: watch::Receiv
     })
 }
 
-/// Runs a call of the database, which waits for the disk, on a thread for blocking calls.
+/// Runs a call of the database on a thread for blocking calls, because the call may wait for the disk.
 async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     task::spawn_blocking(call).await.expect("the call does not panic")
 }

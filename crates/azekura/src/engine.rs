@@ -6,16 +6,18 @@
 //! and a test that runs one task at a time therefore execute the same code.
 
 use std::ops::Bound;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::base::sync::{CachePadded, WakeSignal};
 use crate::base::version_edit::VersionEdit;
-use crate::base::{EntryRef, Result, SeqNo};
+use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
 use crate::mem::atomic::{
-    AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, SCHEDULE_EXPLORATION, spin_loop, yield_now,
+    AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, lock, spin_loop, yield_now,
 };
 use crate::mem::slice::Slice;
+use crate::vfs::fs::PersistenceLevel;
 
 /// State of a tree from which `db` computes write stalls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -89,7 +91,8 @@ const SLEEP_MS: u64 = 10;
 /// ascending order without gaps, so no reader sees a change before all changes with lower numbers are made. From its
 /// allocation until it is visible a change is *in progress*. The group-commit leader assigns numbers of its own: it
 /// closes allocation and waits until no change is in progress. No counter is needed, because the changes in progress
-/// are the numbers between the last visible and the last allocated one.
+/// are the numbers between the last visible and the last allocated one. Before the first single change, allocation is
+/// closed and the leader need not close it.
 ///
 /// A number whose change failed partway is *failed*: no higher number ever becomes visible, and allocation stays
 /// closed. Thread safe.
@@ -112,12 +115,12 @@ pub(crate) struct SeqnoAllocator {
 }
 
 impl SeqnoAllocator {
-    /// Starts after the last visible sequence number. Afterwards only the thread that closed allocation may publish
-    /// directly.
+    /// Starts after the last visible sequence number, with allocation closed until the first
+    /// [`open_gate`](SeqnoAllocator::open_gate). Only the thread that closed allocation may publish directly.
     pub(crate) fn new(visible: LastVisibleSeqno) -> SeqnoAllocator {
         let next = visible.get().0 + 1;
         SeqnoAllocator {
-            next: CachePadded(AtomicU64::new(next)),
+            next: CachePadded(AtomicU64::new(next | GATE_CLOSED)),
             visible,
             finished: (0..COMPLETION_RING_SIZE).map(|_| AtomicU64::new(0)).collect(),
             lowest_failed: AtomicU64::new(u64::MAX),
@@ -281,7 +284,7 @@ impl SnapshotList {
     }
 
     fn lock_registered(&self) -> MutexGuard<'_, Vec<(SeqNo, usize)>> {
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.registered)
     }
 
     /// Registers a reader at the last visible sequence number.
@@ -431,15 +434,107 @@ pub(crate) trait BlobResolver: Send {
     fn resolve(&mut self, pointer: &[u8]) -> Result<Slice>;
 }
 
+/// How a tree commits a single record, that is, a commit of one record to one partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SingleCommit {
+    /// As any batch: the group-commit leader appends the record to the WAL and applies it.
+    InGroup,
+    /// The calling thread makes the change itself with [`Engine::write_single`], concurrently with other threads. The
+    /// record is in the WAL if `logged`; otherwise the tree is durable without it.
+    Concurrent { logged: bool },
+}
+
+/// Result of assigning a sequence number: none if no number may be assigned now.
+pub(crate) type AssignedSeqno = Result<Option<SeqNo>>;
+
+/// Assigns the sequence number of a change.
+pub(crate) type AssignSeqnoFn<'a> = dyn FnMut() -> AssignedSeqno + 'a;
+
+/// A change that a batch will make to a tree.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlannedChange<'a> {
+    pub(crate) key: &'a [u8],
+    /// The length of the value in bytes; `None` for a removal.
+    pub(crate) value_len: Option<usize>,
+}
+
 /// Space that a tree reserved for one record: offset and length.
 pub(crate) type RecordReservation = (u64, u64);
 
-/// A storage engine of one partition.
+/// What a tree reserved for a batch, besides the space of its records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BatchReservation {
+    /// Number of leaves for splits.
+    pub(crate) leaves: usize,
+    /// Bytes of memory for replaced versions.
+    pub(crate) version_bytes: u64,
+}
+
+/// A storage engine of one partition: the one contract that `db` has with its trees.
+///
+/// A batch is committed in three steps. [`prepare`](Engine::prepare) reserves the space that the batch needs, so that
+/// `apply` does not fail for lack of space. The leader appends the batch to the WAL. [`apply`](Engine::apply) makes the
+/// changes in memory. [`single_commit`](Engine::single_commit) says whether a single record takes the same steps, or
+/// the one step of [`write_single`](Engine::write_single). The default methods are those of a tree that reserves
+/// nothing and is durable through the WAL only.
 pub(crate) trait Engine: Send + Sync {
-    /// Applies one record in memory; returns true if a memtable is full and needs a flush. The caller holds the
-    /// commit order: records arrive with ascending sequence numbers and become visible only when `db` publishes them.
-    /// `reservation` is the space reserved for the record, for trees that reserve.
+    fn key_order(&self) -> &KeyOrder;
+
+    /// Which failures a change survives, without the WAL, once the call returns.
+    fn persistence_level(&self) -> PersistenceLevel {
+        PersistenceLevel::WalOnly
+    }
+
+    /// Returns how a single record is committed. Does not change while the tree is open.
+    fn single_commit(&self) -> SingleCommit {
+        SingleCommit::InGroup
+    }
+
+    /// Reserves space for the records of a batch. `reservations` has one element for each put in `changes`, in the same
+    /// order, and is filled. The caller passes the result to [`release`](Engine::release) when the batch is visible, or
+    /// will not be applied. Waits for other batches that have reserved the needed memory. A caller with several trees
+    /// calls them in the order of their partitions.
+    ///
+    /// # Errors
+    /// `OutOfSpace`; then nothing was reserved.
+    fn prepare(
+        &self,
+        _changes: &[PlannedChange<'_>],
+        _reservations: &mut [RecordReservation],
+    ) -> Result<BatchReservation> {
+        Ok(BatchReservation::default())
+    }
+
+    /// Ends the reservation of a batch that was applied or will not be.
+    fn release(&self, _reservation: BatchReservation) {}
+
+    /// Frees the space of a record that was not applied.
+    fn free_reservation(&self, _reservation: RecordReservation) {}
+
+    /// Applies one record of a batch in memory; returns true if a memtable is full and needs a flush. The caller holds
+    /// the commit order: records arrive with ascending sequence numbers and become visible only when `db` publishes
+    /// them. `reservation` is the space that [`prepare`](Engine::prepare) reserved for the record, if any.
     fn apply(&self, entry: EntryRef<'_>, reservation: Option<RecordReservation>) -> Result<bool>;
+
+    /// Makes one change that is not part of a batch. Several threads may call this at the same time. `assign_seqno`
+    /// is called at most once, when nothing can refuse the change any more. It returns the sequence number of the
+    /// change, or none if the change may not be made now; then the result is false. Changes of one key get their
+    /// sequence numbers in the order in which they are made. When `assign_seqno` returns, the WAL contains the
+    /// change, unless the tree is durable without the WAL.
+    ///
+    /// # Errors
+    /// `OutOfSpace`, before `assign_seqno` is called, and the errors of `assign_seqno`: then nothing was changed.
+    /// After any other error the state is unknown. `Unsupported` if the tree commits every record
+    /// [in a group](SingleCommit::InGroup).
+    fn write_single(
+        &self,
+        _kind: RecordKind,
+        _key: &[u8],
+        _value: &[u8],
+        _assign_seqno: &mut AssignSeqnoFn<'_>,
+    ) -> Result<bool> {
+        Err(Error::unsupported("the engine commits every record in a group"))
+    }
 
     /// Returns the value of `key` at `at`.
     fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>>;
@@ -450,8 +545,20 @@ pub(crate) trait Engine: Send + Sync {
     /// Returns the current state of the tree; its files and memtables are kept until the view is dropped.
     fn view(&self) -> Box<dyn EngineView>;
 
-    /// Returns the sequence number through which all records were in tables at the last flush; replay skips these
-    /// records.
+    /// Number of records, approximate while other threads write. Every version of an overwritten key may count.
+    fn approximate_len(&self) -> u64;
+
+    /// Applies a record of the WAL again, at open. Size limits do not hold until [`end_replay`](Engine::end_replay),
+    /// because every acknowledged record must fit.
+    fn replay(&self, entry: EntryRef<'_>) -> Result<()>;
+
+    /// Ends the replay of the WAL. From now on size limits hold.
+    fn end_replay(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Returns the sequence number through which all records were in permanent files at the last flush; replay skips
+    /// these records.
     fn flushed_through(&self) -> SeqNo;
 
     /// Returns the lowest sequence number of the records that are only in memory and the WAL, if any.
@@ -459,6 +566,11 @@ pub(crate) trait Engine: Send + Sync {
 
     /// Seals the memtable, so that [`Task::Flush`] can write all records applied so far.
     fn seal(&self);
+
+    /// Bytes of the active memtable.
+    fn active_bytes(&self) -> u64 {
+        0
+    }
 
     /// Returns the most urgent task whose kind is not in `held`, if any; `forced` also allows compactions that only
     /// `major_compact` requests.
@@ -469,6 +581,36 @@ pub(crate) trait Engine: Send + Sync {
 
     /// Returns the inputs of the write stall computation.
     fn pressure(&self) -> Pressure;
+
+    /// Number of bytes that the next checkpoint of the tree needs beyond the current size of its files. Takes no lock.
+    fn checkpoint_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Prevents checkpoints of the tree while the result is held. Waits for a running checkpoint. `None` if the tree
+    /// writes no checkpoints.
+    fn block_checkpoints(&self) -> Option<std::sync::MutexGuard<'_, ()>> {
+        None
+    }
+
+    /// Copies the files that are overwritten in place, as of the last checkpoint, for a caller that [blocks
+    /// checkpoints](Engine::block_checkpoints). The files of a tree that is durable without the WAL are copied as they
+    /// are now, for a caller that prevents commits.
+    fn copy_to(&self, _dir: &Path) -> Result<()> {
+        Ok(())
+    }
+
+    /// Prepares the tree for the close of the database: no task runs any more. A concurrent single change completes if
+    /// it has a sequence number, and otherwise returns `Closed`; when this returns, none is in progress.
+    fn stop_writes(&self);
+
+    /// Closes the tree. Called last at a successful close, when the WAL records the last sequence number.
+    fn close(&self) {}
+
+    /// Discards the tree of a deleted partition, after the edit that drops the partition. Waits until running tasks
+    /// have ended. Its files are removed or become obsolete, those in use when their last reader releases them. The
+    /// next open removes files whose removal failed.
+    fn discard(&self);
 }
 
 #[cfg(test)]

@@ -34,18 +34,18 @@ pub use base::event::{DroppedAfterDamage, Event, Listener};
 pub use db::batch::Batch;
 pub use db::blob_gc::{GarbageCollection, GarbageCollection as Gc, GcReport};
 #[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
 pub use db::config::PlantedBug;
 pub use db::config::{Config, PersistMode};
 pub use db::database::Database;
 pub use db::iter::{Entries, Entry, Iter, Keys, Values};
-pub use db::metrics::{
-    BlobFileMetrics, BlockKindMetrics, CacheMetrics, LevelMetrics, Metrics, PartitionMetrics, PoolMetrics,
-};
+pub use db::metrics::{BlockKindMetrics, CacheMetrics, Metrics, PartitionMetrics, PoolMetrics};
 pub use db::options::{CompactionStrategy, EngineType, PartitionCreateOptions};
 pub use db::partition::Partition;
 pub use db::snapshot::Snapshot;
-pub use lsm::blob::options::KvSeparationOptions;
-pub use lsm::options::LeveledOptions;
+pub use lsm::blob_map::BlobFileMetrics;
+pub use lsm::metrics::LevelMetrics;
+pub use lsm::options::{KvSeparationOptions, LeveledOptions};
 pub use mem::slice::Slice;
 pub use pmem::options::PmemOptions;
 pub use table::options::{DataBlockIndexType, FilterPolicy};
@@ -67,25 +67,26 @@ pub(crate) mod memtable;
 pub(crate) mod pmem;
 pub(crate) mod record_log;
 pub(crate) mod table;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub(crate) mod vfs;
 pub(crate) mod wal;
 
-/// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.
+/// The interface to the operating system, and its implementation. A program may give a [`Config`] its own.
 ///
-/// - [`DiskFs`](fs::DiskFs) and [`SystemEnv`](fs::SystemEnv) use the operating system.
-/// - [`MemFs`](fs::MemFs) keeps files in memory and can lose power in every way a machine can.
-/// - [`FaultFs`](fs::FaultFs) wraps another file system and fails chosen calls.
-/// - [`TestEnv`](fs::TestEnv) has random bytes from a seed and a clock that the test sets.
+/// - [`DiskFs`](fs::DiskFs) implements [`Fs`](fs::Fs) with the file system of the operating system.
+/// - [`SystemEnv`](fs::SystemEnv) implements [`Env`](fs::Env) with its clocks, random numbers and threads.
+///
+/// Implementations for tests are in `testing`, behind the feature of that name.
 pub mod fs {
     pub use crate::base::sync::MappedMemory;
     pub use crate::vfs::disk::DiskFs;
-    pub use crate::vfs::env::{Env, SystemEnv, TestEnv, Thread};
-    pub use crate::vfs::fault::{Fault, FaultFrequency, FaultFs, FaultPlan, OpKind};
+    pub use crate::vfs::env::{Env, SystemEnv, Thread};
     pub use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
-    pub use crate::vfs::mem::{MemFs, Survival};
 }
 
-/// The program of the README, compiled and run with the tests.
-#[cfg(doctest)]
+/// The program of the README, compiled and run with the tests. The published package does not contain the README of the
+/// workspace, and its tests run without the feature `testing`.
+#[cfg(all(doctest, feature = "testing"))]
 #[doc = include_str!("../../../README.md")]
 pub struct Readme;

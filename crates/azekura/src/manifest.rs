@@ -9,19 +9,18 @@ use crate::base::sync::lock;
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record_log::frame::LogFileIdentity;
-use crate::record_log::poison::LogPoison;
 use crate::record_log::reader::{LogReadResult, LogSource, RecordLogReader, SeqnoOrder};
-use crate::record_log::writer::{LogRecord, LogSink, RecordLogWriter};
+use crate::record_log::writer::{LogPoison, LogRecord, LogSink, RecordLogWriter};
 use crate::vfs::{File, Fs, OpenMode};
 
-/// The name of the manifest.
+/// File name of the manifest.
 pub(crate) const MANIFEST_NAME: &str = "MANIFEST";
-/// What a manifest is called until it is whole.
+/// File name of a manifest that is being written.
 pub(crate) const MANIFEST_TEMP_NAME: &str = "MANIFEST.tmp";
 
 /// The manifest, open for appending. Thread safe.
 ///
-/// Locks, in the order in which they are taken together: `turn`, then `log`. Only a rewrite holds `log` during a sync.
+/// Lock order: `sync_lock`, then `file_state`. Only a rewrite holds `file_state` during a sync.
 #[derive(Debug)]
 pub(crate) struct Manifest {
     fs: Arc<dyn Fs>,
@@ -36,35 +35,35 @@ pub(crate) struct Manifest {
 struct ManifestFileState {
     file: Arc<dyn File>,
     identity: LogFileIdentity,
-    /// Where the next frame goes.
+    /// Offset of the next frame.
     end_offset: u64,
-    /// The last record written; the first of a file has 1.
+    /// Number of the last record that was written. The first record of a file has number 1.
     last_seqno: SeqNo,
-    /// The last record known to be durable.
+    /// Number of the last record that is known to be durable.
     durable_seqno: SeqNo,
-    /// Whether the file has its name durably: the directory was synced after the rename.
+    /// Whether the file's name is durable: the directory was synced after the rename.
     name_durable: bool,
     writer: RecordLogWriter,
 }
 
-/// What a manifest says.
+/// Content of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LoadedManifest {
-    /// In the order in which they were written.
+    /// The version edits, in the order in which they were written.
     pub(crate) edits: Vec<VersionEdit>,
-    /// Bytes up to the end of the last record.
+    /// Offset of the end of the last record.
     pub(crate) bytes: u64,
-    /// Records that verify behind a torn one, if there are any.
+    /// Valid records after a torn one, if there are any.
     pub(crate) dropped_after_damage: Option<DroppedAfterDamage>,
 }
 
 impl Manifest {
-    /// Writes a new manifest that begins with `edits`, and puts it in the place of the one there was, all at once and
-    /// durably. `file_id` must be fresh random bytes.
+    /// Writes a new manifest with `edits`, and replaces the existing one atomically and durably. `file_id` must be
+    /// fresh random bytes.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace`; the old manifest is still there, unless the failure was the last step, making the new
-    /// name durable: then either may be found.
+    /// `Io` and `OutOfSpace`. The old manifest remains, unless the last step failed, which makes the new name
+    /// durable: then power loss may leave either one.
     pub(crate) fn create(fs: Arc<dyn Fs>, dir: &Path, file_id: [u8; 16], edits: &[VersionEdit]) -> Result<Manifest> {
         let mut log = ManifestFileState::create(&*fs, dir, file_id, edits)?;
         install_new_manifest(&*fs, dir)?;
@@ -94,11 +93,12 @@ impl Manifest {
         Ok(loaded)
     }
 
-    /// Appends edits that take effect together; they survive the death of the process, and power loss after
-    /// [`Manifest::sync`].
+    /// Appends edits that take effect together. They survive a crash of the process, and after [`Manifest::sync`]
+    /// also power loss.
     ///
     /// # Errors
-    /// `OutOfSpace`: nothing was appended, a later call may succeed. `Poisoned` after any other failure, for ever.
+    /// `OutOfSpace`: nothing was appended, and a later call may succeed. After any other failure, this and every
+    /// later call returns `Poisoned`.
     pub(crate) fn append(&self, edits: &[VersionEdit]) -> Result<()> {
         self.poison.check()?;
         if edits.is_empty() {
@@ -107,7 +107,8 @@ impl Manifest {
         let mut log = self.lock_file_state();
         let end = log.end_offset;
         log.append(edits).map_err(|error| {
-            // Half a record may be there. It must not stay: a shorter record written over it would leave its tail.
+            // A part of the record may be in the file. It is removed, because a shorter record written over it would
+            // leave its tail.
             let nothing_written = log.file.length().is_ok_and(|length| length <= end);
             let full = error.kind() == ErrorKind::OutOfSpace;
             let undone = full && (nothing_written || log.file.set_length(end).is_ok());
@@ -115,11 +116,11 @@ impl Manifest {
         })
     }
 
-    /// Makes all appended edits durable; does nothing if they are. Concurrent callers share one sync, and appending
-    /// threads do not wait for it.
+    /// Makes all appended edits durable. Concurrent callers share one sync, and appending threads do not wait for it.
     ///
     /// # Errors
-    /// `Poisoned` once a sync failed, for ever. `Io` if the process has too many open files: a later call may succeed.
+    /// `Poisoned`, in this and every later call, once a sync has failed. `Io` if the process has too many open files;
+    /// then a later call may succeed.
     pub(crate) fn sync(&self) -> Result<()> {
         self.poison.check()?;
         let wanted = self.lock_file_state().last_seqno;
@@ -150,13 +151,13 @@ impl Manifest {
         self.sync()
     }
 
-    /// Replaces the manifest by a new one that says `live` and nothing else. The caller sees to it that no edit is
-    /// appended between the moment that `live` describes and the return.
+    /// Replaces the manifest by a new one that contains `live` only. The caller prevents appends between the time
+    /// that `live` describes and the return.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace`: the old one goes on. `Io` because of too many open files also when the new one goes on:
-    /// its name is made durable by the next [`Manifest::sync`]. `Poisoned` if it is not known which of them power loss
-    /// would leave.
+    /// `Io` and `OutOfSpace`: the old manifest remains in use. `Io` because of too many open files may also mean that
+    /// the new one is in use; the next [`Manifest::sync`] makes its name durable. `Poisoned` if it is unknown which
+    /// of the two power loss would leave.
     pub(crate) fn rewrite(&self, file_id: [u8; 16], live: &[VersionEdit]) -> Result<()> {
         let _turn = self.lock_sync();
         let mut log = self.lock_file_state();
@@ -167,8 +168,8 @@ impl Manifest {
         self.sync_name(&mut log)
     }
 
-    /// Makes the name of a new manifest durable. Where the directory could not be opened, no sync of it failed: the
-    /// next sync of the manifest tries again.
+    /// Makes the name of a new manifest durable. If the directory cannot be opened, no sync has failed, and the next
+    /// sync of the manifest tries again.
     fn sync_name(&self, log: &mut ManifestFileState) -> Result<()> {
         if !log.name_durable {
             let synced = self.fs.sync_dir(&self.dir);
@@ -192,7 +193,7 @@ impl Manifest {
     }
 }
 
-/// Gives the new manifest its name; where that fails, removes it.
+/// Renames the new manifest to its name; if that fails, removes it.
 fn install_new_manifest(fs: &dyn Fs, dir: &Path) -> Result<()> {
     let temporary = dir.join(MANIFEST_TEMP_NAME);
     fs.rename(&temporary, &dir.join(MANIFEST_NAME)).inspect_err(|_| drop(fs.remove_file(&temporary)))
@@ -222,7 +223,7 @@ impl ManifestFileState {
             let header = FileHeader { kind: FileKind::Manifest, file_id };
             log.file.write_at(&header.encode(), 0)?;
             log.append(edits)?;
-            // True by the time that anyone can find the file under its name.
+            // True by the time the file has its name.
             log.durable_seqno = log.last_seqno;
             log.write_frames(|writer, place, last, durable, sink| writer.add_watermark(place, last, durable, sink))?;
             log.file.sync_data()
@@ -245,8 +246,8 @@ impl ManifestFileState {
         Ok(())
     }
 
-    /// Notes, unsynced, how far the manifest is durable. It only helps to tell damage from a torn tail; a failed
-    /// attempt is written over by the next record, which is longer than a note.
+    /// Writes a note, unsynced, of how far the manifest is durable. The note only distinguishes damage from a torn
+    /// tail. After a failed attempt, the next record overwrites the note, because a record is longer than a note.
     fn append_watermark(&mut self) {
         let _ =
             self.write_frames(|writer, place, last, durable, sink| writer.add_watermark(place, last, durable, sink));
@@ -266,10 +267,10 @@ impl ManifestFileState {
     }
 }
 
-/// Reads a manifest from memory, for inspection and fuzzing.
+/// Decodes a manifest in memory, for inspection and fuzzing.
 ///
 /// # Errors
-/// As [`Manifest::load`], without the name of a file.
+/// As [`Manifest::load`], without a file name.
 pub(crate) fn decode_manifest(bytes: &[u8]) -> Result<LoadedManifest> {
     read_manifest(LogSource::Bytes(bytes))
 }
@@ -300,7 +301,7 @@ fn read_manifest(source: LogSource<'_>) -> Result<LoadedManifest> {
     }
     let (bytes, offset, expected) = (reader.end(), reader.position(), reader.last().0 + 1);
     let behind = reader.scan_after_damage()?;
-    // The first record was synced before the file got its name.
+    // The first record was synced before the file was renamed.
     if behind.durable_seqno.0.max(1) >= expected {
         let message = format!("manifest is damaged: record {expected} cannot be read, though it was synced");
         return Err(Error::corruption(message).at_offset(offset));
@@ -315,9 +316,8 @@ mod tests {
 
     use super::*;
     use crate::base::version_edit::{FileNumber, PartitionId, WalEpoch};
-    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
-    use crate::vfs::mem::{MemFs, Survival};
-    use crate::vfs::seeded_rng::SeededRng;
+    use crate::testing::seeded_rng::SeededRng;
+    use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
 
     fn dir() -> &'static Path {
         Path::new("/")
@@ -393,7 +393,7 @@ mod tests {
         for n in 3..8 {
             manifest.commit(&edits(n..n + 1)).unwrap();
         }
-        // Written and not synced, and nothing behind says that it was.
+        // The record was written and not synced, and no later record says that it was durable.
         manifest.append(&edits(8..9)).unwrap();
         manifest.append(&edits(9..10)).unwrap();
         let good = manifest_bytes(&fs);
@@ -523,7 +523,7 @@ mod tests {
         assert_eq!(fs.count(OpKind::Sync), before + 1);
     }
 
-    /// A directory that could not be opened for want of descriptors was no failed sync.
+    /// An attempt to open the directory that fails because of too many open files is not a failed sync.
     #[test]
     fn rewrite_ends_when_files_may_open_again() {
         let faulty = FaultFs::new(Arc::new(MemFs::new()));

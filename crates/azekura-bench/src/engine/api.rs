@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::measure::device::processors;
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -47,6 +48,9 @@ pub(crate) struct Options {
     /// Memtable of each engine.
     #[arg(long = "memtable-size", default_value = "64M", value_parser = bytes)]
     pub(crate) memtable_bytes: u64,
+    /// Bytes of a data block before compression.
+    #[arg(skip = BLOCK_BYTES)]
+    pub(crate) block_bytes: u32,
     /// Target bytes of one table; the engine's default when `None`.
     #[arg(skip)]
     pub(crate) table_bytes: Option<u64>,
@@ -77,7 +81,13 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 impl Options {
     /// Everything fits the cache, nothing is compressed, separated or synced.
     pub(crate) fn cached(memtable_bytes: u64) -> Options {
-        Options { cache_bytes: 1 << 30, memtable_bytes, workers: processors(), ..Options::default() }
+        Options {
+            cache_bytes: 1 << 30,
+            memtable_bytes,
+            workers: processors(),
+            block_bytes: BLOCK_BYTES,
+            ..Options::default()
+        }
     }
 }
 
@@ -148,14 +158,9 @@ pub(crate) trait Engine: Send + std::marker::Sync {
         Ok(false)
     }
 
-    /// Number of tables of this partition; 1 if the database is one file.
-    fn tables(&self) -> Result<u64> {
-        Ok(1)
-    }
-
     /// Opens or creates another partition of the same database.
     fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
-        Err(format!("no partitions: partition `{name}` cannot be opened, because a database is one tree").into())
+        bail!("no partitions: partition `{name}` cannot be opened, because a database is one tree")
     }
 
     /// Figures that only this engine reports.

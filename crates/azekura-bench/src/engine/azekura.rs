@@ -1,7 +1,6 @@
 //! azekura, through its public interface.
 
-use crate::engine::api::{BLOCK_BYTES, BLOOM_BITS, PARTITION, Visit, found, object};
-use crate::engine::{Compression, Engine, Options, Scan, Sync};
+use crate::engine::{BLOOM_BITS, Compression, Engine, Options, PARTITION, Scan, Sync, Visit, found, object};
 use crate::error::Result;
 use ::azekura::{
     CompactionStrategy, CompressionType, Config, Database, EngineType, FilterPolicy, KvSeparationOptions,
@@ -66,7 +65,7 @@ fn partition_options(options: &Options) -> PartitionCreateOptions {
     leveled.target_file_size = options.table_bytes.unwrap_or(leveled.target_file_size);
     let partition = PartitionCreateOptions::default()
         .max_memtable_size(options.memtable_bytes)
-        .block_size(BLOCK_BYTES)
+        .block_size(options.block_bytes)
         .compression(codec)
         .filter_policy(FilterPolicy::Bloom { bits_per_key: BLOOM_BITS })
         .compaction_strategy(CompactionStrategy::Leveled(leveled));
@@ -115,11 +114,6 @@ impl Engine for AzekuraEngine {
 
     fn busy(&self) -> Result<bool> {
         Ok(self.partition.metrics().sealed_memtables > 0) // compactions are observed by CPU time and writes
-    }
-
-    fn tables(&self) -> Result<u64> {
-        let metrics = self.partition.metrics();
-        Ok(if metrics.pool.is_some() { 1 } else { metrics.levels.iter().map(|level| level.tables as u64).sum() })
     }
 
     fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {

@@ -1,7 +1,6 @@
 //! Fjall 3.
 
-use crate::engine::api::{BLOCK_BYTES, BLOOM_BITS, PARTITION, Visit, found, object, visit};
-use crate::engine::{Compression, Engine, Options, Scan, Sync};
+use crate::engine::{BLOOM_BITS, Compression, Engine, Options, PARTITION, Scan, Sync, Visit, found, object, visit};
 use crate::error::Result;
 use ::fjall::compaction::Leveled;
 use ::fjall::config::{BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
@@ -47,7 +46,7 @@ fn keyspace_options(options: &Options) -> KeyspaceCreateOptions {
     let bloom = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(BLOOM_BITS));
     KeyspaceCreateOptions::default()
         .max_memtable_size(options.memtable_bytes)
-        .data_block_size_policy(BlockSizePolicy::all(BLOCK_BYTES))
+        .data_block_size_policy(BlockSizePolicy::all(options.block_bytes))
         .data_block_compression_policy(CompressionPolicy::all(codec(options.compression)))
         .index_block_compression_policy(CompressionPolicy::all(codec(options.compression)))
         .filter_policy(FilterPolicy::all(bloom))
@@ -116,18 +115,11 @@ impl Engine for FjallEngine {
         Ok(flushes || database.active_compactions() > 0)
     }
 
-    fn tables(&self) -> Result<u64> {
-        Ok(self.keyspace.table_count() as u64)
-    }
-
     fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
         FjallEngine::keyspace(self.database.clone(), name, &self.options)
     }
 
     fn stats(&self) -> Map<String, Value> {
-        object(json!({
-            "tables": self.keyspace.table_count(), "l0_tables": self.keyspace.l0_table_count(),
-            "compactions": self.database.compactions_completed(), "cache_used_bytes": self.database.cache_size(),
-        }))
+        object(json!({"cache_used_bytes": self.database.cache_size()}))
     }
 }

@@ -2,12 +2,11 @@
 
 #![allow(unsafe_code)]
 
-use crate::engine::api::{PARTITION, Visit, found, object, visit};
-use crate::engine::{Engine, Options, Scan, Sync};
+use crate::engine::{Engine, Options, PARTITION, Scan, Sync, Visit, found, visit};
 use crate::error::{Error, Result};
 use ::heed::types::Bytes;
 use ::heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, RwTxn};
-use serde_json::{Map, Value, json};
+use anyhow::{Context, ensure};
 use std::path::Path;
 use std::time::Duration;
 
@@ -46,7 +45,7 @@ fn open_database(name: &str, env: Env) -> Result<Box<dyn Engine>> {
             Ok::<_, Error>(CommitOrAbort::<_, ()>::Commit(made))
         })?
         .commit()
-        .ok_or("the database was not made")?;
+        .context("the database was not made")?;
     Ok(Box::new(HeedEngine { database, env }))
 }
 
@@ -95,19 +94,9 @@ impl Engine for HeedEngine {
         open_database(name, self.env.clone())
     }
 
-    fn stats(&self) -> Map<String, Value> {
-        let mut stats = object(json!({"compression": "none", "file_bytes": self.env.real_disk_size().ok()}));
-        if let Some(own) = self.env.read_txn().ok().and_then(|reading| self.database.stat(&reading).ok()) {
-            stats.extend(object(json!({
-                "depth": own.depth, "leaf_pages": own.leaf_pages, "branch_pages": own.branch_pages,
-                "overflow_pages": own.overflow_pages,
-            })));
-        }
-        stats
-    }
-
     fn close(self: Box<Self>) -> Result<()> {
         let closed = self.env.prepare_for_closing().wait_timeout(CLOSING);
-        if closed { Ok(()) } else { Err("a partition is still in use".into()) }
+        ensure!(closed, "a partition is still in use");
+        Ok(())
     }
 }

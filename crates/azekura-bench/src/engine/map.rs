@@ -1,6 +1,6 @@
 //! `BTreeMap` behind a lock: the cost of memory alone. Closing it discards its content.
 
-use crate::engine::api::{Engine, Scan, Visit, found, visit};
+use crate::engine::{Engine, Scan, Visit, found, visit};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};

@@ -110,10 +110,6 @@ impl Engine for Memory {
         self.map.busy()
     }
 
-    fn tables(&self) -> Result<u64> {
-        self.map.tables()
-    }
-
     fn partition(&self, _name: &str) -> Result<Box<dyn Engine>> {
         let map = if self.lie == Lie::OnePartition { self.map.clone() } else { MapEngine::default() };
         Ok(Box::new(Memory { map, lie: self.lie }))

@@ -1,10 +1,8 @@
 //! The engines under test, one file each behind one trait.
 //!
-//! Options that mean the same are given the same value to every engine. A peer that is not compiled in is named in the
-//! error with the feature that adds it.
-//!
-//! [`api`] the trait, its options and helpers; [`registry`] names and the wait for background work; then one adapter
-//! for each engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`, `surrealkv`, and [`map`] for experiments.
+//! [`api`] the trait, the options that every engine is opened with, and helpers for adapters; [`registry`] names and
+//! the wait for background work; then one adapter for each engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`,
+//! `surrealkv`, and [`map`] for experiments. Options that mean the same have the same value in every engine.
 //! `memory` is a faulty engine for tests of the bench; `smoke` calls every method of every engine of the build.
 
 pub(crate) mod api;
@@ -26,4 +24,6 @@ mod smoke;
 #[cfg(feature = "surrealkv")]
 pub(crate) mod surrealkv;
 
-pub(crate) use api::{Compression, Engine, Options, Scan, Sync};
+pub(crate) use api::{
+    BLOOM_BITS, Compression, Engine, Options, PARTITION, Scan, Sync, Visit, bytes, found, object, visit,
+};

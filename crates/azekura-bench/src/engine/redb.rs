@@ -1,10 +1,9 @@
 //! redb 4. Each read and each write is a transaction of its own.
 
-use crate::engine::api::{PARTITION, Visit, object};
-use crate::engine::{Engine, Options, Scan, Sync};
+use crate::engine::{Engine, Options, PARTITION, Scan, Sync, Visit};
 use crate::error::Result;
-use ::redb::{Database, Durability, ReadableDatabase, ReadableTableMetadata, Table, TableDefinition};
-use serde_json::{Map, Value, json};
+use ::redb::{Database, Durability, ReadableDatabase, Table, TableDefinition};
+use anyhow::Context;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -89,20 +88,8 @@ impl Engine for RedbEngine {
         RedbEngine { table: name.to_owned(), database: Arc::clone(&self.database), ..*self }.with_table()
     }
 
-    fn stats(&self) -> Map<String, Value> {
-        let mut stats = object(json!({"compression": "none"}));
-        let table = self.database.begin_read().ok().and_then(|reading| reading.open_table(self.definition()).ok());
-        if let Some(own) = table.and_then(|table| table.stats().ok()) {
-            stats.extend(object(json!({
-                "tree_height": own.tree_height(), "stored_bytes": own.stored_bytes(),
-                "metadata_bytes": own.metadata_bytes(), "fragmented_bytes": own.fragmented_bytes(),
-            })));
-        }
-        stats
-    }
-
     fn close(self: Box<Self>) -> Result<()> {
-        let database = Arc::into_inner(self.database).ok_or("a partition is still in use")?;
+        let database = Arc::into_inner(self.database).context("a partition is still in use")?;
         Ok(database.close()?)
     }
 }

@@ -3,6 +3,8 @@
 use crate::engine::{Engine, Options};
 use crate::error::Result;
 use crate::measure::process::Usage;
+use anyhow::bail;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -19,87 +21,67 @@ pub(crate) fn is_ours(name: &str) -> bool {
 
 type OpenFn = fn(&Path, &Options) -> Result<Box<dyn Engine>>;
 
-struct EngineEntry {
-    name: &'static str,
-    /// The feature that compiles it in.
-    feature: &'static str,
-    /// Excluded from `all`: another engine with one option changed.
-    variant: bool,
-    /// `None` if it is not in this build.
-    open: Option<OpenFn>,
+/// Every engine that the bench knows, azekura first. Each peer has the name of its feature.
+const ENGINES: [&str; 7] = [OURS, OUR_POOLS, "fjall", "rocksdb", "heed", "redb", "surrealkv"];
+
+/// The function that opens an engine; an error that says why it cannot run here.
+fn find(name: &str) -> Result<OpenFn> {
+    #[cfg(feature = "rocksdb")]
+    if name.starts_with("rocksdb") {
+        super::rocksdb::available()?;
+    }
+    let feature = name.split('-').next().unwrap_or(name);
+    Ok(match name {
+        OURS => super::azekura::open,
+        OUR_POOLS => super::azekura::open_pool,
+        #[cfg(feature = "fjall")]
+        "fjall" => super::fjall::open,
+        #[cfg(feature = "rocksdb")]
+        "rocksdb" => super::rocksdb::open,
+        #[cfg(feature = "rocksdb")]
+        "rocksdb-hash" => super::rocksdb::open_hashed,
+        #[cfg(feature = "rocksdb")]
+        "rocksdb-direct" => super::rocksdb::open_direct,
+        #[cfg(feature = "heed")]
+        "heed" => super::heed::open,
+        #[cfg(feature = "redb")]
+        "redb" => super::redb::open,
+        #[cfg(feature = "surrealkv")]
+        "surrealkv" => super::surrealkv::open,
+        _ if ENGINES.contains(&feature) => bail!("`{name}` needs `--features {feature}` (or `peers`)"),
+        _ => bail!("no engine is called `{name}`; the bench knows {}", ENGINES.join(", ")),
+    })
 }
 
-/// One entry; `$open` exists only if its feature is enabled.
-macro_rules! peer {
-    ($name:literal, $feature:literal, $variant:literal, $open:path) => {
-        EngineEntry {
-            name: $name,
-            feature: $feature,
-            variant: $variant,
-            #[cfg(feature = $feature)]
-            open: Some($open),
-            #[cfg(not(feature = $feature))]
-            open: None,
-        }
-    };
-}
-
-const ENGINES: &[EngineEntry] = &[
-    EngineEntry { name: OURS, feature: "", variant: false, open: Some(super::azekura::open) },
-    EngineEntry { name: OUR_POOLS, feature: "", variant: false, open: Some(super::azekura::open_pool) },
-    peer!("fjall", "fjall", false, super::fjall::open),
-    peer!("rocksdb", "rocksdb", false, super::rocksdb::open),
-    peer!("rocksdb-hash", "rocksdb", true, super::rocksdb::open_hashed),
-    peer!("rocksdb-direct", "rocksdb", true, super::rocksdb::open_direct),
-    peer!("heed", "heed", false, super::heed::open),
-    peer!("redb", "redb", false, super::redb::open),
-    peer!("surrealkv", "surrealkv", false, super::surrealkv::open),
-];
-
-/// Every engine that the bench knows, azekura first, without variants.
-pub(crate) fn known() -> impl Iterator<Item = &'static str> {
-    ENGINES.iter().filter(|entry| !entry.variant).map(|entry| entry.name)
-}
-
-/// The engines that run here, azekura first, without variants.
+/// The engines that run here, azekura first, without the variants of RocksDB.
 pub(crate) fn names() -> Vec<&'static str> {
-    known().filter(|name| check(name).is_ok()).collect()
+    ENGINES.into_iter().filter(|name| find(name).is_ok()).collect()
 }
 
-/// The engines that were asked for, each once; `all` means [`names`].
-pub(crate) fn chosen(asked: &[String]) -> Vec<String> {
+/// The engines that were asked for; `all` means [`names`]. An error if one cannot run here.
+pub(crate) fn chosen(asked: &[String]) -> Result<Vec<String>> {
     let mut chosen: Vec<String> = Vec::new();
     for name in asked {
         let meant = if name == "all" { names() } else { vec![name.as_str()] };
-        let new: Vec<&str> = meant.into_iter().filter(|name| !chosen.iter().any(|known| known == name)).collect();
-        chosen.extend(new.into_iter().map(str::to_owned));
+        meant.iter().try_for_each(|name| check(name))?;
+        chosen.extend(meant.into_iter().map(str::to_owned));
     }
-    chosen
+    let mut seen = BTreeSet::new();
+    chosen.retain(|name| seen.insert(name.clone()));
+    Ok(chosen)
 }
 
 /// Returns an error that says why `name` cannot run here, if it cannot.
 pub(crate) fn check(name: &str) -> Result<()> {
-    usable(name).map(|_| ())
+    find(name).map(drop)
 }
 
 /// Opens or creates the database of engine `name` in `dir`, which may be missing, at its partition
-/// [`super::api::PARTITION`].
+/// [`super::PARTITION`].
 pub(crate) fn open(name: &str, dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    let open = usable(name)?;
+    let open = find(name)?;
     std::fs::create_dir_all(dir)?; // some peers do not
     open(dir, options)
-}
-
-fn usable(name: &str) -> Result<OpenFn> {
-    let known = || ENGINES.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
-    let unknown = || format!("no engine is called `{name}`; the bench knows {}", known());
-    let EngineEntry { feature, open, .. } = ENGINES.iter().find(|entry| entry.name == name).ok_or_else(unknown)?;
-    let absent = || format!("`{name}` is not in this build: add `--features {feature}` (or `peers`)");
-    #[cfg(feature = "rocksdb")]
-    if *feature == "rocksdb" {
-        super::rocksdb::available()?;
-    }
-    Ok(open.ok_or_else(absent)?)
 }
 
 const POLL: Duration = Duration::from_millis(25);
@@ -152,17 +134,21 @@ mod tests {
 
     #[test]
     fn all_means_each_usable_engine_once() {
-        let all = chosen(&["azekura".into(), "all".into(), "azekura".into()]);
+        let all = chosen(&["azekura".into(), "all".into(), "azekura".into()]).unwrap();
         assert_eq!(all, names());
         assert!(all.iter().all(|name| check(name).is_ok()), "{all:?}");
-        assert!(ENGINES.iter().all(|entry| !entry.variant || !all.iter().any(|name| name == entry.name)));
+        assert!(all.iter().all(|name| !name.starts_with("rocksdb-")), "{all:?}");
     }
 
     #[test]
     fn error_names_the_missing_feature() {
-        for entry in ENGINES.iter().filter(|entry| entry.open.is_none()) {
-            let error = check(entry.name).unwrap_err().to_string();
-            assert!(error.contains(&format!("--features {}", entry.feature)), "{error}");
+        for name in ENGINES.iter().chain(&["rocksdb-hash"]) {
+            let feature = name.split('-').next().unwrap();
+            let message = check(name).map_or_else(|error| error.to_string(), |()| String::new());
+            assert!(
+                message.is_empty() || message.contains(&format!("--features {feature}")) || message.contains("install"),
+                "{message}"
+            );
         }
         assert!(check("nosuchdb").unwrap_err().to_string().contains("azekura"));
     }

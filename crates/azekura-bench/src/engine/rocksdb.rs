@@ -5,9 +5,9 @@
 
 #![allow(unsafe_code)]
 
-use crate::engine::api::{BLOCK_BYTES, BLOOM_BITS, PARTITION, Visit, object};
-use crate::engine::{Compression, Engine, Options, Scan, Sync};
+use crate::engine::{BLOOM_BITS, Compression, Engine, Options, PARTITION, Scan, Sync, Visit, object};
 use crate::error::Result;
+use anyhow::{Context, anyhow};
 use libloading::Library;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -22,8 +22,6 @@ pub(crate) const VERSION: &str = "11.8.1";
 const INSTALL: &str = "sh crates/azekura-bench/install-rocksdb";
 /// Entries per bucket of `rocksdb-hash`: RocksDB's default.
 const HASH_RATIO: f64 = 0.75;
-/// Levels of a database by default.
-const LEVELS: u32 = 7;
 
 /// An object of the library: a database, column family, option set, batch, iterator.
 type Handle = *mut c_void;
@@ -66,7 +64,6 @@ functions! {
     fn(Handle, Handle, Handle, *const u8, usize, CallError) -> Handle: get_pinned_cf;
     fn(Handle, c_uchar, CallError): flush_wal;
     fn(Handle, Handle, *const c_char, *mut u64) -> c_int: property_int_cf;
-    fn(Handle, Handle, *const c_char) -> *mut c_char: property_value_cf;
     fn(*mut c_char): free;
     fn(Handle, *mut usize) -> *const u8: pinnableslice_value iter_key iter_value;
     fn() -> Handle: writebatch_create options_create block_based_options_create writeoptions_create readoptions_create
@@ -88,7 +85,7 @@ fn api() -> Result<&'static Api> {
     let peers = || std::env::var_os("AZEKURA_BENCH_PEERS").map(PathBuf::from);
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/peers");
     let path = || peers().unwrap_or_else(default).join("rocksdb").join(format!("librocksdb-{VERSION}.so"));
-    Ok(LOADED.get_or_init(|| load(&path())).as_ref().map_err(String::as_str)?)
+    LOADED.get_or_init(|| load(&path())).as_ref().map_err(|error| anyhow!("{error}"))
 }
 
 fn load(path: &Path) -> std::result::Result<Api, String> {
@@ -113,7 +110,7 @@ pub(crate) fn available() -> Result<()> {
 fn call<T>(api: &Api, act: impl FnOnce(CallError) -> T) -> Result<T> {
     let mut error = ptr::null_mut();
     let result = act(&mut error);
-    if error.is_null() { Ok(result) } else { Err(take_text(api, error).into()) }
+    if error.is_null() { Ok(result) } else { Err(anyhow!(take_text(api, error))) }
 }
 
 /// Copies a string that the library gave away, and frees it.
@@ -171,29 +168,23 @@ struct RocksdbEngine {
 
 /// Opens or creates a RocksDB database at `dir`.
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    open_with(dir, options, false, BLOCK_BYTES, false)
+    open_with(dir, options, false, false)
 }
 
 /// The same with a hash index in each data block.
 pub(crate) fn open_hashed(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    open_with(dir, options, true, BLOCK_BYTES, false)
+    open_with(dir, options, true, false)
 }
 
 /// The same with index and filters in the block cache and direct reads.
 pub(crate) fn open_direct(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    open_with(dir, options, false, BLOCK_BYTES, true)
+    open_with(dir, options, false, true)
 }
 
-/// Opens a database with data blocks of `block_bytes`, `hashed` or not, with direct reads or not.
-pub(crate) fn open_with(
-    dir: &Path,
-    options: &Options,
-    hashed: bool,
-    block_bytes: u32,
-    direct: bool,
-) -> Result<Box<dyn Engine>> {
+/// Opens a database with data blocks that are `hashed` or not, with direct reads or not.
+fn open_with(dir: &Path, options: &Options, hashed: bool, direct: bool) -> Result<Box<dyn Engine>> {
     let api = api()?;
-    let text = CString::new(options_text(options, hashed, block_bytes, direct))?;
+    let text = CString::new(options_text(options, hashed, direct))?;
     // SAFETY: constructors without conditions; none returns null. A charge of 0 sizes the cache's table by itself. The
     // base options keep references of their own to the table options, and these to the cache.
     let mut store = unsafe {
@@ -222,18 +213,19 @@ pub(crate) fn open_with(
 }
 
 /// The options in RocksDB's own text format.
-fn options_text(options: &Options, hashed: bool, block_bytes: u32, direct: bool) -> String {
+fn options_text(options: &Options, hashed: bool, direct: bool) -> String {
     let codec = if options.compression == Compression::Lz4 { "kLZ4Compression" } else { "kNoCompression" };
     let index = if hashed { "kDataBlockBinaryAndHash" } else { "kDataBlockBinarySearch" };
     let mut text = format!(
         "create_if_missing=true;create_missing_column_families=true;write_buffer_size={};max_background_jobs={};\
          compression={codec};use_fsync={};use_direct_reads={direct};\
-         block_based_table_factory={{block_size={block_bytes};filter_policy=bloomfilter:{BLOOM_BITS}:false;\
+         block_based_table_factory={{block_size={};filter_policy=bloomfilter:{BLOOM_BITS}:false;\
          whole_key_filtering=true;data_block_index_type={index};\
          data_block_hash_table_util_ratio={HASH_RATIO};cache_index_and_filter_blocks={direct}}};",
         options.memtable_bytes,
         options.workers.max(1),
         options.sync == Sync::All,
+        options.block_bytes,
     );
     if let Some(bytes) = options.table_bytes {
         let level_bytes = bytes.saturating_mul(4);
@@ -427,18 +419,6 @@ impl Engine for RocksdbEngine {
         Ok([running, pending].concat().into_iter().any(|property| self.number(property).unwrap_or(0) > 0))
     }
 
-    fn tables(&self) -> Result<u64> {
-        let mut tables = 0;
-        for level in 0..LEVELS {
-            let property = CString::new(format!("rocksdb.num-files-at-level{level}"))?;
-            let Store { api, db, .. } = *self.store;
-            // SAFETY: all is alive during the call.
-            let text = take_text(api, unsafe { (api.property_value_cf)(db, self.family.0, property.as_ptr()) });
-            tables += text.trim().parse::<u64>()?;
-        }
-        Ok(tables)
-    }
-
     fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
         Ok(Box::new(RocksdbEngine { family: self.store.family(name)?, store: Arc::clone(&self.store) }))
     }
@@ -446,19 +426,12 @@ impl Engine for RocksdbEngine {
     fn stats(&self) -> Map<String, Value> {
         // SAFETY: the cache is alive as long as the store and may be asked by many threads.
         let cache_used_bytes = unsafe { (self.store.api.cache_get_usage)(self.store.cache) };
-        object(json!({
-            "version": VERSION, "tables": self.tables().ok(), "cache_used_bytes": cache_used_bytes,
-            "table_bytes": self.number(c"rocksdb.total-sst-files-size"),
-            "blob_bytes": self.number(c"rocksdb.total-blob-file-size"),
-            "live_blob_bytes": self.number(c"rocksdb.live-blob-file-size"),
-            "immutable_memtables": self.number(c"rocksdb.num-immutable-mem-table"),
-            "compaction_debt_bytes": self.number(c"rocksdb.estimate-pending-compaction-bytes"),
-            "background_errors": self.number(c"rocksdb.background-errors"),
-        }))
+        let table_bytes = self.number(c"rocksdb.total-sst-files-size");
+        object(json!({"version": VERSION, "cache_used_bytes": cache_used_bytes, "table_bytes": table_bytes}))
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        Arc::into_inner(self.store).map(drop).ok_or_else(|| "a partition is still in use".into())
+        Arc::into_inner(self.store).map(drop).context("a partition is still in use")
     }
 }
 

@@ -1,18 +1,15 @@
 //! SurrealKV 1.2, whose commits are asynchronous. Each read and each write is a transaction of its own.
 
-use crate::engine::api::{BLOCK_BYTES, Visit, found, object};
-use crate::engine::{Engine, Options, Scan, Sync};
+use crate::engine::{Engine, Options, Scan, Sync, Visit, found};
 use crate::error::Result;
 use ::surrealkv::{CompactRangeOptions, Durability, LSMIterator, Mode, ReadOptions, Transaction, Tree, TreeBuilder};
-use serde_json::{Map, Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tokio::runtime::{Builder, Runtime};
 
 struct SurrealkvEngine {
     tree: Tree,
     runtime: Runtime,
     durability: Durability,
-    tables: PathBuf,
 }
 
 /// Opens or creates a SurrealKV database at `dir`.
@@ -22,7 +19,7 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     // Its default filter is a bloom of 10 bits per key.
     let mut settings = ::surrealkv::Options::new()
         .with_path(dir.to_path_buf())
-        .with_block_size(BLOCK_BYTES as usize)
+        .with_block_size(options.block_bytes as usize)
         .with_block_cache_capacity(options.cache_bytes)
         .with_max_memtable_size(size(options.memtable_bytes))
         .without_compression();
@@ -36,7 +33,7 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     let tree = TreeBuilder::with_options(settings).build()?;
     drop(entered);
     let durability = if options.sync == Sync::None { Durability::Eventual } else { Durability::Immediate };
-    Ok(Box::new(SurrealkvEngine { tree, runtime, durability, tables: dir.join("sstables") }))
+    Ok(Box::new(SurrealkvEngine { tree, runtime, durability }))
 }
 
 impl SurrealkvEngine {
@@ -95,16 +92,6 @@ impl Engine for SurrealkvEngine {
 
     fn sync(&self) -> Result<()> {
         Ok(self.tree.flush_wal(true)?)
-    }
-
-    fn tables(&self) -> Result<u64> {
-        let names = std::fs::read_dir(&self.tables)?.flatten().map(|entry| entry.path());
-        Ok(names.filter(|path| path.extension().is_some_and(|end| end == "sst")).count() as u64)
-    }
-
-    fn stats(&self) -> Map<String, Value> {
-        let errors = self.tree.background_error_count();
-        object(json!({"compression": "none", "tables": self.tables().ok(), "background_errors": errors}))
     }
 
     fn close(self: Box<Self>) -> Result<()> {

@@ -10,15 +10,15 @@
 //!
 //! Both are of the steady state, which begins after the first third of the rounds.
 
-use crate::engine::api::object;
+use crate::engine::object;
 use crate::error::{Result, wrong};
-use crate::experiment::pages::{Pages, Wanted, pack};
-use crate::experiment::rounds::{Context, csv, targets};
+use crate::experiment::pages::{Pages, pack};
+use crate::experiment::rounds::Context;
 use crate::experiment::watch_fs::WatchFs;
 use crate::measure::disk;
-use crate::report::chart::{Series, lines};
-use crate::report::compare::ratio;
+use crate::measure::meter::ratio;
 use crate::workload::data::{below, rng};
+use anyhow::{Context as _, ensure};
 use azekura::{
     CompressionType, Config, Database, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
 };
@@ -66,13 +66,6 @@ const MODES: [(GcMode, &str); 7] = [
     (GcMode::Unseparated, "unseparated"),
 ];
 
-impl GcMode {
-    /// The prefix of its fields.
-    fn name(self) -> &'static str {
-        MODES.iter().find(|(mode, _)| *mode == self).map_or("other", |(_, name)| name)
-    }
-}
-
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct BlobGcTask {
     mode: GcMode,
@@ -106,8 +99,6 @@ struct GcSample {
     moment: Moment,
     round: u64,
     seconds: f64,
-    /// Versions written and removed.
-    operations: u64,
     /// Bytes of values that were written.
     value_bytes: u64,
     /// Bytes of values that exist.
@@ -116,8 +107,7 @@ struct GcSample {
     memory_bytes: u64,
     blob_disk_bytes: u64,
     table_disk_bytes: u64,
-    /// Bytes of values in blob files, and of those that tables refer to, as the engine reports them.
-    stored_bytes: u64,
+    /// Bytes of values that tables refer to, as the engine reports them.
     referenced_bytes: u64,
     blob_bytes_written: u64,
     table_bytes_written: u64,
@@ -169,107 +159,50 @@ fn figures(mode: GcMode, samples: &[GcSample], rounds: u64) -> Map<String, Value
         "mean_space_amp": (!amps.is_empty()).then(|| amps.iter().sum::<f64>() / amps.len() as f64),
         "reported_max_space_amp": steady().filter_map(|sample| sample.reported_space_amp).reduce(f64::max),
         "rest_space_amp": rest.and_then(|sample| sample.space_amp(mode)),
+        "end_space_amp": samples.last().and_then(|sample| sample.space_amp(mode)),
         "write_amp": end.and_then(|end| end.write_amp(mode, &begin)), "files_write_amp": end.and_then(files),
         "whole_write_amp": end.and_then(|end| end.write_amp(mode, &GcSample::default())),
     }))
 }
 
-/// A mode and its samples.
-type Course = (GcMode, Vec<GcSample>);
-
 pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
     let (total_bytes, rounds) = context.size((8 << 20, 30), (100 << 20, 40));
     let (memtable_bytes, blob_file_bytes) = context.size((3 << 20, 1 << 20), (32 << 20, 16 << 20));
-    let pages = context.scratch.fresh("pages")?;
-    let wanted = Wanted { least_bytes: LEAST_BYTES, total_bytes, pages: u64::MAX };
-    let mut answer = pack(context.pages, wanted, &pages)?;
+    let pages = context.scratch.join("pages");
+    let mut answer = pack(context.pages, LEAST_BYTES, total_bytes, &pages)?;
     answer.extend(object(json!({
         "rounds_of_writes": rounds, "memtable_bytes": memtable_bytes, "blob_file_bytes": blob_file_bytes,
     })));
-    let (mut courses, mut runs): (Vec<Course>, _) = (Vec::new(), Map::new());
+    let mut runs = json!({});
     for (mode, prefix) in MODES {
-        let (dir, pages) = (context.scratch.fresh("db")?, pages.clone());
+        let (dir, pages) = (context.scratch.join(prefix), pages.clone());
         let task = BlobGcTask { mode, dir, pages, rounds, memtable_bytes, blob_file_bytes };
-        let mut run = context.child(&json!(task)).map_err(|error| format!("{}: {error}", mode.name()))?;
-        if !context.scratch.keep {
-            disk::remove(&task.dir)?;
-        }
-        let samples: Vec<GcSample> = serde_json::from_value(run.remove("samples").unwrap_or_default())?;
-        run.insert("figures".into(), json!(figures(mode, &samples, rounds)));
-        eprintln!("{}: {}", mode.name(), json!(run));
-        runs.insert(prefix.into(), Value::Object(run));
-        courses.push((mode, samples));
+        let run = context.child(&json!(task)).context(prefix)?;
+        disk::remove(&task.dir)?;
+        eprintln!("{prefix}: {}", run["figures"]);
+        runs[prefix] = Value::Object(run);
     }
-    put(&mut answer, &courses, rounds);
-    answer.insert("runs".into(), Value::Object(runs));
-    disk::write(context.out, "blob-gc.csv", &csv(&rows(&courses)))?;
-    for (name, svg) in charts(&courses) {
-        disk::write(context.out, &format!("blob-gc-{name}.svg"), &svg)?;
-    }
+    put(&mut answer, &runs);
+    answer.insert("runs".into(), runs);
     Ok(answer)
 }
 
 /// The fields of the answer.
-fn put(answer: &mut Map<String, Value>, courses: &[Course], rounds: u64) {
-    answer.extend(object(json!({
-        "write_amp_is":
-            "bytes written to blob files, of unseparated to tables, per byte of values, behind the first third",
-        "max_space_amp_is": "bytes of blob files on disk, of unseparated of tables, and of memtables, per live byte of \
-            values, the largest behind the first third: right behind each call, or at any time where there are none",
-        "unseparated_ratio_is":
-            "bytes written to blob files and tables without separation per those at a target of 1.5",
-    })));
+fn put(answer: &mut Map<String, Value>, runs: &Value) {
     let mut files_written = Map::new();
-    for ((mode, samples), (_, prefix)) in courses.iter().zip(MODES) {
-        let figures = figures(*mode, samples, rounds);
+    for (mode, prefix) in MODES {
+        let figures = &runs[prefix]["figures"];
         let mut fields = vec!["max_space_amp", "write_amp", "peak_space_amp", "mean_space_amp"];
         fields.extend(matches!(mode, GcMode::Automatic(_)).then_some("rest_space_amp"));
         answer.extend(fields.into_iter().map(|field| (format!("{prefix}_{field}"), figures[field].clone())));
         files_written.insert(prefix.into(), figures["files_write_amp"].clone());
     }
-    let end = courses.first().and_then(|(mode, samples)| samples.last()?.space_amp(*mode));
-    let written = |prefix: &str| files_written.get(prefix).and_then(Value::as_f64);
+    let written = |prefix: &str| files_written[prefix].as_f64();
     let more = written("unseparated").zip(written("target_1_5")).and_then(|(tree, apart)| ratio(tree, apart));
     answer.extend(object(json!({
-        "no_gc_space_amp": end, "unseparated_ratio": more, "files_write_amp": files_written,
+        "no_gc_space_amp": runs["no_gc"]["figures"]["end_space_amp"], "unseparated_ratio": more,
+        "files_write_amp": files_written,
     })));
-    let wanted = [
-        ("target_1_5_write_amp", "at_most", 2.7),
-        ("target_1_5_max_space_amp", "at_most", 1.65),
-        ("target_2_0_write_amp", "at_most", 2.0),
-        ("target_2_0_max_space_amp", "at_most", 2.2),
-        ("unseparated_ratio", "at_least", 2.0),
-    ];
-    answer.insert("targets".into(), targets(answer, &wanted).into());
-}
-
-/// All samples, one row each.
-fn rows(courses: &[Course]) -> Vec<Map<String, Value>> {
-    let row = |mode: GcMode, sample: &GcSample| {
-        let mut row = object(json!({"way": mode.name()}));
-        row.extend(object(json!(sample)));
-        row.insert("space_amp".into(), json!(sample.space_amp(mode)));
-        row
-    };
-    courses.iter().flat_map(|(mode, samples)| samples.iter().map(move |sample| row(*mode, sample))).collect()
-}
-
-/// Charts by the names of their files.
-fn charts(courses: &[Course]) -> Vec<(&'static str, String)> {
-    let series = |of: &dyn Fn(GcMode, &GcSample) -> Option<f64>| -> Vec<Series> {
-        let points = |(mode, samples): &Course| -> Vec<(f64, f64)> {
-            samples.iter().filter_map(|sample| Some((sample.seconds, of(*mode, sample)?))).collect()
-        };
-        courses.iter().map(|course| Series { name: course.0.name().into(), points: points(course) }).collect()
-    };
-    let mut space = series(&|_, sample| Some((sample.blob_disk_bytes + sample.table_disk_bytes) as f64));
-    let live = courses.first().into_iter().flat_map(|(_, samples)| samples);
-    let live = live.map(|sample| (sample.seconds, sample.live_bytes as f64)).collect();
-    space.push(Series { name: "live values".into(), points: live });
-    let written = series(&|mode, sample| sample.write_amp(mode, &GcSample::default()));
-    let space = lines("versions of pages: bytes on disk, without the log", "seconds", &space);
-    let written = lines("versions of pages: bytes written per byte of values", "seconds", &written);
-    [("space", space), ("write-amp", written)].into_iter().filter_map(|(name, svg)| Some((name, svg?))).collect()
 }
 
 /// The versions of each page, the oldest first. The same pages have the same history.
@@ -367,7 +300,6 @@ impl GcRun {
             let (index, number) = self.history.write();
             self.pages.page(index, number, &mut page);
             self.partition.insert(self.key(index, Some(number)), &page)?;
-            self.known.operations += 1;
             self.known.value_bytes += page.len() as u64;
             self.known.live_bytes += page.len() as u64;
             if i % count.div_ceil(SAMPLES) == 0 {
@@ -385,12 +317,9 @@ impl GcRun {
             for number in numbers {
                 let missing = || wrong(format!("version {number} of page {page} is missing or misplaced"));
                 let (key, value) = found.next().ok_or_else(missing)??;
-                if *key != *self.key(page, Some(number)) {
-                    return Err(missing());
-                }
+                ensure!(*key == *self.key(page, Some(number)), missing());
                 self.pages.check(page, number, &value)?;
                 self.partition.remove(&key)?;
-                self.known.operations += 1;
                 self.known.live_bytes -= value.len() as u64;
             }
         }
@@ -407,7 +336,6 @@ impl GcRun {
             memory_bytes: metrics.memtable_bytes,
             blob_disk_bytes: on_disk("blob"),
             table_disk_bytes: on_disk("sst"),
-            stored_bytes: metrics.blob_files.iter().map(|file| file.value_bytes).sum(),
             referenced_bytes: metrics.referenced_blob_bytes(),
             blob_bytes_written: written.blobs,
             table_bytes_written: written.tables,
@@ -432,14 +360,11 @@ impl GcRun {
         expected.sort();
         let mut all = self.partition.iter();
         for (key, page, number) in expected {
-            match all.next_ref().transpose()? {
-                Some((found, value)) if *found == *key => self.pages.check(page, number, value)?,
-                _ => return Err(wrong(format!("version {number} of page {page} is missing or misplaced"))),
-            }
+            let found = all.next_ref().transpose()?.filter(|(found, _)| **found == *key);
+            let missing = || wrong(format!("version {number} of page {page} is missing or misplaced"));
+            self.pages.check(page, number, found.ok_or_else(missing)?.1)?;
         }
-        if all.next_ref().is_some() {
-            return Err(wrong("a removed version exists"));
-        }
+        ensure!(all.next_ref().is_none(), wrong("a removed version exists"));
         drop(all);
         let metrics = self.database.metrics();
         let answer = object(json!({
@@ -448,7 +373,7 @@ impl GcRun {
             "compactions": metrics.compactions, "collections": metrics.blob_gc_runs,
             "collection_bytes_read": metrics.blob_gc_bytes_read,
             "collection_bytes_written": metrics.blob_gc_bytes_written, "written": self.fs.written(),
-            "samples": self.samples,
+            "figures": figures(self.task.mode, &self.samples, self.task.rounds), "samples": self.samples,
         }));
         drop(self.partition);
         self.database.close()?;
@@ -458,9 +383,7 @@ impl GcRun {
     fn settle(&self) -> Result<()> {
         let (start, mut quiet, mut last) = (Instant::now(), Instant::now(), self.fs.written());
         while quiet.elapsed() < QUIET {
-            if start.elapsed() > SETTLE_TIMEOUT {
-                return Err("the engine does not settle".into());
-            }
+            ensure!(start.elapsed() < SETTLE_TIMEOUT, "the engine does not settle");
             std::thread::sleep(Duration::from_millis(50));
             let now = self.fs.written();
             if now != last {
@@ -473,10 +396,9 @@ impl GcRun {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        BlobGcTask, Course, GcMode, GcSample, History, KEPT, MODES, Moment, charts, csv, figures, put, rows, variant,
-    };
+    use super::{BlobGcTask, GcMode, GcSample, History, KEPT, MODES, Moment, figures, put, variant};
     use crate::experiment::pages::tests::small_pack;
+    use crate::experiment::rounds::Question;
     use serde_json::{Map, Value, json};
 
     fn samples_of(mode: GcMode) -> Vec<GcSample> {
@@ -570,14 +492,15 @@ mod tests {
     }
 
     #[test]
-    fn answer_table_and_charts_follow_from_samples() {
-        let course = |(mode, _)| -> Course {
+    fn answer_follows_from_samples() {
+        let course = |mode| {
             let moment = if matches!(mode, GcMode::Target(_)) { Moment::Collected } else { Moment::Truncated };
-            (mode, samples(&[(280, 100), (300, 250), (290, 400)], moment))
+            figures(mode, &samples(&[(280, 100), (300, 250), (290, 400)], moment), 3)
         };
-        let courses = MODES.map(course);
+        let runs = MODES.map(|(mode, prefix)| (prefix.to_owned(), json!({"figures": course(mode)})));
         let mut answer = Map::new();
-        put(&mut answer, &courses, 3);
+        put(&mut answer, &json!(runs.into_iter().collect::<Map<_, _>>()));
+        Question::named("blob-gc").unwrap().put_targets(&mut answer);
         for (field, expected) in [
             ("target_1_5_max_space_amp", json!(1.5)),
             ("target_1_5_peak_space_amp", json!(2.0)),
@@ -588,14 +511,9 @@ mod tests {
             assert_eq!(answer.get(field), Some(&expected), "{field}");
         }
         assert_eq!(answer["targets"]["target_1_5_write_amp"], json!({"at_most": 2.7, "is": 1.5, "met": true}));
-        let table = csv(&rows(&courses));
-        let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split(',').collect()).collect();
-        assert_eq!((lines.len(), &lines[0][14..]), (1 + 7 * 8, &["reported_space_amp", "space_amp"][..]));
-        assert_eq!((&lines[2][..3], &lines[2][14..]), (&["no_gc", "truncated", "0"][..], &["1.4", "1.4"][..]));
-        assert_eq!(charts(&courses).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["space", "write-amp"]);
-        assert!(charts(&[]).is_empty());
         let mut empty = Map::new();
-        put(&mut empty, &[], 3);
+        put(&mut empty, &json!({}));
+        Question::named("blob-gc").unwrap().put_targets(&mut empty);
         assert!(empty["targets"].as_object().unwrap().values().all(|target| target["met"].is_null()));
     }
 }

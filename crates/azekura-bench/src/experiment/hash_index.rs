@@ -6,17 +6,17 @@
 //! its plain fields. A shorter restart interval helps binary search too: `same_interval_…` is the gain of the hash
 //! index itself.
 
-use crate::engine::api::object;
 use crate::engine::azekura::open_with;
-use crate::engine::{Engine, Options, registry};
+use crate::engine::{Engine, Options, object, registry};
 use crate::error::Result;
 use crate::experiment::reads;
 use crate::experiment::rounds::{Context, Rounds};
-use crate::report::compare::ratio;
-use azekura::DataBlockIndexType;
+use crate::measure::disk;
+use crate::measure::meter::ratio;
+use azekura::{DataBlockIndexType, PartitionCreateOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Records between restart points of the baseline, as in RocksDB.
 const BASE_INTERVAL: u8 = 16;
@@ -56,14 +56,8 @@ struct Blocks {
     bytes: u32,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct HashIndexTask {
-    dir: PathBuf,
-    blocks: Blocks,
-    n: u64,
-    /// Seconds of reading; `None` loads.
-    seconds: Option<f64>,
-}
+/// Directory, variant, records, and seconds of reading; `None` loads.
+type HashIndexTask = (PathBuf, Blocks, u64, Option<f64>);
 
 const BASE: Layout = Layout::Search { interval: BASE_INTERVAL };
 
@@ -117,8 +111,8 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
     let asked = variants(context.size(&QUICK, &FULL), registry::check(PEER).is_ok());
     let mut timed = Vec::new();
     for &blocks in &asked {
-        let dir = context.scratch.fresh(&blocks.name())?;
-        let task = |seconds| json!(HashIndexTask { dir: dir.clone(), blocks, n, seconds });
+        let dir = context.scratch.join(blocks.name());
+        let task = |seconds: Option<f64>| json!((&dir, blocks, n, seconds));
         context.child(&task(None))?;
         timed.push((blocks.name(), task(Some(seconds))));
     }
@@ -129,12 +123,12 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
 }
 
 pub(crate) fn variant(task: Value) -> Result<Map<String, Value>> {
-    let HashIndexTask { dir, blocks, n, seconds } = serde_json::from_value(task)?;
+    let (dir, blocks, n, seconds): HashIndexTask = serde_json::from_value(task)?;
     let engine = open(&dir, blocks)?;
     let Some(seconds) = seconds else { return reads::fill(engine, &dir, n) };
     let mut answer = reads::time(engine.as_ref(), n, true, seconds)?;
-    let bytes = table_bytes(&engine.stats());
-    answer.extend(object(json!({"tables": engine.tables()?, "table_bytes": bytes})));
+    let (tables, bytes) = (disk::number_of_tables(&dir), table_bytes(&engine.stats()));
+    answer.extend(object(json!({"tables": tables, "table_bytes": bytes})));
     engine.close()?;
     if !blocks.is_peer() {
         answer.extend(reads::time_blocks(&dir, n, seconds / 2.0)?);
@@ -142,37 +136,19 @@ pub(crate) fn variant(task: Value) -> Result<Map<String, Value>> {
     Ok(answer)
 }
 
-fn open(dir: &std::path::Path, blocks: Blocks) -> Result<Box<dyn Engine>> {
-    let options = Options::cached(MEMTABLE_BYTES);
+fn open(dir: &Path, blocks: Blocks) -> Result<Box<dyn Engine>> {
+    let options = Options { block_bytes: blocks.bytes, ..Options::cached(MEMTABLE_BYTES) };
     let (index_type, interval, util_ratio) = match blocks.layout {
-        Layout::Peer { hashed } => return open_peer(dir, &options, hashed, blocks.bytes),
-        Layout::Search { interval } => (DataBlockIndexType::BinarySearch, interval, None),
-        Layout::Hash { interval, util_ratio } => (DataBlockIndexType::BinaryAndHash, interval, Some(util_ratio)),
-        Layout::Fingerprint => (DataBlockIndexType::Fingerprint, BASE_INTERVAL, None),
+        Layout::Peer { hashed: false } => return registry::open("rocksdb", dir, &options),
+        Layout::Peer { hashed: true } => return registry::open("rocksdb-hash", dir, &options),
+        Layout::Search { interval } => (DataBlockIndexType::BinarySearch, interval, UTIL_RATIOS[1]),
+        Layout::Hash { interval, util_ratio } => (DataBlockIndexType::BinaryAndHash, interval, util_ratio),
+        Layout::Fingerprint => (DataBlockIndexType::Fingerprint, BASE_INTERVAL, UTIL_RATIOS[1]),
     };
-    open_with(
-        dir,
-        &options,
-        |config| config,
-        |own| {
-            let own = own.block_size(blocks.bytes).data_block_index_type(index_type).restart_interval(interval);
-            match util_ratio {
-                Some(ratio) => own.data_block_hash_table_util_ratio(ratio),
-                None => own,
-            }
-        },
-    )
-}
-
-#[cfg(feature = "rocksdb")]
-fn open_peer(dir: &std::path::Path, options: &Options, hashed: bool, bytes: u32) -> Result<Box<dyn Engine>> {
-    std::fs::create_dir_all(dir)?;
-    crate::engine::rocksdb::open_with(dir, options, hashed, bytes, false)
-}
-
-#[cfg(not(feature = "rocksdb"))]
-fn open_peer(_: &std::path::Path, _: &Options, _: bool, _: u32) -> Result<Box<dyn Engine>> {
-    Err("the peer is not in this build".into())
+    let adjust = |own: PartitionCreateOptions| {
+        own.data_block_index_type(index_type).restart_interval(interval).data_block_hash_table_util_ratio(util_ratio)
+    };
+    open_with(dir, &options, |config| config, adjust)
 }
 
 /// Bytes of all tables, as the engine reports them.
@@ -184,15 +160,7 @@ fn table_bytes(stats: &Map<String, Value>) -> Option<u64> {
 }
 
 fn answer(all: &Rounds, asked: &[Blocks]) -> Map<String, Value> {
-    let rule =
-        format!("least seek_cpu_ratio, in these very rounds, of the hash indexes with space_ratio <= {SPACE_LIMIT}");
-    let share =
-        "seek_cpu_ns by cpu_ns of a whole get, whose blocks share the processor's cache with all that leads to them";
-    let mut answer = object(json!({
-        "seek_cpu_is": reads::HOW, "space_is": "bytes of the tables, filter and index included", "best_is": rule,
-        "seek_share_is": share,
-        "document": {"seek_cpu_ratio": 0.782, "throughput_ratio": 1.10, "space_ratio": 1.046},
-    }));
+    let mut answer = Map::new();
     let put = |answer: &mut Map<String, Value>, (top, base): (&str, &str), prefix: &str, suffix: &str| {
         for (field, of) in FIELDS {
             all.put(answer, &format!("{prefix}{field}{suffix}"), of, top, base);
@@ -240,8 +208,8 @@ fn best(all: &Rounds, blocks: impl Iterator<Item = Blocks>, base: &str) -> Optio
 
 #[cfg(test)]
 mod tests {
-    use super::{BASE, BLOCKS, Blocks, FULL, HashIndexTask, Layout, PEER, QUICK, answer, variant, variants};
-    use crate::engine::api::object;
+    use super::{BASE, BLOCKS, Blocks, FULL, Layout, PEER, QUICK, answer, variant, variants};
+    use crate::engine::object;
     use crate::engine::registry;
     use crate::experiment::rounds::Rounds;
     use serde_json::{Value, json};
@@ -314,7 +282,7 @@ mod tests {
         let asked = variants(&QUICK, registry::check(PEER).is_ok());
         let mut all = Rounds::default();
         for &blocks in &asked {
-            let task = |seconds| json!(HashIndexTask { dir: dir.path().join(blocks.name()), blocks, n: N, seconds });
+            let task = |seconds: Option<f64>| json!((dir.path().join(blocks.name()), blocks, N, seconds));
             variant(task(None)).unwrap();
             all.add(&blocks.name(), variant(task(Some(0.01))).unwrap());
             let figure = |field: &str| all.median(&blocks.name(), field);

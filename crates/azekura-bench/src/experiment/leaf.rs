@@ -2,8 +2,8 @@
 //! third founding document.
 //!
 //! A baseline on purpose: nothing is recovered, one thread works at a time, and the inner nodes are a `BTreeMap`, which
-//! is faster than what they were. Strings end with a zero byte; up to 15 characters stand in place, longer ones in a
-//! buffer.
+//! is faster than what they were. Strings end with a zero byte. A leaf is a row of cells of 32 bytes: 16 for up to 15
+//! characters or a header, 16 for a pointer to a buffer with longer ones.
 
 use crate::error::Result;
 use crate::experiment::leaf_pool::{LeafPool, StoreCounts};
@@ -12,10 +12,13 @@ use std::ops::Bound;
 
 /// Slots of a leaf.
 const SLOTS: usize = 48;
-/// A slot with key and value in one buffer: one byte of hash, both lengths, a pointer.
-const SLOT_LEN: usize = 32;
 /// Of a pointer to the next leaf.
 const NEXT_LEN: usize = 16;
+const CELL_LEN: usize = 32;
+/// Characters that need no buffer.
+const INLINE_MAX: usize = 15;
+/// Where a cell has its pointer.
+const POINTER: usize = 16;
 
 /// The layout of a leaf and its way to split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,16 +27,29 @@ pub(crate) enum LeafKind {
     NaiveCopy,
     /// The same; strings with a buffer are exchanged, short ones are copied.
     CopyOrSwap,
-    /// One row of slots, which are exchanged.
+    /// One row of cells, which are exchanged: hash, both lengths, and a buffer with key and value.
     Slots,
 }
 
 impl LeafKind {
-    fn len(self) -> usize {
-        match self {
-            LeafKind::NaiveCopy | LeafKind::CopyOrSwap => SLOTS + 2 * SLOTS * TEXT_LEN + NEXT_LEN,
-            LeafKind::Slots => SLOTS * SLOT_LEN + NEXT_LEN,
-        }
+    /// Where the row of cells begins: after the hashes, if they have a row of their own.
+    fn first_cell(self) -> usize {
+        if self == LeafKind::Slots { 0 } else { SLOTS }
+    }
+
+    /// Cells of a slot: one, or one for the key and one for the value.
+    fn cells(self) -> usize {
+        if self == LeafKind::Slots { 1 } else { 2 }
+    }
+
+    /// The offset of the pointer to the next leaf.
+    fn next(self) -> usize {
+        self.first_cell() + self.cells() * SLOTS * CELL_LEN
+    }
+
+    /// The address of the `row`-th cell of a slot.
+    fn cell(self, leaf: usize, row: usize, slot: usize) -> usize {
+        leaf + self.first_cell() + (row * SLOTS + slot) * CELL_LEN
     }
 }
 
@@ -45,14 +61,29 @@ struct LeafKeys {
     keys: Vec<Option<Vec<u8>>>,
 }
 
+impl LeafKeys {
+    fn new(at: usize) -> LeafKeys {
+        LeafKeys { at, hashes: [0; SLOTS], keys: vec![None; SLOTS] }
+    }
+
+    fn slot_of(&self, key: &[u8], hash: u8) -> Option<usize> {
+        (0..SLOTS).find(|slot| self.hashes[*slot] == hash && self.keys[*slot].as_deref() == Some(key))
+    }
+
+    fn free_slot(&self) -> Option<usize> {
+        self.hashes.iter().position(|hash| *hash == 0)
+    }
+}
+
 /// One tree. Keys and values have no zero byte.
 pub(crate) struct LeafTree {
-    pool: LeafPool,
-    leaves: LeafKind,
+    pub(crate) pool: LeafPool,
+    kind: LeafKind,
     /// The leaves by the lowest key of each; that of the first leaf is empty.
-    keys: BTreeMap<Vec<u8>, LeafKeys>,
-    splits: u64,
-    in_splits: StoreCounts,
+    leaves: BTreeMap<Vec<u8>, LeafKeys>,
+    pub(crate) splits: u64,
+    /// Costs of the splits, including the lines that the commit flushes for them.
+    pub(crate) in_splits: StoreCounts,
 }
 
 /// One byte, never 0: that is a free slot.
@@ -62,32 +93,16 @@ fn hash(key: &[u8]) -> u8 {
 }
 
 impl LeafTree {
-    /// An empty tree.
-    ///
-    /// # Errors
-    /// The pool is too small for a leaf.
-    pub(crate) fn new(mut pool: LeafPool, leaves: LeafKind) -> Result<LeafTree> {
+    /// An empty tree; an error if the pool is too small for a leaf.
+    pub(crate) fn new(mut pool: LeafPool, kind: LeafKind) -> Result<LeafTree> {
         pool.begin();
-        let at = pool.allocate(leaves.len())?;
+        let first = LeafKeys::new(pool.allocate(kind.next() + NEXT_LEN)?);
         pool.commit();
-        let first = LeafKeys { at, hashes: [0; SLOTS], keys: vec![None; SLOTS] };
-        let keys = BTreeMap::from([(Vec::new(), first)]);
-        Ok(LeafTree { pool, leaves, keys, splits: 0, in_splits: StoreCounts::default() })
+        let leaves = BTreeMap::from([(Vec::new(), first)]);
+        Ok(LeafTree { pool, kind, leaves, splits: 0, in_splits: StoreCounts::default() })
     }
 
-    pub(crate) fn pool(&self) -> &LeafPool {
-        &self.pool
-    }
-
-    /// The number of splits and their costs, including the lines that the commit flushes for them.
-    pub(crate) fn splits(&self) -> (u64, StoreCounts) {
-        (self.splits, self.in_splits)
-    }
-
-    /// Puts or replaces.
-    ///
-    /// # Errors
-    /// The pool is full; the tree is unusable then.
+    /// Puts or replaces. An error if the pool is full; the tree is unusable then.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let hash = hash(key);
         let (low, leaf) = self.leaf_of(key);
@@ -100,7 +115,7 @@ impl LeafTree {
             let mut done = self.pool.counts - before;
             done.lines += self.pool.lines_at_commit() - due;
             self.in_splits += done;
-            slot = self.keys[&low].free_slot();
+            slot = self.leaves[&low].free_slot();
         }
         self.fill(&low, slot.expect("half of the slots are free after a split"), hash, key, value)?;
         self.pool.commit();
@@ -111,54 +126,30 @@ impl LeafTree {
     pub(crate) fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
         let leaf = self.leaf_of(key).1;
         let slot = leaf.slot_of(key, hash(key))?;
-        Some(match self.leaves {
-            LeafKind::Slots => {
-                let at = slot_at(leaf.at, slot);
-                let header = self.pool.bytes(at, SLOT_LEN);
-                let len = |from: usize| u32::from_le_bytes(header[from..from + 4].try_into().expect("four bytes"));
-                let (key_len, value_len) = (len(4) as usize, len(8) as usize);
-                let buffer = self.pool.u64(at + 16) as usize;
-                debug_assert_eq!(self.pool.bytes(buffer, key_len), key);
-                self.pool.bytes(buffer + key_len + 1, value_len).to_vec()
-            }
-            _ => text_get(&self.pool, value_at(leaf.at, slot)),
+        let cell = self.kind.cell(leaf.at, self.kind.cells() - 1, slot);
+        Some(match self.kind {
+            LeafKind::Slots => characters(&self.pool, buffer(&self.pool, cell)? + key.len() + 1),
+            _ => text_get(&self.pool, cell),
         })
     }
 
     fn leaf_of(&self, key: &[u8]) -> (&[u8], &LeafKeys) {
-        let found = self.keys.range::<[u8], _>((Bound::Unbounded, Bound::Included(key))).next_back();
+        let found = self.leaves.range::<[u8], _>((Bound::Unbounded, Bound::Included(key))).next_back();
         found.map(|(low, leaf)| (low.as_slice(), leaf)).expect("the first leaf has all that is low")
     }
 
     fn fill(&mut self, low: &[u8], slot: usize, hash: u8, key: &[u8], value: &[u8]) -> Result<()> {
-        let leaf = self.keys.get_mut(low).expect("it was just found");
-        let pool = &mut self.pool;
-        match self.leaves {
-            LeafKind::Slots => {
-                let at = slot_at(leaf.at, slot);
-                pool.snapshot(at, SLOT_LEN);
-                let before = pool.u64(at + 16) as usize;
-                // Both end with a zero byte.
-                let buffer = pool.allocate(key.len() + value.len() + 2)?;
-                pool.store(buffer, key);
-                pool.store(buffer + key.len() + 1, value);
-                let mut place = [0; SLOT_LEN];
-                place[0] = hash;
-                place[4..8].copy_from_slice(&(key.len() as u32).to_le_bytes());
-                place[8..12].copy_from_slice(&(value.len() as u32).to_le_bytes());
-                place[16..24].copy_from_slice(&(buffer as u64).to_le_bytes());
-                pool.store(at, &place);
-                if before != 0 {
-                    pool.release(before);
-                }
+        let leaf = self.leaves.get_mut(low).expect("it was just found");
+        let (pool, cell) = (&mut self.pool, |row| self.kind.cell(leaf.at, row, slot));
+        if self.kind == LeafKind::Slots {
+            let lengths = [key.len(), value.len()].map(|len| (len as u32).to_le_bytes()).concat();
+            cell_set(pool, cell(0), &[&[hash, 0, 0, 0], &lengths[..]].concat(), &[key, &[0], value].concat())?;
+        } else {
+            if leaf.hashes[slot] == 0 {
+                text_set(pool, cell(0), key)?;
             }
-            LeafKind::NaiveCopy | LeafKind::CopyOrSwap => {
-                if leaf.hashes[slot] == 0 {
-                    text_set(pool, key_at(leaf.at, slot), key)?;
-                }
-                text_set(pool, value_at(leaf.at, slot), value)?;
-                set_hash(pool, leaf.at, slot, hash);
-            }
+            text_set(pool, cell(1), value)?;
+            set_hash(pool, leaf.at, slot, hash);
         }
         (leaf.hashes[slot], leaf.keys[slot]) = (hash, Some(key.to_vec()));
         Ok(())
@@ -167,48 +158,25 @@ impl LeafTree {
     /// Splits the leaf with the lowest key `low` and returns the lowest key of the half to which `key` belongs. The
     /// split key is the middle one of all keys and the new one; larger keys move to the same slots of the new leaf.
     fn split(&mut self, low: &[u8], key: &[u8]) -> Result<Vec<u8>> {
-        let new = self.pool.allocate(self.leaves.len())?;
-        let leaf = self.keys.get_mut(low).expect("it was just found");
+        let new = self.pool.allocate(self.kind.next() + NEXT_LEN)?;
+        let leaf = self.leaves.get_mut(low).expect("it was just found");
         let mut keys: Vec<&[u8]> = leaf.keys.iter().flatten().map(Vec::as_slice).chain([key]).collect();
         keys.sort_unstable();
         let (split_key, first_above) = (keys[SLOTS / 2].to_vec(), keys[SLOTS / 2 + 1].to_vec());
-        let mut moved = LeafKeys { at: new, hashes: [0; SLOTS], keys: vec![None; SLOTS] };
+        let mut moved = LeafKeys::new(new);
         for slot in (0..SLOTS).rev() {
             if leaf.keys[slot].as_ref().is_some_and(|key| *key > split_key) {
-                relocate(&mut self.pool, self.leaves, leaf.at, new, slot, leaf.hashes[slot])?;
+                relocate(&mut self.pool, self.kind, leaf.at, new, slot, leaf.hashes[slot])?;
                 moved.hashes[slot] = std::mem::take(&mut leaf.hashes[slot]);
                 moved.keys[slot] = leaf.keys[slot].take();
             }
         }
         // The list contains the new leaf before the old one, whatever the order of their keys.
-        let next = self.leaves.len() - NEXT_LEN;
-        self.pool.store(new + next, &(leaf.at as u64).to_le_bytes());
+        self.pool.store(new + self.kind.next(), &(leaf.at as u64).to_le_bytes());
         let goes_up = *key > *split_key;
-        self.keys.insert(first_above.clone(), moved);
+        self.leaves.insert(first_above.clone(), moved);
         Ok(if goes_up { first_above } else { low.to_vec() })
     }
-}
-
-impl LeafKeys {
-    fn slot_of(&self, key: &[u8], hash: u8) -> Option<usize> {
-        (0..SLOTS).find(|slot| self.hashes[*slot] == hash && self.keys[*slot].as_deref() == Some(key))
-    }
-
-    fn free_slot(&self) -> Option<usize> {
-        self.hashes.iter().position(|hash| *hash == 0)
-    }
-}
-
-fn slot_at(leaf: usize, slot: usize) -> usize {
-    leaf + slot * SLOT_LEN
-}
-
-fn key_at(leaf: usize, slot: usize) -> usize {
-    leaf + SLOTS + slot * TEXT_LEN
-}
-
-fn value_at(leaf: usize, slot: usize) -> usize {
-    key_at(leaf, SLOTS) + slot * TEXT_LEN
 }
 
 /// Eight hashes share one entry of the journal.
@@ -217,75 +185,73 @@ fn set_hash(pool: &mut LeafPool, leaf: usize, slot: usize, hash: u8) {
     pool.store(leaf + slot, &[hash]);
 }
 
-fn relocate(pool: &mut LeafPool, leaves: LeafKind, from: usize, to: usize, slot: usize, hash: u8) -> Result<()> {
-    if leaves == LeafKind::Slots {
-        swap(pool, slot_at(from, slot), slot_at(to, slot), SLOT_LEN);
-        return Ok(());
-    }
-    for (old, new) in [(key_at(from, slot), key_at(to, slot)), (value_at(from, slot), value_at(to, slot))] {
-        if leaves == LeafKind::CopyOrSwap && !text_is_short(pool, old) {
-            swap(pool, old, new, TEXT_LEN);
-        } else {
-            let characters = text_get(pool, old);
-            text_set(pool, new, &characters)?;
-            // A short string that is marked unused by its hash may stay.
-            if leaves == LeafKind::NaiveCopy {
-                text_set(pool, old, b"")?;
-            }
+/// Moves a slot to the same place of another leaf.
+fn relocate(pool: &mut LeafPool, kind: LeafKind, from: usize, to: usize, slot: usize, hash: u8) -> Result<()> {
+    for row in 0..kind.cells() {
+        let (old, new) = (kind.cell(from, row, slot), kind.cell(to, row, slot));
+        if kind != LeafKind::NaiveCopy && buffer(pool, old).is_some() {
+            swap(pool, old, new);
+            continue;
+        }
+        let characters = text_get(pool, old);
+        text_set(pool, new, &characters)?;
+        // A short string that is marked unused by its hash may stay.
+        if kind == LeafKind::NaiveCopy {
+            text_set(pool, old, b"")?;
         }
     }
-    set_hash(pool, to, slot, hash);
-    set_hash(pool, from, slot, 0);
+    if kind != LeafKind::Slots {
+        set_hash(pool, to, slot, hash);
+        set_hash(pool, from, slot, 0);
+    }
     Ok(())
 }
 
-/// Bytes of a string inside a leaf: 16 for characters, and a pointer of 16.
-const TEXT_LEN: usize = 32;
-/// Characters that need no buffer.
-const INLINE_MAX: usize = 15;
-const POINTER: usize = 16;
-
-fn buffer(pool: &LeafPool, at: usize) -> Option<usize> {
-    Some(pool.u64(at + POINTER) as usize).filter(|buffer| *buffer != 0)
+/// The buffer of a cell; `None` if its characters are inside the leaf.
+fn buffer(pool: &LeafPool, cell: usize) -> Option<usize> {
+    Some(pool.u64(cell + POINTER) as usize).filter(|buffer| *buffer != 0)
 }
 
-/// Whether the characters are stored inside the leaf.
-fn text_is_short(pool: &LeafPool, at: usize) -> bool {
-    buffer(pool, at).is_none()
-}
-
-/// The characters.
-fn text_get(pool: &LeafPool, at: usize) -> Vec<u8> {
-    let from = buffer(pool, at).unwrap_or(at);
+/// The characters from an address up to a zero byte.
+fn characters(pool: &LeafPool, from: usize) -> Vec<u8> {
     (from..).map(|at| pool.bytes(at, 1)[0]).take_while(|byte| *byte != 0).collect()
 }
 
-/// Changes the string; it has no zero byte.
-///
-/// # Errors
-/// If the pool is full.
-fn text_set(pool: &mut LeafPool, at: usize, characters: &[u8]) -> Result<()> {
-    pool.snapshot(at, TEXT_LEN);
-    let before = buffer(pool, at);
-    let mut place = [0; TEXT_LEN];
+fn text_get(pool: &LeafPool, cell: usize) -> Vec<u8> {
+    characters(pool, buffer(pool, cell).unwrap_or(cell))
+}
+
+/// Changes a string, which has no zero byte.
+fn text_set(pool: &mut LeafPool, cell: usize, characters: &[u8]) -> Result<()> {
     if characters.len() <= INLINE_MAX {
-        place[..characters.len()].copy_from_slice(characters);
+        cell_set(pool, cell, characters, b"")
     } else {
-        // Allocated memory is all zeros, so the string ends with a zero byte.
-        let buffer = pool.allocate(characters.len() + 1)?;
-        pool.store(buffer, characters);
-        place[POINTER..POINTER + 8].copy_from_slice(&(buffer as u64).to_le_bytes());
+        cell_set(pool, cell, b"", characters)
     }
-    pool.store(at, &place);
+}
+
+/// Changes a cell: the bytes in the leaf, and those in a new buffer, if there are any. An error if the pool is full.
+fn cell_set(pool: &mut LeafPool, cell: usize, inside: &[u8], outside: &[u8]) -> Result<()> {
+    pool.snapshot(cell, CELL_LEN);
+    let before = buffer(pool, cell);
+    let mut bytes = [0; CELL_LEN];
+    bytes[..inside.len()].copy_from_slice(inside);
+    if !outside.is_empty() {
+        // Allocated memory is all zeros, so the string ends with a zero byte.
+        let buffer = pool.allocate(outside.len() + 1)?;
+        pool.store(buffer, outside);
+        bytes[POINTER..POINTER + 8].copy_from_slice(&(buffer as u64).to_le_bytes());
+    }
+    pool.store(cell, &bytes);
     before.into_iter().for_each(|buffer| pool.release(buffer));
     Ok(())
 }
 
-/// Exchanges two ranges of that length.
-fn swap(pool: &mut LeafPool, one: usize, other: usize, len: usize) {
-    pool.snapshot(one, len);
-    pool.snapshot(other, len);
-    let (first, second) = (pool.bytes(one, len).to_vec(), pool.bytes(other, len).to_vec());
+/// Exchanges two cells.
+fn swap(pool: &mut LeafPool, one: usize, other: usize) {
+    pool.snapshot(one, CELL_LEN);
+    pool.snapshot(other, CELL_LEN);
+    let (first, second) = (pool.bytes(one, CELL_LEN).to_vec(), pool.bytes(other, CELL_LEN).to_vec());
     pool.store(one, &second);
     pool.store(other, &first);
 }
@@ -325,7 +291,7 @@ mod tests {
                     tree.put(key, &value).unwrap();
                     model.insert(key.clone(), value);
                 }
-                assert!(tree.splits().0 > 50);
+                assert!(tree.splits > 50);
                 for (key, value) in &model {
                     assert_eq!(tree.get(key).as_ref(), Some(value), "{leaves:?}");
                 }
@@ -345,7 +311,7 @@ mod tests {
             for i in (1..=48u32).map(|i| i * 29 % 49).chain([0]) {
                 tree.put(format!("{i:020}").as_bytes(), &[b'v'; 800]).unwrap();
             }
-            let (splits, counts) = tree.splits();
+            let (splits, counts) = (tree.splits, tree.in_splits);
             assert_eq!((splits, counts.fences), (1, fences), "{leaves:?}");
             let payload = 24 * (20 + 800);
             assert_eq!(counts.stored > payload, leaves == LeafKind::NaiveCopy, "{leaves:?}: {counts:?}");
@@ -360,7 +326,7 @@ mod tests {
             let mut tree = LeafTree::new(pool, leaves).unwrap();
             let n = 10_000u32;
             (0..n).for_each(|i| tree.put(format!("{i:020}").as_bytes(), &[b'v'; 800]).unwrap());
-            let each = tree.pool().bytes_taken() as f64 / f64::from(n);
+            let each = tree.pool.bytes_taken() as f64 / f64::from(n);
             assert!((each / bytes - 1.0).abs() < 0.06, "{leaves:?}: {each} bytes a record");
         }
     }
@@ -369,23 +335,23 @@ mod tests {
     fn strings_of_every_length_round_trip_and_swap() {
         let (_dir, mut pool) = scratch(4 << 20);
         pool.begin();
-        let (one, other) = (pool.allocate(TEXT_LEN).unwrap(), pool.allocate(TEXT_LEN).unwrap());
+        let (one, other) = (pool.allocate(CELL_LEN).unwrap(), pool.allocate(CELL_LEN).unwrap());
         pool.commit();
         for len in 0..70 {
             let characters = vec![b'a' + len as u8 % 26; len];
             pool.begin();
             text_set(&mut pool, one, &characters).unwrap();
             text_set(&mut pool, other, b"the other one, of some length").unwrap();
-            swap(&mut pool, one, other, TEXT_LEN);
+            swap(&mut pool, one, other);
             pool.commit();
             assert_eq!(text_get(&pool, other), characters);
             assert_eq!(text_get(&pool, one), b"the other one, of some length");
-            assert_eq!(text_is_short(&pool, other), len <= 15);
+            assert_eq!(buffer(&pool, other).is_none(), len <= 15);
         }
         pool.begin();
         text_set(&mut pool, other, b"").unwrap();
         pool.commit();
-        assert!(text_is_short(&pool, other) && text_get(&pool, other).is_empty());
+        assert!(buffer(&pool, other).is_none() && text_get(&pool, other).is_empty());
         assert!(pool.bytes_taken() < 2000, "buffers are used again");
     }
 }

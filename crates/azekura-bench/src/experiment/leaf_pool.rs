@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::Result;
+use anyhow::bail;
 use derive_more::{AddAssign, Sub};
 use memmap2::MmapMut;
 use std::collections::HashMap;
@@ -179,7 +180,7 @@ impl LeafPool {
                 self.end += taken;
                 self.end - taken
             }
-            None => return Err("the pool is full".into()),
+            None => bail!("the pool is full"),
         };
         self.write(start, &(taken as u64).to_le_bytes());
         self.open.push(start..start + HEADER + len);

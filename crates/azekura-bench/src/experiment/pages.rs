@@ -2,15 +2,14 @@
 //!
 //! The parent packs them into one file, so that its children need not search for tens of thousands of files each.
 
-use crate::engine::api::object;
+use crate::engine::object;
 use crate::error::{Result, wrong};
 use crate::measure::disk::files;
 use crate::workload::data::{self, Zipfian, below, shuffle};
+use anyhow::ensure;
 use rand::rngs::SmallRng;
 use rand_distr::{Distribution, LogNormal};
 use serde_json::{Map, Value, json};
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,41 +20,47 @@ const KEY_BYTES_MAX: usize = 400;
 const PART_MAX: u64 = 32;
 const SEED: u64 = 41;
 
-/// Which pages are wanted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
-    /// No smaller pages.
-    pub(crate) least_bytes: u64,
-    /// As many pages as have this many bytes together.
-    pub(crate) total_bytes: u64,
-    /// Most pages.
-    pub(crate) pages: u64,
-}
-
 /// A key and a page.
 type Page = (Vec<u8>, Vec<u8>);
 
-/// Writes pages from below `asked` into the file `to`; without it from the documentation of the Rust toolchain, or
-/// generated ones if there is none. Returns `pages_from`, `pages`, `page_bytes` and `mean_page_bytes`.
-///
-/// # Errors
-/// There are no pages in the directory that was asked for; those of reading and writing.
-pub(crate) fn pack(asked: Option<&Path>, wanted: Wanted, to: &Path) -> Result<Map<String, Value>> {
+/// Writes pages of at least `least_bytes`, `total_bytes` together, into the file `to`: pages below `asked`; without it
+/// from the documentation of the Rust toolchain, or generated ones if there is none. Returns `pages_from`, `pages`,
+/// `page_bytes` and `mean_page_bytes`.
+pub(crate) fn pack(asked: Option<&Path>, least_bytes: u64, total_bytes: u64, to: &Path) -> Result<Map<String, Value>> {
+    let (mut from, mut pages) = ("files", Vec::new());
     if let Some(dir) = asked.map(Path::to_path_buf).or_else(documentation) {
-        let (pages, bytes) = write(html_files(&dir, wanted)?.map(|path| read_page(&dir, &path)), wanted, to)?;
-        if pages > 0 {
-            return Ok(summary("files", pages, bytes));
-        } else if asked.is_some() {
-            return Err(format!("there are no HTML pages below {}", dir.display()).into());
-        }
+        let files = html_files(&dir, least_bytes.max(1), total_bytes / PART_MAX)?.into_iter();
+        pages = take(
+            files.map(|path| Ok((path.strip_prefix(&dir)?.as_os_str().as_bytes().to_vec(), std::fs::read(&path)?))),
+            total_bytes,
+        )?;
+        ensure!(!pages.is_empty() || asked.is_none(), "there are no HTML pages below {}", dir.display());
     }
-    let (pages, bytes) = write(generated(wanted).map(Ok), wanted, to)?;
-    Ok(summary("generated", pages, bytes))
+    if pages.is_empty() {
+        (from, pages) = ("generated", generated(least_bytes, total_bytes)?);
+    }
+    std::fs::write(to, postcard::to_stdvec(&pages)?)?;
+    let bytes: u64 = pages.iter().map(|(_, page)| page.len() as u64).sum();
+    let mean = bytes as f64 / pages.len() as f64;
+    Ok(object(json!({"pages_from": from, "pages": pages.len(), "page_bytes": bytes, "mean_page_bytes": mean})))
 }
 
-fn summary(from: &str, pages: u64, bytes: u64) -> Map<String, Value> {
-    let mean = bytes as f64 / pages.max(1) as f64;
-    object(json!({"pages_from": from, "pages": pages, "page_bytes": bytes, "mean_page_bytes": mean}))
+/// The first pages that have `total_bytes` together.
+fn take(pages: impl Iterator<Item = Result<Page>>, total_bytes: u64) -> Result<Vec<Page>> {
+    let mut left = total_bytes;
+    let is_wanted = |page: &Result<Page>| {
+        let wanted = left > 0;
+        left = left.saturating_sub(page.as_ref().map_or(0, |(_, page)| page.len() as u64));
+        wanted
+    };
+    pages.take_while(is_wanted).collect()
+}
+
+fn generated(least_bytes: u64, total_bytes: u64) -> Result<Vec<Page>> {
+    let mut generator = Generator::new(SEED);
+    let key = |number: u64| format!("site/{:02x}/page{number}.html", number % 251).into_bytes();
+    let pages = (1..).map(|number| (key(number), generator.page().into_bytes()));
+    take(pages.filter(|(_, page)| page.len() as u64 >= least_bytes).map(Ok), total_bytes)
 }
 
 /// The directory in which the toolchain has its documentation, if it has any.
@@ -65,65 +70,25 @@ fn documentation() -> Option<PathBuf> {
     (output.status.success() && dir.is_dir()).then_some(dir)
 }
 
-/// The HTML files of a fitting size below `dir`, in a random order.
-fn html_files(dir: &Path, wanted: Wanted) -> Result<impl Iterator<Item = PathBuf>> {
+/// The HTML files below `dir` of `least` to `most` bytes, in a random order.
+fn html_files(dir: &Path, least: u64, most: u64) -> Result<Vec<PathBuf>> {
     std::fs::read_dir(dir)?; // a missing directory is an error
-    let sizes = wanted.least_bytes.max(1)..=wanted.total_bytes / PART_MAX;
+    let longest = dir.as_os_str().len() + 1 + KEY_BYTES_MAX;
     let is_html = |path: &Path| path.extension().is_some_and(|end| end == "html" || end == "htm");
-    let found = files(dir).filter(|(path, metadata)| is_html(path) && sizes.contains(&metadata.len()));
+    let found = files(dir).filter(|(path, metadata)| is_html(path) && (least..=most).contains(&metadata.len()));
     let mut found: Vec<PathBuf> = found.map(|(path, _)| path).collect();
     shuffle(&mut found, SEED);
-    let longest = dir.as_os_str().len() + 1 + KEY_BYTES_MAX;
-    Ok(found.into_iter().filter(move |path| path.as_os_str().len() <= longest))
-}
-
-fn read_page(dir: &Path, path: &Path) -> Result<Page> {
-    Ok((path.strip_prefix(dir)?.as_os_str().as_bytes().to_vec(), std::fs::read(path)?))
-}
-
-fn generated(wanted: Wanted) -> impl Iterator<Item = Page> {
-    let mut generator = Generator::new(SEED);
-    let page = move |number: u64| (format!("site/{:02x}/page{number}.html", number % 251), generator.page());
-    let pages = (1..).map(page).filter(move |(_, page)| page.len() as u64 >= wanted.least_bytes);
-    pages.map(|(key, page)| (key.into_bytes(), page.into_bytes()))
-}
-
-/// Writes as many pages as are wanted, each after the lengths of its key and itself; returns their number and bytes.
-fn write(pages: impl Iterator<Item = Result<Page>>, wanted: Wanted, to: &Path) -> Result<(u64, u64)> {
-    let (mut file, mut count, mut bytes) = (BufWriter::new(File::create(to)?), 0, 0);
-    for page in pages {
-        let (key, page) = page?;
-        for len in [key.len(), page.len()] {
-            file.write_all(&u32::try_from(len)?.to_le_bytes())?;
-        }
-        file.write_all(&key)?;
-        file.write_all(&page)?;
-        (count, bytes) = (count + 1, bytes + page.len() as u64);
-        if bytes >= wanted.total_bytes || count >= wanted.pages {
-            break;
-        }
-    }
-    file.flush()?;
-    Ok((count, bytes))
+    found.retain(|path| path.as_os_str().len() <= longest);
+    Ok(found)
 }
 
 /// Packed pages, in memory. Immutable.
 pub(crate) struct Pages(Vec<Page>);
 
 impl Pages {
-    /// The pages that were packed into a file, at least one.
+    /// The pages that were packed into a file.
     pub(crate) fn read(path: &Path) -> Result<Pages> {
-        fn split<'a>(packed: &mut &'a [u8], len: usize) -> Result<&'a [u8]> {
-            Ok(packed.split_off(..len).ok_or("the packed pages end within a page")?)
-        }
-        let packed = std::fs::read(path)?;
-        let (mut rest, mut pages) = (packed.as_slice(), Vec::new());
-        while !rest.is_empty() || pages.is_empty() {
-            let [key, page] = [split(&mut rest, 4)?, split(&mut rest, 4)?]
-                .map(|len| len.iter().rev().fold(0, |len, byte| len << 8 | usize::from(*byte)));
-            pages.push((split(&mut rest, key)?.to_vec(), split(&mut rest, page)?.to_vec()));
-        }
-        Ok(Pages(pages))
+        Ok(Pages(postcard::from_bytes(&std::fs::read(path)?)?))
     }
 
     /// The number of pages. Larger indices are copies, with another key and a comment before the page.
@@ -153,16 +118,12 @@ impl Pages {
         out.extend_from_slice(page);
     }
 
-    /// Compares `found` with that page, to the last byte.
-    ///
-    /// # Errors
-    /// They differ.
+    /// Compares `found` with that page, to the last byte; an error if they differ.
     pub(crate) fn check(&self, index: u64, version: u64, found: &[u8]) -> Result<()> {
         let ((_, page), copy) = self.find(index);
-        match found.strip_prefix(comment(version, copy).as_bytes()) == Some(page) {
-            true => Ok(()),
-            false => Err(wrong(format!("page {index} in version {version} was returned with other content"))),
-        }
+        let right = found.strip_prefix(comment(version, copy).as_bytes()) == Some(page);
+        ensure!(right, wrong(format!("page {index} in version {version} was returned with other content")));
+        Ok(())
     }
 }
 
@@ -223,19 +184,16 @@ impl Generator {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Generator, MEDIAN_BYTES, Pages, Wanted, generated, pack, write};
+    use super::{Generator, MEDIAN_BYTES, Pages, generated, pack};
     use crate::error::{ErrorKind, KnownError};
     use std::collections::BTreeSet;
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    const ALL: Wanted = Wanted { least_bytes: 0, total_bytes: 1 << 20, pages: u64::MAX };
-
     /// A few hundred generated pages of at least 1 KiB, in the file that is given.
     pub(crate) fn small_pack(dir: &Path) -> PathBuf {
         let to = dir.join("pages");
-        let wanted = Wanted { least_bytes: 1024, total_bytes: 600_000, pages: 60 };
-        write(generated(wanted).map(Ok), wanted, &to).unwrap();
+        fs::write(&to, postcard::to_stdvec(&generated(1024, 400_000).unwrap()).unwrap()).unwrap();
         to
     }
 
@@ -247,7 +205,7 @@ pub(crate) mod tests {
             fs::write(dir.path().join("in").join(name), text).unwrap();
         }
         let to = dir.path().join("pages");
-        let packed = pack(Some(&dir.path().join("in")), ALL, &to).unwrap();
+        let packed = pack(Some(&dir.path().join("in")), 0, 1 << 20, &to).unwrap();
         let summary = ["pages_from", "pages", "page_bytes", "mean_page_bytes"].map(|field| packed[field].to_string());
         assert_eq!(summary, ["\"files\"", "2", "6", "3.0"]);
         let pages = Pages::read(&to).unwrap();
@@ -267,9 +225,9 @@ pub(crate) mod tests {
             let front = if name.contains('?') { comment } else { "" };
             assert_eq!((key.as_str(), page.as_str()), (name, format!("{front}{text}").as_str()));
         }
-        assert!(pack(Some(&dir.path().join("in/none")), ALL, &to).is_err());
+        assert!(pack(Some(&dir.path().join("in/none")), 0, 1 << 20, &to).is_err());
         fs::create_dir(dir.path().join("void")).unwrap();
-        let error = pack(Some(&dir.path().join("void")), ALL, &to).unwrap_err().to_string();
+        let error = pack(Some(&dir.path().join("void")), 0, 1 << 20, &to).unwrap_err().to_string();
         assert!(error.contains("no HTML pages"), "{error}");
     }
 
@@ -277,7 +235,7 @@ pub(crate) mod tests {
     fn as_many_pages_as_wanted_are_generated_and_small_ones_left_out() {
         let dir = tempfile::tempdir().unwrap();
         let pages = Pages::read(&small_pack(dir.path())).unwrap();
-        assert!((20..=60).contains(&pages.count()), "{}", pages.count());
+        assert!((10..=100).contains(&pages.count()), "{}", pages.count());
         let (mut page, mut other) = (Vec::new(), Vec::new());
         for index in 0..pages.count() {
             pages.page(index, 0, &mut page);

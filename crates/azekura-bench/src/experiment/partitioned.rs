@@ -11,26 +11,24 @@
 //! If the baseline holds much memory beside its cache, the round is an error. The peer cannot run on the simulated
 //! disk; its time there follows from the number and bytes of its reads.
 
-use crate::engine::api::object;
 use crate::engine::azekura::open_with;
 use crate::engine::registry::{self, settle};
-use crate::engine::{Engine, Options};
-use crate::error::{Error, Result, wrong};
-use crate::experiment::rounds::{Context, Rounds, put_range};
-use crate::experiment::tree;
+use crate::engine::{Engine, Options, object};
+use crate::error::{Result, wrong};
+use crate::experiment::rounds::{Context, Question, Rounds, put_range};
 use crate::experiment::watch_fs::{DiskSpeed, SECTOR, Traffic, WatchFs};
-use crate::measure::clock::repeat;
 use crate::measure::disk;
-use crate::measure::process::Usage;
+use crate::measure::process::{Usage, repeat};
 use crate::workload::Shape;
-use crate::workload::data::{FIRST_GENERATION, Zipfian, below, rng};
+use crate::workload::data::{BatchBuffer, FIRST_GENERATION, Zipfian, below, rng};
+use anyhow::ensure;
 use azekura::{CompactionStrategy, DirectIo, LeveledOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Adjacent records that form one node.
 const NODE: u64 = 100;
@@ -46,37 +44,30 @@ const MANY_THREADS: u64 = 4;
 /// The baseline may hold this part of its cache's size beside it.
 const HELD: u64 = 8;
 
-/// How index and filter are stored, and which parts of them may be evicted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum TableLayout {
-    /// The baseline: index and filter are cached whole.
-    Unpartitioned,
-    /// Partitions are cached, their top level is pinned.
-    Partitioned,
-    /// The same tables; the top level may be evicted too.
-    TopInCache,
-    /// The peer, unpartitioned.
-    Peer,
-}
+/// The index modulo this decides in which step of loading a record is written.
+const RESIDUES: u64 = 20;
+/// Runs of level 0 that are merged, by the defaults of both engines.
+const RUNS_MERGED: u64 = 4;
+const BOTTOM: &[u64] = &[1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 16, 17, 18, 19];
+const LEVEL_ABOVE: &[u64] = &[5, 15];
+const LEVEL_0: [&[u64]; 2] = [&[0], &[10]];
+/// Longest time that a merge may take.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-const LAYOUTS: [TableLayout; 4] =
-    [TableLayout::Unpartitioned, TableLayout::Partitioned, TableLayout::TopInCache, TableLayout::Peer];
-
-impl TableLayout {
-    /// Its name in fields; that of the engine for the peer.
-    fn name(self) -> &'static str {
-        match self {
-            TableLayout::Unpartitioned => "unpartitioned",
-            TableLayout::Partitioned => "partitioned",
-            TableLayout::TopInCache => "top-in-cache",
-            TableLayout::Peer => "rocksdb-direct",
-        }
-    }
-}
+/// How index and filter are stored, and which parts of them may be evicted. The baseline: they are cached whole.
+const UNPARTITIONED: &str = "unpartitioned";
+/// Partitions are cached, their top level is pinned.
+const PARTITIONED: &str = "partitioned";
+/// The same tables; the top level may be evicted too.
+const TOP_IN_CACHE: &str = "top-in-cache";
+/// The peer, unpartitioned.
+const PEER: &str = "rocksdb-direct";
+const LAYOUTS: [&str; 4] = [UNPARTITIONED, PARTITIONED, TOP_IN_CACHE, PEER];
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct PartitionedTask {
-    layout: TableLayout,
+    /// One of [`LAYOUTS`].
+    layout: String,
     dir: PathBuf,
     n: u64,
     table_bytes: u64,
@@ -98,55 +89,50 @@ fn shape(n: u64) -> Shape {
     Shape { n, key_size: 8, least_value: 8, value_size: 8, sequential: true }
 }
 
-fn variant_name(place: &str, layout: TableLayout) -> String {
-    format!("{place}-{}", layout.name())
-}
-
 pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
     // With fewer records tables are smaller, so that as many of their filters fit the cache.
     let (n, table_bytes) = context.size((1_500_000, 27 << 16), (60_000_000, 64 << 20));
     let (warm_s, seconds, rounds) = context.size((0.15, 0.2, 1), (1.5, 1.5, 2));
-    let choice = "nodes of 100 neighbouring records by a zipfian law, 0.99, scrambled; fields with _uniform: uniform";
     let mut answer = object(json!({
-        "records": n, "record_bytes": shape(1).total_bytes(), "table_bytes": table_bytes, "hdd": HDD, "choice": choice,
+        "records": n, "record_bytes": shape(1).total_bytes(), "table_bytes": table_bytes, "hdd": HDD,
     }));
-    let mut databases = Vec::new();
+    let mut databases: Vec<PartitionedTask> = Vec::new();
     let mut data = 0;
     for layout in LAYOUTS {
         // Both partitioned layouts read the same tables.
-        let stored = if layout == TableLayout::TopInCache { TableLayout::Partitioned } else { layout };
-        let task = |dir| PartitionedTask { layout, dir, n, table_bytes, reading: None };
-        if stored != layout {
-            databases.push(task(context.scratch.path.join(stored.name())));
-            continue;
-        }
-        if let Err(why) = if layout == TableLayout::Peer { registry::check(layout.name()) } else { Ok(()) } {
+        let is_stored = layout != TOP_IN_CACHE;
+        let dir = context.scratch.join(if is_stored { layout } else { PARTITIONED });
+        if layout == PEER
+            && let Err(why) = registry::check(PEER)
+        {
             answer.insert("no_peer_because".into(), json!(why.to_string()));
             continue;
         }
-        databases.push(task(context.scratch.fresh(layout.name())?));
-        let loaded = context.child(&json!(databases.last()))?;
-        eprintln!("{} loaded: {}", layout.name(), json!(loaded));
-        if layout == TableLayout::Unpartitioned {
-            data = loaded["levels"].as_array().into_iter().flatten().filter_map(|level| level["bytes"].as_u64()).sum();
+        let task = PartitionedTask { layout: layout.into(), dir, n, table_bytes, reading: None };
+        if is_stored {
+            let loaded = context.child(&json!(task))?;
+            eprintln!("{layout} loaded: {}", json!(loaded));
+            if layout == UNPARTITIONED {
+                let levels = loaded["levels"].as_array().into_iter().flatten();
+                data = levels.filter_map(|level| level["bytes"].as_u64()).sum();
+            }
+            answer.insert(format!("loaded_{}", layout.replace('-', "_")), Value::Object(loaded));
         }
-        answer.insert(format!("loaded_{}", layout.name().replace('-', "_")), Value::Object(loaded));
+        databases.push(task);
     }
-    if data == 0 {
-        return Err("the database that was loaded has no tables".into());
-    }
+    ensure!(data > 0, "the database that was loaded has no tables");
     answer.insert("data_bytes".into(), json!(data));
     let mut variants = Vec::new();
     for (place, real_device, part) in PLACES {
         let reading = Reading { real_device, cache_bytes: data / part, warm_s, seconds };
         answer.insert(format!("{}_cache_bytes", place.replace('-', "_")), json!(reading.cache_bytes));
-        for task in databases.iter().filter(|task| real_device || task.layout != TableLayout::Peer) {
+        for task in databases.iter().filter(|task| real_device || task.layout != PEER) {
             let timed = PartitionedTask { reading: Some(reading), ..task.clone() };
-            variants.push((variant_name(place, task.layout), json!(timed)));
+            variants.push((format!("{place}-{}", task.layout), json!(timed)));
         }
     }
     let all = context.interleave(&variants, rounds)?;
-    put_ratios(&all, &mut answer);
+    put(&all, &mut answer)?;
     answer.insert("rounds".into(), all.json());
     Ok(answer)
 }
@@ -164,8 +150,8 @@ fn open(task: &PartitionedTask, cache_bytes: u64, evictable: bool, fs: Option<&W
     let table_bytes = Some(task.table_bytes);
     // The memtable is flushed explicitly.
     let options = Options { cache_bytes, table_bytes, ..Options::cached(8 * task.table_bytes) };
-    if task.layout == TableLayout::Peer {
-        return registry::open(task.layout.name(), &task.dir, &options);
+    if task.layout == PEER {
+        return registry::open(&task.layout, &task.dir, &options);
     }
     let leveled = LeveledOptions {
         target_file_size: task.table_bytes,
@@ -178,9 +164,9 @@ fn open(task: &PartitionedTask, cache_bytes: u64, evictable: bool, fs: Option<&W
     };
     open_with(&task.dir, &options, configure, |own| {
         own.compaction_strategy(CompactionStrategy::Leveled(leveled))
-            .partition_index_and_filters(task.layout != TableLayout::Unpartitioned)
+            .partition_index_and_filters(task.layout != UNPARTITIONED)
             .cache_index_and_filter_blocks(evictable)
-            .pin_top_level(task.layout != TableLayout::TopInCache)
+            .pin_top_level(task.layout != TOP_IN_CACHE)
     })
 }
 
@@ -188,14 +174,14 @@ fn open(task: &PartitionedTask, cache_bytes: u64, evictable: bool, fs: Option<&W
 fn load(task: &PartitionedTask) -> Result<Map<String, Value>> {
     let (shape, start) = (shape(task.n), Instant::now());
     let engine = open(task, LOAD_CACHE_BYTES, false, None)?;
-    tree::load_lower_levels(engine.as_ref(), &shape)?;
+    load_lower_levels(engine.as_ref(), &shape)?;
     let settled = settle(&[engine.as_ref()], start.elapsed())?;
     engine.close()?;
     let engine = open(task, LOAD_CACHE_BYTES, false, Some(&WatchFs::on_disk(false, false)))?;
-    tree::load_level_0(engine.as_ref(), &shape)?;
+    load_level_0(engine.as_ref(), &shape)?;
     let load_s = start.elapsed().as_secs_f64();
     engine.sync()?;
-    let tables = engine.tables()?;
+    let tables = disk::number_of_tables(&task.dir) as u64;
     let step = (task.n / (8 * tables.max(1))).max(1);
     for index in (0..task.n).step_by(usize::try_from(step)?) {
         shape.get(engine.as_ref(), index, &mut Vec::new())?;
@@ -222,10 +208,8 @@ fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>>
         for (threads, suffix) in [(MANY_THREADS, suffixes[1]), (1, suffixes[0])] {
             let (gets, seconds, traffic, used) = sample(threads, reading.seconds)?;
             // Of the peer's reads only their number is known: each counts as a seek.
-            let traffic = match task.layout {
-                TableLayout::Peer => Traffic { reads: used.reads, seeks: used.reads, bytes: used.device_read_bytes },
-                _ => traffic,
-            };
+            let counted = Traffic { reads: used.reads, seeks: used.reads, bytes: used.device_read_bytes };
+            let traffic = if task.layout == PEER { counted } else { traffic };
             let simulated = traffic.seconds(HDD) + used.cpu_s;
             for (name, figure) in [
                 ("ops_per_s", gets / if reading.real_device { seconds } else { simulated }),
@@ -242,9 +226,8 @@ fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>>
     let stats = engine.stats();
     engine.close()?;
     let (held, cache) = (stats.get("held_bytes").and_then(Value::as_u64).unwrap_or(0), reading.cache_bytes);
-    if task.layout == TableLayout::Unpartitioned && held > cache / HELD {
-        return Err(format!("tables hold {held} bytes beside a cache of {cache}: the baseline is flattered").into());
-    }
+    let fair = task.layout != UNPARTITIONED || held <= cache / HELD;
+    ensure!(fair, "tables hold {held} bytes beside a cache of {cache}: the baseline is flattered");
     let fields = "held_bytes cache_used_bytes data_hits data_misses index_hits index_misses filter_hits filter_misses";
     let own = fields.split(' ').map(|name| (name.to_owned(), stats.get(name).cloned().unwrap_or_default()));
     answer.extend(own);
@@ -277,47 +260,26 @@ fn sample(
     };
     let gets = thread::scope(|scope| {
         let readers: Vec<_> = (1..=threads).map(|thread| scope.spawn(move || read(thread))).collect();
-        let join = |reader: thread::ScopedJoinHandle<'_, Result<u64>>| {
-            reader.join().map_err(|_| Error::from("a thread panicked"))?
-        };
-        readers.into_iter().map(join).sum::<Result<u64>>()
+        readers.into_iter().map(|reader| reader.join().expect("a thread panicked")).sum::<Result<u64>>()
     })?;
     Ok((gets as f64, start.elapsed().as_secs_f64(), fs.traffic() - traffic, Usage::now() - used))
 }
 
 /// The ratios and losses of all rounds.
-fn put_ratios(all: &Rounds, answer: &mut Map<String, Value>) {
-    let [whole, parts, top, _] = LAYOUTS.map(|layout| variant_name("hdd", layout));
-    let small = LAYOUTS.map(|layout| variant_name("ssd-small", layout));
-    let large = LAYOUTS.map(|layout| variant_name("ssd-large", layout));
+fn put(all: &Rounds, answer: &mut Map<String, Value>) -> Result<()> {
+    Question::named("partitioned")?.put_figures(all, answer);
     let losses = ["ssd_loss_unpartitioned", "ssd_loss_partitioned", "ssd_loss_top_in_cache", "ssd_loss_peer"];
     for suffix in SUFFIXES {
-        let [ops, hdd_ops, bytes] =
-            ["ops_per_s", "hdd_ops_per_s", "bytes_per_get"].map(|field| format!("{field}{suffix}"));
-        for (name, field, over, under) in [
-            ("hdd_throughput_ratio", &ops, &parts, &whole),
-            ("bytes_per_read_ratio", &bytes, &whole, &parts),
-            ("ssd_throughput_ratio", &ops, &small[1], &small[0]),
-            ("top_level_pinned_hdd_ratio", &ops, &parts, &top),
-            ("top_level_pinned_ssd_ratio", &ops, &small[1], &small[2]),
-            // The ratio of times is that of rates inverted.
-            ("baseline_vs_peer", &ops, &small[3], &small[0]),
-            ("hdd_baseline_vs_peer", &hdd_ops, &small[3], &small[0]),
-            ("hdd_throughput_ratio_to_peer", &hdd_ops, &small[1], &small[3]),
-        ] {
-            all.put(answer, &format!("{name}{suffix}"), field, over, under);
-        }
-        for (i, name) in losses.iter().enumerate() {
-            let lost =
-                all.ratio(&ops, &small[i], &large[i]).map(|[median, low, high]| [1.0 - median, 1.0 - high, 1.0 - low]);
+        let ops = format!("ops_per_s{suffix}");
+        for (layout, name) in LAYOUTS.into_iter().zip(losses) {
+            let kept = all.ratio(&ops, &format!("ssd-small-{layout}"), &format!("ssd-large-{layout}"));
+            let lost = kept.map(|[median, low, high]| [1.0 - median, 1.0 - high, 1.0 - low]);
             put_range(answer, &format!("{name}{suffix}"), lost);
         }
-        answer.insert(format!("hdd_most_ratio{suffix}"), json!(all.median(&whole, &ops).map(most_ratio)));
+        let whole = all.median("hdd-unpartitioned", &ops);
+        answer.insert(format!("hdd_most_ratio{suffix}"), json!(whole.map(most_ratio)));
     }
-    let held = ["unpartitioned_held_bytes", "top_level_pinned_held_bytes", "top_level_cached_held_bytes"];
-    for (name, variant) in held.iter().zip(&small) {
-        answer.insert((*name).into(), json!(all.median(variant, "held_bytes")));
-    }
+    Ok(())
 }
 
 /// The throughput ratio on the simulated disk if the other side read only one block for each get, which spans two
@@ -326,21 +288,78 @@ fn most_ratio(baseline_ops_per_s: f64) -> f64 {
     1.0 / (baseline_ops_per_s * Traffic { reads: 1, seeks: 1, bytes: 2 * SECTOR }.seconds(HDD))
 }
 
+/// Writes all records except those of level 0: a full bottom level and a level of a tenth of it above. Each is written
+/// in ascending order, so that little is rewritten, and spread over the key space.
+fn load_lower_levels(engine: &dyn Engine, shape: &Shape) -> Result<()> {
+    for (residues, flushes) in [(BOTTOM, 16), (LEVEL_ABOVE, RUNS_MERGED)] {
+        for part in 0..flushes {
+            let indices = part * shape.n / flushes..(part + 1) * shape.n / flushes;
+            put_all(engine, shape, indices.filter(|index| residues.contains(&(index % RESIDUES))))?;
+            engine.flush()?;
+            if (part + 1) % RUNS_MERGED == 0 {
+                merge_level_0(engine, shape)?; // otherwise the number of runs depends on timing
+            }
+        }
+    }
+    settle(&[engine], Duration::from_secs(1)).map(|_| ())
+}
+
+/// Writes the remaining records as two runs of level 0, half of the number that is merged. An engine that merges them
+/// when it is idle must be prevented from that.
+fn load_level_0(engine: &dyn Engine, shape: &Shape) -> Result<()> {
+    for residues in LEVEL_0 {
+        put_all(engine, shape, (0..shape.n).filter(|index| residues.contains(&(index % RESIDUES))))?;
+        engine.flush()?;
+    }
+    Ok(())
+}
+
+/// Waits until the runs of level 0 are merged. If they are too few for a merge, two records are written once more in
+/// runs of their own. A peer that does not report its runs is left as it settled.
+fn merge_level_0(engine: &dyn Engine, shape: &Shape) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        settle(&[engine], Duration::from_millis(200))?;
+        match engine.stats().get("levels").and_then(|levels| levels[0]["runs"].as_u64()) {
+            None | Some(0) => return Ok(()),
+            Some(runs) => {
+                ensure!(start.elapsed() < SETTLE_TIMEOUT, "{runs} runs are not merged");
+                put_all(engine, shape, [1, shape.n - 1].into_iter())?;
+                engine.flush()?;
+            }
+        }
+    }
+}
+
+fn put_all(engine: &dyn Engine, shape: &Shape, indices: impl Iterator<Item = u64>) -> Result<()> {
+    let (mut batch, mut indices) = (BatchBuffer::default(), indices.peekable());
+    while indices.peek().is_some() {
+        batch.put(engine, shape, indices.by_ref())?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{HDD, PartitionedTask, Reading, SUFFIXES, TableLayout, most_ratio, put_ratios, variant};
-    use crate::engine::api::object;
+    use super::{
+        HDD, PARTITIONED, PartitionedTask, Reading, SUFFIXES, TOP_IN_CACHE, UNPARTITIONED, load_level_0,
+        load_lower_levels, most_ratio, put, shape, variant,
+    };
+    use crate::engine::azekura::open_with;
+    use crate::engine::memory::{Lie, Memory};
+    use crate::engine::{Engine, Options, Scan, object};
     use crate::error::Result;
     use crate::experiment::rounds::Rounds;
+    use azekura::{CompactionStrategy, LeveledOptions};
     use serde_json::{Map, Value, json};
     use std::path::Path;
 
     /// Loads, or reads with a device and a cache.
-    fn run(dir: &Path, layout: TableLayout, reading: Option<(bool, u64)>) -> Result<Map<String, Value>> {
-        let stored = if layout == TableLayout::TopInCache { TableLayout::Partitioned } else { layout };
+    fn run(dir: &Path, layout: &str, reading: Option<(bool, u64)>) -> Result<Map<String, Value>> {
+        let stored = if layout == TOP_IN_CACHE { PARTITIONED } else { layout };
         let of = |(real_device, cache_bytes)| Reading { real_device, cache_bytes, warm_s: 0.1, seconds: 0.05 };
-        let (dir, reading) = (dir.join(stored.name()), reading.map(of));
-        variant(json!(PartitionedTask { layout, dir, n: 250_000, table_bytes: 280 << 10, reading }))
+        let (dir, reading) = (dir.join(stored), reading.map(of));
+        variant(json!(PartitionedTask { layout: layout.into(), dir, n: 250_000, table_bytes: 280 << 10, reading }))
     }
 
     fn number(answer: &Map<String, Value>, field: &str) -> f64 {
@@ -351,10 +370,10 @@ mod tests {
     #[test]
     fn partitions_need_fewer_bytes_and_nothing_is_held() {
         let (dir, cache) = (tempfile::tempdir().unwrap(), 160 << 10);
-        let loaded = run(dir.path(), TableLayout::Unpartitioned, None).unwrap();
+        let loaded = run(dir.path(), UNPARTITIONED, None).unwrap();
         assert!(number(&loaded, "tables") > 5.0 && number(&loaded, "held_bytes") > cache as f64, "{loaded:?}");
-        run(dir.path(), TableLayout::Partitioned, None).unwrap();
-        let layouts = [TableLayout::Unpartitioned, TableLayout::Partitioned, TableLayout::TopInCache];
+        run(dir.path(), PARTITIONED, None).unwrap();
+        let layouts = [UNPARTITIONED, PARTITIONED, TOP_IN_CACHE];
         let [whole, parts, top] = layouts.map(|layout| run(dir.path(), layout, Some((false, cache))).unwrap());
         for answer in [&whole, &parts, &top] {
             for suffix in SUFFIXES {
@@ -372,10 +391,10 @@ mod tests {
         );
         assert!(number(&whole, "held_bytes") < cache as f64 / 8.0, "{whole:?}");
         assert!(number(&parts, "held_bytes") > number(&top, "held_bytes"), "{parts:?} {top:?}");
-        let real = run(dir.path(), TableLayout::Partitioned, Some((true, cache))).unwrap();
+        let real = run(dir.path(), PARTITIONED, Some((true, cache))).unwrap();
         assert!(SUFFIXES.iter().all(|suffix| number(&real, &format!("ops_per_s{suffix}")) > 0.0));
         // With so small a cache tables hold their filters themselves, which flatters the baseline.
-        let error = run(dir.path(), TableLayout::Unpartitioned, Some((false, 20 << 10))).unwrap_err();
+        let error = run(dir.path(), UNPARTITIONED, Some((false, 20 << 10))).unwrap_err();
         assert!(error.to_string().contains("beside a cache of 20480"), "{error}");
     }
 
@@ -399,7 +418,7 @@ mod tests {
             }
         }
         let mut answer = Map::new();
-        put_ratios(&all, &mut answer);
+        put(&all, &mut answer).unwrap();
         for (field, wanted) in [
             ("hdd_throughput_ratio", 57.5 / 5.0),
             ("ssd_loss_unpartitioned", 1.0 - 21.0 / 38.0),
@@ -419,5 +438,37 @@ mod tests {
         // 2 MB and three seeks for each get, against a seek and 8 KiB.
         let seconds = 3.0 / 120.0 + 0.02;
         assert!((most_ratio(1.0 / seconds) - seconds / (1.0 / 120.0 + 8192.0 / 100e6)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn every_record_is_written() {
+        for n in [20, 999, 20_001] {
+            let memory = Memory::new(Lie::None);
+            load_lower_levels(&memory, &shape(n)).unwrap();
+            load_level_0(&memory, &shape(n)).unwrap();
+            assert_eq!(memory.scan(Scan::First, u64::MAX, &mut |_, _| ()).unwrap(), n);
+        }
+    }
+
+    #[test]
+    fn tree_has_two_runs_above_two_levels() {
+        let leveled =
+            LeveledOptions { target_file_size: 140 << 10, base_level_size: 560 << 10, ..LeveledOptions::default() };
+        let (dir, shape) = (tempfile::tempdir().unwrap(), shape(125_000));
+        let open = |workers: Option<usize>| {
+            let strategy = CompactionStrategy::Leveled(leveled.clone());
+            let configure = |config: azekura::Config| workers.map_or(config.clone(), |workers| config.workers(workers));
+            open_with(dir.path(), &Options::cached(4 << 20), configure, |own| own.compaction_strategy(strategy))
+                .unwrap()
+        };
+        let engine = open(None);
+        load_lower_levels(engine.as_ref(), &shape).unwrap();
+        engine.close().unwrap();
+        let engine = open(Some(0));
+        load_level_0(engine.as_ref(), &shape).unwrap();
+        let stats = engine.stats();
+        let runs: Vec<u64> = stats["levels"].as_array().unwrap().iter().filter_map(|l| l["runs"].as_u64()).collect();
+        assert_eq!((runs[0], runs.iter().sum::<u64>()), (2, 4), "{stats:?}");
+        assert_eq!(engine.scan(Scan::First, u64::MAX, &mut |_, _| ()).unwrap(), 125_000);
     }
 }

@@ -1,13 +1,12 @@
 //! Times point reads of a database of small records, and lookups inside its data blocks alone.
 
-use crate::engine::Engine;
-use crate::engine::api::object;
 use crate::engine::registry::settle;
+use crate::engine::{Engine, object};
 use crate::error::{Result, wrong};
-use crate::measure::clock::{repeat, repeat_on};
 use crate::measure::disk;
-use crate::measure::process::{Usage, thread_cpu_s};
+use crate::measure::process::{Usage, repeat, repeat_on, thread_cpu_s};
 use crate::workload::data::{FIRST_GENERATION, MISSING, SMALL_RECORDS, below, load, rng, shuffle};
+use anyhow::ensure;
 use azekura::fs::{DiskFs, Fs};
 use azekura::inspect::{DataBlockPosition, DataBlocks};
 use serde_json::{Map, Value, json};
@@ -16,10 +15,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How the lookups are measured; part of the answer.
-pub(crate) const HOW: &str = "CPU time of the thread in lookups of present keys inside of the loaded data blocks \
-     alone, random order, each after the answer of the one before, less the same loop that stops before the block; not \
-     in it: memtable, filter, index, cache, the key's hash, the copy of the value";
 /// Reads, and lookups, between two readings of the clock.
 const BUNDLES: (u64, u64) = (256, 2048);
 /// The place of a record in the data blocks, and its key.
@@ -82,15 +77,12 @@ pub(crate) fn time_blocks(dir: &Path, n: u64, seconds: f64) -> Result<Map<String
         Ok(key) => picks.push((place, key)),
         Err(_) => foreign += 1,
     })?;
-    if picks.is_empty() || picks.len() as u64 != n || foreign > 0 {
-        return Err(wrong(format!("blocks have {} records and {foreign} others, not {n}", picks.len())));
-    }
+    let complete = !picks.is_empty() && picks.len() as u64 == n && foreign == 0;
+    ensure!(complete, wrong(format!("blocks have {} records and {foreign} others, not {n}", picks.len())));
     shuffle(&mut picks, 11);
     let find = |(place, key): &BlockPick| blocks.find(*place, key);
     for pick in picks.iter().step_by(CHECK_EVERY) {
-        if find(pick)? != Some(SMALL_RECORDS.value_size) {
-            return Err(wrong("a block does not find one of its records"));
-        }
+        ensure!(find(pick)? == Some(SMALL_RECORDS.value_size), wrong("a block does not find one of its records"));
     }
     let walk = |seconds, expected: usize, ask: &dyn Fn(&BlockPick) -> azekura::Result<Option<usize>>| {
         let (mut at, mut differences) = (0usize, 0);
@@ -102,7 +94,8 @@ pub(crate) fn time_blocks(dir: &Path, n: u64, seconds: f64) -> Result<Map<String
             at = if at >= picks.len() { 0 } else { at };
             Ok(())
         })?;
-        if differences == 0 { Ok(timed) } else { Err(wrong("a lookup in a block returned another value than before")) }
+        ensure!(differences == 0, wrong("a lookup in a block returned another value than before"));
+        Ok(timed)
     };
     let own = walk(seconds / 4.0, SMALL_RECORDS.key_size, &|(place, key)| blocks.lookup_overhead(*place, key))?;
     let all = walk(seconds, SMALL_RECORDS.value_size, &find)?;

@@ -1,17 +1,78 @@
 //! Interleaves variants, A B A B, and combines their rounds. A missing figure or 0 makes no ratio: the field is null.
 
-use crate::engine::api::object;
+use crate::engine::object;
 use crate::error::Result;
-use crate::measure::disk::Scratch;
 use crate::measure::meter::median;
-use crate::report::compare::ratio;
+use crate::measure::meter::ratio;
 use crate::task::child::ask;
+use anyhow::Context as _;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 /// Time limit of one variant in one round.
 const LIMIT: Duration = Duration::from_secs(600);
+
+/// One experiment of the list.
+#[derive(Deserialize)]
+pub(crate) struct Question {
+    pub(crate) name: String,
+    pub(crate) about: String,
+    /// Fields of every answer that explain its figures.
+    #[serde(default)]
+    pub(crate) fields: Map<String, Value>,
+    /// Ratios of medians: name, field of the rounds, variants above and below.
+    #[serde(default)]
+    ratios: Vec<(String, String, String, String)>,
+    /// What is appended to the names and fields of ratios.
+    #[serde(default = "no_suffix")]
+    suffixes: Vec<String>,
+    /// Medians: name, field of the rounds, variant, factor.
+    #[serde(default)]
+    figures: Vec<(String, String, String, f64)>,
+    /// The bounds that figures should keep: field, `at_most` or `at_least`, bound.
+    #[serde(default)]
+    targets: Vec<(String, String, f64)>,
+}
+
+fn no_suffix() -> Vec<String> {
+    vec![String::new()]
+}
+
+/// The list of experiments.
+pub(crate) static QUESTIONS: LazyLock<Vec<Question>> =
+    LazyLock::new(|| serde_json::from_str(include_str!("experiments.json")).expect("a test parses the file"));
+
+impl Question {
+    /// The experiment of that name.
+    pub(crate) fn named(name: &str) -> Result<&'static Question> {
+        let found = QUESTIONS.iter().find(|one| one.name == name);
+        found.with_context(|| format!("no experiment is called `{name}`; `--list` names them"))
+    }
+
+    /// Inserts the ratios and figures of the list.
+    pub(crate) fn put_figures(&self, all: &Rounds, answer: &mut Map<String, Value>) {
+        for suffix in &self.suffixes {
+            for (name, field, top, bottom) in &self.ratios {
+                all.put(answer, &format!("{name}{suffix}"), &format!("{field}{suffix}"), top, bottom);
+            }
+        }
+        for (name, field, variant, factor) in &self.figures {
+            answer.insert(name.clone(), json!(all.median(variant, field).map(|figure| figure * factor)));
+        }
+    }
+
+    /// Inserts `targets`: each bound, its figure, and whether it is met; null without a figure.
+    pub(crate) fn put_targets(&self, answer: &mut Map<String, Value>) {
+        for (field, word, bound) in &self.targets {
+            let is = answer.get(field).and_then(Value::as_f64);
+            let met = is.map(|is| if word == "at_most" { is <= *bound } else { is >= *bound });
+            answer.entry("targets").or_insert_with(|| json!({}))[field] = json!({word: bound, "is": is, "met": met});
+        }
+    }
+}
 
 /// The settings and directories of an experiment.
 pub(crate) struct Context<'a> {
@@ -20,24 +81,17 @@ pub(crate) struct Context<'a> {
     /// Whether less data and shorter rounds are wanted.
     pub(crate) quick: bool,
     /// Where its databases go.
-    pub(crate) scratch: &'a Scratch,
+    pub(crate) scratch: &'a Path,
     /// A directory in memory.
     pub(crate) memory_dir: &'a Path,
     /// The directory of HTML pages, if one was given.
     pub(crate) pages: Option<&'a Path>,
-    /// Where series and charts go.
-    pub(crate) out: &'a Path,
 }
 
 impl Context<'_> {
     /// One of two sizes.
     pub(crate) fn size<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
-    }
-
-    /// A directory of this run in memory, removed when dropped.
-    pub(crate) fn memory(&self) -> Result<Scratch> {
-        Scratch::create(self.memory_dir, self.scratch.keep)
     }
 
     /// Has a child process carry out `task` and returns its answer.
@@ -50,7 +104,7 @@ impl Context<'_> {
         let mut answers = Rounds::default();
         for round in 1..=rounds {
             for (name, task) in variants {
-                let answer = self.child(task).map_err(|error| format!("{name}: {error}"))?;
+                let answer = self.child(task).with_context(|| name.clone())?;
                 eprintln!("{name} round {round} of {rounds}: {}", Value::Object(answer.clone()));
                 answers.add(name, answer);
             }
@@ -109,40 +163,16 @@ impl Rounds {
     }
 }
 
-/// A table of objects with the same members as CSV; the members' names come first. No text may contain a comma.
-pub(crate) fn csv(rows: &[Map<String, Value>]) -> String {
-    let cell = |value: &Value| match value {
-        Value::Null => String::new(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    let names = rows.first().map(|row| row.keys().cloned().collect::<Vec<_>>().join(","));
-    let lines = rows.iter().map(|row| row.values().map(cell).collect::<Vec<_>>().join(","));
-    names.into_iter().chain(lines).map(|line| line + "\n").collect()
-}
-
 /// Inserts a number and its range.
 pub(crate) fn put_range(answer: &mut Map<String, Value>, name: &str, number: Option<[f64; 3]>) {
     answer.insert(name.to_owned(), json!(number.map(|[median, ..]| median)));
     answer.entry("ranges").or_insert_with(|| json!({}))[name] = json!(number.map(|[_, low, high]| [low, high]));
 }
 
-/// A bound that a figure should keep: the bound, the figure, and whether it is met; null without a figure.
-pub(crate) fn target(word: &str, bound: f64, is: Option<f64>) -> Value {
-    let met = is.map(|is| if word == "at_most" { is <= bound } else { is >= bound });
-    json!({word: bound, "is": is, "met": met})
-}
-
-/// The targets of an answer: field, `at_most` or `at_least`, bound.
-pub(crate) fn targets(answer: &Map<String, Value>, wanted: &[(&str, &str, f64)]) -> Map<String, Value> {
-    let is = |field: &str| answer.get(field).and_then(Value::as_f64);
-    wanted.iter().map(|(field, word, bound)| ((*field).to_owned(), target(word, *bound, is(field)))).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Rounds, targets};
-    use crate::engine::api::object;
+    use super::{Question, Rounds};
+    use crate::engine::object;
     use serde_json::{Map, Value, json};
 
     fn rounds(variants: &[(&str, &[Value])]) -> Rounds {
@@ -175,9 +205,12 @@ mod tests {
         all.put(&mut answer, "some", "ns", "half", "good");
         all.put(&mut answer, "none", "ns", "good", "zero");
         assert_eq!(json!(answer), json!({"some": 2.0, "none": null, "ranges": {"some": [2.0, 2.0], "none": null}}));
-        let judged = targets(&answer, &[("some", "at_most", 1.5), ("some", "at_least", 1.5), ("none", "at_most", 1.0)]);
-        assert_eq!(json!(judged)["some"], json!({"at_least": 1.5, "is": 2.0, "met": true}));
-        assert_eq!(json!(judged)["none"]["met"], Value::Null);
+        let list = json!({
+            "name": "", "about": "", "targets": [["some", "at_least", 1.5], ["none", "at_most", 1.0]],
+        });
+        serde_json::from_value::<Question>(list).unwrap().put_targets(&mut answer);
+        assert_eq!(answer["targets"]["some"], json!({"at_least": 1.5, "is": 2.0, "met": true}));
+        assert_eq!(answer["targets"]["none"]["met"], Value::Null);
     }
 
     #[test]

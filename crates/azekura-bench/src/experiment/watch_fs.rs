@@ -11,7 +11,7 @@ use derive_more::{Debug, Sub};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Direct reads are done in whole sectors.
 pub(crate) const SECTOR: u64 = 4096;
@@ -93,14 +93,9 @@ impl Counters {
 }
 
 /// The counters, shared by all open files.
-#[derive(Clone, Debug, Default)]
-struct SharedCounters(Arc<Mutex<Counters>>);
+type SharedCounters = Arc<Mutex<Counters>>;
 
-impl SharedCounters {
-    fn with<T>(&self, act: impl FnOnce(&mut Counters) -> T) -> T {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
+const POISONED: &str = "a thread panicked while it counted";
 
 /// The file system. A clone has the same counters.
 #[derive(Clone, Debug)]
@@ -120,20 +115,18 @@ impl WatchFs {
     }
 
     pub(crate) fn traffic(&self) -> Traffic {
-        self.counters.with(|counters| counters.traffic)
+        self.counters.lock().expect(POISONED).traffic
     }
 
     pub(crate) fn written(&self) -> Written {
-        self.counters.with(|counters| counters.written)
+        self.counters.lock().expect(POISONED).written
     }
 
     fn opened(&self, path: &Path, inner: Result<Arc<dyn File>>) -> Result<Arc<dyn File>> {
         let extension = path.extension().map_or_else(String::new, |end| end.to_string_lossy().into_owned());
-        let id = self.counters.with(|counters| {
-            counters.files += 1;
-            counters.files
-        });
-        let counters = self.counters.clone();
+        let mut counters = self.counters.lock().expect(POISONED);
+        counters.files += 1;
+        let (id, counters) = (counters.files, Arc::clone(&self.counters));
         Ok(Arc::new(Watched { inner: inner?, id, extension, counters, persistent: self.persistent }))
     }
 }
@@ -187,14 +180,14 @@ struct Watched<T> {
 
 impl<T> Watched<T> {
     fn wrote(&self, bytes: &[u8]) {
-        self.counters.with(|counters| *counters.written.of(&self.extension) += bytes.len() as u64);
+        *self.counters.lock().expect(POISONED).written.of(&self.extension) += bytes.len() as u64;
     }
 }
 
 impl File for Watched<Arc<dyn File>> {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let got = self.inner.read_at(buf, offset)?;
-        self.counters.with(|counters| counters.read(self.id, offset, got as u64));
+        self.counters.lock().expect(POISONED).read(self.id, offset, got as u64);
         Ok(got)
     }
 

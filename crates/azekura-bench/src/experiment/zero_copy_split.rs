@@ -3,30 +3,39 @@
 //! Every tree uses a file in memory that is treated as persistent: every persistent store is flushed and fenced by
 //! the processor's own instructions, in pools as in the trees of 2017. `…_slots` in the name of a ratio: not a pool but
 //! the document's own leaf, on the allocator and the journal of its time. Seconds are those of all puts; keys are made
-//! before. Space is the size of all allocations; that of a pool includes its leaves and its header.
+//! before. Space is the size of all allocations; that of a pool includes its leaves and its header. Records are those
+//! of the third founding document: decimal keys, values of letters; no byte is zero.
 
-use crate::engine::api::object;
 use crate::engine::azekura::{in_pool, open_with};
-use crate::engine::{Engine, Options, registry};
+use crate::engine::{Engine, Options, object, registry};
 use crate::error::{Result, wrong};
 use crate::experiment::leaf::{LeafKind, LeafTree};
 use crate::experiment::leaf_pool::LeafPool;
-use crate::experiment::records::{ORDERS, Order, Records};
-use crate::experiment::rounds::{Context, Rounds, csv};
+use crate::experiment::rounds::{Context, Rounds};
 use crate::experiment::watch_fs::WatchFs;
 use crate::measure::disk;
 use crate::measure::process::Usage;
-use crate::report::chart::{Series, lines};
+use crate::workload::data::shuffle;
+use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// The baseline.
+const BASE: &str = "copy_or_swap";
+const OURS: &str = "ours";
+/// A pool without flushes and fences: it survives the end of the process.
+const UNFLUSHED: &str = "unflushed";
 /// The peer on the same memory.
 const PEER: &str = "heed";
 /// Sizes of keys and values; the document's come first.
 const SIZES: [(usize, usize); 3] = [(20, 800), (20, 15), (10, 4)];
+/// Orders of the puts as suffixes of fields; the document's own order has none.
+const ORDERS: [&str; 3] = ["", "_random", "_descending"];
+/// Values begin at this many different offsets of the same text.
+const PERIOD: usize = 251;
 /// Points of the curve of one case.
 const POINTS: u64 = 50;
 /// One record of this many is read back.
@@ -50,107 +59,88 @@ const DOCUMENT: [(&str, Option<f64>, f64); 4] = [
     ("storage_ratio_10_4", None, 1.0),
 ];
 
-/// The kind of tree that is filled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum TreeKind {
-    CopyOrSwap,
-    NaiveCopy,
-    Slots,
-    Ours,
-    /// A pool without flushes and fences: it survives the end of the process.
-    Unflushed,
-    Peer,
-}
-
-impl TreeKind {
-    fn name(self) -> &'static str {
-        match self {
-            TreeKind::CopyOrSwap => "copy_or_swap",
-            TreeKind::NaiveCopy => "naive_copy",
-            TreeKind::Slots => "slots",
-            TreeKind::Ours => "ours",
-            TreeKind::Unflushed => "unflushed",
-            TreeKind::Peer => PEER,
-        }
-    }
-}
-
-/// One kind of tree, filled with records of one size in one order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// One kind of tree, filled with `n` records of one size in one order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct SplitCase {
-    kind: TreeKind,
+    kind: String,
+    n: u64,
     key_len: usize,
     value_len: usize,
-    order: Order,
+    /// One of [`ORDERS`].
+    order: String,
 }
 
 impl SplitCase {
     /// The records, as suffix of fields.
     fn records(&self) -> String {
-        format!("{}_{}{}", self.key_len, self.value_len, self.order.suffix())
+        format!("{}_{}{}", self.key_len, self.value_len, self.order)
     }
 
     fn name(&self) -> String {
-        format!("{}_{}", self.kind.name(), self.records())
+        format!("{}_{}", self.kind, self.records())
     }
 
-    /// Whether the document has a figure for it.
-    fn is_the_documents(&self) -> bool {
-        (self.key_len, self.value_len) == SIZES[0] && self.order == Order::Sequential
+    fn bytes(&self) -> u64 {
+        self.n * (self.key_len + self.value_len) as u64
+    }
+
+    /// All keys in the order of the puts, in one buffer: decimal numbers of `key_len` digits.
+    fn keys(&self) -> Vec<u8> {
+        let mut ranks: Vec<u64> = (0..self.n).collect();
+        match self.order.as_str() {
+            "_random" => shuffle(&mut ranks, self.n),
+            "_descending" => ranks.reverse(),
+            _ => {}
+        }
+        ranks.into_iter().flat_map(|rank| format!("{rank:0len$}", len = self.key_len).into_bytes()).collect()
+    }
+
+    /// The text that [`SplitCase::value`] takes values from.
+    fn text(&self) -> Vec<u8> {
+        (0..PERIOD + self.value_len).map(|at| (at % PERIOD) as u8 + 1).collect()
+    }
+
+    /// The value of the `i`-th key.
+    fn value<'t>(&self, text: &'t [u8], i: usize) -> &'t [u8] {
+        &text[i % PERIOD..][..self.value_len]
     }
 }
 
 /// All cases; cases of the same records are adjacent.
-fn cases() -> Vec<SplitCase> {
+fn cases(n: u64) -> Vec<SplitCase> {
     let mut cases = Vec::new();
     for (key_len, value_len) in SIZES {
         for order in ORDERS {
-            let case = |kind| SplitCase { kind, key_len, value_len, order };
-            cases.extend([TreeKind::CopyOrSwap, TreeKind::NaiveCopy, TreeKind::Slots, TreeKind::Ours].map(case));
-            if case(TreeKind::Ours).is_the_documents() {
-                cases.push(case(TreeKind::Unflushed));
-                cases.extend(registry::check(PEER).is_ok().then_some(case(TreeKind::Peer)));
+            let mut kinds = vec![BASE, "naive_copy", "slots", OURS];
+            if (key_len, value_len, order) == (SIZES[0].0, SIZES[0].1, ORDERS[0]) {
+                kinds.push(UNFLUSHED);
+                kinds.extend(registry::check(PEER).is_ok().then_some(PEER));
             }
+            let case = |kind: &str| SplitCase { kind: kind.into(), n, key_len, value_len, order: order.into() };
+            cases.extend(kinds.into_iter().map(case));
         }
     }
     cases
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct SplitTask {
-    case: SplitCase,
-    n: u64,
-    dir: PathBuf,
-}
-
 pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
     let (n, rounds, more) = context.size((50_000, 3, 2), (1_000_000, 3, 2));
-    let (memory, cases) = (context.memory()?, cases());
-    let task = |case: &SplitCase| -> Result<(String, Value)> {
-        Ok((case.name(), json!(SplitTask { case: *case, n, dir: memory.fresh(&case.name())? })))
-    };
-    let variants = cases.iter().map(task).collect::<Result<Vec<_>>>()?;
-    let of_document = cases.iter().filter(|case| case.is_the_documents()).map(task).collect::<Result<Vec<_>>>()?;
-    let mut all = context.interleave(&variants, rounds)?;
+    let (memory, cases) = (disk::scratch(context.memory_dir)?, cases(n));
+    let task = |case: &SplitCase| (case.name(), json!((case, memory.path().join(case.name()))));
+    let mut all = context.interleave(&cases.iter().map(task).collect::<Vec<_>>(), rounds)?;
+    // The records for which the document has figures.
+    let of_document: Vec<_> = cases.iter().filter(|case| case.records() == "20_800").map(task).collect();
     all.extend(context.interleave(&of_document, more)?);
     let mut answer = object(json!({"records": n}));
     put(&mut answer, &all, &cases);
-    disk::write(context.out, "zero-copy-split.csv", &csv(&rows(&all, &cases)))?;
-    if let Some(chart) = chart(&all, &cases) {
-        disk::write(context.out, "zero-copy-split.svg", &chart)?;
-    }
     answer.insert("rounds".into(), all.json());
     Ok(answer)
 }
 
 pub(crate) fn variant(task: Value) -> Result<Map<String, Value>> {
-    let SplitTask { case, n, dir } = serde_json::from_value(task)?;
-    let SplitCase { kind, key_len, value_len, order } = case;
-    let records = Records { n, key_len, value_len, order };
+    let (case, dir): (SplitCase, PathBuf) = serde_json::from_value(task)?;
     disk::remove(&dir)?;
-    let filled = Filled::create(kind, &dir, &records)?;
-    let answer = fill(filled, &dir, &records)?;
+    let answer = fill(Filled::create(&case, &dir)?, &dir, &case)?;
     disk::remove(&dir)?;
     Ok(answer)
 }
@@ -162,27 +152,27 @@ enum Filled {
 }
 
 impl Filled {
-    fn create(kind: TreeKind, dir: &Path, records: &Records) -> Result<Filled> {
+    fn create(case: &SplitCase, dir: &Path) -> Result<Filled> {
         std::fs::create_dir_all(dir)?;
-        let leaves = match kind {
-            TreeKind::CopyOrSwap => LeafKind::CopyOrSwap,
-            TreeKind::NaiveCopy => LeafKind::NaiveCopy,
-            TreeKind::Slots => LeafKind::Slots,
-            TreeKind::Peer => return Ok(Filled::Engine(registry::open(PEER, dir, &Options::cached(MEMTABLE_BYTES))?)),
-            TreeKind::Ours | TreeKind::Unflushed => {
-                let options = Options { data_bytes: records.bytes(), ..Options::cached(MEMTABLE_BYTES) };
-                let fs = WatchFs::on_disk(true, kind == TreeKind::Ours);
-                let configure =
-                    |config: azekura::Config| if kind == TreeKind::Ours { config.fs(Arc::new(fs)) } else { config };
-                let engine = open_with(dir, &options, configure, |own| in_pool(own, &options))?;
-                let level = engine.stats()["pool"]["level"].clone();
-                if kind == TreeKind::Ours && level != "PowerLoss" {
-                    return Err(format!("a pool that should flush and fence is of the level {level}").into());
-                }
-                return Ok(Filled::Engine(engine));
+        let options = Options { data_bytes: case.bytes(), ..Options::cached(MEMTABLE_BYTES) };
+        let leaves = match case.kind.as_str() {
+            PEER => return Ok(Filled::Engine(registry::open(PEER, dir, &options)?)),
+            UNFLUSHED => {
+                let pool = open_with(dir, &options, |config| config, |own| in_pool(own, &options))?;
+                return Ok(Filled::Engine(pool));
             }
+            OURS => {
+                let fs = Arc::new(WatchFs::on_disk(true, true));
+                let pool = open_with(dir, &options, |config| config.fs(fs), |own| in_pool(own, &options))?;
+                let level = pool.stats()["pool"]["level"].clone();
+                ensure!(level == "PowerLoss", "a pool that should flush and fence is of the level {level}");
+                return Ok(Filled::Engine(pool));
+            }
+            "slots" => LeafKind::Slots,
+            "naive_copy" => LeafKind::NaiveCopy,
+            _ => LeafKind::CopyOrSwap,
         };
-        let len = (records.bytes() + records.n * BESIDE + (64 << 20)).next_multiple_of(1 << 20);
+        let len = (case.bytes() + case.n * BESIDE + (64 << 20)).next_multiple_of(1 << 20);
         let pool = LeafPool::create(&dir.join("pool"), usize::try_from(len)?)?;
         Ok(Filled::Leaves(Box::new(LeafTree::new(pool, leaves)?)))
     }
@@ -208,9 +198,9 @@ impl Filled {
         let engine = match self {
             Filled::Engine(engine) => engine,
             Filled::Leaves(tree) => {
-                let ((splits, counts), all) = (tree.splits(), tree.pool().counts);
+                let (splits, counts, all) = (tree.splits, tree.in_splits, tree.pool.counts);
                 return Ok(object(json!({
-                    "taken_bytes": tree.pool().bytes_taken(), "flushed_by": tree.pool().flushes_by(), "splits": splits,
+                    "taken_bytes": tree.pool.bytes_taken(), "flushed_by": tree.pool.flushes_by(), "splits": splits,
                     "split_stored_bytes": counts.stored, "split_flushed_lines": counts.lines,
                     "split_fences": counts.fences, "stored_bytes": all.stored, "flushed_lines": all.lines,
                     "fences": all.fences,
@@ -231,28 +221,26 @@ impl Filled {
 }
 
 /// Puts all records, reads some of them back, and returns the figures.
-fn fill(mut filled: Filled, dir: &Path, records: &Records) -> Result<Map<String, Value>> {
-    let (keys, text) = (records.keys(), records.text());
-    let every = (records.n / POINTS).max(1) as usize;
+fn fill(mut filled: Filled, dir: &Path, case: &SplitCase) -> Result<Map<String, Value>> {
+    let (keys, text) = (case.keys(), case.text());
+    let every = (case.n / POINTS).max(1) as usize;
     let mut course = Vec::new();
     let (before, start) = (Usage::now(), Instant::now());
-    for (i, key) in keys.chunks(records.key_len).enumerate() {
+    for (i, key) in keys.chunks(case.key_len).enumerate() {
         if i % every == 0 {
             course.push((i, start.elapsed().as_secs_f64()));
         }
-        filled.put(key, records.value(&text, i))?;
+        filled.put(key, case.value(&text, i))?;
     }
     let seconds = start.elapsed().as_secs_f64();
     let cpu_s = (Usage::now() - before).cpu_s;
-    course.push((records.n as usize, seconds));
-    for (i, key) in keys.chunks(records.key_len).enumerate().step_by(STEP) {
-        if !filled.has(key, records.value(&text, i))? {
-            return Err(wrong(format!("record {i} is missing or wrong")));
-        }
+    course.push((case.n as usize, seconds));
+    for (i, key) in keys.chunks(case.key_len).enumerate().step_by(STEP) {
+        ensure!(filled.has(key, case.value(&text, i))?, wrong(format!("record {i} is missing or wrong")));
     }
-    let n = records.n as f64;
+    let n = case.n as f64;
     let mut answer = object(json!({
-        "seconds": seconds, "put_us": seconds * 1e6 / n, "cpu_us": cpu_s * 1e6 / n, "user_bytes": records.bytes(),
+        "seconds": seconds, "put_us": seconds * 1e6 / n, "cpu_us": cpu_s * 1e6 / n, "user_bytes": case.bytes(),
         "course": course,
     }));
     answer.extend(filled.end(dir)?);
@@ -267,20 +255,19 @@ fn fill(mut filled: Filled, dir: &Path, records: &Records) -> Result<Map<String,
 
 /// Ratios to copy-or-swap, targets, then all figures.
 fn put(answer: &mut Map<String, Value>, all: &Rounds, cases: &[SplitCase]) {
-    let variant = |kind: TreeKind, records: &str| format!("{}_{records}", kind.name());
+    let variant = |kind: &str, records: &str| format!("{kind}_{records}");
     let mut seen: Vec<String> = cases.iter().map(SplitCase::records).collect();
     seen.dedup();
     for (ratio, field) in [("time_ratio", "seconds"), ("storage_ratio", "bytes_per_record")] {
         for records in &seen {
-            let (ours, base) = (variant(TreeKind::Ours, records), variant(TreeKind::CopyOrSwap, records));
-            let (slots, naive) = (variant(TreeKind::Slots, records), variant(TreeKind::NaiveCopy, records));
+            let (ours, base) = (variant(OURS, records), variant(BASE, records));
+            let (slots, naive) = (variant("slots", records), variant("naive_copy", records));
             all.put(answer, &format!("{ratio}_{records}"), field, &ours, &base);
             all.put(answer, &format!("{ratio}_{records}_slots"), field, &slots, &base);
             all.put(answer, &format!("{ratio}_{records}_vs_naive_copy"), field, &ours, &naive);
         }
     }
-    let [unflushed, base, peer] =
-        [TreeKind::Unflushed, TreeKind::CopyOrSwap, TreeKind::Peer].map(|kind| variant(kind, "20_800"));
+    let [unflushed, base, peer] = [UNFLUSHED, BASE, PEER].map(|kind| variant(kind, "20_800"));
     all.put(answer, "time_ratio_20_800_unflushed", "seconds", &unflushed, &base);
     all.put(answer, "baseline_vs_peer", "seconds", &base, &peer);
     let targets = DOCUMENT.map(|(field, document, wanted)| {
@@ -297,35 +284,10 @@ fn put(answer: &mut Map<String, Value>, all: &Rounds, cases: &[SplitCase]) {
     }
 }
 
-/// A row for each case.
-fn rows(all: &Rounds, cases: &[SplitCase]) -> Vec<Map<String, Value>> {
-    let row = |case: &SplitCase| {
-        let SplitCase { kind, key_len, value_len, order } = case;
-        let mut row = object(json!({
-            "leaves": kind.name(), "key_bytes": key_len, "value_bytes": value_len, "order": order,
-        }));
-        row.extend(FIGURES.map(|field| (field.to_owned(), json!(all.median(&case.name(), field)))));
-        row
-    };
-    cases.iter().map(row).collect()
-}
-
-/// Seconds over records of the document's own workload, in its first round.
-fn chart(all: &Rounds, cases: &[SplitCase]) -> Option<String> {
-    let rounds = all.json();
-    let series = cases.iter().filter(|case| case.is_the_documents()).map(|case| {
-        let course = rounds[case.name()][0]["course"].as_array().into_iter().flatten();
-        let points = course.filter_map(|point| Some((point[1].as_f64()?, point[0].as_f64()?)));
-        Series { name: case.kind.name().replace('_', " "), points: points.collect() }
-    });
-    lines("records of 20 + 800 bytes put in ascending order", "seconds", &series.collect::<Vec<_>>())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{SplitCase, SplitTask, TreeKind, cases, chart, csv, put, rows, variant};
-    use crate::engine::api::object;
-    use crate::experiment::records::Order;
+    use super::{BASE, ORDERS, OURS, PEER, SplitCase, cases, put, variant};
+    use crate::engine::object;
     use crate::experiment::rounds::Rounds;
     use serde_json::{Map, Value, json};
     use std::collections::BTreeSet;
@@ -333,16 +295,16 @@ mod tests {
     #[test]
     fn every_case_is_filled_and_counted() {
         let dir = tempfile::tempdir().unwrap();
-        let names: BTreeSet<String> = cases().iter().map(SplitCase::name).collect();
-        assert_eq!(names.len(), cases().len());
-        for case in cases() {
-            let task = SplitTask { case, n: 2000, dir: dir.path().join(case.name()) };
-            let answer = variant(json!(task)).unwrap();
+        let names: BTreeSet<String> = cases(2000).iter().map(SplitCase::name).collect();
+        assert_eq!(names.len(), cases(2000).len());
+        for case in cases(2000) {
+            let dir = dir.path().join(case.name());
+            let answer = variant(json!((&case, &dir))).unwrap();
             let number = |field: &str| answer.get(field).and_then(Value::as_f64).unwrap_or(f64::NAN);
             let user = (case.key_len + case.value_len) as f64;
             assert!(number("bytes_per_record") > user && number("put_us") > 0.0, "{}: {answer:?}", case.name());
-            assert!(!task.dir.exists());
-            assert_eq!(number("splits") > 0.0, case.kind != TreeKind::Peer, "{}: {answer:?}", case.name());
+            assert!(!dir.exists());
+            assert_eq!(number("splits") > 0.0, case.kind != PEER, "{}: {answer:?}", case.name());
         }
     }
 
@@ -350,9 +312,8 @@ mod tests {
     fn splits_move_what_the_document_says() {
         let dir = tempfile::tempdir().unwrap();
         let per_split = |name: &str, field: &str| {
-            let case = cases().into_iter().find(|case| case.name() == name).unwrap();
-            let task = SplitTask { case, n: 3000, dir: dir.path().join(name) };
-            variant(json!(task)).unwrap()[field].as_f64().unwrap()
+            let case = cases(3000).into_iter().find(|case| case.name() == name).unwrap();
+            variant(json!((case, dir.path().join(name)))).unwrap()[field].as_f64().unwrap()
         };
         let moved = ["naive_copy_20_800", "copy_or_swap_20_800", "slots_20_800"]
             .map(|name| per_split(name, "bytes_moved_per_split"));
@@ -363,15 +324,21 @@ mod tests {
     }
 
     #[test]
-    fn answer_table_and_chart_follow_from_rounds() {
-        let case = |(kind, key_len, value_len)| SplitCase { kind, key_len, value_len, order: Order::Sequential };
+    fn answer_follows_from_rounds() {
+        let case = |(kind, key_len, value_len): (&str, _, _)| SplitCase {
+            kind: kind.into(),
+            n: 100,
+            key_len,
+            value_len,
+            order: String::new(),
+        };
         let cases = [
-            (TreeKind::CopyOrSwap, 20, 800),
-            (TreeKind::NaiveCopy, 20, 800),
-            (TreeKind::Slots, 20, 800),
-            (TreeKind::Ours, 20, 800),
-            (TreeKind::CopyOrSwap, 20, 15),
-            (TreeKind::Ours, 20, 15),
+            (BASE, 20, 800),
+            ("naive_copy", 20, 800),
+            ("slots", 20, 800),
+            (OURS, 20, 800),
+            (BASE, 20, 15),
+            (OURS, 20, 15),
         ]
         .map(case);
         let mut all = Rounds::default();
@@ -396,10 +363,42 @@ mod tests {
         }
         let target = &answer["targets"]["time_ratio_20_800"];
         assert_eq!(*target, json!({"document": 0.63, "its_own_slots": 0.75, "at_most": 0.63, "is": 0.5, "met": true}));
-        let table = csv(&rows(&all, &cases));
-        let first: Vec<&str> = table.lines().nth(1).unwrap().split(',').collect();
-        assert_eq!(first, ["copy_or_swap", "20", "800", "sequential", "4.0", "400.0", "10.0", "", "", "5.5"]);
-        assert!(chart(&all, &cases).unwrap().contains("copy or swap"));
-        assert!(chart(&Rounds::default(), &cases).is_none());
+    }
+
+    fn records(key_len: usize, value_len: usize, order: &str) -> SplitCase {
+        SplitCase { kind: OURS.into(), n: 1000, key_len, value_len, order: order.into() }
+    }
+
+    #[test]
+    fn every_order_has_the_same_keys_once() {
+        for (key_len, value_len) in [(20, 800), (10, 4), (24, 15)] {
+            let keys = |order| {
+                records(key_len, value_len, order).keys().chunks(key_len).map(<[u8]>::to_vec).collect::<Vec<_>>()
+            };
+            let sequential = keys("");
+            assert!(sequential.len() == 1000 && sequential.is_sorted_by(|a, b| a < b));
+            for order in ORDERS {
+                let mut all = keys(order);
+                assert!(all.iter().all(|key| key.len() == key_len && !key.contains(&0)));
+                let rises = all.windows(2).filter(|pair| pair[0] < pair[1]).count();
+                match order {
+                    "" => assert_eq!(rises, 999),
+                    "_random" => assert!((400..600).contains(&rises), "{rises}"),
+                    _ => assert_eq!(rises, 0),
+                }
+                all.sort();
+                assert!(all == sequential, "{order:?}");
+            }
+            assert_eq!(records(key_len, value_len, "").bytes(), 1000 * (key_len + value_len) as u64);
+        }
+    }
+
+    #[test]
+    fn values_have_their_length_and_are_told_apart() {
+        let records = records(20, 15, "_random");
+        let text = records.text();
+        let value = |i| records.value(&text, i);
+        assert!((0..251).all(|i| value(i).len() == 15 && !value(i).contains(&0)));
+        assert!(value(7) == value(258) && value(7) != value(8));
     }
 }

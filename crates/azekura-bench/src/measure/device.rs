@@ -1,24 +1,28 @@
 //! The machine: limits of the device below a directory without any engine, and the conditions of a run.
 
 use crate::error::Result;
-use crate::measure::clock::{Timed, repeat};
 use crate::measure::meter::{histogram, percentile_us};
-use crate::measure::process::{field, number, read};
+use crate::measure::process::{Timed, repeat};
+use anyhow::Context;
+use procfs::{CpuInfo, Current, LoadAverage, Meminfo};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use rustix::system::uname;
 use serde_json::{Map, Value, json};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Instant;
 
+/// Seconds for each of the measurements of the device.
+const SECONDS: f64 = 0.2;
 const FILE_BYTES: u64 = 128 << 20;
 const CHUNK: usize = 1 << 20;
 const PAGE: usize = 4096;
 
-/// Measures the limits of the device below `dir` in about four times `seconds` and the writing of 128 MiB.
-fn device_limits(dir: &Path, seconds: f64) -> Result<Value> {
+/// Measures the limits of the device below `dir` in about four times [`SECONDS`] and the writing of 128 MiB.
+fn device_limits(dir: &Path) -> Result<Value> {
     let path = dir.join("device-limits");
-    let limits = limits_of(&path, seconds);
+    let limits = limits_of(&path);
     let _ = std::fs::remove_file(&path); // it may not exist
     limits
 }
@@ -26,7 +30,7 @@ fn device_limits(dir: &Path, seconds: f64) -> Result<Value> {
 /// Rates per second and times of: 1 MiB writes into a new file with the closing `fdatasync` (MB/s); 128-byte writes
 /// into an existing file without a sync; 4 KiB writes followed by `fdatasync`; random 4 KiB reads past the page cache,
 /// null if `O_DIRECT` is not offered; random 4 KiB reads from the page cache.
-fn limits_of(path: &Path, seconds: f64) -> Result<Value> {
+fn limits_of(path: &Path) -> Result<Value> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
     let mut chunk = vec![0; CHUNK];
     SmallRng::seed_from_u64(1).fill(&mut chunk[..]);
@@ -36,9 +40,9 @@ fn limits_of(path: &Path, seconds: f64) -> Result<Value> {
     }
     file.sync_data()?;
     let pwrite_mb_per_s = FILE_BYTES as f64 / 1e6 / start.elapsed().as_secs_f64();
-    let small = repeat(seconds, 1, |i| Ok(file.write_all_at(&[7; 128], i * 128 % FILE_BYTES)?))?;
+    let small = repeat(SECONDS, 1, |i| Ok(file.write_all_at(&[7; 128], i * 128 % FILE_BYTES)?))?;
     let mut syncs = histogram();
-    repeat(seconds, 1, |i| {
+    repeat(SECONDS, 1, |i| {
         let start = Instant::now();
         file.write_all_at(&chunk[..PAGE], i * PAGE as u64 % FILE_BYTES)?;
         file.sync_data()?;
@@ -46,43 +50,42 @@ fn limits_of(path: &Path, seconds: f64) -> Result<Value> {
         Ok(())
     })?;
     let direct = OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32).open(path);
-    let direct = direct.ok().and_then(|file| random_reads(&file, seconds).ok());
+    let direct = direct.ok().and_then(|file| random_reads(&file).ok());
     Ok(json!({
         "pwrite_mb_per_s": pwrite_mb_per_s, "small_pwrite_per_s": small.per_s(),
         "fdatasync_mean_us": syncs.mean() / 1000.0, "fdatasync_p50_us": percentile_us(&syncs, 50.0),
         "direct_pread_per_s": direct.map(|timed| timed.per_s()),
-        "cached_pread_per_s": random_reads(&file, seconds)?.per_s(),
+        "cached_pread_per_s": random_reads(&file)?.per_s(),
     }))
 }
 
-fn random_reads(file: &File, seconds: f64) -> Result<Timed> {
+fn random_reads(file: &File) -> Result<Timed> {
     let mut rng = SmallRng::seed_from_u64(2);
     let mut buffer = vec![0; PAGE * 2];
     let skip = buffer.as_ptr().align_offset(PAGE); // O_DIRECT needs an aligned buffer
-    let page = buffer.get_mut(skip..skip + PAGE).ok_or("a buffer cannot be aligned")?;
-    repeat(seconds, 1, |_| Ok(file.read_exact_at(page, rng.random_range(0..FILE_BYTES / PAGE as u64) * PAGE as u64)?))
+    let page = buffer.get_mut(skip..skip + PAGE).context("a buffer cannot be aligned")?;
+    repeat(SECONDS, 1, |_| Ok(file.read_exact_at(page, rng.random_range(0..FILE_BYTES / PAGE as u64) * PAGE as u64)?))
 }
 
 /// The machine of a run, its load and its device before and after, as printed with every answer.
 pub(crate) struct Conditions(Map<String, Value>);
 
 impl Conditions {
-    /// Measures before the run. `harness`: the cost of the bench itself for each operation.
-    pub(crate) fn begin(dir: &Path, harness: Value, seconds: f64) -> Result<Conditions> {
-        let limits = device_limits(dir, seconds)?;
+    /// Measures before the run.
+    pub(crate) fn begin(dir: &Path) -> Result<Conditions> {
+        let limits = device_limits(dir)?;
         let conditions = json!({
-            "load_average_before": load_average(), "device_before": limits, "harness": harness, "cpus": processors(),
-            "cpu_model": field(&read("cpuinfo"), "model name"),
-            "memory_bytes": number(&read("meminfo"), "MemTotal:") * 1024,
-            "kernel": read("sys/kernel/osrelease").trim(), "file_system": file_system(dir),
+            "load_average_before": load_average()?, "device_before": limits, "cpus": processors(),
+            "cpu_model": CpuInfo::current()?.model_name(0), "memory_bytes": Meminfo::current()?.mem_total,
+            "kernel": uname().release().to_str()?, "file_system": file_system(dir)?,
         });
         Ok(Conditions(conditions.as_object().cloned().unwrap_or_default()))
     }
 
     /// Measures once more, after the run, and returns all conditions.
-    pub(crate) fn finish(mut self, dir: &Path, seconds: f64) -> Result<Value> {
-        self.0.insert("load_average_after".into(), json!(load_average()));
-        self.0.insert("device_after".into(), device_limits(dir, seconds)?);
+    pub(crate) fn finish(mut self, dir: &Path) -> Result<Value> {
+        self.0.insert("load_average_after".into(), json!(load_average()?));
+        self.0.insert("device_after".into(), device_limits(dir)?);
         Ok(Value::Object(self.0))
     }
 }
@@ -92,16 +95,14 @@ pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-fn load_average() -> [f64; 3] {
-    let text = read("loadavg");
-    let mut numbers = text.split_whitespace().map(|number| number.parse().unwrap_or(0.0));
-    [(); 3].map(|()| numbers.next().unwrap_or(0.0))
+fn load_average() -> Result<[f64; 3]> {
+    let LoadAverage { one, five, fifteen, .. } = LoadAverage::current()?;
+    Ok([one, five, fifteen].map(|load| (f64::from(load) * 100.0).round() / 100.0))
 }
 
 /// The type of the file system at `dir`: that of the longest mount point above it.
-fn file_system(dir: &Path) -> String {
-    let (mounts, dir) = (read("self/mounts"), dir.canonicalize().unwrap_or_default());
-    let mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let above = mounts.filter(|mount| mount.len() > 2 && dir.starts_with(mount[1]));
-    above.max_by_key(|mount| mount[1].len()).map_or_else(String::new, |mount| mount[2].to_owned())
+fn file_system(dir: &Path) -> Result<Option<String>> {
+    let dir = dir.canonicalize()?;
+    let above = procfs::mounts()?.into_iter().filter(|mount| dir.starts_with(&mount.fs_file));
+    Ok(above.max_by_key(|mount| mount.fs_file.len()).map(|mount| mount.fs_vfstype))
 }

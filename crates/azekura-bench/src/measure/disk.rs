@@ -1,10 +1,12 @@
 //! Files below a directory: sizes, copies, eviction from the page cache.
 
 use crate::error::Result;
+use anyhow::Context;
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 use walkdir::WalkDir;
 
 /// Every file below `dir` with its metadata; files that vanish meanwhile are left out.
@@ -27,6 +29,11 @@ pub(crate) fn by_extension(dir: &Path) -> BTreeMap<String, (u64, u64)> {
         *sum = (sum.0 + metadata.len(), sum.1 + metadata.blocks() * 512);
     }
     sums
+}
+
+/// Number of tables below `dir`.
+pub(crate) fn number_of_tables(dir: &Path) -> usize {
+    files(dir).filter(|(path, _)| path.extension().is_some_and(|end| end == "sst")).count()
 }
 
 /// Copies a directory tree and syncs each file, so that nothing remains to be written back; `to` must not exist.
@@ -66,46 +73,20 @@ pub(crate) fn remove(dir: &Path) -> Result<()> {
 /// Writes a file that stays, in a directory that is made if it is missing.
 pub(crate) fn write(dir: &Path, name: &str, text: &str) -> Result<()> {
     let path = dir.join(name);
-    let written = fs::create_dir_all(dir).and_then(|()| fs::write(&path, text));
-    written.map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    fs::create_dir_all(dir).and_then(|()| fs::write(&path, text)).with_context(|| path.display().to_string())?;
     eprintln!("wrote {}", path.display());
     Ok(())
 }
 
-/// A working directory below the one the user named; removed with its content when dropped, unless `keep`.
-#[derive(Debug)]
-pub(crate) struct Scratch {
-    pub(crate) path: PathBuf,
-    pub(crate) keep: bool,
-}
-
-impl Scratch {
-    /// Creates `parent/azekura-bench-<process id>`.
-    pub(crate) fn create(parent: &Path, keep: bool) -> Result<Scratch> {
-        let path = parent.join(format!("azekura-bench-{}", std::process::id()));
-        fs::create_dir_all(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
-        Ok(Scratch { path, keep })
-    }
-
-    /// A path below it; an existing file or directory there is removed.
-    pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
-        let path = self.path.join(name);
-        remove(&path)?;
-        Ok(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if !self.keep {
-            let _ = fs::remove_dir_all(&self.path); // there is no caller left to tell
-        }
-    }
+/// A new working directory below `parent`; removed with its content when dropped.
+pub(crate) fn scratch(parent: &Path) -> Result<TempDir> {
+    fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
+    Ok(tempfile::Builder::new().prefix("azekura-bench-").tempdir_in(parent)?)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Scratch, allocated_bytes, by_extension, copy_tree, files};
+    use super::{allocated_bytes, by_extension, copy_tree, files};
     use std::fs;
 
     #[test]
@@ -134,16 +115,5 @@ mod tests {
         assert!(sums.iter().map(|(end, (length, _))| (end.as_str(), *length)).eq(lengths), "{sums:?}");
         assert_eq!(sums.values().map(|(_, allocated)| allocated).sum::<u64>(), allocated_bytes(dir.path()));
         assert!(by_extension(&dir.path().join("none")).is_empty());
-    }
-
-    #[test]
-    fn scratch_is_removed_when_dropped() {
-        let dir = tempfile::tempdir().unwrap();
-        let scratch = Scratch::create(dir.path(), false).unwrap();
-        let path = scratch.fresh("db").unwrap();
-        fs::create_dir(&path).unwrap();
-        assert!(!scratch.fresh("db").unwrap().exists());
-        drop(scratch);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

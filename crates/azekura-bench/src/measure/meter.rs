@@ -24,6 +24,11 @@ pub(crate) fn median(mut numbers: Vec<f64>) -> Option<f64> {
     Some(f64::midpoint(*numbers.get(low)?, *numbers.get(high)?))
 }
 
+/// `top / bottom`, if that is a number above 0.
+pub(crate) fn ratio(top: f64, bottom: f64) -> Option<f64> {
+    Some(top / bottom).filter(|ratio| ratio.is_finite() && *ratio > 0.0)
+}
+
 /// Progress of one thread, read by the sampling thread; on cache lines of its own to avoid false sharing.
 #[derive(Debug, Default)]
 #[repr(align(128))]

@@ -1,7 +1,12 @@
-//! Counters of this process, as the kernel reports them. Each measurement has a process of its own.
+//! Counters of this process, as the kernel reports them, and repeated work on a clock, with the processor's instruction
+//! counter where the system offers it. Each measurement has a process of its own.
 
+use crate::error::Result;
 use derive_more::Sub;
+use perf_event::Builder;
+use procfs::process::{Process, Status};
 use rustix::time::{ClockId, clock_gettime};
+use std::time::{Duration, Instant};
 
 /// CPU time and I/O since the process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Sub)]
@@ -21,13 +26,13 @@ pub(crate) struct Usage {
 impl Usage {
     /// Usage up to now.
     pub(crate) fn now() -> Usage {
-        let io = read("self/io");
+        let io = Process::myself().and_then(|own| own.io()).expect("a process can read its own counters");
         Usage {
             cpu_s: cpu_seconds(ClockId::ProcessCPUTime),
-            reads: number(&io, "syscr:"),
-            syscall_write_bytes: number(&io, "wchar:"),
-            dirtied_bytes: number(&io, "write_bytes:"),
-            device_read_bytes: number(&io, "read_bytes:"),
+            reads: io.syscr,
+            syscall_write_bytes: io.wchar,
+            dirtied_bytes: io.write_bytes,
+            device_read_bytes: io.read_bytes,
         }
     }
 
@@ -48,36 +53,75 @@ pub(crate) fn thread_cpu_s() -> f64 {
     cpu_seconds(ClockId::ThreadCPUTime)
 }
 
-/// A memory figure of `/proc/self/status` in bytes: `VmHWM` (peak), `VmRSS` (now), `RssAnon` (now, without files).
-pub(crate) fn memory_bytes(field: &str) -> u64 {
-    number(&read("self/status"), &format!("{field}:")) * 1024
+/// A memory figure of this process in bytes: `vmhwm` (peak), `vmrss` (now), `rssanon` (now, without files).
+pub(crate) fn memory_bytes(figure: impl FnOnce(Status) -> Option<u64>) -> u64 {
+    let status = Process::myself().and_then(|own| own.status()).expect("a process can read its own status");
+    figure(status).unwrap_or(0) * 1024
 }
 
-/// A file of `/proc`; empty if there is none.
-pub(crate) fn read(path: &str) -> String {
-    std::fs::read_to_string(format!("/proc/{path}")).unwrap_or_default()
+/// Milliseconds since `start`, rounded to microseconds.
+pub(crate) fn millis(start: Instant) -> f64 {
+    (start.elapsed().as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// The text after `name` at the beginning of a line; empty if there is none.
-pub(crate) fn field<'a>(text: &'a str, name: &str) -> &'a str {
-    text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim_matches([' ', '\t', ':'])
+/// Repetitions and the time they took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timed {
+    pub(crate) count: u64,
+    pub(crate) seconds: f64,
+    /// Instructions of this thread in user mode, where the system lets a process count them.
+    pub(crate) instructions: Option<u64>,
 }
 
-/// The number after `name` at the beginning of a line; 0 if there is none.
-pub(crate) fn number(text: &str, name: &str) -> u64 {
-    field(text, name).split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
+impl Timed {
+    pub(crate) fn per_s(&self) -> f64 {
+        self.count as f64 / self.seconds
+    }
+
+    /// Nanoseconds for each repetition.
+    pub(crate) fn ns(&self) -> f64 {
+        self.seconds * 1e9 / self.count as f64
+    }
+
+    /// Instructions for each repetition.
+    pub(crate) fn instructions_each(&self) -> Option<f64> {
+        self.instructions.map(|count| count as f64 / self.count as f64)
+    }
+}
+
+/// Calls `act` with 0, 1, 2, … in bundles until `seconds` have passed on the clock `now`; at least one bundle.
+pub(crate) fn repeat_on(
+    now: impl Fn() -> f64,
+    seconds: f64,
+    bundle: u64,
+    mut act: impl FnMut(u64) -> Result<()>,
+) -> Result<Timed> {
+    let mut counter = Builder::new().build().ok();
+    let counting = counter.as_mut().is_some_and(|counter| counter.reset().and_then(|()| counter.enable()).is_ok());
+    let start = now();
+    let mut count = 0;
+    while count == 0 || now() - start < seconds {
+        for _ in 0..bundle {
+            act(count)?;
+            count += 1;
+        }
+    }
+    let seconds = now() - start;
+    let counted =
+        counter.filter(|_| counting).and_then(|mut counter| counter.disable().and_then(|()| counter.read()).ok());
+    // A machine that offers the counter but counts nothing has none.
+    Ok(Timed { count, seconds, instructions: counted.filter(|count| *count > 0) })
+}
+
+/// The same on the clock of the wall.
+pub(crate) fn repeat(seconds: f64, bundle: u64, act: impl FnMut(u64) -> Result<()>) -> Result<Timed> {
+    let start = Instant::now();
+    repeat_on(|| start.elapsed().as_secs_f64(), Duration::try_from_secs_f64(seconds)?.as_secs_f64(), bundle, act)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Usage, memory_bytes, number, thread_cpu_s};
-
-    #[test]
-    fn numbers_are_read_at_the_start_of_a_line() {
-        let io = "rchar: 5\nwchar: 7\nread_bytes: 1\nwrite_bytes: 12\ncancelled_write_bytes: 3\n";
-        assert_eq!((number(io, "write_bytes:"), number(io, "wchar:"), number(io, "nothing:")), (12, 7, 0));
-        assert_eq!(number("VmHWM:\t  2048 kB\n", "VmHWM:"), 2048);
-    }
+    use super::{Usage, memory_bytes, repeat, thread_cpu_s};
 
     #[test]
     fn usage_grows_with_work() {
@@ -86,6 +130,23 @@ mod tests {
         while (Usage::now() - before).cpu_s < 0.001 || thread_cpu_s() - thread < 0.001 {
             x = std::hint::black_box(x.wrapping_mul(3));
         }
-        assert!(Usage::now().cpu_s > before.cpu_s && memory_bytes("VmHWM") > 0);
+        assert!(Usage::now().cpu_s > before.cpu_s && memory_bytes(|own| own.vmhwm) > 0);
+    }
+
+    #[test]
+    fn more_work_needs_more_instructions() {
+        let work = |n: u64| (0..n).fold(1u64, |x, i| std::hint::black_box(x.wrapping_mul(i | 1)));
+        let count = |n: u64| {
+            repeat(0.0, 1, |_| {
+                work(n);
+                Ok(())
+            })
+            .unwrap()
+        };
+        let (few, many) = (count(1000), count(1_000_000));
+        assert_eq!((few.count, few.instructions.is_some()), (1, many.instructions.is_some()));
+        if let Some((few, many)) = few.instructions.zip(many.instructions) {
+            assert!(few >= 1000 && many > 10 * few, "{few} {many}");
+        }
     }
 }

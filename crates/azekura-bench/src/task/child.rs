@@ -1,31 +1,31 @@
-//! Child processes with a time limit.
+//! Child processes with a time limit, and the tasks that a parent passes to them as JSON.
 //!
 //! A child leads a process group, which is killed as a whole when its time is up. The kernel kills it when its parent
 //! ends, because a terminal interrupt does not reach another process group.
 
+use crate::engine::Options;
 use crate::error::{ErrorKind, KnownError, Result, error_of};
-use crate::measure::meter::median;
+use crate::workload::{Shape, Workload};
+use anyhow::Context;
+use clap::Args;
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 use wait_timeout::ChildExt;
 
-/// Bounds of a child's time limit: the least, and the one that is used while no other engine's time is known.
-const LIMITS: (Duration, Duration) = (Duration::from_secs(120), Duration::from_secs(600));
-/// A child may take this many times the median of other engines.
-const TIMES_MEDIAN: f64 = 20.0;
 /// Longest output that is read.
 const LONGEST_ANSWER: u64 = 64 << 20;
 
 /// Runs `command` for at most `limit`; its standard error is passed through. Returns its status and its output.
 pub(crate) fn run(mut command: Command, limit: Duration) -> Result<(ExitStatus, String)> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn()?;
-    let pipe = child.stdout.take().ok_or("a child has no standard output")?;
+    let pipe = child.stdout.take().context("a child has no standard output")?;
     let reader = thread::spawn(move || {
         let mut text = String::new();
         pipe.take(LONGEST_ANSWER).read_to_string(&mut text).map(|_| text)
@@ -37,7 +37,7 @@ pub(crate) fn run(mut command: Command, limit: Duration) -> Result<(ExitStatus, 
     let timed_out = || error_of(ErrorKind::TimedOut, format!("timed out after {:.0} s", limit.as_secs_f64()));
     let status = status.ok_or_else(timed_out);
     child.wait()?;
-    let text = reader.join().map_err(|_| "a thread panicked")??;
+    let text = reader.join().expect("a thread panicked")?;
     Ok((status?, text))
 }
 
@@ -49,12 +49,10 @@ pub(crate) fn ask(arguments: &[&str], expects_kill: bool, limit: Duration) -> Re
     let (status, text) = run(command, limit)?;
     let answer: Option<Value> = text.lines().last().and_then(|line| serde_json::from_str(line).ok());
     if status.success() || (expects_kill && status.signal() == Some(Signal::KILL.as_raw())) {
-        return answer.ok_or_else(|| "a child process printed no answer".into());
+        return answer.context("a child process printed no answer");
     }
-    match answer.and_then(|answer| serde_json::from_value::<KnownError>(answer).ok()) {
-        Some(known) => Err(Box::new(known)),
-        None => Err(error_of(ErrorKind::Failed, format!("its process ended with {status}"))),
-    }
+    let ended = || KnownError { kind: ErrorKind::Failed, error: format!("its process ended with {status}") };
+    Err(answer.and_then(|answer| serde_json::from_value(answer).ok()).unwrap_or_else(ended).into())
 }
 
 /// Carries out a task of [`ask`] in the child: prints its answer, or its error for the parent.
@@ -65,27 +63,68 @@ pub(crate) fn answer(act: impl FnOnce() -> Result<Value>) -> Result<()> {
     Ok(())
 }
 
-/// Time limits of children, by the time that other engines took for the same work.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Limits(BTreeMap<String, Vec<f64>>);
+/// The settings that every measurement of a run shares.
+#[derive(Args, Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    /// End each measurement after this many seconds.
+    #[arg(long)]
+    pub(crate) seconds: Option<f64>,
+    /// Records per second of the writer of readwhilewriting; 0 for as many as it can.
+    #[arg(long, default_value_t = 10_000)]
+    pub(crate) write_rate: u64,
+    /// Records that a queue holds; n/10 by default.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..1 << 40))]
+    pub(crate) depth: Option<u64>,
+    /// Evict the database from the page cache before each measurement and once a second during it.
+    #[arg(long)]
+    pub(crate) cold: bool,
+    /// Seed of every choice.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 32))]
+    pub(crate) seed: u64,
+}
 
-impl Limits {
-    /// The limit for some work: `asked`, or 20 times the median so far, but at least two minutes.
-    pub(crate) fn of(&self, work: &str, asked: Option<Duration>) -> Duration {
-        let median = self.0.get(work).cloned().and_then(median);
-        let by_others = median.map(|median| Duration::from_secs_f64(median * TIMES_MEDIAN).max(LIMITS.0));
-        asked.or(by_others).unwrap_or(LIMITS.1)
-    }
+/// One measurement of one workload.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) workload: Workload,
+    /// The data set that it runs on or makes.
+    pub(crate) shape: Shape,
+    /// Operations of all threads together.
+    pub(crate) ops: u64,
+    /// Uncounted operations before a workload that reads.
+    pub(crate) warm_ops: u64,
+    pub(crate) threads: u64,
+    /// Round, from 1.
+    pub(crate) round: u32,
+    pub(crate) settings: Settings,
+}
 
-    /// Notes that an engine took `seconds` for some work.
-    pub(crate) fn note(&mut self, work: &str, seconds: f64) {
-        self.0.entry(work.to_owned()).or_default().push(seconds);
-    }
+/// One job on one database.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    pub(crate) engine: String,
+    pub(crate) dir: PathBuf,
+    pub(crate) options: Options,
+    pub(crate) job: Job,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Job {
+    /// Fill a new database, settle, close; not measured.
+    Load(Shape),
+    /// Run a workload and measure it.
+    Measure(Plan),
+    /// Write records and kill this process after the last one.
+    WriteAndDie(Plan),
+    /// Open a database with this many written records, look for each, and measure the opening.
+    Recover(Plan, u64),
+    /// Open, get one record and close, measured.
+    Open(Plan),
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{LIMITS, Limits, run};
+    use super::run;
     use crate::error::{ErrorKind, KnownError};
     use std::process::Command;
     use std::time::Duration;
@@ -113,17 +152,5 @@ mod tests {
         }
         std::thread::sleep(Duration::from_secs(3));
         assert!(!late.exists(), "a grandchild was not killed");
-    }
-
-    #[test]
-    fn limits_follow_the_times_of_others() {
-        let mut limits = Limits::default();
-        assert_eq!(limits.of("a", None), LIMITS.1);
-        limits.note("a", 1.0);
-        assert_eq!(limits.of("a", None), LIMITS.0);
-        limits.note("a", 100.0);
-        limits.note("a", 30.0);
-        assert_eq!(limits.of("a", None), Duration::from_secs(600));
-        assert_eq!(limits.of("a", Some(Duration::from_secs(5))), Duration::from_secs(5));
     }
 }

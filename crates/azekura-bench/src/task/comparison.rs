@@ -1,37 +1,39 @@
 //! The parent's schedule: which child runs when. Engines take turns, A B A B, so that drift of the machine affects all
 //! of them alike.
 
-use crate::engine::api::bytes;
-use crate::engine::{Options, Sync, registry};
-use crate::error::{ErrorKind, KnownError, Result, error_of};
-use crate::measure::disk::{self, Scratch};
-use crate::task::child::{self, Limits};
-use crate::task::measure::{Facts, load_and_settle, measure};
-use crate::task::openings;
-use crate::task::plan::{Job, Plan, Settings, Task};
-use crate::workload::data::mean_size;
+use crate::engine::{Options, Sync, bytes, registry};
+use crate::error::{ErrorKind, KnownError, Result};
+use crate::measure::disk;
+use crate::task::child;
+use crate::task::child::{Job, Plan, Settings, Task};
+use crate::task::measure::{self, Facts};
 use crate::workload::{Shape, Workload};
+use anyhow::{Context, ensure};
 use clap::{Args, value_parser};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-/// Records of a data set, and of one of blobs, by default.
-const RECORDS: (u64, u64) = (1_000_000, 4_000);
-/// Sizes of values, and of blobs, by default.
-const SIZES: ((u64, u64), (u64, u64)) = ((100, 100), (4 << 10, 1 << 20));
+/// Records of a data set and the sizes of its values by default.
+const RECORDS: u64 = 1_000_000;
+const SIZES: (u64, u64) = (100, 100);
+/// The same of a data set of blobs.
+const BLOBS: u64 = 4_000;
+const BLOB_SIZES: (u64, u64) = (4 << 10, 1 << 20);
+/// Seconds that one child process may take by default.
+const LIMIT: u64 = 600;
 /// The largest value.
 const LARGEST: u64 = 1 << 31;
 
 /// Carries out a task; called in the child process.
 pub(crate) fn perform(task: &Task) -> Result<Value> {
     match &task.job {
-        Job::Load(shape) => load_and_settle(task, shape),
-        Job::Measure(plan) => measure(task, plan),
-        Job::WriteAndDie(plan) => openings::write_and_die(task, plan),
-        Job::Recover(plan, written) => openings::open_and_get(task, plan, Some(*written)),
-        Job::Open(plan) => openings::open_and_get(task, plan, None),
+        Job::Load(shape) => measure::load_and_settle(task, shape),
+        Job::Measure(plan) => measure::measure(task, plan),
+        Job::WriteAndDie(plan) => measure::write_and_die(task, plan),
+        Job::Recover(plan, written) => measure::open_and_get(task, plan, Some(*written)),
+        Job::Open(plan) => measure::open_and_get(task, plan, None),
     }
 }
 
@@ -63,13 +65,12 @@ pub(crate) struct Comparison {
     #[arg(long, default_value_t = 16, value_parser = value_parser!(u16).range(8..))]
     key_size: u16,
     /// Bytes of each value, half of them compressible: a number, or a range of sizes drawn log-uniformly. 100 by
-    /// default; 4K-1M for blobs, where a number is the mean of a range that begins at 4K.
+    /// default, 4K-1M for blobs.
     #[arg(long, value_parser = sizes)]
     value_size: Option<(u64, u64)>,
-    /// Seconds that one child process may take; 20 times the median of what other engines took by default, at least
-    /// 120.
-    #[arg(long)]
-    limit: Option<u64>,
+    /// Seconds that one child process may take.
+    #[arg(long, default_value_t = LIMIT)]
+    limit: u64,
     #[command(flatten)]
     pub(crate) options: Options,
     #[command(flatten)]
@@ -87,42 +88,16 @@ fn sizes(text: &str) -> Result<(u64, u64), String> {
     }
 }
 
-/// The end of a range of sizes that begins at `from` and has this mean.
-fn end_of_range(from: u64, mean: u64) -> u64 {
-    // The mean grows with the end of the range: bisect.
-    let (mut low, mut high) = (mean as f64, LARGEST as f64);
-    for _ in 0..60 {
-        let middle = f64::midpoint(low, high);
-        if mean_size(from as f64, middle) < mean as f64 { low = middle } else { high = middle }
-    }
-    low as u64
-}
-
-/// The loaded databases of a run and the times that children took. Comparisons in one [`Scratch`] may share it.
-#[derive(Debug, Default)]
-pub(crate) struct Loaded {
-    bases: BTreeMap<String, Result<PathBuf, KnownError>>,
-    limits: Limits,
-}
-
-impl Loaded {
-    /// Has a child process carry out a task within its time limit and notes the time it took for this `work`.
-    fn ask(&mut self, work: &str, limit: Option<u64>, task: &Task) -> Result<Value> {
-        let (start, dies) = (Instant::now(), matches!(task.job, Job::WriteAndDie(_)));
-        let limit = self.limits.of(work, limit.map(Duration::from_secs));
-        let answer = child::ask(&["child", &serde_json::to_string(task)?], dies, limit)?;
-        self.limits.note(work, start.elapsed().as_secs_f64());
-        Ok(answer)
-    }
-}
+/// The loaded databases of a run, by engine, data set and options.
+pub(crate) type Loaded = BTreeMap<String, Result<PathBuf, KnownError>>;
 
 impl Comparison {
     /// Runs everything and returns the figures in the order they were measured. An engine that cannot do something, or
     /// not in time, gets a row with an error; the others go on.
-    pub(crate) fn run(&self, scratch: &Scratch, loaded: &mut Loaded) -> Result<Vec<Value>> {
+    pub(crate) fn run(&self, scratch: &Path, loaded: &mut Loaded) -> Result<Vec<Value>> {
         let engines = self.engines()?;
         let mut rows = Vec::new();
-        for &workload in &self.workloads {
+        for workload in &self.workloads {
             let threads = if workload.single_threaded { &self.threads[..1] } else { &self.threads };
             // A measurement that timed out or was refused is not repeated in later rounds.
             let mut given_up: BTreeMap<(u64, &str), KnownError> = BTreeMap::new();
@@ -130,7 +105,7 @@ impl Comparison {
             for ((round, threads), engine) in turns.flat_map(|turn| engines.iter().map(move |one| (turn, one))) {
                 let (plan, key) = (self.plan(workload, threads, round)?, (threads, engine.as_str()));
                 let row = match given_up.get(&key).cloned() {
-                    Some(known) => Err(Box::new(known).into()),
+                    Some(known) => Err(known.into()),
                     None => self.measure(scratch, engine, &plan, loaded),
                 };
                 rows.push(row.unwrap_or_else(|error| {
@@ -148,29 +123,20 @@ impl Comparison {
 
     /// The engines, `all` expanded; an error if one cannot run here.
     pub(crate) fn engines(&self) -> Result<Vec<String>> {
-        let names = registry::chosen(&self.engines);
-        names.iter().try_for_each(|name| registry::check(name))?;
-        Ok(names)
+        registry::chosen(&self.engines)
     }
 
     /// The data set of a workload.
-    pub(crate) fn shape(&self, workload: Workload) -> Result<Shape> {
+    pub(crate) fn shape(&self, workload: &Workload) -> Result<Shape> {
         Ok(Shape { sequential: workload.sequential, ..self.data_set(workload.blobs)? })
     }
 
     /// The data set of workloads of blobs, or that of the others.
     fn data_set(&self, blobs: bool) -> Result<Shape> {
-        let (n, (least, most)) = match (blobs, self.value_size) {
-            (false, sizes) => (RECORDS.0, sizes.unwrap_or(SIZES.0)),
-            (true, Some((mean, end))) if mean == end && mean > SIZES.1.0 => {
-                (RECORDS.1, (SIZES.1.0, end_of_range(SIZES.1.0, mean)))
-            }
-            (true, sizes) => (RECORDS.1, sizes.unwrap_or(SIZES.1)),
-        };
-        let n = self.n.unwrap_or(n);
-        if self.threads.iter().any(|&threads| n < threads) {
-            return Err("--n must be at least --threads: each thread writes records of its own".into());
-        }
+        let (n, sizes) = if blobs { (BLOBS, BLOB_SIZES) } else { (RECORDS, SIZES) };
+        let (n, (least, most)) = (self.n.unwrap_or(n), self.value_size.unwrap_or(sizes));
+        let enough = self.threads.iter().all(|threads| n >= *threads);
+        ensure!(enough, "--n must be at least --threads: each thread writes records of its own");
         let (least_value, value_size) = (usize::try_from(least)?, usize::try_from(most)?);
         Ok(Shape { n, key_size: self.key_size.into(), least_value, value_size, sequential: false })
     }
@@ -186,25 +152,24 @@ impl Comparison {
         }))
     }
 
-    fn plan(&self, workload: Workload, threads: u64, round: u32) -> Result<Plan> {
+    fn plan(&self, workload: &Workload, threads: u64, round: u32) -> Result<Plan> {
         let shape = self.shape(workload)?;
         let most = if workload.fills() { shape.n } else { u64::MAX };
         let ops = self.ops.unwrap_or_else(|| workload.default_ops(shape.n)).min(most);
         // A measurement that a time limit ends may have no last operation, but its warm-up has.
         let warm_ops = self.warm_ops.unwrap_or(ops.min(workload.default_ops(shape.n)) / 2);
         let settings = Settings { seed: self.settings.seed + u64::from(round), ..self.settings.clone() };
-        Ok(Plan { workload, shape, ops, warm_ops, threads, round, settings })
+        Ok(Plan { workload: workload.clone(), shape, ops, warm_ops, threads, round, settings })
     }
 
     /// One measurement: on the loaded database itself if the workload only reads, on a copy of it or an empty directory
     /// otherwise.
-    fn measure(&self, scratch: &Scratch, engine: &str, plan: &Plan, loaded: &mut Loaded) -> Result<Value> {
-        let workload = plan.workload;
+    fn measure(&self, scratch: &Path, engine: &str, plan: &Plan, loaded: &mut Loaded) -> Result<Value> {
+        let workload = &plan.workload;
         eprintln!("{engine}: {} round {} of {}", workload.name, plan.round, self.rounds);
-        registry::check(engine).map_err(|error| error_of(ErrorKind::Refused, error.to_string()))?;
         let data_bytes = (plan.shape.n as f64 * plan.shape.mean_record_bytes()) as u64;
         let options = Options { data_bytes, ..workload.options(&self.options) };
-        let mut dir = scratch.fresh(&format!("{engine}-work"))?;
+        let mut dir = scratch.join(format!("{engine}-work"));
         if workload.loads {
             let base = self.base(scratch, engine, &plan.shape, &options, loaded)?;
             if workload.writes() {
@@ -214,11 +179,10 @@ impl Comparison {
             }
         }
         let task = |job| Task { engine: engine.to_owned(), dir: dir.clone(), options: options.clone(), job };
-        let work = format!("{} x{}", workload.name, plan.threads);
-        let mut ask = |job| loaded.ask(&work, self.limit, &task(job));
+        let ask = |job| self.ask(&task(job));
         let row = match workload.name.as_str() {
             "recovery" => ask(Job::WriteAndDie(plan.clone())).and_then(|answer| {
-                let written = answer["written"].as_u64().ok_or("a child did not report how much it wrote")?;
+                let written = answer["written"].as_u64().context("a child did not report how much it wrote")?;
                 ask(Job::Recover(plan.clone(), written))
             }),
             "open" => ask(Job::Open(plan.clone())),
@@ -230,10 +194,16 @@ impl Comparison {
         row
     }
 
+    /// Has a child process carry out a task within the time limit.
+    fn ask(&self, task: &Task) -> Result<Value> {
+        let dies = matches!(task.job, Job::WriteAndDie(_));
+        child::ask(&["child", &serde_json::to_string(task)?], dies, Duration::from_secs(self.limit))
+    }
+
     /// The engine's loaded database, made when it is first needed. Cache size, durability and workers do not affect it.
     fn base(
         &self,
-        scratch: &Scratch,
+        scratch: &Path,
         engine: &str,
         shape: &Shape,
         options: &Options,
@@ -241,41 +211,31 @@ impl Comparison {
     ) -> Result<PathBuf> {
         let lasting = Options { cache_bytes: 0, sync: Sync::None, workers: 0, ..options.clone() };
         let key = format!("{engine} {shape:?} {lasting:?}");
-        if let Some(known) = loaded.bases.get(&key) {
+        if let Some(known) = loaded.get(&key) {
             return Ok(known.clone()?);
         }
-        let dir = scratch.fresh(&format!("{engine}-base-{}", loaded.bases.len()))?;
+        let dir = scratch.join(format!("{engine}-base-{}", loaded.len()));
         let task =
             Task { engine: engine.to_owned(), dir: dir.clone(), options: options.clone(), job: Job::Load(*shape) };
-        let outcome = match loaded.ask(&format!("load {shape:?}"), self.limit, &task) {
-            Ok(answer) => {
-                eprintln!("{engine}: loaded {} records: {answer}", shape.n);
-                Ok(dir)
-            }
-            Err(error) => {
-                disk::remove(&dir)?;
-                let known = KnownError::of(&error);
-                Err(KnownError { error: format!("loading: {}", known.error), ..known })
-            }
-        };
-        loaded.bases.insert(key, outcome.clone());
-        Ok(outcome?)
+        let loading = self.ask(&task).context("loading");
+        let made = loading.inspect(|answer| eprintln!("{engine}: loaded {} records: {answer}", shape.n)).map(|_| dir);
+        let made = made.map_err(|error| KnownError::of(&error));
+        loaded.insert(key, made.clone());
+        Ok(made?)
     }
 }
 
 /// Returns an error if azekura has no figures for something or lost a record that its guarantee covers, or if any
 /// engine gave a wrong answer.
-pub(crate) fn verdict(rows: &[Value]) -> Result<()> {
-    for row in rows {
+pub(crate) fn verdict<'a>(rounds: impl IntoIterator<Item = &'a Value>) -> Result<()> {
+    for row in rounds {
         let word = |field: &str| row[field].as_str().unwrap_or_default();
         let (engine, workload) = (word("engine"), word("workload"));
         let ours = registry::is_ours(engine);
-        if let Some(lost) = row["lost_records"].as_u64().filter(|&lost| ours && lost > 0) {
-            return Err(format!("{engine}: {workload}: {lost} acknowledged records are lost").into());
-        }
-        if let Some(error) = row["error"].as_str().filter(|_| ours || row["error_kind"] == json!(ErrorKind::Wrong)) {
-            return Err(format!("{engine}: {workload}: {error}").into());
-        }
+        let lost = row["lost_records"].as_u64().unwrap_or(0);
+        ensure!(!ours || lost == 0, "{engine}: {workload}: {lost} acknowledged records are lost");
+        let passes = row["error"].is_null() || !(ours || row["error_kind"] == json!(ErrorKind::Wrong));
+        ensure!(passes, "{engine}: {workload}: {}", word("error"));
     }
     Ok(())
 }
@@ -291,7 +251,7 @@ mod tests {
     #[test]
     fn only_own_failures_and_wrong_answers_fail_a_run() {
         let good = sample("azekura", 1, 1.0);
-        assert!(verdict(std::slice::from_ref(&good)).is_ok());
+        assert!(verdict([&good]).is_ok());
         for (row, ends_well) in [
             (failed("fjall", ErrorKind::TimedOut), true),
             (failed("fjall", ErrorKind::Refused), true),
@@ -301,14 +261,14 @@ mod tests {
             (failed("azekura", ErrorKind::Failed), false),
             (failed("azekura-pmem", ErrorKind::TimedOut), false),
         ] {
-            assert_eq!(verdict(&[good.clone(), row.clone()]).is_ok(), ends_well, "{row:?}");
+            assert_eq!(verdict([&good, &row]).is_ok(), ends_well, "{row:?}");
         }
         for (engine, lost, ends_well) in
             [("azekura", 0, true), ("azekura", 1, false), ("azekura-pmem", 1, false), ("fjall", 1, true)]
         {
             let mut row = sample(engine, 1, 1.0);
             row["lost_records"] = lost.into();
-            assert_eq!(verdict(&[row]).is_ok(), ends_well, "{engine} lost {lost}");
+            assert_eq!(verdict([&row]).is_ok(), ends_well, "{engine} lost {lost}");
         }
     }
 
@@ -325,14 +285,14 @@ mod tests {
     /// The data set of the first workload.
     fn shape(arguments: &str) -> Shape {
         let comparison = parse(arguments);
-        comparison.shape(comparison.workloads[0]).unwrap()
+        comparison.shape(&comparison.workloads[0]).unwrap()
     }
 
     #[test]
     fn lists_and_sizes_are_parsed() {
         let two = parse("--workload fillrandom,ycsb-a --value-size 4K --n 10 --sync data --threads 1,2,4 --limit 7");
-        assert_eq!((two.workloads.len(), two.threads.as_slice(), two.limit), (2, &[1, 2, 4][..], Some(7)));
-        let plan = two.plan(two.workloads[1], 2, 3).unwrap();
+        assert_eq!((two.workloads.len(), two.threads.as_slice(), two.limit), (2, &[1, 2, 4][..], 7));
+        let plan = two.plan(&two.workloads[1], 2, 3).unwrap();
         assert_eq!((plan.shape.value_size, plan.ops, plan.settings.seed), (4096, 10, 4));
     }
 
@@ -344,15 +304,13 @@ mod tests {
         assert_eq!((small.n, small.value_size), (1_000_000, 100));
         let range = shape("--workload blobload --n 50 --value-size 1K-2K");
         assert_eq!((range.n, range.least_value, range.value_size), (50, 1024, 2048));
-        let mean = shape("--workload blobload --value-size 64K");
-        assert!((mean.mean_record_bytes() / f64::from(64 << 10) - 1.0).abs() < 0.01, "{mean:?}");
         assert_eq!(shape("--workload blobload --value-size 1K").value_size, 1024);
     }
 
     #[test]
     fn impossible_runs_are_refused() {
         let refused = parse("--workload overwrite --threads 8 --n 4");
-        assert!(refused.shape(refused.workloads[0]).is_err());
+        assert!(refused.shape(&refused.workloads[0]).is_err());
         assert!(parse("--workload overwrite --engine nosuchdb").engines().is_err());
         for text in ["4", "4-16", "3G", "64-8", "12Q", "", "99999999999999999999", "18446744073709551615G"] {
             assert!(sizes(text).is_err(), "{text}");

@@ -1,27 +1,26 @@
-//! Loads a database, or runs one workload on it and measures it; in a child process. The names of the figures are those
+//! Loads a database, runs one workload on it and measures it, or opens it after a clean close or a kill; in a child
+//! process. The names of the figures are those
 //! of the JSON output, which scripts read.
 
-use crate::engine::api::object;
 use crate::engine::registry::{self, Settled, settle};
-use crate::engine::{Engine, Options, Sync};
-use crate::error::{KnownError, Result};
+use crate::engine::{Engine, Options, Sync, object};
+use crate::error::{KnownError, Result, wrong};
 use crate::measure::disk;
 use crate::measure::meter::{Meter, Progress, percentile_us};
-use crate::measure::process::{Usage, memory_bytes};
-use crate::task::plan::{Plan, Task};
+use crate::measure::process::{Usage, memory_bytes, millis};
+use crate::task::child::{Plan, Task};
 use crate::task::threads::{Outcome, Workers};
 use crate::workload::Shape;
-use crate::workload::data::load;
+use crate::workload::data::{FIRST_GENERATION, load};
+use anyhow::{bail, ensure};
+use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Map, Value, json};
-use std::hint::black_box;
+use std::io::Write;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Records that are read back, uncounted, after a workload that writes, and bytes after which that is enough.
 const VERIFIED: (f64, f64) = (20_000.0, 1e9);
-/// Operations by which the cost of the bench itself is measured, and bytes after which that is enough.
-const HARNESS: (f64, f64) = (400_000.0, 5e8);
-
 /// The counts from which the figures of a measurement are computed.
 #[derive(Default)]
 pub(crate) struct Facts {
@@ -49,6 +48,8 @@ impl Facts {
         let dirtied = used.dirtied_bytes + used_settling.dirtied_bytes;
         let syscall = used.syscall_write_bytes + used_settling.syscall_write_bytes;
         let micros = |percentile| percentile_us(latencies, percentile);
+        let whole_seconds = outcome.series.len().saturating_sub(1);
+        let intervals = outcome.series.iter().take(whole_seconds).map(|sample| sample.ops_per_s);
         let mut figures = json!({
             "engine": engine, "workload": plan.workload.name, "round": plan.round, "threads": plan.threads,
             "n": plan.shape.n, "ops": tally.ops, "elapsed_s": outcome.seconds,
@@ -64,7 +65,7 @@ impl Facts {
             "write_amp": (user_bytes > 0).then(|| dirtied.max(syscall) as f64 / user_bytes as f64),
             "disk_bytes": self.disk_bytes, "space_amp": self.disk_bytes as f64 / live_bytes,
             "peak_rss_bytes": self.peak_rss_bytes, "anonymous_rss_bytes": outcome.anonymous_rss_bytes,
-            "intervals_ops_per_s": outcome.intervals, "series": outcome.series, "engine_stats": self.stats,
+            "intervals_ops_per_s": intervals.collect::<Vec<_>>(), "series": outcome.series, "engine_stats": self.stats,
             "error": error.map(|known| &known.error), "error_kind": error.map(|known| known.kind),
         });
         for (name, value) in self.extra {
@@ -107,8 +108,8 @@ pub(crate) fn measure(task: &Task, plan: &Plan) -> Result<Value> {
         settled = settle(&all, Duration::from_secs_f64(outcome.seconds))?;
     }
     let used_settling = Usage::now() - after;
-    let peak_rss_bytes = memory_bytes("VmHWM");
-    outcome.anonymous_rss_bytes = outcome.anonymous_rss_bytes.max(memory_bytes("RssAnon"));
+    let peak_rss_bytes = memory_bytes(|own| own.vmhwm);
+    outcome.anonymous_rss_bytes = outcome.anonymous_rss_bytes.max(memory_bytes(|own| own.rssanon));
     let loaded_bytes = workers.loaded_bytes;
     workers.verify(engine.as_ref(), (VERIFIED.0).min(VERIFIED.1 / plan.shape.mean_record_bytes()).max(1.0) as u64)?;
     let stats = engine.stats();
@@ -121,7 +122,7 @@ pub(crate) fn measure(task: &Task, plan: &Plan) -> Result<Value> {
 }
 
 /// Evicts the database from the page cache, if the plan asks for it.
-pub(crate) fn evict(task: &Task, plan: &Plan) -> Result<()> {
+fn evict(task: &Task, plan: &Plan) -> Result<()> {
     if plan.settings.cold && task.dir.exists() { disk::evict(&task.dir) } else { Ok(()) }
 }
 
@@ -152,75 +153,110 @@ fn extra(plan: &Plan, outcome: &Outcome, syncs: Option<u64>) -> Map<String, Valu
     object(json!({"commits_per_s": ops / seconds, "commits_per_sync": commits_per_sync}))
 }
 
-/// Nanoseconds of a put and a get without an engine: making the key, making or checking the value, reading the clock,
-/// counting. They are included in the figures of every engine.
-pub(crate) fn harness_cost(shape: &Shape) -> Value {
-    let (progress, never) = (Progress::default(), AtomicBool::new(false));
-    let count = HARNESS.0.min(HARNESS.1 / shape.mean_record_bytes()).max(100.0) as u64;
-    let timed = |act: &mut dyn FnMut(u64)| {
-        let (mut meter, start) = (Meter::start(&progress, count, None, &never), Instant::now());
-        (0..count).for_each(|index| {
-            act(index);
-            meter.done(1);
-        });
-        start.elapsed().as_secs_f64() * 1e9 / count as f64
+/// Writes the records of `plan` in order, prints how many, and kills this process: nothing is flushed or closed.
+pub(crate) fn write_and_die(task: &Task, plan: &Plan) -> Result<Value> {
+    let engine = registry::open(&task.engine, &task.dir, &task.options)?;
+    let deadline = plan.settings.seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+    let end = (0..plan.ops.min(plan.shape.n)).take_while(|_| deadline.is_none_or(|deadline| Instant::now() < deadline));
+    let written = put(engine.as_ref(), &plan.shape, end)?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", json!({"written": written}))?;
+    out.flush()?;
+    kill_process(getpid(), Signal::KILL)?;
+    bail!("a process survived its own kill")
+}
+
+/// Puts records one by one; returns how many.
+fn put(engine: &dyn Engine, shape: &Shape, indices: impl Iterator<Item = u64>) -> Result<u64> {
+    let (mut key, mut value, mut count) = (Vec::new(), Vec::new(), 0);
+    for index in indices {
+        shape.key(index, &mut key);
+        shape.value(index, FIRST_GENERATION, &mut value);
+        engine.put(&key, &value)?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Looks for `written` records. Returns how many are lost, how many of those precede a found record, and the bytes of
+/// those that were found.
+fn find_written(engine: &dyn Engine, shape: &Shape, written: u64) -> Result<(u64, u64, u64)> {
+    let (mut lost, mut holes, mut bytes, mut key) = (0, 0, 0, Vec::new());
+    for index in 0..written {
+        match shape.find(engine, index, &mut key)? {
+            None => lost += 1,
+            Some(FIRST_GENERATION) => (holes, bytes) = (lost, bytes + shape.record_bytes(index)),
+            Some(other) => return Err(wrong(format!("record {index} has generation {other}"))),
+        }
+    }
+    Ok((lost, holes, bytes))
+}
+
+/// Opens the database and reads one record: one operation. `written`: records that were written before a kill, each of
+/// which is looked for; otherwise the database was closed cleanly.
+pub(crate) fn open_and_get(task: &Task, plan: &Plan, written: Option<u64>) -> Result<Value> {
+    evict(task, plan)?;
+    let (progress, never, before) = (Progress::default(), AtomicBool::new(false), Usage::now());
+    let mut meter = Meter::start(&progress, 1, None, &never);
+    let start = Instant::now();
+    let engine = registry::open(&task.engine, &task.dir, &task.options)?;
+    let open_ms = millis(start);
+    let then = Instant::now();
+    let first = if written.is_some() { 0 } else { plan.settings.seed % plan.shape.n };
+    let found = plan.shape.find(engine.as_ref(), first, &mut Vec::new())?;
+    let first_get_ms = millis(then);
+    meter.done(1);
+    ensure!(found.is_some() || written.is_some(), wrong(format!("record {first} was not found")));
+    let mut facts = Facts { used: Usage::now() - before, ..Facts::default() };
+    (facts.outcome.seconds, facts.outcome.tally) = (start.elapsed().as_secs_f64(), meter.tally);
+    let mut losses = json!({});
+    facts.loaded_bytes = match written {
+        None => plan.shape.total_bytes(),
+        Some(written) => {
+            let (lost, holes, bytes) = find_written(engine.as_ref(), &plan.shape, written)?;
+            losses = json!({"written_records": written, "lost_records": lost, "lost_holes": holes});
+            bytes
+        }
     };
-    let (mut key, mut value) = (Vec::new(), Vec::new());
-    let put_ns = timed(&mut |index| {
-        shape.key(index, &mut key);
-        shape.value(index, 1, &mut value);
-        black_box((&key, &value));
-    });
-    // A record of about the mean size represents all records.
-    let distance = |index: &u64| (shape.record_bytes(*index) as f64 - shape.mean_record_bytes()).abs();
-    let typical = (0..1000).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0);
-    shape.value(typical, 1, &mut value);
-    let get_ns = timed(&mut |index| {
-        shape.key(index, &mut key);
-        black_box((&key, shape.check(black_box(typical), black_box(&value))));
-    });
-    json!({"put_ns": put_ns, "get_ns": get_ns})
+    facts.peak_rss_bytes = memory_bytes(|own| own.vmhwm);
+    facts.outcome.anonymous_rss_bytes = memory_bytes(|own| own.rssanon);
+    (facts.stats, facts.settled) = (engine.stats(), Settled { seconds: 0.0, reached: true });
+    let start = Instant::now();
+    engine.close()?;
+    facts.extra = object(json!({"open_ms": open_ms, "first_get_ms": first_get_ms, "close_ms": millis(start)}));
+    facts.extra.extend(object(losses));
+    facts.disk_bytes = disk::allocated_bytes(&task.dir);
+    Ok(facts.figures(&task.engine, plan, None))
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Facts, extra, harness_cost};
+    use super::{Facts, extra, find_written, open_and_get, put};
     use crate::engine::Options;
     use crate::engine::memory::{Lie, Memory};
-    use crate::engine::registry::Settled;
+    use crate::engine::registry::{self, Settled};
     use crate::error::{ErrorKind, KnownError, Result};
     use crate::measure::process::Usage;
-    use crate::task::plan::{Job, Plan, Settings, Task};
-    use crate::task::threads::{Outcome, Workers};
+    use crate::task::child::{Job, Plan, Settings, Task};
+    use crate::task::threads::{Outcome, Sample, Workers};
     use crate::workload::data::{SMALL_RECORDS, load};
+    use crate::workload::spec::WORKLOADS;
     use crate::workload::{Shape, Workload};
     use serde_json::{Value, json};
 
     /// Not a multiple of any number of threads.
     const N: u64 = 3001;
 
-    pub(crate) fn workload(name: &str) -> Workload {
-        Workload::try_from(name.to_owned()).unwrap()
-    }
-
     /// A small measurement that is not run.
     pub(crate) fn sample_plan(name: &str) -> Plan {
         Plan {
-            workload: workload(name),
+            workload: Workload::named(name),
             shape: Shape { n: 100, least_value: 84, value_size: 84, ..SMALL_RECORDS },
             ops: 100,
             warm_ops: 0,
             threads: 1,
             round: 1,
-            settings: Settings {
-                seconds: None,
-                seek_nexts: 10,
-                write_rate: 10_000,
-                depth: None,
-                cold: false,
-                seed: 1,
-                seconds_report: false,
-            },
+            settings: Settings { seconds: None, write_rate: 10_000, depth: None, cold: false, seed: 1 },
         }
     }
 
@@ -237,7 +273,7 @@ pub(crate) mod tests {
     pub(crate) fn sample(engine: &str, round: u32, seconds: f64) -> Value {
         let mut outcome = Outcome { seconds, ..Outcome::default() };
         (outcome.tally.ops, outcome.tally.user_bytes, outcome.tally.live_bytes) = (100, 10_000, 10_000);
-        outcome.intervals = vec![50.0, 50.0];
+        outcome.series = vec![Sample { ops_per_s: 50.0, ..Sample::default() }; 3];
         let facts = Facts {
             outcome,
             extra: super::object(json!({"commits_per_s": 50.0})),
@@ -276,14 +312,8 @@ pub(crate) mod tests {
         assert_eq!(names(&figures)[..names(&failed).len()], names(&failed));
     }
 
-    #[test]
-    fn harness_cost_is_positive() {
-        let cost = harness_cost(&SMALL_RECORDS);
-        assert!(cost["put_ns"].as_f64() > Some(1.0) && cost["get_ns"].as_f64() > Some(1.0), "{cost}");
-    }
-
     /// Enough for every fault to show; enough time for the writer beside the readers to begin.
-    fn ops_of(workload: Workload) -> u64 {
+    fn ops_of(workload: &Workload) -> u64 {
         if workload.beside.is_some() {
             200_000
         } else if workload.fills() {
@@ -306,8 +336,9 @@ pub(crate) mod tests {
         Ok(outcome)
     }
 
-    fn plan_of(workload: Workload, threads: u64) -> Plan {
-        let mut plan = Plan { workload, threads, ops: ops_of(workload), ..sample_plan("fillrandom") };
+    fn plan_of(workload: &Workload, threads: u64) -> Plan {
+        let (ops, workload) = (ops_of(workload), workload.clone());
+        let mut plan = Plan { workload: workload.clone(), threads, ops, ..sample_plan("fillrandom") };
         (plan.shape.n, plan.shape.sequential) = (N, workload.sequential);
         (plan.settings.depth, plan.settings.write_rate) = (Some(200), 0);
         if workload.blobs {
@@ -317,8 +348,8 @@ pub(crate) mod tests {
     }
 
     /// Those that are measured by threads.
-    fn workloads() -> impl Iterator<Item = Workload> {
-        Workload::all().filter(|workload| !workload.single_threaded)
+    fn workloads() -> impl Iterator<Item = &'static Workload> {
+        WORKLOADS.iter().filter(|workload| !workload.single_threaded)
     }
 
     #[test]
@@ -360,7 +391,7 @@ pub(crate) mod tests {
 
     #[test]
     fn paced_writer_stays_below_its_rate() {
-        let mut plan = Plan { ops: u64::MAX, ..plan_of(workload("readwhilewriting"), 1) };
+        let mut plan = Plan { ops: u64::MAX, ..plan_of(&Workload::named("readwhilewriting"), 1) };
         (plan.settings.seconds, plan.settings.write_rate) = (Some(0.5), 1000);
         let outcome = run(&plan, Lie::None).unwrap();
         let rate = outcome.beside.unwrap().ops as f64 / outcome.seconds;
@@ -386,11 +417,44 @@ pub(crate) mod tests {
             (Lie::OnePartition, ["partitions64", "", ""]),
         ] {
             for name in names.iter().flat_map(|names| names.split_whitespace()) {
-                match run(&plan_of(workload(name), 1), lie) {
+                match run(&plan_of(&Workload::named(name), 1), lie) {
                     Ok(_) => panic!("{lie:?} was not detected by {name}"),
                     Err(error) => assert_eq!(KnownError::of(&error).kind, ErrorKind::Wrong, "{name}: {error}"),
                 }
             }
         }
+    }
+
+    #[test]
+    fn lost_records_and_holes_are_counted() {
+        let shape = Shape { n: 1000, ..sample_plan("recovery").shape };
+        let filled = |lie| {
+            let engine = Memory::new(lie);
+            assert_eq!(put(&engine, &shape, 0..1000).unwrap(), 1000);
+            engine
+        };
+        let all = shape.total_bytes();
+        assert_eq!(find_written(&filled(Lie::None), &shape, 1000).unwrap(), (0, 0, all));
+        // As if 30 more had been acknowledged: an end is lost.
+        assert_eq!(find_written(&filled(Lie::None), &shape, 1030).unwrap(), (30, 0, all));
+        let (lost, holes, _) = find_written(&filled(Lie::Forgets), &shape, 1000).unwrap();
+        assert!(lost > 0 && holes > 0, "{lost} {holes}");
+        let error = find_written(&filled(Lie::Flips), &shape, 1000).unwrap_err();
+        assert_eq!(KnownError::of(&error).kind, ErrorKind::Wrong);
+    }
+
+    #[test]
+    fn openings_have_figures() {
+        let (dir, plan) = (tempfile::tempdir().unwrap(), sample_plan("open"));
+        let task = Task { dir: dir.path().join("db"), ..sample_task("azekura", &plan) };
+        let engine = registry::open("azekura", &task.dir, &task.options).unwrap();
+        load(engine.as_ref(), &plan.shape, 0..plan.shape.n).unwrap();
+        engine.close().unwrap();
+        let opened = open_and_get(&task, &plan, None).unwrap();
+        assert!(opened["open_ms"].as_f64().unwrap() > 0.0 && opened["ops"] == 1, "{opened}");
+        let recovered = open_and_get(&task, &plan, Some(plan.shape.n + 5)).unwrap();
+        let figures = ["lost_records", "lost_holes", "written_records"].map(|name| recovered[name].as_u64().unwrap());
+        assert_eq!(figures, [5, 0, plan.shape.n + 5]);
+        assert!(recovered["space_amp"].as_f64().unwrap() > 0.0);
     }
 }

@@ -5,7 +5,7 @@ use crate::error::{ErrorKind, Result, error_of};
 use crate::measure::disk;
 use crate::measure::meter::{Meter, Progress, Tally};
 use crate::measure::process::{Usage, memory_bytes};
-use crate::task::plan::{Plan, Task};
+use crate::task::child::{Plan, Task};
 use crate::workload::Workload;
 use crate::workload::worker::{Generations, Share, Worker};
 use serde::Serialize;
@@ -14,12 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time between samples at first.
-const FIRST_TICK: Duration = Duration::from_millis(50);
-/// When there are this many samples every second one is dropped, and the time between them doubles.
-const SAMPLES_MAX: usize = 200;
-/// Listing the directory takes at most one part in this many of the time.
-const DISK_SHARE: u32 = 50;
+/// Time between samples.
+const SECOND: Duration = Duration::from_secs(1);
+/// Longest time that the sampling thread sleeps before it looks for ended threads.
+const LONGEST_PARK: Duration = Duration::from_millis(20);
 
 /// One sample of the `series` of a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -33,9 +31,6 @@ pub(crate) struct Sample {
     /// Bytes allocated in the directory per byte of live keys and values.
     pub(crate) space_amp: f64,
     pub(crate) rss_bytes: u64,
-    /// Operations since the measurement began.
-    #[serde(skip)]
-    ops: u64,
 }
 
 /// The threads of a measurement and their shared state.
@@ -56,8 +51,7 @@ pub(crate) struct Outcome {
     pub(crate) seconds: f64,
     pub(crate) tally: Tally,
     pub(crate) beside: Option<Tally>,
-    /// Operations per second in each whole second.
-    pub(crate) intervals: Vec<f64>,
+    /// A sample for each second, and one at the end.
     pub(crate) series: Vec<Sample>,
     /// Largest anonymous memory seen.
     pub(crate) anonymous_rss_bytes: u64,
@@ -71,27 +65,28 @@ impl Workers {
         let partitions = Arc::new(partitions.collect::<Result<Vec<_>>>().map_err(refused)?);
         let generations = Arc::new(Generations::new(if plan.workload.updates() { plan.shape.n } else { 0 }));
         let (threads, settings) = (plan.threads.max(1), &plan.settings);
-        let worker = |workload: Workload, thread: u64, threads: u64, seed: u64| {
+        let worker = |workload: &Workload, thread: u64, threads: u64, seed: u64| {
             let share = Share {
                 shape: plan.shape,
                 thread,
                 threads,
                 seed: seed.wrapping_mul(1 << 20).wrapping_add(thread),
-                seek_nexts: plan.settings.seek_nexts,
                 depth: plan.settings.depth.unwrap_or(plan.shape.n / 10).max(1),
                 generations: Arc::clone(&generations),
                 partitions: Arc::clone(&partitions),
             };
-            Worker::new(workload, share)
+            Worker::new(workload.clone(), share)
         };
-        let mut workers: Vec<Worker> = (0..threads).map(|i| worker(plan.workload, i, threads, settings.seed)).collect();
+        let mut workers: Vec<Worker> =
+            (0..threads).map(|i| worker(&plan.workload, i, threads, settings.seed)).collect();
         let mut loaded_bytes = if plan.workload.loads { plan.shape.total_bytes() } else { 0 };
         for worker in &mut workers {
             loaded_bytes += worker.prepare(engine)?;
         }
-        let beside = plan.workload.beside;
-        let beside = beside.map(|beside| worker(beside, 0, 1, settings.seed + 1).paced(settings.write_rate));
-        let warm_up = plan.workload.warm_up.map(|warm_up| worker(warm_up, 0, 1, !settings.seed));
+        let one = |name: &String, seed| worker(&Workload::named(name), 0, 1, seed);
+        let beside = plan.workload.beside.as_ref();
+        let beside = beside.map(|name| one(name, settings.seed + 1).paced(settings.write_rate));
+        let warm_up = plan.workload.warm_up.as_ref().map(|name| one(name, !settings.seed));
         Ok(Workers { workers, beside, warm_up, loaded_bytes, partitions })
     }
 
@@ -131,12 +126,12 @@ impl Workers {
             let mut outcome = watch.until(|| running.iter().all(|thread| thread.is_finished()));
             done.store(true, Ordering::Relaxed);
             for thread in running {
-                let (tally, ended) = thread.join().map_err(|_| "a thread panicked")??;
+                let (tally, ended) = thread.join().expect("a thread panicked")?;
                 outcome.tally.add(&tally);
                 outcome.seconds = outcome.seconds.max((ended - start).as_secs_f64());
             }
             if let Some(thread) = beside {
-                outcome.beside = Some(thread.join().map_err(|_| "a thread panicked")??.0);
+                outcome.beside = Some(thread.join().expect("a thread panicked")?.0);
             }
             Ok(outcome)
         })
@@ -170,40 +165,24 @@ struct Sampler<'a> {
 
 impl Sampler<'_> {
     fn until(&self, finished: impl Fn() -> bool) -> Outcome {
-        let (mut outcome, mut tick, mut series) = (Outcome::default(), FIRST_TICK, Vec::new());
-        let (mut next_tick, mut next_listing, mut disk_bytes) = (self.start + tick, self.start, 0);
-        let (mut second, mut done_before) = (self.start, 0);
+        let (mut outcome, mut last, mut done_before) = (Outcome::default(), self.start, 0);
         loop {
-            let ended = finished();
-            let now = Instant::now();
-            if ended || now >= next_tick {
-                if now >= next_listing {
-                    disk_bytes = disk::allocated_bytes(&self.task.dir);
-                    next_listing = Instant::now() + now.elapsed() * DISK_SHARE;
-                }
-                tick = thin(&mut series, self.sample(now, disk_bytes), tick);
-                next_tick = now + tick;
+            let next = last + SECOND;
+            while !finished() && Instant::now() < next {
+                // A worker unparks this thread just before it counts as finished: never park for long.
+                thread::park_timeout(next.saturating_duration_since(Instant::now()).min(LONGEST_PARK));
             }
+            let (ended, now, done) = (finished(), Instant::now(), self.done());
+            let rate = (done - done_before) as f64 / (now - last).as_secs_f64();
+            outcome.series.push(self.sample(now, rate.round()));
             if ended {
-                outcome.series = with_rates(series);
                 return outcome;
             }
-            if now - second >= Duration::from_secs(1) {
-                let done = self.done();
-                let rate = (done - done_before) as f64 / (now - second).as_secs_f64();
-                outcome.intervals.push(rate.round());
-                if self.plan.settings.seconds_report {
-                    let (engine, name) = (&self.task.engine, &self.plan.workload.name);
-                    eprintln!("{engine} {name} second {}: {rate:.0} ops/s", outcome.intervals.len());
-                }
-                outcome.anonymous_rss_bytes = outcome.anonymous_rss_bytes.max(memory_bytes("RssAnon"));
-                if self.plan.settings.cold {
-                    let _ = disk::evict(&self.task.dir); // files are created and removed meanwhile
-                }
-                (second, done_before) = (now, done);
+            outcome.anonymous_rss_bytes = outcome.anonymous_rss_bytes.max(memory_bytes(|own| own.rssanon));
+            if self.plan.settings.cold {
+                let _ = disk::evict(&self.task.dir); // files are created and removed meanwhile
             }
-            // A worker unparks this thread just before it counts as finished: never park for long.
-            thread::park_timeout(next_tick.saturating_duration_since(now).min(FIRST_TICK));
+            (last, done_before) = (now, done);
         }
     }
 
@@ -211,61 +190,17 @@ impl Sampler<'_> {
         self.progress.iter().rev().skip(1).map(|progress| progress.done.load(Ordering::Relaxed)).sum()
     }
 
-    fn sample(&self, now: Instant, disk_bytes: u64) -> Sample {
+    fn sample(&self, now: Instant, ops_per_s: f64) -> Sample {
         let user_bytes: u64 = self.progress.iter().map(|one| one.user_bytes.load(Ordering::Relaxed)).sum();
         let grown: i64 = self.progress.iter().map(|one| one.live_bytes.load(Ordering::Relaxed)).sum();
         let written_bytes = (Usage::now() - self.used).written_bytes();
+        let live_bytes = self.loaded_bytes.saturating_add_signed(grown).max(1);
         Sample {
-            s: ((now - self.start).as_secs_f64() * 1e6).round() / 1e6,
-            ops_per_s: 0.0,
+            s: (now - self.start).as_secs_f64(),
+            ops_per_s,
             write_amp: (user_bytes > 0).then(|| written_bytes as f64 / user_bytes as f64),
-            space_amp: disk_bytes as f64 / self.loaded_bytes.saturating_add_signed(grown).max(1) as f64,
-            rss_bytes: memory_bytes("VmRSS"),
-            ops: self.done(),
+            space_amp: disk::allocated_bytes(&self.task.dir) as f64 / live_bytes as f64,
+            rss_bytes: memory_bytes(|own| own.vmrss),
         }
-    }
-}
-
-/// Adds a sample. When there are [`SAMPLES_MAX`], drops every second one. Returns the time until the next sample.
-fn thin(series: &mut Vec<Sample>, sample: Sample, tick: Duration) -> Duration {
-    series.push(sample);
-    if series.len() < SAMPLES_MAX {
-        return tick;
-    }
-    // The second of each pair is kept, because it ends the time of both.
-    *series = series.iter().skip(1).step_by(2).copied().collect();
-    tick * 2
-}
-
-/// Fills in the rate of each sample since the one before it.
-fn with_rates(mut series: Vec<Sample>) -> Vec<Sample> {
-    let mut before = Sample::default();
-    for sample in &mut series {
-        sample.ops_per_s = ((sample.ops - before.ops) as f64 / (sample.s - before.s).max(1e-9)).round();
-        before = *sample;
-    }
-    series
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{FIRST_TICK, SAMPLES_MAX, Sample, thin, with_rates};
-
-    #[test]
-    fn series_keeps_its_length_and_totals() {
-        let (mut series, mut tick) = (Vec::new(), FIRST_TICK);
-        for i in 1..=1000u64 {
-            tick = thin(&mut series, Sample { s: i as f64 * 0.05, ops: i * 5, ..Sample::default() }, tick);
-        }
-        assert!(tick > FIRST_TICK);
-        let samples = with_rates(series);
-        assert!((SAMPLES_MAX / 2 - 1..SAMPLES_MAX).contains(&samples.len()), "{}", samples.len());
-        let (mut before, mut ops) = (0.0, 0.0);
-        for sample in &samples {
-            ops += sample.ops_per_s * (sample.s - before);
-            before = sample.s;
-            assert!((sample.ops_per_s - 100.0).abs() < 1.0, "{sample:?}");
-        }
-        assert!((ops / (before * 100.0) - 1.0).abs() < 0.01 && before > 49.0, "{before}");
     }
 }

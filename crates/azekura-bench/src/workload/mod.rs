@@ -4,11 +4,10 @@
 //! from a seeded generator, so two engines get the same questions in the same order. Each thread writes only keys of
 //! its own residue class, so the newest generation of a key is always known.
 //!
-//! [`data`] makes records and draws indices; [`spec`] reads the list of workloads, `workloads.json`; [`scan`] checks
-//! scans; [`worker`] carries out one thread's share of a workload.
+//! [`data`] makes records and draws indices; [`spec`] reads the list of workloads, `workloads.json`; [`worker`]
+//! carries out one thread's share of a workload and checks every answer.
 
 pub(crate) mod data;
-pub(crate) mod scan;
 pub(crate) mod spec;
 pub(crate) mod worker;
 

@@ -4,17 +4,17 @@ use crate::engine::{Options, Sync};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::ops::Deref;
 use std::sync::LazyLock;
 
 /// Values of at least this size are separated in workloads of blobs, by engines that can.
 const BLOBS_SEPARATE_FROM: u64 = 1 << 10;
 
-static WORKLOADS: LazyLock<Vec<Spec>> =
+/// All of them.
+pub(crate) static WORKLOADS: LazyLock<Vec<Workload>> =
     LazyLock::new(|| serde_json::from_str(include_str!("workloads.json")).expect("a test parses the file"));
 
 /// One step of a thread's share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Step {
     /// Writes the next record of the thread.
@@ -38,7 +38,7 @@ pub(crate) enum Step {
 }
 
 /// How a step chooses its record.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Pick {
     #[default]
@@ -51,9 +51,9 @@ pub(crate) enum Pick {
 }
 
 /// One workload.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Spec {
+pub(crate) struct Workload {
     pub(crate) name: String,
     about: String,
     /// Steps and how many of 100 they are.
@@ -66,7 +66,7 @@ pub(crate) struct Spec {
     pub(crate) sequential: bool,
     #[serde(default)]
     pub(crate) pick: Pick,
-    /// Records of a scan; `--seek-nexts` if neither is given.
+    /// Records of a scan.
     pub(crate) scan_length: Option<u64>,
     /// Largest number of records of a scan, which is drawn.
     pub(crate) scan_at_most: Option<u64>,
@@ -81,9 +81,9 @@ pub(crate) struct Spec {
     #[serde(default)]
     pub(crate) single_threaded: bool,
     /// The workload that one more thread carries out meanwhile, uncounted, at `--write-rate`.
-    pub(crate) beside: Option<Workload>,
+    pub(crate) beside: Option<String>,
     /// The workload that is carried out before, uncounted, to warm the caches.
-    pub(crate) warm_up: Option<Workload>,
+    pub(crate) warm_up: Option<String>,
     /// `none`: always; otherwise where the command line asks for none.
     sync: Option<Sync>,
     /// Default operations for each record of the data set.
@@ -91,7 +91,18 @@ pub(crate) struct Spec {
     least_ops: Option<u64>,
 }
 
-impl Spec {
+impl Workload {
+    /// The workload of that name, which must be in the list.
+    pub(crate) fn named(name: &str) -> Workload {
+        WORKLOADS.iter().find(|workload| workload.name == name).expect("the name is in the list").clone()
+    }
+
+    /// Reads a workload's name from the command line, where help lists them all.
+    pub(crate) fn parser() -> impl TypedValueParser<Value = Workload> {
+        let values = WORKLOADS.iter().map(|one| PossibleValue::new(one.name.as_str()).help(one.about.as_str()));
+        PossibleValuesParser::new(values).map(|name| Workload::named(&name))
+    }
+
     fn has(&self, steps: &[Step]) -> bool {
         steps.iter().any(|step| self.steps.contains_key(step))
     }
@@ -130,71 +141,25 @@ impl Spec {
     }
 }
 
-/// A workload of the list, known by its name.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-#[serde(try_from = "String", into = "String")]
-pub(crate) struct Workload(usize);
-
-impl Deref for Workload {
-    type Target = Spec;
-
-    fn deref(&self) -> &Spec {
-        &WORKLOADS[self.0]
-    }
-}
-
-impl TryFrom<String> for Workload {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Workload, String> {
-        let known = NAMES.iter().position(|known| *known == name);
-        known.map(Workload).ok_or_else(|| format!("no workload is called `{name}`"))
-    }
-}
-
-impl From<Workload> for String {
-    fn from(workload: Workload) -> String {
-        workload.name.clone()
-    }
-}
-
-/// The names alone: a workload names others while the list is being read.
-static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let list: Vec<serde_json::Value> = serde_json::from_str(include_str!("workloads.json")).unwrap_or_default();
-    list.iter().filter_map(|one| one["name"].as_str().map(str::to_owned)).collect()
-});
-
-impl Workload {
-    /// All of them.
-    #[cfg(test)]
-    pub(crate) fn all() -> impl Iterator<Item = Workload> {
-        (0..WORKLOADS.len()).map(Workload)
-    }
-
-    /// Reads a workload's name from the command line, where help lists them all.
-    pub(crate) fn parser() -> impl TypedValueParser<Value = Workload> {
-        let values = WORKLOADS.iter().map(|spec| PossibleValue::new(spec.name.as_str()).help(spec.about.as_str()));
-        PossibleValuesParser::new(values).try_map(Workload::try_from)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Step, Workload};
+    use super::{Step, WORKLOADS, Workload};
 
     #[test]
     fn every_workload_is_complete() {
-        assert_eq!(Workload::all().count(), 29);
-        for workload in Workload::all() {
+        assert_eq!(WORKLOADS.len(), 29);
+        for workload in WORKLOADS.iter() {
             assert_eq!(workload.steps.values().sum::<u64>(), 100, "{}", workload.name);
-            assert!(workload.warm_up.is_none_or(|warm_up| warm_up.loads && !warm_up.writes()), "{}", workload.name);
-            assert_eq!(Workload::try_from(workload.name.clone()).unwrap().name, workload.name);
+            assert!(!workload.steps.contains_key(&Step::Scan) || workload.scan_length != workload.scan_at_most);
+            let warm_up = workload.warm_up.as_deref().map(Workload::named);
+            assert!(warm_up.is_none_or(|warm_up| warm_up.loads && !warm_up.writes()), "{}", workload.name);
+            assert!(workload.beside.as_deref().map(Workload::named).is_none_or(|beside| beside.writes()));
         }
     }
 
     #[test]
     fn properties_follow_from_the_steps() {
-        let of = |name: &str| Workload::try_from(name.to_owned()).unwrap();
+        let of = Workload::named;
         assert!(of("fillseq").fills() && of("recovery").fills() && !of("partitions64").fills());
         assert!(of("readwhilewriting").updates() && !of("ycsb-d").updates() && of("ycsb-d").writes());
         assert!(!of("scan100").writes() && of("queue").writes() && of("ycsb-e").steps.contains_key(&Step::Insert));

@@ -8,9 +8,9 @@ use crate::engine::{Engine, Scan};
 use crate::error::{Result, wrong};
 use crate::measure::meter::Meter;
 use crate::workload::data::{BatchBuffer, FIRST_GENERATION, MISSING, Zipfian, below, load, mix, rng};
-use crate::workload::scan::ScanCheck;
 use crate::workload::spec::{Pick, Step};
 use crate::workload::{Shape, Workload};
+use anyhow::ensure;
 use rand::rngs::SmallRng;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,6 +25,10 @@ const QUEUE_BITS: u32 = 40;
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// Makes the choice of a partition independent of the key.
 const SPREAD: u64 = 0xbb67_ae85_84ca_a73b;
+/// Records of a full scan that share one reading of the clock.
+const BUNDLE: u64 = 1000;
+/// Records after which a full scan starts again at its position, so that a time limit can end it.
+const SEGMENT: u64 = 100_000;
 
 /// The newest acknowledged generation of each record; each index is written by one thread only.
 #[derive(Debug, Default)]
@@ -53,8 +57,6 @@ pub(crate) struct Share {
     pub(crate) thread: u64,
     pub(crate) threads: u64,
     pub(crate) seed: u64,
-    /// Records of a scan whose workload gives no length.
-    pub(crate) seek_nexts: u64,
     /// Records of all queues together.
     pub(crate) depth: u64,
     /// Empty for workloads that update nothing.
@@ -117,16 +119,16 @@ impl Worker {
             Pick::Zipfian => Some(Zipfian::new(share.shape.n)),
             Pick::Latest => Some(Zipfian::new(count)),
         };
-        let (check, mut worker_key) = (ScanCheck::new(share.shape, workload.reverse), Vec::new());
-        let mut end = Vec::new();
-        for index in (0..share.shape.n).take_while(|_| workload.steps.contains_key(&Step::Scan)) {
-            share.shape.key(index, &mut worker_key);
-            if end.is_empty() || (worker_key < end) == workload.reverse {
-                end.clone_from(&worker_key);
-            }
-        }
+        let key = |index| {
+            let mut key = Vec::new();
+            share.shape.key(index, &mut key);
+            key
+        };
+        let keys = (0..if workload.steps.contains_key(&Step::Scan) { share.shape.n } else { 0 }).map(key);
+        let end = if workload.reverse { keys.min() } else { keys.max() }.unwrap_or_default();
+        let check = ScanCheck::new(share.shape, workload.reverse);
         let (rng, batch, value) = (rng(share.seed), BatchBuffer::default(), Vec::new());
-        Worker { workload, share, rng, zipf, pace: None, count, consumed: 0, key: worker_key, value, batch, check, end }
+        Worker { workload, share, rng, zipf, pace: None, count, consumed: 0, key: Vec::new(), value, batch, check, end }
     }
 
     /// The same worker, which writes `per_s` records a second; as many as it can if that is 0.
@@ -145,18 +147,23 @@ impl Worker {
         Ok(indices.map(|index| self.share.shape.record_bytes(index)).sum())
     }
 
+    fn choose_step(&mut self) -> Step {
+        if self.workload.pick == Pick::Inserted && self.count == 0 {
+            return Step::Insert; // there is nothing to read
+        }
+        let mut drawn = if self.workload.steps.len() == 1 { 0 } else { below(&mut self.rng, 100) };
+        for (step, percent) in &self.workload.steps {
+            if drawn < *percent {
+                return *step;
+            }
+            drawn -= percent;
+        }
+        Step::Read
+    }
+
     /// Carries out the next step and counts it.
     pub(crate) fn step(&mut self, engine: &dyn Engine, meter: &mut Meter<'_>) -> Result<()> {
-        let mut drawn = if self.workload.steps.len() == 1 { 0 } else { below(&mut self.rng, 100) };
-        let chosen = self.workload.steps.iter().find_map(|(step, percent)| match drawn.checked_sub(*percent) {
-            None => Some(*step),
-            Some(rest) => {
-                drawn = rest;
-                None
-            }
-        });
-        let nothing_to_read = self.workload.pick == Pick::Inserted && self.count == 0;
-        match if nothing_to_read { Step::Insert } else { chosen.unwrap_or(Step::Read) } {
+        match self.choose_step() {
             Step::Insert => {
                 self.put(engine, self.share.nth(self.count), FIRST_GENERATION, true, meter)?;
                 self.count += 1;
@@ -177,9 +184,8 @@ impl Worker {
                 let picked = self.pick();
                 let index = self.share.nearest(picked);
                 let before = self.share.generations.of(index);
-                if self.read(engine, index)? != before {
-                    return Err(wrong(format!("record {index} changed, although only this thread writes it")));
-                }
+                let unchanged = self.read(engine, index)? == before;
+                ensure!(unchanged, wrong(format!("record {index} changed, although only this thread writes it")));
                 self.put(engine, index, before + 1, false, meter)?;
                 self.share.generations.acknowledge(index, before + 1);
             }
@@ -209,9 +215,10 @@ impl Worker {
             let index = if self.workload.loads { i } else { self.share.nth(i) };
             let expected = self.share.generations.of(index);
             let generation = self.read(engine, index)?;
-            if generation != expected {
-                return Err(wrong(format!("record {index} has generation {generation} at the end, not {expected}")));
-            }
+            ensure!(
+                generation == expected,
+                wrong(format!("record {index} has generation {generation} at the end, not {expected}"))
+            );
             let partitions = &self.share.partitions;
             let other = partitions.get((self.partition_of(index) + 1) % partitions.len().max(1));
             if other.map_or(Ok(false), |other| other.get(&self.key, &mut |_| {}))? {
@@ -242,9 +249,8 @@ impl Worker {
         let oldest = share.generations.of(index);
         let generation = share.shape.get(engine, index, &mut self.key)?;
         let newest = share.generations.of(index) + u64::from(!share.generations.0.is_empty());
-        if generation < oldest || generation > newest {
-            return Err(wrong(format!("record {index} has generation {generation}, not {oldest} to {newest}")));
-        }
+        let known = (oldest..=newest).contains(&generation);
+        ensure!(known, wrong(format!("record {index} has generation {generation}, not {oldest} to {newest}")));
         Ok(generation)
     }
 
@@ -300,14 +306,13 @@ impl Worker {
     fn scan(&mut self, engine: &dyn Engine) -> Result<()> {
         let index = self.pick();
         let drawn = self.workload.scan_at_most.map(|most| 1 + below(&mut self.rng, most));
-        let length = drawn.or(self.workload.scan_length).unwrap_or(self.share.seek_nexts.max(1));
+        let length = drawn.or(self.workload.scan_length).unwrap_or(1);
         self.share.shape.key(index, &mut self.key);
         self.check.some(engine, &self.key, length)?;
         let count = self.check.count;
         let may_end_early = drawn.is_some() || self.check.last == self.end;
-        if count > length || (count < length && !may_end_early) {
-            return Err(wrong(format!("a scan of {length} records returned {count}")));
-        }
+        let right = count == length || (count < length && may_end_early);
+        ensure!(right, wrong(format!("a scan of {length} records returned {count}")));
         Ok(())
     }
 
@@ -343,9 +348,8 @@ impl Worker {
             next += 1;
             keys.push(key.to_vec());
         })?;
-        if !right || keys.len() as u64 != count {
-            return Err(wrong(format!("the head of a queue is wrong after {} items", self.consumed)));
-        }
+        right &= keys.len() as u64 == count;
+        ensure!(right, wrong(format!("the head of a queue is wrong after {} items", self.consumed)));
         Ok(keys)
     }
 
@@ -354,10 +358,97 @@ impl Worker {
         self.head_of_queue(engine, (self.count - self.consumed).min(most.max(QUEUE_STEP)))?;
         for back in [1, QUEUE_STEP].into_iter().filter(|back| *back <= self.consumed) {
             let index = self.queued(self.consumed - back);
-            if self.share.shape.find(engine, index, &mut self.key)?.is_some() {
-                return Err(wrong(format!("record {index} of a queue exists although it was deleted")));
-            }
+            let found = self.share.shape.find(engine, index, &mut self.key)?;
+            ensure!(found.is_none(), wrong(format!("record {index} of a queue exists although it was deleted")));
         }
+        Ok(())
+    }
+}
+
+/// Checks the records of one scan after the other.
+struct ScanCheck {
+    shape: Shape,
+    reverse: bool,
+    last: Vec<u8>,
+    /// Records seen.
+    count: u64,
+    error: Option<String>,
+}
+
+impl ScanCheck {
+    fn new(shape: Shape, reverse: bool) -> ScanCheck {
+        ScanCheck { shape, reverse, last: Vec::with_capacity(shape.key_size), count: 0, error: None }
+    }
+
+    fn see(&mut self, key: &[u8], value: &[u8]) {
+        let generation = self.shape.index_of(key).and_then(|index| self.shape.check(index, value));
+        if generation != Some(FIRST_GENERATION) {
+            self.error
+                .get_or_insert_with(|| format!("a scan returned a wrong record after {} correct ones", self.count));
+        }
+        let last = self.last.as_slice();
+        if self.count > 0 && (if self.reverse { key >= last } else { key <= last }) {
+            self.error.get_or_insert_with(|| format!("a scan left the key order after {} records", self.count));
+        }
+        self.last.clear();
+        self.last.extend_from_slice(key);
+        self.count += 1;
+    }
+
+    fn verdict(&mut self) -> Result<()> {
+        self.error.take().map_or(Ok(()), |message| Err(wrong(message)))
+    }
+
+    /// Scans up to `limit` records from `from`, which must exist and come first.
+    fn some(&mut self, engine: &dyn Engine, from: &[u8], limit: u64) -> Result<()> {
+        (self.count, self.error) = (0, None);
+        let scan = if self.reverse { Scan::Back(from) } else { Scan::From(from) };
+        let mut first_is_right = true;
+        engine.scan(scan, limit, &mut |key, value| {
+            first_is_right &= self.count > 0 || key == from;
+            self.see(key, value);
+        })?;
+        let begins = self.count > 0 && first_is_right;
+        ensure!(begins, wrong("a scan did not begin at the record that was asked for"));
+        self.verdict()
+    }
+
+    /// Scans all `n` records once, or until the meter is over.
+    fn all(&mut self, engine: &dyn Engine, n: u64, meter: &mut Meter<'_>) -> Result<()> {
+        (self.count, self.error) = (0, None);
+        let total = n.min(meter.left());
+        while self.count < total && !meter.over() {
+            self.segment(engine, SEGMENT.min(total - self.count), meter)?;
+        }
+        Ok(())
+    }
+
+    /// Scans the next `count` records, the first ones if none was seen yet.
+    fn segment(&mut self, engine: &dyn Engine, count: u64, meter: &mut Meter<'_>) -> Result<()> {
+        let (before, last) = (self.count, self.last.clone());
+        let resumes = before > 0;
+        let from = match (resumes, self.reverse) {
+            (false, false) => Scan::First,
+            (false, true) => Scan::Last,
+            (true, false) => Scan::From(&last),
+            (true, true) => Scan::Back(&last),
+        };
+        let (mut known, mut right) = (resumes, true); // a resumed scan begins with the last record seen
+        engine.scan(from, count + u64::from(resumes), &mut |key, value| {
+            if std::mem::take(&mut known) {
+                right = key == last;
+                return;
+            }
+            self.see(key, value);
+            if self.count.is_multiple_of(BUNDLE) {
+                meter.done(BUNDLE);
+            }
+        })?;
+        meter.done(self.count % BUNDLE);
+        self.verdict()?;
+        let got = self.count - before;
+        right &= got == count && !known;
+        ensure!(right, wrong(format!("a scan returned {got} records instead of {count} after {before}")));
         Ok(())
     }
 }
@@ -378,7 +469,6 @@ mod tests {
                     thread,
                     threads,
                     seed: 0,
-                    seek_nexts: 0,
                     depth: 0,
                     generations: Arc::default(),
                     partitions: Arc::default(),

@@ -1,5 +1,6 @@
 //! `gc`: staleness of blob files, and blob GC.
 
+use std::path::Path;
 use std::time::Instant;
 
 use azekura::{Database, GarbageCollection, GcReport, Partition};
@@ -16,15 +17,15 @@ use crate::progress::ProgressReporter;
 const DEFAULT_SPACE_AMP: f32 = 1.5;
 
 /// Runs the subcommand.
-pub(crate) fn run(args: &GcArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn run(args: &GcArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     match &args.action {
-        GcAction::Scan { partitions } => scan(partitions, output),
-        GcAction::Run { partitions, goal } => run_gc(partitions, goal, output),
+        GcAction::Scan { partitions } => scan(partitions, db, output),
+        GcAction::Run { partitions, goal } => run_gc(partitions, goal, db, output),
     }
 }
 
-fn scan(args: &GcPartitionArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let db = open::open_read_only(&args.db.path)?;
+fn scan(args: &GcPartitionArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let db = open::open_read_only(db)?;
     let mut reports = Vec::new();
     for partition in partitions_with_separation(&db, args)? {
         let progress = ProgressReporter::spinner(output.json(), "Scanning");
@@ -43,8 +44,8 @@ fn scan(args: &GcPartitionArgs, output: &mut CommandOutput) -> Result<CommandOut
     report_if_none(reports.is_empty(), output)
 }
 
-fn run_gc(args: &GcPartitionArgs, goal: &GcGoalArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let db = open::open_existing(&args.db.path)?;
+fn run_gc(args: &GcPartitionArgs, goal: &GcGoalArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let db = open::open_existing(db)?;
     let mut results = Vec::new();
     for partition in partitions_with_separation(&db, args)? {
         let progress = ProgressReporter::spinner(output.json(), "Blob GC");
@@ -127,7 +128,7 @@ fn report_if_none(none: bool, output: &mut CommandOutput) -> Result<CommandOutco
     Ok(CommandOutcome::Success)
 }
 
-/// `space_amp` is `null` if all blobs are stale, because the ratio is infinite then.
+/// The report as JSON. `space_amp` is `null` if all values are stale, because the ratio is infinite then.
 fn report_json(report: &GcReport) -> Value {
     let mut object = fields_json! { report,
         segment_count stale_segment_count total_bytes stale_bytes pinned_bytes total_blobs stale_blobs

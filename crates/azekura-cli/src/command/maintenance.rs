@@ -1,5 +1,7 @@
 //! `compact` and `checkpoint`.
 
+use std::path::Path;
+
 use azekura::Config;
 use serde_json::json;
 
@@ -11,8 +13,8 @@ use crate::output::CommandOutput;
 use crate::progress::ProgressReporter;
 
 /// Merges the tables of one partition or of all.
-pub(crate) fn compact(args: &PartitionFilter, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let db = open::open_existing(&args.db.path)?;
+pub(crate) fn compact(args: &PartitionFilter, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let db = open::open_existing(db)?;
     let mut rows = Vec::new();
     let names = args.partition.clone().map_or_else(|| db.list_partitions(), |name| vec![name]);
     let partitions: Vec<_> = names.iter().map(|name| open::existing_partition(&db, name)).collect::<Result<_>>()?;
@@ -37,8 +39,8 @@ pub(crate) fn compact(args: &PartitionFilter, output: &mut CommandOutput) -> Res
 }
 
 /// Copies the whole database, and opens the copy to check it.
-pub(crate) fn checkpoint(args: &CheckpointArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let db = open::open_existing(&args.db.path)?;
+pub(crate) fn checkpoint(args: &CheckpointArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let db = open::open_existing(db)?;
     {
         let progress = ProgressReporter::spinner(output.json(), "Copying");
         progress.message(args.target.display().to_string());

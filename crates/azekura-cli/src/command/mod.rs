@@ -1,10 +1,12 @@
 //! The commands. Each gets its arguments and the output, and returns a `CommandOutcome`.
 //!
 //! `point` (put, get, del), `range` (scan, count), `transfer` (import, export), `stats` (stats, levels, blobs), `gc`
-//! (scan, run), `verify`, `maintenance` (compact, checkpoint), `partitions` (list, create, drop), `demo`.
+//! (scan, run), `verify`, `maintenance` (compact, checkpoint), `partitions` (list, create, drop), `demo`,
+//! `generate`.
 
 pub(crate) mod demo;
 pub(crate) mod gc;
+pub(crate) mod generate;
 pub(crate) mod maintenance;
 pub(crate) mod partitions;
 pub(crate) mod point;

@@ -1,5 +1,7 @@
 //! `partitions`: list, create, drop.
 
+use std::path::Path;
+
 use azekura::PartitionCreateOptions;
 use serde_json::json;
 
@@ -9,11 +11,10 @@ use crate::open;
 use crate::output::CommandOutput;
 
 /// Runs the subcommand.
-pub(crate) fn run(args: &PartitionsArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let path = &args.db.path;
+pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     match &args.action {
         PartitionsAction::List => {
-            let db = open::open_read_only(path)?;
+            let db = open::open_read_only(db)?;
             let mut names = db.list_partitions();
             names.sort();
             if output.json() {
@@ -24,7 +25,7 @@ pub(crate) fn run(args: &PartitionsArgs, output: &mut CommandOutput) -> Result<C
             Ok(CommandOutcome::Success)
         }
         PartitionsAction::Create { name } => {
-            let db = open::open_or_create(path)?;
+            let db = open::open_or_create(db)?;
             let created = !db.partition_exists(name);
             if created {
                 drop(db.open_partition(name, PartitionCreateOptions::default())?);
@@ -34,7 +35,7 @@ pub(crate) fn run(args: &PartitionsArgs, output: &mut CommandOutput) -> Result<C
             Ok(CommandOutcome::Success)
         }
         PartitionsAction::Drop { name } => {
-            let db = open::open_existing(path)?;
+            let db = open::open_existing(db)?;
             let existed = db.partition_exists(name);
             if existed {
                 db.delete_partition(open::existing_partition(&db, name)?)?;

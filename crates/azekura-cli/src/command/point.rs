@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +14,7 @@ use crate::output::CommandOutput;
 use crate::{display, encoding};
 
 /// Stores one entry.
-pub(crate) fn put(args: &PutArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn put(args: &PutArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let hex = args.hex.hex;
     let key = encoding::argument_bytes(&args.key, hex)?;
     let value = match (&args.file, &args.value) {
@@ -22,7 +23,7 @@ pub(crate) fn put(args: &PutArgs, output: &mut CommandOutput) -> Result<CommandO
         (None, Some(text)) => encoding::argument_bytes(text, hex)?,
         (None, None) => return Err(CliError::usage("a value, \"-\" or --file is needed")),
     };
-    let target = open::partition_to_write(&args.location)?;
+    let target = open::partition_to_write(db, &args.partition.name)?;
     let stored = target.partition.insert(&key, &value);
     target.close(stored.is_ok())?;
     stored?;
@@ -35,7 +36,7 @@ pub(crate) fn put(args: &PutArgs, output: &mut CommandOutput) -> Result<CommandO
     Ok(CommandOutcome::Success)
 }
 
-/// Reads a value from standard input, up to one byte more than a value can have.
+/// Reads a value from standard input, at most 4 GiB, which is one byte above the maximum size of a value.
 fn read_stdin() -> Result<Vec<u8>> {
     let mut value = Vec::new();
     let limit = u64::from(u32::MAX) + 1;
@@ -48,10 +49,10 @@ fn read_stdin() -> Result<Vec<u8>> {
 }
 
 /// Prints the value of a key.
-pub(crate) fn get(args: &GetArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn get(args: &GetArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let hex = args.hex.hex;
     let key = encoding::argument_bytes(&args.key, hex)?;
-    let (_db, partition) = open::partition_to_read(&args.location)?;
+    let (_db, partition) = open::partition_to_read(db, &args.partition.name)?;
     let value = partition.get(&key)?;
     if output.json() {
         let mut object = Map::new();
@@ -81,11 +82,11 @@ pub(crate) fn get(args: &GetArgs, output: &mut CommandOutput) -> Result<CommandO
 }
 
 /// Removes keys in one commit.
-pub(crate) fn del(args: &DelArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn del(args: &DelArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let keys: Vec<Vec<u8>> =
         args.keys.iter().map(|k| encoding::argument_bytes(k, args.hex.hex)).collect::<Result<_>>()?;
-    let db = open::open_existing(&args.location.db.path)?;
-    let partition = open::existing_partition(&db, &args.location.partition)?;
+    let db = open::open_existing(db)?;
+    let partition = open::existing_partition(&db, &args.partition.name)?;
     let mut batch = db.batch();
     let mut existed = 0u64;
     for key in &keys {

@@ -1,6 +1,7 @@
 //! `scan` and `count`: entries of a key range.
 
 use std::ops::Bound;
+use std::path::Path;
 
 use azekura::{Partition, Slice};
 use serde_json::{Map, Value, json};
@@ -17,9 +18,9 @@ type ScanBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 const VALUE_CHARS_ON_TERMINAL: usize = 100;
 
 /// Lists entries.
-pub(crate) fn scan(args: &ScanArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn scan(args: &ScanArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let bounds = bounds(&args.range, args.hex.hex)?;
-    let (_db, partition) = open::partition_to_read(&args.location)?;
+    let (_db, partition) = open::partition_to_read(db, &args.partition.name)?;
     let Some(bounds) = bounds else { return Ok(CommandOutcome::Success) };
     let limit = usize::try_from(args.limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
     let entries = partition.range(bounds);
@@ -68,9 +69,9 @@ fn shortened(value: &[u8], hex: bool) -> String {
 }
 
 /// Counts entries.
-pub(crate) fn count(args: &CountArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn count(args: &CountArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let bounds = bounds(&args.range, args.hex.hex)?;
-    let (_db, partition) = open::partition_to_read(&args.location)?;
+    let (_db, partition) = open::partition_to_read(db, &args.partition.name)?;
     let n = count_in(&partition, bounds)?;
     output.json_or_text(json!({ "count": n }), n)?;
     Ok(CommandOutcome::Success)

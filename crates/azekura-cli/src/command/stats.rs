@@ -1,6 +1,7 @@
-//! `stats`, `levels` and `blobs`: metrics of the database, shape of the trees, staleness of the blob files.
+//! `stats`, `levels` and `blobs`: metrics of the database, levels of the partitions, staleness of the blob files.
 
 use std::cmp::Reverse;
+use std::path::Path;
 use std::time::Duration;
 
 use azekura::{
@@ -22,8 +23,8 @@ const LEVEL_BAR_WIDTH: usize = 30;
 const BLOB_BAR_WIDTH: usize = 20;
 
 /// Prints every metric.
-pub(crate) fn stats(args: &PartitionFilter, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let (db, partitions) = open_and_read_metrics(args)?;
+pub(crate) fn stats(args: &PartitionFilter, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let (db, partitions) = open_and_read_metrics(args, db)?;
     let metrics = db.metrics();
     let disk = db.disk_space();
     if output.json() {
@@ -33,7 +34,7 @@ pub(crate) fn stats(args: &PartitionFilter, output: &mut CommandOutput) -> Resul
         output.line(object)?;
         return Ok(CommandOutcome::Success);
     }
-    output.line("Counters start at zero when a database is opened; this command has just opened it to read.")?;
+    output.line("Counters start at zero when a database is opened, and this command has just opened it.")?;
     output.line(display::name_value_table(&metrics_rows(&metrics, disk)))?;
     for partition in &partitions {
         output.line("")?;
@@ -43,8 +44,8 @@ pub(crate) fn stats(args: &PartitionFilter, output: &mut CommandOutput) -> Resul
 }
 
 /// Prints the levels of each partition.
-pub(crate) fn levels(args: &PartitionFilter, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let (_db, partitions) = open_and_read_metrics(args)?;
+pub(crate) fn levels(args: &PartitionFilter, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let (_db, partitions) = open_and_read_metrics(args, db)?;
     output.partitions(&partitions, partition_json, print_partition)?;
     if partitions.is_empty() && !output.json() {
         output.line("There are no partitions.")?;
@@ -53,8 +54,8 @@ pub(crate) fn levels(args: &PartitionFilter, output: &mut CommandOutput) -> Resu
 }
 
 /// Prints the blob files of each partition, by descending staleness.
-pub(crate) fn blobs(args: &PartitionFilter, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let (_db, mut partitions) = open_and_read_metrics(args)?;
+pub(crate) fn blobs(args: &PartitionFilter, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let (_db, mut partitions) = open_and_read_metrics(args, db)?;
     if args.partition.is_none() {
         partitions.retain(|partition| partition.has_kv_separation);
     }
@@ -76,8 +77,8 @@ pub(crate) fn blobs(args: &PartitionFilter, output: &mut CommandOutput) -> Resul
 }
 
 /// Opens the database to read, and reads the metrics of the partitions in the order of their names.
-fn open_and_read_metrics(args: &PartitionFilter) -> Result<(Database, Vec<PartitionMetrics>)> {
-    let db = open::open_read_only(&args.db.path)?;
+fn open_and_read_metrics(args: &PartitionFilter, db: &Path) -> Result<(Database, Vec<PartitionMetrics>)> {
+    let db = open::open_read_only(db)?;
     let partitions = match &args.partition {
         Some(name) => vec![open::existing_partition(&db, name)?],
         None => open::all_partitions(&db)?,
@@ -93,12 +94,12 @@ pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(&'static str, String)
         format!("{share}, {} with {} cached", plural(kind.blocks, "block"), bytes(kind.bytes))
     };
     let nanos = |ns| display::duration(Duration::from_nanos(ns));
-    let moved = |read, written| format!("{} read, {} written", bytes(read), bytes(written));
+    let read_and_written = |read, written| format!("{} read, {} written", bytes(read), bytes(written));
     let dropped = m.dropped_after_damage.as_ref().map_or("nothing".to_string(), |d| {
         format!("{} after {} at byte {}", plural(d.frames, "frame"), d.file.display(), d.offset)
     });
-    let compacted = moved(m.compaction_bytes_read, m.compaction_bytes_written);
-    let collected = moved(m.blob_gc_bytes_read, m.blob_gc_bytes_written);
+    let compaction_bytes = read_and_written(m.compaction_bytes_read, m.compaction_bytes_written);
+    let gc_bytes = read_and_written(m.blob_gc_bytes_read, m.blob_gc_bytes_written);
     let moves = count(m.trivial_moves);
     let no_writes = "nothing written since the database was opened".to_string();
     let amplification = if m.user_bytes == 0 { no_writes } else { format!("{:.2}", m.write_amplification()) };
@@ -114,8 +115,8 @@ pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(&'static str, String)
         ("manifest", bytes(m.manifest_bytes)),
         ("memtables", bytes(m.memtable_bytes)),
         ("flushes", format!("{}, {} written", count(m.flushes), bytes(m.flushed_bytes))),
-        ("compactions", format!("{} ({compacted}), {moves} trivial moves", count(m.compactions))),
-        ("blob GC", format!("{} ({collected}), {} freed", count(m.blob_gc_runs), bytes(m.blob_bytes_freed))),
+        ("compactions", format!("{} ({compaction_bytes}), {moves} trivial moves", count(m.compactions))),
+        ("blob GC", format!("{} ({gc_bytes}), {} freed", count(m.blob_gc_runs), bytes(m.blob_bytes_freed))),
         ("write amplification", amplification),
         ("write stalls", nanos(m.stall_ns)),
         ("cache", cache),
@@ -250,8 +251,8 @@ fn percent(stale: u64, of: u64) -> String {
 fn print_blob_files(partition: &PartitionMetrics, output: &mut CommandOutput) -> Result<()> {
     let files = &partition.blob_files;
     if files.is_empty() {
-        let why = if partition.has_kv_separation { "none was written yet" } else { "it has no key-value separation" };
-        return output.line(format!("{}: no blob files, {why}", partition.name));
+        let reason = if partition.has_kv_separation { "none was written yet" } else { "no key-value separation" };
+        return output.line(format!("{}: no blob files ({reason})", partition.name));
     }
     let values: u64 = files.iter().map(|file| file.values).sum();
     let value_bytes: u64 = files.iter().map(|file| file.value_bytes).sum();

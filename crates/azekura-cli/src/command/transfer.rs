@@ -8,7 +8,7 @@ use azekura::{Batch, ErrorKind, Partition};
 use serde_json::{Map, Value, json};
 use walkdir::{DirEntry, WalkDir};
 
-use crate::args::{ExportArgs, ImportArgs, PartitionLocation, TransferFormat};
+use crate::args::{ExportArgs, ImportArgs, TransferFormat};
 use crate::error::{CliError, CommandOutcome, Result, print_error};
 use crate::open::{self, WritablePartition};
 use crate::output::CommandOutput;
@@ -37,37 +37,40 @@ impl TransferReport {
     }
 
     fn print(&self, verb: &str, output: &mut CommandOutput) -> Result<CommandOutcome> {
-        let skipped: Vec<_> = self.skipped.iter().map(|(name, why)| json!({ "name": name, "reason": why })).collect();
+        let skipped: Vec<_> =
+            self.skipped.iter().map(|(name, reason)| json!({ "name": name, "reason": reason })).collect();
         output.json_or_text(
             json!({ "entries": self.entries, "bytes": self.bytes, "left_out": skipped }),
             format_args!("{}, {} {verb}", display::plural(self.entries, "entry"), display::bytes(self.bytes)),
         )?;
         if !output.json() {
-            self.skipped.iter().for_each(|(name, why)| print_error(format_args!("azekura: skipped {name}: {why}")));
+            self.skipped
+                .iter()
+                .for_each(|(name, reason)| print_error(format_args!("azekura: skipped {name}: {reason}")));
         }
         Ok(CommandOutcome::success_if(self.skipped.is_empty()))
     }
 }
 
 /// Stores a directory or JSON lines in a partition.
-pub(crate) fn import(args: &ImportArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn import(args: &ImportArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let detected = if args.source.is_dir() { TransferFormat::Dir } else { TransferFormat::Jsonl };
     let report = match args.format.unwrap_or(detected) {
-        TransferFormat::Dir => import_directory(&args.source, &args.location, output.json())?,
-        TransferFormat::Jsonl => import_lines(&args.source, &args.location, output.json())?,
+        TransferFormat::Dir => import_directory(&args.source, db, &args.partition.name, output.json())?,
+        TransferFormat::Jsonl => import_lines(&args.source, db, &args.partition.name, output.json())?,
     };
     report.print("stored", output)
 }
 
-/// Stores every regular file below `source`: path → content. Skips unreadable files.
-fn import_directory(source: &Path, location: &PartitionLocation, json: bool) -> Result<TransferReport> {
+/// Stores every regular file below `source` under its relative path. Skips unreadable files.
+fn import_directory(source: &Path, db: &Path, partition: &str, json: bool) -> Result<TransferReport> {
     if !source.is_dir() {
         return Err(CliError::input(source, "not a directory"));
     }
-    let mut loader = BatchLoader::new(location, ProgressReporter::spinner(json, "Importing"));
-    // The database may be inside `source`, and may be created during the walk; its own files are no input.
+    let mut loader = BatchLoader::new(db, partition, ProgressReporter::spinner(json, "Importing"));
+    // The database may be inside `source`, and may be created during the walk. Its files are not imported.
     let is_database = |entry: &DirEntry| {
-        let database = || fs::canonicalize(&location.db.path).ok();
+        let database = || fs::canonicalize(db).ok();
         entry.file_type().is_dir() && fs::canonicalize(entry.path()).is_ok_and(|dir| database() == Some(dir))
     };
     for entry in WalkDir::new(source).sort_by_file_name().into_iter().filter_entry(|entry| !is_database(entry)) {
@@ -76,7 +79,7 @@ fn import_directory(source: &Path, location: &PartitionLocation, json: bool) -> 
             Ok(_) => {}
             Err(error) => {
                 let name = error.path().unwrap_or(source).display().to_string();
-                loader.skip(name, error.into_io_error().map_or("a loop of links".into(), |e| e.to_string()));
+                loader.skip(name, error.into_io_error().map_or("a loop of symbolic links".into(), |e| e.to_string()));
             }
         }
     }
@@ -87,7 +90,7 @@ fn import_file(path: &Path, source: &Path, loader: &mut BatchLoader<'_>) -> Resu
     let name = || path.display().to_string();
     let length = path.metadata().map_or(0, |data| data.len());
     if length > u64::from(u32::MAX) {
-        loader.skip(name(), format!("{} are more than a value can have", display::bytes(length)));
+        loader.skip(name(), format!("{} exceed the maximum size of a value", display::bytes(length)));
         return Ok(());
     }
     match fs::read(path) {
@@ -104,8 +107,8 @@ fn import_file(path: &Path, source: &Path, loader: &mut BatchLoader<'_>) -> Resu
 }
 
 /// Stores every JSON line of a file, or of standard input if `source` is "-".
-fn import_lines(source: &Path, location: &PartitionLocation, json: bool) -> Result<TransferReport> {
-    let loader = |bytes| BatchLoader::new(location, ProgressReporter::bytes(json, bytes, "Importing"));
+fn import_lines(source: &Path, db: &Path, partition: &str, json: bool) -> Result<TransferReport> {
+    let loader = |bytes| BatchLoader::new(db, partition, ProgressReporter::bytes(json, bytes, "Importing"));
     if source == Path::new("-") {
         return load_lines(io::stdin().lock(), source, loader(0));
     }
@@ -128,9 +131,9 @@ fn load_lines(mut input: impl BufRead, source: &Path, mut loader: BatchLoader<'_
         }
         match parse_line(&line) {
             Ok((key, value)) => loader.put(&key, &value, || format!("line {number}"))?,
-            Err(why) => {
+            Err(reason) => {
                 let stored = loader.finish_after_error()?.entries;
-                let message = format!("line {number} is not an entry: {why}; the {stored} before it were stored");
+                let message = format!("line {number} is not an entry: {reason}; the {stored} before it were stored");
                 return Err(CliError::input(source, message));
             }
         }
@@ -151,7 +154,8 @@ fn parse_line(line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
 /// Stores entries in batches. Opens the partition, and creates it if it is missing, at the first entry: input that is
 /// invalid before its first entry creates nothing.
 struct BatchLoader<'a> {
-    location: &'a PartitionLocation,
+    db: &'a Path,
+    partition: &'a str,
     target: Option<(WritablePartition, Batch)>,
     batch_bytes: u64,
     report: TransferReport,
@@ -159,13 +163,13 @@ struct BatchLoader<'a> {
 }
 
 impl<'a> BatchLoader<'a> {
-    fn new(location: &'a PartitionLocation, progress: ProgressReporter) -> BatchLoader<'a> {
-        BatchLoader { location, target: None, batch_bytes: 0, report: TransferReport::default(), progress }
+    fn new(db: &'a Path, partition: &'a str, progress: ProgressReporter) -> BatchLoader<'a> {
+        BatchLoader { db, partition, target: None, batch_bytes: 0, report: TransferReport::default(), progress }
     }
 
     fn target(&mut self) -> Result<&mut (WritablePartition, Batch)> {
         if self.target.is_none() {
-            let target = open::partition_to_write(self.location)?;
+            let target = open::partition_to_write(self.db, self.partition)?;
             let batch = target.db.batch();
             self.target = Some((target, batch));
         }
@@ -195,8 +199,8 @@ impl<'a> BatchLoader<'a> {
         Ok(())
     }
 
-    fn skip(&mut self, name: String, why: String) {
-        self.report.skipped.push((name, why));
+    fn skip(&mut self, name: String, reason: String) {
+        self.report.skipped.push((name, reason));
     }
 
     fn commit(&mut self) -> Result<()> {
@@ -233,12 +237,12 @@ impl<'a> BatchLoader<'a> {
 }
 
 /// Writes a partition to a directory or as JSON lines.
-pub(crate) fn export(args: &ExportArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn export(args: &ExportArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let to_stdout = args.target == Path::new("-");
     let lines = to_stdout
         || args.target.extension().is_some_and(|e| ["jsonl", "ndjson", "json"].iter().any(|known| e == *known));
     let detected = if lines { TransferFormat::Jsonl } else { TransferFormat::Dir };
-    let (_db, partition) = open::partition_to_read(&args.location)?;
+    let (_db, partition) = open::partition_to_read(db, &args.partition.name)?;
     let report = match args.format.unwrap_or(detected) {
         TransferFormat::Dir => export_directory(&partition, &args.target, output.json())?,
         TransferFormat::Jsonl if to_stdout => {
@@ -253,8 +257,8 @@ pub(crate) fn export(args: &ExportArgs, output: &mut CommandOutput) -> Result<Co
     report.print("written", output)
 }
 
-/// Writes every entry as a file below `target`: key → path. `target` must be new or empty, so that no link in it leads
-/// to another directory.
+/// Writes every value to the file below `target` whose relative path is the key. `target` must be new or empty, so that
+/// it contains no symbolic link to another directory.
 fn export_directory(partition: &Partition, target: &Path, json: bool) -> Result<TransferReport> {
     fs::create_dir_all(target).map_err(|e| CliError::os("create the directory", target, e))?;
     let mut names = fs::read_dir(target).map_err(|e| CliError::os("read the directory", target, e))?;
@@ -275,7 +279,7 @@ fn export_directory(partition: &Partition, target: &Path, json: bool) -> Result<
                 report.count(&key, &value);
                 progress.add(1);
             }
-            // One key is a directory of another ("a" and "a/b"), or a name is too long for this file system.
+            // One key is the directory of another key ("a" and "a/b"), or a name is too long for this file system.
             Err(error) if is_bad_name(error.kind()) => report.skipped.push((name(), error.to_string())),
             Err(error) => return Err(CliError::os("write a file", target.join(name()), error)),
         }

@@ -34,8 +34,8 @@ pub(crate) fn verify(path: &Path, output: &mut CommandOutput) -> Result<CommandO
         output.line(format!("  {problem}"))?;
     }
     output.line(match problems.is_empty() {
-        true => "Everything is sound.",
-        false => "Not sound: restore the files above from a checkpoint or a copy.",
+        true => "No damage found.",
+        false => "Damage found: restore the files above from a checkpoint or a backup.",
     })?;
     Ok(sound)
 }
@@ -85,13 +85,13 @@ pub(crate) fn index_types(report: &VerifyReport) -> BTreeMap<String, u64> {
     tables
 }
 
-/// "000007.sst (table, 2.0 MiB): damaged: checksum does not match, at byte 4096".
+/// Example: "000007.sst (table, 2.0 MiB): damaged: checksum does not match, at byte 4096".
 fn problem_line(file: &FileReport) -> Option<String> {
     let error = file.problem.as_ref()?;
-    let place = error.offset().map(|offset| format!(", at byte {offset}")).unwrap_or_default();
+    let position = error.offset().map(|offset| format!(", at byte {offset}")).unwrap_or_default();
     let kind = if error.kind() == ErrorKind::Corruption { "damaged".into() } else { error.kind().to_string() };
     let size = display::bytes(file.bytes);
-    Some(format!("{} ({}, {size}): {kind}: {}{place}", file.path.display(), file.kind, error.message()))
+    Some(format!("{} ({}, {size}): {kind}: {}{position}", file.path.display(), file.kind, error.message()))
 }
 
 fn file_json(file: &FileReport) -> Value {

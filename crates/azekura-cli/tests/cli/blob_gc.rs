@@ -39,7 +39,7 @@ fn blobs_lists_stalest_file_first() {
     assert_eq!(names, ["pages", "queue"]);
     let files = pages(&json)["files"].as_array().unwrap();
     let sum = |name: &str| files.iter().map(|file| file[name].as_u64().unwrap()).sum::<u64>();
-    assert_eq!((sum("values"), sum("referenced_values")), (150 - 33, 100), "a file that was stale as a whole is gone");
+    assert_eq!((sum("values"), sum("referenced_values")), (150 - 33, 100), "the fully stale file was removed");
     assert_eq!(sum("referenced_bytes") + sum("stale_bytes"), sum("value_bytes"));
     assert_eq!(pages(&json)["stale_bytes"], sum("stale_bytes"));
     let shares = files.iter().map(|file| file["stale_bytes"].as_f64().unwrap() / file["value_bytes"].as_f64().unwrap());
@@ -52,7 +52,7 @@ fn blobs_lists_stalest_file_first() {
     assert!(lines[2].contains('█') && lines[2].contains("%") && drawn.contains("gc scan"), "{drawn}");
     assert_eq!(lines.len(), 3 + files.len(), "{drawn}");
     assert!(p.ok("blobs --db d").contains("queue: no blob files"));
-    assert!(p.ok("blobs --db d --partition plain").contains("plain: no blob files, it has no key-value separation"));
+    assert!(p.ok("blobs --db d --partition plain").contains("plain: no blob files (no key-value separation)"));
 }
 
 #[test]

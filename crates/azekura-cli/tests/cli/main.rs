@@ -5,5 +5,6 @@ mod demo;
 mod entries;
 mod errors;
 mod fixture;
+mod generate;
 mod transfer;
 mod whole_database;

@@ -1,4 +1,4 @@
-//! Pointers to values in blob files, and what a table says about those that it holds.
+//! Pointers to values in blob files, and the list of a table's references to blob files.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use crate::base::coding::{ByteReader, put_varint};
 use crate::base::error::{Error, Result};
 use crate::base::version_edit::{FileNumber, TableBlobUsage};
 
-/// Where a value of a blob file is; the value of an entry of kind [`BlobPointer`](crate::base::RecordKind).
+/// Position of a value in a blob file: the value of an entry of kind [`BlobPointer`](crate::base::RecordKind).
 ///
-/// It names a *logical* file and the value's ordinal in it, which stay when collection copies the value elsewhere. The
-/// offset leads to the frame only as long as the logical file lies where it was first written.
+/// It names a *logical* file and the value's ordinal in that file. Both stay when blob GC copies the value to another
+/// file. The offset is valid only in the file to which the value was first written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlobPointer {
     pub(crate) logical_file: FileNumber,
     pub(crate) ordinal: u32,
-    /// Of the frame, in the file that it was first written to.
+    /// Offset of the frame in the file to which it was first written.
     pub(crate) frame_offset: u64,
-    /// Length of the frame, wherever it is.
+    /// Length of the frame, in any file.
     pub(crate) frame_len: u64,
     /// Length of the value.
     pub(crate) value_len: u32,
@@ -31,10 +31,10 @@ impl BlobPointer {
         put_varint(out, u64::from(self.value_len));
     }
 
-    /// Reads a pointer that is all of `bytes`.
+    /// Decodes a pointer from exactly `bytes`.
     ///
     /// # Errors
-    /// `Corruption` for bytes that are none.
+    /// `Corruption` if the bytes are not a valid pointer.
     pub(crate) fn decode(bytes: &[u8]) -> Result<BlobPointer> {
         let mut d = ByteReader::new(bytes);
         let pointer = BlobPointer {
@@ -49,18 +49,18 @@ impl BlobPointer {
     }
 }
 
-/// A set of ordinals, as ascending runs that do not touch.
+/// A set of ordinals, as ascending runs that are not adjacent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OrdinalSet {
-    /// First ordinal and length, at least 1.
+    /// First ordinal and length of each run; the length is at least 1.
     runs: Vec<(u32, u32)>,
 }
 
-/// Behind the last ordinal there can be.
+/// Exclusive upper bound of ordinals.
 const ORDINAL_LIMIT: u64 = 1 << 32;
 
 impl OrdinalSet {
-    /// How many there are.
+    /// Number of ordinals.
     pub(crate) fn count(&self) -> u64 {
         self.runs.iter().map(|(_, len)| u64::from(*len)).sum()
     }
@@ -70,20 +70,20 @@ impl OrdinalSet {
         behind.checked_sub(1).is_some_and(|at| ordinal - self.runs[at].0 < self.runs[at].1)
     }
 
-    /// Ascending.
+    /// The ordinals, ascending.
     #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.runs.iter().flat_map(|&(first, len)| first..=first + (len - 1))
     }
 
-    /// Takes in all of `other`; what both have is there once.
+    /// Adds all ordinals of `other`.
     pub(crate) fn merge(&mut self, other: &OrdinalSet) {
         let mut runs = std::mem::take(&mut self.runs);
         runs.extend_from_slice(&other.runs);
         self.runs = merge_runs(runs).0;
     }
 
-    /// Number of runs, then each as the gap behind the one before and its length less one.
+    /// Encodes the number of runs, then for each run the gap after the previous one, and its length minus 1.
     fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.runs.len() as u64);
         let mut end = 0;
@@ -96,21 +96,21 @@ impl OrdinalSet {
 
     fn read(d: &mut ByteReader<'_>) -> Result<OrdinalSet> {
         let count = d.varint()?;
-        // A run takes two bytes at least, so memory stays in proportion to what was read.
+        // A run takes at least two bytes, so the memory is proportional to the bytes read.
         if count > d.rest().len() as u64 / 2 {
-            return Err(Error::corruption("references end before their runs do"));
+            return Err(Error::corruption("blob references end within a run"));
         }
         let mut runs = Vec::with_capacity(count as usize);
         let mut end = 0u64;
         for at in 0..count {
             let (gap, more) = (d.varint_u32()?, d.varint_u32()?);
             if gap == 0 && at > 0 {
-                return Err(Error::corruption("runs of references touch each other"));
+                return Err(Error::corruption("runs of blob references are adjacent"));
             }
             let first = end + u64::from(gap);
             end = first + u64::from(more) + 1;
             if end > ORDINAL_LIMIT || more == u32::MAX {
-                return Err(Error::corruption("references reach behind the last value there can be"));
+                return Err(Error::corruption("blob references exceed the last possible ordinal"));
             }
             runs.push((first as u32, more + 1));
         }
@@ -118,7 +118,7 @@ impl OrdinalSet {
     }
 }
 
-/// Sorts runs and joins those that touch; also says whether any shared an ordinal.
+/// Sorts runs and joins adjacent and overlapping ones. Also returns whether any ordinal was in two runs.
 fn merge_runs(mut runs: Vec<(u32, u32)>) -> (Vec<(u32, u32)>, bool) {
     runs.sort_unstable();
     let mut shared = false;
@@ -130,7 +130,7 @@ fn merge_runs(mut runs: Vec<(u32, u32)>) -> (Vec<(u32, u32)>, bool) {
             if u64::from(first) <= last_end {
                 shared |= u64::from(first) < last_end;
                 let length = end.max(last_end) - u64::from(last.0);
-                // Only all 2^32 ordinals do not fit a run; the last of them is never given out.
+                // Only all 2^32 ordinals do not fit a run; the last ordinal is never assigned.
                 last.1 = u32::try_from(length).unwrap_or(u32::MAX);
                 continue;
             }
@@ -140,13 +140,13 @@ fn merge_runs(mut runs: Vec<(u32, u32)>) -> (Vec<(u32, u32)>, bool) {
     (out, shared)
 }
 
-/// What the entries of one table refer to: for each logical file how much, and which ordinals.
+/// References of the entries of one table: for each logical file, how many bytes and which ordinals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlobReferences {
     files: BTreeMap<FileNumber, BlobFileReferences>,
 }
 
-/// What is referenced of one logical file.
+/// References to one logical file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct BlobFileReferences {
     count: u64,
@@ -159,7 +159,7 @@ impl BlobReferences {
         self.files.is_empty()
     }
 
-    /// Files in ascending order.
+    /// The files, ascending.
     pub(crate) fn file_usage(&self) -> impl Iterator<Item = TableBlobUsage> + '_ {
         self.files.iter().map(|(&logical, file)| TableBlobUsage {
             logical_file: logical,
@@ -173,7 +173,8 @@ impl BlobReferences {
         self.files.iter().map(|(&logical, file)| (logical, &file.ordinals))
     }
 
-    /// Number of files, then for each: how much higher its number is than the one before, count, bytes, ordinals.
+    /// Encodes the number of files, then for each file the difference to the previous file number, count, bytes and
+    /// ordinals.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         put_varint(&mut out, self.files.len() as u64);
@@ -189,7 +190,7 @@ impl BlobReferences {
     }
 
     /// # Errors
-    /// `Corruption` for bytes that are no references.
+    /// `Corruption` if the bytes are not valid references.
     pub(crate) fn decode(bytes: &[u8]) -> Result<BlobReferences> {
         let mut d = ByteReader::new(bytes);
         let mut files = BTreeMap::new();
@@ -201,7 +202,7 @@ impl BlobReferences {
             let file =
                 BlobFileReferences { count: d.varint()?, bytes: d.varint()?, ordinals: OrdinalSet::read(&mut d)? };
             if file.count == 0 || file.count != file.ordinals.count() {
-                return Err(Error::corruption("references do not add up to their count"));
+                return Err(Error::corruption("blob references differ from their count"));
             }
             files.insert(FileNumber(logical), file);
             before = logical;
@@ -211,8 +212,8 @@ impl BlobReferences {
     }
 }
 
-/// Collects references, in any order; entries that follow each other in key order and in their file take no memory of
-/// their own.
+/// Builds the references of a table. Pointers may be added in any order. Consecutive pointers with consecutive
+/// ordinals share one run and take no additional memory.
 #[derive(Debug, Default)]
 pub(crate) struct BlobReferencesBuilder {
     files: BTreeMap<FileNumber, BlobFileReferences>,
@@ -234,14 +235,14 @@ impl BlobReferencesBuilder {
         self.runs += 1;
     }
 
-    /// What the section will take, about.
+    /// Estimated size of the encoded section in bytes.
     pub(crate) fn estimated_encoded_len(&self) -> u64 {
-        // A gap takes up to five bytes and seldom more than two; most runs are short.
+        // A gap takes at most five bytes and rarely more than two. Most runs are short.
         self.runs * 3 + self.files.len() as u64 * 12
     }
 
     /// # Errors
-    /// `Corruption` if two entries referred to the same value.
+    /// `Corruption` if two entries refer to the same value.
     pub(crate) fn finish(self) -> Result<BlobReferences> {
         let mut files = self.files;
         for file in files.values_mut() {

@@ -1,6 +1,6 @@
-//! Checksums and key hashes: xxh3-64, bound to where the bytes lie.
+//! Checksums and key hashes: xxh3-64, with a seed that binds the checksum to the position of the bytes.
 //!
-//! Checksums find damage, not malice: they are not authentication.
+//! Checksums detect damage. They are not authentication.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
@@ -10,7 +10,8 @@ pub(crate) fn xxh3(seed: u64, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, seed)
 }
 
-/// The checksum of `head` followed by `tail` under `seed`, without joining them; equals [`xxh3`] of the joined bytes.
+/// The checksum of `head` followed by `tail` under `seed`, without copying them together. Equals [`xxh3`] of the
+/// concatenation.
 pub(crate) fn xxh3_concat(seed: u64, head: &[u8], tail: &[u8]) -> u64 {
     let mut state = Xxh3::with_seed(seed);
     state.update(head);
@@ -18,12 +19,12 @@ pub(crate) fn xxh3_concat(seed: u64, head: &[u8], tail: &[u8]) -> u64 {
     state.digest()
 }
 
-/// What is read and hashed at once, in bytes.
+/// Bytes that are read and hashed at once.
 const CHUNK_LEN: usize = 4096;
-/// As much of it as is cheap to set to zero first.
+/// Buffer size for short inputs: small enough that zeroing the buffer is cheap.
 const SMALL_CHUNK_LEN: usize = 256;
 
-/// The checksum of `len` bytes that `read` copies out from the offset it is given; equals [`xxh3`] of them all.
+/// The checksum of `len` bytes. `read` copies the bytes from the given offset. Equals [`xxh3`] of all bytes.
 pub(crate) fn xxh3_chunked(seed: u64, len: u64, read: impl Fn(u64, &mut [u8])) -> u64 {
     if len <= SMALL_CHUNK_LEN as u64 {
         let piece = &mut [0; SMALL_CHUNK_LEN][..len as usize];
@@ -45,8 +46,8 @@ pub(crate) fn xxh3_chunked(seed: u64, len: u64, read: impl Fn(u64, &mut [u8])) -
     state.digest()
 }
 
-/// The seed that binds a checksum to a file and an offset in it: bytes that were moved, or belong to another file,
-/// do not verify.
+/// The seed that binds a checksum to a file and an offset in it: bytes that were moved, or that belong to another
+/// file, do not verify.
 #[inline]
 pub(crate) fn location_seed(file_id: &[u8; 16], offset: u64) -> u64 {
     let low = u64::from_le_bytes(file_id[..8].try_into().expect("eight bytes"));

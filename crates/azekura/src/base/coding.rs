@@ -1,8 +1,8 @@
-//! Integers and byte strings as bytes: little-endian fixed width, LEB128 varints, length-prefixed strings.
+//! Encodes integers and byte strings: little-endian fixed width, LEB128 varints, length-prefixed strings.
 
 use crate::base::error::{Error, Result};
 
-/// The most bytes a varint of a `u64` takes.
+/// Maximum length of the varint of a `u64`, in bytes.
 pub(crate) const VARINT_LEN_MAX: usize = 10;
 
 /// Appends `value` as a LEB128 varint, 1..=10 bytes.
@@ -28,7 +28,7 @@ pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Reads values from the front of a byte slice; every method fails with `Corruption` instead of reading past the end.
+/// Decodes values from the front of a byte slice. Every method returns `Corruption` instead of reading past the end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByteReader<'a> {
     rest: &'a [u8],
@@ -39,7 +39,7 @@ impl<'a> ByteReader<'a> {
         ByteReader { rest: bytes }
     }
 
-    /// What has not been read yet.
+    /// The bytes that have not been decoded yet.
     #[inline]
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.rest
@@ -92,7 +92,7 @@ impl<'a> ByteReader<'a> {
         self.array()
     }
 
-    /// A LEB128 varint; more than 64 bits, or a last byte of zero that a writer would have left out, is `Corruption`.
+    /// Decodes a LEB128 varint. `Corruption` if it has more than 64 bits, or a redundant last byte of zero.
     #[inline]
     pub(crate) fn varint(&mut self) -> Result<u64> {
         if let [first @ 0..0x80, rest @ ..] = self.rest {
@@ -107,12 +107,12 @@ impl<'a> ByteReader<'a> {
         for (i, byte) in self.rest.iter().take(VARINT_LEN_MAX).enumerate() {
             let bits = u64::from(byte & 0x7f);
             if i == VARINT_LEN_MAX - 1 && bits > 1 {
-                return Err(Error::corruption("varint holds more than 64 bits"));
+                return Err(Error::corruption("varint has more than 64 bits"));
             }
             value |= bits << (7 * i);
             if byte & 0x80 == 0 {
                 if *byte == 0 && i > 0 {
-                    return Err(Error::corruption("varint is longer than its value needs"));
+                    return Err(Error::corruption("varint is longer than necessary"));
                 }
                 self.rest = &self.rest[i + 1..];
                 return Ok(value);
@@ -121,35 +121,36 @@ impl<'a> ByteReader<'a> {
         Err(too_short())
     }
 
-    /// A varint that must fit 32 bits.
+    /// Decodes a varint that must fit 32 bits.
     #[inline]
     pub(crate) fn varint_u32(&mut self) -> Result<u32> {
         u32::try_from(self.varint()?).map_err(|_| Error::corruption("number is larger than 32 bits"))
     }
 
-    /// A varint that is a length of what follows, so at most [`ByteReader::rest`] is long.
+    /// Decodes a varint that is a length of following bytes. `Corruption` if it exceeds the length of
+    /// [`ByteReader::rest`].
     #[inline]
     pub(crate) fn length(&mut self) -> Result<usize> {
         let len = self.varint()?;
         usize::try_from(len).ok().filter(|len| *len <= self.rest.len()).ok_or_else(too_short)
     }
 
-    /// A varint length and that many bytes.
+    /// Decodes a varint length and that many bytes.
     #[inline]
     pub(crate) fn bytes(&mut self) -> Result<&'a [u8]> {
         let len = self.length()?;
         self.take(len)
     }
 
-    /// Fails unless everything was read.
+    /// Returns `Corruption` unless all bytes have been decoded.
     pub(crate) fn finish(self) -> Result<()> {
-        if self.rest.is_empty() { Ok(()) } else { Err(Error::corruption("bytes are left over behind the last field")) }
+        if self.rest.is_empty() { Ok(()) } else { Err(Error::corruption("there are bytes after the last field")) }
     }
 }
 
 #[cold]
 fn too_short() -> Error {
-    Error::corruption("bytes end before the value does")
+    Error::corruption("bytes end within a value")
 }
 
 #[cfg(test)]

@@ -4,23 +4,23 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-/// An order of keys, given by the user for one partition.
+/// An order of keys that the user defines for a partition.
 ///
-/// Must be a total order, the same for ever: its [`name`](Comparator::name) is stored with the partition, and opening
-/// the partition with a comparator of another name is an error. A comparator that panics poisons the database.
+/// It must be a total order and must never change. Its [`name`](Comparator::name) is stored with the partition, and
+/// opening the partition with a comparator of another name is an error. A comparator that panics poisons the
+/// database.
 ///
-/// # Which byte strings it is given
-/// - keys that were inserted, removed or asked for, and bounds of ranges;
+/// # Byte strings that are passed to a comparator
+/// - keys that were inserted, removed or read, and bounds of ranges;
 /// - keys that its own [`shortest_separator`](Comparator::shortest_separator) wrote;
-/// - to [`canonical`](Comparator::canonical) alone, the empty key, by the default
+/// - to [`canonical`](Comparator::canonical) only, the empty key, by the default
 ///   [`has_canonical`](Comparator::has_canonical).
 ///
-/// It is given no others: a comparator of keys of one length may rely on that length. One that says that it is
-/// [bytewise](Comparator::is_bytewise) may be given any byte string.
+/// No others are passed: a comparator of keys of a fixed length may rely on that length. A comparator that is
+/// [bytewise](Comparator::is_bytewise) must accept any byte string.
 ///
-/// The question
-/// [`can_keys_with_different_byte_contents_be_equal`](Comparator::can_keys_with_different_byte_contents_be_equal) is
-/// RocksDB's: structures that hash keys are only sound if equal keys have equal bytes.
+/// [`can_keys_with_different_byte_contents_be_equal`](Comparator::can_keys_with_different_byte_contents_be_equal) has
+/// the meaning that it has in RocksDB: structures that hash keys are correct only if equal keys have equal bytes.
 ///
 /// ```
 /// use std::cmp::Ordering;
@@ -32,57 +32,57 @@ use std::sync::Arc;
 /// }
 /// ```
 pub trait Comparator: Send + Sync {
-    /// 1..=255 bytes; stored with the partition and checked at every open.
+    /// The name: 1..=255 bytes, stored with the partition and checked at every open.
     fn name(&self) -> &str;
 
-    /// Compares two user keys. It may read the database. It must not write to it, nor wait for a thread that does: it
-    /// is called while a write holds locks that the other one would wait for.
+    /// Compares two user keys. The comparator may read the database. It must not write to it, and must not wait for a
+    /// thread that writes, because a writer may hold locks while it calls the comparator.
     ///
-    /// Flushes, compactions and blob GC call it, too. Inside of those, calls that wait for such work return `Invalid`,
-    /// on other databases of the process too: `flush`, `major_compact`, blob GC, `checkpoint`, opening and deleting
-    /// partitions, `step` and `close`. If it drops the last handle of a database with workers there, a worker of that
-    /// database closes it, after the piece of work has ended that it is in.
+    /// Flushes, compactions and blob GC also call the comparator. Inside these tasks, calls that wait for such tasks
+    /// return `Invalid`, also on other databases of the process: `flush`, `major_compact`, blob GC, `checkpoint`,
+    /// opening and deleting partitions, `step` and `close`. If the comparator drops the last handle of a database
+    /// with workers inside a task, a worker of that database closes it after the task has ended.
     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering;
 
-    /// Whether two keys of different bytes may compare equal. True unless the implementation says otherwise, because
-    /// a wrong `false` loses keys and a wrong `true` only costs speed.
+    /// Whether two keys with different bytes may compare equal. Default: true, because a wrong `false` loses keys and
+    /// a wrong `true` only costs speed.
     fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
         true
     }
 
-    /// Whether the order is that of the bytes.
+    /// Whether the order is the order of bytes. Default: false.
     fn is_bytewise(&self) -> bool {
         false
     }
 
-    /// Writes the form that all keys equal to `key` share into `out` and returns true; returns false if there is none.
-    /// With a canonical form hashing works although different bytes may be equal.
+    /// Writes to `out` the form that all keys equal to `key` share, and returns true; returns false if there is none.
+    /// With a canonical form, keys can be hashed although different bytes may be equal.
     fn canonical(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
         let _ = (key, out);
         false
     }
 
-    /// Whether [`canonical`](Comparator::canonical) has a form for every key. It is asked only where different bytes
-    /// may be equal, also before there is a key: the default asks for the form of the empty key.
+    /// Whether [`canonical`](Comparator::canonical) has a form for every key. Called only if different bytes may be
+    /// equal, also before any key exists. The default calls `canonical` with the empty key.
     fn has_canonical(&self) -> bool {
         self.canonical(b"", &mut Vec::new())
     }
 
-    /// Writes a key `s` with `start <= s < limit` into `out`, as short as possible; the default copies `start`.
+    /// Writes to `out` a key `s` with `start <= s < limit`, as short as possible. The default copies `start`.
     fn shortest_separator(&self, start: &[u8], limit: &[u8], out: &mut Vec<u8>) {
         let _ = limit;
         out.clear();
         out.extend_from_slice(start);
     }
 
-    /// Writes a key `s >= key` into `out`, as short as possible; the default copies `key`.
+    /// Writes to `out` a key `s >= key`, as short as possible. The default copies `key`.
     fn short_successor(&self, key: &[u8], out: &mut Vec<u8>) {
         out.clear();
         out.extend_from_slice(key);
     }
 }
 
-/// The order of one partition: bytes, or a user's comparator.
+/// The order of a partition: bytes, or a comparator.
 #[derive(Clone, Default)]
 pub(crate) struct KeyOrder(Option<Arc<dyn Comparator>>);
 
@@ -90,12 +90,12 @@ pub(crate) struct KeyOrder(Option<Arc<dyn Comparator>>);
 pub(crate) const BYTEWISE_NAME: &str = "azekura.bytewise";
 
 impl KeyOrder {
-    /// The order of the bytes.
+    /// The order of bytes.
     pub(crate) fn bytewise() -> KeyOrder {
         KeyOrder(None)
     }
 
-    /// A user's order. One that says it is bytewise is treated as such, under its own name.
+    /// The order of a comparator. If it is bytewise, structures that require bytewise order are used too.
     pub(crate) fn custom(comparator: Arc<dyn Comparator>) -> KeyOrder {
         KeyOrder(Some(comparator))
     }
@@ -112,11 +112,11 @@ impl KeyOrder {
         }
     }
 
-    /// Whether the two are one key.
+    /// Whether `a` and `b` are the same key.
     #[inline]
     pub(crate) fn keys_equal(&self, a: &[u8], b: &[u8]) -> bool {
         match &self.0 {
-            // Neighbours differ at their ends more often than not, and eight bytes are compared without a call.
+            // Adjacent keys usually differ at their ends, and eight bytes are compared without a call.
             None => a.len() == b.len() && a.last_chunk::<8>() == b.last_chunk() && a == b,
             Some(c) => c.compare(a, b).is_eq(),
         }
@@ -127,13 +127,14 @@ impl KeyOrder {
         self.0.as_ref().is_none_or(|c| c.is_bytewise())
     }
 
-    /// Whether a hash of a key's own bytes is a sound stand-in for the key: filters and hash indexes ask this.
+    /// Whether equal keys have equal bytes, so that a hash of the bytes identifies a key. Filters and hash indexes
+    /// require this.
     pub(crate) fn equality_is_bytewise(&self) -> bool {
         self.0.as_ref().is_none_or(|c| c.is_bytewise() || !c.can_keys_with_different_byte_contents_be_equal())
     }
 
-    /// The bytes to hash for `key`: the key's own, its canonical form (written to `scratch`), or `None` when nothing
-    /// that hashes keys may be used.
+    /// The bytes to hash for `key`: its own, or its canonical form (written to `scratch`). `None` if keys must not be
+    /// hashed.
     #[inline]
     pub(crate) fn hash_input<'a>(&self, key: &'a [u8], scratch: &'a mut Vec<u8>) -> Option<&'a [u8]> {
         match &self.0 {
@@ -146,12 +147,12 @@ impl KeyOrder {
         }
     }
 
-    /// Whether keys may be hashed at all: [`hashable`](KeyOrder::hash_input) has bytes for every key.
+    /// Whether keys may be hashed: [`hash_input`](KeyOrder::hash_input) has bytes for every key.
     pub(crate) fn can_hash_keys(&self) -> bool {
         self.equality_is_bytewise() || self.0.as_ref().is_some_and(|c| c.has_canonical())
     }
 
-    /// Writes a separator `s` with `start <= s < limit`, short if the order allows, into `out`.
+    /// Writes to `out` a separator `s` with `start <= s < limit`, short if the order permits.
     pub(crate) fn separator(&self, start: &[u8], limit: &[u8], out: &mut Vec<u8>) {
         match &self.0 {
             Some(c) if !c.is_bytewise() => {
@@ -173,14 +174,14 @@ impl fmt::Debug for KeyOrder {
     }
 }
 
-/// The shortest prefix-based separator: after the common prefix, the first byte of `start` that can be raised by one
-/// and still stay below `limit` ends it.
+/// The shortest separator in bytewise order: the common prefix, and then the first byte of `start` that can be
+/// increased by one and stays below that of `limit`.
 fn bytewise_separator(start: &[u8], limit: &[u8], out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(start);
     let shared = start.iter().zip(limit).take_while(|(a, b)| a == b).count();
     if shared >= start.len() || shared >= limit.len() {
-        return; // one is a prefix of the other: nothing shorter lies between
+        return; // one is a prefix of the other, so there is no shorter separator
     }
     let byte = start[shared];
     if byte < u8::MAX && byte + 1 < limit[shared] && shared + 1 < start.len() {
@@ -230,7 +231,7 @@ mod tests {
         let mut out = Vec::new();
         order.separator(b"z", b"a", &mut out);
         assert_eq!(out, b"z");
-        assert!(!order.equality_is_bytewise(), "the default answer is the safe one");
+        assert!(!order.equality_is_bytewise(), "the default is the safe result");
         assert_eq!(order.hash_input(b"k", &mut Vec::new()), None);
     }
 }

@@ -1,21 +1,24 @@
 //! Codecs: none, LZ4 (`lz4_flex`), zlib (`miniz_oxide`).
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::base::error::{Error, Result};
 
-/// How blocks are compressed before they are written.
+/// How blocks are compressed when they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum CompressionType {
-    /// Stored as they are.
+    /// No compression.
     None,
-    /// LZ4: fast both ways.
+    /// LZ4: fast compression and decompression.
     #[default]
     Lz4,
-    /// zlib at a level of 0..=10: smaller, slower.
+    /// zlib at a level of 0..=10: smaller and slower than LZ4.
     Miniz(u8),
 }
 
-/// The codec byte of a frame, by what reads it back; every zlib level reads alike.
+/// The codec byte of a frame. All zlib levels have the same one, because decompression is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Codec {
@@ -35,8 +38,43 @@ impl Codec {
     }
 }
 
+/// The name: `none`, `lz4`, or `miniz:` and the level.
+impl fmt::Display for CompressionType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CompressionType::None => f.write_str("none"),
+            CompressionType::Lz4 => f.write_str("lz4"),
+            CompressionType::Miniz(level) => write!(f, "miniz:{level}"),
+        }
+    }
+}
+
+/// Parses what [`Display`](fmt::Display) writes.
+///
+/// ```
+/// use azekura::CompressionType;
+///
+/// assert_eq!("miniz:6".parse::<CompressionType>().unwrap(), CompressionType::Miniz(6));
+/// assert_eq!(CompressionType::Lz4.to_string(), "lz4");
+/// ```
+impl FromStr for CompressionType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<CompressionType> {
+        let parsed = match name {
+            "none" => Some(CompressionType::None),
+            "lz4" => Some(CompressionType::Lz4),
+            _ => name.strip_prefix("miniz:").and_then(|level| level.parse().ok()).map(CompressionType::Miniz),
+        };
+        let unknown =
+            || Error::invalid(format!("compression {name:?} is not none, lz4, or miniz: and a level of 0..=10"));
+        let parsed = parsed.ok_or_else(unknown)?;
+        parsed.check().map(|()| parsed)
+    }
+}
+
 impl CompressionType {
-    /// Fails unless the level is in range.
+    /// Returns `Invalid` unless the level is in range.
     pub(crate) fn check(self) -> Result<()> {
         match self {
             CompressionType::Miniz(level) if level > 10 => {
@@ -46,9 +84,8 @@ impl CompressionType {
         }
     }
 
-    /// Compresses `raw`, or says `None` where storing it as it is costs no more.
-    ///
-    /// A block must shrink by at least an eighth, because reading it back costs time.
+    /// Compresses `raw`. Returns `None` if the result is not at least an eighth smaller, because decompression costs
+    /// time.
     pub(crate) fn compress(self, raw: &[u8]) -> Option<(Codec, Vec<u8>)> {
         let (codec, out) = match self {
             CompressionType::None => return None,
@@ -59,10 +96,10 @@ impl CompressionType {
     }
 }
 
-/// Restores exactly as many bytes as `raw` has.
+/// Decompresses to exactly the length of `raw`.
 ///
 /// # Errors
-/// `Corruption` if they are not what was compressed.
+/// `Corruption` if the bytes do not decompress to that length.
 pub(crate) fn decompress(codec: Codec, stored: &[u8], raw: &mut [u8]) -> Result<()> {
     let len = match codec {
         Codec::None => {
@@ -76,7 +113,7 @@ pub(crate) fn decompress(codec: Codec, stored: &[u8], raw: &mut [u8]) -> Result<
     };
     match len {
         Ok(len) if len == raw.len() => Ok(()),
-        Ok(len) => Err(Error::corruption(format!("block decodes to {len} bytes, it declares {}", raw.len()))),
+        Ok(len) => Err(Error::corruption(format!("block decompresses to {len} bytes instead of {}", raw.len()))),
         Err(error) => Err(Error::corruption(format!("{codec:?} block does not decode: {error}"))),
     }
 }
@@ -104,5 +141,16 @@ mod tests {
         assert_eq!(CompressionType::None.compress(&raw), None);
         assert_eq!(CompressionType::Lz4.compress(b"abc"), None, "what does not shrink is stored");
         assert!(CompressionType::Miniz(11).check().is_err());
+    }
+
+    #[test]
+    fn names_round_trip_and_wrong_ones_are_refused() {
+        for kind in [CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(0), CompressionType::Miniz(10)]
+        {
+            assert_eq!(kind.to_string().parse::<CompressionType>().unwrap(), kind);
+        }
+        for name in ["", "LZ4", "miniz", "miniz:", "miniz:11", "miniz:256", "miniz:-1", "zstd"] {
+            assert_eq!(name.parse::<CompressionType>().unwrap_err().kind(), crate::base::ErrorKind::Invalid, "{name}");
+        }
     }
 }

@@ -1,13 +1,13 @@
-//! The one error of the engine: a kind that says what the caller should do, and a sentence that says what happened.
+//! The error type of the engine: a kind that says what the caller should do, and a message that says what happened.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The machine has too many open files. The number is the same on all Unix systems.
+/// Error number of the operating system: the machine has too many open files. The same on all Unix systems.
 const ENFILE: i32 = 23;
-/// The process has too many open files.
+/// Error number of the operating system: the process has too many open files.
 pub(crate) const EMFILE: i32 = 24;
 
 /// The result of every fallible call.
@@ -17,24 +17,26 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The operating system refused or failed an operation: look at the device and the permissions, then try again.
+    /// The operating system failed an operation: check the device and the permissions, then try again.
     Io,
-    /// Bytes on disk are not what was written: restore the named file from a copy.
+    /// Bytes on disk differ from what was written: restore the named file from a copy.
     Corruption,
-    /// Another commit came first: read again and retry.
+    /// Another commit was first: read again and retry.
     Conflict,
-    /// The call itself is wrong (a limit, an option, a name): change it.
+    /// The call is wrong (a limit, an option, a name): change it.
     Invalid,
-    /// Another handle holds the directory: close that one first.
+    /// There is no database in the directory, or no partition of the name: create it, or correct the name.
+    NotFound,
+    /// Another handle has the directory locked: close that one first.
     Locked,
-    /// An earlier failure of the log or the manifest stopped all writes; reads go on: close, look at the device, open
-    /// again.
+    /// An earlier failure of the WAL or the manifest stopped all writes; reads continue: close, check the device,
+    /// open again.
     Poisoned,
     /// The database is closed or the partition was deleted: drop the handle.
     Closed,
-    /// No space is left: free some; writing resumes by itself.
+    /// The disk or a pool is full: free space; then writes succeed again.
     OutOfSpace,
-    /// Written by a newer version, or asks for something this build cannot do: upgrade.
+    /// Written by a newer version, or a request that this build does not support: upgrade.
     Unsupported,
 }
 
@@ -45,6 +47,7 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Corruption => "corruption",
             ErrorKind::Conflict => "conflict",
             ErrorKind::Invalid => "invalid",
+            ErrorKind::NotFound => "not found",
             ErrorKind::Locked => "locked",
             ErrorKind::Poisoned => "poisoned",
             ErrorKind::Closed => "closed",
@@ -54,10 +57,10 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// An error: kind, message, and where known the file and the offset in it.
+/// An error: kind, message, and if known the file and the offset in it.
 ///
-/// Cheap to clone, so that every member of a failed group of commits gets the same one. Messages never hold
-/// bytes of keys or values.
+/// Cheap to clone, so that every member of a failed commit group gets the same error. Messages never contain bytes of
+/// keys or values.
 #[derive(Clone)]
 pub struct Error(Arc<ErrorInner>);
 
@@ -67,40 +70,32 @@ struct ErrorInner {
     message: String,
     file: Option<PathBuf>,
     offset: Option<u64>,
-    os_kind: Option<io::ErrorKind>,
-    os_code: Option<i32>,
+    source: Option<Arc<io::Error>>,
 }
 
 impl Error {
-    /// An error of `kind` with a message that is a sentence without its full stop.
+    /// Creates an error. `message` is a sentence without the full stop.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error(Arc::new(ErrorInner {
-            kind,
-            message: message.into(),
-            file: None,
-            offset: None,
-            os_kind: None,
-            os_code: None,
-        }))
+        Error(Arc::new(ErrorInner { kind, message: message.into(), file: None, offset: None, source: None }))
     }
 
-    /// The bytes are not what was written.
+    /// Creates a [`ErrorKind::Corruption`] error.
     pub fn corruption(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Corruption, message)
     }
 
-    /// The call is wrong.
+    /// Creates an [`ErrorKind::Invalid`] error.
     pub fn invalid(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Invalid, message)
     }
 
-    /// This build cannot do or read that.
+    /// Creates an [`ErrorKind::Unsupported`] error.
     pub fn unsupported(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Unsupported, message)
     }
 
-    /// An operating-system error while doing `what` (a verb phrase: "open", "sync"); a full disk becomes
-    /// [`ErrorKind::OutOfSpace`].
+    /// Creates an error of the operating system. `what` is the failed action (a verb phrase: "open", "sync"). A full
+    /// disk becomes [`ErrorKind::OutOfSpace`].
     pub fn io(what: &str, source: &io::Error) -> Error {
         let kind = match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
@@ -109,11 +104,11 @@ impl Error {
             _ => ErrorKind::Io,
         };
         let message = format!("cannot {what}: {source}");
-        let (os, os_code) = (Some(source.kind()), source.raw_os_error());
-        Error(Arc::new(ErrorInner { kind, message, file: None, offset: None, os_kind: os, os_code }))
+        let source = source.raw_os_error().map_or_else(|| source.kind().into(), io::Error::from_raw_os_error);
+        Error(Arc::new(ErrorInner { kind, message, file: None, offset: None, source: Some(Arc::new(source)) }))
     }
 
-    /// Names the file, if none is named yet.
+    /// Sets the file, if it has none.
     #[must_use]
     pub fn in_file(mut self, file: impl AsRef<Path>) -> Error {
         let inner = Arc::make_mut(&mut self.0);
@@ -121,49 +116,50 @@ impl Error {
         self
     }
 
-    /// Names the offset in the file, in bytes, if none is named yet.
+    /// Sets the offset in the file in bytes, if it has none.
     #[must_use]
     pub fn at_offset(mut self, offset: u64) -> Error {
         Arc::make_mut(&mut self.0).offset.get_or_insert(offset);
         self
     }
 
-    /// The same error with another kind (a failed sync becomes [`ErrorKind::Poisoned`] for later calls).
+    /// Changes the kind: a failed sync becomes [`ErrorKind::Poisoned`] for later calls.
     #[must_use]
     pub fn with_kind(mut self, kind: ErrorKind) -> Error {
         Arc::make_mut(&mut self.0).kind = kind;
         self
     }
 
-    /// What to do about it.
+    /// The kind, which says what the caller should do.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What happened.
+    /// The message, which says what happened.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The file it happened in.
+    /// The file in which the error occurred, if known.
     pub fn file(&self) -> Option<&Path> {
         self.0.file.as_deref()
     }
 
-    /// The offset in [`file`](Error::file), in bytes.
+    /// The offset in [`file`](Error::file), in bytes, if known.
     pub fn offset(&self) -> Option<u64> {
         self.0.offset
     }
 
-    /// The operating system's own kind, where there was one.
+    /// The operating system's error kind, if the operating system caused the error.
     pub fn os_kind(&self) -> Option<io::ErrorKind> {
-        self.0.os_kind
+        self.0.source.as_ref().map(|source| source.kind())
     }
 
-    /// Whether a file could not be opened because the process or the machine has too many open files. Nothing was done
-    /// then, and a later attempt may succeed.
+    /// Whether a file could not be opened because the process or the machine has too many open files. Nothing was
+    /// changed, and a later attempt may succeed.
     pub(crate) fn is_too_many_open_files(&self) -> bool {
-        matches!(self.0.os_code, Some(ENFILE | EMFILE))
+        let code = self.0.source.as_ref().and_then(|source| source.raw_os_error());
+        cfg!(unix) && matches!(code, Some(ENFILE | EMFILE))
     }
 }
 
@@ -181,11 +177,19 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        let ErrorInner { kind, message, file, offset, source } = &*self.0;
+        let mut shown = f.debug_struct("Error");
+        shown.field("kind", kind).field("message", message).field("file", file).field("offset", offset);
+        shown.field("source", source).finish()
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    /// The error of the operating system, if it caused this one.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -196,6 +200,16 @@ mod tests {
         let e = Error::corruption("checksum of block does not match").in_file("/db/7.sst").at_offset(4096);
         assert_eq!(e.to_string(), "corruption: checksum of block does not match (/db/7.sst at byte 4096)");
         assert_eq!(e.clone().in_file("/other").file(), Some(Path::new("/db/7.sst")), "the first name stays");
+    }
+
+    #[test]
+    fn source_is_the_error_of_the_system() {
+        let e = Error::io("open", &io::Error::from_raw_os_error(13)).in_file("/db/LOCK");
+        let source = std::error::Error::source(&e).and_then(|source| source.downcast_ref::<io::Error>()).unwrap();
+        assert_eq!((source.raw_os_error(), source.kind()), (Some(13), io::ErrorKind::PermissionDenied));
+        let shown = format!("{e:?}");
+        assert!(shown.contains("kind: Io") && shown.contains("/db/LOCK") && shown.contains("code: 13"), "{shown}");
+        assert!(std::error::Error::source(&Error::invalid("x")).is_none());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::base::checksum::{location_seed, xxh3};
 use crate::base::coding::ByteReader;
 use crate::base::error::{Error, Result};
 
-/// The kinds of file that carry a header.
+/// The kinds of file that have a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FileKind {
     Table,
@@ -29,29 +29,29 @@ impl FileKind {
         }
     }
 
-    /// The last bytes of a file of this kind that ends with a footer: those of a table are `AZEKTBE\n`.
+    /// The last bytes of a file of a kind that ends with a footer. Those of a table are `AZEKTBE\n`.
     pub(crate) fn footer_magic(self) -> [u8; 8] {
         let mut magic = self.magic();
         magic[6] = b'E';
         magic
     }
 
-    /// The format version that this build writes, and the newest it reads.
+    /// The format version that this build writes, and the newest one that it reads.
     fn version(self) -> u16 {
         1
     }
 }
 
-/// The first 64 bytes of a file.
+/// The header: the first 64 bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileHeader {
     pub(crate) kind: FileKind,
-    /// Random; every checksum in the file is bound to it.
+    /// Random bytes. Every checksum in the file is bound to them.
     pub(crate) file_id: [u8; 16],
 }
 
 impl FileHeader {
-    /// In bytes.
+    /// Length in bytes.
     pub(crate) const LEN: usize = 64;
 
     pub(crate) fn encode(&self) -> [u8; FileHeader::LEN] {
@@ -65,16 +65,18 @@ impl FileHeader {
         out
     }
 
-    /// Reads the header of a file that should be of `kind`.
+    /// Decodes the header of a file of `kind`.
     ///
     /// # Errors
-    /// `Corruption` if it is no such header or does not verify, `Unsupported` if a newer version wrote it.
+    /// `Corruption` if it is not a valid header of that kind; `Unsupported` if a newer version wrote it.
     pub(crate) fn decode(kind: FileKind, bytes: &[u8]) -> Result<FileHeader> {
         let Some(bytes) = bytes.get(..FileHeader::LEN) else {
             return Err(Error::corruption("file is shorter than its header").at_offset(0));
         };
         if bytes[..8] != kind.magic() {
-            return Err(Error::corruption(format!("file does not begin as a {kind:?} file does")).at_offset(0));
+            return Err(
+                Error::corruption(format!("file does not start with the magic number of a {kind:?} file")).at_offset(0)
+            );
         }
         let mut d = ByteReader::new(&bytes[8..]);
         let (version, len) = (d.u16()?, d.u16()?);
@@ -99,20 +101,20 @@ impl FileHeader {
     }
 }
 
-/// The last bytes of a table or a blob file: where the frame of its directory lies.
+/// The footer: the last bytes of a table or a blob file, which locate the frame of its metaindex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileFooter {
     pub(crate) kind: FileKind,
-    /// Of the directory's frame.
+    /// Offset of the metaindex frame in bytes.
     pub(crate) metaindex_offset: u64,
     pub(crate) metaindex_len: u64,
 }
 
 impl FileFooter {
-    /// In bytes.
+    /// Length in bytes.
     pub(crate) const LEN: usize = 40;
 
-    /// The footer of a file in which it lies at `at`.
+    /// Creates the footer of a file in which it is at the offset `at`.
     pub(crate) fn encode(&self, file_id: &[u8; 16], at: u64) -> [u8; FileFooter::LEN] {
         let mut out = [0; FileFooter::LEN];
         out[8..16].copy_from_slice(&self.metaindex_offset.to_le_bytes());
@@ -125,7 +127,7 @@ impl FileFooter {
     }
 
     /// # Errors
-    /// `Corruption` if it does not verify, or is not that of a file of `kind` and of `size` bytes.
+    /// `Corruption` if it does not verify, or is not the footer of a file of `kind` with `size` bytes.
     pub(crate) fn decode(
         kind: FileKind,
         bytes: &[u8; FileFooter::LEN],
@@ -133,7 +135,7 @@ impl FileFooter {
         size: u64,
     ) -> Result<FileFooter> {
         if bytes[32..] != kind.footer_magic() {
-            return Err(Error::corruption(format!("file does not end as a {kind:?} file does")));
+            return Err(Error::corruption(format!("file does not end with the magic number of a {kind:?} file")));
         }
         let mut d = ByteReader::new(bytes);
         let (sum, offset, len) = (d.u64()?, d.u64()?, d.u64()?);
@@ -142,7 +144,7 @@ impl FileFooter {
             return Err(Error::corruption("checksum of the footer does not match"));
         }
         if offset < FileHeader::LEN as u64 || offset.checked_add(len) != Some(at) {
-            return Err(Error::corruption("directory of the file does not lie before its footer"));
+            return Err(Error::corruption("metaindex of the file is not before its footer"));
         }
         Ok(FileFooter { kind, metaindex_offset: offset, metaindex_len: len })
     }

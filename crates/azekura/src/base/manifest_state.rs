@@ -1,7 +1,7 @@
-//! What all edits of the manifest add up to.
+//! The state that the version edits of a manifest build.
 //!
-//! The ledger is a pure value: replaying the manifest builds it, every batch of edits changes it, and writing the
-//! manifest anew writes it out. It knows files and names only; the trees know what is in them.
+//! It is a pure value: opening replays the manifest into it, every batch of edits changes it, and a rewrite of the
+//! manifest encodes it. It contains files and names only.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use crate::base::version_edit::{
 };
 use crate::base::{Error, Result, SeqNo};
 
-/// A partition as the manifest knows it.
+/// State of one partition in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartitionManifestState {
     pub(crate) meta: PartitionMeta,
     pub(crate) tables: BTreeMap<FileNumber, (u8, TableMeta)>,
     pub(crate) blob_files: BTreeMap<FileNumber, BlobFileMeta>,
     pub(crate) flushed_seqno: SeqNo,
-    /// Tables of [`VersionEdit::TableSpilled`] that have records above `flushed`.
+    /// Tables of [`VersionEdit::TableSpilled`] with records above `flushed_seqno`.
     pub(crate) spilled: BTreeMap<FileNumber, TableMeta>,
-    /// Of a pool, once that is known.
+    /// File id of a pool, once it is known.
     pub(crate) pool_file_id: Option<[u8; 16]>,
 }
 
-/// The database as the manifest knows it.
+/// State of the database in the manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ManifestState {
     pub(crate) id: [u8; 16],
@@ -33,17 +33,17 @@ pub(crate) struct ManifestState {
     pub(crate) partitions: BTreeMap<PartitionId, PartitionManifestState>,
     pub(crate) wal_segments: BTreeMap<WalEpoch, FileNumber>,
     pub(crate) wal_end: Option<(WalEpoch, SeqNo)>,
-    /// What [`VersionEdit::AllFlushed`] says.
+    /// Sequence number of the last [`VersionEdit::AllFlushed`].
     pub(crate) all_flushed: SeqNo,
-    /// Numbers below these were used.
+    /// All file numbers below this one are used. The next two fields are the same for partition ids and WAL epochs.
     pub(crate) next_file_number: u64,
     pub(crate) next_partition_id: u64,
     pub(crate) next_wal_epoch: u32,
 }
 
-/// No number that the manifest names is as high as this one, so that there is always a next one.
+/// Exclusive upper bound of numbers in the manifest, so that there is always a next number.
 const NUMBER_LIMIT: u64 = 1 << 62;
-/// Numbers that can be in use beyond those that the manifest knows: of files that were being written.
+/// Maximum count of used numbers that the manifest does not contain yet: those of files that were being written.
 const UNRECORDED_NUMBERS_MAX: u64 = 1 << 32;
 
 impl PartitionManifestState {
@@ -58,18 +58,19 @@ impl PartitionManifestState {
         }
     }
 
-    /// The log was durable up to here before the manifest said what it says of this partition.
+    /// The WAL was durable through this sequence number before the manifest had its state of this partition.
     pub(crate) fn durable_seqno(&self) -> SeqNo {
         let tables = self.tables.values().map(|(_, table)| table.largest_seqno);
         tables.max().unwrap_or_default().max(self.permanent())
     }
 
-    /// The tables of all levels, and the spilled ones.
+    /// The tables of all levels, and the spilled tables.
     pub(crate) fn all_tables(&self) -> impl Iterator<Item = &TableMeta> {
         self.tables.values().map(|(_, table)| table).chain(self.spilled.values())
     }
 
-    /// The log is not needed for records of the partition up to here.
+    /// All records of the partition through this sequence number are in permanent files, so the WAL is not needed for
+    /// them.
     pub(crate) fn permanent(&self) -> SeqNo {
         let spilled = self.spilled.values().map(|table| table.largest_seqno);
         spilled.max().unwrap_or_default().max(self.flushed_seqno)
@@ -77,7 +78,7 @@ impl PartitionManifestState {
 }
 
 impl ManifestState {
-    /// The log was durable up to here before the manifest said what it says of the partitions.
+    /// The WAL was durable through this sequence number before the manifest had its state of the partitions.
     pub(crate) fn durable_seqno(&self) -> SeqNo {
         self.partitions
             .values()
@@ -87,30 +88,30 @@ impl ManifestState {
             .max(self.all_flushed)
     }
 
-    /// Every record of every partition up to here is in permanent files, as far as the manifest says.
+    /// According to the manifest, all records of all partitions through this sequence number are in permanent files.
     pub(crate) fn flushed_by_all(&self) -> SeqNo {
         let least = self.partitions.values().map(PartitionManifestState::permanent).min();
         least.unwrap_or_default().max(self.all_flushed)
     }
 
-    /// Files with this number or a higher one were not made by this database: they are left alone, and do not count
-    /// when fresh numbers are chosen.
+    /// This database created no file with this number or a higher one. Such files are not touched, and are ignored
+    /// when new numbers are assigned.
     pub(crate) fn file_number_limit(&self) -> u64 {
         self.next_file_number + UNRECORDED_NUMBERS_MAX
     }
 
-    /// The same for the numbers of partitions in the names of pools.
+    /// The same for partition ids in the names of pool files.
     pub(crate) fn partition_id_limit(&self) -> u64 {
         self.next_partition_id + UNRECORDED_NUMBERS_MAX
     }
 
-    /// Adds up the batches of a manifest.
+    /// Applies all batches of a manifest, in order.
     ///
     /// # Errors
-    /// `Corruption` if the edits contradict each other or the first is not the database's own.
+    /// `Corruption` if an edit contradicts an earlier one, or the first edit does not create the database.
     pub(crate) fn replay(edits: &[VersionEdit]) -> Result<ManifestState> {
         if !matches!(edits.first(), Some(VersionEdit::Database { .. })) {
-            return Err(Error::corruption("the manifest does not begin with the database's own entry"));
+            return Err(Error::corruption("the manifest does not start with the edit that creates the database"));
         }
         let mut manifest_state = ManifestState::default();
         for edit in edits {
@@ -119,12 +120,12 @@ impl ManifestState {
         Ok(manifest_state)
     }
 
-    /// Fails if the edit contradicts what is known; then nothing has changed.
+    /// Returns `Corruption` if the edit contradicts the state. Changes nothing.
     pub(crate) fn check(&self, edit: &VersionEdit) -> Result<()> {
         check_numbers(edit)?;
         let known = |partition: &PartitionId| {
             self.partitions.get(partition).ok_or_else(|| {
-                Error::corruption(format!("the manifest speaks of partition {}, which does not exist", partition.0))
+                Error::corruption(format!("the manifest refers to partition {}, which does not exist", partition.0))
             })
         };
         let is_new = |partition: &PartitionId, table: &FileNumber| {
@@ -137,7 +138,7 @@ impl ManifestState {
         let has_table = |partition: &PartitionId, table: &FileNumber| match known(partition)?.tables.contains_key(table)
         {
             true => Ok(()),
-            false => Err(Error::corruption(format!("the manifest speaks of table {}, which it never added", table.0))),
+            false => Err(Error::corruption(format!("the manifest refers to table {}, which it never added", table.0))),
         };
         match edit {
             VersionEdit::Database { .. }
@@ -156,7 +157,7 @@ impl ManifestState {
             | VersionEdit::PoolFileId { partition, .. } => known(partition).map(drop),
             VersionEdit::TableAdded { partition, level, table } => {
                 if *level >= 64 {
-                    return Err(Error::corruption(format!("table {} stands on level {level}", table.number.0)));
+                    return Err(Error::corruption(format!("table {} is on level {level}", table.number.0)));
                 }
                 is_new(partition, &table.number)
             }
@@ -179,7 +180,7 @@ impl ManifestState {
         }
     }
 
-    /// Takes the edit in.
+    /// Applies an edit that was checked.
     pub(crate) fn apply(&mut self, edit: &VersionEdit) -> Result<()> {
         self.check(edit)?;
         match edit {
@@ -248,7 +249,7 @@ impl ManifestState {
         self.partitions.get_mut(&id).ok_or_else(|| Error::corruption("edit of a partition that does not exist"))
     }
 
-    /// The shortest list of edits that adds up to this ledger.
+    /// The shortest list of edits that builds this state.
     pub(crate) fn edits(&self) -> Vec<VersionEdit> {
         let mut edits = vec![
             VersionEdit::Database {
@@ -288,7 +289,7 @@ impl ManifestState {
     }
 }
 
-/// Fails for numbers that have no next one: those that the edit says are used.
+/// Returns `Corruption` if the edit uses a number at or above [`NUMBER_LIMIT`].
 fn check_numbers(edit: &VersionEdit) -> Result<()> {
     let (number, epoch) = match edit {
         VersionEdit::PartitionCreated(meta) => (meta.id.0, WalEpoch(0)),
@@ -305,10 +306,10 @@ fn check_numbers(edit: &VersionEdit) -> Result<()> {
         _ => return Ok(()),
     };
     if number >= NUMBER_LIMIT {
-        return Err(Error::corruption(format!("the manifest names {number}, which no file or partition has")));
+        return Err(Error::corruption(format!("the manifest contains the number {number}, which is above the limit")));
     }
     if epoch == WalEpoch(u32::MAX) {
-        return Err(Error::corruption("the manifest names a log segment behind the last possible one"));
+        return Err(Error::corruption("the manifest contains a WAL epoch above the limit"));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! - Every decoder returns an [`Error`] of kind [`ErrorKind::Corruption`] for invalid bytes, and never panics.
 //! - Integers on disk are little-endian and of fixed width, or LEB128 varints; never `usize`.
 //!
-//! Modules, in reading order: [`error`], [`record_kind`], [`key`], [`shared_bytes`] (bytes returned without a copy),
+//! Modules, in reading order: [`error`], [`key`], [`shared_bytes`] (bytes returned without a copy),
 //! [`comparator`], [`coding`], [`checksum`], [`compression`], [`file_format`] (headers and footers of files),
 //! [`blob_pointer`] (pointers to values in blob files), [`version_edit`], [`manifest_state`] (the state that version
 //! edits build), [`event`], [`sync`].
@@ -19,12 +19,11 @@ pub(crate) mod event;
 pub(crate) mod file_format;
 pub(crate) mod key;
 pub(crate) mod manifest_state;
-pub(crate) mod record_kind;
 pub(crate) mod shared_bytes;
 pub(crate) mod sync;
 pub(crate) mod version_edit;
 
 pub(crate) use comparator::KeyOrder;
 pub(crate) use error::{Error, ErrorKind, Result};
+pub(crate) use key::RecordKind;
 pub(crate) use key::{EntryRef, InternalKey, SeqNo};
-pub(crate) use record_kind::RecordKind;

@@ -1,52 +1,52 @@
-//! Bytes with an owner, and parts of them that are returned without a copy.
+//! Immutable bytes with an owner, and ranges of them that are returned without a copy.
 
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// A value of this length or more, in bytes, may be handed on as a [`SharedBytes`]; a smaller one is copied.
+/// Minimum length in bytes of a value that may be returned as [`SharedBytes`]. A smaller one is copied.
 pub(crate) const SHARED_LEN_MIN: usize = 4 << 10;
 
-/// Bytes that never change, and stay where they are for as long as they are kept.
+/// Owner of bytes that never change and never move while the owner exists.
 pub(crate) trait BytesOwner: Send + Sync {
     fn bytes(&self) -> &[u8];
 }
 
-/// A part of a whole, which it keeps.
+/// A range of bytes, with a reference to their owner.
 #[derive(Clone)]
 pub(crate) struct SharedBytes {
     owner: Arc<dyn BytesOwner>,
-    /// Below 4 GiB.
+    /// Start and length, each below 4 GiB.
     start: u32,
     len: u32,
 }
 
 impl SharedBytes {
-    /// None for a range that ends 4 GiB behind the start or later: those bytes have to be copied.
+    /// Returns `None` if the range ends 4 GiB or more after the start of the bytes. Then the caller has to copy.
     ///
     /// # Panics
     /// If the range is out of bounds.
     pub(crate) fn new(whole: Arc<dyn BytesOwner>, range: Range<usize>) -> Option<SharedBytes> {
-        assert!(range.start <= range.end && range.end <= whole.bytes().len(), "a part lies within its whole");
+        assert!(range.start <= range.end && range.end <= whole.bytes().len(), "the range is within the bytes");
         let (start, len) = place(&range)?;
         Some(SharedBytes { owner: whole, start, len })
     }
 
-    /// A part of the part.
+    /// A range of this range.
     ///
     /// # Panics
     /// If the range is out of bounds.
     pub(crate) fn subrange(&self, range: Range<usize>) -> SharedBytes {
-        assert!(range.start <= range.end && range.end <= self.len(), "a part lies within its whole");
+        assert!(range.start <= range.end && range.end <= self.len(), "the range is within the bytes");
         let (start, len) = (self.start + range.start as u32, range.len() as u32);
         SharedBytes { owner: Arc::clone(&self.owner), start, len }
     }
 }
 
-/// Start and length of a range, if both and the end have 32 bits.
+/// Start and length of a range, if both and the end fit 32 bits.
 fn place(range: &Range<usize>) -> Option<(u32, u32)> {
     u32::try_from(range.end).ok()?;
-    Some((range.start as u32, range.len() as u32)) // neither is beyond the end
+    Some((range.start as u32, range.len() as u32)) // neither exceeds the end
 }
 
 impl Deref for SharedBytes {
@@ -88,21 +88,24 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "within its whole")]
+    #[should_panic(expected = "within the bytes")]
     fn subrange_ends_within_its_parent() {
         let part = SharedBytes::new(Arc::new(Letters(vec![7; 100])), 10..20).unwrap();
         let _behind = part.subrange(5..11);
     }
 
-    /// A value of 4 GiB - 1, which is legal, stands in its block behind its key and so ends behind 4 GiB: sharing it
-    /// panicked.
+    /// A value of 4 GiB - 1 bytes, which is valid, follows its key in a block and therefore ends after 4 GiB. Sharing
+    /// it panicked once.
     #[test]
     fn range_that_ends_after_4_gib_is_not_shared() {
         let most = u32::MAX as usize;
         assert_eq!(place(&(9..most)), Some((9, u32::MAX - 9)));
         assert_eq!(place(&(most..most)), Some((u32::MAX, 0)));
         assert_eq!(place(&(0..most)), Some((0, u32::MAX)));
-        assert_eq!(place(&(1..most + 1)), None);
-        assert_eq!(place(&(14..most + 14)), None);
+        // On a 32-bit system no value has such an end.
+        if let (Some(one), Some(many)) = (most.checked_add(1), most.checked_add(14)) {
+            assert_eq!(place(&(1..one)), None);
+            assert_eq!(place(&(14..many)), None);
+        }
     }
 }

@@ -2,8 +2,8 @@
 //! memory.
 //!
 //! A user's comparator or listener may panic while the engine holds one of its locks. The panic is caught at the
-//! thread's boundary and poisons the *database*; the data under the lock is kept consistent by its owner at every point
-//! where foreign code runs, so the lock itself stays usable and no later caller panics in turn.
+//! thread's boundary and poisons the *database*. The data under the lock is consistent at every point at which user
+//! code runs, so the lock stays usable and no later caller panics.
 
 use std::cell::Cell;
 use std::fmt;
@@ -22,24 +22,23 @@ pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What many threads write and others shall not lose by: alone on two cache lines, because processors fetch lines in
-/// pairs.
+/// A value that many threads write, on two cache lines of its own, because processors fetch cache lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct CachePadded<T>(pub(crate) T);
 
-/// Things that threads should not share are there so often; each thread has one of them.
+/// Number of stripes for per-thread state (counters, allocator caches). Each thread uses one.
 pub(crate) const STRIPE_COUNT: usize = 8;
 
 static NEXT_STRIPE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// [`STRIPE_COUNT`] = not chosen yet.
+    /// The stripe of this thread; [`STRIPE_COUNT`] until it is chosen.
     static THREAD_STRIPE: Cell<usize> = const { Cell::new(STRIPE_COUNT) };
 }
 
-/// The number of this thread's part, below [`STRIPE_COUNT`]. Threads take turns at choosing one. On a platform that
-/// destroys thread-locals without destructors too, a thread that ends uses part 0.
+/// Index of this thread's stripe, below [`STRIPE_COUNT`]. Threads choose stripes in rotation. On a platform that
+/// destroys thread-locals without destructors too, a thread that is ending uses stripe 0.
 #[inline]
 pub(crate) fn thread_stripe() -> usize {
     let own = THREAD_STRIPE.try_with(|own| {
@@ -51,20 +50,19 @@ pub(crate) fn thread_stripe() -> usize {
     own.unwrap_or(0)
 }
 
-/// A piece of memory as atomic words, the same ones for as long as it lives.
+/// Memory of a mapped file as atomic words.
 ///
-/// The memory of a mapped file. An implementation must return the same words at every call, because callers keep
-/// them.
+/// An implementation must return the same words at every call, because callers keep references to them.
 pub trait MappedMemory: Send + Sync + fmt::Debug {
-    /// All of them. Those that stand behind the end of the file must not be touched.
+    /// All words. Words after the end of the file must not be accessed.
     fn atomic_words(&self) -> &[AtomicU64];
 
-    /// Whether what was flushed from the processor's caches survives power loss, so that nothing else is needed.
+    /// Whether stores survive power loss once they are flushed from the processor's caches.
     fn survives_power_loss(&self) -> bool;
 }
 
 /// Wakes workers, and threads that wait for workers. Thread safe. No other lock is taken under its lock, so it may be
-/// signalled from anywhere.
+/// notified at any place.
 #[derive(Debug, Default)]
 pub(crate) struct WakeSignal {
     generation: Mutex<u64>,
@@ -77,12 +75,12 @@ impl WakeSignal {
         self.condvar.notify_all();
     }
 
-    /// Rings so far; take it before looking at the state that a ring announces.
+    /// Number of notifications so far. Read it before the state that a notification announces.
     pub(crate) fn generation(&self) -> u64 {
         *lock(&self.generation)
     }
 
-    /// Waits for a ring after `seen`, at most for `ms`.
+    /// Waits for a notification after `seen`, at most `ms` milliseconds.
     #[expect(
         clippy::disallowed_methods,
         reason = "a timeout on a condition variable is a wait, not a clock that anybody reads"

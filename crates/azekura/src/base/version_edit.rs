@@ -4,36 +4,36 @@ use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::error::{Error, Result};
 use crate::base::key::SeqNo;
 
-/// The number of a file, unique in its database for ever; files are named by it.
+/// Number of a file, never reused in its database. File names contain it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FileNumber(pub(crate) u64);
 
-/// The number of a partition, unique in its database for ever.
+/// Number of a partition, never reused in its database.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PartitionId(pub(crate) u64);
 
-/// The number of a log segment's life; rises with every segment that is begun and is never used again.
+/// Number of one use of a WAL segment file. Increases with every segment that is started, and is never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WalEpoch(pub(crate) u32);
 
-/// What the manifest knows of a table.
+/// Metadata of a table in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TableMeta {
     pub(crate) number: FileNumber,
-    /// Of the file, in bytes.
+    /// Size of the file in bytes.
     pub(crate) size: u64,
     pub(crate) entries: u64,
     pub(crate) tombstones: u64,
     pub(crate) smallest_seqno: SeqNo,
     pub(crate) largest_seqno: SeqNo,
-    /// Milliseconds since 1970.
+    /// Creation time in milliseconds since 1970.
     pub(crate) created_ms: u64,
     /// Bytes of keys and values before prefix compression and codecs.
     pub(crate) raw_bytes: u64,
     /// User key and sequence number of the first and the last entry.
     pub(crate) smallest_key: (Vec<u8>, SeqNo),
     pub(crate) largest_key: (Vec<u8>, SeqNo),
-    /// What its entries point to, by logical files in ascending order.
+    /// References to blob files, in ascending order of logical files.
     pub(crate) blob_usage: Vec<TableBlobUsage>,
 }
 
@@ -44,15 +44,15 @@ impl TableMeta {
     }
 }
 
-/// What the manifest knows of a blob file.
+/// Metadata of a blob file in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlobFileMeta {
     pub(crate) number: FileNumber,
-    /// Of the file, in bytes.
+    /// Size of the file in bytes.
     pub(crate) size: u64,
-    /// Milliseconds since 1970.
+    /// Creation time in milliseconds since 1970.
     pub(crate) created_ms: u64,
-    /// One for each logical file that has values here.
+    /// One section for each logical file that has values in this file.
     pub(crate) sections: Vec<BlobFileSection>,
 }
 
@@ -61,19 +61,19 @@ pub(crate) struct BlobFileMeta {
 pub(crate) struct BlobFileSection {
     pub(crate) logical_file: FileNumber,
     pub(crate) values: u64,
-    /// Of their frames.
+    /// Bytes of the frames of the values.
     pub(crate) bytes: u64,
-    /// Whether they were copied from elsewhere, so that pointers' offsets do not hold.
+    /// Whether the values were copied from another file, so that the offsets in pointers are not valid.
     pub(crate) rewritten: bool,
 }
 
-/// How much of one logical file is referenced.
+/// References to one logical file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TableBlobUsage {
     pub(crate) logical_file: FileNumber,
-    /// Values.
+    /// Number of referenced values.
     pub(crate) count: u64,
-    /// Their frames.
+    /// Bytes of their frames.
     pub(crate) bytes: u64,
 }
 
@@ -89,14 +89,14 @@ impl TableBlobUsage {
     }
 }
 
-/// The number of an engine in the manifest.
+/// Number of an engine in the manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum EngineKind {
     Lsm = 0,
-    /// A pool whose image goes to a file.
+    /// A pool whose image is written to a file by checkpoints.
     Pmem = 1,
-    /// A pool whose file is used as memory.
+    /// A pool in a mapped file.
     PmemMapped = 2,
 }
 
@@ -106,11 +106,11 @@ impl EngineKind {
     }
 }
 
-/// What the manifest knows of a partition.
+/// Metadata of a partition in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartitionMeta {
     pub(crate) id: PartitionId,
-    /// An [`EngineKind`]; others need a newer version.
+    /// An [`EngineKind`]; other numbers require a newer version.
     pub(crate) engine: u8,
     pub(crate) name: String,
     pub(crate) comparator: String,
@@ -139,11 +139,11 @@ pub(crate) enum VersionEdit {
     TableSpilled { partition: PartitionId, table: TableMeta },
 }
 
-/// Edits with this bit in their tag may be skipped by a reader that does not know them.
+/// A reader may skip an edit with this bit in its tag if it does not know the edit.
 const IGNORABLE_TAG_BIT: u8 = 0x80;
-/// An older version may open the pool without it.
+/// This edit may be skipped, because an older version can open the pool without it.
 const POOL_FILE_ID: u8 = IGNORABLE_TAG_BIT | 16;
-/// An older version reads more of the log without it.
+/// This edit may be skipped, because an older version then only replays more of the WAL.
 const ALL_FLUSHED: u8 = IGNORABLE_TAG_BIT | 17;
 
 impl VersionEdit {
@@ -153,7 +153,7 @@ impl VersionEdit {
             VersionEdit::PartitionCreated(_) => 2,
             VersionEdit::PartitionDropped { .. } => 3,
             VersionEdit::PartitionSettings { .. } => 4,
-            // Without pointers as it always was, so that an older version reads it.
+            // A table without pointers has the older tag, so that an older version can read it.
             VersionEdit::TableAdded { table, .. } if table.blob_usage.is_empty() => 5,
             VersionEdit::TableAdded { .. } => 13,
             VersionEdit::TableRemoved { .. } => 6,
@@ -249,10 +249,10 @@ impl VersionEdit {
         }
     }
 
-    /// Reads one record of the manifest: a batch of edits.
+    /// Decodes one record of the manifest: a batch of edits.
     ///
     /// # Errors
-    /// `Corruption` for bytes that are no edits, `Unsupported` for an unknown tag that may not be skipped.
+    /// `Corruption` if the bytes are not valid edits; `Unsupported` for an unknown tag that may not be skipped.
     pub(crate) fn decode_batch(bytes: &[u8]) -> Result<Vec<VersionEdit>> {
         let mut d = ByteReader::new(bytes);
         let mut edits = Vec::new();
@@ -353,7 +353,7 @@ fn decode_table(d: &mut ByteReader<'_>) -> Result<TableMeta> {
     })
 }
 
-/// Nothing for a table that points to no blob file.
+/// Returns no bytes for a table without pointers to blob files.
 fn encode_uses(uses: &[TableBlobUsage], out: &mut Vec<u8>) {
     if !uses.is_empty() {
         put_varint(out, uses.len() as u64);

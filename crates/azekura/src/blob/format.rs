@@ -2,42 +2,43 @@
 
 use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::file_format::FileHeader;
-use crate::base::version_edit::{BlobFileSection, FileNumber};
+use crate::base::version_edit::{BlobFileMeta, BlobFileSection, FileNumber};
 use crate::base::{Error, Result};
 use crate::block::BlockHandle;
 use crate::block::frame::FRAME_HEADER_LEN;
 
-/// A page of the index is cut once it has this many bytes.
+/// Length in bytes at which a page of the index is complete.
 pub(crate) const INDEX_PAGE_LEN: usize = 4 << 10;
-/// Values of one section at most: ordinals are below it.
+/// Maximum number of values in a section. Ordinals are below it.
 pub(crate) const SECTION_VALUES_MAX: u64 = u32::MAX as u64;
-/// A reader that does not know the tag may skip the field.
+/// Bit of the tag of a field: a reader that does not know the tag may skip the field.
 const FIELD_IGNORABLE: u8 = 0x80;
-/// Flag of a section: its values were copied from elsewhere.
+/// Flag of a section: its values were copied from other files.
 const FLAG_REWRITTEN: u8 = 1;
 
 const FIELD_CREATED: u8 = 1;
 const FIELD_SECTION: u8 = 2;
 
-/// What a blob file says about itself: its sections, and where their indexes are.
+/// The metaindex of a blob file: its sections, and the handles of their index pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlobMetaindex {
-    /// Milliseconds since 1970.
+    /// Creation time in milliseconds since 1970.
     pub(crate) created_ms: u64,
-    /// In the order of their values in the file.
+    /// Sections in the order of their values in the file.
     pub(crate) sections: Vec<BlobSectionIndex>,
 }
 
-/// The values of one logical file: frames that lie one behind the other, by rising ordinals.
+/// The values of one logical file: adjacent frames in ascending order of their ordinals.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlobSectionIndex {
     pub(crate) logical: FileNumber,
-    /// Whether ordinals may be missing, and offsets are not those of pointers any more.
+    /// Whether the values were copied. Then ordinals may be missing, and the offsets in pointers do not apply to this
+    /// file.
     pub(crate) rewritten: bool,
     pub(crate) value_count: u64,
-    /// Of all frames.
+    /// Length of all frames in bytes.
     pub(crate) frame_bytes: u64,
-    /// Where the first frame begins.
+    /// Offset of the first frame.
     pub(crate) start_offset: u64,
     pub(crate) pages: Vec<BlobPageHandle>,
 }
@@ -45,11 +46,11 @@ pub(crate) struct BlobSectionIndex {
 /// A page of the index of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlobPageHandle {
-    /// The ordinal that it begins with.
+    /// First ordinal of the page.
     pub(crate) first_ordinal: u32,
-    /// Where the frame of that value begins.
+    /// Offset of the frame of that value.
     pub(crate) offset: u64,
-    /// The page itself.
+    /// Handle of the page.
     pub(crate) handle: BlockHandle,
 }
 
@@ -68,10 +69,11 @@ impl BlobMetaindex {
         out
     }
 
-    /// Reads the directory that lies at `offset` of its file.
+    /// Decodes the metaindex that is stored at `offset` of its file.
     ///
     /// # Errors
-    /// `Corruption` for bytes that are none, or one of another file; `Unsupported` for a field that must be known.
+    /// `Corruption` if the bytes are not a metaindex or belong to another file; `Unsupported` for an unknown field
+    /// that may not be skipped.
     pub(crate) fn decode(bytes: &[u8], offset: u64) -> Result<BlobMetaindex> {
         let mut d = ByteReader::new(bytes);
         let (mut created_ms, mut sections) = (None, Vec::new());
@@ -80,59 +82,60 @@ impl BlobMetaindex {
             let mut payload = ByteReader::new(d.bytes()?);
             match tag {
                 FIELD_CREATED if created_ms.is_none() => created_ms = Some(payload.varint()?),
-                FIELD_CREATED => return Err(Error::corruption("directory has two creation times")),
+                FIELD_CREATED => return Err(Error::corruption("metaindex has two creation times")),
                 FIELD_SECTION => sections.push(BlobSectionIndex::read(&mut payload)?),
                 _ if tag & FIELD_IGNORABLE != 0 => continue,
                 _ => return Err(Error::unsupported(format!("blob file field {tag} needs a newer version"))),
             }
             payload.finish()?;
         }
-        let created_ms = created_ms.ok_or_else(|| Error::corruption("directory has no creation time"))?;
-        let directory = BlobMetaindex { created_ms, sections };
-        directory.check_layout(offset)?;
-        Ok(directory)
+        let created_ms = created_ms.ok_or_else(|| Error::corruption("metaindex has no creation time"))?;
+        let metaindex = BlobMetaindex { created_ms, sections };
+        metaindex.check_layout(offset)?;
+        Ok(metaindex)
     }
 
-    /// Sections follow each other from the header on, then come pages, all before the directory.
+    /// Checks that the sections are adjacent from the header on, and are followed by the pages, which end at the
+    /// metaindex.
     fn check_layout(&self, offset: u64) -> Result<()> {
         let mut at = FileHeader::LEN as u64;
         for section in &self.sections {
             if section.start_offset != at {
-                return Err(Error::corruption("sections of the blob file do not follow each other"));
+                return Err(Error::corruption("sections of the blob file are not adjacent"));
             }
             at = section.end_offset();
         }
         for page in self.sections.iter().flat_map(|section| &section.pages) {
             if page.handle.offset != at {
-                return Err(Error::corruption("pages of the blob file do not follow each other"));
+                return Err(Error::corruption("index pages of the blob file are not adjacent"));
             }
             at = page.handle.end()?;
         }
         let mut logical: Vec<FileNumber> = self.sections.iter().map(|section| section.logical).collect();
         logical.sort_unstable();
         if at != offset || logical.is_empty() || !logical.is_sorted_by(|a, b| a < b) {
-            return Err(Error::corruption("directory does not fit its blob file"));
+            return Err(Error::corruption("metaindex does not match its blob file"));
         }
         Ok(())
     }
 
-    /// The section of a logical file. There are few.
+    /// The section of a logical file. Searches linearly, because a file has few sections.
     pub(crate) fn section(&self, logical: FileNumber) -> Option<&BlobSectionIndex> {
         self.sections.iter().find(|section| section.logical == logical)
     }
 
-    /// As the manifest names them.
-    pub(crate) fn section_metas(&self) -> Vec<BlobFileSection> {
-        let summary = |section: &BlobSectionIndex| BlobFileSection {
+    /// The description of the file for the manifest.
+    pub(crate) fn describe_file(&self, number: FileNumber, size: u64) -> BlobFileMeta {
+        let sections = self.sections.iter().map(|section| BlobFileSection {
             logical_file: section.logical,
             values: section.value_count,
             bytes: section.frame_bytes,
             rewritten: section.rewritten,
-        };
-        self.sections.iter().map(summary).collect()
+        });
+        BlobFileMeta { number, size, created_ms: self.created_ms, sections: sections.collect() }
     }
 
-    /// Memory held, in bytes.
+    /// Memory use in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         let pages: usize = self.sections.iter().map(|section| section.pages.len()).sum();
         self.sections.len() * size_of::<BlobSectionIndex>() + pages * size_of::<BlobPageHandle>()
@@ -173,13 +176,14 @@ impl BlobSectionIndex {
         };
         let ends = start.checked_add(bytes).is_some();
         let count = d.varint()?;
-        // Frames have headers, and a page takes four bytes here at least: memory stays in proportion to the file.
+        // Every frame has a header, and a page has at least four bytes here. So memory use is in proportion to the
+        // length of the file.
         if !ends
             || values > SECTION_VALUES_MAX
             || values > bytes / FRAME_HEADER_LEN as u64
             || count > d.rest().len() as u64 / 4
         {
-            return Err(Error::corruption("section declares lengths that it cannot have"));
+            return Err(Error::corruption("section declares impossible lengths"));
         }
         section.pages.reserve_exact(count as usize);
         let (mut first, mut offset) = (0u32, start);
@@ -190,32 +194,33 @@ impl BlobSectionIndex {
             let moved = at == 0 || (ordinals > 0 && bytes > 0);
             (first, offset) = next
                 .filter(|(_, offset)| moved && *offset < section.end_offset())
-                .ok_or_else(|| Error::corruption("pages of a section are not in order"))?;
+                .ok_or_else(|| Error::corruption("index pages of a section are not in order"))?;
             section.pages.push(BlobPageHandle { first_ordinal: first, offset, handle });
         }
-        let sound = section.pages.first().is_some_and(|page| {
+        let is_valid = section.pages.first().is_some_and(|page| {
             page.offset == start && (section.rewritten || page.first_ordinal == 0) && count <= values
         });
-        if sound { Ok(section) } else { Err(Error::corruption("section does not begin with its first page")) }
+        if is_valid { Ok(section) } else { Err(Error::corruption("section has no valid first page")) }
     }
 
-    /// Where the last frame ends; that it fits was checked.
+    /// End of the last frame. `read` has checked that it fits into 64 bits.
     pub(crate) fn end_offset(&self) -> u64 {
         self.start_offset + self.frame_bytes
     }
 
-    /// The page that `ordinal` is on if it is anywhere, and where the frames end that the page leads to.
+    /// The page that contains `ordinal` if the section does, and the end of the page's last frame.
     pub(crate) fn page_for_ordinal(&self, ordinal: u32) -> Option<(&BlobPageHandle, u64)> {
         let at = self.pages.partition_point(|page| page.first_ordinal <= ordinal).checked_sub(1)?;
         Some((&self.pages[at], self.page_end_offset(at)))
     }
 
-    /// Where the frames end that the `at`-th page leads to.
+    /// End of the last frame of the `at`-th page.
     pub(crate) fn page_end_offset(&self, at: usize) -> u64 {
         self.pages.get(at + 1).map_or(self.end_offset(), |next| next.offset)
     }
 
-    /// Where an ordinal of a section as first written lies, if `pointed`, offset and length, can be that at all.
+    /// Returns `pointed`, which is offset and length of a pointer, if it can be the frame of `ordinal`. For sections
+    /// that were not rewritten.
     pub(crate) fn check_pointer(&self, ordinal: u32, pointed: BlockHandle) -> Option<BlockHandle> {
         let (page, end) = self.page_for_ordinal(ordinal)?;
         let inside = pointed.offset >= page.offset && pointed.end().is_ok_and(|to| to <= end);
@@ -224,10 +229,10 @@ impl BlobSectionIndex {
     }
 }
 
-/// The entries of a page: ordinals and the frames they lead to.
+/// Iterates over the entries of a page: ordinals and the handles of their frames.
 pub(crate) struct BlobIndexPageIter<'a> {
     d: ByteReader<'a>,
-    /// Of the next entry, less what it adds.
+    /// Ordinal of the last entry; before the first entry, the first ordinal of the page.
     ordinal: u32,
     offset: u64,
     end: u64,
@@ -235,7 +240,7 @@ pub(crate) struct BlobIndexPageIter<'a> {
 }
 
 impl<'a> BlobIndexPageIter<'a> {
-    /// Over the bytes of `page`, which leads to frames that end at `end`.
+    /// Iterates over the bytes of `page`, whose last frame ends at `end`.
     pub(crate) fn new(bytes: &'a [u8], page: &BlobPageHandle, end: u64) -> BlobIndexPageIter<'a> {
         BlobIndexPageIter {
             d: ByteReader::new(bytes),
@@ -246,31 +251,37 @@ impl<'a> BlobIndexPageIter<'a> {
         }
     }
 
-    /// # Errors
-    /// `Corruption` where the page is none, or does not lead to the end of its frames.
-    pub(crate) fn next(&mut self) -> Result<Option<(u32, BlockHandle)>> {
+    fn read_next(&mut self) -> Result<Option<(u32, BlockHandle)>> {
         if self.d.is_empty() {
-            let whole = self.started && self.offset == self.end;
-            return if whole {
-                Ok(None)
-            } else {
-                Err(Error::corruption("page does not lead to the end of its frames"))
+            return match self.started && self.offset == self.end {
+                true => Ok(None),
+                false => Err(Error::corruption("index page ends before the end of its frames")),
             };
         }
         let (gap, len) = (self.d.varint_u32()?, self.d.varint()?);
         let ordinal = self.ordinal.checked_add(gap).filter(|_| (gap > 0) == self.started);
-        let ordinal = ordinal.ok_or_else(|| Error::corruption("ordinals of a page are not in order"))?;
+        let ordinal = ordinal.ok_or_else(|| Error::corruption("ordinals of an index page are not in order"))?;
         let handle = BlockHandle { offset: self.offset, len };
         let end = handle.end()?;
         if len < FRAME_HEADER_LEN as u64 || end > self.end {
-            return Err(Error::corruption("page leads behind the end of its frames"));
+            return Err(Error::corruption("index page has an invalid frame length"));
         }
         (self.ordinal, self.offset, self.started) = (ordinal, end, true);
         Ok(Some((ordinal, handle)))
     }
 }
 
-/// Appends an entry of a page: how far behind the ordinal before, and the length of the frame.
+impl Iterator for BlobIndexPageIter<'_> {
+    type Item = Result<(u32, BlockHandle)>;
+
+    /// The next entry, or `Corruption` if the page is malformed or its frames do not end at `end`. The caller stops at
+    /// the first error.
+    fn next(&mut self) -> Option<Result<(u32, BlockHandle)>> {
+        self.read_next().transpose()
+    }
+}
+
+/// Appends an entry of a page: the difference to the previous ordinal, and the length of the frame.
 pub(crate) fn put_index_page_entry(out: &mut Vec<u8>, gap: u32, len: u64) {
     put_varint(out, u64::from(gap));
     put_varint(out, len);
@@ -329,8 +340,8 @@ mod tests {
             ("more values than frames fit", |d| d.sections[0].value_count = 19),
             ("a section without a page", |d| d.sections[1].pages.clear()),
             ("a section that begins in the middle", |d| d.sections[0].pages[0].first_ordinal = 1),
-            ("a page behind the end", |d| d.sections[0].pages[1].offset = 365),
-            ("pages that do not follow each other", |d| d.sections[1].pages[0].handle.offset += 1),
+            ("a page after the end", |d| d.sections[0].pages[1].offset = 365),
+            ("pages that are not adjacent", |d| d.sections[1].pages[0].handle.offset += 1),
             ("nothing at all", |d| d.sections.clear()),
         ];
         for (what, change) in changes {
@@ -342,14 +353,14 @@ mod tests {
 
     #[test]
     fn pointer_outside_its_page_is_refused() {
-        let directory = sample_metaindex();
-        let section = directory.section(FileNumber(9)).unwrap();
-        let vouched = |ordinal, offset, len| section.check_pointer(ordinal, BlockHandle { offset, len }).is_some();
-        assert!(vouched(0, 64, 20) && vouched(1, 84, 80) && vouched(3, 164, 30) && vouched(6, 300, 64));
-        assert!(!vouched(0, 84, 20) && !vouched(1, 64, 20), "another ordinal of the page");
-        assert!(!vouched(1, 84, 81) && !vouched(3, 84, 20), "of another page");
-        assert!(!vouched(6, 300, 65) && !vouched(7, 300, 20), "behind the end");
-        assert!(!vouched(6, 300, u64::MAX));
+        let metaindex = sample_metaindex();
+        let section = metaindex.section(FileNumber(9)).unwrap();
+        let accepted = |ordinal, offset, len| section.check_pointer(ordinal, BlockHandle { offset, len }).is_some();
+        assert!(accepted(0, 64, 20) && accepted(1, 84, 80) && accepted(3, 164, 30) && accepted(6, 300, 64));
+        assert!(!accepted(0, 84, 20) && !accepted(1, 64, 20), "another ordinal of the page");
+        assert!(!accepted(1, 84, 81) && !accepted(3, 84, 20), "of another page");
+        assert!(!accepted(6, 300, 65) && !accepted(7, 300, 20), "after the end");
+        assert!(!accepted(6, 300, u64::MAX));
     }
 
     #[test]
@@ -360,11 +371,8 @@ mod tests {
             put_index_page_entry(&mut bytes, gap, len);
         }
         let iter = |bytes: &[u8], end| -> Result<Vec<(u32, u64)>> {
-            let (mut iter, mut out) = (BlobIndexPageIter::new(bytes, &page, end), Vec::new());
-            while let Some((ordinal, handle)) = iter.next()? {
-                out.push((ordinal, handle.offset));
-            }
-            Ok(out)
+            let entries = BlobIndexPageIter::new(bytes, &page, end);
+            entries.map(|entry| entry.map(|(ordinal, handle)| (ordinal, handle.offset))).collect()
         };
         assert_eq!(iter(&bytes, 200).unwrap(), [(10, 100), (11, 120), (16, 150)]);
         for (bytes, end) in [(&bytes[..], 199), (&bytes[..], 201), (&bytes[..4], 200), (&[], 100), (&[0, 100], 199)] {

@@ -1,4 +1,4 @@
-//! Reads values of an open blob file, verifies a whole file, and computes which values are referenced.
+//! Reads values of an open blob file, verifies a whole file, and computes the referenced values.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,21 +11,21 @@ use crate::base::file_format::{FileFooter, FileHeader, FileKind};
 use crate::base::version_edit::{BlobFileMeta, FileNumber};
 use crate::base::{Error, Result};
 use crate::blob::format::{BlobIndexPageIter, BlobMetaindex, BlobSectionIndex};
-use crate::block::cached_block::{Cacheable, CachedBlobIndexPage, CachedBlobValue};
 use crate::block::frame::{BlockFrame, FRAME_HEADER_LEN, open_frame};
+use crate::block::shard::{Cacheable, CachedBlobIndexPage, CachedBlobValue};
 use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::slice::Slice;
 use crate::vfs::File;
 use crate::vfs::open_files::DataFiles;
 use crate::vfs::read_ahead::{ReadAhead, ReadAheadRequest};
 
-/// What opening reads at once from the end of the file.
+/// Bytes that opening reads from the end of the file in one read.
 const TAIL_LEN: u64 = 4 << 10;
-/// Of values beyond this it is asked first whether there is memory.
+/// Values of more bytes are allocated only after a trial allocation has succeeded.
 const CHECKED_ALLOCATION_MIN: usize = 1 << 20;
 
-/// A blob file, opened when it is first read from. Thread safe; holds no file open by itself, and in memory no more
-/// than the directory.
+/// A blob file, opened on the first read. Thread safe. It does not keep its file open, and holds at most the
+/// metaindex in memory.
 pub(crate) struct BlobFile {
     files: DataFiles,
     cache: Arc<BlockCache>,
@@ -33,33 +33,34 @@ pub(crate) struct BlobFile {
     extent: BlobFileExtent,
 }
 
-/// How much of a file there is to read.
+/// The readable part of a file.
 enum BlobFileExtent {
-    /// A finished file: its length in bytes, with an index at its end.
+    /// A finished file of `size` bytes, with an index at its end.
     Finished { size: u64, opened: OnceLock<BlobFileHead> },
-    /// A growing file: values up to `end`, which increases, and no index; `file` is the writer, if there is one.
+    /// A growing file without an index: values up to `end`, which increases. `file` is the handle of the writer, if
+    /// there is a writer.
     Growing { file: Option<Arc<dyn File>>, file_id: [u8; 16], end: AtomicU64 },
 }
 
-/// Read-ahead of a sequential caller beyond the last value.
+/// Read-ahead state of a sequential caller.
 pub(crate) struct BlobReadAhead {
     read_ahead: ReadAhead,
-    /// Where the frame behind the last one begins.
+    /// End of the last frame, where an adjacent frame begins.
     expected: u64,
 }
 
 impl BlobReadAhead {
-    /// For a walk that may go anywhere: it reads ahead once values follow each other.
+    /// For any access pattern: starts read-ahead once values are adjacent.
     pub(crate) fn adaptive() -> BlobReadAhead {
         BlobReadAhead { read_ahead: ReadAhead::adaptive(), expected: 0 }
     }
 
-    /// For one that reads front to back: it reads ahead at once.
+    /// For a caller that reads the whole file sequentially: starts read-ahead at once.
     pub(crate) fn eager() -> BlobReadAhead {
         BlobReadAhead { read_ahead: ReadAhead::eager(), expected: 0 }
     }
 
-    /// The walk comes to the frame at `handle`, wherever it will find it.
+    /// Notes that the caller moves to the frame at `handle`, also if the value is in the cache.
     fn advance_to(&mut self, handle: BlockHandle) {
         if handle.offset != self.expected {
             self.read_ahead.reset();
@@ -69,20 +70,20 @@ impl BlobReadAhead {
     }
 }
 
-/// What is known of the file once its header and its end were read.
+/// Content of the header and the end of a finished file.
 pub(crate) struct BlobFileHead {
     pub(crate) file_id: [u8; 16],
     pub(crate) metaindex: BlobMetaindex,
 }
 
 impl BlobFile {
-    /// The file of that number, which has `size` bytes. `files` are blob files.
+    /// A finished file with that number and `size` bytes. `files` is the cache of blob files.
     pub(crate) fn new(files: DataFiles, cache: Arc<BlockCache>, id: FileNumber, size: u64) -> BlobFile {
         BlobFile { files, cache, id, extent: BlobFileExtent::Finished { size, opened: OnceLock::new() } }
     }
 
-    /// The file with that number while it has no index: values up to `end` are read at the offsets in their pointers,
-    /// through `file` while it is written. Otherwise as [`new`](BlobFile::new).
+    /// A file with that number that has no index yet. Values up to `end` are read at the offsets in their pointers,
+    /// through `file` while the file is written. Otherwise as [`new`](BlobFile::new).
     pub(crate) fn growing(
         files: DataFiles,
         cache: Arc<BlockCache>,
@@ -94,14 +95,14 @@ impl BlobFile {
         BlobFile { files, cache, id, extent: BlobFileExtent::Growing { file, file_id, end: AtomicU64::new(end) } }
     }
 
-    /// A growing file has values up to `end` now.
+    /// Sets the end of the values of a growing file.
     pub(crate) fn grow_to(&self, end: u64) {
         if let BlobFileExtent::Growing { end: known, .. } = &self.extent {
             known.store(end, Ordering::Release);
         }
     }
 
-    /// What there is to read, in bytes.
+    /// Length of the readable part in bytes.
     pub(crate) fn size(&self) -> u64 {
         match &self.extent {
             BlobFileExtent::Finished { size, .. } => *size,
@@ -123,40 +124,41 @@ impl BlobFile {
         }
     }
 
-    /// What the manifest would say of a blob file that only its file is known of.
+    /// Derives the manifest's description of a blob file from its file alone.
     ///
     /// # Errors
-    /// `Corruption`, `Unsupported` or `Io` if it cannot be opened.
+    /// `Corruption`, `Unsupported` or `Io` if the file cannot be opened.
     pub(crate) fn read_meta(files: &DataFiles, cache: &Arc<BlockCache>, id: FileNumber) -> Result<BlobFileMeta> {
         let size = files.get(id)?.length()?;
         let file = BlobFile::new(files.clone(), Arc::clone(cache), id, size);
-        let directory = &file.head()?.metaindex;
-        Ok(BlobFileMeta { number: id, size, created_ms: directory.created_ms, sections: directory.section_metas() })
+        let metaindex = &file.head()?.metaindex;
+        Ok(metaindex.describe_file(id, size))
     }
 
     pub(crate) fn path(&self) -> PathBuf {
         self.files.path(self.id)
     }
 
-    /// What is held outside of the cache now, in bytes.
+    /// Memory use outside of the cache in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let directory = match &self.extent {
+        let metaindex = match &self.extent {
             BlobFileExtent::Finished { opened, .. } => opened.get().map_or(0, |opened| opened.metaindex.memory_bytes()),
             BlobFileExtent::Growing { .. } => 0,
         };
-        (size_of::<BlobFile>() + directory) as u64
+        (size_of::<BlobFile>() + metaindex) as u64
     }
 
-    /// Names the file, and the offset where there is none yet.
+    /// Adds the file to an error, and the offset if the error has none.
     #[cold]
     pub(crate) fn with_location(&self, error: Error, offset: u64) -> Error {
         error.at_offset(offset).in_file(self.path())
     }
 
-    /// Header and directory. Two threads may both read them the first time; one of the two is kept.
+    /// Header and metaindex, which the first call reads. Two threads may read them concurrently; one result is kept.
     ///
     /// # Errors
-    /// `Corruption` if it is no blob file of that length, `Unsupported` if a newer version wrote it.
+    /// `Corruption` if the file is not a finished blob file of that length, `Unsupported` if a newer version wrote
+    /// it.
     pub(crate) fn head(&self) -> Result<&BlobFileHead> {
         let BlobFileExtent::Finished { opened: kept, .. } = &self.extent else {
             return Err(Error::corruption("blob file has no index yet").in_file(self.path()));
@@ -168,15 +170,15 @@ impl BlobFile {
         Ok(kept.get_or_init(|| opened))
     }
 
-    /// Reads header and end of the file.
+    /// Reads the header and the metaindex.
     ///
     /// # Errors
-    /// As for [`opened`](BlobFile::head).
+    /// As for [`head`](BlobFile::head).
     pub(crate) fn read_head(&self) -> Result<BlobFileHead> {
         let (file, size) = (self.file()?, self.size());
         let found = file.length()?;
         if found != size || found < (FileHeader::LEN + FileFooter::LEN) as u64 {
-            return Err(Error::corruption(format!("blob file has {found} bytes, {size} are expected")));
+            return Err(Error::corruption(format!("blob file has {found} bytes instead of {size}")));
         }
         let mut header = [0; FileHeader::LEN];
         file.read_exact_at(&mut header, 0)?;
@@ -190,16 +192,16 @@ impl BlobFile {
             Some(from) => tail[from as usize..(at - start) as usize].to_vec(),
             None => self.read_bytes(footer.metaindex_offset, footer.metaindex_len)?,
         };
-        let directory = open_frame(frame.into(), &file_id, footer.metaindex_offset, BlockKind::Metaindex)
+        let metaindex = open_frame(frame.into(), &file_id, footer.metaindex_offset, BlockKind::Metaindex)
             .and_then(|body| BlobMetaindex::decode(&body, footer.metaindex_offset))
             .map_err(|error| error.at_offset(footer.metaindex_offset))?;
-        Ok(BlobFileHead { file_id, metaindex: directory })
+        Ok(BlobFileHead { file_id, metaindex })
     }
 
-    /// Bytes of the file, none of them past its end.
+    /// Reads a range of the file, which must end within its readable part.
     fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         if offset.checked_add(len).is_none_or(|end| end > self.size()) {
-            return Err(Error::corruption("frame reaches past the end of the file"));
+            return Err(Error::corruption("frame ends past the end of the file"));
         }
         let len = usize::try_from(len).map_err(|_| Error::unsupported("frame is larger than this machine's memory"))?;
         let mut bytes = Vec::new();
@@ -209,36 +211,12 @@ impl BlobFile {
         Ok(bytes)
     }
 
-    /// The value that `pointer` leads to. With `fill_cache`, what was read goes into the cache; without, a value that
-    /// is there is used and nothing is put in.
+    /// Reads the value of `pointer`, from the cache if it is there. Inserts a value that it read from the file into the
+    /// cache. `ahead`: that of a sequential caller. While values are adjacent, the following bytes are read into it.
     ///
     /// # Errors
-    /// `Corruption` if there is no such value or it does not verify, `Unsupported` if a newer version wrote it, or
-    /// `Io`.
-    pub(crate) fn read(&self, pointer: &BlobPointer, fill_cache: bool) -> Result<Slice> {
-        self.cached_value(pointer, fill_cache, None).map(|value| value.slice())
-    }
-
-    /// As [`read`](BlobFile::read), for a sequential caller: while values are adjacent, the bytes behind them are
-    /// read ahead into `ahead`.
-    ///
-    /// # Errors
-    /// As for [`read`](BlobFile::read).
-    pub(crate) fn read_sequential(
-        &self,
-        pointer: &BlobPointer,
-        fill_cache: bool,
-        ahead: &mut BlobReadAhead,
-    ) -> Result<Slice> {
-        self.cached_value(pointer, fill_cache, Some(ahead)).map(|value| value.slice())
-    }
-
-    fn cached_value(
-        &self,
-        pointer: &BlobPointer,
-        fill_cache: bool,
-        mut ahead: Option<&mut BlobReadAhead>,
-    ) -> Result<Arc<CachedBlobValue>> {
+    /// `Corruption` if the value does not exist or is damaged, `Unsupported` if a newer version wrote it, or `Io`.
+    pub(crate) fn read(&self, pointer: &BlobPointer, mut ahead: Option<&mut BlobReadAhead>) -> Result<Slice> {
         let handle = self.find_frame(pointer).map_err(|error| self.with_location(error, pointer.frame_offset))?;
         if let Some(ahead) = &mut ahead {
             ahead.advance_to(handle);
@@ -248,20 +226,18 @@ impl BlobFile {
             None => {
                 let value = self.load_value(handle, ahead).map_err(|error| self.with_location(error, handle.offset))?;
                 let value = Arc::new(value);
-                if fill_cache {
-                    self.cache.insert(self.id, handle.offset, BlockKind::Blob, &value, None, false);
-                }
+                self.cache.insert(self.id, handle.offset, BlockKind::Blob, &value, None, false);
                 value
             }
         };
         if value.len() != pointer.value_len as usize {
-            let error = Error::corruption("value has another length than its pointer says");
+            let error = Error::corruption("length of the value differs from its blob pointer");
             return Err(self.with_location(error, handle.offset));
         }
-        Ok(value)
+        Ok(value.slice())
     }
 
-    /// The frame of the value that `pointer` leads to.
+    /// The frame of the value of `pointer`.
     fn find_frame(&self, pointer: &BlobPointer) -> Result<BlockHandle> {
         let pointed = BlockHandle { offset: pointer.frame_offset, len: pointer.frame_len };
         if let BlobFileExtent::Growing { .. } = &self.extent {
@@ -270,7 +246,8 @@ impl BlobFile {
         }
         let opened = self.head()?;
         let section = opened.metaindex.section(pointer.logical_file);
-        let section = section.ok_or_else(|| Error::corruption("blob file has no values of the file pointed to"))?;
+        let section =
+            section.ok_or_else(|| Error::corruption("blob file has no section of the pointer's logical file"))?;
         let found = match section.rewritten {
             false => section.check_pointer(pointer.ordinal, pointed),
             true => {
@@ -280,7 +257,8 @@ impl BlobFile {
         found.ok_or_else(no_such_value_error)
     }
 
-    /// The frame of an ordinal in a section whose offsets are not those of pointers: its index tells.
+    /// The frame of an ordinal in a rewritten section. Searches the index, because the offsets in pointers do not
+    /// apply.
     fn find_rewritten_frame(
         &self,
         opened: &BlobFileHead,
@@ -289,8 +267,8 @@ impl BlobFile {
     ) -> Result<Option<BlockHandle>> {
         let Some((page, end)) = section.page_for_ordinal(ordinal) else { return Ok(None) };
         let bytes = self.cached_page(opened, page.handle)?;
-        let mut iter = BlobIndexPageIter::new(&bytes, page, end);
-        while let Some((found, frame)) = iter.next().map_err(|error| error.at_offset(page.handle.offset))? {
+        for entry in BlobIndexPageIter::new(&bytes, page, end) {
+            let (found, frame) = entry.map_err(|error| error.at_offset(page.handle.offset))?;
             if found >= ordinal {
                 return Ok((found == ordinal).then_some(frame));
             }
@@ -298,7 +276,7 @@ impl BlobFile {
         Ok(None)
     }
 
-    /// A page of an index, by way of the cache.
+    /// Reads a page of an index through the cache.
     fn cached_page(&self, opened: &BlobFileHead, handle: BlockHandle) -> Result<Arc<CachedBlobIndexPage>> {
         if let Some(page) = self.cache.get::<CachedBlobIndexPage>(self.id, handle.offset, BlockKind::BlobIndex, None) {
             return Ok(page);
@@ -308,14 +286,14 @@ impl BlobFile {
         Ok(page)
     }
 
-    /// A page of an index, past the cache.
+    /// Reads a page of an index without the cache.
     pub(crate) fn read_page(&self, opened: &BlobFileHead, handle: BlockHandle) -> Result<CachedBlobIndexPage> {
         let bytes = self.read_bytes(handle.offset, handle.len)?;
         let body = open_frame(bytes.into(), &opened.file_id, handle.offset, BlockKind::BlobIndex);
         body.and_then(CachedBlobIndexPage::decode_body).map_err(|error| error.at_offset(handle.offset))
     }
 
-    /// Reads a value, into the bytes that are handed out of it.
+    /// Reads a value into bytes that the returned slices share.
     fn load_value(&self, handle: BlockHandle, ahead: Option<&mut BlobReadAhead>) -> Result<CachedBlobValue> {
         let bytes = match ahead {
             Some(ahead) => self.read_window(handle, ahead)?,
@@ -331,7 +309,8 @@ impl BlobFile {
         Ok(CachedBlobValue::new(raw, 0))
     }
 
-    /// The frame's bytes out of what was read ahead, which may read more ahead; none where it does not.
+    /// The bytes of the frame from the read-ahead buffer, after a read-ahead if reads are sequential. `None` if there
+    /// is no read-ahead.
     fn read_window(&self, handle: BlockHandle, ahead: &mut BlobReadAhead) -> Result<Option<Arc<[u8]>>> {
         let size = self.size();
         if let ReadAheadRequest::Ahead(len) = ahead.read_ahead.request_for(handle.offset, handle.len)
@@ -345,7 +324,7 @@ impl BlobFile {
 
     fn read_shared(&self, handle: BlockHandle) -> Result<Arc<[u8]>> {
         if handle.end()? > self.size() {
-            return Err(Error::corruption("value reaches past the end of the file"));
+            return Err(Error::corruption("value ends past the end of the file"));
         }
         let len = usize::try_from(handle.len);
         let mut bytes =
@@ -354,10 +333,10 @@ impl BlobFile {
         Ok(bytes)
     }
 
-    /// Lets `read` see the frame at `handle`, checked and as it is stored, past the cache.
+    /// Calls `read` with the verified frame at `handle`, in its stored form. Does not use the cache.
     ///
     /// # Errors
-    /// `Corruption`, `Unsupported` or `Io` if it cannot be read, and those of `read`.
+    /// `Corruption`, `Unsupported` or `Io` if the frame cannot be read, and the errors of `read`.
     pub(crate) fn with_frame<R>(
         &self,
         handle: BlockHandle,
@@ -376,80 +355,56 @@ impl BlobFile {
         in_place().map_err(|error| self.with_location(error, handle.offset))
     }
 
-    /// Walks over all values of a logical file that are here.
+    /// Iterates over the index of a logical file in this file: ordinals and frames, from the page on that contains the
+    /// ordinal `from` if the section does. The first ordinals may be below `from`. Does not use the cache. The caller
+    /// stops at the first error: `Corruption`, `Unsupported` or `Io` if the index cannot be read.
     ///
     /// # Errors
-    /// `Corruption` if there are none, and those of [`opened`](BlobFile::head).
-    pub(crate) fn section_iter(&self, logical: FileNumber) -> Result<BlobSectionIter<'_>> {
+    /// `Corruption` if this file has no section of it, and the errors of [`head`](BlobFile::head).
+    pub(crate) fn section_entries(
+        &self,
+        logical: FileNumber,
+        from: u32,
+    ) -> Result<impl Iterator<Item = Result<(u32, BlockHandle)>>> {
         let section = self.head()?.metaindex.section(logical);
-        let section = section.ok_or_else(|| Error::corruption("blob file has no values of that file"));
+        let section = section.ok_or_else(|| Error::corruption("blob file has no section of that logical file"));
         let section = section.map_err(|error| error.in_file(self.path()))?;
-        Ok(BlobSectionIter { file: self, section, next_page: 0, entries: Vec::new().into_iter() })
-    }
-}
-
-/// A walk over the index of one section, past the cache.
-pub(crate) struct BlobSectionIter<'a> {
-    file: &'a BlobFile,
-    section: &'a BlobSectionIndex,
-    /// The page that is read next.
-    next_page: usize,
-    /// Of the page before, those that are left.
-    entries: std::vec::IntoIter<(u32, BlockHandle)>,
-}
-
-impl BlobSectionIter<'_> {
-    /// Goes on with the page that `ordinal` is on if it is anywhere: smaller ones may come first.
-    pub(crate) fn seek(&mut self, ordinal: u32) {
-        self.next_page = self.section.pages.partition_point(|page| page.first_ordinal <= ordinal).saturating_sub(1);
-        self.entries = Vec::new().into_iter();
+        let first = section.pages.partition_point(|page| page.first_ordinal <= from).saturating_sub(1);
+        Ok((first..section.pages.len()).flat_map(move |at| {
+            let (entries, error) = match self.read_index_page(section, at) {
+                Ok(entries) => (entries, None),
+                Err(error) => (Vec::new(), Some(self.with_location(error, section.pages[at].handle.offset))),
+            };
+            entries.into_iter().map(Ok).chain(error.map(Err))
+        }))
     }
 
-    /// The next ordinal and its frame.
-    ///
-    /// # Errors
-    /// `Corruption`, `Unsupported` or `Io` if the index cannot be read.
-    pub(crate) fn next(&mut self) -> Result<Option<(u32, BlockHandle)>> {
-        loop {
-            if let Some(entry) = self.entries.next() {
-                return Ok(Some(entry));
-            }
-            let Some(page) = self.section.pages.get(self.next_page) else { return Ok(None) };
-            let entries = self
-                .read_entries(self.next_page)
-                .map_err(|error| self.file.with_location(error, page.handle.offset))?;
-            (self.entries, self.next_page) = (entries.into_iter(), self.next_page + 1);
-        }
-    }
-
-    fn read_entries(&self, at: usize) -> Result<Vec<(u32, BlockHandle)>> {
-        let page = &self.section.pages[at];
-        let bytes = self.file.read_page(self.file.head()?, page.handle)?;
-        let mut iter = BlobIndexPageIter::new(&bytes, page, self.section.page_end_offset(at));
-        let mut entries = Vec::new();
-        while let Some(entry) = iter.next()? {
-            entries.push(entry);
-        }
-        let behind = self.section.pages.get(at + 1).map(|next| next.first_ordinal);
-        if let (Some((last, _)), Some(next)) = (entries.last(), behind)
+    /// Reads the entries of the `at`-th index page of a section.
+    fn read_index_page(&self, section: &BlobSectionIndex, at: usize) -> Result<Vec<(u32, BlockHandle)>> {
+        let page = &section.pages[at];
+        let bytes = self.read_page(self.head()?, page.handle)?;
+        let iter = BlobIndexPageIter::new(&bytes, page, section.page_end_offset(at));
+        let entries: Vec<(u32, BlockHandle)> = iter.collect::<Result<_>>()?;
+        let next_first_ordinal = section.pages.get(at + 1).map(|next| next.first_ordinal);
+        if let (Some((last, _)), Some(next)) = (entries.last(), next_first_ordinal)
             && *last >= next
         {
-            return Err(Error::corruption("pages of a section share ordinals"));
+            return Err(Error::corruption("index pages of a section share ordinals"));
         }
         Ok(entries)
     }
 }
 
 fn no_such_value_error() -> Error {
-    Error::corruption("blob file has no such value as is pointed to")
+    Error::corruption("blob file does not contain the value of the blob pointer")
 }
 
-/// Bytes without another owner.
+/// The bytes of an `Arc` that is not shared.
 fn unique_mut(bytes: &mut Arc<[u8]>) -> &mut [u8] {
-    Arc::get_mut(bytes).expect("it was just made")
+    Arc::get_mut(bytes).expect("the `Arc` is not shared")
 }
 
-/// An `Arc` has no constructor that can fail: whether there is memory is asked beforehand where it may not be.
+/// Allocates zeroed bytes. `Arc` has no fallible constructor, so a trial allocation precedes a large one.
 fn zeroed_bytes(len: usize) -> Result<Arc<[u8]>> {
     if len > CHECKED_ALLOCATION_MIN && Vec::<u8>::new().try_reserve_exact(len).is_err() {
         return Err(Error::corruption("no memory for a value of its declared length"));
@@ -458,30 +413,31 @@ fn zeroed_bytes(len: usize) -> Result<Arc<[u8]>> {
 }
 
 impl BlobFile {
-    /// Reads all of the file, past the cache, and compares it with what the manifest says; gives the number of values.
+    /// Reads and verifies the whole file without the cache, and compares it with the manifest. Returns the number of
+    /// values.
     ///
     /// # Errors
-    /// `Corruption` with file and offset of the first thing that is wrong.
+    /// `Corruption` with file and offset of the first violation.
     pub(crate) fn verify(&self, meta: &BlobFileMeta) -> Result<u64> {
         self.verify_sections(meta).map_err(|error| error.in_file(self.path()))
     }
 
     fn verify_sections(&self, meta: &BlobFileMeta) -> Result<u64> {
         let opened = self.head()?;
-        // Header, footer and directory are read again: they may have changed since.
+        // Reads header, footer and metaindex again, because the file may have changed since it was opened.
         let again = self.read_head()?;
         if (again.file_id, &again.metaindex) != (opened.file_id, &opened.metaindex) {
-            return Err(Error::corruption("file is not the one that was opened"));
+            return Err(Error::corruption("file was replaced after it was opened"));
         }
-        let directory = &opened.metaindex;
-        if directory.section_metas() != meta.sections || directory.created_ms != meta.created_ms {
-            return Err(Error::corruption("blob file has other values than the manifest says"));
+        let metaindex = &opened.metaindex;
+        if metaindex.describe_file(self.id, self.size()) != *meta {
+            return Err(Error::corruption("sections or creation time of the blob file differ from the manifest"));
         }
         let (mut ahead, mut raw) = (BlobReadAhead::eager(), Vec::new());
-        for section in &directory.sections {
-            let mut iter = self.section_iter(section.logical)?;
+        for section in &metaindex.sections {
             let (mut values, mut last) = (0u64, None);
-            while let Some((ordinal, handle)) = iter.next()? {
+            for entry in self.section_entries(section.logical, 0)? {
+                let (ordinal, handle) = entry?;
                 if !section.rewritten && u64::from(ordinal) != values {
                     return Err(Error::corruption("an ordinal of the blob file is missing").at_offset(handle.offset));
                 }
@@ -495,40 +451,20 @@ impl BlobFile {
             }
             let ends = last.is_some_and(|handle| handle.end().is_ok_and(|end| end == section.end_offset()));
             if values != section.value_count || !ends {
-                return Err(Error::corruption("section has other values than the directory says"));
+                return Err(Error::corruption("values of a section differ from the metaindex"));
             }
         }
-        Ok(directory.sections.iter().map(|section| section.value_count).sum())
+        Ok(metaindex.sections.iter().map(|section| section.value_count).sum())
     }
 }
 
-/// The referenced ordinals of logical files, over any number of tables.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LiveBlobs {
-    files: BTreeMap<FileNumber, OrdinalSet>,
-}
+/// The referenced ordinals of logical files, merged over any number of tables.
+pub(crate) type LiveBlobs = BTreeMap<FileNumber, OrdinalSet>;
 
-impl LiveBlobs {
-    /// Takes in what one more table refers to.
-    pub(crate) fn add(&mut self, references: &BlobReferences) {
-        self.add_files(references, |_| true);
-    }
-
-    /// The same for the logical files that are `wanted`.
-    pub(crate) fn add_files(&mut self, references: &BlobReferences, wanted: impl Fn(FileNumber) -> bool) {
-        for (logical, ordinals) in references.ordinals().filter(|(logical, _)| wanted(*logical)) {
-            self.files.entry(logical).or_default().merge(ordinals);
-        }
-    }
-
-    /// In ascending order.
-    pub(crate) fn files(&self) -> impl Iterator<Item = (FileNumber, &OrdinalSet)> {
-        self.files.iter().map(|(&logical, ordinals)| (logical, ordinals))
-    }
-
-    /// What is referenced of a logical file, if anything is.
-    pub(crate) fn ordinals_of(&self, logical: FileNumber) -> Option<&OrdinalSet> {
-        self.files.get(&logical)
+/// Adds the references of one table to those logical files for which `wanted` is true.
+pub(crate) fn add_references(live: &mut LiveBlobs, table: &BlobReferences, wanted: impl Fn(FileNumber) -> bool) {
+    for (logical, ordinals) in table.ordinals().filter(|(logical, _)| wanted(*logical)) {
+        live.entry(logical).or_default().merge(ordinals);
     }
 }
 
@@ -554,9 +490,9 @@ mod tests {
     #[test]
     fn references_of_tables_are_merged() {
         let mut live = LiveBlobs::default();
-        live.add(&table_references(&[(1, 0), (1, 4), (2, 7)]));
-        live.add(&table_references(&[(1, 2), (1, 1), (3, 0)]));
-        let of = |logical| live.ordinals_of(FileNumber(logical)).map(|ordinals| ordinals.iter().collect::<Vec<_>>());
+        add_references(&mut live, &table_references(&[(1, 0), (1, 4), (2, 7)]), |_| true);
+        add_references(&mut live, &table_references(&[(1, 2), (1, 1), (3, 0)]), |logical| logical.0 < 4);
+        let of = |logical| live.get(&FileNumber(logical)).map(|ordinals| ordinals.iter().collect::<Vec<_>>());
         assert_eq!([of(1), of(2), of(3), of(4)], [Some(vec![0, 1, 2, 4]), Some(vec![7]), Some(vec![0]), None]);
     }
 }

@@ -1,4 +1,5 @@
-//! Blob files that the log points to and the manifest does not know: a life of the database ended before they did.
+//! Blob files that the write-ahead log (WAL) refers to and the manifest does not contain, because the process that
+//! wrote them ended before it finished them.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,25 +16,25 @@ use crate::blob::reader::{BlobFile, BlobReadAhead};
 use crate::block::{BlockCache, BlockHandle};
 use crate::vfs::open_files::DataFiles;
 
-/// Looks at every value that a log being read points to and that no flush has seen to. Reads only; memory: one value,
-/// and some bytes for each pointer.
+/// Checks every value that the replayed WAL refers to and that no flush has made permanent. Only reads. Uses memory
+/// for one value, and a few bytes for each pointer.
 pub(crate) struct UnfinishedBlobFiles {
     files: DataFiles,
     cache: Arc<BlockCache>,
     partitions: BTreeMap<PartitionId, FlushedBlobs>,
     unfinished: BTreeMap<FileNumber, UnfinishedBlobFile>,
-    /// Behind the highest number that was pointed to.
+    /// One more than the highest logical file number of any pointer.
     next_file_number: u64,
 }
 
-/// What the manifest knows of a partition.
+/// The state of a partition in the manifest.
 struct FlushedBlobs {
     /// See [`PartitionManifestState::permanent`](crate::base::manifest_state::PartitionManifestState::permanent).
     permanent: SeqNo,
     logical: BTreeSet<FileNumber>,
 }
 
-/// A file without an owner, and the values of it that are pointed to.
+/// A file that the manifest assigns to no partition, and its referenced values.
 pub(crate) struct UnfinishedBlobFile {
     pub(crate) partition: PartitionId,
     pub(crate) file: BlobFile,
@@ -42,7 +43,7 @@ pub(crate) struct UnfinishedBlobFile {
 }
 
 impl UnfinishedBlobFiles {
-    /// `files` are blob files.
+    /// `files` is the cache of blob files.
     pub(crate) fn new(manifest_state: &ManifestState, files: DataFiles, cache: Arc<BlockCache>) -> UnfinishedBlobFiles {
         let partitions = manifest_state.partitions.iter().map(|(id, partition)| {
             let sections = partition.blob_files.values().flat_map(|file| &file.sections);
@@ -53,8 +54,8 @@ impl UnfinishedBlobFiles {
         UnfinishedBlobFiles { files, cache, partitions, unfinished: BTreeMap::new(), next_file_number: 0 }
     }
 
-    /// Looks at the pointers of one commit; gives what is wrong if one of them leads to no value, as it may where the
-    /// commit was not durable. Only if all of them do lead somewhere, they are noted.
+    /// Checks the pointers of one commit. Returns an error if one of them refers to no value, which is possible if
+    /// the commit was not durable. The pointers are recorded only if all of them refer to values.
     ///
     /// # Errors
     /// `Io`, and `Unsupported` for a file of a newer version.
@@ -89,31 +90,36 @@ impl UnfinishedBlobFiles {
             Entry::Vacant(free) => free.insert(open_unfinished(&self.files, &self.cache, id, partition)?),
         };
         let at = |error: Error| error.at_offset(pointer.frame_offset).in_file(self.files.path(id));
-        let is_other = found.frames.get(&pointer.ordinal).is_some_and(|frame| *frame != frame_handle(pointer));
-        if is_other || found.partition != partition || u64::from(pointer.ordinal) >= SECTION_VALUES_MAX {
-            return Err(at(Error::corruption("the log points to this value in two ways")));
+        let is_different = found.frames.get(&pointer.ordinal).is_some_and(|frame| *frame != frame_handle(pointer));
+        if is_different || found.partition != partition || u64::from(pointer.ordinal) >= SECTION_VALUES_MAX {
+            return Err(at(Error::corruption("blob pointers in the WAL contradict each other")));
         }
         found.file.with_frame(frame_handle(pointer), &mut BlobReadAhead::adaptive(), |frame| {
             match frame.raw_len == pointer.value_len as usize && pointer.frame_offset >= FileHeader::LEN as u64 {
                 true => Ok(()),
-                false => Err(Error::corruption("value has another length than its pointer says")),
+                false => Err(Error::corruption("length of the value differs from its blob pointer")),
             }
         })
     }
 
-    /// No file may get a number below this one: the log, or an end of it that does not count, speaks of those.
+    /// Lowest number for a new file: the WAL, or an invalid end of it, may refer to lower ones.
     pub(crate) fn next_file_number(&self) -> u64 {
         self.next_file_number
     }
 
-    /// The files that values were found in.
+    /// Whether the WAL refers to a value in this file.
+    pub(crate) fn contains(&self, id: FileNumber) -> bool {
+        self.unfinished.get(&id).is_some_and(|found| !found.frames.is_empty())
+    }
+
+    /// The files with at least one referenced value.
     pub(crate) fn unfinished_files(&self) -> impl Iterator<Item = (FileNumber, &UnfinishedBlobFile)> {
         self.unfinished.iter().filter(|(_, found)| !found.frames.is_empty()).map(|(id, found)| (*id, found))
     }
 }
 
 impl UnfinishedBlobFile {
-    /// Bytes of the frames that are pointed to.
+    /// Length in bytes of all referenced frames.
     pub(crate) fn referenced_bytes(&self) -> u64 {
         self.frames.values().map(|frame| frame.len).sum()
     }
@@ -123,7 +129,7 @@ fn frame_handle(pointer: &BlobPointer) -> BlockHandle {
     BlockHandle { offset: pointer.frame_offset, len: pointer.frame_len }
 }
 
-/// A file as it lies there, with or without its end.
+/// Opens a file in its current state, whether or not it was finished.
 fn open_unfinished(
     files: &DataFiles,
     cache: &Arc<BlockCache>,
@@ -137,7 +143,7 @@ fn open_unfinished(
     });
     let (file_id, end) = opened.map_err(|error| match error.os_kind() {
         Some(io::ErrorKind::NotFound) => {
-            Error::corruption("blob file that the log points to is missing: restore it from a copy")
+            Error::corruption("blob file that the WAL refers to is missing: restore it from a copy")
                 .at_offset(0)
                 .in_file(files.path(id))
         }

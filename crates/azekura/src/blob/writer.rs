@@ -1,11 +1,12 @@
-//! Writes a blob file from front to back, also while pointers into it exist.
+//! Writes blob files sequentially: new values, copied values, and direct writes, which are readable while the file
+//! grows.
 
 use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::compression::CompressionType;
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
-use crate::base::version_edit::{BlobFileMeta, BlobFileSection, FileNumber};
+use crate::base::version_edit::{BlobFileMeta, FileNumber};
 use crate::base::{Error, Result};
 use crate::blob::format::{
     BlobIndexPageIter, BlobMetaindex, BlobPageHandle, BlobSectionIndex, INDEX_PAGE_LEN, SECTION_VALUES_MAX,
@@ -16,174 +17,97 @@ use crate::block::{BlockHandle, BlockKind};
 use crate::vfs::File;
 use crate::vfs::buffered_writer::BufferedFileWriter;
 
-/// Writes new values: one section, of the file's own number. One thread at a time; nothing of it may be used before
-/// [`BlobWriter::finish`] succeeded and the file was synced.
+/// Writes a file of new values, which has one section, or a file of copied values, section by section. Used by one
+/// thread at a time. The file may be used only after [`BlobWriter::finish`] succeeded and the file was synced.
 pub(crate) struct BlobWriter {
-    out: BlobFileOutput,
-    logical: FileNumber,
-    compression: CompressionType,
-}
-
-impl BlobWriter {
-    /// Begins the file of that number, which is empty. `file_id` is random and new.
-    pub(crate) fn create(
-        file: Arc<dyn File>,
-        file_id: [u8; 16],
-        logical: FileNumber,
-        compression: CompressionType,
-        created_ms: u64,
-    ) -> BlobWriter {
-        let mut out = BlobFileOutput::new(file, file_id, created_ms);
-        out.begin_section(logical, false);
-        BlobWriter { out, logical, compression }
-    }
-
-    /// Puts a value behind those before it.
-    ///
-    /// # Errors
-    /// `Io` and `OutOfSpace` of the file, which is then of no use; `Invalid` behind the last ordinal there is.
-    pub(crate) fn append(&mut self, value: &[u8]) -> Result<BlobPointer> {
-        let ordinal = self.value_count();
-        if ordinal >= SECTION_VALUES_MAX {
-            return Err(Error::invalid("blob file holds as many values as it can"));
-        }
-        let (ordinal, codec, file_id) = (ordinal as u32, self.compression, self.out.file_id);
-        let frame = self
-            .out
-            .put_frame(ordinal, |out, offset| put_frame(out, &file_id, offset, BlockKind::Blob, codec, value))?;
-        // Values are at most 4 GiB - 1, so the cast loses nothing.
-        let len = value.len() as u32;
-        Ok(BlobPointer {
-            logical_file: self.logical,
-            ordinal,
-            frame_offset: frame.offset,
-            frame_len: frame.len,
-            value_len: len,
-        })
-    }
-
-    /// Values so far.
-    pub(crate) fn value_count(&self) -> u64 {
-        self.out.index_builder.open_section().value_count
-    }
-
-    /// The file's length if it ended here, about.
-    pub(crate) fn written_bytes(&self) -> u64 {
-        self.out.file_writer.offset()
-    }
-
-    /// Writes the rest. The caller syncs the file and its directory.
-    ///
-    /// # Errors
-    /// `Io` and `OutOfSpace` of the file.
-    pub(crate) fn finish(self) -> Result<BlobFileMeta> {
-        let id = self.logical;
-        self.out.finish(id)
-    }
-}
-
-/// Writes values of other files, section by section, as they are stored there. Otherwise as [`BlobWriter`].
-pub(crate) struct BlobRewriteWriter {
-    out: BlobFileOutput,
-}
-
-impl BlobRewriteWriter {
-    /// Begins an empty file. `file_id` is random and new.
-    pub(crate) fn create(file: Arc<dyn File>, file_id: [u8; 16], created_ms: u64) -> BlobRewriteWriter {
-        BlobRewriteWriter { out: BlobFileOutput::new(file, file_id, created_ms) }
-    }
-
-    /// Values of that logical file follow; none of it came before.
-    pub(crate) fn begin_section(&mut self, logical: FileNumber) {
-        self.out.begin_section(logical, true);
-    }
-
-    /// Copies a value; ordinals rise within a section. The frame is made anew, its stored bytes stay as they are.
-    ///
-    /// # Errors
-    /// `Io` and `OutOfSpace` of the file.
-    pub(crate) fn copy_value(&mut self, ordinal: u32, frame: &BlockFrame<'_>) -> Result<()> {
-        let file_id = self.out.file_id;
-        self.out.put_frame(ordinal, |out, offset| frame.append_copy(out, &file_id, offset)).map(drop)
-    }
-
-    /// The file's length if it ended here, about.
-    pub(crate) fn written_bytes(&self) -> u64 {
-        self.out.file_writer.offset()
-    }
-
-    /// Writes the rest; sections without values are left out.
-    ///
-    /// # Errors
-    /// `Io` and `OutOfSpace` of the file.
-    pub(crate) fn finish(self, id: FileNumber) -> Result<BlobFileMeta> {
-        self.out.finish(id)
-    }
-}
-
-/// The file, frame by frame.
-struct BlobFileOutput {
+    id: FileNumber,
     file_writer: BufferedFileWriter,
     file_id: [u8; 16],
     index_builder: BlobIndexBuilder,
 }
 
-impl BlobFileOutput {
-    fn new(file: Arc<dyn File>, file_id: [u8; 16], created_ms: u64) -> BlobFileOutput {
+impl BlobWriter {
+    /// Begins an empty file with that number. `file_id` is random and new.
+    pub(crate) fn create(file: Arc<dyn File>, id: FileNumber, file_id: [u8; 16], created_ms: u64) -> BlobWriter {
         let header = FileHeader { kind: FileKind::Blob, file_id }.encode();
-        BlobFileOutput {
-            file_writer: BufferedFileWriter::new(file, &header),
-            file_id,
-            index_builder: BlobIndexBuilder::new(created_ms),
+        let file_writer = BufferedFileWriter::new(file, &header);
+        BlobWriter { id, file_writer, file_id, index_builder: BlobIndexBuilder::new(created_ms) }
+    }
+
+    /// Appends a new value to the section whose logical file has the number of the file.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace` of the file, which is then unusable. `Invalid` if the file has the maximum number of
+    /// values.
+    pub(crate) fn append(&mut self, value: &[u8], compression: CompressionType) -> Result<BlobPointer> {
+        let ordinal = self.index_builder.next_ordinal()?;
+        if ordinal == 0 {
+            self.index_builder.begin_section(self.id, false, self.file_writer.offset());
         }
+        let file_id = self.file_id;
+        let frame = self
+            .file_writer
+            .append_with(|out, offset| put_frame(out, &file_id, offset, BlockKind::Blob, compression, value))?;
+        Ok(self.index_builder.add_value(ordinal, frame, value.len()))
     }
 
-    fn begin_section(&mut self, logical: FileNumber, rewritten: bool) {
-        self.index_builder.begin_section(logical, rewritten, self.file_writer.offset());
+    /// Begins a section of copied values. Its logical file must not have a section yet.
+    pub(crate) fn begin_section(&mut self, logical: FileNumber) {
+        self.index_builder.begin_section(logical, true, self.file_writer.offset());
     }
 
-    fn put_frame(&mut self, ordinal: u32, frame: impl FnOnce(&mut Vec<u8>, u64) -> BlockHandle) -> Result<BlockHandle> {
-        let written = self.file_writer.append_with(frame)?;
-        self.index_builder.add_frame(ordinal, written);
-        Ok(written)
+    /// Copies a value of another file without decompressing it. Ordinals must ascend within a section. The frame gets
+    /// a new header; its stored bytes are unchanged.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace` of the file.
+    pub(crate) fn copy_value(&mut self, ordinal: u32, frame: &BlockFrame<'_>) -> Result<()> {
+        let file_id = self.file_id;
+        let copy = self.file_writer.append_with(|out, offset| frame.append_copy(out, &file_id, offset))?;
+        self.index_builder.add_frame(ordinal, copy);
+        Ok(())
     }
 
-    fn finish(mut self, id: FileNumber) -> Result<BlobFileMeta> {
-        let (tail, sections) = self.index_builder.encode_tail(&self.file_id, self.file_writer.offset());
+    /// Whether the file has the maximum number of new values.
+    pub(crate) fn is_full(&self) -> bool {
+        self.index_builder.next_ordinal().is_err()
+    }
+
+    /// Approximate length of the file in bytes if it ended here.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.file_writer.offset()
+    }
+
+    /// Writes the rest of the file. Sections without values are omitted. The caller syncs the file and its directory.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace` of the file.
+    pub(crate) fn finish(mut self) -> Result<BlobFileMeta> {
+        let (tail, meta) = self.index_builder.encode_tail(self.id, &self.file_id, self.file_writer.offset());
         self.file_writer.append_with(|out, _| out.extend_from_slice(&tail))?;
-        Ok(BlobFileMeta {
-            number: id,
-            size: self.file_writer.finish()?,
-            created_ms: self.index_builder.metaindex.created_ms,
-            sections,
-        })
+        self.file_writer.finish()?;
+        Ok(meta)
     }
 }
 
-/// What stands behind the values of a file, while they are written.
-pub(super) struct BlobIndexBuilder {
+/// Collects the index of a file while its values are written.
+struct BlobIndexBuilder {
     metaindex: BlobMetaindex,
-    /// Pages of all sections, in order: they are written at the end, and take some bytes for each value until then.
+    /// Pages of all sections, in order. They are written at the end, and until then use a few bytes of memory for
+    /// each value.
     pages: Vec<Vec<u8>>,
-    /// The ordinal put last into the open section.
+    /// Last ordinal of the open section.
     last_ordinal: u32,
 }
 
 impl BlobIndexBuilder {
-    pub(super) fn new(created_ms: u64) -> BlobIndexBuilder {
-        BlobIndexBuilder {
-            metaindex: BlobMetaindex { created_ms, sections: Vec::new() },
-            pages: Vec::new(),
-            last_ordinal: 0,
-        }
+    fn new(created_ms: u64) -> BlobIndexBuilder {
+        let metaindex = BlobMetaindex { created_ms, sections: Vec::new() };
+        BlobIndexBuilder { metaindex, pages: Vec::new(), last_ordinal: 0 }
     }
 
-    pub(super) fn created_ms(&self) -> u64 {
-        self.metaindex.created_ms
-    }
-
-    /// The values of that logical file begin at `start`; a section without values goes again.
-    pub(super) fn begin_section(&mut self, logical: FileNumber, rewritten: bool, start: u64) {
+    /// Begins the section of a logical file at offset `start`. Removes the previous section if it has no values.
+    fn begin_section(&mut self, logical: FileNumber, rewritten: bool, start: u64) {
         let sections = &mut self.metaindex.sections;
         sections.retain(|section| section.value_count > 0);
         assert!(sections.iter().all(|section| section.logical != logical), "a logical file has one section");
@@ -197,91 +121,94 @@ impl BlobIndexBuilder {
         });
     }
 
-    pub(super) fn open_section(&self) -> &BlobSectionIndex {
+    fn open_section(&self) -> &BlobSectionIndex {
         self.metaindex.sections.last().expect("a section was begun")
     }
 
-    /// Takes in the frame that stands behind those before it.
-    pub(super) fn add_frame(&mut self, ordinal: u32, written: BlockHandle) {
+    /// The ordinal of the next new value.
+    ///
+    /// # Errors
+    /// `Invalid` if the section has the maximum number of values.
+    fn next_ordinal(&self) -> Result<u32> {
+        match self.metaindex.sections.last().map_or(0, |section| section.value_count) {
+            count if count < SECTION_VALUES_MAX => Ok(count as u32),
+            _ => Err(Error::invalid("blob file has the maximum number of values")),
+        }
+    }
+
+    /// Adds the frame of a new value, which follows the previous frame.
+    fn add_value(&mut self, ordinal: u32, frame: BlockHandle, value_len: usize) -> BlobPointer {
+        self.add_frame(ordinal, frame);
+        BlobPointer {
+            logical_file: self.open_section().logical,
+            ordinal,
+            frame_offset: frame.offset,
+            frame_len: frame.len,
+            // Values have at most 4 GiB - 1 bytes, so the cast loses nothing.
+            value_len: value_len as u32,
+        }
+    }
+
+    /// Adds a frame, which follows the previous frame.
+    fn add_frame(&mut self, ordinal: u32, written: BlockHandle) {
         let section = self.metaindex.sections.last_mut().expect("a section was begun");
-        assert!(section.value_count == 0 || ordinal > self.last_ordinal, "ordinals rise within a section");
+        assert!(section.value_count == 0 || ordinal > self.last_ordinal, "ordinals ascend within a section");
         let full = self.pages.last().is_none_or(|page| page.len() >= INDEX_PAGE_LEN);
         let gap = if section.value_count == 0 || full {
-            section.pages.push(BlobPageHandle {
-                first_ordinal: ordinal,
-                offset: written.offset,
-                handle: BlockHandle::default(),
-            });
+            let handle = BlockHandle::default();
+            section.pages.push(BlobPageHandle { first_ordinal: ordinal, offset: written.offset, handle });
             self.pages.push(Vec::new());
             0
         } else {
             ordinal - self.last_ordinal
         };
-        put_index_page_entry(self.pages.last_mut().expect("it was just made"), gap, written.len);
+        put_index_page_entry(self.pages.last_mut().expect("a page was just added"), gap, written.len);
         section.value_count += 1;
         section.frame_bytes += written.len;
         self.last_ordinal = ordinal;
     }
 
-    /// All that follows on the last value, which ends at `offset`: pages, directory and footer. Also the sections, as
-    /// the manifest names them.
-    pub(super) fn encode_tail(&self, file_id: &[u8; 16], offset: u64) -> (Vec<u8>, Vec<BlobFileSection>) {
-        let mut directory = self.metaindex.clone();
-        directory.sections.retain(|section| section.value_count > 0);
-        assert!(!directory.sections.is_empty(), "an empty blob file is never written");
+    /// Encodes the part of file `id` after the last value, which ends at `offset`: pages, metaindex and footer. Also
+    /// returns the description of the file for the manifest.
+    fn encode_tail(&self, id: FileNumber, file_id: &[u8; 16], offset: u64) -> (Vec<u8>, BlobFileMeta) {
+        let mut metaindex = self.metaindex.clone();
+        metaindex.sections.retain(|section| section.value_count > 0);
+        assert!(!metaindex.sections.is_empty(), "an empty blob file is never written");
         let (mut out, codec) = (Vec::new(), CompressionType::None);
-        let pages = directory.sections.iter_mut().flat_map(|section| &mut section.pages);
+        let pages = metaindex.sections.iter_mut().flat_map(|section| &mut section.pages);
         for (page, raw) in pages.zip(&self.pages) {
             let at = offset + out.len() as u64;
             page.handle = put_frame(&mut out, file_id, at, BlockKind::BlobIndex, codec, raw);
         }
         let at = offset + out.len() as u64;
         let BlockHandle { offset: at, len } =
-            put_frame(&mut out, file_id, at, BlockKind::Metaindex, codec, &directory.encode());
+            put_frame(&mut out, file_id, at, BlockKind::Metaindex, codec, &metaindex.encode());
         let footer = FileFooter { kind: FileKind::Blob, metaindex_offset: at, metaindex_len: len };
         let end = offset + out.len() as u64;
         out.extend_from_slice(&footer.encode(file_id, end));
-        (out, directory.section_metas())
-    }
-
-    /// Where each value of the open section lies.
-    ///
-    /// # Errors
-    /// None, if what was taken in is what is in memory.
-    pub(super) fn section_frames(&self) -> Result<Vec<(u32, BlockHandle)>> {
-        let (section, mut frames) = (self.open_section(), Vec::new());
-        for ((at, page), bytes) in section.pages.iter().enumerate().zip(&self.pages) {
-            let mut iter = BlobIndexPageIter::new(bytes, page, section.page_end_offset(at));
-            while let Some(frame) = iter.next()? {
-                frames.push(frame);
-            }
-        }
-        Ok(frames)
+        let meta = metaindex.describe_file(id, offset + out.len() as u64);
+        (out, meta)
     }
 }
 
-/// Writes new values, each of which stands in the file once [`append`](DirectBlobWriter::append) returns: it survives
-/// the death of the process from then on, and power loss once the caller has synced the file. The same bytes come out
-/// as of a [`BlobWriter`]. One thread at a time.
+/// Writes new values directly to the file. Once [`append`](DirectBlobWriter::append) has returned, the value survives
+/// a crash of the process; once the caller has synced the file, it survives power loss. The file has the same bytes
+/// as that of a [`BlobWriter`]. Used by one thread at a time.
 ///
-/// A failed write leaves the values before it as they were, and the next one goes where it would have gone.
+/// A failed write leaves the previous values unchanged. The next value is written at the same offset.
 pub(crate) struct DirectBlobWriter {
     file: Arc<dyn File>,
     file_id: [u8; 16],
-    logical: FileNumber,
     index_builder: BlobIndexBuilder,
-    /// Behind the last value.
-    end_offset: u64,
-    /// Whether the file may be longer than what was written whole.
+    /// Whether a failed write may have left bytes after the last value.
     has_partial_write: bool,
 }
 
 impl DirectBlobWriter {
-    /// Begins the file of that number, which is empty and not written past the cache of the system. `file_id` is
-    /// random and new.
+    /// Begins an empty file with that number. The file must not use direct I/O. `file_id` is random and new.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace` of the file, which is then of no use.
+    /// `Io` and `OutOfSpace` of the file, which is then unusable.
     pub(crate) fn create(
         file: Arc<dyn File>,
         file_id: [u8; 16],
@@ -289,70 +216,53 @@ impl DirectBlobWriter {
         created_ms: u64,
     ) -> Result<DirectBlobWriter> {
         file.write_at(&FileHeader { kind: FileKind::Blob, file_id }.encode(), 0)?;
-        let (mut index, end) = (BlobIndexBuilder::new(created_ms), FileHeader::LEN as u64);
-        index.begin_section(logical, false, end);
-        Ok(DirectBlobWriter { file, file_id, logical, index_builder: index, end_offset: end, has_partial_write: false })
+        let mut index_builder = BlobIndexBuilder::new(created_ms);
+        index_builder.begin_section(logical, false, FileHeader::LEN as u64);
+        Ok(DirectBlobWriter { file, file_id, index_builder, has_partial_write: false })
     }
 
-    /// Puts a value, as it is to be stored, behind those before it.
+    /// Appends a value, which `frame` contains in its stored form.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace` of the file; `Invalid` behind the last ordinal there is.
+    /// `Io` and `OutOfSpace` of the file; `Invalid` if the file has the maximum number of values.
     pub(crate) fn append(&mut self, frame: &BlockFrame<'_>) -> Result<BlobPointer> {
-        let ordinal = self.value_count();
-        if ordinal >= SECTION_VALUES_MAX {
-            return Err(Error::invalid("blob file holds as many values as it can"));
-        }
-        let header = frame.header(&self.file_id, self.end_offset);
-        let body = self.end_offset + FRAME_HEADER_LEN as u64;
-        let written =
-            self.file.write_at(&header, self.end_offset).and_then(|()| self.file.write_at(frame.stored, body));
+        let ordinal = self.index_builder.next_ordinal()?;
+        let offset = self.end_offset();
+        let header = frame.header(&self.file_id, offset);
+        let body = offset + FRAME_HEADER_LEN as u64;
+        let written = self.file.write_at(&header, offset).and_then(|()| self.file.write_at(frame.stored, body));
         written.inspect_err(|_| self.has_partial_write = true)?;
-        let (ordinal, written) = (ordinal as u32, BlockHandle { offset: self.end_offset, len: frame.len() });
-        self.index_builder.add_frame(ordinal, written);
-        self.end_offset += written.len;
-        // Values are at most 4 GiB - 1, so the cast loses nothing.
-        let len = frame.raw_len as u32;
-        Ok(BlobPointer {
-            logical_file: self.logical,
-            ordinal,
-            frame_offset: written.offset,
-            frame_len: written.len,
-            value_len: len,
-        })
+        Ok(self.index_builder.add_value(ordinal, BlockHandle { offset, len: frame.len() }, frame.raw_len))
     }
 
-    /// Values so far.
-    pub(crate) fn value_count(&self) -> u64 {
-        self.index_builder.open_section().value_count
-    }
-
-    /// Where the last value ends.
+    /// End of the last value.
     pub(crate) fn end_offset(&self) -> u64 {
-        self.end_offset
+        self.index_builder.open_section().end_offset()
     }
 
-    /// Where each value lies.
+    /// The frames of all values.
     ///
     /// # Errors
-    /// None, if what was written is what is in memory.
+    /// `Corruption` if the pages in memory are damaged.
     pub(crate) fn frames(&self) -> Result<Vec<(u32, BlockHandle)>> {
-        self.index_builder.section_frames()
+        let section = self.index_builder.open_section();
+        let pages = section.pages.iter().enumerate().zip(&self.index_builder.pages);
+        pages.flat_map(|((at, page), bytes)| BlobIndexPageIter::new(bytes, page, section.page_end_offset(at))).collect()
     }
 
-    /// Writes the rest, after which no value may follow; after a failure it may be tried again. The caller syncs the
-    /// file and its directory.
+    /// Writes the rest of the file. Afterwards no value may be appended. The caller may repeat the call after an
+    /// error, and syncs the file and its directory.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace` of the file; its values stay readable.
+    /// `Io` and `OutOfSpace` of the file. The values stay readable.
     pub(crate) fn finish(&mut self) -> Result<BlobFileMeta> {
-        let (tail, sections) = self.index_builder.encode_tail(&self.file_id, self.end_offset);
-        let size = self.end_offset + tail.len() as u64;
+        let (id, end) = (self.index_builder.open_section().logical, self.end_offset());
+        let (tail, meta) = self.index_builder.encode_tail(id, &self.file_id, end);
         if self.has_partial_write {
-            self.file.set_length(self.end_offset)?;
+            self.file.set_length(end)?;
             self.has_partial_write = false;
         }
-        self.file.write_at(&tail, self.end_offset).inspect_err(|_| self.has_partial_write = true)?;
-        Ok(BlobFileMeta { number: self.logical, size, created_ms: self.index_builder.created_ms(), sections })
+        self.file.write_at(&tail, end).inspect_err(|_| self.has_partial_write = true)?;
+        Ok(meta)
     }
 }

@@ -1,4 +1,4 @@
-//! A loaded block of entries, of whichever layout.
+//! A loaded block of entries, of any layout.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use crate::base::shared_bytes::{BytesOwner, SHARED_LEN_MIN, SharedBytes};
 use crate::base::{InternalKey, KeyOrder, Result};
 use crate::block::fingerprint_block::FingerprintBlock;
 use crate::block::frame::BlockContents;
-use crate::block::kind::BlockKind;
+use crate::block::frame::BlockKind;
 use crate::block::restart_block::RestartBlock;
 use crate::block::search::BlockLookup;
 use crate::mem::simd::prefetch;
 
-/// Of a longer block only the beginning is asked for beforehand, in bytes: by then the processor has seen where the
-/// walk goes.
+/// Maximum number of bytes that are prefetched at the beginning of a block. In a longer block the hardware prefetcher
+/// follows the iteration from there.
 const PREFETCHED_MAX: usize = 4 << 10;
 
-/// A block of entries in memory, immutable.
+/// An immutable block of entries in memory.
 pub(crate) enum Block {
     /// Restart points, with or without a hash index.
     Restart(RestartBlock),
@@ -37,10 +37,11 @@ impl BytesOwner for Block {
 }
 
 impl Block {
-    /// Checks what can be checked without reading the entries. The body says which layout it has.
+    /// Decodes a block. The kind of the contents determines the layout. Checks everything that can be checked without
+    /// reading all entries.
     ///
     /// # Errors
-    /// `Corruption` if it is no such block, `Unsupported` if a newer version wrote it.
+    /// `Corruption` if the block is malformed, `Unsupported` if a newer version wrote it.
     pub(crate) fn decode(body: BlockContents) -> Result<Block> {
         match body.kind() {
             BlockKind::FingerprintData => FingerprintBlock::decode(body).map(Block::Fingerprint),
@@ -48,7 +49,7 @@ impl Block {
         }
     }
 
-    /// Entries, as the trailer says.
+    /// Number of entries, as stored in the trailer.
     pub(crate) fn count(&self) -> usize {
         match self {
             Block::Restart(block) => block.count(),
@@ -56,7 +57,7 @@ impl Block {
         }
     }
 
-    /// Memory held, in bytes.
+    /// Memory use in bytes.
     pub(crate) fn memory(&self) -> usize {
         let heap = match self {
             Block::Restart(block) => block.heap(),
@@ -65,7 +66,7 @@ impl Block {
         heap + size_of::<Block>()
     }
 
-    /// Bytes of the block.
+    /// The bytes of a range of the block.
     #[inline]
     pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
         match self {
@@ -89,8 +90,9 @@ impl Block {
         }
     }
 
-    /// A value that lies in this block, without a copy: it keeps the block, which is why it must be large and at least
-    /// half of what the block takes, and end before 4 GiB. `to_arc` gives this block.
+    /// Returns a value of this block without a copy. The result keeps the block alive, so the value must have at
+    /// least [`SHARED_LEN_MIN`] bytes, take at least half of the block's memory, and end before 4 GiB. Otherwise the
+    /// result is `None`. `to_arc` returns this block.
     pub(crate) fn shared_value(&self, value: &[u8], to_arc: impl FnOnce() -> Arc<Block>) -> Option<SharedBytes> {
         if value.len() < SHARED_LEN_MIN || 2 * value.len() < self.memory() {
             return None;
@@ -99,7 +101,7 @@ impl Block {
         SharedBytes::new(to_arc(), start..start + value.len())
     }
 
-    /// The first entry at or behind `target`.
+    /// The first entry at or after `target`.
     #[inline]
     pub(crate) fn lower_bound(&self, target: InternalKey<'_>, order: &KeyOrder) -> Result<Option<BlockLookup<'_>>> {
         match self {
@@ -108,10 +110,10 @@ impl Block {
         }
     }
 
-    /// The newest version of the target's user key that is not newer than the target, by the fastest way that the
-    /// block has. `hash` is that of the key as the block's writer made it; `None` where the order allows no hash.
+    /// The newest version of the target's user key that is not newer than the target, found by the fastest method of
+    /// the layout. `hash` is the hash of the key with the seed of the block's writer; `None` if the order allows none.
     ///
-    /// Where the block does not have it the answer is none, or an entry of another key.
+    /// If the block does not contain such a version, the result is `None` or an entry with another key.
     #[inline]
     pub(crate) fn lookup(
         &self,
@@ -148,7 +150,7 @@ mod tests {
         }
     }
 
-    /// Compares as bytes, but is not known to: no hashes.
+    /// Compares bytewise, but does not declare it. So keys have no hashes.
     struct Opaque;
     impl Comparator for Opaque {
         fn name(&self) -> &str {
@@ -159,7 +161,7 @@ mod tests {
         }
     }
 
-    /// Another order of the same keys.
+    /// The reverse of the byte order.
     struct Reversed;
     impl Comparator for Reversed {
         fn name(&self) -> &str {
@@ -173,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Letters of either case are equal, lower case is the canonical form.
+    /// Ignores the case of letters. Lower case is the canonical form.
     struct NoCase;
     impl Comparator for NoCase {
         fn name(&self) -> &str {
@@ -246,7 +248,7 @@ mod tests {
         entries
     }
 
-    /// Keys with common prefixes, the empty key, both cases and several versions of some, of every tag.
+    /// Keys with common prefixes, the empty key, letters of both cases, several versions of some keys, and every tag.
     fn entries(n: u64, random: &mut Random, order: &KeyOrder) -> Vec<Entry> {
         let stem: &[u8] = if random.below(2) == 0 { b"" } else { b"a common stem/" };
         let mut entries = Vec::new();
@@ -260,7 +262,7 @@ mod tests {
         sort(entries, order)
     }
 
-    /// The hash of a key; `weak` leaves so few that most keys share theirs.
+    /// The hash of a key. `weak` reduces hashes to four values, so that most keys share theirs.
     fn hash_of(key: &[u8], order: &KeyOrder, weak: bool) -> Option<u64> {
         let hash = key_hash(5, order.hash_input(key, &mut Vec::new())?);
         Some(if weak { hash & 0x4000_0001 } else { hash })
@@ -293,7 +295,7 @@ mod tests {
         InternalKey::new(&entry.0, SeqNo(entry.1))
     }
 
-    /// Every way of looking for `target` gives what the entries say.
+    /// Checks that every method of searching `target` returns the expected entry.
     fn check(block: &Arc<Block>, entries: &[Entry], target: InternalKey<'_>, order: &KeyOrder, weak: bool) {
         let at = entries.partition_point(|entry| key(entry).cmp(&target, order).is_lt());
         let expected = entries.get(at);
@@ -307,18 +309,18 @@ mod tests {
             assert_eq!((found.seqno, found.tag, found.value), (SeqNo(entry.1), entry.2, &*entry.3), "way {i}");
             assert_eq!(found.key_matches, same);
         }
-        let mut cursor = BlockIter::new(Arc::clone(block));
-        let stands_on = |cursor: &BlockIter, expected: Option<&Entry>| match expected {
-            None => assert!(!cursor.valid()),
+        let mut iter = BlockIter::new(Arc::clone(block));
+        let assert_entry = |iter: &BlockIter, expected: Option<&Entry>| match expected {
+            None => assert!(!iter.valid()),
             Some(entry) => {
-                assert!(cursor.valid());
-                assert_eq!((cursor.key(), cursor.tag(), cursor.value()), (key(entry), entry.2, &*entry.3));
+                assert!(iter.valid());
+                assert_eq!((iter.key(), iter.tag(), iter.value()), (key(entry), entry.2, &*entry.3));
             }
         };
-        cursor.seek(target, order).unwrap();
-        stands_on(&cursor, expected);
-        cursor.seek_before(target, order).unwrap();
-        stands_on(&cursor, at.checked_sub(1).map(|at| &entries[at]));
+        iter.seek(target, order).unwrap();
+        assert_entry(&iter, expected);
+        iter.seek_before(target, order).unwrap();
+        assert_entry(&iter, at.checked_sub(1).map(|at| &entries[at]));
     }
 
     #[test]
@@ -342,8 +344,8 @@ mod tests {
                 let len = random.below(7) as usize;
                 targets.push(((0..len).map(|_| b'`' + random.below(5) as u8).collect(), random.below(42)));
             }
-            for (user, seqno) in &targets {
-                check(&block, &entries, InternalKey::new(user, SeqNo(*seqno)), order, weak);
+            for (user_key, seqno) in &targets {
+                check(&block, &entries, InternalKey::new(user_key, SeqNo(*seqno)), order, weak);
             }
         }
     }
@@ -360,13 +362,13 @@ mod tests {
         for entries in [alone, equal, versions, around] {
             for layout in LAYOUTS {
                 let block = block_of(layout, &entries, &order, false);
-                for (user, seqno, ..) in &entries {
+                for (user_key, seqno, ..) in &entries {
                     for seqno in [0, seqno - 1, *seqno, seqno + 1, seqno + 5] {
-                        check(&block, &entries, InternalKey::new(user, SeqNo(seqno)), &order, false);
+                        check(&block, &entries, InternalKey::new(user_key, SeqNo(seqno)), &order, false);
                     }
                 }
-                for user in [&b""[..], b"o", b"onea", b"z", &[9, 3], &[9, 3, 4, 4, 4], &[255; 9]] {
-                    check(&block, &entries, InternalKey::new(user, SeqNo(1000)), &order, false);
+                for user_key in [&b""[..], b"o", b"onea", b"z", &[9, 3], &[9, 3, 4, 4, 4], &[255; 9]] {
+                    check(&block, &entries, InternalKey::new(user_key, SeqNo(1000)), &order, false);
                 }
             }
         }
@@ -375,7 +377,7 @@ mod tests {
     #[test]
     fn blocks_over_64_kib_have_wide_slots() {
         let order = KeyOrder::bytewise();
-        // The last slot at 65,535, one byte behind, and far behind.
+        // The last slot is at 65,535, one byte after, and far after.
         for last in [65_535usize, 65_536, 300_000] {
             let mut entries: Vec<Entry> = (0..20u8).map(|i| (vec![b'k', i], 100, 1, vec![i; last / 20 - 20])).collect();
             let before = |entries: &[Entry]| entries[..19].iter().map(|entry| 4 + entry.3.len()).sum::<usize>();
@@ -421,9 +423,11 @@ mod tests {
         let order = KeyOrder::bytewise();
         let entries = vec![(b"a".to_vec(), 1, 1, vec![]), (b"b".to_vec(), 1, 1, vec![])];
         let (kind, mut bytes) = build(&mut Layout::Hashed(16, 0.1).builder(), &entries, &order, false);
-        bytes[6..12].fill(0xff); // the second entry; any look at it fails
+        bytes[6..12].fill(0xff); // the second entry: parsing it fails
         let block = Block::decode(BlockContents::new(kind, bytes)).unwrap();
-        let find = |user: &[u8]| block.lookup(InternalKey::new(user, SeqNo(9)), hash_of(user, &order, false), &order);
+        let find = |user_key: &[u8]| {
+            block.lookup(InternalKey::new(user_key, SeqNo(9)), hash_of(user_key, &order, false), &order)
+        };
         assert!(find(b"b").is_err());
         let empty = (0..100u8).filter(|i| matches!(find(&[b'b', *i]), Ok(None))).count();
         assert!(empty > 80, "{empty} of 100 absent keys have an empty bucket, of 20 with two taken");
@@ -435,50 +439,50 @@ mod tests {
         let order = KeyOrder::bytewise();
         let entries = entries(50, &mut random, &order);
         for layout in LAYOUTS {
-            let mut cursor = BlockIter::new(block_of(layout, &entries, &order, false));
-            cursor.seek_to_last().unwrap();
+            let mut iter = BlockIter::new(block_of(layout, &entries, &order, false));
+            iter.seek_to_last().unwrap();
             let mut at = entries.len() - 1;
             for _ in 0..2000 {
-                assert_eq!((cursor.key(), cursor.value()), (key(&entries[at]), &*entries[at].3));
+                assert_eq!((iter.key(), iter.value()), (key(&entries[at]), &*entries[at].3));
                 let forward = random.below(2) == 0;
                 if forward {
-                    cursor.next().unwrap()
+                    iter.next().unwrap()
                 } else {
-                    cursor.prev().unwrap()
+                    iter.prev().unwrap()
                 }
                 match at.checked_add_signed(if forward { 1 } else { -1 }).filter(|at| *at < entries.len()) {
                     Some(next) => at = next,
                     None => {
-                        assert!(!cursor.valid());
-                        if forward { cursor.seek_to_last().unwrap() } else { cursor.seek_to_first().unwrap() }
+                        assert!(!iter.valid());
+                        if forward { iter.seek_to_last().unwrap() } else { iter.seek_to_first().unwrap() }
                     }
                 }
             }
         }
     }
 
-    /// Walks and searches a block that may be anything; only errors are allowed to come of it.
+    /// Iterates and searches a block of arbitrary bytes. Only errors may result.
     fn exercise(kind: BlockKind, bytes: Vec<u8>) {
         let Ok(block) = Block::decode(BlockContents::new(kind, bytes.clone())) else { return };
         let block = Arc::new(block);
         for order in orders() {
-            let mut cursor = BlockIter::new(Arc::clone(&block));
-            for user in [&b""[..], b"abc", b"b", b"cccccc", &[255; 9]] {
-                let target = InternalKey::new(user, SeqNo(20));
+            let mut iter = BlockIter::new(Arc::clone(&block));
+            for user_key in [&b""[..], b"abc", b"b", b"cccccc", &[255; 9]] {
+                let target = InternalKey::new(user_key, SeqNo(20));
                 let _ = block.lower_bound(target, &order);
                 for hash in [0, 1, 0xff, 0x7f00_0000, u64::MAX] {
                     let _ = block.lookup(target, Some(hash), &order);
                 }
-                let _ = cursor.seek(target, &order);
-                let _ = cursor.seek_before(target, &order);
+                let _ = iter.seek(target, &order);
+                let _ = iter.seek_before(target, &order);
             }
-            let mut steps = cursor.seek_to_first().is_ok() as usize;
-            while cursor.valid() && cursor.next().is_ok() {
+            let mut steps = iter.seek_to_first().is_ok() as usize;
+            while iter.valid() && iter.next().is_ok() {
                 steps += 1;
             }
             assert!(steps <= bytes.len());
-            steps = cursor.seek_to_last().is_ok() as usize;
-            while cursor.valid() && cursor.prev().is_ok() {
+            steps = iter.seek_to_last().is_ok() as usize;
+            while iter.valid() && iter.prev().is_ok() {
                 steps += 1;
             }
             assert!(steps <= bytes.len() + 1);
@@ -546,7 +550,7 @@ mod tests {
         assert_eq!(outcome(hashed, 4, 3), Err(ErrorKind::Unsupported));
         assert_eq!(outcome(hashed, 2, 0), Err(ErrorKind::Corruption), "no buckets");
         assert_eq!(outcome(hashed, 1, 255), Err(ErrorKind::Corruption), "more buckets than bytes");
-        assert_eq!(outcome(hashed, 13, 5), Err(ErrorKind::Corruption), "an interval behind the last");
+        assert_eq!(outcome(hashed, 13, 5), Err(ErrorKind::Corruption), "an interval after the last");
         assert_eq!(outcome(Layout::Slots, 1, 1), Err(ErrorKind::Unsupported));
         assert_eq!(outcome(Layout::Slots, 2, 3), Err(ErrorKind::Corruption), "no such width");
         assert_eq!(outcome(Layout::Slots, 8, 0), Err(ErrorKind::Corruption), "no entries");

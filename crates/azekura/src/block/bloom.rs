@@ -1,6 +1,6 @@
-//! A blocked bloom filter: all probes for a key fall in one cache line, so a lookup costs at most one miss.
+//! A blocked Bloom filter: all probes of a key are in one cache line, so a lookup costs at most one cache miss.
 //!
-//! The layout is drawn in `docs/format/block.md`.
+//! Layout: `docs/format/block.md`.
 
 use crate::base::coding::ByteReader;
 use crate::base::{Error, Result};
@@ -11,22 +11,22 @@ const LINE_LEN: usize = 64;
 const LINE_WORDS: usize = LINE_LEN / 8;
 const LINE_BITS: f64 = 512.0;
 const TRAILER_LEN: usize = 8;
-/// The only layout there is.
+/// The only layout of a filter.
 const BLOCKED_BLOOM: u8 = 1;
-/// Two words of 63 usable bits, nine for each probe.
+/// The probes of a key use two words of 63 bits, nine bits for each probe.
 const PROBES_MAX: u8 = 14;
 const PROBES_PER_WORD: u8 = 7;
 
-/// A loaded filter piece, immutable.
+/// A loaded, immutable filter partition.
 #[derive(Debug)]
 pub(crate) struct FilterBlock {
-    /// Lines one behind the other; the buffer is aligned, so that each is one line of the processor's cache.
+    /// The filter's cache lines. The buffer is aligned, so that each of them is one cache line of the processor.
     bits: Buffer,
     lines: usize,
     probes: u8,
 }
 
-/// The words that the probes for a key are taken from.
+/// The two words from which the probes of a key are taken.
 #[inline]
 fn words(hash: u64) -> [u64; 2] {
     let mixed = (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -39,7 +39,7 @@ fn line_of(hash: u64, lines: usize) -> usize {
     (((hash >> 32) * lines as u64) >> 32) as usize
 }
 
-/// Calls `probe` with a word of the line and a bit of it until it says no; says whether it never did.
+/// Calls `probe` with a word index and a bit for each probe until it returns false. Returns whether it never did.
 #[inline]
 fn all_probes(hash: u64, probes: u8, mut probe: impl FnMut(usize, u64) -> bool) -> bool {
     let [first, second] = words(hash);
@@ -57,11 +57,12 @@ fn all_probes(hash: u64, probes: u8, mut probe: impl FnMut(usize, u64) -> bool) 
 }
 
 impl FilterBlock {
-    /// Builds the block for the keys with these hashes, at least one line long.
+    /// Builds the filter for the keys with these hashes. It has at least one line.
     pub(crate) fn build(hashes: &[u64], bits_per_key: f32) -> Vec<u8> {
         let bits_per_key = f64::from(bits_per_key);
         let lines = (hashes.len() as f64 * bits_per_key / LINE_BITS).ceil().clamp(1.0, f64::from(u32::MAX)) as usize;
-        // In one line fewer probes do than in a filter of one piece (0.69 bits each), and each costs time.
+        // Within one line fewer probes suffice than in an unblocked filter (0.69 for each bit of a key), and each
+        // probe costs time.
         let probes = ((bits_per_key * 0.6).round() as u8).clamp(1, PROBES_MAX);
         let mut words = vec![0u64; lines * LINE_WORDS];
         for hash in hashes {
@@ -79,7 +80,7 @@ impl FilterBlock {
     }
 
     /// # Errors
-    /// `Corruption` for bytes that are no filter, `Unsupported` for another layout.
+    /// `Corruption` if the bytes are not a filter, `Unsupported` for another layout.
     pub(crate) fn decode(body: BlockContents) -> Result<FilterBlock> {
         let Some((bits, trailer)) = body.split_last_chunk::<TRAILER_LEN>() else {
             return Err(Error::corruption("filter is shorter than its trailer"));
@@ -90,7 +91,7 @@ impl FilterBlock {
             return Err(Error::unsupported(format!("filter layout {layout} needs a newer version")));
         }
         if lines == 0 || lines.checked_mul(LINE_LEN) != Some(bits.len()) || !(1..=PROBES_MAX).contains(&probes) {
-            return Err(Error::corruption("filter is not as long as it says, or has no probes"));
+            return Err(Error::corruption("filter has a wrong length or an invalid number of probes"));
         }
         let len = bits.len();
         let (mut bits, start) = body.into_parts();
@@ -99,19 +100,19 @@ impl FilterBlock {
         Ok(FilterBlock { bits, lines, probes })
     }
 
-    /// False only if no key with this hash was put in.
+    /// Returns false only if no key with this hash was added.
     #[inline]
     pub(crate) fn may_contain(&self, hash: u64) -> bool {
         let from = LINE_LEN * line_of(hash, self.lines);
-        let line: &[u8; LINE_LEN] = self.bits[from..].first_chunk().expect("every line is whole");
-        // A word is read as eight bytes, lowest first.
+        let line: &[u8; LINE_LEN] = self.bits[from..].first_chunk().expect("every line is complete");
+        // A word is stored as eight bytes, least significant first.
         all_probes(hash, self.probes, |word, bit| {
             let bytes = line[8 * word..8 * word + 8].try_into().expect("eight bytes");
             u64::from_le_bytes(bytes) & bit != 0
         })
     }
 
-    /// Memory held, in bytes.
+    /// Memory use in bytes.
     pub(crate) fn memory(&self) -> usize {
         self.bits.capacity() + size_of::<FilterBlock>()
     }

@@ -1,10 +1,10 @@
-//! Writes blocks of entries: with restart points and prefix compression here, with slots in `slots.rs`.
+//! Builds data blocks: with restart points and prefix compression here, with fingerprints in `fingerprint_block.rs`.
 
 use crate::base::InternalKey;
 use crate::base::coding::{put_varint, varint_len};
 use crate::block::fingerprint_block::FingerprintBlockBuilder;
+use crate::block::frame::BlockKind;
 use crate::block::hash_index::BlockHashIndexBuilder;
-use crate::block::kind::BlockKind;
 use crate::block::restart_block::{HASHED, TRAILER_LEN};
 use crate::block::search::common_prefix;
 
@@ -15,8 +15,7 @@ pub(crate) enum DataBlockBuilder {
 }
 
 impl DataBlockBuilder {
-    /// Appends an entry, as the builders of the layouts do. `hash` is that of the key, or of its canonical form; `None`
-    /// where it cannot be hashed.
+    /// Appends an entry. `hash` is the hash of the key, or of its canonical form; `None` if the key cannot be hashed.
     pub(crate) fn add(&mut self, key: InternalKey<'_>, hash: Option<u64>, tag: u8, value: &[u8]) {
         match self {
             DataBlockBuilder::Restart(builder) => {
@@ -34,7 +33,7 @@ impl DataBlockBuilder {
         }
     }
 
-    /// The length of the block as it stands, in bytes.
+    /// Current length of the block in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             DataBlockBuilder::Restart(builder) => builder.len(),
@@ -42,7 +41,7 @@ impl DataBlockBuilder {
         }
     }
 
-    /// The length that the block would have with one more entry.
+    /// Length of the block in bytes after one more entry.
     pub(crate) fn len_with(&self, key: InternalKey<'_>, value_len: usize) -> usize {
         match self {
             DataBlockBuilder::Restart(builder) => builder.len_with(key, value_len),
@@ -50,7 +49,8 @@ impl DataBlockBuilder {
         }
     }
 
-    /// The whole block, which must not be empty, and its kind; call [`DataBlockBuilder::clear`] before the next one.
+    /// Returns the complete block and its kind. The block must not be empty. Call [`DataBlockBuilder::clear`] before
+    /// the next block.
     pub(crate) fn finish(&mut self) -> (BlockKind, &[u8]) {
         match self {
             DataBlockBuilder::Restart(builder) => (builder.kind(), builder.finish()),
@@ -66,7 +66,7 @@ impl DataBlockBuilder {
     }
 }
 
-/// Builds one block with restart points after the other; its buffers are kept from block to block.
+/// Builds blocks with restart points, one after another. The buffers are reused.
 pub(crate) struct RestartBlockBuilder {
     out: Vec<u8>,
     restarts: Vec<u32>,
@@ -78,7 +78,7 @@ pub(crate) struct RestartBlockBuilder {
 }
 
 impl RestartBlockBuilder {
-    /// Every `interval`-th entry is a restart point; 0 counts as 1.
+    /// Creates a builder that makes every `interval`-th entry a restart point; 0 counts as 1.
     pub(crate) fn new(interval: u8) -> RestartBlockBuilder {
         let interval = u32::from(interval.max(1));
         RestartBlockBuilder {
@@ -92,7 +92,7 @@ impl RestartBlockBuilder {
         }
     }
 
-    /// The same, with a hash index in each block that can have one.
+    /// Creates a builder that also adds a hash index to each block that is small enough for one.
     pub(crate) fn with_hash_index(interval: u8, util_ratio: f64) -> RestartBlockBuilder {
         RestartBlockBuilder {
             hash_index: Some(BlockHashIndexBuilder::new(util_ratio)),
@@ -100,7 +100,8 @@ impl RestartBlockBuilder {
         }
     }
 
-    /// Appends an entry; the caller keeps internal order, and gives a value that reaches past 4 GiB a block of its own.
+    /// Appends an entry. The caller adds entries in internal order, and starts a new block for a value that would end
+    /// past 4 GiB.
     pub(crate) fn add(&mut self, key: InternalKey<'_>, tag: u8, value: &[u8]) {
         let mut shared = 0;
         if self.count == 0 || self.since_restart == self.interval {
@@ -123,7 +124,7 @@ impl RestartBlockBuilder {
         self.count += 1;
     }
 
-    /// Puts the key added last into the hash index, if there is one.
+    /// Adds the key of the last entry to the hash index, if there is one.
     fn index(&mut self, hash: Option<u64>) {
         if let Some(index) = &mut self.hash_index {
             index.add(hash, self.restarts.len() - 1);
@@ -138,7 +139,7 @@ impl RestartBlockBuilder {
         self.count == 0
     }
 
-    /// The kind that a data block has as it stands.
+    /// The kind of the current block.
     fn kind(&self) -> BlockKind {
         match self.buckets_of(self.count as usize, self.restarts.len()) {
             0 => BlockKind::Data,
@@ -146,7 +147,7 @@ impl RestartBlockBuilder {
         }
     }
 
-    /// The length of the block as it stands, in bytes.
+    /// Current length of the block in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len_of(self.out.len(), self.count as usize, self.restarts.len())
     }
@@ -155,7 +156,7 @@ impl RestartBlockBuilder {
         entries_len + 4 * restarts + self.buckets_of(entries, restarts) + TRAILER_LEN
     }
 
-    /// The length that the block would have with one more entry.
+    /// Length of the block in bytes after one more entry.
     pub(crate) fn len_with(&self, key: InternalKey<'_>, value_len: usize) -> usize {
         let (shared, restart) = if self.count == 0 || self.since_restart == self.interval {
             (0, 1)
@@ -168,7 +169,8 @@ impl RestartBlockBuilder {
         self.len_of(self.out.len() + entry, self.count as usize + 1, self.restarts.len() + restart)
     }
 
-    /// The whole block, which must not be empty; call [`RestartBlockBuilder::clear`] before the next one.
+    /// Returns the complete block, which must not be empty. Call [`RestartBlockBuilder::clear`] before the next
+    /// block.
     pub(crate) fn finish(&mut self) -> &[u8] {
         assert!(self.count > 0, "an empty block is never written");
         for restart in &self.restarts {

@@ -1,66 +1,68 @@
-//! The block cache: one budget for the data, index and filter blocks of all tables, and the values of blob files.
+//! The block cache: one budget for the data, index and filter blocks of all tables, and for the values of blob files.
 
 use std::sync::Arc;
 
 use crate::base::version_edit::FileNumber;
 use crate::block::BlockKind;
-use crate::block::cached_block::{Cacheable, MemoryCharge, ParentSlot, add_within_limit};
 use crate::block::shard::{BlockKindStats, CacheInsertion, CacheKey, CacheShard, kind_index};
+use crate::block::shard::{Cacheable, MemoryCharge, ParentSlot, add_within_limit};
 use crate::mem::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::mem::buffer_pool::{Buffer, BufferPool};
 use crate::mem::epoch::Pin;
 use crate::mem::parent_block::RetiredBlock;
 
-/// At most.
+/// Maximum number of shards.
 const SHARDS_MAX: u64 = 64;
-/// At least; a shard lets go first of what it holds above its share, and a share must have room for a whole filter
-/// among other blocks. Only misses take a shard's lock, so a small cache does well with few.
+/// Minimum share of a shard in bytes. A shard first evicts its own blocks above half of its share, so the share must
+/// have space for a whole filter among other blocks. Only misses take the lock of a shard, so a small cache needs few
+/// shards.
 const SHARD_BYTES_MIN: u64 = 4 << 20;
-/// This part of the capacity is left for blocks that were evicted while readers may still be at them.
+/// This fraction of the capacity is reserved for evicted blocks that are not freed yet, because readers may still use
+/// them.
 const UNFREED_DIVISOR: u64 = 16;
-/// At most this part of the capacity is pinned.
+/// Pinned blocks use at most this fraction of the capacity.
 const PINNED_DIVISOR: u64 = 4;
-/// A cache that is smaller leaves its blocks to the allocator: a huge page would be too large a part of it.
+/// Minimum capacity in bytes for pooled buffers. A smaller cache uses the allocator, because a huge page would be too
+/// large a part of it.
 const POOLED_MIN: u64 = 32 << 20;
-/// What a block costs beside its memory, in bytes: its share of map, queues and allocator.
+/// Cost of a block in bytes besides its memory: its share of the map, the queues and the allocator.
 const ENTRY_OVERHEAD: u64 = 192;
-/// As many threads count without sharing a line; those beyond share one.
+/// Number of threads that count hits on a cache line of their own. Further threads share one more line.
 const COUNTER_STRIPES: usize = 64;
 
-/// Holds blocks by file and offset. Thread safe.
+/// Cache of blocks by file and offset. Thread safe.
 ///
 /// A reader that finds a child link in a parent block follows it and only counts the hit here, in its own stripe. A
 /// reader without a link looks the block up by file and offset, under a lock, and sets the link.
 ///
-/// The budget is one for all shards, so that a large block fits whatever its shard; a data block of more than an eighth
-/// of it is not taken, nor one of index or filter of more than half. Every block has a receipt for its bytes, from
-/// before it enters until it is freed, which is when no reader can be at it any more: the sum of receipts is never
-/// above the capacity. Evicted blocks that were not freed yet have a sixteenth of the capacity to themselves; while
-/// they take more, new blocks are left out. Blocks that an iterator still holds after they were evicted are not
-/// counted.
+/// All shards share one budget, so that a large block fits in any shard. The cache rejects a data block of more than
+/// an eighth of the capacity, and an index or filter block of more than half. Every block has a memory charge from
+/// before it is inserted until it is freed, and it is freed when no reader can use it any more. The sum of the
+/// charges never exceeds the capacity. A sixteenth of the capacity is reserved for evicted blocks that are not freed
+/// yet; while they use more, new blocks are rejected. An evicted block that an iterator still holds is not counted.
 pub(crate) struct BlockCache {
     capacity: u64,
     /// Bytes of the blocks in the shards.
     resident_bytes: AtomicU64,
-    /// Bytes of pinned blocks, which are held.
+    /// Bytes of the pinned blocks; part of `resident_bytes`.
     pinned: AtomicU64,
-    /// Bytes of receipts: those held, and those not freed yet.
+    /// Sum of the memory charges in bytes: resident blocks, and evicted blocks that are not freed yet.
     charged: Arc<AtomicU64>,
-    /// The shard that has to let go next.
+    /// The shard that evicts next.
     eviction_hand: AtomicUsize,
     shards: Box<[PaddedShard]>,
-    /// Where the bytes of blocks come from.
+    /// Pool that allocates the bytes of blocks.
     pool: Arc<BufferPool>,
-    /// Hits by way of links. A thread that is pinned owns the stripe of its pin's number; the last is shared.
+    /// Hits through links. A pinned thread owns the stripe with the slot index of its pin; the last stripe is shared.
     link_hits: Box<[LinkHitCounters]>,
 }
 
-/// On cache lines of its own, or threads would contend for their neighbours' locks.
+/// Aligned so that adjacent shards do not share cache lines, on which threads would contend.
 #[repr(align(128))]
 #[derive(Default)]
 struct PaddedShard(Mutex<CacheShard>);
 
-/// Counters of one thread, by kind.
+/// Counters of one thread, by kind of block.
 #[repr(align(128))]
 #[derive(Default)]
 struct LinkHitCounters([AtomicU64; BlockKind::CACHED.len()]);
@@ -69,16 +71,16 @@ struct LinkHitCounters([AtomicU64; BlockKind::CACHED.len()]);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CacheStats {
     pub(crate) capacity: u64,
-    /// Charged now: what the blocks take, and what waits to be freed.
+    /// Sum of the memory charges in bytes: cached blocks, and evicted blocks that are not freed yet.
     pub(crate) used: u64,
-    /// Pinned now; part of `used`.
+    /// Bytes of the pinned blocks; part of `used`.
     pub(crate) pinned: u64,
     /// In the order of [`BlockKind::CACHED`].
     pub(crate) kinds: Vec<(&'static str, BlockKindStats)>,
 }
 
 impl BlockCache {
-    /// A cache that holds at most `capacity` bytes; 0 holds nothing.
+    /// Creates a cache of at most `capacity` bytes. With 0 it stays empty.
     pub(crate) fn new(capacity: u64) -> BlockCache {
         let shards = (capacity / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX).next_power_of_two();
         BlockCache {
@@ -93,7 +95,7 @@ impl BlockCache {
         }
     }
 
-    /// An empty buffer for a block that may enter the cache; `None` if there is no memory.
+    /// Returns an empty buffer for a block that may enter the cache; `None` if memory is exhausted.
     pub(crate) fn buffer(&self, capacity: usize) -> Option<Buffer> {
         self.pool.buffer(capacity)
     }
@@ -103,13 +105,13 @@ impl BlockCache {
         lock(&self.shards[(key.hash() >> 20) as usize & (self.shards.len() - 1)])
     }
 
-    /// In bytes.
+    /// Capacity in bytes.
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// How often blocks were asked for by file and offset.
+    /// Number of lookups by file and offset.
     #[cfg(test)]
     pub(crate) fn lookup_count(&self) -> u64 {
         let kinds = BlockKind::CACHED.map(|kind| {
@@ -118,18 +120,18 @@ impl BlockCache {
         kinds.iter().sum()
     }
 
-    /// Charged now, in bytes.
+    /// Sum of the memory charges in bytes.
     pub(crate) fn used(&self) -> u64 {
         self.charged.load(Ordering::Relaxed)
     }
 
-    /// Whether a block of that many bytes would be taken in. One of index or filter serves every lookup of its table,
-    /// so it may cost more than data does.
+    /// Whether the cache accepts a block of that many bytes. An index or filter block serves every lookup in its
+    /// table, so it may be larger than a data block.
     pub(crate) fn admits(&self, kind: BlockKind, bytes: u64) -> bool {
         bytes <= self.capacity / if kind.is_metadata() { 2 } else { 8 }
     }
 
-    /// Counts a hit by way of a link.
+    /// Counts a hit through a link.
     #[inline]
     pub(crate) fn count_link_hit(&self, kind: BlockKind, pin: &Pin) {
         let own = pin.slot_index();
@@ -142,28 +144,29 @@ impl BlockCache {
         }
     }
 
-    /// What stands at `offset` of `file`, if it is held; counted as a hit or a miss of `kind`. The link `home` leads
-    /// there from then on, until it is evicted.
+    /// Returns the block at `offset` of `file` if it is cached, and counts a hit or a miss of `kind`. After a hit the
+    /// link `parent_slot` points to the block until the block is evicted.
     pub(crate) fn get<T: Cacheable>(
         &self,
         file: FileNumber,
         offset: u64,
         kind: BlockKind,
-        home: Option<ParentSlot<T>>,
+        parent_slot: Option<ParentSlot<T>>,
     ) -> Option<Arc<T>> {
         let key = CacheKey { file, offset };
-        self.shard(&key).get(key, kind, home)
+        self.shard(&key).get(key, kind, parent_slot)
     }
 
-    /// Takes in what was read from `offset` of `file`, letting go of others; too large a block is left out. A block
-    /// that shall be pinned stays until its file goes, if there is room for pinned blocks.
+    /// Inserts a block that was read from `offset` of `file`, and evicts others if necessary. A block that is too
+    /// large is not inserted. A block with `pin` stays until its file is removed, if the limit of pinned bytes allows
+    /// it.
     pub(crate) fn insert<T: Cacheable>(
         &self,
         file: FileNumber,
         offset: u64,
         kind: BlockKind,
         block: &Arc<T>,
-        home: Option<ParentSlot<T>>,
+        parent_slot: Option<ParentSlot<T>>,
         pin: bool,
     ) {
         let charge = block.bytes_held() + ENTRY_OVERHEAD;
@@ -171,19 +174,20 @@ impl BlockCache {
         if !self.admits(kind, charge) {
             return;
         }
-        let Some(receipt) = self.reserve(&key, charge) else { return };
+        let Some(memory_charge) = self.reserve(&key, charge) else { return };
         let pinned = pin && add_within_limit(&self.pinned, charge, self.capacity / PINNED_DIVISOR);
-        let new = CacheInsertion { kind, block: Arc::clone(block), charge, parent_slot: home, pinned };
-        if !self.shard(&key).insert(key, new, receipt) {
+        let new = CacheInsertion { kind, block: Arc::clone(block), charge, parent_slot, pinned };
+        if !self.shard(&key).insert(key, new, memory_charge) {
             self.resident_bytes.fetch_sub(charge, Ordering::Relaxed);
             self.pinned.fetch_sub(if pinned { charge } else { 0 }, Ordering::Relaxed);
         }
     }
 
-    /// Makes room for `charge` bytes and takes it; none if others took the room as fast as it was made, or if too much
-    /// waits to be freed.
+    /// Evicts blocks until `charge` bytes are free, and reserves them. `None` if other threads took the freed bytes,
+    /// or if evicted blocks that are not freed yet use too much.
     ///
-    /// The shard of `key` pays, so that each keeps its share, unless it is much below it: then the others do in turn.
+    /// The shard of `key` evicts first, so that each shard keeps its share. If that shard has less than half of its
+    /// share, the other shards evict in turn.
     fn reserve(&self, key: &CacheKey, charge: u64) -> Option<MemoryCharge> {
         let slack = self.capacity / UNFREED_DIVISOR;
         if self.used().saturating_sub(self.resident_bytes.load(Ordering::Relaxed)) > slack {
@@ -192,9 +196,9 @@ impl BlockCache {
         let low = self.capacity / self.shards.len() as u64 / 2;
         let mut retired: Vec<RetiredBlock> = Vec::new();
         let mut empty_shards = 0;
-        let mut room = add_within_limit(&self.resident_bytes, charge, self.capacity - slack);
-        while !room && empty_shards < self.shards.len() {
-            let own = self.shard(key).evict(low); // its lock ends here: a thread holds one at a time
+        let mut reserved = add_within_limit(&self.resident_bytes, charge, self.capacity - slack);
+        while !reserved && empty_shards < self.shards.len() {
+            let own = self.shard(key).evict(low); // the lock is released here: a thread holds at most one
             let evicted = own.or_else(|| {
                 let victim = self.eviction_hand.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
                 lock(&self.shards[victim]).evict(0)
@@ -207,34 +211,35 @@ impl BlockCache {
                 }
                 None => empty_shards += 1,
             }
-            room = add_within_limit(&self.resident_bytes, charge, self.capacity - slack);
+            reserved = add_within_limit(&self.resident_bytes, charge, self.capacity - slack);
         }
         RetiredBlock::drop_all(retired);
-        if !room {
+        if !reserved {
             return None;
         }
-        let receipt = MemoryCharge::try_new(&self.charged, charge, self.capacity);
-        if receipt.is_none() {
+        let memory_charge = MemoryCharge::try_new(&self.charged, charge, self.capacity);
+        if memory_charge.is_none() {
             self.resident_bytes.fetch_sub(charge, Ordering::Relaxed);
         }
-        receipt
+        memory_charge
     }
 
-    /// Lets go of all blocks of a file that is to be removed.
+    /// Removes all blocks of a file that is to be deleted.
     pub(crate) fn remove_file(&self, file: FileNumber) {
         let mut retired = Vec::new();
         for shard in &self.shards {
-            let gone = lock(shard).remove_file(file);
-            self.resident_bytes.fetch_sub(gone.total_bytes, Ordering::Relaxed);
-            self.pinned.fetch_sub(gone.pinned_bytes, Ordering::Relaxed);
-            retired.extend(gone.blocks);
+            let removed = lock(shard).remove_file(file);
+            self.resident_bytes.fetch_sub(removed.total_bytes, Ordering::Relaxed);
+            self.pinned.fetch_sub(removed.pinned_bytes, Ordering::Relaxed);
+            retired.extend(removed.blocks);
         }
         RetiredBlock::drop_all(retired);
     }
 
-    /// A sum over all shards and threads, each at its own moment; no hit is lost or counted twice.
+    /// Sums the counters of all shards and threads, which are read at different times. No hit is lost or counted
+    /// twice.
     pub(crate) fn stats(&self) -> CacheStats {
-        let names = ["data", "index", "index top", "filter", "filter top", "blob", "blob index"];
+        let names = ["data", "index", "top-level index", "filter", "top-level filter", "blob", "blob index"];
         let mut kinds: Vec<(&'static str, BlockKindStats)> = names.map(|name| (name, BlockKindStats::default())).into();
         for shard in &self.shards {
             let shard = lock(shard);
@@ -254,7 +259,8 @@ impl BlockCache {
     }
 }
 
-/// A panic below the lock can only be a broken invariant of the shard, which its own assertions find again.
+/// Ignores the poison flag, because a panic under the lock means a broken invariant, which the shard's own assertions
+/// detect again.
 fn lock(shard: &PaddedShard) -> MutexGuard<'_, CacheShard> {
     shard.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -266,19 +272,19 @@ impl std::fmt::Debug for BlockCache {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "the tests need scoped threads, which vfs does not offer")]
 mod tests {
     use super::*;
     use crate::base::{InternalKey, SeqNo};
-    use crate::block::cached_block::IndexPartitionBlock;
     use crate::block::frame::BlockContents;
+    use crate::block::shard::IndexPartitionBlock;
     use crate::block::{Block, RestartBlockBuilder};
     use crate::mem::epoch::tests::wait_until;
     use crate::mem::parent_block::ParentBlock;
 
     type Directory = ParentBlock<Block, ()>;
 
-    /// A block whose bytes all follow from `file`, `offset` and `len`.
+    /// A block whose bytes `file`, `offset` and `len` determine.
     fn block(file: u64, offset: u64, len: usize) -> Arc<Block> {
         let mut builder = RestartBlockBuilder::new(1);
         builder.add(InternalKey::new(&key(file, offset), SeqNo(len as u64)), 1, &value(file, offset, len));
@@ -295,7 +301,7 @@ mod tests {
         (0..len).map(|i| (seed >> (i % 8 * 8)) as u8).collect()
     }
 
-    /// Looks at every byte.
+    /// Checks every byte of the block.
     fn verify(block: &Block, file: u64, offset: u64) {
         let Block::Restart(block) = block else { panic!("it was built with restarts") };
         let entry = block.parse_restart(0).unwrap();
@@ -365,8 +371,8 @@ mod tests {
         assert!(!contains(&none, 1, 0));
     }
 
-    /// A cache of 16 MiB was cut into 32 shards once, each with a share that had no room for a filter of 3 MB: whatever
-    /// came to that shard drove the filter out.
+    /// Too many shards would give each shard of a 16 MiB cache a share without space for a filter of 3 MB, and every
+    /// other block in that shard would evict the filter.
     #[test]
     fn large_filter_stays_cached_while_in_use() {
         let cache = BlockCache::new(16 << 20);
@@ -407,8 +413,8 @@ mod tests {
                     }
                     if !contains(&cache, 1, offset as u64) {
                         let new = block(1, offset as u64, 1000);
-                        let home = parent_slot(&parent, offset).filter(|_| by_links);
-                        cache.insert(FileNumber(1), offset as u64, BlockKind::Data, &new, home, false);
+                        let slot = parent_slot(&parent, offset).filter(|_| by_links);
+                        cache.insert(FileNumber(1), offset as u64, BlockKind::Data, &new, slot, false);
                     }
                 }
             }
@@ -437,7 +443,7 @@ mod tests {
         assert_eq!((data.hits, data.misses), (3, 0));
         cache.remove_file(FileNumber(1));
         assert!(parent.child(0, &pin).is_none() && parent.child(1, &pin).is_some());
-        assert!(cache.used() > resident_bytes(&cache), "what a reader may be at is charged until it has left");
+        assert!(cache.used() > resident_bytes(&cache), "a block is charged while a reader may use it");
         verify(&found[0], 1, 10);
         drop(cache);
         assert!(parent.child(1, &pin).is_none());
@@ -452,12 +458,12 @@ mod tests {
             put(&cache, 1, offset, 1000);
             check(&cache);
         }
-        assert!(cache.used() > 90_000, "the slack is made use of");
+        assert!(cache.used() > 90_000, "the slack is used");
         let counted = cache.used();
         put(&cache, 2, 0, 10_000);
         assert!(
             !contains(&cache, 2, 0) && cache.used() == counted,
-            "left out: nothing is freed while this thread reads"
+            "rejected, because nothing is freed while this thread is pinned"
         );
         drop(pin);
         wait_until(|| cache.used() == resident_bytes(&cache));
@@ -478,7 +484,8 @@ mod tests {
         let pinned = cache.stats().pinned;
         assert!((90_000..=100_000).contains(&pinned), "{pinned}");
         for offset in 0..2000 {
-            // What was evicted is freed first: nothing is taken in while much of it is held by readers of other tests.
+            // Waits until evicted blocks are freed, because the cache rejects blocks while readers of other tests
+            // hold many of them.
             wait_until(|| cache.used() == resident_bytes(&cache));
             put(&cache, 2, offset, 1000);
         }
@@ -490,7 +497,8 @@ mod tests {
         assert_eq!(cache.stats().pinned, 0);
     }
 
-    /// Hubs come and go, blocks are evicted, files removed, all at once; whatever is read is looked at byte by byte.
+    /// Parent blocks are replaced, blocks evicted and files removed concurrently. The test checks every byte that it
+    /// reads.
     #[test]
     fn budget_holds_under_concurrent_load() {
         const LINKS: u64 = 128;
@@ -525,8 +533,8 @@ mod tests {
                                 kept.push((block.to_arc(), file, offset));
                             }
                         } else {
-                            let home = parent_slot(&parent, offset as usize);
-                            match cache.get::<Block>(FileNumber(file), offset, BlockKind::Data, home.clone()) {
+                            let slot = parent_slot(&parent, offset as usize);
+                            match cache.get::<Block>(FileNumber(file), offset, BlockKind::Data, slot.clone()) {
                                 Some(block) => verify(&block, file, offset),
                                 None => {
                                     let new = block(file, offset, (x >> 20) as usize % 9_000);
@@ -535,7 +543,7 @@ mod tests {
                                         offset,
                                         BlockKind::Data,
                                         &new,
-                                        home,
+                                        slot,
                                         x >> 30 & 7 == 0,
                                     );
                                 }
@@ -555,25 +563,25 @@ mod tests {
         });
         check(&cache);
         wait_until(|| cache.used() == resident_bytes(&cache));
-        assert!(resident_bytes(&cache) > 100_000, "it is made use of");
+        assert!(resident_bytes(&cache) > 100_000, "the cache is used");
         let (_, data) = cache.stats().kinds[0];
         assert_eq!(data.hits + data.misses, 80_000, "every read was counted once");
-        assert!(followed.load(Ordering::Relaxed) > 1000, "links are made use of");
+        assert!(followed.load(Ordering::Relaxed) > 1000, "links are followed");
     }
-    /// Under every schedule that the explorer can think of; see `mem/explorer.rs`.
+    /// Runs under every schedule that the explorer generates: see `mem/explorer.rs`.
     mod schedules {
         use super::*;
         use crate::mem::explorer::{explore, spawn};
 
         const LEN: usize = 64;
 
-        /// Room for seven blocks and a half, the slack included.
+        /// Space for seven and a half blocks, including the reserve for evicted blocks.
         fn small() -> Arc<BlockCache> {
             let charge = block(0, 0, LEN).bytes_held() + ENTRY_OVERHEAD;
             Arc::new(BlockCache::new(charge * 8))
         }
 
-        /// What a reader of a table does: by the link, or by the map, or from the file, and in it goes.
+        /// Reads as a table reader does: through the link, else from the map, else it inserts the block.
         fn read(cache: &BlockCache, parent: &Arc<Directory>, file: u64, at: usize, pinned: bool) {
             let pin = Pin::new();
             if let Some(found) = parent.child(at, &pin) {
@@ -581,19 +589,19 @@ mod tests {
                 cache.count_link_hit(BlockKind::Data, &pin);
                 return;
             }
-            let home = parent_slot(parent, at);
-            match cache.get::<Block>(FileNumber(file), at as u64, BlockKind::Data, home.clone()) {
+            let slot = parent_slot(parent, at);
+            match cache.get::<Block>(FileNumber(file), at as u64, BlockKind::Data, slot.clone()) {
                 Some(found) => verify(&found, file, at as u64),
                 None => {
                     let new = block(file, at as u64, LEN);
-                    cache.insert(FileNumber(file), at as u64, BlockKind::Data, &new, home, pinned);
+                    cache.insert(FileNumber(file), at as u64, BlockKind::Data, &new, slot, pinned);
                 }
             }
             assert!(cache.used() <= cache.capacity(), "above the budget");
         }
 
-        /// All readers have ended: the sums are right, no block waits for removal, every read was counted once, and
-        /// each link points to the block in the map.
+        /// Checks the final state after all readers have ended: the sums are right, no block waits to be freed, every
+        /// read was counted once, and each link points to a block in the map.
         fn settle(cache: &BlockCache, parent: &Arc<Directory>, file: u64, reads: u64) {
             check(cache);
             wait_until(|| cache.used() == resident_bytes(cache));
@@ -603,7 +611,10 @@ mod tests {
             for at in 0..16 {
                 let followed = parent.peek(at, &pin);
                 followed.iter().for_each(|block| verify(block, file, at as u64));
-                assert!(followed.is_none() || contains(cache, file, at as u64), "a link to what the map has not");
+                assert!(
+                    followed.is_none() || contains(cache, file, at as u64),
+                    "a link to a block that the map does not contain"
+                );
             }
         }
 
@@ -643,8 +654,8 @@ mod tests {
             });
         }
 
-        /// A piece of the index is read anew while readers are still in the old one: a block has one link at most, and
-        /// leads home to whichever asked last.
+        /// An index partition is loaded again while readers still use the old one. A block has at most one link: that
+        /// of the parent block that requested it last.
         #[test]
         fn block_moves_between_index_partitions() {
             explore(|| {
@@ -666,7 +677,7 @@ mod tests {
             });
         }
 
-        /// The cache goes with its database while a reader's guard is still held somewhere.
+        /// The cache is dropped with its database while a reader still holds a pin.
         #[test]
         fn cache_may_drop_while_blocks_are_read() {
             explore(|| {
@@ -679,7 +690,7 @@ mod tests {
                         let pin = Pin::new();
                         if let Some(found) = parent.child(0, &pin) {
                             verify(&found, 1, 0);
-                            assert!(charged.load(Ordering::Relaxed) > 0, "freed under a reader");
+                            assert!(charged.load(Ordering::Relaxed) > 0, "freed while a reader is pinned");
                             verify(&found, 1, 0);
                         }
                         drop(pin);

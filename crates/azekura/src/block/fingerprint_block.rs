@@ -1,4 +1,5 @@
-//! Blocks with offset slots and fingerprints: every entry is reached at once, by its number or by its key's hash.
+//! Fingerprint blocks: blocks with offset slots and fingerprints, in which a reader reaches every entry directly, by
+//! its index or by the hash of its key.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -11,45 +12,46 @@ use crate::block::search::{BlockLookup, common_prefix, fence_of, fence_range, un
 use crate::mem::buffer_pool::Buffer;
 use crate::mem::simd::{LANES, matches, prefetch};
 
-/// Entry count, length of the prefix, width of a slot and flags at the end of a block, in bytes.
+/// Length in bytes of the trailer: entry count, prefix length, slot width and flags.
 const TRAILER_LEN: usize = 8;
 const NARROW: usize = 2;
 const WIDE: usize = 4;
-/// Bytes of slots that are asked for beforehand; blocks of 16 KiB with records of 100 bytes have half as many.
+/// Maximum number of slot bytes that are prefetched. A block of 16 KiB with records of 100 bytes has half as many.
 const SLOTS_FETCHED: usize = 512;
-/// Number of entries per fence: the memory of a fence is one byte for each entry.
+/// Entries for each fence. A fence has eight bytes, so fences use one byte of memory for each entry.
 const ENTRIES_PER_FENCE: usize = 8;
 
-/// A block of entries with slots in memory, immutable. All keys begin with its prefix, which is stored once.
+/// An immutable fingerprint block in memory. All keys begin with a common prefix, which is stored once.
 ///
-/// Behind the block as it was stored lie the fences of every eighth entry, made at load, of what follows the prefix.
+/// Decoding appends a fence for every eighth entry after the stored block. The fence is made of the key bytes after
+/// the prefix.
 pub(crate) struct FingerprintBlock {
-    /// Maybe a frame's header, the block, fences.
+    /// The header of the frame if the block was stored uncompressed, then the block, then the fences.
     bytes: Buffer,
-    /// Where the block begins; all other places count from here.
+    /// Start of the block in `bytes`. All other offsets are relative to it.
     start: usize,
     count: usize,
-    /// Where the entries end and the fingerprints begin.
+    /// End of the entries and start of the fingerprints.
     entries_end: usize,
-    /// Of one slot, in bytes.
+    /// Length of a slot in bytes.
     width: usize,
-    /// A key behind the prefix has its length in one byte if it is not longer.
+    /// The largest length of a key without the prefix that is stored in one byte and does not exceed the key limit.
     short: usize,
     prefix: Range<usize>,
-    /// 0: there are none.
+    /// Start of the fences; 0 if there are none.
     fences_at: usize,
 }
 
-/// The fingerprint of a key with that hash: one byte. Filters take other bits of it.
+/// The fingerprint of a key with that hash: one byte. Filters use other bits of the hash.
 #[inline]
 fn fingerprint_of(hash: u64) -> u8 {
     hash as u8
 }
 
-/// An entry as it lies in the block.
+/// A parsed entry.
 #[derive(Clone, Debug)]
 pub(crate) struct FingerprintBlockEntry<'a> {
-    /// The key behind the prefix.
+    /// The key without the prefix.
     pub(crate) rest: &'a [u8],
     pub(crate) seqno: SeqNo,
     pub(crate) tag: u8,
@@ -57,10 +59,10 @@ pub(crate) struct FingerprintBlockEntry<'a> {
 }
 
 impl FingerprintBlock {
-    /// Checks the trailer and the slots.
+    /// Decodes a block. Checks the trailer and the slots.
     ///
     /// # Errors
-    /// `Corruption` if they cannot be, `Unsupported` for flags of a newer version.
+    /// `Corruption` if they are malformed, `Unsupported` for flags of a newer version.
     pub(crate) fn decode(body: BlockContents) -> Result<FingerprintBlock> {
         let Some((front, trailer)) = body.split_last_chunk::<TRAILER_LEN>() else {
             return Err(Error::corruption("block is shorter than its trailer"));
@@ -72,11 +74,11 @@ impl FingerprintBlock {
             return Err(Error::unsupported(format!("block flags {flags:#x} need a newer version")));
         }
         if count == 0 || (width != NARROW && width != WIDE) {
-            return Err(Error::corruption("block has no entries, or slots of no width"));
+            return Err(Error::corruption("block has no entries or an invalid slot width"));
         }
-        let behind = count.checked_mul(1 + width).and_then(|len| len.checked_add(prefix_len));
-        let entries_end = behind.and_then(|len| front.len().checked_sub(len));
-        let entries_end = entries_end.ok_or_else(|| Error::corruption("block has more slots than bytes"))?;
+        let tail_len = count.checked_mul(1 + width).and_then(|len| len.checked_add(prefix_len));
+        let entries_end = tail_len.and_then(|len| front.len().checked_sub(len));
+        let entries_end = entries_end.ok_or_else(|| Error::corruption("block is too short for its slots"))?;
         let prefix = front.len() - prefix_len..front.len();
         let (bytes, start) = body.into_parts();
         let short = KEY_LEN_MAX.saturating_sub(prefix_len).min(0x7f);
@@ -85,7 +87,7 @@ impl FingerprintBlock {
         for i in 0..count {
             let at = block.slot(i);
             if (i == 0) != (at == 0) || (i > 0 && at <= before) || at >= entries_end {
-                return Err(Error::corruption("slots of a block do not ascend within its entries"));
+                return Err(Error::corruption("slots of a block are not ascending offsets of its entries"));
             }
             before = at;
         }
@@ -105,13 +107,13 @@ impl FingerprintBlock {
         Ok(())
     }
 
-    /// Entries.
+    /// Number of entries.
     #[inline]
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Memory held on the heap, in bytes.
+    /// Heap memory use in bytes.
     pub(crate) fn heap(&self) -> usize {
         self.bytes.capacity()
     }
@@ -121,13 +123,13 @@ impl FingerprintBlock {
         &self.bytes[self.start..]
     }
 
-    /// Bytes of the block.
+    /// The bytes of a range of the block.
     #[inline]
     pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
         &self.raw()[range]
     }
 
-    /// What every key begins with.
+    /// The common prefix of all keys.
     #[inline]
     pub(crate) fn prefix(&self) -> &[u8] {
         &self.raw()[self.prefix.clone()]
@@ -138,7 +140,7 @@ impl FingerprintBlock {
         self.prefix.len()
     }
 
-    /// Where the `i`-th entry begins.
+    /// Offset of the `i`-th entry.
     #[inline]
     pub(crate) fn slot(&self, i: usize) -> usize {
         let at = self.entries_end + self.count + self.width * i;
@@ -150,19 +152,19 @@ impl FingerprintBlock {
         }
     }
 
-    /// Where the entries end.
+    /// End of the entries.
     #[inline]
     pub(crate) fn end(&self) -> usize {
         self.entries_end
     }
 
-    /// Where the `i`-th entry ends.
+    /// End of the `i`-th entry.
     #[inline]
     pub(crate) fn end_of(&self, i: usize) -> usize {
         if i + 1 < self.count { self.slot(i + 1) } else { self.entries_end }
     }
 
-    /// The key of the `i`-th entry behind the prefix, and where the tag behind it is.
+    /// The key of the `i`-th entry without the prefix, and the offset of the tag after it.
     #[inline]
     fn rest(&self, i: usize) -> Result<(&[u8], usize)> {
         self.rest_at(self.slot(i))
@@ -186,15 +188,15 @@ impl FingerprintBlock {
         let len = d.varint_u32()? as usize;
         let rest = d.take(len)?;
         if self.prefix.len() + len > KEY_LEN_MAX {
-            return Err(Error::corruption("key is longer than any can be"));
+            return Err(Error::corruption("key exceeds the maximum length"));
         }
         Ok((rest, self.entries_end - d.rest().len()))
     }
 
-    /// Tag and sequence number at `at`, and where the value behind them begins; the entry ends at `end`.
+    /// Tag and sequence number at `at`, and the offset of the value after them. The entry ends at `end`.
     #[inline(always)]
     fn tail_at(&self, at: usize, end: usize) -> Result<(u8, SeqNo, usize)> {
-        // Behind the last entry there is always the trailer: eight bytes can be taken from anywhere in the entries.
+        // The trailer follows the last entry, so nine bytes can be read at any offset in the entries.
         if let Some(([tag, seqno @ ..], _)) = self.raw()[at..].split_first_chunk::<9>() {
             let packed = u64::from_le_bytes(*seqno);
             let len = (!packed & 0x8080_8080_8080_8080).trailing_zeros() as usize / 8 + 1;
@@ -203,10 +205,10 @@ impl FingerprintBlock {
                 return Ok((*tag, SeqNo(unpack_varint(packed, len)), value));
             }
         }
-        Err(Error::corruption("entry has no tag or no sequence number, or ends before them"))
+        Err(Error::corruption("entry is too short for its tag and sequence number"))
     }
 
-    /// The entry from `at` to `end`.
+    /// Parses the entry from `at` to `end`.
     #[inline(always)]
     pub(crate) fn entry_at(&self, at: usize, end: usize) -> Result<FingerprintBlockEntry<'_>> {
         let (rest, tail) = self.rest_at(at)?;
@@ -214,13 +216,13 @@ impl FingerprintBlock {
         Ok(FingerprintBlockEntry { rest, seqno, tag, value: value..end })
     }
 
-    /// The `i`-th entry.
+    /// Parses the `i`-th entry.
     #[inline]
     pub(crate) fn entry(&self, i: usize) -> Result<FingerprintBlockEntry<'_>> {
         self.entry_at(self.slot(i), self.end_of(i))
     }
 
-    /// How many entries stand before `target`.
+    /// Number of entries before `target`.
     #[inline]
     pub(crate) fn entries_before(&self, target: InternalKey<'_>, order: &KeyOrder) -> Result<usize> {
         if !order.is_bytewise() {
@@ -235,14 +237,14 @@ impl FingerprintBlock {
         }
         let (mut low, mut high) = (0, self.count);
         if self.fences_at != 0 {
-            let (before, behind) = fence_range(&self.raw()[self.fences_at..], fence_of(wanted));
-            low = if before == 0 { 0 } else { ENTRIES_PER_FENCE * (before - 1) + 1 };
-            high = self.count.min(ENTRIES_PER_FENCE * behind);
+            let (start, end) = fence_range(&self.raw()[self.fences_at..], fence_of(wanted));
+            low = if start == 0 { 0 } else { ENTRIES_PER_FENCE * (start - 1) + 1 };
+            high = self.count.min(ENTRIES_PER_FENCE * end);
         }
         while low < high {
             let middle = low + (high - low) / 2;
             let (rest, tail) = self.rest(middle)?;
-            // Most are told apart by their first eight bytes.
+            // The first eight bytes decide most comparisons.
             let by_key = fence_of(rest).cmp(&fence_of(wanted)).then_with(|| rest.cmp(wanted));
             if by_key.is_lt() || (by_key.is_eq() && self.tail_at(tail, self.end_of(middle))?.1 > target.seqno) {
                 low = middle + 1;
@@ -274,7 +276,7 @@ impl FingerprintBlock {
         BlockLookup { key_matches: same_key, seqno: entry.seqno, tag: entry.tag, value: self.bytes(entry.value) }
     }
 
-    /// The first entry at or behind `target`.
+    /// The first entry at or after `target`.
     pub(crate) fn lower_bound(&self, target: InternalKey<'_>, order: &KeyOrder) -> Result<Option<BlockLookup<'_>>> {
         let at = self.entries_before(target, order)?;
         if at == self.count {
@@ -289,7 +291,7 @@ impl FingerprintBlock {
         Ok(Some(self.located(entry, same_key)))
     }
 
-    /// The newest version of the target's key, which has that hash, that is not newer than the target.
+    /// The newest version of the target's key that is not newer than the target. `hash` is the hash of the key.
     #[inline]
     pub(crate) fn lookup(
         &self,
@@ -304,7 +306,7 @@ impl FingerprintBlock {
         self.find_by_fingerprint(hash, |i| self.entry_if_match(i, wanted, target.seqno))
     }
 
-    /// The same where keys of different bytes may be equal.
+    /// Looks up a key in an order in which keys with different bytes may be equal.
     #[inline(never)]
     fn lookup_with_comparator(
         &self,
@@ -317,13 +319,13 @@ impl FingerprintBlock {
             let entry = self.entry(i)?;
             key.truncate(self.prefix.len());
             key.extend_from_slice(entry.rest);
-            let is_it = entry.seqno <= target.seqno && order.cmp(&key, target.user_key).is_eq();
-            Ok(is_it.then(|| self.located(entry, true)))
+            let is_match = entry.seqno <= target.seqno && order.cmp(&key, target.user_key).is_eq();
+            Ok(is_match.then(|| self.located(entry, true)))
         })
     }
 
-    /// Asks the entries with the fingerprint of that hash, in their order. The versions of a key stand newest first, so
-    /// the first that is old enough is the one.
+    /// Calls `ask` for each entry with the fingerprint of `hash`, in order, until it returns a result. The versions
+    /// of a key are ordered from newest to oldest, so the first version that is old enough is the result.
     #[inline(always)]
     fn find_by_fingerprint<'a>(
         &'a self,
@@ -331,9 +333,9 @@ impl FingerprintBlock {
         mut ask: impl FnMut(usize) -> Result<Option<BlockLookup<'a>>>,
     ) -> Result<Option<BlockLookup<'a>>> {
         let wanted = fingerprint_of(hash);
-        // Slots follow the fingerprints, so that nearly always there are bytes for whole groups.
+        // The slots follow the fingerprints, so there are nearly always enough bytes for a whole group of lanes.
         let lanes = &self.raw()[self.entries_end..];
-        // They arrive while fingerprints are compared.
+        // The slots arrive while the fingerprints are compared.
         prefetch(&lanes[self.count..self.count + (self.width * self.count).min(SLOTS_FETCHED)]);
         let mut first = 0;
         while first < self.count {
@@ -353,7 +355,7 @@ impl FingerprintBlock {
         Ok(None)
     }
 
-    /// The `i`-th entry, if what follows the prefix in its key is `wanted` and it is not newer than `newest`.
+    /// The `i`-th entry, if its key without the prefix is `wanted` and the entry is not newer than `newest`.
     #[inline(always)]
     fn entry_if_match(&self, i: usize, wanted: &[u8], newest: SeqNo) -> Result<Option<BlockLookup<'_>>> {
         let (rest, tail) = self.rest(i)?;
@@ -362,20 +364,21 @@ impl FingerprintBlock {
         }
         let end = self.end_of(i);
         let (tag, seqno, value) = self.tail_at(tail, end)?;
-        let is_it = seqno <= newest;
-        Ok(is_it.then(|| BlockLookup { key_matches: true, seqno, tag, value: self.bytes(value..end) }))
+        let is_match = seqno <= newest;
+        Ok(is_match.then(|| BlockLookup { key_matches: true, seqno, tag, value: self.bytes(value..end) }))
     }
 }
 
-/// Builds one block with slots after the other; its buffers are kept from block to block.
+/// Builds fingerprint blocks, one after another. The buffers are reused.
 ///
-/// Entries are collected with their whole keys; what all keys begin with is known, and taken out, at the end.
+/// Entries are collected with their complete keys. The common prefix is known, and removed from the keys, when the
+/// block is finished.
 pub(crate) struct FingerprintBlockBuilder {
     out: Vec<u8>,
     slots: Vec<u32>,
     fingerprints: Vec<u8>,
     first_key: Vec<u8>,
-    /// How many bytes all keys begin with.
+    /// Length in bytes of the common prefix of all keys.
     common: usize,
 }
 
@@ -385,8 +388,9 @@ impl FingerprintBlockBuilder {
         FingerprintBlockBuilder { out, slots, fingerprints, first_key, common: 0 }
     }
 
-    /// Appends an entry; the caller keeps internal order, and gives a value that reaches past 4 GiB a block of its own.
-    /// A key that cannot be hashed has any fingerprint: it is found by its order, and so is every key that equals it.
+    /// Appends an entry. The caller adds entries in internal order, and starts a new block for a value that would end
+    /// past 4 GiB. The fingerprint of a key that cannot be hashed is not used: lookups of it, and of every key that
+    /// is equal to it, have no hash either and use binary search.
     pub(crate) fn add(&mut self, key: InternalKey<'_>, hash: Option<u64>, tag: u8, value: &[u8]) {
         self.common = self.common_with(key.user_key);
         if self.slots.is_empty() {
@@ -401,29 +405,31 @@ impl FingerprintBlockBuilder {
         self.out.extend_from_slice(value);
     }
 
-    fn common_with(&self, user: &[u8]) -> usize {
-        if self.slots.is_empty() { user.len() } else { self.common.min(common_prefix(&self.first_key, user)) }
+    fn common_with(&self, user_key: &[u8]) -> usize {
+        if self.slots.is_empty() { user_key.len() } else { self.common.min(common_prefix(&self.first_key, user_key)) }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// The length of the block as it stands, in bytes, or a little more: keys of 128 bytes and more, and the last slots
-    /// of blocks of more than 64 KiB, may take less once the prefix is out.
+    /// Current length of the block in bytes, or slightly more: keys of 128 bytes or more, and the slots of blocks
+    /// above 64 KiB, may need fewer bytes once the prefix is removed.
     pub(crate) fn len(&self) -> usize {
         let last = self.slots.last().map_or(0, |last| *last as usize);
         len_of(self.out.len(), self.slots.len(), last, self.common)
     }
 
-    /// The same with one more entry.
+    /// Length of the block in bytes after one more entry, with the same inaccuracy as
+    /// [`len`](FingerprintBlockBuilder::len).
     pub(crate) fn len_with(&self, key: InternalKey<'_>, value_len: usize) -> usize {
         let key_len = key.user_key.len();
         let entry = varint_len(key_len as u64) + key_len + 1 + varint_len(key.seqno.0) + value_len;
         len_of(self.out.len() + entry, self.slots.len() + 1, self.out.len(), self.common_with(key.user_key))
     }
 
-    /// The whole block, which must not be empty; call [`FingerprintBlockBuilder::clear`] before the next one.
+    /// Returns the complete block, which must not be empty. Call [`FingerprintBlockBuilder::clear`] before the next
+    /// block.
     pub(crate) fn finish(&mut self) -> &[u8] {
         assert!(!self.slots.is_empty(), "an empty block is never written");
         let prefix = prefix_of(self.slots.len(), self.common);
@@ -442,7 +448,7 @@ impl FingerprintBlockBuilder {
         &self.out
     }
 
-    /// Takes the first bytes out of every key, and moves the entries together.
+    /// Removes the first `prefix` bytes of every key, and closes the gaps between the entries.
     fn strip_prefix(&mut self, prefix: usize) {
         let (end, mut to) = (self.out.len(), 0);
         for i in 0..self.slots.len() {
@@ -457,7 +463,7 @@ impl FingerprintBlockBuilder {
                 self.out[to] = rest_len as u8 | 0x80;
                 (to, rest_len) = (to + 1, rest_len >> 7);
             }
-            self.out[to] = rest_len as u8; // never longer than the length that stood here
+            self.out[to] = rest_len as u8; // never longer than the length that was here
             self.out.copy_within(key_at + prefix..next, to + 1);
             to += 1 + next - key_at - prefix;
         }
@@ -474,7 +480,8 @@ impl FingerprintBlockBuilder {
     }
 }
 
-/// One entry keeps its whole key: there is nothing to share.
+/// Length of the prefix that is removed. A single entry keeps its complete key, because there is no other key to
+/// share it with.
 fn prefix_of(count: usize, common: usize) -> usize {
     if count > 1 { common } else { 0 }
 }

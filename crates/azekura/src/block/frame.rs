@@ -7,21 +7,102 @@ use crate::base::coding::{ByteReader, put_varint};
 use crate::base::compression::{Codec, CompressionType, decompress};
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
 use crate::base::{Error, Result};
-use crate::block::kind::BlockKind;
 use crate::mem::buffer_pool::Buffer;
 
-/// In bytes.
+/// Length of the header of a frame in bytes.
 pub(crate) const FRAME_HEADER_LEN: usize = 16;
-/// A block is at most this long before its codec: the largest entry and what stands around it.
+/// Maximum length of an uncompressed block in bytes: the largest entry and the fields around it.
 pub(crate) const RAW_LEN_MAX: u64 = VALUE_LEN_MAX + KEY_LEN_MAX as u64 + 64;
-/// Larger blocks, which hold one huge value, are stored as they are: a codec would need as much memory again.
+/// Maximum length in bytes of a block that is compressed. A larger block contains one huge value and is stored
+/// uncompressed, because a codec would need as much memory again.
 const COMPRESS_LEN_MAX: usize = 256 << 20;
-/// The most that one stored byte can become: LZ4 and zlib.
+/// The largest number of bytes that one stored byte can decompress to, for LZ4 and zlib.
 const LZ4_RATIO_MAX: u64 = 255;
 const ZLIB_RATIO_MAX: u64 = 1040;
 
-/// The bytes of a block after its codec, possibly still behind its frame's header, so that what was stored as it is
-/// need not be moved.
+/// The kind byte of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub(crate) enum BlockKind {
+    /// Entries of the table with restart points. A reader requests a data block of any layout by this kind.
+    Data = 1,
+    /// Entries of the table with restart points, followed by a hash index.
+    DataWithHashIndex = 2,
+    /// Entries of the table, with offset slots and fingerprints.
+    FingerprintData = 3,
+    /// An index partition: separators and the handles of their data blocks.
+    IndexPartition = 4,
+    /// The top-level index: the last separator and the handle of each index partition.
+    TopLevelIndex = 5,
+    /// A filter partition.
+    FilterPartition = 6,
+    /// The top-level filter: an upper bound and the handle of each filter partition.
+    TopLevelFilter = 7,
+    Properties = 8,
+    /// Kinds and handles of the sections of the file.
+    Metaindex = 9,
+    /// A value of a blob file.
+    Blob = 10,
+    /// A page of the index of a blob file: ordinals and the lengths of their frames.
+    BlobIndex = 11,
+    /// The blob values that the table's entries refer to.
+    BlobReferences = 12,
+}
+
+impl BlockKind {
+    /// The kinds that the cache contains, for its statistics. Data blocks of every layout are counted as one kind.
+    pub(crate) const CACHED: [BlockKind; 7] = [
+        BlockKind::Data,
+        BlockKind::IndexPartition,
+        BlockKind::TopLevelIndex,
+        BlockKind::FilterPartition,
+        BlockKind::TopLevelFilter,
+        BlockKind::Blob,
+        BlockKind::BlobIndex,
+    ];
+
+    /// Whether the block is part of an index or a filter.
+    pub(crate) fn is_metadata(self) -> bool {
+        matches!(
+            self,
+            BlockKind::IndexPartition
+                | BlockKind::TopLevelIndex
+                | BlockKind::FilterPartition
+                | BlockKind::TopLevelFilter
+        )
+    }
+
+    /// # Errors
+    /// `Corruption` for a byte that is not the number of a kind.
+    pub(crate) fn from_byte(byte: u8) -> Result<BlockKind> {
+        Ok(match byte {
+            1 => BlockKind::Data,
+            2 => BlockKind::DataWithHashIndex,
+            3 => BlockKind::FingerprintData,
+            4 => BlockKind::IndexPartition,
+            5 => BlockKind::TopLevelIndex,
+            6 => BlockKind::FilterPartition,
+            7 => BlockKind::TopLevelFilter,
+            8 => BlockKind::Properties,
+            9 => BlockKind::Metaindex,
+            10 => BlockKind::Blob,
+            11 => BlockKind::BlobIndex,
+            12 => BlockKind::BlobReferences,
+            _ => return Err(Error::corruption(format!("block kind {byte} does not exist"))),
+        })
+    }
+
+    /// The kind without the layout: `Data` for a data block of any layout. Handles do not store the layout.
+    pub(crate) fn without_layout(self) -> BlockKind {
+        match self {
+            BlockKind::DataWithHashIndex | BlockKind::FingerprintData => BlockKind::Data,
+            kind => kind,
+        }
+    }
+}
+
+/// The bytes of an uncompressed block. If the block was stored uncompressed, they may follow the header of its frame
+/// in the same buffer, so that they need not be moved.
 #[derive(Debug)]
 pub(crate) struct BlockContents {
     bytes: Buffer,
@@ -30,18 +111,18 @@ pub(crate) struct BlockContents {
 }
 
 impl BlockContents {
-    /// A block of that kind that was never in a frame.
+    /// A block of that kind that was not read from a frame.
     pub(crate) fn new(kind: BlockKind, bytes: impl Into<Buffer>) -> BlockContents {
         BlockContents { bytes: bytes.into(), start: 0, kind }
     }
 
-    /// As the frame says.
+    /// The kind of the block, as stored in the frame.
     #[inline]
     pub(crate) fn kind(&self) -> BlockKind {
         self.kind
     }
 
-    /// The bytes, and where in them the block begins.
+    /// The buffer, and the start of the block in it.
     pub(crate) fn into_parts(self) -> (Buffer, usize) {
         (self.bytes, self.start)
     }
@@ -56,12 +137,13 @@ impl Deref for BlockContents {
     }
 }
 
-/// The capacity of a buffer for a block of `len` bytes that is going to be decoded, which adds a little to most.
+/// Capacity of a buffer for a block of `len` bytes that will be decoded, because decoding appends fences to most
+/// blocks.
 pub(crate) fn decode_capacity(len: usize) -> usize {
     len.saturating_add(len / 64 + 32)
 }
 
-/// Appends the frame of a block that will lie at `offset` of the file.
+/// Appends the frame of a block. The frame will be stored at `offset` of the file.
 pub(crate) fn put_frame(
     out: &mut Vec<u8>,
     file_id: &[u8; 16],
@@ -73,7 +155,7 @@ pub(crate) fn put_frame(
     CompressedBlock::new(kind, compression, raw).frame().append_copy(out, file_id, offset)
 }
 
-/// A block behind its codec, whose place is not known yet.
+/// A block after compression, whose offset in the file is not known yet.
 pub(crate) struct CompressedBlock<'a> {
     kind: BlockKind,
     raw: &'a [u8],
@@ -96,18 +178,19 @@ impl<'a> CompressedBlock<'a> {
     }
 }
 
-/// Checks and opens the frame that lay at `offset`, and that should hold a block of `kind`; a data block may be of any
-/// layout.
+/// Checks the frame that was stored at `offset` and decompresses its block. The block must be of `kind`; a data block
+/// may have any layout.
 ///
 /// # Errors
-/// `Corruption` if it does not verify or is of another kind, `Unsupported` if a newer version wrote it.
+/// `Corruption` if the checksum does not match or the block is of another kind, `Unsupported` if a newer version
+/// wrote it.
 pub(crate) fn open_frame(bytes: Buffer, file_id: &[u8; 16], offset: u64, kind: BlockKind) -> Result<BlockContents> {
     let frame = BlockFrame::check(&bytes, file_id, offset, kind)?;
     let found = frame.kind;
     match frame.codec {
         Codec::None => Ok(BlockContents { bytes, start: FRAME_HEADER_LEN, kind: found }),
         codec => {
-            // Behind it there is room for what a block adds when it is loaded.
+            // The capacity includes the bytes that decoding appends to the block.
             let raw = bytes.new_from_same_pool(decode_capacity(frame.raw_len));
             let mut raw = raw.ok_or_else(|| Error::corruption("no memory for the declared size of a block"))?;
             raw.extend_with_zeros(frame.raw_len);
@@ -117,19 +200,19 @@ pub(crate) fn open_frame(bytes: Buffer, file_id: &[u8; 16], offset: u64, kind: B
     }
 }
 
-/// A frame whose checksum and lengths are right, where it was read to.
+/// A frame with a valid checksum and plausible lengths. Borrows the bytes of the frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockFrame<'a> {
     pub(crate) kind: BlockKind,
     pub(crate) codec: Codec,
-    /// Length of the block after its codec.
+    /// Length of the uncompressed block in bytes.
     pub(crate) raw_len: usize,
     /// The block as stored.
     pub(crate) stored: &'a [u8],
 }
 
 impl<'a> BlockFrame<'a> {
-    /// Checks all that [`open_frame`] does without restoring the block.
+    /// Does the checks of [`open_frame`] without decompressing the block.
     ///
     /// # Errors
     /// As for [`open_frame`].
@@ -147,7 +230,7 @@ impl<'a> BlockFrame<'a> {
         }
         let found = BlockKind::from_byte(header[10])?;
         if found.without_layout() != kind.without_layout() {
-            return Err(Error::corruption(format!("block is of kind {found:?} where {kind:?} should be")));
+            return Err(Error::corruption(format!("block has kind {found:?} instead of {kind:?}")));
         }
         let mut wide = [0u8; 8];
         wide[..5].copy_from_slice(&header[11..]);
@@ -159,16 +242,16 @@ impl<'a> BlockFrame<'a> {
             Codec::Zlib => raw_len <= stored_len * ZLIB_RATIO_MAX,
         };
         let raw_len = usize::try_from(raw_len).ok().filter(|_| plausible && raw_len <= RAW_LEN_MAX);
-        let raw_len = raw_len.ok_or_else(|| Error::corruption("block declares a length that it cannot have"))?;
+        let raw_len = raw_len.ok_or_else(|| Error::corruption("block declares an impossible length"))?;
         Ok(BlockFrame { kind: found, codec, raw_len, stored })
     }
 
-    /// The length of the frame with its header.
+    /// Length of the frame with its header in bytes.
     pub(crate) fn len(&self) -> u64 {
         (FRAME_HEADER_LEN + self.stored.len()) as u64
     }
 
-    /// Appends a frame of the same stored bytes that will lie at `offset` of another file.
+    /// Appends a frame with the same stored bytes. The frame will be stored at `offset` of another file.
     pub(crate) fn append_copy(&self, out: &mut Vec<u8>, file_id: &[u8; 16], offset: u64) -> BlockHandle {
         let start = out.len();
         out.reserve(FRAME_HEADER_LEN + self.stored.len());
@@ -179,7 +262,7 @@ impl<'a> BlockFrame<'a> {
         BlockHandle { offset, len: self.len() }
     }
 
-    /// The header of a frame whose stored bytes the caller writes behind it without a copy.
+    /// The header of a frame. The caller writes the stored bytes after it without a copy.
     pub(crate) fn header(&self, file_id: &[u8; 16], offset: u64) -> [u8; FRAME_HEADER_LEN] {
         let mut header = self.unsummed_header();
         let sum = xxh3_concat(location_seed(file_id, offset), &header[8..], self.stored);
@@ -223,12 +306,12 @@ impl BlockHandle {
         Ok(handle)
     }
 
-    /// The offset behind the frame.
+    /// End offset of the frame.
     ///
     /// # Errors
-    /// `Corruption` if that does not fit 64 bits.
+    /// `Corruption` if the end does not fit into 64 bits.
     pub(crate) fn end(&self) -> Result<u64> {
-        self.offset.checked_add(self.len).ok_or_else(|| Error::corruption("block reaches past the end of all files"))
+        self.offset.checked_add(self.len).ok_or_else(|| Error::corruption("block end exceeds 64 bits"))
     }
 }
 
@@ -290,7 +373,7 @@ mod tests {
         }
     }
 
-    /// A frame with a right checksum around whatever header and stored bytes.
+    /// A frame with a valid checksum around any header and any stored bytes.
     fn forged(header: [u8; 8], stored: &[u8]) -> Vec<u8> {
         let mut frame = vec![0; 8];
         frame.extend_from_slice(&header);

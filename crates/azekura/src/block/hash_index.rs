@@ -1,29 +1,29 @@
-//! The hash index of a block with restart points: which restart interval a key is in.
+//! The hash index of a block with restart points: maps a key to its restart interval.
 //!
-//! One byte for each bucket. Only lookups of one key use it; what it cannot say is left to the search.
+//! Each bucket is one byte. Only point lookups use the index; after a collision they use binary search.
 
 use crate::base::{Error, Result};
 
-/// No key has this bucket.
+/// The value of a bucket without keys.
 const EMPTY: u8 = 255;
-/// Keys of several intervals have this bucket, or one key whose versions span two.
+/// The value of a bucket with keys of several intervals, or with a key whose versions span several intervals.
 const COLLISION: u8 = 254;
-/// A block of more restart intervals has no index.
+/// A block with more restart intervals gets no index.
 const INTERVALS_MAX: usize = 253;
 const BUCKETS_MAX: usize = u16::MAX as usize;
 
-/// What a bucket says.
+/// The content of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HashBucket {
-    /// The block does not have the key.
+    /// The block does not contain the key.
     Empty,
-    /// Look for it by its order.
+    /// The bucket does not determine the interval. The caller uses binary search.
     Collision,
-    /// If the block has the key, every version of it is in this interval.
+    /// If the block contains the key, all versions of the key are in this interval.
     Interval(usize),
 }
 
-/// Collects the keys of one block after the other; what one block is too large for, the next one has again.
+/// Collects the keys of a block and writes its hash index. Reused for one block after another.
 pub(crate) struct BlockHashIndexBuilder {
     util_ratio: f64,
     /// The hash of each entry that has one, and its interval.
@@ -33,13 +33,13 @@ pub(crate) struct BlockHashIndexBuilder {
 }
 
 impl BlockHashIndexBuilder {
-    /// For `util_ratio` entries in each bucket, on average.
+    /// Creates a builder with `util_ratio` entries for each bucket on average.
     pub(crate) fn new(util_ratio: f64) -> BlockHashIndexBuilder {
         BlockHashIndexBuilder { util_ratio, keys: Vec::new(), entries: 0, intervals: 0 }
     }
 
-    /// The next entry, which lies in the interval of that number. A key that cannot be hashed is found by its order,
-    /// and so is every key that equals it.
+    /// Adds the next entry, which is in the restart interval of that number. A key that cannot be hashed is not
+    /// added: lookups of it, and of every key that is equal to it, have no hash either and use binary search.
     pub(crate) fn add(&mut self, hash: Option<u64>, interval: usize) {
         self.entries += 1;
         self.intervals = interval + 1;
@@ -48,7 +48,7 @@ impl BlockHashIndexBuilder {
         }
     }
 
-    /// Whether the block as it stands gets an index.
+    /// Whether the current block gets an index.
     pub(crate) fn fits(&self) -> bool {
         self.intervals <= INTERVALS_MAX
     }
@@ -61,7 +61,7 @@ impl BlockHashIndexBuilder {
         ((entries as f64 / self.util_ratio).ceil() as usize).clamp(1, BUCKETS_MAX)
     }
 
-    /// Appends the buckets, and returns how many.
+    /// Appends the buckets. Returns their number.
     pub(crate) fn put(&self, out: &mut Vec<u8>) -> u16 {
         let len = self.buckets_of(self.entries, self.intervals);
         let start = out.len();
@@ -84,23 +84,26 @@ impl BlockHashIndexBuilder {
     }
 }
 
-/// The bucket of a hash; there is at least one. The low half of the hash, as filters take the high one.
+/// The bucket of a hash; `buckets` is at least 1. Uses the low half of the hash, because filters use the high half.
 #[inline]
 fn bucket_index(hash: u64, buckets: usize) -> usize {
     (((hash & 0xffff_ffff) * buckets as u64) >> 32) as usize
 }
 
+/// Checks the buckets of a block with `intervals` restart intervals.
+///
 /// # Errors
-/// `Corruption` if a bucket names an interval that the block does not have, or if there is no bucket.
+/// `Corruption` if there is no bucket, if the block has too many intervals for a hash index, or if a bucket names an
+/// interval that the block does not have.
 pub(crate) fn check(buckets: &[u8], intervals: usize) -> Result<()> {
     let named = buckets.iter().copied().filter(|bucket| *bucket < COLLISION).max();
     if buckets.is_empty() || intervals > INTERVALS_MAX || named.is_some_and(|last| usize::from(last) >= intervals) {
-        return Err(Error::corruption("hash index of a block names intervals that it does not have"));
+        return Err(Error::corruption("hash index of a block refers to missing intervals"));
     }
     Ok(())
 }
 
-/// What checked buckets say of a key with that hash.
+/// Looks up a key with that hash in buckets that were checked.
 #[inline]
 pub(crate) fn look_up(buckets: &[u8], hash: u64) -> HashBucket {
     match buckets[bucket_index(hash, buckets.len())] {

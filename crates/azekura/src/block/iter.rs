@@ -1,4 +1,4 @@
-//! A cursor over one block, in both directions.
+//! An iterator over one block, in both directions.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use crate::base::{Error, InternalKey, KeyOrder, Result, SeqNo};
 use crate::block::block::Block;
 use crate::block::restart_block::put_key;
 
-/// Room for most keys, in bytes.
+/// Initial capacity of the key buffer in bytes, enough for most keys.
 const KEY_LEN: usize = 64;
 
-/// A position in a block; it owns its block and keeps its key buffer from block to block.
+/// An iterator over the entries of a block. It owns the block. The key buffer is reused from block to block.
 ///
-/// An error leaves it not valid.
+/// After an error the iterator is not valid.
 pub(crate) struct BlockIter {
     block: Arc<Block>,
     key: Vec<u8>,
     seqno: SeqNo,
     tag: u8,
     value: Range<usize>,
-    /// Where the entry begins, and where the next one does.
+    /// Offset of the entry in the block, and offset of the next entry.
     at: usize,
     next: usize,
-    /// Of the entry, in a block with slots.
+    /// Index of the entry, in a fingerprint block.
     number: usize,
     valid: bool,
 }
@@ -34,7 +34,7 @@ impl BlockIter {
         BlockIter { block, key, seqno, tag: 0, value: 0..0, at: 0, next: 0, number: 0, valid: false }
     }
 
-    /// Changes to another block; not valid until a seek.
+    /// Changes to another block. The iterator is not valid until a seek.
     pub(crate) fn set_block(&mut self, block: Arc<Block>) {
         self.block = block;
         self.valid = false;
@@ -56,7 +56,7 @@ impl BlockIter {
         self.block.bytes(self.value.clone())
     }
 
-    /// The value, if it may keep the block: see [`Block::shared_value`].
+    /// The value without a copy, if it may keep the block alive: see [`Block::shared_value`].
     pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
         self.block.shared_value(self.value(), || Arc::clone(&self.block))
     }
@@ -80,7 +80,7 @@ impl BlockIter {
         Ok(())
     }
 
-    /// To the first entry at or behind `target`.
+    /// Moves to the first entry at or after `target`.
     pub(crate) fn seek(&mut self, target: InternalKey<'_>, order: &KeyOrder) -> Result<()> {
         self.valid = false;
         let block = match &*self.block {
@@ -101,7 +101,7 @@ impl BlockIter {
         Ok(())
     }
 
-    /// To the last entry strictly before `target`.
+    /// Moves to the last entry before `target`.
     pub(crate) fn seek_before(&mut self, target: InternalKey<'_>, order: &KeyOrder) -> Result<()> {
         self.seek(target, order)?;
         if self.valid { self.prev() } else { self.seek_to_last() }
@@ -143,13 +143,13 @@ impl BlockIter {
             let middle = low + (high - low) / 2;
             if block.restart(middle) < here { low = middle + 1 } else { high = middle }
         }
-        self.go_to_restart(low - 1)?; // the first restart is at 0, so at least one lies before
+        self.go_to_restart(low - 1)?; // the first restart is at 0, so at least one is before
         while self.next < here {
             self.step()?;
         }
         if self.next != here {
             self.valid = false;
-            return Err(Error::corruption("entries of a block do not end where its restarts begin"));
+            return Err(Error::corruption("entries of a block do not end where the next ones begin"));
         }
         Ok(())
     }
@@ -170,7 +170,7 @@ impl BlockIter {
         self.step_slot(block.slot(i))
     }
 
-    /// Reads the entry at `next`, of a block with restart points.
+    /// Reads the entry at `next`, in a block with restart points.
     fn step(&mut self) -> Result<()> {
         self.valid = false;
         let Block::Restart(block) = &*self.block else { return Ok(()) };
@@ -185,7 +185,8 @@ impl BlockIter {
         Ok(())
     }
 
-    /// Reads the entry of that number, which begins at `at`, of a block with slots. The key begins with the prefix.
+    /// Reads the `number`-th entry, which begins at `at`, in a fingerprint block. `key` already begins with the
+    /// prefix.
     #[inline]
     fn step_slot(&mut self, at: usize) -> Result<()> {
         self.valid = false;

@@ -1,4 +1,5 @@
-//! A loaded block with restart points: checked at its ends when it is loaded, and entry by entry as it is read.
+//! A loaded block with restart points. Trailer and restarts are checked when it is loaded, and each entry when it is
+//! read.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -7,51 +8,51 @@ use crate::base::coding::ByteReader;
 use crate::base::key::KEY_LEN_MAX;
 use crate::base::{Error, InternalKey, KeyOrder, Result, SeqNo};
 use crate::block::frame::BlockContents;
+use crate::block::frame::BlockKind;
 use crate::block::hash_index::{self, HashBucket};
-use crate::block::kind::BlockKind;
 use crate::block::search::{BlockLookup, FENCE_LEN, common_prefix, fence_of, fence_range, unpack_varint};
 use crate::mem::buffer_pool::Buffer;
 use crate::mem::simd::prefetch;
 
-/// Restart count, entry count, flags and zeros at the end of a block, in bytes.
+/// Length in bytes of the trailer: restart count, entry count, flags, and number of buckets.
 pub(crate) const TRAILER_LEN: usize = 12;
-/// Bytes of restarts that are asked for beforehand.
+/// Maximum number of restart bytes that are prefetched.
 const RESTARTS_FETCHED: usize = 512;
-/// Bytes of an interval that are asked for before its first entry is read.
+/// Maximum number of bytes of an interval that are prefetched before its first entry is read.
 const ENTRIES_FETCHED: usize = 512;
-/// Bit of the flags: there are buckets behind the restarts, as many as the upper half of the flags says.
+/// Bit of the flags: a hash index follows the restarts. The upper half of the flags is its number of buckets.
 pub(crate) const HASHED: u32 = 1;
 
-/// A block of entries with restart points in memory, immutable.
+/// An immutable block with restart points in memory.
 ///
-/// Behind the block as it was stored lie its fences, made at load: for each restart key the eight bytes behind the
-/// prefix that all restart keys share, as one number, and that prefix.
+/// Decoding appends the fences after the stored block: for each restart key, the eight bytes after the common prefix
+/// of all restart keys as one number. The prefix follows the fences.
 pub(crate) struct RestartBlock {
-    /// Maybe a frame's header, the block, fences, prefix.
+    /// The header of the frame if the block was stored uncompressed, then the block, the fences and the prefix.
     bytes: Buffer,
-    /// Where the block begins; all other places count from here.
+    /// Start of the block in `bytes`. All other offsets are relative to it.
     start: usize,
-    /// Where the entries end and the restarts begin.
+    /// End of the entries and start of the restarts.
     entries_end: usize,
     restarts: usize,
     count: usize,
-    /// Of the hash index, behind the restarts; 0: there is none.
+    /// Number of buckets of the hash index after the restarts; 0 if there is no hash index.
     buckets: usize,
-    /// 0: there are none.
+    /// Start of the fences; 0 if there are none.
     fences_at: usize,
 }
 
-/// An entry as it lies in the block.
+/// A parsed entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RestartEntry<'a> {
-    /// Bytes that the key shares with the key before.
+    /// Number of bytes that the key shares with the previous key.
     pub(crate) shared: usize,
     /// The rest of the key.
     pub(crate) rest: &'a [u8],
     pub(crate) seqno: SeqNo,
     pub(crate) tag: u8,
     pub(crate) value: &'a [u8],
-    /// Where the next entry begins.
+    /// Offset of the next entry.
     pub(crate) next: usize,
 }
 
@@ -62,10 +63,10 @@ impl<'a> RestartEntry<'a> {
 }
 
 impl RestartBlock {
-    /// Checks the trailer, the restarts and the buckets.
+    /// Decodes a block. Checks the trailer, the restarts and the buckets.
     ///
     /// # Errors
-    /// `Corruption` if they cannot be, `Unsupported` for flags of a newer version.
+    /// `Corruption` if they are malformed, `Unsupported` for flags of a newer version.
     pub(crate) fn decode(body: BlockContents) -> Result<RestartBlock> {
         let Some((front, trailer)) = body.split_last_chunk::<TRAILER_LEN>() else {
             return Err(Error::corruption("block is shorter than its trailer"));
@@ -81,20 +82,20 @@ impl RestartBlock {
         if buckets == usize::MAX {
             return Err(Error::unsupported(format!("block flags {flags:#x} need a newer version")));
         }
-        let behind = restarts.checked_mul(4).and_then(|len| len.checked_add(buckets));
-        let entries_end = behind.and_then(|len| front.len().checked_sub(len));
-        let entries_end = entries_end.ok_or_else(|| Error::corruption("block has more restarts than bytes"))?;
+        let tail_len = restarts.checked_mul(4).and_then(|len| len.checked_add(buckets));
+        let entries_end = tail_len.and_then(|len| front.len().checked_sub(len));
+        let entries_end = entries_end.ok_or_else(|| Error::corruption("block is too short for its restarts"))?;
         let (points, named) = front[entries_end..].split_at(4 * restarts);
         let mut before = None;
         for bytes in points.chunks_exact(4) {
             let restart = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
             if before.map_or(restart != 0, |b| b >= restart) || restart as usize >= entries_end {
-                return Err(Error::corruption("restarts of a block do not ascend within it"));
+                return Err(Error::corruption("restarts of a block are not ascending offsets of its entries"));
             }
             before = Some(restart);
         }
         if restarts == 0 || count < restarts {
-            return Err(Error::corruption("block has fewer entries than restarts, or none"));
+            return Err(Error::corruption("block has fewer entries than restarts, or no restarts"));
         }
         if body.kind() == BlockKind::DataWithHashIndex {
             hash_index::check(named, restarts)?;
@@ -121,17 +122,17 @@ impl RestartBlock {
         Ok(())
     }
 
-    /// Entries, as the trailer says.
+    /// Number of entries, as stored in the trailer.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Memory held on the heap, in bytes.
+    /// Heap memory use in bytes.
     pub(crate) fn heap(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// Memory held, in bytes.
+    /// Memory use in bytes.
     pub(crate) fn memory(&self) -> usize {
         self.heap() + size_of::<RestartBlock>()
     }
@@ -141,13 +142,13 @@ impl RestartBlock {
         &self.bytes[self.start..]
     }
 
-    /// Bytes of the block.
+    /// The bytes of a range of the block.
     #[inline]
     pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
         &self.raw()[range]
     }
 
-    /// Where the entries end.
+    /// End of the entries.
     #[inline]
     pub(crate) fn end(&self) -> usize {
         self.entries_end
@@ -158,27 +159,27 @@ impl RestartBlock {
         self.restarts
     }
 
-    /// Where the `i`-th restart entry begins.
+    /// Offset of the `i`-th restart entry.
     #[inline]
     pub(crate) fn restart(&self, i: usize) -> usize {
         let at = self.entries_end + 4 * i;
         u32::from_le_bytes(self.raw()[at..at + 4].try_into().expect("four bytes")) as usize
     }
 
-    /// Asks for the restarts, which arrive while it is found out which of them is needed.
+    /// Prefetches the restarts, which arrive while the fences are searched.
     #[inline]
     fn prefetch_restarts(&self) {
         let len = (4 * self.restarts).min(RESTARTS_FETCHED);
         prefetch(&self.raw()[self.entries_end..self.entries_end + len]);
     }
 
-    /// The entry at `at`, which must be where an entry begins.
+    /// Parses the entry at `at`, which must be the offset of an entry.
     #[inline]
     pub(crate) fn parse(&self, at: usize) -> Result<RestartEntry<'_>> {
         let entries = &self.raw()[..self.entries_end];
         let bytes = &entries[at..];
-        // One byte for each length: keys and values below 128 bytes; and eight more behind the tag, among which the
-        // sequence number ends.
+        // Fast path: each length has one byte (keys and values below 128 bytes), and eight bytes follow the tag, in
+        // which the sequence number ends.
         if let Some(([shared, unshared, value_len, tag, seqno @ ..], _)) = bytes.split_first_chunk::<12>()
             && (shared | unshared | value_len) & 0x80 == 0
         {
@@ -209,19 +210,23 @@ impl RestartBlock {
         let rest = d.take(unshared)?;
         let value = d.take(value_len as usize)?;
         if shared.saturating_add(unshared) > KEY_LEN_MAX || seqno > SeqNo::MAX {
-            return Err(Error::corruption("entry is longer or later than any can be"));
+            return Err(Error::corruption("entry exceeds the maximum key length or sequence number"));
         }
         Ok(RestartEntry { shared, rest, seqno, tag, value, next: self.entries_end - d.rest().len() })
     }
 
-    /// The entry at the `i`-th restart; its key is whole.
+    /// Parses the entry at the `i`-th restart, which stores its complete key.
     #[inline]
     pub(crate) fn parse_restart(&self, i: usize) -> Result<RestartEntry<'_>> {
         let entry = self.parse(self.restart(i))?;
-        if entry.shared == 0 { Ok(entry) } else { Err(Error::corruption("restart entry has no whole key")) }
+        if entry.shared == 0 {
+            Ok(entry)
+        } else {
+            Err(Error::corruption("restart entry does not store its complete key"))
+        }
     }
 
-    /// How many restart entries stand before `target`.
+    /// Number of restart entries before `target`.
     #[inline]
     pub(crate) fn restarts_before(&self, target: InternalKey<'_>, order: &KeyOrder) -> Result<usize> {
         let fenced = self.fences_at != 0 && order.is_bytewise();
@@ -238,11 +243,12 @@ impl RestartBlock {
         Ok(low)
     }
 
-    /// The restarts that the fences cannot tell from `user`: those before are before it, those behind are behind.
+    /// The range of restarts that the fences cannot order relative to `user_key`. Earlier restarts are before it,
+    /// later ones after it.
     #[inline]
-    fn between_fences(&self, user: &[u8]) -> (usize, usize) {
+    fn between_fences(&self, user_key: &[u8]) -> (usize, usize) {
         let (fences, prefix) = self.raw()[self.fences_at..].split_at(FENCE_LEN * self.restarts);
-        let (head, rest) = user.split_at(prefix.len().min(user.len()));
+        let (head, rest) = user_key.split_at(prefix.len().min(user_key.len()));
         match head.cmp(prefix) {
             Ordering::Less => (0, 0),
             Ordering::Greater => (self.restarts, self.restarts),
@@ -250,7 +256,7 @@ impl RestartBlock {
         }
     }
 
-    /// The first entry at or behind `target`.
+    /// The first entry at or after `target`.
     #[inline]
     pub(crate) fn lower_bound(&self, target: InternalKey<'_>, order: &KeyOrder) -> Result<Option<BlockLookup<'_>>> {
         self.prefetch_restarts();
@@ -265,8 +271,8 @@ impl RestartBlock {
         self.scan(self.restart(before - 1)..self.entries_end, target, order)
     }
 
-    /// The entry that `target` names, its key having that hash: the first at or behind it, or none if the block does
-    /// not have the key.
+    /// The first entry at or after `target`; `hash` is the hash of its key. `None` if the block does not contain the
+    /// key.
     #[inline]
     pub(crate) fn lookup(
         &self,
@@ -287,22 +293,24 @@ impl RestartBlock {
         }
     }
 
-    /// The first entry at or behind `target` among those in `range`, which begins with a restart entry.
+    /// The first entry at or after `target` in `range`, which begins with a restart entry.
     #[inline]
     fn scan(&self, range: Range<usize>, target: InternalKey<'_>, order: &KeyOrder) -> Result<Option<BlockLookup<'_>>> {
-        // Where an entry begins the one before says: without this, one would arrive after the other.
+        // Each entry determines the offset of the next one, so without a prefetch their cache lines would arrive one
+        // by one.
         prefetch(&self.raw()[range.start..range.end.min(range.start + ENTRIES_FETCHED)]);
         if order.is_bytewise() { self.scan_bytes(range, target) } else { self.scan_keys(range, target, order) }
     }
 
-    /// In byte order no key is put together: it is enough to know how many bytes of the target the key before had.
+    /// Scans in byte order without assembling keys: the scan only tracks how many bytes of the target the previous
+    /// key matched.
     fn scan_bytes(&self, range: Range<usize>, target: InternalKey<'_>) -> Result<Option<BlockLookup<'_>>> {
         let (mut at, mut matched) = (range.start, 0);
         while at < range.end {
             let entry = self.parse(at)?;
             at = entry.next;
             if entry.shared > matched {
-                continue; // differs from the target where the smaller key before it did
+                continue; // differs from the target at the same byte as the previous, smaller key
             }
             let tail = &target.user_key[entry.shared..];
             let common = common_prefix(entry.rest, tail);
@@ -316,7 +324,7 @@ impl RestartBlock {
         Ok(None)
     }
 
-    /// The same in any order.
+    /// Scans in any order, and assembles each key.
     fn scan_keys(
         &self,
         range: Range<usize>,
@@ -337,11 +345,11 @@ impl RestartBlock {
     }
 }
 
-/// Makes `key`, which held the key before, that of `entry`.
+/// Changes `key` from the previous key to the key of `entry`.
 #[inline]
 pub(crate) fn put_key(key: &mut Vec<u8>, entry: &RestartEntry<'_>) -> Result<()> {
     if entry.shared > key.len() {
-        return Err(Error::corruption("entry shares more of a key than there is"));
+        return Err(Error::corruption("entry shares more bytes than the previous key has"));
     }
     key.truncate(entry.shared);
     key.extend_from_slice(entry.rest);

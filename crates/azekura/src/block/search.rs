@@ -1,12 +1,12 @@
-//! Shared by all block layouts: results of a lookup, decoding of keys and numbers, and fences.
+//! Code that all block layouts share: results of a lookup, decoding of keys and numbers, and fences.
 //!
-//! A fence is the start of a key as a number; some keys of a block have one, computed when the block is loaded. In
-//! byte order, a search among fences compares numbers in one or two cache lines, while a search among keys touches
-//! two lines for each key. Keys with equal fences are compared by their bytes.
+//! A fence is the start of a key as a number. Loading a block computes fences for some of its keys. In byte order, a
+//! search among fences compares numbers in one or two cache lines, while a search among keys reads two cache lines
+//! for each key. Keys with equal fences are compared by their bytes.
 
 use crate::base::SeqNo;
 
-/// An entry that was looked for.
+/// Result of a lookup: an entry of the block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockLookup<'a> {
     /// Whether its user key equals the target's.
@@ -16,7 +16,7 @@ pub(crate) struct BlockLookup<'a> {
     pub(crate) value: &'a [u8],
 }
 
-/// The value of a varint of `len` bytes, 1..=8, at the low end of `packed`.
+/// Decodes a varint of `len` bytes, 1..=8, from the low end of `packed`.
 #[inline]
 pub(crate) fn unpack_varint(packed: u64, len: usize) -> u64 {
     let x = packed & (u64::MAX >> (64 - 8 * len)) & 0x7f7f_7f7f_7f7f_7f7f;
@@ -25,7 +25,7 @@ pub(crate) fn unpack_varint(packed: u64, len: usize) -> u64 {
     (x & 0x0fff_ffff) | ((x & 0x0fff_ffff_0000_0000) >> 4)
 }
 
-/// The length of the longest common prefix.
+/// Length of the longest common prefix in bytes.
 #[inline]
 pub(crate) fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     let len = a.len().min(b.len());
@@ -40,10 +40,11 @@ pub(crate) fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     at + a[at..len].iter().zip(&b[at..len]).take_while(|(x, y)| x == y).count()
 }
 
-/// Bytes of one fence.
+/// Length of a fence in bytes.
 pub(crate) const FENCE_LEN: usize = 8;
 
-/// The first eight bytes as a number in their order; what is missing counts as zero.
+/// The first eight bytes as a big-endian number, so that numbers compare as the bytes do. Missing bytes count as
+/// zero.
 #[inline]
 pub(crate) fn fence_of(bytes: &[u8]) -> u64 {
     match bytes.first_chunk::<FENCE_LEN>() {
@@ -62,7 +63,7 @@ fn fence_at(fences: &[u8], i: usize) -> Option<u64> {
     bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Of at least one fence: those before the first number are before `wanted`, those from the second on are behind.
+/// Range of the fences that are equal to `wanted`, as start and end. There must be at least one fence.
 #[inline]
 pub(crate) fn fence_range(fences: &[u8], wanted: u64) -> (usize, usize) {
     let low = fences_before(fences, |fence| fence < wanted);
@@ -70,7 +71,7 @@ pub(crate) fn fence_range(fences: &[u8], wanted: u64) -> (usize, usize) {
     (low, if equal { fences_before(fences, |fence| fence <= wanted) } else { low })
 }
 
-/// How many fences are on the near side; there is at least one fence.
+/// Number of fences for which `near` is true. They precede all others. There must be at least one fence.
 #[inline]
 fn fences_before(fences: &[u8], near: impl Fn(u64) -> bool) -> usize {
     let (mut base, mut size) = (0, fences.len() / FENCE_LEN);

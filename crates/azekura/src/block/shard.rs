@@ -1,21 +1,203 @@
-//! One shard of the cache: what it holds, and in which order it lets go.
+//! One shard of the cache: the types of its blocks, and the order of their eviction. Each block is owned by a cache
+//! handle that clears the child link to the block.
 //!
-//! Links are set and taken away here, under the shard's lock: a link leads to a block only while the block is in the
-//! map.
+//! The shard sets and clears child links under its lock: a link points to a block only while the block is in the map.
 //!
-//! Two queues, in the shape of S3-FIFO. A new block waits on probation; if it is asked for again before its turn it
-//! moves to the main queue, a CLOCK, else it goes, and leaves a ghost: should it come back soon, it enters the main
-//! queue at once. A scan, which asks once for each block, runs through the probation queue and leaves the main queue as
-//! it was. Pinned blocks are in no queue.
+//! Eviction uses two queues, as in S3-FIFO. A new block enters the probation queue. If it is requested again before
+//! it reaches the front, it moves to the main queue, which is a CLOCK. Otherwise it is evicted, and its hash becomes
+//! a ghost. A block that is inserted while its hash is a ghost enters the main queue directly. A scan requests each
+//! block once, so it passes through the probation queue and leaves the main queue unchanged. Pinned blocks are in no
+//! queue.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
 
 use crate::base::version_edit::FileNumber;
-use crate::block::BlockKind;
-use crate::block::cached_block::{Cacheable, CachedBlock, MemoryCharge, ParentSlot};
-use crate::mem::parent_block::{CacheHandle, RetiredBlock};
+use crate::base::{Error, Result};
+use crate::block::frame::BlockContents;
+use crate::block::restart_block::RestartBlock;
+use crate::block::{Block, BlockKind, FilterBlock};
+use crate::mem::atomic::{AtomicU64, Ordering};
+use crate::mem::parent_block::{AnyParentBlock, CacheHandle, ParentBlock, RetiredBlock};
+use crate::mem::slice::Slice;
+
+/// An index partition, with a child link for each data block that it names.
+pub(crate) type IndexPartitionBlock = ParentBlock<Block, RestartBlock>;
+/// The top-level index, with a child link for each index partition.
+pub(crate) type TopLevelIndexBlock = ParentBlock<IndexPartitionBlock, RestartBlock>;
+/// The top-level filter, with a child link for each filter partition.
+pub(crate) type TopLevelFilterBlock = ParentBlock<FilterBlock, RestartBlock>;
+
+/// A value of a blob file. The slices returned for it share its bytes.
+pub(crate) struct CachedBlobValue {
+    /// The value, possibly after the header of its frame.
+    bytes: Arc<[u8]>,
+    start: usize,
+}
+
+impl CachedBlobValue {
+    /// The value is `bytes` from `start` on.
+    pub(crate) fn new(bytes: Arc<[u8]>, start: usize) -> CachedBlobValue {
+        CachedBlobValue { bytes, start }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len() - self.start
+    }
+
+    /// Returns the value. Only a short value is copied.
+    pub(crate) fn slice(&self) -> Slice {
+        Slice::from_arc_tail(Arc::clone(&self.bytes), self.start)
+    }
+
+    fn memory(&self) -> usize {
+        // Includes the two reference counts in front of the bytes.
+        size_of::<CachedBlobValue>() + self.bytes.len() + 2 * size_of::<usize>()
+    }
+}
+
+/// A page of the index of a blob file, as stored in its frame.
+pub(crate) struct CachedBlobIndexPage(BlockContents);
+
+impl Deref for CachedBlobIndexPage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Bytes that are reserved in the cache's budget. Dropping the charge releases them, when the block that they were
+/// reserved for is freed.
+pub(crate) struct MemoryCharge {
+    bytes: u64,
+    charged: Arc<AtomicU64>,
+}
+
+impl MemoryCharge {
+    /// Reserves `bytes` if the sum of all charges stays within `capacity`.
+    pub(crate) fn try_new(charged: &Arc<AtomicU64>, bytes: u64, capacity: u64) -> Option<MemoryCharge> {
+        add_within_limit(charged, bytes, capacity).then(|| MemoryCharge { bytes, charged: Arc::clone(charged) })
+    }
+}
+
+impl Drop for MemoryCharge {
+    fn drop(&mut self) {
+        self.charged.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Adds `bytes` to `sum` if the result is at most `limit`. Returns whether it did.
+pub(crate) fn add_within_limit(sum: &AtomicU64, bytes: u64, limit: u64) -> bool {
+    let within = |sum: u64| sum.checked_add(bytes).filter(|sum| *sum <= limit);
+    sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
+}
+
+/// The child link of a parent block that is to point to a block: the parent and the index of the link.
+pub(crate) type ParentSlot<T> = (Weak<AnyParentBlock<T>>, usize);
+
+/// A block in the cache.
+pub(crate) enum CachedBlock {
+    Data(CacheHandle<Block, MemoryCharge>),
+    IndexPartition(CacheHandle<IndexPartitionBlock, MemoryCharge>),
+    TopLevelIndex(CacheHandle<TopLevelIndexBlock, MemoryCharge>),
+    FilterPartition(CacheHandle<FilterBlock, MemoryCharge>),
+    TopLevelFilter(CacheHandle<TopLevelFilterBlock, MemoryCharge>),
+    BlobValue(CacheHandle<CachedBlobValue, MemoryCharge>),
+    BlobIndexPage(CacheHandle<CachedBlobIndexPage, MemoryCharge>),
+}
+
+impl CachedBlock {
+    /// Whether a reader followed the link to this block since the last call.
+    pub(crate) fn take_referenced(&self) -> bool {
+        match self {
+            CachedBlock::Data(handle) => handle.take_referenced(),
+            CachedBlock::IndexPartition(handle) => handle.take_referenced(),
+            CachedBlock::TopLevelIndex(handle) => handle.take_referenced(),
+            CachedBlock::FilterPartition(handle) => handle.take_referenced(),
+            CachedBlock::TopLevelFilter(handle) => handle.take_referenced(),
+            CachedBlock::BlobValue(handle) => handle.take_referenced(),
+            CachedBlock::BlobIndexPage(handle) => handle.take_referenced(),
+        }
+    }
+
+    /// Clears the link. The caller drops the result outside of locks.
+    pub(crate) fn retire(self) -> RetiredBlock {
+        match self {
+            CachedBlock::Data(handle) => handle.retire(),
+            CachedBlock::IndexPartition(handle) => handle.retire(),
+            CachedBlock::TopLevelIndex(handle) => handle.retire(),
+            CachedBlock::FilterPartition(handle) => handle.retire(),
+            CachedBlock::TopLevelFilter(handle) => handle.retire(),
+            CachedBlock::BlobValue(handle) => handle.retire(),
+            CachedBlock::BlobIndexPage(handle) => handle.retire(),
+        }
+    }
+}
+
+/// A type of block that the contents of a frame can be decoded to, and that the cache can contain.
+pub(crate) trait Cacheable: Send + Sync + Sized + 'static {
+    /// # Errors
+    /// `Corruption` or `Unsupported` if the bytes are not such a block.
+    fn decode_body(body: BlockContents) -> Result<Self>;
+    /// Memory use in bytes.
+    fn bytes_held(&self) -> u64;
+    fn into_cached(handle: CacheHandle<Self, MemoryCharge>) -> CachedBlock;
+    /// The cache handle, if the block is of this type.
+    fn cache_handle(cached: &mut CachedBlock) -> Option<&mut CacheHandle<Self, MemoryCharge>>;
+}
+
+/// Decodes a parent block. Its `i`-th child link belongs to its `i`-th entry, which is also its `i`-th restart.
+fn decode_parent_block<T>(body: BlockContents) -> Result<ParentBlock<T, RestartBlock>> {
+    let block = RestartBlock::decode(body)?;
+    let count = block.count();
+    if block.restarts() != count {
+        return Err(Error::corruption("index block has entries that are not restarts"));
+    }
+    Ok(ParentBlock::new(block, count))
+}
+
+fn decode_blob_value(body: BlockContents) -> Result<CachedBlobValue> {
+    Ok(CachedBlobValue::new(Arc::from(&*body), 0))
+}
+
+macro_rules! cacheable {
+    ($type:ty, $variant:ident, $decode:expr, $memory:expr) => {
+        impl Cacheable for $type {
+            fn decode_body(body: BlockContents) -> Result<$type> {
+                $decode(body)
+            }
+            fn bytes_held(&self) -> u64 {
+                $memory(self) as u64
+            }
+            fn into_cached(handle: CacheHandle<$type, MemoryCharge>) -> CachedBlock {
+                CachedBlock::$variant(handle)
+            }
+            fn cache_handle(cached: &mut CachedBlock) -> Option<&mut CacheHandle<$type, MemoryCharge>> {
+                if let CachedBlock::$variant(handle) = cached { Some(handle) } else { None }
+            }
+        }
+    };
+}
+
+fn parent_block_memory<T>(parent: &ParentBlock<T, RestartBlock>) -> usize {
+    parent.memory() + parent.links_memory()
+}
+
+cacheable!(Block, Data, Block::decode, Block::memory);
+cacheable!(FilterBlock, FilterPartition, FilterBlock::decode, FilterBlock::memory);
+cacheable!(IndexPartitionBlock, IndexPartition, decode_parent_block, parent_block_memory);
+cacheable!(TopLevelIndexBlock, TopLevelIndex, decode_parent_block, parent_block_memory);
+cacheable!(TopLevelFilterBlock, TopLevelFilter, decode_parent_block, parent_block_memory);
+cacheable!(CachedBlobValue, BlobValue, decode_blob_value, CachedBlobValue::memory);
+cacheable!(
+    CachedBlobIndexPage,
+    BlobIndexPage,
+    |body: BlockContents| Ok(CachedBlobIndexPage(body)),
+    |page: &CachedBlobIndexPage| page.len() + size_of::<CachedBlobIndexPage>()
+);
 
 /// File and offset of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,7 +207,7 @@ pub(crate) struct CacheKey {
 }
 
 impl CacheKey {
-    /// Spreads file and offset over 64 bits; both are ours, so no seed is needed.
+    /// Spreads file and offset over 64 bits. The database chooses both, so no seed is needed.
     #[inline]
     pub(crate) fn hash(&self) -> u64 {
         let mixed = (self.offset ^ self.file.0.rotate_left(40)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -33,7 +215,7 @@ impl CacheKey {
     }
 }
 
-/// Gives the map the hash that a [`CacheKey`] makes itself.
+/// A hasher for the map that returns the hash that [`CacheKey::hash`] computes.
 #[derive(Default)]
 struct KeyHasher(u64);
 
@@ -49,7 +231,7 @@ impl Hasher for KeyHasher {
     }
 }
 
-/// A key that hashes to what it carries.
+/// A key whose `Hash` is [`CacheKey::hash`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HashedCacheKey(CacheKey);
 
@@ -63,7 +245,8 @@ struct CacheEntry {
     block: CachedBlock,
     charge: u64,
     kind: BlockKind,
-    /// Hits by way of the map since the hand last came by, at most [`HITS_MAX`]; the link's mark is one more.
+    /// Hits through the map since the eviction last visited the block, at most [`HITS_MAX`]. The mark on the link
+    /// counts as one more hit.
     hits: u8,
     queue: CacheQueue,
 }
@@ -72,7 +255,7 @@ struct CacheEntry {
 enum CacheQueue {
     Probation,
     Main,
-    /// In none: it only goes with its file.
+    /// In no queue: the block is removed only with its file.
     Pinned,
 }
 
@@ -83,14 +266,14 @@ const HITS_MAX: u8 = 3;
 pub(crate) struct BlockKindStats {
     pub(crate) hits: u64,
     pub(crate) misses: u64,
-    /// Held now.
+    /// Number of blocks in the cache.
     pub(crate) blocks: u64,
-    /// Charged now.
+    /// Memory charge of these blocks in bytes.
     pub(crate) bytes: u64,
     pub(crate) evicted: u64,
 }
 
-/// A block that was read and shall enter the cache.
+/// A block that was read and is to be inserted into the cache.
 pub(crate) struct CacheInsertion<T> {
     pub(crate) kind: BlockKind,
     pub(crate) block: Arc<T>,
@@ -99,7 +282,7 @@ pub(crate) struct CacheInsertion<T> {
     pub(crate) pinned: bool,
 }
 
-/// The place of a kind in the counters.
+/// Index of a kind in the counters.
 pub(crate) fn kind_index(kind: BlockKind) -> usize {
     match kind {
         BlockKind::IndexPartition => 1,
@@ -112,7 +295,7 @@ pub(crate) fn kind_index(kind: BlockKind) -> usize {
     }
 }
 
-/// One shard; the cache wraps it in a mutex and accounts for its bytes.
+/// One shard. The cache wraps it in a mutex and accounts for its bytes.
 #[derive(Default)]
 pub(crate) struct CacheShard {
     map: HashMap<HashedCacheKey, CacheEntry, BuildHasherDefault<KeyHasher>>,
@@ -126,22 +309,22 @@ pub(crate) struct CacheShard {
     stats: [BlockKindStats; BlockKind::CACHED.len()],
 }
 
-/// What a shard let go of; to be dropped outside of its lock.
+/// Blocks that were removed from a shard. The caller drops them outside of its lock.
 #[derive(Default)]
 pub(crate) struct EvictedBlocks {
     pub(crate) blocks: Vec<RetiredBlock>,
     pub(crate) total_bytes: u64,
-    /// As many of these were pinned.
+    /// The part of `total_bytes` that was pinned.
     pub(crate) pinned_bytes: u64,
 }
 
 impl CacheShard {
-    /// What stands at `key`, counted as a hit or a miss; from now on the link `home` leads there.
+    /// Returns the block of `key` and counts a hit or a miss. After a hit the link `parent_slot` points to the block.
     pub(crate) fn get<T: Cacheable>(
         &mut self,
         key: CacheKey,
         kind: BlockKind,
-        home: Option<ParentSlot<T>>,
+        parent_slot: Option<ParentSlot<T>>,
     ) -> Option<Arc<T>> {
         let stats = &mut self.stats[kind_index(kind)];
         let entry = self.map.get_mut(&HashedCacheKey(key));
@@ -152,21 +335,21 @@ impl CacheShard {
         };
         stats.hits += 1;
         *hits = HITS_MAX.min(*hits + 1);
-        if let Some((parent, at)) = home {
+        if let Some((parent, at)) = parent_slot {
             handle.link(parent, at);
         }
         Some(Arc::clone(handle.value()))
     }
 
-    /// Takes in a block, unless it holds one of that key already; says whether it did. The receipt is for `charge`
-    /// bytes.
+    /// Inserts a block unless the shard has one with this key. Returns whether it did. `memory_charge` is for
+    /// `charge` bytes.
     pub(crate) fn insert<T: Cacheable>(
         &mut self,
         key: CacheKey,
         new: CacheInsertion<T>,
-        receipt: MemoryCharge,
+        memory_charge: MemoryCharge,
     ) -> bool {
-        let CacheInsertion { kind, block, charge, parent_slot: home, pinned } = new;
+        let CacheInsertion { kind, block, charge, parent_slot, pinned } = new;
         if self.map.contains_key(&HashedCacheKey(key)) {
             return false;
         }
@@ -175,8 +358,8 @@ impl CacheShard {
             true => CacheQueue::Main,
             false => CacheQueue::Probation,
         };
-        let mut handle = CacheHandle::new(block, receipt);
-        if let Some((parent, at)) = home {
+        let mut handle = CacheHandle::new(block, memory_charge);
+        if let Some((parent, at)) = parent_slot {
             handle.link(parent, at);
         }
         self.map
@@ -205,14 +388,14 @@ impl CacheShard {
         }
     }
 
-    /// Lets one block go, if the queues hold more than `low` bytes.
+    /// Evicts one block if the queues contain more than `low` bytes. Returns the block and its charge in bytes.
     pub(crate) fn evict(&mut self, low: u64) -> Option<(RetiredBlock, u64)> {
         if self.probation_bytes + self.main_bytes <= low {
             return None;
         }
-        // Every turn removes a hit from a block, moves one from probation to main, or ends the loop. Readers may set
-        // marks meanwhile, but the number of turns is bounded: after it, every block has been visited until its hits
-        // were used up.
+        // Every turn removes a hit from a block, moves a block from probation to main, or ends the loop. Readers may
+        // mark links concurrently, but the number of turns is bounded: the bound lets every block be visited until
+        // its hits are used up.
         let mut turns = (usize::from(HITS_MAX) + 2) * self.map.len();
         loop {
             let from_probation =
@@ -222,13 +405,13 @@ impl CacheShard {
             let (charge, queue) = (entry.charge, entry.queue);
             let hits = entry.hits + u8::from(entry.block.take_referenced());
             turns = turns.saturating_sub(1);
-            let spared = hits > 0 && turns > 0;
-            if spared {
+            let kept = hits > 0 && turns > 0;
+            if kept {
                 entry.hits = if queue == CacheQueue::Main { hits - 1 } else { 0 };
                 entry.queue = CacheQueue::Main;
             }
             *self.bytes_of(queue) -= charge;
-            if spared {
+            if kept {
                 self.push(key, charge, CacheQueue::Main);
                 continue;
             }
@@ -242,7 +425,7 @@ impl CacheShard {
         }
     }
 
-    /// Keeps as many ghosts as there are blocks.
+    /// Adds a ghost. A shard keeps at most as many ghosts as it has blocks, or 16 if it has fewer blocks.
     fn add_ghost(&mut self, hash: u64) {
         if self.ghost_set.insert(hash) {
             self.ghosts.push_back(hash);
@@ -260,30 +443,32 @@ impl CacheShard {
         stats.bytes -= entry.charge;
     }
 
-    /// Lets all blocks of a file go.
+    /// Removes all blocks of a file.
     pub(crate) fn remove_file(&mut self, file: FileNumber) -> EvictedBlocks {
-        let gone: Vec<CacheEntry> = self.map.extract_if(|key, _| key.0.file == file).map(|(_, entry)| entry).collect();
-        let mut let_go = EvictedBlocks::default();
-        if gone.is_empty() {
-            return let_go;
+        let removed: Vec<CacheEntry> =
+            self.map.extract_if(|key, _| key.0.file == file).map(|(_, entry)| entry).collect();
+        let mut evicted = EvictedBlocks::default();
+        if removed.is_empty() {
+            return evicted;
         }
         self.probation.retain(|key| key.file != file);
         self.main.retain(|key| key.file != file);
-        for entry in gone {
+        for entry in removed {
             self.subtract_stats(&entry);
             *self.bytes_of(entry.queue) -= entry.charge;
-            let_go.total_bytes += entry.charge;
-            let_go.pinned_bytes += if entry.queue == CacheQueue::Pinned { entry.charge } else { 0 };
-            let_go.blocks.push(entry.block.retire());
+            evicted.total_bytes += entry.charge;
+            evicted.pinned_bytes += if entry.queue == CacheQueue::Pinned { entry.charge } else { 0 };
+            evicted.blocks.push(entry.block.retire());
         }
-        let_go
+        evicted
     }
 
     pub(crate) fn stats(&self, kind: BlockKind) -> BlockKindStats {
         self.stats[kind_index(kind)]
     }
 
-    /// Panics if the queues, the map and the sums have drifted apart; returns all bytes, and those of pinned blocks.
+    /// Panics if the queues, the map and the sums are inconsistent. Returns the bytes of all blocks and of the pinned
+    /// blocks.
     #[cfg(test)]
     pub(crate) fn check(&self) -> (u64, u64) {
         let sum = |queue| self.map.values().filter(|e| e.queue == queue).map(|e| e.charge).sum::<u64>();
@@ -299,7 +484,7 @@ impl CacheShard {
 }
 
 impl Drop for CacheShard {
-    /// All at once: each by itself would raise the epoch.
+    /// Drops all blocks in one batch, because each drop by itself would advance the epoch.
     fn drop(&mut self) {
         RetiredBlock::drop_all(self.map.drain().map(|(_, entry)| entry.block.retire()).collect());
     }

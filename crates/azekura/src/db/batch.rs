@@ -4,19 +4,17 @@ use std::sync::Arc;
 
 use crate::base::{Error, RecordKind, Result};
 use crate::db::catalog::PartitionState;
-use crate::db::commit::{CommitPath, CommitRequest};
+use crate::db::commit::{CommitPath, CommitRequest, DirectBlobWrites};
 use crate::db::config::PersistMode;
 use crate::db::handle::DbHandle;
-use crate::db::partition::Partition;
-use crate::db::reservations::DirectBlobWrites;
-use crate::wal::batch_codec::{WalRecord, check_key_and_value_lengths, put_record};
+use crate::db::partition::{KEPT_BUFFER_MAX, Partition};
+use crate::wal::format::{WalRecord, check_key_and_value_lengths, put_record};
 
 /// Collects writes to any partitions of one database and commits them atomically.
 ///
 /// The writes become visible and durable together or not at all. A later write of a key replaces an earlier one.
-/// Dropping a batch without [`commit`](Batch::commit) changes nothing.
-///
-/// Later writes of the same key win. Dropping a batch without [`commit`](Batch::commit) changes nothing.
+/// Dropping a batch without [`commit`](Batch::commit) changes nothing. After a commit the batch is empty and can be
+/// used again. It keeps at most 1 MiB of memory, and the database open, until it is dropped.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
@@ -45,13 +43,12 @@ pub struct Batch {
 impl Batch {
     pub(crate) fn new(handle: Arc<DbHandle>) -> Batch {
         let durability = handle.inner.settings.durability;
-        let ahead = DirectBlobWrites::default();
         Batch {
             handle,
             payload: Vec::new(),
             count: 0,
             partitions: Vec::new(),
-            direct_writes: ahead,
+            direct_writes: DirectBlobWrites::default(),
             durability,
             first_error: None,
         }
@@ -70,7 +67,7 @@ impl Batch {
         self.push(partition, RecordKind::Delete, key.as_ref(), &[]);
     }
 
-    /// Removes a key that was inserted exactly once; see [`Partition::remove_weak`].
+    /// Removes a key that was inserted exactly once since it was last removed; see [`Partition::remove_weak`].
     pub fn remove_weak(&mut self, partition: &Partition, key: impl AsRef<[u8]>) {
         self.push(partition, RecordKind::SingleDelete, key.as_ref(), &[]);
     }
@@ -93,10 +90,10 @@ impl Batch {
 
     #[cold]
     fn write_blob(&mut self, partition: &Partition, key: &[u8], value: &[u8]) -> Result<()> {
-        let claim = self.handle.inner.write_blob_directly(&partition.state, value)?;
+        let direct_write = self.handle.inner.write_blob_directly(&partition.state, value)?;
         let mut pointer = Vec::new();
-        claim.pointer.encode(&mut pointer);
-        self.direct_writes.add(&partition.state, claim);
+        direct_write.pointer.encode(&mut pointer);
+        self.direct_writes.add(&partition.state, direct_write);
         self.write(partition, RecordKind::BlobPointer, key, &pointer)
     }
 
@@ -116,10 +113,32 @@ impl Batch {
         Ok(())
     }
 
-    /// Sets the durability that [`commit`](Batch::commit) waits for. Default: the durability of the database.
-    pub fn durability(mut self, mode: PersistMode) -> Batch {
+    /// Sets the durability that [`commit`](Batch::commit) waits for, also for later commits of this batch. Default: the
+    /// durability of the database.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let orders = db.open_partition("orders", Default::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&orders, "order 1", "one apple");
+    /// batch.durability(azekura::PersistMode::SyncData).commit()?; // now it survives power loss
+    /// # Ok(()) }
+    /// ```
+    pub fn durability(&mut self, mode: PersistMode) -> &mut Batch {
         self.durability = mode;
         self
+    }
+
+    /// Discards all writes, and the error of a write that failed. The durability stays.
+    pub fn clear(&mut self) {
+        self.payload.clear();
+        self.payload.shrink_to(KEPT_BUFFER_MAX);
+        self.count = 0;
+        self.partitions.clear();
+        self.direct_writes = DirectBlobWrites::default();
+        self.first_error = None;
     }
 
     /// Returns the number of writes.
@@ -139,11 +158,18 @@ impl Batch {
     /// `Invalid` if a write broke a limit or its partition belongs to another database (the first such error is
     /// returned); otherwise as [`Partition::insert`]. After an error no write of the batch is visible, with one
     /// exception: if the writes succeeded and only the sync failed, all of them are visible, and the next open
-    /// recovers all of them or none.
-    pub fn commit(self) -> Result<()> {
-        if let Some(wrong) = self.first_error {
-            return Err(wrong);
+    /// recovers all of them or none. The batch is empty afterwards, also after an error.
+    pub fn commit(&mut self) -> Result<()> {
+        let done = self.commit_writes();
+        self.clear();
+        done
+    }
+
+    fn commit_writes(&mut self) -> Result<()> {
+        if let Some(error) = self.first_error.take() {
+            return Err(error);
         }
+        let direct_writes = std::mem::take(&mut self.direct_writes);
         let inner = &self.handle.inner;
         if self.count == 0 {
             inner.writer()?;
@@ -152,10 +178,29 @@ impl Batch {
         let (payload, partitions) = (&self.payload[..], &self.partitions[..]);
         let commit =
             CommitRequest { payload, count: self.count, partitions, reservations: &[], path: CommitPath::Logged };
-        match self.direct_writes.is_empty() {
+        match direct_writes.is_empty() {
             true => inner.commit(commit, self.durability),
-            false => inner.commit_with_direct_writes(commit, self.direct_writes, self.durability),
+            false => inner.commit_with_direct_writes(commit, direct_writes, self.durability),
         }
+    }
+}
+
+/// Inserts entries, each with its partition.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// let squares = db.open_partition("squares", Default::default())?;
+/// let mut batch = db.batch();
+/// batch.extend((0..10u32).map(|n| (&squares, n.to_be_bytes(), (n * n).to_be_bytes())));
+/// batch.commit()?;
+/// assert_eq!(squares.len()?, 10);
+/// # Ok(()) }
+/// ```
+impl<'a, K: AsRef<[u8]>, V: AsRef<[u8]>> Extend<(&'a Partition, K, V)> for Batch {
+    fn extend<I: IntoIterator<Item = (&'a Partition, K, V)>>(&mut self, entries: I) {
+        entries.into_iter().for_each(|(partition, key, value)| self.insert(partition, key, value));
     }
 }
 

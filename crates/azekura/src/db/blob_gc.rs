@@ -1,5 +1,5 @@
-//! Blob GC on request: the public trait, the loop that scans, chooses and runs blob GC until its target is met, and
-//! the result of a scan.
+//! Blob GC on request: the public trait, the loop that scans and runs blob GC until the target is reached, and the
+//! report of a scan.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,8 +11,7 @@ use crate::db::inner::DbInner;
 use crate::db::partition::Partition;
 use crate::db::worker::{catch_panics, flush_and_wait, remove_obsolete_files, run_lsm_task};
 use crate::engine::{Task, TaskReport};
-use crate::lsm::blob_gc::picker::{BlobGarbageStats, BlobGcGoal, BlobGcStep, next_blob_gc_step};
-use crate::lsm::blob_gc::scan::BlobScanResult;
+use crate::lsm::blob_gc::{BlobGarbageStats, BlobGcGoal, BlobGcStep, BlobScanResult, next_blob_gc_step};
 use crate::lsm::tree::LsmTree;
 
 /// Runs garbage collection (GC) of the blob files of a [`Partition`] with key-value separation on request.
@@ -70,8 +69,8 @@ pub trait GarbageCollection {
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let db = Config::new(dir.path().join("db")).open()?;
-    /// # let apart = KvSeparationOptions::default().automatic_gc(None);
-    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+    /// # let separation = KvSeparationOptions::default().automatic_gc(None);
+    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
     /// pages.insert("page", vec![1; 5_000])?;
     /// pages.flush()?;
     /// pages.remove("page")?;
@@ -96,9 +95,9 @@ pub trait GarbageCollection {
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let db = Config::new(dir.path().join("db")).open()?;
-    /// # let apart = KvSeparationOptions::default().automatic_gc(None);
-    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
-    /// pages.gc_with_space_amp_target(2.0)?; // at most two bytes for each that can be seen
+    /// # let separation = KvSeparationOptions::default().automatic_gc(None);
+    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
+    /// pages.gc_with_space_amp_target(2.0)?; // at most two bytes on disk for each byte that a new reader can read
     /// assert!(pages.gc_scan()?.space_amp() <= 2.0);
     /// # assert!(pages.gc_with_space_amp_target(0.9).is_err());
     /// # Ok(()) }
@@ -159,8 +158,8 @@ pub trait GarbageCollection {
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let db = Config::new(dir.path().join("db")).open()?;
-    /// # let apart = KvSeparationOptions::default().automatic_gc(None);
-    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+    /// # let separation = KvSeparationOptions::default().automatic_gc(None);
+    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
     /// let report = Gc::scan(&pages)?;
     /// # assert_eq!(report.segment_count, 0);
     /// # Ok(()) }
@@ -201,7 +200,7 @@ impl GarbageCollection for Partition {
 
     fn gc_with_space_amp_target(&self, target: f32) -> Result<u64> {
         if target.is_nan() || target < 1.0 {
-            return Err(Error::invalid(format!("collection towards {target}: space amplification is at least 1")));
+            return Err(Error::invalid(format!("space amplification target {target} is not a number of at least 1")));
         }
         run_blob_gc_and_wait(&self.handle.inner, &self.state, BlobGcGoal::SpaceAmp(f64::from(target)))
     }
@@ -218,9 +217,10 @@ impl GarbageCollection for Partition {
     }
 }
 
-/// Entries between two looks at whether the database closes.
+/// Entries that a scan reads before it checks whether the database is closing.
 const SCAN_STEP_ENTRIES: u64 = 10_000;
-/// Without other writers two suffice; with them there is always something new, and a call must end.
+/// Maximum number of rounds of a call, each with a scan and one step. Two rounds suffice without concurrent writes.
+/// Concurrent writes may create stale values in every round, and a call must end.
 const GC_ROUNDS_MAX: usize = 6;
 
 fn lsm_with_separation(partition: &PartitionState) -> Result<&Arc<LsmTree>> {
@@ -230,7 +230,7 @@ fn lsm_with_separation(partition: &PartitionState) -> Result<&Arc<LsmTree>> {
     }
 }
 
-/// How stale the blob files of a partition are.
+/// Flushes the partition, unless the database is read-only, and returns exactly how stale its blob files are.
 pub(crate) fn scan_blobs(inner: &DbInner, partition: &Arc<PartitionState>) -> Result<Arc<BlobScanResult>> {
     let _call = inner.begin_api_call();
     inner.check_outside()?;
@@ -240,7 +240,7 @@ pub(crate) fn scan_blobs(inner: &DbInner, partition: &Arc<PartitionState>) -> Re
         flush_and_wait(inner, partition)?;
     }
     let scanned = scan_tables(inner, tree)?;
-    partition.tree()?; // of one that was deleted meanwhile nothing was left to scan
+    partition.tree()?; // a scan finds nothing if the partition was deleted meanwhile
     Ok(scanned)
 }
 
@@ -249,7 +249,7 @@ fn scan_tables(inner: &DbInner, tree: &LsmTree) -> Result<Arc<BlobScanResult>> {
     if !read_only && let Some(scanned) = tree.cached_blob_scan(&inner.snapshots.seqnos()) {
         return Ok(scanned);
     }
-    // The caller of a writable database has flushed the memtables before.
+    // In a writable database the caller has flushed the memtables.
     let mut scan = tree.begin_blob_scan(inner.snapshots.seqnos(), read_only);
     loop {
         let _work = inner.begin_work()?;
@@ -259,7 +259,7 @@ fn scan_tables(inner: &DbInner, tree: &LsmTree) -> Result<Arc<BlobScanResult>> {
     }
 }
 
-/// Collects until the goal is reached; gives the bytes that this made free.
+/// Runs blob GC until the goal is reached, and returns the bytes that it freed.
 pub(crate) fn run_blob_gc_and_wait(inner: &DbInner, partition: &Arc<PartitionState>, goal: BlobGcGoal) -> Result<u64> {
     let _call = inner.begin_api_call();
     inner.check_outside()?;
@@ -285,7 +285,8 @@ pub(crate) fn run_blob_gc_and_wait(inner: &DbInner, partition: &Arc<PartitionSta
     Ok(freed)
 }
 
-/// Merges tables until none of the records up to `through` is hidden in one by another.
+/// Compacts all records up to `through` to the bottom level, and rewrites the bottom tables that may contain hidden
+/// blob pointers. Returns the freed bytes.
 fn compact_hidden(
     inner: &DbInner,
     partition: &Arc<PartitionState>,
@@ -296,7 +297,8 @@ fn compact_hidden(
     while let Some(report) = compact_step(inner, partition, |tree| tree.compact_to_bottom(through, inner))? {
         freed += report.bytes_freed;
     }
-    // What lay at the bottom before and was kept for readers that are gone; most of it was merged just now.
+    // Tables of the bottom level may contain hidden versions that were retained for readers that have ended. The
+    // compactions above have rewritten most of these tables.
     while let Some(report) =
         compact_step(inner, partition, |tree| tree.rewrite_bottom_tables(&scanned.tables_hiding_garbage, inner))?
     {
@@ -305,21 +307,23 @@ fn compact_hidden(
     Ok(freed)
 }
 
+/// Runs one compaction; returns `None` if `work` found nothing to compact.
 fn compact_step(
     inner: &DbInner,
     partition: &Arc<PartitionState>,
     work: impl Fn(&LsmTree) -> Result<Option<TaskReport>>,
 ) -> Result<Option<TaskReport>> {
     inner.writer()?;
-    let mut done = None;
+    let mut compacted = None;
     run_lsm_task(inner, partition, Task::Compact, |tree| {
-        done = work(tree)?;
-        Ok(done.unwrap_or_default())
+        compacted = work(tree)?;
+        Ok(compacted.unwrap_or_default())
     })?;
-    Ok(done)
+    Ok(compacted)
 }
 
-/// Collects all these files; one that is damaged fails it in the end, and the others are collected all the same.
+/// Rewrites the chosen files, and returns the freed bytes. Skips damaged files, and returns the first such error after
+/// all other files are rewritten.
 fn rewrite_files(inner: &DbInner, partition: &Arc<PartitionState>, mut chosen: Vec<FileNumber>) -> Result<u64> {
     let (mut freed, mut failed) = (0, Ok(()));
     while !chosen.is_empty() {
@@ -351,8 +355,8 @@ fn rewrite_files(inner: &DbInner, partition: &Arc<PartitionState>, mut chosen: V
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let db = Config::new(dir.path().join("db")).open()?;
-/// # let apart = KvSeparationOptions::default().automatic_gc(None);
-/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+/// # let separation = KvSeparationOptions::default().automatic_gc(None);
+/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
 /// pages.insert("page", vec![1; 5_000])?;
 /// let before = db.snapshot();
 /// pages.insert("page", vec![2; 5_000])?;
@@ -399,7 +403,7 @@ impl GcReport {
     /// means that no value is stale; infinite if all values are stale.
     ///
     /// ```
-    /// assert_eq!(azekura::GcReport::default().space_amp(), 1.0, "there is nothing");
+    /// assert_eq!(azekura::GcReport::default().space_amp(), 1.0, "no values");
     /// ```
     pub fn space_amp(&self) -> f32 {
         let counted = self.total_bytes.saturating_sub(self.pinned_bytes);
@@ -413,7 +417,7 @@ impl GcReport {
     /// Returns the stale share of the bytes, 0 to 1.
     ///
     /// ```
-    /// assert_eq!(azekura::GcReport::default().stale_ratio(), 0.0, "there is nothing");
+    /// assert_eq!(azekura::GcReport::default().stale_ratio(), 0.0, "no values");
     /// ```
     pub fn stale_ratio(&self) -> f32 {
         if self.total_bytes == 0 { 0.0 } else { (self.stale_bytes as f64 / self.total_bytes as f64) as f32 }
@@ -423,13 +427,13 @@ impl GcReport {
 impl fmt::Display for GcReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = self.stale_ratio() * 100.0;
-        writeln!(f, "blob files        {:>12}   {} stale as a whole", self.segment_count, self.stale_segment_count)?;
+        writeln!(f, "blob files        {:>12}   {} fully stale", self.segment_count, self.stale_segment_count)?;
         writeln!(f, "values            {:>12}   {} stale", self.total_blobs, self.stale_blobs)?;
         let (total, stale) = (ByteCount(self.total_bytes).to_string(), ByteCount(self.stale_bytes));
         writeln!(f, "bytes of values   {total:>12}   {stale} stale ({percent:.1} %)")?;
         if self.pinned_bytes > 0 {
             let pinned = ByteCount(self.pinned_bytes).to_string();
-            writeln!(f, "pinned            {pinned:>12}   seen by older snapshots and iterators only")?;
+            writeln!(f, "pinned            {pinned:>12}   readable by older snapshots and iterators only")?;
         }
         write!(f, "space amplification {:>10.2}", self.space_amp())
     }
@@ -456,14 +460,14 @@ mod tests {
     use crate::base::version_edit::FileNumber;
 
     #[test]
-    fn figures_add_up_and_print() {
-        let file = |id, values, bytes, kept_values, kept_bytes, live_bytes| BlobGarbageStats {
+    fn report_sums_files_and_prints() {
+        let file = |id, values, bytes, retained_values, retained_bytes, live_bytes| BlobGarbageStats {
             id: FileNumber(id),
             values,
             bytes,
             referenced_bytes: bytes,
-            retained_values: kept_values,
-            retained_bytes: kept_bytes,
+            retained_values,
+            retained_bytes,
             live_bytes,
         };
         let report = GcReport::of(&[file(1, 10, 4096, 0, 0, 0), file(2, 20, 8192, 15, 6144, 4096)]);
@@ -471,17 +475,17 @@ mod tests {
         assert_eq!((report.total_bytes, report.stale_bytes, report.pinned_bytes), (12288, 6144, 2048));
         assert_eq!((report.total_blobs, report.stale_blobs), (30, 15));
         assert_eq!((report.space_amp(), report.stale_ratio()), (2.5, 0.5));
-        let wanted = "\
-blob files                   2   1 stale as a whole
+        let expected = "\
+blob files                   2   1 fully stale
 values                      30   15 stale
 bytes of values       12.0 KiB   6.0 KiB stale (50.0 %)
-pinned                 2.0 KiB   seen by older snapshots and iterators only
+pinned                 2.0 KiB   readable by older snapshots and iterators only
 space amplification       2.50";
-        assert_eq!(report.to_string(), wanted);
+        assert_eq!(report.to_string(), expected);
     }
 
     #[test]
-    fn empty_report_has_space_amp_1() {
+    fn space_amp_is_1_when_nothing_is_stale() {
         let empty = GcReport::default();
         assert_eq!((empty.space_amp(), empty.stale_ratio()), (1.0, 0.0));
         let stale = GcReport { total_bytes: 10, stale_bytes: 10, ..GcReport::default() };

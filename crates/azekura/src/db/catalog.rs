@@ -1,4 +1,4 @@
-//! Names and the trees behind them: the one place that builds trees.
+//! Catalog of partitions: maps names to partitions, and builds their trees. No other module builds trees.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ use crate::db::options::{EngineType, PartitionCreateOptions};
 use crate::db::spill::{self, PendingRecord};
 use crate::db::state::backoff::TaskBackoffs;
 use crate::db::state::partition_tree::PartitionTree;
-use crate::engine::{Engine, LastVisibleSeqno, SnapshotList};
-use crate::lsm::blob::direct_file::{DirectBlobFile, UnsyncedBlobFiles};
+use crate::engine::{LastVisibleSeqno, SingleCommit, SnapshotList};
+use crate::lsm::direct_file::{DirectBlobFile, UnsyncedBlobFiles};
 use crate::lsm::table_handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
 use crate::memtable::memtable::MemtableMemory;
@@ -27,7 +27,7 @@ use crate::vfs::fs::PersistenceLevel;
 use crate::vfs::open_files::{DataFileKind, DataFiles};
 use crate::vfs::{Env, Fs};
 
-/// What every tree of a database is built from.
+/// Resources that all trees of a database share.
 #[derive(Clone)]
 pub(crate) struct TreeResources {
     pub(crate) fs: Arc<dyn Fs>,
@@ -36,7 +36,7 @@ pub(crate) struct TreeResources {
     pub(crate) files: Arc<DataFiles>,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) obsolete_files: Arc<ObsoleteFiles>,
-    /// Rung when work may have appeared.
+    /// Notified when there may be a new task.
     pub(crate) work_available: Arc<WakeSignal>,
     pub(crate) hash_seed: u64,
     pub(crate) next_file_id: Arc<AtomicU64>,
@@ -45,13 +45,13 @@ pub(crate) struct TreeResources {
     pub(crate) read_only: bool,
     pub(crate) default_codec: CompressionType,
     pub(crate) unsynced_blobs: Arc<UnsyncedBlobFiles>,
-    /// Bytes of log that there were when the database was opened.
+    /// Bytes of the write-ahead log (WAL) when the database was opened, plus the WAL bytes of spilled records.
     pub(crate) wal_bytes: u64,
     pub(crate) memtable_memory: Arc<MemtableMemory>,
 }
 
 impl TreeResources {
-    /// What a tree of that partition shares with the rest.
+    /// The context of one tree.
     pub(crate) fn context(&self, order: KeyOrder, partition: PartitionId, name: &str) -> TreeContext {
         TreeContext {
             fs: Arc::clone(&self.fs),
@@ -73,53 +73,55 @@ impl TreeResources {
     }
 }
 
-/// Where the records are that only the log has, when a tree is built.
+/// Whether a tree is built before or after the WAL is replayed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReplayPhase {
-    /// They are replayed into the tree afterwards.
+    /// Built before: the records of the WAL are replayed into the tree afterwards.
     Before,
-    /// They were replayed before, and wait for the tree.
+    /// Built after: the replay has buffered the records of the WAL, and building the tree applies them.
     After,
 }
 
-/// In use.
+/// Neither deleted nor closed.
 const OPEN: u8 = 0;
 /// Deleted by [`Database::delete_partition`](crate::Database::delete_partition).
 const DELETED: u8 = 1;
-/// The database was closed.
+/// Handles of a closed database return `Closed`.
 const CLOSED: u8 = 2;
 
-/// A partition as the database holds it, shared by all its handles.
+/// State of a partition that all its handles share.
 pub(crate) struct PartitionState {
     pub(crate) id: PartitionId,
     pub(crate) name: Arc<str>,
-    /// Background work that failed.
+    /// Backoff of failed background tasks.
     pub(crate) backoffs: TaskBackoffs,
     comparator: String,
     engine: EngineKind,
     tree: OnceLock<PartitionTree>,
     /// One of [`OPEN`], [`DELETED`], [`CLOSED`].
     status: AtomicU8,
-    /// The options as the manifest has them.
+    /// The encoded options, as stored in the manifest.
     settings: Mutex<Vec<u8>>,
-    /// Records of the log for a partition whose comparator is not here yet, by rising sequence numbers; bounded by the
-    /// log, and empty once they are [spilled](PartitionState::note_spilled).
+    /// Records of the WAL for a partition whose comparator was not given yet, by ascending sequence number. Not
+    /// larger than the WAL. Empty once the records are [spilled](PartitionState::note_spilled) or the tree is built.
     buffered_records: Mutex<Arc<Vec<PendingRecord>>>,
-    /// The log is not needed for records up to here; set by the first record of a replay.
+    /// Records up to this sequence number are in permanent files, so the WAL is not needed for them. Set by the first
+    /// record of a replay.
     permanent_at_open: OnceLock<SeqNo>,
-    /// Files that those may point into, where nothing can be written.
+    /// Direct blob files that `buffered_records` may point into, if the database is open read-only.
     direct_blobs: Mutex<Vec<Arc<DirectBlobFile>>>,
-    /// What the manifest said when the database was opened, and the files of a pool; taken when the tree is built.
+    /// State of the partition in the manifest when the database was opened; taken when the tree is built.
+    /// `stored_pool` holds the files of a pool in the same way.
     stored_partition: Mutex<Option<PartitionManifestState>>,
     stored_pool: Mutex<Option<StoredPool>>,
-    /// That its files had when they were read, if it is a pool.
+    /// File id of a pool, read from its files at open. `None` for an LSM partition.
     pub(crate) pool_file_id: Option<[u8; 16]>,
-    /// Why the tree could not be built: what it is built from is used up then.
+    /// The error of a failed build of the tree. The build has consumed its inputs, so it cannot be tried again.
     build_error: Mutex<Option<Error>>,
 }
 
 impl PartitionState {
-    /// The tree.
+    /// Returns the tree.
     ///
     /// # Errors
     /// `Closed` if the partition was deleted or the database closed, `Invalid` if its comparator was not given
@@ -132,13 +134,13 @@ impl PartitionState {
         self.tree.get().ok_or_else(|| self.missing_comparator_error())
     }
 
-    /// Neither deleted nor closed.
+    /// Whether the partition is neither deleted nor closed.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.status.load(Ordering::Relaxed) == OPEN
     }
 
-    /// The tree, where it must be made of tables.
+    /// Returns the tree of an LSM partition.
     ///
     /// # Errors
     /// As [`tree`](PartitionState::tree); `Invalid` for a pool.
@@ -148,23 +150,29 @@ impl PartitionState {
         self.tree()?.lsm().ok_or_else(other)
     }
 
-    /// The tree, if it has been built, also of a deleted partition.
+    /// The tree, if it has been built. Also for a deleted or closed partition.
     pub(crate) fn tree_if_built(&self) -> Option<&PartitionTree> {
         self.tree.get()
     }
 
-    /// The same, if it is made of tables.
+    /// As [`tree_if_built`](Self::tree_if_built), for an LSM partition; `None` for a pool.
     pub(crate) fn lsm_if_built(&self) -> Option<&Arc<LsmTree>> {
         self.tree.get().and_then(PartitionTree::lsm)
     }
 
-    /// The same, if it is a pool.
+    /// As [`tree_if_built`](Self::tree_if_built), for a pool; `None` for an LSM partition.
     #[inline]
     pub(crate) fn pool_if_built(&self) -> Option<&Arc<dyn PmemEngine>> {
         self.tree.get().and_then(PartitionTree::pmem)
     }
 
-    /// Whether a value of that length is written ahead of its commit.
+    /// How a single record is committed.
+    #[inline]
+    pub(crate) fn single_commit(&self) -> SingleCommit {
+        self.tree.get().map_or(SingleCommit::InGroup, PartitionTree::single_commit)
+    }
+
+    /// Whether a value of `len` bytes is written to a blob file before its commit.
     #[inline]
     pub(crate) fn uses_direct_write(&self, len: usize) -> bool {
         self.lsm_if_built().is_some_and(|tree| tree.uses_direct_write(len))
@@ -190,7 +198,8 @@ impl PartitionState {
         self.status.store(DELETED, Ordering::Release);
     }
 
-    /// The directory is given free: what its files hold from now on is another's.
+    /// Called before the directory lock is released, because another process may change the files afterwards. A
+    /// deleted partition stays deleted.
     pub(crate) fn mark_closed(&self) {
         let _deleted_stays = self.status.compare_exchange(OPEN, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
     }
@@ -199,28 +208,28 @@ impl PartitionState {
         self.status.load(Ordering::Acquire) == DELETED
     }
 
-    /// Whether the manifest has these options.
+    /// Whether the manifest stores these encoded options.
     pub(crate) fn has_settings(&self, settings: &[u8]) -> bool {
         *lock(&self.settings) == settings
     }
 
-    /// Notes the options that the manifest has from now on.
+    /// Records the encoded options that the manifest now stores.
     pub(crate) fn note_settings(&self, settings: Vec<u8>) {
         *lock(&self.settings) = settings;
     }
 
-    /// The options as the manifest has them.
+    /// The options that the manifest stores.
     pub(crate) fn stored_options(&self) -> Result<PartitionCreateOptions> {
         PartitionCreateOptions::decode(&lock(&self.settings))
     }
 
-    /// Whether `options` are of a smaller pool than what is stored: the log was written under the larger size,
-    /// and is not left to be replayed under the smaller one.
+    /// Whether `options` lower the size limit of a pool below the stored one. The WAL was written under the stored
+    /// limit, so it must not be replayed under the lower one.
     pub(crate) fn lowers_max_size(&self, options: &PartitionCreateOptions) -> Result<bool> {
         Ok(self.pool_if_built().is_some() && options.pmem().lowers_max_size(&self.stored_options()?.pmem()))
     }
 
-    /// The lowest sequence number that only the log holds.
+    /// The lowest sequence number of the partition whose record is only in the WAL.
     pub(crate) fn first_unflushed(&self) -> Option<SeqNo> {
         match self.tree.get() {
             Some(tree) => tree.first_unflushed(),
@@ -228,12 +237,13 @@ impl PartitionState {
         }
     }
 
-    /// The records of the log that wait for the comparator; empty once the tree is there, or they are spilled.
+    /// The records of the WAL that wait for the comparator. Empty once the tree is built or the records are spilled.
     pub(crate) fn pending(&self) -> Arc<Vec<PendingRecord>> {
         Arc::clone(&lock(&self.buffered_records))
     }
 
-    /// The manifest names tables with all pending records now. The caller keeps the tree from being built meanwhile.
+    /// Records that the manifest names tables with all buffered records. The caller prevents the tree from being
+    /// built meanwhile.
     pub(crate) fn note_spilled(&self, tables: Vec<TableMeta>) {
         if let Some(stored) = &mut *lock(&self.stored_partition) {
             stored.spilled.extend(tables.into_iter().map(|table| (table.number, table)));
@@ -241,8 +251,8 @@ impl PartitionState {
         *lock(&self.buffered_records) = Arc::default();
     }
 
-    /// Forgets spilled tables that a pool does not need any more, here and in what the manifest is to say: the pool
-    /// holds their records. Those of a tree of tables go with the edit of the flush.
+    /// Removes spilled tables whose records are all in the pool, both from this partition and from `manifest_state`,
+    /// from which the manifest is rewritten. For an LSM partition the edit of a flush removes them.
     pub(crate) fn forget_applied(&self, manifest_state: &mut PartitionManifestState) {
         let Some((applied, _)) = self.pool_at_open() else { return };
         manifest_state.spilled.retain(|_, table| table.largest_seqno > applied);
@@ -251,7 +261,7 @@ impl PartitionState {
         }
     }
 
-    /// Takes in a blob file of the manifest that only records of the log point into.
+    /// Adds a blob file that recovery made of a direct blob file. Only records of the WAL point into it.
     pub(crate) fn add_blob_file(&self, file: BlobFileMeta) {
         match (self.lsm_if_built(), &mut *lock(&self.stored_partition)) {
             (Some(tree), _) => tree.add_blob_files(vec![file]),
@@ -260,7 +270,7 @@ impl PartitionState {
         }
     }
 
-    /// Records a direct blob file that cannot be finished here, because the WAL points into it.
+    /// Adds a direct blob file that the WAL points into, and that a read-only open cannot finish.
     pub(crate) fn add_direct_blob_file(&self, file: Arc<DirectBlobFile>) {
         match self.lsm_if_built() {
             Some(tree) => tree.add_direct_blob_files([file]),
@@ -268,52 +278,45 @@ impl PartitionState {
         }
     }
 
-    /// All of the log was taken again.
+    /// Ends the replay: all records of the WAL have been applied.
     pub(crate) fn end_replay(&self) -> Result<()> {
-        let Some(pool) = self.tree.get().and_then(PartitionTree::pmem) else { return Ok(()) };
-        pool.end_replay()
+        self.tree.get().map_or(Ok(()), |tree| tree.end_replay())
     }
 
-    /// Whether what is replayed into it is durable at once.
+    /// Whether a record is durable as soon as it is replayed into this partition.
     pub(crate) fn survives_power_loss(&self) -> bool {
-        let built = self
-            .tree
-            .get()
-            .and_then(PartitionTree::pmem)
-            .map(|pool| pool.persistence_level() == PersistenceLevel::PowerLoss);
+        let built = self.tree.get().map(|tree| tree.persistence_level() == PersistenceLevel::PowerLoss);
         built.unwrap_or_else(|| lock(&self.stored_pool).as_ref().is_some_and(StoredPool::survives_power_loss))
     }
 
-    /// Copies the files of a pool whose order of keys is not known, in which nothing changes.
+    /// Copies the files of a pool that was not built because its comparator is missing. Nothing changes these files
+    /// meanwhile.
     pub(crate) fn copy_unbuilt_pool(&self, dir: &Path) -> Result<()> {
         lock(&self.stored_pool).as_ref().map_or(Ok(()), |pool| pool.copy_to(dir))
     }
 
-    /// What the files of a pool held when it was opened: all through the first number, perhaps more, through the
-    /// second.
+    /// The sequence numbers in the files of a pool when it was opened: all records up to the first one, and possibly
+    /// some up to the second one.
     fn pool_at_open(&self) -> Option<(SeqNo, SeqNo)> {
         let stored = lock(&self.stored_pool).as_ref().map(StoredPool::seqnos_at_open);
         stored.or_else(|| self.tree.get()?.pmem().map(|pool| (pool.flushed_through(), pool.max_seqno_at_open())))
     }
 
-    /// The highest sequence number that a pool may hold.
+    /// The highest sequence number that the files of a pool may have contained at open.
     pub(crate) fn highest_in_pool(&self) -> SeqNo {
         self.pool_at_open().unwrap_or_default().1
     }
 
-    /// Whether it is a pool whose file is used as memory.
+    /// Whether the partition is a pool on a mapped file.
     fn is_mapped_pool(&self) -> bool {
-        let built = self
-            .tree
-            .get()
-            .and_then(PartitionTree::pmem)
-            .map(|pool| pool.persistence_level() > PersistenceLevel::WalOnly);
+        let built = self.tree.get().map(|tree| tree.persistence_level() > PersistenceLevel::WalOnly);
         built.unwrap_or_else(|| lock(&self.stored_pool).as_ref().is_some_and(StoredPool::is_mapped))
     }
 
-    /// What its permanent files say of the log, before anything is replayed: nothing through the first number is
-    /// needed of it, and it was durable through the second. Numbers that pools have used without the log may stand in
-    /// the images of others, if `pools_skip_log`.
+    /// Requirements on the WAL that follow from the permanent files, before anything is replayed. Records up to the
+    /// first sequence number are not needed from the WAL. The WAL was durable up to the second. `pools_skip_log` says
+    /// that mapped pools of the database use sequence numbers without the WAL; then the image of another pool may
+    /// contain such a number, and does not prove how far the WAL was durable.
     pub(crate) fn wal_needs(&self, stored: &PartitionManifestState, pools_skip_log: bool) -> (SeqNo, SeqNo) {
         let (permanent, durable) = (stored.permanent(), stored.durable_seqno());
         let Some((applied, highest)) = self.pool_at_open() else { return (permanent, durable) };
@@ -325,12 +328,13 @@ impl PartitionState {
         (permanent.max(applied), durable.max(proven))
     }
 
-    /// The highest sequence number that a pool may hold that has changes which the log does not have.
+    /// The highest sequence number in a pool whose changes may be missing in the WAL; zero for other partitions.
     pub(crate) fn highest_unlogged_seqno(&self) -> SeqNo {
         if self.engine == EngineKind::PmemMapped { self.highest_in_pool() } else { SeqNo::ZERO }
     }
 
-    /// Takes a record of the log again; what the tables have already is skipped.
+    /// Applies a record of the WAL, or buffers it if the tree is not built. Returns false if permanent files contain
+    /// the record already.
     pub(crate) fn replay(&self, entry: EntryRef<'_>) -> Result<bool> {
         if let Some(tree) = self.tree.get() {
             if entry.seqno <= tree.flushed_through() {
@@ -352,7 +356,7 @@ impl PartitionState {
     }
 }
 
-/// All partitions. Thread safe.
+/// All partitions of a database. Thread safe.
 pub(crate) struct Catalog {
     resources: TreeResources,
     by_name: RwLock<BTreeMap<Arc<str>, Arc<PartitionState>>>,
@@ -375,32 +379,29 @@ impl Catalog {
         read(&self.by_name).keys().map(|name| name.to_string()).collect()
     }
 
-    /// All partitions, in the order of their names.
+    /// All partitions, ordered by name.
     pub(crate) fn all(&self) -> Vec<Arc<PartitionState>> {
         read(&self.by_name).values().cloned().collect()
     }
 
-    /// Bytes that the next checkpoints of all pools take beyond what their files have.
+    /// Bytes of disk space that the next checkpoints of all pools need in addition to their files.
     pub(crate) fn pool_checkpoint_bytes(&self) -> u64 {
         let partitions = self.all();
-        let pools = partitions.iter().filter_map(|partition| partition.pool_if_built());
-        pools.fold(0, |bytes, pool| bytes.saturating_add(pool.checkpoint_bytes()))
+        let trees = partitions.iter().filter_map(|partition| partition.tree_if_built());
+        trees.fold(0, |bytes, tree| bytes.saturating_add(tree.checkpoint_bytes()))
     }
 
     pub(crate) fn remove(&self, name: &str) {
         write(&self.by_name).remove(name);
     }
 
-    /// Ends a partition that was deleted: its files are removed, or go with the last readers that hold them. What
-    /// cannot be removed is found by the next open.
+    /// Discards a deleted partition. Its files are removed now, or when the last reader releases them. The next open
+    /// removes files whose removal failed.
     pub(crate) fn discard(&self, state: &PartitionState) {
         if let Some(tree) = state.tree.get() {
             tree.discard();
-            if let Some(pool) = tree.pmem() {
-                pool.remove_files();
-            }
         }
-        // Where there is no tree nothing but the catalog knows the files.
+        // Without a tree, the files of the partition are listed only in the catalog.
         if let Some(stored) = lock(&state.stored_partition).take() {
             let obsolete_files = &self.resources.obsolete_files;
             stored.all_tables().for_each(|table| obsolete_files.push(DataFileKind::Table, table.number));
@@ -412,7 +413,8 @@ impl Catalog {
         *lock(&state.buffered_records) = Arc::default();
     }
 
-    /// Takes in a partition of the manifest; one with a user's comparator stays without its tree until that is given.
+    /// Adds a partition of the manifest and checks its files. A partition with a custom comparator has no tree until
+    /// the comparator is given.
     pub(crate) fn restore_partition(
         &self,
         stored: PartitionManifestState,
@@ -437,7 +439,7 @@ impl Catalog {
         Ok(state)
     }
 
-    /// Creates a new partition, which is invisible until it is [inserted](Catalog::insert).
+    /// Creates a new partition, which is not visible until it is [inserted](Catalog::insert).
     pub(crate) fn create_tree(
         &self,
         meta: &PartitionMeta,
@@ -451,7 +453,7 @@ impl Catalog {
         Ok(state)
     }
 
-    /// The files of a partition, if it is a pool.
+    /// Reads the files of a pool; `None` for an LSM partition.
     fn read_pool(
         &self,
         meta: &PartitionMeta,
@@ -481,12 +483,12 @@ impl Catalog {
         }
     }
 
-    /// Takes in a partition.
+    /// Adds a partition to the catalog.
     pub(crate) fn insert(&self, state: &Arc<PartitionState>) {
         write(&self.by_name).insert(Arc::clone(&state.name), Arc::clone(state));
     }
 
-    /// Prepares an existing partition for a caller: builds its tree if the comparator comes only now.
+    /// Prepares an existing partition for a caller. Builds its tree, if the tree was waiting for the comparator.
     ///
     /// # Errors
     /// `Invalid` if the comparator is not the one the partition was created with, or if `options` do not fit it.
@@ -514,13 +516,14 @@ impl Catalog {
         }
         options.check_order(&order)?;
         if state.tree.get().is_none() {
-            // As the stored options say, which its records in the log were written under; new ones are for new data.
+            // With the stored options, because the records in the WAL were written under them. New options apply to
+            // new data only.
             self.build_tree(state, order, &state.stored_options()?, ReplayPhase::After)?;
         }
         Ok(())
     }
 
-    /// Puts options in force for new data, without storing them.
+    /// Applies options to new data, and does not store them.
     pub(crate) fn set_options(&self, state: &PartitionState, options: &PartitionCreateOptions) -> Result<()> {
         match state.tree()? {
             PartitionTree::Lsm(tree) => tree.set_options(options.lsm(self.resources.default_codec)),
@@ -538,20 +541,20 @@ impl Catalog {
     ) -> Result<()> {
         let mut stored = lock(&state.stored_partition);
         if state.tree.get().is_some() {
-            return Ok(()); // another caller was faster
+            return Ok(()); // another caller has built the tree
         }
         if let Some(error) = &*lock(&state.build_error) {
             return Err(error.clone());
         }
-        // If the build fails half way, or panics, no empty tree takes the place.
+        // If the build fails or panics, a later call must not build an empty tree from the inputs that remain.
         let again = format!("partition {:?} could not be opened before: open the database anew", state.name);
         *lock(&state.build_error) = Some(Error::new(ErrorKind::Closed, again));
-        // Held until the tree is there: a reader of pending records finds either the records or the tree.
+        // Locked until the tree is set, so that a reader of buffered records finds either the records or the tree.
         let mut pending = lock(&state.buffered_records);
         let built = self.make_tree(state, stored.take(), &pending, order, options).and_then(|tree| {
-            // Before another thread can see the tree.
-            if let Some(pool) = tree.pmem().filter(|_| log == ReplayPhase::After) {
-                pool.end_replay()?;
+            // Before the tree is set, because other threads can use the tree afterwards.
+            if log == ReplayPhase::After {
+                tree.end_replay()?;
             }
             Ok(tree)
         });

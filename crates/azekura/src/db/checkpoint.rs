@@ -1,18 +1,20 @@
-//! A copy of the database at one commit, made of hard links.
+//! Writes a copy of the database as of one commit, built of hard links where possible.
 //!
-//! The steps:
-//! 1. between two commits: copy the pools that are memory, note the ledger, the end of the log and how far each of its
-//!    segments is written;
-//! 2. in a new directory beside `path`: link every table and blob file of the ledger (copy across file systems), copy
-//!    what there is of blob files that only the log points into, of the pools (which begin no checkpoint meanwhile) and
-//!    the used part of the log, write a manifest that says where the log ends, with a new instance id;
-//! 3. sync all of it, rename to `path`, which must not exist, sync the parent.
+//! Steps:
+//! 1. Between two commits: copy the mapped pools, and record the manifest state, the end of the write-ahead log (WAL)
+//!    and the written length of each of its segments.
+//! 2. In a new directory beside `path`: hard-link every table and blob file of the manifest state (or copy it, if the
+//!    file system does not support the link). Copy the direct blob files that no version edit has added yet, the pools
+//!    that are not mapped, and the written part of the WAL. Write a manifest with the end of the WAL and a new
+//!    instance id.
+//! 3. Sync all files, rename the directory to `path`, which must not exist, and sync the parent.
 //!
-//! The new directory is `azekura-checkpoint-<16 hexadecimal digits>.tmp`, a random name that did not exist. Nothing
-//! else is ever removed: a directory that a process left when it was killed stays until the user removes it.
+//! The new directory is `azekura-checkpoint-<16 hexadecimal digits>.tmp`, with a random number for which no directory
+//! existed. A failed checkpoint removes only this directory. If the process is killed, the directory stays until the
+//! user removes it.
 //!
-//! Meanwhile segments are not recycled. A file that a compaction removes between 1 and 2 makes the attempt start
-//! again with a newer ledger.
+//! While a checkpoint runs, no WAL segment is recycled and no checkpoint of a pool runs. If a compaction removes a file
+//! between steps 1 and 2, the attempt is repeated with a newer manifest state.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,22 +33,24 @@ use crate::vfs::{Fs, OpenMode};
 use crate::wal::format::segment_path;
 use crate::wal::options::WalSegmentInfo;
 
-/// Attempts before giving up on a database that compacts faster than its tables can be linked.
+/// Maximum number of attempts to copy the files, which fail if compactions remove tables before they are linked; also
+/// of attempts to find a free directory name.
 const ATTEMPTS: usize = 20;
 /// Bytes copied at a time.
 const COPY_CHUNK: usize = 1 << 20;
 
-/// The moment that is copied.
+/// State of the database between two commits, which the checkpoint copies.
 struct CheckpointState {
     manifest_state: ManifestState,
-    /// Early files with their lengths, some of which the ledger may have meanwhile.
+    /// Direct blob files with their paths and lengths in bytes. `manifest_state` may contain some of them too, because
+    /// a flush may add them after they are listed.
     direct_blobs: Vec<(FileNumber, PathBuf, u64)>,
-    /// Of the log.
+    /// The highest sequence number that the WAL contains.
     wal_end: SeqNo,
     segments: Vec<WalSegmentInfo>,
 }
 
-/// Keeps segments from being recycled.
+/// Prevents the recycling of WAL segments until dropped.
 struct WalRecyclingPause<'a>(&'a DbInner);
 
 impl<'a> WalRecyclingPause<'a> {
@@ -62,6 +66,7 @@ impl Drop for WalRecyclingPause<'_> {
     }
 }
 
+/// Implements [`Database::checkpoint`](crate::Database::checkpoint).
 pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
     let _call = inner.begin_api_call();
     let writer = inner.writer()?;
@@ -70,14 +75,15 @@ pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
     let fs = &*inner.fs;
     let path = fs.absolute(path)?;
     let (Some(parent), Some(_)) = (path.parent(), path.file_name()) else {
-        return Err(Error::invalid("a checkpoint needs a path with a name").in_file(path));
+        return Err(Error::invalid("the checkpoint path has no file name").in_file(path));
     };
     if fs.exists(&path)? {
         return Err(path_exists_error(&path));
     }
-    // No partition is created, deleted or given its comparator meanwhile: each pool is held, or stays as it is.
-    let _names = lock(&inner.partition_ddl_lock);
-    let _hold = WalRecyclingPause::new(inner);
+    // While this lock is held, no partition is created or deleted and no tree is built. So the files of a pool without
+    // a tree do not change, and `copy_database` can block the checkpoints of every other pool.
+    let _ddl_guard = lock(&inner.partition_ddl_lock);
+    let _recycling_pause = WalRecyclingPause::new(inner);
     let created = create_dirs(fs, parent)?;
     for _ in 0..ATTEMPTS {
         let tmp = create_temporary(inner, parent)?;
@@ -95,10 +101,10 @@ pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
 }
 
 fn path_exists_error(path: &Path) -> Error {
-    Error::invalid("a checkpoint needs a path that does not exist yet").in_file(path)
+    Error::invalid("the checkpoint path exists already").in_file(path)
 }
 
-/// Creates a directory for the copy under a name that nothing has.
+/// Creates a directory for the copy under a free name.
 fn create_temporary(inner: &DbInner, parent: &Path) -> Result<PathBuf> {
     let mut last = Error::new(ErrorKind::Conflict, "no free name for a temporary directory");
     for _ in 0..ATTEMPTS {
@@ -113,28 +119,30 @@ fn create_temporary(inner: &DbInner, parent: &Path) -> Result<PathBuf> {
     Err(last)
 }
 
-/// Copies the database as it is at one moment to the empty directory `tmp`, durably but for the name of `tmp`.
+/// Copies the database, as of a point between two commits, to the empty directory `tmp`. The content is durable, but
+/// not the name of `tmp`.
 fn copy_database(inner: &DbInner, writer: &DbWriter, tmp: &Path) -> Result<()> {
-    // No pool may come to hold on disk what is committed behind the moment.
+    // A checkpoint of a pool could write commits after the checkpoint state to the files that are copied below.
     let partitions = inner.catalog.all();
-    let pools = || partitions.iter().filter_map(|partition| partition.pool_if_built());
-    let _held: Vec<_> = pools().map(|pool| pool.block_checkpoints()).collect();
-    let moment = writer.committer.run_exclusively(|| {
-        // What is memory has no other moment to be copied at: writers wait for it.
-        pools()
-            .filter(|pool| pool.persistence_level() > PersistenceLevel::WalOnly)
-            .try_for_each(|pool| pool.copy_to(tmp))?;
+    let trees = || partitions.iter().filter_map(|partition| partition.tree_if_built());
+    let _blocked_checkpoints: Vec<_> = trees().filter_map(|tree| tree.block_checkpoints()).collect();
+    let state = writer.committer.run_exclusively(|| {
+        // Each commit changes a mapped pool in place, so it is copied here, where writers wait.
+        trees()
+            .filter(|tree| tree.persistence_level() > PersistenceLevel::WalOnly)
+            .try_for_each(|tree| tree.copy_to(tmp))?;
         Ok::<_, Error>(CheckpointState {
-            direct_blobs: direct_blob_files(inner), // first: a flush may give them to the ledger
+            // Listed first, because a flush may add them to the manifest state at any time.
+            direct_blobs: direct_blob_files(inner),
             manifest_state: writer.version_set.manifest_state(),
             wal_end: writer.wal.appended(),
             segments: writer.wal.segments(),
         })
     })?;
-    write_copy(inner, &moment, &partitions, tmp)
+    write_copy(inner, &state, &partitions, tmp)
 }
 
-/// Gives the copy in `tmp` the name `path`, durably. If that fails, the copy is removed.
+/// Renames `tmp` to `path` durably. After a failure the copy is removed.
 fn publish(fs: &dyn Fs, tmp: &Path, path: &Path, created: usize) -> Result<()> {
     if let Err(error) = fs.rename_noreplace(tmp, path) {
         drop(fs.remove_dir_all(tmp));
@@ -142,59 +150,60 @@ fn publish(fs: &dyn Fs, tmp: &Path, path: &Path, created: usize) -> Result<()> {
         return Err(if is_taken { path_exists_error(path) } else { error });
     }
     sync_parent_dirs(fs, path, created + 1).inspect_err(|_| {
-        // It is removed only when power loss cannot bring the name back: `path` must never hold half of a copy.
-        let unnamed = fs.rename_noreplace(path, tmp).and_then(|()| fs.sync_dir(tmp.parent().unwrap_or(tmp)));
-        if unnamed.is_ok() {
+        // The copy is removed only after the reverse rename is durable. Otherwise power loss could restore the name
+        // `path` for a partly removed copy.
+        let renamed_back = fs.rename_noreplace(path, tmp).and_then(|()| fs.sync_dir(tmp.parent().unwrap_or(tmp)));
+        if renamed_back.is_ok() {
             drop(fs.remove_dir_all(tmp));
         }
     })
 }
 
-/// The blob files that the log points into and no edit names.
+/// The blob files that WAL records may point to and that no version edit has added.
 fn direct_blob_files(inner: &DbInner) -> Vec<(FileNumber, PathBuf, u64)> {
     let partitions = inner.catalog.all();
     let trees = partitions.iter().filter_map(|partition| partition.lsm_if_built());
     trees.flat_map(|tree| tree.direct_blob_extents()).collect()
 }
 
-fn write_copy(inner: &DbInner, moment: &CheckpointState, partitions: &[Arc<PartitionState>], tmp: &Path) -> Result<()> {
+fn write_copy(inner: &DbInner, state: &CheckpointState, partitions: &[Arc<PartitionState>], tmp: &Path) -> Result<()> {
     let fs = &*inner.fs;
     for partition in partitions {
         let Some(tree) = partition.tree_if_built() else {
             partition.copy_unbuilt_pool(tmp)?;
             continue;
         };
-        // Those that are memory were copied at the moment.
-        if let Some(pool) = tree.pmem().filter(|pool| pool.persistence_level() == PersistenceLevel::WalOnly) {
-            pool.copy_to(tmp)?;
+        // Mapped pools were copied between two commits.
+        if tree.persistence_level() == PersistenceLevel::WalOnly {
+            tree.copy_to(tmp)?;
         }
     }
-    for partition in moment.manifest_state.partitions.values() {
+    for partition in state.manifest_state.partitions.values() {
         let files = &inner.catalog.resources().files;
         let tables = partition.all_tables().map(|table| (files.path(table.number), table.size));
         let blobs = partition.blob_files.values().map(|file| (files.blob_files().path(file.number), file.size));
         for (from, size) in tables.chain(blobs) {
-            let name = from.file_name().ok_or_else(|| Error::invalid("a file of data has no name"))?;
+            let name = from.file_name().ok_or_else(|| Error::invalid("a data file has no name"))?;
             link_or_copy(fs, &from, &tmp.join(name), size)?;
         }
     }
-    let mut manifest_state = moment.manifest_state.clone();
+    let mut manifest_state = state.manifest_state.clone();
     let has = |logical: FileNumber| {
         let files = manifest_state.partitions.values().flat_map(|partition| partition.blob_files.values());
         files.flat_map(|file| &file.sections).any(|section| section.logical_file == logical)
     };
-    // Copied, because they go on growing here.
-    for (_, from, len) in moment.direct_blobs.iter().filter(|(id, ..)| !has(*id)) {
-        let name = from.file_name().ok_or_else(|| Error::invalid("a file of data has no name"))?;
+    // Direct blob files are copied, because a hard link would receive the values that the database still appends.
+    for (_, from, len) in state.direct_blobs.iter().filter(|(id, ..)| !has(*id)) {
+        let name = from.file_name().ok_or_else(|| Error::invalid("a data file has no name"))?;
         copy_file(fs, from, &tmp.join(name), *len)?;
     }
     manifest_state.wal_segments.clear();
-    for segment in &moment.segments {
+    for segment in &state.segments {
         copy_file(fs, &segment_path(&inner.dir, segment.file), &segment_path(tmp, segment.file), segment.end_offset)?;
         manifest_state.wal_segments.insert(segment.epoch, segment.file);
     }
-    if let Some(last) = moment.segments.last() {
-        manifest_state.wal_end = Some((last.epoch, moment.wal_end));
+    if let Some(last) = state.segments.last() {
+        manifest_state.wal_end = Some((last.epoch, state.wal_end));
     }
     let mut file_id = [0; 16];
     inner.env.random(&mut manifest_state.instance);
@@ -210,7 +219,7 @@ fn link_or_copy(fs: &dyn Fs, from: &Path, to: &Path, len: u64) -> Result<()> {
     }
 }
 
-/// Copies the first `len` bytes, durably but for the name.
+/// Copies the first `len` bytes of a file. The content is durable, but not the name.
 fn copy_file(fs: &dyn Fs, from: &Path, to: &Path, len: u64) -> Result<()> {
     let (source, target) = (fs.open(from, OpenMode::Read)?, fs.open(to, OpenMode::Create)?);
     let mut buffer = vec![0; COPY_CHUNK.min(usize::try_from(len).unwrap_or(COPY_CHUNK))];

@@ -3,20 +3,25 @@
 //! The steps of a commit:
 //! 1. A thread that finds no leader becomes the leader; any other thread queues its commit and waits.
 //! 2. The leader takes every queued commit, assigns sequence numbers, and appends all of them to the WAL in one call.
-//! 3. The leader applies them to the memtables in order and publishes the last sequence number: they are now visible.
+//! 3. The leader applies them to the trees in order and publishes the last sequence number: they are now visible.
 //! 4. The leader wakes its followers and hands leadership to the first commit that was queued meanwhile.
 //! 5. A thread that requested more than [`Buffer`](crate::PersistMode::Buffer) waits for the WAL sync itself; threads
 //!    share syncs. A commit that did not request a sync never waits for one, unless it is queued behind a batch for a
 //!    pool that is durable without the WAL, because that batch is synced before it is applied.
 //!
-//! A single change of a pool bypasses these steps ([`Committer::commit_single`]): its own thread makes it, concurrently
-//! with other single changes. [`SeqnoAllocator`] allocates their sequence numbers and publishes them in order. If the
-//! change is logged, it is appended when its number is allocated. The leader closes allocation and waits until no
-//! single change is in progress. A thread that finds allocation closed waits and retries after it is opened; the leader
-//! opens it at each handover while such threads wait. After `GATE_ATTEMPTS` attempts the thread queues for leadership.
+//! Some trees commit a single record concurrently ([`SingleCommit::Concurrent`](crate::engine::SingleCommit)). Such a
+//! change bypasses these steps ([`Committer::commit_single`]): its own thread makes it, concurrently with other single
+//! changes. [`SeqnoAllocator`] allocates their sequence numbers and publishes them in order. If the change is logged,
+//! it is appended when its number is allocated. The leader closes allocation and waits until no single change is in
+//! progress. A thread that finds allocation closed waits and retries after it is opened; the leader opens it at each
+//! handover while such threads wait. After `GATE_ATTEMPTS` attempts the thread queues for leadership. Until the first
+//! single change, allocation stays closed and leaders do not touch it.
 //!
-//! Thread safety: `leading` is the lock. The thread that set it may append, apply and publish, and must hand leadership
-//! over or clear it, also after a panic.
+//! A commit reserves space in trees and makes its direct blob writes before it is queued ([`BatchReservations`]). The
+//! reservations are undone unless the commit is applied.
+//!
+//! Thread safety: `has_leader` is the lock. The thread that set it may append, apply and publish, and must hand
+//! leadership over or clear it, also after a panic.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,13 +29,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::base::sync::lock;
+use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::state::disk_reserve::DiskReserve;
 use crate::db::state::event_queue::DbPoison;
-use crate::engine::{Engine, LastVisibleSeqno, RecordReservation, SeqnoAllocator};
-use crate::pmem::pool::{AssignSeqnoFn, PmemEngine};
-use crate::wal::batch_codec::{WalRecord, WalRecordIter, seqno_gap_commits};
+use crate::db::state::partition_tree::PartitionTree;
+use crate::engine::{
+    AssignSeqnoFn, BatchReservation, Engine, LastVisibleSeqno, PlannedChange, RecordReservation, SeqnoAllocator,
+};
+use crate::lsm::direct_file::DirectBlobWrite;
+use crate::vfs::fs::PersistenceLevel;
+use crate::wal::format::{WalRecord, WalRecordIter, seqno_gap_commits};
 use crate::wal::{Wal, WalCommit};
 
 /// A commit that is ready to be written.
@@ -41,18 +51,18 @@ pub(crate) struct CommitRequest<'a> {
     pub(crate) count: u32,
     /// All partitions in the payload.
     pub(crate) partitions: &'a [Arc<PartitionState>],
-    /// Space that pools reserved for the values, in payload order.
+    /// Space that trees reserved for the values, in payload order.
     pub(crate) reservations: &'a [RecordReservation],
     pub(crate) path: CommitPath,
 }
 
-/// How a commit becomes durable. Single changes of pools use [`Committer::commit_single`] instead.
+/// How a commit of the group becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommitPath {
     /// Through the WAL.
     Logged,
-    /// Through the WAL, which must be durable before the commit is applied, because a pool that is durable without
-    /// the WAL must not contain part of a commit.
+    /// Through the WAL, which must be durable before the commit is applied, because a tree that survives power loss
+    /// without the WAL must not contain part of a commit.
     SyncBeforeApply,
 }
 
@@ -93,7 +103,7 @@ struct QueuedCommit {
 enum QueuedCommitState {
     Waiting,
     BecomeLeader,
-    /// There is no leader, or there was none for a moment: single changes may retry.
+    /// A leader has ended: a single change may retry.
     Retry,
     Done(Result<CommitOutcome>),
 }
@@ -111,12 +121,15 @@ struct CommitQueue {
 /// Attempts of a single change while allocation is closed, before it queues for leadership.
 const GATE_ATTEMPTS: usize = 3;
 
-/// Serializes all writes: group commit and single changes of pools. Thread safe.
+/// Serializes all writes: group commit and single changes. Thread safe.
 pub(crate) struct Committer {
     queue: Mutex<CommitQueue>,
     wal: Arc<Wal>,
     last_visible: LastVisibleSeqno,
     seqnos: SeqnoAllocator,
+    /// Whether a single change was attempted since open. Before, allocation is closed and leaders do not touch it.
+    /// Set by a leader.
+    has_single_changes: AtomicBool,
     poison: Arc<DbPoison>,
     reserve: Arc<DiskReserve>,
     /// Set between two commits, so that no commit follows the one that closing takes as the last.
@@ -136,27 +149,26 @@ impl Committer {
         poison: Arc<DbPoison>,
         reserve: Arc<DiskReserve>,
     ) -> Committer {
-        let (commits, records) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (closed, start, numbers) = (AtomicBool::new(false), visible.get(), SeqnoAllocator::new(visible.clone()));
-        let queue = Mutex::default();
         Committer {
-            queue,
+            queue: Mutex::default(),
             wal,
-            last_visible: visible,
-            seqnos: numbers,
+            seqnos: SeqnoAllocator::new(visible.clone()),
+            has_single_changes: AtomicBool::new(false),
             poison,
             reserve,
-            closed,
-            start,
-            commits,
-            records,
+            closed: AtomicBool::new(false),
+            start: visible.get(),
+            last_visible: visible,
+            commits: AtomicU64::new(0),
+            records: AtomicU64::new(0),
         }
     }
 
-    /// Writes, applies and publishes a commit; says where it stands.
+    /// Writes, applies and publishes a commit.
     ///
     /// # Errors
-    /// Those of the log; `Poisoned` if the log has the commit but memory may not, which ends all writing.
+    /// Those of the WAL. `Poisoned` if the WAL has the commit but the trees may not have it; then no later commit
+    /// succeeds.
     pub(crate) fn commit(&self, commit: CommitRequest<'_>) -> Result<CommitOutcome> {
         let mut queue = lock(&self.queue);
         if !queue.has_leader {
@@ -184,20 +196,20 @@ impl Committer {
         }
     }
 
-    /// Makes a single change of a pool, beside others; gives its number when it is visible. The log gets the `payload`,
-    /// if there is one. On a full disk a removal gets space from the disk reserve.
+    /// Makes a single change of `tree`, concurrently with others, and returns its sequence number when it is visible.
+    /// `payload` is appended to the WAL, if given. On a full disk a removal gets space from the disk reserve.
     ///
     /// # Errors
-    /// `OutOfSpace` from the pool or the WAL, and other errors of the WAL: nothing was changed. `Poisoned` if the
+    /// `OutOfSpace` from the tree or the WAL, and other errors of the WAL: nothing was changed. `Poisoned` if the
     /// state is unknown.
     pub(crate) fn commit_single(
         &self,
-        pool: &dyn PmemEngine,
+        tree: &dyn Engine,
         record: &WalRecord<'_>,
         payload: Option<&[u8]>,
     ) -> Result<SeqNo> {
         loop {
-            let done = self.try_commit_single(pool, record, payload);
+            let done = self.try_commit_single(tree, record, payload);
             let removes = payload.is_some() && record.kind.is_removal();
             if !(removes && is_out_of_space(&done) && self.release_disk_space()) {
                 return done;
@@ -205,25 +217,24 @@ impl Committer {
         }
     }
 
-    fn try_commit_single(
-        &self,
-        pool: &dyn PmemEngine,
-        record: &WalRecord<'_>,
-        payload: Option<&[u8]>,
-    ) -> Result<SeqNo> {
+    fn try_commit_single(&self, tree: &dyn Engine, record: &WalRecord<'_>, payload: Option<&[u8]>) -> Result<SeqNo> {
+        if !self.has_single_changes.load(Ordering::Relaxed) {
+            // The end of this leadership opens allocation.
+            self.run_exclusively(|| self.has_single_changes.store(true, Ordering::Relaxed));
+        }
         for _ in 0..GATE_ATTEMPTS {
             for _ in 0..2 {
-                if let Some(seqno) = self.commit_single_concurrently(pool, record, payload)? {
+                if let Some(seqno) = self.commit_single_concurrently(tree, record, payload)? {
                     return Ok(seqno);
                 }
                 self.seqnos.spin_until_open();
             }
             self.wait_for_leader();
         }
-        self.run_exclusively(|| self.commit_single_as_leader(pool, record, payload))
+        self.run_exclusively(|| self.commit_single_as_leader(tree, record, payload))
     }
 
-    /// Waits until there is no leader.
+    /// Waits until the current leader has ended, if there is one.
     fn wait_for_leader(&self) {
         let mut queue = lock(&self.queue);
         if queue.has_leader {
@@ -234,15 +245,15 @@ impl Committer {
         }
     }
 
-    /// The same, unless a thread leads.
+    /// Makes the change without leadership. Returns `None` if allocation is closed.
     fn commit_single_concurrently(
         &self,
-        pool: &dyn PmemEngine,
+        tree: &dyn Engine,
         record: &WalRecord<'_>,
         payload: Option<&[u8]>,
     ) -> Result<Option<SeqNo>> {
         let (mut taken, mut unused) = (None, None);
-        let made = self.apply_to_pool(pool, record, &mut || {
+        let made = self.write_single(tree, record, &mut || {
             let mut take = || {
                 taken = self.seqnos.try_allocate();
                 taken
@@ -257,8 +268,9 @@ impl Committer {
             appended
         });
         if let Some(unused) = unused {
-            // The number was assigned and is in no commit, and the WAL will say so. This happens after the leaf is
-            // unlocked, because it may wait; a number that never becomes visible has to be counted.
+            // The number was assigned but no commit has it; the next group appends a gap record for it. It is finished
+            // after the tree has released its locks, because finishing may wait. It must be finished, because later
+            // numbers become visible only after it.
             self.seqnos.finish(unused);
             self.seqnos.wait_until_visible(unused);
         }
@@ -277,16 +289,16 @@ impl Committer {
         }
     }
 
-    /// As `commit_single_concurrently`, for the leader.
+    /// Makes the change as the leader.
     fn commit_single_as_leader(
         &self,
-        pool: &dyn PmemEngine,
+        tree: &dyn Engine,
         record: &WalRecord<'_>,
         payload: Option<&[u8]>,
     ) -> Result<SeqNo> {
         let seqno = self.next_seqno(1)?;
         let mut taken = false;
-        let made = self.apply_to_pool(pool, record, &mut || {
+        let made = self.write_single(tree, record, &mut || {
             if let Some(payload) = payload {
                 self.poison.poison_on_failure(self.wal.append_with_assigned_seqno(payload, seqno, || Some(seqno)))?;
             }
@@ -298,14 +310,14 @@ impl Committer {
         Ok(seqno)
     }
 
-    fn apply_to_pool(
+    fn write_single(
         &self,
-        pool: &dyn PmemEngine,
+        tree: &dyn Engine,
         record: &WalRecord<'_>,
-        turn: &mut AssignSeqnoFn<'_>,
+        assign_seqno: &mut AssignSeqnoFn<'_>,
     ) -> Result<bool> {
         let WalRecord { kind, key, value, .. } = *record;
-        catch_unwind(AssertUnwindSafe(|| pool.write_single(kind, key, value, turn)))
+        catch_unwind(AssertUnwindSafe(|| tree.write_single(kind, key, value, assign_seqno)))
             .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a comparator panicked"))))
     }
 
@@ -394,7 +406,7 @@ impl Committer {
         self.wal.remove_spare_files() || self.reserve.release_for_removes()
     }
 
-    /// Steps 2 and 3, for the leader. What ends all writing is known to everybody before the lead is handed over.
+    /// Steps 2 and 3, for the leader. An error that poisons the database is set before leadership is handed over.
     fn write(&self, commits: &[CommitRequest<'_>]) -> Result<CommitOutcome> {
         let first = self.next_seqno(commits.iter().map(|commit| u64::from(commit.count)).sum())?;
         let mut next = first;
@@ -409,15 +421,15 @@ impl Committer {
         // The WAL contains these sequence numbers now; continuing without them in memory would use them twice.
         let committed = applied.map_err(|error| self.poison.set(error))?;
         let last = committed.last;
-        // Before that is visible: see `counts`.
+        // Before the commit is visible, so that `counts` does not count its records as single changes.
         self.commits.fetch_add(commits.len() as u64, Ordering::Relaxed);
         self.records.fetch_add(last.0 + 1 - first.0, Ordering::Relaxed);
         self.last_visible.publish(last);
         Ok(committed)
     }
 
-    /// Appends the commits of a group to the WAL, and gap records for sequence numbers that pools used without the
-    /// WAL.
+    /// Appends the commits of a group to the WAL, and gap records for sequence numbers that single changes used without
+    /// the WAL.
     fn append_to_wal(&self, commits: &[CommitRequest<'_>], mut next: SeqNo) -> Result<()> {
         let mut frames = Vec::with_capacity(commits.len());
         let mut in_log = self.wal.appended().plus(1);
@@ -433,8 +445,8 @@ impl Committer {
         }
     }
 
-    /// Appends gap records, so that the WAL reaches the last visible sequence number although pools used the last
-    /// ones without it.
+    /// Appends gap records, so that the WAL reaches the last visible sequence number although single changes used the
+    /// last ones without it.
     pub(crate) fn append_seqno_gap(&self) -> Result<()> {
         self.run_exclusively(|| {
             let frames: Vec<_> =
@@ -453,7 +465,7 @@ impl Committer {
     }
 }
 
-/// Whether it failed because the disk is full, or a pool.
+/// Whether the result is an error because the disk or a pool is full.
 pub(crate) fn is_out_of_space<T>(result: &Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == ErrorKind::OutOfSpace)
 }
@@ -472,11 +484,12 @@ fn apply_all(commits: &[CommitRequest<'_>], first: SeqNo) -> Result<CommitOutcom
                     .partitions
                     .iter()
                     .position(|partition| partition.id == record.partition)
-                    .ok_or_else(|| Error::invalid("a commit names a partition that it did not bring"))?;
+                    .ok_or_else(|| Error::invalid("a commit has a record of a partition that it does not list"))?;
             }
             let entry = EntryRef { user_key: record.key, seqno, kind: record.kind, value: record.value };
             if let Some(tree) = commit.partitions[at].tree_if_built() {
-                let reservation = if tree.needs_reservation(record.kind) { reservations.next().copied() } else { None };
+                let reservation =
+                    if tree.reserves_space_for(record.kind) { reservations.next().copied() } else { None };
                 sealed |= tree.apply(entry, reservation)?;
             }
             seqno = seqno.plus(1);
@@ -485,14 +498,16 @@ fn apply_all(commits: &[CommitRequest<'_>], first: SeqNo) -> Result<CommitOutcom
     Ok(CommitOutcome { last: SeqNo(seqno.0 - 1), sealed })
 }
 
-/// Leadership; handed over on drop, also after a panic.
+/// Guard of the leadership; hands it over on drop, also after a panic.
 struct LeaderGuard<'a>(&'a Committer);
 
 impl<'a> LeaderGuard<'a> {
-    /// For the thread that has set `leading`, or got the lead from another thread.
+    /// Begins the leadership of a thread that has set `has_leader`, or to which it was handed over.
     fn begin(committer: &'a Committer) -> LeaderGuard<'a> {
         let lead = LeaderGuard(committer);
-        committer.seqnos.close_gate();
+        if committer.has_single_changes.load(Ordering::Relaxed) {
+            committer.seqnos.close_gate();
+        }
         lead
     }
 }
@@ -502,15 +517,19 @@ impl Drop for LeaderGuard<'_> {
         if std::thread::panicking() {
             self.0.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"));
         }
-        // Otherwise it stays closed: what comes finds out why.
+        // After close and poison allocation stays closed, so that a single change becomes the leader and gets the
+        // error.
         let may_open = !self.0.closed.load(Ordering::Relaxed) && !self.0.poison.is_set();
         let mut queue = lock(&self.0.queue);
-        let (next, outside) = (queue.waiting.pop_front(), std::mem::take(&mut queue.gate_waiters));
-        // For a short time at least, if a thread waits for that.
-        self.0.seqnos.open_gate(may_open && (next.is_none() || !outside.is_empty()));
+        let next = queue.waiting.pop_front();
+        let gate_waiters = std::mem::take(&mut queue.gate_waiters);
+        if self.0.has_single_changes.load(Ordering::Relaxed) {
+            // If threads wait for it, allocation opens for a short time even if there is a next leader.
+            self.0.seqnos.open_gate(may_open && (next.is_none() || !gate_waiters.is_empty()));
+        }
         queue.has_leader = next.is_some();
         drop(queue);
-        outside.iter().for_each(|waiter| waiter.finish(QueuedCommitState::Retry));
+        gate_waiters.iter().for_each(|waiter| waiter.finish(QueuedCommitState::Retry));
         if let Some(next) = next {
             next.finish(QueuedCommitState::BecomeLeader);
         }
@@ -552,5 +571,149 @@ impl QueuedCommit {
     fn finish(&self, turn: QueuedCommitState) {
         *lock(&self.state) = turn;
         self.woken.notify_one();
+    }
+}
+
+/// Space that trees reserved for a commit. If this is dropped before the commit is applied, the space is freed.
+pub(crate) struct BatchReservations<'a> {
+    per_tree: Vec<TreeReservation<'a>>,
+    /// The space of each record with a value, in payload order.
+    records: Vec<RecordReservation>,
+    applied: bool,
+}
+
+/// The reservation of one tree.
+struct TreeReservation<'a> {
+    partition: PartitionId,
+    tree: &'a PartitionTree,
+    changes: Vec<PlannedChange<'a>>,
+    /// Indexes of its records with values in [`BatchReservations::records`].
+    indexes: Vec<usize>,
+    batch: BatchReservation,
+}
+
+impl<'a> BatchReservations<'a> {
+    /// Reserves the space that the trees of `commit` will need for it.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if a tree is full; then nothing is reserved.
+    pub(crate) fn reserve(commit: &CommitRequest<'a>) -> Result<BatchReservations<'a>> {
+        let mut planned: Vec<TreeReservation<'a>> = Vec::new();
+        for partition in commit.partitions {
+            if let Some(tree) = partition.tree_if_built().filter(|tree| tree.needs_preparation()) {
+                let (changes, indexes) = (Vec::new(), Vec::new());
+                let batch = BatchReservation::default();
+                planned.push(TreeReservation { partition: partition.id, tree, changes, indexes, batch });
+            }
+        }
+        // All batches reserve in this order, because a reservation may wait for other batches.
+        planned.sort_by_key(|tree| tree.partition);
+        let mut count = 0;
+        for record in WalRecordIter::new(commit.payload) {
+            let record = record?;
+            let Some(tree) = planned.iter_mut().find(|tree| tree.partition == record.partition) else { continue };
+            let value_len = record.kind.is_value().then_some(record.value.len());
+            tree.changes.push(PlannedChange { key: record.key, value_len });
+            if value_len.is_some() {
+                tree.indexes.push(count);
+                count += 1;
+            }
+        }
+        let per_tree = Vec::with_capacity(planned.len());
+        let mut reserved = BatchReservations { per_tree, records: vec![(0, 0); count], applied: false };
+        for mut part in planned {
+            let mut records = vec![(0, 0); part.indexes.len()];
+            part.batch = part.tree.prepare(&part.changes, &mut records)?;
+            for (index, record) in part.indexes.iter().zip(records) {
+                reserved.records[*index] = record;
+            }
+            reserved.per_tree.push(part);
+        }
+        Ok(reserved)
+    }
+
+    /// How the commit becomes durable.
+    pub(crate) fn commit_path(&self) -> CommitPath {
+        match self.per_tree.iter().any(|part| part.tree.persistence_level() == PersistenceLevel::PowerLoss) {
+            true => CommitPath::SyncBeforeApply,
+            false => CommitPath::Logged,
+        }
+    }
+
+    /// The space of each record with a value, in payload order.
+    pub(crate) fn records(&self) -> &[RecordReservation] {
+        &self.records
+    }
+
+    /// The commit is applied, or its state is unknown: the space of records is not freed.
+    pub(crate) fn mark_applied(mut self) {
+        self.applied = true;
+    }
+}
+
+impl Drop for BatchReservations<'_> {
+    fn drop(&mut self) {
+        for part in &self.per_tree {
+            if !self.applied {
+                part.indexes.iter().for_each(|index| part.tree.free_reservation(self.records[*index]));
+            }
+            part.tree.release(part.batch);
+        }
+    }
+}
+
+/// The direct blob writes of a commit. Dropping them releases them, unless the commit was applied: no pointer refers to
+/// the values, so their bytes are stale.
+#[derive(Default)]
+pub(crate) struct DirectBlobWrites {
+    writes: Vec<(Arc<PartitionState>, DirectBlobWrite)>,
+    bytes: u64,
+}
+
+impl DirectBlobWrites {
+    pub(crate) fn add(&mut self, partition: &Arc<PartitionState>, write: DirectBlobWrite) {
+        self.bytes += u64::from(write.pointer.value_len);
+        self.writes.push((Arc::clone(partition), write));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.writes.is_empty()
+    }
+
+    /// Returns the sum of the value lengths in bytes, before compression.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Makes the values durable.
+    ///
+    /// # Errors
+    /// `Poisoned` if values of other commits may be lost too. After any other error only this commit fails.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let mut synced: Vec<&Arc<PartitionState>> = Vec::new();
+        for (partition, _) in &self.writes {
+            if synced.iter().any(|other| Arc::ptr_eq(other, partition)) {
+                continue;
+            }
+            synced.push(partition);
+            let writes = self.writes.iter().filter(|(other, _)| Arc::ptr_eq(other, partition));
+            partition.lsm()?.sync_direct_writes(writes.map(|(_, write)| write))?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the values. Called when memtables contain pointers to them, or when the state of the commit is unknown.
+    pub(crate) fn mark_applied(mut self) {
+        self.writes.clear();
+    }
+}
+
+impl Drop for DirectBlobWrites {
+    fn drop(&mut self) {
+        for (partition, write) in self.writes.drain(..) {
+            if let Some(tree) = partition.lsm_if_built() {
+                tree.release_direct_write(&write);
+            }
+        }
     }
 }

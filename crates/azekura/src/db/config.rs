@@ -12,7 +12,7 @@ use crate::vfs::open_files::DirectIo;
 use crate::vfs::{Env, Fs};
 use crate::wal::RecoveryMode;
 
-/// How far a commit must get before it is acknowledged.
+/// The durability that a commit must have before it returns.
 ///
 /// `DURABILITY.md` describes which failures each mode survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,7 +28,10 @@ pub enum PersistMode {
 }
 
 /// A durability rule that a test disables, to show that the crash tests detect its absence.
-#[doc(hidden)]
+#[cfg_attr(
+    not(any(test, feature = "testing")),
+    expect(unreachable_pub, reason = "exported with the feature `testing` only")
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedBug {
     /// A flush commits its tables to the manifest before the WAL records in them are durable.
@@ -53,6 +56,7 @@ pub(crate) struct Settings {
     pub(crate) disk_reserve: u64,
     pub(crate) mapped_wal: bool,
     pub(crate) recovery_mode: RecoveryMode,
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) planted_bug: Option<PlantedBug>,
 }
 
@@ -72,7 +76,21 @@ impl Default for Settings {
             disk_reserve: 128 << 20,
             mapped_wal: true,
             recovery_mode: RecoveryMode::Strict,
+            #[cfg(any(test, feature = "testing"))]
             planted_bug: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Whether a test has disabled this durability rule. Always false without the feature `testing`.
+    pub(crate) fn has_planted_bug(&self, bug: PlantedBug) -> bool {
+        #[cfg(any(test, feature = "testing"))]
+        return self.planted_bug == Some(bug);
+        #[cfg(not(any(test, feature = "testing")))]
+        {
+            let _unused: PlantedBug = bug;
+            false
         }
     }
 }
@@ -209,9 +227,9 @@ impl Config {
     /// Sets the WAL size in bytes above which partitions are flushed to free the oldest segment, from
     /// [`wal_segment_size`](Config::wal_segment_size) to 2^50. Default 512 MiB.
     ///
-    /// These flushes run before any compaction. The WAL still grows by what is written during these flushes. No
-    /// segment is removed while a checkpoint copies the WAL. If the comparator of a partition was not given since
-    /// open, its records are moved to tables, and are read back into memory when the comparator is given.
+    /// These flushes run before any compaction. The WAL still grows by the records that are written during these
+    /// flushes. No segment is removed while a checkpoint copies the WAL. If the comparator of a partition was not given
+    /// since open, its records are moved to tables, and are read back into memory when the comparator is given.
     #[must_use]
     pub fn max_wal_size(mut self, bytes: u64) -> Config {
         self.settings.max_wal_size = bytes;
@@ -223,12 +241,13 @@ impl Config {
     /// The reserve is a file that holds disk space for recovery from a full disk. When the disk is full, ordinary
     /// writes fail with [`OutOfSpace`](crate::ErrorKind::OutOfSpace) and change nothing. The database then uses the
     /// space of the reserve to open, to accept removals, and to run flushes, compactions and blob GC. Ordinary writes
-    /// succeed again, without a restart, once the reserve has its full size again.
+    /// succeed again, without reopening, once the reserve has its full size again.
     ///
-    /// The file starts at 1.5 MiB. It grows, up to the maximum, to twice the WAL bytes that recovery would replay
-    /// plus the bytes that the next checkpoints of changed pool pages write. A clean close shrinks it again. A
-    /// memtable flush, a pool checkpoint and a compaction each need as much space as they write: one that needs more
-    /// than the reserve holds waits until there is more space.
+    /// The file starts at about 1.5 MiB. It grows to about 1.5 times the WAL bytes that recovery would replay, plus the
+    /// bytes that the next checkpoints of changed pool pages write, plus up to 6 MiB. A clean close shrinks it again.
+    /// The maximum does not include the space to open the database: 256 KiB and twice the size of the manifest. A
+    /// memtable flush, a pool checkpoint and a compaction each need as much space as they write. On a full disk they
+    /// wait for more space if the reserve is too small.
     #[must_use]
     pub fn disk_reserve(mut self, bytes: u64) -> Config {
         self.settings.disk_reserve = bytes;
@@ -255,8 +274,9 @@ impl Config {
         self
     }
 
-    /// Disables one durability rule. For tests that check the crash tests themselves.
-    #[doc(hidden)]
+    /// Disables one durability rule, for tests that check whether the crash tests detect it. Never use it in
+    /// production: power loss may then lose synced records.
+    #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn plant_bug(mut self, bug: PlantedBug) -> Config {
         self.settings.planted_bug = Some(bug);
@@ -284,7 +304,7 @@ impl Config {
         self
     }
 
-    /// Fails if a setting is out of its range.
+    /// Returns `Invalid` if a setting is out of its range.
     pub(crate) fn check(&self) -> Result<()> {
         let s = &self.settings;
         let range = |what: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
@@ -292,11 +312,11 @@ impl Config {
             false => Err(Error::invalid(format!("{what} is {value}, out of its range {low}..={high}"))),
         };
         range("workers", s.workers as u64, 0, 64)?;
-        range("log_segment_size", s.wal_segment_size, 64 << 10, 1 << 30)?;
+        range("wal_segment_size", s.wal_segment_size, 64 << 10, 1 << 30)?;
         range("max_open_files", s.max_open_files as u64, 8, 1 << 20)?;
         range("memory_budget", s.memory_budget, 1 << 20, 1 << 50)?;
         range("cache_size", s.cache_size, 0, 1 << 50)?;
-        range("max_log_size", s.max_wal_size, s.wal_segment_size, 1 << 50)?;
+        range("max_wal_size", s.max_wal_size, s.wal_segment_size, 1 << 50)?;
         range("disk_reserve", s.disk_reserve, 0, 1 << 50)?;
         if let Some(ms) = s.sync_interval_ms {
             range("sync_interval", ms, 1, 1 << 40)?;

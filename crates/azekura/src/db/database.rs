@@ -20,6 +20,7 @@ use crate::db::snapshot::Snapshot;
 use crate::db::state::disk_reserve::ReserveUse;
 use crate::db::worker;
 use crate::pmem::pool::uses_mapped_pools;
+use crate::vfs::open_files::DataFileKind;
 
 /// Longest partition name in bytes. Names are UTF-8 of at least 1 byte and are never used as paths.
 const NAME_LEN_MAX: usize = 255;
@@ -63,7 +64,7 @@ impl Config {
     /// the time of opening.
     ///
     /// # Errors
-    /// As [`open`](Config::open); `Locked` while a writer has the database open, `Invalid` if there is no database.
+    /// As [`open`](Config::open); `Locked` while a writer has the database open, `NotFound` if there is no database.
     pub fn open_read_only(self) -> Result<Database> {
         Ok(Database { handle: recovery::open_read_only(self)? })
     }
@@ -88,9 +89,10 @@ impl Database {
     /// Opens an existing partition with the options that are stored with it.
     ///
     /// # Errors
-    /// `Invalid` if the partition does not exist, or if its comparator was not given since the database was opened.
+    /// `NotFound` if the partition does not exist; `Invalid` if its comparator was not given since the database was
+    /// opened.
     pub fn partition(&self, name: &str) -> Result<Partition> {
-        let missing = || Error::invalid(format!("partition {name:?} does not exist"));
+        let missing = || Error::new(ErrorKind::NotFound, format!("partition {name:?} does not exist"));
         let state = self.handle.inner.partition(name).ok_or_else(missing)?;
         state.tree()?;
         Ok(Partition::new(state, Arc::clone(&self.handle)))
@@ -132,28 +134,28 @@ impl Database {
         let inner = &self.handle.inner;
         let _call = inner.begin_api_call();
         inner.check_outside()?;
-        let _one_at_a_time = lock(&inner.partition_ddl_lock);
+        let _ddl_guard = lock(&inner.partition_ddl_lock);
         if let Some(state) = inner.partition(name) {
             let work = inner.begin_work()?;
             inner.catalog.open(&state, comparator, options)?;
             drop(work);
             if let Err(error) = self.replace_options(&state, options) {
-                let before = state.stored_options();
-                let _ended = before.and_then(|before| inner.catalog.set_options(&state, &before));
+                let old_options = state.stored_options();
+                let _kept_on_failure = old_options.and_then(|old| inner.catalog.set_options(&state, &old));
                 return Err(error);
             }
             return Ok(Partition::new(state, Arc::clone(&self.handle)));
         }
         let _work = inner.begin_work()?;
         let writer = inner.writer().map_err(|error| match error.kind() {
-            ErrorKind::Invalid => Error::invalid(format!("partition {name:?} does not exist")),
+            ErrorKind::Invalid => Error::new(ErrorKind::NotFound, format!("partition {name:?} does not exist")),
             _ => error,
         })?;
         let order = comparator.map_or_else(KeyOrder::bytewise, KeyOrder::custom);
         options.check_order(&order)?;
         let engine = options.engine.kind_in(uses_mapped_pools(&*inner.fs, &inner.dir));
         let meta = PartitionMeta {
-            id: PartitionId(0), // until it is created
+            id: PartitionId(0), // `create_partition` sets the id
             engine: engine as u8,
             name: name.to_owned(),
             comparator: order.name().to_owned(),
@@ -161,22 +163,22 @@ impl Database {
         };
         // A mapped pool is durable without the WAL. Its file must be durable before the manifest names the partition,
         // and the partition before any commit to it.
-        let is_memory = engine == EngineKind::PmemMapped;
-        if is_memory {
+        let is_mapped = engine == EngineKind::PmemMapped;
+        if is_mapped {
             inner.catalog.pool_location(&meta).create_file(&options.pmem())?;
         }
         // Every step that can fail runs before the edit, because a partition that is in the manifest but cannot be
         // opened would prevent the database from opening.
         let prepare = |meta: &PartitionMeta| {
-            let home = is_memory.then(|| inner.catalog.pool_location(meta));
-            home.as_ref().map_or(Ok(()), |home| home.publish_file())?;
+            let location = is_mapped.then(|| inner.catalog.pool_location(meta));
+            location.as_ref().map_or(Ok(()), |location| location.publish_file())?;
             let state = inner.catalog.create_tree(meta, order, options);
-            let state = state.inspect_err(|_| home.iter().for_each(|home| home.remove_published_file()))?;
+            let state = state.inspect_err(|_| location.iter().for_each(|location| location.remove_published_file()))?;
             let file_id = state.pool_file_id;
             Ok((state, file_id))
         };
         let state = inner.poison.poison_on_failure(writer.version_set.create_partition(meta, prepare))?;
-        if inner.settings.durability != PersistMode::Buffer || is_memory {
+        if inner.settings.durability != PersistMode::Buffer || is_mapped {
             let synced = inner.poison.poison_on_failure(writer.version_set.sync());
             synced.map_err(|error| self.undo_creation(&state, error))?;
         }
@@ -189,14 +191,14 @@ impl Database {
     /// the creation may be durable and the drop is not, the database does not open without them.
     fn undo_creation(&self, state: &PartitionState, error: Error) -> Error {
         let inner = &self.handle.inner;
-        let drop_it = [VersionEdit::PartitionDropped { partition: state.id }];
+        let drop_edits = [VersionEdit::PartitionDropped { partition: state.id }];
         let dropped = inner.writer().and_then(|writer| {
             let version_set = &writer.version_set;
-            inner.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&drop_it))
+            inner.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&drop_edits))
         });
         match dropped {
             Ok(()) => error,
-            Err(second) => inner.poison.set(second),
+            Err(drop_error) => inner.poison.set(drop_error),
         }
     }
 
@@ -236,9 +238,9 @@ impl Database {
         let inner = &self.handle.inner;
         let _call = inner.begin_api_call();
         inner.check_outside()?;
-        let one_at_a_time = lock(&inner.partition_ddl_lock);
+        let ddl_guard = lock(&inner.partition_ddl_lock);
         partition.state.tree()?;
-        self.delete(&partition.state, one_at_a_time)
+        self.delete(&partition.state, ddl_guard)
     }
 
     /// Deletes the partition `name`, as [`delete_partition`](Database::delete_partition) does.
@@ -246,7 +248,7 @@ impl Database {
     /// The partition need not be open: a partition whose comparator is no longer available can be deleted too.
     ///
     /// # Errors
-    /// `Invalid` if the partition does not exist. `Closed`. `Io`, `OutOfSpace`, `Poisoned` from writing.
+    /// `NotFound` if the partition does not exist. `Closed`. `Io`, `OutOfSpace`, `Poisoned` from writing.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -262,21 +264,22 @@ impl Database {
         let inner = &self.handle.inner;
         let _call = inner.begin_api_call();
         inner.check_outside()?;
-        let one_at_a_time = lock(&inner.partition_ddl_lock);
-        let missing = || Error::invalid(format!("partition {name:?} does not exist"));
+        let ddl_guard = lock(&inner.partition_ddl_lock);
+        let missing = || Error::new(ErrorKind::NotFound, format!("partition {name:?} does not exist"));
         let state = inner.partition(name).ok_or_else(missing)?;
-        self.delete(&state, one_at_a_time)
+        self.delete(&state, ddl_guard)
     }
 
-    fn delete(&self, state: &PartitionState, one_at_a_time: MutexGuard<'_, ()>) -> Result<()> {
+    fn delete(&self, state: &PartitionState, ddl_guard: MutexGuard<'_, ()>) -> Result<()> {
         let inner = &self.handle.inner;
         let _work = inner.begin_work()?;
         let writer = inner.writer()?;
         let edits = [VersionEdit::PartitionDropped { partition: state.id }];
-        // The edit is written between two commits, so that no commit is partly in a deleted partition. It is written
-        // after a sync of all earlier commits, because it may survive power loss as soon as it is written. This first
-        // sync does most of that work outside the exclusive section.
+        // The edit is written between two commits, so that a commit precedes the deletion as a whole or finds the
+        // partition deleted. It is written after a sync of all earlier commits, because it may survive power loss as
+        // soon as it is written. This first sync does most of that work while other threads may commit.
         inner.poison.poison_on_failure(writer.wal.sync(inner.last_visible.get(), false))?;
+        let spilled = writer.version_set.spilled_tables_dropped_by(&edits);
         let delete = || {
             writer.wal.sync(inner.last_visible.get(), false)?;
             writer.version_set.log_and_apply(&edits)?;
@@ -291,8 +294,9 @@ impl Database {
         inner.task_done.notify_all();
         inner.poison.poison_on_failure(writer.version_set.sync())?;
         inner.catalog.discard(state);
+        spilled.into_iter().for_each(|table| inner.obsolete_files().push(DataFileKind::Table, table));
         inner.update_write_stalls();
-        drop(one_at_a_time); // other threads may create and delete partitions meanwhile
+        drop(ddl_guard); // other threads may create and delete partitions meanwhile
         inner.obsolete_files().remove_all();
         inner.work_available.notify_all();
         Ok(())
@@ -379,7 +383,7 @@ impl Database {
     /// once there are no other tasks.
     ///
     /// # Errors
-    /// The error of the task, which remains to be done.
+    /// The error of the task; a later call runs the task again.
     pub fn step(&self) -> Result<bool> {
         self.handle.inner.writer()?;
         worker::step(&self.handle.inner)

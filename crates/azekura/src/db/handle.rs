@@ -10,9 +10,8 @@ use crate::base::{Error, ErrorKind, Result};
 use crate::db::catalog::PartitionState;
 use crate::db::inner::DbInner;
 use crate::db::state::disk_reserve::ReserveUse;
-use crate::db::state::shifts::is_at_work;
+use crate::db::state::work_tracker::is_at_work;
 use crate::db::worker::{BackgroundThreads, flush_and_wait, retire_wal_segments};
-use crate::engine::Engine;
 use crate::mem::atomic::yield_now;
 use crate::mem::epoch::RetireEpoch;
 use crate::vfs::fs::PersistenceLevel;
@@ -41,17 +40,17 @@ impl DbHandle {
     ///
     /// The directory is released also when an error is returned; the WAL then contains every acknowledged commit.
     ///
-    /// In a forked child nothing is done, and `Closed` is returned.
+    /// A second call returns at once. A call in a forked child process does nothing and returns `Closed`.
     pub(crate) fn close(&self) -> Result<()> {
         self.inner.check_process()?;
         self.inner.check_outside()?;
         if self.closed.swap(true, Ordering::AcqRel) { Ok(()) } else { self.close_once(false) }
     }
 
-    /// Closes, as the first one to do so. With `tell` the listener gets the error, because no caller does.
-    fn close_once(&self, tell: bool) -> Result<()> {
+    /// Closes the database. With `report_error` the listener gets the error, because no caller receives it.
+    fn close_once(&self, report_error: bool) -> Result<()> {
         let inner = &self.inner;
-        // Most of the work is done while writers may still write; what they add after it is little.
+        // The first flush runs while other threads may still commit, so the second one has little to flush.
         let mut flushed = if inner.writer.is_some() { self.flush_all() } else { Ok(()) };
         if let Some(writer) = &inner.writer {
             writer.committer.close();
@@ -60,34 +59,25 @@ impl DbHandle {
         inner.stop_work();
         let BackgroundThreads { workers, listener } = std::mem::take(&mut *lock(&self.threads));
         for thread in workers {
-            // The last handle may be dropped on a worker (by a comparator); it ends by itself when it sees `closing`.
+            // A comparator may drop the last handle on a worker thread. That worker ends when it reads `closing`.
             if !thread.is_current() && !thread.join() {
                 inner.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"));
             }
         }
+        let trees: Vec<_> = inner.catalog.all().iter().filter_map(|p| p.tree_if_built().cloned()).collect();
         if inner.writer.is_some() {
-            // All work has ended. A table that is released from now on is removed by the next open.
-            for tree in inner.catalog.all().iter().filter_map(|p| p.lsm_if_built()) {
-                tree.abandon_paused();
-                if tree.first_unflushed().is_none() {
-                    tree.abandon_direct_blob_files();
-                }
-            }
+            // All work has ended. The next open removes tables that are released from now on. Runs before the directory
+            // is released, also after an error, because another process may open the files then.
+            trees.iter().for_each(|tree| tree.stop_writes());
             inner.obsolete_files().close();
-        }
-        let pools: Vec<_> = inner.catalog.all().iter().filter_map(|p| p.pool_if_built().cloned()).collect();
-        if inner.writer.is_some() {
-            // Runs before the directory is released, also after an error, because another process may open the files
-            // then.
-            pools.iter().for_each(|pool| pool.stop_writes());
-            if pools.iter().any(|pool| pool.persistence_level() > PersistenceLevel::WalOnly) {
+            if trees.iter().any(|tree| tree.persistence_level() > PersistenceLevel::WalOnly) {
                 self.wait_for_reads();
             }
         }
         let finished = flushed.and_then(|()| self.finish_wal());
         if finished.is_ok() && inner.writer.is_some() {
-            // The WAL contains the next sequence number now.
-            pools.iter().for_each(|pool| pool.close());
+            // A tree closes only after the WAL durably records the last sequence number.
+            trees.iter().for_each(|tree| tree.close());
         }
         if let Some(writer) = &inner.writer {
             writer.wal.stop_writes();
@@ -95,42 +85,45 @@ impl DbHandle {
         inner.catalog.all().iter().for_each(|partition| partition.mark_closed());
         *lock(&inner.dir_lock) = None;
         if let Err(error) = &finished
-            && tell
+            && report_error
         {
             inner.emit(&Event::BackgroundError { error: error.clone() });
         }
-        // Behind the lock on the directory: a listener may open it again.
+        // Sent after the directory lock is released, because the listener may open the database again.
         inner.emit(&Event::Closed);
         inner.poison.events().stop();
-        // A listener that closes runs on that thread, which delivers what waits when the listener returns.
+        // If the listener calls `close`, this code runs on the delivery thread. It delivers the queued events when the
+        // listener returns.
         let delivered = listener.is_none_or(|thread| thread.is_current() || thread.join());
         inner.poison.record_delivery(delivered && inner.poison.events().deliver_at_call_end());
         finished
     }
 
-    /// Waits until the reads that are inside a pool have ended, because another process may write to its file once the
-    /// directory is free. A read takes microseconds, unless a comparator waits for something; a read that outlasts the
-    /// wait, or that called `close` itself from its comparator, finds the database closed when it has copied its value.
+    /// Waits until running reads of pools have ended, for about 10 seconds at most, because another process may write
+    /// to the pool files once the directory is unlocked. A read takes microseconds, unless its comparator blocks. A
+    /// read that outlasts the wait, or whose comparator called `close`, copies its value, and then fails with `Closed`.
     fn wait_for_reads(&self) {
-        let (moment, done) = (RetireEpoch::advance(), &self.inner.task_done);
-        for looked in 0..READER_WAIT_ROUNDS {
-            if moment.others_unpinned() {
+        let (epoch, done) = (RetireEpoch::advance(), &self.inner.task_done);
+        for round in 0..READER_WAIT_ROUNDS {
+            if epoch.others_unpinned() {
                 return;
             }
-            match looked < READER_SPIN_ROUNDS {
+            match round < READER_SPIN_ROUNDS {
                 true => yield_now(),
                 false => done.wait_past(done.generation(), 1),
             }
         }
     }
 
-    /// A flush waits for the device several times. With many partitions several threads share the waiting, because the
-    /// file system writes what they sync at the same time together; by hand there is one, so that tests are
-    /// deterministic.
+    /// Flushes all partitions that have unflushed records.
+    ///
+    /// Each flush waits for several syncs. Up to [`CLOSING_THREADS_MAX`] threads flush different partitions in
+    /// parallel, because the file system combines syncs that run at the same time. With `workers(0)` only the calling
+    /// thread flushes, so that tests are deterministic.
     fn flush_all(&self) -> Result<()> {
         let inner = &self.inner;
         inner.poison.check()?;
-        // A partition whose comparator never came keeps its records in the log.
+        // The records of a partition whose comparator was not given since open stay in the WAL.
         let is_dirty = |p: &Arc<PartitionState>| p.tree_if_built().is_some() && p.first_unflushed().is_some();
         let dirty: Vec<_> = inner.catalog.all().into_iter().filter(is_dirty).collect();
         let threads = if inner.settings.workers == 0 { 1 } else { dirty.len().min(CLOSING_THREADS_MAX) };
@@ -138,7 +131,7 @@ impl DbHandle {
         let drain = |inner: &DbInner, queue: &Mutex<Vec<Arc<PartitionState>>>| {
             while let Some(partition) = { lock(queue).pop() } {
                 let flushed = flush_and_wait(inner, &partition);
-                // Of a partition that is deleted meanwhile nothing is flushed any more.
+                // A flush of a partition that another thread deletes meanwhile may fail; nothing is lost then.
                 flushed.or_else(|error| if partition.is_deleted() { inner.poison.check() } else { Err(error) })?;
             }
             Ok(())
@@ -152,7 +145,7 @@ impl DbHandle {
                     *lock(&failed) = Err(error);
                 }
             };
-            // Without another thread this one does it all.
+            // If no thread can be spawned, the calling thread flushes all partitions.
             helpers.extend(self.inner.env.spawn(&format!("azekura-close-{i}"), Box::new(body)));
         }
         let mut result = drain(inner, &queue);
@@ -164,10 +157,11 @@ impl DbHandle {
         result.and_then(|()| lock(&failed).clone())
     }
 
+    /// Retires all WAL segments whose records are flushed, and records the end of the WAL in the manifest.
     fn finish_wal(&self) -> Result<()> {
         let inner = &self.inner;
         let Some(writer) = &inner.writer else { return Ok(()) };
-        // What is in tables leaves the log, the newest segment too: a database at rest is its tables and a short log.
+        // The active segment is sealed, so that it can be retired too.
         inner.with_reserve(ReserveUse::Flush, || writer.committer.append_seqno_gap())?;
         inner.with_reserve(ReserveUse::Flush, || writer.wal.seal())?;
         writer.wal.sync(inner.last_visible.get(), false)?;
@@ -187,7 +181,8 @@ impl DbHandle {
 impl Drop for DbHandle {
     fn drop(&mut self) {
         if self.inner.is_forked() {
-            // Never dropped: the threads exist in the parent only, and locks may be held by them for ever.
+            // These objects must not be dropped in the child: their threads exist in the parent only, and may have held
+            // locks at the fork, which are never released in the child.
             std::mem::forget(Arc::clone(&self.inner));
             let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
             return std::mem::forget(std::mem::take(threads));
@@ -196,12 +191,14 @@ impl Drop for DbHandle {
             return;
         }
         let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Without workers it is work on another database: other threads that work on this one hold a handle meanwhile.
+        // Without workers the work of this thread belongs to another database, because every thread that works on this
+        // database holds a handle.
         if threads.workers.is_empty() || !is_at_work() {
-            let _told = self.close_once(true);
+            let _reported_to_listener = self.close_once(true);
             return;
         }
-        // Closing waits for work of this database, which may wait for the work that this thread is in.
+        // Closing waits for the work of this database, which may wait for the work of the calling thread. So a worker
+        // closes the database later.
         let threads = std::mem::take(threads);
         let (inner, closed) = (Arc::clone(&self.inner), AtomicBool::new(true));
         let later = DbHandle { inner, threads: Mutex::new(threads), closed };

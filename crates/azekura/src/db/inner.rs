@@ -1,4 +1,5 @@
-//! What all handles of a database share.
+//! State of an open database that all of its handles share ([`DbInner`]): the write path up to group commit, write
+//! stalls, and the use of the disk reserve.
 
 use std::cmp::Reverse;
 use std::path::PathBuf;
@@ -10,31 +11,30 @@ use crate::base::sync::{WakeSignal, lock, read, write};
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
-use crate::db::commit::{CommitOutcome, CommitRequest, Committer, is_out_of_space};
+use crate::db::commit::{
+    BatchReservations, CommitOutcome, CommitRequest, Committer, DirectBlobWrites, is_out_of_space,
+};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
-use crate::db::reservations::{DirectBlobWrites, PoolReservations};
 use crate::db::state::backoff::Backoff;
 use crate::db::state::disk_reserve::{DiskReserve, ReserveUse};
 use crate::db::state::event_queue::DbPoison;
-use crate::db::state::shifts::{WorkGuard, WorkTracker, is_at_work};
-use crate::db::state::tally::ShardedCounter;
+use crate::db::state::sharded_counter::ShardedCounter;
 use crate::db::state::version_set::VersionSet;
+use crate::db::state::work_tracker::{WorkGuard, WorkTracker, is_at_work};
 use crate::db::state::write_stall::{AccruedDelay, WriteStallLimits, delay_ns_per_kib, must_stop_writes};
-use crate::engine::{Engine, EngineHost, LastVisibleSeqno, Pressure, SnapshotList};
-use crate::lsm::blob::direct_file::DirectBlobWrite;
+use crate::engine::{EngineHost, LastVisibleSeqno, Pressure, SingleCommit, SnapshotList};
+use crate::lsm::direct_file::DirectBlobWrite;
 use crate::memtable::memtable::MemtableMemory;
-use crate::pmem::pool::PmemEngine;
 use crate::table::obsolete_files::ObsoleteFiles;
-use crate::vfs::fs::PersistenceLevel;
 use crate::vfs::open_files::DataFileKind;
 use crate::vfs::{Env, FileLock, Fs};
 use crate::wal::Wal;
-use crate::wal::batch_codec::{WalRecord, WalRecordIter, record_len};
+use crate::wal::format::{WalRecord, WalRecordIter, record_len};
 
-/// Bytes below which a memtable is not sealed because of the budget.
+/// The memory budget does not cause a memtable of fewer bytes than this to be sealed.
 const BUDGET_SEAL_BYTES_MIN: u64 = 64 << 10;
 
-/// The half of a database that only one with the right to write has.
+/// The parts of a database that only a database opened for writing has.
 pub(crate) struct DbWriter {
     pub(crate) version_set: Arc<VersionSet>,
     pub(crate) wal: Arc<Wal>,
@@ -42,13 +42,14 @@ pub(crate) struct DbWriter {
     pub(crate) reserve: Arc<DiskReserve>,
 }
 
-/// What recovery found, for metrics.
+/// Result of recovery, for metrics.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RecoveryStats {
     pub(crate) records: u64,
     pub(crate) elapsed_ns: u64,
     pub(crate) dropped_after_damage: Option<DroppedAfterDamage>,
-    /// Bytes of the live log and of the manifest as they were read.
+    /// Bytes of the live segments of the write-ahead log (WAL) that recovery read. `manifest_bytes` is the same for
+    /// the manifest.
     pub(crate) wal_bytes: u64,
     pub(crate) wal_segments: usize,
     pub(crate) manifest_bytes: u64,
@@ -72,7 +73,7 @@ pub(crate) struct DbCounters {
     pub(crate) stall_ns: AtomicU64,
 }
 
-/// The heart of a database: everything that outlives any single handle. Thread safe.
+/// State of an open database that is independent of any single handle. Thread safe.
 pub(crate) struct DbInner {
     pub(crate) fs: Arc<dyn Fs>,
     pub(crate) env: Arc<dyn Env>,
@@ -86,64 +87,71 @@ pub(crate) struct DbInner {
     pub(crate) poison: Arc<DbPoison>,
     pub(crate) counters: DbCounters,
     pub(crate) recovery_stats: RecoveryStats,
-    /// Work may have appeared.
+    /// Notified when there may be a new task.
     pub(crate) work_available: Arc<WakeSignal>,
-    /// A task has ended.
+    /// Notified when a task has ended.
     pub(crate) task_done: WakeSignal,
     pub(crate) closing: AtomicBool,
-    /// The process that opened it.
+    /// Token of the process that opened the database.
     opened_by_process: u64,
-    /// Rung when the database begins to close.
+    /// Notified when the database begins to close.
     pub(crate) close_requested: WakeSignal,
-    /// Work that changes files of the directory, in whatever thread; closing waits for all of it.
+    /// Running work that changes files of the directory, in all threads. Closing waits for it.
     active_work: WorkTracker,
-    /// Creating and deleting partitions, one at a time.
+    /// Held while a partition is created or deleted, so that these operations do not overlap.
     pub(crate) partition_ddl_lock: Mutex<()>,
     /// While above zero, WAL segments are not recycled, because a checkpoint copies them. Recycling holds the lock,
     /// so that a checkpoint begins before or after it.
     pub(crate) running_checkpoints: Mutex<usize>,
-    /// Whether flushes wait; with a single worker a compaction gives way to them, and to a log that is too large.
+    /// Whether sealed memtables wait for a flush. With a single worker, a compaction yields to flushes, and to a WAL
+    /// that is too large.
     pub(crate) flush_waiting: AtomicBool,
-    /// Held by the thread that seals memtables because of the budget.
+    /// Held by the thread that seals memtables to keep the memory budget.
     seal_lock: Mutex<()>,
-    /// While active memtables take no more than this, looking for one to seal is in vain.
+    /// While the active memtables take at most this many bytes, no memtable is large enough to be sealed for the
+    /// budget.
     min_active_bytes_to_seal: AtomicU64,
     delay_ns_per_kib: AtomicU64,
     accrued_delay: AccruedDelay,
     writes_stopped: AtomicBool,
     /// The last failure of a flush, until one succeeds.
     pub(crate) flush_error: Mutex<Option<Error>>,
-    /// Failures of work on log and manifest that no partition has asked for.
+    /// Backoff of WAL and manifest maintenance.
     pub(crate) wal_backoff: Backoff,
-    /// Bytes written to the log, or changed in pools, since the reserve was looked at.
+    /// Bytes appended to the WAL or changed in pools since the size of the reserve was last checked.
     wal_bytes_since_reserve_check: AtomicU64,
-    /// Work that may need much space holds it shared; work that has failed because the disk is full takes it alone for
-    /// another attempt, so that nothing else takes the space that is made for it. Taken inside of `active_work`.
+    /// Work that may need much space holds this lock shared. Work that failed because the disk is full holds it
+    /// exclusively for its second attempt, so that no other work takes the space that is freed for it. Locked after
+    /// work has begun in `active_work`.
     disk_space_lock: RwLock<()>,
-    /// Flushes that wait for `space`: merges give way to them, because a merge may take minutes.
+    /// Number of flushes that wait for `disk_space_lock`. Compactions yield to them, because a compaction may take
+    /// minutes.
     flushes_held: AtomicUsize,
-    /// Closes the database, if the last handle was dropped inside of work: a worker calls it as soon as it is outside
-    /// of work.
+    /// Closes the database if its last handle was dropped inside work. A worker calls it as soon as the worker is
+    /// outside work.
     pub(crate) left_to_close: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    /// When the log was last synced by hand because of the sync interval.
+    /// Time of the last WAL sync that `worker::step` made for the sync interval, in nanoseconds of the monotonic
+    /// clock.
     pub(crate) last_interval_sync_ns: AtomicU64,
     pub(crate) dir_lock: Mutex<Option<Box<dyn FileLock>>>,
 }
 
-/// The reserve is adjusted to the WAL in steps of this many bytes.
+/// The size of the reserve is checked after this many bytes of WAL and pool changes.
 const RESERVE_CHECK_BYTES: u64 = 1 << 20;
-/// A record that goes into a pool is taken to change a page more than its own bytes.
+/// Bytes that a record of a prepared commit or a single change is assumed to change in addition to its own: one page
+/// of a pool.
 const POOL_PAGE: u64 = 4096;
 
-/// On a full disk, a log of more bytes than this is flushed, because that gives space back.
+/// On a full disk, a WAL of more bytes than this is too large: it is flushed, because its segments can then be
+/// removed.
 const FULL_DISK_WAL_BYTES: u64 = 256 << 10;
 
-/// A call of the public interface.
+/// Guard of a call of the public interface, made by [`DbInner::begin_api_call`].
 pub(crate) struct ApiCallGuard<'a>(&'a DbInner);
 
 impl Drop for ApiCallGuard<'_> {
     fn drop(&mut self) {
-        // Inside of work the listener could not close: the call that does the work delivers.
+        // Inside work, the listener could not close the database. The call that runs the work delivers the events.
         if !std::thread::panicking() && !is_at_work() {
             let poison = &self.0.poison;
             poison.record_delivery(poison.events().deliver_at_call_end());
@@ -151,7 +159,7 @@ impl Drop for ApiCallGuard<'_> {
     }
 }
 
-/// What [`DbInner`] is made from.
+/// Arguments of [`DbInner::new`].
 pub(crate) struct DbInnerArgs {
     pub(crate) fs: Arc<dyn Fs>,
     pub(crate) env: Arc<dyn Env>,
@@ -205,30 +213,31 @@ impl DbInner {
         }
     }
 
-    /// The writing half.
+    /// The parts that only a database opened for writing has.
     ///
     /// # Errors
     /// `Closed` after close and in a forked child, `Invalid` if opened read-only, `Poisoned`.
     pub(crate) fn writer(&self) -> Result<&DbWriter> {
-        self.check_process()?; // first: a forked child may wait for ever for a lock
+        self.check_process()?; // first, because a forked child may wait forever for a lock
         self.poison.check()?;
         self.check_open()?;
         self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))
     }
 
-    /// Whether this process is a child that was forked while the database was open: files and lock are its parent's.
+    /// Whether this process was forked from the process that opened the database. Files and directory lock belong to
+    /// the parent.
     pub(crate) fn is_forked(&self) -> bool {
         self.env.process_token() != self.opened_by_process
     }
 
-    /// Fails in a forked child.
+    /// Fails with `Closed` in a forked child.
     pub(crate) fn check_process(&self) -> Result<()> {
         let message = "the database was opened by the process that this one was forked from: open it here after it is \
                        closed there";
         if self.is_forked() { Err(Error::new(ErrorKind::Closed, message)) } else { Ok(()) }
     }
 
-    /// Fails once the database is closed.
+    /// Fails with `Closed` once the database closes.
     #[inline]
     pub(crate) fn check_open(&self) -> Result<()> {
         match self.closing.load(Ordering::Relaxed) {
@@ -237,8 +246,9 @@ impl DbInner {
         }
     }
 
-    /// To be called behind a read with its result, which counts only if the database is open still: another process may
-    /// change the files of a closed one. The result stays where it is, because moving it costs more than this check.
+    /// Replaces the result of a read by `Closed` if the database has closed meanwhile, because another process may
+    /// change the files of a closed database. Called after the read. Takes a reference, because moving the result
+    /// costs more than this check.
     #[inline]
     pub(crate) fn check_read<T>(&self, read: &mut Result<T>) {
         if !self.is_open_after_read() {
@@ -246,16 +256,17 @@ impl DbInner {
         }
     }
 
-    /// Whether what was read before this call was read of an open database.
+    /// Whether the database was open during all reads that ended before this call.
     #[inline]
     pub(crate) fn is_open_after_read(&self) -> bool {
-        // What the read found of a later change was stored after `closing` was.
+        // The fence orders the data of the read before `closing`: if the read found a change made after the close,
+        // then this load finds `closing` set.
         fence(Ordering::Acquire);
         !self.closing.load(Ordering::Relaxed)
     }
 
-    /// Begins work that changes files. No event is delivered before it has ended, because the listener may drop the
-    /// last handle.
+    /// Begins work that changes files. No event is delivered before the work has ended, because the listener may drop
+    /// the last handle.
     ///
     /// # Errors
     /// `Closed` once the database closes, and in a forked child.
@@ -264,19 +275,20 @@ impl DbInner {
         self.active_work.begin().ok_or_else(|| Error::new(ErrorKind::Closed, "the database is closed"))
     }
 
-    /// Counts work that changes no file, and calls a comparator.
+    /// Begins work that changes no files but may call a comparator. `None` once the database has stopped work.
     pub(crate) fn enter(&self) -> Option<WorkGuard<'_>> {
         self.active_work.begin()
     }
 
-    /// Fails inside of work on any database, for a call that may wait until work has ended.
+    /// Fails with `Invalid` if the calling thread is inside work on any database. For calls that may wait until work
+    /// has ended.
     pub(crate) fn check_outside(&self) -> Result<()> {
         let message = "a comparator called what waits for background work, which waits for the comparator: make this \
                        call outside of the comparator";
         if is_at_work() { Err(Error::invalid(message)) } else { Ok(()) }
     }
 
-    /// Makes threads and writers stop, without waiting for them.
+    /// Signals background threads and waiting writers to stop, and does not wait for them.
     pub(crate) fn begin_closing(&self) {
         self.closing.store(true, Ordering::Release);
         self.work_available.notify_all();
@@ -284,22 +296,22 @@ impl DbInner {
         self.close_requested.notify_all();
     }
 
-    /// Lets no more work begin, and returns when all that is under way has ended.
+    /// Prevents new work, and returns when all running work has ended.
     pub(crate) fn stop_work(&self) {
         self.begin_closing();
         self.active_work.stop_and_wait();
     }
 
-    /// Obsolete files; a thread that empties the list is counted as work in progress.
+    /// The obsolete files. A thread that removes them must have begun work.
     pub(crate) fn obsolete_files(&self) -> &ObsoleteFiles {
         &self.catalog.resources().obsolete_files
     }
 
-    /// Writes a large value of a partition with key-value separation to a blob file, ahead of the commit that will hold
-    /// the pointer.
+    /// Writes a large value of a partition with key-value separation to a blob file before the commit that will
+    /// contain the pointer.
     ///
     /// # Errors
-    /// As [`commit`](DbInner::commit); nothing but stale bytes is left then.
+    /// As [`commit`](DbInner::commit). A failure leaves at most stale bytes in the blob file.
     #[cold]
     pub(crate) fn write_blob_directly(&self, partition: &PartitionState, value: &[u8]) -> Result<DirectBlobWrite> {
         let _call = self.begin_api_call();
@@ -307,32 +319,31 @@ impl DbInner {
         let tree = partition.lsm()?;
         self.check_disk_reserve()?;
         self.delay_write(value.len() as u64)?;
-        let _shift = self.begin_work()?;
-        let claim = tree.write_blob_directly(value)?;
-        self.counters.direct_blob_bytes.fetch_add(claim.pointer.frame_len, Ordering::Relaxed);
-        Ok(claim)
+        let _work = self.begin_work()?;
+        let write = tree.write_blob_directly(value)?;
+        self.counters.direct_blob_bytes.fetch_add(write.pointer.frame_len, Ordering::Relaxed);
+        Ok(write)
     }
 
-    /// Makes a single change of `partition`, a pool, and returns when it is as durable as `mode` asks. The log gets the
-    /// `payload`, if there is one.
+    /// Makes a single change of `partition` in the calling thread, and returns when the change is as durable as `mode`
+    /// requires. `payload` is appended to the WAL; `None` if the tree is durable without the WAL.
     pub(crate) fn commit_single(
         &self,
         partition: &PartitionState,
-        pool: &dyn PmemEngine,
         record: &WalRecord<'_>,
         payload: Option<&[u8]>,
         mode: PersistMode,
     ) -> Result<()> {
         let change = || {
             let writer = self.writer()?;
-            partition.tree()?;
+            let tree = partition.tree()?;
             let len = record_len(record);
             self.check_size(len)?;
             if !record.kind.is_removal() {
                 self.check_disk_reserve()?;
             }
             self.delay_write(len)?;
-            let seqno = self.poison.poison_on_failure(writer.committer.commit_single(pool, record, payload))?;
+            let seqno = self.poison.poison_on_failure(writer.committer.commit_single(&**tree, record, payload))?;
             self.counters.user_bytes.add(len);
             if payload.is_none() {
                 return Ok(());
@@ -343,21 +354,21 @@ impl DbInner {
         change().inspect_err(|_| drop(self.begin_api_call()))
     }
 
-    /// Writes a commit and returns when it is as durable as `mode` asks.
+    /// Writes a commit, and returns when it is as durable as `mode` requires.
     pub(crate) fn commit(&self, commit: CommitRequest<'_>, mode: PersistMode) -> Result<()> {
         if let [partition] = commit.partitions
-            && let Some(pool) = partition.pool_if_built()
             && commit.count == 1
+            && let SingleCommit::Concurrent { logged } = partition.single_commit()
         {
             let record = WalRecordIter::new(commit.payload).next().expect("a commit has records")?;
-            let logged = pool.persistence_level() == PersistenceLevel::WalOnly;
-            return self.commit_single(partition, &**pool, &record, logged.then_some(commit.payload), mode);
+            return self.commit_single(partition, &record, logged.then_some(commit.payload), mode);
         }
         let written = self.write(commit, 0).and_then(|last| self.make_durable(last, mode));
         written.inspect_err(|_| drop(self.begin_api_call()))
     }
 
-    /// The same for one that has written values `ahead`, which are given up if it fails.
+    /// As [`commit`](Self::commit), for a commit with direct blob writes. If the commit fails, the values become
+    /// stale.
     #[cold]
     pub(crate) fn commit_with_direct_writes(
         &self,
@@ -367,9 +378,9 @@ impl DbInner {
     ) -> Result<()> {
         let _call = self.begin_api_call();
         self.writer()?;
-        if mode != PersistMode::Buffer && self.settings.planted_bug != Some(PlantedBug::WalSyncBeforeBlobs) {
-            // Here, so that a failure concerns this commit only. Direct blob writes of other commits are synced by
-            // the sync of the WAL.
+        if mode != PersistMode::Buffer && !self.settings.has_planted_bug(PlantedBug::WalSyncBeforeBlobs) {
+            // Synced here, so that a failure affects this commit only. The sync of the WAL syncs direct blob writes
+            // of other commits.
             self.poison.poison_on_failure(ahead.sync())?;
         }
         let written = self.write(commit, ahead.bytes());
@@ -379,25 +390,25 @@ impl DbInner {
         self.make_durable(written?, mode)
     }
 
-    /// Commits a batch with `bytes` of direct blob writes; returns the sequence number through which the WAL has to
-    /// be synced for it.
+    /// Commits a batch with `bytes` of direct blob writes. Returns the sequence number through which the WAL must be
+    /// synced to make it durable.
     fn write(&self, commit: CommitRequest<'_>, bytes: u64) -> Result<SeqNo> {
         let writer = self.writer()?;
         self.check_size(commit.payload.len() as u64)?;
-        let mut in_pools = false;
+        let mut needs_preparation = false;
         for partition in commit.partitions {
-            in_pools |= partition.tree()?.pmem().is_some();
+            needs_preparation |= partition.tree()?.needs_preparation();
         }
         if writer.reserve.is_short() && !commit.only_removes() {
             self.check_disk_reserve()?;
         }
         self.delay_write(commit.payload.len() as u64)?;
-        let CommitOutcome { last, sealed } = match in_pools {
-            true => self.commit_to_pools(writer, commit)?,
+        let CommitOutcome { last, sealed } = match needs_preparation {
+            true => self.commit_prepared(writer, commit)?,
             false => self.poison.poison_on_failure(writer.committer.commit(commit))?,
         };
         self.counters.user_bytes.add(commit.payload.len() as u64 + bytes);
-        let dirtied = if in_pools { u64::from(commit.count) * POOL_PAGE } else { 0 };
+        let dirtied = if needs_preparation { u64::from(commit.count) * POOL_PAGE } else { 0 };
         self.grow_reserve_with_wal(commit.payload.len() as u64 + dirtied);
         if sealed || self.memory_is_full() {
             self.seal_largest();
@@ -407,7 +418,7 @@ impl DbInner {
         Ok(last)
     }
 
-    /// Fails while the disk reserve is short and cannot be filled: then only removals are accepted.
+    /// Fails with `OutOfSpace` while the disk reserve is short and cannot be filled. Then only removals are accepted.
     fn check_disk_reserve(&self) -> Result<()> {
         let Some(writer) = self.writer.as_ref().filter(|writer| writer.reserve.is_short()) else { return Ok(()) };
         if self.fill_reserve() {
@@ -417,7 +428,8 @@ impl DbInner {
         Err(Error::new(ErrorKind::OutOfSpace, message).in_file(writer.reserve.path()))
     }
 
-    /// Lets the reserve grow with the WAL and the changed pages of pools, after a commit has added this many bytes.
+    /// Counts bytes that a commit appended to the WAL or changed in pools. After every [`RESERVE_CHECK_BYTES`], grows
+    /// the reserve to the size that the WAL and the pools require.
     fn grow_reserve_with_wal(&self, bytes: u64) {
         if self.wal_bytes_since_reserve_check.fetch_add(bytes, Ordering::Relaxed) + bytes >= RESERVE_CHECK_BYTES {
             self.wal_bytes_since_reserve_check.store(0, Ordering::Relaxed);
@@ -425,8 +437,9 @@ impl DbInner {
         }
     }
 
-    /// Gives the disk reserve what it wants, for which spare segments are given up; false if it stays short. Does
-    /// nothing while work uses space that the reserve has released, because a writer would take that space back.
+    /// Grows the disk reserve to its wanted size, if necessary by removing spare WAL segments; false if it stays
+    /// short. Does nothing and returns false while other work runs exclusively with space that the reserve has
+    /// released, because the reserve would take this space back.
     pub(crate) fn fill_reserve(&self) -> bool {
         let may_fill = self.disk_space_lock.try_read();
         may_fill.is_ok() && self.fill_reserve_now()
@@ -452,8 +465,9 @@ impl DbInner {
         full
     }
 
-    /// Runs work that gives space back in the end. If the disk is full it is run again with space from obsolete files,
-    /// spare segments and the disk reserve. The caller has [begun work](DbInner::begin_work).
+    /// Runs work that will free space when it is complete. If the disk is full, frees space by removing obsolete
+    /// files and spare segments and by releasing a part of the disk reserve, and runs the work once more. The caller
+    /// has [begun work](DbInner::begin_work).
     pub(crate) fn with_reserve<T>(&self, need: ReserveUse, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         let shared = self.wait_for_space(need, || read(&self.disk_space_lock));
         let result = work();
@@ -465,7 +479,7 @@ impl DbInner {
         let made = writer.wal.remove_spare_files() | writer.reserve.release_for(need) | had_obsolete;
         let result = if made { work() } else { result };
         if is_out_of_space(&result) {
-            self.obsolete_files().remove_all(); // what it has left unfinished
+            self.obsolete_files().remove_all(); // the unfinished outputs of the work
         }
         self.fill_reserve_now();
         result
@@ -475,25 +489,27 @@ impl DbInner {
         &self.catalog.resources().memtable_memory
     }
 
-    /// Whether active memtables take more than half of the budget: the other half is for those that are being flushed.
+    /// Whether active memtables take more than half of the memory budget. The other half is for memtables that are
+    /// being flushed.
     #[inline]
     fn memory_is_full(&self) -> bool {
         let limit = (self.settings.memory_budget / 2).max(self.min_active_bytes_to_seal.load(Ordering::Relaxed));
         self.memtable_memory().active() > limit
     }
 
-    /// Seals the largest memtables until the active ones take at most half of the budget. Those below
-    /// [`BUDGET_SEAL_BYTES_MIN`] stay, so that tables do not become tiny where there are very many partitions.
+    /// Seals the largest memtables until the active memtables take at most half of the memory budget. Memtables below
+    /// [`BUDGET_SEAL_BYTES_MIN`] are not sealed, so that a database with very many partitions does not write tiny
+    /// tables.
     pub(crate) fn seal_largest(&self) {
         let Ok(_one) = self.seal_lock.try_lock() else { return };
         if !self.memory_is_full() {
             return;
         }
-        let trees = self.catalog.all().into_iter().filter_map(|p| p.lsm_if_built().cloned());
+        let trees = self.catalog.all().into_iter().filter_map(|partition| partition.tree_if_built().cloned());
         let mut large: Vec<_> = trees.map(|tree| (tree.active_bytes(), tree)).collect();
         large.retain(|(bytes, _)| *bytes >= BUDGET_SEAL_BYTES_MIN);
         large.sort_unstable_by_key(|(bytes, _)| Reverse(*bytes));
-        // Each of them at most once: the loop ends also where sealing one gives no memory back.
+        // Each memtable at most once, so that the loop ends even if sealing does not reduce the active bytes.
         for (_, tree) in large {
             if !self.memory_is_full() {
                 return;
@@ -502,7 +518,7 @@ impl DbInner {
             self.min_active_bytes_to_seal.store(0, Ordering::Relaxed);
         }
         if self.memory_is_full() {
-            // There is nothing to be found before they have grown.
+            // No memtable is large enough until the active memtables have grown.
             self.min_active_bytes_to_seal
                 .store(self.memtable_memory().active() + BUDGET_SEAL_BYTES_MIN, Ordering::Relaxed);
         }
@@ -516,17 +532,18 @@ impl DbInner {
         Err(Error::invalid(format!("commit has {size} bytes, more than half the memory budget ({limit})")))
     }
 
-    /// Sets aside what the pools of a commit will need before the log has it: nothing can fail in between.
-    fn commit_to_pools(&self, writer: &DbWriter, commit: CommitRequest<'_>) -> Result<CommitOutcome> {
-        let rooms = PoolReservations::reserve(&commit)?;
-        let path = rooms.commit_path(&commit);
+    /// Commits to partitions of which at least one must be prepared. Their trees reserve space before the WAL contains
+    /// the commit, so that applying it cannot fail.
+    fn commit_prepared(&self, writer: &DbWriter, commit: CommitRequest<'_>) -> Result<CommitOutcome> {
+        let reserved = BatchReservations::reserve(&commit)?;
+        let path = reserved.commit_path();
         let committed = self.poison.poison_on_failure(writer.committer.commit(CommitRequest {
-            reservations: rooms.all(),
+            reservations: reserved.records(),
             path,
             ..commit
         }));
         if committed.is_ok() || self.poison.is_set() {
-            rooms.mark_applied();
+            reserved.mark_applied();
         }
         committed
     }
@@ -539,7 +556,7 @@ impl DbInner {
         Ok(())
     }
 
-    /// Makes every commit that is visible now durable.
+    /// Makes every commit that is visible now durable, together with all version edits. Does nothing for `Buffer`.
     pub(crate) fn persist(&self, mode: PersistMode) -> Result<()> {
         let _call = self.begin_api_call();
         let writer = self.writer()?;
@@ -550,7 +567,7 @@ impl DbInner {
         self.poison.poison_on_failure(writer.version_set.sync())
     }
 
-    /// Holds the writer up in proportion to the debt, or until a flush makes room.
+    /// Delays the writer in proportion to the debt. If writes are stopped, waits until a flush has freed memory.
     fn delay_write(&self, bytes: u64) -> Result<()> {
         let rate = self.delay_ns_per_kib.load(Ordering::Relaxed);
         if rate > 0 {
@@ -586,7 +603,7 @@ impl DbInner {
         Ok(())
     }
 
-    /// Looks at all trees and sets how much writers are slowed.
+    /// Computes the write delay, and whether writes must stop, from the pressure of all trees.
     pub(crate) fn update_write_stalls(&self) {
         let limits = WriteStallLimits { memory_stop: self.settings.memory_budget, ..WriteStallLimits::default() };
         let mut worst = Pressure::default();
@@ -598,14 +615,15 @@ impl DbInner {
             worst.compaction_debt = worst.compaction_debt.max(pressure.compaction_debt);
         }
         self.flush_waiting.store(worst.sealed_memtables > 0, Ordering::Relaxed);
-        // Memtables that were flushed meanwhile give the others their share of the budget back.
+        // Flushes may have freed memory, so an active memtable may be worth sealing sooner.
         self.min_active_bytes_to_seal
             .fetch_min(self.memtable_memory().active() + BUDGET_SEAL_BYTES_MIN, Ordering::Relaxed);
         self.delay_ns_per_kib.store(delay_ns_per_kib(&worst, &limits), Ordering::Relaxed);
         self.writes_stopped.store(must_stop_writes(&worst, self.memtable_memory().total(), &limits), Ordering::Relaxed);
     }
 
-    /// Whether the log holds more than it should.
+    /// Whether the WAL has more bytes than `max_wal_size`, or, while the reserve is short, than
+    /// [`FULL_DISK_WAL_BYTES`].
     pub(crate) fn wal_is_too_large(&self) -> bool {
         self.writer.as_ref().is_some_and(|writer| {
             let live = writer.wal.live_bytes();
@@ -618,13 +636,13 @@ impl DbInner {
         self.poison.emit(event);
     }
 
-    /// Begins a call of the public interface. At its end the listener gets the events that it has caused, if no thread
-    /// delivers them: what is returned comes before locks and work in the order of declarations, so it is dropped last.
+    /// Begins a call of the public interface. If no thread delivers events, the guard delivers the events of the call
+    /// when it is dropped. Declare it before locks and work guards, so that it is dropped after them.
     pub(crate) fn begin_api_call(&self) -> ApiCallGuard<'_> {
         ApiCallGuard(self)
     }
 
-    /// The partition of a handle, if it still exists.
+    /// The partition with this name, if it exists.
     pub(crate) fn partition(&self, name: &str) -> Option<Arc<PartitionState>> {
         self.catalog.get(name)
     }
@@ -638,7 +656,7 @@ impl DbInner {
 impl EngineHost for DbInner {
     fn sync_wal_through(&self, through: SeqNo) -> Result<()> {
         let wal = &self.writer_unless_poisoned()?.wal;
-        if self.settings.planted_bug == Some(PlantedBug::FlushBeforeWalSync) {
+        if self.settings.has_planted_bug(PlantedBug::FlushBeforeWalSync) {
             return Ok(());
         }
         self.poison.poison_on_failure(wal.sync(through, false))
@@ -654,7 +672,7 @@ impl EngineHost for DbInner {
 
     fn commit_edits(&self, edits: &[VersionEdit]) -> Result<()> {
         let version_set = &self.writer_unless_poisoned()?.version_set;
-        let obsolete = version_set.spilled_tables_flushed_by(edits);
+        let obsolete = version_set.spilled_tables_dropped_by(edits);
         self.poison.poison_on_failure(version_set.log_and_apply_durably(edits))?;
         obsolete.into_iter().for_each(|table| self.obsolete_files().push(DataFileKind::Table, table));
         Ok(())

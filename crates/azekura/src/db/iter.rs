@@ -9,7 +9,7 @@ use crate::base::shared_bytes::SHARED_LEN_MIN;
 use crate::base::{Error, KeyOrder, RecordKind, Result};
 use crate::db::handle::DbHandle;
 use crate::db::state::partition_tree::PartitionTree;
-use crate::engine::{self, Engine, EngineView, SnapshotGuard};
+use crate::engine::{self, EngineView, SnapshotGuard};
 use crate::iter::InternalIter;
 use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter};
 use crate::mem::slice::Slice;
@@ -35,8 +35,8 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> OwnedBounds {
     (Bound::Included(prefix.to_vec()), Bound::Unbounded)
 }
 
-/// Panic message of reads at an end that has no current entry.
-const STEPPED: &str = "the step to this entry said true";
+/// Panic message of a read at an end that has no current entry.
+const STEPPED: &str = "the last step of this end returned true";
 
 /// One of the two ends of an iterator.
 #[derive(Clone, Copy, Debug)]
@@ -72,9 +72,14 @@ pub(crate) struct DbIter {
 }
 
 impl DbIter {
-    pub(crate) fn new(handle: Arc<DbHandle>, tree: &PartitionTree, bounds: OwnedBounds, pin: SnapshotGuard) -> DbIter {
+    pub(crate) fn new(
+        handle: Arc<DbHandle>,
+        tree: &PartitionTree,
+        bounds: OwnedBounds,
+        snapshot: SnapshotGuard,
+    ) -> DbIter {
         let order = tree.key_order().clone();
-        // An empty or reversed range is empty, not a panic.
+        // An empty or reversed range has no entries; it is not an error.
         let ended = match (&bounds.0, &bounds.1) {
             (Bound::Included(low), Bound::Included(high)) => order.cmp(low, high).is_gt(),
             (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
@@ -88,7 +93,7 @@ impl DbIter {
             last_blob_value: Slice::new(),
             order,
             bounds,
-            snapshot: pin,
+            snapshot,
             front: None,
             back: None,
             front_key: None,
@@ -114,7 +119,7 @@ impl DbIter {
 
     fn step_front(&mut self) -> Result<bool> {
         if self.front.is_none() {
-            // The back must record its key from now on.
+            // The back has recorded no key while it was the only end in use.
             if let Some(back) = self.back.as_ref().filter(|back| back.valid()) {
                 copy_key_to(&mut self.back_key, back.key());
             }
@@ -148,7 +153,7 @@ impl DbIter {
 
     fn step_back(&mut self) -> Result<bool> {
         if self.back.is_none() {
-            // The front must record its key from now on.
+            // The front has recorded no key while it was the only end in use.
             if let Some(front) = self.front.as_ref().filter(|front| front.valid()) {
                 copy_key_to(&mut self.front_key, front.key());
             }
@@ -222,9 +227,9 @@ impl DbIter {
             return Ok(None);
         }
         handle.inner.check_open()?;
-        let mut lent = front.next_ref();
-        handle.inner.check_read(&mut lent);
-        let entry = lent?;
+        let mut entry = front.next_ref();
+        handle.inner.check_read(&mut entry);
+        let entry = entry?;
         *ended = entry.is_none();
         Ok(entry.map(|entry| (entry.user_key, entry.value)))
     }
@@ -232,12 +237,12 @@ impl DbIter {
     /// Returns key and value at an end by reference.
     fn pair_ref(&mut self, end: IterEnd) -> Result<(&[u8], &[u8])> {
         let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
-        let mut elsewhere = match kind {
+        let mut blob_value = match kind {
             RecordKind::BlobPointer => read_blob(&mut self.blob_resolver, &self.view, bytes).map(Some),
             _ => Ok(None),
         };
-        self.handle.inner.check_read(&mut elsewhere);
-        Ok(match elsewhere.inspect_err(|_| self.ended = true)? {
+        self.handle.inner.check_read(&mut blob_value);
+        Ok(match blob_value.inspect_err(|_| self.ended = true)? {
             Some(value) => {
                 self.last_blob_value = value;
                 (key, &self.last_blob_value)
@@ -266,11 +271,11 @@ impl DbIter {
 
 /// Reads the blob value that `pointer` refers to.
 fn read_blob(
-    values: &mut Option<Box<dyn engine::BlobResolver>>,
+    resolver: &mut Option<Box<dyn engine::BlobResolver>>,
     view: &Arc<dyn EngineView>,
     pointer: &[u8],
 ) -> Result<Slice> {
-    values.get_or_insert_with(|| view.blob_resolver()).resolve(pointer)
+    resolver.get_or_insert_with(|| view.blob_resolver()).resolve(pointer)
 }
 
 /// Returns key, record kind, and value or blob pointer at an end.
@@ -285,20 +290,21 @@ fn entry_at<'a>(front: &'a FrontIter, back: &'a BackIter, end: IterEnd) -> (&'a 
     (key, kind, value)
 }
 
-/// Returns an owned value: shares the bytes of the block if the value is large, else copies it.
+/// Returns an owned value: shares the bytes of the block if the value has at least [`SHARED_LEN_MIN`] bytes and the
+/// iterator can share it, else copies it.
 fn to_slice(front: &FrontIter, back: &BackIter, end: IterEnd, bytes: &[u8]) -> Slice {
-    let inner = match end {
+    let shared = match end {
         _ if bytes.len() < SHARED_LEN_MIN => None,
         IterEnd::Front => front.as_ref().and_then(ForwardVisibleIter::shared_value),
         IterEnd::Back => back.as_ref().and_then(BackwardVisibleIter::shared_value),
     };
-    inner.map_or_else(|| Slice::from(bytes), Slice::from)
+    shared.map_or_else(|| Slice::from(bytes), Slice::from)
 }
 
-fn copy_key_to(place: &mut Option<Vec<u8>>, key: &[u8]) {
-    let kept = place.get_or_insert_default();
-    kept.clear();
-    kept.extend_from_slice(key);
+fn copy_key_to(target: &mut Option<Vec<u8>>, key: &[u8]) {
+    let buffer = target.get_or_insert_default();
+    buffer.clear();
+    buffer.extend_from_slice(key);
 }
 
 /// An iterator, or the error that prevented its creation.
@@ -340,21 +346,21 @@ impl IterState {
     }
 }
 
-/// An entry of a partition: key and value. A value in a blob file is read on request. Until then the entry keeps that
-/// file, and keeps the database open.
+/// An entry of a partition: key and value. A value in a blob file is read on request; such an entry prevents the
+/// removal of the file and keeps the database open until it is dropped.
 ///
 /// ```
 /// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let db = Config::new(dir.path().join("db")).open()?;
-/// # let apart = KvSeparationOptions::default().automatic_gc(None);
-/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+/// # let separation = KvSeparationOptions::default().automatic_gc(None);
+/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
 /// pages.insert("page", vec![1; 5_000])?;
 /// pages.flush()?;
 /// for entry in pages.entries() {
 ///     let entry = entry?;
-///     assert_eq!((&**entry.key(), entry.size()), (&b"page"[..], 5_000)); // nothing but the table was read
+///     assert_eq!((&**entry.key(), entry.size()), (&b"page"[..], 5_000)); // reads no blob file
 ///     assert_eq!(entry.value()?, [1; 5_000]);
 /// }
 /// # Ok(()) }
@@ -441,6 +447,12 @@ macro_rules! iterator {
         }
 
         impl std::iter::FusedIterator for $name {}
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
     };
 }
 
@@ -502,9 +514,9 @@ mod tests {
     use crate::db::options::{EngineType, PartitionCreateOptions};
     use crate::pmem::options::PmemOptions;
     use crate::pmem::pool_iter::VALUES_READ;
-    use crate::vfs::mem::MemFs;
+    use crate::testing::MemFs;
 
-    /// `keys()` of a pool read and copied each value above 1 KiB.
+    /// Regression: `keys()` of a pool read and copied each value above 1 KiB.
     #[test]
     fn keys_of_a_pool_read_no_values() {
         let fs = Arc::new(MemFs::new());
@@ -525,7 +537,7 @@ mod tests {
         };
         assert_eq!(reads(&both_ends, 25), 0);
         assert_eq!(reads(&|| part.len().unwrap() as usize, 50), 0);
-        assert_eq!(reads(&|| part.iter().count(), 50), 50, "the counter counts");
+        assert_eq!(reads(&|| part.iter().count(), 50), 50, "the counter does not count");
         assert_eq!(reads(&|| part.iter().rev().count(), 50), 50);
     }
 

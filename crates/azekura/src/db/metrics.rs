@@ -1,4 +1,4 @@
-//! Metrics of a database, its cache and its partitions, as plain structs that print as tables.
+//! Metrics of a database, its cache and its partitions: plain structs with text tables as `Display`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,10 +6,12 @@ use std::sync::atomic::Ordering;
 
 use crate::base::event::DroppedAfterDamage;
 use crate::block::cache::{BlockCache, CacheStats};
-use crate::block::kind::BlockKind;
+use crate::block::frame::BlockKind;
 use crate::db::catalog::PartitionState;
 use crate::db::inner::DbInner;
 use crate::engine::Engine;
+use crate::lsm::blob_map::BlobFileMetrics;
+use crate::lsm::metrics::LevelMetrics;
 use crate::pmem::pool::PoolStats;
 use crate::vfs::fs::PersistenceLevel;
 
@@ -84,8 +86,8 @@ pub struct Metrics {
     pub user_bytes: u64,
     /// Bytes written to the WAL.
     pub wal_bytes: u64,
-    /// Bytes of large values written directly to blob files before their commit. The WAL contains only pointers to
-    /// them.
+    /// Bytes, as stored, of large values written directly to blob files before their commit. The WAL contains only
+    /// pointers to them.
     pub direct_blob_bytes: u64,
     /// Syncs of the WAL.
     pub wal_syncs: u64,
@@ -137,9 +139,10 @@ pub struct Metrics {
     pub replayed_records: u64,
     /// Nanoseconds that opening took.
     pub recovery_ns: u64,
-    /// WAL frames after a damaged position that recovery dropped when the database was opened, if any.
+    /// WAL frames after a damaged position that recovery dropped when the database was opened; `None` if it dropped
+    /// none.
     pub dropped_after_damage: Option<DroppedAfterDamage>,
-    /// Open snapshots and iterators.
+    /// Open snapshots and iterators, clones included.
     pub open_snapshots: usize,
     /// Records written since the oldest open snapshot was taken. The versions that they replaced or removed are kept
     /// for it.
@@ -211,68 +214,49 @@ impl Metrics {
 
 impl fmt::Display for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut row = |what: &str, value: String| writeln!(f, "{what:<26}{value:>18}");
+        let mut row = |name: &str, value: String| writeln!(f, "{name:<26}{value:>18}");
         row("partitions", self.partitions.to_string())?;
         row("commits", self.commits.to_string())?;
         row("records", self.records.to_string())?;
-        row("user bytes", self.user_bytes.to_string())?;
-        row("log bytes", self.wal_bytes.to_string())?;
-        row("large values' bytes", self.direct_blob_bytes.to_string())?;
-        row("log syncs", self.wal_syncs.to_string())?;
-        row("log held", format!("{} in {}", self.wal_live_bytes, self.wal_segments))?;
+        row("bytes from callers", self.user_bytes.to_string())?;
+        row("WAL bytes", self.wal_bytes.to_string())?;
+        row("direct blob bytes", self.direct_blob_bytes.to_string())?;
+        row("WAL syncs", self.wal_syncs.to_string())?;
+        row("WAL live bytes", self.wal_live_bytes.to_string())?;
+        row("WAL segments", self.wal_segments.to_string())?;
         row("flushes", self.flushes.to_string())?;
         row("flushed bytes", self.flushed_bytes.to_string())?;
         row("compactions", self.compactions.to_string())?;
         row("trivial moves", self.trivial_moves.to_string())?;
         row("compaction bytes read", self.compaction_bytes_read.to_string())?;
         row("compaction bytes written", self.compaction_bytes_written.to_string())?;
-        row("collections", self.blob_gc_runs.to_string())?;
-        row("collection bytes read", self.blob_gc_bytes_read.to_string())?;
-        row("collection bytes written", self.blob_gc_bytes_written.to_string())?;
+        row("blob GC runs", self.blob_gc_runs.to_string())?;
+        row("blob GC bytes read", self.blob_gc_bytes_read.to_string())?;
+        row("blob GC bytes written", self.blob_gc_bytes_written.to_string())?;
         row("blob bytes freed", self.blob_bytes_freed.to_string())?;
         row("write amplification", format!("{:.2}", self.write_amplification()))?;
         row("memtable bytes", self.memtable_bytes.to_string())?;
         row("sealed memtable bytes", self.sealed_memtable_bytes.to_string())?;
         row("pinned memtable bytes", self.pinned_memtable_bytes.to_string())?;
         row("manifest bytes", self.manifest_bytes.to_string())?;
-        row("writers held up, ms", format!("{:.1}", self.stall_ns as f64 / 1e6))?;
+        row("write stalls, ms", format!("{:.1}", self.stall_ns as f64 / 1e6))?;
         row("cache used", format!("{} of {}", self.cache.used, self.cache.capacity))?;
         let cache = &self.cache;
         let kinds = [("data", &cache.data), ("index", &cache.index), ("filter", &cache.filter), ("blob", &cache.blob)];
-        for (what, kind) in kinds {
-            row(&format!("cache {what} hits"), format!("{} of {}", kind.hits, kind.hits + kind.misses))?;
-            row(&format!("cache {what} bytes"), kind.bytes.to_string())?;
+        for (name, kind) in kinds {
+            row(&format!("cache {name} hits"), format!("{} of {}", kind.hits, kind.hits + kind.misses))?;
+            row(&format!("cache {name} bytes"), kind.bytes.to_string())?;
         }
         row("replayed records", self.replayed_records.to_string())?;
         row("recovery, ms", format!("{:.1}", self.recovery_ns as f64 / 1e6))?;
         row("snapshots and iterators", self.open_snapshots.to_string())?;
-        row("records since the oldest", self.oldest_snapshot_age.to_string())?;
+        row("oldest snapshot, records", self.oldest_snapshot_age.to_string())?;
         if let Some(dropped) = &self.dropped_after_damage {
-            let message = format!("{} frames of {}", dropped.frames, dropped.file.display());
-            row("dropped after damage", message)?;
+            let frames = format!("{} frames of {}", dropped.frames, dropped.file.display());
+            row("dropped after damage", frames)?;
         }
         row("poisoned", self.poisoned.to_string())
     }
-}
-
-/// Metrics of one level of an LSM tree.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LevelMetrics {
-    /// Level number; flushes write to level 0.
-    pub level: u8,
-    /// Sorted runs.
-    pub runs: usize,
-    /// Tables.
-    pub tables: usize,
-    /// Bytes on disk.
-    pub bytes: u64,
-    /// Bytes of keys and values before compression.
-    pub raw_bytes: u64,
-    /// Entries, tombstones included.
-    pub entries: u64,
-    /// Tombstones.
-    pub tombstones: u64,
 }
 
 /// Metrics of one partition.
@@ -311,7 +295,7 @@ pub struct PartitionMetrics {
 /// # let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(Default::default()));
 /// let counters = db.open_partition("counters", pool)?;
 /// counters.insert("visits", "1")?;
-/// let pool = counters.metrics().pool.expect("it is one");
+/// let pool = counters.metrics().pool.expect("a pmem partition has a pool");
 /// assert_eq!((pool.records, pool.leaves, pool.splits), (1, 1, 0));
 /// # Ok(()) }
 /// ```
@@ -350,71 +334,23 @@ pub struct PoolMetrics {
 }
 
 impl PoolMetrics {
-    fn of(figures: &PoolStats) -> PoolMetrics {
+    fn of(stats: &PoolStats) -> PoolMetrics {
         PoolMetrics {
-            persistence: figures.level,
-            records: figures.record_count,
-            leaves: figures.leaf_count,
-            free_leaves: figures.free_leaves,
-            bytes: figures.pool_bytes,
-            free_bytes: figures.free_bytes,
-            index_bytes: figures.index_bytes,
-            version_bytes: figures.retained_version_bytes,
-            checkpoints: figures.checkpoint_count,
-            checkpoint_bytes: figures.checkpoint_written_bytes,
-            splits: figures.split_count,
-            split_bytes_written: figures.split_persist_counts.stored_bytes,
-            split_flushed_lines: figures.split_persist_counts.flushed_lines,
-            split_fences: figures.split_persist_counts.fences,
+            persistence: stats.level,
+            records: stats.record_count,
+            leaves: stats.leaf_count,
+            free_leaves: stats.free_leaves,
+            bytes: stats.pool_bytes,
+            free_bytes: stats.free_bytes,
+            index_bytes: stats.index_bytes,
+            version_bytes: stats.retained_version_bytes,
+            checkpoints: stats.checkpoint_count,
+            checkpoint_bytes: stats.checkpoint_written_bytes,
+            splits: stats.split_count,
+            split_bytes_written: stats.split_persist_counts.stored_bytes,
+            split_flushed_lines: stats.split_persist_counts.flushed_lines,
+            split_fences: stats.split_persist_counts.fences,
         }
-    }
-}
-
-/// Metrics of one blob file.
-///
-/// ```
-/// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
-/// # fn main() -> azekura::Result<()> {
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let db = Config::new(dir.path().join("db")).open()?;
-/// # let apart = KvSeparationOptions::default().automatic_gc(None);
-/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
-/// for round in 0..2u8 {
-///     pages.insert("page", vec![round; 5_000])?;
-///     pages.flush()?;
-/// }
-/// assert_eq!(pages.metrics().stale_blob_bytes(), 0); // no compaction has met the first one
-/// pages.insert("other page", vec![2; 5_000])?;
-/// pages.remove("page")?;
-/// pages.major_compact()?;
-/// for file in &pages.metrics().blob_files {
-///     println!("{:06}.blob: {} of {} bytes stale", file.id, file.stale_bytes(), file.value_bytes);
-/// }
-/// # assert_eq!(pages.metrics().blob_files.len(), 1);
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct BlobFileMetrics {
-    /// File number, as in the file name.
-    pub id: u64,
-    /// Bytes on disk.
-    pub bytes: u64,
-    /// Values stored in the file.
-    pub values: u64,
-    /// Bytes of these values as stored.
-    pub value_bytes: u64,
-    /// Values that a table points to, including those that only a snapshot can read. An overwritten value counts
-    /// until a compaction drops its pointer.
-    pub referenced_values: u64,
-    /// Bytes of the referenced values as stored.
-    pub referenced_bytes: u64,
-}
-
-impl BlobFileMetrics {
-    /// Returns the bytes of values that no table points to any more.
-    pub fn stale_bytes(&self) -> u64 {
-        self.value_bytes.saturating_sub(self.referenced_bytes)
     }
 }
 
@@ -422,38 +358,21 @@ impl PartitionMetrics {
     pub(crate) fn of(state: &Arc<PartitionState>) -> PartitionMetrics {
         let mut metrics = PartitionMetrics { name: state.name.to_string(), ..PartitionMetrics::default() };
         if let Some(pool) = state.pool_if_built() {
-            let figures = pool.pool_stats();
-            metrics.pool = Some(PoolMetrics::of(&figures));
-            metrics.disk_bytes = figures.disk_bytes;
+            let stats = pool.pool_stats();
+            metrics.pool = Some(PoolMetrics::of(&stats));
+            metrics.disk_bytes = stats.disk_bytes;
         }
         let Some(tree) = state.lsm_if_built() else { return metrics };
         let lsm = tree.metrics();
-        metrics.memtable_bytes = lsm.all_memtable_bytes();
+        metrics.memtable_bytes = lsm.memtable_bytes + lsm.sealed_bytes;
         metrics.sealed_memtables = tree.pressure().sealed_memtables;
         metrics.pinned_bytes = lsm.pinned_bytes;
         metrics.has_kv_separation = tree.has_kv_separation();
-        let levels = (0u8..).zip(&lsm.levels).map(|(level, l)| LevelMetrics {
-            level,
-            runs: l.runs as usize,
-            tables: l.tables as usize,
-            bytes: l.bytes,
-            raw_bytes: l.raw_bytes,
-            entries: l.entries,
-            tombstones: l.tombstones,
-        });
-        metrics.levels = levels.collect();
+        metrics.levels = lsm.levels;
         while metrics.levels.last().is_some_and(|level| level.tables == 0) {
             metrics.levels.pop();
         }
-        let files = lsm.blob_files.iter().chain(&lsm.direct_blob_files).map(|file| BlobFileMetrics {
-            id: file.id.0,
-            bytes: file.size,
-            values: file.values,
-            value_bytes: file.bytes,
-            referenced_values: file.referenced_values,
-            referenced_bytes: file.referenced_bytes,
-        });
-        metrics.blob_files = files.collect();
+        metrics.blob_files = lsm.blob_files;
         metrics.blob_files.sort_by_key(|file| file.id);
         metrics.disk_bytes = metrics.levels.iter().map(|level| level.bytes).sum::<u64>() + metrics.blob_bytes();
         metrics
@@ -480,11 +399,12 @@ impl fmt::Display for PartitionMetrics {
         writeln!(f, "partition {:?}: {} bytes on disk, {} in memory", self.name, self.disk_bytes, self.memtable_bytes)?;
         if let Some(pool) = &self.pool {
             let PoolMetrics { persistence: level, records, bytes, free_bytes, .. } = pool;
-            writeln!(f, "pool: {records} records in {bytes} bytes, {free_bytes} free; by itself it survives {level}")?;
-            let PoolMetrics { leaves, free_leaves: leaves_free, checkpoints, checkpoint_bytes, .. } = pool;
+            writeln!(f, "pool: {records} records in {bytes} bytes, {free_bytes} free")?;
+            writeln!(f, "without the WAL a write survives {level}")?;
+            let PoolMetrics { leaves, free_leaves, checkpoints, checkpoint_bytes, .. } = pool;
             return writeln!(
                 f,
-                "{leaves} leaves and {leaves_free} free; {checkpoints} checkpoints of {checkpoint_bytes} bytes"
+                "{leaves} leaves, {free_leaves} free leaves; {checkpoints} checkpoints wrote {checkpoint_bytes} bytes"
             );
         }
         writeln!(f, "level  runs  tables         bytes       entries    tombstones")?;
@@ -497,6 +417,6 @@ impl fmt::Display for PartitionMetrics {
         }
         let (files, bytes) = (self.blob_files.len(), self.blob_bytes());
         let (referenced, stale) = (self.referenced_blob_bytes(), self.stale_blob_bytes());
-        writeln!(f, "blob files: {files} of {bytes} bytes; values: {referenced} bytes referenced, {stale} stale")
+        writeln!(f, "blob files: {files}, {bytes} bytes; values: {referenced} bytes referenced, {stale} bytes stale")
     }
 }

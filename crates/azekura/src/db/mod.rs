@@ -3,15 +3,15 @@
 //!
 //! Invariants:
 //! - A commit is appended to the WAL before it is applied to memory, is applied before it is visible, and becomes
-//!   visible as a whole.
+//!   visible as a whole. A single write to a mapped pool is not appended to the WAL.
 //! - The manifest state changes only by version edits that are in the manifest. An edit that makes records permanent is
 //!   written only after the WAL is durable through these records.
 //! - No thread holds a lock that a reader needs during a sync or a read from disk.
 //! - A failed sync or a panic poisons the database: reads continue, writes fail, and no sync is retried.
 //!
-//! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`batch`], [`commit`] (group
-//! commit), [`snapshot`], [`iter`], [`inner`], [`catalog`], [`spill`], [`state`] (parts of the database's state),
-//! [`reservations`], [`recovery`], [`worker`], [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing),
+//! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`batch`], [`commit`] (group commit
+//! and the reservations of a batch), [`snapshot`], [`iter`], [`inner`], [`catalog`], [`spill`], [`state`] (parts of the
+//! database's state), [`recovery`], [`worker`], [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing),
 //! [`metrics`].
 
 pub(crate) mod batch;
@@ -28,7 +28,6 @@ pub(crate) mod metrics;
 pub(crate) mod options;
 pub(crate) mod partition;
 pub(crate) mod recovery;
-pub(crate) mod reservations;
 pub(crate) mod snapshot;
 pub(crate) mod spill;
 pub(crate) mod state;

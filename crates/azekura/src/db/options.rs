@@ -4,8 +4,7 @@ use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::compression::CompressionType;
 use crate::base::version_edit::EngineKind;
 use crate::base::{Error, KeyOrder, Result};
-use crate::lsm::blob::options::KvSeparationOptions;
-use crate::lsm::options::{LeveledOptions, LsmOptions};
+use crate::lsm::options::{KvSeparationOptions, LeveledOptions, LsmOptions};
 use crate::pmem::options::{PMEM_OPTIONS_FIELD, PmemOptions};
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIO_RANGE};
 
@@ -52,11 +51,11 @@ impl EngineType {
 ///
 /// ```
 /// use azekura::{CompressionType, PartitionCreateOptions};
-/// let small_and_slow = PartitionCreateOptions::default().compression(CompressionType::Miniz(9)).block_size(16 << 10);
+/// let small_on_disk = PartitionCreateOptions::default().compression(CompressionType::Miniz(9)).block_size(16 << 10);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartitionCreateOptions {
-    /// The data block index type in it applies if `data_block_index_type` is `None`.
+    /// Its data block index type applies if the field `data_block_index_type` is `None`.
     pub(crate) table: TableOptions,
     pub(crate) data_block_index_type: Option<DataBlockIndexType>,
     /// `None`: the codec of the database.
@@ -137,7 +136,7 @@ impl PartitionCreateOptions {
         self
     }
 
-    /// Sets whether the index and filter of a table are split into partitions that are loaded on demand.
+    /// Sets whether the index and filter of a table are split into partitions that are loaded on demand. Default: yes.
     #[must_use]
     pub fn partition_index_and_filters(mut self, yes: bool) -> Self {
         self.table.partition_index_and_filters = yes;
@@ -151,20 +150,22 @@ impl PartitionCreateOptions {
         self
     }
 
-    /// Sets whether index and filter blocks are stored in the block cache, where they can be evicted. With `false`
-    /// the open table holds them.
+    /// Sets whether the top levels of index and filter, and an index or filter that is not partitioned, are stored in
+    /// the block cache, where they can be evicted. With `false` the open table holds them. Default: no. Index and
+    /// filter partitions are always stored in the cache.
     ///
     /// For an existing partition the change applies to tables that were not read since open; if the partition is
     /// opened before any read, that is all tables. The index or filter of a table that is not partitioned may exceed
-    /// half of the cache. The cache does not admit such a block, so each lookup reads it from disk.
+    /// half of the cache. The cache does not admit such a block, so each lookup reads it from disk, unless the block is
+    /// so small (at most 16 KiB) that the open table holds it.
     #[must_use]
     pub fn cache_index_and_filter_blocks(mut self, yes: bool) -> Self {
         self.table.cache_index_and_filter_blocks = yes;
         self
     }
 
-    /// Sets whether the top level of index and filter stays in memory even when the index and filter partitions are
-    /// stored in the cache. A change applies to existing tables as for
+    /// Sets whether the open table holds the top levels of index and filter even with
+    /// `cache_index_and_filter_blocks(true)`. Default: yes. A change applies to existing tables as for
     /// [`cache_index_and_filter_blocks`](Self::cache_index_and_filter_blocks).
     #[must_use]
     pub fn pin_top_level(mut self, yes: bool) -> Self {
@@ -285,9 +286,7 @@ impl PartitionCreateOptions {
         if let EngineType::Pmem(pmem) = &self.engine {
             pmem.check()?;
             if self.kv_separation.is_some() {
-                return Err(Error::invalid(
-                    "key-value separation is for the engine Lsm: a pool never moves its values",
-                ));
+                return Err(Error::invalid("key-value separation requires the LSM engine; a pmem partition has none"));
             }
         }
         self.compression.iter().chain(&self.compression_per_level).try_for_each(|codec| codec.check())
@@ -297,8 +296,8 @@ impl PartitionCreateOptions {
     pub(crate) fn check_order(&self, order: &KeyOrder) -> Result<()> {
         match self.data_block_index_type {
             Some(index_type) if index_type.needs_key_hash() && !order.can_hash_keys() => Err(Error::invalid(format!(
-                "data_block_index_type {index_type:?} hashes keys, but comparator {:?} may hold keys of different \
-                     bytes equal and has no canonical form for them",
+                "data_block_index_type {index_type:?} hashes keys, but comparator {:?} may treat keys with \
+                     different bytes as equal and has no canonical form for them",
                 order.name()
             ))),
             _ => Ok(()),
@@ -423,7 +422,7 @@ fn separation(bytes: &[u8]) -> Result<KvSeparationOptions> {
     let mut d = ByteReader::new(bytes);
     let (threshold, target_size) = (d.varint_u32()?, d.varint()?);
     let compression = codecs(d.take(2)?)?[0];
-    let target = d.varint_u32()?; // 0 is none: space amplification is at least 1
+    let target = d.varint_u32()?; // 0 means no automatic blob GC, because a space amplification is at least 1
     let automatic_gc = (target != 0).then(|| f32::from_bits(target));
     Ok(KvSeparationOptions { threshold, target_size, compression, automatic_gc, ..KvSeparationOptions::default() })
 }
@@ -441,7 +440,7 @@ fn codecs(bytes: &[u8]) -> Result<Vec<CompressionType>> {
         [0, _] => Ok(CompressionType::None),
         [1, _] => Ok(CompressionType::Lz4),
         [2, level] => Ok(CompressionType::Miniz(*level)),
-        _ => Err(Error::corruption("stored settings name a codec that does not exist")),
+        _ => Err(Error::corruption("stored partition options contain an unknown compression codec")),
     });
     pairs.collect()
 }
@@ -451,7 +450,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_round_trip() {
+    fn options_round_trip() {
         let options = PartitionCreateOptions::default()
             .block_size(1000)
             .compression(CompressionType::Miniz(7))
@@ -486,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_checked() {
+    fn options_out_of_range_are_invalid() {
         let default = PartitionCreateOptions::default;
         assert!(default().check().is_ok());
         assert!(default().block_size(63).check().is_err());

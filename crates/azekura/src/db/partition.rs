@@ -7,19 +7,17 @@ use std::sync::Arc;
 
 use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
-use crate::db::commit::{CommitPath, CommitRequest};
+use crate::db::commit::{CommitPath, CommitRequest, DirectBlobWrites};
 use crate::db::handle::DbHandle;
 use crate::db::iter::{
     DbIter, Entries, Iter, IterEnd, IterState, Keys, OwnedBounds, Values, own_bounds, prefix_bounds,
 };
 use crate::db::metrics::PartitionMetrics;
-use crate::db::reservations::DirectBlobWrites;
 use crate::db::state::partition_tree::PartitionTree;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
-use crate::engine::{Engine, ReadSeqno, SnapshotGuard};
+use crate::engine::{ReadSeqno, SingleCommit, SnapshotGuard};
 use crate::mem::slice::Slice;
-use crate::vfs::fs::PersistenceLevel;
-use crate::wal::batch_codec::{WalRecord, check_key_and_value_lengths, put_record};
+use crate::wal::format::{WalRecord, check_key_and_value_lengths, put_record};
 
 /// A named, ordered map of bytes to bytes in a [`Database`](crate::Database).
 ///
@@ -46,8 +44,8 @@ pub struct Partition {
     pub(crate) handle: Arc<DbHandle>,
 }
 
-/// Largest capacity, in bytes, of an encoding buffer that a thread keeps for its next write.
-const KEPT_BUFFER_MAX: usize = 1 << 20;
+/// Largest capacity, in bytes, of an encoding buffer that a thread or a batch keeps for its next write.
+pub(crate) const KEPT_BUFFER_MAX: usize = 1 << 20;
 
 thread_local! {
     /// Reused buffer in which a single write is encoded.
@@ -76,9 +74,10 @@ impl Partition {
     /// Sets the value of a key, and replaces its previous value.
     ///
     /// # Errors
-    /// `Invalid` if the key has more than 65,535 bytes, the value more than 4 GiB − 1, or the value more than half
-    /// the memory budget and is not written directly to a blob file. `OutOfSpace`, `Io` or `Poisoned` if the write to
-    /// the WAL or to the blob file fails. `Closed` if the database is closed or the partition was deleted.
+    /// `Invalid` if the key has more than 65,535 bytes, the value more than 4 GiB − 1, or the value more than half the
+    /// memory budget and is not written directly to a blob file. `OutOfSpace`, `Io` or `Poisoned` if the write to the
+    /// WAL or to the blob file fails. `OutOfSpace` if a pool is full. `Closed` if the database is closed or the
+    /// partition was deleted.
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
@@ -96,8 +95,8 @@ impl Partition {
 
     /// Removes a key that was inserted **exactly once** since it was last removed.
     ///
-    /// This is cheaper for queues, because compaction drops the insertion and the removal together as soon as it
-    /// meets both. If the key was overwritten, an older value may become visible again.
+    /// This is cheaper for queues, because a compaction that reads both the insertion and the removal drops both. If
+    /// the key was overwritten, an older value may become visible again.
     ///
     /// # Errors
     /// As [`insert`](Partition::insert).
@@ -118,20 +117,18 @@ impl Partition {
             return Err(Error::invalid(message));
         }
         let (record, mode) = (WalRecord { kind, partition: self.state.id, key, value }, inner.settings.durability);
-        let Some(pool) = self.state.pool_if_built() else {
-            return with_payload(&record, |payload| {
+        match self.state.single_commit() {
+            SingleCommit::InGroup => with_payload(&record, |payload| {
                 let partitions = std::slice::from_ref(&self.state);
                 inner.commit(
                     CommitRequest { payload, count: 1, partitions, reservations: &[], path: CommitPath::Logged },
                     mode,
                 )
-            });
-        };
-        match pool.persistence_level() {
-            PersistenceLevel::WalOnly => {
-                with_payload(&record, |payload| inner.commit_single(&self.state, &**pool, &record, Some(payload), mode))
+            }),
+            SingleCommit::Concurrent { logged: true } => {
+                with_payload(&record, |payload| inner.commit_single(&self.state, &record, Some(payload), mode))
             }
-            _ => inner.commit_single(&self.state, &**pool, &record, None, mode),
+            SingleCommit::Concurrent { logged: false } => inner.commit_single(&self.state, &record, None, mode),
         }
     }
 
@@ -139,16 +136,17 @@ impl Partition {
     #[cold]
     fn write_blob(&self, key: &[u8], value: &[u8]) -> Result<()> {
         let inner = &self.handle.inner;
-        let claim = inner.write_blob_directly(&self.state, value)?;
-        let (mut pointer, mut payload, mut ahead) = (Vec::new(), Vec::new(), DirectBlobWrites::default());
-        claim.pointer.encode(&mut pointer);
-        ahead.add(&self.state, claim);
+        let direct_write = inner.write_blob_directly(&self.state, value)?;
+        let (mut pointer, mut payload) = (Vec::new(), Vec::new());
+        let mut direct_writes = DirectBlobWrites::default();
+        direct_write.pointer.encode(&mut pointer);
+        direct_writes.add(&self.state, direct_write);
         let record = WalRecord { kind: RecordKind::BlobPointer, partition: self.state.id, key, value: &pointer };
         put_record(&mut payload, &record);
         let partitions = std::slice::from_ref(&self.state);
         let commit =
             CommitRequest { payload: &payload, count: 1, partitions, reservations: &[], path: CommitPath::Logged };
-        inner.commit_with_direct_writes(commit, ahead, inner.settings.durability)
+        inner.commit_with_direct_writes(commit, direct_writes, inner.settings.durability)
     }
 
     /// Returns the value of a key, or `None` if it has none.
@@ -208,8 +206,8 @@ impl Partition {
     /// # Errors
     /// As [`get`](Partition::get); the first error ends the call.
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Slice>>> {
-        let pin = self.register_snapshot();
-        keys.into_iter().map(|key| self.get_at(key.as_ref(), ReadSeqno::At(pin.seqno()))).collect()
+        let snapshot = self.register_snapshot();
+        keys.into_iter().map(|key| self.get_at(key.as_ref(), ReadSeqno::At(snapshot.seqno()))).collect()
     }
 
     /// Iterates over all key-value pairs in key order.
@@ -247,17 +245,17 @@ impl Partition {
         self.handle.inner.snapshots.register()
     }
 
-    pub(crate) fn db_iter(&self, bounds: OwnedBounds, pin: SnapshotGuard) -> Result<DbIter> {
-        let iter = DbIter::new(Arc::clone(&self.handle), self.state.tree()?, bounds, pin);
+    pub(crate) fn db_iter(&self, bounds: OwnedBounds, snapshot: SnapshotGuard) -> Result<DbIter> {
+        let iter = DbIter::new(Arc::clone(&self.handle), self.state.tree()?, bounds, snapshot);
         self.state.tree()?; // otherwise the iterator may read a tree that was emptied by a deletion
         Ok(iter)
     }
 
-    pub(crate) fn prefix_iter(&self, prefix: &[u8], pin: SnapshotGuard) -> Result<DbIter> {
+    pub(crate) fn prefix_iter(&self, prefix: &[u8], snapshot: SnapshotGuard) -> Result<DbIter> {
         if !self.state.tree()?.key_order().is_bytewise() {
-            return Err(Error::invalid("prefix() needs the order of the bytes; use range() with this comparator"));
+            return Err(Error::invalid("prefix() requires bytewise key order; use range() with this comparator"));
         }
-        self.db_iter(prefix_bounds(prefix), pin)
+        self.db_iter(prefix_bounds(prefix), snapshot)
     }
 
     /// Returns the pair with the lowest key, or `None` if the partition is empty.
@@ -311,7 +309,7 @@ impl Partition {
 
     /// Compacts all data that exists at the call into one sorted run on the lowest level, and waits for it.
     ///
-    /// Versions that a snapshot or an iterator still needs are dropped by a compaction after it is released.
+    /// Versions that a snapshot or an iterator still needs are kept; a compaction after its release drops them.
     /// Concurrent writes do not delay the end of the call.
     ///
     /// # Errors
@@ -348,6 +346,29 @@ pub(crate) fn count_entries(mut iter: DbIter) -> Result<u64> {
         n += 1;
     }
     Ok(n)
+}
+
+/// Iterates over all key-value pairs in key order.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// let fruit = db.open_partition("fruit", Default::default())?;
+/// fruit.insert("apple", "red")?;
+/// for pair in &fruit {
+///     let (name, colour) = pair?;
+///     assert_eq!((&*name, &*colour), (&b"apple"[..], &b"red"[..]));
+/// }
+/// # Ok(()) }
+/// ```
+impl IntoIterator for &Partition {
+    type Item = Result<(Slice, Slice)>;
+    type IntoIter = Iter;
+
+    fn into_iter(self) -> Iter {
+        self.iter()
+    }
 }
 
 impl fmt::Debug for Partition {

@@ -1,15 +1,20 @@
-//! Opening: from the bytes in a directory to a running database.
+//! Recovery: opens a database directory and returns a running database.
 //!
-//! The steps:
-//! 1. make the path absolute, look at the directory without changing it, take the lock;
-//! 2. no manifest and nothing else: create the database, atomically, by renaming its first manifest into place;
-//! 3. read the manifest into a ledger, check that every table it names is there and whole, read the pools;
-//! 4. read the log: every commit that is not in tables goes into memtables, or into pools; the whole log is validated
-//!    before anything is written, so that a failed open changes nothing (but pools that are memory: what the log has
-//!    for them they get at once, and it is synced first);
-//! 5. sync what was replayed (it may be in the page cache only), or write it into new segments if damage was passed
-//!    over, make blob files of what it points to in files that were never finished, write the manifest anew with the
-//!    end of the log, begin a fresh segment, remove files that nothing names, start the workers.
+//! Steps:
+//! 1. Make the path absolute, list the directory without changing it, and take the directory lock.
+//! 2. If the directory has no manifest, no data files and no foreign files, create the database. Creation is atomic,
+//!    because the first manifest gets its name by a rename.
+//! 3. Read the manifest into the manifest state, check the presence and the length of the files that it names, and
+//!    read the pools.
+//! 4. Replay the write-ahead log (WAL): apply every commit that no permanent file contains to a memtable or a pool.
+//!    The whole WAL is validated before anything is written, so a failed open changes nothing. The exception are
+//!    mapped pools: a replayed record changes the file of such a pool at once. If a mapped pool survives power loss,
+//!    the WAL is synced before the replay.
+//! 5. Sync the replayed segments, because they may be in the page cache only. If damage was skipped, rewrite the WAL
+//!    to new segments instead.
+//! 6. Make ordinary blob files of the unfinished direct blob files that the WAL points into.
+//! 7. Write a new manifest that records the end of the WAL, remove orphaned files, begin a new WAL segment, and start
+//!    the workers.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -22,6 +27,7 @@ use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::sync::WakeSignal;
 use crate::base::version_edit::{EngineKind, FileNumber, PartitionId, VersionEdit, WalEpoch};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
+use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
 use crate::db::catalog::{Catalog, PartitionState, TreeResources};
 use crate::db::commit::Committer;
@@ -33,7 +39,6 @@ use crate::db::state::event_queue::DbPoison;
 use crate::db::state::version_set::VersionSet;
 use crate::db::{spill, worker};
 use crate::engine::{LastVisibleSeqno, SnapshotList};
-use crate::lsm::direct_write::RecoveredDirectBlobs;
 use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
 use crate::pmem::pool;
 use crate::table::obsolete_files::ObsoleteFiles;
@@ -42,22 +47,24 @@ use crate::vfs::open_files::{
     DataFileKind, DataFiles, DirectIoPolicy, HandleLimitFs, max_cached_handles, parse_data_file_name,
 };
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
-use crate::wal::batch_codec::{SEQNO_GAP_PAYLOAD, WalRecordIter, blob_pointers, check_payload};
-use crate::wal::format::{SEGMENT_HEADER_LEN, parse_segment_name, segment_path};
+use crate::wal::format::{
+    SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalRecordIter, blob_pointers, check_payload, parse_segment_name,
+    segment_path,
+};
 use crate::wal::reader::removable_segments;
 use crate::wal::segment::WAL_PAGE_SIZE;
 use crate::wal::writer::SKIPPED_EPOCHS_MAX;
 use crate::wal::{self, PartitionSeqno, RecoveryMode, Wal, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
 
-/// What a look at the directory shows.
+/// Contents of a database directory.
 #[derive(Default)]
 struct DirectoryListing {
     has_manifest: bool,
-    /// Tables and blob files by kind and number, log segments by number, with their lengths.
+    /// Lengths in bytes: of tables and blob files by kind and number, and of WAL segments by number.
     data: HashMap<(DataFileKind, FileNumber), u64>,
     segments: HashMap<FileNumber, u64>,
     pools: Vec<(PartitionId, PathBuf)>,
-    /// A name that no database has.
+    /// A file name that azekura does not use, if there is one.
     foreign: Option<String>,
 }
 
@@ -83,7 +90,7 @@ fn list_directory(fs: &dyn Fs, dir: &Path) -> Result<DirectoryListing> {
 }
 
 impl DirectoryListing {
-    /// Forgets files whose numbers the database cannot have given.
+    /// Removes files from the listing whose numbers are too high to be from this database.
     fn forget_unowned_files(&mut self, manifest_state: &ManifestState) {
         self.data.retain(|(_, id), _| id.0 < manifest_state.file_number_limit());
         self.segments.retain(|id, _| id.0 < manifest_state.file_number_limit());
@@ -91,7 +98,7 @@ impl DirectoryListing {
     }
 }
 
-/// Fails for a directory that holds something else, or a database without its manifest.
+/// Fails for a directory that contains foreign files and no database, or a database whose manifest is missing.
 fn check_listing(dir: &Path, listing: &DirectoryListing) -> Result<()> {
     if listing.has_manifest {
         return Ok(());
@@ -109,13 +116,13 @@ fn check_listing(dir: &Path, listing: &DirectoryListing) -> Result<()> {
     }
 }
 
-/// Bytes of log that spilled tables stand for.
+/// Bytes that the records of all spilled tables took in the WAL, at most.
 fn spilled_bytes(manifest_state: &ManifestState) -> u64 {
     let tables = manifest_state.partitions.values().flat_map(|partition| partition.spilled.values());
     tables.map(spill::log_bytes).fold(0, u64::saturating_add)
 }
 
-/// Opens for reading and writing.
+/// Opens a database for reading and writing. Creates it if the directory is empty or does not exist.
 pub(crate) fn open(mut config: Config) -> Result<Arc<DbHandle>> {
     config.check()?;
     config.path = config.fs.absolute(&config.path)?;
@@ -128,7 +135,8 @@ pub(crate) fn open(mut config: Config) -> Result<Arc<DbHandle>> {
     let listing = list_directory(&*fs, &dir)?;
     check_listing(&dir, &listing)?;
     if !listing.has_manifest {
-        // Before the manifest: a directory without one is created anew, one that vanished with it is a loss.
+        // Parent directories are synced before the manifest is created. A directory without a manifest is created
+        // again, but losing a directory together with its manifest would lose data.
         sync_parent_dirs(&*fs, &dir, created)?;
         create_database(&*config.env, &fs, &dir)?;
     }
@@ -138,7 +146,8 @@ pub(crate) fn open(mut config: Config) -> Result<Arc<DbHandle>> {
     state.finish(config, report, lock, start)
 }
 
-/// Opens for reading only, beside other readers: replays into memory and writes nothing.
+/// Opens a database for reading only. Other readers may have it open too. Replays the WAL into memory and writes
+/// nothing.
 pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<DbHandle>> {
     config.check()?;
     config.path = config.fs.absolute(&config.path)?;
@@ -148,7 +157,7 @@ pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<DbHandle>> {
     let listing = list_directory(&*fs, &dir)?;
     if !listing.has_manifest {
         check_listing(&dir, &listing)?;
-        return Err(Error::invalid("there is no database here").in_file(dir));
+        return Err(Error::new(ErrorKind::NotFound, "there is no database here").in_file(dir));
     }
     let lock = fs.lock_dir(&dir, LockMode::Shared)?;
     let mut state = RecoveryState::read(&config, list_directory(&*fs, &dir)?, &limited, true)?;
@@ -156,7 +165,7 @@ pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<DbHandle>> {
     state.finish_read_only(config, &report, lock, start)
 }
 
-/// Writes the first manifest; until it has its name there is no database.
+/// Writes the first manifest. The database exists once the manifest has its name.
 fn create_database(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
     let (mut id, mut instance, mut file_id, mut seed) = ([0; 16], [0; 16], [0; 16], [0; 8]);
     for bytes in [&mut id, &mut instance, &mut file_id] {
@@ -170,22 +179,22 @@ fn create_database(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
     Manifest::create(Arc::clone(fs), dir, file_id, &edits).map(drop)
 }
 
-/// A database whose bytes were read, and nothing written yet.
+/// A database that was read and to which nothing was written yet.
 struct RecoveryState {
     manifest_state: ManifestState,
     listing: DirectoryListing,
     catalog: Catalog,
     resources: TreeResources,
     by_id: HashMap<PartitionId, Arc<PartitionState>>,
-    /// Blob files without an owner that the log points into.
-    direct_blobs: RecoveredDirectBlobs,
-    /// Whether damage is skipped.
+    /// Unfinished direct blob files that the WAL points into.
+    direct_blobs: UnfinishedBlobFiles,
+    /// Whether the recovery mode skips damage.
     is_salvage: bool,
-    /// The first numbers of commits that were skipped because they point to values that are lost, or name partitions
-    /// that are not known.
+    /// First sequence numbers of skipped commits: these point to lost values, or name partitions that the manifest
+    /// does not contain.
     skipped_commits: HashSet<SeqNo>,
     records: u64,
-    /// Of the manifest as it was read.
+    /// Size of the manifest file that was read.
     manifest_bytes: u64,
 }
 
@@ -204,7 +213,7 @@ impl RecoveryState {
         listing.forget_unowned_files(&manifest_state);
         let mut next_file = manifest_state.next_file_number;
         for id in listing.data.keys().map(|(_, id)| id).chain(listing.segments.keys()) {
-            next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
+            next_file = next_file.max(id.0 + 1); // no edit may name this file yet
         }
         let direct = DirectIoPolicy::new(config.settings.direct_io, || config.env.memory_limit());
         let max_open = max_cached_handles(config.settings.max_open_files, config.env.available_file_handles());
@@ -239,7 +248,7 @@ impl RecoveryState {
             by_id.insert(*id, partition);
         }
         let salvages = config.settings.recovery_mode == RecoveryMode::Salvage;
-        let left = RecoveredDirectBlobs::new(&manifest_state, &parts.files, &parts.cache);
+        let left = UnfinishedBlobFiles::new(&manifest_state, parts.files.blob_files(), Arc::clone(&parts.cache));
         let (skipped, manifest_bytes) = (HashSet::new(), loaded.bytes);
         Ok(RecoveryState {
             manifest_state,
@@ -255,8 +264,8 @@ impl RecoveryState {
         })
     }
 
-    /// Makes durable what is about to be replayed, where some of it is durable as soon as it is: a pool may not have
-    /// the half of a commit.
+    /// Syncs manifest and WAL before the replay if a pool is durable without the WAL. Otherwise power loss could
+    /// leave a part of a commit in the pool and nothing of it in the WAL.
     fn sync_for_pools(&self, config: &Config) -> Result<()> {
         if !self.by_id.values().any(|partition| partition.survives_power_loss()) {
             return Ok(());
@@ -268,7 +277,7 @@ impl RecoveryState {
             .try_for_each(|path| fs.open(&path, OpenMode::Write)?.sync_data())
     }
 
-    /// Reads the log into the trees. Writes nothing to disk, but to pools that are memory.
+    /// Replays the WAL into the trees. Writes nothing to disk except to mapped pools.
     fn replay(&mut self, config: &Config) -> Result<WalReplayReport> {
         let options = self.replay_options(config);
         let manifest = config.path.join(MANIFEST_NAME);
@@ -277,11 +286,11 @@ impl RecoveryState {
             wal::replay(fs, &config.path, id, options, &mut |commit| self.replay_commit(&commit, &manifest))?;
         report.has_gaps |= !self.skipped_commits.is_empty();
         self.by_id.values().try_for_each(|partition| partition.end_replay())?;
-        self.resources.next_file_id.fetch_max(self.direct_blobs.next_file(), Ordering::Relaxed);
+        self.resources.next_file_id.fetch_max(self.direct_blobs.next_file_number(), Ordering::Relaxed);
         Ok(report)
     }
 
-    /// What the manifest and the files of the partitions say of the log.
+    /// Replay options that follow from the manifest and from the files of the partitions.
     fn replay_options(&self, config: &Config) -> WalReplayOptions {
         let memory = |p: &PartitionManifestState| p.meta.engine == EngineKind::PmemMapped as u8;
         let pools_skip_log = self.manifest_state.partitions.values().any(memory);
@@ -308,10 +317,11 @@ impl RecoveryState {
         }
     }
 
-    /// Puts one commit of the log back into the trees. It is checked whole before any of it is applied.
+    /// Applies one commit of the WAL to the trees. The whole commit is checked before any of its records is applied.
     ///
-    /// Gives a reason where the log must end: a commit names a partition whose creation did not survive, or points to a
-    /// value that did not, so neither was ever synced. Salvage leaves out such a commit and goes on behind it.
+    /// Returns an error as a reason if the WAL must end before this commit: the commit names a partition that the
+    /// manifest does not contain, or points to a value that is lost. Unless a file is damaged, such a commit was
+    /// never synced. In salvage mode, such a commit is skipped instead.
     fn replay_commit(&mut self, commit: &WalCommit<'_>, manifest: &Path) -> Result<Option<Error>> {
         check_payload(commit.payload, commit.seqno_count)?;
         if commit.payload == SEQNO_GAP_PAYLOAD {
@@ -320,7 +330,7 @@ impl RecoveryState {
         for record in WalRecordIter::new(commit.payload) {
             if record?.partition.0 >= self.manifest_state.next_partition_id {
                 if self.is_salvage {
-                    // Its partition's number will be given again: the log is written anew without it.
+                    // The partition id will be used again, so the WAL is rewritten without this commit.
                     self.skipped_commits.insert(commit.first_seqno);
                     return Ok(None);
                 }
@@ -329,7 +339,7 @@ impl RecoveryState {
                 return Ok(Some(Error::corruption(message).in_file(manifest)));
             }
         }
-        if let Some(reason) = self.direct_blobs.check(&blob_pointers(commit)?)? {
+        if let Some(reason) = self.direct_blobs.check_commit(&blob_pointers(commit)?)? {
             if !self.is_salvage {
                 return Ok(Some(reason));
             }
@@ -345,18 +355,19 @@ impl RecoveryState {
             }
             seqno = seqno.plus(1);
         }
-        // There are no readers yet, so replaced versions need not be retained.
+        // There are no readers yet, so the pools need not retain replaced versions.
         self.resources.last_visible.publish(SeqNo(seqno.0 - 1));
         Ok(None)
     }
 
-    /// The last sequence number that was used: pools use some that the log does not get.
+    /// The last sequence number in use. Pools may have used higher ones than the WAL contains.
     fn last_seqno(&self, report: &WalReplayReport) -> SeqNo {
         let pools = self.by_id.values().map(|partition| partition.highest_in_pool()).max().unwrap_or_default();
         report.last_seqno.max(pools)
     }
 
-    /// Makes durable what was replayed, in a log that every later replay can read to its end.
+    /// Makes the replayed WAL durable. If the replay found gaps, rewrites the WAL without them, so that every later
+    /// replay reads it to its end.
     fn make_wal_durable(
         &self,
         config: &Config,
@@ -364,7 +375,7 @@ impl RecoveryState {
         next_epoch: &Arc<AtomicU32>,
     ) -> Result<WalReplayReport> {
         let (fs, dir) = (&config.fs, &config.path);
-        // First: the new manifest says that all of the log is durable.
+        // Before a rewrite too, because the new manifest states that the whole WAL is durable.
         for segment in &report.segments {
             fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
         }
@@ -381,7 +392,8 @@ impl RecoveryState {
         Ok(report)
     }
 
-    /// As [`make_wal_durable`](Self::make_wal_durable), on a full disk with space that files have that are not needed.
+    /// As [`make_wal_durable`](Self::make_wal_durable). On a full disk, frees unneeded segments and the disk reserve,
+    /// and tries once more.
     fn make_wal_durable_when_full(
         &self,
         config: &Config,
@@ -400,8 +412,8 @@ impl RecoveryState {
         }
     }
 
-    /// Removes segments that no recovery needs; false if there were none. The other spare files stay until the new
-    /// manifest is there: with a damaged manifest they may be part of the log.
+    /// Removes spare segments that no recovery mode can use; false if there were none. Other spare files are kept
+    /// until the new manifest is written, because they may be part of the WAL if the old manifest is damaged.
     fn remove_unneeded_segments(&self, config: &Config, report: &mut WalReplayReport) -> bool {
         let (fs, dir) = (&*config.fs, &config.path);
         let files = removable_segments(fs, dir, self.manifest_state.id, &self.replay_options(config));
@@ -414,7 +426,8 @@ impl RecoveryState {
         report.spare_files.len() < before
     }
 
-    /// Gives the blob files without an owner to their partitions. Until the manifest says so, they still have none.
+    /// Makes ordinary blob files of the unfinished direct blob files, and adds them to their partitions and to the
+    /// manifest state. The caller then writes the manifest.
     fn adopt_direct_blobs(&mut self, now_ms: u64) -> Result<()> {
         let context = Arc::new(self.resources.context(KeyOrder::bytewise(), PartitionId(0), ""));
         for (id, file) in self.direct_blobs.adopt(&context, now_ms)? {
@@ -515,7 +528,7 @@ impl RecoveryState {
         Ok(DbHandle::new(inner, threads))
     }
 
-    /// Fails where numbers are used up, or are not those of this database.
+    /// Fails if the sequence numbers are used up, or if an epoch in the WAL is too high to be from this database.
     fn check_id_limits(&self, last: SeqNo, report: &WalReplayReport) -> Result<()> {
         if last >= SeqNo::MAX {
             return Err(Error::unsupported("the database has used up its sequence numbers: open it for reading only"));
@@ -528,7 +541,8 @@ impl RecoveryState {
         Ok(())
     }
 
-    /// Notes the file ids of pools, which older versions did not write to the manifest.
+    /// Records the file ids of pools in the manifest state, because older versions did not write them to the
+    /// manifest.
     fn record_pool_file_ids(&mut self) {
         for (id, state) in &self.by_id {
             if let (Some(stored), Some(file_id)) = (self.manifest_state.partitions.get_mut(id), state.pool_file_id) {
@@ -538,9 +552,9 @@ impl RecoveryState {
     }
 
     fn version_set(&self, config: &Config, manifest: Manifest) -> Arc<VersionSet> {
-        let unsynced = match config.settings.planted_bug {
-            Some(PlantedBug::WalSyncBeforeBlobs) => Arc::default(),
-            _ => Arc::clone(&self.resources.unsynced_blobs),
+        let unsynced = match config.settings.has_planted_bug(PlantedBug::WalSyncBeforeBlobs) {
+            true => Arc::default(),
+            false => Arc::clone(&self.resources.unsynced_blobs),
         };
         let (manifest_state, next_file) = (self.manifest_state.clone(), Arc::clone(&self.resources.next_file_id));
         Arc::new(VersionSet::new(
@@ -553,9 +567,9 @@ impl RecoveryState {
         ))
     }
 
-    /// Removes tables, blob files and segments that neither the ledger nor the log's pool names, and the pools of
-    /// partitions that are not there. A failure is not
-    /// fatal: they are found again by the next open.
+    /// Removes tables and blob files that the manifest state does not name, segments that are neither live nor spare,
+    /// and pools of partitions that do not exist. Returns the number of removed files. A failure is not fatal,
+    /// because the next open finds the file again.
     fn remove_orphans(&self, config: &Config, report: &WalReplayReport) -> u64 {
         let kept: HashSet<FileNumber> =
             report.segments.iter().map(|s| s.file).chain(report.spare_files.iter().copied()).collect();
@@ -569,7 +583,7 @@ impl RecoveryState {
         paths.filter(|path| config.fs.remove_file(path).is_ok()).count() as u64
     }
 
-    /// Tables and blob files that were there and the ledger does not name.
+    /// Tables and blob files in the directory that the manifest state does not name.
     fn unreferenced_data_files(&self) -> impl Iterator<Item = (DataFileKind, FileNumber)> {
         let partitions = || self.manifest_state.partitions.values();
         let tables = partitions().flat_map(|p| p.all_tables().map(|table| (DataFileKind::Table, table.number)));
@@ -617,18 +631,19 @@ impl RecoveryState {
     }
 }
 
-/// Finds space for a database that is opened on a full disk.
+/// Frees disk space while a database is opened on a full disk.
 struct SpaceReclaimer<'a> {
     config: &'a Config,
     report: &'a WalReplayReport,
     reserve: &'a DiskReserve,
-    /// Damage was passed over: until the new manifest has its name, the old log is all that another open can use.
+    /// Whether damage was skipped. Then another open needs the old WAL unchanged until the new manifest has its name.
     damaged: bool,
     stage: u32,
 }
 
 impl SpaceReclaimer<'_> {
-    /// Runs what needs space, again and again while some can be made.
+    /// Runs `work`. While it fails because the disk is full, frees space and runs it again. One reclaimer frees space
+    /// at most twice in total.
     fn retry_when_full<T>(&mut self, state: &RecoveryState, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             match work() {
@@ -638,16 +653,17 @@ impl SpaceReclaimer<'_> {
         }
     }
 
-    /// Makes space in ever costlier ways, so that what failed with `error` can be tried again.
+    /// Frees space so that the work that failed with `error` can be tried again. First removes unfinished files and
+    /// the unused ends of segments; if they free nothing, or in a later call, releases the disk reserve.
     ///
     /// # Errors
-    /// The same error where it says something else, or nothing is left to give.
+    /// Returns `error` if it is not `OutOfSpace` or if no space is left to free.
     fn reclaim(&mut self, state: &RecoveryState, error: Error) -> Result<()> {
         while error.kind() == ErrorKind::OutOfSpace && self.stage < 2 {
             self.stage += 1;
             let made = match self.stage {
                 1 => {
-                    state.resources.obsolete_files.remove_all(); // what the attempt has left
+                    state.resources.obsolete_files.remove_all(); // the files of the failed attempt
                     self.remove_unfinished(state)? | self.trim_segments()
                 }
                 _ => self.reserve.release_all(),
@@ -659,8 +675,9 @@ impl SpaceReclaimer<'_> {
         Err(error)
     }
 
-    /// Removes tables and blob files that flushes, compactions and blob GC have not finished; false if there were none.
-    /// The new manifest is not there yet: the old one must be durable, and what the log points into stays.
+    /// Removes tables and blob files that flushes, compactions and blob GC have not finished; false if there were
+    /// none. Syncs the old manifest first, because the new one is not written yet. Keeps blob files that the WAL
+    /// points into.
     fn remove_unfinished(&self, state: &RecoveryState) -> Result<bool> {
         let (fs, dir) = (&self.config.fs, &self.config.path);
         fs.open(&dir.join(MANIFEST_NAME), OpenMode::Write)?.sync_data()?;
@@ -671,8 +688,8 @@ impl SpaceReclaimer<'_> {
         Ok(unfinished.filter(|(kind, id)| fs.remove_file(&state.data_path(*kind, *id)).is_ok()).count() > 0)
     }
 
-    /// Cuts off the space behind the end of replayed segments, and most of spare ones; false if there was none, or if
-    /// damage was passed over.
+    /// Truncates replayed segments after their last record, and spare segments after their header, both to whole
+    /// pages. False if nothing was truncated, or if damage was skipped.
     fn trim_segments(&self) -> bool {
         if self.damaged {
             return false;
@@ -693,7 +710,7 @@ fn wal_options(config: &Config) -> WalOptions {
     WalOptions { segment_size: config.settings.wal_segment_size, mapped: config.settings.mapped_wal, marks: true }
 }
 
-/// Whether an error says that a file is not there.
+/// Whether the error is an `Io` error because a file does not exist.
 pub(crate) fn is_missing(error: &Error) -> bool {
     error.kind() == ErrorKind::Io && error.os_kind() == Some(io::ErrorKind::NotFound)
 }

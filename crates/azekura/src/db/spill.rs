@@ -1,10 +1,11 @@
-//! Records of the log that wait for the comparator of their partition, and the tables that they are moved to.
+//! Buffered WAL records of partitions whose comparator was not given yet, and the spilled tables that store them.
 //!
-//! A partition with a comparator of the user has no tree until [`Database::open_partition_with_comparator`] gives that
-//! comparator. Its records of the log are held in memory until then, and the log must not be retired before they are
-//! permanent. When the log is too large they are spilled: written to tables in bytewise order of their keys, with every
-//! version. These tables are no part of the tree. When the comparator is given, their records are read back and
-//! replayed in the order of their sequence numbers, ahead of those of the log; flushes make the tables obsolete.
+//! A partition with a custom comparator has no tree until [`Database::open_partition_with_comparator`] gives the
+//! comparator. Until then its records of the write-ahead log (WAL) are buffered in memory, and the WAL segments that
+//! contain them cannot be retired. If the WAL exceeds its maximum size, the buffered records are spilled: all versions
+//! are written to tables in bytewise key order. Spilled tables do not belong to a tree. When the comparator is given,
+//! their records are read and replayed by ascending sequence number, before the records of the WAL. A later flush that
+//! covers all records of a spilled table makes it obsolete.
 //!
 //! [`Database::open_partition_with_comparator`]: crate::Database::open_partition_with_comparator
 
@@ -14,16 +15,15 @@ use crate::base::compression::CompressionType;
 use crate::base::version_edit::TableMeta;
 use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
-use crate::lsm::pending_outputs::PendingOutputs;
+use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter};
 use crate::lsm::table_handle::TreeContext;
-use crate::lsm::table_output::{FinishedOutputs, OutputOptions, TableOutputWriter};
 use crate::table::options::{FilterPolicy, TableOptions, TableReadOptions};
 use crate::table::reader::TableReader;
 
-/// A spilled table is cut at the first new key behind this many bytes.
+/// Target size of a spilled table in bytes. A table is finished at the first new key after this many bytes.
 const TABLE_SIZE: u64 = 64 << 20;
 
-/// A record of the log that waits for the comparator of its partition.
+/// A WAL record of a partition whose comparator was not given yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PendingRecord {
     pub(crate) seqno: SeqNo,
@@ -34,8 +34,8 @@ pub(crate) struct PendingRecord {
 
 impl PendingRecord {
     pub(crate) fn new(entry: EntryRef<'_>) -> PendingRecord {
-        let EntryRef { user_key: user, seqno, kind, value } = entry;
-        PendingRecord { seqno, kind, key: user.to_vec(), value: value.to_vec() }
+        let EntryRef { user_key, seqno, kind, value } = entry;
+        PendingRecord { seqno, kind, key: user_key.to_vec(), value: value.to_vec() }
     }
 
     pub(crate) fn entry(&self) -> EntryRef<'_> {
@@ -43,13 +43,14 @@ impl PendingRecord {
     }
 }
 
-/// Bytes of log that the records of a spilled table took, at most: each has a header of a few bytes.
+/// Returns an upper bound of the WAL bytes of the records of a spilled table: keys and values, and at most 32 bytes of
+/// header per record.
 pub(crate) fn log_bytes(table: &TableMeta) -> u64 {
     table.raw_bytes.saturating_add(table.entries.saturating_mul(32))
 }
 
-/// Writes the records to tables, durable under their names. The tables are removed when the returned [`PendingOutputs`]
-/// is dropped.
+/// Writes the records to tables. Contents and names of the tables are durable when this returns. They become obsolete
+/// when the returned [`PendingOutputs`] is dropped without a release.
 ///
 /// # Errors
 /// `Io` and `OutOfSpace`.
@@ -58,31 +59,30 @@ pub(crate) fn write(
     compression: CompressionType,
     records: &[PendingRecord],
     created_ms: u64,
-) -> Result<(Vec<TableMeta>, PendingOutputs)> {
+) -> Result<PendingOutputs> {
     let options = OutputOptions {
         table: TableOptions { compression, filter: FilterPolicy::None, ..TableOptions::default() },
         target_file_size: TABLE_SIZE,
-        created_ms,
         output_level_boundaries: Vec::new(),
         separation: None,
     };
     let mut sorted: Vec<&PendingRecord> = records.iter().collect();
     sorted.sort_unstable_by(|a, b| a.key.cmp(&b.key).then(b.seqno.cmp(&a.seqno)));
-    let mut output = TableOutputWriter::new(Arc::new(context), options);
+    let mut output = TableOutputWriter::new(PendingOutputs::new(&Arc::new(context), created_ms), options);
     let mut last = None;
     for record in sorted {
         output.add(record.entry(), last != Some(&record.key))?;
         last = Some(&record.key);
     }
-    let FinishedOutputs { tables, pending, .. } = output.finish()?;
-    Ok((tables, pending))
+    output.outputs.finish()?;
+    Ok(output.outputs)
 }
 
-/// Reads back the records above `after`, in the order of their sequence numbers. They are all in memory at once, as
-/// they were before they were spilled.
+/// Returns the records of `tables` with sequence numbers above `after`, in ascending order. All of them are in memory
+/// at once.
 ///
 /// # Errors
-/// `Corruption` and `Io`, naming the table.
+/// `Corruption` and `Io`, with the path of the table.
 pub(crate) fn read<'a>(
     context: &TreeContext,
     tables: impl Iterator<Item = &'a TableMeta>,
@@ -101,13 +101,13 @@ fn read_table(context: &TreeContext, meta: &TableMeta, after: SeqNo, out: &mut V
     let options = TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };
     let (files, cache) = (Arc::clone(&context.files), Arc::clone(&context.cache));
     let table = Arc::new(TableReader::open(files, cache, meta, KeyOrder::bytewise(), context.hash_seed, options)?);
-    let mut cursor = table.iter(false);
-    cursor.seek_to_first()?;
-    while let Some(entry) = cursor.current() {
+    let mut iter = table.iter(false);
+    iter.seek_to_first()?;
+    while let Some(entry) = iter.current() {
         if entry.seqno > after {
             out.push(PendingRecord::new(entry));
         }
-        cursor.next()?;
+        iter.next()?;
     }
     Ok(())
 }

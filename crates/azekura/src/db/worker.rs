@@ -1,15 +1,22 @@
-//! Background work: what is most urgent, and the threads that do it.
+//! Background work: chooses the most urgent task, and runs the background threads.
 //!
-//! Order of urgency: flushes (those that hold the oldest segment of a log that is larger than it should be, then the
-//! most memory first), then that log (sync and retire segments), then obsolete files (removing them gives space back),
-//! then compactions (the most young runs, then the most debt), then collections of blob files, then the log and the
-//! manifest. [`step`] does exactly one piece by hand; a worker is a thread that does one after the other for ever.
+//! Order of urgency:
+//! 1. flushes: first those whose records hold the oldest segment of a write-ahead log (WAL) that is too large, then
+//!    those with the most sealed bytes;
+//! 2. WAL maintenance (sync and retire segments), if the WAL is too large;
+//! 3. removal of obsolete files, because it frees disk space;
+//! 4. compactions: most L0 runs first, then most debt;
+//! 5. blob GC;
+//! 6. other WAL and manifest maintenance.
 //!
-//! The sync interval has a thread of its own, because a piece of work may take minutes. So has the listener, because it
-//! may wait for workers.
+//! [`step`] runs exactly one task in the calling thread. A worker thread runs tasks in a loop until the database
+//! closes.
 //!
-//! Work that fails waits for itself (`backoffs`): until it is tried again, all other work is done as if there was none
-//! of it.
+//! The sync interval has a thread of its own, because a task may take minutes. The listener has one too, because a
+//! listener may wait for a worker.
+//!
+//! Each kind of task of each partition has its own backoff (`backoffs`). While a failed task waits for its next
+//! attempt, the workers run all other tasks.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,19 +36,19 @@ use crate::engine::{Engine, EngineHost, Pressure, Task, TaskReport};
 use crate::lsm::tree::LsmTree;
 use crate::vfs::env::Thread;
 
-/// A memtable that has stood unchanged for so long is at rest.
+/// How long a memtable must be unchanged before a worker considers it idle: 1 second.
 const IDLE_MEMTABLE_NS: u64 = 1_000_000_000;
 
-/// A task that a tree wants done, with what decides its turn.
+/// A task that a tree requests, with the values that decide its priority.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct TaskCandidate {
     task: Task,
-    /// Its records hold the oldest segment of a log that is too large.
+    /// Whether records of the partition hold the oldest segment of a WAL that is too large.
     holds_oldest_wal: bool,
     pressure: Pressure,
 }
 
-/// Which wish comes first: pure.
+/// Returns the index of the most urgent candidate. Pure.
 fn most_urgent(candidates: &[TaskCandidate]) -> Option<usize> {
     let rank = |candidate: &TaskCandidate| match candidate.task {
         Task::Flush if candidate.holds_oldest_wal => (3, candidate.pressure.sealed_bytes, 0),
@@ -52,33 +59,33 @@ fn most_urgent(candidates: &[TaskCandidate]) -> Option<usize> {
     (0..candidates.len()).max_by_key(|&i| rank(&candidates[i]))
 }
 
-/// What a caller of [`step`] is willing to do.
+/// The kinds of task that a worker may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WorkerRole {
     All,
-    /// Leaves compactions and the removal of files to others, so that a flush never waits behind them.
+    /// Does not run compactions or blob GC and does not remove obsolete files, so that a flush never waits for them.
     FlushesOnly,
 }
 
-/// What to do with work that has failed.
+/// Whether failed work is tried before its backoff has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RetryPolicy {
-    /// It is left alone until its pause is over.
+    /// Skips failed work until its backoff has ended.
     AfterBackoff,
-    /// It is tried again.
+    /// Ignores the backoff.
     Now,
 }
 
-/// A kind of work that fails by itself.
+/// Kinds of work that fail independently of each other.
 enum WorkKind {
     Task(Arc<PartitionState>, Task),
-    /// Log and manifest.
+    /// Maintenance of the WAL and the manifest.
     WalAndManifest,
-    /// Choosing what to do.
+    /// The choice of the next task.
     Scheduling,
 }
 
-/// Work that failed, and how.
+/// Failed work and its error.
 struct FailedWork {
     work: WorkKind,
     error: Error,
@@ -89,7 +96,7 @@ impl FailedWork {
         FailedWork { work: WorkKind::Scheduling, error }
     }
 
-    /// Where it is noted.
+    /// The backoff that records the failure.
     fn backoff<'a>(&'a self, inner: &'a DbInner) -> Option<&'a Backoff> {
         match &self.work {
             WorkKind::Task(partition, task) => Some(partition.backoffs.for_task(*task)),
@@ -99,10 +106,11 @@ impl FailedWork {
     }
 }
 
-/// Does one piece of background work; false if there was none. What has failed before is left for last.
+/// Runs one background task; returns false if there was none. Work whose backoff has not ended is tried only if
+/// there is no other work.
 ///
 /// # Errors
-/// Those of the work; it stays to be done.
+/// Those of the work, which remains to be done.
 pub(crate) fn step(inner: &DbInner) -> Result<bool> {
     let _call = inner.begin_api_call();
     inner.check_outside()?;
@@ -114,10 +122,10 @@ pub(crate) fn step(inner: &DbInner) -> Result<bool> {
     done.map_err(|failed| failed.error)
 }
 
-/// Does one piece of background work; false if there was none that may be done now.
+/// Runs one background task; returns false if there was none that `role` and `retry` allow.
 fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy) -> Result<bool, FailedWork> {
     inner.poison.check().map_err(FailedWork::scheduling)?;
-    inner.seal_largest(); // after recovery, too
+    inner.seal_largest(); // recovery may have filled the memory budget
     let oldest = seal_oldest_wal_holders(inner);
     let now = inner.env.monotonic_ns();
     let mut candidates = Vec::new();
@@ -137,7 +145,7 @@ fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy) -> Resul
     }
     let flushes = candidates.iter().any(|candidate| candidate.task == Task::Flush);
     let may_tend = retry == RetryPolicy::Now || inner.wal_backoff.remaining_ns(now).is_none();
-    // Before compactions: there may always be one.
+    // Before compactions, because there may always be another compaction to run.
     if !flushes && may_tend && inner.wal_is_too_large() && maintain_wal_with_backoff(inner)? {
         return Ok(true);
     }
@@ -158,7 +166,7 @@ fn maintain_wal_with_backoff(inner: &DbInner) -> Result<bool, FailedWork> {
     tended.map_err(|error| FailedWork { work: WorkKind::WalAndManifest, error })
 }
 
-/// Notes whether work has failed, was done, or neither.
+/// Updates the backoff: a failure extends it, `Ok(true)` (work was done) resets it, `Ok(false)` leaves it unchanged.
 fn update_backoff(inner: &DbInner, backoff: &Backoff, done: Result<bool, &Error>) {
     match done {
         Ok(true) => backoff.reset(),
@@ -167,7 +175,7 @@ fn update_backoff(inner: &DbInner, backoff: &Backoff, done: Result<bool, &Error>
     }
 }
 
-/// Runs one task of a tree and accounts for it.
+/// Runs one task of a tree, and updates counters, events and the backoff of the task.
 pub(crate) fn run_task(inner: &DbInner, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<()> {
     run_task_kind(inner, partition, task, forced).map_err(|failed| failed.error)
 }
@@ -177,7 +185,8 @@ fn run_task_kind(inner: &DbInner, partition: &Arc<PartitionState>, task: Task, f
     run_accounted(inner, partition, task, || tree.run(task, forced, inner)).map(drop)
 }
 
-/// Does `work` on a tree of tables, which is a task of that kind, accounts for it, and notes whether it failed.
+/// Runs `work` on an LSM tree as a task of kind `task`. Updates counters, events and the backoff as [`run_task`]
+/// does.
 pub(crate) fn run_lsm_task(
     inner: &DbInner,
     partition: &Arc<PartitionState>,
@@ -197,14 +206,15 @@ fn run_accounted(
     let need = if task == Task::Flush { ReserveUse::Flush } else { ReserveUse::Compaction };
     let result = inner.begin_work().and_then(|_work| {
         let result = inner.with_reserve(need, || inner.poison.poison_on_failure(catch_panics(inner, &mut work)));
-        // What it put an end to. After a failure too: perhaps it was space that was missing.
+        // Removes files that the task made obsolete. After a failure too, because the disk may be full.
         if task != Task::Flush || result.is_err() {
             inner.obsolete_files().remove_batch();
         }
         result
     });
-    // A task that ended because its partition was deleted, or the database closes, has not failed: no writer of another
-    // partition gets its error. The edit that drops a partition comes before the mark that it is deleted.
+    // A task that ended because its partition was deleted or the database closes has not failed. Writers of other
+    // partitions must not get its error. The version edit that drops a partition is written before the partition is
+    // marked as deleted; in between, an edit of a task fails with `Closed`.
     let poisoned = matches!(&result, Err(error) if error.kind() == ErrorKind::Poisoned);
     let is_closed = matches!(&result, Err(error) if error.kind() == ErrorKind::Closed);
     let deleted = result.is_err() && !poisoned && partition.is_deleted();
@@ -214,7 +224,8 @@ fn run_accounted(
     }
     inner.update_write_stalls();
     if !ended {
-        // One that yields may fail yet, for the same reason as the last time.
+        // A task that yielded without progress does not reset its backoff, because it may still fail for the same
+        // reason.
         let done = result.as_ref().map(|report| task == Task::Flush || !report.is_idle());
         update_backoff(inner, partition.backoffs.for_task(task), done);
     }
@@ -271,14 +282,14 @@ fn record_task(inner: &DbInner, partition: &PartitionState, task: Task, report: 
     }
 }
 
-/// Runs what may call a comparator; a panic in it ends all writing.
+/// Runs code that may call a comparator. A panic in it poisons the database.
 pub(crate) fn catch_panics<T>(inner: &DbInner, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let _inside = inner.enter();
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(inner.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))))
 }
 
-/// Removes the files of some obsolete tables and blob files; false if there were none.
+/// Removes one batch of obsolete tables and blob files; false if there were none.
 fn remove_some_obsolete_files(inner: &DbInner) -> Result<bool> {
     if inner.obsolete_files().is_empty() {
         return Ok(false);
@@ -287,7 +298,7 @@ fn remove_some_obsolete_files(inner: &DbInner) -> Result<bool> {
     Ok(inner.obsolete_files().remove_batch())
 }
 
-/// Removes the files of all obsolete tables and blob files; closing calls it too.
+/// Removes all obsolete tables and blob files. Closing the database calls it too.
 pub(crate) fn remove_obsolete_files(inner: &DbInner) {
     if !inner.obsolete_files().is_empty()
         && let Ok(_work) = inner.begin_work()
@@ -296,14 +307,15 @@ pub(crate) fn remove_obsolete_files(inner: &DbInner) {
     }
 }
 
-/// Gives back log segments that no tree needs any more; false if there were none.
+/// Retires WAL segments whose records all trees have flushed, and recycles their files; false if there were none.
+/// Does nothing while a checkpoint runs.
 pub(crate) fn retire_wal_segments(inner: &DbInner) -> Result<bool> {
     let Some(writer) = &inner.writer else { return Ok(false) };
     let checkpoints = lock(&inner.running_checkpoints);
     if *checkpoints > 0 {
         return Ok(false);
     }
-    // Records above this may be between the log and their memtable: take it before asking the trees.
+    // Records above this sequence number may be in the WAL and not yet in a memtable. So read it before the trees.
     let visible = inner.last_visible.get();
     let mut through = visible;
     for partition in inner.catalog.all() {
@@ -312,11 +324,12 @@ pub(crate) fn retire_wal_segments(inner: &DbInner) -> Result<bool> {
         }
     }
     let epochs = writer.wal.retire(through)?;
-    // A partition that has nothing to flush writes no edit itself, and would make the log needed for ever.
+    // The manifest must state this, because a partition without records to flush writes no edit. Recovery would
+    // otherwise need the WAL from the last flush of that partition on.
     let flushed = writer.version_set.all_flushed(through.min(writer.wal.durable()));
     if epochs.is_empty() {
         return match inner.poison.poison_on_failure(writer.version_set.log_and_apply(flushed.as_slice())) {
-            // The next flush says it.
+            // If the disk is full, the edit of the next flush records the same.
             Err(error) if error.kind() != ErrorKind::OutOfSpace => Err(error),
             _ => Ok(false),
         };
@@ -327,17 +340,18 @@ pub(crate) fn retire_wal_segments(inner: &DbInner) -> Result<bool> {
     writer.wal.recycle(&epochs).map(|()| true)
 }
 
-/// Gives back log segments; where records of partitions without their comparator hold a log that is too large, spills
-/// them first. False if nothing was given back. Runs inside of [`DbInner::with_reserve`].
+/// Retires WAL segments. If there are none and the WAL is too large, spills the records of partitions whose
+/// comparator is missing, and tries again. False if no segment was retired. Called inside [`DbInner::with_reserve`].
 fn give_back_log(inner: &DbInner) -> Result<bool> {
     Ok(retire_wal_segments(inner)? || spill_holders(inner)? && retire_wal_segments(inner)?)
 }
 
-/// If the log is too large, spills the records that hold its oldest segment and wait for a comparator; false if there
-/// were none.
+/// If the WAL is too large, spills the buffered records that hold its oldest segment until a comparator is given;
+/// false if there were none.
 fn spill_holders(inner: &DbInner) -> Result<bool> {
     let (Some(oldest), Some(writer)) = (oldest_held(inner), &inner.writer) else { return Ok(false) };
-    // No comparator is given and no partition deleted meanwhile. Tried again soon if that is going on now.
+    // The lock keeps partitions from being deleted and comparators from being given meanwhile. If it is held, a later
+    // call tries again.
     let Ok(_names) = inner.partition_ddl_lock.try_lock() else { return Ok(false) };
     let mut spilled = false;
     for partition in inner.catalog.all() {
@@ -348,26 +362,28 @@ fn spill_holders(inner: &DbInner) -> Result<bool> {
         }
         let (last, parts) = (last.seqno, inner.catalog.resources());
         let context = parts.context(KeyOrder::bytewise(), partition.id, &partition.name);
-        let (tables, unnamed) = spill::write(context, parts.default_codec, &pending, inner.env.now_ms())?;
+        let mut outputs = spill::write(context, parts.default_codec, &pending, inner.env.now_ms())?;
         inner.sync_wal_through(last)?;
         let edit = |table: &TableMeta| VersionEdit::TableSpilled { partition: partition.id, table: table.clone() };
-        let written = writer.version_set.log_and_apply(&tables.iter().map(edit).collect::<Vec<VersionEdit>>());
-        // After any other failure the manifest may name them.
+        let written = writer.version_set.log_and_apply(&outputs.tables.iter().map(edit).collect::<Vec<VersionEdit>>());
+        // The manifest may name the tables after any failure but `OutOfSpace`, so they must not be removed.
         if !written.as_ref().is_err_and(|error| error.kind() == ErrorKind::OutOfSpace) {
-            unnamed.release();
+            outputs.keep();
         }
         inner.poison.poison_on_failure(written)?;
-        partition.note_spilled(tables);
+        partition.note_spilled(std::mem::take(&mut outputs.tables));
         spilled = true;
     }
     Ok(spilled)
 }
 
-/// The last sequence number in the oldest segment of a log that is too large, if that segment could be retired.
+/// The last sequence number in the oldest segment of a WAL that is too large. `None` if the WAL is not too large, if
+/// a checkpoint copies the WAL, or if the WAL has a single segment and the disk is not full.
 fn oldest_held(inner: &DbInner) -> Option<SeqNo> {
     let writer = inner.writer.as_ref().filter(|_| inner.wal_is_too_large())?;
     let segments = writer.wal.segments();
-    // On a full disk the only segment goes too, as soon as it is flushed. None goes while a checkpoint copies the log.
+    // On a full disk the only segment can be retired too, as soon as it is flushed. No segment is retired while a
+    // checkpoint copies the WAL.
     let full = writer.reserve.is_short();
     if segments.len() < 2 && !full || *lock(&inner.running_checkpoints) > 0 {
         return None;
@@ -375,7 +391,7 @@ fn oldest_held(inner: &DbInner) -> Option<SeqNo> {
     segments.first().map(|segment| segment.last_seqno)
 }
 
-/// Work on the log and the manifest that nothing else triggers. What cannot fail comes before what can.
+/// WAL and manifest maintenance that no flush triggers. Returns whether anything was done.
 fn maintain_wal(inner: &DbInner) -> Result<bool> {
     let Some(writer) = &inner.writer else { return Ok(false) };
     let _work = inner.begin_work()?;
@@ -389,7 +405,7 @@ fn maintain_wal(inner: &DbInner) -> Result<bool> {
         }
         let flushed = || inner.catalog.all().iter().all(|partition| partition.first_unflushed().is_none());
         if full && *lock(&inner.running_checkpoints) == 0 && flushed() {
-            // All of the log is in tables: another segment gives this one free.
+            // All records of the WAL are flushed: beginning another segment makes this one retirable.
             inner.with_reserve(ReserveUse::Flush, || inner.poison.poison_on_failure(writer.wal.seal()))?;
             inner.with_reserve(ReserveUse::Flush, || retire_wal_segments(inner))?;
             return Ok(inner.fill_reserve());
@@ -401,8 +417,8 @@ fn maintain_wal(inner: &DbInner) -> Result<bool> {
     inner.poison.poison_on_failure(writer.version_set.rewrite_if_grown())
 }
 
-/// If the log is too large, seals the memtables that hold its oldest segment, and gives the last sequence number in
-/// there: flushes of records up to it come first.
+/// If the WAL is too large, seals the active memtables that hold its oldest segment. Returns the last sequence number
+/// in that segment: flushes of records up to it are the most urgent.
 fn seal_oldest_wal_holders(inner: &DbInner) -> Option<SeqNo> {
     let oldest = oldest_held(inner)?;
     for partition in inner.catalog.all() {
@@ -416,16 +432,19 @@ fn seal_oldest_wal_holders(inner: &DbInner) -> Option<SeqNo> {
     Some(oldest)
 }
 
-/// The threads of a database.
+/// The background threads of a database.
 #[derive(Default)]
 pub(crate) struct BackgroundThreads {
-    /// Those that work, and the one that keeps the sync interval.
+    /// Worker threads, and the thread that syncs the WAL at the sync interval.
     pub(crate) workers: Vec<Box<dyn Thread>>,
-    /// The one that calls the listener.
+    /// The thread that calls the listener.
     pub(crate) listener: Option<Box<dyn Thread>>,
 }
 
-/// Starts the background threads: none where there are no workers.
+/// Starts the background threads. Starts none if `workers` is 0.
+///
+/// # Errors
+/// Those of starting a thread; the worker threads that were already started are joined.
 pub(crate) fn start(inner: &Arc<DbInner>) -> Result<BackgroundThreads> {
     let mut threads = BackgroundThreads::default();
     let Err(error) = spawn_threads(inner, &mut threads) else { return Ok(threads) };
@@ -447,7 +466,7 @@ fn spawn_threads(inner: &Arc<DbInner>, threads: &mut BackgroundThreads) -> Resul
     if let (Some(ms), 1..) = (inner.settings.sync_interval_ms, workers) {
         threads.workers.push(spawn("azekura-sync", Box::new(move |inner| sync_periodically(inner, ms)))?);
     }
-    // The last one: nothing that fails to start comes behind it.
+    // Started last, because `start` joins only `workers` if a later thread cannot be started.
     if workers > 0 && inner.poison.events().has_listener() {
         let deliver = |inner: &DbInner| inner.poison.events().run(|| inner.poison.record_delivery(false));
         threads.listener = Some(spawn("azekura-events", Box::new(deliver))?);
@@ -480,7 +499,8 @@ fn sync_periodically(inner: &DbInner, ms: u64) {
     }
 }
 
-/// The same by hand: syncs the log if the interval is over and there is something to sync.
+/// Without worker threads: syncs the WAL if the sync interval has passed and a visible commit is not durable. Returns
+/// whether it did.
 fn sync_if_due(inner: &DbInner) -> Result<bool> {
     let (Some(ms), Some(writer)) = (inner.settings.sync_interval_ms, &inner.writer) else { return Ok(false) };
     let now = inner.env.monotonic_ns();
@@ -493,7 +513,7 @@ fn sync_if_due(inner: &DbInner) -> Result<bool> {
     sync_all_visible(inner).map(|()| true)
 }
 
-/// The life of a worker. The first one also looks for memtables at rest.
+/// The loop of a worker thread. The first worker also seals idle memtables.
 fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
     let mut resting = HashMap::new();
     while !inner.closing.load(Ordering::Acquire) {
@@ -515,8 +535,9 @@ fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
     }
 }
 
-/// Tells of work that has failed, unless that is known, and lets others go on; if nothing can be done, it waits for a
-/// ring after `seen`.
+/// Reports failed work to the listener, unless the same failure was reported before, and wakes the threads that wait
+/// for a task. If the work has no backoff or the database is poisoned, waits up to 1 second for a signal after
+/// `seen`, so that the worker does not loop.
 fn report_failure(inner: &DbInner, failed: &FailedWork, seen: u64) {
     inner.task_done.notify_all();
     let backoff = failed.backoff(inner);
@@ -529,7 +550,7 @@ fn report_failure(inner: &DbInner, failed: &FailedWork, seen: u64) {
     }
 }
 
-/// How long the first piece of work that failed still has to wait.
+/// Nanoseconds until the first failed task may be tried again; `None` if no task has to wait.
 fn next_retry_ns(inner: &DbInner) -> Option<u64> {
     let now = inner.env.monotonic_ns();
     let partitions = inner.catalog.all();
@@ -537,9 +558,9 @@ fn next_retry_ns(inner: &DbInner) -> Option<u64> {
     tasks.chain(inner.wal_backoff.remaining_ns(now)).min()
 }
 
-/// Seals memtables that may hide many stale values of blob files and have not changed for a while: otherwise
-/// staleness stays unknown as long as there are no writes. `resting` has the last observed state, and the time of its
-/// last change.
+/// Seals idle memtables that may hide many stale blob values, because their staleness is unknown until they are
+/// flushed. `resting` maps a partition to the last observed state of its memtable and the time of the last change, in
+/// nanoseconds. Returns whether a memtable was sealed.
 fn seal_idle_memtables(inner: &DbInner, resting: &mut HashMap<PartitionId, (SeqNo, u64)>) -> bool {
     if inner.writer.is_none() {
         return false;
@@ -569,11 +590,11 @@ fn sync_all_visible(inner: &DbInner) -> Result<()> {
     inner.poison.poison_on_failure(writer.wal.sync(inner.last_visible.get(), false))
 }
 
-/// Flushes everything that `partition` holds in memory now, and waits for it. Delivers no events, because a caller may
-/// hold locks.
+/// Flushes all records that are visible in `partition` now, and waits for the flush. Delivers no events, because a
+/// caller may hold locks.
 ///
 /// # Errors
-/// `Closed` if the partition is deleted meanwhile.
+/// `Closed` if the partition is deleted meanwhile; `Poisoned`; those of the flush.
 pub(crate) fn flush_and_wait(inner: &DbInner, partition: &Arc<PartitionState>) -> Result<()> {
     let target = inner.last_visible.get();
     let tree = partition.tree()?;
@@ -587,15 +608,15 @@ pub(crate) fn flush_and_wait(inner: &DbInner, partition: &Arc<PartitionState>) -
         inner.poison.check()?;
         match catch_panics(inner, || Ok(tree.next_task(false, &[])))? {
             Some(Task::Flush) => run_task(inner, partition, Task::Flush, false)?,
-            _ => inner.task_done.wait_past(seen, 20), // a worker is at it
+            _ => inner.task_done.wait_past(seen, 20), // a worker runs the flush
         }
     }
     remove_obsolete_files(inner);
     Ok(())
 }
 
-/// Merges what a partition holds now into one run at the bottom, and waits for it. What others write meanwhile may come
-/// along and does not keep it from ending.
+/// Compacts all records that are visible in `partition` now into one run at the bottom level, and waits for it. Later
+/// writes may be compacted too, but do not delay the end. For a pool: runs the tasks that the pool requests.
 ///
 /// # Errors
 /// `Closed` if the partition is deleted meanwhile.
@@ -607,7 +628,7 @@ pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>)
     let tree = partition.tree()?;
     if let Some(tree) = partition.lsm_if_built() {
         compact_until_done(inner, partition, |tree| tree.compact_to_bottom(through, inner))?;
-        // Each of them once: what is written instead of it is as clean as it can be.
+        // Each table once, because its replacement cannot be cleaned further.
         let unclean = catch_panics(inner, || tree.bottom_tables_to_clean(&inner.snapshots.seqnos()))?;
         compact_until_done(inner, partition, |tree| tree.rewrite_bottom_tables(&unclean, inner))?;
         remove_obsolete_files(inner);
@@ -615,7 +636,8 @@ pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>)
     }
     loop {
         inner.writer()?;
-        // Forced, it also says what others are doing, and running that waits for them: `None` is the end.
+        // With `forced`, `next_task` also returns tasks that other threads run, and running such a task waits for it.
+        // `None` means that no task is left.
         match catch_panics(inner, || Ok(tree.next_task(true, &[])))? {
             Some(task) => run_task(inner, partition, task, true)?,
             None => break,
@@ -626,7 +648,7 @@ pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>)
     Ok(())
 }
 
-/// Has a tree of tables merge until `merge` finds nothing more to do.
+/// Runs compactions of an LSM tree until `merge` finds none to run.
 fn compact_until_done(
     inner: &DbInner,
     partition: &Arc<PartitionState>,

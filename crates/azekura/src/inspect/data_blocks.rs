@@ -1,4 +1,4 @@
-//! The data blocks of a database, to measure lookups in.
+//! The data blocks of a database, for measuring lookups in them.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -8,8 +8,8 @@ use crate::base::comparator::BYTEWISE_NAME;
 use crate::base::{Error, InternalKey, KeyOrder, Result};
 use crate::block::block::Block;
 use crate::block::cache::BlockCache;
+use crate::block::frame::BlockKind;
 use crate::block::iter::BlockIter;
-use crate::block::kind::BlockKind;
 use crate::inspect::report::read_manifest_state;
 use crate::table::index::IndexIter;
 use crate::table::options::TableReadOptions;
@@ -17,18 +17,18 @@ use crate::table::reader::TableReader;
 use crate::vfs::Fs;
 use crate::vfs::open_files::{DataFiles, DirectIoPolicy};
 
-/// Of a cache that gives its blocks huge pages, as those of most databases do.
+/// Capacity in bytes of a cache that allocates its blocks on huge pages, as the caches of most databases do.
 const HUGE_PAGE_CACHE_SIZE: u64 = 1 << 40;
 
-/// The data blocks of all tables of a database, in memory and with nothing around them, so that what a lookup costs
-/// inside of a block can be measured apart from what leads to the block. Thread safe.
+/// The data blocks of all tables of a database, in memory, without indexes and caches, so that the cost of a lookup
+/// inside a block can be measured separately from the cost of finding the block. Thread safe.
 #[doc(hidden)]
 pub struct DataBlocks {
     blocks: Vec<Arc<Block>>,
     order: KeyOrder,
 }
 
-/// A block, and the hash of a key in it, which a lookup has made before it comes to the block.
+/// A block, and the hash of a key in it, which a lookup has computed before it reads the block.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct DataBlockPosition {
@@ -37,10 +37,10 @@ pub struct DataBlockPosition {
 }
 
 impl DataBlocks {
-    /// Reads the blocks from their files, past every cache; `entry` hears of each entry its place and its key.
+    /// Reads all blocks from their files, without a cache. Calls `entry` with the position and the key of each entry.
     ///
     /// # Errors
-    /// `Io` or `Corruption` from the files, `Unsupported` where keys are in an order that only its owner knows.
+    /// `Io` or `Corruption` from the files, `Unsupported` if a partition has a custom comparator.
     pub fn read(fs: &Arc<dyn Fs>, dir: &Path, entry: &mut dyn FnMut(DataBlockPosition, &[u8])) -> Result<DataBlocks> {
         let dir = &*fs.absolute(dir)?;
         let manifest_state = read_manifest_state(fs, dir)?.0;
@@ -51,9 +51,10 @@ impl DataBlocks {
         let mut read = DataBlocks { blocks: Vec::new(), order: KeyOrder::bytewise() };
         for partition in manifest_state.partitions.values() {
             if partition.meta.comparator != BYTEWISE_NAME {
-                let (name, order) = (&partition.meta.name, &partition.meta.comparator);
-                let what = format!("keys of partition {name:?} are in the order {order:?}, which is not known here");
-                return Err(Error::unsupported(what));
+                let (name, comparator) = (&partition.meta.name, &partition.meta.comparator);
+                let message =
+                    format!("partition {name:?} has the comparator {comparator:?}, which is not available here");
+                return Err(Error::unsupported(message));
             }
             for (_, meta) in partition.tables.values() {
                 let (files, cache) = (Arc::clone(&files), Arc::clone(&cache));
@@ -70,12 +71,12 @@ impl DataBlocks {
         index.seek_to_first(&table.index, &table.fetcher)?;
         while let Some((handle, ..)) = index.entry()? {
             let block: Arc<Block> = table.fetcher.read_block(handle, BlockKind::Data)?;
-            let mut cursor = BlockIter::new(Arc::clone(&block));
-            cursor.seek_to_first()?;
-            while cursor.valid() {
-                let key = cursor.key().user_key;
+            let mut iter = BlockIter::new(Arc::clone(&block));
+            iter.seek_to_first()?;
+            while iter.valid() {
+                let key = iter.key().user_key;
                 entry(DataBlockPosition { block: self.blocks.len(), hash: table.hash_key(key) }, key);
-                cursor.next()?;
+                iter.next()?;
             }
             self.blocks.push(block);
             index.next(&table.fetcher)?;
@@ -83,29 +84,30 @@ impl DataBlocks {
         Ok(())
     }
 
-    /// Blocks.
+    /// Number of blocks.
     pub fn count(&self) -> usize {
         self.blocks.len()
     }
 
-    /// The length of the key's value, if the block has the key: by what a lookup does once it is at the block.
+    /// Returns the length of the key's value, if the block contains the key. Does what a lookup does once it has the
+    /// block.
     ///
     /// # Errors
     /// `Corruption` if the block is damaged.
     #[inline(never)]
-    pub fn find(&self, place: DataBlockPosition, key: &[u8]) -> Result<Option<usize>> {
-        let Some(block) = self.blocks.get(place.block) else { return Ok(None) };
-        let found = block.lookup(InternalKey::before_versions_of(key), place.hash, &self.order)?;
+    pub fn find(&self, position: DataBlockPosition, key: &[u8]) -> Result<Option<usize>> {
+        let Some(block) = self.blocks.get(position.block) else { return Ok(None) };
+        let found = block.lookup(InternalKey::before_versions_of(key), position.hash, &self.order)?;
         Ok(found.filter(|found| found.key_matches).map(|found| found.value.len()))
     }
 
-    /// As [`find`](DataBlocks::find), but without looking into the block: what is left is the cost of asking. Gives the
-    /// length of the key, if there is such a block.
+    /// As [`find`](DataBlocks::find), but without a search in the block, to measure the cost of the call itself.
+    /// Returns the length of the key, if there is such a block.
     ///
     /// # Errors
-    /// None; it is called as `find` is.
+    /// None; the signature is that of `find`.
     #[inline(never)]
-    pub fn lookup_overhead(&self, place: DataBlockPosition, key: &[u8]) -> Result<Option<usize>> {
-        Ok(black_box(self.blocks.get(place.block).map(Arc::as_ptr)).map(|_| key.len()))
+    pub fn lookup_overhead(&self, position: DataBlockPosition, key: &[u8]) -> Result<Option<usize>> {
+        Ok(black_box(self.blocks.get(position.block).map(Arc::as_ptr)).map(|_| key.len()))
     }
 }

@@ -10,7 +10,7 @@ use crate::base::event::DroppedAfterDamage;
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::version_edit::{BlobFileMeta, EngineKind, FileNumber, TableBlobUsage, TableMeta};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
-use crate::blob::reader::{BlobFile, LiveBlobs};
+use crate::blob::reader::{BlobFile, LiveBlobs, add_references};
 use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
@@ -19,12 +19,11 @@ use crate::pmem::options::PmemOptions;
 use crate::pmem::pool::{self, ManifestPoolInfo, PoolFileKind, PoolLocation, StoredPool};
 use crate::table::options::{DataBlockIndexType, TableReadOptions};
 use crate::table::reader::TableReader;
-use crate::vfs::env::TestEnv;
+use crate::vfs::env::SystemEnv;
 use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME};
 use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
 use crate::vfs::{File, Fs, OpenMode};
-use crate::wal::batch_codec::{blob_pointers, check_payload};
-use crate::wal::format::{parse_segment_name, segment_path};
+use crate::wal::format::{blob_pointers, check_payload, parse_segment_name, segment_path};
 use crate::wal::{self, PartitionSeqno, RecoveryMode, WalReplayOptions};
 
 /// Result of checking one file.
@@ -33,15 +32,15 @@ use crate::wal::{self, PartitionSeqno, RecoveryMode, WalReplayOptions};
 pub struct FileReport {
     /// Path of the file.
     pub path: PathBuf,
-    /// `manifest`, `table`, `blob`, `pool`, `log` (WAL segment), `lock`, `left over` (a data file or segment that the
-    /// manifest does not name) or `unknown`.
+    /// `manifest`, `table`, `blob`, `pool`, `log` (WAL segment), `lock`, `reserve` (disk reserve), `left over` (a
+    /// temporary manifest, or a data file or segment that the manifest does not name) or `unknown`.
     pub kind: String,
     /// Length of the file in bytes.
     pub bytes: u64,
     /// Entries of a table, values of a blob file, commits of the WAL (reported for its first segment), or version
     /// edits of the manifest.
     pub entries: u64,
-    /// For a table that records it: the data block index type it was built with.
+    /// The data block index type of a table, if the table records it.
     pub data_block_index_type: Option<DataBlockIndexType>,
     /// The damage found, if any.
     pub problem: Option<Error>,
@@ -153,8 +152,8 @@ pub struct BlobReport {
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let db = Config::new(dir.path().join("db")).open()?;
-/// # let apart = KvSeparationOptions::default().automatic_gc(None);
-/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+/// # let separation = KvSeparationOptions::default().automatic_gc(None);
+/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
 /// pages.insert("page", vec![1; 5_000])?;
 /// drop(pages);
 /// db.close()?;
@@ -170,16 +169,16 @@ pub fn blobs(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<BlobReport>> {
         let uses: Vec<TableBlobUsage> =
             partition.tables.values().flat_map(|(_, table)| table.blob_usage.clone()).collect();
         for file in partition.blob_files.values() {
-            let here = |logical| file.sections.iter().any(|section| section.logical_file == logical);
-            let referenced: Vec<&TableBlobUsage> = uses.iter().filter(|uses| here(uses.logical_file)).collect();
+            let in_file = |logical| file.sections.iter().any(|section| section.logical_file == logical);
+            let referenced: Vec<&TableBlobUsage> = uses.iter().filter(|usage| in_file(usage.logical_file)).collect();
             reports.push(BlobReport {
                 partition: partition.meta.name.clone(),
                 id: file.number.0,
                 bytes: file.size,
                 values: file.sections.iter().map(|section| section.values).sum(),
                 value_bytes: file.sections.iter().map(|section| section.bytes).sum(),
-                referenced_values: referenced.iter().map(|uses| uses.count).sum(),
-                referenced_bytes: referenced.iter().map(|uses| uses.bytes).sum(),
+                referenced_values: referenced.iter().map(|usage| usage.count).sum(),
+                referenced_bytes: referenced.iter().map(|usage| usage.bytes).sum(),
                 logical_files: file.sections.iter().map(|section| section.logical_file.0).collect(),
             });
         }
@@ -194,7 +193,8 @@ pub(crate) fn read_manifest_state(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Manif
     Ok((manifest_state, edits.len()))
 }
 
-/// Reads and checks every byte of every file. Calls `progress` with the bytes checked so far and the total bytes.
+/// Reads and checks the manifest and the tables, blob files, pools and WAL segments that it names. Other files are only
+/// listed. Calls `progress` with the bytes checked so far and the total bytes.
 ///
 /// # Errors
 /// `Io` only if the directory itself cannot be read. Damage to a file is in its report.
@@ -252,7 +252,8 @@ impl VerifyReport {
     }
 }
 
-/// Replaces a custom comparator that is not available here: any key order is accepted.
+/// Replacement for a custom comparator that is not available here. It accepts any order of the keys, because it
+/// compares two different keys as ascending.
 struct UnknownComparator(String);
 
 impl Comparator for UnknownComparator {
@@ -281,7 +282,7 @@ fn verify_tables(
             let outcome = verify_table(&files, &cache, meta, &order, manifest_state.hash_seed);
             let (index_type, outcome) = match outcome {
                 Ok((index_type, references)) => {
-                    live.add(&references);
+                    add_references(&mut live, &references, |_| true);
                     (index_type, Ok(()))
                 }
                 Err(error) => (None, Err(error)),
@@ -295,8 +296,8 @@ fn verify_tables(
             report.set_file_result(&files.path(meta.number), "table", meta.entries, outcome.map(drop));
             progress(meta.size);
         }
-        for (logical, _) in live.files().filter(|(logical, _)| !has_logical_file(partition, *logical)) {
-            let error = Error::corruption("tables point to this blob file, which the manifest does not know");
+        for &logical in live.keys().filter(|logical| !has_logical_file(partition, **logical)) {
+            let error = Error::corruption("tables point to this blob file, which is not in the manifest");
             report.set_file_result(&files.blob_files().path(logical), "blob", 0, Err(error));
         }
         for meta in partition.blob_files.values() {
@@ -310,11 +311,11 @@ fn verify_tables(
 
 /// Checks every page and record of the pools, and the key order if the comparator is available.
 fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, report: &mut VerifyReport) {
-    let memory = EngineKind::PmemMapped as u8;
-    let is_there = |p: &&PartitionManifestState| {
-        p.meta.engine == memory || p.meta.engine == EngineKind::Pmem as u8 && p.flushed_seqno > SeqNo::ZERO
+    let mapped = EngineKind::PmemMapped as u8;
+    let has_pool_file = |p: &&PartitionManifestState| {
+        p.meta.engine == mapped || p.meta.engine == EngineKind::Pmem as u8 && p.flushed_seqno > SeqNo::ZERO
     };
-    for partition in manifest_state.partitions.values().filter(is_there) {
+    for partition in manifest_state.partitions.values().filter(has_pool_file) {
         let path = dir.join(PoolFileKind::Pool.name(partition.meta.id));
         let records = verify_pool(fs, dir, partition);
         let count = records.as_ref().map_or(0, |records| *records);
@@ -325,9 +326,9 @@ fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, re
 fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionManifestState) -> Result<u64> {
     let options = PmemOptions::from_settings(&partition.meta.settings)?;
     let visible = LastVisibleSeqno::default();
-    let home = PoolLocation {
+    let location = PoolLocation {
         fs: Arc::clone(fs),
-        env: Arc::new(TestEnv::new(0)),
+        env: Arc::new(SystemEnv::new()),
         dir: dir.to_path_buf(),
         partition: partition.meta.id,
         name: partition.meta.name.clone(),
@@ -336,12 +337,12 @@ fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionManifestState)
         read_only: true,
         wal_bytes: 0,
     };
-    let known = ManifestPoolInfo {
+    let manifest_info = ManifestPoolInfo {
         created_mapped: partition.meta.engine == EngineKind::PmemMapped as u8,
         flushed_through: partition.flushed_seqno,
         file_id: partition.pool_file_id,
     };
-    let stored = StoredPool::read(home, &known, &options)?;
+    let stored = StoredPool::read(location, &manifest_info, &options)?;
     stored.verify(partition.meta.comparator == BYTEWISE_NAME, &options)
 }
 
@@ -349,19 +350,19 @@ fn has_logical_file(partition: &PartitionManifestState, logical: FileNumber) -> 
     partition.blob_files.values().flat_map(|file| &file.sections).any(|section| section.logical_file == logical)
 }
 
-/// Checks a blob file, and that it contains every value of `live`; returns its number of values.
+/// Checks a blob file, and that it contains every value of `live`. Returns its number of values.
 fn verify_blob_file(files: &DataFiles, cache: &Arc<BlockCache>, meta: &BlobFileMeta, live: &LiveBlobs) -> Result<u64> {
     let file = BlobFile::new(files.clone(), Arc::clone(cache), meta.number, meta.size);
     let values = file.verify(meta)?;
     for section in &meta.sections {
-        let Some(ordinals) = live.ordinals_of(section.logical_file) else { continue };
-        let (mut iter, mut held) = (file.section_iter(section.logical_file)?, 0);
-        while let Some((ordinal, _)) = iter.next()? {
-            held += u64::from(ordinals.contains(ordinal));
+        let Some(ordinals) = live.get(&section.logical_file) else { continue };
+        let mut found = 0;
+        for entry in file.section_entries(section.logical_file, 0)? {
+            found += u64::from(ordinals.contains(entry?.0));
         }
-        if held != ordinals.count() {
+        if found != ordinals.count() {
             return Err(
-                Error::corruption("tables point to values that the blob file does not have").in_file(file.path())
+                Error::corruption("tables point to values that the blob file does not contain").in_file(file.path())
             );
         }
     }
@@ -401,13 +402,13 @@ fn verify_wal(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, repo
         report.set_file_result(&segment_path(dir, *file), "log", 0, Ok(()));
     }
     let files = DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never()).blob_files();
-    let mut unsealed = UnfinishedBlobFiles::new(manifest_state, files.clone(), Arc::new(BlockCache::new(0)));
+    let mut unfinished = UnfinishedBlobFiles::new(manifest_state, files.clone(), Arc::new(BlockCache::new(0)));
     let mut check = |commit: wal::WalCommit<'_>| {
         check_payload(commit.payload, commit.seqno_count)?;
-        unsealed.check_commit(&blob_pointers(&commit)?)
+        unfinished.check_commit(&blob_pointers(&commit)?)
     };
     let replayed = wal::replay(Arc::clone(fs), dir, manifest_state.id, options, &mut check);
-    for (id, found) in unsealed.unfinished_files() {
+    for (id, found) in unfinished.unfinished_files() {
         report.set_file_result(&files.path(id), "blob", found.frames.len() as u64, Ok(()));
     }
     match replayed {

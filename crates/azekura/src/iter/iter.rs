@@ -1,29 +1,29 @@
-//! The contract of every cursor, from a block to a merged tree.
+//! The interface of every internal iterator, from a block to a merged tree.
 
 use crate::base::shared_bytes::SharedBytes;
 use crate::base::{EntryRef, InternalKey, RecordKind, Result};
 
-/// A position among entries in internal order (see [`InternalKey`]); not valid until the first seek.
+/// A position among entries in internal order (see [`InternalKey`]). An iterator is *valid* while it is at an entry.
 ///
-/// Stepping off either end makes it not valid; then only a seek brings it back. `next` and `prev` must only be called
-/// on a valid cursor.
+/// It becomes valid by a seek, and invalid by a step past either end; then only a seek makes it valid again. `next`
+/// and `prev` may be called on a valid iterator only.
 pub(crate) trait InternalIter: Send {
-    /// To the first entry.
+    /// Moves to the first entry.
     fn seek_to_first(&mut self) -> Result<()>;
 
-    /// To the last entry.
+    /// Moves to the last entry.
     fn seek_to_last(&mut self) -> Result<()>;
 
-    /// To the first entry at or behind `target`.
+    /// Moves to the first entry at or after `target`.
     fn seek(&mut self, target: InternalKey<'_>) -> Result<()>;
 
-    /// To the last entry strictly before `target`.
+    /// Moves to the last entry before `target`.
     fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()>;
 
-    /// One entry on.
+    /// Moves to the next entry.
     fn next(&mut self) -> Result<()>;
 
-    /// One entry back.
+    /// Moves to the previous entry.
     fn prev(&mut self) -> Result<()>;
 
     /// Moves to the next entry and returns its key and kind, in one call.
@@ -38,10 +38,10 @@ pub(crate) trait InternalIter: Send {
         Ok(self.current())
     }
 
-    /// Whether it stands on an entry.
+    /// Whether the iterator is at an entry.
     fn valid(&self) -> bool;
 
-    /// The entry it stands on; only on a valid cursor.
+    /// The current entry. The iterator must be valid.
     fn entry(&self) -> EntryRef<'_>;
 
     /// The current entry, if the iterator is valid.
@@ -49,19 +49,19 @@ pub(crate) trait InternalIter: Send {
         self.valid().then(|| self.entry())
     }
 
-    /// Key and kind of the entry it stands on, if it stands on one: for callers that do not read the value.
+    /// Key and kind of the current entry, if the iterator is valid, for callers that do not read the value.
     fn head(&self) -> Option<(InternalKey<'_>, RecordKind)> {
         self.current().map(|entry| (entry.key(), entry.kind))
     }
 
-    /// Whether it returns every key at most once, in its newest visible version with its value, and no tombstones.
-    /// Then the caller need not look for older versions of an entry.
+    /// Whether the iterator returns every key at most once, in its newest visible version with its value, and no
+    /// tombstones. Then the caller need not skip older versions.
     fn is_visibility_resolved(&self) -> bool {
         false
     }
 
-    /// The value of the entry it stands on, to keep without a copy; none where what it stands in is more than twice as
-    /// large, or does not outlive the cursor. Worth the call for values of at least
+    /// The value of the current entry as shared bytes. `None` if the shared memory is more than twice as large as the
+    /// value, or does not outlive the iterator. The call is useful for values of at least
     /// [`SHARED_LEN_MIN`](crate::base::shared_bytes::SHARED_LEN_MIN) bytes.
     fn shared_value(&self) -> Option<SharedBytes> {
         None

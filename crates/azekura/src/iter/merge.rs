@@ -1,4 +1,4 @@
-//! Many cursors as one.
+//! Merges several iterators into one.
 
 use std::cmp::Ordering;
 
@@ -8,15 +8,16 @@ use crate::base::shared_bytes::SharedBytes;
 use crate::base::{EntryRef, InternalKey, KeyOrder, Result};
 use crate::iter::iter::InternalIter;
 
-/// Merges children in internal order with a binary heap; a step costs one or two comparisons while the same child stays
-/// in front. Entries of equal position (which a tree never holds twice) come from the earlier child first.
+/// Merges children in internal order with a binary heap. A step costs one or two comparisons while the same child
+/// stays at the front. Of entries with equal positions, which a tree never contains, the one of the child with the
+/// lower index comes first.
 pub(crate) struct MergingIter {
     order: KeyOrder,
     children: Vec<Box<dyn InternalIter>>,
-    /// Indexes of valid children; the front one is at 0.
+    /// Indexes of the valid children, as a heap: the child with the current entry is at 0.
     heap: Vec<usize>,
     direction: MergeDirection,
-    /// Scratch for turning round.
+    /// Buffer for the current key while the direction changes.
     reverse_key: Vec<u8>,
 }
 
@@ -59,7 +60,7 @@ impl MergingIter {
         }
     }
 
-    /// Moves every child with `step` and builds the heap of those that are valid.
+    /// Moves every child with `step`, and builds the heap of the valid ones.
     fn rebuild_heap(
         &mut self,
         direction: MergeDirection,
@@ -96,7 +97,7 @@ impl MergingIter {
         Ok(())
     }
 
-    /// Turns round on the current entry: every other child must move to the other side of it.
+    /// Changes the direction at the current entry: moves every other child to the other side of it.
     fn reverse_direction(&mut self, direction: MergeDirection) -> Result<()> {
         let order = self.order.clone();
         let mut key = std::mem::take(&mut self.reverse_key);
@@ -168,7 +169,7 @@ impl InternalIter for MergingIter {
     }
 }
 
-/// Entries in a vector, sorted when made; the plainest cursor there is, for tests of those above it.
+/// Iterates over a sorted vector, for tests of the iterators above it.
 #[cfg(test)]
 pub(crate) struct VecIter {
     pub(crate) entries: Vec<(Vec<u8>, SeqNo, crate::base::RecordKind, Vec<u8>)>,
@@ -232,7 +233,7 @@ mod tests {
     use super::*;
     use crate::base::RecordKind;
 
-    /// A small generator, so that the test needs nothing from outside.
+    /// A small generator of random numbers.
     fn rng(state: &mut u64) -> u64 {
         *state ^= *state << 13;
         *state ^= *state >> 7;

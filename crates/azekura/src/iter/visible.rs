@@ -1,8 +1,9 @@
-//! From all versions of all keys to what one moment shows: the newest version of each key, without the deleted ones.
+//! Iterators over the keys that are visible at one sequence number: the newest version of each key, without deleted
+//! keys.
 //!
-//! Two types, one for each direction, because a walk meets the versions of a key newest first going forward and oldest
-//! first going back. Each knows the bound it moves towards and compares every key that it passes with it, also removed
-//! keys and keys that are not visible: the work of a walk is bounded by what lies inside its bounds.
+//! There is one type for each direction, because the versions of a key come newest first in the forward direction and
+//! oldest first in the backward direction. Each type compares every key that it passes with its bound, including
+//! deleted and invisible keys. The work of a step is therefore limited by the bounds.
 
 use std::ops::Bound;
 
@@ -10,21 +11,21 @@ use crate::base::shared_bytes::{SHARED_LEN_MIN, SharedBytes};
 use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::iter::InternalIter;
 
-/// After this many hidden versions of one key in a row, seek over the rest of them.
+/// After this many hidden versions of one key in a row, the iterator seeks past the rest of them.
 const MAX_SEQUENTIAL_SKIPS: usize = 8;
 
-/// Walks up through the keys that are visible at one sequence number.
+/// Iterates forward over the keys that are visible at one sequence number.
 pub(crate) struct ForwardVisibleIter<C> {
     inner: C,
     order: KeyOrder,
     snapshot_seqno: SeqNo,
-    /// The key whose fate is known, while older versions of it may come: the one it stands on, or the last one found
-    /// deleted. Nothing older comes behind a record with sequence number 0.
+    /// The last key that was returned or found deleted, whose older versions are skipped. Not set after a record with
+    /// sequence number 0, because no older version follows it.
     saved_key: Vec<u8>,
     has_saved_key: bool,
-    /// Behind this it shows nothing.
+    /// No key beyond this bound is returned.
     end: Bound<Vec<u8>>,
-    /// What it walks over shows what is visible by itself.
+    /// Whether the inner iterator returns visible entries only.
     is_resolved: bool,
     valid: bool,
 }
@@ -44,7 +45,7 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
         }
     }
 
-    /// To the first visible key from `start` on.
+    /// Moves to the first visible key at or after `start`.
     pub(crate) fn seek(&mut self, start: Bound<&[u8]>) -> Result<()> {
         self.has_saved_key = false;
         self.valid = false;
@@ -53,14 +54,14 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
             Bound::Included(key) => self.inner.seek(InternalKey::before_versions_of(key))?,
             Bound::Excluded(key) => {
                 self.inner.seek(InternalKey::new(key, SeqNo::ZERO))?;
-                self.has_saved_key = true; // a record with sequence number 0 may still stand there
+                self.has_saved_key = true; // the iterator may be at a record with sequence number 0
                 key.clone_into(&mut self.saved_key);
             }
         }
         self.find_next_visible(false)
     }
 
-    /// To the next visible key; only while valid.
+    /// Moves to the next visible key. The iterator must be valid.
     #[inline]
     pub(crate) fn next(&mut self) -> Result<()> {
         self.valid = false;
@@ -72,7 +73,7 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
         self.find_next_visible(true)
     }
 
-    /// From the entry it stands on, or the next one, to the first that is visible.
+    /// Moves to the first visible entry at or after the current one.
     fn find_next_visible(&mut self, mut on: bool) -> Result<()> {
         let mut skips = 0;
         loop {
@@ -108,13 +109,13 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
         }
     }
 
-    /// Whether [`next_ref`](ForwardVisibleIter::next_ref) may be asked.
+    /// Whether [`next_ref`](ForwardVisibleIter::next_ref) may be called.
     #[inline]
     pub(crate) fn has_next_ref(&self) -> bool {
         self.is_resolved && self.valid
     }
 
-    /// To the next visible key, and the entry there.
+    /// Moves to the next visible key and returns its entry.
     #[inline]
     pub(crate) fn next_ref(&mut self) -> Result<Option<EntryRef<'_>>> {
         self.valid = false;
@@ -129,38 +130,39 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
         self.valid
     }
 
-    /// The entry, which has a value or a pointer to it; only while valid.
+    /// The current entry, with its value or a blob pointer. The iterator must be valid.
     #[inline]
     pub(crate) fn entry(&self) -> EntryRef<'_> {
         self.inner.entry()
     }
 
-    /// The key; only while valid. No value is read for it.
+    /// The current key. The iterator must be valid. Reads no value.
     #[inline]
     pub(crate) fn key(&self) -> &[u8] {
         self.inner.head().map_or(&[], |(key, _)| key.user_key)
     }
 
-    /// The value to keep, if that needs no copy; only while valid.
+    /// The current value, if it can be shared without a copy. The iterator must be valid.
     pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
         self.inner.shared_value()
     }
 }
 
-/// Walks down through the keys that are visible at one sequence number.
+/// Iterates backward over the keys that are visible at one sequence number.
 pub(crate) struct BackwardVisibleIter<C> {
     inner: C,
     order: KeyOrder,
     snapshot_seqno: SeqNo,
     key: Vec<u8>,
-    /// Copied unless it is shared, because the inner cursor has to walk over the newer versions to know which is the
-    /// newest.
+    /// The current value, copied unless it is shared, because the newest visible version of a key is known only after
+    /// the inner iterator has passed the key.
     value: Vec<u8>,
     shared_value: Option<SharedBytes>,
     kind: RecordKind,
-    /// Before this it shows nothing.
+    /// No key before this bound is returned.
     start: Bound<Vec<u8>>,
-    /// What it walks over shows what is visible by itself: nothing is copied then, and it stands where that stands.
+    /// Whether the inner iterator returns visible entries only. Then nothing is copied, and the inner iterator is at
+    /// the current entry.
     is_resolved: bool,
     valid: bool,
 }
@@ -183,7 +185,7 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
         }
     }
 
-    /// To the last visible key up to `end`.
+    /// Moves to the last visible key up to `end`.
     pub(crate) fn seek(&mut self, end: Bound<&[u8]>) -> Result<()> {
         self.valid = false;
         match end {
@@ -204,16 +206,16 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
         self.find_prev_visible()
     }
 
-    /// To the visible key before; only while valid.
+    /// Moves to the previous visible key. The iterator must be valid.
     pub(crate) fn prev(&mut self) -> Result<()> {
         self.valid = false;
         if self.is_resolved {
             self.inner.prev()?;
         }
-        self.find_prev_visible() // the inner cursor stands on the key before already
+        self.find_prev_visible() // the inner iterator is already at the previous key
     }
 
-    /// Takes all versions of one key after another until one shows a value.
+    /// Reads all versions of one key after another, until a key has a visible value.
     fn find_prev_visible(&mut self) -> Result<()> {
         self.valid = false;
         while let Some((key, _)) = self.inner.head().filter(|_| !self.valid) {
@@ -252,12 +254,12 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
         self.valid
     }
 
-    /// Only while valid.
+    /// The iterator must be valid.
     pub(crate) fn key(&self) -> &[u8] {
         if self.is_resolved { self.inner.head().map_or(&[], |(key, _)| key.user_key) } else { &self.key }
     }
 
-    /// The value, or a pointer to it: its kind says which. Only while valid.
+    /// The value, or a blob pointer, as the kind says. The iterator must be valid.
     pub(crate) fn value(&self) -> (RecordKind, &[u8]) {
         if self.is_resolved {
             let entry = self.inner.entry();
@@ -266,13 +268,13 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
         (self.kind, self.shared_value.as_deref().unwrap_or(&self.value))
     }
 
-    /// The value to keep, if that needs no copy; only while valid.
+    /// The current value, if it can be shared without a copy. The iterator must be valid.
     pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
         if self.is_resolved { self.inner.shared_value() } else { self.shared_value.clone() }
     }
 }
 
-/// Whether a walk up comes to `key` before its end.
+/// Whether `key` is before the end of a forward iteration.
 #[inline]
 fn is_before_end(order: &KeyOrder, end: &Bound<Vec<u8>>, key: &[u8]) -> bool {
     match end {
@@ -282,7 +284,7 @@ fn is_before_end(order: &KeyOrder, end: &Bound<Vec<u8>>, key: &[u8]) -> bool {
     }
 }
 
-/// Whether a walk down comes to `key` before it is at its start.
+/// Whether `key` is after the start of a backward iteration.
 #[inline]
 fn is_after_start(order: &KeyOrder, start: &Bound<Vec<u8>>, key: &[u8]) -> bool {
     match start {
@@ -405,7 +407,7 @@ mod tests {
         assert_eq!(down.value(), (RecordKind::Put, &[1][..]));
     }
 
-    /// Counts the entries that it shows.
+    /// Counts the entries that the inner iterator returns.
     struct Counting(VecIter, usize);
 
     impl InternalIter for Counting {
@@ -437,8 +439,8 @@ mod tests {
         }
     }
 
-    /// Behind and before the bounds stand only removed keys, keys that are newer than the point, or many versions of
-    /// one key: a walk passed all of them before it asked whether it was still inside.
+    /// After and before the bounds there are only deleted keys, keys newer than the sequence number, or many versions
+    /// of one key. An iterator once passed all of them before it compared a key with its bound.
     #[test]
     fn steps_are_bounded_when_nothing_is_visible() {
         type Version = fn(u64) -> Entry;

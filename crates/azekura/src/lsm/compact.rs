@@ -3,17 +3,13 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
+use crate::base::sync::lock;
 use crate::base::version_edit::{FileNumber, VersionEdit};
 use crate::base::{Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
-use crate::lsm::compaction::job::{CompactionJob, CompactionState};
-use crate::lsm::compaction::picker::{CompactionPicker, PickedCompaction};
-use crate::lsm::compaction::strategy::{bottom_tables_to_clean, pick_compaction};
-use crate::lsm::metrics::LsmCounters;
-use crate::lsm::options::LsmOptions;
-use crate::lsm::super_version::SuperVersion;
+use crate::lsm::compaction_picker::{CompactionJob, CompactionPicker, PickedCompaction};
+use crate::lsm::read::SuperVersion;
 use crate::lsm::table_handle::TableHandle;
-use crate::lsm::task_lock::lock;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, VersionChange};
 
@@ -24,7 +20,7 @@ impl LsmTree {
     /// Runs one compaction, or a part of one if the host wants it to yield. With `forced`, it waits while another one
     /// runs.
     pub(crate) fn compact(&self, forced: bool, host: &dyn EngineHost) -> Result<TaskReport> {
-        Ok(self.compact_with(forced, host, |picker| pick_compaction(picker, forced))?.unwrap_or_default())
+        Ok(self.compact_with(forced, host, |picker| picker.pick_compaction(forced))?.unwrap_or_default())
     }
 
     /// Runs the compaction that `choose` returns, or resumes a paused one. `None` if there is nothing to do, or if
@@ -43,9 +39,8 @@ impl LsmTree {
             None => {
                 let snapshots = host.snapshot_seqnos();
                 let now = self.current.get();
-                let Some(plan) = self.pick_compaction(&now, snapshots.first().copied(), choose) else {
-                    return Ok(None);
-                };
+                let oldest_snapshot = snapshots.first().copied().unwrap_or(SeqNo::ZERO);
+                let Some(plan) = self.with_picker(&now, oldest_snapshot, choose) else { return Ok(None) };
                 if plan.trivial_move {
                     return self.run_trivial_move(&now, &plan, host).map(Some);
                 }
@@ -65,17 +60,19 @@ impl LsmTree {
 
     /// Whether a compaction task has work.
     pub(crate) fn needs_compaction(&self, forced: bool) -> bool {
+        let (is_paused, known) = {
+            let state = lock(&self.compaction_state);
+            (state.paused_compaction.is_some(), state.oldest_snapshot)
+        };
+        // Snapshots may have ended since.
+        let oldest_snapshot = known.map_or(SeqNo::MAX, |known| known.max(self.context.snapshots.oldest()));
         let now = self.current.get();
-        let options = self.options();
-        let oldest = self.context.snapshots.oldest();
-        let mut remembered = lock(&self.compaction_state);
-        remembered.oldest_snapshot = remembered.oldest_snapshot.max(oldest); // snapshots may have ended since
-        let wanted = remembered.paused_compaction.is_some()
-            || pick_compaction(&self.compaction_picker(&now, &options, &remembered), forced).is_some();
+        let wanted =
+            is_paused || self.with_picker(&now, oldest_snapshot, |picker| picker.pick_compaction(forced).is_some());
         if forced && !wanted {
             // Snapshots may be released until the next call. Check the tables again then whose tombstones could not be
             // dropped now.
-            remembered.oldest_snapshot = SeqNo::MAX;
+            lock(&self.compaction_state).oldest_snapshot = None;
         }
         wanted
     }
@@ -90,38 +87,28 @@ impl LsmTree {
         for table in now.version.level(BOTTOM_LEVEL).iter().filter(|table| table.meta().largest_seqno > SeqNo::ZERO) {
             table.table()?;
         }
-        let options = self.options();
-        let mut remembered = lock(&self.compaction_state);
-        remembered.oldest_snapshot = snapshots.first().copied().unwrap_or(SeqNo::ZERO);
-        Ok(bottom_tables_to_clean(&self.compaction_picker(&now, &options, &remembered)))
+        let oldest_snapshot = snapshots.first().copied().unwrap_or(SeqNo::ZERO);
+        Ok(self.with_picker(&now, oldest_snapshot, |picker| picker.bottom_tables_to_clean()))
     }
 
-    fn pick_compaction(
+    /// Calls `choose` with the state of the tree, and remembers the oldest snapshot.
+    fn with_picker<R>(
         &self,
         now: &SuperVersion,
-        oldest_point: Option<SeqNo>,
-        choose: impl FnOnce(&CompactionPicker<'_, TableHandle>) -> Option<PickedCompaction>,
-    ) -> Option<PickedCompaction> {
+        oldest_snapshot: SeqNo,
+        choose: impl FnOnce(&CompactionPicker<'_, TableHandle>) -> R,
+    ) -> R {
         let options = self.options();
-        let mut remembered = lock(&self.compaction_state);
-        remembered.oldest_snapshot = oldest_point.unwrap_or(SeqNo::ZERO);
-        choose(&self.compaction_picker(now, &options, &remembered))
-    }
-
-    fn compaction_picker<'a>(
-        &'a self,
-        now: &'a SuperVersion,
-        options: &'a LsmOptions,
-        remembered: &'a CompactionState,
-    ) -> CompactionPicker<'a, TableHandle> {
-        CompactionPicker {
+        let mut state = lock(&self.compaction_state);
+        state.oldest_snapshot = Some(oldest_snapshot);
+        choose(&CompactionPicker {
             version: &now.version,
             order: &self.context.order,
-            options,
-            compact_pointers: &remembered.compact_pointers,
-            oldest_snapshot: remembered.oldest_snapshot,
+            options: &options,
+            compact_pointers: &state.compact_pointers,
+            oldest_snapshot,
             idle: now.active.is_empty() && now.sealed.is_empty(),
-        }
+        })
     }
 
     /// Moves tables to another level without rewriting them.
@@ -132,32 +119,26 @@ impl LsmTree {
         host: &dyn EngineHost,
     ) -> Result<TaskReport> {
         let (partition, level) = (self.context.partition, plan.output_level);
-        let edits: Vec<VersionEdit> =
-            plan.start_level_inputs.iter().map(|&table| VersionEdit::TableMoved { partition, table, level }).collect();
-        host.commit_edits(&edits)?;
+        let moved = plan.start_level_inputs.iter();
+        self.commit_edits(moved.map(|&table| VersionEdit::TableMoved { partition, table, level }), host)?;
         let tables = tables_with_ids(now, plan.start_level, &plan.start_level_inputs);
         self.set_compact_pointer(plan, &tables);
-        self.replace_tables(
-            &plan.start_level_inputs,
-            tables.into_iter().map(|table| (level, table)).collect(),
-            Vec::new(),
-        );
-        LsmCounters::add(&self.counters.trivial_moves, plan.start_level_inputs.len() as u64);
+        self.apply_change(VersionChange {
+            removed: plan.start_level_inputs.iter().copied().collect(),
+            added: tables.into_iter().map(|table| (level, table)).collect(),
+            ..VersionChange::default()
+        });
         Ok(TaskReport { level, tables: plan.start_level_inputs.len() as u64, ..TaskReport::default() })
     }
 
     /// Replaces the inputs of a compaction by its outputs. If the edit cannot be committed, the compaction is kept,
     /// because it is unknown whether the manifest names its tables.
     fn install_compaction(&self, mut job: CompactionJob, host: &dyn EngineHost) -> Result<TaskReport> {
-        if let Err(error) = self.check_open() {
-            lock(&self.compaction_state).paused_compaction = Some(job); // `discard` removes its files
-            return Err(error);
-        }
         let (plan, bytes_read) = (job.picked.clone(), job.bytes_read);
         let (partition, level) = (self.context.partition, plan.output_level);
-        let inputs: Vec<FileNumber> =
+        let inputs: HashSet<FileNumber> =
             plan.start_level_inputs.iter().chain(&plan.output_level_inputs).copied().collect();
-        let tables = job.take_outputs().to_vec();
+        let tables = job.outputs().tables.clone();
         // Taken before the version: a pointer that is not counted any more is in the tables of the version.
         let counted = self.direct_blobs.files_with_pointers();
         let now = self.current.get();
@@ -168,9 +149,8 @@ impl LsmTree {
         let lost = obsolete.iter().flat_map(|table| &table.meta().blob_usage);
         let dead = now.version.blobs().unreferenced(&counted, tables.iter().flat_map(|table| &table.blob_usage), lost);
         let removed = inputs.iter().map(|&table| VersionEdit::TableRemoved { partition, table });
-        let added = tables.iter().map(|table| VersionEdit::TableAdded { partition, level, table: table.clone() });
         let dropped = dead.iter().map(|file| VersionEdit::BlobFileRemoved { partition, file: file.meta().number });
-        if let Err(error) = host.commit_edits(&removed.chain(added).chain(dropped).collect::<Vec<VersionEdit>>()) {
+        if let Err(error) = self.commit_edits(removed.chain(job.outputs().edits(level)).chain(dropped), host) {
             lock(&self.compaction_state).paused_compaction = Some(job);
             return Err(error);
         }
@@ -191,24 +171,8 @@ impl LsmTree {
             // read opens it.
             drop(table.table());
         }
-        self.replace_tables(&inputs, added, blobs_removed);
-        LsmCounters::add(&self.counters.compactions, 1);
-        LsmCounters::add(&self.counters.compaction_bytes_read, bytes_read);
-        LsmCounters::add(&self.counters.compaction_bytes_written, bytes_written);
+        self.apply_change(VersionChange { removed: inputs, added, blobs_removed, ..VersionChange::default() });
         Ok(report) // the obsolete tables are dropped here, without a lock
-    }
-
-    fn replace_tables(
-        &self,
-        removed: &[FileNumber],
-        added: Vec<(u8, Arc<TableHandle>)>,
-        blobs_removed: Vec<FileNumber>,
-    ) {
-        self.current.replace(|now| {
-            let removed: HashSet<FileNumber> = removed.iter().copied().collect();
-            let change = VersionChange { removed, added, blobs_removed, ..VersionChange::default() };
-            SuperVersion { version: Arc::new(now.version.with_changes(change, &self.context.order)), ..now.clone() }
-        });
     }
 
     fn set_compact_pointer(&self, plan: &PickedCompaction, upper: &[Arc<TableHandle>]) {

@@ -21,12 +21,11 @@ use std::sync::Arc;
 use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
 use crate::iter::merge::MergingIter;
+use crate::lsm::output::TableOutputWriter;
 use crate::lsm::table_handle::TableHandle;
-use crate::lsm::table_output::{FinishedOutputs, TableOutputWriter};
 use crate::lsm::version::{HasTableMeta, SortedRun};
 
-/// Merges the inputs of a flush or a compaction and writes the versions that are kept. It can pause after any entry. If
-/// it is dropped unfinished, it leaves no file.
+/// Merges the inputs of a flush or a compaction and writes the versions that are kept. It can pause after any entry.
 ///
 /// It uses the snapshots of its creation. Later readers read at or above the last of them, where every version is kept.
 pub(crate) struct CompactionIter {
@@ -36,7 +35,6 @@ pub(crate) struct CompactionIter {
     older_runs: OlderRuns<TableHandle>,
     /// Whether sequence numbers may be set to 0. Not on level 0, whose runs are ordered by sequence number.
     zero_seqnos: bool,
-    output: TableOutputWriter,
     started: bool,
     /// The current user key.
     key: Vec<u8>,
@@ -47,21 +45,20 @@ pub(crate) struct CompactionIter {
 }
 
 impl CompactionIter {
+    /// `snapshots`: those of all readers, ascending. `older_runs` are older than every input.
     pub(crate) fn new(
-        input: MergingIter,
-        order: KeyOrder,
-        rules: VersionDropRules,
-        older_runs: OlderRuns<TableHandle>,
+        order: &KeyOrder,
+        inputs: Vec<Box<dyn InternalIter>>,
+        snapshots: Vec<SeqNo>,
+        older_runs: Vec<Arc<SortedRun<TableHandle>>>,
         zero_seqnos: bool,
-        output: TableOutputWriter,
     ) -> CompactionIter {
         CompactionIter {
-            input,
-            order,
-            rules,
-            older_runs,
+            input: MergingIter::new(order.clone(), inputs),
+            order: order.clone(),
+            rules: VersionDropRules::new(snapshots),
+            older_runs: OlderRuns::new(order.clone(), older_runs),
             zero_seqnos,
-            output,
             started: false,
             key: Vec::new(),
             in_key: false,
@@ -71,7 +68,7 @@ impl CompactionIter {
     }
 
     /// Continues for about `budget` bytes of entries; true at the end.
-    pub(crate) fn step(&mut self, budget: u64) -> Result<bool> {
+    pub(crate) fn step(&mut self, budget: u64, output: &mut TableOutputWriter) -> Result<bool> {
         if !self.started {
             self.input.seek_to_first()?;
             self.started = true;
@@ -83,13 +80,13 @@ impl CompactionIter {
             }
             let user_key = self.input.entry().user_key;
             if !self.in_key || self.order.cmp(&self.key, user_key).is_ne() {
-                self.finish_key()?;
+                self.finish_key(output)?;
                 self.begin_key();
             }
-            passed += self.process_entry()?;
+            passed += self.process_entry(output)?;
             self.input.next()?;
         }
-        self.finish_key()?;
+        self.finish_key(output)?;
         Ok(true)
     }
 
@@ -103,33 +100,28 @@ impl CompactionIter {
     }
 
     /// Decides about the current entry of the input, and returns its size in bytes.
-    fn process_entry(&mut self) -> Result<u64> {
+    fn process_entry(&mut self, output: &mut TableOutputWriter) -> Result<u64> {
         let entry = self.input.entry();
         if self.rules.decide(entry.seqno, entry.kind) == DropDecision::Keep {
             for (seqno, kind) in self.rules.take_deferred() {
-                self.output.add(tombstone(&self.key, seqno, kind), !self.key_written)?;
+                output.add(tombstone(&self.key, seqno, kind), !self.key_written)?;
                 self.key_written = true;
             }
             let seqno =
                 self.rules.output_seqno(entry.seqno, entry.kind, self.zero_seqnos && self.is_base_level_for_key);
-            self.output.add(EntryRef { seqno, ..entry }, !self.key_written)?;
+            output.add(EntryRef { seqno, ..entry }, !self.key_written)?;
             self.key_written = true;
         }
         Ok((entry.user_key.len() + entry.value.len() + size_of::<SeqNo>()) as u64)
     }
 
-    fn finish_key(&mut self) -> Result<()> {
+    fn finish_key(&mut self, output: &mut TableOutputWriter) -> Result<()> {
         for (seqno, kind) in self.rules.finish_key(self.is_base_level_for_key) {
-            self.output.add(tombstone(&self.key, seqno, kind), !self.key_written)?;
+            output.add(tombstone(&self.key, seqno, kind), !self.key_written)?;
             self.key_written = true;
         }
         self.in_key = false;
         Ok(())
-    }
-
-    /// The output files, durable with their names, after [`step`](CompactionIter::step) has returned true.
-    pub(crate) fn finish(self) -> Result<FinishedOutputs> {
-        self.output.finish()
     }
 }
 
@@ -179,11 +171,6 @@ impl VersionDropRules {
     pub(crate) fn new(snapshots: Vec<SeqNo>) -> VersionDropRules {
         debug_assert!(snapshots.is_sorted(), "snapshots are in ascending order");
         VersionDropRules { snapshots, newer: None, deferred: Vec::new() }
-    }
-
-    /// The oldest snapshot; 0 if there is none.
-    pub(crate) fn oldest_snapshot(&self) -> SeqNo {
-        self.snapshots.first().copied().unwrap_or(SeqNo::ZERO)
     }
 
     /// Decides about the next older version of the current key.
@@ -303,148 +290,154 @@ mod tests {
 
     const CASES: &[DropRulesCase] = &[
         DropRulesCase {
-            name: "one reader sees the newest",
+            name: "one snapshot sees the newest version",
             snapshots: &[9],
             versions: &[(7, P), (5, P), (3, P)],
             bottom: &[(7, P)],
             above: &[(7, P)],
         },
         DropRulesCase {
-            name: "each point keeps its own",
+            name: "each snapshot keeps its version",
             snapshots: &[4, 6, 9],
             versions: &[(8, P), (7, P), (5, P), (3, P), (2, P)],
             bottom: &[(8, P), (5, P), (3, P)],
             above: &[(8, P), (5, P), (3, P)],
         },
         DropRulesCase {
-            name: "above the last point all stay",
+            name: "versions above the last snapshot are kept",
             snapshots: &[4],
             versions: &[(8, P), (7, D), (5, P), (4, P), (3, P)],
             bottom: &[(8, P), (7, D), (5, P), (4, P)],
             above: &[(8, P), (7, D), (5, P), (4, P)],
         },
         DropRulesCase {
-            name: "without points all stay",
+            name: "without snapshots all versions are kept",
             snapshots: &[],
             versions: &[(8, P), (7, P)],
             bottom: &[(8, P), (7, P)],
             above: &[(8, P), (7, P)],
         },
         DropRulesCase {
-            name: "a tombstone goes only at the bottom",
+            name: "a tombstone is dropped only at the bottom",
             snapshots: &[9],
             versions: &[(7, D), (5, P)],
             bottom: &[],
             above: &[(7, D)],
         },
         DropRulesCase {
-            name: "a tombstone over a kept version stays",
+            name: "a tombstone above a kept version is kept",
             snapshots: &[6, 9],
             versions: &[(7, D), (5, P)],
             bottom: &[(7, D), (5, P)],
             above: &[(7, D), (5, P)],
         },
         DropRulesCase {
-            name: "a tombstone under a kept version goes at the bottom",
+            name: "a tombstone below a kept version is dropped at the bottom",
             snapshots: &[6, 9],
             versions: &[(7, P), (5, D), (3, P)],
             bottom: &[(7, P)],
             above: &[(7, P), (5, D)],
         },
         DropRulesCase {
-            name: "an unseen tombstone over nothing goes at the bottom",
+            name: "a tombstone above no version is dropped at the bottom",
             snapshots: &[2],
             versions: &[(7, D)],
             bottom: &[],
             above: &[(7, D)],
         },
-        DropRulesCase { name: "a pair goes", snapshots: &[9], versions: &[(7, S), (5, P)], bottom: &[], above: &[] },
         DropRulesCase {
-            name: "a pair that a point separates stays",
+            name: "a pair is dropped",
+            snapshots: &[9],
+            versions: &[(7, S), (5, P)],
+            bottom: &[],
+            above: &[],
+        },
+        DropRulesCase {
+            name: "a pair with a snapshot between is kept",
             snapshots: &[6, 9],
             versions: &[(7, S), (5, P)],
             bottom: &[(7, S), (5, P)],
             above: &[(7, S), (5, P)],
         },
         DropRulesCase {
-            name: "a pair above the last point stays",
+            name: "a pair above the last snapshot is kept",
             snapshots: &[3],
             versions: &[(7, S), (5, P)],
             bottom: &[(7, S), (5, P)],
             above: &[(7, S), (5, P)],
         },
         DropRulesCase {
-            name: "a lone single delete waits for its put",
+            name: "a single delete without its put is dropped only at the bottom",
             snapshots: &[9],
             versions: &[(7, S)],
             bottom: &[],
             above: &[(7, S)],
         },
         DropRulesCase {
-            name: "pairs in a row go",
+            name: "successive pairs are dropped",
             snapshots: &[9],
             versions: &[(8, S), (7, P), (6, S), (5, P)],
             bottom: &[],
             above: &[],
         },
         DropRulesCase {
-            name: "a hidden single delete stays for the put below",
+            name: "a superseded single delete is kept for the put below",
             snapshots: &[9],
             versions: &[(8, P), (6, S)],
             bottom: &[(8, P)],
             above: &[(8, P), (6, S)],
         },
         DropRulesCase {
-            name: "a hidden single delete takes its put along",
+            name: "a superseded single delete is dropped with its put",
             snapshots: &[9],
             versions: &[(8, P), (6, S), (5, P)],
             bottom: &[(8, P)],
             above: &[(8, P)],
         },
         DropRulesCase {
-            name: "behind a pair an older single delete hides again",
+            name: "below a pair, a single delete is the newest version",
             snapshots: &[4, 9],
             versions: &[(8, S), (7, P), (6, S), (3, P)],
             bottom: &[(6, S), (3, P)],
             above: &[(6, S), (3, P)],
         },
         DropRulesCase {
-            name: "a single delete over a delete is not needed",
+            name: "a single delete above a delete is dropped",
             snapshots: &[9],
             versions: &[(8, S), (7, D)],
             bottom: &[],
             above: &[(7, D)],
         },
         DropRulesCase {
-            name: "a delete over a single delete hides enough",
+            name: "a delete above a single delete supersedes it",
             snapshots: &[9],
             versions: &[(8, D), (7, S), (5, P)],
             bottom: &[],
             above: &[(8, D)],
         },
         DropRulesCase {
-            name: "a pointer hides a value and a value a pointer",
+            name: "pointers and values supersede each other",
             snapshots: &[6, 9],
             versions: &[(8, B), (7, P), (5, P), (4, B)],
             bottom: &[(8, B), (5, P)],
             above: &[(8, B), (5, P)],
         },
         DropRulesCase {
-            name: "a pair with a pointer goes",
+            name: "a pair with a pointer is dropped",
             snapshots: &[9],
             versions: &[(7, S), (5, B)],
             bottom: &[],
             above: &[],
         },
         DropRulesCase {
-            name: "a tombstone under a pointer stays while something older may be there",
+            name: "a tombstone below a pointer is kept while an older version may exist",
             snapshots: &[9],
             versions: &[(7, B), (5, D), (3, B)],
             bottom: &[(7, B)],
             above: &[(7, B), (5, D)],
         },
         DropRulesCase {
-            name: "a settled put has number 0",
+            name: "a put with sequence number 0",
             snapshots: &[9],
             versions: &[(5, S), (0, P)],
             bottom: &[],

@@ -6,21 +6,17 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::base::sync::lock;
 use crate::base::version_edit::{FileNumber, VersionEdit};
 use crate::base::{Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::iter::InternalIter;
-use crate::iter::merge::MergingIter;
-use crate::lsm::blob::direct_file::DirectBlobFile;
-use crate::lsm::blob::handle::BlobHandle;
-use crate::lsm::compaction_iter::{CompactionIter, OlderRuns, VersionDropRules};
-use crate::lsm::metrics::LsmCounters;
-use crate::lsm::options::LsmOptions;
-use crate::lsm::pending_outputs::UncommittedFlush;
-use crate::lsm::super_version::SuperVersion;
+use crate::lsm::blob_map::BlobHandle;
+use crate::lsm::compaction_iter::CompactionIter;
+use crate::lsm::direct_file::{DirectBlobFile, without_files};
+use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter, UncommittedFlush};
+use crate::lsm::read::SuperVersion;
 use crate::lsm::table_handle::TableHandle;
-use crate::lsm::table_output::{FinishedOutputs, OutputOptions, TableOutputWriter};
-use crate::lsm::task_lock::lock;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::VersionChange;
 use crate::memtable::Memtable;
@@ -38,17 +34,15 @@ impl LsmTree {
         };
         if let Err(error) = self.commit_flush(&mut written, host) {
             // Files that an edit may name are kept, and so is the flush.
-            if written.pending.is_none() {
+            if written.outputs.is_kept() {
                 *lock(&self.uncommitted_flush) = Some(written);
             }
             return Err(error);
         }
-        let bytes_written = written.blob_bytes + written.tables.iter().map(|table| table.size).sum::<u64>();
-        let report =
-            TaskReport { level: 0, tables: written.tables.len() as u64, bytes_written, ..TaskReport::default() };
+        let bytes_written = written.bytes_written;
+        let tables = written.outputs.tables.len() as u64;
+        let report = TaskReport { level: 0, tables, bytes_written, ..TaskReport::default() };
         self.install_flush(written);
-        LsmCounters::add(&self.counters.flushes, 1);
-        LsmCounters::add(&self.counters.flushed_bytes, bytes_written);
         Ok(report)
     }
 
@@ -56,19 +50,9 @@ impl LsmTree {
         // Through the end of the memtables, not of the output, because a dropped tombstone is a record that becomes
         // permanent too.
         host.sync_wal_through(written.through)?;
-        let partition = self.context.partition;
-        let tables = written.tables.iter();
-        let added = tables.map(|table| VersionEdit::TableAdded { partition, level: 0, table: table.clone() });
-        let blobs = written.blobs.iter().map(|file| VersionEdit::BlobFileAdded { partition, file: file.clone() });
-        let edits: Vec<VersionEdit> = blobs
-            .chain(added)
-            .chain([VersionEdit::Flushed { partition, through: self.max_flushed_seqno(written, host) }])
-            .collect();
-        self.check_open()?;
-        if let Some(pending) = written.pending.take() {
-            pending.release();
-        }
-        host.commit_edits(&edits)
+        let through = self.max_flushed_seqno(written, host);
+        let flushed = VersionEdit::Flushed { partition: self.context.partition, through };
+        self.commit_edits(written.outputs.edits(0).chain([flushed]), host)
     }
 
     /// The sequence number up to which every record of the partition is in tables once `written` is installed, and up
@@ -91,63 +75,56 @@ impl LsmTree {
         let Some(through) = before.sealed.iter().map(|memtable| memtable.largest_seqno()).max() else {
             return Ok(None);
         };
-        let mut rewrite = self.flush_iter(&before, &self.options(), host);
-        while !rewrite.step(u64::MAX)? {}
-        let FinishedOutputs { tables, mut blobs, mut pending } = rewrite.finish()?;
-        let blob_bytes = blobs.iter().map(|file| file.size).sum();
+        let mut outputs = self.write_tables(&before, host)?;
+        let bytes_written = outputs.finished_bytes();
         // Direct blob files that no flushed table refers to are left as they are. The others are finished. Their
         // acknowledged values are made durable with the WAL first, because a failure of that sync poisons the WAL for
         // all commits.
         let uses: BTreeSet<FileNumber> =
-            tables.iter().flat_map(|table| &table.blob_usage).map(|uses| uses.logical_file).collect();
-        let ended = self.current.with(|now| now.direct_blobs.select(&uses));
-        if !ended.is_empty() {
+            outputs.tables.iter().flat_map(|table| &table.blob_usage).map(|uses| uses.logical_file).collect();
+        let finished_direct_blobs = self
+            .current
+            .with(|now| uses.iter().filter_map(|id| now.direct_blobs.get(id)).map(Arc::clone).collect::<Vec<_>>());
+        if !finished_direct_blobs.is_empty() {
             host.sync_wal_through(through)?;
-            for file in &ended {
-                blobs.push(self.finish_direct_blob_file(file, &mut pending, host.now_ms())?);
-            }
         }
-        let (sealed, pending) = (before.sealed, Some(pending));
-        Ok(Some(UncommittedFlush { sealed, through, tables, blobs, blob_bytes, finished_direct_blobs: ended, pending }))
+        for file in &finished_direct_blobs {
+            self.finish_direct_blob_file(file, &mut outputs)?;
+        }
+        Ok(Some(UncommittedFlush { sealed: before.sealed, through, outputs, bytes_written, finished_direct_blobs }))
     }
 
-    fn flush_iter(&self, before: &SuperVersion, options: &LsmOptions, host: &dyn EngineHost) -> CompactionIter {
-        let context = &self.context;
-        let children =
-            before.sealed.iter().map(|memtable| Box::new(memtable.iter()) as Box<dyn InternalIter>).collect();
-        let cursor = MergingIter::new(context.order.clone(), children);
-        let retain = VersionDropRules::new(host.snapshot_seqnos());
-        let older = OlderRuns::new(context.order.clone(), before.version.runs().map(Arc::clone).collect());
-        let plan = OutputOptions {
+    /// Writes the sealed memtables of `before` to tables.
+    fn write_tables(&self, before: &SuperVersion, host: &dyn EngineHost) -> Result<PendingOutputs> {
+        let options = self.options();
+        let output = OutputOptions {
             table: options.table_options(0),
             target_file_size: options.compaction.target_file_size,
-            created_ms: host.now_ms(),
             output_level_boundaries: Vec::new(),
             separation: options.kv_separation.clone(),
         };
-        CompactionIter::new(
-            cursor,
-            context.order.clone(),
-            retain,
-            older,
-            false,
-            TableOutputWriter::new(Arc::clone(context), plan),
-        )
+        let mut output = TableOutputWriter::new(PendingOutputs::new(&self.context, host.now_ms()), output);
+        let inputs = before.sealed.iter().map(|memtable| Box::new(memtable.iter()) as Box<dyn InternalIter>).collect();
+        let older_runs = before.version.runs().map(Arc::clone).collect();
+        let mut iter = CompactionIter::new(&self.context.order, inputs, host.snapshot_seqnos(), older_runs, false);
+        while !iter.step(u64::MAX, &mut output)? {}
+        output.outputs.finish()?;
+        Ok(output.outputs)
     }
 
-    fn install_flush(&self, written: UncommittedFlush) {
+    fn install_flush(&self, mut written: UncommittedFlush) {
         let read = self.options().read_options(0);
         let handle = |meta| TableHandle::new(meta, None, Arc::clone(&self.context), read);
-        let flushed = written.tables.into_iter().map(handle).collect();
-        let added: Vec<Arc<BlobHandle>> =
-            written.blobs.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
+        let flushed = std::mem::take(&mut written.outputs.tables).into_iter().map(handle).collect();
+        let blobs = std::mem::take(&mut written.outputs.blobs);
+        let added: Vec<Arc<BlobHandle>> = blobs.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
         // A direct blob file whose values were copied to another file is not needed any more.
         let is_named = |direct_blobs: &DirectBlobFile| added.iter().any(|file| file.meta().number == direct_blobs.id);
         written
             .finished_direct_blobs
             .iter()
             .filter(|direct_blobs| !is_named(direct_blobs))
-            .for_each(|direct_blobs| direct_blobs.mark_obsolete());
+            .for_each(|direct_blobs| direct_blobs.handle.mark_obsolete());
         self.current.replace(|now| {
             let change = VersionChange { flushed, blobs_added: added, ..VersionChange::default() };
             let stays = |memtable: &&Arc<Memtable>| !written.sealed.iter().any(|other| Arc::ptr_eq(memtable, other));
@@ -155,11 +132,13 @@ impl LsmTree {
                 active: Arc::clone(&now.active),
                 sealed: now.sealed.iter().filter(stays).map(Arc::clone).collect(),
                 version: Arc::new(now.version.with_changes(change, &self.context.order)),
-                direct_blobs: now.direct_blobs.with_removed(&written.finished_direct_blobs),
+                direct_blobs: without_files(&now.direct_blobs, &written.finished_direct_blobs),
                 flushed_through: now.flushed_through.max(written.through),
             }
         });
         // Released after the version is installed: if a pointer is not counted any more, the version has its reference.
-        self.release_flushed_pointers(&written.sealed);
+        for (logical, count) in written.sealed.iter().flat_map(|memtable| memtable.blob_pointer_counts()) {
+            self.release_pointers(logical, count);
+        }
     }
 }

@@ -1,79 +1,65 @@
 //! Metrics of a tree.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::lsm::blob_map::BlobFileMetrics;
+use crate::lsm::tree::LsmTree;
+use crate::lsm::version::HasTableMeta;
 
-use crate::lsm::blob::map::BlobFileStats;
-
-/// Metrics of one level.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LsmLevelMetrics {
-    pub(crate) runs: u64,
-    pub(crate) tables: u64,
-    pub(crate) bytes: u64,
+/// Metrics of one level of an LSM tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LevelMetrics {
+    /// Level number; flushes write to level 0.
+    pub level: u8,
+    /// Sorted runs.
+    pub runs: usize,
+    /// Tables.
+    pub tables: usize,
+    /// Bytes on disk.
+    pub bytes: u64,
     /// Bytes of keys and values before compression.
-    pub(crate) raw_bytes: u64,
-    pub(crate) entries: u64,
-    pub(crate) tombstones: u64,
+    pub raw_bytes: u64,
+    /// Entries, tombstones included.
+    pub entries: u64,
+    /// Tombstones.
+    pub tombstones: u64,
 }
 
-/// The state of a tree, and counters since it was opened.
+/// The state of a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LsmMetrics {
-    /// By level, from level 0 on.
-    pub(crate) levels: Vec<LsmLevelMetrics>,
+    /// From level 0 on.
+    pub(crate) levels: Vec<LevelMetrics>,
+    /// Bytes of the active memtable.
     pub(crate) memtable_bytes: u64,
-    pub(crate) memtable_entries: u64,
     pub(crate) sealed_bytes: u64,
-    pub(crate) sealed_memtables: u64,
     /// Bytes of memory that open tables and blob files use outside of the cache.
     pub(crate) pinned_bytes: u64,
-    pub(crate) blob_files: Vec<BlobFileStats>,
-    /// Direct blob files that no edit names yet, as if every value were referenced.
-    pub(crate) direct_blob_files: Vec<BlobFileStats>,
-    pub(crate) flushes: u64,
-    pub(crate) flushed_bytes: u64,
-    /// Compactions, without trivial moves.
-    pub(crate) compactions: u64,
-    pub(crate) compaction_bytes_read: u64,
-    pub(crate) compaction_bytes_written: u64,
-    /// Tables that changed levels without being rewritten.
-    pub(crate) trivial_moves: u64,
-    /// Completed blob GC jobs.
-    pub(crate) blob_gc_runs: u64,
+    /// Also direct blob files that no edit names yet, as if every value in them were referenced.
+    pub(crate) blob_files: Vec<BlobFileMetrics>,
 }
 
-/// The counters of [`LsmMetrics`]. Thread safe.
-#[derive(Debug, Default)]
-pub(crate) struct LsmCounters {
-    pub(crate) flushes: AtomicU64,
-    pub(crate) flushed_bytes: AtomicU64,
-    pub(crate) compactions: AtomicU64,
-    pub(crate) compaction_bytes_read: AtomicU64,
-    pub(crate) compaction_bytes_written: AtomicU64,
-    pub(crate) trivial_moves: AtomicU64,
-    pub(crate) blob_gc_runs: AtomicU64,
-}
-
-impl LsmMetrics {
-    /// Bytes of all memtables, including sealed ones.
-    pub(crate) fn all_memtable_bytes(&self) -> u64 {
-        self.memtable_bytes + self.sealed_bytes
-    }
-}
-
-impl LsmCounters {
-    pub(crate) fn add(counter: &AtomicU64, n: u64) {
-        counter.fetch_add(n, Ordering::Relaxed);
-    }
-
-    /// Copies the counters into `metrics`.
-    pub(crate) fn copy_to(&self, metrics: &mut LsmMetrics) {
-        metrics.flushes = self.flushes.load(Ordering::Relaxed);
-        metrics.flushed_bytes = self.flushed_bytes.load(Ordering::Relaxed);
-        metrics.compactions = self.compactions.load(Ordering::Relaxed);
-        metrics.compaction_bytes_read = self.compaction_bytes_read.load(Ordering::Relaxed);
-        metrics.compaction_bytes_written = self.compaction_bytes_written.load(Ordering::Relaxed);
-        metrics.trivial_moves = self.trivial_moves.load(Ordering::Relaxed);
-        metrics.blob_gc_runs = self.blob_gc_runs.load(Ordering::Relaxed);
+impl LsmTree {
+    pub(crate) fn metrics(&self) -> LsmMetrics {
+        let now = self.current.get();
+        let levels = now.version.levels().map(|(number, level)| LevelMetrics {
+            level: number,
+            runs: level.runs.len(),
+            tables: level.tables as usize,
+            bytes: level.bytes,
+            raw_bytes: level.iter().map(|table| table.meta().raw_bytes).sum(),
+            entries: level.entries,
+            tombstones: level.tombstones,
+        });
+        let table_bytes: u64 = now.version.tables().filter_map(|(_, t)| t.opened()).map(|t| t.pinned_bytes()).sum();
+        let blob_file_bytes: u64 = now.version.blobs().handles().map(|file| file.file().memory_bytes()).sum();
+        let mut blob_files = now.version.blobs().stats();
+        blob_files.extend(now.direct_blobs.values().map(|file| file.stats()));
+        LsmMetrics {
+            levels: levels.collect(),
+            memtable_bytes: now.active.bytes(),
+            sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
+            pinned_bytes: table_bytes + blob_file_bytes,
+            blob_files,
+        }
     }
 }

@@ -10,31 +10,35 @@
 //! - A file is durable before a version edit names it. The edit is durable before a version names the file. A file
 //!   becomes obsolete only when no edit and no version names it, and only [obsolete
 //!   files](crate::table::obsolete_files) are removed.
+//! - A version contains every logical file that its tables point to, in exactly one blob file. The referenced bytes of
+//!   a logical file equal the sum over the tables of the version. The edit that removes the last reference to a blob
+//!   file removes the file.
+//! - A tree runs one compaction or one blob GC at a time. Flushes run concurrently: they only add newer runs to level
+//!   0, and new logical files.
+//! - A picked compaction is a function of plain values and is always valid, whether or not it is useful.
 //! - A task that fails leaves the tree unchanged and can be repeated.
 //!
-//! Modules, lowest first: [`options`], [`task_lock`], [`blob`] (key-value separation), [`version`], [`table_handle`],
-//! [`pending_outputs`], [`super_version`], [`read`], [`table_output`], [`compaction_iter`], [`blob_gc`],
-//! [`compaction`], [`metrics`], [`tree`]; the operations on a tree: [`flush`], [`compact`], [`run_blob_gc`],
-//! [`direct_write`], [`blob_resolver`]; and [`engine`], which `db` calls.
+//! Modules, lowest first: [`options`], [`blob_map`] (handles and references of blob files), [`direct_file`] (blob files
+//! that no edit names yet), [`version`], [`table_handle`], [`output`] (the files that tasks write), [`read`],
+//! [`compaction_iter`], [`direct_write`], [`blob_gc`], [`compaction_picker`], [`tree`] (also the engine interface,
+//! which `db` calls), [`metrics`]; the operations on a tree: [`flush`], [`compact`], [`run_blob_gc`].
 
-pub(crate) mod blob;
 pub(crate) mod blob_gc;
-pub(crate) mod blob_resolver;
+pub(crate) mod blob_map;
+pub(crate) mod compaction_picker;
+
 pub(crate) mod compact;
-pub(crate) mod compaction;
+
 pub(crate) mod compaction_iter;
+pub(crate) mod direct_file;
 pub(crate) mod direct_write;
-pub(crate) mod engine;
 pub(crate) mod flush;
 pub(crate) mod metrics;
 pub(crate) mod options;
-pub(crate) mod pending_outputs;
+pub(crate) mod output;
 pub(crate) mod read;
 pub(crate) mod run_blob_gc;
-pub(crate) mod super_version;
 pub(crate) mod table_handle;
-pub(crate) mod table_output;
-pub(crate) mod task_lock;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;

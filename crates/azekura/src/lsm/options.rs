@@ -1,8 +1,9 @@
 //! Options of a tree.
 
+use std::ops::RangeInclusive;
+
 use crate::base::compression::CompressionType;
 use crate::base::{Error, Result};
-use crate::lsm::blob::options::KvSeparationOptions;
 use crate::table::options::{TableOptions, TableReadOptions};
 
 /// The options of one LSM tree. A change applies to files that are written from then on, and to tables that are opened
@@ -101,6 +102,150 @@ impl Default for LeveledOptions {
     }
 }
 
+const TARGET_SIZES: RangeInclusive<u64> = 1 << 10..=64 << 30;
+
+/// Key-value separation: a flush writes large values to blob files, so that compactions do not copy them. Values of 1
+/// MiB and more are written to a blob file before their commit, so that they are written once and use no memory.
+/// Changed options apply to values that are written to blob files from then on.
+///
+/// ```
+/// use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
+/// let pages = KvSeparationOptions::default().separation_threshold(4 << 10).compression(CompressionType::Miniz(6));
+/// let options = PartitionCreateOptions::default().with_kv_separation(pages);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvSeparationOptions {
+    pub(crate) threshold: u32,
+    pub(crate) target_size: u64,
+    pub(crate) compression: CompressionType,
+    pub(crate) automatic_gc: Option<f32>,
+    /// Not stored with the partition.
+    pub(crate) direct_write_threshold: u32,
+}
+
+/// Values of at least this many bytes are written to a blob file before their commit. The WAL and the memtable then
+/// contain only the pointer.
+pub(crate) const DIRECT_WRITE_THRESHOLD: u32 = 1 << 20;
+
+impl Default for KvSeparationOptions {
+    fn default() -> KvSeparationOptions {
+        KvSeparationOptions {
+            threshold: 1 << 10,
+            target_size: 64 << 20,
+            compression: CompressionType::default(),
+            automatic_gc: Some(1.5),
+            direct_write_threshold: DIRECT_WRITE_THRESHOLD,
+        }
+    }
+}
+
+impl KvSeparationOptions {
+    /// Values of at least this many bytes go to blob files, 1 or more. Default 1 KiB. Values below 512 bytes cost
+    /// more than they save: a pointer, a frame around each value and a separate read.
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let default = KvSeparationOptions::default();
+    /// assert_eq!(default.clone().separation_threshold(1 << 10), default);
+    /// ```
+    #[must_use]
+    pub fn separation_threshold(mut self, bytes: u32) -> Self {
+        self.threshold = bytes;
+        self
+    }
+
+    /// Same as [`separation_threshold`](KvSeparationOptions::separation_threshold).
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let large = KvSeparationOptions::default().blob_file_separation_threshold(64 << 10);
+    /// assert_eq!(large, KvSeparationOptions::default().separation_threshold(64 << 10));
+    /// ```
+    #[must_use]
+    pub fn blob_file_separation_threshold(self, bytes: u32) -> Self {
+        self.separation_threshold(bytes)
+    }
+
+    /// A blob file is finished at this size in bytes, 1 KiB to 64 GiB. Default 64 MiB. With smaller files blob GC
+    /// copies less per freed byte, and there are more files.
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let default = KvSeparationOptions::default();
+    /// assert_eq!(default.clone().blob_file_target_size(64 << 20), default);
+    /// ```
+    #[must_use]
+    pub fn blob_file_target_size(mut self, bytes: u64) -> Self {
+        self.target_size = bytes;
+        self
+    }
+
+    /// The codec of values in blob files, independent of the codec of tables. Default LZ4. Each value is compressed
+    /// separately. Existing values keep their codec.
+    ///
+    /// ```
+    /// # use azekura::{CompressionType, KvSeparationOptions};
+    /// let pages = KvSeparationOptions::default().compression(CompressionType::Miniz(6));
+    /// let pictures = KvSeparationOptions::default().compression(CompressionType::None);
+    /// # assert_ne!(pages, pictures);
+    /// ```
+    #[must_use]
+    pub fn compression(mut self, compression: CompressionType) -> Self {
+        self.compression = compression;
+        self
+    }
+
+    /// The space amplification that background blob GC keeps, at least 1: bytes of blob files for each byte that is
+    /// still referenced. Default 1.5; `None` turns background blob GC off.
+    ///
+    /// Values that no compaction has processed count as referenced. Therefore the target leaves a margin, tables that
+    /// may hide many stale bytes are compacted earlier, and a memtable that may is flushed before it is full, or
+    /// after one or two seconds without writes. The target holds at rest, as long as snapshots and iterators pin no
+    /// values, and approximately during writes: writers are not slowed for it, so writes that are faster than the
+    /// copying of values can exceed it for a while.
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let default = KvSeparationOptions::default();
+    /// assert_eq!(default.clone().automatic_gc(Some(1.5)), default);
+    /// let left_to_me = default.automatic_gc(None); // call GarbageCollection instead
+    /// ```
+    #[must_use]
+    pub fn automatic_gc(mut self, space_amp: Option<f32>) -> Self {
+        self.automatic_gc = space_amp;
+        self
+    }
+
+    /// For tests: the size in bytes from which on values are direct blob writes, in place of 1 MiB. Applies until the
+    /// partition is opened without it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn direct_write_threshold(mut self, bytes: u32) -> Self {
+        self.direct_write_threshold = bytes;
+        self
+    }
+
+    /// # Errors
+    /// `Invalid` for options out of their range.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.compression.check()?;
+        if self.threshold == 0 {
+            return Err(Error::invalid("separation_threshold is 0, it must be at least 1"));
+        }
+        if !TARGET_SIZES.contains(&self.target_size) {
+            let (low, high) = (TARGET_SIZES.start(), TARGET_SIZES.end());
+            let what = format!("blob_file_target_size is {}, out of its range {low}..={high}", self.target_size);
+            return Err(Error::invalid(what));
+        }
+        match self.automatic_gc {
+            Some(target) if !(target >= 1.0 && target.is_finite()) => {
+                Err(Error::invalid(format!("automatic_gc is {target}, a space amplification is at least 1")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,5 +258,23 @@ mod tests {
         assert_eq!(options.compression_at(0), CompressionType::None);
         assert_eq!(options.compression_at(6), CompressionType::Miniz(3));
         assert_eq!(options.table_options(6).compression, CompressionType::Miniz(3));
+    }
+
+    #[test]
+    fn options_out_of_range_are_invalid() {
+        let default = KvSeparationOptions::default;
+        default().separation_threshold(1).blob_file_target_size(1 << 10).automatic_gc(None).check().unwrap();
+        default().blob_file_separation_threshold(u32::MAX).automatic_gc(Some(1.0)).check().unwrap();
+        for bad in [
+            default().separation_threshold(0),
+            default().blob_file_target_size(1023),
+            default().blob_file_target_size(u64::MAX),
+            default().compression(CompressionType::Miniz(11)),
+            default().automatic_gc(Some(0.99)),
+            default().automatic_gc(Some(f32::NAN)),
+            default().automatic_gc(Some(f32::INFINITY)),
+        ] {
+            assert_eq!(bad.check().unwrap_err().kind(), crate::base::ErrorKind::Invalid, "{bad:?}");
+        }
     }
 }

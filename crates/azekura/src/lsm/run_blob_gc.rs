@@ -3,17 +3,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::base::sync::lock;
 use crate::base::version_edit::{FileNumber, VersionEdit};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
-use crate::lsm::blob::map::BlobMap;
-use crate::lsm::blob_gc::job::BlobGcJob;
-use crate::lsm::blob_gc::picker::{BlobGarbageStats, BlobGcGoal, BlobGcStep, next_blob_gc_step};
-use crate::lsm::blob_gc::scan::{BlobScan, BlobScanResult, clamp_to_last_record};
-use crate::lsm::compaction::strategy;
-use crate::lsm::metrics::LsmCounters;
-use crate::lsm::super_version::SuperVersion;
-use crate::lsm::task_lock::lock;
+use crate::lsm::blob_gc::{
+    BlobGarbageStats, BlobGcGoal, BlobGcJob, BlobGcStep, BlobScan, BlobScanResult, clamp_to_last_record,
+    next_blob_gc_step,
+};
+use crate::lsm::blob_map::BlobMap;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::VersionChange;
 
@@ -54,7 +52,7 @@ impl LsmTree {
 
     /// Compacts a part of the records up to `through` that are above the bottom; `None` if there are none.
     pub(crate) fn compact_to_bottom(&self, through: SeqNo, host: &dyn EngineHost) -> Result<Option<TaskReport>> {
-        self.compact_with(true, host, |view| strategy::pick_to_bottom(view, through))
+        self.compact_with(true, host, |picker| picker.pick_to_bottom(through))
     }
 
     /// Rewrites some of these tables of the bottom level; `None` if it has none of them.
@@ -63,7 +61,7 @@ impl LsmTree {
         tables: &BTreeSet<FileNumber>,
         host: &dyn EngineHost,
     ) -> Result<Option<TaskReport>> {
-        self.compact_with(true, host, |view| strategy::pick_bottom_rewrite(view, tables))
+        self.compact_with(true, host, |picker| picker.pick_bottom_rewrite(tables))
     }
 
     /// Runs a blob GC on some of the `chosen` files, or resumes a paused one. The caller calls it again for the files
@@ -78,7 +76,7 @@ impl LsmTree {
             Some(job) if job.inputs_exist(now.version.blobs()) => Some(job),
             other => {
                 // A later edit has removed its files, so its own edit is not in the manifest.
-                other.into_iter().for_each(BlobGcJob::abandon);
+                other.into_iter().for_each(|job| job.outputs.discard());
                 let options = self.options().kv_separation.clone().unwrap_or_default();
                 let is_free = |file: &FileNumber| {
                     let handle = now.version.blobs().handles().find(|handle| handle.meta().number == *file);
@@ -189,23 +187,16 @@ impl LsmTree {
     /// Replaces the input files of a blob GC by its output files. If the edit cannot be committed, the job is kept,
     /// because it is unknown whether the manifest names its files.
     fn install_blob_gc(&self, mut job: BlobGcJob, host: &dyn EngineHost) -> Result<TaskReport> {
-        if let Err(error) = self.check_open() {
-            lock(&self.compaction_state).paused_blob_gc = Some(job); // `discard` removes its files
-            return Err(error);
-        }
         let partition = self.context.partition;
-        let files = job.take_outputs().to_vec();
-        let added = files.iter().map(|file| VersionEdit::BlobFileAdded { partition, file: file.clone() });
-        let removed =
-            job.inputs().iter().map(|file| VersionEdit::BlobFileRemoved { partition, file: file.meta().number });
-        if let Err(error) = host.commit_edits(&added.chain(removed).collect::<Vec<VersionEdit>>()) {
+        let blobs_removed: Vec<FileNumber> = job.inputs.iter().map(|file| file.meta().number).collect();
+        let removed = blobs_removed.iter().map(|&file| VersionEdit::BlobFileRemoved { partition, file });
+        if let Err(error) = self.commit_edits(job.outputs.edits(0).chain(removed), host) {
             lock(&self.compaction_state).paused_blob_gc = Some(job);
             return Err(error);
         }
-        let bytes_written: u64 = files.iter().map(|file| file.size).sum();
-        let old: u64 = job.inputs().iter().map(|file| file.meta().size).sum();
-        job.inputs().iter().for_each(|file| file.mark_obsolete());
-        let blobs_removed: Vec<FileNumber> = job.inputs().iter().map(|file| file.meta().number).collect();
+        let bytes_written = job.outputs.finished_bytes();
+        let old: u64 = job.inputs.iter().map(|file| file.meta().size).sum();
+        job.inputs.iter().for_each(|file| file.mark_obsolete());
         let report = TaskReport {
             level: 0,
             tables: blobs_removed.len() as u64,
@@ -213,12 +204,9 @@ impl LsmTree {
             bytes_written,
             bytes_freed: old.saturating_sub(bytes_written),
         };
-        let blobs_added = files.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
-        self.current.replace(|now| {
-            let change = VersionChange { blobs_added, blobs_removed, ..VersionChange::default() };
-            SuperVersion { version: Arc::new(now.version.with_changes(change, &self.context.order)), ..now.clone() }
-        });
-        LsmCounters::add(&self.counters.blob_gc_runs, 1);
+        let blobs = std::mem::take(&mut job.outputs.blobs);
+        let blobs_added = blobs.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
+        self.apply_change(VersionChange { blobs_added, blobs_removed, ..VersionChange::default() });
         Ok(report)
     }
 }

@@ -9,8 +9,8 @@ use crate::base::{KeyOrder, Result, SeqNo};
 use crate::blob::reader::BlobFile;
 use crate::block::BlockCache;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
-use crate::lsm::blob::direct_file::UnsyncedBlobFiles;
-use crate::lsm::blob::handle::BlobHandle;
+use crate::lsm::blob_map::BlobHandle;
+use crate::lsm::direct_file::UnsyncedBlobFiles;
 use crate::lsm::version::{HasTableMeta, SupersededVersions};
 use crate::memtable::Memtable;
 use crate::memtable::memtable::MemtableMemory;
@@ -66,11 +66,13 @@ impl TreeContext {
         let files = self.files.blob_files();
         let meta = BlobFileMeta { number: id, size: 0, created_ms: 0, sections: Vec::new() };
         let file = BlobFile::growing(files.clone(), Arc::clone(&self.cache), id, file, file_id, end);
-        BlobHandle::from_open_file(meta, file, files, Arc::clone(&self.obsolete_files))
+        BlobHandle::new(meta, file, files, Arc::clone(&self.obsolete_files))
     }
 
     pub(crate) fn blob_handle(&self, meta: BlobFileMeta) -> Arc<BlobHandle> {
-        BlobHandle::new(meta, self.files.blob_files(), Arc::clone(&self.cache), Arc::clone(&self.obsolete_files))
+        let files = self.files.blob_files();
+        let file = BlobFile::new(files.clone(), Arc::clone(&self.cache), meta.number, meta.size);
+        BlobHandle::new(meta, file, files, Arc::clone(&self.obsolete_files))
     }
 }
 
@@ -158,11 +160,5 @@ impl Drop for TableHandle {
             self.table.take();
             self.context.obsolete_files.push(DataFileKind::Table, self.meta.number);
         }
-    }
-}
-
-impl std::fmt::Debug for TableHandle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "table {} of {}", self.meta.number.0, self.context.name)
     }
 }

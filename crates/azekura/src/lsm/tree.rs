@@ -1,24 +1,31 @@
-//! The LSM tree: the state that readers, writers and tasks share.
+//! The LSM tree: the state that readers, writers and tasks share, and the engine interface: the calls of a partition
+//! and the choice of the next task.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::base::blob_pointer::BlobPointer;
-use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta};
+use crate::base::sync::lock;
+use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta, VersionEdit};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
-use crate::lsm::blob::direct_file::DirectBlobTracker;
-use crate::lsm::blob_gc::job::BlobGcJob;
-use crate::lsm::blob_gc::scan;
-use crate::lsm::compaction::job::{CompactionJob, CompactionState};
-use crate::lsm::metrics::{LsmCounters, LsmLevelMetrics, LsmMetrics};
+use crate::engine::{
+    BlobResolver, Engine, EngineHost, EngineView, KeyBounds, Pressure, ReadSeqno, RecordReservation, Task, TaskReport,
+};
+use crate::iter::InternalIter;
+
+use crate::lsm::blob_gc::{BlobGcJob, CachedBlobScan};
+use crate::lsm::blob_map::BlobHandle;
+use crate::lsm::compaction_picker::{CompactionJob, CompactionState, compaction_debt};
+use crate::lsm::direct_file::{DirectBlobFiles, DirectBlobTracker};
 use crate::lsm::options::LsmOptions;
-use crate::lsm::pending_outputs::UncommittedFlush;
-use crate::lsm::super_version::{SuperVersion, SuperVersionCell};
+use crate::lsm::output::UncommittedFlush;
+use crate::lsm::read::{ReadAheadBlobResolver, SuperVersion, SuperVersionCell, missing_blob_file_error};
 use crate::lsm::table_handle::{TableHandle, TreeContext};
-use crate::lsm::task_lock::{TaskLock, lock};
-use crate::lsm::version::{HasTableMeta, Version, VersionChange};
+use crate::lsm::version::{Version, VersionChange};
+use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
+use crate::table::block_fetcher::BlockValue;
 use crate::vfs::open_files::{DataFileKind, DataFiles};
 
 /// Number of entries between two checks whether a memtable hides too many stale bytes.
@@ -42,9 +49,45 @@ pub(crate) struct LsmTree {
     /// A flush whose files are written and whose edit could not be committed.
     pub(crate) uncommitted_flush: Mutex<Option<UncommittedFlush>>,
     pub(crate) direct_blobs: DirectBlobTracker,
-    pub(crate) counters: LsmCounters,
-    pub(crate) cached_scan: Mutex<Option<scan::CachedBlobScan>>,
+    pub(crate) cached_scan: Mutex<Option<CachedBlobScan>>,
     discarded: AtomicBool,
+}
+
+/// A lock that one task at a time holds. Thread safe.
+#[derive(Debug, Default)]
+pub(crate) struct TaskLock {
+    held: Mutex<bool>,
+    released: Condvar,
+}
+
+/// Holds a [`TaskLock`] until it is dropped, also by a panic.
+#[derive(Debug)]
+pub(crate) struct TaskLockGuard<'a>(&'a TaskLock);
+
+impl TaskLock {
+    pub(crate) fn is_held(&self) -> bool {
+        *lock(&self.held)
+    }
+
+    /// Takes the lock. If another task holds it, waits for it, or returns `None` if `wait` is false.
+    pub(crate) fn acquire(&self, wait: bool) -> Option<TaskLockGuard<'_>> {
+        let mut busy = lock(&self.held);
+        while *busy {
+            if !wait {
+                return None;
+            }
+            busy = self.released.wait(busy).unwrap_or_else(PoisonError::into_inner);
+        }
+        *busy = true;
+        Some(TaskLockGuard(self))
+    }
+}
+
+impl Drop for TaskLockGuard<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.held) = false;
+        self.0.released.notify_one();
+    }
 }
 
 /// Checks that every table and blob file exists and is complete. `listing`: the files of the directory with their
@@ -111,7 +154,6 @@ impl LsmTree {
             compaction_lock: TaskLock::default(),
             compaction_state: Mutex::default(),
             uncommitted_flush: Mutex::default(),
-            counters: LsmCounters::default(),
             cached_scan: Mutex::default(),
             discarded: AtomicBool::new(false),
             context,
@@ -126,23 +168,10 @@ impl LsmTree {
     /// running flush or compaction may still add tables with the old options.
     pub(crate) fn set_options(&self, options: LsmOptions) {
         self.max_memtable_size.store(options.max_memtable_size, Ordering::Relaxed);
-        self.direct_blobs.set_threshold(options.direct_write_threshold());
+        self.direct_blobs.threshold.store(options.direct_write_threshold(), Ordering::Relaxed);
         let options = Arc::new(options);
         *lock(&self.options) = Arc::clone(&options);
         self.version().tables().for_each(|(level, table)| table.set_options(options.read_options(level)));
-    }
-
-    pub(crate) fn key_order(&self) -> &KeyOrder {
-        &self.context.order
-    }
-
-    /// Number of entries in tables and memtables. In tables, each tombstone cancels one other entry. Every version of
-    /// an overwritten key counts.
-    pub(crate) fn approximate_len(&self) -> u64 {
-        let now = self.current.get();
-        let tables: u64 =
-            now.version.levels().map(|(_, level)| level.entries.saturating_sub(2 * level.tombstones)).sum();
-        tables + now.active.len() + now.sealed.iter().map(|memtable| memtable.len()).sum::<u64>()
     }
 
     /// The current version. While the caller holds it, none of its files is removed.
@@ -150,53 +179,10 @@ impl LsmTree {
         self.current.with(|now| Arc::clone(&now.version))
     }
 
-    /// Drops paused tasks. Called when the database has closed and no task runs any more.
-    pub(crate) fn abandon_paused(&self) {
-        let paused = self.take_paused();
-        drop(paused); // without the lock
-    }
-
-    fn take_paused(&self) -> (Option<CompactionJob>, Option<BlobGcJob>) {
+    /// Takes the paused tasks.
+    pub(crate) fn take_paused(&self) -> (Option<CompactionJob>, Option<BlobGcJob>) {
         let mut remembered = lock(&self.compaction_state);
         (remembered.paused_compaction.take(), remembered.paused_blob_gc.take())
-    }
-
-    /// Ends the tree of a deleted partition, after the edit that drops the partition. Waits until running tasks stop.
-    /// The files of the tree become obsolete when no reader needs them. Later tasks fail with `Closed`.
-    pub(crate) fn discard(&self) {
-        self.discarded.store(true, Ordering::SeqCst);
-        let _flushing = self.flush_lock.acquire(true);
-        let _compacting = self.compaction_lock.acquire(true);
-        let (paused, paused_blob_gc) = self.take_paused();
-        paused_blob_gc.into_iter().for_each(BlobGcJob::abandon);
-        let mut unwanted = paused.map_or_else(Vec::new, |mut job| job.take_outputs().to_vec());
-        let obsolete_files = &self.context.obsolete_files;
-        if let Some(written) = lock(&self.uncommitted_flush).take() {
-            unwanted.extend(written.tables);
-            written.blobs.iter().for_each(|file| obsolete_files.push(DataFileKind::Blob, file.number));
-        }
-        unwanted.iter().for_each(|table| obsolete_files.push(DataFileKind::Table, table.number));
-        let version = self.version();
-        version.tables().for_each(|(_, table)| table.mark_obsolete());
-        version.blobs().handles().for_each(|file| file.mark_obsolete());
-        self.abandon_direct_blob_files();
-        *lock(&self.cached_scan) = None;
-        // Frees the memory too, except for the parts that iterators hold. A reader that finds no entry checks whether
-        // the partition was deleted.
-        let mut active = lock(&self.active_memtable);
-        let empty = self.context.new_memtable();
-        std::mem::replace(&mut *active, Arc::clone(&empty)).seal();
-        self.current.replace(|now| SuperVersion {
-            active: empty,
-            sealed: Arc::default(),
-            version: Arc::new(Version::empty()),
-            ..now.clone()
-        });
-    }
-
-    /// Bytes of the active memtable.
-    pub(crate) fn active_bytes(&self) -> u64 {
-        self.current.with(|now| now.active.bytes())
     }
 
     pub(crate) fn is_discarded(&self) -> bool {
@@ -204,7 +190,7 @@ impl LsmTree {
     }
 
     /// # Errors
-    /// `Closed` after [`discard`](LsmTree::discard).
+    /// `Closed` after [`discard`](Engine::discard).
     pub(crate) fn check_open(&self) -> Result<()> {
         match self.is_discarded() {
             true => Err(Error::new(ErrorKind::Closed, format!("partition {} was deleted", self.context.name))),
@@ -212,50 +198,23 @@ impl LsmTree {
         }
     }
 
-    pub(crate) fn metrics(&self) -> LsmMetrics {
-        let now = self.current.get();
-        let levels = now.version.levels().map(|(_, level)| LsmLevelMetrics {
-            runs: level.runs.len() as u64,
-            raw_bytes: level.iter().map(|table| table.meta().raw_bytes).sum(),
-            tables: level.tables,
-            bytes: level.bytes,
-            entries: level.entries,
-            tombstones: level.tombstones,
-        });
-        let tables_bytes: u64 = now.version.tables().filter_map(|(_, t)| t.opened()).map(|t| t.pinned_bytes()).sum();
-        let mut metrics = LsmMetrics {
-            levels: levels.collect(),
-            memtable_bytes: now.active.bytes(),
-            memtable_entries: now.active.len(),
-            sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
-            sealed_memtables: now.sealed.len() as u64,
-            pinned_bytes: tables_bytes
-                + now.version.blobs().handles().map(|file| file.file().memory_bytes()).sum::<u64>(),
-            blob_files: now.version.blobs().stats(),
-            direct_blob_files: now.direct_blobs.files().map(|file| file.stats()).collect(),
-            ..LsmMetrics::default()
-        };
-        self.counters.copy_to(&mut metrics);
-        metrics
-    }
-
-    /// Inserts a record of the WAL at open.
-    ///
-    /// # Errors
-    /// As [`insert`](LsmTree::insert).
-    pub(crate) fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
-        if entry.kind == RecordKind::BlobPointer {
-            self.direct_blobs.add_pointer(BlobPointer::decode(entry.value)?.logical_file);
-        }
-        self.insert(entry).map(drop)
-    }
-
     /// Adds blob files that the manifest names now, and that only memtables point into.
     pub(crate) fn add_blob_files(&self, files: Vec<BlobFileMeta>) {
-        let blobs_added: Vec<_> = files.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
-        self.current.replace(|now| {
-            let change = VersionChange { blobs_added: blobs_added.clone(), ..VersionChange::default() };
-            SuperVersion { version: Arc::new(now.version.with_changes(change, &self.context.order)), ..now.clone() }
+        let blobs_added = files.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
+        self.apply_change(VersionChange { blobs_added, ..VersionChange::default() });
+    }
+
+    /// Commits the edits of a task, unless the partition was deleted.
+    pub(crate) fn commit_edits(&self, edits: impl Iterator<Item = VersionEdit>, host: &dyn EngineHost) -> Result<()> {
+        self.check_open()?;
+        host.commit_edits(&edits.collect::<Vec<VersionEdit>>())
+    }
+
+    /// Installs the version after `change`.
+    pub(crate) fn apply_change(&self, change: VersionChange<TableHandle>) {
+        self.current.replace(|now| SuperVersion {
+            version: Arc::new(now.version.with_changes(change, &self.context.order)),
+            ..now.clone()
         });
     }
 
@@ -289,11 +248,6 @@ impl LsmTree {
         Ok(sealed)
     }
 
-    /// Seals the active memtable unless it is empty.
-    pub(crate) fn seal_memtable(&self) {
-        self.seal_active(&mut lock(&self.active_memtable));
-    }
-
     /// Replaces the active memtable by an empty one, unless it is empty already. The caller holds `active_memtable`.
     fn seal_active(&self, active: &mut Arc<Memtable>) {
         if active.is_empty() {
@@ -306,5 +260,216 @@ impl LsmTree {
             SuperVersion { active: Arc::clone(&next), sealed, ..now.clone() }
         });
         *active = next;
+    }
+}
+
+/// A view of the tree. It holds the memtables and the tables of one super version.
+struct LsmView {
+    super_version: SuperVersion,
+    context: Arc<TreeContext>,
+}
+
+impl EngineView for LsmView {
+    fn iter(&self, _at: SeqNo, _bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>> {
+        Ok(self.super_version.iter(&self.context))
+    }
+
+    fn blob_resolver(&self) -> Box<dyn BlobResolver> {
+        Box::new(ReadAheadBlobResolver::new(&self.super_version))
+    }
+}
+
+/// The result of a lookup.
+enum LookupValue {
+    Inline(Slice),
+    /// In this blob file. The handle keeps the file open.
+    InBlobFile(BlobPointer, Arc<BlobHandle>),
+    /// In a blob file that was created after the super version was taken.
+    UnknownBlobFile(BlobPointer, Arc<DirectBlobFiles>),
+}
+
+impl Engine for LsmTree {
+    fn key_order(&self) -> &KeyOrder {
+        &self.context.order
+    }
+
+    fn apply(&self, entry: EntryRef<'_>, _reservation: Option<RecordReservation>) -> Result<bool> {
+        self.insert(entry)
+    }
+
+    fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>> {
+        loop {
+            let found = self.current.with_pin(|now, pin| {
+                let read = |kind: RecordKind, value: BlockValue<'_>| match kind {
+                    RecordKind::BlobPointer => {
+                        let pointer = BlobPointer::decode(&value)?;
+                        Ok(match now.blob_file(pointer.logical_file) {
+                            Some(handle) => LookupValue::InBlobFile(pointer, Arc::clone(handle)),
+                            None => LookupValue::UnknownBlobFile(pointer, Arc::clone(&now.direct_blobs)),
+                        })
+                    }
+                    _ => Ok(LookupValue::Inline(value.to_slice())),
+                };
+                now.find(&self.context, key, at, pin, read)
+            })?;
+            match found.transpose()? {
+                None => return Ok(None),
+                Some(LookupValue::Inline(value)) => return Ok(Some(value)),
+                // Without the epoch pin, because a file read would delay the freeing of all memory that waits for the
+                // epoch.
+                Some(LookupValue::InBlobFile(pointer, handle)) => return handle.file().read(&pointer, None).map(Some),
+                // The file was created and the record was published after the super version was taken and before `at`
+                // was resolved. The next super version has the file.
+                Some(LookupValue::UnknownBlobFile(pointer, direct_blobs)) => {
+                    if self.current.with(|now| Arc::ptr_eq(&now.direct_blobs, &direct_blobs)) {
+                        return Err(missing_blob_file_error(&pointer));
+                    }
+                }
+            }
+        }
+    }
+
+    fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>> {
+        let read = |kind: RecordKind, value: BlockValue<'_>| match kind {
+            RecordKind::BlobPointer => BlobPointer::decode(&value).map(|pointer| pointer.value_len),
+            // Values are at most 4 GiB - 1, so the cast loses nothing.
+            _ => Ok(value.len() as u32),
+        };
+        self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, read))?.transpose()
+    }
+
+    fn view(&self) -> Box<dyn EngineView> {
+        Box::new(LsmView { super_version: self.current.get(), context: Arc::clone(&self.context) })
+    }
+
+    /// Number of entries in tables and memtables. In tables, each tombstone cancels one other entry. Every version of
+    /// an overwritten key counts.
+    fn approximate_len(&self) -> u64 {
+        let now = self.current.get();
+        let tables: u64 =
+            now.version.levels().map(|(_, level)| level.entries.saturating_sub(2 * level.tombstones)).sum();
+        tables + now.active.len() + now.sealed.iter().map(|memtable| memtable.len()).sum::<u64>()
+    }
+
+    /// Inserts a record of the WAL at open.
+    ///
+    /// # Errors
+    /// As [`insert`](LsmTree::insert).
+    fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
+        if entry.kind == RecordKind::BlobPointer {
+            self.direct_blobs.add_pointer(BlobPointer::decode(entry.value)?.logical_file);
+        }
+        self.insert(entry).map(drop)
+    }
+
+    fn flushed_through(&self) -> SeqNo {
+        self.current.with(|now| now.flushed_through)
+    }
+
+    fn first_unflushed(&self) -> Option<SeqNo> {
+        self.current.with(|now| {
+            let oldest = now.sealed.last().unwrap_or(&now.active);
+            (!oldest.is_empty()).then(|| oldest.smallest_seqno())
+        })
+    }
+
+    fn seal(&self) {
+        self.seal_active(&mut lock(&self.active_memtable));
+    }
+
+    /// Bytes of the active memtable.
+    fn active_bytes(&self) -> u64 {
+        self.current.with(|now| now.active.bytes())
+    }
+
+    /// If not `forced`, only tasks that can start now. If `forced`, also tasks that another thread is running:
+    /// [`run`](Engine::run) waits for it, so that no work is left when this returns `None`. Call [`seal`](Engine::seal)
+    /// first to include the active memtable.
+    fn next_task(&self, forced: bool, held: &[Task]) -> Option<Task> {
+        if self.is_discarded() {
+            return None;
+        }
+        let may = |task| !held.contains(&task);
+        if may(Task::Flush) && self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flush_lock.is_held())
+        {
+            return Some(Task::Flush);
+        }
+        if self.compaction_lock.is_held() {
+            return (forced && may(Task::Compact)).then_some(Task::Compact);
+        }
+        if may(Task::Compact) && self.needs_compaction(forced) {
+            return Some(Task::Compact);
+        }
+        (!forced && may(Task::BlobGc) && self.needs_blob_gc()).then_some(Task::BlobGc)
+    }
+
+    fn run(&self, task: Task, forced: bool, host: &dyn EngineHost) -> Result<TaskReport> {
+        match task {
+            Task::Flush => self.flush(forced, host),
+            Task::Compact => self.compact(forced, host),
+            Task::BlobGc => self.run_automatic_blob_gc(forced, host),
+        }
+    }
+
+    fn pressure(&self) -> Pressure {
+        let options = self.options();
+        self.current.with(|now| Pressure {
+            sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
+            sealed_memtables: now.sealed.len(),
+            compaction_debt: compaction_debt(&now.version, &options.compaction),
+            l0_runs: now.version.level(0).runs.len(),
+        })
+    }
+
+    fn stop_writes(&self) {
+        drop(self.take_paused());
+        if self.first_unflushed().is_none() {
+            self.abandon_direct_blob_files();
+        }
+    }
+
+    /// Ends the tree of a deleted partition, after the edit that drops the partition. Waits until running tasks stop.
+    /// The files of the tree become obsolete when no reader needs them. Later tasks fail with `Closed`.
+    fn discard(&self) {
+        self.discarded.store(true, Ordering::SeqCst);
+        let _flushing = self.flush_lock.acquire(true);
+        let _compacting = self.compaction_lock.acquire(true);
+        let (paused, paused_blob_gc) = self.take_paused();
+        paused.into_iter().for_each(CompactionJob::discard);
+        paused_blob_gc.into_iter().for_each(|job| job.outputs.discard());
+        let flush = lock(&self.uncommitted_flush).take();
+        flush.into_iter().for_each(|flush| flush.outputs.discard());
+        let version = self.version();
+        version.tables().for_each(|(_, table)| table.mark_obsolete());
+        version.blobs().handles().for_each(|file| file.mark_obsolete());
+        self.abandon_direct_blob_files();
+        *lock(&self.cached_scan) = None;
+        // Frees the memory too, except for the parts that iterators hold. A reader that finds no entry checks whether
+        // the partition was deleted.
+        let mut active = lock(&self.active_memtable);
+        let empty = self.context.new_memtable();
+        std::mem::replace(&mut *active, Arc::clone(&empty)).seal();
+        self.current.replace(|now| SuperVersion {
+            active: empty,
+            sealed: Arc::default(),
+            version: Arc::new(Version::empty()),
+            ..now.clone()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time() {
+        let task_lock = TaskLock::default();
+        let guard = task_lock.acquire(false).unwrap();
+        assert!(task_lock.is_held());
+        assert!(task_lock.acquire(false).is_none());
+        drop(guard);
+        assert!(task_lock.acquire(true).is_some());
+        assert!(!task_lock.is_held());
     }
 }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
-use crate::lsm::blob::handle::BlobHandle;
-use crate::lsm::blob::map::BlobMap;
+use crate::lsm::blob_map::{BlobHandle, BlobMap};
 
 /// Number of levels of a tree. The last one is the bottom level.
 pub(crate) const NUM_LEVELS: usize = 7;
@@ -45,6 +44,7 @@ pub(crate) trait HasTableMeta {
     }
 }
 
+#[cfg(test)]
 impl HasTableMeta for TableMeta {
     fn meta(&self) -> &TableMeta {
         self
@@ -52,7 +52,6 @@ impl HasTableMeta for TableMeta {
 }
 
 /// Tables in key order with disjoint key ranges: no user key is in two of them.
-#[derive(Debug)]
 pub(crate) struct SortedRun<T> {
     tables: Vec<Arc<T>>,
     /// Only with the bytewise order: the first eight bytes of each table's largest key, so that a search reads one
@@ -99,8 +98,13 @@ impl<T: HasTableMeta> SortedRun<T> {
         order.cmp(&table.meta().smallest_key.0, key).is_le().then_some(table)
     }
 
+    /// The tables whose key ranges overlap that of `table`.
+    pub(crate) fn overlapping_tables(&self, table: &TableMeta, order: &KeyOrder) -> Range<usize> {
+        self.overlapping(&table.smallest_key.0, &table.largest_key.0, order)
+    }
+
     /// The tables whose key ranges overlap `smallest..=largest`.
-    pub(crate) fn overlapping(&self, smallest: &[u8], largest: &[u8], order: &KeyOrder) -> Range<usize> {
+    fn overlapping(&self, smallest: &[u8], largest: &[u8], order: &KeyOrder) -> Range<usize> {
         let from = self.lower_bound(smallest, order);
         let len = self.tables[from..].partition_point(|table| order.cmp(&table.meta().smallest_key.0, largest).is_le());
         from..from + len
@@ -108,7 +112,6 @@ impl<T: HasTableMeta> SortedRun<T> {
 }
 
 /// The runs of one level.
-#[derive(Debug)]
 pub(crate) struct Level<T> {
     /// Newest first. At most one below level 0.
     pub(crate) runs: Vec<Arc<SortedRun<T>>>,
@@ -145,14 +148,12 @@ impl<T: HasTableMeta> Level<T> {
 }
 
 /// An immutable list of runs per level. For one key, everything in a newer run, or on a shallower level, is newer.
-#[derive(Debug)]
 pub(crate) struct Version<T> {
     levels: Vec<Level<T>>,
     blobs: Arc<BlobMap>,
 }
 
 /// The difference between two versions.
-#[derive(Debug)]
 pub(crate) struct VersionChange<T> {
     pub(crate) removed: HashSet<FileNumber>,
     /// The newest run of level 0.
@@ -194,20 +195,15 @@ impl<T: HasTableMeta> Version<T> {
         let mut seen = HashSet::new();
         for (level, table) in tables {
             let meta = table.meta();
-            if !seen.insert(meta.number) {
-                return Err(Error::corruption(format!("manifest lists table {} twice", meta.number.0)));
+            let number = meta.number.0;
+            if !seen.insert(number) {
+                return Err(Error::corruption(format!("manifest lists table {number} twice")));
             }
             if order.cmp(&meta.smallest_key.0, &meta.largest_key.0).is_gt() {
-                return Err(Error::corruption(format!(
-                    "smallest key of table {} is above its largest key",
-                    meta.number.0
-                )));
+                return Err(Error::corruption(format!("smallest key of table {number} is above its largest key")));
             }
             let Some(list) = levels.get_mut(usize::from(level)) else {
-                return Err(Error::corruption(format!(
-                    "table {} is on level {level}, which does not exist",
-                    meta.number.0
-                )));
+                return Err(Error::corruption(format!("table {number} is on level {level}, which does not exist")));
             };
             list.push(table);
         }
@@ -216,7 +212,9 @@ impl<T: HasTableMeta> Version<T> {
         let mut groups: Vec<Vec<Arc<T>>> = Vec::new();
         for table in l0 {
             match groups.last_mut() {
-                Some(group) if group.iter().all(|other| disjoint(&**other, &*table, order)) => group.push(table),
+                Some(group) if group.iter().all(|other| disjoint(other.meta(), table.meta(), order)) => {
+                    group.push(table)
+                }
                 _ => groups.push(vec![table]),
             }
         }
@@ -224,7 +222,7 @@ impl<T: HasTableMeta> Version<T> {
         let mut version = Version { levels: vec![l0], blobs: Arc::default() };
         for (level, tables) in levels.into_iter().enumerate().skip(1) {
             let run = sorted_run(tables, order);
-            if let Some(pair) = run.tables().windows(2).find(|pair| !disjoint(&*pair[0], &*pair[1], order)) {
+            if let Some(pair) = run.tables().windows(2).find(|pair| !disjoint(pair[0].meta(), pair[1].meta(), order)) {
                 let (a, b) = (pair[0].meta().number.0, pair[1].meta().number.0);
                 return Err(Error::corruption(format!("tables {a} and {b} of level {level} overlap")));
             }
@@ -330,12 +328,10 @@ impl<T: HasTableMeta> Version<T> {
             levels[0].insert(0, sorted_run(change.flushed, order));
         }
         let levels: Vec<Level<T>> = levels.into_iter().map(Level::new).collect();
-        debug_assert!(
-            levels
-                .iter()
-                .flat_map(|level| &level.runs)
-                .all(|run| { run.tables().windows(2).all(|pair| disjoint(&*pair[0], &*pair[1], order)) })
-        );
+        let is_sorted = |run: &Arc<SortedRun<T>>| {
+            run.tables().windows(2).all(|pair| disjoint(pair[0].meta(), pair[1].meta(), order))
+        };
+        debug_assert!(levels.iter().flat_map(|level| &level.runs).all(is_sorted));
         Version { levels, blobs }
     }
 
@@ -354,8 +350,7 @@ impl<T: HasTableMeta> Version<T> {
 }
 
 /// Whether the key ranges of two tables are disjoint.
-pub(crate) fn disjoint(a: &impl HasTableMeta, b: &impl HasTableMeta, order: &KeyOrder) -> bool {
-    let (a, b) = (a.meta(), b.meta());
+pub(crate) fn disjoint(a: &TableMeta, b: &TableMeta, order: &KeyOrder) -> bool {
     order.cmp(&a.largest_key.0, &b.smallest_key.0).is_lt() || order.cmp(&b.largest_key.0, &a.smallest_key.0).is_lt()
 }
 
@@ -469,7 +464,7 @@ pub(crate) mod tests {
             vec![(1, table(1, "a", "b")), (2, table(1, "a", "b"))],
             vec![(1, table(1, "a", "c")), (1, table(2, "c", "d"))],
         ] {
-            let error = Version::restore(bad, &order).unwrap_err();
+            let error = Version::restore(bad, &order).map(drop).unwrap_err();
             assert_eq!(error.kind(), crate::base::ErrorKind::Corruption);
         }
     }

@@ -1,30 +1,33 @@
-//! A vector that grows while others read it.
+//! A vector that grows while other threads read it.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 use std::mem::needs_drop;
 use std::ptr::{NonNull, null_mut};
 
-use crate::mem::atomic::{AtomicPtr, AtomicU32, Mutex, Ordering, PoisonError};
+use crate::mem::atomic::{AtomicPtr, AtomicU32, Mutex, Ordering, lock};
 use crate::mem::pages::PageAllocation;
 
-/// Segment `n` holds `2^n` items, so item `i` stands in segment `log2(i + 1)`.
+/// Number of segments. Segment `n` holds `2^n` items, so item `i` is in segment `log2(i + 1)`.
 const SEGMENTS: usize = 31;
 
-/// An append-only vector: items never move, so `&T` stays good while more are pushed, and readers never wait.
+/// An append-only vector. Items never move, so a `&T` stays valid while more items are pushed, and readers never
+/// wait.
 ///
-/// Empty, it owns no memory. Pushing takes a lock; it is meant for items that are large or rare.
+/// An empty vector owns no memory. A push takes a lock; the vector is meant for items that are large or rarely
+/// pushed.
 pub(crate) struct AppendVec<T> {
     segments: [AtomicPtr<T>; SEGMENTS],
-    /// Items below this index are written and never written again (but for what they change inside themselves).
+    /// Items below this index are written and never written again, except through their own interior mutability.
     len: AtomicU32,
     push_lock: Mutex<()>,
     owned: PhantomData<T>,
 }
 
-// SAFETY: shared access hands out `&T` (needs `T: Sync`) and moves items in (needs `T: Send`); see `push` and `get`.
+// SAFETY: shared access returns `&T` (needs `T: Sync`) and moves items into the vector (needs `T: Send`); see `push`
+// and `get`.
 unsafe impl<T: Send + Sync> Sync for AppendVec<T> {}
-// SAFETY: the items go with the vector.
+// SAFETY: the vector owns its items, so sending the vector sends the items.
 unsafe impl<T: Send> Send for AppendVec<T> {}
 
 impl<T> AppendVec<T> {
@@ -42,7 +45,7 @@ impl<T> AppendVec<T> {
         self.len.load(Ordering::Acquire)
     }
 
-    /// The bytes that the items take; what a segment has room for beyond them is not touched yet and not counted.
+    /// Bytes of the items. The unused part of a segment is not counted, because it was not touched yet.
     pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.len()) * size_of::<T>() as u64
     }
@@ -53,26 +56,26 @@ impl<T> AppendVec<T> {
         if index >= self.len.load(Ordering::Acquire) {
             return None;
         }
-        let (segment, at) = place(index);
+        let (segment, at) = locate(index);
         let start = self.segments[segment].load(Ordering::Relaxed);
-        // SAFETY: `index` is below a `len` that was read with Acquire, so the segment was allocated and the item
-        // written before; neither moves nor is freed before the vector is, and no `&mut` to an item exists.
+        // SAFETY: `index` is below a `len` that was loaded with Acquire, so the segment was allocated and the item
+        // was written before. Both stay in place until the vector is dropped, and no `&mut` to an item exists.
         Some(unsafe { &*start.add(at) })
     }
 
-    /// Appends `value` and returns its index; `None` (and `value` is dropped) if there is no memory or 2^31 − 1 items
-    /// are in.
+    /// Appends `value` and returns its index. Returns `None` and drops `value` if there is no memory or the vector
+    /// has 2^31 − 1 items.
     pub(crate) fn push(&self, value: T) -> Option<u32> {
-        let _pushing = self.push_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _pushing = lock(&self.push_lock);
         let index = self.len.load(Ordering::Relaxed);
-        let (segment, at) = place(index);
+        let (segment, at) = locate(index);
         let slot = self.segments.get(segment)?;
         if slot.load(Ordering::Relaxed).is_null() {
             let pages = PageAllocation::new(segment_bytes::<T>(segment)?)?;
             slot.store(pages.into_raw().as_ptr().cast(), Ordering::Relaxed);
         }
-        // SAFETY: the segment has room for `2^segment` items, aligned for T, and `at` is less; the lock makes us the
-        // only one to write, and readers stay below `len`.
+        // SAFETY: the segment has space for `2^segment` items, aligned for T, and `at` is less. This thread holds the
+        // lock, so it is the only writer, and readers read only items below `len`.
         unsafe { slot.load(Ordering::Relaxed).add(at).write(value) };
         self.len.store(index + 1, Ordering::Release);
         Some(index)
@@ -83,22 +86,22 @@ impl<T> Drop for AppendVec<T> {
     fn drop(&mut self) {
         let len = *self.len.get_mut();
         for index in 0..if needs_drop::<T>() { len } else { 0 } {
-            let (segment, at) = place(index);
-            // SAFETY: items below `len` are written, and each is dropped once, by the vector's owner.
+            let (segment, at) = locate(index);
+            // SAFETY: items below `len` are written, and the owner of the vector drops each of them once.
             unsafe { self.segments[segment].get_mut().add(at).drop_in_place() };
         }
         for (n, segment) in self.segments.iter_mut().enumerate() {
             if let (Some(start), Some(bytes)) = (NonNull::new(*segment.get_mut()), segment_bytes::<T>(n)) {
-                // SAFETY: `push` gave the segment up with this length, and it is taken back once.
+                // SAFETY: `push` gave up the ownership of the segment with this length, and it is restored only here.
                 drop(unsafe { PageAllocation::from_raw(start.cast(), bytes) });
             }
         }
     }
 }
 
-/// Segment and index in it.
+/// Returns the segment of an item and the index in that segment.
 #[inline]
-fn place(index: u32) -> (usize, usize) {
+fn locate(index: u32) -> (usize, usize) {
     let n = (index + 1).ilog2();
     (n as usize, (index + 1 - (1 << n)) as usize)
 }
@@ -108,7 +111,7 @@ fn segment_bytes<T>(segment: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 mod tests {
     use std::sync::Arc;
 

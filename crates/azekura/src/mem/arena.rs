@@ -1,4 +1,4 @@
-//! Byte records that are written once and stay where they are.
+//! An arena: byte records that are written once and never move.
 #![allow(unsafe_code)]
 
 use std::num::NonZeroU32;
@@ -12,31 +12,32 @@ use crate::mem::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::mem::pages::{HUGE_PAGE, PageAllocation};
 use crate::mem::simd::prefetch;
 
-/// The first chunk; each next one is twice as large until [`HUGE_PAGE`].
+/// Length of the first chunk in bytes. Each further chunk is twice as long, up to [`HUGE_PAGE`].
 const FIRST_CHUNK: usize = 16 << 10;
-/// Records above this get a chunk of their own, so that the rest of the current chunk is not wasted.
+/// Records longer than this, in bytes, get a chunk of their own, so that the rest of the current chunk is not wasted.
 const SHARED_CHUNK_RECORD_MAX: usize = HUGE_PAGE / 8;
-/// Records start at multiples of this.
+/// Records start at multiples of this, in bytes.
 const ALIGN: usize = 8;
-/// A reference is chunk number and offset / [`ALIGN`]; this many bits for the latter cover a huge page.
+/// Number of bits for the offset in a reference. A reference is a chunk number and an offset / [`ALIGN`]; these bits
+/// cover a huge page.
 const OFFSET_BITS: u32 = (HUGE_PAGE / ALIGN).ilog2();
 const CHUNKS_MAX: u32 = 1 << (u32::BITS - OFFSET_BITS);
 
-/// Where a record starts in its [`Arena`].
+/// Position of a record in its [`Arena`].
 ///
-/// Only a number: [`Arena::bytes_from`] checks it against what is published, so a reference made of any bits, or one
-/// of another arena, gives `None` or the wrong bytes, never memory that is not there.
+/// It is only a number: [`Arena::bytes_from`] checks it against the published bytes. So a reference made of arbitrary
+/// bits, or of another arena, results in `None` or in wrong bytes, but never in a read of other memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ArenaRef(NonZeroU32);
 
 impl ArenaRef {
-    /// The reference as bits that are never 0.
+    /// Returns the reference as bits, which are never 0.
     #[inline]
     pub(crate) fn to_bits(self) -> u32 {
         self.0.get()
     }
 
-    /// The reference of these bits; `None` for 0.
+    /// Returns the reference with these bits; `None` for 0.
     #[inline]
     pub(crate) fn from_bits(bits: u32) -> Option<ArenaRef> {
         NonZeroU32::new(bits).map(ArenaRef)
@@ -58,22 +59,24 @@ impl ArenaRef {
     }
 }
 
-/// The readers' side of an arena. One [`ArenaWriter`] appends; any number of threads read beside it and never wait.
+/// The read side of an arena. One [`ArenaWriter`] appends, while any number of threads read without waiting.
 pub(crate) struct Arena {
     chunks: AppendVec<ArenaChunk>,
     bytes: AtomicU64,
 }
 
-/// On a cache line of its own, so that appending to the last chunk does not disturb readers of the others.
+/// A chunk starts at a cache line of its own, so that appending to the last chunk does not disturb readers of the
+/// others.
 #[repr(align(64))]
 struct ArenaChunk {
-    /// Bytes below this are written and never change; the gap at the start of chunk 0 is not reachable by a reference.
+    /// Bytes below this offset are written and never change, except the gap at the start of chunk 0, which no
+    /// reference points to.
     published: AtomicUsize,
     pages: PageAllocation,
 }
 
 impl Arena {
-    /// An empty arena, which owns no chunk, and the one that may append to it.
+    /// Returns an empty arena, which owns no chunk, and its writer.
     pub(crate) fn new() -> (Arc<Arena>, ArenaWriter) {
         let arena = Arc::new(Arena { chunks: AppendVec::new(), bytes: AtomicU64::new(0) });
         let writer =
@@ -81,20 +84,21 @@ impl Arena {
         (arena, writer)
     }
 
-    /// What is published from `at` to the end of its chunk: the record that was appended there and whatever stands
-    /// behind it. Records carry their own lengths. `None` if nothing was published there.
+    /// Returns the published bytes from `at` to the end of its chunk: the record at `at` and the records after it. A
+    /// record must encode its own length. `None` if `at` is beyond the published bytes.
     #[inline]
     pub(crate) fn bytes_from(&self, at: ArenaRef) -> Option<&[u8]> {
         let chunk = self.chunks.get(at.chunk())?;
         let published = chunk.published.load(Ordering::Acquire);
         let len = published.checked_sub(at.offset())?;
-        // SAFETY: `offset..published` lies within the chunk; it was written before `published` was stored with Release
-        // and is never written again (the writer only touches what is behind `published`). Offset 0 of chunk 0, where
-        // nothing is written, would be the reference 0, which does not exist. The chunk lives as long as `self`.
+        // SAFETY: `offset..published` is within the chunk. These bytes were written before `published` was stored
+        // with Release, and they are never written again, because the writer writes only behind `published`. Offset 0
+        // of chunk 0, where nothing is written, would be the reference 0, which does not exist. The arena owns the
+        // chunk, so the bytes are not freed while `self` is borrowed.
         Some(unsafe { slice::from_raw_parts(chunk.pages.start().as_ptr().add(at.offset()), len) })
     }
 
-    /// Asks the processor to fetch the first two cache lines of the record at `at`; does nothing for a bad reference.
+    /// Prefetches the first two cache lines of the record at `at`; does nothing for an invalid reference.
     #[inline]
     pub(crate) fn prefetch(&self, at: ArenaRef) {
         if let Some(bytes) = self.bytes_from(at) {
@@ -102,16 +106,16 @@ impl Arena {
         }
     }
 
-    /// The bytes of all chunks, used or not yet.
+    /// Bytes of all chunks, used or unused.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 }
 
-/// The one that appends to an [`Arena`].
+/// The only writer of an [`Arena`].
 pub(crate) struct ArenaWriter {
     arena: Arc<Arena>,
-    /// The chunk that is being filled, its bytes in use and its length; `room` is 0 before the first.
+    /// The chunk that is being filled, its used bytes and its length. `chunk_capacity` is 0 before the first chunk.
     chunk: u32,
     used: usize,
     chunk_capacity: usize,
@@ -122,8 +126,8 @@ impl ArenaWriter {
     /// Appends the concatenation of `parts` as one record.
     ///
     /// # Errors
-    /// `OutOfSpace` if there is no memory, `Invalid` if the arena holds as much as references can tell apart (between
-    /// 4 and 32 GiB).
+    /// `OutOfSpace` if there is no memory; `Invalid` if the arena has as many chunks as references can number (they
+    /// hold between 4 and 32 GiB).
     pub(crate) fn append(&mut self, parts: &[&[u8]]) -> Result<ArenaRef> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let padded = len.next_multiple_of(ALIGN).max(ALIGN);
@@ -140,30 +144,31 @@ impl ArenaWriter {
         Ok(at)
     }
 
-    /// Adds a chunk of `usual` bytes, or more so that `need` bytes fit; its number, its first usable offset and its
-    /// length.
+    /// Adds a chunk of `usual` bytes, or of more bytes if `need` bytes would not fit. Returns its number, its first
+    /// usable offset and its length.
     fn add_chunk(&mut self, usual: usize, need: usize) -> Result<(u32, usize, usize)> {
         let number = self.arena.chunks.len();
         if number == CHUNKS_MAX {
             return Err(Error::invalid("memtable is full: flush it first"));
         }
         let gap = if number == 0 { ALIGN } else { 0 };
-        let whole = usual.max(need + gap);
-        let no_memory = || Error::new(ErrorKind::OutOfSpace, format!("no memory for {whole} bytes"));
-        let pages = PageAllocation::new(whole).ok_or_else(no_memory)?;
+        let chunk_len = usual.max(need + gap);
+        let no_memory = || Error::new(ErrorKind::OutOfSpace, format!("no memory for {chunk_len} bytes"));
+        let pages = PageAllocation::new(chunk_len).ok_or_else(no_memory)?;
         self.arena.chunks.push(ArenaChunk { published: AtomicUsize::new(0), pages }).ok_or_else(no_memory)?;
-        self.arena.bytes.fetch_add(whole as u64, Ordering::Relaxed);
-        Ok((number, gap, whole))
+        self.arena.bytes.fetch_add(chunk_len as u64, Ordering::Relaxed);
+        Ok((number, gap, chunk_len))
     }
 
-    /// Copies `parts` to `offset`, fills up to `padded` bytes with zeros and publishes them.
+    /// Copies `parts` to `offset`, fills the record up to `padded` bytes with zeros and publishes it.
     fn write(&self, chunk: u32, offset: usize, padded: usize, parts: &[&[u8]]) -> ArenaRef {
         let at = ArenaRef::new(chunk, offset);
-        let chunk = self.arena.chunks.get(chunk).expect("the writer added it");
+        let chunk = self.arena.chunks.get(chunk).expect("the writer added this chunk");
         assert!(offset + padded <= chunk.pages.len() && offset >= chunk.published.load(Ordering::Relaxed));
-        // SAFETY: the assertion keeps `offset..offset + padded` within the chunk and behind the part that readers may
-        // read; there is one writer per arena and it is borrowed mutably by `append`. The parts add up to at most
-        // `padded` bytes, and cannot overlap the target, because no reference to the target was ever returned.
+        // SAFETY: the assertion keeps `offset..offset + padded` within the chunk and behind the published bytes,
+        // which are the only ones that readers read. An arena has one writer, and `append` borrows it mutably. The
+        // parts have at most `padded` bytes in total. They cannot overlap the target, because no reference to the
+        // target was ever returned.
         unsafe {
             let mut to = chunk.pages.start().as_ptr().add(offset);
             let end = to.add(padded);
@@ -179,7 +184,7 @@ impl ArenaWriter {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 mod tests {
     use super::*;
 
@@ -245,10 +250,10 @@ mod tests {
             for _ in 0..2 {
                 s.spawn(|| {
                     loop {
-                        let seen = newest.load(Ordering::Acquire);
-                        if let Some(at) = ArenaRef::from_bits(seen as u32) {
+                        let last = newest.load(Ordering::Acquire);
+                        if let Some(at) = ArenaRef::from_bits(last as u32) {
                             let bytes = arena.bytes_from(at).unwrap();
-                            let n = (seen >> 32) as usize;
+                            let n = (last >> 32) as usize;
                             assert_eq!(bytes[..n % 300], record(n, n % 300));
                             if n == count - 1 {
                                 break;

@@ -1,14 +1,15 @@
-//! What threads meet at: atomics, fences, locks, and the turn that a spinning thread gives away.
+//! Synchronization primitives: atomics, fences, locks, and the hints `spin_loop` and `yield_now`.
 //!
-//! They are the standard library's, by other names. Under `--cfg azekura_explore`, which only `cargo test --lib` can be
-//! built with, they are those of a schedule explorer: it decides at each of them which thread goes on, so that a test
-//! sees thousands of schedules, and a failure can be played again. See `explorer.rs`, and decision record 0012 for what
-//! it does not see.
+//! They are re-exports of the standard library. In unit tests that are built with `--cfg azekura_explore`,
+//! they are those of a schedule explorer. The explorer chooses at each operation which thread runs next,
+//! so that a test runs thousands of schedules and a failing schedule can be replayed. See `explorer.rs`, and decision
+//! record 0012 for the limits of the explorer.
 //!
-//! Here for the folders that have code without locks. Counts (`Arc`, `Weak`), `OnceLock` and the lock of
-//! `dirty_pages.rs` stay the standard library's: each step of theirs is whole, and belongs to the step before it.
+//! Folders with lock-free code use this module. `Arc`, `Weak`, `OnceLock` and the lock of `dirty_pages.rs` are always
+//! those of the standard library: each of their operations is atomic, and the explorer runs it together with the
+//! operation before it.
 
-#[cfg(not(azekura_explore))]
+#[cfg(not(all(test, azekura_explore)))]
 mod chosen {
     pub(crate) use std::hint::spin_loop;
     pub(crate) use std::sync::atomic::{
@@ -18,7 +19,7 @@ mod chosen {
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 
-    /// Statics of the process; the explorer has them begin anew with every schedule.
+    /// Defines statics of the process. The explorer initializes them again for every schedule.
     macro_rules! process_wide {
         ($($(#[$doc:meta])* static $name:ident: $type:ty = $first:expr;)*) => {
             $($(#[$doc])* static $name: $type = $first;)*
@@ -27,7 +28,7 @@ mod chosen {
     pub(crate) use process_wide;
 }
 
-#[cfg(azekura_explore)]
+#[cfg(all(test, azekura_explore))]
 mod chosen {
     pub(crate) use shuttle::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
@@ -51,6 +52,11 @@ mod chosen {
 
 pub(crate) use chosen::*;
 
-/// Whether schedules are explored, be it by Miri: then what fills up is small and patience is short, so that a scenario
-/// of a few records comes to what is rare.
+/// Locks `mutex`, also after a panic of a thread that held it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether the explorer or Miri explores thread schedules. Then capacities and retry limits are small, so that a
+/// scenario of a few records reaches rare states.
 pub(crate) const SCHEDULE_EXPLORATION: bool = cfg!(any(azekura_explore, miri));

@@ -1,8 +1,8 @@
-//! Buffers cut from huge pages, for the blocks of a cache.
+//! Buffers for cached blocks, cut from huge pages.
 //!
-//! Blocks differ a little in length and come and go one by one. A pool cuts them from pieces of one huge page each, in
-//! steps of [`UNIT_LEN`] bytes, and knows by a bit for each step what is taken. Where it has no room a buffer comes
-//! from the allocator: that costs a few more misses of the address cache and nothing else.
+//! Blocks differ slightly in length and are allocated and freed one by one. A pool cuts their buffers from slabs of
+//! one huge page each, in units of [`UNIT_LEN`] bytes; a bit for each unit tells whether it is used. If the pool has
+//! no space, a buffer comes from the global allocator. That costs only a few more TLB misses.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -11,19 +11,19 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::mem::atomic::{Mutex, MutexGuard, PoisonError};
+use crate::mem::atomic::{Mutex, MutexGuard, lock};
 use crate::mem::pages::{HUGE_PAGE, PageAllocation};
 
-/// Buffers take a multiple of this, in bytes.
+/// Buffers from a pool take a multiple of this, in bytes.
 const UNIT_LEN: usize = 256;
 const SLAB_UNITS: usize = HUGE_PAGE / UNIT_LEN;
-/// A longer buffer would leave too much of its huge page unused.
+/// Maximum length of a buffer from a pool, in bytes. A longer one would leave too much of its huge page unused.
 const LEN_MAX: usize = HUGE_PAGE / 2;
-/// Number of units that are searched before a new one is taken.
+/// Number of slabs that are searched before a new one is allocated.
 const SLABS_TRIED_MAX: usize = 8;
-/// A piece with less room is not looked into, in steps.
+/// A slab is searched only while it may have a free run of at least this many units.
 const FREE_RUN_MIN: usize = 4;
-/// Of buffers from the allocator too: a cache line.
+/// Alignment of buffers, also of those from the global allocator: a cache line.
 const ALIGN: usize = 64;
 
 /// Bytes with one owner, aligned to a cache line, that may grow up to their capacity in place.
@@ -31,17 +31,17 @@ pub(crate) struct Buffer {
     start: NonNull<u8>,
     len: usize,
     capacity: usize,
-    /// The pool and its piece, or the allocator.
+    /// The pool and the index of the slab; `None` if the buffer is from the global allocator.
     slab: Option<(Arc<BufferPool>, u32)>,
 }
 
-// SAFETY: plain bytes with one owner; the pool it comes from is thread safe.
+// SAFETY: plain bytes with one owner; the pool that they come from is thread safe.
 unsafe impl Send for Buffer {}
 // SAFETY: a shared buffer can only be read.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// An empty buffer from the allocator with a capacity of this many bytes.
+    /// Returns an empty buffer from the global allocator with a capacity of this many bytes.
     pub(crate) fn with_capacity(capacity: usize) -> Buffer {
         Buffer::allocated(capacity).unwrap_or_else(|layout| handle_alloc_error(layout))
     }
@@ -59,8 +59,8 @@ impl Buffer {
         self.capacity
     }
 
-    /// An empty buffer from the same source as this one, with a capacity of this many bytes; `None` if there is no
-    /// memory.
+    /// Returns an empty buffer from the same source as this one, with a capacity of at least this many bytes; `None`
+    /// if there is no memory.
     pub(crate) fn new_from_same_pool(&self, capacity: usize) -> Option<Buffer> {
         match &self.slab {
             Some((pool, _)) => pool.buffer(capacity),
@@ -68,16 +68,16 @@ impl Buffer {
         }
     }
 
-    /// Forgets all but the first `len` bytes.
+    /// Shortens the buffer to its first `len` bytes.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Makes room for `more` bytes behind those that there are; they move if there is none in place.
+    /// Makes space for `more` bytes after the existing ones. The buffer moves if its capacity is too small.
     pub(crate) fn reserve(&mut self, more: usize) {
-        let wanted = self.len + more;
-        if wanted > self.capacity {
-            let mut larger = self.new_from_same_pool(wanted).unwrap_or_else(|| Buffer::with_capacity(wanted));
+        let capacity = self.len + more;
+        if capacity > self.capacity {
+            let mut larger = self.new_from_same_pool(capacity).unwrap_or_else(|| Buffer::with_capacity(capacity));
             larger.extend_from_slice(self);
             *self = larger;
         }
@@ -85,16 +85,16 @@ impl Buffer {
 
     pub(crate) fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
-        // SAFETY: there is space for them behind `len`, and no other reference to this memory exists.
+        // SAFETY: `reserve` made space for the bytes behind `len`, and no other reference to this memory exists.
         unsafe { self.start.add(self.len).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         self.len += bytes.len();
     }
 
-    /// Zeros up to this length, which it does not have yet.
+    /// Appends zeros until the buffer has `len` bytes.
     pub(crate) fn extend_with_zeros(&mut self, len: usize) {
         let more = len.saturating_sub(self.len);
         self.reserve(more);
-        // SAFETY: there is space for them behind `len`, and no other reference to this memory exists.
+        // SAFETY: `reserve` made space for the zeros behind `len`, and no other reference to this memory exists.
         unsafe { self.start.add(self.len).write_bytes(0, more) };
         self.len += more;
     }
@@ -105,7 +105,7 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the first `len` bytes were written, and they stay for as long as the buffer is borrowed.
+        // SAFETY: the first `len` bytes were written, and the memory is not freed while the buffer is borrowed.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -134,8 +134,8 @@ impl From<Vec<u8>> for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         match self.slab.take() {
-            Some((pool, piece)) => pool.free(piece, self.start, self.capacity),
-            // SAFETY: `allocated` made it with this very layout.
+            Some((pool, slab)) => pool.free(slab, self.start, self.capacity),
+            // SAFETY: `allocated` allocated the memory with this layout, and the buffer is being dropped.
             None => unsafe {
                 dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.capacity, ALIGN));
             },
@@ -151,7 +151,7 @@ impl std::fmt::Debug for Buffer {
 
 /// Cuts buffers from huge pages, up to a limit. Thread safe.
 pub(crate) struct BufferPool {
-    /// Pieces at most.
+    /// Maximum number of slabs.
     limit: usize,
     slabs: Mutex<BufferSlabs>,
 }
@@ -159,39 +159,40 @@ pub(crate) struct BufferPool {
 #[derive(Default)]
 struct BufferSlabs {
     all: Vec<Option<BufferSlab>>,
-    /// Places of `all` that are empty.
+    /// Indexes of `all` that are empty.
     vacant_indexes: Vec<u32>,
-    /// Pieces that may have room, the likeliest first.
+    /// Indexes of the slabs that may have space, the most likely ones first.
     candidates: VecDeque<u32>,
 }
 
-/// One huge page.
+/// A slab: one huge page.
 struct BufferSlab {
     pages: PageAllocation,
-    /// A bit for each step that is taken.
+    /// A bit for each unit, set if it is used.
     used_units: Box<[u64; SLAB_UNITS / 64]>,
-    /// Steps that are not.
+    /// Number of free units.
     free_units: usize,
-    /// No row of free steps is longer.
+    /// Upper bound of the length of a run of free units.
     free_run_bound: usize,
-    /// Whether it is in `ready`.
+    /// Whether `candidates` contains the slab.
     is_candidate: bool,
 }
 
 impl BufferPool {
-    /// A pool of at most `bytes`; less than one huge page is none.
+    /// Returns a pool that maps at most `bytes`. A pool of less than one huge page allocates from the global
+    /// allocator only.
     pub(crate) fn new(bytes: u64) -> Arc<BufferPool> {
         let limit = usize::try_from(bytes / HUGE_PAGE as u64).unwrap_or(usize::MAX);
         Arc::new(BufferPool { limit, slabs: Mutex::default() })
     }
 
-    /// An empty buffer with a capacity of this many bytes, from the pool if possible, else from the allocator; `None`
-    /// if there is no memory.
+    /// Returns an empty buffer with a capacity of at least this many bytes, from the pool if possible, otherwise from
+    /// the global allocator; `None` if there is no memory.
     pub(crate) fn buffer(self: &Arc<BufferPool>, capacity: usize) -> Option<Buffer> {
         BufferPool::allocate(self, capacity).or_else(|| Buffer::allocated(capacity).ok())
     }
 
-    /// Memory taken from the system, in bytes.
+    /// Memory mapped for slabs, in bytes.
     #[cfg(test)]
     pub(crate) fn mapped(&self) -> u64 {
         (self.lock().all.iter().flatten().count() * HUGE_PAGE) as u64
@@ -201,60 +202,61 @@ impl BufferPool {
         if self.limit == 0 || capacity > LEN_MAX {
             return None;
         }
-        let steps = capacity.div_ceil(UNIT_LEN).max(1);
-        let (piece, start) = self.lock().allocate(steps, self.limit)?;
-        Some(Buffer { start, len: 0, capacity: steps * UNIT_LEN, slab: Some((Arc::clone(self), piece)) })
+        let units = capacity.div_ceil(UNIT_LEN).max(1);
+        let (slab, start) = self.lock().allocate(units, self.limit)?;
+        Some(Buffer { start, len: 0, capacity: units * UNIT_LEN, slab: Some((Arc::clone(self), slab)) })
     }
 
-    fn free(&self, piece: u32, start: NonNull<u8>, capacity: usize) {
-        let gone = self.lock().free(piece, start, capacity);
-        drop(gone); // without the lock: it may go back to the system
+    fn free(&self, slab: u32, start: NonNull<u8>, capacity: usize) {
+        let free_slab = self.lock().free(slab, start, capacity);
+        drop(free_slab); // after the lock is released, because it may unmap memory
     }
 
-    /// Nothing under the lock can panic between two changes that belong together.
+    /// Takes the lock, even if it is poisoned: no code under the lock can panic between two changes that belong
+    /// together.
     fn lock(&self) -> MutexGuard<'_, BufferSlabs> {
-        self.slabs.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slabs)
     }
 }
 
 impl BufferSlabs {
-    fn allocate(&mut self, steps: usize, limit: usize) -> Option<(u32, NonNull<u8>)> {
+    fn allocate(&mut self, units: usize, limit: usize) -> Option<(u32, NonNull<u8>)> {
         for _ in 0..self.candidates.len().min(SLABS_TRIED_MAX) {
             let at = *self.candidates.front()?;
-            let piece = self.all[at as usize].as_mut().expect("what is ready is there");
-            if let Some(start) = piece.allocate(steps) {
+            let slab = self.all[at as usize].as_mut().expect("candidates exist");
+            if let Some(start) = slab.allocate(units) {
                 return Some((at, start));
             }
             self.candidates.pop_front();
-            piece.is_candidate = piece.free_run_bound >= FREE_RUN_MIN;
-            if piece.is_candidate {
+            slab.is_candidate = slab.free_run_bound >= FREE_RUN_MIN;
+            if slab.is_candidate {
                 self.candidates.push_back(at);
             }
         }
         if self.all.len() - self.vacant_indexes.len() >= limit {
             return None;
         }
-        let mut piece = BufferSlab::new()?;
-        let start = piece.allocate(steps)?;
+        let mut slab = BufferSlab::new()?;
+        let start = slab.allocate(units)?;
         let at = self.vacant_indexes.pop().unwrap_or_else(|| {
             self.all.push(None);
             self.all.len() as u32 - 1
         });
-        self.all[at as usize] = Some(piece);
+        self.all[at as usize] = Some(slab);
         self.candidates.push_front(at);
         Some((at, start))
     }
 
-    /// The piece, if nothing of it is taken any more and another has as much room.
+    /// Frees the units of a buffer. Returns the slab if it is completely free and there is another candidate.
     fn free(&mut self, at: u32, start: NonNull<u8>, capacity: usize) -> Option<BufferSlab> {
         let slot = &mut self.all[at as usize];
-        let piece = slot.as_mut().expect("a buffer keeps its piece");
-        piece.free(start, capacity / UNIT_LEN);
-        if !piece.is_candidate {
-            piece.is_candidate = true;
+        let slab = slot.as_mut().expect("the slab of a buffer exists");
+        slab.free(start, capacity / UNIT_LEN);
+        if !slab.is_candidate {
+            slab.is_candidate = true;
             self.candidates.push_front(at);
         }
-        if piece.free_units < SLAB_UNITS || self.candidates.len() < 2 {
+        if slab.free_units < SLAB_UNITS || self.candidates.len() < 2 {
             return None;
         }
         self.candidates.retain(|other| *other != at);
@@ -275,57 +277,57 @@ impl BufferSlab {
         })
     }
 
-    fn allocate(&mut self, steps: usize) -> Option<NonNull<u8>> {
-        if steps > self.free_run_bound {
+    fn allocate(&mut self, units: usize) -> Option<NonNull<u8>> {
+        if units > self.free_run_bound {
             return None;
         }
-        let Some(first) = self.find_free_run(steps) else {
-            self.free_run_bound = steps - 1;
+        let Some(first) = self.find_free_run(units) else {
+            self.free_run_bound = units - 1;
             return None;
         };
-        self.set(first, steps, true);
-        self.free_units -= steps;
+        self.set(first, units, true);
+        self.free_units -= units;
         self.free_run_bound = self.free_run_bound.min(self.free_units);
-        // SAFETY: `first` is below STEPS, so this is within the piece.
+        // SAFETY: `first` is less than `SLAB_UNITS`, so the address is within the slab.
         Some(unsafe { self.pages.start().add(first * UNIT_LEN) })
     }
 
-    fn free(&mut self, start: NonNull<u8>, steps: usize) {
+    fn free(&mut self, start: NonNull<u8>, units: usize) {
         let first = (start.addr().get() - self.pages.start().addr().get()) / UNIT_LEN;
-        self.set(first, steps, false);
-        self.free_units += steps;
+        self.set(first, units, false);
+        self.free_units += units;
         self.free_run_bound = self.free_units;
     }
 
-    /// The first of this many free steps in a row.
-    fn find_free_run(&self, steps: usize) -> Option<usize> {
-        let mut row = 0; // free steps right before `at`
-        for (word, &taken) in self.used_units.iter().enumerate() {
+    /// Returns the index of the first of `units` consecutive free units.
+    fn find_free_run(&self, units: usize) -> Option<usize> {
+        let mut run = 0; // free units right before `at`
+        for (word, &used) in self.used_units.iter().enumerate() {
             let mut at = 0;
             while at < 64 {
-                let free = ((taken >> at).trailing_zeros() as usize).min(64 - at);
-                row += free;
-                if row >= steps {
-                    return Some(word * 64 + at + free - row);
+                let free = ((used >> at).trailing_zeros() as usize).min(64 - at);
+                run += free;
+                if run >= units {
+                    return Some(word * 64 + at + free - run);
                 }
                 at += free;
                 if at < 64 {
-                    at += (taken >> at).trailing_ones() as usize;
-                    row = 0;
+                    at += (used >> at).trailing_ones() as usize;
+                    run = 0;
                 }
             }
         }
         None
     }
 
-    fn set(&mut self, first: usize, steps: usize, taken: bool) {
-        let (mut at, end) = (first, first + steps);
+    fn set(&mut self, first: usize, units: usize, used: bool) {
+        let (mut at, end) = (first, first + units);
         while at < end {
             let len = (64 - at % 64).min(end - at);
             let bits = (u64::MAX >> (64 - len)) << (at % 64);
             let word = &mut self.used_units[at / 64];
-            debug_assert_eq!(*word & bits, if taken { 0 } else { bits }, "steps are taken once and given back once");
-            *word = if taken { *word | bits } else { *word & !bits };
+            debug_assert_eq!(*word & bits, if used { 0 } else { bits }, "units are allocated once and freed once");
+            *word = if used { *word | bits } else { *word & !bits };
             at += len;
         }
     }
@@ -371,7 +373,7 @@ mod tests {
             assert!(pool.mapped() <= 3 * HUGE_PAGE as u64);
         }
         held.clear();
-        assert!(pool.mapped() <= HUGE_PAGE as u64, "one piece at most is kept for the next");
+        assert!(pool.mapped() <= HUGE_PAGE as u64, "at most one free slab is kept");
     }
 
     #[test]
@@ -382,19 +384,19 @@ mod tests {
         assert!(filled(&pool, 1, 2).slab.is_none(), "it is full");
         held.truncate(3);
         assert!(filled(&pool, HUGE_PAGE / 4, 3).slab.is_some());
-        assert!(filled(&pool, LEN_MAX + 1, 3).slab.is_none(), "too long for any piece");
+        assert!(filled(&pool, LEN_MAX + 1, 3).slab.is_none(), "too long for a slab");
         assert!(BufferPool::new(HUGE_PAGE as u64 - 1).buffer(10).unwrap().slab.is_none());
         assert!(pool.buffer(usize::MAX - 3).is_none());
     }
 
-    /// A cache that is full lets one block go for each that comes, of slightly other length.
+    /// A full cache evicts one block for each block that it inserts; the lengths of the blocks differ slightly.
     #[test]
     #[cfg_attr(miri, ignore = "too long")]
     fn reallocated_blocks_stay_in_huge_pages() {
-        let pieces = 16;
-        let pool = BufferPool::new((pieces * HUGE_PAGE) as u64);
+        let slabs = 16;
+        let pool = BufferPool::new((slabs * HUGE_PAGE) as u64);
         let mut rng = 9;
-        let budget = pieces * HUGE_PAGE * 15 / 16;
+        let budget = slabs * HUGE_PAGE * 15 / 16;
         let mut held: VecDeque<Buffer> = VecDeque::new();
         let (mut bytes, mut outside) = (0, 0);
         for _ in 0..60_000 {
@@ -407,6 +409,6 @@ mod tests {
                 bytes -= held.swap_remove_back(at).unwrap().capacity();
             }
         }
-        assert!(outside < 60_000 / 20, "{outside} of 60,000 found no room");
+        assert!(outside < 60_000 / 20, "{outside} of 60,000 buffers did not fit into the pool");
     }
 }

@@ -1,12 +1,13 @@
-//! A pointer that readers follow without a lock and without a write to a line that others write.
+//! A pointer that readers follow without a lock and without a write to a cache line that other threads write.
 //!
-//! Each thread has a slot. Pinning stores the global epoch in it; replacing a value raises the epoch, and the old value
-//! is freed once every slot is idle or was pinned at a later epoch. The thread that replaced the value frees it, or, if
-//! a reader was pinned at that epoch or before, that reader when it unpins. That may be a reader of anything, under any
-//! lock: dropping a value may give memory back and little else, and must not wait.
+//! Each thread has a slot. A pin stores the global epoch in it. Replacing a value raises the epoch, and the old value
+//! is freed once every slot is idle or was pinned at a later epoch. The thread that replaced the value frees it, or,
+//! if a reader was pinned at that epoch or before, that reader frees it when it unpins. The reader may hold any lock
+//! at that time, so dropping a value may free memory but do little else, and must not wait.
 //!
-//! A reader that was pinned later than the oldest replaced value cannot be what keeps it, so it does not look: while
-//! one reader waits for a device, the others unpin without a shared write. No unpin ever waits for a lock.
+//! A reader that was pinned after the oldest replaced value was replaced cannot be the one that delays its freeing.
+//! So it does not collect garbage when it unpins, except at every [`UNPINS_PER_COLLECT`]th unpin: while one reader
+//! waits for a device, the others unpin without a shared write. No unpin ever waits for a lock.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -16,62 +17,64 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use crate::mem::atomic::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, SCHEDULE_EXPLORATION,
-    TryLockError, process_wide, spin_loop, thread_local,
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, TryLockError,
+    lock, process_wide, spin_loop, thread_local,
 };
 
-/// What a slot holds while its thread is not pinned; no epoch gets here.
+/// Value of a slot while its thread is not pinned; no epoch reaches it.
 const IDLE: u64 = u64::MAX;
 
-/// How often `store` looks again whether the readers have left, before it leaves the freeing to them.
+/// How often [`retire`] tries to free all garbage before it leaves the rest to the readers that keep it.
 const COLLECT_ATTEMPTS_MAX: usize = if SCHEDULE_EXPLORATION { 2 } else { 64 };
 
 process_wide! {
     static EPOCH: AtomicU64 = AtomicU64::new(0);
 
-    /// The list of all slots there ever were. Slots are never freed, only claimed again, so it is as long as the most
-    /// threads that were ever pinned at once.
+    /// The list of all slots. Slots are never freed, only reused, so the list is as long as the largest number of
+    /// threads that had a slot at the same time.
     static SLOTS: AtomicPtr<EpochSlot> = AtomicPtr::new(null_mut());
 
-    /// Replaced values that are not freed yet, with the epoch of their replacement: in the order of epochs, so that a
-    /// freeing thread reads the ones to free and one more.
+    /// Replaced values that are not freed yet, each with the epoch of its replacement, in the order of epochs, so
+    /// that a freeing thread reads only the values to free and one more.
     static GARBAGE: Mutex<VecDeque<(u64, Box<dyn Send>)>> = Mutex::new(VecDeque::new());
 
-    /// The first epoch that does not keep the front of [`GARBAGE`], 0 if that is empty, so that unpinning needs no lock
-    /// to see that there is nothing to free. Written under the lock.
+    /// The first epoch at which a pin does not keep the front of [`GARBAGE`]; 0 if there is no garbage, so that an
+    /// unpin needs no lock to find that there is nothing to free. Written under the lock.
     static OLDEST_GARBAGE_END: AtomicU64 = AtomicU64::new(0);
 
-    /// A thread wants to free something. The holder of the lock looks again after it has released it.
+    /// A thread wants to free garbage. The thread that holds the lock checks this again after it has released the
+    /// lock.
     static COLLECT_REQUESTED: AtomicBool = AtomicBool::new(false);
 }
 
-/// Number of unpins of a thread after which it frees what it can although it has kept nothing. An unpin may see the
-/// state of a moment ago, so the rule alone could leave a value until the next one is replaced.
+/// After this many unpins that found garbage, a thread collects it even if its own pins have kept none. An unpin may
+/// load an outdated [`OLDEST_GARBAGE_END`], so without this rule a value could stay until the next one is replaced.
 const UNPINS_PER_COLLECT: usize = if SCHEDULE_EXPLORATION { 2 } else { 64 };
 
-/// One thread's place; two cache lines, because processors fetch lines in pairs.
+/// The slot of one thread. It takes two cache lines, because processors fetch lines in pairs.
 #[repr(align(128))]
 struct EpochSlot {
     /// The epoch of the outermost pin, or [`IDLE`]. Written by the owner, read by freeing threads.
     epoch: AtomicU64,
-    /// How many pins are nested. Only the owner touches it.
+    /// Number of nested pins. Used only by the owner.
     depth: AtomicUsize,
-    /// Unpins while there was something to free. Only the owner touches it.
+    /// Number of unpins that found garbage which their pin had not kept. Used only by the owner.
     unpins: AtomicUsize,
-    /// Whether the slot goes back with its last pin, because its thread's handle is gone. Only the owner touches it.
+    /// Whether the last unpin releases the slot, because the thread's handle was dropped before. Used only by the
+    /// owner.
     release_on_unpin: AtomicBool,
     in_use: AtomicBool,
-    /// Set before the slot is in the list, never changed after.
+    /// Set before the slot is published in the list, and never changed afterwards.
     next: *const EpochSlot,
-    /// How many slots come after it in the list: its own number for good.
+    /// Number of slots after this one in the list, which never changes and is unique.
     number: usize,
 }
 
-// SAFETY: everything but `next` and `number` is atomic, and these are not changed once the slot is shared.
+// SAFETY: all fields but `next` and `number` are atomic, and these two are not changed once the slot is shared.
 unsafe impl Sync for EpochSlot {}
 
 impl EpochSlot {
-    /// A slot for this thread only: a free one, or a new one at the head of the list.
+    /// Returns a slot for the calling thread only: a free one, or a new one at the head of the list.
     #[cold]
     fn acquire() -> &'static EpochSlot {
         for slot in slots() {
@@ -90,7 +93,7 @@ impl EpochSlot {
             number: 0,
         }));
         loop {
-            // SAFETY: list members are leaked, and were complete before they were published with SeqCst.
+            // SAFETY: slots in the list are leaked, and were initialized before they were published with SeqCst.
             slot.number = unsafe { slot.next.as_ref() }.map_or(0, |next| next.number + 1);
             match SLOTS.compare_exchange(slot.next.cast_mut(), slot, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return slot,
@@ -106,25 +109,25 @@ impl EpochSlot {
         unpins.is_multiple_of(UNPINS_PER_COLLECT)
     }
 
-    /// Gives the slot to the next thread that needs one.
+    /// Makes the slot available to other threads.
     fn release(&self) {
         self.release_on_unpin.store(false, Ordering::Relaxed);
         self.in_use.store(false, Ordering::Release);
     }
 }
 
-/// All slots, claimed or not.
+/// All slots, in use or free.
 fn slots() -> impl Iterator<Item = &'static EpochSlot> {
     let mut next: *const EpochSlot = SLOTS.load(Ordering::SeqCst);
     std::iter::from_fn(move || {
-        // SAFETY: list members are leaked, and were complete before they were published with SeqCst.
+        // SAFETY: slots in the list are leaked, and were initialized before they were published with SeqCst.
         let slot = unsafe { next.as_ref() }?;
         next = slot.next;
         Some(slot)
     })
 }
 
-/// A thread's hold on its slot.
+/// Owns the slot of a thread until the thread ends.
 struct EpochSlotHandle(&'static EpochSlot);
 
 impl Drop for EpochSlotHandle {
@@ -132,7 +135,7 @@ impl Drop for EpochSlotHandle {
         if self.0.depth.load(Ordering::Relaxed) == 0 {
             self.0.release();
         } else {
-            // A guard outlives the handle; it gives the slot back.
+            // A pin still exists after the handle; its drop releases the slot.
             self.0.release_on_unpin.store(true, Ordering::Relaxed);
         }
     }
@@ -142,18 +145,19 @@ thread_local! {
     static HANDLE: EpochSlotHandle = EpochSlotHandle(EpochSlot::acquire());
 }
 
-/// While it lives, nothing that the thread can reach through an [`EpochCell`] or a link is freed. Stays on its thread;
-/// pins of one thread may nest, and only the outermost costs something.
+/// While a pin exists, no value is freed that its thread can reach through an [`EpochCell`] or a child link. A pin
+/// stays on its thread. Pins of one thread may nest; only the outermost one stores an epoch.
 pub(crate) struct Pin {
     slot: &'static EpochSlot,
     on_this_thread: PhantomData<*const ()>,
 }
 
 impl Pin {
-    /// Hold it inside one call only: nothing at all is freed that is replaced meanwhile.
+    /// Pins the thread. Hold the pin only within one call, because no value that is replaced meanwhile is freed
+    /// before it ends.
     #[inline]
     pub(crate) fn new() -> Pin {
-        // While a thread ends its handle may be gone already: then the pin has a slot of its own.
+        // While a thread ends, its handle may be dropped already. Then the pin takes a slot of its own.
         let slot = HANDLE.try_with(|handle| handle.0).unwrap_or_else(|_| {
             let slot = EpochSlot::acquire();
             slot.release_on_unpin.store(true, Ordering::Relaxed);
@@ -162,15 +166,15 @@ impl Pin {
         let depth = slot.depth.load(Ordering::Relaxed);
         slot.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
-            // Acquire: a thread that reads an epoch also reads the pointers that were replaced before it began.
-            // SeqCst, as is the load of the pointer that follows: either the replacing thread sees this slot pinned,
-            // or this thread sees the new pointer.
+            // Acquire: a thread that loads an epoch also sees the pointers that were replaced before that epoch
+            // began. SeqCst, like the load of the pointer that follows: either the replacing thread sees this slot
+            // pinned, or this thread sees the new pointer.
             slot.epoch.store(EPOCH.load(Ordering::Acquire), Ordering::SeqCst);
         }
         Pin { slot, on_this_thread: PhantomData }
     }
 
-    /// A small number that no other pinned thread has; the earlier owner of the number happened before.
+    /// A small number that no other pinned thread has. Operations of its previous owner happened before this pin.
     #[inline]
     pub(crate) fn slot_index(&self) -> usize {
         self.slot.number
@@ -196,7 +200,8 @@ impl Drop for Pin {
     }
 }
 
-/// Frees what no pinned thread can still see, or leaves it to the thread that does so now. True if nothing is left.
+/// Frees the values that no pinned thread can reach, or leaves that to the thread that is doing it. True if no
+/// garbage is left.
 #[cold]
 fn collect() -> bool {
     COLLECT_REQUESTED.store(true, Ordering::SeqCst);
@@ -207,40 +212,41 @@ fn collect() -> bool {
             Err(TryLockError::WouldBlock) => return false,
         };
         COLLECT_REQUESTED.store(false, Ordering::SeqCst);
-        drop(take_free(garbage)); // without the lock: dropping a value may replace or free others
+        drop(take_free(garbage)); // after the lock is released, because dropping a value may replace or free others
     }
     OLDEST_GARBAGE_END.load(Ordering::Relaxed) == 0
 }
 
-/// Takes out what no pinned thread can still see.
+/// Removes the values that no pinned thread can reach from the queue, and returns them.
 fn take_free(mut garbage: MutexGuard<'_, VecDeque<(u64, Box<dyn Send>)>>) -> Vec<(u64, Box<dyn Send>)> {
     let mut free = Vec::new();
     loop {
-        // SeqCst: see `Pin::new`. A value that reads as pinned or idle after a reader left was stored with Release by
-        // that reader, so what it read happened before what is freed here.
+        // SeqCst: see `Pin::new`. If a reader has unpinned, the loaded value of its slot was stored with Release, by
+        // the unpin or later. So the reads of that reader happened before the values are freed.
         let oldest = slots().map(|slot| slot.epoch.load(Ordering::SeqCst)).min().unwrap_or(IDLE);
         let count = garbage.iter().take_while(|(replaced_at, _)| *replaced_at < oldest).count();
         if count == 0 {
             return free;
         }
         free.extend(garbage.drain(..count));
-        // And look again: a reader that kept the new front may have left before it could know.
+        // Check again: a reader that kept the new front may have unpinned before it could load this new value.
         OLDEST_GARBAGE_END.store(garbage.front().map_or(0, |(replaced_at, _)| replaced_at + 1), Ordering::SeqCst);
     }
 }
 
-/// Keeps `value` until no thread that was pinned before now is pinned any more.
+/// Drops `value` once every thread that was pinned before this call has unpinned.
 pub(in crate::mem) fn retire(value: Box<dyn Send>) {
     {
-        let mut garbage = GARBAGE.lock().unwrap_or_else(PoisonError::into_inner);
-        // Pins of a later epoch began after the pointer was replaced.
+        let mut garbage = lock(&GARBAGE);
+        // A pin at a later epoch began after the pointer was replaced.
         let now = EPOCH.fetch_add(1, Ordering::SeqCst);
         garbage.push_back((now, value));
         if garbage.len() == 1 {
             OLDEST_GARBAGE_END.store(now + 1, Ordering::SeqCst);
         }
     }
-    // Pins last microseconds, and freeing is no work for readers. But a pinned thread cannot wait for itself.
+    // Pins last microseconds, and readers should not spend time on freeing, so this thread tries again. If it is
+    // pinned itself, it tries only once, because it would wait for itself.
     let pinned = HANDLE.try_with(|handle| handle.0.depth.load(Ordering::Relaxed) > 0).unwrap_or(true);
     for _ in 0..if pinned { 1 } else { COLLECT_ATTEMPTS_MAX } {
         if collect() {
@@ -250,33 +256,34 @@ pub(in crate::mem) fn retire(value: Box<dyn Send>) {
     }
 }
 
-/// A point in time that readers may have to pass, for callers that reuse memory themselves.
+/// A point in time for callers that reuse memory themselves: they wait until the readers of that time have unpinned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RetireEpoch(u64);
 
 impl RetireEpoch {
-    /// Now: what cannot be come by any more may still be read by threads that were pinned before.
+    /// Raises the epoch and returns the current point in time. Threads that were pinned before it may still read
+    /// objects that are unreachable now.
     pub(crate) fn advance() -> RetireEpoch {
-        // Pins of a later epoch began after it could not be come by.
+        // A pin at a later epoch began after the objects became unreachable.
         RetireEpoch(EPOCH.fetch_add(1, Ordering::SeqCst))
     }
 
     /// Whether every thread that was pinned at `self` has unpinned. Never true for a thread that is itself pinned.
     pub(crate) fn all_unpinned(self) -> bool {
-        // SeqCst: see `collect`.
+        // SeqCst: see `take_free`.
         slots().all(|slot| slot.epoch.load(Ordering::SeqCst) > self.0)
     }
 
-    /// Whether no other thread that was pinned before is pinned any more.
+    /// Whether every other thread that was pinned at `self` has unpinned.
     pub(crate) fn others_unpinned(self) -> bool {
         let own = HANDLE.try_with(|handle| handle.0.number).ok();
         slots().all(|slot| Some(slot.number) == own || slot.epoch.load(Ordering::SeqCst) > self.0)
     }
 }
 
-/// A shared value that is replaced as a whole; readers never wait and share no cache line with each other.
+/// A shared value that is replaced as a whole. Readers never wait, and do not write to shared cache lines.
 pub(crate) struct EpochCell<T: Send + Sync + 'static> {
-    /// From `Arc::into_raw`; the cell owns one count.
+    /// From `Arc::into_raw`; the cell owns one strong count.
     value: AtomicPtr<T>,
     owned: PhantomData<Arc<T>>,
 }
@@ -286,8 +293,8 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
         EpochCell { value: AtomicPtr::new(Arc::into_raw(value).cast_mut()), owned: PhantomData }
     }
 
-    /// The value of now. The guard keeps it, and everything else that is replaced meanwhile in any cell, from being
-    /// freed: hold it inside one call only, and clone what must live longer.
+    /// Returns the current value. The guard keeps it, and every other value that is replaced meanwhile in any cell,
+    /// from being freed. So hold it only within one call, and use [`EpochCell::load_arc`] to keep the value longer.
     #[inline]
     pub(crate) fn load(&self) -> EpochGuard<'_, T> {
         let pin = Pin::new();
@@ -297,48 +304,50 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
     /// The current value, for a caller that is pinned already.
     #[inline]
     pub(crate) fn load_pinned<'p>(&'p self, _pinned: &'p Pin) -> &'p T {
-        // SAFETY: as in `EpochGuard::deref`: the pointer is the cell's after the pin was set, and the pin lives for 'p;
-        // the cell itself is borrowed for 'p, so it is not dropped with the count that it owns.
+        // SAFETY: as in `EpochGuard::deref`: the pointer was loaded from the cell after the pin was set, and the pin
+        // exists for 'p. The cell is borrowed for 'p, so it is not dropped with the count that it owns.
         unsafe { &*self.value.load(Ordering::SeqCst) }
     }
 
-    /// The value of now, to keep.
+    /// Returns a strong count of the current value.
     pub(crate) fn load_arc(&self) -> Arc<T> {
         let _pin = Pin::new();
         let value = self.value.load(Ordering::SeqCst).cast_const();
-        // SAFETY: from `Arc::into_raw`, and while this thread is pinned the count that the cell owns, or owned when
-        // it was read, exists: `store` leaves it to freeing threads, and `drop` needs the cell exclusively.
+        // SAFETY: the pointer is from `Arc::into_raw`. The strong count that the cell owned when the pointer was
+        // loaded exists while this thread is pinned: `store` releases it through `retire`, and `drop` needs the cell
+        // exclusively.
         unsafe {
             Arc::increment_strong_count(value);
             Arc::from_raw(value)
         }
     }
 
-    /// Puts `value` in; the old one is freed as soon as no reader can see it. Never waits for readers.
+    /// Replaces the value. The old value is freed once no reader can reach it. Never waits for readers.
     pub(crate) fn store(&self, value: Arc<T>) {
         let old = self.value.swap(Arc::into_raw(value).cast_mut(), Ordering::SeqCst);
-        // SAFETY: from `Arc::into_raw`, and the swap took over the one count that the cell owned.
+        // SAFETY: the pointer is from `Arc::into_raw`, and the swap transferred the one count that the cell owned.
         retire(Box::new(unsafe { Arc::from_raw(old.cast_const()) }));
     }
 }
 
 impl<T: Send + Sync + 'static> Drop for EpochCell<T> {
     fn drop(&mut self) {
-        // SAFETY: the cell owns one count, and guards borrow the cell, so there are none.
+        // SAFETY: the cell owns one count, and no guard exists, because guards borrow the cell.
         drop(unsafe { Arc::from_raw(self.value.get_mut().cast_const()) });
     }
 }
 
 /// A pinned reference to the value of an [`EpochCell`].
 pub(crate) struct EpochGuard<'a, T> {
-    /// No `&T`: that would have to stay good until a function that takes the guard returns, though it drops the guard.
+    /// Not a `&T`: a function that takes the guard as an argument may drop it, and a reference would have to stay
+    /// valid until that function returns.
     value: *const T,
     pin: Pin,
     cell: PhantomData<&'a T>,
 }
 
 impl<T> EpochGuard<'_, T> {
-    /// The pin, for what is reached from the value by links.
+    /// The pin, for following child links of the value.
     #[inline]
     pub(crate) fn pin(&self) -> &Pin {
         &self.pin
@@ -350,19 +359,19 @@ impl<T> Deref for EpochGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the pointer was the cell's after the pin was set, so a thread that replaces it frees it only after
-        // the pin ends (see `Pin::new`), and the pin lives as long as the borrow of the guard. It comes from an
-        // `Arc`, so it is aligned and no `&mut` to its target exists.
+        // SAFETY: the pointer was loaded from the cell after the pin was set, so a thread that replaces the value
+        // frees it only after the pin ends (see `Pin::new`), and the pin exists as long as the guard is borrowed. The
+        // pointer is from an `Arc`, so it is aligned and no `&mut` to its target exists.
         unsafe { &*self.value }
     }
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 pub(crate) mod tests {
     use super::*;
 
-    /// Knows how many of its kind are alive, and whether it is.
+    /// A value that counts the existing values of its kind, and records whether it was dropped.
     struct Tracked {
         number: u64,
         alive: AtomicBool,
@@ -383,16 +392,17 @@ pub(crate) mod tests {
         }
     }
 
-    /// Other tests of this process may hold a pin at any moment; they let go soon.
-    pub(crate) fn wait_until(mut what: impl FnMut() -> bool) {
+    /// Waits for a condition on freed values. Other tests of this process may hold a pin at any time, but only
+    /// briefly.
+    pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) {
         for _ in 0..1_000_000 {
-            drop(Pin::new()); // frees what can be freed
-            if what() {
+            drop(Pin::new()); // collects garbage
+            if condition() {
                 return;
             }
             std::thread::yield_now();
         }
-        panic!("was never so");
+        panic!("the condition did not become true");
     }
 
     #[test]
@@ -411,7 +421,7 @@ pub(crate) mod tests {
             let nested = cell.load();
             drop(first);
             cell.store(Tracked::new(11, &count));
-            assert!(nested.alive.load(Ordering::SeqCst), "the inner guard still pins");
+            assert!(nested.alive.load(Ordering::SeqCst), "the inner guard is still a pin");
         }
         wait_until(|| alive() == 1);
         cell.store(Tracked::new(12, &count));
@@ -420,22 +430,22 @@ pub(crate) mod tests {
         wait_until(|| alive() == 0);
     }
 
-    /// While a reader waited for a device with its pin held, every unpin of every thread took one lock.
+    /// Regression: while a reader waited for a device with its pin held, every unpin of every thread took one lock.
     #[test]
     fn unpin_takes_no_lock_while_reader_is_pinned() {
         let cell = EpochCell::new(Arc::new(1));
-        let asleep = cell.load();
+        let reader = cell.load();
         cell.store(Arc::new(2));
-        let lock = GARBAGE.lock().unwrap_or_else(PoisonError::into_inner);
-        let (tell, told) = std::sync::mpsc::channel();
+        let lock = lock(&GARBAGE);
+        let (sender, receiver) = std::sync::mpsc::channel();
         let others = std::thread::spawn(move || {
             (0..1_000).for_each(|_| drop(Pin::new()));
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
         });
-        let unpinned = told.recv_timeout(std::time::Duration::from_secs(20));
+        let unpinned = receiver.recv_timeout(std::time::Duration::from_secs(20));
         drop(lock);
         others.join().unwrap();
-        assert!(unpinned.is_ok() && *asleep == 1);
+        assert!(unpinned.is_ok() && *reader == 1);
     }
 
     #[test]
@@ -460,7 +470,7 @@ pub(crate) mod tests {
         let (rounds, last) = if cfg!(miri) { (2, 30) } else { (8, 3_000) };
         for _ in 0..rounds {
             cell.store(Tracked::new(0, &count));
-            // Threads come and go with every round.
+            // Each round starts new threads.
             std::thread::scope(|s| {
                 for reader in 0..4 {
                     let cell = &cell;
@@ -469,7 +479,7 @@ pub(crate) mod tests {
                         while seen < last {
                             let guard = cell.load();
                             assert!(guard.alive.load(Ordering::SeqCst), "freed under a guard");
-                            assert!(guard.number >= seen, "an older value came back");
+                            assert!(guard.number >= seen, "a reader saw an older value after a newer one");
                             seen = guard.number;
                             if reader == 0 {
                                 let inner = cell.load();
@@ -496,8 +506,8 @@ pub(crate) mod tests {
             for _ in 0..threads {
                 s.spawn(|| {
                     let guard = cell.load();
-                    barrier.wait(); // everyone is pinned
-                    barrier.wait(); // it was replaced
+                    barrier.wait(); // all threads are pinned
+                    barrier.wait(); // the value was replaced
                     assert!(guard.number == 0 && guard.alive.load(Ordering::SeqCst));
                 });
             }
@@ -529,7 +539,8 @@ pub(crate) mod tests {
         for _ in 0..3 {
             std::thread::scope(|s| {
                 let thread = s.spawn(|| {
-                    // One is destroyed before the slot's handle and one after it, in whatever order the system has.
+                    // One of the two is destroyed before the slot's handle and one after it, in the order that the
+                    // platform uses.
                     BEFORE.with(|late| late.borrow_mut().0 = Some(cell));
                     drop(cell.load());
                     AFTER.with(|late| late.borrow_mut().0 = Some(cell));

@@ -1,21 +1,21 @@
-//! Runs a scenario of a few threads under many schedules.
+//! Runs a scenario of a few threads under many thread schedules.
 //!
-//! `RUSTFLAGS="--cfg azekura_explore" cargo test -p azekura --lib schedules` explores: whatever is reached through
-//! `atomic.rs` is a place where another thread may go on, and the explorer chooses. Half of the
-//! schedules hold one thread back and change their mind twice, the other half choose anew at each step. One seed gives
-//! the same schedules, and a schedule that fails is printed. Set in the environment:
-//! - `AZEKURA_SCHEDULES`: how many schedules of each scenario;
-//! - `AZEKURA_SEED`: another seed, other schedules;
-//! - `AZEKURA_SCHEDULE`: plays the one that was printed again, and no other; name the one test that printed it.
+//! `RUSTFLAGS="--cfg azekura_explore" cargo test -p azekura --lib schedules` explores: each operation on a primitive
+//! of `atomic.rs` is a point where the explorer may switch threads. Half of the schedules run threads by priority and
+//! change the priorities twice (PCT); the other half choose a thread at random at each step. A seed always results in
+//! the same schedules, and a failing schedule is printed. Environment variables:
+//! - `AZEKURA_SCHEDULES`: number of schedules of each scenario;
+//! - `AZEKURA_SEED`: seed of the schedules;
+//! - `AZEKURA_SCHEDULE`: a printed schedule; only this one is run. Select the one test that printed it.
 //!
-//! Built as usual the scenarios run with threads of the system a few times: then Miri can look at them, which knows the
-//! orders of memory that the explorer does not.
+//! In other builds the scenarios run a few times with threads of the operating system. Then Miri can check them, with
+//! the memory orderings that the explorer does not model.
 
 #[cfg(not(azekura_explore))]
-#[expect(clippy::disallowed_methods, reason = "scenarios are about threads, and in vfs none can be joined")]
+#[expect(clippy::disallowed_methods, reason = "scenarios join threads, which vfs does not provide")]
 mod chosen {
     use std::thread::JoinHandle;
-    pub(crate) use std::thread::yield_now as turn;
+    pub(crate) use std::thread::yield_now as yield_point;
 
     pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         std::thread::spawn(work)
@@ -29,7 +29,7 @@ mod chosen {
 }
 
 #[cfg(azekura_explore)]
-#[expect(clippy::disallowed_methods, reason = "whoever runs the tests says by the environment what to explore")]
+#[expect(clippy::disallowed_methods, reason = "environment variables select the schedules")]
 mod chosen {
     use std::sync::Arc;
 
@@ -37,15 +37,15 @@ mod chosen {
     pub(crate) use shuttle::thread::spawn;
     use shuttle::{Config, MaxSteps, Runner};
 
-    pub(crate) use crate::mem::atomic::spin_loop as turn;
+    pub(crate) use crate::mem::atomic::spin_loop as yield_point;
     use crate::mem::atomic::{AtomicU64, Ordering};
 
-    /// Schedules of the first kind change their mind once less than this.
+    /// Bug depth of the PCT schedules: each of them changes priorities `DEPTH - 1` times.
     const DEPTH: usize = 3;
 
     fn number(name: &str, default: u64) -> u64 {
         let set = std::env::var(name).ok();
-        set.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not `{text}`")))
+        set.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not `{text}`")))
     }
 
     pub(crate) fn explore(scenario: fn()) {
@@ -63,11 +63,11 @@ mod chosen {
         Runner::new(RandomScheduler::new_from_seed(seed, half), config).run(scenario);
     }
 
-    /// Two threads that count without an atomic addition: an explorer that does not find the schedule with a lost
-    /// count finds no fault at all.
+    /// Two threads increment a number without an atomic addition. An explorer that does not find the schedule with a
+    /// lost increment would find no bugs at all.
     #[test]
-    #[should_panic(expected = "an addition was lost")]
-    fn schedules_that_lose_an_addition_are_found() {
+    #[should_panic(expected = "an increment was lost")]
+    fn schedule_with_lost_increment_is_found() {
         explore(|| {
             let sum = Arc::new(AtomicU64::new(0));
             let add = |sum: &AtomicU64| sum.store(sum.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
@@ -77,7 +77,7 @@ mod chosen {
             });
             add(&sum);
             other.join().unwrap();
-            assert_eq!(sum.load(Ordering::SeqCst), 2, "an addition was lost");
+            assert_eq!(sum.load(Ordering::SeqCst), 2, "an increment was lost");
         });
     }
 }

@@ -1,26 +1,29 @@
-//! Memory in big pieces, on huge pages where the system has them.
+//! Large allocations, on huge pages where the system has them.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use crate::base::sync::lock;
 
 /// The size and the alignment of a huge page, in bytes.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// Pieces of exactly [`HUGE_PAGE`] bytes that are kept for the next taker instead of going back to the system: the
-/// first touch of fresh memory costs more than everything that an insert does with it.
+/// Maximum number of allocations of exactly [`HUGE_PAGE`] bytes that are kept for reuse instead of being returned to
+/// the system. The first touch of fresh memory costs more than everything that an insertion does with it.
 const FREE_LIST_MAX: usize = 16;
 
-/// The alignment of pieces that are smaller than a huge page: a cache line.
+/// Alignment in bytes of allocations that are shorter than a huge page: a cache line.
 const SMALL_ALIGN: usize = 64;
 
 static FREE_LIST: Mutex<Vec<PageAllocation>> = Mutex::new(Vec::new());
 
-/// One piece of memory, owned; its bytes may be anything, so users write before they read.
+/// An owned allocation. Its bytes are uninitialized, so the owner writes before it reads.
 ///
-/// Pieces of at least [`HUGE_PAGE`] bytes are aligned to it, come from the system directly and are advised to be huge;
-/// what is never touched costs address space only. Smaller ones come from the allocator.
+/// An allocation of at least [`HUGE_PAGE`] bytes is aligned to that length, is mapped from the system, and is advised
+/// to use huge pages; parts that are never touched cost only address space. A shorter one comes from the global
+/// allocator.
 pub(in crate::mem) struct PageAllocation {
     start: NonNull<u8>,
     len: usize,
@@ -28,20 +31,20 @@ pub(in crate::mem) struct PageAllocation {
 
 // SAFETY: plain memory with one owner, which coordinates reads and writes of its parts.
 unsafe impl Send for PageAllocation {}
-// SAFETY: a shared `PageAllocation` only tells its address and length.
+// SAFETY: a shared `PageAllocation` only returns its address and its length.
 unsafe impl Sync for PageAllocation {}
 
 impl PageAllocation {
-    /// `len` bytes, more than 0, aligned to at least 64; `None` if there is no memory.
+    /// Allocates `len` bytes, more than 0, aligned to at least 64 bytes; `None` if there is no memory.
     pub(in crate::mem) fn new(len: usize) -> Option<PageAllocation> {
-        assert!(len > 0, "a piece of memory has at least one byte");
+        assert!(len > 0, "an allocation has at least one byte");
         if len < HUGE_PAGE {
             let layout = Layout::from_size_align(len, SMALL_ALIGN).ok()?;
             // SAFETY: the size is not zero.
             return NonNull::new(unsafe { alloc(layout) }).map(|start| PageAllocation { start, len });
         }
         if len == HUGE_PAGE
-            && let Some(spare) = FREE_LIST.lock().unwrap_or_else(PoisonError::into_inner).pop()
+            && let Some(spare) = lock(&FREE_LIST).pop()
         {
             return Some(spare);
         }
@@ -56,27 +59,30 @@ impl PageAllocation {
         self.len
     }
 
-    /// Gives the ownership up; [`PageAllocation::from_raw`] takes it back.
+    /// Returns the address and gives up the ownership; [`PageAllocation::from_raw`] restores it.
     pub(in crate::mem) fn into_raw(self) -> NonNull<u8> {
         std::mem::ManuallyDrop::new(self).start
     }
 
-    /// Takes back what [`PageAllocation::into_raw`] gave up.
+    /// Restores the ownership that [`PageAllocation::into_raw`] gave up.
     ///
     /// # Safety
-    /// `start` comes from `into_raw` of a piece of `len` bytes, and this is the only time it is taken back.
+    /// `start` must be from `into_raw` of an allocation of `len` bytes, and must be passed to this function only
+    /// once.
     pub(in crate::mem) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> PageAllocation {
         PageAllocation { start, len }
     }
 
     fn free(&self) {
         if self.len < HUGE_PAGE {
-            // SAFETY: `new` allocated `start` with this very layout.
+            // SAFETY: `new` allocated `start` with this layout, and the callers, which own `self`, do not use it
+            // afterwards.
             unsafe {
                 dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.len, SMALL_ALIGN));
             }
         } else {
-            // SAFETY: `new` mapped `start` with this length, and the owner is going.
+            // SAFETY: `new` mapped `start` with this length, and the callers, which own `self`, do not use it
+            // afterwards.
             unsafe { system::unmap(self.start, self.len) }
         }
     }
@@ -85,22 +91,22 @@ impl PageAllocation {
 impl Drop for PageAllocation {
     fn drop(&mut self) {
         if self.len == HUGE_PAGE {
-            let mut spares = FREE_LIST.lock().unwrap_or_else(PoisonError::into_inner);
-            if spares.len() < FREE_LIST_MAX {
-                return spares.push(PageAllocation { start: self.start, len: self.len });
+            let mut free_list = lock(&FREE_LIST);
+            if free_list.len() < FREE_LIST_MAX {
+                return free_list.push(PageAllocation { start: self.start, len: self.len });
             }
         }
         self.free();
     }
 }
 
-/// Gives the memory that is kept for reuse (at most 32 MiB) back to the system.
+/// Returns the memory that is kept for reuse (at most 32 MiB) to the system.
 #[cfg(test)]
 pub(crate) fn release_free_list() {
-    let spares = std::mem::take(&mut *FREE_LIST.lock().unwrap_or_else(PoisonError::into_inner));
+    let spares = std::mem::take(&mut *lock(&FREE_LIST));
     for spare in spares {
         spare.free();
-        std::mem::forget(spare); // dropping it would put it back
+        std::mem::forget(spare); // a drop would put it into the free list again
     }
 }
 
@@ -112,21 +118,22 @@ mod system {
 
     use crate::mem::pages::HUGE_PAGE;
 
-    /// The step of lengths given to the system; no system has larger base pages.
+    /// Lengths passed to the system are multiples of this, in bytes; no system has larger base pages.
     const STEP: usize = 64 << 10;
 
-    /// Fresh memory aligned to a huge page.
+    /// Maps fresh memory, aligned to a huge page.
     pub(super) fn map(len: usize) -> Option<NonNull<u8>> {
         let len = len.checked_next_multiple_of(STEP)?;
-        let whole = len.checked_add(HUGE_PAGE)?;
-        // SAFETY: a private anonymous mapping at an address of the system's choice touches nothing that exists.
+        let mapping_len = len.checked_add(HUGE_PAGE)?;
+        // SAFETY: a private anonymous mapping at an address that the system chooses affects no existing memory.
         let base = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).ok()?
+            mmap_anonymous(std::ptr::null_mut(), mapping_len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+                .ok()?
         };
         let head = base.align_offset(HUGE_PAGE);
-        let tail = whole - head - len;
-        // SAFETY: head + len + tail is the mapping; the parts before and behind the aligned middle are ours and unused.
-        // A failure leaves address space behind, nothing else.
+        let tail = mapping_len - head - len;
+        // SAFETY: the mapping is head + len + tail bytes long. The parts before and after the aligned middle belong
+        // to this mapping and are unused. If unmapping them fails, only address space is lost.
         let start = unsafe {
             let start = base.byte_add(head);
             let _ = if head > 0 { munmap(base, head) } else { Ok(()) };
@@ -138,16 +145,17 @@ mod system {
     }
 
     /// # Safety
-    /// `start` and `len` are those of one `map`, and nothing uses the memory any more.
+    /// `start` and `len` must be those of one call of `map`, and the memory must not be used any more.
     pub(super) unsafe fn unmap(start: NonNull<u8>, len: usize) {
-        // SAFETY: passed on to the caller. A failure leaves the memory mapped, nothing else.
+        // SAFETY: the caller ensures that this is one whole mapping, which is not used any more. If unmapping fails,
+        // only memory is lost.
         let _ = unsafe { munmap(start.as_ptr().cast(), len.next_multiple_of(STEP)) };
     }
 
     #[cfg(target_os = "linux")]
     fn advise_huge(start: *mut std::ffi::c_void, len: usize) {
-        // SAFETY: the advice changes how the pages are backed, not what they hold. A system without huge pages refuses
-        // it.
+        // SAFETY: the advice changes how the pages are backed, not their contents. A system without huge pages
+        // rejects it.
         let _ = unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxHugepage) };
     }
 
@@ -164,14 +172,14 @@ mod system {
 
     pub(super) fn map(len: usize) -> Option<NonNull<u8>> {
         let layout = Layout::from_size_align(len, HUGE_PAGE).ok()?;
-        // SAFETY: at least a huge page long, so the size is not zero.
+        // SAFETY: the length is at least that of a huge page, so it is not zero.
         NonNull::new(unsafe { alloc(layout) })
     }
 
     /// # Safety
-    /// `start` and `len` are those of one `map`, and nothing uses the memory any more.
+    /// `start` and `len` must be those of one call of `map`, and the memory must not be used any more.
     pub(super) unsafe fn unmap(start: NonNull<u8>, len: usize) {
-        // SAFETY: `map` allocated it with this very layout.
+        // SAFETY: `map` allocated the memory with this layout, and the caller does not use it any more.
         unsafe { dealloc(start.as_ptr(), Layout::from_size_align_unchecked(len, HUGE_PAGE)) }
     }
 }
@@ -186,7 +194,7 @@ mod tests {
             let pages = PageAllocation::new(len).unwrap();
             let align = if len < HUGE_PAGE { SMALL_ALIGN } else { HUGE_PAGE };
             assert_eq!(pages.start().as_ptr() as usize % align, 0);
-            // SAFETY: both bytes lie within the unit, and no other reference to it exists.
+            // SAFETY: both bytes are within the allocation, and no other reference to it exists.
             unsafe {
                 pages.start().write(7);
                 pages.start().add(len - 1).write(9);
@@ -197,9 +205,12 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it stops where the memory ends")]
+    #[cfg_attr(miri, ignore = "Miri aborts when there is no memory")]
     fn impossible_sizes_are_refused() {
         assert!(PageAllocation::new(usize::MAX - 4096).is_none());
-        assert!(PageAllocation::new(isize::MAX as usize - HUGE_PAGE).is_none());
+        // A 32-bit process may have this much memory.
+        if cfg!(target_pointer_width = "64") {
+            assert!(PageAllocation::new(isize::MAX as usize - HUGE_PAGE).is_none());
+        }
     }
 }

@@ -1,11 +1,13 @@
-//! Child links: pointers to values of other owners, which a reader follows without a lock, a count or a hash lookup.
+//! Child links: pointers to values with other owners, which a reader follows without a lock, a count or a hash
+//! lookup.
 //!
-//! A [`ParentBlock`] is a value with a row of child links. A [`CacheHandle`] owns a count of a value, and may have
-//! one link of one parent block point to it. Dropping the handle clears the link first, and releases the count
-//! through the epochs: readers that followed the link before are still pinned then.
+//! A [`ParentBlock`] is a value with an array of child links. A [`CacheHandle`] owns a strong count of a value, and
+//! may make one link of one parent block point to it. A handle that is dropped clears the link first, and then
+//! releases the count through the epochs, because readers that have followed the link may still be pinned.
 //!
-//! Invariant: a link that is not null leads to a value of which a living keeper has a count, and it is that keeper's
-//! link. So a hub may go before what its links lead to, and the values may go before the hub.
+//! Invariant: a link that is not null points to a value of which an existing cache handle owns a count, and the link
+//! belongs to that handle. So a parent block may be freed before the values that its links point to, and the values
+//! may be freed before the parent block.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -16,20 +18,20 @@ use std::sync::{Arc, Weak};
 use crate::mem::atomic::{AtomicPtr, Ordering, fence};
 use crate::mem::epoch::{Pin, retire};
 
-/// The lowest bit of a link: it was followed since the keeper last asked.
+/// The lowest bit of a link: a reader has followed it since the last [`CacheHandle::take_referenced`].
 const REFERENCED_BIT: usize = 1;
 
-/// A value and its links, all of which lead nowhere at first. Thread safe.
+/// A value and its child links, which are null at first. Thread safe.
 pub(crate) struct ParentBlock<T, H: ?Sized> {
     links: Box<[AtomicPtr<T>]>,
     block: H,
 }
 
-/// A hub whose links lead to `T`, whatever its value is.
+/// A parent block of any type whose links point to values of type `T`.
 pub(crate) type AnyParentBlock<T> = ParentBlock<T, dyn Send + Sync>;
 
 fn without_referenced_bit<T>(link: *mut T) -> *mut T {
-    const { assert!(align_of::<T>() > REFERENCED_BIT, "the mark needs a bit that no address has") };
+    const { assert!(align_of::<T>() > REFERENCED_BIT, "the referenced bit must be 0 in every address") };
     link.map_addr(|address| address & !REFERENCED_BIT)
 }
 
@@ -38,11 +40,11 @@ fn has_referenced_bit<T>(link: *mut T) -> bool {
 }
 
 impl<T, H> ParentBlock<T, H> {
-    pub(crate) fn new(head: H, links: usize) -> ParentBlock<T, H> {
-        ParentBlock { links: (0..links).map(|_| AtomicPtr::new(null_mut())).collect(), block: head }
+    pub(crate) fn new(block: H, links: usize) -> ParentBlock<T, H> {
+        ParentBlock { links: (0..links).map(|_| AtomicPtr::new(null_mut())).collect(), block }
     }
 
-    /// Memory held beside the value's own, in bytes.
+    /// Memory in addition to that of the value, in bytes.
     pub(crate) fn links_memory(&self) -> usize {
         size_of::<ParentBlock<T, ()>>() + size_of_val(&*self.links)
     }
@@ -58,28 +60,30 @@ impl<T, H> Deref for ParentBlock<T, H> {
 }
 
 impl<T: Send + Sync + 'static, H> ParentBlock<T, H> {
-    /// Where the link `at` leads, if it leads anywhere; marks it as followed, which writes only the first time.
+    /// Returns the value that link `at` points to, if any. Sets the referenced bit, and writes only if it is not set
+    /// yet.
     #[inline]
     pub(crate) fn child<'p>(&self, at: usize, pin: &'p Pin) -> Option<PinnedRef<'p, T>> {
         let link = self.links.get(at)?;
         let to = link.load(Ordering::SeqCst);
         if !has_referenced_bit(to) && !to.is_null() {
-            // It fails where the link was taken away or marked by another meanwhile: then there is nothing to mark.
+            // The exchange fails if another thread cleared the link or set the bit meanwhile. Then there is nothing
+            // to set.
             let marked = to.map_addr(|address| address | REFERENCED_BIT);
             let _ = link.compare_exchange(to, marked, Ordering::Relaxed, Ordering::Relaxed);
         }
         PinnedRef::new(to, pin)
     }
 
-    /// The same without a mark.
+    /// As [`child`](ParentBlock::child), without setting the referenced bit.
     pub(crate) fn peek<'p>(&self, at: usize, pin: &'p Pin) -> Option<PinnedRef<'p, T>> {
         PinnedRef::new(self.links.get(at)?.load(Ordering::SeqCst), pin)
     }
 }
 
-/// A value that stays for as long as the reader is pinned, or is held otherwise.
+/// A reference to a value that exists while the reader is pinned, or while the `Arc` of the value is borrowed.
 pub(crate) struct PinnedRef<'p, T> {
-    /// Of an `Arc`, as `Arc::into_raw` would give it.
+    /// The pointer of an `Arc`, as `Arc::into_raw` returns it.
     value: *const T,
     while_pinned: PhantomData<&'p T>,
 }
@@ -99,7 +103,7 @@ impl<'p, T> PinnedRef<'p, T> {
         (!value.is_null()).then_some(PinnedRef { value, while_pinned: PhantomData })
     }
 
-    /// A reference to a value for the time of a borrow.
+    /// Returns a reference to a value for the duration of a borrow.
     #[inline]
     pub(crate) fn from_borrowed_arc(value: &'p Arc<T>) -> PinnedRef<'p, T> {
         PinnedRef { value: Arc::as_ptr(value), while_pinned: PhantomData }
@@ -107,15 +111,16 @@ impl<'p, T> PinnedRef<'p, T> {
 
     #[inline]
     pub(crate) fn get(self) -> &'p T {
-        // SAFETY: either a borrowed `Arc` holds it for 'p, or the pointer was read from a link after the pin was set,
-        // and the pin lives for 'p. The link belonged to its cache handle then, which clears it (SeqCst) before it
-        // retires its count, so the count is freed only after the pin ends: see `Pin::new` and `CacheHandle::unlink`.
+        // SAFETY: either an `Arc` that is borrowed for 'p owns the value, or the pointer was loaded from a link after
+        // the pin was set, and the pin exists for 'p. The link belonged to its cache handle at that time. The handle
+        // clears the link (SeqCst) before it retires its count, so the count is released only after the pin ends: see
+        // `Pin::new` and `CacheHandle::unlink`.
         unsafe { &*self.value }
     }
 
-    /// A count of it, which may be kept.
+    /// Returns a strong count of the value, which the caller may keep.
     pub(crate) fn to_arc(self) -> Arc<T> {
-        // SAFETY: the pointer is that of an `Arc`, and as in `get` one count of it at least is there for 'p.
+        // SAFETY: the pointer is that of an `Arc`, and as in `get` at least one count of it exists for 'p.
         unsafe {
             Arc::increment_strong_count(self.value);
             Arc::from_raw(self.value)
@@ -132,28 +137,30 @@ impl<T> Deref for PinnedRef<'_, T> {
     }
 }
 
-/// Owns a count of a value that a link may lead to; `with` is dropped after that count.
+/// Owns a strong count of a value that a child link may point to, and a charge, which is dropped after that count.
 pub(crate) struct CacheHandle<T: Send + Sync + 'static, W: Send + 'static> {
-    /// None only while it is dropped.
+    /// `None` only while the handle is dropped or retired.
     value_and_charge: Option<(Arc<T>, W)>,
-    /// The link that leads here. The hub itself is not kept; its links go with its last count.
+    /// The link that points to the value. The handle does not keep the parent block; its links are freed with its
+    /// last count.
     parent_link: Option<(Weak<AnyParentBlock<T>>, usize)>,
 }
 
-/// What a keeper owned. No link leads to it; readers may still be at it, so it is dropped by way of the epochs.
+/// The value and the charge of a retired cache handle. No link points to the value, but readers may still use it, so
+/// it is dropped through the epochs.
 pub(crate) struct RetiredBlock(Option<Box<dyn Send>>);
 
 impl<T: Send + Sync + 'static, W: Send + 'static> CacheHandle<T, W> {
-    pub(crate) fn new(value: Arc<T>, with: W) -> CacheHandle<T, W> {
-        CacheHandle { value_and_charge: Some((value, with)), parent_link: None }
+    pub(crate) fn new(value: Arc<T>, charge: W) -> CacheHandle<T, W> {
+        CacheHandle { value_and_charge: Some((value, charge)), parent_link: None }
     }
 
     pub(crate) fn value(&self) -> &Arc<T> {
-        &self.value_and_charge.as_ref().expect("taken out only when it is dropped").0
+        &self.value_and_charge.as_ref().expect("present until the handle is dropped or retired").0
     }
 
-    /// Has the link `at` of `test_parent` lead here, and no other; whatever it led to before is only found elsewhere
-    /// now.
+    /// Clears the link of this handle, and makes link `at` of `parent` point to the value instead. If link `at` pointed
+    /// to another value before, no link points to that value any more.
     pub(crate) fn link(&mut self, parent: Weak<AnyParentBlock<T>>, at: usize) {
         self.unlink();
         let Some(strong) = parent.upgrade() else { return };
@@ -163,7 +170,7 @@ impl<T: Send + Sync + 'static, W: Send + 'static> CacheHandle<T, W> {
         }
     }
 
-    /// Whether the link was followed since this was last asked.
+    /// Whether a reader has followed the link since the last call.
     pub(crate) fn take_referenced(&self) -> bool {
         let Some((parent, at)) = &self.parent_link else { return false };
         let Some(parent) = parent.upgrade() else { return false };
@@ -172,46 +179,47 @@ impl<T: Send + Sync + 'static, W: Send + 'static> CacheHandle<T, W> {
         parent.links[*at].compare_exchange(marked, value, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Clears the link, unless another handle has taken it over. A parent block without counts has no readers, so its
-    /// links are unreachable.
+    /// Clears the link, unless another handle has overwritten it. If the parent block has no counts left, no reader
+    /// can reach its links.
     fn unlink(&mut self) {
         let Some((parent, at)) = self.parent_link.take() else { return };
         let Some(parent) = parent.upgrade() else {
-            // The thread that dropped the last count may still read the value: then its pin happened before the
-            // following step.
+            // The thread that dropped the last count may still read the value. The fence makes its pin happen before
+            // the steps that follow.
             return fence(Ordering::Acquire);
         };
         let value = Arc::as_ptr(self.value()).cast_mut();
         let link = &parent.links[at];
-        // SeqCst, as all changes of a link's target: see `Pin::new`. Also if another handle has taken it over: a
-        // reader that still saw our value did so before that, and is seen pinned by this thread.
-        let mut seen = link.load(Ordering::SeqCst);
-        while without_referenced_bit(seen) == value {
-            match link.compare_exchange(seen, null_mut(), Ordering::SeqCst, Ordering::SeqCst) {
+        // SeqCst, as all changes of a link's target: see `Pin::new`. The load is necessary even if another handle has
+        // overwritten the link: a reader that loaded this value did so before that store, and this thread sees it
+        // pinned.
+        let mut current = link.load(Ordering::SeqCst);
+        while without_referenced_bit(current) == value {
+            match link.compare_exchange(current, null_mut(), Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return,
-                Err(now) => seen = now, // a reader followed it
+                Err(changed) => current = changed, // a reader set the referenced bit
             }
         }
     }
 
-    /// Takes the link away and gives up what it owned, to be dropped together with others.
+    /// Clears the link and returns the value and the charge, to be dropped together with others.
     pub(crate) fn retire(mut self) -> RetiredBlock {
         self.unlink();
-        RetiredBlock(self.value_and_charge.take().map(|kept| Box::new(kept) as Box<dyn Send>))
+        RetiredBlock(self.value_and_charge.take().map(|owned| Box::new(owned) as Box<dyn Send>))
     }
 }
 
 impl<T: Send + Sync + 'static, W: Send + 'static> Drop for CacheHandle<T, W> {
     fn drop(&mut self) {
         self.unlink();
-        if let Some(kept) = self.value_and_charge.take() {
-            retire(Box::new(kept));
+        if let Some(owned) = self.value_and_charge.take() {
+            retire(Box::new(owned));
         }
     }
 }
 
 impl RetiredBlock {
-    /// Drops all of them as soon as no reader can be at one.
+    /// Drops all values and charges once no reader can use any of the values.
     pub(crate) fn drop_all(all: Vec<RetiredBlock>) {
         if !all.is_empty() {
             let all: Vec<_> = all.into_iter().map(|mut retired| retired.0.take()).collect();
@@ -222,20 +230,20 @@ impl RetiredBlock {
 
 impl Drop for RetiredBlock {
     fn drop(&mut self) {
-        if let Some(kept) = self.0.take() {
-            retire(kept);
+        if let Some(owned) = self.0.take() {
+            retire(owned);
         }
     }
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 mod tests {
     use super::*;
     use crate::mem::atomic::{AtomicBool, AtomicUsize, Mutex};
     use crate::mem::epoch::tests::wait_until;
 
-    /// Knows whether it is alive, and its number twice.
+    /// A value that records whether it was dropped, and contains its number and the complement.
     struct Tracked {
         number: u64,
         alive: AtomicBool,
@@ -291,7 +299,7 @@ mod tests {
         assert!(parent.child(1, &pin).is_none());
         assert_eq!(parent.child(2, &pin).unwrap().number, 7);
         handle.link(as_any_parent(&parent), 3);
-        assert!(parent.child(2, &pin).is_none(), "there is no such link, and the old one is gone");
+        assert!(parent.child(2, &pin).is_none(), "link 3 does not exist, and the old link was cleared");
         handle.link(as_any_parent(&parent), 0);
         parent.child(0, &pin).unwrap();
         let counted = pinned.to_arc();
@@ -326,11 +334,11 @@ mod tests {
     #[test]
     fn parents_and_children_may_drop_in_any_order() {
         let count = Arc::new(AtomicUsize::new(0));
-        let gone = test_parent(1);
+        let dropped = test_parent(1);
         let mut handle = CacheHandle::new(Tracked::new(1, &count), ());
-        handle.link(as_any_parent(&gone), 0);
-        let weak = as_any_parent(&gone);
-        drop(gone);
+        handle.link(as_any_parent(&dropped), 0);
+        let weak = as_any_parent(&dropped);
+        drop(dropped);
         assert!(!handle.take_referenced());
         handle.link(weak, 0);
         let next = test_parent(1);
@@ -355,7 +363,8 @@ mod tests {
         wait_until(|| seen.load(Ordering::SeqCst) == 1);
     }
 
-    /// Readers walk two steps, hub to hub to value, while both are replaced, moved between links and dropped.
+    /// Readers follow two links, from parent block to parent block to value, while other threads replace both, move
+    /// the values between links and drop them.
     #[test]
     fn readers_never_see_freed_values() {
         type Inner = ParentBlock<Tracked, u64>;
@@ -407,10 +416,10 @@ mod tests {
                 while !stop.load(Ordering::Relaxed) {
                     let mut values = values.lock().unwrap();
                     let half = values.len() / 2;
-                    let gone: Vec<RetiredBlock> = values.drain(..half).map(CacheHandle::retire).collect();
+                    let retired: Vec<RetiredBlock> = values.drain(..half).map(CacheHandle::retire).collect();
                     values.retain(|handle| !handle.take_referenced());
                     drop(values);
-                    RetiredBlock::drop_all(gone);
+                    RetiredBlock::drop_all(retired);
                     std::thread::yield_now();
                 }
             });

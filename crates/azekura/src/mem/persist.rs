@@ -1,28 +1,29 @@
-//! Pushing cache lines out to memory that keeps its bytes without power.
+//! Flushes cache lines to persistent memory, which keeps its contents without power.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::AtomicU64;
 
-/// The bytes that are written back together.
+/// Length of a cache line in bytes, the unit that is written back.
 pub(crate) const LINE: usize = 64;
 
-/// Whether this machine can push lines out. Without it a mapping is never taken for one that survives power loss.
+/// Whether this machine can flush cache lines. If not, no mapping is treated as one that survives power loss.
 pub(crate) fn can_flush() -> bool {
     arch::can_flush()
 }
 
-/// Starts writing the lines of `words` back. They are there once [`drain`] has returned on the same thread.
+/// Starts to write back the cache lines of `words`. They are persistent once [`drain`] has returned on the same
+/// thread.
 #[inline]
 pub(crate) fn flush(words: &[AtomicU64]) {
     let start: *const u8 = words.as_ptr().cast();
     let gap = start.addr() % LINE;
     for at in (0..gap + size_of_val(words)).step_by(LINE) {
-        // Moved to the first byte of the line it stands in: an address with the bytes of `words` in its line.
+        // The start of the cache line. It may be before `words`, but the line contains bytes of `words`.
         arch::flush_line(start.wrapping_sub(gap).wrapping_add(at));
     }
 }
 
-/// Returns once all lines that this thread has flushed are where they survive.
+/// Waits until all lines that this thread has flushed are persistent.
 #[inline]
 pub(crate) fn drain() {
     arch::drain();
@@ -39,20 +40,22 @@ mod arch {
     const CLFLUSHOPT: u8 = 2;
     const CLWB: u8 = 3;
 
-    static WAY: AtomicU8 = AtomicU8::new(UNKNOWN);
+    static FLUSH_INSTRUCTION: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-    /// Of the ways that the processor has, the one that disturbs its caches least.
+    /// Chooses, of the instructions that the processor has, the one that affects its caches least.
     #[cold]
+    #[allow(unused_unsafe, reason = "the functions are safe since Rust 1.93")]
     fn choose() -> u8 {
-        // Leaf 7 exists only if leaf 0 says that there are that many.
-        let features = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
-        let way = match (features >> 24 & 1, features >> 23 & 1) {
+        // SAFETY: every x86-64 processor has the instruction. Leaf 7 exists only if leaf 0 reports a maximum leaf of at
+        // least 7.
+        let features = unsafe { if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 } };
+        let instruction = match (features >> 24 & 1, features >> 23 & 1) {
             (1, _) => CLWB,
             (_, 1) => CLFLUSHOPT,
             _ => CLFLUSH,
         };
-        WAY.store(way, Ordering::Relaxed);
-        way
+        FLUSH_INSTRUCTION.store(instruction, Ordering::Relaxed);
+        instruction
     }
 
     pub(super) fn can_flush() -> bool {
@@ -61,15 +64,15 @@ mod arch {
 
     #[inline]
     pub(super) fn flush_line(at: *const u8) {
-        let way = match WAY.load(Ordering::Relaxed) {
+        let instruction = match FLUSH_INSTRUCTION.load(Ordering::Relaxed) {
             UNKNOWN => choose(),
-            way => way,
+            instruction => instruction,
         };
-        // SAFETY: the line holds bytes of a slice that is borrowed, so the address is mapped; writing a line back
-        // changes no byte of it. The two instructions are used only where the processor says that it has them, and
-        // every x86-64 has clflush.
+        // SAFETY: the line contains bytes of a slice that is borrowed, so the address is mapped, and writing a line
+        // back changes no byte of it. `clwb` and `clflushopt` are used only if the processor reports them, and every
+        // x86-64 processor has `clflush`.
         unsafe {
-            match way {
+            match instruction {
                 CLWB => asm!("clwb [{}]", in(reg) at, options(nostack, preserves_flags)),
                 CLFLUSHOPT => asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags)),
                 _ => _mm_clflush(at),
@@ -79,7 +82,7 @@ mod arch {
 
     #[inline]
     pub(super) fn drain() {
-        // SAFETY: SSE is part of the architecture, and a fence has no other condition.
+        // SAFETY: SSE is part of the architecture, and a fence has no other precondition.
         unsafe { _mm_sfence() }
     }
 }
@@ -95,15 +98,16 @@ mod arch {
     #[inline]
     pub(super) fn flush_line(at: *const u8) {
         if can_flush() {
-            // SAFETY: the line holds bytes of a slice that is borrowed; cleaning it to the point of persistence changes
-            // no byte. By its encoding, since the assembler may not know the name (`dc cvap`).
+            // SAFETY: the line contains bytes of a slice that is borrowed, so the address is mapped, and cleaning the
+            // line to the point of persistence changes no byte. The instruction (`dc cvap`) is given by its encoding,
+            // because the assembler may not support its name.
             unsafe { asm!("sys #3, c7, c12, #1, {}", in(reg) at, options(nostack, preserves_flags)) }
         }
     }
 
     #[inline]
     pub(super) fn drain() {
-        // SAFETY: a barrier has no condition.
+        // SAFETY: a barrier has no precondition.
         unsafe { asm!("dsb sy", options(nostack, preserves_flags)) }
     }
 }

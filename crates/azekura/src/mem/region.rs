@@ -1,12 +1,13 @@
-//! Memory addressed by offsets, that grows where it stands.
+//! Memory addressed by offsets, which grows without moving.
 //!
-//! A region is a row of words. It is read and written by copying, through atomics alone: no reference into it is ever
-//! given out, so whatever threads do to each other's bytes, what they read is bytes, and never a data race. What the
-//! bytes mean is the users' agreement: they publish an offset with Release after they have written what stands there,
-//! and don't write there again before every reader that may have the offset has left (see `epoch.rs`).
+//! A region is an array of words. It is read and written only by copying, through atomics: it never returns a
+//! reference into its memory. So whatever bytes other threads write at the same time, a read returns bytes and is
+//! never a data race. The users define what the bytes mean: they publish an offset with Release after they have
+//! written the bytes at it, and do not write there again before every reader that may have the offset has unpinned
+//! (see `epoch.rs`).
 //!
-//! Addresses for all that it may grow to are reserved at once, so growing moves nothing, and an offset needs no table.
-//! Bytes in a word are little-endian, as they are in files.
+//! Addresses for the maximum length are reserved at once, so growing moves nothing, and an offset needs no lookup
+//! table. The bytes of a word are little-endian, as in files.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -17,6 +18,7 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(all(unix, not(miri)))]
 use mapped::ReservedMapping;
 
 use crate::base::sync::MappedMemory;
@@ -25,13 +27,14 @@ use crate::mem::persist;
 use crate::mem::simd::prefetch_line;
 use crate::mem::slice::Slice;
 
-/// Values up to this length are copied by way of the stack: a [`Slice`] holds them itself.
+/// Values up to this length, in bytes, are copied through the stack, because a [`Slice`] stores values of up to 30
+/// bytes inline.
 const STACK_COPY_LEN_MAX: usize = 32;
 
-/// A row of words. Thread safe; growing is the business of one thread at a time.
+/// An array of words. Thread safe, but only one thread at a time may grow it.
 pub(crate) struct Region {
     start: NonNull<AtomicU64>,
-    /// In bytes, a multiple of [`PAGE`]; only ever grows.
+    /// Length in bytes, a multiple of [`PAGE`]; it never shrinks.
     len: AtomicU64,
     reserved: u64,
     memory: RegionMemory,
@@ -42,14 +45,14 @@ enum RegionMemory {
     Shared(Box<dyn MappedMemory>),
 }
 
-// SAFETY: the words are atomics, in memory that belongs to the region or is held by it; both kinds of memory are thread
-// safe.
+// SAFETY: `start` points to atomic words in memory that `memory` owns; both kinds of memory are thread safe.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A region of zeros in private memory that may grow to `reserved` bytes, rounded up to whole pages.
+    /// Returns an empty region in private memory that may grow to `reserved` bytes, rounded up to whole pages. New
+    /// memory contains zeros.
     ///
     /// # Errors
     /// `OutOfSpace` if the address space is too small.
@@ -62,32 +65,33 @@ impl Region {
         Ok(Region { start, len: AtomicU64::new(0), reserved, memory: RegionMemory::Private(reserve) })
     }
 
-    /// The words of `words`; it holds none until it is grown, which is the caller's word that the file is as long.
+    /// Returns a region over `words`. Its length is 0 until it is grown; by growing it the caller states that the
+    /// file is at least as long.
     ///
     /// # Errors
-    /// `Invalid` if they do not begin with a cache line.
+    /// `Invalid` if the words do not start at a cache line.
     pub(crate) fn shared(words: Box<dyn MappedMemory>) -> Result<Region> {
         let all = words.atomic_words();
         let start = NonNull::from(all).cast::<AtomicU64>();
         if start.addr().get() % persist::LINE != 0 {
-            return Err(Error::invalid("mapped memory begins in the middle of a cache line"));
+            return Err(Error::invalid("mapped memory does not start at a cache line"));
         }
         let reserved = size_of_val(all) as u64 / PAGE * PAGE;
         Ok(Region { start, len: AtomicU64::new(0), reserved, memory: RegionMemory::Shared(words) })
     }
 
-    /// In bytes.
+    /// Length in bytes.
     #[inline]
     pub(crate) fn len(&self) -> u64 {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Bytes that it may grow to.
+    /// Maximum length in bytes.
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved
     }
 
-    /// Whether what was flushed survives power loss.
+    /// Whether flushed words survive power loss.
     pub(crate) fn survives_power_loss(&self) -> bool {
         match &self.memory {
             RegionMemory::Private(_) => false,
@@ -95,12 +99,12 @@ impl Region {
         }
     }
 
-    /// Makes it `len` bytes long, a multiple of [`PAGE`]; it never gets shorter.
+    /// Grows the region to `len` bytes, a multiple of [`PAGE`]. It never gets shorter.
     ///
     /// # Errors
-    /// `OutOfSpace` if there is no memory, or more than was reserved; then nothing was changed.
+    /// `OutOfSpace` if there is no memory, or `len` exceeds the reserved length; then the region is unchanged.
     pub(crate) fn grow(&self, len: u64) -> Result<()> {
-        assert!(len.is_multiple_of(PAGE), "a region has whole pages");
+        assert!(len.is_multiple_of(PAGE), "the length of a region is a multiple of the page size");
         let old = self.len();
         if len > self.reserved {
             return Err(out_of_memory(len));
@@ -109,7 +113,7 @@ impl Region {
             return Ok(());
         }
         if let RegionMemory::Private(reserve) = &self.memory {
-            // Both are at most `reserved`, which is a usize.
+            // Both lengths are at most `reserved`, which fits in a usize.
             reserve.commit(old as usize, len as usize).ok_or_else(|| out_of_memory(len))?;
         }
         self.len.store(len, Ordering::Release);
@@ -118,27 +122,28 @@ impl Region {
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the first `len` bytes are memory of this region: `grow` opened them, or the caller of `grow` stated
-        // that the file has them, and `reserved` is their upper bound. They stay as long as `self.memory` does. Every
-        // word is a valid atomic, aligned (the memory begins with a cache line), and no other kind of reference to it
-        // exists.
+        // SAFETY: the first `len` bytes are memory of this region: `grow` committed them, or the caller of `grow`
+        // stated that the file contains them, and `reserved` is their upper bound. They exist as long as
+        // `self.memory`. Every word is a valid atomic, aligned (the memory starts at a cache line), and no reference
+        // of another type to it exists.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), (self.len() / 8) as usize) }
     }
 
-    /// The words that `len` bytes from `at` on stand in.
+    /// The words that contain the `len` bytes from `at` on.
     #[inline]
     fn span(&self, at: u64, len: u64) -> &[AtomicU64] {
         let end = at.checked_add(len).expect("offsets are far below 2^64");
         &self.words()[(at / 8) as usize..end.div_ceil(8) as usize]
     }
 
-    /// Whether `len` bytes from `at` on are in it.
+    /// Whether the `len` bytes from `at` on are within the region.
     #[inline]
     pub(crate) fn contains(&self, at: u64, len: u64) -> bool {
         at.checked_add(len).is_some_and(|end| end <= self.len())
     }
 
-    /// The word at `at`, a multiple of 8. Sees what was written before the store that it reads.
+    /// Loads the word at `at`, a multiple of 8, with Acquire: writes before the store of this word are visible
+    /// afterwards.
     #[inline]
     pub(crate) fn load(&self, at: u64) -> u64 {
         debug_assert!(at.is_multiple_of(8));
@@ -146,8 +151,8 @@ impl Region {
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::Acquire))
     }
 
-    /// As [`read`](Region::read), in one order with all [`publish`](Region::store_seqcst) and all pins: either the
-    /// publishing thread sees this thread pinned, or this thread sees the published word.
+    /// As [`load`](Region::load), in one total order with every [`store_seqcst`](Region::store_seqcst) and every pin:
+    /// either the storing thread sees this thread pinned, or this thread sees the stored word.
     #[inline]
     pub(crate) fn load_seqcst(&self, at: u64) -> u64 {
         debug_assert!(at.is_multiple_of(8));
@@ -155,16 +160,17 @@ impl Region {
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::SeqCst))
     }
 
-    /// The words from `at` on, a multiple of 8, each as by [`read`](Region::read).
+    /// Loads the words from `at` on, a multiple of 8, each as [`load`](Region::load) does.
     #[inline]
     pub(crate) fn load_array<const N: usize>(&self, at: u64) -> [u64; N] {
         debug_assert!(at.is_multiple_of(8));
         yield_point();
-        let words: &[AtomicU64; N] = self.words()[(at / 8) as usize..].first_chunk().expect("it is in the region");
+        let words: &[AtomicU64; N] =
+            self.words()[(at / 8) as usize..].first_chunk().expect("the words are within the region");
         std::array::from_fn(|n| u64::from_le(words[n].load(Ordering::Acquire)))
     }
 
-    /// Stores `new` at `at`, a multiple of 8, if `old` stands there; whether it did.
+    /// Stores `new` at `at`, a multiple of 8, if the word there is `old`. Returns whether it was.
     #[inline]
     pub(crate) fn exchange(&self, at: u64, old: u64, new: u64) -> bool {
         debug_assert!(at.is_multiple_of(8));
@@ -173,7 +179,8 @@ impl Region {
         word.compare_exchange(old.to_le(), new.to_le(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Stores the word at `at`, a multiple of 8, after all that this thread wrote before.
+    /// Stores the word at `at`, a multiple of 8, with Release: a thread that loads it sees all earlier writes of this
+    /// thread.
     #[inline]
     pub(crate) fn store(&self, at: u64, word: u64) {
         debug_assert!(at.is_multiple_of(8));
@@ -181,7 +188,7 @@ impl Region {
         self.words()[(at / 8) as usize].store(word.to_le(), Ordering::Release);
     }
 
-    /// As [`store`](Region::store), for a word after which something old cannot be come by any more.
+    /// As [`store`](Region::store), for a word whose change makes an old object unreachable.
     #[inline]
     pub(crate) fn store_seqcst(&self, at: u64, word: u64) {
         debug_assert!(at.is_multiple_of(8));
@@ -189,8 +196,8 @@ impl Region {
         self.words()[(at / 8) as usize].store(word.to_le(), Ordering::SeqCst);
     }
 
-    /// Writes `parts` one behind the other from `at` on, a multiple of 8; what is left of the last word becomes zero.
-    /// `wrote` is told of every word.
+    /// Writes `parts` one after another from `at` on, a multiple of 8; the rest of the last word becomes zero. Calls
+    /// `wrote` with the offset and the value of each word.
     #[inline]
     pub(crate) fn write(&self, at: u64, parts: &[&[u8]], mut wrote: impl FnMut(u64, u64)) {
         debug_assert!(at.is_multiple_of(8));
@@ -224,13 +231,13 @@ impl Region {
         }
     }
 
-    /// As [`write`](Region::write), of whole words.
+    /// As [`write`](Region::write), for whole words.
     pub(crate) fn write_words(&self, at: u64, bytes: &[u8]) {
         debug_assert!(at.is_multiple_of(8) && bytes.len().is_multiple_of(8));
         yield_point();
         let span = &self.words()[(at / 8) as usize..][..bytes.len() / 8];
         for (to, from) in span.iter().zip(bytes.as_chunks().0) {
-            // Words are little-endian in memory, too.
+            // The bytes are not swapped, because words are little-endian in memory too.
             to.store(u64::from_ne_bytes(*from), Ordering::Relaxed);
         }
     }
@@ -238,11 +245,11 @@ impl Region {
     /// Copies the bytes from `at` on to `out`.
     #[inline]
     pub(crate) fn read(&self, at: u64, out: &mut [u8]) {
-        // SAFETY: the same bytes; `copy` writes nothing there but bytes.
+        // SAFETY: `MaybeUninit<u8>` has the same layout as `u8`, and `copy` stores only initialized bytes.
         self.copy(at, unsafe { &mut *(ptr::from_mut(out) as *mut [MaybeUninit<u8>]) });
     }
 
-    /// As [`read`](Region::read), of whole words from a multiple of 8 on.
+    /// As [`read`](Region::read), for whole words from a multiple of 8 on.
     #[inline]
     pub(crate) fn read_words(&self, at: u64, out: &mut [u8]) {
         debug_assert!(at.is_multiple_of(8) && out.len().is_multiple_of(8));
@@ -252,7 +259,7 @@ impl Region {
         unsafe { copy_words(span, out.as_mut_ptr().cast()) };
     }
 
-    /// As [`read`](Region::read); all of `out` is written.
+    /// As [`read`](Region::read), into uninitialized memory; initializes all of `out`.
     #[inline]
     fn copy(&self, at: u64, out: &mut [MaybeUninit<u8>]) {
         yield_point();
@@ -261,12 +268,12 @@ impl Region {
         let to = out.as_mut_ptr().cast::<[u8; 8]>();
         if bits == 0 {
             for (n, from) in span[..whole].iter().enumerate() {
-                // SAFETY: `out` has `whole` times eight bytes.
+                // SAFETY: `out` has at least `whole` times eight bytes.
                 unsafe { to.add(n).write(load_relaxed(from).to_le_bytes()) };
             }
-        } else if let Some((first, behind)) = span.split_first() {
+        } else if let Some((first, following)) = span.split_first() {
             let mut low = load_relaxed(first);
-            for (n, from) in behind[..whole].iter().enumerate() {
+            for (n, from) in following[..whole].iter().enumerate() {
                 let high = load_relaxed(from);
                 // SAFETY: as above.
                 unsafe { to.add(n).write((low >> bits | high << (64 - bits)).to_le_bytes()) };
@@ -279,7 +286,7 @@ impl Region {
         }
     }
 
-    /// The bytes from `at` on as a string of their own.
+    /// Returns a copy of the `len` bytes from `at` on.
     #[inline]
     pub(crate) fn slice(&self, at: u64, len: usize) -> Slice {
         if len <= STACK_COPY_LEN_MAX {
@@ -287,18 +294,18 @@ impl Region {
             self.read(at, &mut bytes[..len]);
             return Slice::from(&bytes[..len]);
         }
-        // Whole words, which need no shifting; a few bytes more than are asked for.
+        // Copies whole words, because they need no shifting. These are up to 14 bytes more than requested.
         yield_point();
         let (span, skip) = (self.span(at, len as u64), (at % 8) as usize);
         let mut bytes = Arc::<[u8]>::new_uninit_slice(8 * span.len());
-        let to = Arc::get_mut(&mut bytes).expect("nobody else has it yet");
-        // SAFETY: there are eight bytes for each word of the span.
+        let to = Arc::get_mut(&mut bytes).expect("the new `Arc` has one owner");
+        // SAFETY: `bytes` has eight bytes for each word of the span.
         unsafe { copy_words(span, to.as_mut_ptr().cast()) };
-        // SAFETY: all of it was written.
+        // SAFETY: `copy_words` has written all bytes.
         Slice::from_arc_range(unsafe { bytes.assume_init() }, skip, len)
     }
 
-    /// Whether the bytes from `at` on are `other`.
+    /// Whether the bytes from `at` on equal `other`.
     #[inline]
     pub(crate) fn equals(&self, at: u64, other: &[u8]) -> bool {
         yield_point();
@@ -314,8 +321,8 @@ impl Region {
         last[..rest.len()] == *rest
     }
 
-    /// Up to eight of the `len` bytes from `at` on as a big-endian number, as if zeros followed them. Of two strings
-    /// the numbers are never in the opposite order.
+    /// Returns up to eight of the `len` bytes from `at` on as a big-endian number, as if zeros followed them. The
+    /// numbers of two strings are never in the opposite order of the strings.
     #[inline]
     pub(crate) fn prefix_u64(&self, at: u64, len: usize) -> u64 {
         yield_point();
@@ -337,8 +344,8 @@ impl Region {
         let mut chunks = other[..common].chunks_exact(8);
         let mut n = 0;
         for chunk in &mut chunks {
-            let theirs = u64::from_be_bytes(chunk.try_into().expect("eight bytes"));
-            let order = unaligned_word(span, n, bits).swap_bytes().cmp(&theirs);
+            let other_word = u64::from_be_bytes(chunk.try_into().expect("eight bytes"));
+            let order = unaligned_word(span, n, bits).swap_bytes().cmp(&other_word);
             if order.is_ne() {
                 return order;
             }
@@ -346,10 +353,10 @@ impl Region {
         }
         let rest = chunks.remainder();
         if !rest.is_empty() {
-            let mut theirs = [0; 8];
-            theirs[..rest.len()].copy_from_slice(rest);
-            let mine = unaligned_word(span, n, bits).swap_bytes() & (u64::MAX << (64 - 8 * rest.len()));
-            let order = mine.cmp(&u64::from_be_bytes(theirs));
+            let mut other_bytes = [0; 8];
+            other_bytes[..rest.len()].copy_from_slice(rest);
+            let own_word = unaligned_word(span, n, bits).swap_bytes() & (u64::MAX << (64 - 8 * rest.len()));
+            let order = own_word.cmp(&u64::from_be_bytes(other_bytes));
             if order.is_ne() {
                 return order;
             }
@@ -357,7 +364,7 @@ impl Region {
         len.cmp(&other.len())
     }
 
-    /// Compares two byte strings of the region.
+    /// Compares two byte strings within the region.
     pub(crate) fn cmp_within(&self, (a, a_len): (u64, usize), (b, b_len): (u64, usize)) -> Order {
         let common = a_len.min(b_len);
         for done in (0..common).step_by(8) {
@@ -370,7 +377,7 @@ impl Region {
         a_len.cmp(&b_len)
     }
 
-    /// Asks the processor to fetch the lines of a range; only a hint, and nothing happens where there is no memory.
+    /// Prefetches the cache lines of a range. Only a hint, without effect where there is no memory.
     #[inline]
     pub(crate) fn prefetch(&self, at: u64, len: u64) {
         let start = self.start.as_ptr().cast::<u8>();
@@ -379,15 +386,16 @@ impl Region {
         }
     }
 
-    /// Starts writing the lines of a range back.
+    /// Starts to write back the cache lines of a range.
     #[inline]
     pub(crate) fn flush(&self, at: u64, len: u64) {
         persist::flush(self.span(at, len));
     }
 }
 
-/// Where schedules are explored others may go on here. The words are the standard library's atomics all the same: the
-/// explorer knows one order of memory only, and a region of its atomics would be too large to make anew each time.
+/// A point where the schedule explorer may switch threads. The words are atomics of the standard library even in
+/// explored schedules, because the explorer models only one memory ordering, and a region of its atomics would be too
+/// large to create for each schedule.
 #[inline]
 fn yield_point() {
     #[cfg(azekura_explore)]
@@ -397,14 +405,14 @@ fn yield_point() {
 /// Copies words to `to`.
 ///
 /// # Safety
-/// There must be memory of the caller's alone for as many.
+/// `to` must point to writable memory of eight bytes for each word, which no other thread uses.
 #[inline]
 unsafe fn copy_words(from: &[AtomicU64], to: *mut [u8; 8]) {
-    // Two at a time, because of atomics the compiler makes no more of it than is said.
+    // Two words at a time, because the compiler does not combine the stores of atomically loaded words itself.
     let (pairs, rest) = from.as_chunks::<2>();
     for (n, pair) in pairs.iter().enumerate() {
         let words = pair.each_ref().map(|word| load_relaxed(word).to_le_bytes());
-        // SAFETY: there is room for all words of `from`.
+        // SAFETY: the caller ensures space for all words of `from`.
         unsafe { to.add(2 * n).cast::<[[u8; 8]; 2]>().write(words) };
     }
     if let [last] = rest {
@@ -418,7 +426,7 @@ fn load_relaxed(word: &AtomicU64) -> u64 {
     u64::from_le(word.load(Ordering::Relaxed))
 }
 
-/// Eight bytes from `bits` behind the start of word `n` on, as far as there are words.
+/// Returns the eight bytes that start `bits` bits after the start of word `n`; bytes after the span are zeros.
 #[inline]
 fn unaligned_word(span: &[AtomicU64], n: usize, bits: u64) -> u64 {
     let word = load_relaxed(&span[n]);
@@ -435,7 +443,7 @@ fn out_of_memory(len: u64) -> Error {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 mod tests {
     use super::*;
 
@@ -450,16 +458,16 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_back_from_any_offset() {
+    fn bytes_round_trip_at_any_offset() {
         let region = region(PAGE);
         let bytes = pattern(100);
         for cut in [0, 1, 7, 8, 9, 50, 100] {
             for second in [cut, (cut + 3).min(100), 100] {
-                let mut told = Vec::new();
+                let mut written = Vec::new();
                 let parts: [&[u8]; 3] = [&bytes[..cut], &bytes[cut..second], &bytes[second..]];
-                region.write(64, &parts, |at, word| told.push((at, word)));
-                assert!(told.iter().all(|(at, word)| region.load(*at) == *word));
-                assert_eq!((told.len(), told[0].0), (13, 64));
+                region.write(64, &parts, |at, word| written.push((at, word)));
+                assert!(written.iter().all(|(at, word)| region.load(*at) == *word));
+                assert_eq!((written.len(), written[0].0), (13, 64));
                 for from in 0..100 {
                     for len in [0, 1, 5, 8, 11, 100 - from] {
                         let (at, len) = (64 + from as u64, len.min(100 - from));
@@ -473,7 +481,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(region.load(64 + 96) >> 32, 0, "what is left of the last word is zero");
+        assert_eq!(region.load(64 + 96) >> 32, 0, "the rest of the last word is zero");
         region.write(8, &[&bytes[..16]], |_, _| ());
         assert_eq!(region.load(8).to_le_bytes(), bytes[..8]);
         region.write_words(16, &bytes[..32]);
@@ -552,7 +560,7 @@ mod tests {
                     let n = region.load(0);
                     let mut bytes = [0; 100];
                     region.read(1024 + n % 50 * 128, &mut bytes);
-                    // Not overwritten yet, or it would be at least fifty stores later.
+                    // If the bytes were overwritten already, the writer is about fifty stores ahead.
                     assert!(n == 0 || bytes == [n as u8; 100] || region.load(0) > n + 40);
                     seen = n;
                 }
@@ -564,7 +572,7 @@ mod tests {
 /// Lengths of regions are multiples of this, in bytes.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Zeros from the allocator, aligned to a page.
+/// Zeroed memory from the global allocator, aligned to a page.
 pub(crate) struct ZeroedAllocation {
     start: NonNull<u8>,
     len: usize,
@@ -580,32 +588,36 @@ impl ZeroedAllocation {
 
 impl Drop for ZeroedAllocation {
     fn drop(&mut self) {
-        // SAFETY: `new` allocated it with this very layout, and the owner is going.
+        // SAFETY: `new` allocated the memory with this layout, and its owner is being dropped.
         unsafe { dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.len, PAGE as usize)) }
     }
 }
 
-/// Addresses for all that a private region may become. Small ones come from the allocator, with memory, which costs no
-/// call of the system.
+/// Addresses for the maximum length of a private region. A small reservation is allocated with its memory by the
+/// global allocator, which needs no system call. So is every reservation on systems where this module cannot reserve
+/// addresses.
 pub(crate) enum AddressReservation {
     Zeros(ZeroedAllocation),
+    #[cfg(all(unix, not(miri)))]
     Mapped(ReservedMapping),
 }
 
 impl AddressReservation {
+    #[cfg(all(unix, not(miri)))]
     const SMALL: usize = 256 << 10;
 
     pub(crate) fn new(len: usize) -> Option<AddressReservation> {
-        if len <= AddressReservation::SMALL {
-            ZeroedAllocation::new(len).map(AddressReservation::Zeros)
-        } else {
-            ReservedMapping::new(len).map(AddressReservation::Mapped)
+        #[cfg(all(unix, not(miri)))]
+        if len > AddressReservation::SMALL {
+            return ReservedMapping::new(len).map(AddressReservation::Mapped);
         }
+        ZeroedAllocation::new(len).map(AddressReservation::Zeros)
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
         match self {
             AddressReservation::Zeros(zeros) => zeros.start,
+            #[cfg(all(unix, not(miri)))]
             AddressReservation::Mapped(mapped) => mapped.start(),
         }
     }
@@ -613,21 +625,23 @@ impl AddressReservation {
     pub(crate) fn len(&self) -> usize {
         match self {
             AddressReservation::Zeros(zeros) => zeros.len,
+            #[cfg(all(unix, not(miri)))]
             AddressReservation::Mapped(mapped) => mapped.len(),
         }
     }
 
-    /// Gives memory to `from..to`, zeros that may be read and written.
+    /// Commits memory for `from..to`: zeros that can be read and written.
     pub(crate) fn commit(&self, from: usize, to: usize) -> Option<()> {
         assert!(from <= to && to <= self.len());
         match self {
             AddressReservation::Zeros(_) => Some(()),
+            #[cfg(all(unix, not(miri)))]
             AddressReservation::Mapped(mapped) => mapped.open(from, to),
         }
     }
 }
 
-/// Addresses without memory, which are given memory piece by piece.
+/// Reserved addresses, to which memory is committed in parts.
 #[cfg(all(unix, not(miri)))]
 mod mapped {
     use std::ffi::c_void;
@@ -638,7 +652,7 @@ mod mapped {
     use crate::mem::pages::HUGE_PAGE;
 
     pub(crate) struct ReservedMapping {
-        /// The mapping, and where the reserve begins in it.
+        /// Start of the mapping; `whole` is its length. The reservation of `len` bytes starts at `start`.
         base: NonNull<u8>,
         whole: usize,
         start: NonNull<u8>,
@@ -648,10 +662,10 @@ mod mapped {
     impl ReservedMapping {
         pub(super) fn new(len: usize) -> Option<ReservedMapping> {
             let whole = len.checked_add(HUGE_PAGE)?;
-            // SAFETY: a private anonymous mapping at an address of the system's choice touches nothing that exists.
+            // SAFETY: a private anonymous mapping at an address that the system chooses affects no existing memory.
             let base = unsafe { mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE).ok()? };
             let base = NonNull::new(base.cast::<u8>())?;
-            // SAFETY: the mapping is longer than `len` by what aligning takes off.
+            // SAFETY: the mapping is longer than `len` by `HUGE_PAGE`, and the alignment skips less than that.
             let start = unsafe { base.add(base.align_offset(HUGE_PAGE)) };
             Some(ReservedMapping { base, whole, start, len })
         }
@@ -664,12 +678,12 @@ mod mapped {
             self.len
         }
 
-        /// As [`AddressReservation::commit`](crate::mem::region::AddressReservation::commit), for a range
-        /// that was looked at there.
+        /// As [`AddressReservation::commit`](crate::mem::region::AddressReservation::commit), which has checked the
+        /// range.
         pub(super) fn open(&self, from: usize, to: usize) -> Option<()> {
             assert!(from <= to && to <= self.len);
-            // SAFETY: the range lies in the mapping, which is ours; opened pages stay open, and no reference to those
-            // that are not open exists.
+            // SAFETY: the range is within the mapping, which `self` owns. Committed pages stay accessible, and no
+            // reference to a page that is not committed exists.
             unsafe {
                 let at: *mut c_void = self.start.add(from).as_ptr().cast();
                 mprotect(at, to - from, MprotectFlags::READ | MprotectFlags::WRITE).ok()?;
@@ -680,11 +694,11 @@ mod mapped {
     }
 
     /// # Safety
-    /// The range is mapped.
+    /// The range must be mapped.
     #[cfg(target_os = "linux")]
     unsafe fn advise_huge(start: *mut c_void, len: usize) {
-        // SAFETY: passed on to the caller. The advice changes how the pages are backed, not what they hold; a system
-        // without huge pages refuses it.
+        // SAFETY: the caller ensures that the range is mapped. The advice changes how the pages are backed, not their
+        // contents; a system without huge pages rejects it.
         let _ = unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxHugepage) };
     }
 
@@ -695,36 +709,9 @@ mod mapped {
 
     impl Drop for ReservedMapping {
         fn drop(&mut self) {
-            // SAFETY: the whole of one mapping of ours, and the owner is going. A failure leaves it mapped, no more.
+            // SAFETY: this is the whole of one mapping that `self` owns, and the owner is being dropped. If unmapping
+            // fails, only address space and memory are lost.
             let _ = unsafe { munmap(self.base.as_ptr().cast(), self.whole) };
-        }
-    }
-}
-
-/// Where there is no way to reserve addresses: memory at once.
-#[cfg(any(not(unix), miri))]
-mod mapped {
-    use std::ptr::NonNull;
-
-    use crate::mem::region::ZeroedAllocation;
-
-    pub(crate) struct ReservedMapping(ZeroedAllocation);
-
-    impl ReservedMapping {
-        pub(super) fn new(len: usize) -> Option<ReservedMapping> {
-            ZeroedAllocation::new(len).map(ReservedMapping)
-        }
-
-        pub(super) fn start(&self) -> NonNull<u8> {
-            self.0.start
-        }
-
-        pub(super) fn len(&self) -> usize {
-            self.0.len
-        }
-
-        pub(super) fn open(&self, _from: usize, _to: usize) -> Option<()> {
-            Some(())
         }
     }
 }

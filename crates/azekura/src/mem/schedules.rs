@@ -1,7 +1,7 @@
-//! Epochs and links under every schedule that the explorer can think of.
+//! Epochs and child links under explored thread schedules.
 //!
 //! A read of a freed value is not observable by itself. So in explored schedules the scenario holds a count of each
-//! value itself, and a value counts as freed when no other count is left. With threads of the system there is no such
+//! value itself, and a value counts as freed when no other count is left. Without the explorer there is no such
 //! count, and Miri detects a late read.
 
 use std::sync::{Arc, Weak};
@@ -9,10 +9,10 @@ use std::sync::{Arc, Weak};
 use crate::mem::atomic::{AtomicUsize, Ordering};
 use crate::mem::epoch::tests::wait_until;
 use crate::mem::epoch::{EpochCell, Pin};
-use crate::mem::explorer::{explore, spawn, turn};
+use crate::mem::explorer::{explore, spawn, yield_point};
 use crate::mem::parent_block::{AnyParentBlock, CacheHandle, ParentBlock, RetiredBlock};
 
-/// What is looked at.
+/// A value that readers check. Its drop makes `number` and `again` inconsistent.
 struct TrackedValue {
     number: usize,
     again: usize,
@@ -26,7 +26,7 @@ impl Drop for TrackedValue {
     }
 }
 
-/// Knows all values of a scenario.
+/// Tracks all values of a scenario.
 #[derive(Clone)]
 struct FreeTracker {
     values: Arc<Vec<Weak<TrackedValue>>>,
@@ -35,7 +35,7 @@ struct FreeTracker {
 }
 
 impl FreeTracker {
-    /// This many values, each of which some thread takes a count of.
+    /// Returns a tracker and this many values; a thread of the scenario owns each of them.
     fn new(count: usize) -> (FreeTracker, Vec<Arc<TrackedValue>>) {
         let freed = Arc::new(AtomicUsize::new(0));
         let value = |number| Arc::new(TrackedValue { number, again: !number, freed: Arc::clone(&freed) });
@@ -45,25 +45,26 @@ impl FreeTracker {
         (FreeTracker { values: Arc::new(weak), kept: Arc::new(kept), freed }, values)
     }
 
-    /// Looks at a value, lets others go on, and looks again.
+    /// Checks a value, lets other threads run, and checks it again.
     fn check(&self, value: &TrackedValue) {
         for _ in 0..2 {
             assert_eq!(value.number, !value.again);
             assert!(self.strong_count(value.number) > 0, "value {} was freed under a reader", value.number);
-            turn();
+            yield_point();
         }
     }
 
-    /// The counts of a value, but for the witness's own.
+    /// Returns the strong counts of a value, without that of the tracker.
     fn strong_count(&self, number: usize) -> usize {
         self.values[number].strong_count() - usize::from(!self.kept.is_empty())
     }
 
-    /// Waits until only `holders` have a count of a value, and checks that each freed value was freed once.
-    fn wait_until_freed_except(&self, holders: &[usize]) {
-        let left = |number| if holders.contains(&number) { 1 } else { 0 };
+    /// Waits until the values `held` have one count and the others none, and checks that each freed value was freed
+    /// once.
+    fn wait_until_freed_except(&self, held: &[usize]) {
+        let left = |number| if held.contains(&number) { 1 } else { 0 };
         wait_until(|| (0..self.values.len()).all(|number| self.strong_count(number) == left(number)));
-        let freed = if self.kept.is_empty() { self.values.len() - holders.len() } else { 0 };
+        let freed = if self.kept.is_empty() { self.values.len() - held.len() } else { 0 };
         wait_until(|| self.freed.load(Ordering::SeqCst) == freed);
     }
 }
@@ -80,78 +81,78 @@ fn linked_handle(value: &Arc<TrackedValue>, parent: &Arc<TestParent>, at: usize)
     handle
 }
 
-/// Follows the links of `test_parent` under one pin, and looks at what is there.
-fn read(parent: &TestParent, witness: &FreeTracker) -> usize {
+/// Follows two links of `parent` under one pin, checks the values, and returns their number.
+fn read(parent: &TestParent, tracker: &FreeTracker) -> usize {
     let pin = Pin::new();
     let found = [0, 1].map(|at| parent.child(at, &pin));
-    found.iter().flatten().for_each(|value| witness.check(value));
+    found.iter().flatten().for_each(|value| tracker.check(value));
     found.iter().flatten().count()
 }
 
 #[test]
 fn value_is_not_freed_while_reader_is_pinned() {
     explore(|| {
-        let (witness, values) = FreeTracker::new(2);
+        let (tracker, values) = FreeTracker::new(2);
         let parent = Arc::new(TestParent::new((), 2));
-        let keepers: Vec<_> = (0..2).map(|n| linked_handle(&values[n], &parent, n)).collect();
+        let handles: Vec<_> = (0..2).map(|n| linked_handle(&values[n], &parent, n)).collect();
         drop(values);
         let readers = [0; 2].map(|_| {
-            let (parent, witness) = (Arc::clone(&parent), witness.clone());
-            spawn(move || (read(&parent, &witness), read(&parent, &witness)))
+            let (parent, tracker) = (Arc::clone(&parent), tracker.clone());
+            spawn(move || (read(&parent, &tracker), read(&parent, &tracker)))
         });
-        let mut keepers = keepers.into_iter();
-        drop(keepers.next());
-        RetiredBlock::drop_all(keepers.map(CacheHandle::retire).collect());
+        let mut handles = handles.into_iter();
+        drop(handles.next());
+        RetiredBlock::drop_all(handles.map(CacheHandle::retire).collect());
         for reader in readers {
             let (first, second) = reader.join().unwrap();
-            assert!(first >= second, "a link came back");
+            assert!(first >= second, "a cleared link was set again");
         }
-        assert_eq!(read(&parent, &witness), 0);
-        witness.wait_until_freed_except(&[]);
+        assert_eq!(read(&parent, &tracker), 0);
+        tracker.wait_until_freed_except(&[]);
     });
 }
 
 #[test]
 fn reader_may_keep_a_counted_reference() {
     explore(|| {
-        let (witness, values) = FreeTracker::new(1);
+        let (tracker, values) = FreeTracker::new(1);
         let parent = Arc::new(TestParent::new((), 1));
         let handle = linked_handle(&values[0], &parent, 0);
         drop(values);
         let reader = spawn({
-            let (parent, witness) = (Arc::clone(&parent), witness.clone());
+            let (parent, tracker) = (Arc::clone(&parent), tracker.clone());
             move || {
                 let pin = Pin::new();
                 let kept = parent.child(0, &pin).map(|found| {
-                    witness.check(&found);
+                    tracker.check(&found);
                     found.to_arc()
                 });
                 drop(pin);
-                turn();
-                kept.iter().for_each(|kept| witness.check(kept));
+                yield_point();
+                kept.iter().for_each(|kept| tracker.check(kept));
             }
         });
         drop(handle);
         reader.join().unwrap();
-        witness.wait_until_freed_except(&[]);
+        tracker.wait_until_freed_except(&[]);
     });
 }
 
-/// A link that led to one value leads to another, whose keeper has taken it over; the first one's keeper goes without
-/// having changed the link.
+/// A second handle overwrites a link so that it points to another value. The first handle is dropped without changing
+/// the link.
 #[test]
 fn value_outlives_overwritten_link_for_readers() {
     explore(|| {
-        let (witness, values) = FreeTracker::new(2);
+        let (tracker, values) = FreeTracker::new(2);
         let parent = Arc::new(TestParent::new((), 1));
         let first = linked_handle(&values[0], &parent, 0);
         let mut second = CacheHandle::new(Arc::clone(&values[1]), ());
         drop(values);
         let reader = spawn({
-            let (parent, witness) = (Arc::clone(&parent), witness.clone());
+            let (parent, tracker) = (Arc::clone(&parent), tracker.clone());
             move || {
-                read(&parent, &witness);
-                read(&parent, &witness);
+                read(&parent, &tracker);
+                read(&parent, &tracker);
             }
         });
         let other = spawn(move || {
@@ -162,81 +163,81 @@ fn value_outlives_overwritten_link_for_readers() {
         other.join().unwrap();
         reader.join().unwrap();
         assert_eq!(parent.peek(0, &Pin::new()).unwrap().number, 1);
-        witness.wait_until_freed_except(&[1]);
+        tracker.wait_until_freed_except(&[1]);
     });
 }
 
 #[test]
-fn reference_bit_is_taken_once_unlink_is_final() {
+fn referenced_bits_taken_do_not_exceed_reads() {
     explore(|| {
-        let (witness, values) = FreeTracker::new(1);
+        let (tracker, values) = FreeTracker::new(1);
         let parent = Arc::new(TestParent::new((), 1));
         let handle = linked_handle(&values[0], &parent, 0);
         drop(values);
         let readers = [0; 2].map(|_| {
-            let (parent, witness) = (Arc::clone(&parent), witness.clone());
-            spawn(move || read(&parent, &witness) + read(&parent, &witness))
+            let (parent, tracker) = (Arc::clone(&parent), tracker.clone());
+            spawn(move || read(&parent, &tracker) + read(&parent, &tracker))
         });
-        let mut marks = (0..3).filter(|_| handle.take_referenced()).count();
-        // As the clock algorithm: blocks without hits are evicted.
-        let gone = (!handle.take_referenced()).then(|| handle.retire());
-        let evicted = gone.is_some();
-        marks += usize::from(!evicted);
-        drop(gone);
+        let mut taken = (0..3).filter(|_| handle.take_referenced()).count();
+        // As in the clock algorithm: blocks without hits are evicted.
+        let retired = (!handle.take_referenced()).then(|| handle.retire());
+        let evicted = retired.is_some();
+        taken += usize::from(!evicted);
+        drop(retired);
         let followed: usize = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
-        assert!(marks <= followed, "{marks} marks of {followed} readers");
+        assert!(taken <= followed, "{taken} bits of {followed} reads");
         assert!(parent.peek(0, &Pin::new()).is_none());
-        witness.wait_until_freed_except(&[]);
+        tracker.wait_until_freed_except(&[]);
     });
 }
 
 #[test]
 fn every_link_read_sets_the_reference_bit() {
     explore(|| {
-        let (witness, values) = FreeTracker::new(1);
+        let (tracker, values) = FreeTracker::new(1);
         let parent = Arc::new(TestParent::new((), 1));
         let handle = Arc::new(linked_handle(&values[0], &parent, 0));
         drop(values);
         let readers = [0; 2].map(|_| {
-            let (parent, witness) = (Arc::clone(&parent), witness.clone());
-            spawn(move || assert_eq!(read(&parent, &witness), 1))
+            let (parent, tracker) = (Arc::clone(&parent), tracker.clone());
+            spawn(move || assert_eq!(read(&parent, &tracker), 1))
         });
-        let hand = spawn({
+        let clock = spawn({
             let handle = Arc::clone(&handle);
             move || usize::from(handle.take_referenced())
         });
         readers.into_iter().for_each(|reader| reader.join().unwrap());
-        let during = hand.join().unwrap();
+        let during = clock.join().unwrap();
         let after = usize::from(handle.take_referenced());
         assert!((1..=2).contains(&(during + after)), "{during} during, {after} after");
         assert!(!handle.take_referenced());
         drop(handle);
-        witness.wait_until_freed_except(&[]);
+        tracker.wait_until_freed_except(&[]);
     });
 }
 
-/// A reader has the last count of a parent block and reads a value of it, when the value's handle finds the parent
-/// block gone.
+/// A reader owns the last count of a parent block and reads a value of it, when the value's handle finds that the
+/// parent block was freed.
 #[test]
 fn parent_may_drop_while_children_are_read() {
     explore(|| {
-        let (witness, values) = FreeTracker::new(2);
+        let (tracker, values) = FreeTracker::new(2);
         let parent = Arc::new(TestParent::new((), 2));
-        let keepers: Vec<_> = (0..2).map(|n| linked_handle(&values[n], &parent, n)).collect();
+        let handles: Vec<_> = (0..2).map(|n| linked_handle(&values[n], &parent, n)).collect();
         drop(values);
         let reader = spawn({
-            let (parent, witness) = (Arc::clone(&parent), witness.clone());
+            let (parent, tracker) = (Arc::clone(&parent), tracker.clone());
             move || {
                 let pin = Pin::new();
                 let found = [0, 1].map(|at| parent.child(at, &pin));
-                turn();
+                yield_point();
                 drop(parent);
-                turn();
-                found.iter().flatten().for_each(|value| witness.check(value));
+                yield_point();
+                found.iter().flatten().for_each(|value| tracker.check(value));
             }
         });
         let clock = spawn(move || {
-            for handle in keepers {
+            for handle in handles {
                 handle.take_referenced();
                 drop(handle);
             }
@@ -244,86 +245,89 @@ fn parent_may_drop_while_children_are_read() {
         drop(parent);
         clock.join().unwrap();
         reader.join().unwrap();
-        witness.wait_until_freed_except(&[]);
+        tracker.wait_until_freed_except(&[]);
     });
 }
 
-/// From the top to a piece and on to its value, while both are let go of: the way to every block in the cache.
+/// Readers go from the top level to an index partition and on to its value while both are freed, as for every block
+/// in the cache.
 #[test]
 fn index_partition_and_block_drop_in_any_order() {
     explore(|| {
-        let (witness, values) = FreeTracker::new(2);
+        let (tracker, values) = FreeTracker::new(2);
         let top: Arc<ParentBlock<TestParent, ()>> = Arc::new(ParentBlock::new((), 1));
-        let piece = Arc::new(TestParent::new((), 2));
-        let mut piece_keeper = CacheHandle::new(Arc::clone(&piece), ());
-        piece_keeper.link(Arc::downgrade(&top) as Weak<AnyParentBlock<TestParent>>, 0);
-        let handle = linked_handle(&values[0], &piece, 0);
+        let partition = Arc::new(TestParent::new((), 2));
+        let mut partition_handle = CacheHandle::new(Arc::clone(&partition), ());
+        partition_handle.link(Arc::downgrade(&top) as Weak<AnyParentBlock<TestParent>>, 0);
+        let handle = linked_handle(&values[0], &partition, 0);
         let readers = [0; 2].map(|_| {
-            let (top, witness) = (Arc::clone(&top), witness.clone());
+            let (top, tracker) = (Arc::clone(&top), tracker.clone());
             spawn(move || {
                 let pin = Pin::new();
-                let Some(piece) = top.child(0, &pin) else { return };
-                let found = [0, 1].map(|at| piece.child(at, &pin));
-                found.iter().flatten().for_each(|value| witness.check(value));
+                let Some(partition) = top.child(0, &pin) else { return };
+                let found = [0, 1].map(|at| partition.child(at, &pin));
+                found.iter().flatten().for_each(|value| tracker.check(value));
             })
         });
-        let clock = spawn(move || drop(piece_keeper));
+        let clock = spawn(move || drop(partition_handle));
         // A block is read while its index partition is evicted: the link is set in an unreachable partition.
-        let late = linked_handle(&values[1], &piece, 1);
-        drop((piece, values));
+        let late = linked_handle(&values[1], &partition, 1);
+        drop((partition, values));
         drop(handle);
         clock.join().unwrap();
         readers.into_iter().for_each(|reader| reader.join().unwrap());
         drop(late);
-        witness.wait_until_freed_except(&[]);
+        tracker.wait_until_freed_except(&[]);
     });
 }
 
 #[test]
 fn replaced_value_is_not_freed_while_guarded() {
     explore(|| {
-        let (witness, mut values) = FreeTracker::new(4);
+        let (tracker, mut values) = FreeTracker::new(4);
         let cell = Arc::new(EpochCell::new(values.remove(0)));
         let readers = [0; 2].map(|_| {
-            let (cell, witness) = (Arc::clone(&cell), witness.clone());
+            let (cell, tracker) = (Arc::clone(&cell), tracker.clone());
             spawn(move || {
                 let outer = cell.load();
-                witness.check(&outer);
+                tracker.check(&outer);
                 let inner = cell.load();
-                witness.check(&inner);
-                assert!(outer.number <= inner.number, "an older value came back");
+                tracker.check(&inner);
+                assert!(outer.number <= inner.number, "a reader saw an older value after a newer one");
                 drop(outer);
-                witness.check(&inner);
+                tracker.check(&inner);
             })
         });
         for value in values {
             cell.store(value);
         }
         readers.into_iter().for_each(|reader| reader.join().unwrap());
-        witness.wait_until_freed_except(&[3]);
+        tracker.wait_until_freed_except(&[3]);
         drop(cell);
-        witness.wait_until_freed_except(&[]);
+        tracker.wait_until_freed_except(&[]);
     });
 }
 
-/// Threads come and go, so that slots are given back while others claim them, and two replace at once.
+/// Threads start and end, so that slots are released while others acquire them, and two threads store at the same
+/// time.
 #[test]
 fn slots_are_reused_while_two_threads_store() {
     explore(|| {
-        let (witness, mut values) = FreeTracker::new(3);
+        let (tracker, mut values) = FreeTracker::new(3);
         let cell = Arc::new(EpochCell::new(values.remove(0)));
         let numbers = Arc::new([const { AtomicUsize::new(0) }; 8]);
         let read = {
-            let (cell, witness, numbers) = (Arc::clone(&cell), witness.clone(), Arc::clone(&numbers));
+            let (cell, tracker, numbers) = (Arc::clone(&cell), tracker.clone(), Arc::clone(&numbers));
             move || {
                 let guard = cell.load();
                 let own = &numbers[guard.pin().slot_index() % 8];
-                // As the cache counts hits: nothing is lost, because the number is this thread's alone.
+                // Like the hit counters of the cache: no increment is lost, because the slot number belongs to this
+                // thread alone.
                 own.store(own.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-                witness.check(&guard);
+                tracker.check(&guard);
             }
         };
-        spawn(read.clone()).join().unwrap(); // leaves one slot, for which the next ones race
+        spawn(read.clone()).join().unwrap(); // leaves one free slot, for which the next threads race
         let readers = [0; 2].map(|_| spawn(read.clone()));
         let last = values.pop().unwrap();
         let writer = spawn({
@@ -334,9 +338,9 @@ fn slots_are_reused_while_two_threads_store() {
         readers.into_iter().for_each(|reader| reader.join().unwrap());
         writer.join().unwrap();
         let last = cell.load().number;
-        witness.wait_until_freed_except(&[last]);
+        tracker.wait_until_freed_except(&[last]);
         let sum: usize = numbers.iter().map(|number| number.load(Ordering::Relaxed)).sum();
-        // Elsewhere threads of other tests take part, and numbers are larger.
+        // Without the explorer, threads of other tests have slots too, and slot numbers are larger.
         assert!(cfg!(not(azekura_explore)) || sum == 3, "{sum} of 3 counted");
     });
 }

@@ -2,11 +2,11 @@
 //! same bits. Also prefetches memory.
 #![allow(unsafe_code)]
 
-/// Bytes compared at once.
+/// Number of bytes compared at once.
 pub(crate) const LANES: usize = 16;
 
-/// Bit `i` is set where the `i`-th of the first sixteen bytes is `wanted`; where there are less than sixteen, the bits
-/// behind them are clear.
+/// Bit `i` of the result is set if the `i`-th of the first sixteen bytes equals `wanted`. If there are fewer than
+/// sixteen bytes, the bits of the missing bytes are clear.
 #[inline]
 pub(crate) fn matches(bytes: &[u8], wanted: u8) -> u32 {
     match bytes.first_chunk::<LANES>() {
@@ -15,7 +15,7 @@ pub(crate) fn matches(bytes: &[u8], wanted: u8) -> u32 {
     }
 }
 
-/// As [`matches`](fn@matches), of the bytes of two words.
+/// As [`matches`](fn@matches), for the bytes of two words.
 #[inline]
 pub(crate) fn matches_in_pair(words: [u64; 2], wanted: u8) -> u32 {
     matches_in_lanes(&(u128::from(words[0]) | u128::from(words[1]) << 64).to_le_bytes(), wanted)
@@ -32,7 +32,7 @@ fn matches_in_few(bytes: &[u8], wanted: u8) -> u32 {
 #[inline]
 fn matches_in_lanes(lanes: &[u8; LANES], wanted: u8) -> u32 {
     use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_set1_epi8};
-    // SAFETY: SSE2 is part of the architecture; the load is of sixteen bytes, at any address, that `lanes` has.
+    // SAFETY: SSE2 is part of the architecture. The load reads the sixteen bytes of `lanes` and needs no alignment.
     unsafe {
         let lanes = _mm_loadu_si128(lanes.as_ptr().cast());
         _mm_movemask_epi8(_mm_cmpeq_epi8(lanes, _mm_set1_epi8(wanted as i8))) as u32
@@ -45,7 +45,7 @@ fn matches_in_lanes(lanes: &[u8; LANES], wanted: u8) -> u32 {
     matches_in_words(lanes, wanted)
 }
 
-/// The same without a vector unit.
+/// As [`matches_in_lanes`], without a vector unit.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 #[inline]
 fn matches_in_words(lanes: &[u8; LANES], wanted: u8) -> u32 {
@@ -58,12 +58,13 @@ fn matches_in_words(lanes: &[u8; LANES], wanted: u8) -> u32 {
 fn matches_in_word(word: u64, wanted: u8) -> u32 {
     const LOW_BITS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
     let differ = word ^ (u64::from(wanted) * 0x0101_0101_0101_0101);
-    // No carry leaves its byte: the high bit of a byte of `equal` is set exactly where the byte of `differ` is zero.
+    // No carry crosses a byte boundary: the high bit of a byte of `equal` is set exactly if the byte of `differ` is
+    // zero.
     let equal = !(((differ & LOW_BITS) + LOW_BITS) | differ | LOW_BITS);
     ((equal >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u32
 }
 
-/// Fetches the cache lines of `value` beside what is done next; only a hint.
+/// Prefetches the cache lines of `value`; only a hint.
 #[inline]
 pub(crate) fn prefetch<T: ?Sized>(value: &T) {
     let start: *const u8 = std::ptr::from_ref(value).cast();
@@ -72,7 +73,7 @@ pub(crate) fn prefetch<T: ?Sized>(value: &T) {
     }
 }
 
-/// Fetches the line of an address, which need not be one.
+/// Prefetches the cache line of an address, which need not be valid.
 #[inline]
 pub(crate) fn prefetch_line(at: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -98,7 +99,7 @@ mod tests {
                 x ^= x << 13;
                 x ^= x >> 7;
                 x ^= x << 17;
-                // Few values, so that there are many matches, and those around the high bit.
+                // Few distinct values, so that there are many matches, including values around the high bit.
                 *lane = if round % 2 == 0 { (x >> 40) as u8 } else { [0, 1, 0x7f, 0x80, 0x81, 0xff][x as usize % 6] };
             }
             let wanted = lanes[round as usize % LANES].wrapping_add(u8::from(round % 3 == 0));

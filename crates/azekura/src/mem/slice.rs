@@ -1,4 +1,4 @@
-//! The byte string that reads hand out.
+//! The byte string that reads return.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use crate::base::shared_bytes::SharedBytes;
 
-/// An immutable byte string, cheap to clone: up to 30 bytes stand in the value itself, longer ones are shared.
+/// An immutable byte string that is cheap to clone: up to 30 bytes are stored inline, longer strings are shared.
 ///
-/// The idea is Fjall's. Sub-slicing shares the same bytes. A large value that was read from the cache lies where it lay
-/// there: until the last slice of it is dropped it takes memory, at most twice its length, that the cache no longer
-/// counts once it has let go of it.
+/// The design follows the `Slice` of Fjall. Sub-slices share the same bytes. A large value that was read from the
+/// cache keeps its cached memory, at most twice its length, until the last slice of it is dropped. The cache does not
+/// count this memory any more after it has evicted the block.
 ///
 /// ```
 /// use azekura::Slice;
@@ -24,7 +24,8 @@ use crate::base::shared_bytes::SharedBytes;
 #[derive(Clone)]
 pub struct Slice(Repr);
 
-/// The most bytes that need no heap: what fits beside tag and length in the 32 bytes that a shared slice takes.
+/// Maximum length without heap memory, in bytes: the space that remains beside tag and length in the 32 bytes of a
+/// shared slice.
 const INLINE_LEN_MAX: usize = 30;
 
 #[derive(Clone)]
@@ -35,12 +36,12 @@ enum Repr {
 }
 
 impl Slice {
-    /// The empty string.
+    /// Returns the empty string.
     pub const fn new() -> Slice {
         Slice(Repr::Inline { len: 0, bytes: [0; INLINE_LEN_MAX] })
     }
 
-    /// The bytes of `range`, shared, not copied (short ones are copied into the value).
+    /// Returns the bytes of `range`, shared without a copy; up to 30 bytes are copied into the returned value.
     ///
     /// # Panics
     /// If the range is out of bounds, as indexing does.
@@ -66,15 +67,15 @@ impl Slice {
         }
     }
 
-    /// A copy of the bytes.
+    /// Returns a copy of the bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         self.deref().to_vec()
     }
 
-    /// What lies in `bytes` from `start` on, shared unless it is short.
+    /// Returns the part of `bytes` from `start` on, shared, or copied if it has at most 30 bytes.
     ///
     /// # Panics
-    /// If `start` is out of bounds, or what lies behind it is 4 GiB long or more.
+    /// If `start` is out of bounds, or the part is 4 GiB long or longer.
     pub(crate) fn from_arc_tail(bytes: Arc<[u8]>, start: usize) -> Slice {
         if let Some(short) = Slice::inline(&bytes[start..]) {
             return short;
@@ -83,14 +84,14 @@ impl Slice {
         Slice::from_arc_range(bytes, start, len)
     }
 
-    /// The `len` bytes of `bytes` from `start` on, shared.
+    /// Returns the `len` bytes of `bytes` from `start` on, shared.
     ///
     /// # Panics
-    /// If they are not in there, or are 4 GiB or more.
+    /// If the range is out of bounds, or an offset or length is 4 GiB or more.
     #[inline]
     pub(crate) fn from_arc_range(bytes: Arc<[u8]>, start: usize, len: usize) -> Slice {
-        assert!(start <= bytes.len() && len <= bytes.len() - start, "a slice lies in what it shares");
-        let in_range = |n: usize| u32::try_from(n).expect("a slice holds less than 4 GiB");
+        assert!(start <= bytes.len() && len <= bytes.len() - start, "the range of a slice is within the shared bytes");
+        let in_range = |n: usize| u32::try_from(n).expect("a slice is shorter than 4 GiB");
         Slice(Repr::Shared { start: in_range(start), len: in_range(len), bytes })
     }
 
@@ -109,7 +110,7 @@ impl Deref for Slice {
         match &self.0 {
             Repr::Inline { len, bytes } => &bytes[..usize::from(*len)],
             Repr::Shared { bytes, start, len } => &bytes[*start as usize..][..*len as usize],
-            Repr::External(part) => part,
+            Repr::External(bytes) => bytes,
         }
     }
 }
@@ -117,14 +118,14 @@ impl Deref for Slice {
 impl From<&[u8]> for Slice {
     /// Copies; the value must be shorter than 4 GiB, as every value of a database is.
     fn from(value: &[u8]) -> Slice {
-        assert!(u32::try_from(value.len()).is_ok(), "a slice holds less than 4 GiB");
+        assert!(u32::try_from(value.len()).is_ok(), "a slice is shorter than 4 GiB");
         Slice::inline(value)
             .unwrap_or_else(|| Slice(Repr::Shared { bytes: Arc::from(value), start: 0, len: value.len() as u32 }))
     }
 }
 
 impl From<SharedBytes> for Slice {
-    /// Keeps what the part lies in.
+    /// Keeps the owner of the shared bytes.
     fn from(part: SharedBytes) -> Slice {
         Slice(Repr::External(part))
     }
@@ -249,7 +250,7 @@ mod tests {
         let slice = Slice::from_arc_tail(Arc::clone(&bytes), 16);
         assert_eq!(slice, bytes[16..]);
         assert_eq!(slice.as_ptr(), bytes[16..].as_ptr());
-        assert_eq!(Slice::from_arc_tail(Arc::clone(&bytes), 80), bytes[80..], "short ones stand in the value");
+        assert_eq!(Slice::from_arc_tail(Arc::clone(&bytes), 80), bytes[80..], "short slices are stored inline");
         assert_eq!(Arc::strong_count(&bytes), 2);
         assert!(Slice::from_arc_tail(bytes, 100).is_empty());
     }
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!((&*slice, &*inner), (&whole.0[50..150], &whole.0[60..111]));
         assert_eq!((slice.as_ptr(), inner.as_ptr()), (whole.0[50..].as_ptr(), whole.0[60..].as_ptr()));
         assert_eq!(slice.slice(..9), whole.0[50..59]);
-        assert_eq!(Arc::strong_count(&whole), 3, "short ones stand in the value");
+        assert_eq!(Arc::strong_count(&whole), 3, "short slices are stored inline");
     }
 
     #[test]

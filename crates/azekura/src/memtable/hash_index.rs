@@ -1,12 +1,13 @@
-//! The hash index: from a key to its newest record.
+//! The hash index: maps a key to its newest record.
 //!
-//! Extendible hashing: a directory of 2^depth entries, by the upper bits of the hash, names segments of 512 slots; a
-//! segment that is three quarters full is split in two, so that growing never stops anyone for long. A slot is the
-//! upper 32 bits of the hash and the reference of the record; directory and place in the segment follow from those bits
-//! alone, so that splitting looks at no record.
+//! The index uses extendible hashing. A directory of 2^depth entries, indexed by the upper bits of the hash, maps to
+//! segments of 512 slots. A segment that is three quarters full is split in two, so that growing the index never
+//! takes long. A slot contains the upper 32 bits of the hash (the tag) and the reference of the record. The tag alone
+//! determines the directory entry and the position in the segment, so a split reads no records.
 //!
-//! A record that is found is compared with the key, so a hit is always true. A miss is true if the directory entry did
-//! not change meanwhile; it carries a version that is odd while its segment is rewritten.
+//! A lookup compares the record that it finds with the key, so a hit is always right. A miss is right if the
+//! directory entry did not change during the lookup. A directory entry contains a version, which is odd while its
+//! segment is rewritten.
 
 use std::sync::OnceLock;
 
@@ -15,52 +16,52 @@ use crate::mem::arena::ArenaRef;
 use crate::mem::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, SCHEDULE_EXPLORATION, fence, spin_loop};
 use crate::mem::simd::prefetch;
 
-/// Slots of a segment: 4 KiB. Few where schedules are explored, so that a short test splits segments.
+/// Slots of a segment, which takes 4 KiB. Few in schedule exploration, so that a short test splits segments.
 const SLOTS: usize = if SCHEDULE_EXPLORATION { 8 } else { 512 };
-/// A segment with more used slots is split.
+/// A segment with this many used slots is split before another key is added to it.
 const USED_MAX: usize = SLOTS / 4 * 3;
-/// The bits of a tag that are not needed for the place in a segment can tell segments apart.
+/// Maximum depth: a tag selects the segment by the bits that the position in a segment does not use.
 const DEPTH_MAX: u32 = 32 - SLOTS.ilog2();
-/// How often a reader tries again before it leaves the answer to the ordered index.
+/// Number of attempts of a lookup before it returns [`HashLookup::Unknown`].
 const READ_RETRIES_MAX: usize = if SCHEDULE_EXPLORATION { 2 } else { 32 };
 
 #[repr(align(64))]
 struct HashSegment([AtomicU64; SLOTS]);
 
-/// What a lookup found.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HashLookup {
     Hit(ArenaRef),
     Miss,
-    /// The index cannot say: ask the ordered one.
+    /// The hash index has no answer: the caller must search the ordered index.
     Unknown,
 }
 
-/// What the writer knows of each segment: depth and used slots.
+/// The writer's state for each segment: its depth and its number of used slots.
 #[derive(Default)]
 pub(crate) struct HashIndexWriter {
     segments: Vec<(u32, usize)>,
 }
 
-/// Where the writer may put a reference; valid until the index changes.
+/// The slot in which the writer may store a reference; valid until the index changes.
 #[derive(Clone, Copy)]
 pub(crate) struct HashInsertPosition {
     segment: u32,
     slot: usize,
     tag: u32,
-    /// The record that stands there: an older version of the same key.
+    /// The record that the slot refers to: an older version of the same key.
     pub(crate) older: Option<ArenaRef>,
 }
 
-/// Any number of readers beside one writer.
+/// The hash index. Any number of readers may use it during the insertions of one writer.
 pub(crate) struct MemtableHashIndex {
-    /// Binary logarithm of the length of the directory in use. The smaller ones of before stay for readers that are in
-    /// them; together they take no more than the newest.
+    /// Binary logarithm of the length of the directory in use. Smaller directories are kept for readers that still
+    /// use them; together they take no more memory than the newest one.
     depth: AtomicU32,
-    /// Number of the segment << 32 | version.
+    /// One directory for each depth. An entry is the number of the segment << 32 | version.
     directories: [OnceLock<Box<[AtomicU64]>>; DEPTH_MAX as usize + 1],
     segments: AppendVec<HashSegment>,
-    /// Set when a key could not be put in: nothing that is not here is known to be nowhere any more.
+    /// Set when a key could not be added. From then on, a key that is not found here may still be in the memtable.
     incomplete: AtomicBool,
 }
 
@@ -74,13 +75,13 @@ impl MemtableHashIndex {
         }
     }
 
-    /// The bytes that segments and directories take.
+    /// Bytes that segments and directories take.
     pub(crate) fn bytes(&self) -> u64 {
         let directories: usize = self.directories.iter().filter_map(OnceLock::get).map(|d| d.len() * 8).sum();
         self.segments.bytes() + directories as u64
     }
 
-    /// Looks for the record under `hash` for which `is_key` holds.
+    /// Finds the record with this hash for which `is_key` returns true.
     #[inline]
     pub(crate) fn find(&self, hash: u64, is_key: impl Fn(ArenaRef) -> bool) -> HashLookup {
         let tag = (hash >> 32) as u32;
@@ -103,7 +104,7 @@ impl MemtableHashIndex {
         HashLookup::Unknown
     }
 
-    /// Fetches the slot that a search for `hash` begins with beside what is done next.
+    /// Prefetches the slot at which a search for `hash` begins.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
         let tag = (hash >> 32) as u32;
@@ -119,14 +120,14 @@ impl MemtableHashIndex {
         if self.is_complete() { HashLookup::Miss } else { HashLookup::Unknown }
     }
 
-    /// Whether every key that should be here is, with all its versions.
+    /// Whether no key of the memtable is missing in the index.
     #[inline]
     pub(crate) fn is_complete(&self) -> bool {
         !self.incomplete.load(Ordering::Acquire)
     }
 
-    /// Finds the place of the key of which `is_key` tells the records, making room if need be. `None` if there is no
-    /// room to be made: then [`MemtableHashIndex::mark_incomplete`].
+    /// Finds the slot for a key; `is_key` recognizes the records of that key. Splits segments to get a free slot if
+    /// necessary. Returns `None` if there is no slot: then the caller calls [`MemtableHashIndex::mark_incomplete`].
     pub(crate) fn find_position(
         &self,
         writer: &mut HashIndexWriter,
@@ -152,42 +153,45 @@ impl MemtableHashIndex {
         }
     }
 
-    /// Puts `record` where [`MemtableHashIndex::find_position`] said.
-    pub(crate) fn put(&self, writer: &mut HashIndexWriter, place: HashInsertPosition, record: ArenaRef) {
-        if place.older.is_none() {
-            writer.segments[place.segment as usize].1 += 1;
+    /// Stores `record` in the slot that [`MemtableHashIndex::find_position`] returned.
+    pub(crate) fn put(&self, writer: &mut HashIndexWriter, position: HashInsertPosition, record: ArenaRef) {
+        if position.older.is_none() {
+            writer.segments[position.segment as usize].1 += 1;
         }
-        let slot = &self.segment(place.segment).0[place.slot];
-        // Release: a reader of the reference also reads the record.
-        slot.store(u64::from(place.tag) << 32 | u64::from(record.to_bits()), Ordering::Release);
+        let slot = &self.segment(position.segment).0[position.slot];
+        // Release: a reader that loads the reference also reads the record.
+        slot.store(u64::from(position.tag) << 32 | u64::from(record.to_bits()), Ordering::Release);
     }
 
-    /// Says that a key is missing here for good.
+    /// Marks the index as incomplete, permanently, because a key could not be added.
     pub(crate) fn mark_incomplete(&self) {
         self.incomplete.store(true, Ordering::Release);
     }
 
     fn segment(&self, number: u32) -> &HashSegment {
-        self.segments.get(number).expect("the directory names segments that exist")
+        self.segments.get(number).expect("the directory refers to existing segments")
     }
 
     fn directory(&self, depth: u32) -> &[AtomicU64] {
-        self.directories[depth as usize].get().expect("a depth is set after its directory")
+        self.directories[depth as usize].get().expect("a directory is stored before its depth")
     }
 
-    /// Splits segment `number`, which the directory names at `index`; false if that cannot be.
+    /// Splits segment `number`, to which the directory entry at `index` refers. If this is the only entry that refers
+    /// to it, doubles the directory instead, so that the next call can split. False if neither is possible.
     fn split(&self, writer: &mut HashIndexWriter, number: u32, index: usize) -> bool {
         let (local, _) = writer.segments[number as usize];
         let depth = self.depth.load(Ordering::Relaxed);
         if local == depth {
-            // Hashes spread evenly, or something is wrong with them and the directory would grow without an end.
+            // The directory is doubled only while it is in proportion to the number of segments, because uneven
+            // hashes would make it grow without bound.
             let even = 1 << depth <= 64 + 16 * u64::from(self.segments.len());
             if even && depth < DEPTH_MAX {
                 self.double_directory(depth);
             }
             return even && depth < DEPTH_MAX;
         }
-        // The tag's bit below those that all of the segment's keys share says which half a key goes to.
+        // The keys of the segment have the first `local` bits of the tag in common. The next bit selects the half for
+        // a key.
         let upper_half = |slot: &u64| slot >> (63 - local) & 1 == 1;
         let old = self.segment(number);
         let used: Vec<u64> = old.0.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|slot| *slot != 0).collect();
@@ -207,8 +211,8 @@ impl MemtableHashIndex {
         old.fill(&lower);
         for (n, entry) in entries.iter().enumerate() {
             let version = (entry.load(Ordering::Relaxed) as u32).wrapping_add(1);
-            let named = if n < span / 2 { number } else { fresh };
-            entry.store(u64::from(named) << 32 | u64::from(version), Ordering::Release);
+            let segment = if n < span / 2 { number } else { fresh };
+            entry.store(u64::from(segment) << 32 | u64::from(version), Ordering::Release);
         }
         writer.segments[number as usize] = (local + 1, lower.len());
         writer.segments.push((local + 1, upper.len()));
@@ -217,13 +221,13 @@ impl MemtableHashIndex {
 
     fn double_directory(&self, depth: u32) {
         let old = self.directory(depth);
-        let twice = old.iter().flat_map(|entry| [entry.load(Ordering::Relaxed); 2]).map(AtomicU64::new);
-        self.directories[depth as usize + 1].get_or_init(|| twice.collect());
+        let doubled = old.iter().flat_map(|entry| [entry.load(Ordering::Relaxed); 2]).map(AtomicU64::new);
+        self.directories[depth as usize + 1].get_or_init(|| doubled.collect());
         self.depth.store(depth + 1, Ordering::Release);
     }
 }
 
-/// The place of `tag` in a directory.
+/// Returns the index of `tag` in a directory of 2^depth entries.
 #[inline]
 fn index_of(tag: u32, depth: u32) -> usize {
     (u64::from(tag) << depth >> 32) as usize
@@ -234,13 +238,14 @@ impl HashSegment {
         HashSegment([const { AtomicU64::new(0) }; SLOTS])
     }
 
-    /// The slots in the order in which `tag` tries them.
+    /// The indexes of the slots in the probing order of `tag`.
     #[inline]
     fn order(tag: u32) -> impl Iterator<Item = usize> {
         (0..SLOTS).map(move |n| (tag as usize + n) % SLOTS)
     }
 
-    /// The slot of the key with its record, or the free slot where it would go (`None` if all are used).
+    /// Returns the slot of the key with its record, or the first free slot in probing order (`None` if all slots are
+    /// used).
     #[inline]
     fn probe(&self, tag: u32, is_key: impl Fn(ArenaRef) -> bool) -> (Option<usize>, Option<ArenaRef>) {
         for n in HashSegment::order(tag) {
@@ -253,17 +258,17 @@ impl HashSegment {
         (None, None)
     }
 
-    /// Puts slots, which all fit, into an empty segment.
+    /// Adds slots to an empty segment, which has space for all of them.
     fn fill(&self, slots: &[u64]) {
         for &slot in slots {
             let free = HashSegment::order((slot >> 32) as u32).find(|n| self.0[*n].load(Ordering::Relaxed) == 0);
-            self.0[free.expect("no more slots than fit")].store(slot, Ordering::Release);
+            self.0[free.expect("the segment has space for these slots")].store(slot, Ordering::Release);
         }
     }
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 mod tests {
     use super::*;
 
@@ -276,9 +281,9 @@ mod tests {
     }
 
     fn insert(index: &MemtableHashIndex, writer: &mut HashIndexWriter, n: u32, hash: u64) -> bool {
-        let Some(place) = index.find_position(writer, hash, |at| at == record(n)) else { return false };
-        assert_eq!(place.older, None);
-        index.put(writer, place, record(n));
+        let Some(position) = index.find_position(writer, hash, |at| at == record(n)) else { return false };
+        assert_eq!(position.older, None);
+        index.put(writer, position, record(n));
         true
     }
 
@@ -305,15 +310,15 @@ mod tests {
     fn newer_record_replaces_older() {
         let (index, mut writer) = (MemtableHashIndex::new(), HashIndexWriter::default());
         insert(&index, &mut writer, 3, hash(3));
-        let place = index.find_position(&mut writer, hash(3), |_| true).unwrap();
-        assert_eq!(place.older, Some(record(3)));
-        index.put(&mut writer, place, record(9));
+        let position = index.find_position(&mut writer, hash(3), |_| true).unwrap();
+        assert_eq!(position.older, Some(record(3)));
+        index.put(&mut writer, position, record(9));
         assert_eq!(index.find(hash(3), |_| true), HashLookup::Hit(record(9)));
         assert_eq!(writer.segments, [(0, 1)]);
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "tries a quarter of a million slots")]
+    #[cfg_attr(miri, ignore = "probes a quarter of a million slots")]
     fn index_is_incomplete_when_segment_is_full() {
         let (index, mut writer) = (MemtableHashIndex::new(), HashIndexWriter::default());
         let full = (0..=SLOTS as u32).find(|n| !insert(&index, &mut writer, *n, 77 << 32)).unwrap();
@@ -335,17 +340,17 @@ mod tests {
                 s.spawn(move || {
                     let mut n = 0u32;
                     loop {
-                        let seen = done.load(Ordering::Acquire);
-                        if seen == count {
+                        let inserted = done.load(Ordering::Acquire);
+                        if inserted == count {
                             break;
                         }
-                        if seen > 0 {
+                        if inserted > 0 {
                             n = n.wrapping_mul(1_664_525).wrapping_add(1_013_904_223 + reader);
-                            let m = (n >> 8) % seen;
+                            let m = (n >> 8) % inserted;
                             let found = index.find(hash(m), |at| at == record(m));
                             assert!(
                                 matches!(found, HashLookup::Unknown) || found == HashLookup::Hit(record(m)),
-                                "{m} {seen}"
+                                "{m} of {inserted}"
                             );
                         }
                     }

@@ -1,4 +1,4 @@
-//! The memtable, and the memory that all memtables of a database use.
+//! The memtable, its iterator, and the accounting of the memory that all memtables of a database use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,34 +7,35 @@ use crate::base::blob_pointer::BlobPointer;
 use crate::base::checksum::key_hash;
 use crate::base::version_edit::FileNumber;
 use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::iter::InternalIter;
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
 use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, Ordering, SCHEDULE_EXPLORATION};
 use crate::memtable::hash_index::{HashIndexWriter, HashLookup, MemtableHashIndex};
 use crate::memtable::record::{MemtableRecords, record_len};
 use crate::memtable::tree::{MemtableLeafCopy, MemtableSeekTarget, MemtableTree};
 
-/// Versions of a key that a lookup walks over one by one before it asks the ordered index.
+/// Number of versions of a key that a lookup reads through the version chain before it searches the ordered index.
 const CHAIN_MAX: usize = if SCHEDULE_EXPLORATION { 2 } else { 32 };
 
-/// The most bytes that a record takes in both indexes: leaves of the ordered one and segments of the other may be half
-/// full.
-const INDEXES_MOST: u64 = 64;
-/// Records above this are long: several of them do not fill a chunk.
-const LONG: u64 = 4 << 10;
+/// Upper bound of the memory that one record takes in both indexes, in bytes. Leaves of the ordered index and
+/// segments of the hash index may be half full.
+const INDEX_BYTES_MAX: u64 = 64;
+/// Records longer than this, in bytes, can leave a considerable part of a chunk of the arena unused.
+const LONG_RECORD_LEN: u64 = 4 << 10;
 
-/// The newest records of a tree, in memory. Thread safe: writers take turns, readers never wait.
+/// The newest records of a tree, in memory. Thread safe: a lock admits one writer at a time; readers never wait.
 pub(crate) struct Memtable {
     records: MemtableRecords,
     tree: MemtableTree,
     hashes: MemtableHashIndex,
     hash_seed: u64,
-    /// Whether different bytes may be the same key, hashed in canonical form or not at all.
+    /// Whether only keys with equal bytes are equal. If not, keys are hashed in canonical form or not at all.
     equality_is_bytewise: bool,
     memory: Arc<MemtableMemory>,
     write_state: MemtableWriteState,
 }
 
-/// What each insertion writes, on cache lines of its own, which readers have no need for.
+/// State that each insertion writes. It has cache lines of its own, because lookups do not read it.
 #[repr(align(128))]
 struct MemtableWriteState {
     writer: Mutex<MemtableWriter>,
@@ -43,7 +44,7 @@ struct MemtableWriteState {
     highest: AtomicU64,
     /// Bytes of blob files that records point to.
     referenced_blob_bytes: AtomicU64,
-    /// Bytes that are charged, and whether as sealed.
+    /// Bytes charged to [`MemtableMemory`]; `sealed` tells that they no longer count as active.
     charged: AtomicU64,
     sealed: AtomicBool,
 }
@@ -52,17 +53,17 @@ struct MemtableWriter {
     arena: ArenaWriter,
     hashes: HashIndexWriter,
     scratch: Vec<u8>,
-    /// How many records point into each logical file.
+    /// Number of records that point into each logical file.
     blob_pointer_counts: BTreeMap<FileNumber, u64>,
 }
 
 impl Memtable {
-    /// An empty memtable; it owns about 2 KiB until the first insertion.
+    /// Returns an empty memtable; it owns about 2 KiB until the first insertion.
     pub(crate) fn new(order: KeyOrder, hash_seed: u64) -> Memtable {
         Memtable::with_memory_tracker(Arc::default(), order, hash_seed)
     }
 
-    /// The same; what it allocates is added to `memory`.
+    /// As [`Memtable::new`]; the bytes that the memtable allocates are added to `memory`.
     pub(crate) fn with_memory_tracker(memory: Arc<MemtableMemory>, order: KeyOrder, hash_seed: u64) -> Memtable {
         let (arena, writer) = Arena::new();
         let (hashes, scratch, pointers) = (HashIndexWriter::default(), Vec::new(), BTreeMap::new());
@@ -86,15 +87,15 @@ impl Memtable {
         }
     }
 
-    /// It takes no records any more: what it holds is no longer counted as active. For one thread at a time, beside no
-    /// insertion.
+    /// Seals the memtable: its memory no longer counts as active. Only one thread at a time may call it, and only
+    /// after the last insertion has returned.
     pub(crate) fn seal(&self) {
         if !self.write_state.sealed.swap(true, Ordering::Relaxed) {
             self.memory.seal(self.write_state.charged.load(Ordering::Relaxed));
         }
     }
 
-    /// Charges what was allocated since the last time. The caller holds `writer`.
+    /// Charges the bytes that were allocated since the last call. The caller holds the lock `writer`.
     #[inline]
     fn charge(&self) {
         let bytes = self.records.arena().bytes() + self.tree.bytes() + self.hashes.bytes();
@@ -105,17 +106,18 @@ impl Memtable {
         }
     }
 
-    /// Adds a record. Those of one key must come with rising sequence numbers.
+    /// Adds a record. Records of one key must be added in ascending order of their sequence numbers.
     ///
     /// # Errors
-    /// `Invalid` if key or value is too long, the sequence number does not rise (noticed only where keys are hashed),
-    /// or the memtable is full; `Corruption` for a pointer that is none; `OutOfSpace` if there is no memory; `Poisoned`
-    /// if a comparator panicked in an earlier call. In every case the record is not in.
+    /// `Invalid` if the key or the value is too long, the sequence number is not larger than that of the key's newest
+    /// record (checked only where keys are hashed), or the memtable is full; `Corruption` if the value of a
+    /// `BlobPointer` record is not a valid pointer; `OutOfSpace` if there is no memory; `Poisoned` if a comparator
+    /// panicked in an earlier call. In case of an error the record is not in the memtable.
     pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
         let mut writer =
             self.write_state.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
         let inserted = self.insert_as(&mut writer, entry);
-        self.charge(); // also what an insertion has allocated that failed
+        self.charge(); // includes the allocations of a failed insertion
         inserted
     }
 
@@ -129,24 +131,24 @@ impl Memtable {
             self.hashes.prefetch(hash); // arrives while the ordered index is searched
         }
         let ordered = self.tree.find_position(&self.records, entry.key());
-        let place = match hash {
+        let position = match hash {
             Some(hash) => {
-                let place = self.hashes.find_position(hashes, hash, |at| self.is_key(at, entry.user_key));
-                if place.is_none() {
+                let position = self.hashes.find_position(hashes, hash, |at| self.is_key(at, entry.user_key));
+                if position.is_none() {
                     self.hashes.mark_incomplete();
                 }
-                place
+                position
             }
             None => None,
         };
-        let older = place.and_then(|place| place.older);
+        let older = position.and_then(|position| position.older);
         if older.is_some_and(|older| self.records.get(older).seqno() >= entry.seqno) {
-            return Err(Error::invalid("sequence numbers of a key must rise"));
+            return Err(Error::invalid("sequence numbers of a key must increase"));
         }
         let at = self.records.append(arena, entry, older)?;
         self.tree.insert(&self.records, &ordered, at.to_bits(), entry.user_key)?;
-        if let Some(place) = place {
-            self.hashes.put(hashes, place, at);
+        if let Some(position) = position {
+            self.hashes.put(hashes, position, at);
         }
         let MemtableWriteState { len, lowest, highest, referenced_blob_bytes: pointed, .. } = &self.write_state;
         if entry.kind == RecordKind::BlobPointer {
@@ -158,8 +160,8 @@ impl Memtable {
         Ok(())
     }
 
-    /// The newest version of `key` that is not newer than `at`, tombstones included. `hash` is
-    /// [`Memtable::hash_of`]`(key)`; without it the ordered index is asked, which is slower.
+    /// Returns the newest version of `key` that is not newer than `at`, tombstones included. `hash` is
+    /// [`Memtable::hash_of`]`(key)`; with `None` the lookup searches the ordered index, which is slower.
     #[inline]
     pub(crate) fn get(&self, key: &[u8], hash: Option<u64>, at: SeqNo) -> Option<EntryRef<'_>> {
         let Some(hash) = hash else { return self.get_ordered(key, at) };
@@ -180,7 +182,8 @@ impl Memtable {
         }
     }
 
-    /// [`Memtable::get`] by the ordered index: the first entry at or behind (key, at) is it, if it has that key.
+    /// [`Memtable::get`] through the ordered index. The first entry at or after (key, at) is the result if it has
+    /// this key.
     #[cold]
     fn get_ordered(&self, key: &[u8], at: SeqNo) -> Option<EntryRef<'_>> {
         let mut leaf = MemtableLeafCopy::new();
@@ -189,7 +192,7 @@ impl Memtable {
         self.records.keys_equal(entry.user_key, key).then_some(entry)
     }
 
-    /// The hash to look `key` up with, or `None` if the order of the keys does not allow hashing them.
+    /// Returns the hash to look `key` up with, or `None` if the key order does not allow hashing this key.
     #[inline]
     pub(crate) fn hash_of(&self, key: &[u8]) -> Option<u64> {
         self.hash_with(key, &mut Vec::new())
@@ -203,7 +206,7 @@ impl Memtable {
         self.records.order().hash_input(key, scratch).map(|bytes| key_hash(self.hash_seed, bytes))
     }
 
-    /// Whether every version of `key` that is in is in the hash index, too.
+    /// Whether the hash index contains `key` if the memtable contains it.
     #[inline]
     fn can_hash_key(&self, key: &[u8]) -> bool {
         self.equality_is_bytewise || self.hash_of(key).is_some()
@@ -211,8 +214,8 @@ impl Memtable {
 
     #[inline]
     fn is_key(&self, at: ArenaRef, key: &[u8]) -> bool {
-        let user = self.records.get(at).user_key();
-        user == key || !self.equality_is_bytewise && self.records.keys_equal(user, key)
+        let stored = self.records.get(at).user_key();
+        stored == key || !self.equality_is_bytewise && self.records.keys_equal(stored, key)
     }
 
     pub(crate) fn records(&self) -> &MemtableRecords {
@@ -223,35 +226,36 @@ impl Memtable {
         &self.tree
     }
 
-    /// The most bytes of memory that a record adds, with its share of both indexes and of what is allocated ahead of
-    /// use; a memtable takes up to 128 KiB beside that.
+    /// Upper bound of the memory that a record adds, in bytes: the record, its share of both indexes, and its share
+    /// of memory that is allocated ahead of use. A memtable takes up to 128 KiB more.
     pub(crate) fn bytes_most(key_len: usize, value_len: usize) -> u64 {
         let len = record_len(key_len, value_len);
-        // Each chunk of the arena is twice as large as the one before, and long records leave the ends unused.
-        let times = if len > LONG { 3 } else { 2 };
-        times * len + INDEXES_MOST
+        // Each chunk of the arena is twice as large as the previous one, and a long record can leave the end of a
+        // chunk unused.
+        let factor = if len > LONG_RECORD_LEN { 3 } else { 2 };
+        factor * len + INDEX_BYTES_MAX
     }
 
-    /// The bytes of memory that records and indexes take, as of the last insertion.
+    /// Bytes of memory that records and indexes take, as of the last insertion.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
         self.write_state.charged.load(Ordering::Relaxed)
     }
 
-    /// The bytes of blob files that its records point to.
+    /// Bytes of blob files that the records point to.
     #[inline]
     pub(crate) fn referenced_blob_bytes(&self) -> u64 {
         self.write_state.referenced_blob_bytes.load(Ordering::Acquire)
     }
 
-    /// How many of its records point into each logical file, those that newer ones hide too.
+    /// Returns the number of records that point into each logical file, including records that newer ones shadow.
     pub(crate) fn blob_pointer_counts(&self) -> Vec<(FileNumber, u64)> {
         let writer = self.write_state.writer.lock();
         let writer = writer.unwrap_or_else(std::sync::PoisonError::into_inner);
         writer.blob_pointer_counts.iter().map(|(&logical, &count)| (logical, count)).collect()
     }
 
-    /// The number of records.
+    /// Number of records.
     pub(crate) fn len(&self) -> u64 {
         self.write_state.len.load(Ordering::Acquire)
     }
@@ -260,13 +264,13 @@ impl Memtable {
         self.len() == 0
     }
 
-    /// The lowest sequence number in it; 0 if it is empty.
+    /// The lowest sequence number of a record; 0 if the memtable is empty.
     pub(crate) fn smallest_seqno(&self) -> SeqNo {
         let lowest = self.write_state.lowest.load(Ordering::Acquire);
         SeqNo(if lowest == u64::MAX { 0 } else { lowest })
     }
 
-    /// The highest sequence number in it; 0 if it is empty.
+    /// The highest sequence number of a record; 0 if the memtable is empty.
     pub(crate) fn largest_seqno(&self) -> SeqNo {
         SeqNo(self.write_state.highest.load(Ordering::Acquire))
     }
@@ -284,7 +288,7 @@ fn check_pointer(value: &[u8]) -> Result<()> {
     BlobPointer::decode(value).map(drop)
 }
 
-/// Counts a pointer that was checked.
+/// Counts a blob pointer that [`check_pointer`] has validated.
 #[cold]
 fn count_blob_pointer(pointers: &mut BTreeMap<FileNumber, u64>, pointed: &AtomicU64, value: &[u8]) {
     if let Ok(pointer) = BlobPointer::decode(value) {
@@ -293,24 +297,24 @@ fn count_blob_pointer(pointers: &mut BTreeMap<FileNumber, u64>, pointed: &Atomic
     }
 }
 
-/// A sum over all memtables that charge to it, in bytes of the memory that they have allocated. A memtable adds to it
-/// when it allocates, which is once in many insertions. Thread safe.
+/// Sums of the memory that memtables have allocated, in bytes; memtables of one database share an instance. A
+/// memtable adds to the sums when it allocates, which is once in many insertions. Thread safe.
 #[derive(Debug, Default)]
 pub(crate) struct MemtableMemory {
-    /// Of memtables that take records.
+    /// Bytes of memtables that accept records.
     active: AtomicU64,
-    /// Of all that exist: also of sealed ones, and of flushed ones that iterators hold.
+    /// Bytes of all existing memtables, including sealed ones and flushed ones that iterators hold.
     total: AtomicU64,
 }
 
 impl MemtableMemory {
-    /// Bytes of memtables that take records.
+    /// Bytes of memtables that accept records.
     #[inline]
     pub(crate) fn active(&self) -> u64 {
         self.active.load(Ordering::Relaxed)
     }
 
-    /// Bytes of all memtables that exist.
+    /// Bytes of all existing memtables.
     pub(crate) fn total(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
@@ -329,13 +333,129 @@ impl MemtableMemory {
     }
 }
 
+/// Distance in entries at which the iterator prefetches records into the processor's cache.
+const PREFETCH_DISTANCE: usize = 8;
+
+/// An iterator over all versions of all keys. It reads copies of leaves, so concurrent insertions do not affect it:
+/// it returns an entry that was inserted before its leaf was copied exactly once, and may miss an entry that is
+/// inserted later.
+pub(crate) struct MemtableIter {
+    table: Arc<Memtable>,
+    leaf: MemtableLeafCopy,
+    /// Index in `leaf`; `None` = not valid.
+    at: Option<usize>,
+}
+
+impl Memtable {
+    /// Returns an iterator over the current records; it may or may not return records that are inserted later.
+    pub(crate) fn iter(self: &Arc<Self>) -> MemtableIter {
+        MemtableIter::new(Arc::clone(self))
+    }
+}
+
+impl MemtableIter {
+    pub(crate) fn new(table: Arc<Memtable>) -> MemtableIter {
+        MemtableIter { table, leaf: MemtableLeafCopy::new(), at: None }
+    }
+
+    fn seek_to(&mut self, seek_target: MemtableSeekTarget<'_>) {
+        self.at = self.table.tree().seek(self.table.records(), seek_target, &mut self.leaf);
+        if let (Some(at), MemtableSeekTarget::LowerBound(_)) = (self.at, seek_target) {
+            self.prefetch(at, at + PREFETCH_DISTANCE);
+        }
+    }
+
+    /// Prefetches the records of the entries `from..to` that the leaf has.
+    fn prefetch(&self, from: usize, to: usize) {
+        for &bits in self.leaf.refs().iter().take(to).skip(from) {
+            self.table.records().prefetch(bits);
+        }
+    }
+
+    fn at(&self) -> usize {
+        self.at.expect("the caller reads and moves an iterator only while it is valid")
+    }
+
+    /// Moves to the first entry of the right sibling leaf. Copies of leaves never overlap, because a split shortens
+    /// the leaf with one store: a copy contains either all entries and the old right sibling, or only the entries
+    /// that stayed and the new right sibling.
+    #[cold]
+    fn next_leaf(&mut self) {
+        self.at = self.table.tree().right_of(self.table.records(), &mut self.leaf).then_some(0);
+        self.prefetch(0, PREFETCH_DISTANCE);
+    }
+}
+
+impl InternalIter for MemtableIter {
+    fn seek_to_first(&mut self) -> Result<()> {
+        self.at = self.table.tree().first(self.table.records(), &mut self.leaf).then_some(0);
+        self.prefetch(0, PREFETCH_DISTANCE);
+        Ok(())
+    }
+
+    fn seek_to_last(&mut self) -> Result<()> {
+        self.seek_to(MemtableSeekTarget::Last);
+        Ok(())
+    }
+
+    fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.seek_to(MemtableSeekTarget::LowerBound(target));
+        Ok(())
+    }
+
+    fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.seek_to(MemtableSeekTarget::Before(target));
+        Ok(())
+    }
+
+    #[inline]
+    fn next(&mut self) -> Result<()> {
+        let next = self.at() + 1;
+        if next < self.leaf.refs().len() {
+            self.at = Some(next);
+            self.prefetch(next + PREFETCH_DISTANCE - 1, next + PREFETCH_DISTANCE);
+        } else {
+            self.next_leaf();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn prev(&mut self) -> Result<()> {
+        match self.at().checked_sub(1) {
+            Some(at) => {
+                self.at = Some(at);
+                if let Some(ahead) = at.checked_sub(PREFETCH_DISTANCE) {
+                    self.prefetch(ahead, ahead + 1);
+                }
+            }
+            None => {
+                let table = Arc::clone(&self.table);
+                let key = table.records().get_by_bits(self.leaf.refs()[0]).key();
+                self.seek_to(MemtableSeekTarget::Before(key));
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn valid(&self) -> bool {
+        self.at.is_some()
+    }
+
+    #[inline]
+    fn entry(&self) -> EntryRef<'_> {
+        self.table.records().get_by_bits(self.leaf.refs()[self.at()]).entry()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::base::RecordKind;
 
-    fn put(user: &[u8], seqno: u64) -> EntryRef<'_> {
-        EntryRef { user_key: user, seqno: SeqNo(seqno), kind: RecordKind::Put, value: user }
+    fn put(user_key: &[u8], seqno: u64) -> EntryRef<'_> {
+        EntryRef { user_key, seqno: SeqNo(seqno), kind: RecordKind::Put, value: user_key }
     }
 
     #[test]
@@ -385,23 +505,23 @@ mod tests {
             table.insert(put(b"b", 10 + seqno)).unwrap();
         }
         assert_eq!(table.get(b"a", table.hash_of(b"a"), SeqNo(2)).unwrap().value, value);
-        let least = 3 * value.len() as u64;
-        assert!((least..least + (64 << 10)).contains(&table.bytes()));
+        let values_len = 3 * value.len() as u64;
+        assert!((values_len..values_len + (64 << 10)).contains(&table.bytes()));
     }
 
     #[test]
     fn comparator_panic_leaves_memtable_readable() {
-        struct Touchy;
-        impl crate::base::comparator::Comparator for Touchy {
+        struct PanickingComparator;
+        impl crate::base::comparator::Comparator for PanickingComparator {
             fn name(&self) -> &str {
-                "touchy"
+                "panicking"
             }
             fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
                 assert!(a != b"bad" && b != b"bad");
                 a.cmp(b)
             }
         }
-        let table = Memtable::new(KeyOrder::custom(Arc::new(Touchy)), 1);
+        let table = Memtable::new(KeyOrder::custom(Arc::new(PanickingComparator)), 1);
         table.insert(put(b"a", 1)).unwrap();
         let insert = std::panic::AssertUnwindSafe(|| table.insert(put(b"bad", 2)));
         assert!(std::panic::catch_unwind(insert).is_err());

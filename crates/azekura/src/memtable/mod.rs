@@ -5,28 +5,26 @@
 //! may not be running, reads the node by a slower path that is correct at every step of the change.
 //!
 //! Invariants:
-//! - A reference is stored in an index only after its record was published, and is never removed: the indexes only
-//!   insert, so the entries of a node only move to the right, to a node that the left one points to.
+//! - A reference is stored in an index only after its record was published. The ordered index never removes a
+//!   reference: a split moves entries only to a new right sibling, which the left leaf then points to. The hash index
+//!   contains the reference of each key's newest record only.
 //! - Entries are in internal order. The versions of a key are also chained from the newest to the oldest.
 //! - An iterator returns every entry that was inserted before the iterator was created exactly once.
 //!
-//! Modules, in reading order: [`memtable`], [`record`] (the bytes of a record), [`node`] (of the B+ tree), [`tree`]
-//! (the ordered index), [`hash_index`], [`iter`].
+//! Modules, in reading order: [`memtable`] (also its iterator), [`record`] (the bytes of a record), [`node`] (of the B+
+//! tree), [`tree`] (the ordered index), [`hash_index`].
 #![deny(unsafe_code)]
 
 pub(crate) mod hash_index;
-pub(crate) mod iter;
-#[expect(clippy::module_inception, reason = "one noun, one file: the folder holds its parts")]
+#[expect(clippy::module_inception, reason = "the folder is named after its main module")]
 pub(crate) mod memtable;
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 mod model_tests;
 pub(crate) mod node;
 pub(crate) mod record;
 #[cfg(test)]
 mod schedules;
-#[cfg(test)]
-pub(crate) mod speed;
 pub(crate) mod tree;
 
 pub(crate) use memtable::Memtable;

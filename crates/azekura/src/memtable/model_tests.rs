@@ -1,4 +1,4 @@
-//! The memtable against a model, and with a writer and readers at once.
+//! The memtable compared with a model, and with one writer and several readers at the same time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use crate::base::comparator::Comparator;
 use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, SeqNo};
 use crate::iter::InternalIter;
 use crate::memtable::Memtable;
-use crate::memtable::iter::MemtableIter;
+use crate::memtable::memtable::MemtableIter;
 
 struct Reversed;
 
@@ -25,7 +25,7 @@ impl Comparator for Reversed {
     }
 }
 
-/// Upper and lower case are the same; says the common form only if asked to.
+/// Upper and lower case are equal. A canonical form is available only if `canonical` is set.
 struct CaseBlind {
     canonical: bool,
 }
@@ -67,7 +67,7 @@ impl Random {
     }
 }
 
-/// Keys of one shape: `n` says which, out of `0..`.
+/// A pattern of keys: maps a number from 0 on to a key.
 type Keys = fn(u64) -> Vec<u8>;
 
 fn mixed(n: u64) -> u64 {
@@ -75,7 +75,7 @@ fn mixed(n: u64) -> u64 {
 }
 
 const SHAPES: &[(&str, Keys)] = &[
-    ("few letters, many beginnings of others", |n| {
+    ("few letters, many keys are prefixes of others", |n| {
         let n = mixed(n);
         (0..n % 7).map(|i| b"aAb\0"[(n >> (8 + 2 * i)) as usize % 4]).collect()
     }),
@@ -83,20 +83,20 @@ const SHAPES: &[(&str, Keys)] = &[
     ("ascending", |n| n.to_be_bytes().to_vec()),
     ("descending", |n| (!n).to_be_bytes().to_vec()),
     ("decimal", |n| format!("{:016}", mixed(n) % 100_000).into_bytes()),
-    ("runs side by side", |n| format!("Run{:02}/{:06}", n % 5, n / 5).into_bytes()),
-    ("long common beginning", |n| format!("{}{:08}", "/a/long/path".repeat(5), mixed(n) % 50_000).into_bytes()),
+    ("interleaved ascending runs", |n| format!("Run{:02}/{:06}", n % 5, n / 5).into_bytes()),
+    ("long common prefix", |n| format!("{}{:08}", "/a/long/path".repeat(5), mixed(n) % 50_000).into_bytes()),
     ("all lengths", |n| vec![b'x'; (mixed(n) % 300) as usize]),
 ];
 
 struct ModelKey {
-    user: Vec<u8>,
+    user_key: Vec<u8>,
     seqno: SeqNo,
     order: KeyOrder,
 }
 
 impl Ord for ModelKey {
     fn cmp(&self, other: &ModelKey) -> Ordering {
-        self.order.cmp(&self.user, &other.user).then(Reverse(self.seqno).cmp(&Reverse(other.seqno)))
+        self.order.cmp(&self.user_key, &other.user_key).then(Reverse(self.seqno).cmp(&Reverse(other.seqno)))
     }
 }
 
@@ -128,20 +128,20 @@ impl Model {
         Model { order, entries: BTreeMap::new(), table, random: Random(88_172_645_463_325_252), keys }
     }
 
-    fn key(&self, user: &[u8], seqno: SeqNo) -> ModelKey {
-        ModelKey { user: user.to_vec(), seqno, order: self.order.clone() }
+    fn key(&self, user_key: &[u8], seqno: SeqNo) -> ModelKey {
+        ModelKey { user_key: user_key.to_vec(), seqno, order: self.order.clone() }
     }
 
     fn insert(&mut self, n: u64, seqno: u64) {
-        let user = (self.keys)(n);
+        let user_key = (self.keys)(n);
         let kind = if self.random.below(5) == 0 { RecordKind::Delete } else { RecordKind::Put };
         let value = if kind.is_tombstone() { Vec::new() } else { vec![seqno as u8; self.random.below(40) as usize] };
-        self.table.insert(EntryRef { user_key: &user, seqno: SeqNo(seqno), kind, value: &value }).unwrap();
-        self.entries.insert(self.key(&user, SeqNo(seqno)), (kind, value));
+        self.table.insert(EntryRef { user_key: &user_key, seqno: SeqNo(seqno), kind, value: &value }).unwrap();
+        self.entries.insert(self.key(&user_key, SeqNo(seqno)), (kind, value));
     }
 
-    /// The first entry at or behind `target`, or the last one before it.
-    fn at_or_behind(&self, target: &ModelKey) -> Option<(&ModelKey, &(RecordKind, Vec<u8>))> {
+    /// Returns the first entry at or after `target`.
+    fn at_or_after(&self, target: &ModelKey) -> Option<(&ModelKey, &(RecordKind, Vec<u8>))> {
         self.entries.range(target..).next()
     }
 
@@ -149,86 +149,88 @@ impl Model {
         self.entries.range(..target).next_back()
     }
 
-    /// A key that may be in, or lie beside one that is, or anywhere.
-    fn some_key(&mut self, keys: u64) -> Vec<u8> {
+    /// Returns a key that may be in the memtable, a variation of such a key, or another key.
+    fn random_key(&mut self, keys: u64) -> Vec<u8> {
         let n = self.random.below(keys + keys / 4 + 1);
-        let mut user = (self.keys)(n);
+        let mut user_key = (self.keys)(n);
         match self.random.below(6) {
-            0 => user.push(0),
-            1 => user.truncate(user.len() / 2),
-            2 => user.make_ascii_uppercase(),
+            0 => user_key.push(0),
+            1 => user_key.truncate(user_key.len() / 2),
+            2 => user_key.make_ascii_uppercase(),
             _ => {}
         }
-        user
+        user_key
     }
 
     fn check_gets(&mut self, keys: u64, highest: u64) {
         for _ in 0..if cfg!(miri) { 20 } else { 300 } {
-            let user = self.some_key(keys);
+            let user_key = self.random_key(keys);
             let at = SeqNo(self.random.below(highest + 2));
-            let target = self.key(&user, at);
-            let expected = self.at_or_behind(&target).filter(|(key, _)| self.order.cmp(&key.user, &user).is_eq());
-            let expected = expected.map(|(key, (kind, value))| (&key.user[..], key.seqno, *kind, &value[..]));
-            for hash in [self.table.hash_of(&user), None] {
-                let got = self.table.get(&user, hash, at).map(|e| (e.user_key, e.seqno, e.kind, e.value));
-                assert_eq!(got, expected, "{user:?} at {at}, hash {hash:?}");
+            let target = self.key(&user_key, at);
+            let expected =
+                self.at_or_after(&target).filter(|(key, _)| self.order.cmp(&key.user_key, &user_key).is_eq());
+            let expected = expected.map(|(key, (kind, value))| (&key.user_key[..], key.seqno, *kind, &value[..]));
+            for hash in [self.table.hash_of(&user_key), None] {
+                let got = self.table.get(&user_key, hash, at).map(|e| (e.user_key, e.seqno, e.kind, e.value));
+                assert_eq!(got, expected, "{user_key:?} at {at}, hash {hash:?}");
             }
         }
     }
 
-    fn check_at(&self, cursor: &MemtableIter, expected: Option<(&ModelKey, &(RecordKind, Vec<u8>))>) {
-        let entry = cursor.valid().then(|| cursor.entry());
+    fn check_at(&self, iter: &MemtableIter, expected: Option<(&ModelKey, &(RecordKind, Vec<u8>))>) {
+        let entry = iter.valid().then(|| iter.entry());
         let entry = entry.map(|e| (e.user_key, e.seqno, e.kind, e.value));
-        assert_eq!(entry, expected.map(|(key, (kind, value))| (&key.user[..], key.seqno, *kind, &value[..])));
+        assert_eq!(entry, expected.map(|(key, (kind, value))| (&key.user_key[..], key.seqno, *kind, &value[..])));
     }
 
-    fn check_walks(&mut self, keys: u64, highest: u64) {
-        let mut cursor = self.table.iter();
-        assert!(!cursor.valid());
-        cursor.seek_to_first().unwrap();
+    fn check_iteration(&mut self, keys: u64, highest: u64) {
+        let mut iter = self.table.iter();
+        assert!(!iter.valid());
+        iter.seek_to_first().unwrap();
         for expected in &self.entries {
-            self.check_at(&cursor, Some(expected));
-            cursor.next().unwrap();
+            self.check_at(&iter, Some(expected));
+            iter.next().unwrap();
         }
-        self.check_at(&cursor, None);
-        cursor.seek_to_last().unwrap();
+        self.check_at(&iter, None);
+        iter.seek_to_last().unwrap();
         for expected in self.entries.iter().rev() {
-            self.check_at(&cursor, Some(expected));
-            cursor.prev().unwrap();
+            self.check_at(&iter, Some(expected));
+            iter.prev().unwrap();
         }
-        self.check_at(&cursor, None);
+        self.check_at(&iter, None);
         for _ in 0..if cfg!(miri) { 10 } else { 200 } {
-            let user = self.some_key(keys);
+            let user_key = self.random_key(keys);
             let seqno = if self.random.below(3) == 0 { SeqNo::MAX } else { SeqNo(self.random.below(highest + 2)) };
-            let target = self.key(&user, seqno);
-            let behind = self.random.below(2) == 0;
-            let start = if behind { self.at_or_behind(&target) } else { self.before(&target) };
-            if behind {
-                cursor.seek(InternalKey::new(&user, seqno)).unwrap();
+            let target = self.key(&user_key, seqno);
+            let forward = self.random.below(2) == 0;
+            let start = if forward { self.at_or_after(&target) } else { self.before(&target) };
+            if forward {
+                iter.seek(InternalKey::new(&user_key, seqno)).unwrap();
             } else {
-                cursor.seek_before(InternalKey::new(&user, seqno)).unwrap();
+                iter.seek_before(InternalKey::new(&user_key, seqno)).unwrap();
             }
-            let mut here = start.map(|(key, value)| (self.key(&key.user, key.seqno), value.clone()));
+            let mut current = start.map(|(key, value)| (self.key(&key.user_key, key.seqno), value.clone()));
             for _ in 0..self.random.below(if cfg!(miri) { 15 } else { 100 }) {
-                self.check_at(&cursor, here.as_ref().map(|(key, value)| (key, value)));
-                let Some((key, _)) = &here else { break };
+                self.check_at(&iter, current.as_ref().map(|(key, value)| (key, value)));
+                let Some((key, _)) = &current else { break };
                 let next = if self.random.below(5) < 3 {
-                    cursor.next().unwrap();
+                    iter.next().unwrap();
                     self.entries.range((std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded)).next()
                 } else {
-                    cursor.prev().unwrap();
+                    iter.prev().unwrap();
                     self.before(key)
                 };
-                here = next.map(|(key, value)| (self.key(&key.user, key.seqno), value.clone()));
+                current = next.map(|(key, value)| (self.key(&key.user_key, key.seqno), value.clone()));
             }
         }
     }
 
-    /// Everything once as readers normally see it and once as if the writer were stopped in the middle of all nodes.
+    /// Checks lookups and iteration twice: with closed nodes, and as if the writer had stopped in the middle of
+    /// changing every node.
     fn check(&mut self, keys: u64, highest: u64) {
         for _ in 0..2 {
             self.check_gets(keys, highest);
-            self.check_walks(keys, highest);
+            self.check_iteration(keys, highest);
             self.table.tree().toggle_write_in_progress();
         }
     }
@@ -244,7 +246,7 @@ fn behaves_like_a_sorted_map() {
             let mut model = Model::new(order.clone(), *keys);
             model.check(1, 0);
             for n in 0..count {
-                // Most keys are new, every third is a version of one that may be there.
+                // Two of three keys are new. Every third is a version of a key that may exist.
                 let which = if n % 3 == 2 { model.random.below(n) } else { n };
                 model.insert(which, n + 1);
                 if n == 0 || n == 57 || n == 60 && !cfg!(miri) {
@@ -267,25 +269,26 @@ fn ascending_inserts_fill_leaves_of_high_tree() {
         let table = Memtable::new(KeyOrder::bytewise(), 3);
         let count = 250_000;
         for n in 0..count {
-            let user = keys(n);
+            let user_key = keys(n);
             table
-                .insert(EntryRef { user_key: &user, seqno: SeqNo(n + 1), kind: RecordKind::Put, value: b"v" })
+                .insert(EntryRef { user_key: &user_key, seqno: SeqNo(n + 1), kind: RecordKind::Put, value: b"v" })
                 .unwrap();
         }
         assert!(table.tree().height() >= 2);
         assert!(table.tree().fill() > if ascending { 0.95 } else { 0.6 }, "{}", table.tree().fill());
         for n in (0..count).step_by(101) {
-            let user = keys(n);
-            assert_eq!(table.get(&user, table.hash_of(&user), SeqNo::MAX).unwrap().seqno, SeqNo(n + 1));
-            assert_eq!(table.get(&user, None, SeqNo::MAX).unwrap().seqno, SeqNo(n + 1));
+            let user_key = keys(n);
+            assert_eq!(table.get(&user_key, table.hash_of(&user_key), SeqNo::MAX).unwrap().seqno, SeqNo(n + 1));
+            assert_eq!(table.get(&user_key, None, SeqNo::MAX).unwrap().seqno, SeqNo(n + 1));
         }
     }
 }
 
-/// What the writer of the stress test inserts, known to its readers: record `n` has sequence number `n + 1`.
+/// The records that the writer of the stress test inserts. Readers compute expected results from it. Record `n` has
+/// sequence number `n + 1`.
 struct WriteSchedule {
     users: Vec<Vec<u8>>,
-    /// For each record that of the same key before it.
+    /// For each record the previous record of the same key.
     older: Vec<Option<usize>>,
     newest: BTreeMap<Vec<u8>, usize>,
 }
@@ -294,16 +297,16 @@ impl WriteSchedule {
     fn new(count: u64, keys: Keys) -> WriteSchedule {
         let (mut users, mut older, mut newest) = (Vec::new(), Vec::new(), BTreeMap::new());
         for n in 0..count {
-            let user = keys(if n % 4 == 3 { mixed(n) % n } else { n });
-            older.push(newest.insert(user.clone(), n as usize));
-            users.push(user);
+            let user_key = keys(if n % 4 == 3 { mixed(n) % n } else { n });
+            older.push(newest.insert(user_key.clone(), n as usize));
+            users.push(user_key);
         }
         WriteSchedule { users, older, newest }
     }
 
-    /// The number of the record that a get at `at` must give.
-    fn expected(&self, user: &[u8], at: SeqNo) -> Option<usize> {
-        let mut n = *self.newest.get(user)?;
+    /// Returns the number of the record that a get at `at` must return.
+    fn expected(&self, user_key: &[u8], at: SeqNo) -> Option<usize> {
+        let mut n = *self.newest.get(user_key)?;
         while n as u64 >= at.0 {
             n = self.older[n]?;
         }
@@ -317,58 +320,59 @@ impl WriteSchedule {
     }
 
     fn check_get(&self, table: &Memtable, random: &mut Random, at: SeqNo) {
-        let user = &self.users[random.below(self.users.len() as u64) as usize];
-        let hash = if random.below(3) == 0 { None } else { table.hash_of(user) };
-        let entry = table.get(user, hash, at);
-        let expected = self.expected(user, at);
-        assert_eq!(entry.map(|entry| entry.seqno.0 as usize - 1), expected, "{user:?} at {at} by {hash:?}");
+        let user_key = &self.users[random.below(self.users.len() as u64) as usize];
+        let hash = if random.below(3) == 0 { None } else { table.hash_of(user_key) };
+        let entry = table.get(user_key, hash, at);
+        let expected = self.expected(user_key, at);
+        assert_eq!(entry.map(|entry| entry.seqno.0 as usize - 1), expected, "{user_key:?} at {at} by {hash:?}");
         if let Some(entry) = entry {
             self.check_entry(entry);
         }
     }
 
-    /// A cursor made at `at` meets each record up to there once, in order, on any stretch of the way.
-    fn check_walk(&self, table: &Arc<Memtable>, random: &mut Random, at: SeqNo) {
-        let mut cursor = table.iter();
+    /// An iterator that is created at `at` returns each record up to `at` once and in order, in any part of the key
+    /// range.
+    fn check_iteration(&self, table: &Arc<Memtable>, random: &mut Random, at: SeqNo) {
+        let mut iter = table.iter();
         let whole = random.below(4) == 0;
         let forward = random.below(2) == 0;
         let start = InternalKey::before_versions_of(&self.users[random.below(self.users.len() as u64) as usize]);
         match (whole, forward) {
-            (true, true) => cursor.seek_to_first().unwrap(),
-            (true, false) => cursor.seek_to_last().unwrap(),
-            (false, true) => cursor.seek(start).unwrap(),
-            (false, false) => cursor.seek_before(start).unwrap(),
+            (true, true) => iter.seek_to_first().unwrap(),
+            (true, false) => iter.seek_to_last().unwrap(),
+            (false, true) => iter.seek(start).unwrap(),
+            (false, false) => iter.seek_before(start).unwrap(),
         }
-        let mut met = 0;
+        let mut returned = 0;
         let mut last: Option<(Vec<u8>, SeqNo)> = None;
         let mut end = None;
         for step in 0.. {
-            if !cursor.valid() || !whole && step == 500 {
-                end = cursor.valid().then(|| (cursor.entry().user_key.to_vec(), cursor.entry().seqno));
+            if !iter.valid() || !whole && step == 500 {
+                end = iter.valid().then(|| (iter.entry().user_key.to_vec(), iter.entry().seqno));
                 break;
             }
-            let entry = cursor.entry();
+            let entry = iter.entry();
             self.check_entry(entry);
-            if let Some((user, seqno)) = &last {
-                let order = InternalKey::new(user, *seqno).cmp(&entry.key(), &KeyOrder::bytewise());
+            if let Some((user_key, seqno)) = &last {
+                let order = InternalKey::new(user_key, *seqno).cmp(&entry.key(), &KeyOrder::bytewise());
                 assert_eq!(order, if forward { Ordering::Less } else { Ordering::Greater });
             }
             last = Some((entry.user_key.to_vec(), entry.seqno));
-            met += usize::from(entry.seqno <= at);
-            if forward { cursor.next().unwrap() } else { cursor.prev().unwrap() }
+            returned += usize::from(entry.seqno <= at);
+            if forward { iter.next().unwrap() } else { iter.prev().unwrap() }
         }
         let position = |n: usize| (&self.users[n][..], Reverse(SeqNo(n as u64 + 1)));
         let start = (!whole).then_some((start.user_key, Reverse(SeqNo::MAX)));
-        let end = end.as_ref().map(|(user, seqno)| (&user[..], Reverse(*seqno)));
+        let end = end.as_ref().map(|(user_key, seqno)| (&user_key[..], Reverse(*seqno)));
         let within = |n: &usize| {
-            let here = position(*n);
+            let current = position(*n);
             if forward {
-                start.is_none_or(|s| here >= s) && end.is_none_or(|e| here < e)
+                start.is_none_or(|s| current >= s) && end.is_none_or(|e| current < e)
             } else {
-                start.is_none_or(|s| here < s) && end.is_none_or(|e| here > e)
+                start.is_none_or(|s| current < s) && end.is_none_or(|e| current > e)
             }
         };
-        assert_eq!(met, (0..at.0 as usize).filter(within).count(), "forward {forward}, whole {whole}, at {at}");
+        assert_eq!(returned, (0..at.0 as usize).filter(within).count(), "forward {forward}, whole {whole}, at {at}");
     }
 }
 
@@ -393,14 +397,14 @@ fn readers_see_published_records_during_writes() {
                             plan.check_get(table, &mut random, at);
                         }
                         let at = SeqNo(visible.load(std::sync::atomic::Ordering::Acquire));
-                        plan.check_walk(table, &mut random, at);
+                        plan.check_iteration(table, &mut random, at);
                     }
                 });
             }
             for n in 0..count {
                 let value = (n + 1).to_le_bytes();
-                let user = &plan.users[n as usize];
-                let entry = EntryRef { user_key: user, seqno: SeqNo(n + 1), kind: RecordKind::Put, value: &value };
+                let user_key = &plan.users[n as usize];
+                let entry = EntryRef { user_key, seqno: SeqNo(n + 1), kind: RecordKind::Put, value: &value };
                 table.insert(entry).unwrap();
                 visible.store(n + 1, std::sync::atomic::Ordering::Release);
             }

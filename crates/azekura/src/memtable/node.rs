@@ -1,16 +1,17 @@
 //! The nodes of the ordered index.
 //!
-//! Both kinds of node have a sorted array of 8-byte key prefixes beside the references, so that a search looks at few
-//! records or none. Where all keys of a node begin alike, that common beginning is kept once and the prefixes are taken
-//! behind it; otherwise keys like `user:00000042` would all have the same prefix.
+//! Both kinds of node store, beside the references, a sorted array of 8-byte key prefixes, so that a search reads few
+//! records or none. If all keys of a node start with the same bytes, the node stores this common prefix once, and
+//! each key prefix starts after it. Otherwise keys like `user:00000042` would all have the same key prefix.
 //!
-//! One writer changes a node between [`MemtableNodeHeader::begin_write`] and [`MemtableNodeHeader::end_write`]. Readers
-//! that saw the same even version before and after have read one state. In a node that is open, prefixes and common
-//! beginning mean nothing, but
-//! - a leaf's references are sorted and complete, with at most one of them standing there twice (side by side):
-//!   inserting shifts from the right end, one atomic store after the other, and a split is the one store that shortens
-//!   the node;
-//! - each link of an inner node (separator and child in one word) is one that was stored as such.
+//! One writer changes a node between [`MemtableNodeHeader::begin_write`] and [`MemtableNodeHeader::end_write`]; in
+//! between the node is open, and its version is odd. A reader that loads the same even version before and after its
+//! other loads has read one state of the node. While a node is open, its key prefixes and its common prefix are
+//! invalid, but
+//! - the references of a leaf are sorted and complete, and at most one of them is present twice, at adjacent indexes:
+//!   an insertion shifts references from the right end by one atomic store after another, and a split is the one
+//!   store that shortens the node;
+//! - each link of an inner node (separator and child in one word) is a link that the writer stored.
 
 use std::cmp::Ordering as Order;
 
@@ -18,22 +19,24 @@ use crate::base::InternalKey;
 use crate::mem::atomic::{AtomicU32, AtomicU64, Ordering, SCHEDULE_EXPLORATION, fence};
 use crate::memtable::record::MemtableRecords;
 
-/// Entries of a leaf: 12 cache lines. Few where schedules are explored, so that a short test splits nodes.
+/// Maximum entries of a leaf, which takes 12 cache lines. Few in schedule exploration, so that a short test splits
+/// nodes.
 pub(crate) const LEAF_CAP: usize = if SCHEDULE_EXPLORATION { 4 } else { 58 };
-/// Links of an inner node: 16 cache lines.
+/// Maximum links of an inner node, which takes 16 cache lines.
 pub(crate) const INNER_CAP: usize = if SCHEDULE_EXPLORATION { 4 } else { 60 };
 
-/// Common beginnings are kept up to this length, in bytes.
+/// Maximum length of a common prefix, in bytes.
 const COMMON_PREFIX_LEN_MAX: usize = 48;
-/// The length of common beginnings is a multiple of this, so that one more key seldom makes it shorter.
+/// The length of a common prefix is a multiple of this, in bytes, so that an additional key seldom shortens it.
 const COMMON_PREFIX_LEN_STEP: usize = 4;
 
-/// Eight bytes of `user` from `at` on as a big-endian number, as if zeros followed the key.
+/// Returns eight bytes of `user_key` from `at` on as a big-endian number, as if zeros followed the key.
 ///
-/// With keys `a <= b` these numbers are never the other way round, so a difference decides, and only equality does not.
+/// For keys `a <= b` with the same first `at` bytes, the number of `a` is never larger than that of `b`. So different
+/// numbers decide the order of two keys, and equal numbers do not.
 #[inline]
-fn word_at(user: &[u8], at: usize) -> u64 {
-    let Some(rest) = user.get(at..) else { return 0 };
+fn word_at(user_key: &[u8], at: usize) -> u64 {
+    let Some(rest) = user_key.get(at..) else { return 0 };
     if let Some(word) = rest.first_chunk() {
         return u64::from_be_bytes(*word);
     }
@@ -42,21 +45,23 @@ fn word_at(user: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(word)
 }
 
-/// The leading bytes that `a` and `b` have in common, as a node may keep them.
+/// Returns the length of the prefix that `a` and `b` have in common, limited and rounded down to the length that a
+/// node may store.
 fn common_len(a: &[u8], b: &[u8]) -> usize {
     let same = a.iter().zip(b).take(COMMON_PREFIX_LEN_MAX).take_while(|(a, b)| a == b).count();
     same - same % COMMON_PREFIX_LEN_STEP
 }
 
-/// What a node says of itself in one word.
+/// The properties of a node that are stored in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemtableNodeShape {
     pub(crate) count: usize,
-    /// Of a leaf: where the next entry goes if it follows the one that was inserted last; 0 = unknown.
+    /// Leaf only: the index after the entry that was inserted last, at which ascending insertions continue; 0 =
+    /// unknown.
     pub(crate) append_index: usize,
-    /// The length of the common beginning.
+    /// Length of the common prefix, in bytes.
     common_prefix_len: usize,
-    /// Of a leaf: the number of its right neighbour, plus 1; 0 = none.
+    /// Leaf only: the number of its right sibling, plus 1; 0 = none.
     pub(crate) next: u32,
 }
 
@@ -65,17 +70,17 @@ impl MemtableNodeShape {
 
     #[inline]
     fn from_word(word: u64) -> MemtableNodeShape {
-        let [count, follows, skip, _, next @ ..] = word.to_le_bytes();
+        let [count, append_index, common_prefix_len, _, next @ ..] = word.to_le_bytes();
         MemtableNodeShape {
             count: count.into(),
-            append_index: follows.into(),
-            common_prefix_len: skip.into(),
+            append_index: append_index.into(),
+            common_prefix_len: common_prefix_len.into(),
             next: u32::from_le_bytes(next),
         }
     }
 
     fn to_word(self) -> u64 {
-        // Count, place and length all stay below 64.
+        // Count, index and length are all below 64.
         u64::from(self.next) << 32
             | (self.common_prefix_len as u64) << 16
             | (self.append_index as u64) << 8
@@ -83,10 +88,10 @@ impl MemtableNodeShape {
     }
 }
 
-/// What both kinds of node begin with: one cache line.
+/// The header of both kinds of node: one cache line.
 #[repr(C, align(64))]
 pub(crate) struct MemtableNodeHeader {
-    /// Odd while the node is being changed.
+    /// Odd while the writer changes the node.
     version: AtomicU64,
     shape: AtomicU64,
     common_prefix: [AtomicU64; COMMON_PREFIX_LEN_MAX / 8],
@@ -106,18 +111,18 @@ impl MemtableNodeHeader {
         MemtableNodeShape::from_word(self.shape.load(Ordering::Acquire))
     }
 
-    /// Release: a reader of the shape also reads the entries that it counts.
+    /// Stores the shape. Release: a reader that loads the shape also reads the entries that it counts.
     fn set_shape(&self, shape: MemtableNodeShape) {
         self.shape.store(shape.to_word(), Ordering::Release);
     }
 
-    /// The version that a read begins with; odd if the node is open.
+    /// Loads the version at the start of a read; odd if the node is open.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Whether what was read since [`MemtableNodeHeader::version`] gave `version` was one state.
+    /// Whether all loads since [`MemtableNodeHeader::version`] returned `version` have read one state of the node.
     #[inline]
     pub(crate) fn validate(&self, version: u64) -> bool {
         fence(Ordering::Acquire);
@@ -135,13 +140,13 @@ impl MemtableNodeHeader {
         self.version.store(version + 1, Ordering::Release);
     }
 
-    /// Compares the first `skip` bytes of `user` with the common beginning.
+    /// Compares the first `prefix_len` bytes of `user_key` with the common prefix.
     #[inline]
-    fn cmp_common_prefix(&self, user: &[u8], skip: usize) -> Order {
-        for (n, word) in self.common_prefix.iter().enumerate().take(skip.div_ceil(8)) {
-            let bytes = (skip - 8 * n).min(8);
+    fn cmp_common_prefix(&self, user_key: &[u8], prefix_len: usize) -> Order {
+        for (n, word) in self.common_prefix.iter().enumerate().take(prefix_len.div_ceil(8)) {
+            let bytes = (prefix_len - 8 * n).min(8);
             let mask = u64::MAX << (64 - 8 * bytes);
-            let order = (word_at(user, 8 * n) & mask).cmp(&word.load(Ordering::Relaxed));
+            let order = (word_at(user_key, 8 * n) & mask).cmp(&word.load(Ordering::Relaxed));
             if order.is_ne() {
                 return order;
             }
@@ -149,52 +154,53 @@ impl MemtableNodeHeader {
         Order::Equal
     }
 
-    /// The bytes that `user` has in common with the common beginning.
-    fn common_prefix_len_with(&self, user: &[u8], skip: usize) -> usize {
-        let mut kept = [0; COMMON_PREFIX_LEN_MAX];
-        for (bytes, word) in kept.chunks_exact_mut(8).zip(&self.common_prefix) {
+    /// Returns how much of the common prefix `user_key` starts with, as a length that a node may store.
+    fn common_prefix_len_with(&self, user_key: &[u8], prefix_len: usize) -> usize {
+        let mut stored = [0; COMMON_PREFIX_LEN_MAX];
+        for (bytes, word) in stored.chunks_exact_mut(8).zip(&self.common_prefix) {
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_be_bytes());
         }
-        common_len(&kept[..skip], user)
+        common_len(&stored[..prefix_len], user_key)
     }
 }
 
-/// A leaf or an inner node: sorted references to records under their prefixes.
+/// A leaf or an inner node: sorted references to records, with their key prefixes.
 pub(crate) trait MemtableNode {
-    /// The first entry that a search compares: the first link of an inner node has no separator, it is the way to
-    /// whatever is before the second.
+    /// The first entry that a search compares. It is 1 for an inner node, because the first link has no separator:
+    /// its child contains the entries before the separator of the second link.
     const FIRST: usize;
     fn header(&self) -> &MemtableNodeHeader;
     fn prefixes(&self) -> &[AtomicU64];
-    /// The reference bits of entry `n`, FIRST <= n < count.
+    /// Returns the reference bits of entry `n`, where `FIRST <= n < count`.
     fn record(&self, n: usize) -> u32;
 
-    /// How many entries are before `target`, or, with `or_equal`, not behind it; those that no search compares
-    /// included.
+    /// Returns the number of entries before `target`, or, with `or_equal`, not after it. The entries before `FIRST`,
+    /// which no search compares, are counted too.
     ///
-    /// Only an answer if [`MemtableNodeHeader::validate`] says so afterwards (always for the writer).
+    /// For a reader the result is valid only if [`MemtableNodeHeader::validate`] then returns true. For the writer it
+    /// is always valid.
     #[inline]
     fn rank(&self, records: &MemtableRecords, target: InternalKey<'_>, or_equal: bool) -> usize {
-        let MemtableNodeShape { count, common_prefix_len: skip, .. } = self.header().shape();
+        let MemtableNodeShape { count, common_prefix_len: prefix_len, .. } = self.header().shape();
         if !records.bytewise() {
             return self.rank_within(Self::FIRST, count, records, target, or_equal);
         }
-        match self.header().cmp_common_prefix(target.user_key, skip) {
+        match self.header().cmp_common_prefix(target.user_key, prefix_len) {
             Order::Less => return Self::FIRST,
             Order::Greater => return count,
             Order::Equal => {}
         }
-        let prefix = word_at(target.user_key, skip);
+        let prefix = word_at(target.user_key, prefix_len);
         let prefixes = &self.prefixes()[..count];
         let first = Self::FIRST + rank_of(&prefixes[Self::FIRST..], |p| p < prefix);
         if first == count || prefixes[first].load(Ordering::Relaxed) != prefix {
             return first;
         }
-        let behind = first + rank_of(&prefixes[first..], |p| p <= prefix);
-        self.rank_within(first, behind, records, target, or_equal)
+        let end = first + rank_of(&prefixes[first..], |p| p <= prefix);
+        self.rank_within(first, end, records, target, or_equal)
     }
 
-    /// [`MemtableNode::rank`] by comparing records alone, where it is known to lie in `low..=high`.
+    /// As [`MemtableNode::rank`], by comparing records only. The result must be in `low..=high`.
     fn rank_within(
         &self,
         mut low: usize,
@@ -215,27 +221,28 @@ pub(crate) trait MemtableNode {
         low
     }
 
-    /// Makes room for one more entry at `at` whose key is `user`, in the prefixes only; returns the shape of before.
-    /// The node is open and not full.
-    fn insert_prefix(&self, at: usize, user: &[u8], records: &MemtableRecords) -> MemtableNodeShape {
+    /// Makes space at `at` for an entry with key `user_key`, in the key prefixes only. Returns the shape before the
+    /// insertion, with the new length of the common prefix; the caller stores it with the new count. The node is open
+    /// and not full.
+    fn insert_prefix(&self, at: usize, user_key: &[u8], records: &MemtableRecords) -> MemtableNodeShape {
         let mut shape = self.header().shape();
         if !records.bytewise() {
             return shape;
         }
-        if self.header().cmp_common_prefix(user, shape.common_prefix_len).is_ne() {
-            shape.common_prefix_len = self.header().common_prefix_len_with(user, shape.common_prefix_len);
+        if self.header().cmp_common_prefix(user_key, shape.common_prefix_len).is_ne() {
+            shape.common_prefix_len = self.header().common_prefix_len_with(user_key, shape.common_prefix_len);
             self.set_common_prefix(shape, records);
         }
         let prefixes = self.prefixes();
         for n in (at..shape.count).rev() {
             prefixes[n + 1].store(prefixes[n].load(Ordering::Relaxed), Ordering::Relaxed);
         }
-        prefixes[at].store(word_at(user, shape.common_prefix_len), Ordering::Relaxed);
+        prefixes[at].store(word_at(user_key, shape.common_prefix_len), Ordering::Relaxed);
         shape
     }
 
-    /// Closes a node after an insertion. Now and then it sees whether all keys have more in common, because nodes that
-    /// grow at their right end begin empty and are never split in two.
+    /// Closes a node after an insertion. If the count is a power of two, it first tries to lengthen the common
+    /// prefix, because a node that grows at its right end starts empty and is never split in the middle.
     fn finish_insertion(&self, records: &MemtableRecords) {
         let shape = self.header().shape();
         if shape.count.is_power_of_two() {
@@ -250,16 +257,16 @@ pub(crate) trait MemtableNode {
         if shape.count > Self::FIRST + 1 && records.bytewise() {
             let first = records.get_by_bits(self.record(Self::FIRST)).user_key();
             let last = records.get_by_bits(self.record(shape.count - 1)).user_key();
-            let skip = common_len(first, last);
-            if skip > shape.common_prefix_len {
-                shape.common_prefix_len = skip;
+            let prefix_len = common_len(first, last);
+            if prefix_len > shape.common_prefix_len {
+                shape.common_prefix_len = prefix_len;
                 self.set_common_prefix(shape, records);
             }
         }
         shape
     }
 
-    /// Takes common beginning and prefixes anew from the first `shape.count` entries.
+    /// Recomputes the common prefix and the key prefixes from the first `shape.count` entries.
     fn set_common_prefix(&self, shape: MemtableNodeShape, records: &MemtableRecords) {
         let first = records.get_by_bits(self.record(Self::FIRST)).user_key();
         for (n, word) in self.header().common_prefix.iter().enumerate() {
@@ -276,7 +283,8 @@ pub(crate) trait MemtableNode {
     }
 }
 
-/// How many of the sorted `prefixes` are `before`; branch-free, because a processor cannot guess these branches.
+/// Returns the number of the sorted `prefixes` for which `before` is true. Branch-free, because the branches would be
+/// unpredictable.
 #[inline]
 fn rank_of(prefixes: &[AtomicU64], before: impl Fn(u64) -> bool) -> usize {
     let (mut base, mut size) = (0, prefixes.len());
@@ -288,7 +296,7 @@ fn rank_of(prefixes: &[AtomicU64], before: impl Fn(u64) -> bool) -> usize {
     base + usize::from(size == 1 && before(prefixes[base].load(Ordering::Relaxed)))
 }
 
-/// Sorted references to records.
+/// A leaf: sorted references to records, with their key prefixes.
 #[repr(C, align(64))]
 pub(crate) struct MemtableLeaf {
     header: MemtableNodeHeader,
@@ -325,16 +333,16 @@ impl MemtableLeaf {
         }
     }
 
-    /// Inserts `record` with key `user` at `at`; the leaf is not full.
-    pub(crate) fn insert(&self, at: usize, record: u32, user: &[u8], records: &MemtableRecords) {
+    /// Inserts `record` with key `user_key` at index `at`. The leaf must not be full.
+    pub(crate) fn insert(&self, at: usize, record: u32, user_key: &[u8], records: &MemtableRecords) {
         self.header.begin_write();
-        let shape = self.insert_prefix(at, user, records);
+        let shape = self.insert_prefix(at, user_key, records);
         self.insert_ref(at, record, shape, || ());
         self.finish_insertion(records);
     }
 
-    /// Stores the reference in an open leaf of that shape. In this order each store leaves sorted references of which
-    /// at most one stands twice; `after_each` is called in each of these states.
+    /// Stores the reference in an open leaf of that shape. After each store the references are sorted, and at most
+    /// one of them is present twice. Calls `after_each` after each store.
     #[inline]
     fn insert_ref(&self, at: usize, record: u32, shape: MemtableNodeShape, mut after_each: impl FnMut()) {
         let last = if at < shape.count { self.refs[shape.count - 1].load(Ordering::Relaxed) } else { record };
@@ -350,7 +358,7 @@ impl MemtableLeaf {
         after_each();
     }
 
-    /// A new right neighbour with the entries from `from` on, not yet known to anyone; this leaf keeps them until
+    /// Returns a new, unpublished right sibling with the entries from `from` on. This leaf keeps these entries until
     /// [`MemtableLeaf::truncate`].
     pub(crate) fn copy_upper(&self, from: usize, records: &MemtableRecords) -> MemtableLeaf {
         let mut shape = self.header.shape();
@@ -368,7 +376,7 @@ impl MemtableLeaf {
         upper
     }
 
-    /// Keeps the first `count` entries; the others have moved to leaf number `next`.
+    /// Keeps the first `count` entries. The other entries are in leaf number `next`.
     pub(crate) fn truncate(&self, count: usize, next: u32, records: &MemtableRecords) {
         self.header.begin_write();
         let shape = self.lengthen_common_prefix(
@@ -380,12 +388,13 @@ impl MemtableLeaf {
     }
 }
 
-/// Sorted separators, each with the child whose entries are not before it; the first child has none.
+/// An inner node: sorted separators, each with the child whose entries are not before it. The first child has no
+/// separator.
 #[repr(C, align(64))]
 pub(crate) struct MemtableInnerNode {
     header: MemtableNodeHeader,
     prefixes: [AtomicU64; INNER_CAP],
-    /// Reference of the separator's record << 32 | number of the child.
+    /// Each link is the reference of the separator's record << 32 | number of the child.
     links: [AtomicU64; INNER_CAP],
 }
 
@@ -409,7 +418,7 @@ impl MemtableNode for MemtableInnerNode {
 }
 
 impl MemtableInnerNode {
-    /// An unpublished inner node with one child and no separator.
+    /// Returns an unpublished inner node with one child and no separator.
     pub(crate) fn with_first_child(child: u32) -> MemtableInnerNode {
         let inner = MemtableInnerNode::empty();
         inner.links[0].store(u64::from(child), Ordering::Relaxed);
@@ -425,14 +434,14 @@ impl MemtableInnerNode {
         }
     }
 
-    /// Separator (none for the first) and child number `n`.
+    /// Returns the separator (meaningless for the first link) and the child of link `n`.
     #[inline]
     pub(crate) fn link(&self, n: usize) -> (u32, u32) {
         let link = self.links[n].load(Ordering::Acquire);
         ((link >> 32) as u32, link as u32)
     }
 
-    /// Inserts a link at `at`, not as the first; the node is not full.
+    /// Inserts a link at index `at`, which is at least 1. The node must not be full.
     pub(crate) fn insert(&self, at: usize, (separator, child): (u32, u32), records: &MemtableRecords) {
         self.header.begin_write();
         let shape = self.insert_prefix(at, records.get_by_bits(separator).user_key(), records);
@@ -447,8 +456,9 @@ impl MemtableInnerNode {
         self.finish_insertion(records);
     }
 
-    /// A new right neighbour with the links from `from` on, at least one, not yet known to anyone; this node keeps them
-    /// until [`MemtableInnerNode::truncate`]. The separator of its first link goes to the parent.
+    /// Returns a new, unpublished right sibling with the links from `from` on, at least one. This node keeps these
+    /// links until [`MemtableInnerNode::truncate`]. The caller inserts the separator of the first of these links into
+    /// the parent.
     pub(crate) fn copy_upper(&self, from: usize, records: &MemtableRecords) -> MemtableInnerNode {
         let upper = MemtableInnerNode::empty();
         let mut shape = self.header.shape();
@@ -471,7 +481,7 @@ impl MemtableInnerNode {
     }
 }
 
-/// Copies as many words as `from` has; the target is not shared yet, or open.
+/// Copies the words of `from`. The target is unpublished or open.
 fn copy_words(to: &[AtomicU64], from: &[AtomicU64]) {
     for (to, from) in to.iter().zip(from) {
         to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -480,7 +490,7 @@ fn copy_words(to: &[AtomicU64], from: &[AtomicU64]) {
 
 #[cfg(test)]
 impl MemtableNodeHeader {
-    /// Makes an open node of a closed one, and the other way round.
+    /// Opens a closed node, and closes an open node, without changing anything else.
     pub(crate) fn toggle_write_in_progress(&self) {
         self.version.fetch_xor(1, Ordering::AcqRel);
     }
@@ -488,7 +498,7 @@ impl MemtableNodeHeader {
 
 #[cfg(test)]
 impl MemtableLeaf {
-    /// Inserts a reference, without a prefix, and stops after each store.
+    /// Inserts a reference without a key prefix, and calls `after_each` after each store.
     pub(crate) fn insert_in_steps(&self, at: usize, record: u32, after_each: &mut dyn FnMut()) {
         self.header.begin_write();
         self.insert_ref(at, record, self.header.shape(), after_each);
@@ -517,12 +527,12 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(any(azekura_explore, miri), ignore = "nodes are small where schedules are explored")]
+    #[cfg_attr(any(azekura_explore, miri), ignore = "nodes are small in schedule exploration")]
     fn nodes_fill_whole_cache_lines() {
         assert_eq!((size_of::<MemtableLeaf>(), size_of::<MemtableInnerNode>()), (12 * 64, 16 * 64));
     }
 
-    /// The common beginning grows with a split and shrinks when a key does not share it; ranks are right all the time.
+    /// The common prefix grows with a split and shrinks when a key does not share it. Ranks stay correct.
     #[test]
     fn rank_is_correct_for_every_common_prefix() {
         let (arena, mut writer) = Arena::new();
@@ -542,11 +552,11 @@ mod tests {
         assert!(upper.header.shape().common_prefix_len >= 12 && leaf.header.shape().common_prefix_len >= 12);
         let check = |leaf: &MemtableLeaf| {
             let count = leaf.header.shape().count;
-            let inside: Vec<_> = (0..count).map(|n| records.get_by_bits(leaf.record(n)).user_key()).collect();
+            let keys_in_leaf: Vec<_> = (0..count).map(|n| records.get_by_bits(leaf.record(n)).user_key()).collect();
             for key in keys.iter().map(Vec::as_slice).chain([&b""[..], b"common/", b"common/common/\0", b"d"]) {
                 let target = InternalKey::new(key, SeqNo(5));
-                assert_eq!(leaf.rank(&records, target, false), inside.iter().filter(|k| **k < key).count());
-                assert_eq!(leaf.rank(&records, target, true), inside.iter().filter(|k| **k <= key).count());
+                assert_eq!(leaf.rank(&records, target, false), keys_in_leaf.iter().filter(|k| **k < key).count());
+                assert_eq!(leaf.rank(&records, target, true), keys_in_leaf.iter().filter(|k| **k <= key).count());
             }
         };
         check(&leaf);

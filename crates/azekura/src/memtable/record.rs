@@ -1,13 +1,13 @@
-//! One record in the arena.
+//! The byte layout of a record in the arena, and the key order of the records.
 //!
 //! ```text
 //! byte  0  u64  sequence number << 8 | kind
-//!       8  u32  reference of the next older version of the key, 0 = none (only kept where there is a hash index)
+//!       8  u32  reference of the next older version of the key, 0 = none (set only if keys are hashed)
 //!      12  u32  length of the value
 //!      16  u16  length of the key
 //!      18       key, value
 //! ```
-//! It never leaves memory, so this is no file format.
+//! Records are never written to a file, so this layout is not a file format.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
 
 const HEADER_LEN: usize = 18;
 
-/// The bytes of an arena that a record takes.
+/// Bytes of an arena that a record takes.
 pub(in crate::memtable) fn record_len(key_len: usize, value_len: usize) -> u64 {
     (HEADER_LEN + key_len + value_len).next_multiple_of(8) as u64
 }
 
-/// Why looking up a stored reference cannot fail.
+/// Panic message for a stored reference without a record, which would be a bug.
 const PUBLISHED: &str = "references are stored after their records were published";
 
-/// A record as it lies in the arena.
+/// A record in the arena.
 #[derive(Clone, Copy)]
 pub(crate) struct MemtableRecord<'a> {
     header: &'a [u8; HEADER_LEN],
-    /// Key and value, and whatever stands behind them in the chunk.
+    /// Key and value, followed by the other published bytes of the chunk.
     rest: &'a [u8],
 }
 
@@ -76,13 +76,13 @@ impl<'a> MemtableRecord<'a> {
 
     #[inline]
     pub(crate) fn entry(&self) -> EntryRef<'a> {
-        let user = self.user_key();
-        let kind = RecordKind::from_byte(self.tag() as u8).expect("the byte of a kind was stored");
-        EntryRef { user_key: user, seqno: self.seqno(), kind, value: &self.rest[user.len()..][..self.value_len()] }
+        let user_key = self.user_key();
+        let kind = RecordKind::from_byte(self.tag() as u8).expect("a valid kind was stored");
+        EntryRef { user_key, seqno: self.seqno(), kind, value: &self.rest[user_key.len()..][..self.value_len()] }
     }
 }
 
-/// All records of a memtable, and their order.
+/// All records of a memtable, and their key order.
 pub(crate) struct MemtableRecords {
     arena: Arc<Arena>,
     order: KeyOrder,
@@ -102,19 +102,19 @@ impl MemtableRecords {
         &self.order
     }
 
-    /// Whether prefixes of keys say anything about their order.
+    /// Whether user keys are compared as bytes, so that the prefixes of two keys can decide their order.
     #[inline]
     pub(crate) fn bytewise(&self) -> bool {
         self.bytewise
     }
 
-    /// The record at a reference that an index holds.
+    /// Returns the record at `at`, a reference that an index contains.
     #[inline]
     pub(crate) fn get(&self, at: ArenaRef) -> MemtableRecord<'_> {
         MemtableRecord::new(self.arena.bytes_from(at).expect(PUBLISHED))
     }
 
-    /// Asks for the record of these bits to be fetched into the cache.
+    /// Prefetches the record of these reference bits into the processor's cache.
     #[inline]
     pub(crate) fn prefetch(&self, bits: u32) {
         if let Some(at) = ArenaRef::from_bits(bits) {
@@ -122,7 +122,7 @@ impl MemtableRecords {
         }
     }
 
-    /// The record of reference bits that an index holds.
+    /// Returns the record of reference bits that an index contains.
     #[inline]
     pub(crate) fn get_by_bits(&self, bits: u32) -> MemtableRecord<'_> {
         self.get(ArenaRef::from_bits(bits).expect(PUBLISHED))
@@ -132,24 +132,25 @@ impl MemtableRecords {
     #[inline]
     pub(crate) fn cmp(&self, bits: u32, target: InternalKey<'_>) -> Ordering {
         let key = self.get_by_bits(bits).key();
-        let users = if self.bytewise {
+        let key_order = if self.bytewise {
             key.user_key.cmp(target.user_key)
         } else {
             self.order.cmp(key.user_key, target.user_key)
         };
-        users.then_with(|| target.seqno.cmp(&key.seqno))
+        key_order.then_with(|| target.seqno.cmp(&key.seqno))
     }
 
-    /// Whether two user keys are the same one.
+    /// Whether two user keys are equal in the key order.
     #[inline]
     pub(crate) fn keys_equal(&self, a: &[u8], b: &[u8]) -> bool {
         a == b || !self.bytewise && self.order.cmp(a, b).is_eq()
     }
 
-    /// Stores `entry`, whose next older version is `older`.
+    /// Appends `entry`, whose next older version is `older`, to the arena.
     ///
     /// # Errors
-    /// `Invalid` if key, value or memtable are too long, `OutOfSpace` if there is no memory.
+    /// `Invalid` if the key is longer than 65535 bytes, the value is longer than 4294967295 bytes, or the arena is
+    /// full; `OutOfSpace` if there is no memory.
     pub(crate) fn append(
         &self,
         writer: &mut ArenaWriter,
@@ -179,9 +180,9 @@ mod tests {
         let records = MemtableRecords::new(arena, KeyOrder::bytewise());
         let mut stored = Vec::new();
         for (n, kind) in [RecordKind::Put, RecordKind::Delete, RecordKind::SingleDelete].into_iter().enumerate() {
-            for (user, value) in [(&b""[..], &b""[..]), (b"k", b""), (b"", b"v"), (&[7; 65_535], &[9; 300_000])] {
+            for (user_key, value) in [(&b""[..], &b""[..]), (b"k", b""), (b"", b"v"), (&[7; 65_535], &[9; 300_000])] {
                 let seqno = SeqNo(SeqNo::MAX.0 - n as u64);
-                let entry = EntryRef { user_key: user, seqno, kind, value };
+                let entry = EntryRef { user_key, seqno, kind, value };
                 let older = stored.last().map(|(at, _)| *at);
                 let at = records.append(&mut writer, entry, older).unwrap();
                 assert_eq!(records.get(at).older(), older);

@@ -1,7 +1,7 @@
-//! The memtable's readers beside its writer, under every schedule that the explorer can think of.
+//! Readers of a memtable and its writer under explored thread schedules.
 //!
-//! Where schedules are explored nodes, segments and directories are small (see the constants), and patience is short:
-//! the few records of a scenario split all of them, and readers come to the slow ways as well.
+//! In schedule exploration nodes, segments, directories and retry limits are small (see the constants), so that the
+//! few records of a scenario split all of them and readers also use the slow paths.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::mem::atomic::{AtomicU64, Ordering};
 use crate::mem::explorer::{explore, spawn};
 use crate::memtable::Memtable;
 
-/// A memtable, and how much of it everybody may rely on: all records up to that sequence number.
+/// A memtable and its last visible sequence number: readers rely on all records up to that number.
 struct SharedMemtable {
     table: Arc<Memtable>,
     visible: AtomicU64,
@@ -22,7 +22,7 @@ impl SharedMemtable {
         Arc::new(SharedMemtable { table: Arc::new(Memtable::new(KeyOrder::bytewise(), 7)), visible: AtomicU64::new(0) })
     }
 
-    /// Inserts `keys`, one record each.
+    /// Inserts one record for each of `keys`.
     fn insert(&self, keys: impl IntoIterator<Item = u8>) {
         for key in keys {
             let seqno = self.visible.load(Ordering::Relaxed) + 1;
@@ -32,18 +32,19 @@ impl SharedMemtable {
         }
     }
 
-    /// What is visible at a moment, of a writer that inserts `keys` in this order.
-    fn now(&self, keys: &[u8]) -> Vec<(u8, u64)> {
+    /// Returns the records that are visible now, as (key, sequence number), of a writer that inserts `keys` in this
+    /// order.
+    fn visible_records(&self, keys: &[u8]) -> Vec<(u8, u64)> {
         let visible = self.visible.load(Ordering::Acquire);
         keys[..visible as usize].iter().copied().zip(1..).collect()
     }
 
-    /// Each of the keys `wanted` is found, by both indexes, with the version of now.
-    fn get(&self, keys: &[u8], wanted: &[u8]) {
+    /// Looks up each key of `wanted` through both indexes and compares the result with the newest visible version.
+    fn check_gets(&self, keys: &[u8], wanted: &[u8]) {
         for key in wanted {
-            let there = self.now(keys);
-            let at = SeqNo(there.len() as u64);
-            let newest = there.iter().rev().find(|(k, _)| k == key).map(|(_, seqno)| SeqNo(*seqno));
+            let visible = self.visible_records(keys);
+            let at = SeqNo(visible.len() as u64);
+            let newest = visible.iter().rev().find(|(k, _)| k == key).map(|(_, seqno)| SeqNo(*seqno));
             for hash in [self.table.hash_of(&[*key]), None] {
                 let found = self.table.get(&[*key], hash, at);
                 assert_eq!(found.map(|entry| entry.seqno), newest, "key {key} at {at:?} by {hash:?}");
@@ -52,28 +53,35 @@ impl SharedMemtable {
         }
     }
 
-    /// A walk meets in order, once each, what was there when it began.
-    fn walk(&self, keys: &[u8], backward: bool) {
-        let there = self.now(keys);
-        let mut cursor = self.table.iter();
-        if backward { cursor.seek_to_last() } else { cursor.seek_to_first() }.unwrap();
-        let mut met = Vec::new();
-        while cursor.valid() {
-            let entry = cursor.entry();
-            met.push((entry.user_key[0], entry.seqno.0));
-            if backward { cursor.prev() } else { cursor.next() }.unwrap();
+    /// Iterates over the memtable. The entries must be in order, without duplicates, and include all records that
+    /// were visible at the start.
+    fn check_iteration(&self, keys: &[u8], backward: bool) {
+        let visible = self.visible_records(keys);
+        let mut iter = self.table.iter();
+        if backward { iter.seek_to_last() } else { iter.seek_to_first() }.unwrap();
+        let mut returned = Vec::new();
+        while iter.valid() {
+            let entry = iter.entry();
+            returned.push((entry.user_key[0], entry.seqno.0));
+            if backward { iter.prev() } else { iter.next() }.unwrap();
         }
         if backward {
-            met.reverse();
+            returned.reverse();
         }
         let order = |(key, seqno): &(u8, u64)| (*key, u64::MAX - seqno);
-        assert!(met.is_sorted_by(|a, b| order(a) < order(b)), "not in order, or twice: {met:?}");
-        assert!(there.iter().all(|entry| met.contains(entry)), "{there:?} was there, {met:?} was met");
-        assert!(met.iter().all(|(key, seqno)| keys[*seqno as usize - 1] == *key), "{met:?} was never written");
+        assert!(returned.is_sorted_by(|a, b| order(a) < order(b)), "not in order, or with duplicates: {returned:?}");
+        assert!(
+            visible.iter().all(|entry| returned.contains(entry)),
+            "{visible:?} was visible, {returned:?} was returned"
+        );
+        assert!(
+            returned.iter().all(|(key, seqno)| keys[*seqno as usize - 1] == *key),
+            "{returned:?} contains records that were never written"
+        );
     }
 }
 
-/// The first `before` of `keys` are in when the readers begin.
+/// Inserts the first `before` of `keys`, starts the readers, and inserts the other keys meanwhile.
 fn race(keys: &'static [u8], before: usize, readers: &'static [fn(&SharedMemtable, &'static [u8])]) {
     let shared = SharedMemtable::new();
     shared.insert(keys[..before].iter().copied());
@@ -89,7 +97,7 @@ fn race(keys: &'static [u8], before: usize, readers: &'static [fn(&SharedMemtabl
     readers.iter().for_each(|reader| reader(&shared, keys));
 }
 
-/// Leaves split, and with the seventh key the directory of the hash index doubles and its segment splits.
+/// These keys split leaves. The seventh key doubles the directory of the hash index and splits its segment.
 const SPLITTING: &[u8] = &[50, 20, 80, 60, 10, 70, 30, 90, 40, 65];
 
 #[test]
@@ -98,17 +106,26 @@ fn published_records_are_found_during_splits() {
         race(
             SPLITTING,
             6,
-            &[|shared, keys| shared.get(keys, &[60, 80, 90]), |shared, keys| shared.get(keys, &[50, 10, 99])],
+            &[
+                |shared, keys| shared.check_gets(keys, &[60, 80, 90]),
+                |shared, keys| shared.check_gets(keys, &[50, 10, 99]),
+            ],
         );
     });
 }
 
 #[test]
 fn iteration_is_complete_while_leaves_split() {
-    explore(|| race(SPLITTING, 4, &[|shared, keys| shared.walk(keys, false), |shared, keys| shared.walk(keys, true)]));
+    explore(|| {
+        race(
+            SPLITTING,
+            4,
+            &[|shared, keys| shared.check_iteration(keys, false), |shared, keys| shared.check_iteration(keys, true)],
+        )
+    });
 }
 
-/// Ten versions of two keys: chains, and the newest record's place in the hash index.
+/// Ten versions of two keys: version chains, and overwritten references in the hash index.
 #[test]
 fn every_version_is_found_during_overwrites() {
     const VERSIONS: &[u8] = &[5, 5, 9, 5, 9, 5, 5, 9, 9, 5];
@@ -117,17 +134,17 @@ fn every_version_is_found_during_overwrites() {
             VERSIONS,
             2,
             &[
-                |shared, keys| shared.get(keys, &[5, 9, 5]),
+                |shared, keys| shared.check_gets(keys, &[5, 9, 5]),
                 |shared, keys| {
-                    shared.get(keys, &[9]);
-                    shared.walk(keys, false);
+                    shared.check_gets(keys, &[9]);
+                    shared.check_iteration(keys, false);
                 },
             ],
         );
     });
 }
 
-/// Enough records that inner nodes split and the tree grows a level during reads.
+/// Enough records to split inner nodes and to add a level to the tree during reads.
 #[test]
 fn no_key_is_missed_while_tree_grows() {
     const GROWING: &[u8] = &[
@@ -139,10 +156,10 @@ fn no_key_is_missed_while_tree_grows() {
             GROWING,
             19,
             &[
-                |shared, keys| shared.get(keys, &[136, 121, 100]),
+                |shared, keys| shared.check_gets(keys, &[136, 121, 100]),
                 |shared, keys| {
-                    shared.get(keys, &[118]);
-                    shared.walk(keys, true);
+                    shared.check_gets(keys, &[118]);
+                    shared.check_iteration(keys, true);
                 },
             ],
         );

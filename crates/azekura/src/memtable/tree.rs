@@ -1,7 +1,8 @@
 //! The ordered index: a B+ tree that only grows.
 //!
-//! A split makes the right node first, links it into the parent and only then shortens the left one. So every descent,
-//! however old what it read is, ends at the right leaf or left of it, and walks on to the right from there.
+//! A split publishes the right node first, then links it into the parent, and only then shortens the left node. So a
+//! descent, even one that reads an outdated state, ends at the right leaf or at one left of it, and the search
+//! continues from there through the right siblings.
 
 use crate::base::{Error, ErrorKind, InternalKey, Result};
 use crate::mem::append_vec::AppendVec;
@@ -10,31 +11,31 @@ use crate::mem::simd::prefetch;
 use crate::memtable::node::{INNER_CAP, LEAF_CAP, MemtableInnerNode, MemtableLeaf, MemtableNode};
 use crate::memtable::record::MemtableRecords;
 
-/// How often a reader tries again before it reads an open node the slow way.
+/// Number of attempts of a reader before it reads open nodes on the slow path.
 const READ_RETRIES_MAX: usize = if SCHEDULE_EXPLORATION { 2 } else { 32 };
 
-/// More levels of inner nodes than 2^32 records can fill: but for ascending runs every node is half full, and runs fill
-/// it.
+/// Upper bound of the levels of inner nodes, enough for 2^32 records: every node is at least half full, except after
+/// ascending insertions, which fill nodes.
 const HEIGHT_MAX: usize = 12;
 
-/// Where a reader wants to go.
+/// The entry that a reader seeks.
 #[derive(Clone, Copy)]
 pub(crate) enum MemtableSeekTarget<'a> {
-    /// To the first entry at or behind this.
+    /// The first entry at or after this key.
     LowerBound(InternalKey<'a>),
-    /// To the last entry strictly before this.
+    /// The last entry strictly before this key.
     Before(InternalKey<'a>),
-    /// To the last entry.
+    /// The last entry.
     Last,
 }
 
-/// One state of a leaf, copied out.
+/// A copy of one state of a leaf.
 pub(crate) struct MemtableLeafCopy {
     refs: [u32; LEAF_CAP],
     count: usize,
-    /// The number of the right neighbour, plus 1; 0 = none.
+    /// The number of the right sibling, plus 1; 0 = none.
     next: u32,
-    /// How many entries are before the goal that the copy was made for.
+    /// Number of entries before the seek target for which the copy was made.
     rank: usize,
 }
 
@@ -43,18 +44,18 @@ impl MemtableLeafCopy {
         MemtableLeafCopy { refs: [0; LEAF_CAP], count: 0, next: 0, rank: 0 }
     }
 
-    /// The reference bits of its entries in order.
+    /// The reference bits of the entries, in order.
     pub(crate) fn refs(&self) -> &[u32] {
         &self.refs[..self.count]
     }
 
-    /// Copies `leaf` as it is at one moment.
-    fn copy_from(&mut self, leaf: &MemtableLeaf, records: &MemtableRecords, goal: MemtableSeekTarget<'_>) {
+    /// Copies one state of `leaf`.
+    fn copy_from(&mut self, leaf: &MemtableLeaf, records: &MemtableRecords, seek_target: MemtableSeekTarget<'_>) {
         for _ in 0..READ_RETRIES_MAX {
             let version = leaf.header().version();
             if version.is_multiple_of(2) {
                 self.collect(leaf);
-                self.rank = match goal {
+                self.rank = match seek_target {
                     MemtableSeekTarget::LowerBound(target) | MemtableSeekTarget::Before(target) => {
                         leaf.rank(records, target, false)
                     }
@@ -66,13 +67,13 @@ impl MemtableLeafCopy {
             }
             spin_loop();
         }
-        self.take_open(leaf, records, goal);
+        self.copy_open(leaf, records, seek_target);
     }
 
-    /// Copies a leaf that may be open, without its prefixes. Two equal collects under one version are one moment,
-    /// because within a change no state comes twice.
+    /// Copies a leaf that may be open, without its key prefixes. Two equal copies under one version are one state of
+    /// the leaf, because no state occurs twice within a change.
     #[cold]
-    fn take_open(&mut self, leaf: &MemtableLeaf, records: &MemtableRecords, goal: MemtableSeekTarget<'_>) {
+    fn copy_open(&mut self, leaf: &MemtableLeaf, records: &MemtableRecords, seek_target: MemtableSeekTarget<'_>) {
         loop {
             let version = leaf.header().version();
             self.collect(leaf);
@@ -85,7 +86,7 @@ impl MemtableLeafCopy {
             spin_loop();
         }
         self.remove_duplicate();
-        self.rank = match goal {
+        self.rank = match seek_target {
             MemtableSeekTarget::LowerBound(target) | MemtableSeekTarget::Before(target) => {
                 self.refs().partition_point(|&bits| records.cmp(bits, target).is_lt())
             }
@@ -102,31 +103,32 @@ impl MemtableLeafCopy {
         }
     }
 
-    /// An insertion in progress shows one entry twice.
+    /// Removes the duplicate of the entry that an insertion in progress stores twice.
     fn remove_duplicate(&mut self) {
-        if let Some(twin) = self.refs().windows(2).position(|pair| pair[0] == pair[1]) {
-            self.refs.copy_within(twin + 1..self.count, twin);
+        if let Some(duplicate) = self.refs().windows(2).position(|pair| pair[0] == pair[1]) {
+            self.refs.copy_within(duplicate + 1..self.count, duplicate);
             self.count -= 1;
         }
     }
 }
 
-/// The way from the root to a leaf: numbers of inner nodes and of the link that was followed in each.
+/// The path from the root to a leaf: for each inner node its number and the index of the link that was followed.
 struct MemtableTreePath {
     steps: [(u32, usize); HEIGHT_MAX],
     len: usize,
 }
 
-/// Where the writer is about to insert: leaf and index in it.
+/// The position of the writer's next insertion: a leaf and the index in it.
 pub(crate) struct MemtableInsertPosition {
     path: MemtableTreePath,
     leaf: u32,
     at: usize,
 }
 
-/// Ordered references to records. Any number of readers beside one writer.
+/// The ordered index: references to records in key order. Any number of readers may use it during the insertions of
+/// one writer.
 pub(crate) struct MemtableTree {
-    /// Levels of inner nodes << 32 | number of the topmost node. Leaf 0 is always the leftmost one.
+    /// Number of levels of inner nodes << 32 | number of the topmost node. Leaf 0 is always the leftmost leaf.
     root: AtomicU64,
     leaves: AppendVec<MemtableLeaf>,
     inners: AppendVec<MemtableInnerNode>,
@@ -137,7 +139,7 @@ impl MemtableTree {
         MemtableTree { root: AtomicU64::new(0), leaves: AppendVec::new(), inners: AppendVec::new() }
     }
 
-    /// The bytes that the nodes take.
+    /// Bytes that the nodes take.
     pub(crate) fn bytes(&self) -> u64 {
         self.leaves.bytes() + self.inners.bytes()
     }
@@ -148,36 +150,37 @@ impl MemtableTree {
     }
 
     fn leaf(&self, number: u32) -> &MemtableLeaf {
-        self.leaves.get(number).expect("links lead to leaves that exist")
+        self.leaves.get(number).expect("links refer to existing leaves")
     }
 
     fn inner(&self, number: u32) -> &MemtableInnerNode {
-        self.inners.get(number).expect("links lead to nodes that exist")
+        self.inners.get(number).expect("links refer to existing nodes")
     }
 
-    /// Finds `goal`: copies its leaf to `copy` and returns its index there, or `None` if there is no such entry.
+    /// Finds `seek_target`: copies its leaf to `copy` and returns its index there, or `None` if there is no such
+    /// entry.
     pub(crate) fn seek(
         &self,
         records: &MemtableRecords,
-        goal: MemtableSeekTarget<'_>,
+        seek_target: MemtableSeekTarget<'_>,
         copy: &mut MemtableLeafCopy,
     ) -> Option<usize> {
         self.leaves.get(0)?;
-        let leaf = self.leaf(self.descend(records, goal));
+        let leaf = self.leaf(self.descend(records, seek_target));
         prefetch(leaf);
-        copy.copy_from(leaf, records, goal);
-        match goal {
+        copy.copy_from(leaf, records, seek_target);
+        match seek_target {
             MemtableSeekTarget::LowerBound(_) => {
                 while copy.rank == copy.count {
                     let next = copy.next.checked_sub(1)?;
-                    copy.copy_from(self.leaf(next), records, goal);
+                    copy.copy_from(self.leaf(next), records, seek_target);
                 }
                 Some(copy.rank)
             }
             MemtableSeekTarget::Before(_) | MemtableSeekTarget::Last => {
                 while let (true, Some(next)) = (copy.rank == copy.count, copy.next.checked_sub(1)) {
                     let mut right = MemtableLeafCopy::new();
-                    right.copy_from(self.leaf(next), records, goal);
+                    right.copy_from(self.leaf(next), records, seek_target);
                     if right.rank == 0 {
                         break;
                     }
@@ -188,21 +191,21 @@ impl MemtableTree {
         }
     }
 
-    /// Copies the leftmost leaf; false if there is none.
+    /// Copies the leftmost leaf; false if the tree is empty.
     pub(crate) fn first(&self, records: &MemtableRecords, copy: &mut MemtableLeafCopy) -> bool {
         self.leaves.get(0).inspect(|leaf| copy.copy_from(leaf, records, MemtableSeekTarget::Last)).is_some()
             && copy.count > 0
     }
 
-    /// Copies the leaf to the right of the one in `copy`; false if there is none.
+    /// Copies the right sibling of the leaf in `copy`; false if there is none.
     pub(crate) fn right_of(&self, records: &MemtableRecords, copy: &mut MemtableLeafCopy) -> bool {
         let Some(next) = copy.next.checked_sub(1) else { return false };
         copy.copy_from(self.leaf(next), records, MemtableSeekTarget::Last);
         true
     }
 
-    /// The number of the leaf where `goal` is, or of one left of it.
-    fn descend(&self, records: &MemtableRecords, goal: MemtableSeekTarget<'_>) -> u32 {
+    /// Returns the number of the leaf that contains `seek_target`, or of a leaf left of it.
+    fn descend(&self, records: &MemtableRecords, seek_target: MemtableSeekTarget<'_>) -> u32 {
         'again: for _ in 0..READ_RETRIES_MAX {
             let root = self.root.load(Ordering::Acquire);
             let (height, mut node) = ((root >> 32) as usize, root as u32);
@@ -210,32 +213,32 @@ impl MemtableTree {
             for _ in 0..height {
                 let inner = self.inner(node);
                 let version = inner.header().version();
-                // A node that was split since its parent was read would lead too far to the left.
-                let still = match above {
+                // If the node was split after its parent was read, the descent would end too far to the left.
+                let parent_unchanged = match above {
                     Some((parent, version)) => parent.header().validate(version),
                     None => self.root.load(Ordering::Acquire) == root,
                 };
-                if !version.is_multiple_of(2) || !still {
+                if !version.is_multiple_of(2) || !parent_unchanged {
                     spin_loop();
                     continue 'again;
                 }
-                let Some(child) = validated_child(inner, version, records, goal) else { continue 'again };
+                let Some(child) = validated_child(inner, version, records, seek_target) else { continue 'again };
                 node = child;
                 above = Some((inner, version));
             }
             return node;
         }
-        self.descend_open(records, goal)
+        self.descend_open(records, seek_target)
     }
 
     /// Descends through nodes that may be open.
     #[cold]
-    fn descend_open(&self, records: &MemtableRecords, goal: MemtableSeekTarget<'_>) -> u32 {
+    fn descend_open(&self, records: &MemtableRecords, seek_target: MemtableSeekTarget<'_>) -> u32 {
         let (height, root) = self.root();
-        (0..height).fold(root, |node, _| follow_open(self.inner(node), records, goal))
+        (0..height).fold(root, |node, _| follow_open(self.inner(node), records, seek_target))
     }
 
-    /// Where a record with this key goes. Good until the next insertion.
+    /// Returns the position for a record with this key. Valid until the next insertion.
     pub(crate) fn find_position(&self, records: &MemtableRecords, key: InternalKey<'_>) -> MemtableInsertPosition {
         if self.leaves.len() == 0 {
             return MemtableInsertPosition {
@@ -250,30 +253,30 @@ impl MemtableTree {
         MemtableInsertPosition { path, leaf: number, at: leaf.rank(records, key, false) }
     }
 
-    /// Inserts the record `bits` with key `user` where [`MemtableTree::find_position`] said. Only one thread at a time
-    /// may insert.
+    /// Inserts the record `bits` with key `user_key` at the position that [`MemtableTree::find_position`] returned.
+    /// Only one thread at a time may insert.
     ///
     /// # Errors
-    /// `OutOfSpace` if there is no memory; then nothing was changed.
+    /// `OutOfSpace` if there is no memory; then the entries of the tree are unchanged.
     pub(crate) fn insert(
         &self,
         records: &MemtableRecords,
-        place: &MemtableInsertPosition,
+        position: &MemtableInsertPosition,
         bits: u32,
-        user: &[u8],
+        user_key: &[u8],
     ) -> Result<()> {
         if self.leaves.len() == 0 {
             self.leaves.push(MemtableLeaf::new()).ok_or_else(no_memory)?;
         }
-        let leaf = self.leaf(place.leaf);
+        let leaf = self.leaf(position.leaf);
         if leaf.header().shape().count < LEAF_CAP {
-            leaf.insert(place.at, bits, user, records);
+            leaf.insert(position.at, bits, user_key, records);
             return Ok(());
         }
-        self.split_and_insert(records, place, bits, user)
+        self.split_and_insert(records, position, bits, user_key)
     }
 
-    /// The writer's descent: nothing changes meanwhile.
+    /// The writer's descent. Nodes do not change during it, because only the writer changes them.
     fn path_to(&self, records: &MemtableRecords, key: InternalKey<'_>) -> (MemtableTreePath, u32) {
         let (height, mut node) = self.root();
         let mut path = MemtableTreePath { steps: [(0, 0); HEIGHT_MAX], len: height };
@@ -286,40 +289,40 @@ impl MemtableTree {
         (path, node)
     }
 
-    /// Splits the full leaf of `place` and inserts the record into one half. Where records come in
-    /// ascending order the left half stays full.
+    /// Splits the full leaf of `position` and inserts the record into one of the two leaves. If insertions are
+    /// ascending, the left leaf keeps all entries before the insertion point, otherwise half of its entries.
     fn split_and_insert(
         &self,
         records: &MemtableRecords,
-        place: &MemtableInsertPosition,
+        position: &MemtableInsertPosition,
         bits: u32,
-        user: &[u8],
+        user_key: &[u8],
     ) -> Result<()> {
-        let MemtableInsertPosition { path, leaf: number, at } = place;
+        let MemtableInsertPosition { path, leaf: number, at } = position;
         let (number, at) = (*number, *at);
         let leaf = self.leaf(number);
         let shape = leaf.header().shape();
         let ascending = at > 0 && at == shape.append_index;
         let rightmost = at == LEAF_CAP && shape.next == 0;
         let keep = if ascending || rightmost { at } else { LEAF_CAP / 2 };
-        let goes_left = at <= keep && keep < LEAF_CAP;
+        let into_left = at <= keep && keep < LEAF_CAP;
         let upper = leaf.copy_upper(keep, records);
 
-        if !goes_left {
-            upper.insert(at - keep, bits, user, records);
+        if !into_left {
+            upper.insert(at - keep, bits, user_key, records);
         }
         let separator = upper.record(0);
         let right = self.leaves.push(upper).ok_or_else(no_memory)?;
         self.link(records, &path.steps[..path.len], number, (separator, right))?;
         leaf.truncate(keep, right, records);
-        if goes_left {
-            leaf.insert(at, bits, user, records);
+        if into_left {
+            leaf.insert(at, bits, user_key, records);
         }
         Ok(())
     }
 
-    /// Puts the link to a new node behind that of its left neighbour, node number `left`, into the parent, the last
-    /// step of `path`; a full parent is split first, and a split root gets a new root above it.
+    /// Inserts the link to a new node into the parent, which is the last step of `path`, after the link to the left
+    /// sibling, node number `left`. Splits a full parent first. A split root gets a new root above it.
     fn link(&self, records: &MemtableRecords, path: &[(u32, usize)], left: u32, new: (u32, u32)) -> Result<()> {
         let Some((&(number, followed), path)) = path.split_last() else {
             let root = MemtableInnerNode::with_first_child(left);
@@ -335,7 +338,8 @@ impl MemtableTree {
             return Ok(());
         }
         if at == INNER_CAP {
-            // Ascending: the full node stays full, and the new one begins with the new child, whose separator moves up.
+            // Ascending insertions: the full node stays full. The new node starts with the new child, whose separator
+            // moves up to the parent.
             let right = self.inners.push(MemtableInnerNode::with_first_child(new.1)).ok_or_else(no_memory)?;
             return self.link(records, path, number, (new.0, right));
         }
@@ -355,15 +359,15 @@ impl MemtableTree {
     }
 }
 
-/// The child of `inner` where `goal` is, or `None` if the node changed since it had `version`.
+/// Returns the child of `inner` for `seek_target`, or `None` if the node changed since it had `version`.
 #[inline]
 fn validated_child(
     inner: &MemtableInnerNode,
     version: u64,
     records: &MemtableRecords,
-    goal: MemtableSeekTarget<'_>,
+    seek_target: MemtableSeekTarget<'_>,
 ) -> Option<u32> {
-    let rank = match goal {
+    let rank = match seek_target {
         MemtableSeekTarget::LowerBound(target) => inner.rank(records, target, true),
         MemtableSeekTarget::Before(target) => inner.rank(records, target, false),
         MemtableSeekTarget::Last => inner.header().shape().count,
@@ -372,14 +376,15 @@ fn validated_child(
     inner.header().validate(version).then_some(child)
 }
 
-/// The child of `inner`, which may be open, where `goal` is, or one left of it. Each link alone is true: what stands
-/// below it is not before its separator; so the last one met whose separator is not behind the goal leads there.
+/// Returns the child of `inner`, which may be open, for `seek_target`, or a child left of it. Each link is valid by
+/// itself: the entries below its child are not before its separator. So the function returns the child of the last
+/// link that it reads before a separator after the target.
 #[cold]
-fn follow_open(inner: &MemtableInnerNode, records: &MemtableRecords, goal: MemtableSeekTarget<'_>) -> u32 {
+fn follow_open(inner: &MemtableInnerNode, records: &MemtableRecords, seek_target: MemtableSeekTarget<'_>) -> u32 {
     let mut child = inner.link(0).1;
     for n in 1..inner.header().shape().count {
         let (separator, next) = inner.link(n);
-        let reached = match goal {
+        let reached = match seek_target {
             MemtableSeekTarget::LowerBound(target) => records.cmp(separator, target).is_le(),
             MemtableSeekTarget::Before(target) => records.cmp(separator, target).is_lt(),
             MemtableSeekTarget::Last => true,
@@ -399,8 +404,8 @@ fn no_memory() -> Error {
 
 #[cfg(test)]
 impl MemtableTree {
-    /// Makes readers meet every node as if the writer had stopped in the middle of changing it, and again as it should
-    /// be.
+    /// Opens all closed nodes, as if the writer had stopped in the middle of changing them, so that readers use the
+    /// slow path. A second call closes them again.
     pub(crate) fn toggle_write_in_progress(&self) {
         (0..self.leaves.len()).for_each(|n| self.leaf(n).header().toggle_write_in_progress());
         (0..self.inners.len()).for_each(|n| self.inner(n).header().toggle_write_in_progress());
@@ -410,7 +415,7 @@ impl MemtableTree {
         self.root().0
     }
 
-    /// The average part of a leaf that is in use.
+    /// Average used fraction of a leaf.
     pub(crate) fn fill(&self) -> f64 {
         let used: usize = (0..self.leaves.len()).map(|n| self.leaf(n).header().shape().count).sum();
         used as f64 / (self.leaves.len() as usize * LEAF_CAP) as f64
@@ -418,15 +423,15 @@ impl MemtableTree {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 mod tests {
     use super::*;
     use crate::base::{EntryRef, KeyOrder, RecordKind, SeqNo};
     use crate::mem::arena::Arena;
 
     fn stored(records: &MemtableRecords, writer: &mut crate::mem::arena::ArenaWriter, n: u32) -> u32 {
-        let user = n.to_be_bytes();
-        let entry = EntryRef { user_key: &user, seqno: SeqNo(1), kind: RecordKind::Put, value: b"" };
+        let user_key = n.to_be_bytes();
+        let entry = EntryRef { user_key: &user_key, seqno: SeqNo(1), kind: RecordKind::Put, value: b"" };
         records.append(writer, entry, None).unwrap().to_bits()
     }
 
@@ -444,8 +449,12 @@ mod tests {
             let mut steps = 0;
             leaf.insert_in_steps(at, all[at], &mut || {
                 let mut copy = MemtableLeafCopy::new();
-                let goal = (at as u32).to_be_bytes();
-                copy.copy_from(&leaf, &records, MemtableSeekTarget::LowerBound(InternalKey::before_versions_of(&goal)));
+                let seek_target = (at as u32).to_be_bytes();
+                copy.copy_from(
+                    &leaf,
+                    &records,
+                    MemtableSeekTarget::LowerBound(InternalKey::before_versions_of(&seek_target)),
+                );
                 assert!(copy.refs() == before || copy.refs() == all, "{:?}", copy.refs());
                 assert_eq!(copy.rank, at);
                 steps += 1;
@@ -454,8 +463,8 @@ mod tests {
         }
     }
 
-    /// Separator `10 * n` leads to child `n`. While links are put in, in any order, no reader is led to the right of
-    /// its goal.
+    /// Separator `10 * n` leads to child `n`. While the writer inserts links in any order, no descent ends right of
+    /// its target.
     #[test]
     fn changing_inner_node_never_leads_too_far_right() {
         let (arena, mut writer) = Arena::new();
@@ -473,12 +482,12 @@ mod tests {
                     while nodes.len() <= rounds {
                         let inner: &MemtableInnerNode = nodes.get(nodes.len() - 1).unwrap();
                         n = (n * 7 + 13) % (10 * count + 19);
-                        let goal = n.to_be_bytes();
-                        let goal = MemtableSeekTarget::LowerBound(InternalKey::new(&goal, SeqNo(1)));
-                        assert!(follow_open(inner, records, goal) <= n / 10);
+                        let seek_target = n.to_be_bytes();
+                        let seek_target = MemtableSeekTarget::LowerBound(InternalKey::new(&seek_target, SeqNo(1)));
+                        assert!(follow_open(inner, records, seek_target) <= n / 10);
                         let version = inner.header().version();
                         if version.is_multiple_of(2)
-                            && let Some(child) = validated_child(inner, version, records, goal)
+                            && let Some(child) = validated_child(inner, version, records, seek_target)
                         {
                             assert!(child <= n / 10, "{child} for {n}");
                         }
@@ -487,14 +496,14 @@ mod tests {
             }
             for round in 0..rounds {
                 let inner = nodes.get(round).unwrap();
-                let mut there = Vec::new();
+                let mut inserted = Vec::new();
                 for n in 0..count {
                     let child = n * (2 * round + 7) % count;
-                    if there.contains(&child) {
+                    if inserted.contains(&child) {
                         continue;
                     }
-                    there.push(child);
-                    let at = there.iter().filter(|other| **other < child).count() + 1;
+                    inserted.push(child);
+                    let at = inserted.iter().filter(|other| **other < child).count() + 1;
                     inner.insert(at, (all[child as usize], child + 1), &records);
                 }
                 nodes.push(MemtableInnerNode::with_first_child(0)).unwrap();

@@ -1,88 +1,88 @@
-//! Which bytes of a pool are free: known in memory only, and found out anew whenever the pool is opened.
+//! The free space of a pool. It is volatile: opening a pool computes it from the reachable leaves and records.
 //!
-//! Small buffers have a list for each length; they are cut from runs, and put back into the list of their length. Large
-//! ones are spans, which grow together with their neighbours. Where many small ones lie free side by side and something
-//! else is wanted, they are made spans again ([`Allocator::coalesce`]). Threads that only put new records cut them from
-//! runs of their own ([`ThreadCaches`]), which go back when nothing else is left.
+//! Small free buffers are kept in one list for each length. They are cut from runs, and a freed buffer is added to
+//! the list of its length. Large free ranges are spans, which are joined with adjacent spans. When a request finds no
+//! space, adjacent small buffers are joined into spans again ([`Allocator::coalesce`]). Threads that put new records
+//! cut buffers from runs of their own ([`ThreadCaches`]), which are drained when no other space is left.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::base::sync::{CachePadded, STRIPE_COUNT, thread_stripe};
 use crate::base::{Error, ErrorKind, Result};
-use crate::mem::atomic::{Mutex, MutexGuard, PoisonError, SCHEDULE_EXPLORATION, spin_loop, yield_now};
+use crate::mem::atomic::{Mutex, MutexGuard, SCHEDULE_EXPLORATION, lock, spin_loop, yield_now};
 use crate::mem::epoch::RetireEpoch;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::{LEAF_ALIGN, LEAF_LEN};
 use crate::pmem::persistence::PersistenceBackend;
 use crate::pmem::record::{BUFFER_ALIGN, OFFSET_END};
 
-/// Buffers up to this length are small.
+/// Buffers up to this length in bytes are small.
 const SMALL_MAX: u64 = 4096;
 const SIZE_CLASSES: usize = (SMALL_MAX / BUFFER_ALIGN) as usize;
-/// What small buffers are cut from.
+/// Length in bytes of a run, from which small buffers are cut.
 const RUN: u64 = 64 << 10;
-/// Number of leaves that are cut from space at a time.
+/// Number of leaves that are cut from free space at a time.
 const LEAF_GROUP: u64 = 16;
-/// Number of retired buffers that wait for readers together.
+/// Number of retired buffers in a batch. A batch is freed as a whole once no reader can read it.
 const RETIRED_BATCH_LEN: usize = if SCHEDULE_EXPLORATION { 1 } else { 128 };
-/// How often the readers are looked for before there is no space; the last times others get the processor first,
-/// because a reader that is in the way and does not go on has none.
+/// How often a request that finds no space checks whether the pinned readers have unpinned. In the last rounds it
+/// yields the processor, because a reader that makes no progress may not be running.
 const EPOCH_WAIT_ROUNDS: usize = if SCHEDULE_EXPLORATION { 2 } else { 10_000 };
 const EPOCH_WAIT_YIELDS: usize = if SCHEDULE_EXPLORATION { 0 } else { 64 };
 
-/// Maximum number of free ranges that are sorted and joined at every lack of space. More ranges are joined only after
-/// enough bytes were freed that a share of the pool (1 / `COALESCE_POOL_SHARE`) may have become free, or after one
-/// refused request per `COALESCE_RANGES_PER_FAILURE` ranges. So a request that fails in a large fragmented pool has a
-/// bounded cost.
+/// Maximum number of free ranges that are sorted and joined whenever a request finds no space. A larger number is
+/// joined only after enough bytes were freed (1 / `COALESCE_POOL_SHARE` of the pool), or after one refused request
+/// per `COALESCE_RANGES_PER_FAILURE` ranges. So a request that fails in a large fragmented pool has a bounded cost.
 const COALESCE_ALWAYS_MAX: usize = 4096;
 const COALESCE_POOL_SHARE: u64 = 64;
 const COALESCE_RANGES_PER_FAILURE: usize = 64;
-/// While the log is replayed, a pool above its limit grows by this part of its length.
+/// While the WAL is replayed, a pool above its limit grows by this share of its length.
 const REPLAY_GROWTH_SHARE: u64 = 16;
 
-/// The length of the runs that threads take for themselves, and of a pool that has any.
+/// Length in bytes of a run of a thread cache, and the minimum of the limit of a pool that uses thread caches.
 const THREAD_CACHE_RUN_LEN: u64 = 16 << 10;
 const THREAD_CACHE_POOL_MIN: u64 = 256 * THREAD_CACHE_RUN_LEN;
 
-/// When a pool cannot grow any more, thread caches get runs only if a run of this length is free: runs that were
-/// taken back from thread caches for lack of space do not return there.
+/// When a pool cannot grow any more, a thread cache gets a run only if a span of this length is free. So the runs
+/// that were drained from thread caches for lack of space are not cached again.
 const THREAD_CACHE_SPAN_MIN: u64 = 2 * STRIPE_COUNT as u64 * THREAD_CACHE_RUN_LEN;
 
-/// A buffer, or a leaf: where it begins and how long it is.
+/// Offset and length of a range, in bytes.
 pub(crate) type PoolRange = (u64, u64);
 
-/// Unreachable buffers that readers may still read.
+/// Unreachable buffers and leaves that pinned readers may still read.
 struct RetiredBatch {
     since: RetireEpoch,
     records: Vec<PoolRange>,
     leaves: Vec<u64>,
 }
 
-/// Counts of one moment, in bytes but for the leaves.
+/// The space usage of a pool at one point in time. Lengths are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolUsage {
     /// The length of the pool.
     pub(crate) len: u64,
-    /// Free, with what waits for readers, without leaves.
+    /// Free bytes, including those that wait for readers, without leaves.
     pub(crate) free_bytes: u64,
-    /// Leaves that are cut out and not in use; those that wait for readers, too.
+    /// Leaves that are cut and not in use, including those that wait for readers.
     pub(crate) free_leaves: usize,
 }
 
-/// The free space of one pool. One thread at a time.
+/// The free space of one pool. The caller serializes access.
 pub(crate) struct Allocator {
     len: u64,
     len_max: u64,
-    /// The addresses that there are: what it may never exceed.
+    /// The size of the address range, which the pool never exceeds.
     address_len_max: u64,
-    /// The log is being replayed: no reader is in the pool, and the limit does not hold.
+    /// The WAL is being replayed: the pool has no reader, and `len_max` does not hold.
     replaying: bool,
     grow_by: u64,
-    /// It does not grow any more, whatever it may.
+    /// The pool does not grow any more, regardless of its limits.
     is_closed: bool,
-    /// There was nothing to grow by when it last tried.
+    /// The backend could not grow at the last attempt.
     last_growth_failed: bool,
-    /// Small free buffers of each length, by their offsets; what is there at all, as bits.
+    /// Offsets of the small free buffers of each length. `nonempty_classes` has a bit for each list that has a
+    /// buffer.
     classes: Vec<Vec<u64>>,
     nonempty_classes: [u64; SIZE_CLASSES / 64],
     small_bytes: u64,
@@ -90,29 +90,30 @@ pub(crate) struct Allocator {
     run: (u64, u64),
     spans: BTreeMap<u64, u64>,
     spans_by_len: BTreeSet<(u64, u64)>,
-    /// Bytes of `spans`.
+    /// Total length of `spans`.
     span_bytes: u64,
     free_leaves: Vec<u64>,
-    /// A leaf for merging sparse leaves when there is no space: not available for anything else.
+    /// A leaf that is used only to merge sparse leaves when there is no space.
     merge_leaf: Option<u64>,
-    /// Number of free leaves that are not available for anything else.
+    /// Number of free leaves that are reserved.
     reserved_leaves: usize,
     unsealed_retired: (Vec<PoolRange>, Vec<u64>),
     retired_batches: VecDeque<RetiredBatch>,
-    /// Bytes of records in `open` and `waiting`.
+    /// Bytes of records in `unsealed_retired` and `retired_batches`.
     retired_bytes: u64,
-    /// The first of `waiting` was waited for once, in vain.
+    /// A request already waited in vain for the first of `retired_batches`.
     last_wait_failed: bool,
-    /// Bytes that came back since the small ones were last gathered.
+    /// Bytes freed since the free ranges were last joined.
     freed_since_coalesce: u64,
-    /// No free range has a free neighbour.
+    /// No free range is adjacent to another one.
     is_coalesced: bool,
     /// Requests that found no space since the free ranges were last joined.
     failures_since_coalesce: usize,
 }
 
 impl Allocator {
-    /// A pool of `len` bytes of which nothing is free. It grows by `grow_by` up to `len_max`, all of them whole pages.
+    /// The space of a pool of `len` bytes of which nothing is free. It grows by `grow_by` up to `len_max`, in whole
+    /// pages.
     pub(crate) fn new(len: u64, len_max: u64, grow_by: u64) -> Allocator {
         Allocator {
             len,
@@ -143,26 +144,27 @@ impl Allocator {
         }
     }
 
-    /// Lets the pool grow to `addresses` where its limit does not hold.
+    /// Sets the length up to which the pool may grow where its limit does not hold.
     pub(crate) fn set_addresses(&mut self, addresses: u64) {
         self.address_len_max = self.address_len_max.max(addresses.min(OFFSET_END) / PAGE * PAGE);
     }
 
-    /// Records of the log are put until [`end_replay`](Allocator::end_replay): all of them were acknowledged, so the
-    /// limit does not hold, and what they replace is free at once because no reader is there.
+    /// Begins the replay of the WAL, which lasts until [`end_replay`](Allocator::end_replay). The limit does not
+    /// hold, because all records of the WAL were acknowledged. Retired space is free at once, because there is no
+    /// reader.
     pub(crate) fn begin_replay(&mut self) {
         self.replaying = true;
     }
 
-    /// From now on the limit holds.
+    /// Ends the replay of the WAL. From now on the limit holds.
     pub(crate) fn end_replay(&mut self) {
         self.replaying = false;
     }
 
-    /// Takes a buffer of `len` bytes, a multiple of [`BUFFER_ALIGN`] and not 0.
+    /// Allocates a buffer of `len` bytes, a multiple of [`BUFFER_ALIGN`] and not 0.
     ///
     /// # Errors
-    /// `OutOfSpace` if there is none; whatever was free still is.
+    /// `OutOfSpace` if there is none; then no free space was lost.
     pub(crate) fn allocate<M: PersistenceBackend>(&mut self, backend: &M, len: u64) -> Result<u64> {
         debug_assert!(len > 0 && len.is_multiple_of(BUFFER_ALIGN));
         self.reclaim_retired(false);
@@ -200,19 +202,19 @@ impl Allocator {
         })
     }
 
-    /// Whether the pool is longer than its limit (the limit was lowered, or the log took more when it was replayed) and
-    /// holds as much as it may: then free space is no space.
+    /// Whether the pool is longer than its limit, because the limit was lowered or the replay of the WAL took more,
+    /// and the records in it reach the limit. Then free ranges are not allocated.
     fn exceeds_limit(&self, len: u64) -> bool {
         self.len > self.len_max && !self.replaying && self.used_bytes() + len > self.len_max
     }
 
-    /// Bytes that are neither free nor about to be.
+    /// Bytes that are neither free nor retired.
     fn used_bytes(&self) -> u64 {
         let leaves = (self.free_leaves.len() + self.merge_leaf.iter().len()) as u64 * LEAF_LEN;
         self.len - (self.span_bytes + self.small_bytes + (self.run.1 - self.run.0) + self.retired_bytes + leaves)
     }
 
-    /// Whether joining the free ranges can help, and is worth its work by now.
+    /// Whether joining the free ranges can help, and its cost is justified by now.
     fn should_coalesce(&self) -> bool {
         let pieces = self.small_count + self.spans.len();
         let is_paid = || {
@@ -222,12 +224,12 @@ impl Allocator {
         !self.is_coalesced && (pieces <= COALESCE_ALWAYS_MAX || is_paid())
     }
 
-    /// As [`Allocator::allocate`], for a thread that has used up the run in its cache and may get another.
+    /// As [`Allocator::allocate`], for a thread whose cache is used up. May refill the cache with a new run.
     pub(crate) fn allocate_or_refill_cache<M: PersistenceBackend>(
         &mut self,
         backend: &M,
         len: u64,
-        shelf: &mut PoolRange,
+        cache: &mut PoolRange,
     ) -> Result<u64> {
         self.reclaim_retired(false);
         let class = size_class(len);
@@ -242,11 +244,11 @@ impl Allocator {
         let found =
             if self.len_max >= THREAD_CACHE_POOL_MIN && !is_short { self.find(THREAD_CACHE_RUN_LEN) } else { None };
         let Some(at) = found else { return self.allocate(backend, len) };
-        self.add_free_range(std::mem::replace(shelf, (at + len, THREAD_CACHE_RUN_LEN - len)));
+        self.add_free_range(std::mem::replace(cache, (at + len, THREAD_CACHE_RUN_LEN - len)));
         Ok(at)
     }
 
-    /// Takes a leaf.
+    /// Allocates a leaf.
     ///
     /// # Errors
     /// `OutOfSpace`, as [`Allocator::allocate`].
@@ -255,10 +257,10 @@ impl Allocator {
         if self.free_leaves.is_empty() {
             self.carve_leaves(backend)?;
         }
-        Ok(self.free_leaves.pop().expect("some were cut"))
+        Ok(self.free_leaves.pop().expect("leaves were just cut"))
     }
 
-    /// Takes a leaf that is not reserved.
+    /// Allocates a leaf that is not reserved.
     ///
     /// # Errors
     /// `OutOfSpace`, as [`Allocator::allocate`].
@@ -268,13 +270,14 @@ impl Allocator {
         self.allocate_leaf(backend)
     }
 
-    /// Whether there is a leaf for making others denser.
+    /// Whether the leaf for merging sparse leaves is available.
     pub(crate) fn has_merge_leaf(&mut self) -> bool {
         self.reclaim_retired(false);
         self.merge_leaf.is_some()
     }
 
-    /// The leaf that is there for making others denser; another one comes back for it.
+    /// Takes the leaf for merging sparse leaves. The next leaf that is freed and not needed for a reservation
+    /// replaces it.
     pub(crate) fn take_merge_leaf(&mut self) -> Option<u64> {
         self.reclaim_retired(false);
         self.merge_leaf.take()
@@ -283,27 +286,28 @@ impl Allocator {
     /// Reserves `count` leaves for callers that will take at most this many.
     ///
     /// # Errors
-    /// `OutOfSpace`, as [`Allocator::allocate`]; then none are.
+    /// `OutOfSpace`, as [`Allocator::allocate`]; then no leaf was reserved.
     pub(crate) fn reserve_leaves<M: PersistenceBackend>(&mut self, backend: &M, count: usize) -> Result<()> {
         self.reclaim_retired(false);
         self.reserved_leaves += count;
         while self.free_leaves.len() < self.reserved_leaves {
-            // Those that were cut are space for anything else again.
+            // If this fails, the leaves that were cut are no longer reserved, and become free space when ranges are
+            // joined.
             self.carve_leaves(backend).inspect_err(|_| self.release_leaf_reservation(count))?;
         }
         Ok(())
     }
 
-    /// Releases the leaves that were reserved and not taken.
+    /// Ends the reservation of `count` leaves.
     pub(crate) fn release_leaf_reservation(&mut self, count: usize) {
         self.reserved_leaves -= count;
         self.is_coalesced = false;
     }
 
-    /// As `take`, for what must not fail any more: if need be the pool gets longer than it may be.
+    /// Runs `take`, an allocation that must not fail any more. If there is no space, the pool grows beyond its limit.
     ///
     /// # Errors
-    /// `OutOfSpace` if that is not enough.
+    /// `OutOfSpace` if the address range or the file system has no space either.
     pub(crate) fn allocate_beyond_limit<M: PersistenceBackend, T>(
         &mut self,
         backend: &M,
@@ -321,7 +325,7 @@ impl Allocator {
         let (there, gap) = (self.free_leaves.len(), LEAF_ALIGN - BUFFER_ALIGN);
         let (at, count) = match self.allocate(backend, LEAF_GROUP * LEAF_LEN + gap) {
             Ok(at) => (at, LEAF_GROUP),
-            // A leaf that waited may have come back meanwhile.
+            // A retired leaf may have become free meanwhile.
             Err(_) if self.free_leaves.len() > there => return Ok(()),
             Err(_) => (self.allocate(backend, LEAF_LEN + gap)?, 1),
         };
@@ -336,7 +340,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Frees space that was never published.
+    /// Frees space that no reader can read.
     pub(crate) fn free(&mut self, range: PoolRange) {
         self.freed_since_coalesce += range.1;
         self.is_coalesced = false;
@@ -344,7 +348,7 @@ impl Allocator {
     }
 
     pub(crate) fn free_leaf(&mut self, leaf: u64) {
-        // Leaves that were promised come first.
+        // Reservations of leaves take precedence over the leaf for merging.
         if self.merge_leaf.is_none() && self.free_leaves.len() >= self.reserved_leaves {
             self.merge_leaf = Some(leaf);
             return;
@@ -366,7 +370,8 @@ impl Allocator {
         }
     }
 
-    /// As [`Allocator::retire`], for a leaf. These come seldom, and are wanted soon.
+    /// As [`Allocator::retire`], for a leaf. Its batch is sealed at once, because leaves are retired rarely and
+    /// needed soon.
     pub(crate) fn retire_leaf(&mut self, leaf: u64) {
         if self.replaying {
             return self.free_leaf(leaf);
@@ -383,14 +388,15 @@ impl Allocator {
         }
     }
 
-    /// Takes back what waited for readers that have left; all of it, if they leave soon, if it is `urgent`. True if
-    /// nothing waits any more.
+    /// Frees the retired batches that no pinned reader can read any more. If `urgent`, seals the current batch and
+    /// waits a bounded time for readers. Returns true if no sealed batch waits any more.
     pub(crate) fn reclaim_retired(&mut self, urgent: bool) -> bool {
         if urgent || self.unsealed_retired.0.len() >= RETIRED_BATCH_LEN {
             self.seal_retired_batch();
         }
-        // A reader that was waited for in vain may be asleep: not every request that fails waits as long again.
-        let mut patience = if !urgent {
+        // The reader that the last request waited for may be asleep, so the next failing requests wait for a shorter
+        // time.
+        let mut waits_left = if !urgent {
             0
         } else if self.last_wait_failed {
             EPOCH_WAIT_YIELDS
@@ -407,9 +413,9 @@ impl Allocator {
                     self.free(range);
                 }
                 leaves.into_iter().for_each(|leaf| self.free_leaf(leaf));
-            } else if patience > 0 {
-                patience -= 1;
-                if patience < EPOCH_WAIT_YIELDS { yield_now() } else { spin_loop() }
+            } else if waits_left > 0 {
+                waits_left -= 1;
+                if waits_left < EPOCH_WAIT_YIELDS { yield_now() } else { spin_loop() }
             } else {
                 self.last_wait_failed |= urgent;
                 break;
@@ -418,7 +424,7 @@ impl Allocator {
         self.retired_batches.is_empty()
     }
 
-    /// A buffer from what is free.
+    /// Takes a buffer from the free space.
     fn find(&mut self, len: u64) -> Option<u64> {
         if len > SMALL_MAX {
             return self.cut_span(len);
@@ -437,7 +443,7 @@ impl Allocator {
         }
         let &(most, at) = self.spans_by_len.last()?;
         self.remove_span(at, most);
-        // What is left of the old run is less than `len`, which is small.
+        // The rest of the old run is shorter than `len`, and so it is small.
         let (old, end) = self.run;
         self.add_free_range((old, end - old));
         let run = most.min(RUN.max(len));
@@ -472,7 +478,7 @@ impl Allocator {
         Some(at)
     }
 
-    /// The first class behind `class` that has a buffer.
+    /// The first class above `class` that has a buffer.
     fn next_nonempty_class(&self, class: usize) -> Option<usize> {
         let from = class + 1;
         (from / 64..SIZE_CLASSES / 64).find_map(|n| {
@@ -482,7 +488,7 @@ impl Allocator {
         })
     }
 
-    /// Makes a range free.
+    /// Adds a range to the free space.
     fn add_free_range(&mut self, (at, len): PoolRange) {
         if len == 0 {
             return;
@@ -517,7 +523,7 @@ impl Allocator {
         self.spans_by_len.remove(&(len, at));
     }
 
-    /// Makes all that is free anew out of what lies side by side; free leaves count as any other space.
+    /// Joins all adjacent free ranges. Free leaves that are not reserved become ordinary free space.
     fn coalesce(&mut self) {
         let mut all: Vec<PoolRange> = std::mem::take(&mut self.spans).into_iter().collect();
         self.spans_by_len.clear();
@@ -545,7 +551,7 @@ impl Allocator {
             joins
         });
         if spare.is_some() {
-            // Where it is least in the way.
+            // The leaf for merging is cut from the shortest range that has space for it.
             let least = all.iter().enumerate().filter(|(_, range)| first_leaf_in(**range).is_some());
             let least = least.min_by_key(|(_, (_, len))| *len).map(|(n, _)| n);
             least.into_iter().for_each(|n| self.add_free_at_open(all.swap_remove(n)));
@@ -554,8 +560,8 @@ impl Allocator {
         self.is_coalesced = true;
     }
 
-    /// Makes the pool longer by one step, or so that there is a span of `len` bytes; by less, if it may not get longer:
-    /// what is free at its end may make up for that.
+    /// Grows the pool by at least one step and `len` bytes, but not beyond its limit. Less growth may suffice,
+    /// because the new range is joined with a free span at the end of the pool.
     fn grow<M: PersistenceBackend>(&mut self, backend: &M, len: u64) -> Result<()> {
         if self.is_closed {
             return Err(Error::new(ErrorKind::Closed, "the database is closed"));
@@ -565,7 +571,7 @@ impl Allocator {
         self.grow_to(backend, to, len)
     }
 
-    /// The same above its limit, by no more than is needed and a part of its length.
+    /// Grows the pool beyond its limit, by no more than `len` or a share of its length.
     fn grow_beyond_limit<M: PersistenceBackend>(&mut self, backend: &M, len: u64) -> Result<()> {
         let by = len.max((self.len / REPLAY_GROWTH_SHARE).min(self.grow_by));
         self.grow_to(backend, self.len.saturating_add(by).next_multiple_of(PAGE).min(self.address_len_max), len)
@@ -584,22 +590,22 @@ impl Allocator {
         Ok(())
     }
 
-    /// The most bytes that are free side by side.
+    /// Length of the longest free span, in bytes.
     fn longest(&self) -> u64 {
         self.spans_by_len.last().map_or(0, |(len, _)| *len)
     }
 
-    /// It does not grow any more.
+    /// Stops the growth of the pool.
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
     }
 
-    /// From now on it grows up to `len_max` only; what it has got, it keeps.
+    /// Changes the limit of the pool's length. A pool that is longer keeps its length.
     pub(crate) fn set_limit(&mut self, len_max: u64) {
         self.len_max = len_max.min(OFFSET_END) / PAGE * PAGE;
     }
 
-    /// Makes a range free that was found to be so when the pool was opened.
+    /// Adds a range that was found to be free when the pool was opened.
     pub(crate) fn add_free_at_open(&mut self, (at, len): PoolRange) {
         if let (None, Some(leaf)) = (self.merge_leaf, first_leaf_in((at, len))) {
             self.merge_leaf = Some(leaf);
@@ -619,7 +625,7 @@ impl Allocator {
     }
 }
 
-/// The first leaf that a range has place for.
+/// The offset of the first leaf that fits in a range.
 fn first_leaf_in((at, len): PoolRange) -> Option<u64> {
     let leaf = at.next_multiple_of(LEAF_ALIGN);
     (leaf + LEAF_LEN <= at + len).then_some(leaf)
@@ -638,25 +644,25 @@ fn out_of_space(len: u64) -> Error {
     Error::new(ErrorKind::OutOfSpace, format!("the pool is as large as it may be and has no {len} bytes left"))
 }
 
-/// Longer buffers are not cut from thread caches.
+/// Longer buffers, in bytes, are not cut from thread caches.
 const CACHED_LEN_MAX: u64 = 1024;
 
 /// Runs from which threads cut small buffers without locking the allocator, so that they do not wait for each other.
-/// Thread safe. A thread cache may be locked first, and then the allocator; never in the other order.
+/// Thread safe. Lock order: a thread cache before the allocator.
 #[derive(Default)]
 pub(crate) struct ThreadCaches([ThreadCache; STRIPE_COUNT]);
 
 type ThreadCache = CachePadded<Mutex<PoolRange>>;
 
-fn lock_cache(shelf: &ThreadCache) -> MutexGuard<'_, PoolRange> {
-    shelf.0.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_cache(cache: &ThreadCache) -> MutexGuard<'_, PoolRange> {
+    lock(&cache.0)
 }
 
 impl ThreadCaches {
-    /// Takes a buffer of `len` bytes from the cache of this thread, or from `space`.
+    /// Allocates a buffer of `len` bytes from the cache of this thread, or from `space`.
     ///
     /// # Errors
-    /// As [`Allocator::allocate`]; there may be space in thread caches.
+    /// As [`Allocator::allocate`]; thread caches may still contain free space.
     pub(crate) fn allocate<'s, M: PersistenceBackend>(
         &self,
         backend: &M,
@@ -666,24 +672,24 @@ impl ThreadCaches {
         if len > CACHED_LEN_MAX {
             return space()?.allocate(backend, len);
         }
-        let mut shelf = lock_cache(&self.0[thread_stripe()]);
-        if shelf.1 >= len {
-            let at = shelf.0;
-            *shelf = (at + len, shelf.1 - len);
+        let mut cache = lock_cache(&self.0[thread_stripe()]);
+        if cache.1 >= len {
+            let at = cache.0;
+            *cache = (at + len, cache.1 - len);
             return Ok(at);
         }
-        space()?.allocate_or_refill_cache(backend, len, &mut shelf)
+        space()?.allocate_or_refill_cache(backend, len, &mut cache)
     }
 
-    /// Takes all runs away.
+    /// Removes and returns all runs.
     pub(crate) fn drain(&self) -> Vec<PoolRange> {
-        let runs = self.0.iter().map(|shelf| std::mem::take(&mut *lock_cache(shelf)));
+        let runs = self.0.iter().map(|cache| std::mem::take(&mut *lock_cache(cache)));
         runs.filter(|(_, len)| *len > 0).collect()
     }
 
-    /// What is on them, in bytes.
+    /// Number of free bytes in the thread caches.
     pub(crate) fn bytes(&self) -> u64 {
-        self.0.iter().map(|shelf| lock_cache(shelf).1).sum()
+        self.0.iter().map(|cache| lock_cache(cache).1).sum()
     }
 }
 
@@ -693,7 +699,7 @@ mod tests {
     use crate::mem::epoch::Pin;
     use crate::mem::epoch::tests::wait_until;
     use crate::pmem::persistence::PoolImage;
-    use crate::vfs::seeded_rng::SeededRng;
+    use crate::testing::seeded_rng::SeededRng;
 
     const LEN_MAX: u64 = 1 << 20;
 
@@ -701,7 +707,7 @@ mod tests {
         (PoolImage::new(LEN_MAX).unwrap(), Allocator::new(0, LEN_MAX, 16 << 10))
     }
 
-    /// What is taken, with what is known to be free, is the whole pool, and nothing is taken twice.
+    /// Checks that allocated and free space add up to the whole pool, and that no byte is allocated twice.
     fn check(space: &Allocator, taken: &BTreeMap<u64, u64>, leaves: usize) {
         let mut end = 0;
         for (&at, &len) in taken {
@@ -752,7 +758,7 @@ mod tests {
         for (at, len) in std::mem::take(&mut taken) {
             space.free((at, len));
         }
-        // Other tests of this process may be reading something.
+        // Other tests of this process may be pinned.
         wait_until(|| space.reclaim_retired(true));
         space.coalesce();
         assert_eq!((space.spans.len(), space.merge_leaf), (1, Some(0)), "all of it lies side by side again");
@@ -763,7 +769,7 @@ mod tests {
     fn freed_small_buffers_serve_other_lengths() {
         let (image, mut space) = test_allocator();
         let small: Vec<u64> = std::iter::from_fn(|| space.allocate(&image, 48).ok()).collect();
-        // What is left of each run is too short.
+        // The rest of each run is too short for a buffer.
         assert!(small.len() as u64 >= LEN_MAX / 48 - 2 * LEN_MAX / RUN, "{}", small.len());
         small.iter().for_each(|at| space.free((*at, 48)));
         let other: Vec<u64> = std::iter::from_fn(|| space.allocate(&image, 4000).ok()).collect();
@@ -772,7 +778,7 @@ mod tests {
         space.allocate(&image, LEN_MAX).unwrap();
     }
 
-    /// A request that failed in a large fragmented pool joined all free ranges, each time.
+    /// Regression: each request that failed in a large fragmented pool joined all free ranges.
     #[test]
     fn full_allocator_fails_without_coalescing() {
         let (image, mut space) = test_allocator();
@@ -783,13 +789,13 @@ mod tests {
             assert!(space.allocate(&image, 4000).is_err());
             assert_eq!(space.failures_since_coalesce, refused, "the free ranges were joined again");
         }
-        // Nor for each little that comes back.
+        // A few freed bytes do not cause another join either.
         for (n, at) in all.iter().skip(1).step_by(2).take(20).enumerate() {
             space.free((*at, 48));
             assert!(space.allocate(&image, 4000).is_err());
             assert_eq!(space.failures_since_coalesce, 50 + n);
         }
-        // What came back is space in the end.
+        // Once enough bytes are freed, the ranges are joined and the request succeeds.
         all.iter().skip(41).step_by(2).for_each(|at| space.free((*at, 48)));
         assert!(space.allocate(&image, 4000).is_ok());
     }

@@ -1,83 +1,88 @@
-//! Which pages of an image were changed, and the cut through all of them that a checkpoint brings to its file.
+//! Tracks the changed pages of an image, and takes the snapshot of all its pages that a checkpoint writes to its
+//! file.
 //!
-//! **The cut** is the time at which its number is stored in `cut`; it stops no thread. A writer reads the number
-//! before it stores into a page. If there is a cut, the page is marked, and no thread has handled the page since the
-//! cut, the writer copies the page before it stores. The checkpointing thread walks over all pages and copies those
-//! that are still marked. So a page is copied as it was at the cut, except for stores in progress at the cut: if a
-//! writer had read the number before the cut and stored after it, its store may be in the copy or not.
+//! **The cut** is the time at which the number of a snapshot is stored in `snapshot_number`; it stops no thread. A
+//! writer reads the number before it stores into a page. If there is a snapshot, the page is marked, and no thread
+//! has handled the page since the cut, the writer copies the page before it stores. The checkpointing thread walks
+//! over all pages and copies those that are still marked. So a page is copied as it was at the cut, except for stores
+//! in progress at the cut: if a writer read the number before the cut and stored after it, the copy may contain its
+//! store or not.
 //!
 //! **Why the copies form a state that a crash could have left.** Every change of a pool becomes valid by a published
-//! word. Let T be a store that is not in the copies, and U a word that is published by a thread that had stored T
-//! before, or that had learned of T from a writer whose call had returned: in the tree, by taking a lock that this
-//! writer held until then. (A thread that reads a word in the middle of such a call, without a lock, may see a store
-//! without a mark. Readers do, but they store nothing.) Then U is not in the copies either:
-//! - T was left out, so its writer stored it, or marked its page, after the cut. A fence precedes each check of a
-//!   word to be published, and both the mark behind a published word and the checks are in the single order of all
-//!   sequentially consistent operations, in which the walk over the pages comes after the cut. So a thread that goes
-//!   from T to U checks after the cut, sees the number, and has U's page copied before U is stored.
+//! word. Let T be a store that the copies do not contain. Let U be a word that is published by a thread that had
+//! stored T before, or that had learned of T from a writer whose call had returned: in the tree, by taking a lock
+//! that this writer held until then. (A thread that reads a word in the middle of such a call, without a lock, may
+//! see a store whose page is not marked yet. Readers do, but they store nothing.) Then the copies do not contain U
+//! either:
+//! - The copies do not contain T, so its writer stored it, or marked its page, after the cut. A fence precedes each
+//!   check of the number for a word to be published. Both the mark behind a published word and these checks are in
+//!   the single order of all sequentially consistent operations, in which the walk over the pages comes after the
+//!   cut. So a thread that goes from T to U checks after the cut, reads the number, and has U's page copied before U
+//!   is stored.
 //! - A page that was handled is not copied again before the next cut.
 //!
-//! What is left out is the future of some moment, for each thread one; what is put in is what stood before. Between two
-//! words that are published, plain stores may be in or out in any order, as they may after power loss: the simulator
-//! shows that the tree asks for no more.
+//! So there is a point in time for each thread: the copies contain the words that it published before that point, and
+//! none that it published later. Between two published words, the copies may contain any subset of the plain stores,
+//! as memory may after power loss: the simulator shows that the tree relies on no more.
 //!
-//! **No mark is lost.** A writer stores, then marks, without checking for an existing mark: stores become visible in
-//! their order (Release), so a thread that clears a mark sees the stores that it stands for, and a later mark stays
-//! for the next checkpoint. A check for an existing mark could be executed before the store is visible.
+//! **No mark is lost.** A writer stores, then marks the page, whether or not it is marked already. The two stores
+//! become visible in their order (Release), so a thread that clears a mark sees the stores that the mark stands for,
+//! and a later mark remains for the next checkpoint. A writer must not skip the mark because it finds the page
+//! marked: that check could be executed before its store is visible.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
 use crate::base::sync::WakeSignal;
 use crate::base::{Error, ErrorKind, Result};
-use crate::mem::atomic::{AtomicU8, Mutex, MutexGuard, Ordering, PoisonError, SCHEDULE_EXPLORATION, fence, yield_now};
+use crate::mem::atomic::{AtomicU8, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, fence, lock, yield_now};
 use crate::mem::region::{PAGE, Region};
 
-/// One page of an image, copied.
+/// A copy of one page of an image.
 pub(crate) type PageCopy = Box<[u8; PAGE as usize]>;
 
-/// Pages whose state is allocated together.
+/// Number of pages whose states are allocated together.
 const PAGES_PER_CHUNK: u64 = if SCHEDULE_EXPLORATION { 4 } else { 1 << 15 };
 
-/// Copies that writers put aside before they wait for the checkpoint to take some: 16 MiB.
+/// Maximum number of copies that writers store before they wait for the checkpointing thread to take some: 16 MiB.
 const BEFORE_IMAGES_MAX: usize = if SCHEDULE_EXPLORATION { 1 } else { 4096 };
 
-/// Cuts are numbered 1..=LAST, over and over.
+/// Snapshots are numbered from 1 to this number, then from 1 again.
 const SNAPSHOT_NUMBER_MAX: u8 = 254;
-/// A thread handles the page.
+/// Value of `snapshot_done` while a thread handles the page.
 const PAGE_BUSY: u8 = 255;
 
-/// For this long a writer sleeps at most before it looks again whether there is room for a copy, in milliseconds.
+/// Maximum time, in milliseconds, that a writer sleeps before it checks again whether there is space for a copy.
 const BEFORE_IMAGE_WAIT_MS: u64 = 10;
 
-/// What is known of a page.
+/// The state of a page.
 struct DirtyPageState {
-    /// 1 if it was changed since it was copied.
+    /// 1 (the page is marked) if it was changed since it was last copied.
     dirty: AtomicU8,
-    /// The last cut for which the page was handled, or [`PAGE_BUSY`].
+    /// The number of the last snapshot for which the page was handled, or [`PAGE_BUSY`].
     snapshot_done: AtomicU8,
 }
 
-/// The pages of an image.
+/// The states of all pages of an image.
 pub(crate) struct DirtyPages {
-    /// Filled as the image grows: a large bound costs nothing by itself.
+    /// Chunks are allocated as the image grows, so a high limit of its length costs little memory.
     chunks: Box<[OnceLock<Box<[DirtyPageState]>>]>,
-    /// The number of the cut that is being copied, 0 if there is none.
+    /// The number of the snapshot that is being copied, 0 if there is none.
     snapshot_number: AtomicU8,
     before_images: Mutex<BeforeImages>,
-    /// Pages with a mark, or a few more: two writers may count the same page. Nothing but an estimate comes from it.
+    /// An estimate of the number of marked pages. It may be too high, because two writers may count the same page.
     changed: AtomicU64,
-    /// Rung when there is room again.
+    /// Signaled when there is space for copies again.
     before_image_freed: WakeSignal,
 }
 
-/// What writers have put aside.
+/// Copies of pages that writers stored for the current snapshot.
 #[derive(Default)]
 struct BeforeImages {
     /// As [`DirtyPages::snapshot_number`].
     snapshot_number: u8,
     last_number: u8,
-    /// Copies that are here or about to come.
+    /// Number of copies that are stored or reserved.
     reserved: usize,
     copies: Vec<(u64, PageCopy)>,
 }
@@ -87,7 +92,7 @@ fn no_memory() -> Error {
 }
 
 impl DirtyPages {
-    /// For an image that may grow to `len_max` bytes and has none.
+    /// The page states of an empty image that may grow to `len_max` bytes.
     ///
     /// # Errors
     /// `OutOfSpace` if there is no memory.
@@ -106,10 +111,10 @@ impl DirtyPages {
         })
     }
 
-    /// There is room for the pages of an image of `len` bytes from now on.
+    /// Allocates the page states of an image of `len` bytes.
     ///
     /// # Errors
-    /// `OutOfSpace` if there is no memory, or that is more than the bound.
+    /// `OutOfSpace` if there is no memory, or if `len` exceeds the limit.
     pub(crate) fn grow(&self, len: u64) -> Result<()> {
         let count = usize::try_from(len.div_ceil(PAGE).div_ceil(PAGES_PER_CHUNK)).map_err(|_| no_memory())?;
         for chunk in self.chunks.get(..count).ok_or_else(no_memory)? {
@@ -129,16 +134,15 @@ impl DirtyPages {
 
     #[inline]
     fn state_of(&self, page: u64) -> &DirtyPageState {
-        let chunk =
-            self.chunks[(page / PAGES_PER_CHUNK) as usize].get().expect("an image has grown before it is written to");
+        let chunk = self.chunks[(page / PAGES_PER_CHUNK) as usize].get().expect("an image grows before it is written");
         &chunk[(page % PAGES_PER_CHUNK) as usize]
     }
 
     fn lock_before_images(&self) -> MutexGuard<'_, BeforeImages> {
-        self.before_images.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.before_images)
     }
 
-    /// To be called before `len` bytes from `at` on are stored into.
+    /// Called before `len` bytes from `at` on are stored.
     #[inline]
     pub(crate) fn before_store(&self, region: &Region, at: u64, len: u64) {
         if self.snapshot_number.load(Ordering::SeqCst) != 0 {
@@ -148,7 +152,7 @@ impl DirtyPages {
         }
     }
 
-    /// To be called after `len` bytes from `at` on were stored into.
+    /// Called after `len` bytes from `at` on were stored.
     #[inline]
     pub(crate) fn after_store(&self, at: u64, len: u64) {
         for page in at / PAGE..(at + len).div_ceil(PAGE) {
@@ -156,7 +160,7 @@ impl DirtyPages {
         }
     }
 
-    /// Marks a page. The mark is stored whatever was seen before: the look is for the count only.
+    /// Marks a page. The mark is stored even if the page is marked already; the load serves the count only.
     #[inline]
     fn mark(&self, page: u64, order: Ordering) {
         let mark = &self.state_of(page).dirty;
@@ -166,44 +170,44 @@ impl DirtyPages {
         mark.store(1, order);
     }
 
-    /// Pages that the next checkpoint copies, or a few more.
+    /// Number of pages that the next checkpoint copies, or a few more.
     pub(crate) fn changed(&self) -> u64 {
         self.changed.load(Ordering::Relaxed)
     }
 
-    /// As [`before`](DirtyPages::before_store), for a word that is about to be published.
+    /// As [`before_store`](DirtyPages::before_store), for a word that is published next.
     #[inline]
     pub(crate) fn before_publish(&self, region: &Region, at: u64) {
         fence(Ordering::SeqCst);
         self.before_store(region, at, 8);
     }
 
-    /// As [`after`](DirtyPages::after_store), for a word that was published.
+    /// As [`after_store`](DirtyPages::after_store), for a word that was published.
     #[inline]
     pub(crate) fn after_publish(&self, at: u64) {
         self.mark(at / PAGE, Ordering::SeqCst);
     }
 
-    /// Pages that are marked; for tests and figures, while others may change that.
+    /// Number of marked pages. Approximate while other threads write.
     #[cfg(test)]
     pub(crate) fn dirty_count(&self, len: u64) -> u64 {
         (0..len / PAGE).filter(|page| self.state_of(*page).dirty.load(Ordering::Relaxed) == 1).count() as u64
     }
 
-    /// Takes all marks away: the image is what its file is.
+    /// Clears all marks, as if the file contained the image.
     #[cfg(test)]
     pub(crate) fn clear_dirty(&self, len: u64) {
         (0..len / PAGE).for_each(|page| self.state_of(page).dirty.store(0, Ordering::Release));
         self.changed.store(0, Ordering::Relaxed);
     }
 
-    /// Copies that are put aside, or about to be.
+    /// Number of copies that are stored or reserved.
     #[cfg(test)]
     pub(crate) fn before_image_count(&self) -> usize {
         self.lock_before_images().reserved
     }
 
-    /// Puts a copy of a page aside if the cut under way needs one.
+    /// Stores a copy of a page if the current snapshot needs one.
     #[cold]
     fn keep_before_image(&self, region: &Region, number: u64) {
         let page = self.state_of(number);
@@ -213,7 +217,7 @@ impl DirtyPages {
             if cut == 0 || seen == cut {
                 return;
             }
-            // Without a mark no copy is needed, but for one that comes between now and later.
+            // Without a mark no copy is needed, unless the page is marked between this check and `copy_once`.
             let reserved = page.dirty.load(Ordering::SeqCst) == 1;
             if reserved && !self.reserve_before_image(cut) {
                 continue;
@@ -239,8 +243,9 @@ impl DirtyPages {
         }
     }
 
-    /// Handles a page for the cut `cut`: if the page is marked, calls `copy`, and no thread that has checked since
-    /// the cut stores into it meanwhile. Returns the value that the caller has to store into `seen`.
+    /// Handles a page for the snapshot `cut`. If the page is marked, calls `copy`; meanwhile, no thread that has
+    /// checked the number since the cut stores into the page. Except for `Busy`, the caller then stores a value into
+    /// `snapshot_done`.
     fn copy_once(&self, page: &DirtyPageState, cut: u8, copy: impl FnOnce() -> bool) -> CopyOutcome {
         let seen = page.snapshot_done.load(Ordering::Acquire);
         let taken =
@@ -252,14 +257,14 @@ impl DirtyPages {
             return CopyOutcome::NotNeeded(seen);
         }
         if page.dirty.swap(0, Ordering::SeqCst) == 1 && !copy() {
-            // A writer that had checked before the cut has marked it since.
+            // A writer that had checked the number before the cut has marked the page since.
             page.dirty.store(1, Ordering::SeqCst);
             return CopyOutcome::NotNeeded(seen);
         }
         CopyOutcome::Done
     }
 
-    /// Takes room for one copy, once there is some; false if the cut is over.
+    /// Reserves space for one copy, and waits for it. Returns false if the snapshot has ended.
     fn reserve_before_image(&self, cut: u8) -> bool {
         loop {
             let rings = self.before_image_freed.generation();
@@ -281,11 +286,11 @@ impl DirtyPages {
         }
     }
 
-    /// Fills the room that was taken with a copy, or gives it back.
+    /// Stores a copy in the reserved space, or releases the reservation.
     fn store_before_image(&self, cut: u8, number: u64, copy: Option<PageCopy>) {
         let mut aside = self.lock_before_images();
         if aside.snapshot_number != cut {
-            // The cut is over, and what belongs to it was counted without this one.
+            // The snapshot has ended without this copy, so its page is marked again.
             if copy.is_some() {
                 self.state_of(number).dirty.store(1, Ordering::SeqCst);
             }
@@ -302,25 +307,25 @@ impl DirtyPages {
     }
 }
 
-/// What came of dealing with a page.
+/// Result of handling a page.
 enum CopyOutcome {
-    /// It is dealt with; it is busy until the caller says so.
+    /// The page was handled. It is busy until the caller stores the number of the snapshot.
     Done,
-    /// There was no need, or not now; it is busy until the caller puts this back.
+    /// No copy was needed, or none could be made now. The page is busy until the caller stores this value again.
     NotNeeded(u8),
-    /// Another thread handles it.
+    /// Another thread handles the page.
     Busy,
 }
 
-/// A cut through an image, being copied. Unless it is [kept](PageSnapshot::finish), all pages that were copied are
-/// marked again.
+/// A snapshot of an image that is being copied. When dropped before it is [finished](PageSnapshot::finish), all
+/// copied pages are marked again.
 pub(crate) struct PageSnapshot<'a> {
     pages: &'a DirtyPages,
     region: &'a Region,
     number: u8,
-    /// Pages that the image had.
+    /// Number of pages that the image had at the cut.
     page_count: u64,
-    /// Pages that were counted as changed.
+    /// Value of `DirtyPages::changed` at the cut.
     changed: u64,
     next_page: u64,
     copied: Vec<u64>,
@@ -329,22 +334,25 @@ pub(crate) struct PageSnapshot<'a> {
 }
 
 impl<'a> PageSnapshot<'a> {
-    /// Cuts now. Everything that was stored before this call, by whomever this thread has heard of, is in it.
+    /// Makes the cut. The snapshot contains every store that was made before this call by this thread, or by a thread
+    /// whose stores this thread has observed.
     ///
     /// # Errors
-    /// `Invalid` while there is another one.
+    /// `Invalid` while there is another snapshot.
     pub(crate) fn new(pages: &'a DirtyPages, region: &'a Region) -> Result<PageSnapshot<'a>> {
         let last = {
             let mut aside = pages.lock_before_images();
             if aside.snapshot_number != 0 {
-                return Err(Error::invalid("a checkpoint of this image is under way"));
+                return Err(Error::invalid("a checkpoint of this image is running"));
             }
-            // No writer's number: this one comes first, and others are refused.
+            // `PAGE_BUSY` is the number of no snapshot. It prevents a second snapshot, and copies of writers are
+            // refused.
             aside.snapshot_number = PAGE_BUSY;
             aside.last_number
         };
         if last == SNAPSHOT_NUMBER_MAX {
-            // Numbers come again: none that was left from the last time may be taken for the new one.
+            // The numbers start again at 1, so a number that an earlier round left in a page must not match a new
+            // one.
             pages.chunks.iter().filter_map(|chunk| chunk.get()).flatten().for_each(DirtyPageState::reset_snapshot);
         }
         let number = last % SNAPSHOT_NUMBER_MAX + 1;
@@ -366,13 +374,13 @@ impl<'a> PageSnapshot<'a> {
         })
     }
 
-    /// Of the image at the cut, in bytes.
+    /// The length of the image at the cut, in bytes.
     pub(crate) fn image_len(&self) -> u64 {
         self.page_count * PAGE
     }
 
-    /// The number of the next page that was changed, which is copied to `out`; none if there are no more. What writers
-    /// have put aside comes first.
+    /// Copies the next changed page to `out` and returns its number; `None` if there are no more. Pages that writers
+    /// have copied come first.
     pub(crate) fn next_page(&mut self, out: &mut [u8]) -> Option<u64> {
         let page = loop {
             let aside = self.pages.lock_before_images().copies.pop();
@@ -383,7 +391,7 @@ impl<'a> PageSnapshot<'a> {
                     out.copy_from_slice(&copy[..]);
                     break page;
                 }
-                // Grown since: not of this cut.
+                // The image has grown since the cut, and this page is not part of the snapshot.
                 self.pages.state_of(page).dirty.store(1, Ordering::SeqCst);
                 continue;
             }
@@ -399,11 +407,11 @@ impl<'a> PageSnapshot<'a> {
         Some(page)
     }
 
-    /// Deals with the next page; whether it was copied.
+    /// Handles the next page. Returns whether it was copied.
     fn copy_next(&mut self, out: &mut [u8]) -> bool {
         let page = self.pages.state_of(self.next_page);
         if page.dirty.load(Ordering::SeqCst) == 0 && page.snapshot_done.load(Ordering::Acquire) != PAGE_BUSY {
-            // A writer that stores into it from now on was in progress at the cut, or has checked after it.
+            // A writer that stores into the page from now on was in progress at the cut, or has checked after it.
             self.next_page += 1;
             return false;
         }
@@ -425,7 +433,7 @@ impl<'a> PageSnapshot<'a> {
         copied
     }
 
-    /// Ends the copying: writers store again without looking at pages.
+    /// Ends the copying. From now on writers store without checking pages.
     fn close(&mut self) {
         if !self.is_open {
             return;
@@ -444,7 +452,7 @@ impl<'a> PageSnapshot<'a> {
         self.pages.before_image_freed.notify_all();
     }
 
-    /// The copies are where they belong.
+    /// Ends the snapshot after the copies were written to the file: their pages are not marked again.
     pub(crate) fn finish(mut self) {
         self.is_finished = true;
     }
@@ -461,11 +469,11 @@ impl Drop for PageSnapshot<'_> {
 }
 
 impl DirtyPageState {
-    /// Forgets in which cut it was seen last, while there is none.
+    /// Resets the number of the last snapshot, while there is none.
     fn reset_snapshot(&self) {
         loop {
             let seen = self.snapshot_done.load(Ordering::Acquire);
-            // The thread that handles it has found that there is no cut, or is about to.
+            // A thread that handles the page finds, now or soon, that there is no snapshot.
             if seen != PAGE_BUSY
                 && self.snapshot_done.compare_exchange(seen, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             {
@@ -484,7 +492,7 @@ mod tests {
     use crate::mem::atomic::AtomicU64;
     use crate::mem::explorer::{explore, spawn};
     use crate::pmem::persistence::{PersistenceBackend, PoolImage};
-    use crate::vfs::seeded_rng::SeededRng;
+    use crate::testing::seeded_rng::SeededRng;
 
     fn image(pages: u64) -> PoolImage {
         let image = PoolImage::new(pages * PAGE).unwrap();
@@ -532,7 +540,8 @@ mod tests {
         }
     }
 
-    /// Whatever is stored while it is copied, a cut is what there was at its moment; and numbers come again.
+    /// A snapshot shows the image at the cut, whatever is stored while it is copied, also after the numbers start
+    /// again.
     #[test]
     fn snapshot_shows_one_moment() {
         let image = PoolImage::new(40 * PAGE).unwrap();
@@ -559,7 +568,7 @@ mod tests {
                 }
             }
             if fails {
-                // What was copied is lost, and marked again.
+                // The copies are lost, and their pages are marked again.
                 file = before;
                 drop(cut);
             } else {
@@ -571,10 +580,11 @@ mod tests {
         assert!(copied > 3000, "{copied}");
     }
 
-    /// Chains of words in pages far apart, each written by another thread once it has seen the one before.
+    /// Number of words in a chain. Each is in a page of its own, and is written after the writer saw the word before
+    /// it.
     const CHAIN: u64 = 4;
 
-    /// Stores `n` in the words of the chain that are this thread's, one behind the other, when those before are told.
+    /// Stores `n` in this thread's words of the chain, each once the word before it was stored.
     fn store_chain_words(image: &PoolImage, told: &[AtomicU64], thread: u64, rounds: u64) {
         for n in 1..=rounds {
             for link in (thread..CHAIN).step_by(2) {
@@ -582,7 +592,7 @@ mod tests {
                 while told[before as usize].load(Ordering::Acquire) < wanted {
                     yield_now();
                 }
-                // What is not published is behind it in another page.
+                // This plain store precedes the published word, and is in another page.
                 image.store((CHAIN + link) * PAGE, n);
                 image.publish(link * PAGE, n);
                 told[link as usize].store(n, Ordering::Release);
@@ -590,7 +600,7 @@ mod tests {
         }
     }
 
-    /// What a cut has of a word, if it is in a page that was changed; else what the one before had.
+    /// Checks the words of a snapshot. A word whose page was not copied has its value of the snapshot before.
     fn assert_causal(words: &[u64]) {
         let (published, plain) = words.split_at(CHAIN as usize);
         assert!(published.windows(2).all(|pair| pair[0] >= pair[1]), "an effect without its cause: {words:?}");

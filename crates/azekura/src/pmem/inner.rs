@@ -1,4 +1,4 @@
-//! The way to the leaves: a tree of separators in memory.
+//! The inner nodes: a volatile tree of separators that leads from a key to its leaf.
 //!
 //! A node is never changed, except for the pointers to the nodes below it: a new node is built and replaces the old
 //! one, so a pinned reader walks from node to node without a lock or a version check. Split nodes are replaced
@@ -15,37 +15,37 @@ use crate::base::KeyOrder;
 use crate::mem::epoch::{EpochCell, Pin};
 use crate::mem::simd::prefetch;
 
-/// Children of a node.
+/// Maximum number of children of a node.
 const FANOUT: usize = 64;
-/// Children of a node when the tree is built at once: some room is left for those to come.
+/// Number of children of a node when the tree is bulk loaded, which leaves space for later inserts.
 const BULK_LOAD_FANOUT: usize = 52;
 
-/// Which leaf is wanted.
+/// Which leaf a search looks for.
 #[derive(Clone, Copy)]
 pub(crate) enum LeafTarget<'a> {
-    /// The one where this key is, or would be.
+    /// The leaf to which this key belongs.
     Key(&'a [u8]),
-    /// The one where the last key before this one is, or one to the right of it.
+    /// The leaf of the last key before this one, or a leaf to the right of it.
     BeforeKey(&'a [u8]),
     First,
     Last,
 }
 
-/// A leaf, and what its keys lie between; `None` = nothing.
+/// A leaf and the bounds of its keys; `None` = unbounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeafPosition<'p> {
     pub(crate) leaf: u64,
-    /// Its keys are not before this.
+    /// Its keys are not before this bound.
     pub(crate) low: Option<&'p [u8]>,
-    /// Its keys are before this; others in it belong to the leaf behind it.
+    /// Its keys are before this bound. If the leaf contains other keys, these belong to the next leaf.
     pub(crate) high: Option<&'p [u8]>,
-    /// Those that hang on the same node, and its number among them.
+    /// All leaves of the same parent node. `index` is the position of this leaf among them.
     siblings: &'p [u64],
     index: usize,
 }
 
 impl LeafPosition<'_> {
-    /// The leaf this many leaves later or, below 0, earlier, as far as they have the same parent node.
+    /// The leaf `leaves` positions later, or earlier if negative; `None` if it has another parent node.
     #[inline]
     pub(crate) fn sibling(&self, leaves: isize) -> Option<u64> {
         self.siblings.get(self.index.wrapping_add_signed(leaves)).copied()
@@ -54,27 +54,28 @@ impl LeafPosition<'_> {
 
 type InnerNodeCell = EpochCell<InnerNode>;
 
-/// A node: separator `n` stands between the children `n` and `n + 1`, is behind every key of the former and not behind
-/// any of the latter. One more of both fits in than belongs there: what is split was that large for a moment.
+/// A node. Separator `n` is between the children `n` and `n + 1`: it is behind every key of the former and not behind
+/// any key of the latter. The arrays have space for one child and one separator more than a stored node has, because
+/// a node is built with these before it is split.
 #[repr(C, align(64))]
 struct InnerNode {
-    /// What all separators begin with, in bytes.
+    /// Length in bytes of the prefix that all separators share.
     common_len: u32,
     count: u16,
-    /// How many levels of nodes are below it.
+    /// Number of levels of nodes below this one.
     level: u16,
-    /// The first eight bytes of what all begin with, as of [`key_prefix_u64`].
+    /// The first eight bytes of the shared prefix, as of [`key_prefix_u64`].
     common_prefix: u64,
-    /// Above the lowest level.
+    /// Children above the lowest level, where they are nodes; empty on the lowest level.
     child_nodes: Box<[InnerNodeCell]>,
-    /// The separators one behind the other, and where each ends.
+    /// The separators are concatenated in `separator_bytes`; this is the end of each.
     separator_ends: Box<[u32]>,
     separator_bytes: Box<[u8]>,
-    /// Where the order is that of the bytes: four bytes of each separator behind what all of them begin with, as of
-    /// [`key_prefix_i32`], and behind the last one the highest numbers. In the node itself, as what is looked at in
-    /// every walk, so that all of it can be fetched at once.
+    /// If the key order is bytewise: four bytes of each separator after the shared prefix, as of [`key_prefix_i32`],
+    /// padded with the highest value. They are stored in the node itself, because every search reads them, so that
+    /// all of them can be prefetched together.
     separator_prefixes: [i32; FANOUT],
-    /// On the lowest level: offsets in the pool.
+    /// Children on the lowest level: the words of the leaves' addresses.
     leaves: [u64; FANOUT + 1],
 }
 
@@ -119,8 +120,8 @@ impl InnerChildren {
     }
 }
 
-/// Eight bytes of `key` from `from` on as a big-endian number, as if zeros followed: of two keys the numbers are never
-/// in the opposite order.
+/// Eight bytes of `key` from `from` on as a big-endian integer, padded with zeros. The integers of two keys are never
+/// in the opposite order of these bytes.
 #[inline]
 pub(crate) fn key_prefix_u64(key: &[u8], from: usize) -> u64 {
     let rest = key.get(from..).unwrap_or_default();
@@ -132,15 +133,15 @@ pub(crate) fn key_prefix_u64(key: &[u8], from: usize) -> u64 {
     u64::from_be_bytes(word)
 }
 
-/// The four bytes of `key` from `from` on, ordered as these are: signed, because that is what processors compare many
-/// of at once.
+/// The four bytes of `key` from `from` on as an integer of the same order. It is signed, because processors compare
+/// signed integers many at a time.
 #[inline]
 fn key_prefix_i32(key: &[u8], from: usize) -> i32 {
     ((key_prefix_u64(key, from) >> 32) as u32 ^ 1 << 31).cast_signed()
 }
 
-/// The number of `separator_prefixes` that are lower than `head`. It compares all of them: that is faster than a
-/// binary search, whose branches are unpredictable and whose loads depend on each other.
+/// The number of `heads` that are lower than `head`. It compares all of them: that is faster than a binary search,
+/// whose branches are unpredictable and whose loads depend on each other.
 #[inline]
 fn count_lower(heads: &[i32; FANOUT], head: i32) -> usize {
     heads.iter().map(|other| u32::from(*other < head)).sum::<u32>() as usize
@@ -173,7 +174,7 @@ impl InnerNode {
             }
         }
         if let (true, Some(first), Some(last)) = (order.is_bytewise(), separators.first(), separators.last()) {
-            // What the first and the last begin with all between them do.
+            // All separators share the prefix that the first and the last share, because they are sorted.
             let common = first.iter().zip(*last).take_while(|(a, b)| a == b).count();
             node.common_len = common as u32;
             node.common_prefix = key_prefix_u64(&first[..common], 0);
@@ -207,7 +208,8 @@ impl InnerNode {
         }
     }
 
-    /// How many separators are before `key`, or, with `or_equal`, not behind it: the number of the child.
+    /// The index of the child for `key`: the number of separators that are before `key`, or, with `or_equal`, not
+    /// behind it.
     #[inline]
     fn rank(&self, key: &[u8], or_equal: bool, order: &KeyOrder, bytewise: bool) -> usize {
         let (mut low, mut high) = (0, self.len() - 1);
@@ -234,13 +236,13 @@ impl InnerNode {
         low
     }
 
-    /// The leaves on both sides of leaf `at`.
+    /// The leaves before and behind leaf `at` in this node.
     fn neighbours(&self, at: usize) -> (Option<u64>, Option<u64>) {
         let leaves = &self.leaves[..self.len()];
         (at.checked_sub(1).map(|at| leaves[at]), leaves.get(at + 1).copied())
     }
 
-    /// The node of `cell`, below this one. What every walk looks at of it is fetched together.
+    /// Loads the node of `cell`, below this one, and prefetches the fields that every search reads.
     #[inline]
     fn load_child<'p>(&self, cell: &'p InnerNodeCell, pin: &'p Pin) -> &'p InnerNode {
         let node = cell.load_pinned(pin);
@@ -252,8 +254,8 @@ impl InnerNode {
         node
     }
 
-    /// Where `key` is: before all keys that begin as all separators do, behind them, or among them. For what begins in
-    /// few bytes alike they are in the node itself.
+    /// Compares `key` with the keys that begin with the shared prefix: it is before them, one of them, or behind
+    /// them. A shared prefix of up to eight bytes is read from the node itself.
     #[inline]
     fn cmp_common_prefix(&self, key: &[u8], common: usize) -> Order {
         if common <= 8 && common <= key.len() {
@@ -263,7 +265,8 @@ impl InnerNode {
         if key.starts_with(begins) { Order::Equal } else { key.cmp(begins) }
     }
 
-    /// With `instead`, if there is one, in place of child `at`, `child` behind it, and `separator` between them.
+    /// This node with `child` inserted behind child `at`, and `separator` between the two. If `instead` is given, it
+    /// replaces child `at`.
     fn with_child_inserted(
         &self,
         at: usize,
@@ -281,7 +284,8 @@ impl InnerNode {
         InnerNode::new(&separators, children, order)
     }
 
-    /// Without child `at`; what belonged there goes to its left neighbour, or else to the right one.
+    /// This node without child `at`. The keys of that child then belong to the child before it, or if there is none,
+    /// to the child behind it.
     fn with_child_removed(&self, at: usize, order: &KeyOrder) -> InnerNode {
         let (mut separators, mut children) = (self.separators(), self.children());
         separators.remove(at.saturating_sub(1));
@@ -289,7 +293,7 @@ impl InnerNode {
         InnerNode::new(&separators, children, order)
     }
 
-    /// The first `keep` children, the separator behind them, and the others.
+    /// Splits the node: its first `keep` children, the separator behind them, and the other children.
     fn halves(&self, keep: usize, order: &KeyOrder) -> (InnerNode, Vec<u8>, InnerNode) {
         let separators = self.separators();
         let mut left = self.children();
@@ -300,24 +304,24 @@ impl InnerNode {
 
     fn memory_bytes(&self) -> u64 {
         let beside = size_of_val(&*self.child_nodes) + size_of_val(&*self.separator_ends) + self.separator_bytes.len();
-        // With two counts in front, which are as large as the alignment.
+        // An `Arc` stores two counters before the node, padded to the alignment of the node.
         (size_of::<InnerNode>() + align_of::<InnerNode>() + beside) as u64
     }
 }
 
-/// The tree above the leaves of one pool.
+/// The inner nodes of one pool.
 pub(crate) struct InnerTree {
     root: InnerNodeCell,
     order: KeyOrder,
     bytewise: bool,
 }
 
-/// The nodes from the root down to the leaf, with the number of the child that was taken in each.
+/// The nodes from the root down to a leaf, with the index of the chosen child in each.
 type InnerPath<'p> = Vec<(&'p InnerNodeCell, &'p InnerNode, usize)>;
 
 impl InnerTree {
-    /// The way to `leaves`, at least one, each with what separates it from the one before (that of the first is not
-    /// looked at).
+    /// Builds the tree of `leaves`, at least one. Each comes with the separator between it and the leaf before it;
+    /// the separator of the first leaf is ignored.
     pub(crate) fn bulk_load(leaves: &[(Vec<u8>, u64)], order: KeyOrder) -> InnerTree {
         let mut level: Vec<(&[u8], InnerNode)> = Vec::new();
         for part in leaves.chunks(BULK_LOAD_FANOUT) {
@@ -341,7 +345,7 @@ impl InnerTree {
         InnerTree { root: EpochCell::new(Arc::new(root)), bytewise: order.is_bytewise(), order }
     }
 
-    /// The number of the child where `goal` is.
+    /// The index of the child that leads to `goal`.
     #[inline]
     fn child_index(&self, node: &InnerNode, goal: LeafTarget<'_>) -> usize {
         match goal {
@@ -363,7 +367,7 @@ impl InnerTree {
         }
     }
 
-    /// The leaf of `goal`, and what lies beside it.
+    /// The leaf of `goal`, with the bounds of its keys and its siblings.
     pub(crate) fn find_position<'p>(&'p self, goal: LeafTarget<'_>, pin: &'p Pin) -> LeafPosition<'p> {
         let mut node = self.root.load_pinned(pin);
         let (mut low, mut high) = (None, None);
@@ -388,7 +392,7 @@ impl InnerTree {
         }
     }
 
-    /// The leaves on both sides of that of `key` that hang on the same node.
+    /// The leaves before and behind the leaf of `key` that have the same parent node.
     pub(crate) fn neighbours(&self, key: &[u8], pin: &Pin) -> (Option<u64>, Option<u64>) {
         let path = self.path(key, pin);
         let &(_, node, at) = path.last().expect("there is a root");
@@ -406,7 +410,7 @@ impl InnerTree {
         }
     }
 
-    /// Puts `leaf` behind the leaf where `separator` is now; keys from there on are its own.
+    /// Inserts `leaf` behind the current leaf of `separator`. Keys from `separator` on then belong to `leaf`.
     pub(crate) fn insert(&self, separator: &[u8], leaf: u64) {
         let pin = Pin::new();
         let mut change: Option<(InnerNode, Vec<u8>, InnerNode)> = None;
@@ -420,7 +424,7 @@ impl InnerTree {
             if whole.len() <= FANOUT {
                 return cell.store(Arc::new(whole));
             }
-            // Ascending, the full node stays full.
+            // With ascending inserts the full node stays full.
             let keep = if at + 1 == FANOUT { FANOUT } else { FANOUT / 2 };
             change = Some(whole.halves(keep, &self.order));
         }
@@ -429,8 +433,8 @@ impl InnerTree {
         self.root.store(Arc::new(InnerNode::new(&[&between], children, &self.order)));
     }
 
-    /// Takes the leaf where `key` is away; what belongs there goes to the leaf before it on the same node, or else to
-    /// the one behind it. The last leaf of all stays.
+    /// Removes the leaf of `key`. Its keys then belong to the leaf before it with the same parent node, or if there
+    /// is none, to the leaf behind it. The only leaf of a tree is not removed.
     pub(crate) fn remove(&self, key: &[u8]) {
         let pin = Pin::new();
         let path = self.path(key, &pin);
@@ -441,8 +445,8 @@ impl InnerTree {
         }
     }
 
-    /// Puts `leaf` in the place of the leaf behind `old`, a separator that stands on its node, and `new` in the place
-    /// of that separator.
+    /// Replaces the separator `old` by `new`, and the leaf behind it by `leaf`. `old` is a separator of the lowest
+    /// level.
     pub(crate) fn replace(&self, old: &[u8], new: &[u8], leaf: u64) {
         let pin = Pin::new();
         let path = self.path(old, &pin);
@@ -453,7 +457,7 @@ impl InnerTree {
         cell.store(Arc::new(InnerNode::new(&separators, InnerChildren::Leaves(children), &self.order)));
     }
 
-    /// The bytes that it takes.
+    /// Number of bytes that the nodes take.
     pub(crate) fn memory_bytes(&self) -> u64 {
         fn below(node: &InnerNode, pin: &Pin) -> u64 {
             let under = node.child_nodes.iter().map(|cell| below(cell.load_pinned(pin), pin));
@@ -472,7 +476,7 @@ mod tests {
 
     use super::*;
     use crate::base::comparator::Comparator;
-    use crate::vfs::seeded_rng::SeededRng;
+    use crate::testing::seeded_rng::SeededRng;
 
     struct ReversedKeyOrder;
     impl Comparator for ReversedKeyOrder {
@@ -484,7 +488,8 @@ mod tests {
         }
     }
 
-    /// Checks every question against a map from separators to leaves; that of the leftmost leaf is below all keys.
+    /// Checks every lookup against a map from separators to leaves. The separator of the leftmost leaf is below all
+    /// keys.
     fn check(inner: &InnerTree, model: &BTreeMap<Vec<u8>, u64>, leftmost: u64, keys: &[Vec<u8>]) {
         let pin = Pin::new();
         for key in keys {
@@ -534,7 +539,7 @@ mod tests {
             } else if let Some((gone, _)) = model.range(all[rng.below(all.len())].clone()..).next() {
                 let gone = gone.clone();
                 let pin = Pin::new();
-                // Where the leaf is the first of its node, what it had goes to the right.
+                // If the leaf is the first of its node, its keys belong to the leaf to the right.
                 let (left, _) = inner.neighbours(&gone, &pin);
                 drop(pin);
                 inner.remove(&gone);
@@ -542,7 +547,8 @@ mod tests {
                 if left.is_none() {
                     let pin = Pin::new();
                     let heir = inner.find_position(LeafTarget::Key(&gone), &pin);
-                    // Its separator moved down, or a whole node is gone and what it had went to the left.
+                    // Either the separator of that leaf is lower now, or a whole node was removed and its keys belong
+                    // to the left.
                     if let Some((old, leaf)) = model.range(gone.clone()..).next()
                         && *leaf == heir.leaf
                     {
@@ -596,7 +602,7 @@ mod tests {
 
     #[test]
     fn lookup_never_goes_back_while_nodes_split() {
-        // Leaf n has the keys from n on, until others come between: what is found is never behind the key.
+        // Leaf n has the keys from n on, until leaves are inserted between: the leaf found is never behind the key.
         let inner = InnerTree::bulk_load(&[(Vec::new(), 0)], KeyOrder::bytewise());
         let count: u64 = if cfg!(miri) { 300 } else { 20_000 };
         let stop = AtomicBool::new(false);

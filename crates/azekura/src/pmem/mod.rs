@@ -9,29 +9,27 @@
 //!   to it, and after every reader that may read it has unpinned.
 //! - Volatile state follows durable state. An operation that fails has released its reservations before it changed
 //!   anything.
-//! - Readers never wait. A record that a reader finds and may see is valid. A missing key is valid only if the leaf
-//!   and the path to it did not change meanwhile.
+//! - Readers never wait. A record that a reader finds and may see is valid. A missing key is valid only if the leaf and
+//!   the path to it did not change meanwhile.
 //! - Writers of different leaves do not wait for each other. Leaves are split and merged by one thread at a time, and
 //!   only that thread locks two leaves.
 //!
-//! Modules, lowest first: [`record`], [`leaf`] (their formats), [`dirty_pages`], [`persistence`] (how changes become
-//! durable), [`allocator`], [`inner`] (inner nodes), [`leaf_order`] (the order of a leaf's slots), [`versions`]
-//! (replaced versions), [`tree`], [`write`](mod@write), [`reserve`] (reservations of a batch), [`split_merge`],
-//! [`pool_iter`], [`pool_header`], [`options`], and [`pool`] (files, recovery, and the engine that `db` calls).
+//! Modules, lowest first: [`record`], [`leaf`] (their formats, and the order of a leaf's slots), [`dirty_pages`],
+//! [`persistence`] (how changes become durable), [`allocator`], [`inner`] (inner nodes), [`versions`] (replaced
+//! versions), [`tree`], [`write`](mod@write) (also the reservations of a batch), [`split_merge`], [`pool_iter`],
+//! [`pool_header`], [`options`], and [`pool`] (files, recovery, and the engine that `db` calls).
 #![deny(unsafe_code)]
 
 pub(crate) mod allocator;
 pub(crate) mod dirty_pages;
 pub(crate) mod inner;
 pub(crate) mod leaf;
-pub(crate) mod leaf_order;
 pub(crate) mod options;
 pub(crate) mod persistence;
 pub(crate) mod pool;
 pub(crate) mod pool_header;
 pub(crate) mod pool_iter;
 pub(crate) mod record;
-pub(crate) mod reserve;
 #[cfg(test)]
 pub(crate) mod sim;
 pub(crate) mod split_merge;

@@ -1,21 +1,21 @@
-//! How large a pool may get.
+//! The options of a pmem partition.
 
 use crate::base::coding::{ByteReader, put_varint};
 use crate::base::{Error, Result};
 use crate::pmem::record::OFFSET_END;
 use crate::pmem::tree::PoolOptions;
 
-/// Sizes that a pool may have, in bytes.
+/// The range of `max_size`, in bytes.
 const MAX_SIZE_RANGE: std::ops::RangeInclusive<u64> = (64 << 10)..=(8 << 40);
-/// The field of the stored settings that holds these.
+/// The field of the stored settings that contains these options.
 pub(crate) const PMEM_OPTIONS_FIELD: u64 = 16;
-/// The most bytes of a pool that a byte of the log can become: a record of 7 bytes in a batch takes 32, and 70 with its
-/// share of a leaf that was split just before.
+/// Maximum number of bytes that one byte of the WAL takes in a pool: a record that takes 7 bytes in a batch takes 32
+/// bytes in the pool, or 70 with its share of a leaf that was just split.
 const POOL_BYTES_PER_WAL_BYTE: u64 = 16;
-/// Steps that it may grow by.
+/// The range of `growth_step`, in bytes.
 const GROWTH_STEP_RANGE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 30);
 
-/// The settings of a partition of the engine [`Pmem`](crate::EngineType::Pmem).
+/// The options of a partition of the engine [`Pmem`](crate::EngineType::Pmem).
 ///
 /// ```
 /// use azekura::PmemOptions;
@@ -35,33 +35,34 @@ impl Default for PmemOptions {
 }
 
 impl PmemOptions {
-    /// Bytes of memory, and of its file, that the data may take with all that belongs to it, 64 KiB to 8 TiB; beyond
-    /// it, writes are `OutOfSpace` until something is removed. A record takes about 26 bytes more than its key and its
-    /// value. The pool is created with `growth_step` bytes, or with this where that is less. Default: 1 GiB.
+    /// Maximum number of bytes, in memory and in the pool file, for the data and all overhead, 64 KiB to 8 TiB. When
+    /// it is reached, writes are `OutOfSpace` until records are removed. A record takes about 26 bytes more than its
+    /// key and its value. The pool is created with `growth_step` bytes, or with `max_size` bytes if that is less.
+    /// Default: 1 GiB.
     ///
-    /// What snapshots and iterators keep of old values counts. Entries that say where those are take memory, at most an
-    /// eighth of this size and at least 1 MiB ([`PoolMetrics::kept_bytes`](crate::PoolMetrics)). Beyond that, puts and
-    /// removals are `OutOfSpace` with a message that tells the age of the oldest snapshot, until it is dropped. Want of
-    /// space in the pool refuses no removal.
+    /// Old values that snapshots and iterators need count too. The entries that point to these values take additional
+    /// memory ([`PoolMetrics::kept_bytes`](crate::PoolMetrics)): at most an eighth of this size, or 1 MiB if that is
+    /// more. When this limit is reached, puts and removals are `OutOfSpace` until the oldest snapshot is dropped; the
+    /// message contains its age. Lack of space in the pool does not prevent removals.
     ///
-    /// The same memory holds what a batch replaces and removes until the whole batch is visible. A batch that needs
-    /// more than is free waits for other batches. One that does not fit alone is `OutOfSpace`, and nothing of it is
-    /// written.
+    /// The same memory is used for the records that a batch replaces and removes, until the whole batch is visible. A
+    /// batch that needs more memory than is free waits for other batches. A batch that does not fit alone is
+    /// `OutOfSpace`, and nothing of it is written.
     ///
-    /// A larger size than the partition was opened with, more than twice of it, takes effect when the database is
-    /// opened the next time. A smaller size flushes the partition; if it holds more already, every record stays,
-    /// and puts are `OutOfSpace` until so much was removed that the rest fits.
+    /// If the size is raised to more than twice the size with which the partition was opened, the rest takes effect
+    /// when the database is next opened. Lowering the size flushes the partition. If the partition contains more
+    /// already, every record is kept, and puts are `OutOfSpace` until enough was removed.
     ///
-    /// The size does not hold while the database is opened: what the log has fits, however it lay in the pool
-    /// before. Memory and file that a pool has got then stay with it; how much of them is in use does not exceed the
-    /// size afterwards.
+    /// The limit does not hold while the database is opened, so that all records of the WAL fit, wherever they were
+    /// in the pool before. The pool keeps the memory and the file space that it gets then, but afterwards the used
+    /// part does not exceed the limit.
     #[must_use]
     pub fn max_size(mut self, bytes: u64) -> PmemOptions {
         self.max_size = bytes;
         self
     }
 
-    /// Bytes that it grows by when it is full, 4 KiB to 1 GiB. Default: 4 MiB.
+    /// Number of bytes by which a full pool grows, 4 KiB to 1 GiB. Default: 4 MiB.
     #[must_use]
     pub fn growth_step(mut self, bytes: u64) -> PmemOptions {
         self.growth_step = bytes;
@@ -80,24 +81,25 @@ impl PmemOptions {
         range("growth_step", self.growth_step, &GROWTH_STEP_RANGE)
     }
 
-    /// What a tree is opened with.
+    /// The options of the tree.
     pub(crate) fn pool_options(&self) -> PoolOptions {
         PoolOptions { len_max: self.max_size, grow_by: self.growth_step, ..PoolOptions::default() }
     }
 
-    /// Whether a pool of these options may hold less than one of `other`.
+    /// Whether the limit of these options is lower than that of `other`.
     pub(crate) fn lowers_max_size(&self, other: &PmemOptions) -> bool {
         self.max_size < other.max_size
     }
 
-    /// Addresses for a pool into which `log_bytes` of log may be replayed: for what it may hold, for what the log holds
-    /// beyond that, and for a limit that is raised while the database is open.
+    /// Number of bytes of address space to reserve for a pool into which `log_bytes` of the WAL may be replayed:
+    /// enough for its limit, for records of the WAL beyond the limit, and for a limit that is raised while the
+    /// database is open.
     pub(crate) fn reserved_address_len(&self, log_bytes: u64) -> u64 {
         let replayed = log_bytes.saturating_mul(POOL_BYTES_PER_WAL_BYTE);
         self.max_size.saturating_mul(2).saturating_add(replayed).min(OFFSET_END)
     }
 
-    /// What the stored settings of a partition say, by default if that is nothing.
+    /// Reads the options from the stored settings of a partition; the default if there are none.
     pub(crate) fn from_settings(settings: &[u8]) -> Result<PmemOptions> {
         let mut d = ByteReader::new(settings);
         while !d.is_empty() {

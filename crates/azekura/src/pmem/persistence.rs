@@ -1,6 +1,6 @@
-//! What a pool stands on: words that are stored, and made durable when and where the tree says so.
+//! The persistence backends of a pool: storing words, and making them durable in the order that the tree requires.
 //!
-//! Reading goes to the [`Region`] itself, whatever the medium: only what changes something passes through here.
+//! Reads access the [`Region`] directly on every backend. Only changes use the trait [`PersistenceBackend`].
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::pmem::dirty_pages::{DirtyPages, PageSnapshot};
 use crate::vfs::File;
 use crate::vfs::fs::PersistenceLevel;
 
-/// What survives power loss as a whole, and in which order.
+/// The unit in which stores become durable in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PersistGranularity {
     /// Stores to one line of 64 bytes become durable in their order.
@@ -22,7 +22,7 @@ pub(crate) enum PersistGranularity {
     Word,
 }
 
-/// A place in the code that flushes, fences or orders two stores, so that a test can leave out each.
+/// A place in the code that flushes, fences or orders two stores. A test can skip each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum PersistSite {
     FormatHeader,
@@ -59,15 +59,15 @@ pub(crate) enum PersistSite {
     ClearCleanMarkDone,
 }
 
-/// A persistence back end. Thread safe; the tree coordinates changes of the same bytes.
+/// A persistence backend. Thread safe; the tree coordinates changes of the same bytes.
 pub(crate) trait PersistenceBackend: Send + Sync + 'static {
-    /// The bytes as they are now, durable or not.
+    /// The current bytes of the pool, whether durable or not.
     fn region(&self) -> &Region;
 
     /// Stores a word that is unreachable until it is published.
     fn store(&self, at: u64, word: u64);
 
-    /// Stores a word that publishes what was written before, and hides something older.
+    /// Stores a word that makes earlier stores reachable, and may make older data unreachable.
     fn publish(&self, at: u64, word: u64);
 
     /// Writes bytes that are unreachable until they are published.
@@ -76,20 +76,20 @@ pub(crate) trait PersistenceBackend: Send + Sync + 'static {
     /// Starts making the lines of a range durable.
     fn flush(&self, at: u64, len: u64, site: PersistSite);
 
-    /// Returns once what this thread has flushed is durable.
+    /// Returns once every range that this thread has flushed is durable.
     fn fence(&self, site: PersistSite);
 
     fn granularity(&self) -> PersistGranularity;
 
     fn level(&self) -> PersistenceLevel;
 
-    /// Makes the pool at least `len` bytes long, a multiple of [`PAGE`]; what is new holds zeros.
+    /// Makes the pool at least `len` bytes long, a multiple of [`PAGE`]. The new bytes are zero.
     ///
     /// # Errors
     /// `OutOfSpace` if there is no space; then nothing was changed.
     fn grow(&self, len: u64) -> Result<()>;
 
-    /// Flushes a range on media where the order of stores within a line is not enough.
+    /// Flushes a range on backends that do not keep the order of stores within a line.
     #[inline]
     fn flush_words(&self, at: u64, len: u64, site: PersistSite) {
         if self.granularity() == PersistGranularity::Word {
@@ -97,7 +97,7 @@ pub(crate) trait PersistenceBackend: Send + Sync + 'static {
         }
     }
 
-    /// Publishes two words of one line, each (where, word), so that the second is never durable without the first.
+    /// Publishes two words of one line, each (offset, word), so that the second is never durable without the first.
     fn publish_both(&self, first: (u64, u64), second: (u64, u64), site: PersistSite) {
         self.publish(first.0, first.1);
         if self.granularity() == PersistGranularity::Word {
@@ -108,12 +108,13 @@ pub(crate) trait PersistenceBackend: Send + Sync + 'static {
     }
 }
 
-/// How stores to one line become durable on this processor.
+/// The order in which stores to one line become durable on this processor.
 fn cpu_granularity() -> PersistGranularity {
     if cfg!(target_arch = "x86_64") { PersistGranularity::Line } else { PersistGranularity::Word }
 }
 
-/// Tries to reserve `len_max`, and less each time it fails, down to `len`: what is there must fit, not what may come.
+/// Calls `reserve` with `len_max`, then with less each time it fails, down to `len`: existing data must fit, growth
+/// may be limited.
 fn reserve_with_fallback<T>(len: u64, len_max: u64, mut reserve: impl FnMut(u64) -> Result<T>) -> Result<T> {
     let mut wanted = len_max.max(len);
     loop {
@@ -124,8 +125,8 @@ fn reserve_with_fallback<T>(len: u64, len_max: u64, mut reserve: impl FnMut(u64)
     }
 }
 
-/// An image in memory of this process alone, which remembers the pages that were changed. The log and checkpoints make
-/// it durable; flushing and fencing do nothing.
+/// An image in the memory of this process, which tracks the pages that were changed. The WAL and checkpoints make it
+/// durable; flushes and fences do nothing.
 pub(crate) struct PoolImage {
     region: Region,
     dirty_pages: DirtyPages,
@@ -140,47 +141,47 @@ impl PoolImage {
         Ok(PoolImage { region: Region::private(len_max)?, dirty_pages: DirtyPages::new(len_max)? })
     }
 
-    /// An empty image for one of `len` bytes that is there already: it may grow to `len_max` bytes, or as far as there
-    /// are addresses.
+    /// An empty image into which an existing one of `len` bytes is loaded. It may grow to `len_max` bytes, or as far
+    /// as there is address space.
     ///
     /// # Errors
-    /// `OutOfSpace` if there are not `len` addresses.
+    /// `OutOfSpace` if there is no address space for `len` bytes.
     pub(crate) fn for_existing(len: u64, len_max: u64) -> Result<PoolImage> {
         reserve_with_fallback(len, len_max, PoolImage::new)
     }
 
-    /// Puts whole words where a file has them, while the image is being read. Leaves no mark.
+    /// Stores whole words from a file while the image is loaded. Marks no page.
     pub(crate) fn load_words(&self, at: u64, bytes: &[u8]) {
         self.region.write_words(at, bytes);
     }
 
-    /// All that was changed is in the file, or is to be looked at as if it were.
+    /// Clears all marks, as if the file contained every change.
     #[cfg(test)]
     pub(crate) fn clear_dirty_pages(&self) {
         self.dirty_pages.clear_dirty(self.region.len());
     }
 
-    /// Copies that writers have put aside, or are about to.
+    /// Number of page copies that writers have stored or reserved.
     #[cfg(test)]
     pub(crate) fn before_image_count(&self) -> usize {
         self.dirty_pages.before_image_count()
     }
 
-    /// Pages that were changed since they were brought to a file, more or less, while others write.
+    /// Number of pages changed since they were last written to a file. Approximate while other threads write.
     #[cfg(test)]
     pub(crate) fn dirty_page_count(&self) -> u64 {
         self.dirty_pages.dirty_count(self.region.len())
     }
 
-    /// Pages that were changed since they were brought to a file, or a few more.
+    /// Number of pages changed since they were last written to a file, or a few more.
     pub(crate) fn pages_to_write(&self) -> u64 {
         self.dirty_pages.changed()
     }
 
-    /// Cuts through the image, to bring what was changed to its file.
+    /// Takes a snapshot of the image, from which a checkpoint writes the changed pages to the file.
     ///
     /// # Errors
-    /// `Invalid` while that is being done.
+    /// `Invalid` while there is another snapshot.
     pub(crate) fn snapshot_pages(&self) -> Result<PageSnapshot<'_>> {
         PageSnapshot::new(&self.dirty_pages, &self.region)
     }
@@ -234,7 +235,7 @@ impl PersistenceBackend for PoolImage {
     }
 }
 
-/// A file used as memory: on persistent memory it survives power loss, on tmpfs the end of the process.
+/// A mapped file: on persistent memory its content survives power loss, on tmpfs the end of the process.
 pub(crate) struct MappedPoolFile {
     region: Region,
     file: Arc<dyn File>,
@@ -242,17 +243,18 @@ pub(crate) struct MappedPoolFile {
 }
 
 impl MappedPoolFile {
-    /// The whole pages of `file` as they are, and room to grow to `len_max`, if they are not more already. On a medium
-    /// of [`PersistenceLevel::ProcessCrash`] whose pages the system writes to a device when it likes, power loss leaves
-    /// anything.
+    /// Maps the whole pages of `file`, with address space to grow to `len_max` bytes, or to the current length if
+    /// that is more. If the level is [`PersistenceLevel::ProcessCrash`] and the system writes pages back to a device
+    /// at any time, the file is undefined after power loss.
     ///
     /// # Errors
-    /// `Unsupported` where files cannot be used as memory, and those of the system.
+    /// `Unsupported` where files cannot be mapped as memory, and those of the system.
     pub(crate) fn new(file: Arc<dyn File>, len_max: u64) -> Result<MappedPoolFile> {
         MappedPoolFile::map_reserving(file, len_max, len_max)
     }
 
-    /// The same for a pool that is there already: it may grow to `len_max`, or as far as there are addresses.
+    /// As [`new`](MappedPoolFile::new), for an existing pool: it may grow to `len_max`, or as far as there is address
+    /// space.
     ///
     /// # Errors
     /// As [`new`](MappedPoolFile::new).
@@ -261,13 +263,13 @@ impl MappedPoolFile {
     }
 
     fn map_reserving(file: Arc<dyn File>, least: u64, len_max: u64) -> Result<MappedPoolFile> {
-        // What is behind the last whole page was about to be added when the process ended, and is not in use.
+        // Bytes behind the last whole page were being added when the process ended, and are not in use.
         let len = file.length()? / PAGE * PAGE;
         let reserved = len_max.max(len).max(1).checked_next_multiple_of(PAGE);
-        let reserved = reserved.ok_or_else(|| Error::invalid("a pool is shorter than 2^64 bytes"))?;
+        let reserved = reserved.ok_or_else(|| Error::invalid("a pool must be shorter than 2^64 bytes"))?;
         let least = len.max(least).max(PAGE).min(reserved).next_multiple_of(PAGE);
         let words = reserve_with_fallback(least, reserved, |len| file.map_memory(len))?;
-        let words = words.ok_or_else(|| Error::unsupported("files cannot be used as memory here"))?;
+        let words = words.ok_or_else(|| Error::unsupported("files cannot be mapped on this platform"))?;
         let region = Region::shared(words)?;
         file.allocate(len)?;
         region.grow(len)?;
@@ -321,13 +323,14 @@ impl PersistenceBackend for MappedPoolFile {
     }
 
     fn grow(&self, len: u64) -> Result<()> {
-        // Places for all of it first: a store into a hole of a full file system ends the process.
+        // The file system allocates all blocks first, because a store into a hole of a full file system ends the
+        // process.
         self.file.allocate_from(self.region.len(), len)?;
         self.region.grow(len)
     }
 }
 
-/// What something did to its medium. What is flushed and fenced counts on media that make nothing of it, too.
+/// Counts of stores, flushes and fences. Flushes and fences count also on backends where they do nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PersistCounts {
     pub(crate) stored_bytes: u64,
@@ -335,7 +338,7 @@ pub(crate) struct PersistCounts {
     pub(crate) fences: u64,
 }
 
-/// What all splits since the tree was opened did, and how many there were.
+/// The counts of all splits since the tree was opened, and the number of splits.
 #[derive(Default)]
 pub(crate) struct SplitStats {
     count: AtomicU64,
@@ -362,7 +365,7 @@ impl SplitStats {
     }
 }
 
-/// Counts what one thread does to a medium.
+/// A backend that counts the operations of one thread.
 pub(crate) struct CountingBackend<'a, M> {
     backend: &'a M,
     counts: Cell<PersistCounts>,
@@ -421,7 +424,7 @@ mod tests {
     use crate::vfs::disk::tests::temp_dir;
     use crate::vfs::{Fs, OpenMode};
 
-    /// The pages that a cut finds, by number.
+    /// The numbers of the pages in a snapshot, sorted.
     fn dirty_page_numbers(image: &PoolImage) -> Vec<u64> {
         let (mut cut, mut out) = (image.snapshot_pages().unwrap(), [0; PAGE as usize]);
         let mut pages: Vec<u64> = std::iter::from_fn(|| cut.next_page(&mut out)).collect();
@@ -448,8 +451,8 @@ mod tests {
         assert_eq!(image.grow(301 * PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
     }
 
-    /// It asked for the whole file at each step, and the system went through all pages that were there: a million
-    /// records of 820 bytes took three times as long as they had to.
+    /// Regression: each step allocated the whole file, and the system visited all existing pages. Inserting a million
+    /// records of 820 bytes took three times as long as necessary.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "only the system knows how much space a file has")]
     fn grow_allocates_only_new_bytes() {
@@ -489,7 +492,7 @@ mod tests {
         open(OpenMode::Write).set_length(PAGE + 5).unwrap();
         let cut = MappedPoolFile::new(open(OpenMode::Write), 0).unwrap();
         assert_eq!((cut.region().len(), cut.region().load(0)), (PAGE, 7));
-        let nothing = crate::vfs::mem::MemFs::new();
+        let nothing = crate::testing::MemFs::new();
         let file = nothing.open("/pool".as_ref(), OpenMode::Create).unwrap();
         assert_eq!(MappedPoolFile::new(file, PAGE).map(|_| ()).unwrap_err().kind(), ErrorKind::Unsupported);
     }

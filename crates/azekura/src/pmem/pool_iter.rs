@@ -31,47 +31,48 @@ const PREFETCH_DISTANCE: usize = 8;
 /// many, and in later leaves a batch has all of them.
 const FIRST_BATCH: usize = 8;
 
-/// A shorter beginning that all keys have leaves heads that differ behind it.
+/// A shared key prefix shorter than this many bytes is not skipped when keys are sorted, because the 8-byte prefixes
+/// of the keys then still differ after it.
 const COMMON_LEN_MIN: usize = 6;
 
-/// What a cursor shows of a leaf.
+/// The part of a leaf that an iterator reads.
 #[derive(Default)]
 struct LeafView {
-    /// The records, by key; what is newer than the point may be among them.
+    /// The slots of the records in key order. The records may include some that are newer than the snapshot.
     slots: Vec<LeafSlot>,
-    /// What the keys lie between; `None` = nothing. There may be others at the end: while a leaf is split or joined,
-    /// keys that belong behind it stand in it still.
+    /// Bounds of the keys; `None` = unbounded. There may be keys at or behind `high`: while a leaf is split or
+    /// merged, it still contains keys that belong to the next leaf.
     low: Option<Vec<u8>>,
     high: Option<Vec<u8>>,
-    /// The head of `high`: a key with a lower one is before it. 0 where heads don't tell.
+    /// The 8-byte prefix of `high`: a key with a lower prefix is before `high`. 0 if prefixes are not comparable.
     high_prefix: u64,
 }
 
-/// A cursor over the newest versions at one registered point, in the order of keys; removed keys are not there.
+/// An iterator over the newest versions at one registered sequence number, in key order. Deleted keys are skipped.
 pub(crate) struct PoolIter<M: PersistenceBackend> {
     tree: Arc<PoolTree<M>>,
     /// Registered by the owner of the iterator, as long as the iterator exists.
     read_seqno: SeqNo,
-    /// A walk up goes on to no leaf behind the second bound, a walk down to none before the first.
+    /// Forward iteration reads no leaf behind the second bound, backward iteration none before the first.
     bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
     view: LeafView,
-    /// Whether it stands on an entry: one of the batch, whose records are numbered as in the view.
+    /// Whether the iterator is on an entry. The entry is in `batch`, whose slot indices are indices of `view.slots`.
     valid: bool,
     batch: RecordReadBatch,
-    /// Which way the batch goes.
+    /// The direction in which `batch` was filled.
     direction: ScanDirection,
-    /// How many records of the view are copied next.
+    /// Number of records of the view that are copied next.
     next_batch_len: usize,
     prefetcher: LeafPrefetcher,
     /// Whether the records of this leaf were not prefetched.
     is_cold: bool,
-    /// Scratch for sorting.
+    /// Scratch space for sorting.
     records: Vec<PoolRecord>,
     sorted: Vec<(u64, u32)>,
 }
 
 impl<M: PersistenceBackend> PoolTree<M> {
-    /// A cursor at a registered point.
+    /// An iterator at `point`, a registered sequence number.
     pub(crate) fn iter(self: &Arc<Self>, point: SeqNo) -> PoolIter<M> {
         PoolIter {
             tree: Arc::clone(self),
@@ -101,7 +102,7 @@ fn copy(from: Option<&[u8]>, to: &mut Option<Vec<u8>>) {
     }
 }
 
-/// Which way a walk goes.
+/// The direction of an iteration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ScanDirection {
     Forward,
@@ -109,13 +110,13 @@ enum ScanDirection {
 }
 
 impl<M: PersistenceBackend> PoolIter<M> {
-    /// The same, for a walk that needs no leaf beyond these bounds.
+    /// The same iterator, limited to `bounds`: it reads no leaf beyond them.
     pub(crate) fn with_bounds(mut self, (low, high): KeyBounds<'_>) -> PoolIter<M> {
         self.bounds = (low.cloned(), high.cloned());
         self
     }
 
-    /// Takes the leaf of `goal`, on the way to one that lies behind or before it.
+    /// Loads the leaf of `goal`. `way` is the direction in which the iteration continues.
     fn load_leaf(&mut self, goal: LeafTarget<'_>, way: ScanDirection) -> Result<()> {
         (self.valid, self.direction, self.next_batch_len) = (false, way, FIRST_BATCH);
         self.prefetcher.prefetch_rest(self.tree.region());
@@ -144,7 +145,8 @@ impl<M: PersistenceBackend> PoolIter<M> {
         let tells = tree.key_order.is_bytewise() || view.high.is_none();
         view.high_prefix =
             if tells { view.high.as_deref().map_or(u64::MAX, |high| key_prefix_u64(high, 0)) } else { 0 };
-        // After the leaf was read: whatever it forgot before is found.
+        // The versions are read after the leaf, so that each record that was removed from the leaf earlier is found
+        // here.
         if !tree.versions.is_empty() && self.load_retained_versions(&slots, valid)? {
             return Ok(());
         }
@@ -171,7 +173,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
         Ok(())
     }
 
-    /// Reads the heads of the records of a leaf; with `visible` only of those that the point shows.
+    /// Reads the headers of the records of a leaf; with `visible`, only of those that the snapshot includes.
     fn read_records(&mut self, slots: &[u64; SLOTS], valid: u64, visible: bool) -> Result<()> {
         let PoolIter { tree, records, read_seqno: point, is_cold: cold, .. } = self;
         set_bits(if *cold { valid } else { 0 }).for_each(|n| prefetch_slot_record(tree.region(), LeafSlot(slots[n])));
@@ -185,14 +187,13 @@ impl<M: PersistenceBackend> PoolIter<M> {
         Ok(())
     }
 
-    /// Takes the leaf with the versions that lie in its range: what was visible and is not in the leaf any more. False
-    /// if there are none.
+    /// Loads the view from the leaf merged with the retained versions in its range. Returns false if there are none.
     fn load_retained_versions(&mut self, slots: &[u64; SLOTS], valid: u64) -> Result<bool> {
         let (mut tombstones, mut kept) = (Vec::new(), Vec::new());
         let PoolIter { tree, view, read_seqno: point, bounds: (start, end), .. } = self;
         let (order, end, low, high) = (&tree.key_order, &*end, view.low.as_deref(), view.high.as_deref());
-        // Of a leaf that lies across a bound only what lies within: an emptied leaf may have versions of any number of
-        // keys.
+        // If a bound is inside the range of the leaf, only versions within the bound are read, because an emptied
+        // leaf may have retained versions of any number of keys.
         let low = match start {
             Bound::Included(start) | Bound::Excluded(start) if low.is_none_or(|low| order.cmp(low, start).is_lt()) => {
                 Some(start.as_slice())
@@ -227,7 +228,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
         Ok(true)
     }
 
-    /// Sorts the records that were read.
+    /// Sorts `records` into `sorted`.
     fn sort(&mut self) {
         let PoolIter { tree, records, sorted, view, .. } = self;
         let common = match (&view.low, &view.high) {
@@ -236,7 +237,8 @@ impl<M: PersistenceBackend> PoolIter<M> {
             }
             _ => 0,
         };
-        // Heads of keys that belong behind the leaf would not be comparable.
+        // If the leaf contains keys that belong to the next leaf, these need not share the common prefix of its
+        // bounds.
         let strangers = |records: &[PoolRecord]| match &view.high {
             Some(high) => records.iter().any(|record| tree.cmp_key(record, high).is_ge()),
             _ => false,
@@ -245,7 +247,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
         tree.sort_records(records, common, sorted);
     }
 
-    /// Leaves the newest version of each key, unless it is removed.
+    /// Keeps only the newest version of each key, and removes keys whose newest version is a tombstone.
     fn keep_newest_versions(&mut self, tombstones: &[(Vec<u8>, SeqNo)]) {
         let PoolIter { tree, records, sorted, .. } = self;
         sorted.dedup_by(|b, a| tree.cmp_keys(&records[a.1 as usize], &records[b.1 as usize]).is_eq());
@@ -259,8 +261,9 @@ impl<M: PersistenceBackend> PoolIter<M> {
         }
     }
 
-    /// Copies records of the view from number `at` on, and stands on the first one that the point shows; false if all
-    /// of them are behind the end of the view, the point does not show them, or they belong to the leaf behind.
+    /// Copies visible records of the view from index `at` on, in the direction of the iteration, and positions the
+    /// iterator on the first of them. Returns false if there is none: the view has no more records, or the rest is
+    /// newer than the snapshot or belongs to the next leaf.
     fn fill_batch(&mut self, mut at: usize) -> Result<bool> {
         let PoolIter {
             tree,
@@ -302,13 +305,13 @@ impl<M: PersistenceBackend> PoolIter<M> {
         }
     }
 
-    /// Stands on the first entry from `at` on, in this leaf or behind it.
+    /// Positions the iterator on the first entry from index `at` on, in this leaf or a later one.
     fn scan_forward(&mut self, mut at: usize) -> Result<()> {
         self.valid = false;
         self.direction = ScanDirection::Forward;
         while !self.fill_batch(at)? {
             let Some(high) = self.view.high.take() else { return Ok(()) };
-            // All keys of the leaves behind are at `high` or behind it.
+            // All keys of later leaves are at or behind `high`.
             let ends = match &self.bounds.1 {
                 Bound::Unbounded => false,
                 Bound::Included(end) => self.tree.key_order.cmp(&high, end).is_gt(),
@@ -328,13 +331,13 @@ impl<M: PersistenceBackend> PoolIter<M> {
         Ok(())
     }
 
-    /// Stands on the last entry before `end`, in this leaf or before it.
+    /// Positions the iterator on the last entry before index `end`, in this leaf or an earlier one.
     fn scan_backward(&mut self, mut end: usize) -> Result<()> {
         self.valid = false;
         self.direction = ScanDirection::Backward;
         while !self.fill_batch(end.wrapping_sub(1))? {
             let Some(low) = self.view.low.take() else { return Ok(()) };
-            // All keys of the leaves before are before `low`.
+            // All keys of earlier leaves are before `low`.
             if let Bound::Included(start) | Bound::Excluded(start) = &self.bounds.0
                 && self.tree.key_order.cmp(&low, start).is_le()
             {
@@ -355,11 +358,11 @@ impl<M: PersistenceBackend> PoolIter<M> {
         }
     }
 
-    /// How many entries of the view are before `target`.
+    /// Number of entries of the view that are before `target`.
     fn lower_bound(&self, target: InternalKey<'_>) -> Result<usize> {
         let PoolIter { tree, view, .. } = self;
         let (slots, _pin) = (&view.slots, tree.pin()?);
-        // What the first questions are about, and then what is left, is fetched together.
+        // The records that the first comparisons may read are prefetched together, and later all that remain.
         for part in 1..8 {
             self.prefetch_slot(slots.len() * part / 8);
         }
@@ -381,10 +384,24 @@ impl<M: PersistenceBackend> PoolIter<M> {
         }
         Ok(low)
     }
+
+    /// Number of entries of the view whose keys are at or before `key`.
+    fn end_of_versions(&self, key: &[u8]) -> Result<usize> {
+        let mut end = self.lower_bound(InternalKey::new(key, SeqNo::ZERO))?;
+        let _pin = self.tree.pin()?;
+        while let Some(slot) = self.view.slots.get(end) {
+            let record = PoolRecord::read(self.tree.region(), *slot)?;
+            if self.tree.cmp_key(&record, key).is_ne() {
+                break;
+            }
+            end += 1;
+        }
+        Ok(end)
+    }
 }
 
 impl LeafView {
-    /// Whether `key` belongs to a leaf behind this one.
+    /// Whether `key` belongs to a later leaf.
     #[cold]
     fn is_past_high<M: PersistenceBackend>(&self, tree: &PoolTree<M>, key: &[u8]) -> bool {
         self.high.as_deref().is_some_and(|high| tree.key_order.cmp(key, high).is_ge())
@@ -392,7 +409,7 @@ impl LeafView {
 }
 
 impl ScanDirection {
-    /// The number `n` steps on from `at`; one that nothing has where it would be below 0.
+    /// The index `n` steps on from `at`. A step below 0 wraps around to an index that is out of range.
     #[inline]
     fn step_from(self, at: usize, n: usize) -> usize {
         match self {
@@ -408,9 +425,24 @@ impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
         self.scan_forward(0)
     }
 
+    /// To the last entry within the upper bound. `seek` ends at that bound, and a caller that found no entry behind it
+    /// expects the one before it here.
     fn seek_to_last(&mut self) -> Result<()> {
-        self.load_leaf(LeafTarget::Last, ScanDirection::Backward)?;
-        self.scan_backward(self.view.slots.len())
+        let end = match self.bounds.1.clone() {
+            Bound::Unbounded => {
+                self.load_leaf(LeafTarget::Last, ScanDirection::Backward)?;
+                self.view.slots.len()
+            }
+            Bound::Excluded(key) => {
+                self.load_leaf(LeafTarget::Key(&key), ScanDirection::Backward)?;
+                self.lower_bound(InternalKey::before_versions_of(&key))?
+            }
+            Bound::Included(key) => {
+                self.load_leaf(LeafTarget::Key(&key), ScanDirection::Backward)?;
+                self.end_of_versions(&key)?
+            }
+        };
+        self.scan_backward(end)
     }
 
     fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
@@ -429,7 +461,7 @@ impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
 
     #[inline]
     fn next(&mut self) -> Result<()> {
-        assert!(self.valid, "a cursor steps only where it is valid");
+        assert!(self.valid, "an iterator moves only while it is valid");
         if self.direction == ScanDirection::Forward && self.batch.step() {
             self.prefetcher.prefetch_record(self.tree.region());
             return Ok(());
@@ -439,7 +471,7 @@ impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
 
     #[inline]
     fn prev(&mut self) -> Result<()> {
-        assert!(self.valid, "a cursor steps only where it is valid");
+        assert!(self.valid, "an iterator moves only while it is valid");
         if self.direction == ScanDirection::Backward && self.batch.step() {
             self.prefetcher.prefetch_record(self.tree.region());
             return Ok(());
@@ -475,7 +507,7 @@ impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
 
     #[inline]
     fn entry(&self) -> EntryRef<'_> {
-        assert!(self.valid, "only a valid cursor stands on an entry");
+        assert!(self.valid, "only a valid iterator has an entry");
         self.batch.entry(self.tree.region())
     }
 }
@@ -487,31 +519,31 @@ const BATCH_BYTES_MAX: usize = 16 << 10;
 
 #[cfg(test)]
 thread_local! {
-    /// Values that this thread has read beside their records.
+    /// Number of values that this thread has read separately from their records.
     pub(crate) static VALUES_READ: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// A record that was copied.
+/// A record that was copied into a batch.
 #[derive(Clone, Copy)]
 struct CopiedRecord {
     seqno: SeqNo,
-    /// Where its value stands in the pool.
+    /// Offset of the value in the pool.
     value_offset: u64,
-    /// Where its key begins among the bytes; the value is behind it.
+    /// Start of the key in the bytes of the batch. A copied value follows the key.
     key_start: u32,
     key_len: u32,
     value_len: u32,
-    /// The number that its slot has for the caller.
+    /// Index of the slot, as passed by the caller.
     slot_index: u32,
     kind: RecordKind,
     has_value: bool,
 }
 
-/// Records in the order in which a walk comes to them, and the one that it stands on.
+/// Copied records in the order of the iteration, and the current position.
 #[derive(Default)]
 pub(crate) struct RecordReadBatch {
     records: Vec<CopiedRecord>,
-    /// In use up to `len`; what is behind is what former batches left.
+    /// Used up to `len`. The rest contains bytes of former batches.
     bytes: Vec<u8>,
     len: usize,
     position: usize,
@@ -520,15 +552,15 @@ pub(crate) struct RecordReadBatch {
 }
 
 impl RecordReadBatch {
-    /// Without records.
+    /// Removes all records.
     pub(crate) fn clear(&mut self) {
         self.records.clear();
         self.value.take();
         (self.len, self.position) = (0, 0);
     }
 
-    /// Copies the record of a slot, which is `number` to the caller, if `keep` says so of its key and number; false if
-    /// there is no room for it in this batch.
+    /// Copies the record of a slot, with `number` as its slot index, if `keep` accepts its key and sequence number.
+    /// Returns false if the batch has no space for it.
     ///
     /// # Errors
     /// As [`PoolRecord::read`](crate::pmem::record::PoolRecord::read).
@@ -552,8 +584,9 @@ impl RecordReadBatch {
         };
         let key = start + (record.key_offset - record.offset) as usize;
         if keep(&self.bytes[key..][..record.key_len], record.seqno) {
-            // A batch has less than `BATCH_BYTES_MAX` bytes before it takes a head with a key of 64 KiB at most, and a
-            // leaf with versions of all its keys fewer slots than memory has bytes: 32 bits hold all of it.
+            // 32 bits are enough: the batch has less than `BATCH_BYTES_MAX` bytes before this record, whose copied
+            // part has at most a header and a key of 64 KiB, or `COPY_WHOLE_MAX` bytes. The number of slots of a view
+            // is limited by the memory for retained versions.
             self.records.push(CopiedRecord {
                 seqno: record.seqno,
                 value_offset: record.value_offset(),
@@ -569,7 +602,7 @@ impl RecordReadBatch {
         Ok(true)
     }
 
-    /// Copies a whole record behind the others.
+    /// Appends a whole record to the bytes.
     #[inline(always)]
     fn copy_record(&mut self, region: &Region, slot: LeafSlot, len: u64) -> Result<PoolRecord> {
         let end = self.len + len as usize;
@@ -586,7 +619,7 @@ impl RecordReadBatch {
         self.bytes.resize(len, 0);
     }
 
-    /// Copies a record up to its value behind the others.
+    /// Appends a record without its value to the bytes.
     #[cold]
     fn copy_header_and_key(&mut self, region: &Region, slot: LeafSlot) -> Result<(PoolRecord, usize)> {
         let record = PoolRecord::read(region, slot)?;
@@ -596,7 +629,7 @@ impl RecordReadBatch {
         Ok((record, len))
     }
 
-    /// To the next record, if there is one.
+    /// Steps to the next record. Returns false if there is none.
     #[inline]
     pub(crate) fn step(&mut self) -> bool {
         let more = self.position + 1 < self.records.len();
@@ -618,7 +651,7 @@ impl RecordReadBatch {
         &self.bytes[record.key_start as usize..][..record.key_len as usize]
     }
 
-    /// The number of the record that it stands on; this and what follows only if there is one.
+    /// The slot index of the current record. The batch must not be empty, here and in the functions below.
     #[inline]
     pub(crate) fn slot_index(&self) -> usize {
         self.records[self.position].slot_index as usize
@@ -630,7 +663,7 @@ impl RecordReadBatch {
         (InternalKey::new(self.key_of(record), record.seqno), record.kind)
     }
 
-    /// The record that it stands on.
+    /// The current record.
     #[inline]
     pub(crate) fn entry(&self, region: &Region) -> EntryRef<'_> {
         let record = &self.records[self.position];
@@ -651,24 +684,24 @@ impl RecordReadBatch {
 /// Maximum number of bytes of a record that are prefetched.
 const PREFETCH_LEN_MAX: u64 = 256;
 
-/// The leaves that a walk comes to next, as far as is known.
+/// The next two leaves of an iteration, as far as they are known.
 #[derive(Default)]
 pub(crate) struct LeafPrefetcher {
     next_leaf: Option<LeafAddr>,
     leaf_after_next: Option<LeafAddr>,
-    /// Slots of `next`, once they were looked at.
+    /// Valid slots of `next_leaf`, once `slots_known` is set. The first `prefetched` of them are prefetched.
     slots: Vec<u64>,
     slots_known: bool,
     prefetched: usize,
 }
 
 impl LeafPrefetcher {
-    /// Whether records of this leaf were fetched.
+    /// Whether records of this leaf were prefetched.
     pub(crate) fn has_prefetched(&self, leaf: LeafAddr) -> bool {
         self.next_leaf == Some(leaf) && self.slots_known
     }
 
-    /// From now on these leaves come next.
+    /// Sets the leaves that come next, and prefetches them.
     pub(crate) fn begin<M: PersistenceBackend>(
         &mut self,
         tree: &PoolTree<M>,
@@ -688,7 +721,7 @@ impl LeafPrefetcher {
         }
     }
 
-    /// Learns which records there are in the next leaf, if that is not known. It should be in the cache by now.
+    /// Reads the slots of the next leaf, if they are not known. By now that leaf should be in the processor's cache.
     pub(crate) fn read_slots<M: PersistenceBackend>(&mut self, tree: &PoolTree<M>) {
         if let Some(addr) = self.next_leaf.filter(|_| !self.slots_known) {
             let leaf = tree.leaf(addr);
@@ -698,7 +731,7 @@ impl LeafPrefetcher {
         }
     }
 
-    /// Fetches one record of the next leaf.
+    /// Prefetches one record of the next leaf.
     #[inline]
     pub(crate) fn prefetch_record(&mut self, region: &Region) {
         if let Some(slot) = self.slots.get(self.prefetched) {
@@ -707,14 +740,14 @@ impl LeafPrefetcher {
         }
     }
 
-    /// Fetches what is left of its records.
+    /// Prefetches the remaining records of the next leaf.
     pub(crate) fn prefetch_rest(&mut self, region: &Region) {
         self.slots[self.prefetched..].iter().for_each(|slot| prefetch_slot_record(region, LeafSlot(*slot)));
         self.prefetched = self.slots.len();
     }
 }
 
-/// Fetches a record.
+/// Prefetches a record.
 #[inline]
 pub(crate) fn prefetch_slot_record(region: &Region, slot: LeafSlot) {
     region.prefetch(slot.offset(), slot.len().unwrap_or(PREFETCH_LEN_MAX).min(PREFETCH_LEN_MAX));
@@ -725,10 +758,10 @@ mod tests {
     use super::*;
     use crate::pmem::record::PoolRecordHeader;
 
-    /// Where a record stands, its key, its value.
+    /// Slot, key and value of a record.
     type StoredTestRecord = (LeafSlot, Vec<u8>, Vec<u8>);
 
-    /// Records with keys and values of these lengths, one behind the other.
+    /// Writes adjacent records with keys and values of these lengths.
     fn pool(lengths: &[(usize, usize)]) -> (Region, Vec<StoredTestRecord>) {
         let region = Region::private(1 << 20).unwrap();
         region.grow(1 << 20).unwrap();

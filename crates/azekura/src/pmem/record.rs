@@ -1,4 +1,5 @@
-//! One record: what is known of its key and value, in one buffer with them. See the format of pools.
+//! One record: a header with its checksum, lengths and sequence number, then its key and its value, in one buffer.
+//! See the format of pools.
 
 use crate::base::checksum::{location_seed, xxh3, xxh3_chunked};
 use crate::base::coding::ByteReader;
@@ -9,25 +10,25 @@ use crate::mem::region::Region;
 /// Buffers of records begin at multiples of this, and their lengths are multiples of it, in bytes.
 pub(crate) const BUFFER_ALIGN: u64 = 16;
 
-/// Checksum, tag, lengths of key and value, sequence number.
+/// Checksum, tag, key length, value length, sequence number.
 const RECORD_HEADER_LEN_MAX: usize = 4 + 1 + 3 + 5 + 7;
-/// The bits of the tag that say how many bytes the sequence number takes; the others are those of the kind.
+/// The bits of the tag that contain the width of the sequence number in bytes. The other bits contain the kind.
 const SEQNO_WIDTH_SHIFT: u32 = 3;
 const SEQNO_WIDTH_MASK: u8 = 0b0011_1000;
 
 const OFFSET_BITS: u32 = 40;
-/// A length that the record itself knows.
+/// Length field of a slot whose buffer is too long for the field: the record header contains the length.
 const LEN_IN_RECORD: u64 = u64::MAX >> OFFSET_BITS;
 
-/// Offsets are below this, in bytes: 16 TiB.
+/// All offsets are below this, in bytes: 16 TiB.
 pub(crate) const OFFSET_END: u64 = BUFFER_ALIGN << OFFSET_BITS;
 
-/// Where a record stands and how long its buffer is, in one word.
+/// Offset of a record and length of its buffer in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeafSlot(pub(crate) u64);
 
 impl LeafSlot {
-    /// `at` and `len` are those of a buffer: multiples of [`BUFFER_ALIGN`].
+    /// `at` and `len` are the offset and length of a buffer in bytes, multiples of [`BUFFER_ALIGN`].
     pub(crate) fn new(at: u64, len: u64) -> LeafSlot {
         LeafSlot(((len / BUFFER_ALIGN).min(LEN_IN_RECORD) << OFFSET_BITS) | (at / BUFFER_ALIGN))
     }
@@ -37,7 +38,7 @@ impl LeafSlot {
         (self.0 & (u64::MAX >> (64 - OFFSET_BITS))) * BUFFER_ALIGN
     }
 
-    /// The length of the buffer, if it is short enough to stand here.
+    /// The length of the buffer in bytes, or `None` if it is too long for the field.
     #[inline]
     pub(crate) fn len(self) -> Option<u64> {
         let len = self.0 >> OFFSET_BITS;
@@ -45,27 +46,27 @@ impl LeafSlot {
     }
 }
 
-/// The length of the buffer of a record that will come with a sequence number up to `seqno`; of a lower one it may be
-/// a [`BUFFER_ALIGN`] less.
+/// The length in bytes of the buffer of a record whose sequence number is at most `seqno`. With a lower one the
+/// record may need [`BUFFER_ALIGN`] bytes less.
 pub(crate) fn buffer_len_for(key_len: usize, value_len: usize, seqno: SeqNo) -> u64 {
     let varint = |n: usize| (usize::BITS - (n | 1).leading_zeros()).div_ceil(7) as usize;
     let head = 4 + 1 + varint(key_len) + varint(value_len) + seqno_width(seqno);
     ((head + key_len + value_len) as u64).next_multiple_of(BUFFER_ALIGN)
 }
 
-/// The bytes that a sequence number takes.
+/// Number of bytes that a sequence number takes.
 fn seqno_width(seqno: SeqNo) -> usize {
     8 - (seqno.0 | 1).leading_zeros() as usize / 8
 }
 
-/// The first bytes of a record's buffer.
+/// The encoded header of a record: the first bytes of its buffer.
 pub(crate) struct PoolRecordHeader {
     bytes: [u8; RECORD_HEADER_LEN_MAX],
     len: usize,
 }
 
 impl PoolRecordHeader {
-    /// The head of `entry`, all but its checksum.
+    /// The header of `entry`, without its checksum.
     ///
     /// # Errors
     /// `Invalid` if key or value is too long.
@@ -99,12 +100,12 @@ impl PoolRecordHeader {
         self.push(value as u8);
     }
 
-    /// The length of the buffer that the record needs.
+    /// The length of the buffer that the record needs, in bytes.
     pub(crate) fn buffer_len(&self, entry: EntryRef<'_>) -> u64 {
         ((self.len + entry.user_key.len() + entry.value.len()) as u64).next_multiple_of(BUFFER_ALIGN)
     }
 
-    /// The bytes, bound by their checksum to `at` and to key and value.
+    /// The header with its checksum, which covers key and value and is bound to `file_id` and the offset `at`.
     pub(crate) fn encode(&mut self, file_id: &[u8; 16], at: u64, entry: EntryRef<'_>) -> &[u8] {
         let head = xxh3(location_seed(file_id, at), &self.bytes[4..self.len]);
         let sum = fold(xxh3(xxh3(head, entry.user_key), entry.value));
@@ -117,7 +118,7 @@ fn fold(sum: u64) -> u32 {
     (sum ^ sum >> 32) as u32
 }
 
-/// What the head of a record says.
+/// The decoded header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolRecord {
     pub(crate) offset: u64,
@@ -129,10 +130,10 @@ pub(crate) struct PoolRecord {
 }
 
 impl PoolRecord {
-    /// The record of a slot.
+    /// Reads the header of the record that a slot points to.
     ///
     /// # Errors
-    /// `Corruption` if there is none, `Unsupported` if it is of a kind that a newer version wrote.
+    /// `Corruption` if there is no valid header, `Unsupported` if the kind is unknown (written by a newer version).
     #[inline]
     pub(crate) fn read(region: &Region, slot: LeafSlot) -> Result<PoolRecord> {
         let at = slot.offset();
@@ -146,7 +147,7 @@ impl PoolRecord {
         }
     }
 
-    /// The record of a slot, whose whole buffer is `bytes`.
+    /// Reads the header of a slot's record from `bytes`, its whole buffer.
     ///
     /// # Errors
     /// As [`PoolRecord::read`].
@@ -161,8 +162,8 @@ impl PoolRecord {
         }
     }
 
-    /// The record that begins with these words; none where it is not like most: then [`PoolRecord::decode`] says what
-    /// it is.
+    /// Decodes the common form of a record from its first two words: a put whose key and value are each shorter than
+    /// 128 bytes. `None` for every other form and for invalid bytes; [`PoolRecord::decode`] handles these.
     #[inline(always)]
     pub(crate) fn decode_short(slot: LeafSlot, first: u64, second: u64) -> Option<PoolRecord> {
         let [_, _, _, _, tag, key_len, value_len, low] = first.to_le_bytes();
@@ -223,18 +224,18 @@ impl PoolRecord {
 
     fn check_bounds(self, region: &Region, slot: LeafSlot) -> Result<PoolRecord> {
         let len = self.buffer_len();
-        // That what a slot knows to be there is in the region was looked at before anything of it was read.
+        // For a slot that contains the length, `read` has checked already that the buffer is in the region.
         let fits = slot.len().is_some() || len / BUFFER_ALIGN >= LEN_IN_RECORD && region.contains(self.offset, len);
         if fits { self.check_slot_len(slot) } else { Err(bad_slot_error(self.offset)) }
     }
 
-    /// It, if it is as long as its slot says.
+    /// Returns the record if its length matches the length in its slot.
     fn check_slot_len(self, slot: LeafSlot) -> Result<PoolRecord> {
         let fits = slot.len().is_none_or(|there| self.buffer_len() == there);
         if fits { Ok(self) } else { Err(bad_slot_error(self.offset)) }
     }
 
-    /// The length of its buffer.
+    /// The length of the buffer in bytes.
     #[inline]
     pub(crate) fn buffer_len(&self) -> u64 {
         (self.value_offset() - self.offset + self.value_len as u64).next_multiple_of(BUFFER_ALIGN)
@@ -249,14 +250,14 @@ impl PoolRecord {
         LeafSlot::new(self.offset, self.buffer_len())
     }
 
-    /// Puts a copy of the key into `out`, in place of what was there.
+    /// Replaces the content of `out` by the key.
     #[inline]
     pub(crate) fn read_key(&self, region: &Region, out: &mut Vec<u8>) {
         out.resize(self.key_len, 0);
         region.read(self.key_offset, out);
     }
 
-    /// Whether its bytes are those that were written.
+    /// Whether the checksum matches the bytes of the record.
     pub(crate) fn checksum_matches(&self, region: &Region, file_id: &[u8; 16]) -> bool {
         let mut head = [0; RECORD_HEADER_LEN_MAX];
         let head = &mut head[..(self.key_offset - self.offset) as usize];
@@ -271,7 +272,7 @@ impl PoolRecord {
 
 #[cold]
 fn bad_slot_error(at: u64) -> Error {
-    Error::corruption("a slot leads to what is no record").at_offset(at)
+    Error::corruption("a slot does not point to a record").at_offset(at)
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
-//! A medium that loses power: it knows of every word what is durable, and what a power failure could leave.
+//! A simulated persistence backend that loses power. It tracks which stores are durable, and enumerates the states
+//! that a power failure can leave.
 //!
-//! Each line has a list of stores that are not known to be durable. A flush marks how long the list is, a fence makes
-//! what is marked durable. At a power failure any prefix of each line's list may have become durable, one line
-//! independent of the other; in word mode, any of the values that each word had since.
+//! Each line has a list of stores that may not be durable. A flush marks the current length of the list, and a fence
+//! makes the stores up to the mark durable. At a power failure any prefix of each line's list may have become
+//! durable, independently of other lines. In word mode, each word may have any of the values that were stored into it
+//! since.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,19 +15,19 @@ use crate::base::checksum::xxh3;
 use crate::mem::persist::LINE;
 use crate::mem::region::Region;
 use crate::pmem::persistence::{PersistGranularity, PersistSite, PersistenceBackend};
+use crate::testing::seeded_rng::SeededRng;
 use crate::vfs::fs::PersistenceLevel;
-use crate::vfs::seeded_rng::SeededRng;
 
 /// A planted fault, which the tests must detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SimFault {
     NoFlush(PersistSite),
     NoFence(PersistSite),
-    /// The two stores of a site come in the other order.
+    /// The two stores of a site are made in the opposite order.
     Swapped(PersistSite),
 }
 
-/// Stores to one line that are not known to be durable, in their order: where, and which word.
+/// Stores to one line that may not be durable, in their order: (offset, word).
 #[derive(Clone, Debug, Default)]
 struct SimLine {
     stores: Vec<(u64, u64)>,
@@ -34,18 +36,18 @@ struct SimLine {
 
 #[derive(Default)]
 struct SimState {
-    /// What is durable for sure.
+    /// The bytes that are certainly durable.
     durable: Vec<u8>,
     pending: BTreeMap<u64, SimLine>,
     points: Vec<CrashPoint>,
     recording: bool,
     fences: u64,
     flushed_lines: u64,
-    /// Sites that flushed or fenced at all.
+    /// Sites that flushed or fenced at least once.
     sites_seen: HashSet<PersistSite>,
 }
 
-/// A moment at which power may fail.
+/// The state at a time when power may fail.
 pub(crate) struct CrashPoint {
     durable: Vec<u8>,
     pending: BTreeMap<u64, SimLine>,
@@ -61,7 +63,7 @@ pub(crate) struct Sim {
 }
 
 impl Sim {
-    /// A medium on which `image` is durable, that may grow to `len_max` bytes.
+    /// A backend on which `image` is durable, and which may grow to `len_max` bytes.
     pub(crate) fn new(image: &[u8], len_max: u64, granularity: PersistGranularity, fault: Option<SimFault>) -> Sim {
         let region = Region::private(len_max).unwrap();
         region.grow(image.len() as u64).unwrap();
@@ -74,12 +76,12 @@ impl Sim {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on every fence is a point, until they are taken.
+    /// Records a crash point at every fence, until [`take_crash_points`](Sim::take_crash_points).
     pub(crate) fn start_recording(&self) {
         self.state().recording = true;
     }
 
-    /// The points since [`Sim::record`], with now as the last one.
+    /// The crash points since [`start_recording`](Sim::start_recording). The last one is the current state.
     pub(crate) fn take_crash_points(&self) -> Vec<CrashPoint> {
         let mut state = self.state();
         state.recording = false;
@@ -89,7 +91,7 @@ impl Sim {
         points
     }
 
-    /// Fences and flushed lines so far.
+    /// Number of fences and of flushed lines.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let state = self.state();
         (state.fences, state.flushed_lines)
@@ -99,7 +101,7 @@ impl Sim {
         self.state().sites_seen.clone()
     }
 
-    /// What is in memory now, durable or not.
+    /// The current bytes in memory, whether durable or not.
     pub(crate) fn image(&self) -> Vec<u8> {
         let mut image = vec![0; self.region.len() as usize];
         self.region.read(0, &mut image);
@@ -207,7 +209,7 @@ impl PersistenceBackend for Sim {
     }
 }
 
-/// Independent choices of what became durable: of each the words that it stores one after the other.
+/// Independent choices of the stores that became durable. Each lists the stores of which a prefix may be durable.
 type CrashChoices = Vec<Vec<(u64, u64)>>;
 
 impl CrashPoint {
@@ -224,8 +226,8 @@ impl CrashPoint {
         }
     }
 
-    /// Shows `visit` every image that a power failure can leave here; where there are more than `bound`, the corners
-    /// and `bound` picks by chance. The same image is shown once.
+    /// Calls `visit` with every image that a power failure can leave here, each once. If there are more than `bound`
+    /// combinations, it visits the corner cases and `bound` random combinations.
     pub(crate) fn images(&self, bound: usize, rng: &mut SeededRng, mut visit: impl FnMut(&[u8])) -> usize {
         let choices = self.choices();
         let lens: Vec<usize> = choices.iter().map(Vec::len).collect();
@@ -265,7 +267,7 @@ impl CrashPoint {
     }
 }
 
-/// None, all, all but one, only one, and one after the other from either end.
+/// No store, all stores, all but one choice, only one choice, and each prefix and suffix of the choices.
 fn corners(lens: &[usize], show: &mut impl FnMut(&[usize])) {
     let none = vec![0; lens.len()];
     show(&none);

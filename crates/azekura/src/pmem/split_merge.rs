@@ -1,4 +1,4 @@
-//! Splitting full leaves, and joining sparse ones. No key and no value is written: slots move.
+//! Splits full leaves and merges sparse ones. Both move slots only; no key and no value is written.
 
 use crate::base::{Error, Result};
 use crate::mem::atomic::Ordering;
@@ -12,11 +12,11 @@ use crate::pmem::record::{LeafSlot, PoolRecord};
 use crate::pmem::tree::{HEAD_LEAF_OFFSET, PoolTree};
 use crate::pmem::versions::poisoned;
 
-/// Leaves that are looked at, and freed, by one call of [`PoolTree::merge_sparse_leaves`] at most.
+/// Maximum number of leaves that one call of [`PoolTree::merge_sparse_leaves`] visits, and frees.
 const MERGE_VISITS_MAX: usize = 512;
 const MERGE_FREED_MAX: usize = 32;
 
-/// A leaf that is not linked yet. Dropped, it is free again.
+/// A leaf that is not linked into the chain yet. Frees the leaf when dropped.
 struct UnlinkedLeaf<'a, M: PersistenceBackend> {
     tree: &'a PoolTree<M>,
     addr: LeafAddr,
@@ -34,18 +34,18 @@ impl<M: PersistenceBackend> Drop for UnlinkedLeaf<'_, M> {
     }
 }
 
-/// The valid slots of a leaf: number, word and fingerprint of each, and what it leads to.
+/// The valid slots of a leaf (index, word and fingerprint of each) and the records that they point to.
 struct LeafContents {
     slots: Vec<(usize, LeafSlot, u8)>,
     records: Vec<PoolRecord>,
 }
 
 impl<M: PersistenceBackend> PoolTree<M> {
-    /// Splits the leaf of `key`, if it is full still, with one that is taken by `take`. Where `key` comes behind all
-    /// others of the tree, the leaf stays full and gets an empty one behind it.
+    /// Splits the leaf of `key`, if it is still full, into itself and a leaf that `take` allocates. If `key` is
+    /// behind all other keys of the tree, the leaf stays full and gets an empty successor.
     ///
     /// # Errors
-    /// Those of `take`; then nothing was changed.
+    /// Those of `take`, `Closed`, and `Corruption`; then nothing was changed.
     pub(crate) fn split_leaf(&self, key: &[u8], take: impl FnOnce(&mut Allocator, &M) -> Result<u64>) -> Result<()> {
         let at = take(&mut *self.allocator_after_releases()?, &self.backend)?;
         let addr = self.leaf_orders.new_leaf_addr(at);
@@ -123,7 +123,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         backend.fence(PersistSite::SplitReady);
     }
 
-    /// A key behind `before` and not behind `first`, as short as the order allows.
+    /// The shortest key that is behind `before` and not behind `first`; `first` itself if the key order is not
+    /// bytewise.
     pub(crate) fn separator<'k>(&self, before: &[u8], first: &'k [u8]) -> &'k [u8] {
         if !self.key_order.is_bytewise() {
             return first;
@@ -137,7 +138,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         leaf.next_leaf(self.check_seed).ok_or_else(lost)
     }
 
-    /// What is in a leaf whose lock is held.
+    /// Reads the valid slots of a leaf and their records. The caller holds the lock of the leaf.
     fn read_leaf(&self, leaf: PoolLeaf<'_>, commit: LeafCommitWord) -> Result<LeafContents> {
         let (mut slots, mut records) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
         slots.extend(set_bits(commit.valid_slots()).map(|n| (n, leaf.slot(n), leaf.fingerprint(n))));
@@ -150,7 +151,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(LeafContents { slots, records })
     }
 
-    /// Unlinks the leaf of `key` if it is empty, or joins it with a neighbour if both are sparse.
+    /// Unlinks the leaf of `key` if it is empty, or merges it with an adjacent leaf if both are sparse.
     pub(crate) fn merge_or_unlink_leaf(&self, key: &[u8]) -> Result<()> {
         let _structure = self.structure_lock.lock().map_err(poisoned)?;
         let pin = Pin::new();
@@ -168,7 +169,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         if count > self.slots_per_leaf / 4 {
             return Ok(());
         }
-        // Leaves keep free slots so that they are not split again soon.
+        // A merged leaf keeps free slots, so that it is not split again soon.
         let most = self.slots_per_leaf * 5 / 8;
         match (left, right, high) {
             (Some(left), _, _) if self.fit_in_one_leaf(left, leaf, most) => {
@@ -181,16 +182,16 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
     }
 
-    /// Makes sparse leaves denser, because the pool has no space: fills them from the leaves behind them, and goes on
-    /// where the last call ended. Looks at [`MERGE_VISITS_MAX`] of them at most. Returns the number of leaves that it
+    /// Packs sparse leaves because the pool is out of space: fills them from the leaves behind them, and continues
+    /// where the last call ended. Visits at most [`MERGE_VISITS_MAX`] leaves. Returns the number of leaves that it
     /// freed.
     ///
     /// # Errors
-    /// `Corruption` if the pool is not what was written.
+    /// `Corruption` if the bytes of the pool are not valid, `Closed` after [`stop_writes`](PoolTree::stop_writes).
     pub(crate) fn merge_sparse_leaves(&self) -> Result<usize> {
         let mut packing = self.merge_progress.lock().map_err(poisoned)?;
         let (records, leaves) = (self.len(), self.leaf_count.load(Ordering::Acquire));
-        // Of all together: where new leaves are full, old ones may be sparse.
+        // The limit is for the average of all leaves, because old leaves may be sparse where new ones are full.
         let dense = leaves * (self.slots_per_leaf as u64 - 1) * 15 / 16;
         let state = (records, leaves, self.lock_allocator()?.has_merge_leaf());
         if packing.state != state {
@@ -202,8 +203,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let (mut freed, mut visited) = (0, 0);
         while visited < MERGE_VISITS_MAX && freed < MERGE_FREED_MAX && packing.visited_without_gain <= leaves {
             visited += 1;
-            // While readers hold the leaf that the last shift freed, leaves are left sparse. When it is back, the state
-            // differs from this one, and packing begins anew.
+            // While readers hold the leaf that the last shift freed, leaves stay sparse. Once that leaf is free
+            // again, the state differs from this one, and packing begins anew.
             packing.state.2 &= self.lock_allocator()?.has_merge_leaf();
             let (gained, next) = self.merge_sparse_leaf(packing.next_key.as_deref())?;
             packing.next_key = next;
@@ -213,8 +214,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(freed)
     }
 
-    /// Joins the leaf of `key`, or the first leaf, with the one behind it, or fills it from there. Returns whether a
-    /// leaf was freed, and a key of the leaf to go on with, none behind the last one.
+    /// Merges the leaf of `key`, or the first leaf, with the leaf behind it, or fills it from that leaf. Returns
+    /// whether a leaf was freed, and a key of the leaf to continue with, or `None` after the last leaf.
     fn merge_sparse_leaf(&self, key: Option<&[u8]>) -> Result<(bool, Option<Vec<u8>>)> {
         let _structure = self.lock_structure()?;
         let pin = Pin::new();
@@ -233,12 +234,12 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok((false, moved.or_else(|| Some(high.clone()))))
     }
 
-    /// Whether two leaves together have at most this many records.
+    /// Whether two leaves together have at most `most` records.
     fn fit_in_one_leaf(&self, left: LeafAddr, right: LeafAddr, most: usize) -> bool {
         self.leaf(left).commit_word().count() + self.leaf(right).commit_word().count() <= most
     }
 
-    /// Takes `leaf`, where `key` would be, out of the chain if it is empty still.
+    /// Removes `leaf`, the leaf of `key`, from the chain if it is still empty.
     fn unlink(&self, before: LeafAddr, leaf: LeafAddr, key: &[u8]) -> Result<()> {
         let locked = self.lock_two_leaves(before.offset(), leaf.offset())?;
         let (before, leaf) = (self.leaf(before), self.leaf(leaf));
@@ -257,8 +258,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(())
     }
 
-    /// Moves what is in `right` to `left`, the leaf before it on the same node; `key` is one that belongs to `right`.
-    /// False if they do not fit any more.
+    /// Moves the slots of `right` to `left`, the leaf before it with the same parent node. `key` belongs to `right`.
+    /// Returns false if the slots do not fit any more.
     fn merge_leaves(&self, left: LeafAddr, right: LeafAddr, key: &[u8], most: usize) -> Result<bool> {
         let locked = self.lock_two_leaves(left.offset(), right.offset())?;
         if self.next_leaf_of(self.leaf(left))? != right.offset() || !self.fit_in_one_leaf(left, right, most) {
@@ -276,9 +277,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(true)
     }
 
-    /// Moves the first records of `right` to `left`, the leaf before it on the same node, which has `target` then, and
-    /// the others to a new leaf in the place of `right`. Returns what separates the two, none if that cannot be done
-    /// now. `high` is what separated `left` and `right`.
+    /// Moves the first records of `right` to `left`, the leaf before it with the same parent node, until `left` has
+    /// `target` records, and the others to a new leaf that replaces `right`. `high` is the separator between `left`
+    /// and `right`. Returns the new separator, or `None` if the shift is not possible now.
     fn shift_records(&self, left: LeafAddr, right: LeafAddr, high: &[u8], target: usize) -> Result<Option<Vec<u8>>> {
         let Some(at) = self.lock_allocator()?.take_merge_leaf() else { return Ok(None) };
         let mut spare = UnlinkedLeaf { tree: self, addr: self.leaf_orders.new_leaf_addr(at), is_linked: false };
@@ -306,7 +307,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             self.next_leaf_of(right)?,
         );
         let slots = moved.iter().map(|n| (contents.slots[*n].1, contents.slots[*n].2));
-        // From here on the leaf is in the chain, also if the comparator panics below.
+        // From here on the leaf is linked into the chain, even if the comparator panics below.
         spare.is_linked = true;
         self.append(left, slots, at);
         self.inner.replace(high, &separator, spare.addr.0);
@@ -319,7 +320,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(Some(separator))
     }
 
-    /// Adds slots, with their fingerprints, to the leaf `left`, whose lock is held, and makes `next` the one behind it.
+    /// Adds slots, with their fingerprints, to the leaf `left`, and makes `next` its successor. The caller holds the
+    /// lock of `left`.
     fn append(&self, left: PoolLeaf<'_>, slots: impl Iterator<Item = (LeafSlot, u8)>, next: u64) {
         let mut commit = left.commit_word();
         self.begin_slot_write(left);
@@ -342,7 +344,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.backend.fence(PersistSite::MergeDone);
     }
 
-    /// Makes `leaf`, to which `key` belonged, unreachable; it is free when its current readers have unpinned.
+    /// Makes `leaf`, to which `key` belonged, unreachable. Its space is free once its current readers have unpinned.
     fn retire_leaf(&self, leaf: PoolLeaf<'_>, key: &[u8]) -> Result<()> {
         self.inner.remove(key);
         self.bump_structure_version();

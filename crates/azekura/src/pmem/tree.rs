@@ -1,4 +1,4 @@
-//! The tree: where everything hangs together, and how it is read.
+//! The persistent B+ tree of one pool: its shared state, its locks, and point reads.
 
 use std::sync::Arc;
 
@@ -7,40 +7,39 @@ use crate::base::key::KEY_LEN_MAX;
 use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::SnapshotList;
 use crate::mem::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, SCHEDULE_EXPLORATION, fence,
+    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, fence, lock,
 };
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::mem::slice::Slice;
 use crate::pmem::allocator::{Allocator, PoolUsage, ThreadCaches};
 use crate::pmem::inner::{InnerTree, LeafTarget};
-use crate::pmem::leaf::{LEAF_LEN, LeafAddr, LeafCheckSeed, LeafCommitWord, PoolLeaf, SLOTS, set_bits};
-use crate::pmem::leaf_order::LeafOrderCache;
+use crate::pmem::leaf::{LEAF_LEN, LeafAddr, LeafCheckSeed, LeafCommitWord, LeafOrderCache, PoolLeaf, SLOTS, set_bits};
 use crate::pmem::persistence::{PersistenceBackend, SplitStats};
 use crate::pmem::record::{LeafSlot, PoolRecord};
 use crate::pmem::versions::{RetainedVersions, poisoned};
 use crate::vfs::fs::PersistenceLevel;
 
-/// Where the first leaf stands.
+/// Offset of the first leaf, in bytes.
 pub(crate) const HEAD_LEAF_OFFSET: u64 = 4096;
 
-/// Locks of leaves: a leaf has that of its place.
+/// Number of leaf locks. A leaf uses the lock that its offset selects.
 const LEAF_LOCK_STRIPES: usize = if SCHEDULE_EXPLORATION { 2 } else { 64 };
 
-/// Number of bits that distinguish the records of a leaf while they are sorted.
+/// Number of low bits of a sort word that contain the index of a record.
 const INDEX_BITS: u32 = 6;
 
-/// A value that is worth fetching before its key was compared, in bytes.
+/// Number of bytes to prefetch of a record whose slot does not contain its length.
 const VALUE_PREFETCH_LEN: u64 = 192;
 
-/// How large a pool may get, and in which steps.
+/// Size limits of a pool.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PoolOptions {
-    /// The most bytes.
+    /// Maximum length of the pool, in bytes.
     pub(crate) len_max: u64,
     /// Number of bytes by which a pool grows.
     pub(crate) grow_by: u64,
-    /// Slots of a leaf that are used, 4..=48.
+    /// Number of slots of a leaf that are used, 4..=48.
     pub(crate) slots_per_leaf: usize,
 }
 
@@ -50,42 +49,45 @@ impl Default for PoolOptions {
     }
 }
 
-/// What those at work beside each other rely on. A test leaves one of them out, and sees that it is missed.
+/// Steps that concurrent threads rely on. A test skips one of them and checks that the failure is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TreeStep {
-    /// It is said that keys have got another leaf.
+    /// Raise `structure_version` when keys move to another leaf.
     StructureVersion,
-    /// The order of a leaf is that of one version.
+    /// Raise the version of a leaf's cached order before its slots are overwritten.
     LeafOrderVersion,
-    /// Readers leave what they may be at before it is reused.
+    /// Wait for pinned readers before space is reused.
     EpochReclaim,
-    /// What a point shows is kept.
+    /// Retain the versions that a snapshot needs.
     RetainVersions,
 }
 
-/// What a leaf shares with those of the same stripe.
+/// State that the leaves of one stripe share.
 #[repr(align(64))]
 pub(crate) struct LeafLockStripe {
     lock: Mutex<()>,
-    /// Raised before any slot or fingerprint is written over: what was read with the same number before and after, and
-    /// by the same commit word, is one state.
+    /// Raised before a slot or a fingerprint of the stripe's leaves is overwritten. If a reader loads the same
+    /// version before and after it reads a leaf by one commit word, it has read one state of the leaf.
     slot_version: AtomicU64,
-    /// Its share of the records that came and went, with the lock held; modulo 2^64.
+    /// Records added to the leaves of this stripe minus records removed, modulo 2^64. Changed with the lock held.
     record_delta: AtomicU64,
 }
 
-/// How far leaves were made denser.
+/// Position and result of the merging of sparse leaves ([`PoolTree::merge_sparse_leaves`]).
 #[derive(Default)]
 pub(crate) struct LeafMergeProgress {
-    /// A key of the leaf to go on with; none for the first leaf.
+    /// A key of the leaf to continue with; `None` for the first leaf.
     pub(crate) next_key: Option<Vec<u8>>,
-    /// Leaves that were looked at since one was freed; when these are all, nothing is tried before something changes.
+    /// Number of leaves visited since one was freed. Once it exceeds the number of leaves, nothing is tried until
+    /// `state` changes.
     pub(crate) visited_without_gain: u64,
-    /// The number of records and of leaves when they were looked at, and whether there was a leaf to shift records to.
+    /// The number of records, the number of leaves, and whether a leaf to shift records to was available, at the last
+    /// visit.
     pub(crate) state: (u64, u64, bool),
 }
 
-/// A B+ tree on a medium. Readers never wait; writers wait for those of the same leaf.
+/// A B+ tree on a persistence backend. Readers never wait. A writer waits only for writers of the same stripe of
+/// leaves.
 pub(crate) struct PoolTree<M> {
     pub(crate) backend: M,
     pub(crate) file_id: [u8; 16],
@@ -94,36 +96,36 @@ pub(crate) struct PoolTree<M> {
     pub(crate) key_order: KeyOrder,
     bytes_identify_keys: bool,
     pub(crate) slots_per_leaf: usize,
-    /// What is in it are words of [`LeafAddr`]s.
+    /// Maps keys to leaves. Its leaf values are the words of [`LeafAddr`]s.
     pub(crate) inner: InnerTree,
     pub(crate) leaf_orders: LeafOrderCache,
     /// Held by a thread that changes `inner`, and by a thread that locks two leaves.
     pub(crate) structure_lock: Mutex<()>,
-    /// The log is being replayed: there are no readers.
+    /// True while the WAL is replayed: there are no readers.
     pub(crate) replaying: AtomicBool,
-    /// Set under `structure`: nothing is changed any more, and no read of the pool begins.
+    /// Set with `structure_lock` held. From then on the pool does not change, and no read of it begins.
     closed: AtomicBool,
-    /// Raised when keys have got another leaf, before they are gone from the one where they were.
+    /// Raised when keys have moved to another leaf, before they are removed from their old leaf.
     pub(crate) structure_version: AtomicU64,
     stripes: Box<[LeafLockStripe]>,
     pub(crate) allocator: Mutex<Allocator>,
     pub(crate) thread_caches: ThreadCaches,
     pub(crate) versions: RetainedVersions,
-    /// Records that it was opened with.
+    /// Number of records at open.
     pub(crate) records_at_open: AtomicU64,
     pub(crate) leaf_count: AtomicU64,
-    /// Promises of leaves that have ended, and that `space` was not told of yet.
+    /// Number of reserved leaves whose reservations have ended and which `allocator` still counts as reserved.
     pub(crate) released_leaf_reservations: AtomicUsize,
     pub(crate) split_stats: SplitStats,
     pub(crate) merge_progress: Mutex<LeafMergeProgress>,
-    /// Shifts of records from one leaf to the one before it, by packing.
+    /// How many times packing shifted records from one leaf to the leaf before it.
     #[cfg(test)]
     pub(crate) shifts: AtomicU64,
     #[cfg(test)]
     skipped_step: std::sync::OnceLock<TreeStep>,
 }
 
-/// A record in a leaf, and its slot there.
+/// A record in a leaf, and the index of its slot.
 pub(crate) struct LeafEntry {
     pub(crate) slot_index: usize,
     pub(crate) record: PoolRecord,
@@ -134,13 +136,14 @@ fn closed_error() -> Error {
     Error::new(ErrorKind::Closed, "the database is closed")
 }
 
-/// The seed of a pool's checks.
+/// The seed of the checks in the leaves of a pool.
 pub(crate) fn leaf_check_seed(file_id: &[u8; 16]) -> LeafCheckSeed {
     LeafCheckSeed(location_seed(file_id, 8))
 }
 
 impl<M: PersistenceBackend> PoolTree<M> {
-    /// What a pool is opened to: the way to its leaves, and what is free.
+    /// Makes the tree of an opened pool from `found`: the inner nodes, the free space, the number of records and the
+    /// number of leaves.
     pub(crate) fn assemble(
         backend: M,
         file_id: [u8; 16],
@@ -205,7 +208,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         &self.stripes[Self::stripe_no(leaf)].slot_version
     }
 
-    /// Says that slots of `leaf`, whose lock is held, are about to be written over.
+    /// Raises the versions of `leaf`. The caller holds the lock of the leaf and overwrites slots next.
     pub(crate) fn begin_slot_write(&self, leaf: PoolLeaf<'_>) {
         let changes = self.slot_version(leaf.offset);
         changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -215,21 +218,21 @@ impl<M: PersistenceBackend> PoolTree<M> {
         fence(Ordering::Release);
     }
 
-    /// Counts a record that came to `leaf`, whose lock is held, or went.
+    /// Counts a record that was added to `leaf` (`came`) or removed from it. The caller holds the lock of the leaf.
     pub(crate) fn add_to_record_count(&self, leaf: u64, came: bool) {
         let records = &self.stripes[Self::stripe_no(leaf)].record_delta;
         let by = if came { 1 } else { u64::MAX };
         records.store(records.load(Ordering::Relaxed).wrapping_add(by), Ordering::Release);
     }
 
-    /// Says that keys have got another leaf, which the way to it leads to already.
+    /// Raises `structure_version`. The caller has moved keys to another leaf, and `inner` leads to that leaf already.
     pub(crate) fn bump_structure_version(&self) {
         if self.is_step_enabled(TreeStep::StructureVersion) {
             self.structure_version.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// Whether a step is taken, which only a test may deny.
+    /// Whether a step is done. Only a test can skip one.
     #[cfg(not(test))]
     #[inline]
     pub(crate) fn is_step_enabled(&self, _step: TreeStep) -> bool {
@@ -241,7 +244,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.skipped_step.get() != Some(&step)
     }
 
-    /// Leaves a step out from now on.
+    /// Skips a step from now on.
     #[cfg(test)]
     pub(crate) fn skip_step(&self, step: Option<TreeStep>) {
         step.into_iter().for_each(|step| self.skipped_step.set(step).expect("one fault at a time"));
@@ -252,16 +255,17 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.stripes[Self::stripe_no(leaf)].lock.lock().map_err(poisoned)
     }
 
-    /// Locks two leaves. Only for the holder of `structure`: a thread that holds one leaf lock waits for no other.
+    /// Locks two leaves. The caller holds `structure_lock`: a thread that holds only one leaf lock waits for no other
+    /// lock of a leaf.
     pub(crate) fn lock_two_leaves(&self, a: u64, b: u64) -> Result<(MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>)> {
         let second = if Self::stripe_no(a) == Self::stripe_no(b) { None } else { Some(self.lock_stripe(b)?) };
         Ok((self.lock_stripe(a)?, second))
     }
 
-    /// The lock of the structure, for a thread that splits a leaf.
+    /// Locks the structure for a thread that splits leaves or merges sparse ones.
     ///
     /// # Errors
-    /// `Closed` if nothing may be changed any more.
+    /// `Closed` after [`stop_writes`](PoolTree::stop_writes).
     pub(crate) fn lock_structure(&self) -> Result<MutexGuard<'_, ()>> {
         let structure = self.structure_lock.lock().map_err(poisoned)?;
         self.check_open().map(|()| structure)
@@ -275,12 +279,12 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
     }
 
-    /// Pins the thread, so that what it finds in the pool is not reused. Every read of leaves and records is made under
-    /// such a pin: the database waits for those that began before [`stop_writes`](PoolTree::stop_writes), and gives the
-    /// file to other processes then.
+    /// Pins the thread, so that the leaves and records that it finds are not reused. Every read of leaves and records
+    /// needs such a pin: the database waits for the reads that began before [`stop_writes`](PoolTree::stop_writes),
+    /// and then releases the file to other processes.
     ///
     /// # Errors
-    /// `Closed` after `stop_writes`: the file may hold what another process has written.
+    /// `Closed` after `stop_writes`, because another process may have written the file.
     #[inline(always)]
     pub(crate) fn pin(&self) -> Result<Pin> {
         let pin = Pin::new();
@@ -289,28 +293,29 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.check_open().map(|()| pin)
     }
 
-    /// Runs `work` while no leaf is split. Splits are made for changes that have no sequence number yet, so
-    /// withholding sequence numbers does not stop them.
+    /// Runs `work` while no leaf is split. A leaf can be split for a change that has no sequence number yet, so
+    /// withholding sequence numbers does not prevent splits.
     pub(crate) fn with_structure_locked<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
         let _structure = self.structure_lock.lock().map_err(poisoned)?;
         work()
     }
 
-    /// No thread changes the pool any more when this returns, also not by splitting a leaf or growing the pool for a
-    /// change without a sequence number. No thread has a sequence number any more.
+    /// Stops all changes. When it returns, no thread changes the pool any more, neither by splitting a leaf nor by
+    /// growing the pool for a change without a sequence number. The caller makes sure that no change with a sequence
+    /// number is in progress.
     pub(crate) fn stop_writes(&self) {
-        // What a panic has left behind is left as it is.
-        let structure = self.structure_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // A panic may have poisoned the lock. The state that it left is not repaired here.
+        let structure = lock(&self.structure_lock);
         self.closed.store(true, Ordering::SeqCst);
         drop(structure);
-        self.allocator.lock().unwrap_or_else(PoisonError::into_inner).close();
+        lock(&self.allocator).close();
     }
 
-    /// The log is replayed until [`end_replay`](PoolTree::end_replay), before the first reader comes: what it replaces
-    /// is kept for no reader, and the limit of the pool does not hold.
+    /// Begins the replay of the WAL, which lasts until [`end_replay`](PoolTree::end_replay). There are no readers
+    /// yet, so replaced records are not retained. The limit of the pool's length does not hold.
     pub(crate) fn begin_replay(&self) {
         self.replaying.store(true, Ordering::Release);
-        self.allocator.lock().unwrap_or_else(PoisonError::into_inner).begin_replay();
+        lock(&self.allocator).begin_replay();
     }
 
     pub(crate) fn end_replay(&self) -> Result<()> {
@@ -323,7 +328,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.allocator.lock().map_err(poisoned)
     }
 
-    /// The fingerprint of a key.
+    /// The fingerprint of a key, one byte; 0 if the key order has no bytes to hash for it.
     #[inline]
     pub(crate) fn fingerprint(&self, key: &[u8]) -> u8 {
         if self.bytes_identify_keys {
@@ -342,7 +347,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.key_order.cmp(&stored, key).is_eq()
     }
 
-    /// The record of `key` in a leaf, by the slots that `commit` says are valid.
+    /// Finds the record of `key` among the slots of a leaf that are valid in `commit`.
     #[inline]
     pub(crate) fn find_in_leaf(
         &self,
@@ -362,8 +367,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(None)
     }
 
-    /// The record of `key` that is in the tree now. What is found was there at some moment of the call, and stays
-    /// readable while `pin` lives.
+    /// The newest record of `key` in the tree. A record that is found was in the tree at some time during the call,
+    /// and stays readable while `pin` is held.
     #[inline]
     pub(crate) fn find_newest(&self, key: &[u8], pin: &Pin) -> Result<Option<PoolRecord>> {
         let fingerprint = self.fingerprint(key);
@@ -381,7 +386,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
     }
 
-    /// Whether what was read of a leaf is one state of it, and it was the leaf to read.
+    /// Whether the leaf and the structure are unchanged since these versions were loaded: then the slots read in
+    /// between are one state of the right leaf.
     #[inline]
     pub(crate) fn is_unchanged(&self, leaf: u64, changes: u64, shape: u64) -> bool {
         fence(Ordering::Acquire);
@@ -389,16 +395,16 @@ impl<M: PersistenceBackend> PoolTree<M> {
             && self.structure_version.load(Ordering::Relaxed) == shape
     }
 
-    /// The value of `key` as of the newest commit that is visible.
+    /// The value of `key` in the newest visible commit.
     ///
     /// # Errors
-    /// `Corruption` if the pool is not what was written.
+    /// `Corruption` if the bytes of the pool are not valid, `Closed` after [`stop_writes`](PoolTree::stop_writes).
     #[inline]
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Slice>> {
         self.get_with(key, |region, record| region.slice(record.value_offset(), record.value_len))
     }
 
-    /// The length of the value of `key`, as [`PoolTree::get`].
+    /// The length of the value of `key` in bytes, as [`PoolTree::get`].
     pub(crate) fn size_of(&self, key: &[u8]) -> Result<Option<u32>> {
         // Values are at most 4 GiB - 1, so the cast loses nothing.
         self.get_with(key, |_, record| record.value_len as u32)
@@ -415,20 +421,20 @@ impl<M: PersistenceBackend> PoolTree<M> {
             if let Some((kind, slot)) = self.versions.find(key, at) {
                 return self.read_version(kind, slot, &read);
             }
-            // What was visible at that moment may have been replaced, and that made visible, and it be forgotten: then
-            // a later moment answers.
+            // The version that was visible at `at` may have been replaced, the replacement published, and the version
+            // dropped since. Then the lookup is repeated at a later sequence number.
             if self.versions.is_complete_since(at) {
                 return Ok(None);
             }
         }
     }
 
-    /// The value of `key` as of `at`, the point of a reader that is registered.
+    /// The value of `key` as of `at`, the sequence number of a registered snapshot or iterator.
     pub(crate) fn get_at(&self, key: &[u8], at: SeqNo) -> Result<Option<Slice>> {
         self.get_at_with(key, at, |region, record| region.slice(record.value_offset(), record.value_len))
     }
 
-    /// The length of the value of `key`, as [`PoolTree::get_at`].
+    /// The length of the value of `key` in bytes, as [`PoolTree::get_at`].
     pub(crate) fn size_of_at(&self, key: &[u8], at: SeqNo) -> Result<Option<u32>> {
         self.get_at_with(key, at, |_, record| record.value_len as u32)
     }
@@ -457,10 +463,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(Some(read(self.region(), &record)))
     }
 
-    /// Records in the tree.
+    /// Number of records in the tree.
     pub(crate) fn len(&self) -> u64 {
         let shares = self.stripes.iter().map(|stripe| stripe.record_delta.load(Ordering::Acquire));
-        // One that came to another leaf meanwhile than it went from may be missing.
+        // The sum is not a snapshot: it may miss a record whose removal is counted in one stripe and whose insertion
+        // in another is not yet.
         shares
             .fold(self.records_at_open.load(Ordering::Acquire), u64::wrapping_add)
             .cast_signed()
@@ -472,7 +479,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.backend.level()
     }
 
-    /// The space of the pool, and leaves in use.
+    /// The space usage of the pool, and the number of leaves in use.
     pub(crate) fn usage(&self) -> Result<(PoolUsage, u64)> {
         let usage = self.lock_allocator()?.usage();
         let free = usage.free_bytes + self.thread_caches.bytes();
@@ -500,8 +507,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.key_order.cmp(&stored, key)
     }
 
-    /// The numbers of `records` in the order of their keys, and of one key from the newest to the oldest. Heads are
-    /// taken behind the first `common` bytes, which all keys must begin with.
+    /// Fills `out` with (key prefix, index) for each of `records`, sorted by key, and for one key from the newest to
+    /// the oldest record. All keys share their first `common` bytes; a prefix is read from the bytes after them.
     pub(crate) fn sort_records(&self, records: &[PoolRecord], common: usize, out: &mut Vec<(u64, u32)>) {
         out.clear();
         let head = |record: &PoolRecord| {
@@ -516,7 +523,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
             out.extend(records.iter().zip(0..).map(|(record, n)| (head(record), n)));
             return out.sort_unstable_by(by_key);
         }
-        // Plain numbers are sorted fastest: the upper bits of the heads, and in the lower ones which record it is.
+        // Sorting plain integers is fastest: the upper bits contain the key prefix, the lower `INDEX_BITS` bits the
+        // index of the record.
         let mut packed = [0; 1 << INDEX_BITS];
         let packed = &mut packed[..records.len()];
         for ((n, record), word) in records.iter().enumerate().zip(packed.iter_mut()) {

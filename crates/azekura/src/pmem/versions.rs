@@ -1,14 +1,15 @@
-//! Replaced and deleted records, as long as readers may need them.
+//! Replaced and deleted records, retained while readers may need them.
 //!
-//! A reader at a point that finds something newer in the tree, or nothing, looks here. Before a leaf forgets a record,
-//! its slot is entered under key and sequence number in a table of this process, and a removal as a tombstone behind
-//! it: leaves may be split and merged meanwhile, nothing moves. The records themselves stay where they are in the pool.
-//! Tables follow one another; the oldest is dropped as a whole once no point is older than the youngest replacement in
-//! it, and the space of its records goes back.
+//! A reader at a snapshot that finds a newer record in the tree, or none, searches here. Before a record is removed
+//! from its leaf, its slot is inserted into a volatile table under its key and sequence number. For a removal, a
+//! tombstone is inserted as well. Entries do not move when leaves are split or merged, and the records themselves
+//! stay where they are in the pool. Tables are filled one after another. The oldest table is dropped as a whole once
+//! no snapshot is older than the newest replacement in it; then the space of its records is freed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex as BatchMutex, PoisonError};
 
+use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::SnapshotList;
 use crate::iter::InternalIter;
@@ -18,51 +19,52 @@ use crate::memtable::Memtable;
 use crate::pmem::allocator::PoolRange;
 use crate::pmem::record::{LeafSlot, PoolRecord};
 
-/// Entries of a table.
+/// Maximum number of entries of a table.
 const TABLE_ENTRIES_MAX: u64 = if SCHEDULE_EXPLORATION { 4 } else { 2048 };
-/// Bytes of records that one table keeps, and the share of a small pool.
+/// Maximum number of bytes of records that one table retains; in a small pool 1 / `TABLE_POOL_SHARE` of its maximum
+/// length.
 const TABLE_BYTES_MAX: u64 = 4 << 20;
 const TABLE_POOL_SHARE: u64 = 16;
-/// The share of a pool's size that entries may take of memory.
+/// The entries may take 1 / `MEMORY_POOL_SHARE` of the pool's maximum length as memory.
 const MEMORY_POOL_SHARE: u64 = 8;
-/// Memory that entries may take at least, whatever the size of the pool.
+/// The limit of the entries' memory is at least this many bytes.
 const MEMORY_MIN: u64 = 1 << 20;
 
-/// What an entry's value is: the word of a slot, and the length of the record's buffer.
+/// Length in bytes of an entry's value: the word of a slot, and the length of the record's buffer.
 const VALUE_LEN: usize = 16;
 
-/// Entries under key and sequence number.
+/// Entries sorted by key and sequence number.
 struct VersionTable {
     entries: Arc<Memtable>,
-    /// The highest sequence number that replaced something in it or in a table before it: a point from there on needs
-    /// nothing of either.
+    /// The highest sequence number of a change that replaced or removed a record in this table or in an earlier one:
+    /// a reader at that sequence number or a later one needs neither.
     max_replacing_seqno: AtomicU64,
     bytes: AtomicU64,
 }
 
-/// The tables of one tree. Thread safe: writers take turns, readers never wait.
+/// The tables of one tree. Thread safe: writers are serialized by a lock, readers never wait.
 pub(crate) struct RetainedVersions {
     order: KeyOrder,
     table_bytes_max: u64,
-    /// The highest sequence number that replaced or removed something which is not kept any more.
+    /// The highest sequence number of a change whose replaced or removed record is not retained any more.
     dropped_through: AtomicU64,
     memory_bytes: AtomicU64,
     memory_bytes_max: AtomicU64,
-    /// Bytes of memory that are reserved for batches which are not applied yet, or not visible yet.
+    /// Bytes of memory reserved for batches that are not applied yet, or not visible yet.
     reserved: BatchMutex<Reserved>,
     reservation_ended: Condvar,
     snapshots: Arc<SnapshotList>,
-    /// From the oldest to the youngest, which takes entries.
+    /// From the oldest to the newest table. Entries are inserted into the newest.
     tables: EpochCell<Vec<Arc<VersionTable>>>,
-    /// Whether there is anything at all.
+    /// Number of retained versions.
     version_count: AtomicU64,
-    /// Tables that take no more entries are there.
+    /// Whether there are full tables, which get no more entries.
     has_full_tables: AtomicBool,
     write_tables: Mutex<VecDeque<Arc<VersionTable>>>,
 }
 
 impl RetainedVersions {
-    /// None yet, for a pool that may have `len_max` bytes.
+    /// No versions, for a pool of at most `len_max` bytes.
     pub(crate) fn new(order: KeyOrder, snapshots: Arc<SnapshotList>, len_max: u64) -> RetainedVersions {
         let tables = EpochCell::new(Arc::new(Vec::new()));
         let bytes_max = TABLE_BYTES_MAX.min(len_max / TABLE_POOL_SHARE);
@@ -86,7 +88,7 @@ impl RetainedVersions {
         }
     }
 
-    /// From now on entries take as much memory as a pool of `len_max` bytes may have for them.
+    /// Sets the memory limit to that of a pool of at most `len_max` bytes.
     pub(crate) fn set_limit(&self, len_max: u64) {
         self.memory_bytes_max.store(memory_max_of(len_max), Ordering::Relaxed);
     }
@@ -96,11 +98,12 @@ impl RetainedVersions {
         &self.snapshots
     }
 
-    /// Retains `old`, the record of `key` that `by` replaces or, with `removed`, deletes; false if no reader can need
-    /// it. Called before the leaf drops the record; returns the space that is free now because its readers are gone.
+    /// Retains `old`, the record of `key` that the change `by` replaces or, with `removed`, deletes. Returns false if
+    /// no reader can need it. Called before the record is removed from its leaf. Also returns the space of versions
+    /// that became stale.
     ///
     /// # Errors
-    /// `OutOfSpace` if there is no memory, and `Poisoned`; then nothing is kept.
+    /// `OutOfSpace` if there is no memory, and `Poisoned`; then the record is not retained.
     pub(crate) fn retain(
         &self,
         key: &[u8],
@@ -129,14 +132,14 @@ impl RetainedVersions {
             tables.push_back(Arc::new(VersionTable { entries, max_replacing_seqno: replaced_by, bytes }));
             self.publish(&tables);
         }
-        let table = tables.back().expect("there is a youngest one");
+        let table = tables.back().expect("there is a newest table");
         table.max_replacing_seqno.fetch_max(by.0, Ordering::Relaxed);
         let mut value = [0; VALUE_LEN];
         value[..8].copy_from_slice(&old.slot().0.to_le_bytes());
         value[8..].copy_from_slice(&old.buffer_len().to_le_bytes());
         let entered =
             table.entries.insert(EntryRef { user_key: key, seqno: old.seqno, kind: RecordKind::Put, value: &value });
-        // It is there already if an earlier removal failed at its tombstone.
+        // The entry exists already if an earlier removal failed while it inserted the tombstone.
         let there = || table.entries.get(key, None, old.seqno).is_some_and(|entry| entry.seqno == old.seqno);
         match entered {
             Err(error) if !there() => return Err(error),
@@ -157,7 +160,8 @@ impl RetainedVersions {
         self.tables.store(Arc::new(tables.iter().cloned().collect()));
     }
 
-    /// Drops tables that no reader needs; returns the space of their records, which pinned readers may still read.
+    /// Drops the tables that no reader needs. Returns the space of their records, which pinned readers may still
+    /// read.
     fn drop_stale_tables(&self, tables: &mut VecDeque<Arc<VersionTable>>) -> Vec<PoolRange> {
         let oldest = self.snapshots.oldest();
         let mut gone = Vec::new();
@@ -169,7 +173,7 @@ impl RetainedVersions {
         if gone.is_empty() {
             return Vec::new();
         }
-        // Before any reader can miss them.
+        // `dropped_through` is raised before a reader can miss the dropped tables.
         let through = gone.iter().map(|table| table.max_replacing_seqno.load(Ordering::Relaxed)).max();
         self.dropped_through.fetch_max(through.unwrap_or_default(), Ordering::Release);
         self.publish(tables);
@@ -186,13 +190,13 @@ impl RetainedVersions {
         freed.into_iter().map(|(slot, len)| (slot.offset(), len)).collect()
     }
 
-    /// What is free because its readers are gone.
+    /// Drops the tables that no reader needs. Returns the space of their records.
     pub(crate) fn drop_stale(&self) -> Result<Vec<PoolRange>> {
         let mut tables = self.write_tables.lock().map_err(poisoned)?;
         Ok(self.drop_stale_tables(&mut tables))
     }
 
-    /// Whether there is a table that takes no more entries and that no reader needs.
+    /// Whether there is a full table that no reader needs.
     #[inline]
     pub(crate) fn has_stale_tables(&self) -> bool {
         self.has_full_tables.load(Ordering::Acquire) && {
@@ -201,20 +205,20 @@ impl RetainedVersions {
         }
     }
 
-    /// The tables that a reader at `at` needs. What all others have was replaced by what this reader sees.
+    /// The tables that a reader at `at` needs. It sees the replacements of all records in the other tables.
     fn tables_needed_at(tables: &[Arc<VersionTable>], at: SeqNo) -> &[Arc<VersionTable>] {
         let stale = tables.iter().take_while(|table| is_stale(table, at)).count();
         &tables[stale..]
     }
 
-    /// Tables that a lookup at `at` asks.
+    /// Number of tables that a lookup at `at` searches.
     #[cfg(test)]
     pub(crate) fn tables_searched_at(&self, at: SeqNo) -> usize {
         RetainedVersions::tables_needed_at(&self.tables.load(), at).len()
     }
 
-    /// Bytes of memory that the entries take, but for the youngest table, which has not many. The records themselves
-    /// stay in the pool.
+    /// Bytes of memory that the entries take, as of the last change of the list of tables: later entries of the
+    /// newest table are not included. The records themselves stay in the pool.
     #[inline]
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.memory_bytes.load(Ordering::Relaxed)
@@ -224,26 +228,26 @@ impl RetainedVersions {
         self.memory_bytes_max.load(Ordering::Relaxed)
     }
 
-    /// Maximum number of bytes of memory for retaining a record with a key of this many bytes.
+    /// Maximum number of bytes of memory for retaining a record with a key of `key_len` bytes.
     pub(crate) fn bytes_most(key_len: usize, removed: bool) -> u64 {
         let entry = |value_len| Memtable::bytes_most(key_len, value_len);
         entry(VALUE_LEN) + if removed { entry(0) } else { 0 }
     }
 
-    /// Whether a single change may replace or remove something. It does not see what is reserved: one entry more or
-    /// less does no harm, and it must not wait for a batch that may be waiting for it.
+    /// Checks whether a single change may replace or remove a record. It ignores reservations: one entry more or less
+    /// does no harm, and the change must not wait for a batch that may be waiting for it.
     ///
     /// # Errors
-    /// `OutOfSpace` if so much is kept for readers that nothing more may be replaced.
+    /// `OutOfSpace` if the retained versions exceed the memory limit.
     #[inline]
     pub(crate) fn check_memory_limit(&self) -> Result<()> {
         if self.memory_bytes() <= self.memory_max() { Ok(()) } else { Err(self.memory_limit_error()) }
     }
 
-    /// Reserves this many bytes of memory for the retained versions of a batch; `None` if they do not fit now, or if
-    /// a batch waits.
+    /// Reserves `bytes` of memory for the retained versions of a batch; `None` if they do not fit now, or if another
+    /// batch waits.
     pub(crate) fn try_reserve(&self, bytes: u64) -> Option<VersionsGuard<'_>> {
-        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reserved = lock(&self.reserved);
         if reserved.next_to_wait == reserved.first_waiting { self.add_reservation(&mut reserved, bytes) } else { None }
     }
 
@@ -255,17 +259,19 @@ impl RetainedVersions {
         })
     }
 
-    /// The same, once `forget` has dropped what no reader needs. Waits while other batches have reservations, because
-    /// these end by themselves, and what they keep goes with them unless a snapshot or an iterator needs it. Batches
-    /// that wait are served in the order in which they came, before any that comes later.
+    /// As [`try_reserve`](RetainedVersions::try_reserve), after `forget` has dropped stale versions. Waits while
+    /// other batches have reservations: these end without this batch, and the memory that they use is freed unless a
+    /// snapshot or an iterator needs the versions. Waiting batches are served in the order of their arrival, before
+    /// any batch that arrives later.
     ///
     /// # Errors
-    /// `OutOfSpace` if it does not fit although no batch has a reservation; those of `forget`.
+    /// `OutOfSpace` if `bytes` exceed the limit, or do not fit although no batch has a reservation; those of
+    /// `forget`.
     pub(crate) fn reserve(&self, bytes: u64, forget: impl Fn() -> Result<()>) -> Result<VersionsGuard<'_>> {
         if bytes == 0 {
             return Ok(VersionsGuard { versions: self, bytes });
         }
-        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reserved = lock(&self.reserved);
         let place = reserved.next_to_wait;
         reserved.next_to_wait += 1;
         loop {
@@ -280,7 +286,7 @@ impl RetainedVersions {
         }
     }
 
-    /// What becomes of the first batch that waits; none if it has to wait on.
+    /// Tries to serve the first waiting batch; `None` if it has to wait longer.
     fn try_first(
         &self,
         reserved: &mut Reserved,
@@ -300,10 +306,10 @@ impl RetainedVersions {
         }
     }
 
-    /// A batch that had reserved this many bytes is visible, or will not be applied.
+    /// Ends a reservation of `bytes`: the batch is visible, or will not be applied.
     pub(crate) fn end_reservation(&self, bytes: u64) {
         if bytes > 0 {
-            self.reserved.lock().unwrap_or_else(PoisonError::into_inner).bytes -= bytes;
+            lock(&self.reserved).bytes -= bytes;
             self.reservation_ended.notify_all();
         }
     }
@@ -336,14 +342,14 @@ impl RetainedVersions {
         self.version_count.load(Ordering::Acquire) == 0
     }
 
-    /// Whether all is kept still that was replaced or removed behind `at`: then what is not found was not there. To be
-    /// asked after [`find`](RetainedVersions::find).
+    /// Whether every record that was replaced or removed after `at` is still retained. If so, a key that
+    /// [`find`](RetainedVersions::find) did not find did not exist at `at`. Called after `find`.
     #[inline]
     pub(crate) fn is_complete_since(&self, at: SeqNo) -> bool {
         self.dropped_through.load(Ordering::Acquire) <= at.0
     }
 
-    /// The newest version of `key` not newer than `at`, of those that are kept.
+    /// The newest retained version of `key` that is not newer than `at`.
     pub(crate) fn find(&self, key: &[u8], at: SeqNo) -> Option<(RecordKind, LeafSlot)> {
         if self.is_empty() {
             return None;
@@ -356,7 +362,8 @@ impl RetainedVersions {
         found.max_by_key(|(seqno, _, _)| *seqno).map(|(_, kind, slot)| (kind, slot))
     }
 
-    /// Shows `visit` the versions not newer than `at` of the keys from `low` up to the first that `is_past` its end.
+    /// Calls `visit` for each retained version not newer than `at`, of the keys from `low` up to the first key that
+    /// `is_past` accepts.
     pub(crate) fn visit_range(
         &self,
         low: Option<&[u8]>,
@@ -387,23 +394,24 @@ impl RetainedVersions {
     }
 }
 
-/// What batches have reserved, and which of them wait.
+/// The reservations of batches, and the queue of waiting batches.
 #[derive(Debug, Default)]
 struct Reserved {
     bytes: u64,
-    /// Places in the order of waiting: the first one that was not served yet, and the next one to be given.
+    /// Positions in the queue: `first_waiting` is served next, `next_to_wait` is assigned to the next batch that
+    /// arrives.
     first_waiting: u64,
     next_to_wait: u64,
 }
 
-/// Memory that is reserved for the entries of a batch. Dropped, it is free again.
+/// A reservation of memory for the retained versions of a batch. Ends the reservation when dropped.
 pub(crate) struct VersionsGuard<'a> {
     versions: &'a RetainedVersions,
     bytes: u64,
 }
 
 impl VersionsGuard<'_> {
-    /// The bytes that it had reserved, which stay so until [`RetainedVersions::end_reservation`].
+    /// Returns the reserved bytes, which stay reserved until [`RetainedVersions::end_reservation`].
     pub(crate) fn into_bytes(mut guard: VersionsGuard<'_>) -> u64 {
         std::mem::take(&mut guard.bytes)
     }
@@ -415,22 +423,22 @@ impl Drop for VersionsGuard<'_> {
     }
 }
 
-/// The most bytes of memory for the entries of a pool of `len_max` bytes.
+/// Maximum number of bytes of memory for the entries of a pool of at most `len_max` bytes.
 fn memory_max_of(len_max: u64) -> u64 {
     MEMORY_MIN.max(len_max / MEMORY_POOL_SHARE)
 }
 
-/// Whether readers at `oldest` and later points need nothing of a table.
+/// Whether readers at `oldest` and at later sequence numbers need no entry of a table.
 fn is_stale(table: &VersionTable, oldest: SeqNo) -> bool {
     table.max_replacing_seqno.load(Ordering::Relaxed) <= oldest.0
 }
 
-/// The slot in an entry; a tombstone has none.
+/// The slot in an entry; `None` for a tombstone.
 fn slot_of_entry(entry: &EntryRef<'_>) -> Option<LeafSlot> {
     entry.value.first_chunk().map(|word| LeafSlot(u64::from_le_bytes(*word)))
 }
 
-/// A lock whose holder panicked.
+/// The error for a lock whose holder panicked.
 #[cold]
 pub(crate) fn poisoned<T>(_: T) -> Error {
     Error::new(ErrorKind::Poisoned, "a comparator panicked")
@@ -441,8 +449,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::testing::seeded_rng::SeededRng;
     use crate::vfs::env::{Env, SystemEnv};
-    use crate::vfs::seeded_rng::SeededRng;
 
     #[test]
     fn entries_take_no_more_than_their_bound() {
@@ -465,7 +473,8 @@ mod tests {
         }
     }
 
-    /// Before, a batch that waited came last for as long as others came: they were let in wherever they fitted.
+    /// Regression: later batches were served wherever they fitted, so a large batch waited as long as small ones
+    /// arrived.
     #[test]
     fn batches_that_wait_are_served_in_order() {
         let points = SnapshotList::new(crate::engine::LastVisibleSeqno::default());

@@ -1,50 +1,56 @@
-//! Putting and removing records.
+//! Puts and removals of records.
 //!
-//! A record is written and flushed when its leaf is locked and has a free slot, which is filled then; one fence makes
-//! both durable, and the commit word makes them count: with the new slot, and without the one it replaces.
+//! A put locks the leaf of its key, writes and flushes the record, and fills a free slot with its address. One fence
+//! makes the record and the slot durable. Then one store of the commit word makes the new slot valid and the replaced
+//! slot invalid.
 //!
-//! Only with the leaf locked a change gets its number, if it has none yet: so those of one key have rising ones,
-//! however many threads make them. Whatever may be refused has been refused before.
+//! A change without a sequence number gets one while its leaf is locked. So the sequence numbers of one key rise in
+//! the order of its changes, whatever number of threads make them. The checks that can refuse a change are made
+//! before it gets its sequence number.
+//!
+//! Everything that a batch needs of a pool is reserved before the batch is appended to the WAL, because no step after
+//! that may fail: a buffer for each record that it puts, leaves for splits, and memory for the versions that it
+//! replaces or removes ([`RetainedVersions::reserve`]). A cheap upper bound is computed from the lengths alone. If the
+//! bound does not fit, a closer bound is computed from the existing keys and their leaves.
 
 use crate::base::{EntryRef, ErrorKind, RecordKind, Result, SeqNo};
+use crate::engine::{AssignedSeqno, BatchReservation, PlannedChange};
 use crate::mem::atomic::{MutexGuard, Ordering};
 use crate::mem::epoch::Pin;
 use crate::pmem::allocator::{Allocator, PoolRange};
 use crate::pmem::inner::LeafTarget;
-use crate::pmem::leaf::LeafAddr;
-use crate::pmem::leaf::{LeafCommitWord, PoolLeaf};
+use crate::pmem::leaf::{LeafAddr, LeafCommitWord, PoolLeaf};
 use crate::pmem::persistence::{PersistSite, PersistenceBackend};
 use crate::pmem::record::{LeafSlot, PoolRecordHeader, buffer_len_for};
 use crate::pmem::tree::{LeafEntry, PoolTree, TreeStep};
+use crate::pmem::versions::{RetainedVersions, VersionsGuard};
 
-/// Hardly a record comes with a sequence number so far above what was visible when its space was set aside.
+/// How far the sequence number of a record is expected to exceed, at most, the last visible one at the time when its
+/// buffer is allocated.
 const SEQNO_LEAD: u64 = 1 << 16;
 
-/// Number of bytes of its space that are prefetched before a record is written, while its leaf is searched.
+/// Number of bytes of a new buffer that are prefetched while the leaf is searched.
 const RECORD_PREFETCH_LEN: u64 = 256;
 
-/// The number of a change, taken when its leaf is locked; none if it may not be made now.
-pub(crate) type AssignedSeqno = Result<Option<SeqNo>>;
-
-/// What came of a put.
+/// Result of one attempt to put a record.
 enum PutOutcome {
     Done,
-    /// Its leaf must be split before.
+    /// The leaf must be split first.
     LeafFull,
-    /// It got no number.
+    /// No sequence number was assigned.
     NoSeqno,
 }
 
-/// What came of a removal.
+/// Result of a removal.
 enum RemoveOutcome {
     Removed,
-    /// There was none.
+    /// The leaf has no record of the key that is older than the removal.
     Absent,
-    /// It got no number.
+    /// No sequence number was assigned.
     NoSeqno,
 }
 
-/// Space for a record that no leaf names yet. Dropped, it gives its space back.
+/// Space for a record to which no leaf points yet. Frees the space when dropped.
 struct UnlinkedBuffer<'a, M: PersistenceBackend> {
     tree: &'a PoolTree<M>,
     range: PoolRange,
@@ -62,8 +68,9 @@ impl<M: PersistenceBackend> Drop for UnlinkedBuffer<'_, M> {
 }
 
 impl<M: PersistenceBackend> PoolTree<M> {
-    /// Gives `key` the value `value`. Records of one key come with rising sequence numbers; one that is not newer than
-    /// what is there is left out, so that a log can be replayed. Durable when it returns, as far as the medium is.
+    /// Sets the value of `key`. A record that is not newer than the existing one is ignored, so that the WAL can be
+    /// replayed; otherwise the caller passes rising sequence numbers for one key. When it returns, the change is as
+    /// durable as the backend can make it.
     ///
     /// # Errors
     /// `Invalid` if key or value is too long, `OutOfSpace` if the pool is full; then nothing was changed.
@@ -74,7 +81,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.put_reserved(entry, range)
     }
 
-    /// The same in space that was set aside for it. If it fails, the space is free again.
+    /// As [`put`](PoolTree::put), in a reserved buffer. Frees the buffer on failure.
     pub(crate) fn put_reserved(&self, entry: EntryRef<'_>, reservation: PoolRange) -> Result<()> {
         let mut draft = UnlinkedBuffer { tree: self, range: reservation, is_linked: false };
         let fingerprint = self.fingerprint(entry.user_key);
@@ -86,11 +93,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(())
     }
 
-    /// Gives `key` the value `value` under the number that `turn` gives: false if it gives none.
+    /// Sets the value of `key` with the sequence number that `assign_seqno` returns. Returns false if that is none.
     ///
     /// # Errors
-    /// As [`put`](PoolTree::put), before a sequence number is requested; and the errors of `turn`. After other errors
-    /// the state is unknown.
+    /// Those of [`put`](PoolTree::put), before `assign_seqno` is called, and those of `assign_seqno`. After any other
+    /// error the state is unknown.
     pub(crate) fn put_assigning_seqno(
         &self,
         key: &[u8],
@@ -115,13 +122,14 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
     }
 
-    /// A sequence number that this many changes hardly exceed. It is not much higher than necessary: a record with a
-    /// shorter number than its space allows leaves a buffer that is too short for the next record of its size.
+    /// A sequence number that the next `changes` changes are not expected to exceed. It is not much higher than
+    /// necessary, because a record whose sequence number takes fewer bytes than allocated gets a shorter buffer,
+    /// which is later too short for the next record of its size.
     pub(crate) fn seqno_estimate(&self, changes: usize) -> SeqNo {
         SeqNo((self.versions.snapshots().visible().0 + changes as u64 + SEQNO_LEAD).min(SeqNo::MAX.0))
     }
 
-    /// The free space, which has heard of promises that have ended.
+    /// Locks the allocator and releases the leaf reservations that have ended.
     #[inline]
     pub(crate) fn allocator_after_releases(&self) -> Result<MutexGuard<'_, Allocator>> {
         let mut space = self.lock_allocator()?;
@@ -131,26 +139,27 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(space)
     }
 
-    /// Gives back what was set aside and not used.
+    /// Frees a reserved buffer that was not used.
     pub(crate) fn free_reservation(&self, reservation: PoolRange) {
         if let Ok(mut space) = self.lock_allocator() {
             space.free(reservation);
         }
     }
 
-    /// Takes the record of `key` away; false if there is none, or a newer one.
+    /// Removes the record of `key`. Returns false if there is no record older than `seqno`.
     ///
     /// # Errors
-    /// `OutOfSpace` if there is no memory to retain it for current readers; then nothing was changed.
+    /// `OutOfSpace` if there is no memory to retain the record for current readers; then nothing was changed.
     pub(crate) fn remove(&self, key: &[u8], seqno: SeqNo) -> Result<bool> {
         Ok(matches!(self.try_remove(key, || Ok(Some(seqno)))?, RemoveOutcome::Removed))
     }
 
-    /// Takes the record of `key` away, if there is one, under the number that `turn` gives: false if it gives none.
+    /// Removes the record of `key`, if there is one, with the sequence number that `assign_seqno` returns. Returns
+    /// false if that is none.
     ///
     /// # Errors
-    /// As [`put_assigning_seqno`](PoolTree::put_assigning_seqno), but `OutOfSpace` only if too much is kept for
-    /// readers.
+    /// As [`put_assigning_seqno`](PoolTree::put_assigning_seqno), but `OutOfSpace` only if the retained versions
+    /// exceed their memory limit.
     pub(crate) fn remove_assigning_seqno(
         &self,
         key: &[u8],
@@ -180,14 +189,15 @@ impl<M: PersistenceBackend> PoolTree<M> {
         if !kept {
             self.lock_allocator()?.retire((place.record.offset, place.record.buffer_len()));
         }
-        // At a quarter, and when it is empty: in between, neighbours that had no room are not asked every time.
+        // A merge is tried only when the leaf is empty or exactly a quarter full, so that adjacent leaves that are
+        // too full for a merge are not checked after every removal.
         if left.count() == 0 || left.count() == self.slots_per_leaf / 4 {
             self.merge_or_unlink_leaf(key)?;
         }
         Ok(RemoveOutcome::Removed)
     }
 
-    /// Writes a record into its space, of which it gives back what is too much, and makes its slot.
+    /// Writes a record into its buffer, frees the rest of the buffer, and returns the slot for it.
     fn write_record(&self, entry: EntryRef<'_>, draft: &mut UnlinkedBuffer<'_, M>) -> Result<LeafSlot> {
         let mut head = PoolRecordHeader::new(entry)?;
         let (len, (at, allocated_len)) = (head.buffer_len(entry), draft.range);
@@ -214,12 +224,13 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(())
     }
 
-    /// Takes space, if necessary the space of versions that no reader needs any more.
+    /// Allocates a buffer of `len` bytes, if necessary from the space of versions that no reader needs any more.
     fn allocate(&self, len: u64) -> Result<u64> {
         self.retry_after_reclaim(|| self.thread_caches.allocate(&self.backend, len, || self.allocator_after_releases()))
     }
 
-    /// Runs an operation that needs space, and again if versions that no reader needs, or thread caches, had space.
+    /// Runs an operation that allocates space. If that fails, frees stale versions and thread caches, then merges
+    /// sparse leaves, and retries after each step.
     pub(crate) fn retry_after_reclaim<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let mut full = match attempt() {
             Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
@@ -236,7 +247,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
                 done => return done,
             };
         }
-        // It ends, because each round frees leaves.
+        // The loop ends, because each round frees leaves.
         while self.merge_sparse_leaves()? > 0 {
             full = match attempt() {
                 Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
@@ -246,13 +257,14 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Err(full)
     }
 
-    /// Gives back what no reader needs any more of what was replaced, soon after the reader has left.
+    /// Frees the full tables of retained versions that no reader needs any more, soon after the last such reader
+    /// ended.
     #[inline]
     pub(crate) fn drop_stale_versions(&self) -> Result<()> {
         if !self.versions.has_stale_tables() { Ok(()) } else { self.retire_all(self.versions.drop_stale()?) }
     }
 
-    /// Fails if more is kept for readers than may be, once what no reader needs was forgotten.
+    /// Drops stale versions, then fails if the retained versions exceed their memory limit.
     fn check_version_memory(&self) -> Result<()> {
         self.drop_stale_versions()?;
         if self.versions.check_memory_limit().is_err() {
@@ -261,12 +273,12 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.versions.check_memory_limit()
     }
 
-    /// Gives back all that no reader needs any more of what was replaced.
+    /// Drops all retained versions that no reader needs any more, and retires their space.
     pub(crate) fn forget_versions(&self) -> Result<()> {
         self.retire_all(self.versions.drop_stale()?)
     }
 
-    /// Gives back the space of records that no leaf and no version names.
+    /// Retires the space of records to which no leaf and no retained version points.
     fn retire_all(&self, ranges: Vec<PoolRange>) -> Result<()> {
         let mut space = self.lock_allocator()?;
         for range in ranges {
@@ -275,11 +287,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(())
     }
 
-    /// The leaf of `key`, locked.
+    /// Finds the leaf of `key` and locks it.
     pub(crate) fn lock_leaf(&self, key: &[u8]) -> Result<(PoolLeaf<'_>, MutexGuard<'_, ()>)> {
         loop {
             let shape = self.structure_version.load(Ordering::Acquire);
-            // Not pinned while it waits: that would hold up all that waits for readers.
+            // The thread is not pinned while it waits for the lock, because its pin would delay every reuse of space.
             let leaf = self.leaf(LeafAddr(self.inner.find_leaf(LeafTarget::Key(key), &Pin::new())));
             self.region().prefetch(leaf.offset, crate::pmem::leaf::LEAF_LEN);
             self.leaf_orders.prefetch(leaf.order_id);
@@ -290,7 +302,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
     }
 
-    /// Puts `entry` into its leaf, under the number that `turn` gives.
+    /// Tries to put `entry` into its leaf with the sequence number that `assign_seqno` returns.
     fn try_put(
         &self,
         entry: EntryRef<'_>,
@@ -316,7 +328,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             Some(old) => self.retain_version(entry.user_key, old, entry.seqno, false)?,
             None => true,
         };
-        let n = commit.first_free_slot().expect("one slot always stays free");
+        let n = commit.first_free_slot().expect("one slot is always free");
         let slot = self.write_record(entry, draft)?;
         let mut new = commit.flipped(n, self.check_seed.slot_check(leaf.offset, n, fingerprint, slot));
         if let Some(old) = &old {
@@ -343,7 +355,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(PutOutcome::Done)
     }
 
-    /// Has a record that `by` replaces or removes kept for its readers; false if it has none.
+    /// Retains a record that the change `by` replaces or removes. Returns false if no reader can need it.
     fn retain_version(&self, key: &[u8], place: &LeafEntry, by: SeqNo, removed: bool) -> Result<bool> {
         if !self.is_step_enabled(TreeStep::RetainVersions) || self.replaying.load(Ordering::Acquire) {
             return Ok(false);
@@ -355,7 +367,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(kept)
     }
 
-    /// `commit` without the slot of `place`.
+    /// `commit` with the slot of `place` invalid.
     fn commit_without_slot(
         &self,
         leaf: PoolLeaf<'_>,
@@ -367,5 +379,135 @@ impl<M: PersistenceBackend> PoolTree<M> {
             place.slot_index,
             self.check_seed.slot_check(leaf.offset, place.slot_index, fingerprint, leaf.slot(place.slot_index)),
         )
+    }
+}
+
+/// Maximum number of bytes of memory for the version that `change` replaces or removes.
+fn version_bytes_max(change: &PlannedChange<'_>) -> u64 {
+    RetainedVersions::bytes_most(change.key.len(), change.value_len.is_none())
+}
+
+impl<M: PersistenceBackend> PoolTree<M> {
+    /// Reserves space for the records of a batch. Fills `buffers` with a buffer for each put, to be passed to
+    /// [`put_reserved`](PoolTree::put_reserved) or [`free_reservation`](PoolTree::free_reservation). If this succeeds,
+    /// the caller calls [`release_leaf_reservation`](PoolTree::release_leaf_reservation) afterwards. Waits for other
+    /// batches while these have reserved the memory for versions that it needs.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if the pool is full, or the retained versions take too much memory; then nothing is reserved.
+    pub(crate) fn reserve(&self, records: &[PlannedChange<'_>], buffers: &mut [PoolRange]) -> Result<BatchReservation> {
+        let mut counted = None;
+        let most = records.iter().map(version_bytes_max).sum();
+        let versions = match self.versions.try_reserve(most) {
+            Some(guard) => guard,
+            None => {
+                let (kept, _) = *counted.insert(self.count_needs(records)?);
+                self.versions.reserve(kept, || self.forget_versions())?
+            }
+        };
+        let puts = buffers.len();
+        let leaves = if puts == 0 { 0 } else { self.reserve_buffers(records, puts, &mut counted, buffers)? };
+        Ok(BatchReservation { leaves, version_bytes: VersionsGuard::into_bytes(versions) })
+    }
+
+    /// Reserves buffers and leaves: as many leaves as `puts` records need at most in any leaves, or, if there is no
+    /// space for these, as many as they need in the leaves to which they belong. Returns the number of leaves.
+    fn reserve_buffers(
+        &self,
+        records: &[PlannedChange<'_>],
+        puts: usize,
+        counted: &mut Option<(u64, usize)>,
+        buffers: &mut [PoolRange],
+    ) -> Result<usize> {
+        let end = self.seqno_estimate(records.len());
+        // Each leaf that is full now may be split for its first new record. The half that a split leaves behind takes
+        // half a leaf's records before it is full again.
+        let full = usize::try_from(self.leaf_count.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+        let most = puts.min(full) + puts / (self.slots_per_leaf / 2 - 1) + 1;
+        let mut leaves = counted.map_or(most, |(_, leaves)| leaves.min(most));
+        self.retry_after_reclaim(|| {
+            let full = match self.try_reserve(records, end, leaves, buffers) {
+                Err(error) if error.kind() == ErrorKind::OutOfSpace && counted.is_none() => error,
+                done => return done,
+            };
+            let (_, needed) = *counted.insert(self.count_needs(records)?);
+            if needed >= leaves {
+                return Err(full);
+            }
+            leaves = needed;
+            self.try_reserve(records, end, leaves, buffers)
+        })?;
+        Ok(leaves)
+    }
+
+    /// Reserves all leaves and buffers, or none, under one lock of the allocator.
+    fn try_reserve(
+        &self,
+        records: &[PlannedChange<'_>],
+        end: SeqNo,
+        leaves: usize,
+        buffers: &mut [PoolRange],
+    ) -> Result<()> {
+        let mut space = self.allocator_after_releases()?;
+        space.reserve_leaves(&self.backend, leaves)?;
+        let puts = records.iter().filter_map(|record| Some((record.key.len(), record.value_len?)));
+        for (n, (key_len, value_len)) in puts.enumerate() {
+            let len = buffer_len_for(key_len, value_len, end);
+            match space.allocate(&self.backend, len) {
+                Ok(at) => buffers[n] = (at, len),
+                Err(error) => {
+                    buffers[..n].iter().for_each(|reservation| space.free(*reservation));
+                    space.release_leaf_reservation(leaves);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the needs of the records with the current keys: bytes of memory for versions, and leaves, as if every
+    /// leaf that gets a new key were full. Other writers may change the keys before the batch is applied. Then an
+    /// additional version is retained for each key that they put and the batch replaces, or the pool grows slightly
+    /// beyond its limit
+    /// ([`Allocator::allocate_beyond_limit`](crate::pmem::allocator::Allocator::allocate_beyond_limit)).
+    fn count_needs(&self, records: &[PlannedChange<'_>]) -> Result<(u64, usize)> {
+        let mut sorted: Vec<&PlannedChange<'_>> = records.iter().collect();
+        sorted.sort_by(|a, b| self.key_order.cmp(a.key, b.key));
+        let (mut kept, mut leaves, mut all_new) = (0, 0, 0);
+        // For the leaf of the previous key: the number of new keys, and its upper bound. Its free slots do not count,
+        // because packing and other writers may fill them before the batch is applied.
+        let (mut new, mut high) = (0, Some(Vec::new()));
+        for same in sorted.chunk_by(|a, b| self.key_order.keys_equal(a.key, b.key)) {
+            let pin = self.pin()?;
+            let key = same[0].key;
+            if high.as_deref().is_some_and(|high| self.key_order.cmp(key, high).is_ge()) {
+                leaves += self.splits_most(new);
+                new = 0;
+                high = self.inner.find_position(LeafTarget::Key(key), &pin).high.map(<[u8]>::to_vec);
+            }
+            let is_there = self.find_newest(key, &pin)?.is_some();
+            // The first change of a key that does not exist replaces nothing.
+            kept += same[usize::from(!is_there)..].iter().map(|record| version_bytes_max(record)).sum::<u64>();
+            let is_new = !is_there && same.iter().any(|record| record.value_len.is_some());
+            new += usize::from(is_new);
+            all_new += usize::from(is_new);
+        }
+        leaves += self.splits_most(new);
+        // A leaf that is merged after removals is fuller than before, up to five eighths.
+        let removals = records.iter().filter(|record| record.value_len.is_none()).count();
+        Ok((kept, leaves + removals.min(all_new / (self.slots_per_leaf * 3 / 8).max(1)) + 1))
+    }
+
+    /// Maximum number of splits of a full leaf that gets `new` new records.
+    fn splits_most(&self, new: usize) -> usize {
+        if new > 0 { 1 + (new - 1) / (self.slots_per_leaf / 2 - 1) } else { 0 }
+    }
+
+    /// Ends the reservations of a batch that was applied or will not be. The next caller that locks the allocator for
+    /// a reservation or an allocation returns the leaves.
+    #[inline]
+    pub(crate) fn release_leaf_reservation(&self, reservation: BatchReservation) {
+        self.released_leaf_reservations.fetch_add(reservation.leaves, Ordering::Relaxed);
+        self.versions.end_reservation(reservation.version_bytes);
     }
 }

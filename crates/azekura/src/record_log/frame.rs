@@ -4,16 +4,16 @@ use crate::base::checksum::{location_seed, xxh3};
 use crate::base::coding::ByteReader;
 use crate::base::{Error, Result, SeqNo};
 
-/// Bytes in front of every frame's payload.
+/// Bytes of a frame before its payload.
 pub(crate) const HEADER_LEN: usize = 24;
-/// Frames start at multiples of this.
+/// Frames start at multiples of this many bytes.
 pub(crate) const ALIGN: u64 = 8;
-/// A frame's payload is at most this long, in bytes.
+/// Maximum length of a frame's payload in bytes.
 pub(crate) const PAYLOAD_MAX: usize = (1 << 24) - 1;
 
 const SUM_LEN: usize = 8;
 
-/// What a frame is to its record.
+/// Which part of a record a frame contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum LogFrameKind {
@@ -21,11 +21,11 @@ pub(crate) enum LogFrameKind {
     Full = 1,
     /// The first of several frames of a record.
     First = 2,
-    /// Neither the first nor the last.
+    /// A frame between the first and the last.
     Middle = 3,
-    /// The last: the record exists.
+    /// The last of several frames; the record exists if it verifies.
     Last = 4,
-    /// No record: only says how far the log is durable.
+    /// No record: only states how far the log is durable.
     Watermark = 5,
 }
 
@@ -42,7 +42,7 @@ impl LogFrameKind {
     }
 }
 
-/// What a checksum is bound to, beside the offset.
+/// The identity to which checksums are bound, in addition to the offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogFileIdentity {
     /// The random id in the header of the file.
@@ -51,14 +51,14 @@ pub(crate) struct LogFileIdentity {
     pub(crate) epoch: u32,
 }
 
-/// A frame's header.
+/// Header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogFrameHeader {
     pub(crate) kind: LogFrameKind,
-    /// Of the payload, in bytes.
+    /// Length of the payload in bytes.
     pub(crate) len: usize,
     pub(crate) epoch: u32,
-    /// Of the record that the frame belongs to; of the newest record, for a watermark.
+    /// First sequence number of the frame's record; the newest sequence number in a watermark.
     pub(crate) seqno: SeqNo,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn padded_frame_len(payload: usize) -> u64 {
 }
 
 impl LogFrameHeader {
-    /// The header with room for the checksum in front.
+    /// Encodes the header, with zeros in place of the checksum.
     #[inline]
     pub(crate) fn encode(&self) -> [u8; HEADER_LEN] {
         debug_assert!(self.len <= PAYLOAD_MAX && self.seqno <= SeqNo::MAX);
@@ -80,29 +80,31 @@ impl LogFrameHeader {
         out
     }
 
-    /// Whether `head` (24 bytes) might start a frame of `epoch`; cheap, and wrong only in saying yes.
+    /// Whether `head` (24 bytes) may be the start of a frame of `epoch`. Cheap. May return true for other bytes, but
+    /// never false for a frame.
     #[inline]
     pub(crate) fn may_be_header(head: &[u8], epoch: u32) -> bool {
         head[11] == 0 && (1..=5).contains(&head[23]) && head[12..16] == epoch.to_le_bytes()
     }
 
-    /// The payload's length as the header at the front of `bytes` says it, unverified.
+    /// The payload length in the header at the start of `bytes`, without verification.
     pub(crate) fn unverified_len(bytes: &[u8]) -> Option<usize> {
         let word = bytes.get(8..11)?;
         Some(usize::from(word[0]) | usize::from(word[1]) << 8 | usize::from(word[2]) << 16)
     }
 }
 
-/// Checksum of a frame at `offset`, over everything behind the checksum itself.
+/// Checksum of a frame at `offset`, over all bytes after the checksum.
 #[inline]
 pub(crate) fn checksum(place: &LogFileIdentity, offset: u64, behind_sum: &[u8]) -> u64 {
     xxh3(location_seed(&place.file_id, offset), behind_sum)
 }
 
-/// Reads the frame at the front of `bytes`, which lies at `offset`; `None` if none verifies there.
+/// Decodes the frame at the start of `bytes`, which are at `offset` in the file. Returns `None` if no frame verifies
+/// there.
 ///
 /// # Errors
-/// `Unsupported` if the frame verifies and is of a kind, or stored in a way, that this build does not know.
+/// `Unsupported` if the frame verifies and its kind or its encoding is unknown to this build.
 pub(crate) fn decode<'a>(
     place: &LogFileIdentity,
     offset: u64,

@@ -7,23 +7,23 @@ use crate::record_log::frame::{
 };
 use crate::vfs::File;
 
-/// Which record may follow the last one.
+/// Which sequence number may follow the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SeqnoOrder {
-    /// The one with the very next sequence number.
+    /// The next number only.
     Consecutive,
-    /// Any later one.
+    /// Any higher number.
     Rising,
 }
 
-/// What [`RecordLogReader::next`] met.
+/// Result of [`RecordLogReader::next`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogReadResult {
-    /// A whole record; [`RecordLogReader::payload`] has its bytes.
+    /// A whole record. [`RecordLogReader::payload`] returns its bytes.
     Record(LogRecordHeader),
-    /// A note that everything up to here is durable.
+    /// A watermark: the log is durable through this sequence number.
     Watermark(SeqNo),
-    /// No further record follows: the end, or damage. [`RecordLogReader::position`] says where.
+    /// No further record: the end of the log, or damage at [`RecordLogReader::position`].
     End,
 }
 
@@ -32,23 +32,23 @@ pub(crate) enum LogReadResult {
 pub(crate) struct LogRecordHeader {
     pub(crate) first_seqno: SeqNo,
     pub(crate) count: u32,
-    /// What was durable when it was written.
+    /// The sequence number through which the log was durable when the record was written.
     pub(crate) durable_seqno: SeqNo,
 }
 
 impl LogRecordHeader {
-    /// The last sequence number it takes.
+    /// The last sequence number of the record.
     pub(crate) fn last(&self) -> SeqNo {
         SeqNo(self.first_seqno.0 + u64::from(self.count) - 1)
     }
 }
 
-/// What verifies behind a place.
+/// Valid frames after a position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DamageScan {
-    /// Frames that verify.
+    /// Number of valid frames.
     pub(crate) frames: u64,
-    /// The highest watermark that any of them carries.
+    /// The highest durable sequence number in any of them.
     pub(crate) durable_seqno: SeqNo,
 }
 
@@ -58,37 +58,37 @@ impl DamageScan {
     }
 }
 
-/// Where the payload of the current record lies.
+/// Position of the payload of the current record.
 #[derive(Clone, Copy, Debug)]
 enum PayloadLocation {
     InFile { offset: u64, len: usize },
     Assembled { skip: usize },
 }
 
-/// Reads the records of one file. Memory: one window, one frame, and the record being put together from fragments,
-/// which is never longer than what of the file was read.
+/// Reads the records of one file. Uses memory for one window, one frame, and the record that is assembled from
+/// fragments, which is never longer than the part of the file that was read.
 #[derive(Debug)]
 pub(crate) struct RecordLogReader<'a> {
     window: LogReadWindow<'a>,
     identity: LogFileIdentity,
     order: SeqnoOrder,
-    /// Where the next frame is looked for.
+    /// Offset at which the next frame is expected.
     at: u64,
     /// End of the last whole record or watermark.
     end: u64,
     last: SeqNo,
     assembled: Vec<u8>,
     payload: PayloadLocation,
-    /// Bytes that the search may still hash, so that a file made to look like frames cannot keep it busy for ever.
+    /// Bytes that the search may still hash. Limits the time for a file that was made to look like frames everywhere.
     scan_budget: u64,
 }
 
-/// Bytes that the search hashes at most, beside a multiple of the file's length.
+/// Maximum number of bytes that the search hashes, in addition to a multiple of the file's length.
 const SEARCH_BASE: u64 = 256 << 20;
 const SEARCH_FACTOR: u64 = 16;
 
 impl<'a> RecordLogReader<'a> {
-    /// Reads from `at` on (a multiple of 8); `last` is the sequence number before the first record.
+    /// Reads from the offset `at`, a multiple of 8. `last` is the sequence number before the first record.
     pub(crate) fn new(
         source: LogSource<'a>,
         place: LogFileIdentity,
@@ -113,25 +113,25 @@ impl<'a> RecordLogReader<'a> {
         })
     }
 
-    /// Where the next frame is looked for; after [`LogReadResult::End`], where reading stopped.
+    /// Offset at which the next frame is expected; after [`LogReadResult::End`], the offset at which reading stopped.
     pub(crate) fn position(&self) -> u64 {
         self.at
     }
 
-    /// End of the last whole record or watermark, in bytes, with its padding if that is there.
+    /// End of the last whole record or watermark in bytes, with its padding if the file contains it.
     pub(crate) fn end(&self) -> u64 {
         self.end.min(self.window.source_len())
     }
 
-    /// The last sequence number read so far.
+    /// The last sequence number that was read.
     pub(crate) fn last(&self) -> SeqNo {
         self.last
     }
 
-    /// Reads on.
+    /// Reads the next record or watermark.
     ///
     /// # Errors
-    /// `Unsupported` for frames of a newer version, and what reading the file fails with.
+    /// `Unsupported` for frames of a newer version, and errors of reading the file.
     pub(crate) fn next(&mut self) -> Result<LogReadResult> {
         let Some(head) = self.frame_at(self.at)? else { return Ok(LogReadResult::End) };
         let behind = self.at + padded_frame_len(head.len);
@@ -158,7 +158,7 @@ impl<'a> RecordLogReader<'a> {
         LogReadResult::Record(record)
     }
 
-    /// Puts the record together whose first fragment stands at the position.
+    /// Assembles the record whose first fragment is at the position.
     fn assemble(&mut self, first: &LogFrameHeader) -> Result<LogReadResult> {
         let Some((record, prefix)) = self.record_head(first)? else { return Ok(LogReadResult::End) };
         self.assembled = Vec::new();
@@ -179,7 +179,7 @@ impl<'a> RecordLogReader<'a> {
         Ok(LogReadResult::End)
     }
 
-    /// Appends the payload of the frame at the position to what is being put together.
+    /// Appends the payload of the frame at the position to the assembled record.
     fn append_fragment(&mut self, head: &LogFrameHeader) -> Result<()> {
         let at = self.at;
         self.assembled
@@ -198,7 +198,7 @@ impl<'a> RecordLogReader<'a> {
         }
     }
 
-    /// The frame that verifies at `at`, if one does.
+    /// The valid frame at `at`, if there is one.
     fn frame_at(&mut self, at: u64) -> Result<Option<LogFrameHeader>> {
         let Some(head) = self.window.bytes(at, HEADER_LEN)? else { return Ok(None) };
         let len = LogFrameHeader::unverified_len(head).unwrap_or(0);
@@ -207,8 +207,8 @@ impl<'a> RecordLogReader<'a> {
         Ok(frame::decode(&place, at, bytes)?.map(|(head, _)| head))
     }
 
-    /// Reads what a first frame at the position says of its record, and the length of that; `None` if it cannot be the
-    /// next record.
+    /// Decodes the record header in the first frame at the position. Returns the header and its length; `None` if
+    /// this cannot be the next record.
     fn record_head(&mut self, head: &LogFrameHeader) -> Result<Option<(LogRecordHeader, usize)>> {
         let bytes = expect_bytes(self.window.bytes(self.at + HEADER_LEN as u64, head.len)?)?;
         let follows = match self.order {
@@ -223,10 +223,10 @@ impl<'a> RecordLogReader<'a> {
         Ok(watermark(head, bytes))
     }
 
-    /// Where the next frame verifies, at `from` (a multiple of 8) or behind it.
+    /// Finds the next valid frame at `from` (a multiple of 8) or after it.
     ///
     /// # Errors
-    /// `Corruption` if so much looks like frames that the search was given up.
+    /// `Corruption` if too many places look like frames.
     fn find_frame(&mut self, from: u64) -> Result<Option<(u64, LogFrameHeader)>> {
         let mut at = from;
         while let Some(bytes) = self.window.at_least(at, HEADER_LEN)? {
@@ -242,7 +242,8 @@ impl<'a> RecordLogReader<'a> {
             at += skip as u64;
             if at + HEADER_LEN as u64 + claimed <= self.window.source_len() {
                 self.scan_budget = self.scan_budget.checked_sub(claimed + HEADER_LEN as u64).ok_or_else(|| {
-                    Error::corruption("too much behind the damage looks like frames to tell them apart").at_offset(at)
+                    Error::corruption("too many places after the damage look like frames: the search was given up")
+                        .at_offset(at)
                 })?;
                 if let Some(head) = self.frame_at(at)? {
                     return Ok(Some((at, head)));
@@ -253,11 +254,11 @@ impl<'a> RecordLogReader<'a> {
         Ok(None)
     }
 
-    /// Counts what verifies from the position on, and how far it says the log was durable. Reading cannot go on after
-    /// it.
+    /// Counts the valid frames after the position, and returns the highest durable sequence number that they state.
+    /// No record can be read afterwards.
     ///
     /// # Errors
-    /// `Corruption` if so much looks like frames that the search was given up.
+    /// `Corruption` if too many places look like frames.
     pub(crate) fn scan_after_damage(&mut self) -> Result<DamageScan> {
         let mut behind = DamageScan::default();
         let mut from = self.at;
@@ -276,11 +277,11 @@ impl<'a> RecordLogReader<'a> {
         Ok(behind)
     }
 
-    /// Goes on at the next frame behind the damage where reading stopped that says which number comes next, if no
-    /// number above `through` is missing in front of it; false, with nothing changed, if there is none.
+    /// Continues after damage, at the next valid frame that states the sequence number before it, if no number above
+    /// `through` is missing. Otherwise returns false and changes nothing.
     ///
     /// # Errors
-    /// `Corruption` if so much looks like frames that the search was given up.
+    /// `Corruption` if too many places look like frames.
     pub(crate) fn resume_after_damage(&mut self, through: SeqNo) -> Result<bool> {
         let mut from = self.at;
         while let Some((at, head)) = self.find_frame(from)? {
@@ -296,11 +297,11 @@ impl<'a> RecordLogReader<'a> {
         Ok(false)
     }
 
-    /// Moves behind the frame or the damage where reading stopped, to the next frame that verifies; false if there is
-    /// none.
+    /// Moves past the frame or the damage at which reading stopped, to the next valid frame. Returns false if there
+    /// is none.
     ///
     /// # Errors
-    /// `Corruption` if so much looks like frames that the search was given up.
+    /// `Corruption` if too many places look like frames.
     pub(crate) fn skip_damage(&mut self, stopped_at_frame: u64) -> Result<bool> {
         let found = self.find_frame(self.at.max(stopped_at_frame + ALIGN))?;
         if let Some((at, _)) = found {
@@ -310,7 +311,7 @@ impl<'a> RecordLogReader<'a> {
     }
 }
 
-/// What a verified frame says of the numbers before it: the last one that a record in front of it takes.
+/// The last sequence number before a valid frame, if the frame states it.
 fn preceding_seqno(head: &LogFrameHeader) -> Option<SeqNo> {
     match head.kind {
         LogFrameKind::Full | LogFrameKind::First => head.seqno.0.checked_sub(1).map(SeqNo),
@@ -335,22 +336,22 @@ fn watermark(head: &LogFrameHeader, payload: &[u8]) -> Option<SeqNo> {
     head.seqno.0.checked_sub(delta).map(SeqNo)
 }
 
-/// What a verified frame's length covers can only be missing if the file shrank under the reader.
+/// Bytes within a verified frame can only be missing if the file became shorter during the read.
 fn expect_bytes(bytes: Option<&[u8]>) -> Result<&[u8]> {
     bytes.ok_or_else(|| Error::corruption("file became shorter while it was read"))
 }
 
-/// What is read at once, in bytes.
+/// Bytes that are read at once.
 const WINDOW_LEN: u64 = 1 << 20;
 
-/// Where the bytes come from.
+/// Source of the bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LogSource<'a> {
     File(&'a dyn File),
     Bytes(&'a [u8]),
 }
 
-/// A view of a file that moves with what is asked for: one MiB, or a single larger piece.
+/// A buffered part of a file: one MiB, or a single larger read.
 #[derive(Debug)]
 pub(crate) struct LogReadWindow<'a> {
     source: LogSource<'a>,
@@ -360,7 +361,7 @@ pub(crate) struct LogReadWindow<'a> {
 }
 
 impl<'a> LogReadWindow<'a> {
-    /// A view of the whole source, whose length is read now.
+    /// A window on the whole source, whose length is read now.
     pub(crate) fn new(source: LogSource<'a>) -> Result<LogReadWindow<'a>> {
         let len = match source {
             LogSource::File(file) => file.length()?,
@@ -374,13 +375,13 @@ impl<'a> LogReadWindow<'a> {
         self.len
     }
 
-    /// The `len` bytes at `offset`; `None` if the source ends before.
+    /// The `len` bytes at `offset`; `None` if the source is shorter.
     #[inline]
     pub(crate) fn bytes(&mut self, offset: u64, len: usize) -> Result<Option<&[u8]>> {
         Ok(self.at_least(offset, len)?.map(|bytes| &bytes[..len]))
     }
 
-    /// `len` bytes at `offset` and what else of the view follows them; `None` if the source ends before.
+    /// The `len` bytes at `offset` and the rest of the window after them; `None` if the source is shorter.
     #[inline]
     pub(crate) fn at_least(&mut self, offset: u64, len: usize) -> Result<Option<&[u8]>> {
         if offset > self.len || self.len - offset < len as u64 {
@@ -423,8 +424,8 @@ mod tests {
 
     use super::*;
     use crate::record_log::writer::{LogRecord, RecordLogWriter};
-    use crate::vfs::mem::MemFs;
-    use crate::vfs::seeded_rng::SeededRng;
+    use crate::testing::MemFs;
+    use crate::testing::seeded_rng::SeededRng;
     use crate::vfs::{File, Fs, OpenMode};
 
     const PLACE: LogFileIdentity = LogFileIdentity { file_id: [4; 16], epoch: 2 };
@@ -526,7 +527,7 @@ mod tests {
             assert!(records.starts_with(&read));
             let behind = damaged.scan_after_damage().unwrap();
             let next = records.get(read.len() + 1).map_or(u64::MAX, |(first, ..)| *first);
-            // The record behind the damaged one says how far the log was durable when it was written.
+            // The record after the damaged one states how far the log was durable when it was written.
             assert!(read.len() + 1 >= records.len() || behind.frames > 0 && behind.durable_seqno.0 >= next / 2, "{at}");
             let mut salvage = reader(LogSource::Bytes(&bad), SeqnoOrder::Rising);
             let mut salvaged = Vec::new();

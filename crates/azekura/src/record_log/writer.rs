@@ -1,29 +1,31 @@
-//! Turns records into frames and hands them on in large pieces.
+//! Encodes records as frames, and writes the frames in large parts. After a failed sync a log is poisoned.
+
+use std::sync::OnceLock;
 
 use crate::base::checksum::{location_seed, xxh3_concat};
 use crate::base::coding::varint_len;
-use crate::base::{Result, SeqNo};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record_log::frame::{
     ALIGN, HEADER_LEN, LogFileIdentity, LogFrameHeader, LogFrameKind, PAYLOAD_MAX, checksum, padded_frame_len,
 };
 
-/// What is gathered before it is handed on, in bytes; with one frame more at most.
+/// Bytes that are buffered before they are written; at most one frame more.
 const BUFFER_LEN: usize = 1 << 20;
-/// Payloads from this length on are handed on where they lie instead of being copied, in bytes.
+/// Payloads of at least this many bytes are written directly instead of being copied to the buffer.
 const UNBUFFERED_PAYLOAD_LEN_MIN: usize = 128 << 10;
-/// A prefix is two varints, of 56 and of 32 bits.
+/// Maximum length of a record header: two varints, of 56 and of 32 bits.
 const PREFIX_LEN_MAX: usize = 13;
 
-/// Takes bytes and the offset in the file where they belong.
+/// Writes bytes at an offset of the file.
 pub(crate) type LogSink<'a> = dyn FnMut(&[u8], u64) -> Result<()> + 'a;
 
-/// A record to be written.
+/// A record to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogRecord<'a> {
     pub(crate) first_seqno: SeqNo,
-    /// Sequence numbers it takes, from `first` on; at least 1.
+    /// Number of sequence numbers, from `first` on; at least 1.
     pub(crate) count: u32,
-    /// Up to where the log is known to be durable, below `first`.
+    /// The sequence number through which the log is known to be durable, below `first`.
     pub(crate) durable_seqno: SeqNo,
     pub(crate) payload: &'a [u8],
 }
@@ -58,15 +60,15 @@ fn put_varint_at(out: &mut [u8; PREFIX_LEN_MAX], mut at: usize, mut value: u64) 
     at + 1
 }
 
-/// Writes frames through a sink that takes bytes and their offset in the file. Not thread safe.
+/// Writes frames through a sink, which takes bytes and their offset in the file. Not thread safe.
 ///
-/// After a sink failed, [`RecordLogWriter::reset`] starts over.
+/// After the sink has failed, [`RecordLogWriter::reset`] starts again.
 #[derive(Debug)]
 pub(crate) struct RecordLogWriter {
     buffer: Vec<u8>,
-    /// Where the first byte of `buffer` belongs in the file.
+    /// Offset in the file of the first byte of `buffer`.
     start: u64,
-    /// The longest payload of a frame, in bytes.
+    /// Maximum length of a frame's payload in bytes.
     frame_max: usize,
 }
 
@@ -75,7 +77,7 @@ impl RecordLogWriter {
         RecordLogWriter { buffer: Vec::new(), start: 0, frame_max: PAYLOAD_MAX }
     }
 
-    /// Cuts records into frames with payloads of at most `frame_max` bytes (at least 16).
+    /// Creates a writer of frames with payloads of at most `frame_max` bytes; `frame_max` is at least 16.
     #[cfg(test)]
     pub(crate) fn with_frame_max(frame_max: usize) -> RecordLogWriter {
         RecordLogWriter { frame_max: frame_max.clamp(16, PAYLOAD_MAX), ..RecordLogWriter::new() }
@@ -94,7 +96,7 @@ impl RecordLogWriter {
         if rest > 0 { whole_len + padded_frame_len(rest) } else { whole_len }
     }
 
-    /// Forgets what was gathered; the next frame goes to `at`.
+    /// Discards the buffer. The next frame is written at `at`.
     #[inline]
     pub(crate) fn reset(&mut self, at: u64) {
         debug_assert!(at.is_multiple_of(ALIGN));
@@ -102,7 +104,7 @@ impl RecordLogWriter {
         self.start = at;
     }
 
-    /// Where the next frame will stand.
+    /// Offset of the next frame.
     #[inline]
     pub(crate) fn position(&self) -> u64 {
         self.start + self.buffer.len() as u64
@@ -111,7 +113,7 @@ impl RecordLogWriter {
     /// Adds a record.
     ///
     /// # Errors
-    /// What the sink fails with.
+    /// Errors of the sink.
     #[inline]
     pub(crate) fn add_record(
         &mut self,
@@ -148,10 +150,10 @@ impl RecordLogWriter {
         }
     }
 
-    /// Adds a frame that says that everything up to `durable` is durable, `last` being the newest record.
+    /// Adds a frame which states that the log is durable through `durable`. `last` is the newest record.
     ///
     /// # Errors
-    /// What the sink fails with.
+    /// Errors of the sink.
     pub(crate) fn add_watermark(
         &mut self,
         place: &LogFileIdentity,
@@ -164,7 +166,7 @@ impl RecordLogWriter {
         self.add_frame(place, LogFrameKind::Watermark, last, (&out[..len], &[]), sink)
     }
 
-    /// The longest that [`RecordLogWriter::add_watermark`] takes, in bytes.
+    /// Maximum number of bytes that [`RecordLogWriter::add_watermark`] adds.
     pub(crate) fn watermark_len_max() -> u64 {
         padded_frame_len(PREFIX_LEN_MAX)
     }
@@ -199,10 +201,10 @@ impl RecordLogWriter {
         if self.buffer.len() >= BUFFER_LEN { self.flush(sink) } else { Ok(()) }
     }
 
-    /// Hands on what was gathered.
+    /// Writes the buffered bytes.
     ///
     /// # Errors
-    /// What the sink fails with.
+    /// Errors of the sink.
     #[inline]
     pub(crate) fn flush(&mut self, sink: &mut LogSink<'_>) -> Result<()> {
         if !self.buffer.is_empty() {
@@ -211,6 +213,29 @@ impl RecordLogWriter {
             self.buffer.clear();
         }
         Ok(())
+    }
+}
+
+/// Stores the first failure permanently. Thread safe.
+#[derive(Debug, Default)]
+pub(crate) struct LogPoison {
+    first_error: OnceLock<Error>,
+}
+
+impl LogPoison {
+    /// Returns `Poisoned` once [`LogPoison::set`] was called.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.first_error.get() {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    /// Stores the failure, unless there is an earlier one. Returns the error that every later call returns.
+    #[cold]
+    pub(crate) fn set(&self, error: Error) -> Error {
+        self.first_error.get_or_init(|| error.with_kind(ErrorKind::Poisoned)).clone()
     }
 }
 
@@ -283,5 +308,15 @@ mod tests {
         let failed = writer.flush(&mut |_, _| Err(Error::new(ErrorKind::Io, "no")));
         assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
         assert_eq!(written(&mut writer, &[b"kept"]).0, written(&mut RecordLogWriter::new(), &[b"kept"]).0);
+    }
+
+    #[test]
+    fn the_first_failure_stays() {
+        let poison = LogPoison::default();
+        poison.check().unwrap();
+        poison.set(Error::new(ErrorKind::Io, "first"));
+        poison.set(Error::new(ErrorKind::OutOfSpace, "second"));
+        let error = poison.check().unwrap_err();
+        assert_eq!((error.kind(), error.message()), (ErrorKind::Poisoned, "first"));
     }
 }

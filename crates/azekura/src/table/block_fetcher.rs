@@ -1,4 +1,5 @@
-//! Where an open table's blocks come from: a link, what the table holds, the cache, the file.
+//! Fetches the blocks of an open table: through a child link, from the table itself, from the cache, or from the
+//! file.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -7,9 +8,9 @@ use std::sync::{Arc, OnceLock};
 use crate::base::blob_pointer::BlobReferences;
 use crate::base::version_edit::FileNumber;
 use crate::base::{Error, Result};
-use crate::block::cached_block::{Cacheable, ParentSlot};
 use crate::block::frame::{BlockContents, decode_capacity, open_frame};
 use crate::block::restart_block::RestartBlock;
+use crate::block::shard::{Cacheable, ParentSlot};
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind};
 use crate::mem::buffer_pool::Buffer;
 use crate::mem::epoch::Pin;
@@ -18,20 +19,20 @@ use crate::mem::slice::Slice;
 use crate::vfs::open_files::DataFiles;
 use crate::vfs::read_ahead::{ReadAhead, ReadAheadRequest};
 
-/// The blocks of one table. Thread safe.
+/// Fetches the blocks of one table. Thread safe.
 pub(crate) struct BlockFetcher {
     pub(crate) files: Arc<DataFiles>,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) id: FileNumber,
-    /// Of the file, from its header.
+    /// Random id of the file, from its header.
     pub(crate) file_id: [u8; 16],
-    /// Of the file, in bytes.
+    /// Length of the file in bytes.
     pub(crate) size: u64,
-    /// Whether pieces of index and filter are pinned in the cache.
+    /// Whether index and filter partitions are pinned in the cache.
     pub(crate) pin_partitions: bool,
 }
 
-/// The handle that the `at`-th entry of an index block holds.
+/// The handle in the `at`-th entry of an index block.
 pub(crate) fn child_handle(block: &RestartBlock, at: usize) -> Result<BlockHandle> {
     BlockHandle::decode(block.parse_restart(at)?.value)
 }
@@ -41,24 +42,24 @@ impl BlockFetcher {
         self.files.path(self.id)
     }
 
-    /// Names the file, and the offset where there is none yet.
+    /// Adds the file to an error, and the offset if the error has none.
     #[cold]
     pub(crate) fn with_location(&self, error: Error, offset: u64) -> Error {
         error.at_offset(offset).in_file(self.path())
     }
 
-    /// The same for the block that the `at`-th entry of an index block names.
+    /// Adds the location of the block that the `at`-th entry of an index block names.
     #[cold]
     pub(crate) fn with_entry_location(&self, error: Error, block: &RestartBlock, at: usize) -> Error {
         self.with_location(error, child_handle(block, at).map_or(0, |handle| handle.offset))
     }
 
-    /// Reads a frame from the file and checks it.
+    /// Reads and checks a frame of the file.
     pub(crate) fn read_body(&self, handle: BlockHandle, kind: BlockKind) -> Result<BlockContents> {
         self.read_frame(handle, kind).map_err(|error| self.with_location(error, handle.offset))
     }
 
-    /// The section of references to blob files.
+    /// Reads the section of references to blob files.
     pub(crate) fn read_blob_references(&self, handle: BlockHandle) -> Result<BlobReferences> {
         let body = self.read_body(handle, BlockKind::BlobReferences)?;
         BlobReferences::decode(&body).map_err(|error| self.with_location(error, handle.offset))
@@ -66,7 +67,7 @@ impl BlockFetcher {
 
     fn read_frame(&self, handle: BlockHandle, kind: BlockKind) -> Result<BlockContents> {
         if handle.end()? > self.size {
-            return Err(Error::corruption("block reaches past the end of the file"));
+            return Err(Error::corruption("block ends past the end of the file"));
         }
         let mut bytes = self.allocate_buffer(handle.len)?;
         bytes.extend_with_zeros(handle.len as usize);
@@ -74,15 +75,15 @@ impl BlockFetcher {
         open_frame(bytes, &self.file_id, handle.offset, kind)
     }
 
-    /// For a block of this many stored bytes, and for the bytes that loading adds.
+    /// Allocates a buffer for a block of `len` stored bytes, and for the bytes that decoding appends.
     fn allocate_buffer(&self, len: u64) -> Result<Buffer> {
         let len = usize::try_from(len).map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
         let buffer = self.cache.buffer(decode_capacity(len));
         buffer.ok_or_else(|| Error::corruption("no memory for a block of its declared length"))
     }
 
-    /// As [`read`](BlockFetcher::read_block); while blocks follow each other, what lies behind is read ahead into
-    /// `ahead`.
+    /// Reads a block as [`read_block`](BlockFetcher::read_block) does. While reads are sequential, it also reads the
+    /// following bytes into `ahead`.
     fn read_sequential<T: Cacheable>(
         &self,
         handle: BlockHandle,
@@ -93,7 +94,7 @@ impl BlockFetcher {
         if let ReadAheadRequest::Ahead(len) = ahead.request_for(handle.offset, handle.len)
             && end <= self.size
         {
-            let mut bytes = vec![0; len.min(self.size - handle.offset) as usize]; // a window is short
+            let mut bytes = vec![0; len.min(self.size - handle.offset) as usize]; // bounded by the longest read-ahead
             let read = self.files.get(self.id).and_then(|file| file.read_exact_at(&mut bytes, handle.offset));
             read.map_err(|error| self.with_location(error, handle.offset))?;
             ahead.fill(handle.offset, bytes);
@@ -106,22 +107,28 @@ impl BlockFetcher {
         block.map(Arc::new).map_err(|error| self.with_location(error, handle.offset))
     }
 
-    /// Reads and decodes a block, past the cache.
+    /// Reads and decodes a block, without the cache.
     pub(crate) fn read_block<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind) -> Result<Arc<T>> {
         let block =
             T::decode_body(self.read_body(handle, kind)?).map_err(|error| self.with_location(error, handle.offset))?;
         Ok(Arc::new(block))
     }
 
-    /// The block at `handle`, from the cache, or from the file and then into the cache; `home` leads to it from then
-    /// on.
-    fn fetch_cached<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, home: ParentSlot<T>) -> Result<Arc<T>> {
-        // A block of another type can only be there if handles of two kinds name one offset: the read will tell.
-        if let Some(block) = self.cache.get(self.id, handle.offset, kind, Some(home.clone())) {
+    /// Returns the block at `handle` from the cache; else reads it and inserts it into the cache. Afterwards the
+    /// child link `parent_slot` points to it.
+    fn fetch_cached<T: Cacheable>(
+        &self,
+        handle: BlockHandle,
+        kind: BlockKind,
+        parent_slot: ParentSlot<T>,
+    ) -> Result<Arc<T>> {
+        // The cache can contain a block of another type at this offset only if handles of two kinds have the same
+        // offset. Then the read fails.
+        if let Some(block) = self.cache.get(self.id, handle.offset, kind, Some(parent_slot.clone())) {
             return Ok(block);
         }
         let block = self.read_block::<T>(handle, kind)?;
-        self.insert_into_cache(handle, kind, &block, home);
+        self.insert_into_cache(handle, kind, &block, parent_slot);
         Ok(block)
     }
 
@@ -130,14 +137,14 @@ impl BlockFetcher {
         handle: BlockHandle,
         kind: BlockKind,
         block: &Arc<T>,
-        home: ParentSlot<T>,
+        parent_slot: ParentSlot<T>,
     ) {
         let pin = self.pin_partitions && kind.is_metadata();
-        self.cache.insert(self.id, handle.offset, kind, block, Some(home), pin);
+        self.cache.insert(self.id, handle.offset, kind, block, Some(parent_slot), pin);
     }
 
-    /// The block that the `at`-th entry of `hub` names, for as long as the pin lives: by its link, or by its handle,
-    /// which leaves a link.
+    /// Returns the block of the `at`-th entry of `parent`, valid as long as `pin`: through its child link, or by its
+    /// handle, which sets the link.
     #[inline]
     pub(crate) fn fetch_child<'p, T: Cacheable>(
         &self,
@@ -164,8 +171,8 @@ impl BlockFetcher {
         self.fetch_cached(handle, kind, (Arc::downgrade(&parent) as _, at)).map(BlockRef::Shared)
     }
 
-    /// The block that the `at`-th entry of `hub` names, pinned. With `fill`, a block that was read is inserted into
-    /// the cache; without, neither a mark nor a link is set. A sequential caller reads ahead into `ahead`.
+    /// Returns the block of the `at`-th entry of `parent`, with a count. With `fill`, a block that was read is
+    /// inserted into the cache; without it, no link is set or marked. A sequential caller reads ahead into `ahead`.
     pub(crate) fn fetch_child_arc<T: Cacheable>(
         &self,
         parent: &Arc<ParentBlock<T, RestartBlock>>,
@@ -185,22 +192,22 @@ impl BlockFetcher {
             }
         }
         let handle = child_handle(parent, at)?;
-        let home = fill.then(|| -> ParentSlot<T> { (Arc::downgrade(parent) as _, at) });
-        if let Some(block) = self.cache.get(self.id, handle.offset, kind, home.clone()) {
+        let parent_slot = fill.then(|| -> ParentSlot<T> { (Arc::downgrade(parent) as _, at) });
+        if let Some(block) = self.cache.get(self.id, handle.offset, kind, parent_slot.clone()) {
             return Ok(block);
         }
         let block = match ahead {
             Some(ahead) => self.read_sequential(handle, kind, ahead)?,
             None => self.read_block(handle, kind)?,
         };
-        if let Some(home) = home {
-            self.insert_into_cache(handle, kind, &block, home);
+        if let Some(parent_slot) = parent_slot {
+            self.insert_into_cache(handle, kind, &block, parent_slot);
         }
         Ok(block)
     }
 }
 
-/// A block for the length of a call: there for as long as the thread is pinned, or counted.
+/// A block for the duration of a call: protected by the pin of the thread, or counted.
 pub(crate) enum BlockRef<'a, T> {
     Pinned(PinnedRef<'a, T>),
     Shared(Arc<T>),
@@ -227,14 +234,14 @@ impl<T> BlockRef<'_, T> {
     }
 }
 
-/// A value where it lies, and the block that it lies in if that may be kept.
+/// A value in a block, and the block if the value may keep it alive.
 pub(crate) struct BlockValue<'a> {
     bytes: &'a [u8],
     block: Option<&'a BlockRef<'a, Block>>,
 }
 
 impl<'a> BlockValue<'a> {
-    /// A value that must be copied.
+    /// A value that is always copied.
     pub(crate) fn unpinned(bytes: &'a [u8]) -> BlockValue<'a> {
         BlockValue { bytes, block: None }
     }
@@ -243,7 +250,7 @@ impl<'a> BlockValue<'a> {
         BlockValue { bytes, block: Some(block) }
     }
 
-    /// The value to keep, without a copy if it is large and its block mostly the value.
+    /// The value as a slice. A large value that is most of its block is shared, others are copied.
     #[inline]
     pub(crate) fn to_slice(&self) -> Slice {
         let shared = self.block.and_then(|block| block.shared_value(self.bytes, || block.to_arc()));
@@ -260,25 +267,25 @@ impl Deref for BlockValue<'_> {
     }
 }
 
-/// A block that the table may hold for as long as it is open.
+/// A block that the table may hold as long as it is open.
 pub(crate) struct TableBlockSlot<T> {
     handle: BlockHandle,
     kind: BlockKind,
-    /// Held once it was read, or else left to the cache.
+    /// Whether the table keeps the block once it was read. Otherwise the block is in the cache.
     pin_in_table: bool,
     pinned: OnceLock<Arc<T>>,
-    /// One link, to what the cache has.
+    /// A parent with one child link, to the block in the cache.
     parent: Arc<ParentBlock<T, ()>>,
 }
 
 impl<T: Cacheable> TableBlockSlot<T> {
-    pub(crate) fn new(handle: BlockHandle, kind: BlockKind, hold: bool) -> TableBlockSlot<T> {
+    pub(crate) fn new(handle: BlockHandle, kind: BlockKind, pin_in_table: bool) -> TableBlockSlot<T> {
         TableBlockSlot {
             handle,
             kind,
-            pin_in_table: hold,
+            pin_in_table,
             pinned: OnceLock::new(),
-            parent: Arc::new(ParentBlock::new((), usize::from(!hold))),
+            parent: Arc::new(ParentBlock::new((), usize::from(!pin_in_table))),
         }
     }
 
@@ -286,7 +293,7 @@ impl<T: Cacheable> TableBlockSlot<T> {
         (Arc::downgrade(&self.parent) as _, 0)
     }
 
-    /// Puts in a block that was read already; it stays if the slot holds.
+    /// Takes a block that was already read: keeps it in the table, or inserts it into the cache.
     pub(crate) fn insert_loaded(&self, fetcher: &BlockFetcher, block: Arc<T>) {
         if self.pin_in_table {
             let _ = self.pinned.set(block);
@@ -320,13 +327,13 @@ impl<T: Cacheable> TableBlockSlot<T> {
         Ok(BlockRef::Pinned(PinnedRef::from_borrowed_arc(self.pinned.get_or_init(|| block))))
     }
 
-    /// The block, to keep.
+    /// Returns the block with a count.
     pub(crate) fn fetch_arc(&self, fetcher: &BlockFetcher) -> Result<Arc<T>> {
-        let at_hand = self.fetch_loaded(fetcher, &Pin::new()).map(PinnedRef::to_arc);
-        at_hand.map_or_else(|| self.fetch_slow(fetcher).map(|block| block.to_arc()), Ok)
+        let loaded = self.fetch_loaded(fetcher, &Pin::new()).map(PinnedRef::to_arc);
+        loaded.map_or_else(|| self.fetch_slow(fetcher).map(|block| block.to_arc()), Ok)
     }
 
-    /// What the table holds by this slot now, in bytes.
+    /// Bytes that the table holds in this slot.
     pub(crate) fn pinned_bytes(&self) -> u64 {
         self.pinned.get().map_or(0, |block| block.bytes_held())
     }

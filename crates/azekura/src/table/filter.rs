@@ -1,17 +1,18 @@
-//! The filter: which user keys are surely not in a table. Two levels; its rules are drawn in `docs/format/table.md`.
+//! The filter of a table: excludes user keys that the table does not contain. It has two levels, described in
+//! `docs/format/table.md`.
 
 use crate::base::{InternalKey, KeyOrder, Result, SeqNo};
-use crate::block::cached_block::TopLevelFilterBlock;
+use crate::block::shard::TopLevelFilterBlock;
 use crate::block::{BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, TableBlockSlot};
 use crate::table::index::{MetadataPartition, lower_bound_entry};
 use crate::table::options::FilterPolicy;
 
-/// Collects the hashes of user keys into pieces, which are kept until the data is written.
+/// Collects the hashes of user keys into filter partitions, which stay in memory until the data blocks are written.
 pub(crate) struct FilterBuilder {
     bits_per_key: f32,
-    /// None: all in one piece.
+    /// Maximum number of keys in a partition; `None` for a single partition.
     keys_per_partition: Option<usize>,
     hashes: Vec<u64>,
     keys: u64,
@@ -20,16 +21,16 @@ pub(crate) struct FilterBuilder {
 }
 
 impl FilterBuilder {
-    /// `None` where the policy or the order allows no filter.
-    pub(crate) fn new(policy: FilterPolicy, piece_size: Option<u32>, order: &KeyOrder) -> Option<FilterBuilder> {
+    /// `None` if the policy or the order allows no filter.
+    pub(crate) fn new(policy: FilterPolicy, partition_size: Option<u32>, order: &KeyOrder) -> Option<FilterBuilder> {
         let FilterPolicy::Bloom { bits_per_key } = policy else { return None };
         if !order.can_hash_keys() {
             return None;
         }
-        let keys_per_piece = piece_size.map(|size| ((size as f32 * 8.0 / bits_per_key) as usize).max(1));
+        let keys_per_partition = partition_size.map(|size| ((size as f32 * 8.0 / bits_per_key) as usize).max(1));
         Some(FilterBuilder {
             bits_per_key,
-            keys_per_partition: keys_per_piece,
+            keys_per_partition,
             hashes: Vec::new(),
             keys: 0,
             partitions: Vec::new(),
@@ -37,11 +38,11 @@ impl FilterBuilder {
         })
     }
 
-    /// Adds a user key that differs from the one before, which is `before`.
-    pub(crate) fn add(&mut self, hash: u64, before: &[u8], user: &[u8], order: &KeyOrder) {
+    /// Adds the hash of `user_key`, which differs from the previous user key `before`.
+    pub(crate) fn add(&mut self, hash: u64, before: &[u8], user_key: &[u8], order: &KeyOrder) {
         if self.keys_per_partition.is_some_and(|keys| self.hashes.len() >= keys) {
             let mut bound = Vec::new();
-            order.separator(before, user, &mut bound);
+            order.separator(before, user_key, &mut bound);
             self.finish_partition(bound);
         }
         self.hashes.push(hash);
@@ -55,18 +56,18 @@ impl FilterBuilder {
         self.hashes.clear();
     }
 
-    /// All pieces, the last one up to `largest`.
+    /// Returns all partitions. The bound of the last one is `largest`.
     pub(crate) fn finish(mut self, largest: &[u8]) -> Vec<MetadataPartition> {
         self.finish_partition(largest.to_vec());
         self.partitions
     }
 
-    /// User keys added.
+    /// Number of user keys that were added.
     pub(crate) fn key_count(&self) -> u64 {
         self.keys
     }
 
-    /// Bytes collected so far, about.
+    /// Approximate number of bytes collected so far.
     pub(crate) fn estimated_bytes(&self) -> u64 {
         let open = self.hashes.len() as f64 * f64::from(self.bits_per_key) / 8.0;
         self.partition_bytes + open as u64
@@ -75,19 +76,19 @@ impl FilterBuilder {
 
 /// The filter of an open table.
 pub(crate) enum TableFilter {
-    /// One piece; its top says nothing more than where it is.
+    /// The only partition. The top level contains nothing but its handle.
     Single(TableBlockSlot<FilterBlock>),
-    /// The top, which leads to pieces in the cache.
+    /// The top level, whose partitions are in the cache.
     Partitioned(TableBlockSlot<TopLevelFilterBlock>),
 }
 
 impl TableFilter {
-    /// False only if no entry has this user key, whose hash under the table's seed is `hash`.
+    /// Returns false only if no entry has this user key. `hash` is its hash with the seed of the table.
     #[inline]
     pub(crate) fn may_contain(
         &self,
         fetcher: &BlockFetcher,
-        user: &[u8],
+        user_key: &[u8],
         hash: u64,
         order: &KeyOrder,
         pin: &Pin,
@@ -96,8 +97,8 @@ impl TableFilter {
             TableFilter::Single(partition) => partition.get(fetcher, pin)?,
             TableFilter::Partitioned(top) => {
                 let top = top.get(fetcher, pin)?;
-                // Bounds have sequence number 0, so no version of a key lies behind a bound of the same key.
-                let Some(at) = lower_bound_entry(&top, InternalKey::before_versions_of(user), order)? else {
+                // Bounds have sequence number 0, so every version of a key is at or before a bound with the same key.
+                let Some(at) = lower_bound_entry(&top, InternalKey::before_versions_of(user_key), order)? else {
                     return Ok(false);
                 };
                 fetcher.fetch_child(&top, at, BlockKind::FilterPartition, pin)?

@@ -7,22 +7,22 @@ use crate::base::{Error, Result, SeqNo};
 use crate::block::BlockHandle;
 use crate::table::options::DataBlockIndexType;
 
-/// Values of more bytes have a data block of their own.
+/// A value of more bytes than this has a data block of its own.
 pub(crate) const OWN_BLOCK_VALUE_MIN: usize = 32 << 10;
-/// Directory and properties: a reader that does not know the tag may skip it.
+/// Bit of a tag of the metaindex or of a property: a reader that does not know the tag may skip it.
 pub(crate) const SECTION_IGNORABLE: u8 = 0x80;
-/// The section of references to blob files. A reader that does not know it cannot read the entries that need it.
+/// Tag of the section of references to blob files. An older reader skips it, and fails at entries with blob pointers.
 const SECTION_BLOB_REFERENCES: u8 = 0x85;
 
-/// Where the sections are.
+/// Handles of the sections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableMetaindex {
     pub(crate) properties: BlockHandle,
     pub(crate) index_top: BlockHandle,
     pub(crate) filter_top: Option<BlockHandle>,
-    /// To values of blob files; a table without pointers has none.
+    /// References to values of blob files. `None` for a table without blob pointers.
     pub(crate) blob_references: Option<BlockHandle>,
-    /// Sections of a newer version that need not be known.
+    /// Sections of a newer version that a reader may skip.
     pub(crate) ignored_sections: Vec<BlockHandle>,
 }
 
@@ -40,7 +40,7 @@ impl TableMetaindex {
     }
 
     /// # Errors
-    /// `Corruption` for bytes that are no directory, `Unsupported` for a section that must be known.
+    /// `Corruption` if the bytes are not a metaindex, `Unsupported` for an unknown section that may not be skipped.
     pub(crate) fn decode(bytes: &[u8]) -> Result<TableMetaindex> {
         let mut d = ByteReader::new(bytes);
         let (mut known, mut references, mut unknown) = ([None; 3], None, Vec::new());
@@ -49,11 +49,11 @@ impl TableMetaindex {
             let handle = BlockHandle::read(&mut d)?;
             match tag {
                 1..=3 if known[usize::from(tag) - 1].replace(handle).is_some() => {
-                    return Err(Error::corruption(format!("directory names section {tag} twice")));
+                    return Err(Error::corruption(format!("metaindex contains section {tag} twice")));
                 }
                 1..=3 => {}
                 SECTION_BLOB_REFERENCES if references.replace(handle).is_some() => {
-                    return Err(Error::corruption("directory names the references twice"));
+                    return Err(Error::corruption("metaindex contains the blob references twice"));
                 }
                 SECTION_BLOB_REFERENCES => {}
                 _ if tag & SECTION_IGNORABLE != 0 => unknown.push(handle),
@@ -68,7 +68,7 @@ impl TableMetaindex {
                 blob_references: references,
                 ignored_sections: unknown,
             }),
-            _ => Err(Error::corruption("directory names no properties or no index")),
+            _ => Err(Error::corruption("metaindex lacks the properties or the index")),
         }
     }
 }
@@ -78,7 +78,7 @@ impl TableMetaindex {
 pub(crate) struct TableProperties {
     pub(crate) entries: u64,
     pub(crate) tombstones: u64,
-    /// Bytes of keys and values before prefix compression and codecs.
+    /// Bytes of keys and values before prefix compression and compression.
     pub(crate) raw_bytes: u64,
     pub(crate) smallest_seqno: SeqNo,
     pub(crate) largest_seqno: SeqNo,
@@ -86,9 +86,10 @@ pub(crate) struct TableProperties {
     pub(crate) hash_seed: u64,
     pub(crate) comparator: String,
     pub(crate) compression: CompressionType,
-    /// Asked for; blocks may have fallen back. `None`: not said, which is so for tables with restart points only.
+    /// The configured type; the hash index of single blocks may be missing. `None` if it is not stored: such a table
+    /// has restart points only.
     pub(crate) data_block_index_type: Option<DataBlockIndexType>,
-    /// Milliseconds since 1970.
+    /// Creation time in milliseconds since 1970.
     pub(crate) created_ms: u64,
     pub(crate) data_blocks: u64,
     pub(crate) index_partitions: u64,
@@ -97,13 +98,14 @@ pub(crate) struct TableProperties {
     pub(crate) partitioned: bool,
     pub(crate) smallest_key: (Vec<u8>, SeqNo),
     pub(crate) largest_key: (Vec<u8>, SeqNo),
-    /// Bytes of frames.
+    /// Length of all data frames in bytes; `index_bytes` and `filter_bytes` likewise.
     pub(crate) data_bytes: u64,
     pub(crate) index_bytes: u64,
     pub(crate) filter_bytes: u64,
-    /// Entries behind a newer version of their user key.
+    /// Number of entries that follow a newer version of their user key.
     pub(crate) superseded_entries: u64,
-    /// The lowest sequence number of an entry with an older version behind it; 0 if there is none, or nothing is said.
+    /// Lowest sequence number of an entry that is followed by an older version of its user key. 0 if there is none,
+    /// or if it is not stored.
     pub(crate) smallest_superseding_seqno: SeqNo,
 }
 
@@ -112,11 +114,11 @@ const PROPERTY_COMPARATOR: u8 = 7;
 const PROPERTY_COMPRESSION: u8 = 0x88;
 const PROPERTY_SMALLEST_KEY: u8 = 15;
 const PROPERTY_LARGEST_KEY: u8 = 16;
-/// Every tag that must be there, as bits by their number without the ignorable bit.
+/// Required properties, as a bit set of their tags without the ignorable bit.
 const REQUIRED_PROPERTIES: u32 = 0b1_1111_1110_1111_1110;
 
 impl TableProperties {
-    /// The properties that are one number.
+    /// The properties that are one number, with their tags.
     fn numeric_properties(&self) -> [(u8, u64); 17] {
         [
             (1, self.entries),
@@ -155,7 +157,7 @@ impl TableProperties {
             0x91 => self.data_bytes = value,
             0x92 => self.index_bytes = value,
             0x93 => self.filter_bytes = value,
-            // Only told to people: what reads a block is the kind in its frame.
+            // For information only: readers use the kind in the frame of each block.
             0x94 => self.data_block_index_type = DataBlockIndexType::from_number(value),
             0x95 => self.superseded_entries = value,
             0x96 => self.smallest_superseding_seqno = checked_seqno(value)?,
@@ -186,18 +188,18 @@ impl TableProperties {
                 CompressionType::Miniz(level) => [Codec::Zlib as u8, level],
             },
         );
-        for (tag, (user, seqno)) in
+        for (tag, (user_key, seqno)) in
             [(PROPERTY_SMALLEST_KEY, &self.smallest_key), (PROPERTY_LARGEST_KEY, &self.largest_key)]
         {
             payload.clear();
             put_varint(&mut payload, seqno.0);
-            payload.extend_from_slice(user);
+            payload.extend_from_slice(user_key);
             put(tag, &payload);
         }
         out
     }
 
-    /// Counts an entry that comes behind `newer`, a newer version of its user key.
+    /// Counts an entry that follows `newer`, a newer version of its user key.
     pub(crate) fn count_superseded(&mut self, newer: SeqNo) {
         let lowest = if self.superseded_entries == 0 { newer } else { self.smallest_superseding_seqno.min(newer) };
         self.superseded_entries += 1;
@@ -205,7 +207,8 @@ impl TableProperties {
     }
 
     /// # Errors
-    /// `Corruption` for bytes that are no properties or not all of them, `Unsupported` for one that must be known.
+    /// `Corruption` if the bytes are not properties or a required property is missing, `Unsupported` for an unknown
+    /// property that may not be skipped.
     pub(crate) fn decode(bytes: &[u8]) -> Result<TableProperties> {
         let mut d = ByteReader::new(bytes);
         let mut properties = TableProperties::default();
@@ -226,22 +229,23 @@ impl TableProperties {
             seen |= bit;
         }
         if seen & REQUIRED_PROPERTIES != REQUIRED_PROPERTIES {
-            return Err(Error::corruption("table lacks some of its properties"));
+            return Err(Error::corruption("table lacks required properties"));
         }
         Ok(properties)
     }
 
-    /// Sets the property `tag`; false if it is none of ours.
+    /// Sets the property `tag`. Returns false if the tag is unknown.
     fn set(&mut self, tag: u8, payload: &[u8]) -> Result<bool> {
         let mut d = ByteReader::new(payload);
         match tag {
             PROPERTY_HASH_SEED => self.hash_seed = d.u64()?,
             PROPERTY_COMPARATOR => {
                 let name = d.take(payload.len())?.to_vec();
-                self.comparator = String::from_utf8(name).map_err(|_| Error::corruption("name is not UTF-8"))?;
+                self.comparator =
+                    String::from_utf8(name).map_err(|_| Error::corruption("comparator name is not UTF-8"))?;
             }
             PROPERTY_COMPRESSION => {
-                // Only told to people: what reads a block is the codec in its frame.
+                // For information only: readers use the codec in the frame of each block.
                 self.compression = match (Codec::from_byte(d.u8()?), d.u8()?) {
                     (Ok(Codec::Lz4), _) => CompressionType::Lz4,
                     (Ok(Codec::Zlib), level) => CompressionType::Miniz(level),
@@ -262,16 +266,16 @@ impl TableProperties {
 }
 
 fn checked_seqno(value: u64) -> Result<SeqNo> {
-    Some(SeqNo(value)).filter(|s| *s <= SeqNo::MAX).ok_or_else(|| Error::corruption("sequence number is over 56 bits"))
+    Some(SeqNo(value)).filter(|s| *s <= SeqNo::MAX).ok_or_else(|| Error::corruption("sequence number exceeds 56 bits"))
 }
 
 fn decode_key(d: &mut ByteReader<'_>) -> Result<(Vec<u8>, SeqNo)> {
     let seqno = checked_seqno(d.varint()?)?;
-    let user = d.take(d.rest().len())?;
-    if user.len() > KEY_LEN_MAX {
-        return Err(Error::corruption("key is longer than any can be"));
+    let user_key = d.take(d.rest().len())?;
+    if user_key.len() > KEY_LEN_MAX {
+        return Err(Error::corruption("key exceeds the maximum length"));
     }
-    Ok((user.to_vec(), seqno))
+    Ok((user_key.to_vec(), seqno))
 }
 
 #[cfg(test)]
@@ -282,13 +286,13 @@ mod tests {
     #[test]
     fn metaindex_round_trips_and_skips_ignorable() {
         let handle = |offset| BlockHandle { offset, len: 9 };
-        let mut directory = TableMetaindex { properties: handle(1), index_top: handle(2), ..TableMetaindex::default() };
-        assert_eq!(TableMetaindex::decode(&directory.encode()).unwrap(), directory);
-        directory.filter_top = Some(handle(3));
-        assert_eq!(TableMetaindex::decode(&directory.encode()).unwrap(), directory);
-        directory.blob_references = Some(handle(4));
-        let mut bytes = directory.encode();
-        assert_eq!(TableMetaindex::decode(&bytes).unwrap(), directory);
+        let mut metaindex = TableMetaindex { properties: handle(1), index_top: handle(2), ..TableMetaindex::default() };
+        assert_eq!(TableMetaindex::decode(&metaindex.encode()).unwrap(), metaindex);
+        metaindex.filter_top = Some(handle(3));
+        assert_eq!(TableMetaindex::decode(&metaindex.encode()).unwrap(), metaindex);
+        metaindex.blob_references = Some(handle(4));
+        let mut bytes = metaindex.encode();
+        assert_eq!(TableMetaindex::decode(&bytes).unwrap(), metaindex);
         for cut in 0..bytes.len() {
             if let Ok(d) = TableMetaindex::decode(&bytes[..cut]) {
                 assert_eq!(d.blob_references, None);
@@ -333,7 +337,7 @@ mod tests {
         let bytes = sample_properties().encode();
         assert_eq!(TableProperties::decode(&bytes).unwrap(), sample_properties());
         for cut in 0..bytes.len() {
-            assert!(TableProperties::decode(&bytes[..cut]).is_err(), "the largest key comes last and is needed");
+            assert!(TableProperties::decode(&bytes[..cut]).is_err(), "the last property, the largest key, is required");
         }
     }
 

@@ -1,20 +1,21 @@
-//! The index: which data block a key is in. Two levels; its rules are drawn in `docs/format/table.md`.
+//! The index of a table: maps a key to its data block. It has two levels, described in `docs/format/table.md`.
 
 use std::sync::Arc;
 
 use crate::base::{Error, InternalKey, KeyOrder, Result, SeqNo};
-use crate::block::cached_block::{IndexPartitionBlock, TopLevelIndexBlock};
 use crate::block::restart_block::RestartBlock;
+use crate::block::shard::{IndexPartitionBlock, TopLevelIndexBlock};
 use crate::block::{BlockHandle, BlockKind, RestartBlockBuilder};
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, TableBlockSlot};
 
-/// Bit of an index entry's tag: the next block begins with an older version of the user key that this one ends with.
+/// Bit of the tag of an index entry: the next block begins with an older version of the last user key of this block.
 pub(crate) const TAG_CONTINUES: u8 = 1;
-/// Index blocks are searched more than they are stored: every entry is a restart, and has the link of its number.
+/// Index blocks are read more often than written, so every entry is a restart. The number of an entry is also that of
+/// its child link.
 const RESTART_INTERVAL: u8 = 1;
 
-/// A finished piece of an index or a filter, and the entry of the top that will lead to it.
+/// A finished partition of an index or a filter, with its entry in the top level.
 pub(crate) struct MetadataPartition {
     pub(crate) key: Vec<u8>,
     pub(crate) seqno: SeqNo,
@@ -22,10 +23,10 @@ pub(crate) struct MetadataPartition {
     pub(crate) raw: Vec<u8>,
 }
 
-/// Collects the entries of the index into pieces, which are kept until the data is written.
+/// Collects the entries of the index into partitions, which stay in memory until the data blocks are written.
 pub(crate) struct IndexBuilder {
     block_builder: RestartBlockBuilder,
-    /// None: all in one piece.
+    /// Maximum length of a partition in bytes; `None` for a single partition.
     partition_size: Option<usize>,
     last_key: (Vec<u8>, SeqNo, u8),
     partitions: Vec<MetadataPartition>,
@@ -34,10 +35,10 @@ pub(crate) struct IndexBuilder {
 }
 
 impl IndexBuilder {
-    pub(crate) fn new(piece_size: Option<u32>) -> IndexBuilder {
+    pub(crate) fn new(partition_size: Option<u32>) -> IndexBuilder {
         IndexBuilder {
             block_builder: RestartBlockBuilder::new(RESTART_INTERVAL),
-            partition_size: piece_size.map(|size| size as usize),
+            partition_size: partition_size.map(|size| size as usize),
             last_key: (Vec::new(), SeqNo::ZERO, 0),
             partitions: Vec::new(),
             partition_bytes: 0,
@@ -45,7 +46,7 @@ impl IndexBuilder {
         }
     }
 
-    /// The block at `handle` ends at or before `separator`.
+    /// Adds the block at `handle`, whose last entry is at or before `separator`.
     pub(crate) fn add(&mut self, separator: InternalKey<'_>, continues: bool, handle: BlockHandle) {
         self.value.clear();
         handle.encode(&mut self.value);
@@ -69,7 +70,7 @@ impl IndexBuilder {
         self.block_builder.clear();
     }
 
-    /// All pieces; there is at least one if there was an entry.
+    /// Returns all partitions; at least one if an entry was added.
     pub(crate) fn finish(mut self) -> Vec<MetadataPartition> {
         if !self.block_builder.is_empty() {
             self.finish_partition();
@@ -77,13 +78,13 @@ impl IndexBuilder {
         self.partitions
     }
 
-    /// Bytes collected so far.
+    /// Number of bytes collected so far.
     pub(crate) fn estimated_bytes(&self) -> u64 {
         self.partition_bytes + self.block_builder.len() as u64
     }
 }
 
-/// Builds the block that leads to `partitions`, which lie at `handles`.
+/// Builds the top-level block of `partitions`, which are stored at `handles`.
 pub(crate) fn build_top_level(partitions: &[MetadataPartition], handles: &[BlockHandle]) -> Vec<u8> {
     let mut top = RestartBlockBuilder::new(RESTART_INTERVAL);
     let mut value = Vec::new();
@@ -95,20 +96,20 @@ pub(crate) fn build_top_level(partitions: &[MetadataPartition], handles: &[Block
     top.finish().to_vec()
 }
 
-/// The handle in the only entry of a top that has just one.
+/// The handle of the only partition; `None` if the top level has several.
 pub(crate) fn single_partition(top: &RestartBlock) -> Result<Option<BlockHandle>> {
     if top.count() > 1 { Ok(None) } else { BlockHandle::decode(top.parse_restart(0)?.value).map(Some) }
 }
 
 /// The index of an open table.
 pub(crate) enum TableIndex {
-    /// One piece; its top says nothing more than where it is.
+    /// The only partition. The top level contains nothing but its handle.
     Single(TableBlockSlot<IndexPartitionBlock>),
-    /// The top, which leads to pieces in the cache.
+    /// The top level, whose partitions are in the cache.
     Partitioned(TableBlockSlot<TopLevelIndexBlock>),
 }
 
-/// The first entry of an index block at or behind `target`; its number is also that of its link.
+/// Number of the first entry of an index block at or after `target`; also the number of its child link.
 #[inline]
 pub(crate) fn lower_bound_entry(
     block: &RestartBlock,
@@ -119,14 +120,14 @@ pub(crate) fn lower_bound_entry(
     Ok((before < block.restarts()).then_some(before))
 }
 
-/// Whether the user key at the end of the block that the `at`-th entry names goes on in the next one.
+/// Whether the last user key of the block of the `at`-th entry continues in the next block.
 pub(crate) fn entry_continues(partition: &RestartBlock, at: usize) -> Result<bool> {
     Ok(partition.parse_restart(at)?.tag & TAG_CONTINUES != 0)
 }
 
 impl TableIndex {
-    /// The piece, and its entry, for the block that the first entry at or behind `target` is in; `None` if all entries
-    /// are before `target`.
+    /// The index partition and the number of the entry in it for the data block that contains the first entry at or
+    /// after `target`. `None` if all entries are before `target`.
     #[inline]
     pub(crate) fn find_entry<'a>(
         &'a self,
@@ -150,7 +151,7 @@ impl TableIndex {
         }
     }
 
-    /// What the open table holds of it outside of the cache, in bytes.
+    /// Bytes of the index that the open table holds outside of the cache.
     pub(crate) fn pinned_bytes(&self) -> u64 {
         match self {
             TableIndex::Single(slot) => slot.pinned_bytes(),
@@ -159,12 +160,12 @@ impl TableIndex {
     }
 }
 
-/// A cursor over the data blocks of a table, in the order of the index. Not valid until the first seek; after an error
-/// only a seek that succeeds makes it mean anything again.
+/// An iterator over the data blocks of a table, in the order of the index. It is not valid until the first seek.
+/// After an error its position is undefined until a seek succeeds.
 pub(crate) struct IndexIter {
-    /// Top and place in it; none where there is one piece only.
+    /// The top level and the position in it; `None` if there is only one partition.
     top_level: Option<(Arc<TopLevelIndexBlock>, usize)>,
-    /// Piece and place in it, while it is valid.
+    /// The partition and the position in it, while the iterator is valid.
     partition: Option<(Arc<IndexPartitionBlock>, usize)>,
     fill_cache: bool,
 }
@@ -174,12 +175,13 @@ impl IndexIter {
         IndexIter { top_level: None, partition: None, fill_cache }
     }
 
-    /// The piece that names the block it stands on, and which entry does; `None` where it is not valid.
+    /// The partition and the number of the entry in it that names the current block; `None` if the iterator is not
+    /// valid.
     pub(crate) fn position(&self) -> Option<(&Arc<IndexPartitionBlock>, usize)> {
         self.partition.as_ref().map(|(partition, at)| (partition, *at))
     }
 
-    /// The block it stands on, with separator and tag of its entry.
+    /// Handle, separator and tag of the current block.
     pub(crate) fn entry(&self) -> Result<Option<(BlockHandle, InternalKey<'_>, u8)>> {
         let Some((partition, at)) = &self.partition else { return Ok(None) };
         let entry = partition.parse_restart(*at)?;
@@ -194,7 +196,7 @@ impl IndexIter {
         self.seek_with(index, fetcher, |block| Ok(block.count().checked_sub(1)))
     }
 
-    /// To the block with the first entry at or behind `target`.
+    /// Moves to the block that contains the first entry at or after `target`.
     pub(crate) fn seek(
         &mut self,
         index: &TableIndex,
@@ -213,7 +215,7 @@ impl IndexIter {
         self.advance(fetcher, |at, _| at.checked_sub(1), |count| count.checked_sub(1))
     }
 
-    /// Finds the place in the top, then that in the piece that it leads to.
+    /// Finds the position in the top level, then the position in the partition that it refers to.
     fn seek_with(
         &mut self,
         index: &TableIndex,
@@ -231,14 +233,15 @@ impl IndexIter {
                 let Some(at) = find(&top)? else { return Ok(()) };
                 let partition: Arc<IndexPartitionBlock> =
                     fetcher.fetch_child_arc(&top, at, BlockKind::IndexPartition, self.fill_cache, None)?;
-                let in_piece = find(&partition)?.ok_or_else(partition_ends_early_error)?;
-                (self.top_level, self.partition) = (Some((top, at)), Some((partition, in_piece)));
+                let partition_at = find(&partition)?.ok_or_else(partition_ends_early_error)?;
+                (self.top_level, self.partition) = (Some((top, at)), Some((partition, partition_at)));
             }
         }
         Ok(())
     }
 
-    /// One on in the piece, or else in the top and to the near end of the piece there.
+    /// Moves by one entry in the partition. At its end, moves by one entry in the top level, to the near end of that
+    /// partition.
     fn advance(
         &mut self,
         fetcher: &BlockFetcher,
@@ -263,5 +266,5 @@ impl IndexIter {
 
 #[cold]
 fn partition_ends_early_error() -> Error {
-    Error::corruption("piece of the index ends before its top says")
+    Error::corruption("index partition ends before its top-level entry")
 }

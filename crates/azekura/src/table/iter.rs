@@ -1,4 +1,4 @@
-//! A cursor over a table; it owns what it walks, and holds one data block at a time.
+//! An iterator over a table. It holds an `Arc` of the table, and one data block at a time.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use crate::table::index::IndexIter;
 use crate::table::reader::TableReader;
 use crate::vfs::read_ahead::ReadAhead;
 
-/// A position in a table.
+/// An iterator over the entries of a table.
 pub(crate) struct TableIter {
     table: Arc<TableReader>,
     fill_cache: bool,
     index: IndexIter,
     data: Option<BlockIter>,
     read_ahead: ReadAhead,
-    /// Of the entry it stands on; `None` where it stands on none.
+    /// Kind of the current entry; `None` if the iterator is not valid.
     kind: Option<RecordKind>,
 }
 
 impl TableReader {
-    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not, and
-    /// reads ahead from the start.
+    /// Creates an iterator over all entries. With `fill_cache`, the blocks that it reads are inserted into the cache.
+    /// A compaction does not set it: then the iterator reads ahead from its first read.
     pub(crate) fn iter(self: &Arc<Self>, fill_cache: bool) -> TableIter {
         TableIter::new(Arc::clone(self), fill_cache)
     }
@@ -36,8 +36,8 @@ impl TableIter {
         TableIter { table, fill_cache, index: IndexIter::new(fill_cache), data: None, read_ahead: ahead, kind: None }
     }
 
-    /// Loads the data block that the index stands on and takes a position in it.
-    fn load_block(&mut self, place: impl FnOnce(&mut BlockIter) -> Result<()>) -> Result<()> {
+    /// Loads the current data block of the index, and positions the block iterator with `position`.
+    fn load_block(&mut self, position: impl FnOnce(&mut BlockIter) -> Result<()>) -> Result<()> {
         let Some((partition, at)) = self.index.position() else {
             self.data = None;
             return Ok(());
@@ -45,17 +45,17 @@ impl TableIter {
         let fetcher = &self.table.fetcher;
         let block: Arc<Block> =
             fetcher.fetch_child_arc(partition, at, BlockKind::Data, self.fill_cache, Some(&mut self.read_ahead))?;
-        let cursor = match &mut self.data {
-            Some(cursor) => {
-                cursor.set_block(block);
-                cursor
+        let block_iter = match &mut self.data {
+            Some(block_iter) => {
+                block_iter.set_block(block);
+                block_iter
             }
             None => self.data.insert(BlockIter::new(block)),
         };
-        place(cursor).map_err(|error| fetcher.with_entry_location(error, partition, at))
+        position(block_iter).map_err(|error| fetcher.with_entry_location(error, partition, at))
     }
 
-    /// Key and kind of the entry it stands on.
+    /// Key and kind of the current entry.
     #[inline]
     pub(crate) fn key_and_kind(&self) -> Option<(InternalKey<'_>, RecordKind)> {
         Some((self.data.as_ref()?.key(), self.kind?))
@@ -65,7 +65,7 @@ impl TableIter {
         self.data.as_ref().is_some_and(|data| !data.valid())
     }
 
-    /// On to the blocks behind until there is an entry.
+    /// Moves to the following blocks until there is an entry.
     fn skip_forward(&mut self) -> Result<()> {
         while self.is_past_block() {
             self.index.next(&self.table.fetcher)?;
@@ -75,7 +75,7 @@ impl TableIter {
         Ok(())
     }
 
-    /// Back to the blocks before until there is an entry.
+    /// Moves to the preceding blocks until there is an entry.
     fn skip_backward(&mut self) -> Result<()> {
         while self.is_past_block() {
             self.read_ahead.reset();
@@ -86,7 +86,7 @@ impl TableIter {
         Ok(())
     }
 
-    /// Has the next block come nearer, if it is in the cache, while this one is walked over.
+    /// Prefetches the next block into the processor's caches, if it is in the block cache.
     fn prefetch_next(&self, next: impl FnOnce(usize) -> Option<usize>) {
         if let Some((partition, at)) = self.index.position()
             && let Some(next) = next(at)
@@ -96,14 +96,14 @@ impl TableIter {
         }
     }
 
-    /// Ends every movement: an entry is shown only if it is of a kind that is known, and nothing is after an error.
+    /// Ends every movement. The iterator is valid only if the movement succeeded and the entry has a known kind.
     fn finish_move(&mut self, moved: Result<()>) -> Result<()> {
         self.kind = None;
-        let settled = moved.and_then(|()| match &self.data {
+        let kind = moved.and_then(|()| match &self.data {
             Some(data) if data.valid() => RecordKind::from_byte(data.tag()).map(Some),
             _ => Ok(None),
         });
-        match settled {
+        match kind {
             Ok(kind) => {
                 self.kind = kind;
                 Ok(())
@@ -200,14 +200,14 @@ impl InternalIter for TableIter {
 
     #[inline]
     fn entry(&self) -> EntryRef<'_> {
-        self.current().expect("only a valid cursor is asked for its entry")
+        self.current().expect("the iterator is valid")
     }
 
     #[inline]
     fn current(&self) -> Option<EntryRef<'_>> {
         let (kind, data) = (self.kind?, self.data.as_ref()?);
-        let InternalKey { user_key: user, seqno } = data.key();
-        Some(EntryRef { user_key: user, seqno, kind, value: data.value() })
+        let InternalKey { user_key, seqno } = data.key();
+        Some(EntryRef { user_key, seqno, kind, value: data.value() })
     }
 
     fn shared_value(&self) -> Option<SharedBytes> {

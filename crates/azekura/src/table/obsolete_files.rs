@@ -1,8 +1,8 @@
-//! Obsolete tables and blob files, until a thread of the database removes their files.
+//! Obsolete tables and blob files, until a thread of the database removes them.
 //!
-//! The last holder of a file may be a reader, also of another database, or an iterator that outlives `close`. None of
-//! these may use the directory, which may belong to another database by then, or wait for a file system: they add the
-//! number here, and background work or a call that changes the database removes the file.
+//! The last user of a file may be a reader, also one of another database, or an iterator that outlives `close`. Such
+//! a user must not access the directory, which may belong to another database by then, and must not wait for a file
+//! system. So it adds the file number here, and background work or a call that changes the database removes the file.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,10 +11,10 @@ use crate::base::version_edit::FileNumber;
 use crate::block::BlockCache;
 use crate::vfs::open_files::{DataFileKind, DataFiles};
 
-/// Files that are removed in one go: more urgent work does not wait for longer.
+/// Maximum number of files that one call removes, so that more urgent work does not wait longer.
 const REMOVAL_BATCH_MAX: usize = 16;
 
-/// The files of one database that wait to be removed. Thread safe; its lock is not held while anything is removed.
+/// The obsolete files of one database. Thread safe. Its lock is not held while a file is removed.
 pub(crate) struct ObsoleteFiles {
     files: Arc<DataFiles>,
     cache: Arc<BlockCache>,
@@ -24,27 +24,28 @@ pub(crate) struct ObsoleteFiles {
 
 #[derive(Default)]
 struct ObsoleteFileQueue {
-    /// Each file is here once at most, so there are no more than there are files.
+    /// Contains each file at most once, so its length is bounded by the number of files.
     files: Vec<(DataFileKind, FileNumber)>,
     closed: bool,
 }
 
 impl ObsoleteFiles {
-    /// Of the tables in `files`, and the blob files beside; `work` is rung when there is something to remove.
-    pub(crate) fn new(files: Arc<DataFiles>, cache: Arc<BlockCache>, work: Arc<WakeSignal>) -> ObsoleteFiles {
-        ObsoleteFiles { files, cache, wakeup: work, queue: Mutex::default() }
+    /// Creates an empty list for the tables in `files` and the blob files beside them. `wakeup` is signalled when the
+    /// list becomes non-empty.
+    pub(crate) fn new(files: Arc<DataFiles>, cache: Arc<BlockCache>, wakeup: Arc<WakeSignal>) -> ObsoleteFiles {
+        ObsoleteFiles { files, cache, wakeup, queue: Mutex::default() }
     }
 
-    /// Adds a file that no edit names and no reader uses. Does no I/O. After closing it adds nothing: the next open
-    /// removes files that no edit names.
+    /// Adds a file that no version edit names and no reader uses. Does no I/O. After `close` it does nothing: the
+    /// next open removes files that no version edit names.
     pub(crate) fn push(&self, kind: DataFileKind, file: FileNumber) {
         let first = {
-            let mut waiting = lock(&self.queue);
-            if waiting.closed {
+            let mut queue = lock(&self.queue);
+            if queue.closed {
                 return;
             }
-            waiting.files.push((kind, file));
-            waiting.files.len() == 1
+            queue.files.push((kind, file));
+            queue.files.len() == 1
         };
         if first {
             self.wakeup.notify_all();
@@ -55,13 +56,13 @@ impl ObsoleteFiles {
         lock(&self.queue).files.is_empty()
     }
 
-    /// Removes some files; false if there were none. Failing is harmless: the next open removes what no
-    /// edit names.
+    /// Removes some files. Returns false if there are none. Errors are ignored, because the next open removes files
+    /// that no version edit names.
     pub(crate) fn remove_batch(&self) -> bool {
         let batch = {
-            let mut waiting = lock(&self.queue);
-            let rest = waiting.files.len().saturating_sub(REMOVAL_BATCH_MAX);
-            waiting.files.split_off(rest)
+            let mut queue = lock(&self.queue);
+            let rest = queue.files.len().saturating_sub(REMOVAL_BATCH_MAX);
+            queue.files.split_off(rest)
         };
         for &(kind, file) in &batch {
             self.cache.remove_file(file);
@@ -73,12 +74,12 @@ impl ObsoleteFiles {
         !batch.is_empty()
     }
 
-    /// Removes all files that wait.
+    /// Removes all files of the list.
     pub(crate) fn remove_all(&self) {
         while self.remove_batch() {}
     }
 
-    /// Removes all files that wait, and lets none in any more.
+    /// Removes all files of the list. Later calls of [`push`](ObsoleteFiles::push) do nothing.
     pub(crate) fn close(&self) {
         lock(&self.queue).closed = true;
         self.remove_all();
@@ -90,7 +91,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::vfs::mem::MemFs;
+    use crate::testing::MemFs;
     use crate::vfs::open_files::DirectIoPolicy;
     use crate::vfs::{Fs, OpenMode};
 
@@ -101,10 +102,10 @@ mod tests {
         for id in tables {
             drop(fs.open(&files.path(FileNumber(id)), OpenMode::Create).unwrap());
         }
-        let work = Arc::new(WakeSignal::default());
+        let wakeup = Arc::new(WakeSignal::default());
         let obsolete_files =
-            ObsoleteFiles::new(Arc::clone(&files), Arc::new(BlockCache::new(1 << 20)), Arc::clone(&work));
-        (fs, files, work, obsolete_files)
+            ObsoleteFiles::new(Arc::clone(&files), Arc::new(BlockCache::new(1 << 20)), Arc::clone(&wakeup));
+        (fs, files, wakeup, obsolete_files)
     }
 
     fn file_count(fs: &MemFs) -> usize {
@@ -112,30 +113,30 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_removed_before_somebody_asks() {
-        let (fs, files, work, obsolete_files) = open_obsolete_files(0..40);
+    fn files_are_removed_only_by_remove_calls() {
+        let (fs, files, wakeup, obsolete_files) = open_obsolete_files(0..40);
         assert!(obsolete_files.is_empty() && !obsolete_files.remove_batch());
         files.get(FileNumber(3)).unwrap();
         (0..39).for_each(|id| obsolete_files.push(DataFileKind::Table, FileNumber(id)));
-        assert_eq!((file_count(&fs), work.generation()), (40, 1), "one ring calls for all of them");
+        assert_eq!((file_count(&fs), wakeup.generation()), (40, 1), "one signal for all files");
         assert!(obsolete_files.remove_batch());
         assert_eq!(file_count(&fs), 40 - REMOVAL_BATCH_MAX);
         obsolete_files.remove_all();
         assert!(obsolete_files.is_empty());
         assert_eq!((file_count(&fs), files.open_file_count()), (1, 0));
         obsolete_files.push(DataFileKind::Table, FileNumber(7));
-        assert_eq!(work.generation(), 2);
-        assert!(obsolete_files.remove_batch(), "a file that is not there is no failure");
+        assert_eq!(wakeup.generation(), 2);
+        assert!(obsolete_files.remove_batch(), "a missing file is not an error");
     }
 
     #[test]
     fn closed_list_ignores_later_files() {
-        let (fs, _, work, obsolete_files) = open_obsolete_files(0..40);
+        let (fs, _, wakeup, obsolete_files) = open_obsolete_files(0..40);
         (0..30).for_each(|id| obsolete_files.push(DataFileKind::Table, FileNumber(id)));
         obsolete_files.close();
         assert_eq!(file_count(&fs), 10);
         obsolete_files.push(DataFileKind::Table, FileNumber(30));
         obsolete_files.remove_all();
-        assert_eq!((file_count(&fs), work.generation()), (10, 1));
+        assert_eq!((file_count(&fs), wakeup.generation()), (10, 1));
     }
 }

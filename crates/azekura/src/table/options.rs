@@ -1,42 +1,42 @@
-//! How tables are written and read.
+//! Options for writing and reading tables.
 
 use crate::base::compression::CompressionType;
 use crate::base::{Error, Result};
 
-/// The filter that a table carries, so that a lookup of a key that is not in it seldom reads a block.
+/// The filter of a table. With a filter, a lookup of an absent key seldom reads a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum FilterPolicy {
-    /// No filter: right where nearly every lookup finds its key.
+    /// No filter. Useful if nearly every lookup finds its key.
     None,
-    /// A bloom filter; 10 bits for each key let about 1 % of absent keys through.
+    /// A Bloom filter. With 10 bits for each key, about 1 % of absent keys pass.
     Bloom {
         /// More than 0, at most 64.
         bits_per_key: f32,
     },
 }
 
-/// How a data block leads to its entries. Tables of every kind can be read side by side.
+/// How a data block finds its entries. A database can contain and read tables of every type.
 ///
-/// How they compare is told in `docs/decisions/0011-fingerprint-blocks-by-default.md`; how they lie in the file, in
-/// `docs/format/block.md`.
+/// `docs/decisions/0011-fingerprint-blocks-by-default.md` compares the types; `docs/format/block.md` describes their
+/// layouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DataBlockIndexType {
-    /// Restart points: keys are stored by what they do not share with the key before, and some whole for a binary
-    /// search. The smallest.
+    /// Restart points: a key is stored without the prefix that it shares with the previous key, and some keys are
+    /// stored completely for binary search. The smallest layout.
     BinarySearch,
-    /// The same, and behind it a hash index: a byte for each bucket, which leads a lookup of one key to its restart
-    /// interval. A block of more than 253 intervals has none. Scans and seeks use the restart points. At its best with
-    /// a restart interval of 2.
+    /// Restart points, followed by a hash index: one byte for each bucket, which maps a key to its restart interval
+    /// in point lookups. A block of more than 253 intervals has no hash index. Scans and seeks use the restart
+    /// points. Most effective with a restart interval of 2.
     BinaryAndHash,
-    /// A slot and a fingerprint, one byte of the key's hash, for each entry: a lookup compares sixteen fingerprints at
-    /// once, a seek is a binary search over all entries, and every entry is reached without its neighbours.
+    /// A slot and a fingerprint (one byte of the key's hash) for each entry. A lookup compares sixteen fingerprints
+    /// at once. A seek is a binary search over all entries. Every entry can be read without the adjacent entries.
     Fingerprint,
 }
 
 impl DataBlockIndexType {
-    /// As settings and properties store it.
+    /// The number that settings and properties store.
     pub(crate) fn to_number(self) -> u64 {
         match self {
             DataBlockIndexType::BinarySearch => 1,
@@ -60,31 +60,32 @@ impl DataBlockIndexType {
     }
 }
 
-/// What a bucket of a hash index may hold, on average.
+/// Valid numbers of entries for each bucket of a hash index.
 pub(crate) const UTIL_RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
-/// How a table is written, and how it is held when it is open.
+/// How a table is written, and how it is kept in memory when it is open.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TableOptions {
-    /// Data blocks end before this, in bytes before the codec, unless one entry is larger.
+    /// Maximum size of a data block in bytes before compression. A block is larger only if it has a single entry.
     pub(crate) block_size: u32,
-    /// Number of entries of a data block per entry with its whole key; 0 counts as 1.
+    /// Number of entries for each entry that stores its complete key; 0 counts as 1.
     pub(crate) restart_interval: u8,
-    /// Where the order of keys allows no hash, `BinarySearch` is written.
+    /// If the order of keys allows no hash, `BinarySearch` is used instead.
     pub(crate) data_block_index_type: DataBlockIndexType,
     /// Entries for each bucket of a hash index.
     pub(crate) data_block_hash_table_util_ratio: f64,
     pub(crate) compression: CompressionType,
     pub(crate) filter: FilterPolicy,
-    /// Target of pieces of index and filter, in bytes.
+    /// Target size of index and filter partitions in bytes.
     pub(crate) metadata_block_size: u32,
-    /// Whether index and filter have pieces that come and go on their own, or one each.
+    /// Whether index and filter have several partitions that the cache loads and evicts separately, or one each.
     pub(crate) partition_index_and_filters: bool,
-    /// Whether what is not partitioned lives in the cache or with the open table.
+    /// Whether the cache contains the top levels and the indexes and filters that are not partitioned, or the open
+    /// table holds them.
     pub(crate) cache_index_and_filter_blocks: bool,
-    /// Whether the tops stay with the open table even so.
+    /// Whether the open table holds the top levels even if `cache_index_and_filter_blocks` is set.
     pub(crate) pin_top_level: bool,
-    /// Whether the cache keeps the pieces of tables of levels 0 and 1.
+    /// Whether the cache pins the index and filter partitions of tables of levels 0 and 1.
     pub(crate) pin_l0_and_l1: bool,
 }
 
@@ -92,7 +93,7 @@ impl Default for TableOptions {
     fn default() -> TableOptions {
         TableOptions {
             block_size: 4096,
-            restart_interval: 4, // measured: a get takes a fifth less than with 16, for 1 to 2 % of size
+            restart_interval: 4, // measured: a get takes a fifth less time than with 16, for 1 to 2 % more space
             data_block_index_type: DataBlockIndexType::Fingerprint,
             data_block_hash_table_util_ratio: 0.75,
             compression: CompressionType::default(),
@@ -108,7 +109,7 @@ impl Default for TableOptions {
 
 impl TableOptions {
     /// # Errors
-    /// `Invalid` for options out of their range.
+    /// `Invalid` for an option out of its range.
     pub(crate) fn validate(&self) -> Result<()> {
         const SIZES: std::ops::RangeInclusive<u32> = 64..=(16 << 20);
         self.compression.check()?;
@@ -125,24 +126,25 @@ impl TableOptions {
         }
         match self.filter {
             FilterPolicy::Bloom { bits_per_key } if !(bits_per_key > 0.0 && bits_per_key <= 64.0) => {
-                Err(Error::invalid(format!("{bits_per_key} bits for each key of a filter are out of range 0..=64")))
+                Err(Error::invalid(format!("bits_per_key {bits_per_key} is out of range: more than 0, at most 64")))
             }
             _ => Ok(()),
         }
     }
 }
 
-/// How an open table holds its index and filter.
+/// How an open table keeps its index and filter in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TableReadOptions {
     pub(crate) cache_index_and_filter_blocks: bool,
     pub(crate) pin_top_level: bool,
-    /// Whether what is in the cache stays there until the table goes, as far as the cache has room for such.
+    /// Whether the index and filter blocks in the cache are pinned until the table is removed, within the cache's
+    /// limit for pinned blocks.
     pub(crate) pin_partitions: bool,
 }
 
 impl TableReadOptions {
-    /// As one byte, which can be changed while it is read.
+    /// Encodes the options in one byte, which can be stored in an atomic.
     pub(crate) fn to_bits(self) -> u8 {
         u8::from(self.cache_index_and_filter_blocks)
             | u8::from(self.pin_top_level) << 1
@@ -157,7 +159,7 @@ impl TableReadOptions {
         }
     }
 
-    /// For a table that is on that level when it is opened.
+    /// The options of a table that is on that level when it is opened.
     pub(crate) fn for_level(options: &TableOptions, level: u8) -> TableReadOptions {
         TableReadOptions {
             cache_index_and_filter_blocks: options.cache_index_and_filter_blocks,

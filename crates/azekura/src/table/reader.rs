@@ -1,4 +1,4 @@
-//! An open table: lookups.
+//! An open table: opening and lookups.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use crate::base::checksum::key_hash;
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
 use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
-use crate::block::cached_block::{Cacheable, TopLevelFilterBlock, TopLevelIndexBlock};
 use crate::block::frame::{BlockContents, open_frame};
 use crate::block::restart_block::RestartBlock;
 use crate::block::search::BlockLookup;
+use crate::block::shard::{Cacheable, TopLevelFilterBlock, TopLevelIndexBlock};
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, BlockValue, TableBlockSlot};
@@ -21,30 +21,30 @@ use crate::table::options::TableReadOptions;
 use crate::table::writer;
 use crate::vfs::open_files::DataFiles;
 
-/// What opening reads at once from the end of the file: enough for footer, directory, properties and the tops of tables
-/// of some ten thousand blocks.
+/// Bytes that opening reads from the end of the file in one read: enough for the footer, the metaindex, the
+/// properties and the top levels of tables with about ten thousand blocks.
 const TAIL_LEN: u64 = 8 << 10;
-/// Maximum bytes of an index or filter block that is pinned if the cache is too small for it.
+/// Maximum length in bytes of an index or filter block that the table pins because the cache is too small for it.
 const PINNED_BLOCK_MAX: u64 = 16 << 10;
 
-/// What is looked for.
+/// A point lookup.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PointLookup<'a> {
     pub(crate) key: &'a [u8],
-    /// Of the key, under the database's seed; `None` where the order allows no hash.
+    /// Hash of the key with the seed of the database; `None` if the order allows no hash.
     pub(crate) hash: Option<u64>,
     pub(crate) snapshot_seqno: SeqNo,
 }
 
 impl<'a> PointLookup<'a> {
-    /// A lookup of `key` as of `at` in a database with that hash seed.
+    /// Creates a lookup of `key` as of `at`, in a database with that hash seed.
     pub(crate) fn new(key: &'a [u8], at: SeqNo, order: &KeyOrder, hash_seed: u64) -> PointLookup<'a> {
         let hash = order.hash_input(key, &mut Vec::new()).map(|bytes| key_hash(hash_seed, bytes));
         PointLookup { key, hash, snapshot_seqno: at }
     }
 }
 
-/// An open table. Thread safe; holds no file open by itself.
+/// An open table. Thread safe. It does not keep its file open.
 pub(crate) struct TableReader {
     pub(crate) fetcher: BlockFetcher,
     pub(crate) order: KeyOrder,
@@ -53,16 +53,16 @@ pub(crate) struct TableReader {
     pub(crate) metaindex: TableMetaindex,
     properties: TableProperties,
     pub(crate) meta: TableMeta,
-    /// Whether the hashes of lookups are made with the seed that the table's were.
+    /// Whether the table has the same hash seed as the database, so that the hash of a lookup can be used.
     hash_seed_matches: bool,
 }
 
 impl TableReader {
-    /// Reads header and end of the file. `db_hash_seed` is that of the hashes in lookups.
+    /// Opens a table. Reads the header and the end of the file. `db_hash_seed` is the seed of the hashes in lookups.
     ///
     /// # Errors
-    /// `Corruption` if the file is not the table that `meta` speaks of, `Invalid` if it was written in another order,
-    /// `Unsupported` if a newer version wrote it.
+    /// `Corruption` if the file is not the table that `meta` describes, `Invalid` if it was written with another
+    /// comparator, `Unsupported` if a newer version wrote it.
     pub(crate) fn open(
         files: Arc<DataFiles>,
         cache: Arc<BlockCache>,
@@ -72,15 +72,9 @@ impl TableReader {
         options: TableReadOptions,
     ) -> Result<TableReader> {
         let path = files.path(meta.number);
-        let pin_pieces = options.pin_partitions;
-        let mut fetcher = BlockFetcher {
-            files,
-            cache,
-            id: meta.number,
-            file_id: [0; 16],
-            size: meta.size,
-            pin_partitions: pin_pieces,
-        };
+        let pin_partitions = options.pin_partitions;
+        let mut fetcher =
+            BlockFetcher { files, cache, id: meta.number, file_id: [0; 16], size: meta.size, pin_partitions };
         let opened = TableTail::read(&mut fetcher).and_then(|tail| {
             let properties = tail.properties()?;
             check_properties(&properties, meta, &order)?;
@@ -88,21 +82,12 @@ impl TableReader {
             let filter = tail.open_filter(&fetcher, &properties, options, &order)?;
             Ok((tail.metaindex, properties, index, filter))
         });
-        let (directory, properties, index, filter) = opened.map_err(|error| error.in_file(path))?;
-        let same_seed = properties.hash_seed == db_hash_seed;
-        Ok(TableReader {
-            fetcher,
-            order,
-            index,
-            filter,
-            metaindex: directory,
-            properties,
-            meta: meta.clone(),
-            hash_seed_matches: same_seed,
-        })
+        let (metaindex, properties, index, filter) = opened.map_err(|error| error.in_file(path))?;
+        let hash_seed_matches = properties.hash_seed == db_hash_seed;
+        Ok(TableReader { fetcher, order, index, filter, metaindex, properties, meta: meta.clone(), hash_seed_matches })
     }
 
-    /// What the manifest would say of a table that only its file is known of.
+    /// Derives the manifest's description of a table from its file alone.
     ///
     /// # Errors
     /// As [`open`](TableReader::open).
@@ -115,7 +100,7 @@ impl TableReader {
         Ok(writer::table_meta(id, fetcher.size, tail.properties()?, &references))
     }
 
-    /// The name of the order that a table says it is in.
+    /// The name of the comparator that a table was written with.
     ///
     /// # Errors
     /// As [`open`](TableReader::open).
@@ -135,27 +120,28 @@ impl TableReader {
         Ok((fetcher, tail))
     }
 
-    /// Which values of blob files its entries point to, past the cache.
+    /// Reads the references to values of blob files, without the cache.
     ///
     /// # Errors
-    /// `Corruption` if the section does not verify, or says something else than the manifest.
+    /// `Corruption` if the section is damaged or differs from the manifest.
     pub(crate) fn blob_references(&self) -> Result<BlobReferences> {
         let references = match self.metaindex.blob_references {
             Some(handle) => self.fetcher.read_blob_references(handle)?,
             None => BlobReferences::default(),
         };
         if !references.file_usage().eq(self.meta.blob_usage.iter().copied()) {
-            let error = Error::corruption("table points to other values of blob files than the manifest says");
+            let error = Error::corruption("blob references of the table differ from the manifest");
             return Err(error.in_file(self.fetcher.path()));
         }
         Ok(references)
     }
 
-    /// The newest version of the key that is not newer than asked for; tombstones are found like values. `read` sees
-    /// the value where it lies. Blocks in the cache are reached by links, and stay while the pin lives.
+    /// Looks up the newest version of the key that is not newer than the lookup's snapshot. Tombstones are returned
+    /// like values. `read` gets the value without a copy. Cached blocks are reached through child links, and stay in
+    /// memory as long as `pin`.
     ///
     /// # Errors
-    /// `Corruption`, `Unsupported` or `Io` if a block on the way cannot be read.
+    /// `Corruption`, `Unsupported` or `Io` if a block of the lookup cannot be read.
     #[inline]
     pub(crate) fn get_with<R>(
         &self,
@@ -183,9 +169,10 @@ impl TableReader {
         Ok(found.map(|(entry, kind)| read(entry.seqno, kind, BlockValue::in_block(&block, entry.value))))
     }
 
-    /// The index leads to the block that the first entry at or behind the target is in. So a lookup by hash that finds
-    /// nothing there is final. But where the `at`-th entry of the piece `continues` it is exactly the last key of the
-    /// block: then there must be such an entry, and only the search by order can tell whether it is of another key.
+    /// Searches the block of the `at`-th index entry, which contains the first entry at or after the target. If a
+    /// lookup by hash finds nothing in the block, the result is final, unless the index entry `continues`. Such an
+    /// index entry is exactly the last key of the block, so the block must contain an entry at or after the target.
+    /// Only a search by order can find whether it has another key.
     #[inline]
     fn find_in_block<'b>(
         &self,
@@ -197,18 +184,18 @@ impl TableReader {
     ) -> Result<Option<BlockLookup<'b>>> {
         match block.lookup(target, hash, &self.order)? {
             None if entry_continues(partition, at)? => match block.lower_bound(target, &self.order)? {
-                None => Err(Error::corruption("data block ends before the index says")),
+                None => Err(Error::corruption("data block ends before its separator")),
                 found => Ok(found),
             },
             found => Ok(found),
         }
     }
 
-    /// False only if the filter knows that the key is not here.
+    /// Returns false only if the filter excludes the key.
     #[inline]
     fn may_contain(&self, key: &[u8], hash: Option<u64>, pin: &Pin) -> bool {
         let (Some(filter), Some(hash)) = (&self.filter, hash) else { return true };
-        // A filter that cannot be read only costs the look into the data.
+        // A filter that cannot be read only costs a search of the data.
         filter.may_contain(&self.fetcher, key, hash, &self.order, pin).unwrap_or(true)
     }
 
@@ -221,7 +208,7 @@ impl TableReader {
         &self.properties
     }
 
-    /// What the open table holds outside of the cache, in bytes.
+    /// Bytes that the open table holds outside of the cache.
     pub(crate) fn pinned_bytes(&self) -> u64 {
         let keys = self.meta.smallest_key.0.len() + self.meta.largest_key.0.len();
         let own = size_of::<TableReader>() + 2 * keys + self.properties.comparator.len();
@@ -236,23 +223,23 @@ impl std::fmt::Debug for TableReader {
     }
 }
 
-/// Whether the file is the one that the manifest means, and this is its order.
+/// Checks that the file is the table of the manifest, and that it was written with this order.
 fn check_properties(properties: &TableProperties, meta: &TableMeta, order: &KeyOrder) -> Result<()> {
     if properties.comparator != order.name() {
-        let (theirs, ours) = (&properties.comparator, order.name());
-        return Err(Error::invalid(format!("table is in the order of {theirs:?}, it was opened with {ours:?}")));
+        let (stored, given) = (&properties.comparator, order.name());
+        return Err(Error::invalid(format!("table was written with comparator {stored:?} and opened with {given:?}")));
     }
-    let theirs = (properties.entries, properties.tombstones, properties.smallest_seqno, properties.largest_seqno);
-    if theirs != (meta.entries, meta.tombstones, meta.smallest_seqno, meta.largest_seqno) {
-        return Err(Error::corruption("table has other entries than the manifest says"));
+    let stored = (properties.entries, properties.tombstones, properties.smallest_seqno, properties.largest_seqno);
+    if stored != (meta.entries, meta.tombstones, meta.smallest_seqno, meta.largest_seqno) {
+        return Err(Error::corruption("entry counts or sequence numbers of the table differ from the manifest"));
     }
     Ok(())
 }
 
-/// The end of a file in memory.
+/// The end of a table file, in memory.
 struct TableTail {
     bytes: Vec<u8>,
-    /// Where it begins in the file.
+    /// File offset of `bytes`.
     start_offset: u64,
     file_id: [u8; 16],
     footer: FileFooter,
@@ -260,14 +247,14 @@ struct TableTail {
 }
 
 impl TableTail {
-    /// Reads header and end of the file, in one read if it is small, else in two, and makes the file's id known to
-    /// `source`; a third read is needed if tops are large.
+    /// Reads the header and the end of the file: in one read if the file is small, otherwise in two, or three if the
+    /// top levels are large. Sets the file id of `fetcher`.
     fn read(fetcher: &mut BlockFetcher) -> Result<TableTail> {
         let file = fetcher.files.get(fetcher.id)?;
         let size = fetcher.size;
         let found = file.length()?;
         if found != size || size < (FileHeader::LEN + FileFooter::LEN) as u64 {
-            return Err(Error::corruption(format!("table has {found} bytes, the manifest says {size}")));
+            return Err(Error::corruption(format!("table has {found} bytes instead of {size} as in the manifest")));
         }
         let len = size.min(TAIL_LEN);
         let mut bytes = vec![0; len as usize];
@@ -280,7 +267,7 @@ impl TableTail {
             file.read_exact_at(&mut header, 0)?;
         }
         fetcher.file_id = FileHeader::decode(FileKind::Table, &header)?.file_id;
-        let footer_bytes = bytes.last_chunk::<{ FileFooter::LEN }>().expect("the file is longer than that");
+        let footer_bytes = bytes.last_chunk::<{ FileFooter::LEN }>().expect("the file is longer than a footer");
         let footer = FileFooter::decode(FileKind::Table, footer_bytes, &fetcher.file_id, size)
             .map_err(|error| error.at_offset(size - FileFooter::LEN as u64))?;
         let mut tail = TableTail {
@@ -300,16 +287,17 @@ impl TableTail {
         let body = if handle.offset >= self.start_offset {
             self.body(handle, BlockKind::Metaindex)?
         } else {
-            fetcher.read_body(handle, BlockKind::Metaindex)? // only a newer version writes so large a directory
+            fetcher.read_body(handle, BlockKind::Metaindex)? // only a newer version writes such a large metaindex
         };
         TableMetaindex::decode(&body).map_err(|error| error.at_offset(handle.offset))
     }
 
-    /// Reads more of the file if a section that is needed begins before the tail does.
+    /// Reads more of the file if a required section begins before `start_offset`.
     fn extend_to_sections(&mut self, fetcher: &BlockFetcher) -> Result<()> {
         let TableMetaindex { properties, index_top, filter_top, .. } = &self.metaindex;
         let handles = [Some(properties), Some(index_top), filter_top.as_ref()];
-        let first = handles.iter().flatten().map(|handle| handle.offset).min().expect("two are always there");
+        let first =
+            handles.iter().flatten().map(|handle| handle.offset).min().expect("two of the handles are always present");
         if first >= self.start_offset {
             return Ok(());
         }
@@ -333,7 +321,7 @@ impl TableTail {
             let to = usize::try_from(end.checked_sub(self.start_offset)?).ok()?;
             self.bytes.get(from..to)
         });
-        let frame = frame.ok_or_else(|| Error::corruption("section reaches past the end of the file"));
+        let frame = frame.ok_or_else(|| Error::corruption("section ends past the end of the file"));
         frame
             .and_then(|frame| open_frame(frame.into(), &self.file_id, handle.offset, kind))
             .map_err(|error| error.at_offset(handle.offset))
@@ -359,8 +347,8 @@ impl TableTail {
         let handle = self.metaindex.index_top;
         let top: Arc<TopLevelIndexBlock> = self.block(handle, BlockKind::TopLevelIndex)?;
         if let Some(partition) = single_partition(&top).map_err(|error| error.at_offset(handle.offset))? {
-            let hold = pins_partition(fetcher, partition, BlockKind::IndexPartition, properties, options);
-            return Ok(TableIndex::Single(TableBlockSlot::new(partition, BlockKind::IndexPartition, hold)));
+            let pin_in_table = pins_partition(fetcher, partition, BlockKind::IndexPartition, properties, options);
+            return Ok(TableIndex::Single(TableBlockSlot::new(partition, BlockKind::IndexPartition, pin_in_table)));
         }
         let slot = TableBlockSlot::new(
             handle,
@@ -371,7 +359,7 @@ impl TableTail {
         Ok(TableIndex::Partitioned(slot))
     }
 
-    /// The filter, if the table has one and the order can use it. One that is damaged is done without.
+    /// Opens the filter, if the table has one and the order can use it. A damaged filter is ignored.
     fn open_filter(
         &self,
         fetcher: &BlockFetcher,
@@ -386,16 +374,16 @@ impl TableTail {
             .and_then(|top| Ok((single_partition(&top)?, top)));
         match top {
             Ok((Some(partition), _)) => {
-                let hold = pins_partition(fetcher, partition, BlockKind::FilterPartition, properties, options);
+                let pin_in_table = pins_partition(fetcher, partition, BlockKind::FilterPartition, properties, options);
                 Ok(Some(TableFilter::Single(TableBlockSlot::<FilterBlock>::new(
                     partition,
                     BlockKind::FilterPartition,
-                    hold,
+                    pin_in_table,
                 ))))
             }
             Ok((None, top)) => {
-                let hold = pins_top_level(fetcher, handle, BlockKind::TopLevelFilter, options);
-                let slot = TableBlockSlot::new(handle, BlockKind::TopLevelFilter, hold);
+                let pin_in_table = pins_top_level(fetcher, handle, BlockKind::TopLevelFilter, options);
+                let slot = TableBlockSlot::new(handle, BlockKind::TopLevelFilter, pin_in_table);
                 slot.insert_loaded(fetcher, top);
                 Ok(Some(TableFilter::Partitioned(slot)))
             }
@@ -405,7 +393,8 @@ impl TableTail {
     }
 }
 
-/// Pieces of partitioned tables always live in the cache. The one piece of another table is held if the options say so.
+/// The partitions of a partitioned table are always in the cache. The table pins a single partition if the options
+/// require it.
 fn pins_partition(
     fetcher: &BlockFetcher,
     partition: BlockHandle,
@@ -421,8 +410,8 @@ fn pins_top_level(fetcher: &BlockFetcher, top: BlockHandle, kind: BlockKind, opt
     options.pin_top_level || !options.cache_index_and_filter_blocks || pins_uncacheable_block(fetcher, top, kind)
 }
 
-/// A block that belongs in the cache but is too large for it is read again by every lookup. It is pinned outside of
-/// the cache only if it is small, because open tables would otherwise use unbounded memory.
+/// Whether the table pins a block that is too large for the cache, which every lookup would otherwise read from the
+/// file. Only a small block is pinned, because open tables would otherwise use unbounded memory.
 fn pins_uncacheable_block(fetcher: &BlockFetcher, handle: BlockHandle, kind: BlockKind) -> bool {
     handle.len <= PINNED_BLOCK_MAX && !fetcher.cache.admits(kind, 2 * handle.len)
 }

@@ -1,4 +1,4 @@
-//! Whole tables against an oracle, under every option, and damaged in every byte.
+//! Tests of whole tables against a model, under every option, and with damage in every byte.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -20,8 +20,8 @@ use crate::mem::slice::Slice;
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, TableReadOptions};
 use crate::table::reader::{PointLookup, TableReader};
 use crate::table::writer::TableWriter;
-use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
-use crate::vfs::mem::MemFs;
+use crate::testing::MemFs;
+use crate::testing::{Fault, FaultFs, FaultPlan, OpKind};
 use crate::vfs::open_files::{DataFiles, DirectIo, DirectIoPolicy};
 use crate::vfs::{Fs, OpenMode};
 
@@ -32,7 +32,7 @@ const PATH: &str = "/db/000007.sst";
 const INDEX_TYPES: [DataBlockIndexType; 3] =
     [DataBlockIndexType::BinarySearch, DataBlockIndexType::BinaryAndHash, DataBlockIndexType::Fingerprint];
 
-/// What a lookup finds, as a value of its own.
+/// The result of a lookup, as an owned value.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FoundEntry {
     pub(super) seqno: SeqNo,
@@ -61,7 +61,7 @@ impl XorShiftRng {
     }
 }
 
-/// ASCII letters of either case are equal; the canonical form is lower case, if it is offered.
+/// Ignores the case of ASCII letters. The canonical form is lower case, if `canonical` is set.
 struct CaseInsensitiveOrder {
     canonical: bool,
 }
@@ -95,7 +95,7 @@ impl Comparator for ReversedOrder {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TableRow {
-    pub(super) user: Vec<u8>,
+    pub(super) user_key: Vec<u8>,
     pub(super) seqno: SeqNo,
     pub(super) kind: RecordKind,
     pub(super) value: Vec<u8>,
@@ -103,19 +103,19 @@ pub(super) struct TableRow {
 
 impl TableRow {
     fn key(&self) -> InternalKey<'_> {
-        InternalKey::new(&self.user, self.seqno)
+        InternalKey::new(&self.user_key, self.seqno)
     }
 
     fn entry(&self) -> EntryRef<'_> {
-        EntryRef { user_key: &self.user, seqno: self.seqno, kind: self.kind, value: &self.value }
+        EntryRef { user_key: &self.user_key, seqno: self.seqno, kind: self.kind, value: &self.value }
     }
 }
 
-fn put(user: &[u8], seqno: u64, value: &[u8]) -> TableRow {
-    TableRow { user: user.to_vec(), seqno: SeqNo(seqno), kind: RecordKind::Put, value: value.to_vec() }
+fn put(user_key: &[u8], seqno: u64, value: &[u8]) -> TableRow {
+    TableRow { user_key: user_key.to_vec(), seqno: SeqNo(seqno), kind: RecordKind::Put, value: value.to_vec() }
 }
 
-/// Sorts rows into internal order; of rows at the same place the first stays.
+/// Sorts rows into internal order. Of rows with equal internal keys, the first stays.
 fn sort_rows(mut rows: Vec<TableRow>, order: &KeyOrder) -> Vec<TableRow> {
     rows.sort_by(|a, b| a.key().cmp(&b.key(), order));
     rows.dedup_by(|a, b| a.key().cmp(&b.key(), order).is_eq());
@@ -173,92 +173,102 @@ impl TableFixture {
     }
 }
 
-fn get(table: &TableReader, user: &[u8], at: SeqNo) -> Result<Option<(SeqNo, RecordKind, Vec<u8>)>> {
-    let found = table.get(&PointLookup::new(user, at, &table.order, SEED))?;
+fn get(table: &TableReader, user_key: &[u8], at: SeqNo) -> Result<Option<(SeqNo, RecordKind, Vec<u8>)>> {
+    let found = table.get(&PointLookup::new(user_key, at, &table.order, SEED))?;
     Ok(found.map(|found| (found.seqno, found.kind, found.value.to_vec())))
 }
 
-fn expected_get(rows: &[TableRow], user: &[u8], at: SeqNo, order: &KeyOrder) -> Option<(SeqNo, RecordKind, Vec<u8>)> {
-    let target = InternalKey::new(user, at);
+fn expected_get(
+    rows: &[TableRow],
+    user_key: &[u8],
+    at: SeqNo,
+    order: &KeyOrder,
+) -> Option<(SeqNo, RecordKind, Vec<u8>)> {
+    let target = InternalKey::new(user_key, at);
     let at = rows.partition_point(|row| row.key().cmp(&target, order).is_lt());
-    let row = rows.get(at).filter(|row| order.cmp(&row.user, user).is_eq())?;
+    let row = rows.get(at).filter(|row| order.cmp(&row.user_key, user_key).is_eq())?;
     Some((row.seqno, row.kind, row.value.clone()))
 }
 
-fn row_at(cursor: &impl InternalIter) -> Option<TableRow> {
-    cursor.valid().then(|| {
-        let entry = cursor.entry();
-        TableRow { user: entry.user_key.to_vec(), seqno: entry.seqno, kind: entry.kind, value: entry.value.to_vec() }
+fn row_at(iter: &impl InternalIter) -> Option<TableRow> {
+    iter.valid().then(|| {
+        let entry = iter.entry();
+        TableRow {
+            user_key: entry.user_key.to_vec(),
+            seqno: entry.seqno,
+            kind: entry.kind,
+            value: entry.value.to_vec(),
+        }
     })
 }
 
-/// Every way of reading gives what the rows say.
+/// Checks that every method of reading returns the expected rows.
 fn check_table(table: &Arc<TableReader>, rows: &[TableRow], targets: &[(Vec<u8>, SeqNo)]) {
     let order = table.order.clone();
-    let mut cursor = table.iter(true);
-    for (user, at) in targets {
-        assert_eq!(get(table, user, *at).unwrap(), expected_get(rows, user, *at, &order));
-        let target = InternalKey::new(user, *at);
-        let place = rows.partition_point(|row| row.key().cmp(&target, &order).is_lt());
-        cursor.seek(target).unwrap();
-        assert_eq!(row_at(&cursor).as_ref(), rows.get(place));
-        if cursor.valid() {
-            cursor.prev().unwrap();
-            assert_eq!(row_at(&cursor).as_ref(), place.checked_sub(1).map(|i| &rows[i]));
+    let mut iter = table.iter(true);
+    for (user_key, at) in targets {
+        assert_eq!(get(table, user_key, *at).unwrap(), expected_get(rows, user_key, *at, &order));
+        let target = InternalKey::new(user_key, *at);
+        let position = rows.partition_point(|row| row.key().cmp(&target, &order).is_lt());
+        iter.seek(target).unwrap();
+        assert_eq!(row_at(&iter).as_ref(), rows.get(position));
+        if iter.valid() {
+            iter.prev().unwrap();
+            assert_eq!(row_at(&iter).as_ref(), position.checked_sub(1).map(|i| &rows[i]));
         }
-        cursor.seek_before(target).unwrap();
-        assert_eq!(row_at(&cursor).as_ref(), place.checked_sub(1).map(|i| &rows[i]));
-        if cursor.valid() {
-            cursor.next().unwrap();
-            assert_eq!(row_at(&cursor).as_ref(), rows.get(place));
+        iter.seek_before(target).unwrap();
+        assert_eq!(row_at(&iter).as_ref(), position.checked_sub(1).map(|i| &rows[i]));
+        if iter.valid() {
+            iter.next().unwrap();
+            assert_eq!(row_at(&iter).as_ref(), rows.get(position));
         }
     }
-    cursor.seek_to_first().unwrap();
+    iter.seek_to_first().unwrap();
     for row in rows {
-        assert_eq!(row_at(&cursor).as_ref(), Some(row));
-        cursor.next().unwrap();
+        assert_eq!(row_at(&iter).as_ref(), Some(row));
+        iter.next().unwrap();
     }
-    assert!(!cursor.valid());
-    let mut cursor = table.iter(false);
-    cursor.seek_to_last().unwrap();
+    assert!(!iter.valid());
+    let mut iter = table.iter(false);
+    iter.seek_to_last().unwrap();
     for row in rows.iter().rev() {
-        assert_eq!(row_at(&cursor).as_ref(), Some(row));
-        cursor.prev().unwrap();
+        assert_eq!(row_at(&iter).as_ref(), Some(row));
+        iter.prev().unwrap();
     }
-    assert!(!cursor.valid());
+    assert!(!iter.valid());
 }
 
-/// Turns about in the middle of blocks and at their ends.
+/// Changes direction at random, in the middle of blocks and at their ends.
 fn check_random_steps(table: &Arc<TableReader>, rows: &[TableRow], random: &mut XorShiftRng) {
-    let mut cursor = table.iter(true);
-    cursor.seek_to_first().unwrap();
+    let mut iter = table.iter(true);
+    iter.seek_to_first().unwrap();
     let mut at = 0usize;
     for _ in 0..3 * rows.len() {
         let forward = random.below(5) < 3;
         if forward {
-            cursor.next().unwrap()
+            iter.next().unwrap()
         } else {
-            cursor.prev().unwrap()
+            iter.prev().unwrap()
         }
         match at.checked_add_signed(if forward { 1 } else { -1 }).filter(|at| *at < rows.len()) {
             Some(next) => at = next,
             None => {
-                assert!(!cursor.valid());
+                assert!(!iter.valid());
                 at = random.below(rows.len() as u64) as usize;
-                cursor.seek(rows[at].key()).unwrap();
+                iter.seek(rows[at].key()).unwrap();
             }
         }
-        assert_eq!(row_at(&cursor).as_ref(), Some(&rows[at]));
+        assert_eq!(row_at(&iter).as_ref(), Some(&rows[at]));
     }
 }
 
 fn random_targets(rows: &[TableRow], random: &mut XorShiftRng) -> Vec<(Vec<u8>, SeqNo)> {
     let mut targets = vec![(vec![], SeqNo::MAX), (vec![], SeqNo::ZERO), (vec![255; 20], SeqNo(5))];
     for row in rows {
-        targets.push((row.user.clone(), row.seqno));
-        targets.push((row.user.clone(), SeqNo(row.seqno.0 + 1)));
-        targets.push((row.user.clone(), SeqNo(row.seqno.0.saturating_sub(1))));
-        let mut near = row.user.clone();
+        targets.push((row.user_key.clone(), row.seqno));
+        targets.push((row.user_key.clone(), SeqNo(row.seqno.0 + 1)));
+        targets.push((row.user_key.clone(), SeqNo(row.seqno.0.saturating_sub(1))));
+        let mut near = row.user_key.clone();
         match random.below(4) {
             0 => near.push(0),
             1 => drop(near.pop()),
@@ -270,19 +280,20 @@ fn random_targets(rows: &[TableRow], random: &mut XorShiftRng) -> Vec<(Vec<u8>, 
     targets
 }
 
-/// Keys of few letters and cases with many versions, some values large, some entries tombstones.
+/// Keys of few letters in both cases, some with many versions; some values are large, and some entries are
+/// tombstones.
 fn random_rows(n: u64, random: &mut XorShiftRng, order: &KeyOrder) -> Vec<TableRow> {
     let mut rows = Vec::new();
     for _ in 0..n {
         let len = random.below(7) as usize;
-        let user: Vec<u8> = (0..len).map(|_| b"abcABC\xff"[random.below(7) as usize]).collect();
+        let user_key: Vec<u8> = (0..len).map(|_| b"abcABC\xff"[random.below(7) as usize]).collect();
         let versions = if random.below(12) == 0 { 30 } else { 1 };
         for _ in 0..versions {
             let kind = [RecordKind::Put, RecordKind::Put, RecordKind::Delete, RecordKind::SingleDelete];
             let kind = kind[random.below(4) as usize];
             let len = if random.below(40) == 0 { 3000 } else { random.below(30) as usize };
             let value = if kind == RecordKind::Put { vec![random.below(256) as u8; len] } else { Vec::new() };
-            rows.push(TableRow { user: user.clone(), seqno: SeqNo(random.below(55)), kind, value });
+            rows.push(TableRow { user_key: user_key.clone(), seqno: SeqNo(random.below(55)), kind, value });
         }
     }
     sort_rows(rows, order)
@@ -317,15 +328,16 @@ fn random_table_matches_model_for_every_option() {
         };
         let n = 1 + random.below(120);
         let rows = random_rows(n, &mut random, order);
-        let world = TableFixture::new(&rows, &options, order);
-        let table = world.open_with_cache([0, 4000, 1 << 20][pick(&mut random, 3)], SEED).unwrap();
-        let report = table.verify().unwrap();
-        assert_eq!((report.entries, report.bytes), (rows.len() as u64, world.bytes().len() as u64));
-        assert_eq!(report.filter_partitions > 0, options.filter != FilterPolicy::None && round % 4 != 1);
+        let fixture = TableFixture::new(&rows, &options, order);
+        let table = fixture.open_with_cache([0, 4000, 1 << 20][pick(&mut random, 3)], SEED).unwrap();
+        table.verify().unwrap();
+        let properties = table.properties();
+        assert_eq!((properties.entries, table.fetcher.size), (rows.len() as u64, fixture.bytes().len() as u64));
+        assert_eq!(properties.filter_partitions > 0, options.filter != FilterPolicy::None && round % 4 != 1);
         check_table(&table, &rows, &random_targets(&rows, &mut random));
         check_random_steps(&table, &rows, &mut random);
         let written = if round % 4 == 1 { DataBlockIndexType::BinarySearch } else { options.data_block_index_type };
-        assert_eq!(table.properties().data_block_index_type, Some(written), "an order without hashes falls back");
+        assert_eq!(properties.data_block_index_type, Some(written), "an order without hashes falls back");
         let cache = &table.fetcher.cache;
         assert!(cache.used() <= cache.capacity());
     }
@@ -339,10 +351,12 @@ fn versions_of_one_key_span_index_partitions() {
     rows.push(put(b"kez", 3, b"after"));
     for data_block_index_type in INDEX_TYPES {
         let sizes = TableOptions { block_size: 64, metadata_block_size: 64, ..TableOptions::default() };
-        let world = TableFixture::new(&rows, &TableOptions { data_block_index_type, ..sizes }, &KeyOrder::bytewise());
-        let table = world.open().unwrap();
-        let report = table.verify().unwrap();
-        assert!(report.index_partitions > 10 && report.data_blocks > 50 && report.filter_partitions == 1, "{report:?}");
+        let fixture = TableFixture::new(&rows, &TableOptions { data_block_index_type, ..sizes }, &KeyOrder::bytewise());
+        let table = fixture.open().unwrap();
+        table.verify().unwrap();
+        let properties = table.properties();
+        assert!(properties.index_partitions > 10 && properties.data_blocks > 50, "{properties:?}");
+        assert_eq!(properties.filter_partitions, 1);
         for at in 0..4010 {
             let found = get(&table, b"key", SeqNo(at)).unwrap();
             assert_eq!(found, expected_get(&rows, b"key", SeqNo(at), &table.order));
@@ -358,7 +372,7 @@ fn the_longest_keys_and_large_values() {
     let mut random = XorShiftRng(77);
     let mut long = random.random_bytes(65_535);
     let mut rows =
-        vec![put(b"", 5, b"of the empty key"), put(&long, 9, &random.random_bytes(100_000)), put(&long, 8, b"old")];
+        vec![put(b"", 5, b"value of empty key"), put(&long, 9, &random.random_bytes(100_000)), put(&long, 8, b"old")];
     long[65_534] ^= 1;
     rows.extend([
         put(&long, 9, b"x"),
@@ -376,12 +390,12 @@ fn the_longest_keys_and_large_values() {
         (CompressionType::None, DataBlockIndexType::BinarySearch),
     ] {
         let options = TableOptions { compression, data_block_index_type, ..TableOptions::default() };
-        let world = TableFixture::new(&rows, &options, &order);
-        let table = world.open().unwrap();
+        let fixture = TableFixture::new(&rows, &options, &order);
+        let table = fixture.open().unwrap();
         table.verify().unwrap();
         check_table(&table, &rows, &random_targets(&rows, &mut random));
         assert_eq!(table.properties().data_block_index_type, Some(data_block_index_type));
-        assert_eq!(table.properties().largest_key, (rows.last().unwrap().user.clone(), rows.last().unwrap().seqno));
+        assert_eq!(table.properties().largest_key, (rows.last().unwrap().user_key.clone(), rows.last().unwrap().seqno));
         let longer = [long.as_slice(), &[0; 10]].concat();
         assert_eq!(get(&table, &longer, SeqNo::MAX).unwrap(), None);
         assert!(table.fetcher.cache.used() <= 1 << 20);
@@ -393,9 +407,9 @@ fn one_entry_is_a_table() {
     let one = [vec![put(b"", 0, b"")], vec![put(b"k", SeqNo::MAX.0, b"v")]];
     for (rows, data_block_index_type) in one.iter().flat_map(|rows| INDEX_TYPES.map(|index_type| (rows, index_type))) {
         let options = TableOptions { data_block_index_type, ..TableOptions::default() };
-        let world = TableFixture::new(rows, &options, &KeyOrder::bytewise());
-        assert_eq!((world.meta.smallest_seqno, world.meta.largest_seqno), (rows[0].seqno, rows[0].seqno));
-        let table = world.open().unwrap();
+        let fixture = TableFixture::new(rows, &options, &KeyOrder::bytewise());
+        assert_eq!((fixture.meta.smallest_seqno, fixture.meta.largest_seqno), (rows[0].seqno, rows[0].seqno));
+        let table = fixture.open().unwrap();
         table.verify().unwrap();
         check_table(
             &table,
@@ -430,11 +444,11 @@ fn sequential_rows(n: u64) -> Vec<TableRow> {
 fn absent_keys_are_filtered_under_any_seed() {
     let rows = sequential_rows(3000);
     let options = TableOptions { metadata_block_size: 512, ..TableOptions::default() };
-    let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+    let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
     for db_seed in [SEED, 5] {
-        let table = world.open_with_cache(8 << 20, db_seed).unwrap();
+        let table = fixture.open_with_cache(8 << 20, db_seed).unwrap();
         for row in &rows {
-            let lookup = PointLookup::new(&row.user, SeqNo::MAX, &table.order, db_seed);
+            let lookup = PointLookup::new(&row.user_key, SeqNo::MAX, &table.order, db_seed);
             assert_eq!(table.get(&lookup).unwrap().unwrap().value, row.value);
         }
         let data_reads = |table: &TableReader| {
@@ -446,8 +460,8 @@ fn absent_keys_are_filtered_under_any_seed() {
             let key = format!("key {:05}", 2 * i + 1);
             assert!(table.get(&PointLookup::new(key.as_bytes(), SeqNo::MAX, &table.order, db_seed)).unwrap().is_none());
         }
-        assert!(data_reads(&table) - before < 60, "about one in a hundred gets through");
-        let no_hash = PointLookup { key: &rows[5].user, hash: None, snapshot_seqno: SeqNo::MAX };
+        assert!(data_reads(&table) - before < 60, "about one in a hundred absent keys passes the filter");
+        let no_hash = PointLookup { key: &rows[5].user_key, hash: None, snapshot_seqno: SeqNo::MAX };
         assert!(table.get(&no_hash).unwrap().is_some());
     }
 }
@@ -470,10 +484,10 @@ fn options_say_where_index_and_filter_live() {
             pin_top_level: pin,
             ..TableOptions::default()
         };
-        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
-        let table = world.open_with_cache(8 << 20, SEED).unwrap();
+        let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let table = fixture.open_with_cache(8 << 20, SEED).unwrap();
         let at_open = table.pinned_bytes();
-        rows.iter().for_each(|row| assert!(get(&table, &row.user, SeqNo::MAX).unwrap().is_some()));
+        rows.iter().for_each(|row| assert!(get(&table, &row.user_key, SeqNo::MAX).unwrap().is_some()));
         let [index, index_top, filter, filter_top] = kinds(&table);
         let properties = table.properties().clone();
         assert_eq!((index_top, filter_top), if partition && cached && !pin { (1, 1) } else { (0, 0) });
@@ -500,10 +514,10 @@ fn a_second_get_asks_by_no_hash() {
             pin_top_level: pin,
             ..TableOptions::default()
         };
-        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
-        let table = world.open_with_cache(8 << 20, SEED).unwrap();
+        let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let table = fixture.open_with_cache(8 << 20, SEED).unwrap();
         let all = |table: &TableReader| {
-            rows.iter().for_each(|row| assert!(get(table, &row.user, SeqNo::MAX).unwrap().is_some()));
+            rows.iter().for_each(|row| assert!(get(table, &row.user_key, SeqNo::MAX).unwrap().is_some()));
             table.fetcher.cache.stats().kinds
         };
         let first = all(&table);
@@ -518,11 +532,11 @@ fn a_second_get_asks_by_no_hash() {
         }
         table.fetcher.cache.remove_file(ID);
         assert_eq!(all(&table)[0].1.misses, 2 * first[0].1.misses);
-        let mut cursor = table.iter(true);
+        let mut iter = table.iter(true);
         let asked = table.fetcher.cache.lookup_count();
-        cursor.seek_to_first().unwrap();
-        rows.iter().for_each(|_| cursor.next().unwrap());
-        assert_eq!(table.fetcher.cache.lookup_count(), asked, "cursors follow links too");
+        iter.seek_to_first().unwrap();
+        rows.iter().for_each(|_| iter.next().unwrap());
+        assert_eq!(table.fetcher.cache.lookup_count(), asked, "iterators follow links too");
     }
 }
 
@@ -537,28 +551,28 @@ fn pinned_partitions_survive_a_scan() {
             pin_l0_and_l1: pinned,
             ..TableOptions::default()
         };
-        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
-        let table = world.open_with_cache(60_000, SEED).unwrap();
-        get(&table, &rows[0].user, SeqNo::MAX).unwrap();
-        let mut cursor = table.iter(true);
-        cursor.seek(InternalKey::before_versions_of(&rows[1000].user)).unwrap();
-        rows[1000..].iter().for_each(|_| cursor.next().unwrap());
+        let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let table = fixture.open_with_cache(60_000, SEED).unwrap();
+        get(&table, &rows[0].user_key, SeqNo::MAX).unwrap();
+        let mut iter = table.iter(true);
+        iter.seek(InternalKey::before_versions_of(&rows[1000].user_key)).unwrap();
+        rows[1000..].iter().for_each(|_| iter.next().unwrap());
         let misses = |i: usize| table.fetcher.cache.stats().kinds[i].1.misses;
         let before = [misses(0), misses(1), misses(3)];
-        get(&table, &rows[0].user, SeqNo::MAX).unwrap();
+        get(&table, &rows[0].user_key, SeqNo::MAX).unwrap();
         let more = [misses(0) - before[0], misses(1) - before[1], misses(3) - before[2]];
         assert_eq!(more, if pinned { [1, 0, 0] } else { [1, 1, 1] });
         assert_eq!(table.fetcher.cache.stats().pinned > 0, pinned);
     }
 }
 
-/// Lookups, scans both ways and removals of the whole file from a cache that holds a part of it; every value is looked
-/// at byte by byte.
+/// Lookups, scans in both directions and removals of the whole file, with a cache that is smaller than the file. The
+/// test compares every value completely.
 #[test]
-#[expect(clippy::disallowed_methods, reason = "the test races threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "the test needs scoped threads, which vfs does not offer")]
 fn concurrent_reads_are_correct_during_eviction() {
     let rows = sequential_rows(3000);
-    for (partition, cached, pin_top, pin_pieces, capacity) in [
+    for (partition, cached, pin_top, pin_partitions, capacity) in [
         (true, false, true, false, 40_000),
         (true, true, false, true, 60_000),
         (false, true, false, false, 200_000),
@@ -570,32 +584,32 @@ fn concurrent_reads_are_correct_during_eviction() {
             partition_index_and_filters: partition,
             cache_index_and_filter_blocks: cached,
             pin_top_level: pin_top,
-            pin_l0_and_l1: pin_pieces,
+            pin_l0_and_l1: pin_partitions,
             ..TableOptions::default()
         };
-        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
-        let table = world.open_with_cache(capacity, SEED).unwrap();
+        let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let table = fixture.open_with_cache(capacity, SEED).unwrap();
         let (table, rows) = (&table, &rows);
         std::thread::scope(|scope| {
             for thread in 0..3u64 {
                 scope.spawn(move || {
                     let mut random = XorShiftRng(77 + thread);
-                    let mut cursor = table.iter(thread != 1);
+                    let mut iter = table.iter(thread != 1);
                     for round in 0..3000 {
-                        // Half of the lookups go to a tenth of the rows, so that some blocks stay.
+                        // Half of the lookups use a tenth of the rows, so that some blocks stay in the cache.
                         let range = if random.below(2) == 0 { 300 } else { 3000 };
                         let row = &rows[random.below(range) as usize];
-                        let found = get(table, &row.user, SeqNo::MAX).unwrap();
+                        let found = get(table, &row.user_key, SeqNo::MAX).unwrap();
                         assert_eq!(found, Some((row.seqno, row.kind, row.value.clone())));
                         if round % 20 == 0 {
                             let at = random.below(2900) as usize;
-                            cursor.seek(InternalKey::before_versions_of(&rows[at].user)).unwrap();
+                            iter.seek(InternalKey::before_versions_of(&rows[at].user_key)).unwrap();
                             for row in &rows[at..at + 50] {
-                                assert_eq!(row_at(&cursor).as_ref(), Some(row));
-                                cursor.next().unwrap();
+                                assert_eq!(row_at(&iter).as_ref(), Some(row));
+                                iter.next().unwrap();
                             }
-                            cursor.prev().unwrap();
-                            assert_eq!(row_at(&cursor).as_ref(), Some(&rows[at + 49]));
+                            iter.prev().unwrap();
+                            assert_eq!(row_at(&iter).as_ref(), Some(&rows[at + 49]));
                         }
                         if random.below(400) == 0 {
                             table.fetcher.cache.remove_file(ID);
@@ -607,8 +621,8 @@ fn concurrent_reads_are_correct_during_eviction() {
         });
         let stats = table.fetcher.cache.stats();
         let (_, data) = stats.kinds[0];
-        // How many hits there are depends on the scheduler: while a pinned thread does not run, evicted blocks are not
-        // freed, and the cache takes no new ones.
+        // The number of hits depends on the scheduler: while a pinned thread does not run, evicted blocks are not
+        // freed, and the cache accepts no new ones.
         assert!(data.hits > 0 && data.misses > 100, "{stats:?}");
     }
 }
@@ -621,19 +635,19 @@ fn small_uncacheable_block_is_pinned_by_table() {
         ..TableOptions::default()
     };
     for (rows, cache, held) in [(sequential_rows(4000), 8000, true), (sequential_rows(20_000), 40_000, false)] {
-        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
-        let table = world.open_with_cache(cache, SEED).unwrap();
+        let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let table = fixture.open_with_cache(cache, SEED).unwrap();
         assert!(!table.fetcher.cache.admits(BlockKind::FilterPartition, 2 * table.properties().filter_bytes));
         let at_open = table.pinned_bytes();
         let get_all =
-            || rows[..10].iter().for_each(|row| assert!(get(&table, &row.user, SeqNo::MAX).unwrap().is_some()));
+            || rows[..10].iter().for_each(|row| assert!(get(&table, &row.user_key, SeqNo::MAX).unwrap().is_some()));
         get_all();
         get_all();
         let filter_misses = table.fetcher.cache.stats().kinds[3].1.misses;
         if held {
             assert!(table.pinned_bytes() > at_open + 4000 && filter_misses == 0);
         } else {
-            // Tables without number once held their filters beside a cache that could not take one of them.
+            // Many open tables that pinned such large filters would use memory without a bound.
             assert_eq!((table.pinned_bytes(), filter_misses), (at_open, 20));
         }
     }
@@ -642,14 +656,14 @@ fn small_uncacheable_block_is_pinned_by_table() {
 #[test]
 fn open_takes_two_reads_and_checks_comparator() {
     let rows = sequential_rows(4000);
-    let world = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
-    let other = TableFixture { order: KeyOrder::custom(Arc::new(ReversedOrder)), ..world };
+    let fixture = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
+    let other = TableFixture { order: KeyOrder::custom(Arc::new(ReversedOrder)), ..fixture };
     let error = other.open().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     assert!(error.message().contains("azekura.bytewise") && error.message().contains("reversed"), "{error}");
-    let world = TableFixture { order: KeyOrder::bytewise(), ..other };
-    let faults = FaultFs::new(Arc::new(world.fs.clone()));
-    world.open_on_fs(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
+    let fixture = TableFixture { order: KeyOrder::bytewise(), ..other };
+    let faults = FaultFs::new(Arc::new(fixture.fs.clone()));
+    fixture.open_on_fs(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
     assert_eq!(faults.count(OpKind::Read), 2);
     for change in [
         |meta: &mut TableMeta| meta.entries += 1,
@@ -657,56 +671,56 @@ fn open_takes_two_reads_and_checks_comparator() {
         |meta: &mut TableMeta| meta.size = 3,
         |meta: &mut TableMeta| meta.largest_seqno = SeqNo(77),
     ] {
-        let mut wrong = world.with_bytes(&world.bytes());
+        let mut wrong = fixture.with_bytes(&fixture.bytes());
         change(&mut wrong.meta);
         let error = wrong.open().unwrap_err();
         assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(Path::new(PATH))));
     }
 }
 
-/// Reads everything; each answer is an error of a fitting kind, or right.
-fn expect_rows_or_corruption(world: &TableFixture, rows: &[TableRow], absent: &[u8]) -> bool {
+/// Reads everything. Each result must be right or an error of a fitting kind. Returns whether an error was found.
+fn expect_rows_or_corruption(fixture: &TableFixture, rows: &[TableRow], absent: &[u8]) -> bool {
     let fits = |kind| matches!(kind, ErrorKind::Corruption | ErrorKind::Unsupported);
-    let table = match world.open() {
+    let table = match fixture.open() {
         Ok(table) => table,
         Err(error) => {
             assert!(fits(error.kind()) && error.file().is_some(), "{error}");
             return true;
         }
     };
-    let mut found_out = table.verify().is_err_and(|error| fits(error.kind()));
+    let mut detected = table.verify().is_err_and(|error| fits(error.kind()));
     for row in rows {
-        match get(&table, &row.user, row.seqno) {
+        match get(&table, &row.user_key, row.seqno) {
             Ok(found) => assert_eq!(found, Some((row.seqno, row.kind, row.value.clone()))),
             Err(error) => {
                 assert!(fits(error.kind()) && error.file().is_some() && error.offset().is_some(), "{error}");
-                found_out = true;
+                detected = true;
             }
         }
     }
     if let Ok(found) = get(&table, absent, SeqNo::MAX) {
         assert_eq!(found, None);
     }
-    let mut cursor = table.iter(true);
-    let mut moved = cursor.seek_to_first();
+    let mut iter = table.iter(true);
+    let mut moved = iter.seek_to_first();
     for row in rows {
         if moved.is_err() {
             break;
         }
-        assert_eq!(row_at(&cursor).as_ref(), Some(row));
-        moved = cursor.next();
+        assert_eq!(row_at(&iter).as_ref(), Some(row));
+        moved = iter.next();
     }
-    assert!(!cursor.valid());
-    let mut moved = cursor.seek_to_last();
+    assert!(!iter.valid());
+    let mut moved = iter.seek_to_last();
     for row in rows.iter().rev() {
         if moved.is_err() {
             break;
         }
-        assert_eq!(row_at(&cursor).as_ref(), Some(row));
-        moved = cursor.prev();
+        assert_eq!(row_at(&iter).as_ref(), Some(row));
+        moved = iter.prev();
     }
-    assert!(!cursor.valid());
-    found_out
+    assert!(!iter.valid());
+    detected
 }
 
 #[test]
@@ -720,14 +734,14 @@ fn flipped_byte_is_corruption_everywhere() {
             partition_index_and_filters: partition,
             ..TableOptions::default()
         };
-        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
-        let good = world.bytes();
-        assert!(!expect_rows_or_corruption(&world, &rows, b"key 00003"));
+        let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let good = fixture.bytes();
+        assert!(!expect_rows_or_corruption(&fixture, &rows, b"key 00003"));
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1 << (at % 8);
             assert!(
-                expect_rows_or_corruption(&world.with_bytes(&bad), &rows, b"key 00003"),
+                expect_rows_or_corruption(&fixture.with_bytes(&bad), &rows, b"key 00003"),
                 "byte {at} of {}",
                 good.len()
             );
@@ -738,16 +752,16 @@ fn flipped_byte_is_corruption_everywhere() {
 #[test]
 fn a_table_cut_or_grown_at_any_length_is_refused() {
     let rows = sequential_rows(20);
-    let world =
+    let fixture =
         TableFixture::new(&rows, &TableOptions { block_size: 128, ..TableOptions::default() }, &KeyOrder::bytewise());
-    let good = world.bytes();
+    let good = fixture.bytes();
     for len in 0..good.len() {
-        let mut cut = world.with_bytes(&good[..len]);
+        let mut cut = fixture.with_bytes(&good[..len]);
         assert_eq!(cut.open().unwrap_err().kind(), ErrorKind::Corruption);
-        cut.meta.size = len as u64; // even if the manifest agreed
+        cut.meta.size = len as u64; // also if the manifest has this length
         assert_eq!(cut.open().unwrap_err().kind(), ErrorKind::Corruption);
     }
-    let mut grown = world.with_bytes(&[good.as_slice(), &[0]].concat());
+    let mut grown = fixture.with_bytes(&[good.as_slice(), &[0]].concat());
     assert_eq!(grown.open().unwrap_err().kind(), ErrorKind::Corruption);
     grown.meta.size += 1;
     assert_eq!(grown.open().unwrap_err().kind(), ErrorKind::Corruption);
@@ -756,13 +770,13 @@ fn a_table_cut_or_grown_at_any_length_is_refused() {
 #[test]
 fn a_file_cut_while_it_is_open_gives_errors() {
     let rows = sequential_rows(400);
-    let world = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
-    let table = world.open().unwrap();
-    world.fs.open(Path::new(PATH), OpenMode::Write).unwrap().set_length(100).unwrap();
-    assert_eq!(get(&table, &rows[0].user, SeqNo::MAX).unwrap_err().kind(), ErrorKind::Corruption);
+    let fixture = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
+    let table = fixture.open().unwrap();
+    fixture.fs.open(Path::new(PATH), OpenMode::Write).unwrap().set_length(100).unwrap();
+    assert_eq!(get(&table, &rows[0].user_key, SeqNo::MAX).unwrap_err().kind(), ErrorKind::Corruption);
     assert_eq!(table.verify().unwrap_err().kind(), ErrorKind::Corruption);
-    let mut cursor = table.iter(true);
-    assert!(cursor.seek_to_first().is_err() && !cursor.valid());
+    let mut iter = table.iter(true);
+    assert!(iter.seek_to_first().is_err() && !iter.valid());
 }
 
 #[test]
@@ -775,29 +789,32 @@ fn unreadable_filter_means_may_match() {
             partition_index_and_filters: partition,
             ..TableOptions::default()
         };
-        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
-        let mut bytes = world.bytes();
+        let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let mut bytes = fixture.bytes();
         for (kind, at, len) in list_frames(&bytes) {
             if matches!(kind, BlockKind::FilterPartition) {
                 bytes[at + len - 9] ^= 1;
             }
         }
-        let table = world.with_bytes(&bytes).open().unwrap();
+        let table = fixture.with_bytes(&bytes).open().unwrap();
         check_table(&table, &rows, &random_targets(&rows[..100], &mut XorShiftRng(6)));
         assert_eq!(table.verify().unwrap_err().kind(), ErrorKind::Corruption);
-        let faults = FaultFs::new(Arc::new(world.fs.clone()));
-        let table = world.open_on_fs(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
+        let faults = FaultFs::new(Arc::new(fixture.fs.clone()));
+        let table = fixture.open_on_fs(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
         faults.inject(FaultPlan::new(OpKind::Read, 1, Fault::Error(std::io::ErrorKind::Other)));
-        assert!(get(&table, &rows[7].user, SeqNo::MAX).unwrap().is_some(), "the failing read was the filter's");
+        assert!(
+            get(&table, &rows[7].user_key, SeqNo::MAX).unwrap().is_some(),
+            "the failed read was that of the filter"
+        );
         assert_eq!(faults.fault_count(), 1);
     }
 }
 
-/// Kind, offset and length of each frame of a table that is stored without a codec.
+/// Kind, offset and length of each frame of an uncompressed table.
 fn list_frames(bytes: &[u8]) -> Vec<(BlockKind, usize, usize)> {
     let (mut frames, mut at) = (Vec::new(), 64);
     while at < bytes.len() - FileFooter::LEN {
-        assert_eq!(bytes[at + 8], 0, "no codec");
+        assert_eq!(bytes[at + 8], 0, "the frame is not compressed");
         let len = FRAME_HEADER_LEN + u32::from_le_bytes(bytes[at + 11..at + 15].try_into().unwrap()) as usize;
         frames.push((BlockKind::from_byte(bytes[at + 10]).unwrap(), at, len));
         at += len;
@@ -808,7 +825,7 @@ fn list_frames(bytes: &[u8]) -> Vec<(BlockKind, usize, usize)> {
 #[test]
 fn inconsistent_block_gives_error_not_panic() {
     let rows = sequential_rows(60);
-    let worlds = INDEX_TYPES.map(|data_block_index_type| {
+    let fixtures = INDEX_TYPES.map(|data_block_index_type| {
         let options = TableOptions {
             block_size: 256,
             data_block_index_type,
@@ -818,10 +835,10 @@ fn inconsistent_block_gives_error_not_panic() {
         };
         TableFixture::new(&rows, &options, &KeyOrder::bytewise())
     });
-    let goods = worlds.each_ref().map(TableFixture::bytes);
+    let goods = fixtures.each_ref().map(TableFixture::bytes);
     let mut random = XorShiftRng(2024);
     for round in 0..6000 {
-        let (world, mut bad) = (&worlds[round % 3], goods[round % 3].clone());
+        let (fixture, mut bad) = (&fixtures[round % 3], goods[round % 3].clone());
         let frames = list_frames(&bad);
         let (_, at, len) = frames[round / 3 % frames.len()];
         for _ in 0..1 + random.below(3) {
@@ -830,18 +847,18 @@ fn inconsistent_block_gives_error_not_panic() {
         }
         let sum = xxh3(location_seed(&FILE_ID, at as u64), &bad[at + 8..at + len]);
         bad[at..at + 8].copy_from_slice(&sum.to_le_bytes());
-        let Ok(table) = world.with_bytes(&bad).open() else { continue };
+        let Ok(table) = fixture.with_bytes(&bad).open() else { continue };
         let _ = table.verify();
         for row in rows.iter().step_by(7) {
-            let _ = get(&table, &row.user, SeqNo(5));
+            let _ = get(&table, &row.user_key, SeqNo(5));
         }
-        let mut cursor = table.iter(true);
-        for (user, forward) in [(&b"key 00050"[..], true), (b"key 00051", false), (b"", true), (b"z", false)] {
-            let target = InternalKey::before_versions_of(user);
-            let mut moved = if forward { cursor.seek(target) } else { cursor.seek_before(target) };
+        let mut iter = table.iter(true);
+        for (user_key, forward) in [(&b"key 00050"[..], true), (b"key 00051", false), (b"", true), (b"z", false)] {
+            let target = InternalKey::before_versions_of(user_key);
+            let mut moved = if forward { iter.seek(target) } else { iter.seek_before(target) };
             let mut steps = 0;
-            while moved.is_ok() && cursor.valid() {
-                moved = if forward { cursor.next() } else { cursor.prev() };
+            while moved.is_ok() && iter.valid() {
+                moved = if forward { iter.next() } else { iter.prev() };
                 steps += 1;
                 assert!(steps < 10_000);
             }
@@ -849,7 +866,7 @@ fn inconsistent_block_gives_error_not_panic() {
     }
 }
 
-/// Rows whose blocks have too many restart intervals for a hash index, between rows whose blocks have not.
+/// Rows whose blocks have too many restart intervals for a hash index, between rows whose blocks can have one.
 #[test]
 fn table_may_mix_blocks_with_and_without_hash() {
     let value = |i: u64| vec![7; if (1000..4000).contains(&i) { 0 } else { 100 }];
@@ -861,13 +878,16 @@ fn table_may_mix_blocks_with_and_without_hash() {
         compression: CompressionType::None,
         ..TableOptions::default()
     };
-    let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
-    let kinds: Vec<BlockKind> = list_frames(&world.bytes()).into_iter().map(|(kind, ..)| kind).collect();
-    let first = kinds.iter().position(|kind| *kind == BlockKind::Data).expect("a block without");
+    let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+    let kinds: Vec<BlockKind> = list_frames(&fixture.bytes()).into_iter().map(|(kind, ..)| kind).collect();
+    let first = kinds.iter().position(|kind| *kind == BlockKind::Data).expect("a block without a hash index");
     let last = kinds.iter().rposition(|kind| *kind == BlockKind::Data).unwrap();
     assert!(kinds[..first].iter().all(|kind| *kind == BlockKind::DataWithHashIndex) && first > 10);
-    assert!(kinds[last + 1..last + 10].iter().all(|kind| *kind == BlockKind::DataWithHashIndex), "they come back");
-    let table = world.open().unwrap();
+    assert!(
+        kinds[last + 1..last + 10].iter().all(|kind| *kind == BlockKind::DataWithHashIndex),
+        "later blocks have a hash index again"
+    );
+    let table = fixture.open().unwrap();
     table.verify().unwrap();
     check_table(&table, &rows, &random_targets(&rows, &mut XorShiftRng(9))[..3000]);
 }
@@ -878,8 +898,8 @@ fn verify_finds_key_missing_from_hash_index() {
     for data_block_index_type in [DataBlockIndexType::BinaryAndHash, DataBlockIndexType::Fingerprint] {
         let compression = CompressionType::None;
         let options = TableOptions { data_block_index_type, compression, ..TableOptions::default() };
-        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
-        let mut bad = world.bytes();
+        let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let mut bad = fixture.bytes();
         let (kind, at, len) = list_frames(&bad)[1];
         let block = at + FRAME_HEADER_LEN..at + len;
         match kind {
@@ -896,7 +916,7 @@ fn verify_finds_key_missing_from_hash_index() {
         }
         let sum = xxh3(location_seed(&FILE_ID, at as u64), &bad[at + 8..at + len]);
         bad[at..at + 8].copy_from_slice(&sum.to_le_bytes());
-        let error = world.with_bytes(&bad).open().unwrap().verify().unwrap_err();
+        let error = fixture.with_bytes(&bad).open().unwrap().verify().unwrap_err();
         assert_eq!((error.kind(), error.offset()), (ErrorKind::Corruption, Some(at as u64)), "{error}");
     }
 }
@@ -905,18 +925,18 @@ fn verify_finds_key_missing_from_hash_index() {
 fn a_cursor_seeks_again_after_an_error() {
     let rows = sequential_rows(400);
     let options = TableOptions { compression: CompressionType::None, ..TableOptions::default() };
-    let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
-    let mut bytes = world.bytes();
+    let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+    let mut bytes = fixture.bytes();
     bytes[200] ^= 1; // in the first data block
-    let table = world.with_bytes(&bytes).open().unwrap();
-    let mut cursor = table.iter(true);
-    assert_eq!(cursor.seek_to_first().unwrap_err().offset(), Some(64));
-    cursor.seek_to_last().unwrap();
-    assert_eq!(row_at(&cursor).as_ref(), rows.last());
-    while cursor.valid() && cursor.prev().is_ok() {}
-    assert!(!cursor.valid());
-    cursor.seek(rows[399].key()).unwrap();
-    assert_eq!(row_at(&cursor).as_ref(), rows.last());
+    let table = fixture.with_bytes(&bytes).open().unwrap();
+    let mut iter = table.iter(true);
+    assert_eq!(iter.seek_to_first().unwrap_err().offset(), Some(64));
+    iter.seek_to_last().unwrap();
+    assert_eq!(row_at(&iter).as_ref(), rows.last());
+    while iter.valid() && iter.prev().is_ok() {}
+    assert!(!iter.valid());
+    iter.seek(rows[399].key()).unwrap();
+    assert_eq!(row_at(&iter).as_ref(), rows.last());
 }
 
 #[test]
@@ -954,7 +974,7 @@ fn direct_io_applies_when_tables_exceed_memory() {
     assert!(applies(DirectIo::Always, None, 0));
     assert!(!applies(DirectIo::Automatic, Some(1000), 500));
     assert!(applies(DirectIo::Automatic, Some(1000), 501));
-    assert!(!applies(DirectIo::Automatic, None, u64::MAX), "nobody knows how much memory there is");
+    assert!(!applies(DirectIo::Automatic, None, u64::MAX), "the memory of the process is unknown");
 }
 
 #[test]
@@ -965,13 +985,13 @@ fn the_same_entries_give_the_same_bytes() {
     let one = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
     let two = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
     assert!(one.bytes() == two.bytes());
-    let by_key: BTreeMap<&[u8], &TableRow> = rows.iter().rev().map(|row| (row.user.as_slice(), row)).collect();
-    for (user, newest) in by_key {
-        assert_eq!(get(&one.open().unwrap(), user, SeqNo::MAX).unwrap().unwrap().0, newest.seqno);
+    let by_key: BTreeMap<&[u8], &TableRow> = rows.iter().rev().map(|row| (row.user_key.as_slice(), row)).collect();
+    for (user_key, newest) in by_key {
+        assert_eq!(get(&one.open().unwrap(), user_key, SeqNo::MAX).unwrap().unwrap().0, newest.seqno);
     }
 }
 
-/// A table of values and pointers, and the pointers.
+/// Rows of values and blob pointers, and the pointers.
 fn rows_with_blob_pointers(n: u64, rng: &mut XorShiftRng) -> (Vec<TableRow>, Vec<BlobPointer>) {
     let mut rows = sequential_rows(n);
     let mut pointers = Vec::new();
@@ -998,9 +1018,9 @@ fn rows_with_blob_pointers(n: u64, rng: &mut XorShiftRng) -> (Vec<TableRow>, Vec
 fn table_lists_its_blob_references() {
     for (seed, compression) in (1..).zip([CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(3)]) {
         let (rows, pointers) = rows_with_blob_pointers(900, &mut XorShiftRng(seed));
-        let world =
+        let fixture =
             TableFixture::new(&rows, &TableOptions { compression, ..TableOptions::default() }, &KeyOrder::bytewise());
-        let table = world.open().unwrap();
+        let table = fixture.open().unwrap();
         table.verify().unwrap();
         let references = table.blob_references().unwrap();
         let mut live: Vec<(FileNumber, u32)> = references
@@ -1011,12 +1031,12 @@ fn table_lists_its_blob_references() {
         live.sort_unstable();
         wanted.sort_unstable();
         assert_eq!(live, wanted);
-        let bytes: u64 = world.meta.blob_usage.iter().map(|uses| uses.bytes).sum();
+        let bytes: u64 = fixture.meta.blob_usage.iter().map(|uses| uses.bytes).sum();
         assert_eq!(bytes, pointers.iter().map(|p| p.frame_len).sum::<u64>());
         let described = TableReader::read_meta(&table.fetcher.files, &table.fetcher.cache, ID).unwrap();
-        assert_eq!(described, world.meta);
+        assert_eq!(described, fixture.meta);
         let row = rows.iter().find(|row| row.kind == RecordKind::BlobPointer).unwrap();
-        let found = get(&table, &row.user, row.seqno).unwrap().unwrap();
+        let found = get(&table, &row.user_key, row.seqno).unwrap().unwrap();
         assert_eq!((found.1, found.2), (RecordKind::BlobPointer, row.value.clone()));
     }
 }
@@ -1033,11 +1053,11 @@ fn write_rows(rows: &[TableRow]) -> Result<TableMeta> {
 #[test]
 fn verify_finds_wrong_blob_references() {
     let (rows, _) = rows_with_blob_pointers(900, &mut XorShiftRng(7));
-    let mut world = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
-    world.meta.blob_usage[0].bytes += 1;
-    let error = world.open().unwrap().verify().unwrap_err();
+    let mut fixture = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
+    fixture.meta.blob_usage[0].bytes += 1;
+    let error = fixture.open().unwrap().verify().unwrap_err();
     assert_eq!((error.kind(), error.file().is_some()), (ErrorKind::Corruption, true));
-    // A value that two entries point to, and a pointer that is none.
+    // A value that two entries refer to, and a malformed pointer.
     let mut twice = rows.clone();
     let value = rows.iter().find(|row| row.kind == RecordKind::BlobPointer).unwrap().value.clone();
     let other = twice.iter_mut().rev().find(|row| row.kind == RecordKind::BlobPointer).unwrap();

@@ -1,4 +1,4 @@
-//! Writes a table, front to back.
+//! Writes a table sequentially.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use crate::table::options::{DataBlockIndexType, TableOptions};
 use crate::vfs::File;
 use crate::vfs::buffered_writer::BufferedFileWriter;
 
-/// Writes one table. One thread at a time; nothing of it may be used before [`TableWriter::finish`] succeeded and the
-/// file was synced.
+/// Writes one table. Used by one thread at a time. The table may be used only after [`TableWriter::finish`] succeeded
+/// and the file was synced.
 pub(crate) struct TableWriter {
     out: TableFileOutput,
     options: TableOptions,
     order: KeyOrder,
     data: DataBlockBuilder,
-    /// The data block that was written last and is not in the index yet: its separator depends on what follows.
+    /// The last written data block, which is not in the index yet, because its separator depends on the next key.
     unindexed_block: Option<BlockHandle>,
     index: IndexBuilder,
     filter: Option<FilterBuilder>,
-    /// The key added last.
+    /// The last key.
     last_key: (Vec<u8>, SeqNo),
-    /// Of the user key added last; `None` where there is none, or nothing here needs one.
+    /// Hash of the last user key; `None` if it has none, or if neither filter nor data blocks need it.
     last_key_hash: Option<u64>,
     references: BlobReferencesBuilder,
     properties: TableProperties,
@@ -39,10 +39,10 @@ pub(crate) struct TableWriter {
 }
 
 impl TableWriter {
-    /// Begins a table in an empty file. `file_id` is random and new; `hash_seed` is the database's.
+    /// Begins a table in an empty file. `file_id` is random and new. `hash_seed` is that of the database.
     ///
     /// # Errors
-    /// `Invalid` for options out of range.
+    /// `Invalid` for an option out of its range.
     pub(crate) fn create(
         file: Arc<dyn File>,
         file_id: [u8; 16],
@@ -52,7 +52,7 @@ impl TableWriter {
         created_ms: u64,
     ) -> Result<TableWriter> {
         options.validate()?;
-        let piece_size = options.partition_index_and_filters.then_some(options.metadata_block_size);
+        let partition_size = options.partition_index_and_filters.then_some(options.metadata_block_size);
         let index_type = effective_index_type(&options, &order);
         let properties = TableProperties {
             hash_seed,
@@ -68,8 +68,8 @@ impl TableWriter {
             out: TableFileOutput::new(file, file_id),
             data: data_builder(index_type, &options),
             unindexed_block: None,
-            index: IndexBuilder::new(piece_size),
-            filter: FilterBuilder::new(options.filter, piece_size, &order),
+            index: IndexBuilder::new(partition_size),
+            filter: FilterBuilder::new(options.filter, partition_size, &order),
             last_key: (Vec::new(), SeqNo::ZERO),
             last_key_hash: None,
             options,
@@ -83,23 +83,23 @@ impl TableWriter {
     /// Adds the next entry in internal order.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace` of the file; `Corruption` if the entry is not behind the one before, which can only come
-    /// from what was read, or from a comparator that contradicts itself, or for a pointer that is none. The table is
-    /// then of no use.
+    /// `Io` and `OutOfSpace` of the file. `Corruption` if the entry is not after the previous one, because of damaged
+    /// input or an inconsistent comparator, or if a blob pointer is malformed. The table is unusable after an error.
     pub(crate) fn add(&mut self, entry: EntryRef<'_>) -> Result<()> {
         let key = entry.key();
         let first = self.properties.entries == 0;
-        // Without an entry there is no key to compare with: the empty one was not inserted.
-        let by_user = if first { Ordering::Less } else { self.order.cmp(&self.last_key.0, key.user_key) };
-        if by_user.then_with(|| key.seqno.cmp(&self.last_key.1)).is_ge() {
+        // Before the first entry `last_key` is the empty key, which the comparator must not get because it was not
+        // inserted.
+        let user_key_order = if first { Ordering::Less } else { self.order.cmp(&self.last_key.0, key.user_key) };
+        if user_key_order.then_with(|| key.seqno.cmp(&self.last_key.1)).is_ge() {
             return Err(Error::corruption("entries are not in order, or the comparator contradicts itself"));
         }
         if entry.kind == RecordKind::BlobPointer {
             self.references.add(&BlobPointer::decode(entry.value)?);
         }
         self.finish_block_before(key, entry.value.len())?;
-        self.index_last_block(Some((key.user_key, by_user.is_eq())));
-        if by_user.is_lt() {
+        self.index_last_block(Some((key.user_key, user_key_order.is_eq())));
+        if user_key_order.is_lt() {
             self.hash_key(key.user_key);
         } else {
             self.properties.count_superseded(self.last_key.1);
@@ -124,22 +124,23 @@ impl TableWriter {
         properties.largest_seqno = properties.largest_seqno.max(entry.seqno);
     }
 
-    /// Hashes a user key that differs from the one before, once for filter and data block.
-    fn hash_key(&mut self, user: &[u8]) {
+    /// Hashes a user key that differs from the previous one, once for both filter and data block.
+    fn hash_key(&mut self, user_key: &[u8]) {
         let indexed = self.properties.data_block_index_type.is_some_and(DataBlockIndexType::needs_key_hash);
         if self.filter.is_none() && !indexed {
             return;
         }
-        let hashable = self.order.hash_input(user, &mut self.scratch);
+        let hashable = self.order.hash_input(user_key, &mut self.scratch);
         self.last_key_hash = hashable.map(|bytes| key_hash(self.properties.hash_seed, bytes));
         match (&mut self.filter, self.last_key_hash) {
-            (Some(filter), Some(hash)) => filter.add(hash, &self.last_key.0, user, &self.order),
-            // An order that has a hashable form for one key has it for all; a key without must not be looked for.
+            (Some(filter), Some(hash)) => filter.add(hash, &self.last_key.0, user_key, &self.order),
+            // An order with a hash input for one key has one for every key. A key without a hash input must not be
+            // looked up in a filter, so the table gets none.
             _ => self.filter = None,
         }
     }
 
-    /// Ends the data block if the next entry should not be in it.
+    /// Finishes the data block if the next entry must not be in it.
     fn finish_block_before(&mut self, key: InternalKey<'_>, value_len: usize) -> Result<()> {
         let alone = value_len > OWN_BLOCK_VALUE_MIN;
         if !self.data.is_empty() && (alone || self.data.len_with(key, value_len) > self.options.block_size as usize) {
@@ -158,29 +159,29 @@ impl TableWriter {
         Ok(())
     }
 
-    /// Puts the last data block into the index, now that `next` is known: the user key that follows, and whether it
-    /// equals the one before.
+    /// Adds the last data block to the index. `next` is the user key that follows, and whether it equals the last
+    /// user key of the block.
     fn index_last_block(&mut self, next: Option<(&[u8], bool)>) {
         let Some(handle) = self.unindexed_block.take() else { return };
-        let (user, seqno) = (&self.last_key.0, self.last_key.1);
+        let (user_key, seqno) = (&self.last_key.0, self.last_key.1);
         match next {
-            Some((_, true)) => self.index.add(InternalKey::new(user, seqno), true, handle),
+            Some((_, true)) => self.index.add(InternalKey::new(user_key, seqno), true, handle),
             Some((next, false)) => {
-                self.order.separator(user, next, &mut self.scratch);
+                self.order.separator(user_key, next, &mut self.scratch);
                 self.index.add(InternalKey::new(&self.scratch, SeqNo::ZERO), false, handle);
             }
-            None => self.index.add(InternalKey::new(user, SeqNo::ZERO), false, handle),
+            None => self.index.add(InternalKey::new(user_key, SeqNo::ZERO), false, handle),
         }
     }
 
-    /// The file's length if it ended here, about.
+    /// Approximate length of the file in bytes if the table ended here.
     pub(crate) fn written_bytes(&self) -> u64 {
         let open = if self.data.is_empty() { 0 } else { self.data.len() as u64 };
         let filter = self.filter.as_ref().map_or(0, FilterBuilder::estimated_bytes);
         self.out.offset() + open + self.index.estimated_bytes() + filter + self.references.estimated_encoded_len()
     }
 
-    /// Writes the rest. The caller syncs the file and its directory.
+    /// Writes the rest of the table. The caller syncs the file and its directory.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file; `Corruption` if two entries point to the same value.
@@ -196,7 +197,7 @@ impl TableWriter {
         let (index_handles, index_bytes) = self.out.put_partitions(BlockKind::IndexPartition, compression, &index)?;
         self.properties.index_partitions = index.len() as u64;
         self.properties.index_bytes = index_bytes;
-        let mut directory = TableMetaindex::default();
+        let mut metaindex = TableMetaindex::default();
         let mut filter_top = None;
         if let Some(filter) = self.filter {
             self.properties.filter_keys = filter.key_count();
@@ -208,23 +209,23 @@ impl TableWriter {
             filter_top = Some(build_top_level(&partitions, &handles));
         }
         let index_top = build_top_level(&index, &index_handles);
-        directory.index_top = self.out.put_block(BlockKind::TopLevelIndex, CompressionType::None, &index_top)?;
+        metaindex.index_top = self.out.put_block(BlockKind::TopLevelIndex, CompressionType::None, &index_top)?;
         if let Some(top) = filter_top {
-            directory.filter_top = Some(self.out.put_block(BlockKind::TopLevelFilter, CompressionType::None, &top)?);
+            metaindex.filter_top = Some(self.out.put_block(BlockKind::TopLevelFilter, CompressionType::None, &top)?);
         }
         let references = self.references.finish()?;
         if !references.is_empty() {
-            directory.blob_references =
+            metaindex.blob_references =
                 Some(self.out.put_block(BlockKind::BlobReferences, compression, &references.encode())?);
         }
         let properties = self.properties.encode();
-        directory.properties = self.out.put_block(BlockKind::Properties, CompressionType::None, &properties)?;
-        let size = self.out.finish(&directory)?;
+        metaindex.properties = self.out.put_block(BlockKind::Properties, CompressionType::None, &properties)?;
+        let size = self.out.finish(&metaindex)?;
         Ok(table_meta(id, size, self.properties, &references))
     }
 }
 
-/// An order without hashes has data blocks without them.
+/// The type of the data blocks. An order without hashes gets data blocks without hashes.
 fn effective_index_type(options: &TableOptions, order: &KeyOrder) -> DataBlockIndexType {
     if order.can_hash_keys() { options.data_block_index_type } else { DataBlockIndexType::BinarySearch }
 }
@@ -241,7 +242,7 @@ fn data_builder(index_type: DataBlockIndexType, options: &TableOptions) -> DataB
     }
 }
 
-/// What the manifest says of a table.
+/// The manifest's description of a table.
 pub(crate) fn table_meta(
     id: FileNumber,
     size: u64,
@@ -263,7 +264,7 @@ pub(crate) fn table_meta(
     }
 }
 
-/// The file, frame by frame.
+/// Writes the frames of the file.
 struct TableFileOutput {
     file_writer: BufferedFileWriter,
     file_id: [u8; 16],
@@ -283,7 +284,7 @@ impl TableFileOutput {
         self.file_writer.append_with(|out, offset| put_frame(out, &self.file_id, offset, kind, compression, raw))
     }
 
-    /// Writes pieces and says where they went and how many bytes they took.
+    /// Writes partitions. Returns their handles and the sum of their lengths in bytes.
     fn put_partitions(
         &mut self,
         kind: BlockKind,
@@ -298,10 +299,10 @@ impl TableFileOutput {
         Ok((handles, bytes))
     }
 
-    /// Writes directory and footer, and returns the file's length.
-    fn finish(mut self, directory: &TableMetaindex) -> Result<u64> {
+    /// Writes the metaindex and the footer. Returns the length of the file in bytes.
+    fn finish(mut self, metaindex: &TableMetaindex) -> Result<u64> {
         let BlockHandle { offset, len } =
-            self.put_block(BlockKind::Metaindex, CompressionType::None, &directory.encode())?;
+            self.put_block(BlockKind::Metaindex, CompressionType::None, &metaindex.encode())?;
         let footer = FileFooter { kind: FileKind::Table, metaindex_offset: offset, metaindex_len: len }
             .encode(&self.file_id, self.offset());
         self.file_writer.append_with(|out, _| out.extend_from_slice(&footer))?;

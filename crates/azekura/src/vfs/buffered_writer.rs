@@ -1,36 +1,37 @@
-//! Writing a file front to back, in large pieces.
+//! Writes a file sequentially, in large chunks.
 
 use std::sync::Arc;
 
 use crate::base::Result;
 use crate::vfs::File;
 
-/// The file is written in pieces of at least this many bytes.
+/// Minimum length of a write in bytes, except for the last one.
 const WRITE_LEN: usize = 256 << 10;
 
-/// The end of a file that grows. One thread at a time; the caller syncs.
+/// Appends to a growing file. Used by one thread at a time. The caller syncs the file.
 pub(crate) struct BufferedFileWriter {
     file: Arc<dyn File>,
-    /// What the file does not have yet, and where it goes.
+    /// Bytes that are not yet written. They belong at offset `written` of the file.
     buffer: Vec<u8>,
     written: u64,
 }
 
 impl BufferedFileWriter {
-    /// Of an empty file that begins with `head`.
+    /// Creates a writer for the empty `file`, which will begin with `head`.
     pub(crate) fn new(file: Arc<dyn File>, head: &[u8]) -> BufferedFileWriter {
         BufferedFileWriter { file, buffer: head.to_vec(), written: 0 }
     }
 
-    /// The length of the file with what waits to be written.
+    /// Length of the file in bytes, including buffered bytes.
     pub(crate) fn offset(&self) -> u64 {
         self.written + self.buffer.len() as u64
     }
 
-    /// Lets `append` put bytes at the end, and writes once enough have come together.
+    /// Calls `append` with the buffer, to which it may append bytes, and with the file offset of these bytes. Writes
+    /// the buffer once it has at least [`WRITE_LEN`] bytes.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace` of the file, which is then of no use.
+    /// `Io` and `OutOfSpace` of the file. The file is unusable after an error.
     pub(crate) fn append_with<R>(&mut self, append: impl FnOnce(&mut Vec<u8>, u64) -> R) -> Result<R> {
         let offset = self.offset();
         let result = append(&mut self.buffer, offset);
@@ -40,10 +41,10 @@ impl BufferedFileWriter {
         Ok(result)
     }
 
-    /// Writes what waits; returns the length of the file.
+    /// Writes the buffered bytes. Returns the length of the file in bytes.
     ///
     /// # Errors
-    /// As for [`put`](BufferedFileWriter::append_with).
+    /// As for [`append_with`](BufferedFileWriter::append_with).
     pub(crate) fn finish(mut self) -> Result<u64> {
         self.flush()?;
         Ok(self.written)
@@ -63,7 +64,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::vfs::mem::MemFs;
+    use crate::testing::MemFs;
     use crate::vfs::{Fs, OpenMode};
 
     #[test]
@@ -74,13 +75,13 @@ mod tests {
         let mut appender = BufferedFileWriter::new(Arc::clone(&file), b"head");
         let mut wanted = b"head".to_vec();
         for round in 0..200u8 {
-            let piece = vec![round; 7_001];
+            let chunk = vec![round; 7_001];
             let at = appender.append_with(|out, offset| {
-                out.extend_from_slice(&piece);
+                out.extend_from_slice(&chunk);
                 offset
             });
             assert_eq!(at.unwrap(), wanted.len() as u64);
-            wanted.extend_from_slice(&piece);
+            wanted.extend_from_slice(&chunk);
             assert_eq!(appender.offset(), wanted.len() as u64);
         }
         assert_eq!(appender.finish().unwrap(), wanted.len() as u64);

@@ -1,47 +1,50 @@
-//! A file of the disk that goes past the cache of the system.
+//! Files with direct I/O, which bypasses the page cache of the operating system.
 //!
-//! The kernel then moves whole sectors between the device and memory that is aligned like them; this file makes
-//! whatever is asked of it so. Reads fetch the sectors around. Writes one behind the other are collected and go out in
-//! large whole pieces; the last, broken sector goes the usual way. Writes in any other order end all this.
+//! With direct I/O the kernel transfers whole sectors between the device and aligned memory. [`DirectFile`] accepts
+//! any offset and length. A read fetches the sectors around the requested range. Sequential writes are collected and
+//! written in large aligned chunks; an incomplete last sector is written through the page cache. The first write that
+//! is not sequential turns direct I/O off for the file, and so does a change of the length, an allocation or a
+//! mapping.
 
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
+use crate::base::sync::lock;
 use crate::base::{Error, Result};
 use crate::vfs::disk_file::DiskFile;
 use crate::vfs::fs::{File, Mapping};
 
-/// The sectors of all devices that are known divide this.
+/// Alignment in bytes. The sector sizes of all known devices divide it.
 const DIRECT_IO_ALIGN: usize = 4096;
 
-/// What is written goes to the device in pieces of this many bytes; so much memory is held while a file is written.
+/// Length in bytes of a write to the device, and of the memory that a file uses while it is written.
 const WRITE_BUFFER_LEN: usize = 1 << 20;
 
-/// A regular file opened with `O_DIRECT`. Thread safe. Other handles see what was written once this one was synced,
-/// read or asked to map.
+/// A regular file opened with `O_DIRECT`. Thread safe. Other handles see the written bytes after this handle is
+/// synced, read or mapped.
 pub(super) struct DirectFile {
     disk: DiskFile,
     write_buffer: Mutex<DirectWriteBuffer>,
-    /// Whether there may be something in `tail` that is not in the file; set under its lock.
+    /// Whether `write_buffer` may contain bytes that the file does not. Set under the lock of `write_buffer`.
     has_pending: AtomicBool,
 }
 
-/// The end of a file that is being written.
+/// The collected end of a file that is being written.
 #[derive(Default)]
 struct DirectWriteBuffer {
-    /// A sector larger than a piece, so that a piece of it is aligned.
+    /// Longer than [`WRITE_BUFFER_LEN`] by one alignment unit, so that it contains an aligned chunk of that length.
     bytes: Vec<u8>,
-    /// Where the aligned piece begins in `bytes`.
+    /// Start of the aligned chunk in `bytes`.
     align_offset: usize,
-    /// Bytes of the piece that are filled.
+    /// Number of collected bytes in the chunk.
     len: usize,
-    /// Where the piece goes in the file; a multiple of [`DIRECT_IO_ALIGN`].
+    /// File offset of the chunk; a multiple of [`DIRECT_IO_ALIGN`].
     at: u64,
-    /// From now on everything goes through the cache of the system.
+    /// Direct I/O is off: all operations use the page cache.
     bypass: bool,
 }
 
@@ -50,10 +53,10 @@ fn set_direct(disk: &DiskFile, direct: bool) -> Result<()> {
     let set = flags.and_then(|flags| {
         fcntl_setfl(&disk.file, if direct { flags | OFlags::DIRECT } else { flags - OFlags::DIRECT })
     });
-    set.map_err(|e| Error::io("open past the cache", &e.into()).in_file(&disk.path))
+    set.map_err(|e| Error::io("switch direct I/O", &e.into()).in_file(&disk.path))
 }
 
-/// Memory with room for `len` bytes behind the first aligned one, and where that is.
+/// Allocates a buffer that contains an aligned range of `len` bytes. Returns the buffer and the start of the range.
 fn aligned_buffer(len: usize) -> (Vec<u8>, usize) {
     let bytes = vec![0; len + DIRECT_IO_ALIGN];
     let lead = bytes.as_ptr().align_offset(DIRECT_IO_ALIGN);
@@ -61,7 +64,7 @@ fn aligned_buffer(len: usize) -> (Vec<u8>, usize) {
 }
 
 impl DirectFile {
-    /// Takes over an open file; gives it back where the file system has no such thing.
+    /// Turns on direct I/O for an open file. Returns the file as the error if the file system does not support it.
     pub(super) fn new(disk: DiskFile) -> std::result::Result<DirectFile, DiskFile> {
         match set_direct(&disk, true) {
             Ok(()) => Ok(DirectFile { disk, write_buffer: Mutex::default(), has_pending: AtomicBool::new(false) }),
@@ -70,10 +73,10 @@ impl DirectFile {
     }
 
     fn lock_buffer(&self) -> MutexGuard<'_, DirectWriteBuffer> {
-        self.write_buffer.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.write_buffer)
     }
 
-    /// A device that wants more than our alignment is read and written the usual way.
+    /// Repeats an operation without direct I/O if it failed because the device needs a larger alignment.
     fn retry_buffered<R>(&self, done: Result<R>, again: impl FnOnce() -> Result<R>) -> Result<R> {
         match done {
             Err(error) if error.os_kind() == Some(io::ErrorKind::InvalidInput) => {
@@ -107,20 +110,20 @@ impl DirectFile {
         self.retry_buffered(self.disk.write_at(sectors, at), || self.disk.write_at(sectors, at))
     }
 
-    /// Writes what was collected: whole sectors directly, a broken one through the cache. That one stays collected, so
-    /// that the next write may go on behind it.
+    /// Writes the collected bytes: whole sectors with direct I/O, an incomplete last sector through the page cache.
+    /// The incomplete sector stays in the buffer, so that the next write can complete it.
     fn flush_buffer(&self, tail: &mut DirectWriteBuffer) -> Result<()> {
         if !self.has_pending.load(Ordering::Relaxed) {
             return Ok(());
         }
         let whole = tail.len - tail.len % DIRECT_IO_ALIGN;
-        let (sectors, broken) = tail.bytes[tail.align_offset..tail.align_offset + tail.len].split_at(whole);
+        let (sectors, partial) = tail.bytes[tail.align_offset..tail.align_offset + tail.len].split_at(whole);
         if !sectors.is_empty() {
             self.write_sectors(sectors, tail.at)?;
         }
-        if !broken.is_empty() {
+        if !partial.is_empty() {
             set_direct(&self.disk, false)?;
-            let written = self.disk.write_at(broken, tail.at + whole as u64);
+            let written = self.disk.write_at(partial, tail.at + whole as u64);
             written.and(set_direct(&self.disk, true))?;
         }
         tail.bytes.copy_within(tail.align_offset + whole..tail.align_offset + tail.len, tail.align_offset);
@@ -130,7 +133,7 @@ impl DirectFile {
         Ok(())
     }
 
-    /// From now on everything goes through the cache; what was collected is written first.
+    /// Writes the collected bytes and turns direct I/O off for the file.
     fn switch_to_buffered(&self, tail: &mut DirectWriteBuffer) -> Result<()> {
         if !tail.bypass {
             self.flush_buffer(tail)?;
@@ -140,7 +143,7 @@ impl DirectFile {
         Ok(())
     }
 
-    /// Everything that was written is with the system.
+    /// Writes the collected bytes, if there are any.
     fn flush_pending(&self) -> Result<()> {
         if self.has_pending.load(Ordering::Acquire) { self.flush_buffer(&mut self.lock_buffer()) } else { Ok(()) }
     }
@@ -206,7 +209,7 @@ impl File for DirectFile {
 }
 
 impl Drop for DirectFile {
-    /// A failure is not reported here: a caller that needs the result syncs.
+    /// Ignores errors: a caller that needs the result calls a sync before.
     fn drop(&mut self) {
         let _ = self.flush_pending();
     }
@@ -220,9 +223,9 @@ impl fmt::Debug for DirectFile {
 
 #[cfg(test)]
 mod tests {
+    use crate::testing::seeded_rng::SeededRng;
     use crate::vfs::disk::DiskFs;
     use crate::vfs::fs::{Fs, OpenMode};
-    use crate::vfs::seeded_rng::SeededRng;
 
     #[test]
     fn direct_file_matches_buffered_file() {

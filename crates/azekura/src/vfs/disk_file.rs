@@ -1,35 +1,32 @@
-//! An open file of the machine, through std and rustix.
+//! Open files of the machine's file system, through std.
 
 use std::fmt;
 use std::fs::File as StdFile;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-
-use rustix::fs::FallocateFlags;
-use rustix::io::{Errno, retry_on_intr};
 
 use crate::base::sync::MappedMemory;
 use crate::base::{Error, Result};
 use crate::vfs::fs::{File, Mapping, check_read_len};
-use crate::vfs::mmap::{DiskMappedMemory, DiskMapping};
+use crate::vfs::platform::{extras, family, family::FileExt};
 
-/// Unit in which a file system without `fallocate` is filled with zeros.
+/// Length in bytes of one write that fills a file with zeros, on a file system without `fallocate`.
 const FILL_STEP: usize = 64 * 1024;
 
-/// What the system refused to do, with which file.
+/// The error of the operation `what` on the file `path`.
 pub(super) fn io_error_at_path(what: &str, path: &Path, error: impl Into<io::Error>) -> Error {
     Error::io(what, &error.into()).in_file(path)
 }
 
-/// A regular file. Thread safe: every call says where.
+/// A regular file. Thread safe, because every call takes an explicit offset.
 pub(super) struct DiskFile {
     pub(super) file: StdFile,
     pub(super) path: PathBuf,
 }
 
 impl DiskFile {
-    /// For file systems that cannot reserve space: zeros are written behind the end. Holes before it stay holes.
+    /// Writes zeros from the end of the file up to `len`, for a file system that cannot reserve space. Holes before
+    /// the end stay holes.
     fn fill(&self, len: u64) -> io::Result<()> {
         let zeros = vec![0; FILL_STEP];
         let mut end = self.file.metadata()?.len();
@@ -72,7 +69,7 @@ impl File for DiskFile {
     }
 
     fn length(&self) -> Result<u64> {
-        self.file.metadata().map(|m| m.len()).map_err(|e| io_error_at_path("ask for the length", &self.path, e))
+        self.file.metadata().map(|m| m.len()).map_err(|e| io_error_at_path("read the length", &self.path, e))
     }
 
     fn set_length(&self, len: u64) -> Result<()> {
@@ -85,10 +82,7 @@ impl File for DiskFile {
 
     fn allocate_from(&self, from: u64, len: u64) -> Result<()> {
         let Some(more) = len.checked_sub(from).filter(|more| *more > 0) else { return Ok(()) };
-        let done = match retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), from, more)) {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.fill(len),
-            done => done.map_err(io::Error::from),
-        };
+        let done = family::allocate(&self.file, from, more).and_then(|done| if done { Ok(()) } else { self.fill(len) });
         done.map_err(|e| io_error_at_path("allocate", &self.path, e))
     }
 
@@ -101,11 +95,11 @@ impl File for DiskFile {
     }
 
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
-        Ok(Some(Box::new(DiskMapping::new(&self.file, len, &self.path)?)))
+        extras::map(&self.file, len, &self.path)
     }
 
     fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
-        Ok(Some(Box::new(DiskMappedMemory::new(&self.file, len, &self.path)?)))
+        extras::map_memory(&self.file, len, &self.path)
     }
 }
 
@@ -128,7 +122,7 @@ mod tests {
         file.fill(FILL_STEP as u64 + 7).unwrap();
         assert_eq!(file.length().unwrap(), FILL_STEP as u64 + 7);
         file.fill(10).unwrap();
-        assert_eq!(file.length().unwrap(), FILL_STEP as u64 + 7, "never cuts");
+        assert_eq!(file.length().unwrap(), FILL_STEP as u64 + 7, "fill never truncates");
         let mut buf = [1; 6];
         file.read_exact_at(&mut buf, 0).unwrap();
         assert_eq!(&buf, b"kept\0\0");

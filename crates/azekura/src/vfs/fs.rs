@@ -1,4 +1,4 @@
-//! The contract of a file system: what the engine asks, and what it may rely on.
+//! The file system interface of the engine, and the guarantees that every implementation gives.
 //!
 //! Durability is explicit. Bytes and a file's length survive power loss after [`File::sync_data`]; a name survives
 //! after [`Fs::sync_dir`] of its directory. Everything else may or may not survive, in any combination.
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use crate::base::sync::MappedMemory;
 use crate::base::{Error, Result};
 
-/// The name of the file that a database's lock is taken on.
+/// Name of the file that carries a database's lock.
 pub(crate) const LOCK_FILE_NAME: &str = "LOCK";
-/// The name of the file that holds a database's disk reserve.
+/// Name of the file that contains a database's disk reserve.
 pub(crate) const DISK_RESERVE_FILE_NAME: &str = "RESERVE";
 
 /// How a file is opened.
@@ -27,86 +27,87 @@ pub enum OpenMode {
     Create,
 }
 
-/// How a lock is held.
+/// Whether a lock excludes other holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockMode {
-    /// Beside other shared holders.
+    /// The lock admits other shared locks.
     Shared,
-    /// Alone.
+    /// The lock excludes every other lock.
     Exclusive,
 }
 
 /// One name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Without the directory; bytes that are not UTF-8 are replaced.
+    /// Name without the directory. Bytes that are not UTF-8 are replaced.
     pub name: String,
-    /// Length in bytes; 0 for what is not a regular file.
+    /// Length in bytes; 0 if the entry is not a regular file.
     pub len: u64,
-    /// Whether it is a regular file.
+    /// Whether the entry is a regular file.
     pub is_file: bool,
 }
 
-/// A lock on a path, released when dropped and when the process dies.
+/// A lock on a path. It is released when it is dropped and when the process ends.
 pub trait FileLock: Send + Sync + fmt::Debug {}
 
-/// A file system. Implementations: [`DiskFs`](crate::fs::DiskFs), [`MemFs`](crate::fs::MemFs),
-/// [`FaultFs`](crate::fs::FaultFs).
+/// A file system. [`DiskFs`](crate::fs::DiskFs) is that of the operating system.
 ///
 /// Thread safe. Errors carry the path; a full disk is [`OutOfSpace`](crate::ErrorKind::OutOfSpace).
 pub trait Fs: Send + Sync + fmt::Debug {
-    /// Opens a regular file; a symbolic link or anything else in its place is an error. New files get mode 0600.
+    /// Opens a regular file. Fails for a symbolic link and for anything else that is not a regular file. New files
+    /// get mode 0600.
     ///
     /// # Errors
     /// `Io` with [`os_kind`](Error::os_kind) `NotFound` or `AlreadyExists` among others.
     fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>>;
 
-    /// As [`open`](Fs::open), for a file whose bytes the system need not keep in its cache. Meant for large files that
-    /// are written front to back and read in places; other handles see what was written once this one was synced. The
-    /// default opens the usual way, and so does an implementation where the device cannot do better.
+    /// Opens a file as [`open`](Fs::open) does, but bypasses the page cache of the operating system where that is
+    /// possible. Meant for large files that are written sequentially and read at random offsets. Other handles see
+    /// the written bytes after this handle is synced. The default calls [`open`](Fs::open), and so does an
+    /// implementation whose device does not support direct I/O.
     fn open_direct(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
         self.open(path, mode)
     }
 
-    /// Creates a directory with mode 0700, and its parents; fine if it exists.
+    /// Creates a directory with mode 0700 and its missing parents. Succeeds if the directory exists.
     fn create_dir_all(&self, path: &Path) -> Result<()>;
 
-    /// Creates one directory with mode 0700; its parent must exist. The default is for a single caller: two at the same
-    /// time may both succeed.
+    /// Creates one directory with mode 0700. Its parent must exist. The default is not atomic: of two concurrent
+    /// calls both may succeed.
     ///
     /// # Errors
-    /// `Io` with [`os_kind`](Error::os_kind) `AlreadyExists` if anything has that name.
+    /// `Io` with [`os_kind`](Error::os_kind) `AlreadyExists` if the name exists.
     fn create_dir(&self, path: &Path) -> Result<()> {
         check_not_exists(self.exists(path)?, "create the directory", path)?;
         self.create_dir_all(path)
     }
 
-    /// `path` with the working directory in front of it if it is relative, so that a later change of the working
-    /// directory does not change what it names. Symbolic links and `..` stay as they are. The default asks the
-    /// process; a file system without working directories begins at its root.
+    /// Makes `path` absolute: joins a relative path to the working directory, so that a later change of the working
+    /// directory does not change the file that the path names. Symbolic links and `..` are not resolved. The default
+    /// uses the working directory of the process; a file system without working directories uses its root.
     ///
     /// # Errors
-    /// `Io` if the working directory cannot be found, because it was removed for example.
+    /// `Io` if the working directory cannot be determined, for example because it was removed.
     fn absolute(&self, path: &Path) -> Result<PathBuf> {
         let named = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         std::path::absolute(named).map_err(|e| Error::io("find the working directory", &e).in_file(path))
     }
 
-    /// The names in a directory, in no order.
+    /// Lists the names in a directory, in no particular order.
     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>>;
 
-    /// Whether anything has that name.
+    /// Whether the name exists, for a file, a directory or a symbolic link.
     fn exists(&self, path: &Path) -> Result<bool>;
 
-    /// Gives a file or a directory another name, replacing a file of that name. The name is durable after
+    /// Renames a file or a directory. Replaces a file that has the new name. The new name is durable after
     /// [`Fs::sync_dir`].
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;
 
-    /// As [`rename`](Fs::rename), but nothing is replaced, an empty directory neither. The default is for a single
-    /// caller: what appears under the new name meanwhile may be replaced.
+    /// Renames as [`rename`](Fs::rename) does, but replaces nothing, not even an empty directory. The default is not
+    /// atomic: it may replace a file that is created under the new name during the call.
     ///
     /// # Errors
-    /// `Io` with [`os_kind`](Error::os_kind) `AlreadyExists` if anything has the new name.
+    /// `Io` with [`os_kind`](Error::os_kind) `AlreadyExists` if the new name exists.
     fn rename_noreplace(&self, from: &Path, to: &Path) -> Result<()> {
         check_not_exists(self.exists(to)?, "rename", to)?;
         self.rename(from, to)
@@ -115,27 +116,28 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// Removes a file.
     fn remove_file(&self, path: &Path) -> Result<()>;
 
-    /// Removes a directory and all below it.
+    /// Removes a directory with all of its content.
     fn remove_dir_all(&self, path: &Path) -> Result<()>;
 
-    /// A second name for a file, which must not exist yet.
+    /// Creates `to` as a second name of the file `from`. `to` must not exist.
     ///
     /// # Errors
-    /// `Unsupported` where there cannot be one (across file systems, for a directory): the caller copies instead.
+    /// `Unsupported` if a hard link is impossible (across file systems, for a directory). The caller then copies the
+    /// file.
     fn hard_link(&self, from: &Path, to: &Path) -> Result<()>;
 
     /// Makes the names in a directory durable.
     fn sync_dir(&self, path: &Path) -> Result<()>;
 
-    /// Takes a lock on a file, which is created if it is missing, without waiting.
+    /// Locks a file without waiting. Creates the file if it is missing.
     ///
     /// # Errors
-    /// `Locked` if another handle, in this process or another, holds it in a mode that excludes this one.
+    /// `Locked` if another handle, in this process or another, holds a lock that excludes this one.
     fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>>;
 
-    /// Takes the lock of a database directory without waiting: a lock on the file `LOCK` in it, and on the
-    /// directory itself where the file system has such locks. Then a second holder does not get in when the file was
-    /// removed or replaced. The default locks the file only.
+    /// Locks a database directory without waiting: locks the file `LOCK` in it and, where the file system supports
+    /// it, the directory itself. The lock on the directory excludes a second holder even if the lock file was removed
+    /// or replaced. The default locks the file only.
     ///
     /// # Errors
     /// As [`lock`](Fs::lock).
@@ -143,28 +145,28 @@ pub trait Fs: Send + Sync + fmt::Debug {
         self.lock(&dir.join(LOCK_FILE_NAME), mode)
     }
 
-    /// Whether stores into a mapping of an allocated file below `dir` can never fail for want of space. True only where
-    /// overwriting an allocated block needs no new one (ext4, tmpfs, XFS without reflinks).
+    /// Whether a store into a mapping of an allocated file below `dir` can never fail for lack of space. True only
+    /// where overwriting an allocated block needs no new block (ext4, tmpfs, XFS without reflinks).
     fn overwrites_in_place(&self, dir: &Path) -> bool;
 
-    /// What stores into files below `dir` survive that are used as memory ([`File::map_memory`]):
-    /// [`PowerLoss`](PersistenceLevel::PowerLoss) if what is flushed from the processor's caches is durable,
-    /// [`ProcessCrash`](PersistenceLevel::ProcessCrash) if the files are nowhere but in memory. As by default,
-    /// [`WalOnly`](PersistenceLevel::WalOnly) where the system writes them to a device when it likes, in any order:
-    /// such files are not used as memory.
+    /// The failures that stores into mapped memory ([`File::map_memory`]) of files below `dir` survive.
+    /// [`PowerLoss`](PersistenceLevel::PowerLoss) if bytes are durable once they are flushed from the processor's
+    /// caches. [`ProcessCrash`](PersistenceLevel::ProcessCrash) if the files exist in memory only (tmpfs). The
+    /// default is [`WalOnly`](PersistenceLevel::WalOnly), for a system that writes dirty pages to a device at any
+    /// time and in any order; the engine does not map such files as memory.
     fn persistence_level(&self, dir: &Path) -> PersistenceLevel {
         let _ = dir;
         PersistenceLevel::WalOnly
     }
 }
 
-/// What a change to a pool has survived when the call that made it returns.
+/// The failures that a change to a pool survives once the call that made the change has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum PersistenceLevel {
-    /// Nothing by itself: the log makes it durable.
+    /// No failure: only the write-ahead log (WAL) makes the change durable.
     WalOnly,
-    /// The end of the process.
+    /// A crash of the process.
     ProcessCrash,
     /// Power loss.
     PowerLoss,
@@ -173,14 +175,14 @@ pub enum PersistenceLevel {
 impl std::fmt::Display for PersistenceLevel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            PersistenceLevel::WalOnly => "nothing, the log does",
-            PersistenceLevel::ProcessCrash => "the end of the process",
+            PersistenceLevel::WalOnly => "no failure (only the WAL makes it durable)",
+            PersistenceLevel::ProcessCrash => "a process crash",
             PersistenceLevel::PowerLoss => "power loss",
         })
     }
 }
 
-/// Fails with `AlreadyExists` if the name that is wanted for `path` is `taken`.
+/// Fails with `AlreadyExists` if `taken`. `what` names the operation that needs the name `path` to be free.
 fn check_not_exists(taken: bool, what: &str, path: &Path) -> Result<()> {
     match taken {
         true => Err(Error::io(what, &ErrorKind::AlreadyExists.into()).in_file(path)),
@@ -188,7 +190,7 @@ fn check_not_exists(taken: bool, what: &str, path: &Path) -> Result<()> {
     }
 }
 
-/// Creates a directory and its parents. Returns how many of them did not exist.
+/// Creates a directory and its missing parents. Returns the number of created directories.
 pub(crate) fn create_dirs(fs: &dyn Fs, path: &Path) -> Result<usize> {
     let mut created = 0;
     for dir in path.ancestors() {
@@ -201,13 +203,13 @@ pub(crate) fn create_dirs(fs: &dyn Fs, path: &Path) -> Result<usize> {
     Ok(created)
 }
 
-/// Makes the names that lead to the absolute `path` durable: that of `path` in its parent, that of the parent in its
-/// own parent, up to the root.
+/// Makes the names that lead to the absolute `path` durable: the name of `path` in its parent, the name of the parent
+/// in its own parent, up to the root.
 ///
-/// The caller has just created the last `created` of these names, and a failure to make one of them durable is an
-/// error. The others existed. They are synced too, because the process that created them may have died before it synced
-/// them; but a parent that no sync is possible on (autofs, squashfs, procfs), or that this process may not read, is
-/// passed over.
+/// The caller has just created the last `created` of these names, so a failure to sync one of them is an error. The
+/// other names existed before. They are synced too, because the process that created them may have crashed before it
+/// synced them. A parent directory that does not support syncs (autofs, squashfs, procfs), or that this process may
+/// not read, is skipped.
 pub(crate) fn sync_parent_dirs(fs: &dyn Fs, path: &Path, created: usize) -> Result<()> {
     for (height, parent) in path.ancestors().skip(1).enumerate() {
         match fs.sync_dir(parent) {
@@ -218,16 +220,16 @@ pub(crate) fn sync_parent_dirs(fs: &dyn Fs, path: &Path, created: usize) -> Resu
     Ok(())
 }
 
-/// Whether a sync failed because there are no syncs of that directory, not because the device failed.
+/// Whether a sync failed because the directory does not support it or may not be read, not because the device failed.
 fn is_sync_unsupported(error: &Error) -> bool {
     let kinds =
         [ErrorKind::InvalidInput, ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem, ErrorKind::Unsupported];
     error.os_kind().is_some_and(|kind| kinds.contains(&kind))
 }
 
-/// An open file. Thread safe; offsets are explicit, there is no position.
+/// An open file. Thread safe. Every call takes an explicit offset; there is no file position.
 pub trait File: Send + Sync + fmt::Debug {
-    /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
+    /// Reads up to `buf.len()` bytes at `offset`. Returns fewer only at the end of the file.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
 
     /// Writes all of `bytes` at `offset`, growing the file if needed.
@@ -236,13 +238,14 @@ pub trait File: Send + Sync + fmt::Debug {
     /// Length in bytes.
     fn length(&self) -> Result<u64>;
 
-    /// Cuts the file, or grows it with zeros that take no space.
+    /// Truncates the file, or grows it with zeros that use no space.
     fn set_length(&self, len: u64) -> Result<()>;
 
-    /// Makes sure that the first `len` bytes have space on the device; grows the file with zeros if it is shorter.
+    /// Reserves space on the device for the first `len` bytes. Grows the file with zeros if it is shorter.
     fn allocate(&self, len: u64) -> Result<()>;
 
-    /// The same where the first `from` bytes have their space already: what it costs should follow what is new.
+    /// Allocates as [`allocate`](File::allocate) does, if the first `from` bytes already have space. The cost should
+    /// depend on the new bytes only. The default ignores `from`.
     fn allocate_from(&self, from: u64, len: u64) -> Result<()> {
         let _ = from;
         self.allocate(len)
@@ -254,28 +257,32 @@ pub trait File: Send + Sync + fmt::Debug {
     /// Makes bytes, length and all metadata durable.
     fn sync_all(&self) -> Result<()>;
 
-    /// Maps the first `len` bytes shared; they may reach past the end, but a store must not. `None` where mapping is
-    /// not offered.
+    /// Maps the first `len` bytes, shared. The mapping may extend past the end of the file, but a store must not.
+    /// `None` if mappings are not supported.
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>>;
 
-    /// The first `len` bytes as memory to be read and written beside others; they may reach past the end, but must not
-    /// be touched there. With [`MappedMemory::survives_power_loss`] where the file lies in memory that keeps its bytes
-    /// and the system answers for their places. `None` where this is not offered, as by default.
+    /// Maps the first `len` bytes as memory that several threads read and write. The mapping may extend past the end
+    /// of the file, but words past the end must not be accessed. [`MappedMemory::survives_power_loss`] is true if the
+    /// file is in persistent memory and the system guarantees that its block allocation is durable. `None` if this is
+    /// not supported, which is the default.
     fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
         let _ = len;
         Ok(None)
     }
 
-    /// Fills `buf` from `offset`.
+    /// Fills `buf` with the bytes at `offset`.
     ///
     /// # Errors
-    /// `Corruption` if the file ends before.
+    /// `Corruption` if the file ends before the range does.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         check_read_len(self.read_at(buf, offset)?, buf.len(), offset)
     }
 }
 
-/// What it means that `got` bytes came where `wanted` were asked for.
+/// Checks that a read of `wanted` bytes at `offset` returned all of them; `got` is the number that it returned.
+///
+/// # Errors
+/// `Corruption` if the file ended early.
 pub(crate) fn check_read_len(got: usize, wanted: usize, offset: u64) -> Result<()> {
     if got == wanted {
         return Ok(());
@@ -283,17 +290,17 @@ pub(crate) fn check_read_len(got: usize, wanted: usize, offset: u64) -> Result<(
     Err(Error::corruption(format!("the file ends after {got} of {wanted} bytes")).at_offset(offset))
 }
 
-/// A shared mapping of a file, written only through [`Mapping::write_at`]. Bytes stored survive the death of the
+/// A shared mapping of a file, written only through [`Mapping::write_at`]. Stored bytes survive a crash of the
 /// process at once, and power loss after [`File::sync_data`].
 pub trait Mapping: Send + Sync + fmt::Debug {
-    /// Stores `bytes` at `offset`. The range must have been made resident by [`Mapping::populate`], which is where a
-    /// failure shows as an error; a range outside the mapping panics.
+    /// Stores `bytes` at `offset`. The caller must have made the range resident with [`Mapping::populate`], which
+    /// reports failures as errors. Panics if the range is outside the mapping.
     fn write_at(&self, bytes: &[u8], offset: u64);
 
     /// Makes a range of the file resident and writable.
     ///
     /// # Errors
-    /// `Io` or `OutOfSpace` where a store would raise a signal; `Unsupported` on a kernel without the call. The caller
-    /// goes back to [`File::write_at`].
+    /// `Io` or `OutOfSpace` where a store would raise a signal; `Unsupported` if the kernel does not have the call.
+    /// The caller then uses [`File::write_at`].
     fn populate(&self, offset: u64, len: u64) -> Result<()>;
 }

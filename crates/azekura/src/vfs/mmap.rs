@@ -1,10 +1,10 @@
-//! Shared mappings of a file on disk: the only unsafe code of this folder.
+//! Shared mappings of files on disk, on Linux. Contains the only unsafe code of this folder.
 //!
-//! A [`DiskMapping`] is never read and never handed out as a reference: bytes go in through `write_at`, and come back
-//! through `File::read_at`, which is coherent with it (one page cache). So no Rust reference ever points at memory that
-//! another process could change. [`DiskMappedMemory`] are read and written, but as atomics alone. What stays the
-//! caller's duty is that the file is not cut shorter than what is being stored into: that raises SIGBUS, which ends the
-//! process but corrupts nothing.
+//! A [`DiskMapping`] is never read and never exposed as a reference: callers store bytes through `write_at` and read
+//! them through `File::read_at`, which is coherent with the mapping because both use the page cache. So no Rust
+//! reference points to memory that another process could change. [`DiskMappedMemory`] is read and written as atomics
+//! only. The caller must not truncate a file below a range that it stores into, because such a store raises SIGBUS,
+//! which ends the process but corrupts nothing.
 
 #![allow(unsafe_code)]
 
@@ -12,14 +12,14 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
 use std::{fmt, io, slice};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-use crate::base::sync::MappedMemory;
+use crate::base::sync::{MappedMemory, lock};
 use crate::base::{Error, Result};
 use crate::vfs::fs::Mapping;
 
@@ -42,8 +42,8 @@ impl DiskMapping {
     /// Maps the first `len` bytes of `file`, which must be open for reading and writing. `path` is for error messages.
     pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<DiskMapping> {
         let len = usize::try_from(len).ok().filter(|len| (1..=isize::MAX as usize).contains(len));
-        let len =
-            len.ok_or_else(|| Error::invalid("a mapping has 1 byte or more and fits into memory").in_file(path))?;
+        let len = len
+            .ok_or_else(|| Error::invalid("a mapping needs at least 1 byte and must fit into memory").in_file(path))?;
         // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is
         // touched.
         let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
@@ -52,7 +52,7 @@ impl DiskMapping {
         Ok(DiskMapping { base, len, path: path.to_path_buf(), storing: Mutex::new(()) })
     }
 
-    /// `offset` and `len` as a range inside the mapping, or nothing.
+    /// `offset` and `len` as a range in the mapping; `None` if the range is outside.
     fn inside(&self, offset: u64, len: u64) -> Option<(usize, usize)> {
         let end = offset.checked_add(len).filter(|end| *end <= self.len as u64)?;
         Some((offset as usize, (end - offset) as usize))
@@ -61,23 +61,23 @@ impl DiskMapping {
 
 impl Mapping for DiskMapping {
     fn write_at(&self, bytes: &[u8], offset: u64) {
-        let (start, len) = self.inside(offset, bytes.len() as u64).expect("a store lies inside its mapping");
-        let _one_at_a_time = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: `inside` has checked that `start..start + len` lies in the mapping, which lives as long as `self`;
-        // the source is a live slice, and cannot overlap, because no reference into the mapping is ever given out; the
-        // lock keeps other stores through this mapping away.
+        let (start, len) = self.inside(offset, bytes.len() as u64).expect("a store is inside its mapping");
+        let _one_at_a_time = lock(&self.storing);
+        // SAFETY: `inside` has checked that `start..start + len` is in the mapping, which is valid as long as `self`.
+        // The source is a live slice. It cannot overlap the mapping, because no reference into the mapping is ever
+        // returned. The lock excludes other stores through this mapping.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(start), len) };
     }
 
     fn populate(&self, offset: u64, len: u64) -> Result<()> {
-        let outside = || Error::invalid("the range lies outside the mapping").in_file(&self.path).at_offset(offset);
+        let outside = || Error::invalid("the range is outside the mapping").in_file(&self.path).at_offset(offset);
         let (start, len) = self.inside(offset, len).ok_or_else(outside)?;
         if len == 0 {
             return Ok(());
         }
         let page_start = start - start % rustix::param::page_size();
-        // SAFETY: the range lies in the mapping (its start moved down to a page of it), and MADV_POPULATE_WRITE changes
-        // no byte: it makes pages resident and writable, or returns an error.
+        // SAFETY: the range is in the mapping (its start is rounded down to a page of the mapping), and
+        // MADV_POPULATE_WRITE changes no byte: it makes pages resident and writable, or returns an error.
         let done = retry_on_intr(|| unsafe {
             let at = self.base.as_ptr().add(page_start).cast::<c_void>();
             madvise(at, start + len - page_start, Advice::LinuxPopulateWrite)
@@ -94,8 +94,8 @@ impl Mapping for DiskMapping {
 
 impl Drop for DiskMapping {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of a mapping that `new` made and that only this drop unmaps; no pointer
-        // into it is left.
+        // SAFETY: base and length are those of the mapping that `new` created and that only this drop unmaps. No
+        // pointer into the mapping is left.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
     }
@@ -107,7 +107,7 @@ impl fmt::Debug for DiskMapping {
     }
 }
 
-/// The first `len` bytes of a file as atomic words.
+/// The first `len` bytes of a file, mapped as atomic words.
 pub(crate) struct DiskMappedMemory {
     base: NonNull<AtomicU64>,
     len: usize,
@@ -126,15 +126,16 @@ impl DiskMappedMemory {
     pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<DiskMappedMemory> {
         let fits = |len: &usize| (1..=isize::MAX as usize).contains(len) && len.is_multiple_of(8);
         let len = usize::try_from(len).ok().filter(fits);
-        let len =
-            len.ok_or_else(|| Error::invalid("mapped words are one or more, and fit into memory").in_file(path))?;
+        let len = len.ok_or_else(|| {
+            Error::invalid("mapped memory needs a positive multiple of 8 bytes and must fit into memory").in_file(path)
+        })?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is
         // touched.
         let map = |flags| unsafe { mmap(ptr::null_mut(), len, access, flags, file, 0) };
-        let (in_place, base) = match map(map_sync_flags()) {
-            Ok(base) => (map_sync_flags() != MapFlags::SHARED, base),
-            // There is a cache of pages in between, or the system does not know how to do without.
+        let (map_sync, base) = match map(MAP_SYNC_FLAGS) {
+            Ok(base) => (true, base),
+            // The file is not in persistent memory, or the kernel does not know the flags.
             Err(Errno::OPNOTSUPP | Errno::INVAL) => {
                 let base = map(MapFlags::SHARED).map_err(|e| Error::io("map", &io::Error::from(e)).in_file(path))?;
                 (false, base)
@@ -142,25 +143,18 @@ impl DiskMappedMemory {
             Err(e) => return Err(Error::io("map", &io::Error::from(e)).in_file(path)),
         };
         let base = NonNull::new(base.cast()).expect("mmap never returns the null page without MAP_FIXED");
-        Ok(DiskMappedMemory { base, len, map_sync: in_place, path: path.to_path_buf() })
+        Ok(DiskMappedMemory { base, len, map_sync, path: path.to_path_buf() })
     }
 }
 
-/// Flags that are refused unless stores go to the medium itself, and its places on it are settled before they do.
-#[cfg(target_os = "linux")]
-fn map_sync_flags() -> MapFlags {
-    MapFlags::SHARED_VALIDATE | MapFlags::SYNC
-}
-
-#[cfg(not(target_os = "linux"))]
-fn map_sync_flags() -> MapFlags {
-    MapFlags::SHARED
-}
+/// Flags that the kernel rejects unless stores reach the medium directly and the file's block allocation is durable
+/// before a store.
+const MAP_SYNC_FLAGS: MapFlags = MapFlags::SHARED_VALIDATE.union(MapFlags::SYNC);
 
 impl MappedMemory for DiskMappedMemory {
     fn atomic_words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is so long, begins with a page, and lives as long as `self`. It is only ever reached as
-        // atomics. That no word behind the end of the file is touched is the caller's duty.
+        // SAFETY: the mapping is `len` bytes long, starts at a page boundary, and is valid as long as `self`. It is
+        // accessed as atomics only. The caller does not access words past the end of the file.
         unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len / 8) }
     }
 
@@ -171,8 +165,8 @@ impl MappedMemory for DiskMappedMemory {
 
 impl Drop for DiskMappedMemory {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of a mapping that `new` made and that only this drop unmaps; the slices
-        // that `words` returned were borrowed from `self`.
+        // SAFETY: base and length are those of the mapping that `new` created and that only this drop unmaps. The
+        // slices that `atomic_words` returned were borrowed from `self`.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
     }
@@ -180,39 +174,34 @@ impl Drop for DiskMappedMemory {
 
 impl fmt::Debug for DiskMappedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DiskMappedMemory { path, len, map_sync: in_place, .. } = self;
-        f.debug_struct("MappedWords").field("path", path).field("len", len).field("in_place", in_place).finish()
+        let DiskMappedMemory { path, len, map_sync, .. } = self;
+        f.debug_struct("DiskMappedMemory").field("path", path).field("len", len).field("map_sync", map_sync).finish()
     }
 }
 
-/// A word that begins as zero and is zero again in every child that this process forks, for as long as the process
-/// lives. `None` where the kernel does not offer it.
-#[cfg(any(target_os = "linux", target_os = "android"))]
+/// A word that is zero at first and zero again in every child that this process forks. It is valid until the process
+/// ends. `None` if the kernel does not support this.
 pub(crate) fn wiped_on_fork() -> Option<&'static AtomicU64> {
     let len = rustix::param::page_size();
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is touched.
     let base = unsafe { mmap_anonymous(ptr::null_mut(), len, access, MapFlags::PRIVATE) }.ok()?;
-    // SAFETY: the range is the mapping of above, which nothing else knows. The advice changes what a child finds in it,
-    // which is read as an atomic of any value.
+    // SAFETY: the range is the mapping created above, to which no other code has a pointer. The advice changes the
+    // bytes that a child reads from it. They are read as an atomic, for which any value is valid.
     if unsafe { madvise(base, len, Advice::LinuxWipeOnFork) }.is_err() {
-        // SAFETY: base and length are those of the mapping of above, and nothing points into it.
+        // SAFETY: base and length are those of the mapping created above, and no pointer into it exists.
         let _left_mapped = unsafe { munmap(base, len) };
         return None;
     }
-    // SAFETY: the mapping begins with a page, is longer than a word, readable and writable, zeroed by the kernel, and
-    // never unmapped. It is only ever reached as an atomic.
+    // SAFETY: the mapping starts at a page boundary, is longer than a word, readable and writable, zeroed by the
+    // kernel, and never unmapped. It is accessed as an atomic only.
     Some(unsafe { &*base.cast::<AtomicU64>() })
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) fn wiped_on_fork() -> Option<&'static AtomicU64> {
-    None
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+    #[cfg(target_endian = "little")]
     use std::sync::atomic::Ordering;
 
     use super::*;
@@ -257,6 +246,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_endian = "little")]
     fn mapped_memory_reads_file_bytes() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
@@ -285,7 +275,7 @@ mod tests {
     fn a_forked_child_has_a_token_of_its_own() {
         let token = process_token();
         assert_eq!(std::thread::spawn(process_token).join().unwrap(), token);
-        // Nothing but loads, stores and system calls happens in the child.
+        // The child runs only loads, stores and system calls.
         let child = fork();
         if child == 0 {
             let own = process_token();

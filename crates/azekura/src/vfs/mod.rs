@@ -8,28 +8,28 @@
 //! - `write_at` writes everything or fails. `read_at` and `write_at` retry interrupted calls.
 //! - Unsafe code is in `mmap.rs` only.
 //!
-//! Modules, in reading order: [`fs`] (the interface), [`env`](mod@env), [`disk`] with [`disk_file`], [`direct_io`]
-//! and [`mmap`], [`mem`] (a simulation with `crash()`), [`fault`], [`seeded_rng`] (for the simulations); above the
-//! interface: [`open_files`] (open handles and their limit), [`read_ahead`], [`buffered_writer`].
+//! Modules, in reading order: [`fs`] (the interface), [`env`](mod@env), [`disk`] with [`disk_file`] and [`platform`];
+//! on Linux `direct_io` and `mmap`; above the interface: [`open_files`] (open handles and their limit), [`read_ahead`],
+//! [`buffered_writer`].
 
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    reason = "what clippy.toml bans everywhere else is what this folder is for"
+    reason = "this folder implements the access that clippy.toml bans elsewhere"
 )]
 
 pub(crate) mod buffered_writer;
+#[cfg(target_os = "linux")]
 pub(crate) mod direct_io;
 pub(crate) mod disk;
 pub(crate) mod disk_file;
 pub(crate) mod env;
-pub(crate) mod fault;
 pub(crate) mod fs;
-pub(crate) mod mem;
+#[cfg(target_os = "linux")]
 pub(crate) mod mmap;
 pub(crate) mod open_files;
+pub(crate) mod platform;
 pub(crate) mod read_ahead;
-pub(crate) mod seeded_rng;
 
 pub(crate) use env::Env;
 pub(crate) use fs::{File, FileLock, Fs, LockMode, Mapping, OpenMode};

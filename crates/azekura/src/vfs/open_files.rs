@@ -1,48 +1,51 @@
-//! Open handles of tables and blob files, within the limits of the process and the machine on open files.
+//! Cached open handles of tables and blob files, within the limits of the process and the machine on open files.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use crate::base::Result;
+use crate::base::sync::lock;
 use crate::base::version_edit::FileNumber;
 use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode, PersistenceLevel};
 
-/// Whether tables and blob files are read and written past the cache of the operating system.
+/// Whether tables and blob files are read and written with direct I/O, which bypasses the page cache of the operating
+/// system.
 ///
-/// Going past it leaves that cache, and its memory, to others, and the block cache decides alone what stays. But what
-/// the block cache does not hold then costs a read of the device, where it was a copy from memory: it pays only if the
-/// files would not fit the system's cache anyway.
+/// Direct I/O leaves the page cache and its memory to other files, and only the block cache decides which blocks stay
+/// in memory. But a block that is not in the block cache then costs a device read instead of a copy from the page
+/// cache. So direct I/O pays only if the files would not fit into the page cache anyway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DirectIo {
     /// Never.
     Never,
-    /// For files opened while tables and blob files of the database take more than half of the memory that the process
-    /// can have.
+    /// For files that are opened while the tables and blob files of the database exceed half of the memory that the
+    /// process may use.
     #[default]
     Automatic,
-    /// Wherever the file system can.
+    /// Wherever the file system supports it.
     Always,
 }
 
-/// Decides file by file.
+/// Decides for each file whether to use direct I/O.
 #[derive(Debug)]
 pub(crate) struct DirectIoPolicy {
     mode: DirectIo,
-    /// Bytes of files beyond which `Automatic` means yes.
+    /// Total file length in bytes above which `Automatic` uses direct I/O.
     limit: u64,
 }
 
 impl DirectIoPolicy {
-    /// `memory` tells what the process could have, if that is known; it is asked only where it matters.
+    /// `memory` returns the memory in bytes that the process may use, if known. It is called only if `mode` is
+    /// `Automatic`.
     pub(crate) fn new(mode: DirectIo, memory: impl FnOnce() -> Option<u64>) -> DirectIoPolicy {
         let memory = if mode == DirectIo::Automatic { memory() } else { None };
         DirectIoPolicy { mode, limit: memory.map_or(u64::MAX, |memory| memory / 2) }
     }
 
-    /// For callers that read single files.
+    /// A policy without direct I/O, for callers that read single files.
     pub(crate) fn never() -> DirectIoPolicy {
         DirectIoPolicy::new(DirectIo::Never, || None)
     }
@@ -56,7 +59,7 @@ impl DirectIoPolicy {
     }
 }
 
-/// What a numbered file holds; its name says so.
+/// Kind of a numbered file, which the suffix of its name encodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum DataFileKind {
     Table,
@@ -76,7 +79,7 @@ impl DataFileKind {
     }
 }
 
-/// What the file called `name` holds, and its number, if it is one of these.
+/// Kind and number of the file called `name`. `None` if `name` is not the canonical name of a table or a blob file.
 pub(crate) fn parse_data_file_name(name: &str) -> Option<(DataFileKind, FileNumber)> {
     let (number, suffix) = name.split_once('.')?;
     let kind = [DataFileKind::Table, DataFileKind::Blob].into_iter().find(|kind| kind.suffix() == suffix)?;
@@ -84,22 +87,23 @@ pub(crate) fn parse_data_file_name(name: &str) -> Option<(DataFileKind, FileNumb
     (kind.file_name(id) == name).then_some((kind, id))
 }
 
-/// Opens files of one kind when they are asked for and closes those that were not asked for longest. Thread safe.
+/// Cache of open handles of one kind of file. Opens files on demand and closes the least recently used ones. Thread
+/// safe.
 ///
-/// A reader that holds a handle keeps its file open beyond the bound, for as long as the read takes.
+/// A reader that holds a handle keeps its file open until it drops the handle, also beyond the bound on open handles.
 #[derive(Clone)]
 pub(crate) struct DataFiles {
     shared: Arc<DataFilePool>,
     kind: DataFileKind,
 }
 
-/// What the kinds share: one bound on handles, and one decision about direct I/O.
+/// State that both kinds share: one bound on cached handles, and one policy for direct I/O.
 struct DataFilePool {
     fs: Arc<dyn Fs>,
     dir: PathBuf,
     max_open: usize,
     direct: DirectIoPolicy,
-    /// Of all files that have a holder.
+    /// Total length in bytes of all live files.
     live_bytes: AtomicU64,
     open_files: Mutex<OpenFileTable>,
 }
@@ -107,7 +111,7 @@ struct DataFilePool {
 #[derive(Default)]
 struct OpenFileTable {
     files: HashMap<(DataFileKind, FileNumber), OpenFileEntry>,
-    /// Counts requests, so that the file asked for longest ago is known.
+    /// Counts requests, to order the files by their last use.
     clock: u64,
 }
 
@@ -117,7 +121,7 @@ struct OpenFileEntry {
 }
 
 impl DataFiles {
-    /// Tables; at most `max_open` handles are kept, at least one.
+    /// The cache for tables. Both kinds together keep at most `max_open` handles, or one if `max_open` is 0.
     pub(crate) fn tables(fs: Arc<dyn Fs>, dir: &Path, max_open: usize, direct: DirectIoPolicy) -> DataFiles {
         let (held_bytes, open) = (AtomicU64::new(0), Mutex::default());
         let pool = DataFilePool {
@@ -131,21 +135,21 @@ impl DataFiles {
         DataFiles { shared: Arc::new(pool), kind: DataFileKind::Table }
     }
 
-    /// The blob files beside, under the same bound.
+    /// The cache for blob files in the same directory, under the same bound.
     pub(crate) fn blob_files(&self) -> DataFiles {
         DataFiles { shared: Arc::clone(&self.shared), kind: DataFileKind::Blob }
     }
 
     fn lock(&self) -> MutexGuard<'_, OpenFileTable> {
-        self.shared.open_files.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shared.open_files)
     }
 
-    /// Where a file is.
+    /// Path of a file.
     pub(crate) fn path(&self, id: FileNumber) -> PathBuf {
         self.shared.dir.join(self.kind.file_name(id))
     }
 
-    /// A file, open for reading.
+    /// Returns a file that is open for reading.
     ///
     /// # Errors
     /// `Io` if it cannot be opened.
@@ -154,8 +158,8 @@ impl DataFiles {
         if let Some(file) = self.lock().get(key) {
             return Ok(file);
         }
-        // Not under the lock: readers of other files need not wait. Two threads may open the same file; one handle
-        // stays.
+        // Opens the file without the lock, so that readers of other files do not wait. Two threads may open the same
+        // file; the cache keeps one of the handles.
         let file = self.open(id, OpenMode::Read)?;
         let mut open = self.lock();
         let closed = open.evict_to_fit(self.shared.max_open);
@@ -167,7 +171,7 @@ impl DataFiles {
         Ok(file)
     }
 
-    /// A new file, to be written front to back.
+    /// Creates a file, which the caller writes sequentially.
     ///
     /// # Errors
     /// `Io` if it cannot be created.
@@ -175,7 +179,7 @@ impl DataFiles {
         self.open(id, OpenMode::Create)
     }
 
-    /// The same for a file that others read while it is written: never past the cache of the system.
+    /// Creates a file that other threads read while the caller writes it. Such a file never uses direct I/O.
     ///
     /// # Errors
     /// As for [`create`](DataFiles::create).
@@ -188,22 +192,22 @@ impl DataFiles {
         if self.uses_direct_io() { fs.open_direct(&path, mode) } else { fs.open(&path, mode) }
     }
 
-    /// Whether a file that is opened now goes past the cache of the system.
+    /// Whether a file that is opened now uses direct I/O.
     pub(crate) fn uses_direct_io(&self) -> bool {
         self.shared.direct.applies(self.shared.live_bytes.load(Ordering::Relaxed))
     }
 
-    /// A file of that size has a holder from now on.
+    /// Adds a file of this length to the live files.
     pub(crate) fn add_live_bytes(&self, bytes: u64) {
         self.shared.live_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The last holder of a file of that size is gone.
+    /// Removes a file of this length from the live files.
     pub(crate) fn remove_live_bytes(&self, bytes: u64) {
         self.shared.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Closes half of the cached handles, those that were not asked for longest first; false if none is cached. A
+    /// Closes half of the cached handles, the least recently used ones. Returns false if no handle is cached. A
     /// reader that holds one of them keeps its file open.
     pub(crate) fn evict_half(&self) -> bool {
         let mut open = self.lock();
@@ -213,22 +217,22 @@ impl DataFiles {
         !closed.is_empty()
     }
 
-    /// Closes a file.
+    /// Removes the handle of a file from the cache.
     pub(crate) fn close(&self, id: FileNumber) {
         let closed = self.lock().files.remove(&(self.kind, id));
         drop(closed);
     }
 
-    /// Closes a file and removes it.
+    /// Removes the handle of a file from the cache, and removes the file.
     ///
     /// # Errors
-    /// Those of removing.
+    /// `Io` if the file cannot be removed.
     pub(crate) fn remove(&self, id: FileNumber) -> Result<()> {
         self.close(id);
         self.shared.fs.remove_file(&self.path(id))
     }
 
-    /// Handles kept now.
+    /// Number of cached handles.
     #[cfg(test)]
     pub(crate) fn open_file_count(&self) -> usize {
         self.lock().files.len()
@@ -243,7 +247,8 @@ impl OpenFileTable {
         Some(Arc::clone(&open.file))
     }
 
-    /// Takes out files until one more fits; they are closed by the caller, outside of the lock.
+    /// Removes the least recently used entries until one more fits. The caller drops them outside of the lock, which
+    /// closes the files.
     fn evict_to_fit(&mut self, max_open: usize) -> Vec<OpenFileEntry> {
         let mut closed = Vec::new();
         while self.files.len() >= max_open {
@@ -254,14 +259,15 @@ impl OpenFileTable {
     }
 }
 
-/// How many handles to tables and blob files are cached where `wanted` are asked for and the process may open `left`
-/// more files: at most half of those.
+/// How many handles to tables and blob files to cache if `wanted` are configured and the process may open `left` more
+/// files: at most half of `left`.
 pub(crate) fn max_cached_handles(wanted: usize, left: Option<u64>) -> usize {
     left.map_or(wanted, |left| wanted.min(usize::try_from(left / 2).unwrap_or(usize::MAX)))
 }
 
-/// A file system that closes cached handles and tries again when no file can be opened because too many are open. All
-/// files of a database are opened through one: tables, blob files, log segments, pools, the manifest, directories.
+/// A file system that closes cached handles and retries if an operation fails because too many files are open. A
+/// database opens all files through one `HandleLimitFs`: tables, blob files, WAL segments, pools, the manifest,
+/// directories.
 #[derive(Debug)]
 pub(crate) struct HandleLimitFs {
     inner: Arc<dyn Fs>,
@@ -269,19 +275,20 @@ pub(crate) struct HandleLimitFs {
 }
 
 impl HandleLimitFs {
-    /// Puts one in front of `fs`.
+    /// Replaces `fs` by a file system that wraps it, and returns the wrapper.
     pub(crate) fn wrap(fs: &mut Arc<dyn Fs>) -> Arc<HandleLimitFs> {
         let limited = Arc::new(HandleLimitFs { inner: Arc::clone(fs), data_files: OnceLock::new() });
         *fs = Arc::<HandleLimitFs>::clone(&limited);
         limited
     }
 
-    /// Which files are closed, from now on. Only the first call has an effect.
+    /// Sets the cache whose handles are closed. Only the first call has an effect.
     pub(crate) fn close_when_exhausted(&self, files: &Arc<DataFiles>) {
         let _only_the_first_counts = self.data_files.set(Arc::downgrade(files));
     }
 
-    /// Runs `open` until it fails for another reason than too many open files, or no cached handle is left to close.
+    /// Calls `open` until it succeeds, fails for another reason than too many open files, or no cached handle is left
+    /// to close.
     fn retry_after_eviction<T>(&self, mut open: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             match open() {
@@ -370,8 +377,8 @@ impl Fs for HandleLimitFs {
 mod tests {
     use super::*;
     use crate::base::version_edit::FileNumber;
-    use crate::vfs::fault::FaultFs;
-    use crate::vfs::mem::MemFs;
+    use crate::testing::MemFs;
+    use crate::testing::fault_fs::FaultFs;
     use crate::vfs::open_files::DirectIoPolicy;
 
     #[test]
@@ -397,7 +404,8 @@ mod tests {
         faulty.limit_open(Some(8));
         (0..20).for_each(|id| drop(files.get(FileNumber(id)).unwrap()));
         assert!((1..=8).contains(&files.open_file_count()), "{}", files.open_file_count());
-        // Readers hold all there are: the error says so, and the next call succeeds.
+        // The readers hold all 8 handles: the next open fails with the error of the system. It succeeds once they are
+        // dropped.
         let held: Vec<_> = (0..8).map(|id| files.get(FileNumber(id)).unwrap()).collect();
         assert!(files.get(FileNumber(19)).unwrap_err().is_too_many_open_files());
         drop(held);

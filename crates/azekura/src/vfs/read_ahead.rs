@@ -1,40 +1,40 @@
-//! Reading ahead: pieces of a file that follow each other come in few large reads.
+//! Read-ahead: reads adjacent blocks of a file with few large reads.
 
-/// The first read ahead, in bytes; each one after it is twice as long.
+/// Length of the first read-ahead in bytes. Each later one is twice as long.
 const INITIAL_READAHEAD_LEN: u64 = 16 << 10;
 
-/// The longest; so much memory may a cursor hold for each file it is in.
+/// Length of the longest read-ahead in bytes. An iterator uses up to this much memory for each file that it reads.
 const MAX_READAHEAD_LEN: u64 = 256 << 10;
 
-/// How many pieces must have followed each other before more than the next is read.
+/// Number of sequential blocks that are read alone before read-ahead starts.
 const READS_BEFORE_READAHEAD: u32 = 2;
 
-/// What one cursor has read of one file beyond the piece it stands on.
+/// Read-ahead state of one iterator in one file.
 pub(crate) struct ReadAhead {
-    /// Bytes of the file from `start`.
+    /// Bytes of the file from offset `start`.
     bytes: Vec<u8>,
     start: u64,
-    /// How many pieces have followed each other.
+    /// Number of sequential blocks since the last reset.
     sequential_reads: u32,
     readahead_len: u64,
-    /// Of the first read.
+    /// Initial value of `readahead_len`, in bytes.
     initial_len: u64,
     reads_before_readahead: u32,
 }
 
-/// What must be read before a piece is there.
+/// The read that a block needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadAheadRequest {
-    /// Nothing: it is there.
+    /// No read, because the block is in the buffer.
     Buffered,
-    /// The piece alone.
+    /// A read of the block alone.
     Exact,
-    /// This many bytes from its offset on, if the file is that long.
+    /// A read of this many bytes from the offset of the block, or up to the end of the file.
     Ahead(u64),
 }
 
 impl ReadAhead {
-    /// For a cursor that may go anywhere: it reads ahead once pieces follow each other.
+    /// For an iterator with any access pattern: starts read-ahead once its reads are sequential.
     pub(crate) fn adaptive() -> ReadAhead {
         ReadAhead {
             bytes: Vec::new(),
@@ -46,7 +46,7 @@ impl ReadAhead {
         }
     }
 
-    /// For one that reads the whole file, front to back: it reads ahead at once.
+    /// For an iterator that reads the whole file sequentially: starts read-ahead at once.
     pub(crate) fn eager() -> ReadAhead {
         ReadAhead {
             reads_before_readahead: 0,
@@ -56,18 +56,20 @@ impl ReadAhead {
         }
     }
 
-    /// The cursor goes elsewhere: the next piece follows none.
+    /// Notes that the next block is not adjacent to the last one. Frees the buffer.
     pub(crate) fn reset(&mut self) {
         (self.sequential_reads, self.readahead_len) = (0, self.initial_len);
         self.bytes = Vec::new();
     }
 
-    /// The cursor comes to a piece, which follows the last one unless it has jumped, wherever it will find it.
+    /// Counts a sequential block. The iterator calls this for each block that it moves to, also if the block is in
+    /// the block cache.
     pub(crate) fn note_sequential_read(&mut self) {
         self.sequential_reads = self.sequential_reads.saturating_add(1);
     }
 
-    /// What is wanted for the piece at `offset`, which the cursor has just come to.
+    /// The read that is needed for the block at `offset`, to which the iterator has just moved. Frees the buffer if
+    /// it does not contain the block.
     pub(crate) fn request_for(&mut self, offset: u64, len: u64) -> ReadAheadRequest {
         if self.buffered(offset, len).is_some() {
             return ReadAheadRequest::Buffered;
@@ -81,12 +83,12 @@ impl ReadAhead {
         ReadAheadRequest::Ahead(window)
     }
 
-    /// Takes bytes of the file from `start`.
+    /// Sets the buffer to the bytes of the file from `start`.
     pub(crate) fn fill(&mut self, start: u64, bytes: Vec<u8>) {
         (self.start, self.bytes) = (start, bytes);
     }
 
-    /// The piece at `offset`, if all of it is here.
+    /// The block at `offset`, if the buffer contains all of it.
     pub(crate) fn buffered(&self, offset: u64, len: u64) -> Option<&[u8]> {
         let from = usize::try_from(offset.checked_sub(self.start)?).ok()?;
         let to = from.checked_add(usize::try_from(len).ok()?)?;
@@ -103,7 +105,7 @@ mod tests {
         ahead.request_for(offset, len)
     }
 
-    /// Reads blocks of 4 KiB one behind the other from `offset`; gives what was wanted for each.
+    /// Reads blocks of 4 KiB sequentially from `offset`. Returns the request for each block.
     fn read_sequentially(ahead: &mut ReadAhead, offset: u64, count: u64) -> Vec<ReadAheadRequest> {
         (0..count)
             .map(|i| {
@@ -114,7 +116,7 @@ mod tests {
                 }
                 if let Some(frame) = ahead.buffered(at, 4096) {
                     assert_eq!(frame.len(), 4096);
-                    assert_eq!(frame[9], ((at + 9) % 251) as u8, "bytes of another place");
+                    assert_eq!(frame[9], ((at + 9) % 251) as u8, "bytes of another offset");
                 }
                 wanted
             })
@@ -143,7 +145,7 @@ mod tests {
         );
         ahead.reset();
         assert_eq!(read_next(&mut ahead, 0, 4096), ReadAheadRequest::Exact);
-        assert!(ahead.bytes.is_empty(), "memory is held for what will not be read");
+        assert!(ahead.bytes.is_empty(), "the buffer was not freed");
     }
 
     #[test]

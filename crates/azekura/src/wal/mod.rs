@@ -10,12 +10,11 @@
 //! - Replay only reads. A replayed segment is never appended to.
 //! - After a failed sync or a failed write of frames, the WAL writes nothing more.
 //!
-//! Modules, in reading order: [`format`](mod@format), [`batch_codec`] (the records of a commit), [`options`],
+//! Modules, in reading order: [`format`](mod@format) (segments, and the records of a commit), [`options`],
 //! [`segment`] (the segment being written), [`writer`] (shared state and appending), [`sync`], [`recycling`]; for
 //! recovery: [`reader`] (finds and replays segments), [`rewrite`](mod@rewrite) (rewrites the WAL after a replay that
 //! skipped damage).
 
-pub(crate) mod batch_codec;
 pub(crate) mod format;
 pub(crate) mod options;
 pub(crate) mod reader;
@@ -30,8 +29,7 @@ pub(crate) mod writer;
 pub use options::RecoveryMode;
 
 pub(crate) use format::scan_segment_bytes;
-pub(crate) use options::WalCallbacks;
-pub(crate) use options::{PartitionSeqno, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
+pub(crate) use options::{PartitionSeqno, WalCallbacks, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
 pub(crate) use reader::replay;
 pub(crate) use rewrite::{WalRewriteOptions, rewrite_wal};
 pub(crate) use writer::Wal;

@@ -24,34 +24,21 @@ pub(crate) struct WalReader<'a> {
     pub(crate) options: &'a WalReplayOptions,
     dir: &'a Path,
     apply: &'a mut ApplyCommit<'a>,
-    /// The last valid sequence number so far.
-    pub(crate) last_seqno: SeqNo,
-    pub(crate) last_epoch: WalEpoch,
-    /// No partition needs a record up to here: all of them are in permanent files, or were when their segment was
-    /// retired.
-    pub(crate) flushed_through: SeqNo,
     /// The WAL was durable up to here.
     durable_seqno: SeqNo,
-    pub(crate) has_gaps: bool,
     segments_read: BTreeMap<WalEpoch, WalSegmentInfo>,
-    commits: u64,
-    dropped_after_damage: Option<DroppedAfterDamage>,
+    /// The result so far, without the lists of files. No partition needs a record up to its `flushed_through`: all of
+    /// them are in permanent files, or were when their segment was retired.
+    report: WalReplayReport,
 }
 
-/// How the reading of a segment ended.
-enum SegmentReadOutcome {
-    /// At the last sequence number of the segment, which the next segment or the recorded end of the WAL states.
-    ReachedBound,
-    /// Before a commit at `offset` that cannot be read, or that `apply` refused with `reason`.
-    StoppedBefore { offset: u64, behind: DamageScan, reason: Option<Error> },
-}
-
-/// The point at which replay stopped.
+/// The point at which replay stopped: before a commit that cannot be read, or that `apply` refused.
 struct WalReadEnd {
     path: PathBuf,
     offset: u64,
+    /// The valid frames after this point.
     damage_scan: DamageScan,
-    /// The error with which `apply` refused the commit there.
+    /// The error with which `apply` refused the commit.
     refusal_reason: Option<Error>,
 }
 
@@ -66,25 +53,19 @@ impl<'a> WalReader<'a> {
         let retired = retired_through(segments, options);
         let unneeded = retired.max(options.flushed_through);
         let durable = options.durable_through.seqno.max(end).max(unneeded);
-        WalReader {
-            segments,
-            options,
-            dir,
-            apply,
+        let report = WalReplayReport {
             last_seqno: unneeded,
             last_epoch,
             flushed_through: unneeded,
-            durable_seqno: durable,
-            has_gaps: false,
-            segments_read: BTreeMap::new(),
-            commits: 0,
-            dropped_after_damage: None,
-        }
+            ..WalReplayReport::default()
+        };
+        WalReader { segments, options, dir, apply, durable_seqno: durable, segments_read: BTreeMap::new(), report }
     }
 
     /// The newest segment that starts at or before the first needed record. Older segments need not be read.
     pub(crate) fn first_needed_segment(&self) -> Option<&'a WalSegmentFile> {
-        let begins_early = |segment: &&WalSegmentFile| segment.header.first_seqno.0 <= self.flushed_through.0 + 1;
+        let begins_early =
+            |segment: &&WalSegmentFile| segment.header.first_seqno.0 <= self.report.flushed_through.0 + 1;
         self.segments.segments.values().rev().find(begins_early)
     }
 
@@ -95,37 +76,23 @@ impl<'a> WalReader<'a> {
     /// Reads segments as long as the next one is linked.
     pub(crate) fn read_linked_segments(&mut self) -> Result<()> {
         let mut next = self.first_needed_segment();
-        let lost = self.first_unreadable_after(next).map(|(_, error)| error.clone());
-        match lost {
-            Some(error) if self.is_strict() => return Err(error),
-            _ => {}
+        // The oldest listed segment after the first needed one that cannot be read.
+        let mut unreadable = self.segments.unreadable.iter();
+        let lost = unreadable.find(|(epoch, _)| next.is_none_or(|start| **epoch > start.header.epoch));
+        if let Some((_, error)) = lost.filter(|_| self.is_strict()) {
+            return Err(error.clone());
         }
         if let Some(first) = next {
-            self.last_seqno = SeqNo(first.header.first_seqno.0 - 1);
+            self.report.last_seqno = SeqNo(first.header.first_seqno.0 - 1);
         }
         let mut end = None;
         while let Some(segment) = next {
-            self.last_epoch = segment.header.epoch;
+            self.report.last_epoch = segment.header.epoch;
             let bound = self.segment_seqno_bound(segment)?;
-            next = match self.read_segment(segment, bound).map_err(|e| e.in_file(&segment.path))? {
-                SegmentReadOutcome::ReachedBound => self.next_linked_segment(),
-                SegmentReadOutcome::StoppedBefore { offset, behind, reason } => {
-                    end = Some(WalReadEnd {
-                        path: segment.path.clone(),
-                        offset,
-                        damage_scan: behind,
-                        refusal_reason: reason,
-                    });
-                    None
-                }
-            };
+            end = self.read_segment(segment, bound).map_err(|e| e.in_file(&segment.path))?;
+            next = if end.is_none() { self.next_linked_segment() } else { None };
         }
         self.decide_end(end, lost.is_some())
-    }
-
-    /// The oldest listed segment after `start` that cannot be read.
-    fn first_unreadable_after(&self, start: Option<&WalSegmentFile>) -> Option<(&WalEpoch, &Error)> {
-        self.segments.unreadable.iter().find(|(epoch, _)| start.is_none_or(|start| **epoch > start.header.epoch))
     }
 
     /// The segment that continues at the next sequence number. At the recorded end of the WAL, this may be a segment
@@ -133,15 +100,20 @@ impl<'a> WalReader<'a> {
     /// with another recorded end could not link the two, so the WAL must be rewritten.
     fn next_linked_segment(&mut self) -> Option<&'a WalSegmentFile> {
         let next = |epoch| {
-            self.segments.successor(epoch).filter(|segment| segment.header.first_seqno.0 == self.last_seqno.0 + 1)
+            self.segments
+                .successor(epoch)
+                .filter(|segment| segment.header.first_seqno.0 == self.report.last_seqno.0 + 1)
         };
-        let noted = self.options.wal_end.filter(|(ended, end)| *end == self.last_seqno && *ended > self.last_epoch);
-        let linked = next(self.last_epoch);
+        let noted = self
+            .options
+            .wal_end
+            .filter(|(ended, end)| *end == self.report.last_seqno && *ended > self.report.last_epoch);
+        let linked = next(self.report.last_epoch);
         if linked.is_some() {
             return linked;
         }
         let behind_end = next(noted?.0);
-        self.has_gaps |= behind_end.is_some();
+        self.report.has_gaps |= behind_end.is_some();
         behind_end
     }
 
@@ -155,7 +127,7 @@ impl<'a> WalReader<'a> {
         let epoch = segment.header.epoch;
         let bound = self.segments.last_seqno_before_successor(epoch).into_iter().chain(self.recorded_end(epoch)).min();
         match bound {
-            Some(bound) if bound < self.last_seqno => {
+            Some(bound) if bound < self.report.last_seqno => {
                 let message = format!("segment begins after sequence number {bound}, at which it should end");
                 Err(Error::corruption(message).in_file(&segment.path).at_offset(0))
             }
@@ -163,52 +135,43 @@ impl<'a> WalReader<'a> {
         }
     }
 
-    /// Applies the commits of a segment in order.
-    fn read_segment(&mut self, segment: &WalSegmentFile, bound: Option<SeqNo>) -> Result<SegmentReadOutcome> {
-        let mut reader = segment.header.reader(LogSource::File(&*segment.handle), SeqnoOrder::Consecutive)?;
-        let ending = loop {
-            if bound == Some(self.last_seqno) {
-                break SegmentReadOutcome::ReachedBound;
-            }
+    /// Applies the commits of a segment in order. `None` if it was read to its last sequence number, which the next
+    /// segment or the recorded end of the WAL states.
+    fn read_segment(&mut self, segment: &WalSegmentFile, bound: Option<SeqNo>) -> Result<Option<WalReadEnd>> {
+        let mut reader = segment.reader(SeqnoOrder::Consecutive)?;
+        self.record_progress(segment, SEGMENT_HEADER_LEN as u64);
+        while bound != Some(self.report.last_seqno) {
             let at = reader.position();
-            let reason = match reader.next()? {
+            let stop = match reader.next()? {
                 LogReadResult::Watermark(_) => None,
                 LogReadResult::Record(record) if bound.is_none_or(|bound| record.last() <= bound) => {
                     let refused = self.apply_commit(record.first_seqno, record.count, &mut reader)?;
-                    if refused.is_some() { Some((at, refused)) } else { None }
+                    refused.map(|reason| (at, Some(reason)))
                 }
                 LogReadResult::Record(_) => Some((at, None)),
                 LogReadResult::End if self.resume_after_damage(&mut reader, bound)? => None,
                 LogReadResult::End => Some((reader.position(), None)),
             };
-            if let Some((offset, reason)) = reason {
-                break SegmentReadOutcome::StoppedBefore {
-                    offset,
-                    behind: self.scan_after_damage(&mut reader)?,
-                    reason,
-                };
+            if let Some((offset, refusal_reason)) = stop {
+                let damage_scan = self.scan_after_damage(&mut reader)?;
+                return Ok(Some(WalReadEnd { path: segment.path.clone(), offset, damage_scan, refusal_reason }));
             }
             self.record_progress(segment, reader.end());
-        };
-        self.segments_read.entry(segment.header.epoch).or_insert(segment_info(
-            segment,
-            self.last_seqno,
-            SEGMENT_HEADER_LEN as u64,
-        ));
-        Ok(ending)
+        }
+        Ok(None)
     }
 
     /// Skips damage in a part of the WAL that is not needed, if the first valid record after the damage is not after
     /// the first needed record.
     fn resume_after_damage(&mut self, reader: &mut RecordLogReader<'_>, bound: Option<SeqNo>) -> Result<bool> {
-        let through = bound.map_or(self.flushed_through, |bound| bound.min(self.flushed_through));
-        if self.last_seqno > through {
+        let through = bound.map_or(self.report.flushed_through, |bound| bound.min(self.report.flushed_through));
+        if self.report.last_seqno > through {
             return Ok(false);
         }
         match reader.resume_after_damage(through) {
             Ok(resumed) => {
                 if resumed {
-                    (self.last_seqno, self.has_gaps) = (reader.last(), true);
+                    (self.report.last_seqno, self.report.has_gaps) = (reader.last(), true);
                 }
                 Ok(resumed)
             }
@@ -227,15 +190,17 @@ impl<'a> WalReader<'a> {
         let payload = reader.payload()?;
         let refused = (self.apply)(WalCommit { first_seqno: first, seqno_count: count, payload })?;
         if refused.is_none() {
-            self.commits += 1;
-            self.last_seqno = reader.last();
+            self.report.commits += 1;
+            self.report.last_seqno = reader.last();
         }
         Ok(refused)
     }
 
     /// Records how far a segment was read.
     pub(crate) fn record_progress(&mut self, segment: &WalSegmentFile, end: u64) {
-        self.segments_read.insert(segment.header.epoch, segment_info(segment, self.last_seqno, end));
+        let WalSegmentHeader { epoch, first_seqno, .. } = segment.header;
+        let (file, last_seqno) = (segment.file, self.report.last_seqno);
+        self.segments_read.insert(epoch, WalSegmentInfo { epoch, file, first_seqno, last_seqno, end_offset: end });
     }
 
     fn scan_after_damage(&self, reader: &mut RecordLogReader<'_>) -> Result<DamageScan> {
@@ -246,40 +211,44 @@ impl<'a> WalReader<'a> {
         }
     }
 
+    fn scan_segment(&self, segment: &WalSegmentFile) -> Result<DamageScan> {
+        let mut reader = segment.reader(SeqnoOrder::Consecutive)?;
+        self.scan_after_damage(&mut reader).map_err(|e| e.in_file(&segment.path))
+    }
+
     /// Decides whether the WAL may end after `last_seqno`, where the next commit cannot be read.
     fn decide_end(&mut self, end: Option<WalReadEnd>, lost_segment: bool) -> Result<()> {
         let stopped = end.is_some();
         let WalReadEnd { mut path, offset, damage_scan: mut behind, refusal_reason: reason } =
             end.unwrap_or_else(|| self.end_without_stop());
-        for segment in self.segments.segments_after(self.last_epoch).filter(|segment| !self.is_abandoned(segment)) {
-            let mut reader = segment.header.reader(LogSource::File(&*segment.handle), SeqnoOrder::Consecutive)?;
-            behind = behind.merge(self.scan_after_damage(&mut reader).map_err(|e| e.in_file(&segment.path))?);
+        for segment in
+            self.segments.segments_after(self.report.last_epoch).filter(|segment| !self.is_abandoned(segment))
+        {
+            behind = behind.merge(self.scan_segment(segment)?);
         }
         for segment in &self.segments.unlinked {
             // A segment of an interrupted rewrite states no higher durable sequence number than the records that can be
             // read again.
-            let mut reader = segment.header.reader(LogSource::File(&*segment.handle), SeqnoOrder::Consecutive)?;
-            let durable = self.scan_after_damage(&mut reader).map_err(|e| e.in_file(&segment.path))?.durable_seqno;
-            if durable > behind.durable_seqno.max(self.durable_seqno).max(self.last_seqno) {
+            let durable = self.scan_segment(segment)?.durable_seqno;
+            if durable > behind.durable_seqno.max(self.durable_seqno).max(self.report.last_seqno) {
                 (behind.durable_seqno, path) = (durable, segment.path.clone());
             }
         }
         let durable = behind.durable_seqno.max(self.durable_seqno);
-        let is_damaged =
-            lost_segment || durable > self.last_seqno || (stopped && self.segments.has_two_successors(self.last_epoch));
+        let is_damaged = lost_segment
+            || durable > self.report.last_seqno
+            || (stopped && self.segments.has_two_successors(self.report.last_epoch));
         if behind.frames > 0 {
             // Report the place of the damage if `reason` names it, and not the place of the commit that refers to it.
             let place = reason.as_ref().and_then(|reason| Some((reason.file()?, reason.offset()?)));
             let (file, offset) = place.unwrap_or((&path, offset));
-            self.dropped_after_damage =
+            self.report.dropped_after_damage =
                 Some(DroppedAfterDamage { file: file.to_path_buf(), offset, frames: behind.frames });
         }
         // If all records are in permanent files, none of the WAL is needed.
-        let end = if self.flushed_through >= self.durable_seqno {
-            self.last_seqno.max(self.flushed_through)
-        } else {
-            self.last_seqno
-        };
+        let all_flushed = self.report.flushed_through >= self.durable_seqno;
+        let end =
+            if all_flushed { self.report.last_seqno.max(self.report.flushed_through) } else { self.report.last_seqno };
         let is_one_point_in_time =
             end >= self.durable_seqno && (!is_damaged || self.options.held_in_pools.seqno <= end);
         match self.options.mode {
@@ -298,23 +267,18 @@ impl<'a> WalReader<'a> {
 
     /// Ends the WAL at `end` if that is beyond the last record read. The sequence numbers in between form a gap.
     fn skip_to(&mut self, end: SeqNo) {
-        if end > self.last_seqno {
-            (self.last_seqno, self.has_gaps) = (end, true);
+        if end > self.report.last_seqno {
+            (self.report.last_seqno, self.report.has_gaps) = (end, true);
         }
-    }
-
-    /// Ends a salvage: sequence numbers in permanent files are not assigned again.
-    pub(crate) fn finish_salvage(&mut self) {
-        self.skip_to(self.durable_seqno);
     }
 
     /// The end of the WAL if no commit stopped the replay: before the first listed segment that is not linked.
     fn end_without_stop(&self) -> WalReadEnd {
-        let listed = self.options.listed_segments.iter().filter(|(epoch, _)| *epoch > self.last_epoch).min();
+        let listed = self.options.listed_segments.iter().filter(|(epoch, _)| *epoch > self.report.last_epoch).min();
         let listed =
             listed.or(self.options.listed_segments.iter().max()).map(|(_, file)| segment_path(self.dir, *file));
         let path = listed.unwrap_or_else(|| self.dir.to_path_buf());
-        let last = self.segments.segments.get(&self.last_epoch).filter(|last| last.path == path);
+        let last = self.segments.segments.get(&self.report.last_epoch).filter(|last| last.path == path);
         let offset = last.and_then(|last| self.segments_read.get(&last.header.epoch)).map_or(0, |info| info.end_offset);
         WalReadEnd { path, offset, damage_scan: DamageScan::default(), refusal_reason: None }
     }
@@ -333,10 +297,10 @@ impl<'a> WalReader<'a> {
     /// The error for a damaged WAL, with advice. `end` is the sequence number at which [`RecoveryMode::PointInTime`]
     /// would end the WAL.
     fn damage_error(&self, durable: SeqNo, end: Option<SeqNo>) -> Error {
-        let expected = self.last_seqno.0 + 1;
+        let expected = self.report.last_seqno.0 + 1;
         let mut message =
             format!("log is damaged: sequence number {expected} cannot be read, though all up to {durable} was synced");
-        let ahead = |mark: &&PartitionSeqno| mark.seqno > self.last_seqno && !mark.partition.is_empty();
+        let ahead = |mark: &&PartitionSeqno| mark.seqno > self.report.last_seqno && !mark.partition.is_empty();
         if let Some(mark) = [&self.options.durable_through, &self.options.held_in_pools].into_iter().find(ahead) {
             message +=
                 &format!("; {} may already contain records up to sequence number {}", mark.partition, mark.seqno);
@@ -352,19 +316,10 @@ impl<'a> WalReader<'a> {
     pub(crate) fn into_report(self) -> WalReplayReport {
         let segments: Vec<WalSegmentInfo> = self.segments_read.into_values().collect();
         let is_used = |file: &FileNumber| segments.iter().any(|info| info.file == *file);
-        let spares = self.segments.valid_files.iter().copied().filter(|file| !is_used(file)).collect();
-        let highest_epoch = self.segments.highest_epoch.max(self.last_epoch);
-        WalReplayReport {
-            last_seqno: self.last_seqno,
-            last_epoch: if segments.is_empty() { highest_epoch } else { self.last_epoch },
-            highest_epoch,
-            segments,
-            spare_files: spares,
-            commits: self.commits,
-            dropped_after_damage: self.dropped_after_damage,
-            has_gaps: self.has_gaps,
-            flushed_through: self.flushed_through,
-        }
+        let spare_files = self.segments.valid_files.iter().copied().filter(|file| !is_used(file)).collect();
+        let highest_epoch = self.segments.highest_epoch.max(self.report.last_epoch);
+        let last_epoch = if segments.is_empty() { highest_epoch } else { self.report.last_epoch };
+        WalReplayReport { last_epoch, highest_epoch, segments, spare_files, ..self.report }
     }
 }
 
@@ -385,16 +340,6 @@ fn retired_through(segments: &WalSegmentSet, options: &WalReplayOptions) -> SeqN
     }
 }
 
-fn segment_info(segment: &WalSegmentFile, last: SeqNo, end: u64) -> WalSegmentInfo {
-    WalSegmentInfo {
-        epoch: segment.header.epoch,
-        file: segment.file,
-        first_seqno: segment.header.first_seqno,
-        last_seqno: last,
-        end_offset: end,
-    }
-}
-
 /// A segment file with a valid header.
 #[derive(Clone, Debug)]
 pub(crate) struct WalSegmentFile {
@@ -402,6 +347,12 @@ pub(crate) struct WalSegmentFile {
     pub(crate) path: PathBuf,
     pub(crate) handle: Arc<dyn File>,
     pub(crate) header: WalSegmentHeader,
+}
+
+impl WalSegmentFile {
+    fn reader(&self, order: SeqnoOrder) -> Result<RecordLogReader<'_>> {
+        self.header.reader(LogSource::File(&*self.handle), order)
+    }
 }
 
 /// The segment files of the directory.
@@ -439,9 +390,7 @@ pub(crate) fn find_segments(
         let is_ours =
             |file: &FileNumber| entry.is_file && (options.file_number_limit == 0 || file.0 < options.file_number_limit);
         if let Some(file) = parse_segment_name(&entry.name).filter(is_ours) {
-            let segment = open_segment_file(fs, dir, file)?;
-            check_database_id(&segment, database_id)?;
-            found.insert(file, segment);
+            found.insert(file, open_segment_file(fs, dir, file, database_id)?);
         }
     }
     check_epochs(&found)?;
@@ -488,8 +437,7 @@ pub(crate) fn removable_segments(
 ) -> Result<Vec<FileNumber>> {
     let segments = find_segments(fs, dir, database_id, options)?;
     let is_leftover = |segment: &WalSegmentFile| {
-        let reader = segment.header.reader(LogSource::File(&*segment.handle), SeqnoOrder::Consecutive);
-        let scan = reader.and_then(|mut reader| reader.scan_after_damage());
+        let scan = segment.reader(SeqnoOrder::Consecutive).and_then(|mut reader| reader.scan_after_damage());
         scan.is_ok_and(|scan| scan.durable_seqno == SeqNo::ZERO)
     };
     let mut kept: Vec<FileNumber> = options.listed_segments.iter().map(|(_, file)| *file).collect();
@@ -499,24 +447,23 @@ pub(crate) fn removable_segments(
 }
 
 /// Opens a segment file. The outer error is from the file system, the inner one from the header.
-fn open_segment_file(fs: &dyn Fs, dir: &Path, file: FileNumber) -> Result<Result<WalSegmentFile>> {
+fn open_segment_file(
+    fs: &dyn Fs,
+    dir: &Path,
+    file: FileNumber,
+    database_id: [u8; 16],
+) -> Result<Result<WalSegmentFile>> {
     let path = segment_path(dir, file);
     let handle = fs.open(&path, OpenMode::Read)?;
     let mut bytes = [0; SEGMENT_HEADER_LEN];
     let len = handle.read_at(&mut bytes, 0)?;
-    Ok(match WalSegmentHeader::decode(&bytes[..len]) {
-        Ok(header) => Ok(WalSegmentFile { file, path, handle, header }),
-        Err(e) if e.kind() == ErrorKind::Corruption => Err(e.in_file(&path)),
-        Err(e) => return Err(e.in_file(&path)),
-    })
-}
-
-fn check_database_id(segment: &Result<WalSegmentFile>, database_id: [u8; 16]) -> Result<()> {
-    match segment {
-        Ok(segment) if segment.header.database_id != database_id => {
-            Err(Error::corruption("segment belongs to another database").in_file(&segment.path))
+    match WalSegmentHeader::decode(&bytes[..len]) {
+        Ok(header) if header.database_id != database_id => {
+            Err(Error::corruption("segment belongs to another database").in_file(&path))
         }
-        _ => Ok(()),
+        Ok(header) => Ok(Ok(WalSegmentFile { file, path, handle, header })),
+        Err(e) if e.kind() == ErrorKind::Corruption => Ok(Err(e.in_file(&path))),
+        Err(e) => Err(e.in_file(&path)),
     }
 }
 
@@ -582,7 +529,8 @@ impl WalSegmentSet {
 pub(crate) fn salvage_segments(wal_reader: &mut WalReader<'_>) -> Result<()> {
     let segments = wal_reader.segments;
     let start = wal_reader.first_needed_segment();
-    wal_reader.last_seqno = start.map_or(wal_reader.last_seqno, |segment| SeqNo(segment.header.first_seqno.0 - 1));
+    wal_reader.report.last_seqno =
+        start.map_or(wal_reader.report.last_seqno, |segment| SeqNo(segment.header.first_seqno.0 - 1));
     let oldest = start.map_or(WalEpoch(0), |segment| segment.header.epoch);
     let mut before = None;
     for segment in segments.segments.range(oldest..).map(|(_, segment)| segment) {
@@ -590,22 +538,22 @@ pub(crate) fn salvage_segments(wal_reader: &mut WalReader<'_>) -> Result<()> {
         // Records that an earlier recovery abandoned are not valid either: a later segment starts before them.
         let later = segments.segments_after(epoch).map(|later| SeqNo(later.header.first_seqno.0 - 1));
         let bound = later.chain(wal_reader.recorded_end(epoch)).min();
-        wal_reader.has_gaps |= before.is_some_and(|before| before != segment.header.previous_epoch);
+        wal_reader.report.has_gaps |= before.is_some_and(|before| before != segment.header.previous_epoch);
         let go_on =
             salvage_segment(wal_reader, segment, bound.unwrap_or(SeqNo::MAX)).map_err(|e| e.in_file(&segment.path))?;
-        wal_reader.last_epoch = epoch;
+        wal_reader.report.last_epoch = epoch;
         before = Some(epoch);
         if !go_on {
             break;
         }
     }
-    wal_reader.finish_salvage();
+    wal_reader.skip_to(wal_reader.durable_seqno); // sequence numbers in permanent files are not assigned again
     Ok(())
 }
 
 /// Applies the valid commits of a segment up to `bound`. Returns false if the WAL ends here.
 fn salvage_segment(wal_reader: &mut WalReader<'_>, segment: &WalSegmentFile, bound: SeqNo) -> Result<bool> {
-    let mut reader = segment.header.reader(LogSource::File(&*segment.handle), SeqnoOrder::Rising)?;
+    let mut reader = segment.reader(SeqnoOrder::Rising)?;
     let mut skipped = false;
     loop {
         wal_reader.record_progress(segment, reader.end());
@@ -613,8 +561,9 @@ fn salvage_segment(wal_reader: &mut WalReader<'_>, segment: &WalSegmentFile, bou
         match reader.next()? {
             LogReadResult::Watermark(_) => {}
             LogReadResult::Record(record) => {
-                let counts = record.first_seqno > wal_reader.last_seqno && record.last() <= bound;
-                wal_reader.has_gaps |= counts && (skipped || record.first_seqno.0 != wal_reader.last_seqno.0 + 1);
+                let counts = record.first_seqno > wal_reader.report.last_seqno && record.last() <= bound;
+                wal_reader.report.has_gaps |=
+                    counts && (skipped || record.first_seqno.0 != wal_reader.report.last_seqno.0 + 1);
                 if counts && wal_reader.apply_commit(record.first_seqno, record.count, &mut reader)?.is_some() {
                     return Ok(false);
                 }
@@ -660,9 +609,9 @@ mod tests {
     use super::*;
     use crate::base::version_edit::WalEpoch;
     use crate::base::{ErrorKind, SeqNo};
+    use crate::testing::seeded_rng::SeededRng;
+    use crate::testing::{MemFs, Survival};
     use crate::vfs::OpenMode;
-    use crate::vfs::mem::{MemFs, Survival};
-    use crate::vfs::seeded_rng::SeededRng;
     use crate::wal::testing::{
         DATABASE, OwnedWalCommit, WalFixture, dir, file_bytes, flip_byte, load_manifest_state, overwrite,
         random_length, random_payload, replay_from, replay_with_mode, wal_options,

@@ -60,9 +60,7 @@ impl Wal {
         }
         result
     }
-}
 
-impl Wal {
     /// Removes the spare files because their space is needed; false if there are none. The next open finds files that
     /// could not be removed.
     pub(crate) fn remove_spare_files(&self) -> bool {
@@ -111,7 +109,7 @@ mod tests {
     use std::sync::Arc;
 
     use crate::base::SeqNo;
-    use crate::vfs::mem::MemFs;
+    use crate::testing::MemFs;
     use crate::wal::format::parse_segment_name;
     use crate::wal::options::RecoveryMode;
     use crate::wal::testing::{WalFixture, dir, replay_with_mode, wal_options};

@@ -13,8 +13,7 @@ use crate::base::sync::lock;
 use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::{Env, Fs};
-use crate::wal::batch_codec::seqno_gap_commits;
-use crate::wal::format::segment_path;
+use crate::wal::format::{segment_path, seqno_gap_commits};
 use crate::wal::options::{WalCallbacks, WalCommit, WalOptions, WalReplayOptions, WalReplayReport, WalSegmentInfo};
 use crate::wal::reader::replay;
 use crate::wal::writer::Wal;
@@ -148,9 +147,7 @@ fn append_after_gap(wal: &Wal, first: SeqNo, commits: &[WalCommit<'_>]) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vfs::env::TestEnv;
-    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
-    use crate::vfs::mem::MemFs;
+    use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
     use crate::wal::options::RecoveryMode;
     use crate::wal::testing::{DATABASE, WalFixture, dir, load_manifest_state, replay_with_mode, wal_options};
 

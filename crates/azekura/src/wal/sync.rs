@@ -226,10 +226,10 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::testing::MemFs;
+    use crate::testing::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::Env;
     use crate::vfs::env::SystemEnv;
-    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
-    use crate::vfs::mem::MemFs;
     use crate::wal::options::{RecoveryMode, WalCommit};
     use crate::wal::testing::{WalFixture, replay_with_mode, wal_options};
 

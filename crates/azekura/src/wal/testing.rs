@@ -1,6 +1,6 @@
 //! A database that consists of a write-ahead log (WAL) and a small manifest, for the tests of this folder.
 //!
-//! Modules: [`manifest`] (records the callbacks of the WAL), [`speed`] (measurements).
+//! Modules: [`manifest`] (records the callbacks of the WAL).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Error, Result, SeqNo};
-use crate::vfs::env::{SystemEnv, TestEnv};
-use crate::vfs::seeded_rng::SeededRng;
+use crate::testing::TestEnv;
+use crate::testing::seeded_rng::SeededRng;
+use crate::vfs::env::SystemEnv;
 use crate::vfs::{Env, Fs, OpenMode};
 use crate::wal::{
     PartitionSeqno, RecoveryMode, Wal, WalCallbacks, WalCommit, WalOptions, WalReplayOptions, WalReplayReport,
@@ -21,7 +22,6 @@ use crate::wal::{
 use crate::wal::testing::manifest::{TestManifest, TestManifestEdit};
 
 mod manifest;
-mod speed;
 
 pub(crate) const DATABASE: [u8; 16] = [0xdb; 16];
 

@@ -8,11 +8,11 @@ use crate::base::sync::lock;
 use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record_log::frame::LogFileIdentity;
-use crate::record_log::poison::LogPoison;
+use crate::record_log::writer::LogPoison;
 use crate::record_log::writer::{LogRecord, LogSink, RecordLogWriter};
 use crate::vfs::{Env, File, Fs, OpenMode};
-use crate::wal::batch_codec::{SEQNO_GAP_PAYLOAD, seqno_gap_commits};
 use crate::wal::format::{SEGMENT_HEADER_LEN, WalSegmentHeader, segment_path};
+use crate::wal::format::{SEQNO_GAP_PAYLOAD, seqno_gap_commits};
 use crate::wal::options::{WalCallbacks, WalCommit, WalOptions, WalReplayReport, WalSegmentInfo, WalStats};
 use crate::wal::segment::{ActiveWalSegment, WAL_PAGE_SIZE, create_spare_segment, random_file_id};
 
@@ -114,7 +114,7 @@ impl Wal {
             }
             fs.sync_dir(dir)?;
         }
-        let maps = options.mapped && fs.overwrites_in_place(dir);
+        let use_mmap = options.mapped && fs.overwrites_in_place(dir);
         let sealed =
             replayed.segments.iter().map(|info| SealedWalSegment { info: *info, unsynced_file: None }).collect();
         let log = WalWriterState {
@@ -134,24 +134,23 @@ impl Wal {
             commits: 0,
         };
         let last = log.last_seqno();
-        let wal = Wal {
+        Ok(Wal {
             fs,
             dir: dir.to_path_buf(),
             env,
             host,
             database_id,
             segment_size: options.segment_size.max(WAL_PAGE_SIZE).next_multiple_of(WAL_PAGE_SIZE),
-            use_mmap: maps,
+            use_mmap,
             marks: options.marks,
             writer_state: Mutex::new(log),
-            sync: Mutex::new(SyncState::new(last)),
+            sync: Mutex::new(SyncState { durable_with_metadata: last, ..SyncState::default() }),
             sync_done: Condvar::new(),
             appended: AtomicU64::new(last.0),
             durable: AtomicU64::new(last.0),
             syncs: AtomicU64::new(0),
             poison: LogPoison::default(),
-        };
-        Ok(wal)
+        })
     }
 
     /// Begins the first segment.
@@ -275,19 +274,12 @@ impl Wal {
     }
 }
 
-impl std::fmt::Debug for Wal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (appended, durable) = (self.appended(), self.durable());
-        f.debug_struct("Wal").field("appended", &appended).field("durable", &durable).finish_non_exhaustive()
-    }
-}
-
 /// Maximum time that a leader waits for more sync requests, in nanoseconds.
 const BATCHING_WINDOW_MAX_NS: u64 = 2_000_000;
 /// A leader does not wait if the window is shorter than this, in nanoseconds.
 const BATCHING_WINDOW_MIN_NS: u64 = 20_000;
 /// The state of group syncs: the leader and the waiting threads.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SyncState {
     /// Whether a thread syncs, or waits for more requests before it syncs.
     pub(super) has_leader: bool,
@@ -308,19 +300,6 @@ pub(crate) struct SyncState {
 }
 
 impl SyncState {
-    pub(super) fn new(durable: SeqNo) -> SyncState {
-        SyncState {
-            has_leader: false,
-            sync_target: None,
-            waiters: 0,
-            wants_metadata: false,
-            durable_with_metadata: durable,
-            last_group_sizes: [0; 2],
-            batching_groups_left: 0,
-            average_sync_ns: 0,
-        }
-    }
-
     /// The number of callers that the leader waits for, and the maximum time in nanoseconds. `None` if it does not
     /// wait. A pure function.
     ///
@@ -357,6 +336,12 @@ impl Wal {
         // An earlier holder of the lock may have failed.
         self.poison.check()?;
         log.active().reserve_space(need)?;
+        self.write_reserved(&mut log, commits, durable)
+    }
+
+    /// Writes a group for which space was reserved.
+    #[inline]
+    fn write_reserved(&self, log: &mut WalWriterState, commits: &[WalCommit<'_>], durable: SeqNo) -> Result<()> {
         if let Err(error) = log.write_group(commits, durable) {
             // The file may already contain complete frames of this group, with sequence numbers that a later group
             // would use again. A replay could not tell which of them were acknowledged. So nothing may follow in this
@@ -397,18 +382,13 @@ impl Wal {
         self.poison.check()?;
         log.active().reserve_space(need)?;
         let Some(first) = take() else { return Ok(None) };
-        let commit = WalCommit { first_seqno: first, seqno_count: 1, payload };
-        let written = if log.next_seqno == first {
-            log.write_group(&[commit], durable)
+        let commit = WalCommit { first_seqno: first, ..one };
+        if log.next_seqno == first {
+            self.write_reserved(&mut log, &[commit], durable)?;
         } else {
             let frames: Vec<_> = seqno_gap_commits(log.next_seqno, first).chain([commit]).collect();
-            log.write_group(&frames, durable)
-        };
-        if let Err(error) = written {
-            // As in `append`.
-            return Err(log.active().close_after_failed_write(error).unwrap_or_else(|error| self.poison.set(error)));
+            self.write_reserved(&mut log, &frames, durable)?;
         }
-        self.appended.store(log.last_seqno().0, Ordering::Release);
         Ok(Some(first))
     }
 
@@ -555,15 +535,15 @@ mod tests {
 
     use super::*;
     use crate::base::ErrorKind;
+    use crate::testing::MemFs;
+    use crate::testing::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::Fs;
-    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
-    use crate::vfs::mem::MemFs;
     use crate::wal::options::RecoveryMode;
     use crate::wal::testing::{WalFixture, overwrite, replay_with_mode, wal_options};
 
     #[test]
     fn batching_window_opens_for_concurrent_writers() {
-        let mut state = SyncState::new(SeqNo::ZERO);
+        let mut state = SyncState::default();
         (state.last_group_sizes, state.waiters, state.average_sync_ns) = ([4, 4], 3, 1_000_000);
         assert_eq!(state.batching_window(), None, "one thread alone");
         state.batching_groups_left = 1;

@@ -94,11 +94,11 @@ fn directory_without_database_is_not_changed() {
     }
     assert_eq!(fs::read(&file).unwrap(), b"not a directory");
     let missing = temporary.path().join("missing");
-    assert_eq!(expect_error(config(&missing).open_read_only()).kind(), ErrorKind::Invalid);
+    assert_eq!(expect_error(config(&missing).open_read_only()).kind(), ErrorKind::NotFound);
     assert!(!missing.exists(), "opening for reading creates nothing");
     let empty = temporary.path().join("empty");
     fs::create_dir(&empty).unwrap();
-    assert_eq!(expect_error(config(&empty).open_read_only()).kind(), ErrorKind::Invalid);
+    assert_eq!(expect_error(config(&empty).open_read_only()).kind(), ErrorKind::NotFound);
     assert!(snapshot_dir(&empty).is_empty());
     config(&empty).open().unwrap();
 }

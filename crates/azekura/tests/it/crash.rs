@@ -1,10 +1,10 @@
-//! The power fails after every operation of the file system, and what is left of unsynced data is chosen in every way:
-//! the database opens, shows a whole-commit prefix of its history at or after the last sync, over all partitions, and
-//! goes on working.
+//! Cuts power after every file system operation, with different choices of the unsynced data that survives. The
+//! database must open, contain a prefix of whole commits at or after the last sync over all partitions, and accept
+//! writes.
 //!
 //! - `AZEKURA_CRASH_POINTS`: crash points to explore.
 //! - `AZEKURA_SEED`: explore the script of this seed only.
-//! - `AZEKURA_CRASH_AT`: beside it, this crash point only, with its story.
+//! - `AZEKURA_CRASH_AT`: with `AZEKURA_SEED`, explore this crash point only and print its steps.
 //!
 //! Half of the partitions have a comparator, most of which panic on a key that was not inserted.
 //!

@@ -16,7 +16,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode};
+use azekura::fs::{Fs, OpenMode};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
 use azekura::{ErrorKind, RecoveryMode, inspect};
 
 use crate::testkit::env_u64;

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs, TestEnv};
+use azekura::fs::Fs;
 use azekura::inspect::{DataBlockPosition, DataBlocks};
+use azekura::testing::{MemFs, TestEnv};
 use azekura::{Config, DataBlockIndexType, Database, ErrorKind, PartitionCreateOptions};
 
 use crate::testkit::comparators::TestOrder;

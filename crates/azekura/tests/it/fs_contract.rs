@@ -10,9 +10,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::fs::{
-    DiskFs, Fault, FaultFs, FaultPlan, File, Fs, LockMode, MemFs, OpKind, OpenMode, Survival, SystemEnv, TestEnv,
-};
+use azekura::fs::{DiskFs, File, Fs, LockMode, OpenMode, SystemEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
 use azekura::{Error, ErrorKind, Result};
 
 use crate::testkit::test_dir::{file_bytes, read_file};

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode};
-use azekura::inspect::{FuzzDecoder, decode};
+use azekura::fs::{Fs, OpenMode};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
+use azekura::testing::{FuzzDecoder, decode};
 use azekura::{
     Config, EngineType, ErrorKind, KvSeparationOptions, PartitionCreateOptions, PersistMode, PersistenceLevel,
     PmemOptions, Result,
@@ -134,6 +135,8 @@ fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
         partition.flush().expect("flushes");
     }
     database.persist(PersistMode::SyncAll).expect("syncs");
+    // A compaction in the background would remove files between the listing and the reading.
+    drop((partition, database));
     let mut files = Vec::new();
     for entry in fs.read_dir(dir).expect("the directory can be listed") {
         let target = match entry.name.rsplit('.').next() {
@@ -175,6 +178,8 @@ fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
             fs.inject(broken.in_path(".pool").forever());
         }
         assert_eq!(partition.flush().is_err(), fails, "the image does not get to its place, or it does");
+        // A checkpoint in the background would replace files between the listing and the reading.
+        drop((partition, database));
         let (suffix, target) = if fails { (".shadow", "pool_shadow") } else { (".pool", "pool") };
         for entry in mem.read_dir(dir).expect("the directory can be listed") {
             if entry.name.ends_with(suffix) {

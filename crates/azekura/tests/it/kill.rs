@@ -212,7 +212,8 @@ fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u6
             write_single_changes(alone, writer, n);
         }
         let mode = if n.is_multiple_of(50) { PersistMode::SyncData } else { PersistMode::Buffer };
-        let mut batch = db.batch().durability(mode);
+        let mut batch = db.batch();
+        batch.durability(mode);
         for (key, value) in commit_contents(writer, n) {
             for part in &parts[..2] {
                 match &value {

@@ -13,7 +13,8 @@ mod sizes;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs, TestEnv};
+use azekura::fs::Fs;
+use azekura::testing::{MemFs, TestEnv};
 use azekura::{Config, Database, Error, ErrorKind, Partition, Result};
 
 /// A database without worker threads.

@@ -70,6 +70,7 @@ const LINT_RULES: &[(&str, LintRule)] = &[
     ("line-width", size_rules::line_widths),
     ("person", prose_rules::persons),
     ("metaphor", prose_rules::metaphors),
+    ("glossary", prose_rules::glossary),
     ("unsafe-location", line_rules::unsafe_locations),
     ("safety-comment", line_rules::safety_comments),
     ("unfinished", line_rules::unfinished),

@@ -20,6 +20,7 @@ mod lint;
 mod model;
 mod pools;
 mod regressions;
+mod scripts;
 mod separation;
 mod spill;
 mod testkit;

@@ -1,7 +1,8 @@
 //! Random operations under random options, compared with a `BTreeMap`: on disk and in memory, with one and several
 //! threads.
 //!
-//! `AZEKURA_SEED` runs one seed only; `AZEKURA_MODEL_RUNS` is the number of runs in memory.
+//! `AZEKURA_SEED` runs one seed only; `AZEKURA_MODEL_RUNS` is the number of runs in memory. A failing run is reduced to
+//! few operations.
 //!
 //! Modules, in reading order: `partition_model` (the model), `run` (a database and its model), `writes`, `reads`,
 //! `iterators` (from both ends), `threads`, `bounds` (of WAL and memory).
@@ -14,9 +15,13 @@ mod run;
 mod threads;
 mod writes;
 
+use std::cell::RefCell;
+
+use crate::testkit::SeededRng;
+use crate::testkit::env_u64;
+use crate::testkit::property::{RandomOp, check_property, random_ops};
 use crate::testkit::rng::test_seeds;
 use crate::testkit::test_dir::TestDir;
-use crate::testkit::{FailureReport, env_u64};
 use run::{ModelCounters, ModelRun};
 
 type ModelOp = fn(&mut ModelRun);
@@ -25,7 +30,7 @@ type ModelOp = fn(&mut ModelRun);
 const OPEN_FILE_LIMIT: usize = 48;
 
 /// Every operation with its weight.
-const WEIGHTED_OPS: &[(&str, u64, ModelOp)] = &[
+const WEIGHTED_OPS: &[(&str, u32, ModelOp)] = &[
     ("insert", 300, ModelRun::insert),
     ("remove", 60, ModelRun::remove),
     ("remove_weak", 40, ModelRun::remove_weakly),
@@ -34,8 +39,8 @@ const WEIGHTED_OPS: &[(&str, u64, ModelOp)] = &[
     ("multi_get", 30, ModelRun::multi_get),
     ("range", 60, ModelRun::range),
     ("prefix", 30, ModelRun::prefix),
-    ("stroll", 15, ModelRun::open_long_lived_iter),
-    ("stroll_on", 30, ModelRun::advance_long_lived_iter),
+    ("open_iter", 15, ModelRun::open_long_lived_iter),
+    ("advance_iter", 30, ModelRun::advance_long_lived_iter),
     ("snapshot", 15, ModelRun::take_snapshot),
     ("check_snapshot", 15, ModelRun::check_snapshot),
     ("flush", 15, ModelRun::flush),
@@ -49,52 +54,52 @@ const WEIGHTED_OPS: &[(&str, u64, ModelOp)] = &[
     ("checkpoint", 3, ModelRun::checkpoint),
 ];
 
-fn run_model(test: &'static str, place: TestDir, seed: u64, ops: usize) -> ModelCounters {
-    let replay = FailureReport::new(test, seed);
-    let mut subject = ModelRun::new(place, seed);
-    let total: u64 = WEIGHTED_OPS.iter().map(|(_, weight, _)| weight).sum();
-    for i in 0..ops {
-        let mut at = subject.rng.below(total);
-        let chosen = WEIGHTED_OPS.iter().find(|(_, weight, _)| match at.checked_sub(*weight) {
-            Some(rest) => {
-                at = rest;
-                false
-            }
-            None => true,
-        });
-        let (name, _, op) = chosen.expect("the weights add up");
-        replay.set_progress(format!("operation {i}: {name}"));
-        op(&mut subject);
-        *subject.counters.ops.entry(name).or_default() += 1;
+/// Runs the operations on a new database and its model.
+fn run_model(test_dir: TestDir, seed: u64, ops: &[RandomOp]) -> ModelCounters {
+    let mut run = ModelRun::new(test_dir, seed);
+    for op in ops {
+        let (name, _, body) = WEIGHTED_OPS.iter().find(|(name, ..)| *name == op.name).expect("it is in the list");
+        run.rng = SeededRng::new(op.seed);
+        body(&mut run);
+        *run.counters.ops.entry(name).or_default() += 1;
     }
-    replay.set_progress("the end");
-    subject.check_all_partitions();
-    subject.reopen();
-    subject.record_metrics();
-    std::mem::take(&mut subject.counters)
+    run.check_all_partitions();
+    run.reopen();
+    run.record_metrics();
+    std::mem::take(&mut run.counters)
+}
+
+/// Runs about `mean` random operations for each seed, and returns how often each operation was run.
+fn check_model(test: &str, seeds: &[u64], mean: usize, test_dir: impl Fn(u64) -> TestDir) -> ModelCounters {
+    let weights: Vec<(&str, u32)> = WEIGHTED_OPS.iter().map(|(name, weight, _)| (*name, *weight)).collect();
+    let counters = RefCell::new(ModelCounters::default());
+    for seed in seeds {
+        check_property(test, *seed, &random_ops(&weights, mean), |ops| {
+            let counts = run_model(test_dir(*seed), *seed, &ops);
+            counters.borrow_mut().add(&counts);
+        });
+    }
+    counters.into_inner()
 }
 
 #[test]
 fn random_operations_in_memory() {
-    let mut tally = ModelCounters::default();
     let seeds = test_seeds(env_u64("AZEKURA_MODEL_RUNS", 16));
-    for seed in &seeds {
-        let place = if seed % 2 == 0 { TestDir::in_memory() } else { TestDir::with_open_file_limit(OPEN_FILE_LIMIT) };
-        tally.add(&run_model("model::random_operations_in_memory", place, *seed, 1_500));
-    }
-    println!("{} runs: {tally:?}", seeds.len());
+    let counters = check_model("model::random_operations_in_memory", &seeds, 1_500, |seed| match seed % 2 {
+        0 => TestDir::in_memory(),
+        _ => TestDir::with_open_file_limit(OPEN_FILE_LIMIT),
+    });
+    println!("{} runs: {counters:?}", seeds.len());
     if seeds.len() > 10 {
-        assert!(tally.ops.len() == WEIGHTED_OPS.len(), "an operation was never drawn: {tally:?}");
-        let reached = [tally.flushes, tally.compactions, tally.trivial_moves, tally.replayed];
-        assert!(reached.iter().all(|count| *count >= 10) && tally.levels >= 3, "the options are too tame: {tally:?}");
+        assert!(counters.ops.len() == WEIGHTED_OPS.len(), "an operation was never drawn: {counters:?}");
+        let reached = [counters.flushes, counters.compactions, counters.trivial_moves, counters.replayed];
+        let is_enough = reached.iter().all(|count| *count >= 10) && counters.levels >= 3;
+        assert!(is_enough, "the options reach too little: {counters:?}");
     }
 }
 
 #[test]
 fn random_operations_on_disk() {
-    let mut tally = ModelCounters::default();
-    for seed in test_seeds(4) {
-        tally.add(&run_model("model::random_operations_on_disk", TestDir::on_disk(), seed, 700));
-    }
-    println!("{tally:?}");
+    let counters = check_model("model::random_operations_on_disk", &test_seeds(4), 700, |_| TestDir::on_disk());
+    println!("{counters:?}");
 }

@@ -13,7 +13,8 @@ mod space;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs, Survival, TestEnv};
+use azekura::fs::Fs;
+use azekura::testing::{MemFs, Survival, TestEnv};
 use azekura::{
     Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PersistenceLevel, PmemOptions,
@@ -33,48 +34,6 @@ pub(crate) fn pool_options(max_size: u64) -> PartitionCreateOptions {
 
 pub(crate) fn open_pool(db: &Database, name: &str) -> Partition {
     db.open_partition(name, pool_options(4 << 20)).unwrap()
-}
-
-#[test]
-fn batch_snapshot_and_iter_span_both_engines() {
-    let fs = MemFs::new();
-    let db = config(&fs).open().unwrap();
-    let (left, right) = (open_pool(&db, "pool"), db.open_partition("tree", Default::default()).unwrap());
-    let write = |round: u8| {
-        let mut batch = db.batch();
-        for n in 0..100u8 {
-            batch.insert(&left, [n], [round, n]);
-            batch.insert(&right, [n], [round, n]);
-            batch.remove(&left, [n.wrapping_add(50) % 100]);
-            batch.remove(&right, [n.wrapping_add(50) % 100]);
-        }
-        batch.commit().unwrap();
-    };
-    write(0);
-    let before = db.snapshot();
-    let (mut walk, mut back) = (left.iter(), left.iter().rev());
-    let first = walk.next().unwrap().unwrap();
-    write(1);
-    left.flush().unwrap();
-    assert!(db.metrics().oldest_snapshot_age >= 400);
-    let old: Vec<_> = before.iter(&left).map(Result::unwrap).collect();
-    assert_eq!(old, before.iter(&right).map(Result::unwrap).collect::<Vec<_>>());
-    assert!(old.iter().all(|(_, value)| value[0] == 0));
-    assert_eq!(std::iter::once(first).chain(walk.map(Result::unwrap)).collect::<Vec<_>>(), old);
-    assert_eq!(back.next().unwrap().unwrap(), old[old.len() - 1]);
-    let new: Vec<_> = left.iter().map(Result::unwrap).collect();
-    assert_eq!(new, right.iter().map(Result::unwrap).collect::<Vec<_>>());
-    assert!(new.iter().all(|(_, value)| value[0] == 1) && new.len() == old.len());
-    assert_eq!(before.get(&left, [99]).unwrap(), before.get(&right, [99]).unwrap());
-    assert_eq!(before.size_of(&left, [99]).unwrap(), Some(2));
-    assert_eq!(left.len().unwrap(), left.approximate_len());
-    let copy = Path::new("/copy");
-    db.checkpoint(copy).unwrap();
-    write(2);
-    drop((before, back));
-    let again = Config::new(copy).fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(2))).workers(0).open().unwrap();
-    assert_eq!(again.partition("pool").unwrap().iter().map(Result::unwrap).collect::<Vec<_>>(), new);
-    again.close().unwrap();
 }
 
 #[test]

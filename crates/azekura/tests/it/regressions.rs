@@ -15,7 +15,8 @@ mod wal_damage;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs, Survival, TestEnv};
+use azekura::fs::Fs;
+use azekura::testing::{MemFs, Survival, TestEnv};
 use azekura::{Config, Database, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode};
 
 /// A database without worker threads, on a machine that can lose power.
@@ -178,7 +179,7 @@ fn weak_remove_does_not_expose_deleted_value() {
 
 #[test]
 fn unrecorded_retired_segment_stays_linked() {
-    use azekura::fs::{Fault, FaultFs, FaultPlan, OpKind};
+    use azekura::testing::{Fault, FaultFs, FaultPlan, OpKind};
     for nth in 1..8 {
         let machine = MemFs::new();
         let faulty = FaultFs::new(Arc::new(machine.clone()));

@@ -8,10 +8,9 @@ mod freed_bytes;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{FaultFs, Fs, MemFs, OpKind, TestEnv};
-use azekura::{
-    CompressionType, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, Slice,
-};
+use azekura::fs::Fs;
+use azekura::testing::{FaultFs, MemFs, OpKind, TestEnv};
+use azekura::{CompressionType, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions};
 
 const DIR: &str = "/db";
 
@@ -39,28 +38,6 @@ fn open_filled(fs: &Arc<dyn Fs>) -> (Database, Partition) {
     (0..100).for_each(|n| part.insert(format!("key {n:03}"), value(n, 0, 1000)).unwrap());
     part.flush().unwrap();
     (db, part)
-}
-
-#[test]
-fn values_at_the_threshold_go_to_blob_files() {
-    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
-    let db = config(Arc::clone(&fs)).open().unwrap();
-    let part = db.open_partition("p", separated_options(100)).unwrap();
-    let lens = [0, 1, 99, 100, 101, 30_000, 200_000];
-    for (n, len) in (0..).zip(lens) {
-        part.insert(format!("{len}"), value(n, 0, len)).unwrap();
-    }
-    part.flush().unwrap();
-    let files = part.metrics().blob_files;
-    assert_eq!(files.iter().map(|file| file.values).sum::<u64>(), 4);
-    drop(part);
-    db.close().unwrap();
-    let db = config(Arc::clone(&fs)).open().unwrap();
-    let part = db.partition("p").unwrap();
-    for (n, len) in (0..).zip(lens) {
-        assert_eq!(part.get(format!("{len}")).unwrap().unwrap(), value(n, 0, len));
-        assert_eq!(part.size_of(format!("{len}")).unwrap(), Some(len as u32));
-    }
 }
 
 #[test]
@@ -97,46 +74,6 @@ fn keys_and_sizes_read_no_blob_file() {
 }
 
 #[test]
-fn iter_resolves_blobs_from_both_ends() {
-    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
-    let (db, part) = open_filled(&fs);
-    part.insert("key 050", "inline").unwrap();
-    let wanted = |n: u32| if n == 50 { b"inline".to_vec() } else { value(n, 0, 1000) };
-    let forwards: Vec<Slice> = part.values().map(Result::unwrap).collect();
-    let backwards: Vec<Slice> = part.values().rev().map(Result::unwrap).collect();
-    assert!(forwards.iter().eq(backwards.iter().rev()) && (0..100).zip(&forwards).all(|(n, v)| *v == wanted(n)));
-    let (mut lent, mut n) = (part.iter(), 0);
-    while let Some(pair) = lent.next_ref() {
-        let (key, value) = pair.unwrap();
-        assert!(key == format!("key {n:03}").as_bytes() && value == wanted(n));
-        n += 1;
-    }
-    drop(lent);
-    let mut middle = part.range("key 040".."key 060");
-    for n in (40..60).rev() {
-        assert_eq!(middle.next_back_ref().unwrap().unwrap().1, wanted(n));
-    }
-    drop(middle); // an iterator shows one point in time, and retains its versions in compactions
-    let entries: Vec<azekura::Entry> = part.entries().map(Result::unwrap).collect();
-    for n in 0..100 {
-        part.remove(format!("key {n:03}")).unwrap();
-    }
-    part.major_compact().unwrap();
-    assert_eq!(part.len().unwrap(), 0);
-    assert!((0..100).zip(&entries).all(|(n, entry)| entry.value().unwrap() == wanted(n)), "they keep what they show");
-    drop(entries);
-    part.insert("k", "v").unwrap();
-    part.flush().unwrap();
-    drop(part);
-    // Blob files are removed with their last readers; readers of other tests of the process count too.
-    crate::testkit::watchdog::wait_until("blob files are removed", || {
-        while db.step().unwrap() {}
-        blob_files(&*fs) == 0
-    });
-    db.close().unwrap();
-}
-
-#[test]
 fn blobs_survive_snapshot_checkpoint_and_reopen() {
     let machine = MemFs::new();
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
@@ -169,27 +106,6 @@ fn blobs_survive_snapshot_checkpoint_and_reopen() {
     let copy = Config::new("/copy").fs(fs).env(Arc::new(TestEnv::new(2))).workers(0).open().unwrap();
     let part = copy.partition("p").unwrap();
     assert!((0..100).all(|n| part.get(format!("key {n:03}")).unwrap().unwrap() == value(n, 0, 1000)));
-}
-
-#[test]
-fn changed_options_apply_to_later_flushes() {
-    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
-    let db = config(Arc::clone(&fs)).open().unwrap();
-    let part = db.open_partition("p", PartitionCreateOptions::default()).unwrap();
-    part.insert("a", value(1, 0, 1000)).unwrap();
-    part.flush().unwrap();
-    assert_eq!(blob_files(&*fs), 0);
-    let part = db.open_partition("p", separated_options(500)).unwrap();
-    part.insert("b", value(2, 0, 1000)).unwrap();
-    part.flush().unwrap();
-    assert_eq!(blob_files(&*fs), 1);
-    let part = db.open_partition("p", PartitionCreateOptions::default()).unwrap();
-    part.insert("c", value(3, 0, 1000)).unwrap();
-    part.major_compact().unwrap();
-    assert_eq!(part.metrics().blob_files[0].referenced_values, 1);
-    for (n, key) in (1..).zip(["a", "b", "c"]) {
-        assert_eq!(part.get(key).unwrap().unwrap(), value(n, 0, 1000));
-    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::writer::AckRecord;
 use crate::encoding;
 use crate::error::Result;
 
-/// Sum over entries that does not depend on their order.
+/// Digest of entries that does not depend on their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ContentDigest {
     pub(super) entries: u64,

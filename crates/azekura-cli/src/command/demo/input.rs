@@ -12,16 +12,16 @@ use super::temporary_directory::check_interrupted;
 use crate::error::{CliError, Result};
 use crate::{display, path_key};
 
-/// Largest file. Larger ones are skipped, because a value is held in memory as a whole.
+/// Maximum size of a file in bytes. Larger files are skipped, because a value is kept in memory completely.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Largest input: it fits the time limit and a temporary directory.
+/// Maximum size of the input in bytes, chosen for the time limit and for temporary directories.
 const INPUT_BYTES_MAX: u64 = 2 << 30;
 
-/// Largest number of puts. It bounds the memory for keys and acknowledgements.
+/// Maximum number of puts, which bounds the memory for keys and acknowledgements.
 const PUTS_MAX: u64 = 200_000;
 
-/// Bytes of text that an edit adds to a file, at least.
+/// Minimum number of bytes that an edit adds to a file.
 const EDIT_BYTES: usize = 300;
 
 /// Hash of a value. The demo and its writer process are the same program, so another version may hash differently.
@@ -59,7 +59,7 @@ pub(super) struct InputFiles {
     /// Number of versions of each file.
     pub(super) versions: u64,
     pub(super) skipped: CountedItems,
-    /// Reasons why the input does not have all files.
+    /// Reasons why the input does not contain all files.
     pub(super) cut_short: Vec<String>,
 }
 
@@ -125,7 +125,7 @@ impl InputFiles {
         fs::write(list, self.keys.join(&0)).map_err(|e| CliError::os("write the list of files", list, e))
     }
 
-    /// Reads what [`InputFiles::save`] wrote.
+    /// Loads the list that [`InputFiles::save`] wrote.
     pub(super) fn load(list: &Path, root: &Path, versions: u64) -> Result<InputFiles> {
         let bytes = fs::read(list).map_err(|e| CliError::os("read the list of files", list, e))?;
         let keys = bytes.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect();
@@ -140,7 +140,7 @@ impl InputFiles {
         self.files() * self.versions
     }
 
-    /// Key of a put. A version is a path below its file, so it differs from every path of a file.
+    /// Key of a put. The key of a later version is a path below that of its file, so it differs from every file path.
     pub(super) fn key(&self, put: u64) -> Vec<u8> {
         let key = &self.keys[(put % self.files()) as usize];
         match put / self.files() {
@@ -149,7 +149,7 @@ impl InputFiles {
         }
     }
 
-    /// Value of a put, from the present content of the file. The error is a sentence about the file.
+    /// Value of a put, computed from the current content of the file. The error is a sentence about the file.
     pub(super) fn content(&self, put: u64) -> Result<Vec<u8>, String> {
         let key = &self.keys[(put % self.files()) as usize];
         let path = path_key::to_relative_path(key).map(|path| self.root.join(path)).ok_or("not a path")?;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn puts_repeat_files_and_survive_the_list() {
+    fn puts_are_equal_after_saving_the_list() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("files");
         fs::create_dir_all(root.join("target")).unwrap();

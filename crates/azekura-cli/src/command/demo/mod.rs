@@ -4,8 +4,9 @@
 //! process, which reports each put through a pipe; `check` compares the database with these acknowledgements;
 //! `temporary_directory` removes everything that the demo creates, also after Ctrl-C.
 //!
-//! Invariants: the n-th acknowledgement is about the n-th put. A put counts as acknowledged once its whole record has
-//! reached the parent process. Memory holds the list of files, 16 bytes per put, and the content of one file.
+//! Invariants: the n-th acknowledgement belongs to the n-th put. A put counts as acknowledged once the parent process
+//! has received its complete record. The demo keeps in memory the list of files, 16 bytes per put, and the content of
+//! one file.
 
 mod check;
 mod input;

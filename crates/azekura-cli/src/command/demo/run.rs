@@ -29,12 +29,12 @@ const CHANGED_VALUE_BYTES_MAX: u64 = 64 << 10;
 const SPACE_AMP: f32 = 1.1;
 
 /// Runs the demo; successful if all checks passed.
-pub(crate) fn run(args: &DemoArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn run(args: &DemoArgs, kept: Option<&Path>, output: &mut CommandOutput) -> Result<CommandOutcome> {
     catch_interrupts()?;
     let start = Instant::now();
     let share = |percent: u32| start + Duration::from_secs(args.seconds) * percent / 100;
     let temporary = TemporaryDirectory::create()?;
-    let db_path = match &args.db {
+    let db_path = match kept {
         Some(path) => new_directory(path)?,
         None => temporary.path().join("db"),
     };
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &DemoArgs, output: &mut CommandOutput) -> Result<Command
     drop(partition);
     db.close()?;
     demo.verify()?;
-    demo.finish(args.db.as_deref(), start.elapsed())
+    demo.finish(kept, start.elapsed())
 }
 
 /// Returns `path` if it does not exist or is an empty directory.
@@ -81,7 +81,7 @@ fn list_input(args: &DemoArgs, temporary: &Path, until: Instant) -> Result<Input
     Ok(input)
 }
 
-/// One statement about the database, and whether it is true.
+/// One check of the database: its statement, and whether the statement is true.
 struct CheckResult {
     statement: &'static str,
     passed: bool,
@@ -92,7 +92,7 @@ struct DemoRun<'a> {
     output: &'a mut CommandOutput,
     input: InputFiles,
     db_path: PathBuf,
-    /// The n-th record is about the n-th put.
+    /// The n-th element is the acknowledgement of the n-th put.
     acks: Vec<Option<AckRecord>>,
     checks: Vec<CheckResult>,
     /// Figures for JSON.
@@ -129,14 +129,15 @@ impl DemoRun<'_> {
         for put in self.acks.len() as u64..self.input.puts() {
             check_interrupted()?;
             if Instant::now() >= until {
-                self.input.cut_short.push("the time for writing was up; --seconds gives more".into());
+                self.input.cut_short.push("the time for writing has ended; use --seconds for more time".into());
                 break;
             }
             self.acks.push(writer::store(partition, &self.input, put)?);
         }
         let files = self.input.files().min(self.acks.len() as u64);
         for put in (0..files).filter(|put| self.acks[*put as usize].is_none()) {
-            self.input.skipped.add(self.input.content(put).err().unwrap_or("a file was unreadable at first".into()));
+            let error = self.input.content(put).err();
+            self.input.skipped.add(error.unwrap_or("a file was unreadable when it was stored".into()));
         }
         let versions = self.acks.len() as u64 - files;
         self.fields.insert("files".into(), json!(files));
@@ -157,7 +158,7 @@ impl DemoRun<'_> {
         let expected = count(result.expected.entries);
         let good = format!("{}, {}; {expected} expected", plural(found.entries, "entry"), bytes(found.bytes));
         let detail =
-            unsorted.map_or(good, |key| format!("{} is not greater than its predecessor", encoding::escaped(&key)));
+            unsorted.map_or(good, |key| format!("{} is not greater than the key before it", encoding::escaped(&key)));
         self.fields.insert("entries".into(), json!(found.entries));
         self.fields.insert("bytes".into(), json!(found.bytes));
         self.check("a range scan returns all entries in order", passed, detail)?;
@@ -193,14 +194,14 @@ impl DemoRun<'_> {
             }
         }
         if seen != before {
-            wrong.add("the snapshot does not see the old state".into());
+            wrong.add("the snapshot does not return the old state".into());
         }
         if scan(partition.iter())?.0 != before {
-            wrong.add("the entries that the snapshot restored are not the old state".into());
+            wrong.add("the entries restored from the snapshot differ from the old state".into());
         }
         let changed = plural(changes.len() as u64, "key");
-        let good = format!("{changed} changed; it saw all {} unchanged", plural(seen.entries, "entry"));
-        self.check("a snapshot sees the old state after changes", wrong.count == 0, first_or(&wrong, good))
+        let good = format!("{changed} changed; the snapshot returned all {} unchanged", plural(seen.entries, "entry"));
+        self.check("a snapshot returns the old state after changes", wrong.count == 0, first_or(&wrong, good))
     }
 
     fn run_blob_gc(&mut self, partition: &Partition, content: ContentDigest) -> Result<()> {
@@ -228,7 +229,7 @@ impl DemoRun<'_> {
         self.check("every byte of the database passes its checks", problems.is_empty(), detail)
     }
 
-    /// Prints the levels, and the metrics since recovery that are about reads and about the amount of written bytes.
+    /// Prints the levels, and the metrics since recovery of flushes, compactions, blob GC and cache hits.
     fn print_metrics(&mut self, db: &Database, partition: &Partition) -> Result<()> {
         const SHOWN: [&str; 6] = ["flushes", "compact", "blob GC", "write am", "cache hi", "recovery"];
         let metrics = db.metrics();
@@ -251,7 +252,7 @@ impl DemoRun<'_> {
         let passed = self.checks.iter().all(|check| check.passed);
         let skipped = std::mem::take(&mut self.input.skipped);
         self.print_items("Skipped", "left_out", &skipped)?;
-        let mut lines: Vec<_> = self.input.cut_short.iter().map(|why| format!("Note: {why}.")).collect();
+        let mut lines: Vec<_> = self.input.cut_short.iter().map(|reason| format!("Note: {reason}.")).collect();
         lines.extend(kept.map(|path| format!("The database is kept: azekura levels --db {}", path.display())));
         let verdict = if passed { "All checks passed" } else { "NOT all checks passed" };
         lines.push(format!("{verdict}, in {}.", duration(took)));
@@ -267,7 +268,7 @@ impl DemoRun<'_> {
         Ok(CommandOutcome::success_if(passed))
     }
 
-    /// "1,234 acknowledged puts (5.6 MiB)".
+    /// Example: "1,234 acknowledged puts (5.6 MiB)".
     fn acknowledged(&self) -> String {
         let puts = plural(self.acks.iter().flatten().count() as u64, "acknowledged put");
         format!("{puts} ({})", bytes(acknowledged_bytes(&self.acks)))
@@ -280,7 +281,7 @@ impl DemoRun<'_> {
         Ok(())
     }
 
-    /// Records items for JSON under `field`, and prints them unless there are none.
+    /// Records items for JSON under `field`, and prints the first ten of them, if any.
     fn print_items(&mut self, title: &str, field: &str, items: &CountedItems) -> Result<()> {
         self.fields.insert(field.into(), json!({ "count": items.count, "first": items.first }));
         if items.count > 0 {
@@ -298,7 +299,7 @@ impl DemoRun<'_> {
     }
 }
 
-/// "3 wrong, the first is a/b: missing", or `good` if nothing is wrong.
+/// "3 wrong, the first is a/b: missing", or `good` if `wrong` is empty.
 fn first_or(wrong: &CountedItems, good: String) -> String {
     wrong.first.first().map_or(good, |first| format!("{} wrong, the first is {first}", wrong.count))
 }

@@ -24,6 +24,19 @@ pub(super) fn check_interrupted() -> Result<()> {
     if INTERRUPTED.load(Ordering::Relaxed) { Err(CliError::interrupted()) } else { Ok(()) }
 }
 
+#[cfg(unix)]
+fn owner_only() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder
+}
+
+/// On Windows the temporary directory belongs to the user.
+#[cfg(not(unix))]
+fn owner_only() -> DirBuilder {
+    DirBuilder::new()
+}
+
 /// The directory.
 #[derive(Debug)]
 pub(super) struct TemporaryDirectory(PathBuf);
@@ -33,10 +46,7 @@ impl TemporaryDirectory {
     pub(super) fn create() -> Result<TemporaryDirectory> {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos());
         let path = std::env::temp_dir().join(format!("azekura-demo-{}-{nanos}", std::process::id()));
-        let mut builder = DirBuilder::new();
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(&path).map_err(|e| CliError::os("create a temporary directory", &path, e))?;
+        owner_only().create(&path).map_err(|e| CliError::os("create a temporary directory", &path, e))?;
         Ok(TemporaryDirectory(path))
     }
 

@@ -63,9 +63,9 @@ pub(super) fn store(partition: &Partition, input: &InputFiles, put: u64) -> Resu
 
 /// The writer process: executes all puts and acknowledges each on standard output. Then it waits, with the database
 /// open, until the parent kills it.
-pub(crate) fn run_writer(args: &WriterArgs) -> Result<CommandOutcome> {
+pub(crate) fn run_writer(args: &WriterArgs, db: &Path) -> Result<CommandOutcome> {
     let input = InputFiles::load(&args.list, &args.root, args.versions)?;
-    let (db, partition) = open(&args.db, args.memtable_bytes)?;
+    let (db, partition) = open(db, args.memtable_bytes)?;
     let mut out = io::stdout().lock();
     for put in 0..input.puts() {
         let record = encode(store(&partition, &input, put)?);
@@ -97,7 +97,7 @@ impl WriterProcess {
     }
 
     /// Receives acknowledgements. Kills the process once `kill_at_bytes` are acknowledged and a memtable was flushed to
-    /// `db`, at the latest at `until` or after the last put. Returns whether the process died of SIGKILL.
+    /// `db`, at the latest at `until` or after the last put. Also returns whether SIGKILL ended the process.
     pub(super) fn receive_and_kill(
         mut self,
         input: &InputFiles,
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_round_trip_and_cut_record_is_the_end() {
+    fn records_round_trip_and_cut_record_fails() {
         let records = [Some(AckRecord { len: 5, hash: u64::MAX }), None];
         let pipe: Vec<u8> = records.iter().flat_map(|ack| encode(*ack)).collect();
         let mut input = pipe.as_slice();

@@ -1,8 +1,8 @@
-//! Background work that has failed, and when it is tried again.
+//! Backoff of failed background tasks: when a failed task is retried, and which of its errors are reported.
 //!
-//! A damaged file does not mend itself, and a full disk stays full for a while. So what has failed is tried again after
-//! ever longer pauses, up to a bound, and all other work goes on meanwhile: each kind of work of each partition waits
-//! for itself.
+//! Each kind of task of each partition has its own backoff, so a failed task delays no other task. The delay doubles
+//! with each failure in a row, up to a maximum. The maximum is longer for damaged files, because a retry rarely repairs
+//! them, and shorter for other errors, because a full disk may get space at any time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -11,28 +11,29 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind};
 use crate::engine::Task;
 
-/// The first pause is twice as long.
+/// Base of the delay in milliseconds; the delay after the first failure is twice as long.
 const BACKOFF_BASE_MS: u64 = 50;
-/// How often the pause is doubled: up to 3.2 seconds, because space may come back.
+/// Maximum number of doublings for errors other than damage: the delay is at most 3.2 seconds.
 const DOUBLINGS_MAX: u32 = 6;
-/// The same where bytes on disk are damaged: up to 102 seconds.
+/// Maximum number of doublings for damaged files: the delay is at most 102.4 seconds.
 const DOUBLINGS_MAX_DAMAGED: u32 = 11;
 
-/// The pause after this many failures in a row: a pure function.
+/// Returns the delay in nanoseconds after `failures` failures in a row. Pure.
 fn backoff_ns(failures: u32, kind: ErrorKind) -> u64 {
     let doublings = if kind == ErrorKind::Corruption { DOUBLINGS_MAX_DAMAGED } else { DOUBLINGS_MAX };
     (BACKOFF_BASE_MS << failures.min(doublings)) * 1_000_000
 }
 
-/// Failures in a row of one kind of work. Thread safe.
+/// Consecutive failures of one kind of task. Thread safe.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(Mutex<FailureSeries>);
 
 #[derive(Debug, Default)]
 struct FailureSeries {
     failures: u32,
-    /// On the monotonic clock.
+    /// Earliest time of the next attempt, on the monotonic clock.
     retry_at_ns: u64,
+    /// Kind of the last reported error, and its file if the error is `Corruption`.
     reported: Option<(ErrorKind, Option<PathBuf>)>,
 }
 
@@ -43,7 +44,7 @@ impl Backoff {
         series.retry_at_ns = now_ns.saturating_add(backoff_ns(series.failures, error.kind()));
     }
 
-    /// The work was done.
+    /// Forgets all failures, after a success.
     pub(crate) fn reset(&self) {
         *lock(&self.0) = FailureSeries::default();
     }
@@ -52,22 +53,23 @@ impl Backoff {
         lock(&self.0).failures > 0
     }
 
-    /// How long the work still has to wait; `None` if it may be done.
+    /// Returns the nanoseconds until the next attempt; `None` if the task may run now.
     pub(crate) fn remaining_ns(&self, now_ns: u64) -> Option<u64> {
         let series = lock(&self.0);
         (series.failures > 0 && series.retry_at_ns > now_ns).then(|| series.retry_at_ns - now_ns)
     }
 
-    /// Whether the listener has not heard of such an error yet in this row of failures; it has from now on. Each file
-    /// that is damaged is a matter of its own; other errors may name another new file each time.
+    /// Returns whether `error` differs from the last reported error of this series of failures, and records it as
+    /// reported. Errors of different kinds differ, and so do `Corruption` errors in different files. The file of other
+    /// errors is ignored, because each attempt may fail on a new file.
     pub(crate) fn should_report(&self, error: &Error) -> bool {
         let file = error.file().filter(|_| error.kind() == ErrorKind::Corruption);
-        let told = Some((error.kind(), file.map(Path::to_path_buf)));
-        std::mem::replace(&mut lock(&self.0).reported, told.clone()) != told
+        let reported = Some((error.kind(), file.map(Path::to_path_buf)));
+        std::mem::replace(&mut lock(&self.0).reported, reported.clone()) != reported
     }
 }
 
-/// Those of a partition.
+/// The backoffs of a partition, one for each kind of task.
 #[derive(Debug, Default)]
 pub(crate) struct TaskBackoffs {
     flush: Backoff,
@@ -84,7 +86,7 @@ impl TaskBackoffs {
         }
     }
 
-    /// What has to wait, and how long.
+    /// Returns the tasks that may not run yet, with the nanoseconds until their next attempt.
     pub(crate) fn delayed_tasks(&self, now_ns: u64) -> impl Iterator<Item = (Task, u64)> {
         let all = [Task::Flush, Task::Compact, Task::BlobGc].into_iter();
         all.filter_map(move |task| self.for_task(task).remaining_ns(now_ns).map(|ns| (task, ns)))
@@ -99,25 +101,25 @@ mod tests {
 
     #[test]
     fn backoff_grows_up_to_a_bound() {
-        let pauses = |kind| (1..40).map(move |failures| backoff_ns(failures, kind) / MS).collect::<Vec<_>>();
-        let full = pauses(ErrorKind::OutOfSpace);
+        let delays = |kind| (1..40).map(move |failures| backoff_ns(failures, kind) / MS).collect::<Vec<_>>();
+        let full = delays(ErrorKind::OutOfSpace);
         assert_eq!((&full[..6], full[38]), (&[100, 200, 400, 800, 1_600, 3_200][..], 3_200));
-        assert_eq!(pauses(ErrorKind::Corruption)[38], 102_400);
-        assert!(full.is_sorted() && pauses(ErrorKind::Corruption).is_sorted());
+        assert_eq!(delays(ErrorKind::Corruption)[38], 102_400);
+        assert!(full.is_sorted() && delays(ErrorKind::Corruption).is_sorted());
     }
 
     #[test]
     fn tasks_back_off_separately_and_report_once() {
         let backoffs = TaskBackoffs::default();
-        let (compact, damaged) = (backoffs.for_task(Task::Compact), Error::corruption("worn"));
+        let (compact, damaged) = (backoffs.for_task(Task::Compact), Error::corruption("damaged"));
         assert!(!compact.is_failing() && backoffs.delayed_tasks(0).next().is_none());
         compact.record_failure(&damaged, 5 * MS);
         assert_eq!(backoffs.delayed_tasks(5 * MS).collect::<Vec<_>>(), [(Task::Compact, 100 * MS)]);
         assert_eq!(backoffs.delayed_tasks(104 * MS).collect::<Vec<_>>(), [(Task::Compact, MS)]);
-        assert!(backoffs.delayed_tasks(105 * MS).next().is_none() && compact.is_failing(), "it may be tried again");
+        assert!(backoffs.delayed_tasks(105 * MS).next().is_none() && compact.is_failing(), "the task may be retried");
         assert!(compact.should_report(&damaged) && !compact.should_report(&damaged));
         compact.record_failure(&damaged, 105 * MS);
-        let full = |file: &str| Error::new(ErrorKind::OutOfSpace, "another matter").in_file(file);
+        let full = |file: &str| Error::new(ErrorKind::OutOfSpace, "disk full").in_file(file);
         assert!(
             !compact.should_report(&damaged)
                 && compact.should_report(&full("/db/7.sst"))
@@ -136,6 +138,6 @@ mod tests {
         compact.reset();
         assert_eq!(compact.remaining_ns(105 * MS), None);
         compact.record_failure(&damaged, 0);
-        assert!(compact.remaining_ns(0) == Some(100 * MS) && compact.should_report(&damaged), "a new row of failures");
+        assert!(compact.remaining_ns(0) == Some(100 * MS) && compact.should_report(&damaged), "a new series");
     }
 }

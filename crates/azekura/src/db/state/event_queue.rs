@@ -1,9 +1,9 @@
-//! Events that wait for the listener.
+//! Queue of events for the listener, and the first fatal error of a database.
 //!
-//! An event is often known under a lock or in the middle of a task, and a listener may call back into the database. So
-//! the event is queued there, and delivered where its thread holds nothing: by a thread of its own, or, where the
-//! database has no threads, at the end of the call that caused it. One thread delivers at a time, so a listener gets
-//! one event after the other, in the order in which they were queued, also those that it causes itself.
+//! Events occur while locks are held or inside tasks, and a listener may call the database. So an event is queued where
+//! it occurs, and delivered by a thread that holds no lock: by a delivery thread, or, in a database without threads, at
+//! the end of the call that caused the event. One thread delivers at a time, so a listener gets the events one after
+//! the other in the order of the queue, including events that the listener causes.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,27 +14,31 @@ use crate::base::event::{Event, Listener};
 use crate::base::sync::{WakeSignal, lock};
 use crate::base::{Error, ErrorKind, Result};
 
-/// Events that may wait. [`Event::Poisoned`] and [`Event::Closed`], of which there is one each, wait beside them.
+/// Maximum number of queued events. [`Event::Poisoned`] and [`Event::Closed`], which occur once each, and the count of
+/// dropped events are queued beyond this maximum.
 const QUEUED_EVENTS_MAX: usize = 1024;
 
-/// The queue of a listener. Thread safe.
+/// Queue of events for one listener. Thread safe.
 pub(crate) struct EventQueue {
     listener: Option<Arc<dyn Listener>>,
     state: Mutex<EventQueueState>,
-    /// Whether a thread of the database delivers; it waits for `queued`.
+    /// Whether a delivery thread runs [`run`](EventQueue::run).
     has_thread: AtomicBool,
+    /// Whether [`stop`](EventQueue::stop) was called.
     ended: AtomicBool,
+    /// Notified for each queued event, and by `stop`.
     queued: WakeSignal,
 }
 
 struct EventQueueState {
     waiting: VecDeque<Event>,
-    /// A thread is delivering, and will deliver what is queued meanwhile.
+    /// Whether a thread is delivering; it also delivers events that are queued meanwhile. True before
+    /// [`start_delivery`](EventQueue::start_delivery), so that no other thread delivers.
     delivering: bool,
 }
 
 impl EventQueue {
-    /// Nothing is delivered before [`begin`](EventQueue::start_delivery).
+    /// Creates an empty queue. No event is delivered before [`start_delivery`](EventQueue::start_delivery).
     pub(crate) fn new(listener: Option<Arc<dyn Listener>>) -> EventQueue {
         EventQueue {
             listener,
@@ -45,12 +49,13 @@ impl EventQueue {
         }
     }
 
-    /// Whether there is a listener.
+    /// Returns whether there is a listener.
     pub(crate) fn has_listener(&self) -> bool {
         self.listener.is_some()
     }
 
-    /// Queues an event. It may be called with any lock held, and from a listener.
+    /// Queues an event. If the queue is full, counts the event as dropped. The caller may hold any lock, and may be a
+    /// listener.
     pub(crate) fn push(&self, event: &Event) {
         if self.listener.is_none() {
             return;
@@ -67,54 +72,53 @@ impl EventQueue {
         self.queued.notify_all();
     }
 
-    /// Delivers all events that wait, unless another thread does. The caller holds no lock and has no work under way.
-    /// False if the listener panicked.
+    /// Delivers all queued events, unless another thread is delivering. The caller must hold no lock and must not be
+    /// inside work. Returns false if the listener panicked.
     fn deliver(&self) -> bool {
-        let mut calm = true;
-        if !std::mem::replace(&mut lock(&self.state).delivering, true) {
-            calm = self.drain();
-        }
-        calm
+        let is_delivering = std::mem::replace(&mut lock(&self.state).delivering, true);
+        is_delivering || self.drain()
     }
 
     fn drain(&self) -> bool {
-        let mut calm = true;
+        let mut succeeded = true;
         loop {
             let mut queue = lock(&self.state);
             let Some(event) = queue.waiting.pop_front() else {
                 queue.delivering = false;
-                return calm;
+                return succeeded;
             };
             drop(queue);
             if let Some(listener) = &self.listener {
-                calm &= catch_unwind(AssertUnwindSafe(|| listener.on_event(&event))).is_ok();
+                succeeded &= catch_unwind(AssertUnwindSafe(|| listener.on_event(&event))).is_ok();
             }
         }
     }
 
-    /// The database is open: delivers what was queued until now, in the thread that opens it. From now on others may.
-    /// False if the listener panicked.
+    /// Delivers the events that were queued while the database was opened, in the opening thread. Afterwards every
+    /// thread may deliver. Returns false if the listener panicked.
     pub(crate) fn start_delivery(&self) -> bool {
         self.drain()
     }
 
-    /// Delivers at the end of a call, if no thread does it. False if the listener panicked.
+    /// Delivers queued events at the end of a call if there is no delivery thread. Returns false if the listener
+    /// panicked.
     pub(crate) fn deliver_at_call_end(&self) -> bool {
         self.listener.is_none() || self.has_thread.load(Ordering::Acquire) || self.deliver()
     }
 
-    /// From now on a thread delivers, which calls [`run`](EventQueue::run).
+    /// Leaves the delivery to a thread that calls [`run`](EventQueue::run).
     pub(crate) fn use_delivery_thread(&self) {
         self.has_thread.store(true, Ordering::Release);
     }
 
-    /// Delivers until the events end; tells `panicked` each time the listener has.
-    pub(crate) fn run(&self, panicked: impl Fn()) {
+    /// Delivers events until [`stop`](EventQueue::stop); calls `on_panic` after deliveries in which the listener
+    /// panicked.
+    pub(crate) fn run(&self, on_panic: impl Fn()) {
         loop {
             let seen = self.queued.generation();
             let ended = self.ended.load(Ordering::Acquire);
             if !self.deliver() {
-                panicked();
+                on_panic();
             }
             if ended {
                 return;
@@ -123,7 +127,8 @@ impl EventQueue {
         }
     }
 
-    /// No event comes any more: [`run`](EventQueue::run) returns when it has delivered those that wait.
+    /// Ends the delivery thread: [`run`](EventQueue::run) returns once it has delivered the queued events. Called after
+    /// the last event.
     pub(crate) fn stop(&self) {
         self.ended.store(true, Ordering::Release);
         self.queued.notify_all();
@@ -131,9 +136,11 @@ impl EventQueue {
     }
 }
 
-/// Set once, by the first failed sync of log or manifest, or by a panic; reads go on, writes fail. After a failed sync
-/// the kernel may have marked the pages clean, so neither a retry nor a later sync proves anything: only opening the
-/// database anew does.
+/// The fatal error of a database: the first failed sync of the write-ahead log (WAL) or of the manifest, or a panic.
+/// Afterwards writes fail and reads continue.
+///
+/// After a failed sync the kernel may have marked the pages clean, so a later successful sync does not show that the
+/// data is durable. Only reopening the database ends the poisoned state.
 pub(crate) struct DbPoison {
     error: OnceLock<Error>,
     events: EventQueue,
@@ -144,7 +151,7 @@ impl DbPoison {
         DbPoison { error: OnceLock::new(), events: EventQueue::new(listener) }
     }
 
-    /// Poisons; returns the error that writers get.
+    /// Poisons the database with `cause`, unless it is poisoned already. Returns `cause` as a `Poisoned` error.
     pub(crate) fn set(&self, cause: Error) -> Error {
         let error = cause.with_kind(ErrorKind::Poisoned);
         if self.error.set(error.clone()).is_ok() {
@@ -153,7 +160,7 @@ impl DbPoison {
         error
     }
 
-    /// Fails if poisoned.
+    /// Returns the fatal error if the database is poisoned.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         match self.error.get() {
@@ -166,25 +173,26 @@ impl DbPoison {
         self.error.get().is_some()
     }
 
-    /// Queues an event for the listener, which may poison by a panic when it gets it.
+    /// Queues an event for the listener.
     pub(crate) fn emit(&self, event: &Event) {
         self.events.push(event);
     }
 
-    /// The events for the listener; what delivers them reports a panic by [`heard`](DbPoison::record_delivery).
+    /// Returns the event queue. A caller that delivers events passes the result to
+    /// [`record_delivery`](DbPoison::record_delivery).
     pub(crate) fn events(&self) -> &EventQueue {
         &self.events
     }
 
-    /// Notes whether the listener took its events `calm`ly, or panicked.
-    pub(crate) fn record_delivery(&self, calm: bool) {
-        if !calm {
+    /// Poisons the database, without an event, if a delivery did not succeed because the listener panicked.
+    pub(crate) fn record_delivery(&self, succeeded: bool) {
+        if !succeeded {
             let error = Error::new(ErrorKind::Poisoned, "a listener panicked");
-            let _already = self.error.set(error);
+            let _poisoned_before = self.error.set(error);
         }
     }
 
-    /// Passes a result on, and poisons if it failed in a way that ends writing.
+    /// Returns `result`, and poisons the database if it is a `Poisoned` error.
     pub(crate) fn poison_on_failure<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| if error.kind() == ErrorKind::Poisoned { self.set(error) } else { error })
     }
@@ -194,7 +202,7 @@ impl DbPoison {
 mod tests {
     use super::*;
 
-    /// Notes events, and queues another one at the first.
+    /// Records events, and queues `Closed` when it gets the first one.
     #[derive(Default)]
     struct RecordingListener {
         received: Mutex<Vec<String>>,
@@ -206,7 +214,7 @@ mod tests {
             lock(&self.received).push(format!("{event:?}"));
             if let Some(events) = lock(&self.events).take() {
                 events.push(&Event::Closed);
-                assert!(events.deliver_at_call_end(), "the call that is delivering goes on");
+                assert!(events.deliver_at_call_end(), "the running delivery delivers the new event");
             }
         }
     }
@@ -216,29 +224,29 @@ mod tests {
     }
 
     #[test]
-    fn events_are_delivered_one_after_the_other() {
-        let notes = Arc::new(RecordingListener::default());
-        let events = Arc::new(EventQueue::new(Some(notes.clone())));
-        *lock(&notes.events) = Some(Arc::clone(&events));
+    fn events_are_delivered_in_queue_order() {
+        let listener = Arc::new(RecordingListener::default());
+        let events = Arc::new(EventQueue::new(Some(listener.clone())));
+        *lock(&listener.events) = Some(Arc::clone(&events));
         events.push(&flushed(1));
         events.push(&flushed(2));
-        assert!(events.deliver_at_call_end() && lock(&notes.received).is_empty(), "the database is not open yet");
+        assert!(events.deliver_at_call_end() && lock(&listener.received).is_empty(), "the database is not open yet");
         assert!(events.start_delivery());
-        let heard = std::mem::take(&mut *lock(&notes.received));
-        assert_eq!(heard, [format!("{:?}", flushed(1)), format!("{:?}", flushed(2)), "Closed".to_owned()]);
+        let received = std::mem::take(&mut *lock(&listener.received));
+        assert_eq!(received, [format!("{:?}", flushed(1)), format!("{:?}", flushed(2)), "Closed".to_owned()]);
     }
 
     #[test]
-    fn events_are_counted_when_too_many_wait() {
-        let notes = Arc::new(RecordingListener::default());
-        let events = EventQueue::new(Some(notes.clone()));
+    fn events_are_dropped_and_counted_when_full() {
+        let listener = Arc::new(RecordingListener::default());
+        let events = EventQueue::new(Some(listener.clone()));
         (0..2 * QUEUED_EVENTS_MAX as u64).for_each(|n| events.push(&flushed(n)));
         events.push(&Event::Closed);
         events.start_delivery();
-        let heard = lock(&notes.received);
-        assert_eq!(heard.len(), QUEUED_EVENTS_MAX + 2);
+        let received = lock(&listener.received);
+        assert_eq!(received.len(), QUEUED_EVENTS_MAX + 2);
         let dropped = Event::EventsDropped { count: QUEUED_EVENTS_MAX as u64 };
-        assert_eq!(heard[QUEUED_EVENTS_MAX..], [format!("{dropped:?}"), "Closed".to_owned()]);
+        assert_eq!(received[QUEUED_EVENTS_MAX..], [format!("{dropped:?}"), "Closed".to_owned()]);
     }
 
     struct PanickingListener;

@@ -3,17 +3,17 @@
 //!
 //! Invariants:
 //! - The manifest state changes only by version edits that are in the manifest.
-//! - Numbers of files, partitions and epochs are never assigned twice, also after a restart.
+//! - Numbers of files, partitions and WAL epochs are never assigned twice, also after reopening.
 //!
 //! Modules, in reading order: [`version_set`] (manifest state and manifest), [`partition_tree`], [`event_queue`]
-//! (events for the listener, and the first fatal error), [`shifts`] (work that closing waits for), [`write_stall`],
-//! [`backoff`], [`tally`] (a sharded counter), [`disk_reserve`] (space on the disk that ordinary writes cannot use).
+//! (events for the listener, and the first fatal error), [`work_tracker`] (work that closing waits for),
+//! [`write_stall`], [`backoff`], [`sharded_counter`], [`disk_reserve`] (disk space that ordinary writes cannot use).
 
 pub(crate) mod backoff;
 pub(crate) mod disk_reserve;
 pub(crate) mod event_queue;
 pub(crate) mod partition_tree;
-pub(crate) mod shifts;
-pub(crate) mod tally;
+pub(crate) mod sharded_counter;
 pub(crate) mod version_set;
+pub(crate) mod work_tracker;
 pub(crate) mod write_stall;

@@ -1,32 +1,35 @@
-//! What stands behind a partition: one tree or another, called without a detour.
+//! The tree of a partition.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
-use crate::engine::{Engine, EngineHost, EngineView, Pressure, ReadSeqno, RecordReservation, Task, TaskReport};
+use crate::base::{EntryRef, RecordKind, Result};
+use crate::engine::{Engine, ReadSeqno, RecordReservation, SingleCommit};
 use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
 use crate::pmem::pool::PmemEngine;
 
-/// The tree of a partition.
+/// The tree of a partition. Dereferences to its engine. The methods on the paths of a put and a get are also here,
+/// because a call through `match` costs less than one through `dyn`.
 #[derive(Clone)]
 pub(crate) enum PartitionTree {
     Lsm(Arc<LsmTree>),
     Pmem(Arc<dyn PmemEngine>),
 }
 
-/// Does the same with whatever tree it is.
-macro_rules! either {
-    ($self:expr, $tree:ident => $work:expr) => {
-        match $self {
-            PartitionTree::Lsm($tree) => $work,
-            PartitionTree::Pmem($tree) => $work,
+impl Deref for PartitionTree {
+    type Target = dyn Engine;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            PartitionTree::Lsm(tree) => &**tree,
+            PartitionTree::Pmem(tree) => &**tree,
         }
-    };
+    }
 }
 
 impl PartitionTree {
-    /// The tree, if it is of tables and memtables.
+    /// Returns the LSM tree, for calls that only concern tables and blob files; `None` for a pool.
     #[inline]
     pub(crate) fn lsm(&self) -> Option<&Arc<LsmTree>> {
         match self {
@@ -35,6 +38,7 @@ impl PartitionTree {
         }
     }
 
+    /// Returns the pool, for calls that only concern pools; `None` for an LSM tree.
     pub(crate) fn pmem(&self) -> Option<&Arc<dyn PmemEngine>> {
         match self {
             PartitionTree::Lsm(_) => None,
@@ -42,73 +46,51 @@ impl PartitionTree {
         }
     }
 
-    /// Whether space is set aside for a record of that kind before it is written to the log.
+    /// Returns how a single record is committed.
     #[inline]
-    pub(crate) fn needs_reservation(&self, kind: RecordKind) -> bool {
-        matches!(self, PartitionTree::Pmem(_)) && kind.is_value()
+    pub(crate) fn single_commit(&self) -> SingleCommit {
+        match self {
+            PartitionTree::Lsm(_) => SingleCommit::InGroup,
+            PartitionTree::Pmem(tree) => tree.single_commit(),
+        }
     }
 
-    pub(crate) fn key_order(&self) -> &KeyOrder {
-        either!(self, tree => tree.key_order())
-    }
-
-    /// About how many keys there are.
-    pub(crate) fn approximate_len(&self) -> u64 {
-        either!(self, tree => tree.approximate_len())
-    }
-
-    /// Adds a record of the log again.
-    pub(crate) fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
-        either!(self, tree => tree.replay(entry))
-    }
-
-    /// Ends the tree of a deleted partition, after the edit that drops it.
-    pub(crate) fn discard(&self) {
-        either!(self, tree => tree.discard());
-    }
-}
-
-impl Engine for PartitionTree {
+    /// Whether a batch must be [prepared](Engine::prepare) before it is appended to the WAL.
     #[inline]
-    fn apply(&self, entry: EntryRef<'_>, reservation: Option<RecordReservation>) -> Result<bool> {
-        either!(self, tree => tree.apply(entry, reservation))
+    pub(crate) fn needs_preparation(&self) -> bool {
+        matches!(self, PartitionTree::Pmem(_))
     }
 
+    /// Whether [`prepare`](Engine::prepare) reserves space for a record of this kind.
     #[inline]
-    fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>> {
-        either!(self, tree => tree.get(key, at))
+    pub(crate) fn reserves_space_for(&self, kind: RecordKind) -> bool {
+        self.needs_preparation() && kind.is_value()
     }
 
+    /// As [`Engine::apply`].
     #[inline]
-    fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>> {
-        either!(self, tree => tree.size_of(key, at))
+    pub(crate) fn apply(&self, entry: EntryRef<'_>, reservation: Option<RecordReservation>) -> Result<bool> {
+        match self {
+            PartitionTree::Lsm(tree) => tree.apply(entry, reservation),
+            PartitionTree::Pmem(tree) => tree.apply(entry, reservation),
+        }
     }
 
-    fn view(&self) -> Box<dyn EngineView> {
-        either!(self, tree => tree.view())
+    /// As [`Engine::get`].
+    #[inline]
+    pub(crate) fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>> {
+        match self {
+            PartitionTree::Lsm(tree) => tree.get(key, at),
+            PartitionTree::Pmem(tree) => tree.get(key, at),
+        }
     }
 
-    fn flushed_through(&self) -> SeqNo {
-        either!(self, tree => tree.flushed_through())
-    }
-
-    fn first_unflushed(&self) -> Option<SeqNo> {
-        either!(self, tree => tree.first_unflushed())
-    }
-
-    fn seal(&self) {
-        either!(self, tree => tree.seal());
-    }
-
-    fn next_task(&self, forced: bool, held: &[Task]) -> Option<Task> {
-        either!(self, tree => tree.next_task(forced, held))
-    }
-
-    fn run(&self, task: Task, forced: bool, host: &dyn EngineHost) -> Result<TaskReport> {
-        either!(self, tree => tree.run(task, forced, host))
-    }
-
-    fn pressure(&self) -> Pressure {
-        either!(self, tree => tree.pressure())
+    /// As [`Engine::size_of`].
+    #[inline]
+    pub(crate) fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>> {
+        match self {
+            PartitionTree::Lsm(tree) => tree.size_of(key, at),
+            PartitionTree::Pmem(tree) => tree.size_of(key, at),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The ledger and the manifest that keeps it, as one.
+//! The manifest state in memory and the manifest file, which change together.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,17 +7,19 @@ use crate::base::manifest_state::ManifestState;
 use crate::base::sync::{WakeSignal, lock};
 use crate::base::version_edit::{FileNumber, PartitionId, PartitionMeta, TableMeta, VersionEdit, WalEpoch};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::lsm::blob::direct_file::UnsyncedBlobFiles;
+use crate::lsm::direct_file::UnsyncedBlobFiles;
 use crate::manifest::Manifest;
 use crate::vfs::Env;
 use crate::wal::WalCallbacks;
 
-/// The manifest is written anew when it has grown to this many times what it was when last written, and beyond
-/// [`REWRITE_MIN_BYTES`].
+/// The manifest is rewritten when it has at least this many times the bytes that it had after the last rewrite, and at
+/// least [`REWRITE_MIN_BYTES`].
 const REWRITE_GROWTH: u64 = 4;
+/// Minimum size in bytes of a manifest that is rewritten.
 const REWRITE_MIN_BYTES: u64 = 1 << 20;
 
-/// All metadata that survives. Thread safe; edits take effect in the order in which the manifest has them.
+/// The durable metadata of a database. Thread safe. Version edits are applied in the order in which they are in the
+/// manifest.
 pub(crate) struct VersionSet {
     manifest: Manifest,
     state: Mutex<ManifestState>,
@@ -27,26 +29,26 @@ pub(crate) struct VersionSet {
     size_at_last_rewrite: AtomicU64,
     env: Arc<dyn Env>,
     unsynced_blobs: Arc<UnsyncedBlobFiles>,
-    /// Rung when the log begins a segment: it may be larger than it should be.
+    /// Notified when the write-ahead log (WAL) starts a segment, because the WAL may now exceed its maximum size.
     work_available: Arc<WakeSignal>,
 }
 
 impl VersionSet {
-    /// Starts from a manifest that holds exactly `ledger`; the trees take fresh file numbers from `next_file_id` too,
-    /// and leave early files among the `unsynced`.
+    /// Creates the version set of a manifest that contains exactly `manifest_state`. The trees share `next_file_id`,
+    /// and add their unsynced direct blob files to `unsynced_blobs`.
     pub(crate) fn new(
         manifest: Manifest,
         manifest_state: ManifestState,
-        next_file: Arc<AtomicU64>,
+        next_file_id: Arc<AtomicU64>,
         env: Arc<dyn Env>,
-        unsynced: Arc<UnsyncedBlobFiles>,
-        work: Arc<WakeSignal>,
+        unsynced_blobs: Arc<UnsyncedBlobFiles>,
+        work_available: Arc<WakeSignal>,
     ) -> VersionSet {
         VersionSet {
-            unsynced_blobs: unsynced,
-            work_available: work,
+            unsynced_blobs,
+            work_available,
             size_at_last_rewrite: AtomicU64::new(manifest.size()),
-            next_file_id: next_file,
+            next_file_id,
             next_partition_id: AtomicU64::new(manifest_state.next_partition_id),
             next_epoch: AtomicU32::new(manifest_state.next_wal_epoch),
             manifest,
@@ -55,10 +57,13 @@ impl VersionSet {
         }
     }
 
-    /// Notes a new partition, like [`append`](VersionSet::log_and_apply), under a number of its own. Before that,
-    /// `prepare` does all that can fail, and says which file id the pool has, if its files are there. It may sync: no
-    /// lock is held. The number counts as used only with the edit, or if that fails: a manifest written anew in between
-    /// would say that it was used, and replay would take the partition for a deleted one.
+    /// Writes the edits of a new partition with a new partition id, as [`log_and_apply`](VersionSet::log_and_apply)
+    /// does.
+    ///
+    /// First calls `prepare` with the id. `prepare` runs every step that can fail, and returns the file id of the pool
+    /// if its files exist. It may sync files, because no lock is held. The id counts as used only once the edits are
+    /// written or the creation fails. Otherwise a manifest that is rewritten during `prepare` would record the id as
+    /// used, and replay would treat the partition as deleted.
     ///
     /// The caller creates one partition at a time.
     pub(crate) fn create_partition<T>(
@@ -74,21 +79,22 @@ impl VersionSet {
         let (prepared, file_id) = prepared?;
         let mut edits = vec![VersionEdit::PartitionCreated(meta)];
         edits.extend(file_id.map(|file_id| VersionEdit::PoolFileId { partition, file_id }));
-        // One batch: a partition of which the manifest has only the first edit would come back after its deletion.
-        let mut after = manifest_state.clone();
+        // One batch: if the manifest contained only the first edit, the partition would exist again after its deletion.
+        let mut new_state = manifest_state.clone();
         for edit in &edits {
-            after.check(edit)?;
-            after.apply(edit)?;
+            new_state.check(edit)?;
+            new_state.apply(edit)?;
         }
         self.manifest.append(&edits)?;
-        *manifest_state = after;
+        *manifest_state = new_state;
         Ok(prepared)
     }
 
-    /// Writes a batch of edits to the operating system; a later sync of the manifest or of the log makes it durable.
+    /// Writes a batch of edits to the operating system and applies it. The next sync of the manifest or of the WAL
+    /// makes it durable.
     ///
     /// # Errors
-    /// `Closed` if an edit speaks of a partition that was dropped meanwhile; then nothing is written.
+    /// `Closed` if the partition of an edit was dropped meanwhile; then nothing is written. Those of the manifest.
     pub(crate) fn log_and_apply(&self, edits: &[VersionEdit]) -> Result<()> {
         self.log_and_apply_locked(&mut lock(&self.state), edits)
     }
@@ -106,46 +112,50 @@ impl VersionSet {
         edits.iter().try_for_each(|edit| manifest_state.apply(edit))
     }
 
-    /// Writes a batch of edits durably.
+    /// Writes a batch of edits and syncs the manifest.
     pub(crate) fn log_and_apply_durably(&self, edits: &[VersionEdit]) -> Result<()> {
         self.log_and_apply(edits)?;
         self.manifest.sync()
     }
 
-    /// Makes every edit so far durable.
+    /// Makes all written edits durable.
     pub(crate) fn sync(&self) -> Result<()> {
         self.manifest.sync()
     }
 
-    /// The edit that says that all partitions have flushed through `through`, if the manifest does not say so yet:
-    /// where every partition flushes, their own edits say it.
+    /// Returns the edit that records that all partitions have flushed through `through`, or `None` if the manifest
+    /// state implies it already, for example by the flush edits of all partitions.
     pub(crate) fn all_flushed(&self, through: SeqNo) -> Option<VersionEdit> {
         (through > lock(&self.state).flushed_by_all()).then_some(VersionEdit::AllFlushed { through })
     }
 
-    /// The spilled tables that the edits make obsolete, because a flush covers all of their records.
-    pub(crate) fn spilled_tables_flushed_by(&self, edits: &[VersionEdit]) -> Vec<FileNumber> {
+    /// Returns the spilled tables that `edits` make obsolete: those whose records a flush has written to other files,
+    /// and those of a dropped partition.
+    pub(crate) fn spilled_tables_dropped_by(&self, edits: &[VersionEdit]) -> Vec<FileNumber> {
         let manifest_state = lock(&self.state);
         let mut obsolete = Vec::new();
         for edit in edits {
-            if let VersionEdit::Flushed { partition, through } = edit
-                && let Some(known) = manifest_state.partitions.get(partition)
-            {
-                let is_flushed = |table: &&TableMeta| table.largest_seqno <= *through;
-                obsolete.extend(known.spilled.values().filter(is_flushed).map(|table| table.number));
-            }
+            let (partition, through) = match edit {
+                VersionEdit::Flushed { partition, through } => (partition, *through),
+                VersionEdit::PartitionDropped { partition } => (partition, SeqNo::MAX),
+                _ => continue,
+            };
+            let Some(partition) = manifest_state.partitions.get(partition) else { continue };
+            let is_flushed = |table: &&TableMeta| table.largest_seqno <= through;
+            obsolete.extend(partition.spilled.values().filter(is_flushed).map(|table| table.number));
         }
         obsolete
     }
 
-    /// A copy of the ledger as it is now.
+    /// Returns a copy of the current manifest state. Its next numbers are above all assigned numbers.
     pub(crate) fn manifest_state(&self) -> ManifestState {
         let mut copy = lock(&self.state).clone();
         self.raise_next_ids(&mut copy);
         copy
     }
 
-    /// Numbers may be in use (a table being written) that no edit names yet.
+    /// Raises the next numbers above all assigned numbers, because a number may be in use (by a table that is being
+    /// written) before an edit contains it.
     fn raise_next_ids(&self, manifest_state: &mut ManifestState) {
         manifest_state.next_file_number =
             self.next_file_id.load(Ordering::Relaxed).max(manifest_state.next_file_number);
@@ -154,7 +164,7 @@ impl VersionSet {
         manifest_state.next_wal_epoch = self.next_epoch.load(Ordering::Relaxed).max(manifest_state.next_wal_epoch);
     }
 
-    /// Writes the manifest anew if it has grown much beyond what it holds.
+    /// Rewrites the manifest if it has grown past the limit; returns whether it was rewritten.
     pub(crate) fn rewrite_if_grown(&self) -> Result<bool> {
         let limit = (self.size_at_last_rewrite.load(Ordering::Relaxed) * REWRITE_GROWTH).max(REWRITE_MIN_BYTES);
         if self.manifest.size() < limit {
@@ -169,7 +179,7 @@ impl VersionSet {
         Ok(true)
     }
 
-    /// Of the manifest, in bytes.
+    /// Returns the size of the manifest in bytes.
     pub(crate) fn manifest_bytes(&self) -> u64 {
         self.manifest.size()
     }
@@ -177,10 +187,10 @@ impl VersionSet {
 
 impl WalCallbacks for VersionSet {
     fn allocate_segment(&self) -> Result<(WalEpoch, FileNumber)> {
-        // The last one is never given out, so that a second call fails like the first.
+        // `next_epoch` stays below `u32::MAX`, so that every call after the last epoch fails too.
         let next = |epoch: u32| epoch.checked_add(1).filter(|next| *next < u32::MAX);
         let epoch = self.next_epoch.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        let used_up = |_| Error::new(ErrorKind::Unsupported, "the database has used up its log epochs");
+        let used_up = |_| Error::new(ErrorKind::Unsupported, "the database has used up its WAL epochs");
         let epoch = epoch.map_err(used_up)?;
         Ok((WalEpoch(epoch), FileNumber(self.next_file_id.fetch_add(1, Ordering::Relaxed))))
     }
@@ -197,7 +207,7 @@ impl WalCallbacks for VersionSet {
     }
 }
 
-/// The partition that must still exist for the edit to make sense.
+/// Returns the partition that must exist when the edit is applied.
 fn partition_of(edit: &VersionEdit) -> Option<PartitionId> {
     match edit {
         VersionEdit::PartitionDropped { partition }
@@ -225,13 +235,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::vfs::env::TestEnv;
-    use crate::vfs::mem::MemFs;
+    use crate::testing::{MemFs, TestEnv};
 
-    /// Creating a pool syncs the directory. The lock on the ledger was held meanwhile: a writer whose log began a
-    /// segment waited for that sync.
+    /// Regression: creating a pool syncs the directory. The lock on the manifest state was held during that sync, and a
+    /// writer that started a WAL segment waited for it.
     #[test]
-    fn a_segment_begins_while_a_pool_is_created() {
+    fn segment_starts_while_pool_is_created() {
         let manifest = Manifest::create(Arc::new(MemFs::new()), Path::new("/"), [1; 16], &[]).unwrap();
         let manifest_state = ManifestState { next_partition_id: 1, ..ManifestState::default() };
         let (env, unsynced, work) = (Arc::new(TestEnv::new(1)), Arc::default(), Arc::default());
@@ -249,7 +258,7 @@ mod tests {
             assert_eq!(
                 version_set.manifest_state().next_partition_id,
                 meta.id.0,
-                "a manifest written anew would say it was used"
+                "a rewritten manifest would record the id as used"
             );
             Ok((meta.id, None))
         };
@@ -257,7 +266,7 @@ mod tests {
         let failed = version_set.create_partition(meta.clone(), |_| Err::<((), _), _>(Error::invalid("")));
         assert!(failed.is_err());
         let third = version_set.create_partition(meta, |meta| Ok((meta.id, None))).unwrap();
-        assert_eq!(third, PartitionId(3), "files of a creation that failed may have number 2");
+        assert_eq!(third, PartitionId(3), "files of the failed creation may have the id 2");
         let manifest_state = version_set.manifest_state();
         assert_eq!(
             (manifest_state.partitions.len(), manifest_state.wal_segments.len(), manifest_state.next_partition_id),

@@ -1,32 +1,33 @@
-//! How much writers are slowed: a function of how far maintenance is behind.
+//! Write stalls: how much writers are delayed, or stopped, when flushes and compactions fall behind.
 //!
-//! Choosing is pure ([`delay_ns_per_kib`], [`must_stop_writes`]); the acting is a short sleep that grows with the debt,
-//! so that throughput bends instead of breaking off.
+//! The decisions are pure functions ([`delay_ns_per_kib`], [`must_stop_writes`]). The delay grows smoothly with the
+//! debt, so that the write throughput declines smoothly too. The caller sleeps.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::engine::Pressure;
 
-/// Sleeps shorter than this are saved up.
+/// Minimum sleep in nanoseconds. Shorter delays accumulate until their sum reaches it.
 const SLEEP_MIN_NS: u64 = 200_000;
-/// No single write is held up longer than this by pacing.
+/// Maximum sleep in nanoseconds for a delay. A stop is not limited by it.
 const SLEEP_MAX_NS: u64 = 100_000_000;
 
-/// Where slowing begins and where it ends in waiting.
+/// Thresholds at which writers are delayed, and at which they stop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct WriteStallLimits {
-    /// Sealed memtables of one tree from which on writers are slowed.
+    /// Sealed memtables of one tree above which writers are delayed.
     pub(crate) sealed_slowdown: usize,
     /// Sealed memtables of one tree at which writers wait for a flush.
     pub(crate) sealed_stop: usize,
     /// Bytes in all memtables at which writers wait for a flush.
     pub(crate) memory_stop: u64,
-    /// Young runs of one tree from which on writers are slowed.
+    /// Level 0 runs of one tree above which writers are delayed.
     pub(crate) l0_runs_slowdown: usize,
-    /// Young runs at which the delay has its full weight.
+    /// Level 0 runs at which the delay is largest.
     pub(crate) l0_runs_full_delay: usize,
-    /// Compaction debt in bytes from which on writers are slowed, and at which the delay has its full weight.
+    /// Compaction debt in bytes above which writers are delayed.
     pub(crate) debt_slowdown: u64,
+    /// Compaction debt in bytes at which the delay is largest.
     pub(crate) debt_full_delay: u64,
 }
 
@@ -44,11 +45,12 @@ impl Default for WriteStallLimits {
     }
 }
 
-/// The delay at full weight: 1 MiB/s is left to each writer.
+/// The largest delay in nanoseconds per KiB: it limits each writer to 1 MiB/s.
 const FULL_DELAY_NS_PER_KIB: f64 = 1e9 / 1024.0;
 
-/// How long a writer should be held up for each KiB it writes, in nanoseconds: nothing below the limits, then rising
-/// with the cube of the distance, so that little debt costs next to nothing.
+/// Returns the delay of a writer in nanoseconds for each KiB that it writes: 0 up to the slowdown thresholds, then
+/// rising with the cube of the distance to them, so that a small debt causes almost no delay. Sealed memtables alone
+/// cause at most an eighth of the largest delay.
 pub(crate) fn delay_ns_per_kib(pressure: &Pressure, limits: &WriteStallLimits) -> u64 {
     let weight = |value: f64, slow: f64, full: f64| ((value - slow) / (full - slow)).clamp(0.0, 1.0);
     let sealed =
@@ -59,20 +61,21 @@ pub(crate) fn delay_ns_per_kib(pressure: &Pressure, limits: &WriteStallLimits) -
     (worst.powi(3) * FULL_DELAY_NS_PER_KIB) as u64
 }
 
-/// Whether a writer must wait until a flush has freed memory: the hard limit. `memory` is the size of the memtables
-/// in bytes, with those that only iterators hold; a writer never waits for an iterator, only for flushes.
+/// Returns whether a writer must wait until a flush has freed memory. `memory` is the size in bytes of all memtables,
+/// including those that only iterators hold. Without a sealed memtable no writer waits, because only a flush ends the
+/// wait, and not an iterator.
 pub(crate) fn must_stop_writes(pressure: &Pressure, memory: u64, limits: &WriteStallLimits) -> bool {
     pressure.sealed_memtables >= limits.sealed_stop || (pressure.sealed_memtables > 0 && memory >= limits.memory_stop)
 }
 
-/// Delays that are too short to sleep for, until they add up. Thread safe.
+/// Sum of delays that are too short for a sleep. Thread safe.
 #[derive(Debug, Default)]
 pub(crate) struct AccruedDelay(AtomicU64);
 
 impl AccruedDelay {
-    /// Adds the delay of one write, and returns how long its thread should sleep: for the sum of all delays, once
-    /// that is long enough, or not at all. The thread that sleeps takes the whole sum, so each delay is paid for
-    /// once.
+    /// Adds the delay of one write, and returns the nanoseconds that the calling thread must sleep: 0, or the sum of
+    /// all delays once it is at least 0.2 ms, but at most 100 ms. That thread takes the whole sum, so each delay is
+    /// slept at most once.
     pub(crate) fn add(&self, ns: u64) -> u64 {
         match self.0.fetch_add(ns, Ordering::Relaxed).saturating_add(ns) {
             SLEEP_MIN_NS.. => self.0.swap(0, Ordering::Relaxed).min(SLEEP_MAX_NS),
@@ -82,36 +85,36 @@ impl AccruedDelay {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "one test races threads, and in vfs none are scoped")]
+#[expect(clippy::disallowed_methods, reason = "a test uses scoped threads, which `Env` does not offer")]
 mod tests {
     use super::*;
 
     #[test]
     fn short_delays_accumulate_until_slept() {
-        let owed = AccruedDelay::default();
-        assert_eq!(owed.add(SLEEP_MIN_NS / 2), 0);
-        assert_eq!(owed.add(SLEEP_MIN_NS), SLEEP_MIN_NS / 2 * 3);
-        assert_eq!(owed.add(10 * SLEEP_MAX_NS), SLEEP_MAX_NS);
-        assert_eq!(owed.add(1), 0, "what is beyond the longest sleep is forgiven");
+        let accrued = AccruedDelay::default();
+        assert_eq!(accrued.add(SLEEP_MIN_NS / 2), 0);
+        assert_eq!(accrued.add(SLEEP_MIN_NS), SLEEP_MIN_NS / 2 * 3);
+        assert_eq!(accrued.add(10 * SLEEP_MAX_NS), SLEEP_MAX_NS);
+        assert_eq!(accrued.add(1), 0, "the excess over the maximum sleep is dropped");
     }
 
-    /// Two writers that both saw enough to sleep for once both took it out of the sum, which fell below zero.
+    /// Regression: two writers that both found the sum large enough both subtracted it, and the sum fell below zero.
     #[test]
     fn accrued_delay_is_slept_once() {
-        let owed = AccruedDelay::default();
+        let accrued = AccruedDelay::default();
         let each = SLEEP_MIN_NS / 3;
         let adds = if cfg!(miri) { 100 } else { 100_000 };
         let slept: u64 = std::thread::scope(|scope| {
-            let writers = [(); 4].map(|()| scope.spawn(|| (0..adds).map(|_| owed.add(each)).sum::<u64>()));
+            let writers = [(); 4].map(|()| scope.spawn(|| (0..adds).map(|_| accrued.add(each)).sum::<u64>()));
             writers.into_iter().map(|writer| writer.join().unwrap()).sum()
         });
-        assert_eq!(slept + owed.0.into_inner(), 4 * adds * each);
+        assert_eq!(slept + accrued.0.into_inner(), 4 * adds * each);
     }
 
     #[test]
     fn delay_rises_smoothly_with_l0_runs() {
         let limits = WriteStallLimits::default();
-        let at = |young_runs| delay_ns_per_kib(&Pressure { l0_runs: young_runs, ..Pressure::default() }, &limits);
+        let at = |l0_runs| delay_ns_per_kib(&Pressure { l0_runs, ..Pressure::default() }, &limits);
         assert_eq!(at(0), 0);
         assert_eq!(at(limits.l0_runs_slowdown), 0);
         let mut last = 0;

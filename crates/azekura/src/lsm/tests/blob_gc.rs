@@ -6,14 +6,12 @@ use crate::base::compression::CompressionType;
 use crate::base::version_edit::FileNumber;
 use crate::base::{ErrorKind, KeyOrder, SeqNo};
 use crate::engine::{Engine, EngineHost, TaskReport};
-use crate::lsm::blob::options::KvSeparationOptions;
-use crate::lsm::blob_gc::picker::{BlobGcGoal, BlobGcStep, next_blob_gc_step};
-use crate::lsm::blob_gc::scan::BlobScanResult;
-use crate::lsm::options::LsmOptions;
+use crate::lsm::blob_gc::{BlobGcGoal, BlobGcStep, BlobScanResult, next_blob_gc_step};
+use crate::lsm::options::{KvSeparationOptions, LsmOptions};
 use crate::lsm::tests::harness::{ALL, LsmFixture, small_options};
 use crate::lsm::tests::model::{key_orders, run_random_operations};
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta};
-use crate::vfs::fault::{Fault, FaultPlan, OpKind};
+use crate::testing::{Fault, FaultPlan, OpKind};
 
 fn separated(threshold: u32, target_size: u64) -> LsmOptions {
     let separation = KvSeparationOptions::default().separation_threshold(threshold).blob_file_target_size(target_size);
@@ -40,7 +38,7 @@ fn half_stale() -> LsmFixture {
 
 fn stale_files(fixture: &LsmFixture) -> Vec<FileNumber> {
     let uses = fixture.tree.version().blobs().stats();
-    uses.iter().filter(|file| file.referenced_bytes < file.bytes).map(|file| file.id).collect()
+    uses.iter().filter(|file| file.stale_bytes() > 0).map(|file| FileNumber(file.id)).collect()
 }
 
 fn collect(fixture: &LsmFixture, chosen: &[FileNumber]) -> crate::base::Result<TaskReport> {
@@ -175,7 +173,7 @@ fn paused_gc_resumes_beside_other_tasks() {
     }
     assert!(calls > 2, "{calls}");
     // Check the files before the close: later, files that epoch pins of other tests keep a little longer would stay.
-    fixture.tree.abandon_paused();
+    drop(fixture.tree.take_paused());
     fixture.check_files();
     fixture.reopen();
     fixture.check_reads();

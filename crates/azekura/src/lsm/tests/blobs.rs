@@ -7,13 +7,12 @@ use crate::base::compression::CompressionType;
 use crate::base::version_edit::{BlobFileMeta, VersionEdit};
 use crate::base::{ErrorKind, KeyOrder, RecordKind, SeqNo};
 use crate::engine::{Engine, ReadSeqno, Task};
-use crate::lsm::blob::options::KvSeparationOptions;
-use crate::lsm::options::LsmOptions;
+use crate::lsm::options::{KvSeparationOptions, LsmOptions};
 use crate::lsm::tests::harness::{ALL, LsmFixture, files_in, replay, small_options};
 use crate::lsm::tests::model::{key_orders, run_random_operations};
 use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
-use crate::vfs::fault::{Fault, FaultPlan, OpKind};
+use crate::testing::{Fault, FaultPlan, OpKind};
 use crate::vfs::open_files::DataFileKind;
 
 fn separated(threshold: u32) -> LsmOptions {
@@ -84,7 +83,7 @@ fn compaction_copies_pointers_not_values() {
     assert_eq!(blobs(&fixture), before);
     fixture.check_reads();
     let uses = fixture.tree.version().blobs().stats();
-    assert!(uses.iter().all(|file| file.referenced_bytes == file.bytes && file.referenced_values == file.values));
+    assert!(uses.iter().all(|file| file.referenced_bytes == file.value_bytes && file.referenced_values == file.values));
     assert_eq!(uses.iter().map(|file| file.values).sum::<u64>(), 160, "only the large ones");
 }
 
@@ -114,24 +113,6 @@ fn blob_file_lives_until_last_reader_ends() {
     fixture.major_compact();
     fixture.check_files();
     assert_eq!((blob_files(&fixture), fixture.tree.metrics().blob_files), (0, vec![]));
-}
-
-#[test]
-fn a_snapshot_keeps_the_values_it_sees() {
-    let mut fixture = LsmFixture::new(KeyOrder::bytewise(), separated(50), 3);
-    fill(&mut fixture, 30, 1);
-    let at = fixture.visible();
-    fixture.host.snapshots.lock().unwrap().push(at);
-    fill(&mut fixture, 30, 2);
-    fixture.major_compact();
-    fixture.check_reads();
-    let uses = fixture.tree.version().blobs().stats();
-    assert_eq!(uses.iter().map(|file| file.referenced_values).sum::<u64>(), 60);
-    fixture.host.snapshots.lock().unwrap().clear();
-    fill(&mut fixture, 30, 3);
-    fixture.major_compact();
-    assert_eq!(fixture.tree.version().blobs().stats().iter().map(|file| file.referenced_values).sum::<u64>(), 30);
-    fixture.check_files();
 }
 
 #[test]

@@ -6,11 +6,10 @@ use crate::base::compression::CompressionType;
 use crate::base::version_edit::BlobFileMeta;
 use crate::base::{ErrorKind, KeyOrder};
 use crate::engine::{Engine, ReadSeqno, Task};
-use crate::lsm::blob::options::KvSeparationOptions;
-use crate::lsm::options::LsmOptions;
+use crate::lsm::options::{KvSeparationOptions, LsmOptions};
 use crate::lsm::tests::harness::{LsmFixture, files_in, replay, small_options};
 use crate::mem::epoch::tests::wait_until;
-use crate::vfs::fault::{Fault, FaultPlan, OpKind};
+use crate::testing::{Fault, FaultPlan, OpKind};
 use crate::vfs::open_files::DataFileKind;
 
 const EIO: Fault = Fault::Error(std::io::ErrorKind::Other);
@@ -59,7 +58,7 @@ fn direct_file_is_named_once_tables_refer_to_it() {
     assert_eq!((named_blob_files(&fixture).len(), fixture.tree.direct_blobs.files_with_pointers().len()), (0, begun));
     fixture.flush();
     assert_eq!((named_blob_files(&fixture).len(), fixture.tree.direct_blobs.files_with_pointers().len()), (begun, 0));
-    assert!(fixture.tree.metrics().direct_blob_files.is_empty());
+    assert!(fixture.tree.direct_blob_extents().is_empty());
     fixture.check_reads();
     fixture.major_compact();
     fixture.check_reads();
@@ -129,8 +128,8 @@ fn pointed_bytes_count_towards_memtable_size() {
     for n in 0..400 {
         fixture.put_direct("key", &value(n).repeat(10));
     }
-    let metrics = fixture.tree.metrics();
-    assert!(metrics.sealed_memtables >= 3 && metrics.sealed_memtables <= 5, "400 values of 1,200 bytes: {metrics:?}");
+    let pressure = fixture.tree.pressure();
+    assert!((3..=5).contains(&pressure.sealed_memtables), "400 values of 1,200 bytes: {pressure:?}");
     fixture.flush();
     fixture.check_reads();
 }
@@ -201,7 +200,7 @@ fn failed_append_keeps_earlier_values() {
     fixture.put_direct("a", &value(1));
     for nth in 1..=2 {
         fixture.faults.inject(FaultPlan::new(OpKind::Write, nth, Fault::Short).in_path(".blob"));
-        fixture.tree.write_blob_directly(value(999).repeat(3).as_bytes()).unwrap_err();
+        fixture.tree.write_blob_directly(value(999).repeat(3).as_bytes()).map(drop).unwrap_err();
         fixture.check_reads();
         fixture.put_direct(&format!("b{nth}"), &value(nth as u32));
     }
@@ -219,7 +218,7 @@ fn discarded_tree_removes_direct_files() {
     (0..20).for_each(|n| fixture.put_direct(&format!("{n}"), &value(n)));
     let view = fixture.tree.view();
     fixture.tree.discard();
-    assert_eq!(fixture.tree.write_blob_directly(value(1).as_bytes()).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(fixture.tree.write_blob_directly(value(1).as_bytes()).map(drop).unwrap_err().kind(), ErrorKind::Closed);
     assert!(blob_files(&fixture) > 0, "an iterator may still read them");
     drop(view);
     wait_for_blob_file_count(&fixture, 0);

@@ -16,8 +16,8 @@ use crate::lsm::table_handle::TreeContext;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::HasTableMeta;
 use crate::table::obsolete_files::ObsoleteFiles;
-use crate::vfs::fault::FaultFs;
-use crate::vfs::mem::{MemFs, Survival};
+use crate::testing::fault_fs::FaultFs;
+use crate::testing::{MemFs, Survival};
 use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
 use crate::vfs::{Env, Fs};
 
@@ -89,6 +89,8 @@ fn check_references(edits: &[VersionEdit], counts: bool) {
 pub(crate) struct CheckingHost {
     fs: MemFs,
     pub(crate) edits: Mutex<Vec<VersionEdit>>,
+    /// Number of compactions that rewrote tables.
+    compactions: AtomicU64,
     pub(crate) snapshots: Mutex<Vec<u64>>,
     pub(crate) visible: LastVisibleSeqno,
     durable: AtomicU64,
@@ -107,6 +109,20 @@ pub(crate) fn tables_in(fs: &dyn Fs) -> HashMap<FileNumber, u64> {
 pub(crate) fn files_in(fs: &dyn Fs) -> HashMap<(DataFileKind, FileNumber), u64> {
     let entries = fs.read_dir(Path::new("/db")).unwrap().into_iter();
     entries.filter_map(|e| Some((parse_data_file_name(&e.name)?, e.len))).collect()
+}
+
+impl CheckingHost {
+    pub(crate) fn compactions(&self) -> u64 {
+        self.compactions.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn flushes(&self) -> usize {
+        self.edits.lock().unwrap().iter().filter(|edit| matches!(edit, VersionEdit::Flushed { .. })).count()
+    }
+
+    pub(crate) fn trivial_moves(&self) -> usize {
+        self.edits.lock().unwrap().iter().filter(|edit| matches!(edit, VersionEdit::TableMoved { .. })).count()
+    }
 }
 
 impl EngineHost for CheckingHost {
@@ -146,6 +162,9 @@ impl EngineHost for CheckingHost {
                 }
                 _ => {}
             }
+        }
+        if new.iter().any(|edit| matches!(edit, VersionEdit::TableRemoved { .. })) {
+            self.compactions.fetch_add(1, Ordering::SeqCst);
         }
         edits.extend_from_slice(new);
         check_references(&edits, self.allow_unreferenced_blobs.load(Ordering::SeqCst));
@@ -234,11 +253,12 @@ impl LsmFixture {
         fs.sync_dir(Path::new("/")).unwrap();
         let faults = FaultFs::new(Arc::new(fs.clone()));
         let next_file_id = Arc::new(AtomicU64::new(1));
-        let env: Arc<dyn Env> = Arc::new(crate::vfs::env::TestEnv::new(seed));
+        let env: Arc<dyn Env> = Arc::new(crate::testing::TestEnv::new(seed));
         let visible = LastVisibleSeqno::default();
         let host = CheckingHost {
             fs: fs.clone(),
             edits: Mutex::default(),
+            compactions: AtomicU64::new(0),
             snapshots: Mutex::default(),
             visible: visible.clone(),
             durable: AtomicU64::new(0),
@@ -406,7 +426,7 @@ impl LsmFixture {
         assert_eq!(held, blobs);
         for file in version.blobs().stats() {
             let here = |uses: &&TableBlobUsage| {
-                version.blobs().handle(uses.logical_file).is_some_and(|h| h.meta().number == file.id)
+                version.blobs().handle(uses.logical_file).is_some_and(|h| h.meta().number.0 == file.id)
             };
             let uses: Vec<&TableBlobUsage> =
                 tables.iter().flat_map(|(_, table)| &table.blob_usage).filter(here).collect();
@@ -434,7 +454,7 @@ impl LsmFixture {
 
     /// Drops paused tasks, as closing does.
     pub(crate) fn close(&self) {
-        self.tree.abandon_paused();
+        drop(self.tree.take_paused());
         self.tree.abandon_direct_blob_files();
         self.tree.context.obsolete_files.close();
     }

@@ -1,11 +1,17 @@
 //! Durability of a pool in memory: the WAL makes its records durable, and a checkpoint (the flush of this tree)
 //! writes the image to its file.
 //!
-//! A checkpoint is a snapshot at one point in time. Its sequence number is the one that was visible when it began:
-//! every record up to it is in the checkpoint. Records in progress at that time may be in it or not, and stay in the
-//! WAL until the next checkpoint.
+//! A checkpoint is a snapshot at one point in time. Its sequence number is the one that was visible when it began,
+//! and the checkpoint contains every record up to it. It may contain records that were in progress at that time;
+//! these stay in the WAL until the next checkpoint.
+//!
+//! A mapped pool has no checkpoints. When a call returns, its change survives the failures that the memory of the file
+//! system survives. The WAL contains only batches. A single removal is not recorded in the WAL, so the replay of an
+//! older put of the same key would restore the key. Therefore the pool stores, before its first single removal, the
+//! sequence number up to which it contains all records of the WAL. It also stores an upper bound of its sequence
+//! numbers: after a reopen, new sequence numbers must be above all used ones, and the WAL does not contain them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -13,23 +19,27 @@ use crate::base::sync::lock;
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
-use crate::pmem::persistence::{PersistenceBackend, PoolImage};
-use crate::pmem::pool::ImageStore;
-use crate::pmem::pool::engine::PoolDurability;
-use crate::pmem::pool::location::PoolLocation;
+use crate::mem::region::Region;
+use crate::pmem::persistence::{MappedPoolFile, PersistenceBackend, PoolImage};
+use crate::pmem::pool::engine::{PoolDurability, PoolLocation};
+use crate::pmem::pool::{ImageStore, PoolFileKind};
+use crate::pmem::pool_header::PoolSeqnoField;
 use crate::pmem::tree::PoolTree;
+use crate::vfs::{Fs, OpenMode};
 
-/// Keeps an image by checkpoints. Thread safe.
+/// Makes an image durable by checkpoints. Thread safe.
 pub(crate) struct PoolCheckpointer {
     store: ImageStore,
     location: PoolLocation,
-    /// What the files held already when it was opened, and what may have been in them beyond it.
+    /// The files contained every record up to the first number when they were opened, and perhaps records up to the
+    /// second.
     seqnos_at_open: (SeqNo, SeqNo),
-    /// The lowest number that no checkpoint has begun to take, [`NO_SEQNO`] if there is none.
+    /// The lowest sequence number that no checkpoint has begun to write, [`NO_SEQNO`] if there is none.
     min_dirty_seqno: AtomicU64,
-    /// The highest number that was given to the tree.
+    /// The highest sequence number that was applied to the tree.
     max_applied_seqno: AtomicU64,
-    /// The lowest number that the checkpoint under way takes. Locked also while `min_dirty_seqno` passes into it.
+    /// The lowest sequence number that the running checkpoint writes. Also locked while `min_dirty_seqno` is moved
+    /// into it.
     min_flushing_seqno: Mutex<u64>,
     is_requested: AtomicBool,
     /// Held by a thread that makes a checkpoint, or that prevents checkpoints.
@@ -58,7 +68,8 @@ impl PoolCheckpointer {
         }
     }
 
-    /// A checkpoint begins: all that is visible now will be in it.
+    /// Begins a checkpoint, which will contain every record that is visible now. Returns the last visible sequence
+    /// number.
     fn begin_snapshot(&self) -> SeqNo {
         let from = self.location.visible.get();
         let mut taken = lock(&self.min_flushing_seqno);
@@ -66,7 +77,8 @@ impl PoolCheckpointer {
         from
     }
 
-    /// The image was cut: the highest number that may be in it. What came meanwhile is left to the next checkpoint.
+    /// Called once the pages are copied. Returns the highest sequence number that they may contain. Records above
+    /// `from` are left to the next checkpoint.
     fn end_snapshot(&self, from: SeqNo) -> SeqNo {
         let highest = SeqNo(self.max_applied_seqno.load(Ordering::SeqCst));
         if highest > from {
@@ -75,7 +87,8 @@ impl PoolCheckpointer {
         highest.max(from)
     }
 
-    /// Nothing waits for this checkpoint any more.
+    /// Ends the checkpoint. If it failed (`done` is false), its records are dirty again, and another checkpoint is
+    /// requested.
     fn finish_checkpoint(&self, done: bool) {
         let mut taken = lock(&self.min_flushing_seqno);
         if !done {
@@ -87,8 +100,8 @@ impl PoolCheckpointer {
 
     fn write_checkpoint(&self, tree: &PoolTree<PoolImage>, host: &dyn EngineHost) -> Result<u64> {
         let mut from = SeqNo::ZERO;
-        // Not beyond what the log has, though other pools may have used later numbers: the image and the edit prove how
-        // far the log was durable.
+        // The number is not above the end of the WAL, although other pools may have used later numbers: the image and
+        // the version edit prove through which number the WAL was durable.
         let begin = &mut || self.begin_snapshot().min(host.wal_end());
         let written = self.store.checkpoint(&tree.backend, begin, &mut |begun| {
             from = begun;
@@ -98,7 +111,7 @@ impl PoolCheckpointer {
         })?;
         let partition = self.location.partition;
         let mut edits = vec![VersionEdit::Flushed { partition, through: from }];
-        // The first checkpoint may have made the files.
+        // The first checkpoint may have created the files.
         if self.count.load(Ordering::Relaxed) == 0 {
             edits.push(VersionEdit::PoolFileId { partition, file_id: tree.file_id });
         }
@@ -110,8 +123,9 @@ impl PoolCheckpointer {
 impl PoolDurability<PoolImage> for PoolCheckpointer {
     #[inline]
     fn before_logged_write(&self, _tree: &PoolTree<PoolImage>, _kind: RecordKind, seqno: SeqNo) -> Result<()> {
-        // Both in one order with what `begin_snapshot` and `end_snapshot` do: either this finds that a checkpoint has
-        // begun, or that finds this record. Numbers do not come in their order.
+        // Both steps are in one order with `begin_snapshot` and `end_snapshot`: either this thread finds that a
+        // checkpoint has begun, or the checkpointing thread finds this record. Sequence numbers do not arrive in
+        // order.
         self.max_applied_seqno.fetch_max(seqno.0, Ordering::SeqCst);
         if self.min_dirty_seqno.load(Ordering::SeqCst) > seqno.0 {
             self.min_dirty_seqno.fetch_min(seqno.0, Ordering::SeqCst);
@@ -163,8 +177,8 @@ impl PoolDurability<PoolImage> for PoolCheckpointer {
         Ok(TaskReport { tables: 1, bytes_written: bytes, ..TaskReport::default() })
     }
 
-    fn block_checkpoints(&self) -> MutexGuard<'_, ()> {
-        lock(&self.checkpoint_lock)
+    fn block_checkpoints(&self) -> Option<MutexGuard<'_, ()>> {
+        Some(lock(&self.checkpoint_lock))
     }
 
     fn copy_to(&self, _tree: &PoolTree<PoolImage>, dir: &Path) -> Result<()> {
@@ -176,14 +190,11 @@ impl PoolDurability<PoolImage> for PoolCheckpointer {
     fn discard(&self) {
         self.is_discarded.store(true, Ordering::SeqCst);
         drop(lock(&self.checkpoint_lock));
+        self.store.remove();
     }
 
     fn is_discarded(&self) -> bool {
         self.is_discarded.load(Ordering::SeqCst)
-    }
-
-    fn remove_files(&self) {
-        self.store.remove();
     }
 
     fn file_stats(&self, _tree: &PoolTree<PoolImage>) -> (u64, u64, u64) {
@@ -192,5 +203,163 @@ impl PoolDurability<PoolImage> for PoolCheckpointer {
 
     fn checkpoint_bytes(&self, tree: &PoolTree<PoolImage>) -> u64 {
         self.store.space_needed(tree.backend.region().len(), tree.backend.pages_to_write())
+    }
+}
+
+/// Number of sequence numbers that are recorded ahead.
+const SEQNOS_RESERVED_AHEAD: u64 = 1 << 20;
+
+/// Bytes copied at a time.
+const REGION_COPY_CHUNK_LEN: usize = 1 << 20;
+
+/// Copies a region to a new file, and syncs it.
+pub(crate) fn copy_region(fs: &dyn Fs, region: &Region, to: &Path) -> Result<()> {
+    let target = fs.open(to, OpenMode::Create)?;
+    let (len, mut at, mut piece) = (region.len(), 0, vec![0; REGION_COPY_CHUNK_LEN]);
+    while at < len {
+        let n = piece.len().min(usize::try_from(len - at).unwrap_or(usize::MAX));
+        region.read(at, &mut piece[..n]);
+        target.write_at(&piece[..n], at)?;
+        at += n as u64;
+    }
+    target.sync_data()
+}
+
+/// Makes a mapped pool durable. Thread safe.
+pub(crate) struct MappedPoolDurability {
+    location: PoolLocation,
+    path: PathBuf,
+    seqnos_at_open: (SeqNo, SeqNo),
+    /// No sequence number from here on was used. The header of the pool contains this bound.
+    seqno_end: AtomicU64,
+    /// The last sequence number from the WAL, and the one that the header of the pool contains.
+    last_logged_seqno: AtomicU64,
+    applied_through: AtomicU64,
+    /// Held by the thread that writes the header.
+    header_lock: Mutex<()>,
+    is_discarded: AtomicBool,
+}
+
+impl MappedPoolDurability {
+    /// The durability of a tree that was opened from the file at `path`, whose header contains the numbers `at_open`.
+    pub(crate) fn new(location: PoolLocation, path: PathBuf, at_open: (SeqNo, SeqNo)) -> MappedPoolDurability {
+        let (SeqNo(applied), SeqNo(last)) = at_open;
+        MappedPoolDurability {
+            location,
+            path,
+            seqnos_at_open: at_open,
+            seqno_end: AtomicU64::new(last + 1),
+            last_logged_seqno: AtomicU64::new(applied),
+            applied_through: AtomicU64::new(applied),
+            header_lock: Mutex::new(()),
+            is_discarded: AtomicBool::new(false),
+        }
+    }
+
+    /// Makes sure that the header allows `seqno` before it is used.
+    #[inline]
+    fn ensure_seqno_reserved(&self, tree: &PoolTree<MappedPoolFile>, seqno: SeqNo) {
+        if seqno.0 >= self.seqno_end.load(Ordering::Acquire) {
+            self.write_seqno_end(tree, seqno);
+        }
+    }
+
+    /// Raises the bound in the header far above `seqno`. The new bound is durable before other threads can read it
+    /// here.
+    #[cold]
+    fn write_seqno_end(&self, tree: &PoolTree<MappedPoolFile>, seqno: SeqNo) {
+        let _noting = lock(&self.header_lock);
+        if seqno.0 >= self.seqno_end.load(Ordering::Relaxed) {
+            let end = SeqNo((seqno.0 + SEQNOS_RESERVED_AHEAD).min(SeqNo::MAX.0));
+            tree.write_seqno_field(PoolSeqnoField::SeqnoEnd, end);
+            self.seqno_end.store(end.0, Ordering::Release);
+        }
+    }
+
+    /// Writes to the header that the pool contains every record of the WAL up to `logged`.
+    #[cold]
+    fn write_applied_through(&self, tree: &PoolTree<MappedPoolFile>, logged: u64) {
+        let _noting = lock(&self.header_lock);
+        if logged > self.applied_through.load(Ordering::Relaxed) {
+            tree.write_seqno_field(PoolSeqnoField::AppliedThrough, SeqNo(logged));
+            self.applied_through.store(logged, Ordering::Release);
+        }
+    }
+}
+
+impl PoolDurability<MappedPoolFile> for MappedPoolDurability {
+    /// Called only while no other thread changes the pool. When a single change is made, all of the WAL is applied.
+    fn before_logged_write(&self, tree: &PoolTree<MappedPoolFile>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
+        self.before_unlogged_write(tree, kind, seqno)?;
+        self.last_logged_seqno.store(seqno.0, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    fn before_unlogged_write(&self, tree: &PoolTree<MappedPoolFile>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
+        self.ensure_seqno_reserved(tree, seqno);
+        let logged = self.last_logged_seqno.load(Ordering::Acquire);
+        // Otherwise a replay of the WAL would put a record again that this change removes.
+        if !kind.is_value() && logged > self.applied_through.load(Ordering::Acquire) {
+            self.write_applied_through(tree, logged);
+        }
+        Ok(())
+    }
+
+    fn seqnos_at_open(&self) -> (SeqNo, SeqNo) {
+        self.seqnos_at_open
+    }
+
+    fn first_unflushed(&self) -> Option<SeqNo> {
+        None
+    }
+
+    fn request_checkpoint(&self) {}
+
+    fn is_checkpoint_requested(&self) -> bool {
+        false
+    }
+
+    fn is_checkpoint_running(&self) -> bool {
+        false
+    }
+
+    fn checkpoint(&self, _tree: &PoolTree<MappedPoolFile>, _host: &dyn EngineHost) -> Result<TaskReport> {
+        Ok(TaskReport::default())
+    }
+
+    fn block_checkpoints(&self) -> Option<MutexGuard<'_, ()>> {
+        None
+    }
+
+    fn copy_to(&self, tree: &PoolTree<MappedPoolFile>, dir: &Path) -> Result<()> {
+        let name = PoolFileKind::Pool.name(self.location.partition);
+        tree.with_structure_locked(|| copy_region(&*self.location.fs, tree.region(), &dir.join(name)))
+    }
+
+    fn close(&self, tree: &PoolTree<MappedPoolFile>) {
+        // The exact end is stored, so that sequence numbers continue without a gap. All used ones are visible by now.
+        let end = SeqNo((self.location.visible.get().0 + 1).min(SeqNo::MAX.0));
+        if end.0 < self.seqno_end.load(Ordering::Relaxed) {
+            tree.write_seqno_field(PoolSeqnoField::SeqnoEnd, end);
+        }
+        tree.set_clean_shutdown_mark();
+    }
+
+    fn discard(&self) {
+        self.is_discarded.store(true, Ordering::SeqCst);
+        let _found_by_the_next_open = self.location.fs.remove_file(&self.path);
+    }
+
+    fn is_discarded(&self) -> bool {
+        self.is_discarded.load(Ordering::SeqCst)
+    }
+
+    fn file_stats(&self, tree: &PoolTree<MappedPoolFile>) -> (u64, u64, u64) {
+        (tree.backend.region().len(), 0, 0)
+    }
+
+    fn checkpoint_bytes(&self, _tree: &PoolTree<MappedPoolFile>) -> u64 {
+        0
     }
 }

@@ -1,174 +1,170 @@
-//! The engine of a pool: a tree, and the strategy that makes it durable.
+//! The location of a pool, and its engine: a tree, and the implementation that makes it durable.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::sync::lock;
+use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{
-    BlobResolver, Engine, EngineHost, EngineView, KeyBounds, Pressure, ReadSeqno, RecordReservation, Task, TaskReport,
+    AssignSeqnoFn, BatchReservation, BlobResolver, Engine, EngineHost, EngineView, KeyBounds, LastVisibleSeqno,
+    PlannedChange, Pressure, ReadSeqno, RecordReservation, SingleCommit, SnapshotList, Task, TaskReport,
 };
 use crate::iter::InternalIter;
+use crate::mem::persist;
 use crate::mem::slice::Slice;
 use crate::pmem::options::PmemOptions;
-use crate::pmem::persistence::{PersistCounts, PersistenceBackend};
-use crate::pmem::reserve::{Planned, Promise};
+use crate::pmem::persistence::{MappedPoolFile, PersistCounts, PersistenceBackend};
+use crate::pmem::pool::{PoolFileKind, pool_recovery};
 use crate::pmem::tree::PoolTree;
-use crate::pmem::write::AssignedSeqno;
 use crate::vfs::fs::PersistenceLevel;
+use crate::vfs::{Env, Fs, OpenMode};
 
-/// Gives a change its number.
-pub(crate) type AssignSeqnoFn<'a> = dyn FnMut() -> AssignedSeqno + 'a;
-
-/// What a pool asks of `db`, and tells it, beyond what any tree does.
-pub(crate) trait PmemEngine: Engine {
-    fn key_order(&self) -> &KeyOrder;
-
-    /// Records in the tree.
-    fn approximate_len(&self) -> u64;
-
-    /// Reserves space for the records of a batch: fills `rooms` with one reservation for each put. The result is
-    /// passed to [`release_leaf_reservation`](PmemEngine::release_leaf_reservation) when the batch is visible, or
-    /// will not be applied. Waits for other batches that have the needed space; a caller with several pools calls
-    /// them in the order of their partitions.
-    ///
-    /// # Errors
-    /// `OutOfSpace`; then nothing was set aside.
-    fn reserve(&self, records: &[Planned<'_>], reservations: &mut [RecordReservation]) -> Result<Promise>;
-
-    /// Gives back a room that was not used.
-    fn free_reservation(&self, reservation: RecordReservation);
-
-    fn release_leaf_reservation(&self, promise: Promise);
-
-    /// What a change has survived when it returns, without the log.
-    fn persistence_level(&self) -> PersistenceLevel;
-
-    /// Makes one change that stands for itself; its thread need not be the only one. `turn` is called at most once,
-    /// when nothing can refuse the change any more, and gives it its number or, if it may not be made now, none: false
-    /// then. Changes of one key get their numbers in the order in which they are made. The log has it by then, unless
-    /// the pool makes it durable by itself.
-    ///
-    /// # Errors
-    /// Before `turn` is called, `OutOfSpace`; the errors of `turn`: nothing was changed. After any other error the
-    /// state is unknown.
-    fn write_single(
-        &self,
-        kind: RecordKind,
-        key: &[u8],
-        value: &[u8],
-        assign_seqno: &mut AssignSeqnoFn<'_>,
-    ) -> Result<bool>;
-
-    /// Adds a record of the log again. `max_size` does not hold until [`end_replay`](PmemEngine::end_replay): what was
-    /// acknowledged fits.
-    fn replay(&self, entry: EntryRef<'_>) -> Result<()>;
-
-    /// All of the log was added again: from now on `max_size` holds. A pool that holds more refuses puts until enough
-    /// was removed.
-    fn end_replay(&self) -> Result<()>;
-
-    fn set_options(&self, options: &PmemOptions) -> Result<()>;
-
-    /// The highest sequence number that its files may have held when it was opened.
-    fn max_seqno_at_open(&self) -> SeqNo;
-
-    /// Ends all changes. Changes with a sequence number are complete; a change without one gets `Closed`, and no
-    /// thread uses the pool any more when this returns.
-    fn stop_writes(&self);
-
-    /// No change comes any more: the database has closed, and the log says where numbers go on.
-    fn close(&self);
-
-    /// Ends the tree of a deleted partition: waits for a checkpoint to give up.
-    fn discard(&self);
-
-    /// Removes the files of a tree that was discarded, as far as that can be done.
-    fn remove_files(&self);
-
-    fn pool_stats(&self) -> PoolStats;
-
-    /// Space that the next checkpoint takes beyond what the files have, in bytes; takes no lock.
-    fn checkpoint_bytes(&self) -> u64;
-
-    /// Lets no checkpoint begin, for as long as what it returns is held; waits for the one under way.
-    fn block_checkpoints(&self) -> MutexGuard<'_, ()>;
-
-    /// Copies the files as of the last checkpoint, for a caller that [blocks
-    /// checkpoints](PmemEngine::block_checkpoints); a mapped file is copied as it is now, for a caller that prevents
-    /// commits.
-    fn copy_to(&self, dir: &Path) -> Result<()>;
+/// The location of a pool, and the environment in which it is opened.
+#[derive(Clone)]
+pub(crate) struct PoolLocation {
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) env: Arc<dyn Env>,
+    pub(crate) dir: PathBuf,
+    pub(crate) partition: PartitionId,
+    pub(crate) name: String,
+    pub(crate) visible: LastVisibleSeqno,
+    pub(crate) snapshots: Arc<SnapshotList>,
+    pub(crate) read_only: bool,
+    /// Number of bytes of the WAL that may be replayed into the pool.
+    pub(crate) wal_bytes: u64,
 }
 
-/// Counts of one moment, in bytes unless said.
+impl PoolLocation {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.join(PoolFileKind::Pool.name(self.partition))
+    }
+
+    /// Creates the file of an empty mapped pool, under a temporary name that no partition uses.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is no space, and those of the files.
+    pub(crate) fn create_file(&self, options: &PmemOptions) -> Result<()> {
+        let temporary = self.temporary_path();
+        if self.fs.exists(&temporary)? {
+            self.fs.remove_file(&temporary)?;
+        }
+        let file = self.fs.open(&temporary, OpenMode::Create)?;
+        let backend = MappedPoolFile::new(Arc::clone(&file), options.reserved_address_len(0))?;
+        let mut file_id = [0; 16];
+        self.env.random(&mut file_id);
+        let order = KeyOrder::bytewise(); // nothing is compared yet
+        drop(pool_recovery::create(backend, file_id, order, &options.pool_options(), Arc::clone(&self.snapshots))?);
+        file.sync_all()
+    }
+
+    /// Renames the file that [`create_file`](PoolLocation::create_file) made last to the name of this pool, durably.
+    pub(crate) fn publish_file(&self) -> Result<()> {
+        self.fs.rename(&self.temporary_path(), &self.path())?;
+        self.fs.sync_dir(&self.dir)
+    }
+
+    /// Removes the renamed file, as far as possible, because the partition could not be created.
+    pub(crate) fn remove_published_file(&self) {
+        let _found_by_the_next_open = self.fs.remove_file(&self.path());
+    }
+
+    /// The name of the shadow of partition 0. Partitions are numbered from 1 on, and created one at a time.
+    fn temporary_path(&self) -> PathBuf {
+        self.dir.join(PoolFileKind::Shadow.name(PartitionId(0)))
+    }
+}
+
+/// Whether pools in `dir` are mapped files: the stores of this process into mapped files must survive what the level
+/// of the file system states.
+pub(crate) fn uses_mapped_pools(fs: &dyn Fs, dir: &Path) -> bool {
+    match fs.persistence_level(dir) {
+        PersistenceLevel::WalOnly => false,
+        PersistenceLevel::ProcessCrash => true,
+        PersistenceLevel::PowerLoss => persist::can_flush(),
+    }
+}
+
+/// The interface between a pool and `db`, beyond that of every engine.
+pub(crate) trait PmemEngine: Engine {
+    fn set_options(&self, options: &PmemOptions) -> Result<()>;
+
+    /// The highest sequence number that its files may have contained when it was opened.
+    fn max_seqno_at_open(&self) -> SeqNo;
+
+    fn pool_stats(&self) -> PoolStats;
+}
+
+/// Statistics of a pool at one point in time. Lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolStats {
     pub(crate) level: PersistenceLevel,
-    /// Records.
+    /// Number of records.
     pub(crate) record_count: u64,
-    /// Leaves in use, and leaves that are cut out and free.
+    /// Number of leaves in use, and number of leaves that are cut and free.
     pub(crate) leaf_count: u64,
     pub(crate) free_leaves: u64,
-    /// The length of the pool, and what of it is free, without leaves.
+    /// Length of the pool, and its free bytes without leaves.
     pub(crate) pool_bytes: u64,
     pub(crate) free_bytes: u64,
-    /// Memory that leads to the leaves.
+    /// Memory of the inner nodes and the cached leaf orders.
     pub(crate) index_bytes: u64,
-    /// Memory that says what was replaced, for readers.
+    /// Memory of the entries for retained versions.
     pub(crate) retained_version_bytes: u64,
-    /// Of its files.
+    /// Size of the files.
     pub(crate) disk_bytes: u64,
-    /// Checkpoints since it was opened, and what they have written.
+    /// Number of checkpoints since the pool was opened, and the bytes that they have written.
     pub(crate) checkpoint_count: u64,
     pub(crate) checkpoint_written_bytes: u64,
-    /// Leaves that were split since it was opened, and what that did.
+    /// Number of splits since the pool was opened, and their stores, flushes and fences.
     pub(crate) split_count: u64,
     pub(crate) split_persist_counts: PersistCounts,
 }
 
-/// What makes the records of a tree durable. Thread safe.
+/// Makes the records of a tree durable. Thread safe.
 pub(crate) trait PoolDurability<M: PersistenceBackend>: Send + Sync {
-    /// To be called before a record of the log goes into the tree. Others may do so at the same time.
+    /// Called before a record of the WAL is applied to the tree. Several threads may call this at the same time.
     fn before_logged_write(&self, tree: &PoolTree<M>, kind: RecordKind, seqno: SeqNo) -> Result<()>;
 
-    /// To be called before a record goes into the tree that the log does not get. Others may do so at the same time.
+    /// Called before a record that is not in the WAL is applied to the tree. Several threads may call this at the
+    /// same time.
     fn before_unlogged_write(&self, tree: &PoolTree<M>, kind: RecordKind, seqno: SeqNo) -> Result<()>;
 
-    /// All through this number was in the files when they were opened, and perhaps more, through the other one.
+    /// When the files were opened, they contained every record up to the first number, and perhaps records up to the
+    /// second.
     fn seqnos_at_open(&self) -> (SeqNo, SeqNo);
 
     fn first_unflushed(&self) -> Option<SeqNo>;
 
-    /// A checkpoint is wanted.
+    /// Requests a checkpoint.
     fn request_checkpoint(&self);
 
     fn is_checkpoint_requested(&self) -> bool;
 
-    /// One is under way.
+    /// Whether a checkpoint is running or prevented.
     fn is_checkpoint_running(&self) -> bool;
 
     fn checkpoint(&self, tree: &PoolTree<M>, host: &dyn EngineHost) -> Result<TaskReport>;
 
-    fn block_checkpoints(&self) -> MutexGuard<'_, ()>;
+    fn block_checkpoints(&self) -> Option<MutexGuard<'_, ()>>;
 
     fn copy_to(&self, tree: &PoolTree<M>, dir: &Path) -> Result<()>;
 
     fn close(&self, tree: &PoolTree<M>);
 
+    /// Waits until a running checkpoint has ended, and removes the files.
     fn discard(&self);
 
     fn is_discarded(&self) -> bool;
 
-    fn remove_files(&self);
-
-    /// Of its files, in bytes; checkpoints, and the bytes that they have written.
+    /// Size of the files in bytes, number of checkpoints, and the bytes that they have written.
     fn file_stats(&self, tree: &PoolTree<M>) -> (u64, u64, u64);
 
-    /// Space that the next checkpoint takes beyond what the files have, in bytes.
+    /// Number of bytes that the next checkpoint needs beyond the current size of the files.
     fn checkpoint_bytes(&self, tree: &PoolTree<M>) -> u64;
 }
 
-/// A pool. Thread safe.
+/// The engine of one pool. Thread safe.
 pub(crate) struct PoolEngine<M: PersistenceBackend, K> {
     tree: Arc<PoolTree<M>>,
     durability: K,
@@ -176,14 +172,14 @@ pub(crate) struct PoolEngine<M: PersistenceBackend, K> {
 }
 
 impl<M: PersistenceBackend, K: PoolDurability<M>> PoolEngine<M, K> {
-    /// A pool into which the log is replayed, until [`end_replay`](PmemEngine::end_replay).
+    /// An engine that begins with the replay of the WAL, until [`end_replay`](Engine::end_replay).
     pub(crate) fn new(tree: PoolTree<M>, durability: K, options: &PmemOptions) -> PoolEngine<M, K> {
         tree.begin_replay();
         PoolEngine { tree: Arc::new(tree), durability, options: Mutex::new(options.clone()) }
     }
 }
 
-/// Puts or removes a record.
+/// Applies a put or a removal.
 fn apply_entry<M: PersistenceBackend>(
     tree: &PoolTree<M>,
     entry: EntryRef<'_>,
@@ -199,10 +195,10 @@ fn apply_entry<M: PersistenceBackend>(
 
 #[cold]
 fn unsupported_kind_error(kind: RecordKind) -> Error {
-    Error::corruption(format!("a record of kind {kind:?} does not stand in a pool"))
+    Error::corruption(format!("a record of kind {kind:?} cannot be in a pool"))
 }
 
-/// A pool, from which cursors can be made.
+/// A pool that creates iterators.
 struct PoolView<M: PersistenceBackend>(Arc<PoolTree<M>>);
 
 impl<M: PersistenceBackend> EngineView for PoolView<M> {
@@ -215,7 +211,7 @@ impl<M: PersistenceBackend> EngineView for PoolView<M> {
     }
 }
 
-/// All values stand with their keys.
+/// A pool has no blob files: all values are stored with their keys.
 struct NoBlobResolver;
 
 impl BlobResolver for NoBlobResolver {
@@ -225,28 +221,73 @@ impl BlobResolver for NoBlobResolver {
 }
 
 impl<M: PersistenceBackend, K: PoolDurability<M>> PmemEngine for PoolEngine<M, K> {
+    fn set_options(&self, options: &PmemOptions) -> Result<()> {
+        self.tree.lock_allocator()?.set_limit(options.max_size);
+        *lock(&self.options) = options.clone();
+        self.tree.versions.set_limit(options.max_size);
+        Ok(())
+    }
+
+    fn max_seqno_at_open(&self) -> SeqNo {
+        self.durability.seqnos_at_open().1
+    }
+
+    fn pool_stats(&self) -> PoolStats {
+        let (usage, leaves) = self.tree.usage().unwrap_or_default();
+        let (splits, in_splits) = self.tree.split_stats.totals();
+        let (disk, checkpoints, written) = self.durability.file_stats(&self.tree);
+        PoolStats {
+            level: self.tree.level(),
+            record_count: self.tree.len(),
+            leaf_count: leaves,
+            free_leaves: usage.free_leaves as u64,
+            pool_bytes: usage.len,
+            free_bytes: usage.free_bytes,
+            index_bytes: self.tree.inner.memory_bytes() + self.tree.leaf_orders.bytes(),
+            retained_version_bytes: self.tree.versions.memory_bytes(),
+            disk_bytes: disk,
+            checkpoint_count: checkpoints,
+            checkpoint_written_bytes: written,
+            split_count: splits,
+            split_persist_counts: in_splits,
+        }
+    }
+}
+
+impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
     fn key_order(&self) -> &KeyOrder {
         &self.tree.key_order
     }
 
-    fn approximate_len(&self) -> u64 {
-        self.tree.len()
+    fn persistence_level(&self) -> PersistenceLevel {
+        self.tree.level()
     }
 
-    fn reserve(&self, records: &[Planned<'_>], reservations: &mut [RecordReservation]) -> Result<Promise> {
-        self.tree.reserve(records, reservations)
+    fn single_commit(&self) -> SingleCommit {
+        SingleCommit::Concurrent { logged: self.tree.level() == PersistenceLevel::WalOnly }
+    }
+
+    fn prepare(
+        &self,
+        changes: &[PlannedChange<'_>],
+        reservations: &mut [RecordReservation],
+    ) -> Result<BatchReservation> {
+        self.tree.reserve(changes, reservations)
+    }
+
+    fn release(&self, reservation: BatchReservation) {
+        self.tree.release_leaf_reservation(reservation);
     }
 
     fn free_reservation(&self, reservation: RecordReservation) {
         self.tree.free_reservation(reservation);
     }
 
-    fn release_leaf_reservation(&self, promise: Promise) {
-        self.tree.release_leaf_reservation(promise);
-    }
-
-    fn persistence_level(&self) -> PersistenceLevel {
-        self.tree.level()
+    #[inline]
+    fn apply(&self, entry: EntryRef<'_>, reservation: Option<RecordReservation>) -> Result<bool> {
+        self.durability.before_logged_write(&self.tree, entry.kind, entry.seqno)?;
+        apply_entry(&self.tree, entry, reservation)?;
+        Ok(false)
     }
 
     fn write_single(
@@ -272,83 +313,6 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> PmemEngine for PoolEngine<M, K
         }
     }
 
-    fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
-        self.apply(entry, None).map(drop)
-    }
-
-    fn end_replay(&self) -> Result<()> {
-        self.tree.end_replay()
-    }
-
-    fn set_options(&self, options: &PmemOptions) -> Result<()> {
-        self.tree.lock_allocator()?.set_limit(options.max_size);
-        *lock(&self.options) = options.clone();
-        self.tree.versions.set_limit(options.max_size);
-        Ok(())
-    }
-
-    fn max_seqno_at_open(&self) -> SeqNo {
-        self.durability.seqnos_at_open().1
-    }
-
-    fn stop_writes(&self) {
-        self.tree.stop_writes();
-    }
-
-    fn close(&self) {
-        self.durability.close(&self.tree);
-    }
-
-    fn discard(&self) {
-        self.durability.discard();
-    }
-
-    fn remove_files(&self) {
-        self.durability.remove_files();
-    }
-
-    fn pool_stats(&self) -> PoolStats {
-        let (usage, leaves) = self.tree.usage().unwrap_or_default();
-        let (splits, in_splits) = self.tree.split_stats.totals();
-        let (disk, checkpoints, written) = self.durability.file_stats(&self.tree);
-        PoolStats {
-            level: self.tree.level(),
-            record_count: self.tree.len(),
-            leaf_count: leaves,
-            free_leaves: usage.free_leaves as u64,
-            pool_bytes: usage.len,
-            free_bytes: usage.free_bytes,
-            index_bytes: self.tree.inner.memory_bytes() + self.tree.leaf_orders.bytes(),
-            retained_version_bytes: self.tree.versions.memory_bytes(),
-            disk_bytes: disk,
-            checkpoint_count: checkpoints,
-            checkpoint_written_bytes: written,
-            split_count: splits,
-            split_persist_counts: in_splits,
-        }
-    }
-
-    fn checkpoint_bytes(&self) -> u64 {
-        self.durability.checkpoint_bytes(&self.tree)
-    }
-
-    fn block_checkpoints(&self) -> MutexGuard<'_, ()> {
-        self.durability.block_checkpoints()
-    }
-
-    fn copy_to(&self, dir: &Path) -> Result<()> {
-        self.durability.copy_to(&self.tree, dir)
-    }
-}
-
-impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
-    #[inline]
-    fn apply(&self, entry: EntryRef<'_>, reservation: Option<RecordReservation>) -> Result<bool> {
-        self.durability.before_logged_write(&self.tree, entry.kind, entry.seqno)?;
-        apply_entry(&self.tree, entry, reservation)?;
-        Ok(false)
-    }
-
     #[inline]
     fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>> {
         match at {
@@ -366,6 +330,18 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
 
     fn view(&self) -> Box<dyn EngineView> {
         Box::new(PoolView(Arc::clone(&self.tree)))
+    }
+
+    fn approximate_len(&self) -> u64 {
+        self.tree.len()
+    }
+
+    fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
+        self.apply(entry, None).map(drop)
+    }
+
+    fn end_replay(&self) -> Result<()> {
+        self.tree.end_replay()
     }
 
     fn flushed_through(&self) -> SeqNo {
@@ -393,7 +369,7 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
         if next {
             return Some(Task::Flush);
         }
-        // What the last of its readers let go of.
+        // Versions that became stale when their last reader ended.
         let stale = !held.contains(&Task::Compact) && self.tree.versions.has_stale_tables();
         stale.then_some(Task::Compact)
     }
@@ -408,5 +384,29 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
 
     fn pressure(&self) -> Pressure {
         Pressure { sealed_memtables: usize::from(self.durability.is_checkpoint_requested()), ..Pressure::default() }
+    }
+
+    fn checkpoint_bytes(&self) -> u64 {
+        self.durability.checkpoint_bytes(&self.tree)
+    }
+
+    fn block_checkpoints(&self) -> Option<MutexGuard<'_, ()>> {
+        self.durability.block_checkpoints()
+    }
+
+    fn copy_to(&self, dir: &Path) -> Result<()> {
+        self.durability.copy_to(&self.tree, dir)
+    }
+
+    fn stop_writes(&self) {
+        self.tree.stop_writes();
+    }
+
+    fn close(&self) {
+        self.durability.close(&self.tree);
+    }
+
+    fn discard(&self) {
+        self.durability.discard();
     }
 }

@@ -1,11 +1,11 @@
-//! The files of a pool whose image is in memory: checkpoints that write to them, and loading the image.
+//! The files of a pool whose image is in memory: checkpoints write to them, and opening loads the image.
 //!
 //! Thread safe. Checkpoints and copies exclude each other, also during syncs. Readers and writers of the tree do not
 //! wait for them, except a writer that finds too many copied pages (see [`dirty_pages`](crate::pmem::dirty_pages)).
 //!
-//! Several threads load an image, each a group of pages at a time in file order, so that the system's read-ahead
-//! serves all of them. A group is checked and copied while it is in the processor's cache. Pages that the shadow has
-//! are read from the shadow, directly into the image.
+//! Several threads load an image, each a group of pages at a time in file order, so that the read-ahead of the system
+//! serves all of them. A group is checked and copied while it is in the processor's cache. If the shadow contains a
+//! page, the page is read from the shadow directly into the image.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -20,25 +20,23 @@ use crate::mem::region::PAGE;
 use crate::pmem::dirty_pages::PageSnapshot;
 use crate::pmem::persistence::{PersistenceBackend, PoolImage};
 use crate::pmem::pool::image_format::{
-    CheckPage, ImageChecksums, ImageHeader, PAGE_LEN, PAGES_PER_GROUP, SavedChecksums, file_len, file_page_of,
-    file_page_of_check_page, image_page_of, page_checksum,
+    CheckPage, ImageChecksums, ImageHeader, PAGE_LEN, PAGES_PER_GROUP, SavedChecksums, Shadow, ShadowWriter, file_len,
+    file_page_of, file_page_of_check_page, image_page_of, page_checksum, shadow_len,
 };
-use crate::pmem::pool::parallel::run_with_helpers;
-use crate::pmem::pool::shadow::{Shadow, ShadowWriter, shadow_len};
 use crate::vfs::{Env, File, Fs, OpenMode};
 
 /// A shadow above this length in bytes is truncated when it is not needed any more.
 const SHADOW_KEEP_MAX: u64 = 8 << 20;
 
-/// Bytes that are copied at once.
+/// Number of bytes that are copied at a time.
 const COPY_CHUNK_LEN: usize = 1 << 20;
 
-/// What a file of a pool is.
+/// The kinds of pool files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PoolFileKind {
-    /// The pool itself, used as memory or as the place of an image.
+    /// The pool itself: a mapped pool, or the file of an image.
     Pool,
-    /// Where the pages of a checkpoint are written first.
+    /// The file to which a checkpoint writes its pages first.
     Shadow,
 }
 
@@ -53,22 +51,22 @@ impl PoolFileKind {
     }
 }
 
-/// What the file called `name` is, and of which partition, if it is one of these.
+/// The partition and the kind of a pool file called `name`; `None` if it is not the name of a pool file.
 pub(crate) fn parse_pool_file_name(name: &str) -> Option<(PartitionId, PoolFileKind)> {
     let partition = PartitionId(name.strip_prefix('p')?.split_once('.')?.0.parse().ok()?);
     let file = [PoolFileKind::Pool, PoolFileKind::Shadow].into_iter().find(|file| file.name(partition) == name)?;
     Some((partition, file))
 }
 
-/// What files held.
+/// An image that was loaded from files.
 pub(crate) struct LoadedImage {
     pub(crate) image: PoolImage,
-    /// All that was visible through this number is in the image.
+    /// The image contains every record up to this sequence number.
     pub(crate) replay_from: SeqNo,
-    /// The highest number that may be in it. Both are 0 of a pool that was used as memory: it says itself what is
-    /// known.
+    /// The highest sequence number that the image may contain. For a mapped pool both numbers are 0, because its
+    /// header contains them.
     pub(crate) max_seqno: SeqNo,
-    /// It was used as memory.
+    /// Whether the file is a mapped pool.
     pub(crate) is_raw: bool,
 }
 
@@ -78,16 +76,16 @@ impl LoadedImage {
     }
 }
 
-/// What a checkpoint has cost.
+/// The cost of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolCheckpointStats {
-    /// Of the image.
+    /// Number of image pages.
     pub(crate) pages: u64,
-    /// To all files, twice what is in them.
+    /// Bytes written to all files, twice the length of the pages.
     pub(crate) bytes: u64,
 }
 
-/// The files of one pool: where its image goes at checkpoints.
+/// The files of one pool whose image is in memory.
 pub(crate) struct ImageStore {
     fs: Arc<dyn Fs>,
     dir: PathBuf,
@@ -95,7 +93,7 @@ pub(crate) struct ImageStore {
     path: PathBuf,
     read_only: bool,
     files: Mutex<ImageFiles>,
-    /// That the files take: of the pool, and of the shadow.
+    /// Sizes in bytes of the pool file and of the shadow.
     disk_bytes: [AtomicU64; 2],
 }
 
@@ -103,27 +101,27 @@ pub(crate) struct ImageStore {
 struct ImageFiles {
     pool: Option<Arc<dyn File>>,
     shadow: Option<Arc<dyn File>>,
-    /// Whether the names survive power loss.
+    /// Whether the directory entries survive power loss.
     names_are_durable: bool,
-    /// The last checkpoint that is permanent.
+    /// The last permanent checkpoint.
     last: Option<ImageHeader>,
-    /// There was none, and the file is a pool that was used as memory.
+    /// There was no checkpoint, and the file is a mapped pool.
     is_raw: bool,
     checksums: ImageChecksums,
-    /// A shadow that is permanent, and whose pages are perhaps not where they belong: until they are, the file of the
-    /// pool is worth nothing without it.
+    /// A permanent shadow whose pages may not have been copied to the pool file yet. Until they are, the pool file is
+    /// unusable without the shadow.
     pending_shadow: Option<Shadow>,
 }
 
 impl ImageStore {
-    /// Opens the files of a partition's pool, and reads the image: also a pool that was used as memory, of which the
-    /// next checkpoint makes an image; until that is permanent the file stays as it is. With `never_written` there was
-    /// no checkpoint yet, and whatever is there goes with the first one: opening changes nothing. A large one is read
-    /// with threads of `env`.
+    /// Opens the files of a partition's pool, and loads the image. The file may be a mapped pool; it stays unchanged
+    /// until the next checkpoint has made a permanent image of it. With `never_written` there was no checkpoint yet:
+    /// existing files are ignored, and the first checkpoint replaces them. Opening changes nothing. A large image is
+    /// read with threads of `env`.
     ///
     /// # Errors
-    /// `Corruption` if there is not what was written, `Unsupported` if a newer version wrote it, `OutOfSpace` if there
-    /// is no memory, and those of the files.
+    /// `Corruption` if the files are damaged or missing, `Unsupported` if a newer version wrote them, `OutOfSpace` if
+    /// there is no memory, and those of the files.
     pub(crate) fn open(
         fs: &Arc<dyn Fs>,
         dir: &Path,
@@ -149,8 +147,7 @@ impl ImageStore {
         Ok((store, Some(loaded)))
     }
 
-    /// Whether there is an image or a shadow that is whole. Another file of that name may be a pool that is used as
-    /// memory.
+    /// Whether there is an image or a complete shadow. Another file of the same name may be a mapped pool.
     ///
     /// # Errors
     /// Those of the files.
@@ -168,13 +165,13 @@ impl ImageStore {
         Ok(got == header.len() && FileHeader::decode(FileKind::PoolImage, &header).is_ok())
     }
 
-    /// Of the pool's file, for messages.
+    /// The path of the pool file, for messages.
     #[cfg(test)]
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes the files, as far as that can be done: no checkpoint comes any more.
+    /// Removes the files, as far as possible. No checkpoint follows.
     pub(crate) fn remove(&self) {
         let mut files = lock(&self.files);
         drop((files.pool.take(), files.shadow.take()));
@@ -187,13 +184,13 @@ impl ImageStore {
         self.dir.join(PoolFileKind::Shadow.name(self.partition))
     }
 
-    /// That the files take.
+    /// Size of the files in bytes.
     pub(crate) fn disk_bytes(&self) -> u64 {
         self.disk_bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Space that a checkpoint takes beyond what the files have, for an image of `len` bytes of which `changed` pages
-    /// were changed: the shadow, and what the file of the pool grows by.
+    /// Number of bytes that a checkpoint needs beyond the current size of the files, for an image of `len` bytes of
+    /// which `changed` pages were changed: for the shadow, and for the growth of the pool file.
     pub(crate) fn space_needed(&self, len: u64, changed: u64) -> u64 {
         if changed == 0 {
             return 0;
@@ -225,16 +222,18 @@ impl ImageStore {
         let shadow_path = self.shadow_path();
         if self.fs.exists(&shadow_path)? {
             let shadow = self.fs.open(&shadow_path, mode)?;
-            // Older than the pool it may be where a sync had lied; then it is of no use.
+            // A device that ignores a sync may leave a shadow that is older than the pool file. Such a shadow is
+            // ignored.
             let of_use = |found: &Shadow| match &head {
                 Ok(head) => head.file_id == found.file_id && head.checkpoint_number <= found.checkpoint_number,
-                // Torn, and the shadow mends it; or a pool that this is the first image of.
+                // The first page is torn, and the shadow repairs it; or the file is a mapped pool, and the shadow is
+                // its first image.
                 Err(_) => FileHeader::decode(FileKind::Pool, &page).map_or(true, |pool| pool.file_id == found.file_id),
             };
             files.pending_shadow = Shadow::read(&*shadow)?.filter(of_use);
             if files.pending_shadow.is_some() && !self.read_only {
-                // A process that was killed may have left it whole and not durable. The log is not needed for what is
-                // in it, and its pages are put over those of the last checkpoint.
+                // A process that was killed may have left the shadow complete and not durable. The WAL may not
+                // contain its records any more, and its pages will overwrite those of the last checkpoint.
                 shadow.sync_data()?;
                 self.fs.sync_dir(&self.dir)?;
             }
@@ -243,7 +242,7 @@ impl ImageStore {
         files.pool = Some(Arc::clone(&pool));
         files.names_are_durable = !self.read_only;
         files.is_raw = files.pending_shadow.is_none() && FileHeader::decode(FileKind::Pool, &page).is_ok();
-        // Opening changes no file: the pages of the shadow are put where they belong before the next checkpoint.
+        // Opening changes no file: the next checkpoint first copies the pages of the shadow to the pool file.
         let newer = files.pending_shadow.as_ref().zip(files.shadow.as_deref());
         let loaded = match files.is_raw {
             true => load_raw(&*pool, len_max).map(LoadedImage::raw),
@@ -258,13 +257,14 @@ impl ImageStore {
         Ok(loaded)
     }
 
-    /// Brings what has changed since the last time to the files. `cut` is called once, before any page is copied, and
-    /// says what is visible then. `make_durable` is called with that once the pages are copied, before anything of them
-    /// counts: it returns once the log is durable through everything that may be in them, and the highest number of it.
+    /// Writes the pages that changed since the last checkpoint to the files. `cut` is called once, before any page is
+    /// copied, and returns the last visible sequence number of that time. `make_durable` is called with that number
+    /// once the pages are copied, before the shadow becomes valid. It returns once the WAL is durable through every
+    /// record that the pages may contain, and returns the highest of their sequence numbers.
     ///
     /// # Errors
-    /// Those of the callbacks and of the files, `Invalid` if this was opened only to be read. Then the files hold the
-    /// last checkpoint, or already this one, and all that was to be written is to be written again.
+    /// Those of the callbacks and of the files, `Invalid` if the database was opened read-only. Then the files
+    /// contain the last checkpoint, or already this one, and the next checkpoint writes all changed pages again.
     pub(crate) fn checkpoint(
         &self,
         image: &PoolImage,
@@ -272,10 +272,10 @@ impl ImageStore {
         make_durable: &mut dyn FnMut(SeqNo) -> Result<SeqNo>,
     ) -> Result<PoolCheckpointStats> {
         if self.read_only {
-            return Err(Error::invalid("the database was opened only to be read"));
+            return Err(Error::invalid("the database is open for reading only"));
         }
         let files = &mut *lock(&self.files);
-        // A shadow that is still needed is not written over.
+        // The shadow must not be overwritten while the pool file still needs its pages.
         self.apply_pending_shadow(files)?;
         let (pool, shadow) = self.open_for_write(files)?;
         let replay_from = cut();
@@ -308,8 +308,8 @@ impl ImageStore {
             Ok(owed) => owed,
             Err(error) => {
                 files.checksums.restore(&before);
-                // It may be whole in the page cache and not durable, and after a failed sync the next one may report
-                // success. So a process that opens the pool after a kill must not find it.
+                // The shadow may be complete in the page cache and not durable, and a sync after a failed sync may
+                // report success. A process that opens the pool after this process was killed must not find it.
                 let _device_is_gone = invalidate_shadow(&*shadow).or_else(|_| shadow.set_length(0));
                 return Err(error);
             }
@@ -322,7 +322,7 @@ impl ImageStore {
         Ok(written)
     }
 
-    /// The file of the pool and that of the shadow, made if need be.
+    /// Opens the pool file and the shadow, and creates them if necessary.
     fn open_for_write(&self, files: &mut ImageFiles) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
         let open = |path: &Path| match self.fs.exists(path)? {
             true => self.fs.open(path, OpenMode::Write),
@@ -336,7 +336,7 @@ impl ImageStore {
             Some(shadow) => Arc::clone(shadow),
             None => {
                 files.names_are_durable = false;
-                // Before the first checkpoint a shadow is of no use, wherever it comes from.
+                // Before the first checkpoint, an existing shadow belongs to no checkpoint of this pool.
                 if files.last.is_none() && self.fs.exists(&self.shadow_path())? {
                     self.fs.remove_file(&self.shadow_path())?;
                 }
@@ -346,7 +346,7 @@ impl ImageStore {
         Ok((pool, shadow))
     }
 
-    /// Brings the pages of a shadow that is needed to where they belong; then it is needed no more.
+    /// Copies the pages of a pending shadow to the pool file. Then the shadow is not needed any more.
     fn apply_pending_shadow(&self, files: &mut ImageFiles) -> Result<()> {
         let (Some(owed), Some(pool), Some(shadow)) = (&files.pending_shadow, &files.pool, &files.shadow) else {
             return Ok(());
@@ -354,7 +354,7 @@ impl ImageStore {
         owed.apply(&**shadow, &**pool)?;
         pool.sync_data()?;
         files.pending_shadow = None;
-        // Whether this succeeds, and survives, does not matter: to apply it again changes nothing.
+        // It does not matter whether this succeeds and is durable, because applying the shadow again changes nothing.
         let _ = match shadow.length() {
             Ok(len) if len > SHADOW_KEEP_MAX => shadow.set_length(0),
             _ => invalidate_shadow(&**shadow),
@@ -362,8 +362,8 @@ impl ImageStore {
         Ok(())
     }
 
-    /// Copies the files, as they were after the last checkpoint, to another directory. They are synced there; their
-    /// names are the caller's business. Nothing if there was no checkpoint.
+    /// Copies the files, as of the last checkpoint, to another directory, and syncs the copies. The caller syncs the
+    /// directory. Copies nothing if there was no checkpoint.
     ///
     /// # Errors
     /// Those of the files.
@@ -388,7 +388,7 @@ impl ImageStore {
         let mut at = 0;
         while at < len {
             let got = file.read_at(&mut piece, at)?;
-            // What was never written stays a hole.
+            // A range that was never written stays a hole.
             if piece[..got].iter().any(|byte| *byte != 0) {
                 target.write_at(&piece[..got], at)?;
             }
@@ -398,22 +398,22 @@ impl ImageStore {
     }
 }
 
-/// Makes a shadow one that no open uses. Not synced.
+/// Invalidates a shadow, so that opening ignores it. Not synced.
 fn invalidate_shadow(shadow: &dyn File) -> Result<()> {
     shadow.write_at(&[0; FileHeader::LEN], 0)
 }
 
-/// What binds the files to a pool: the id in its own header, which never changes.
+/// The id in the header of the pool, which never changes. It binds the files to the pool.
 fn pool_file_id(image: &PoolImage) -> Result<[u8; 16]> {
     let mut header = [0; FileHeader::LEN];
     if !image.region().contains(0, PAGE) {
-        return Err(Error::invalid("a pool without a page has no checkpoint"));
+        return Err(Error::invalid("an empty pool has no checkpoint"));
     }
     image.region().read(0, &mut header);
     Ok(FileHeader::decode(FileKind::Pool, &header)?.file_id)
 }
 
-/// Writes the pages of a cut to a shadow; their checksums.
+/// Writes the pages of a snapshot to a shadow. Returns (page number, checksum) for each.
 fn copy_pages(taken: &mut PageSnapshot<'_>, writer: &mut ShadowWriter<'_>) -> Result<Vec<(u64, u64)>> {
     let (mut page, mut changed) = (vec![0; PAGE_LEN], Vec::new());
     while let Some(number) = taken.next_page(&mut page) {
@@ -422,8 +422,8 @@ fn copy_pages(taken: &mut PageSnapshot<'_>, writer: &mut ShadowWriter<'_>) -> Re
     Ok(changed)
 }
 
-/// Adds the check pages and the first page to a shadow, and makes it one; it is not synced. There is room for it in the
-/// file of the pool then.
+/// Adds the check pages and the first page to a shadow, and makes it valid. The shadow is not synced. Space for its
+/// pages is allocated in the pool file.
 fn finish_shadow(
     sums: &mut ImageChecksums,
     before: &SavedChecksums,
@@ -444,15 +444,15 @@ fn finish_shadow(
     writer.finish(head.checkpoint_number, len)
 }
 
-/// Pages that are read at once: 256 KiB.
+/// Number of pages that are read at a time: 256 KiB.
 const READ_CHUNK_PAGES: u64 = 64;
 
-/// Pages of a shadow.
+/// The pages of a shadow, as needed to load an image.
 #[derive(Default)]
 struct ShadowPages {
-    /// Where they belong.
+    /// Their positions in the pool file.
     file_pages: HashSet<u64>,
-    /// Those that say something about others.
+    /// The first page and the check pages.
     metadata_pages: HashMap<u64, Vec<u8>>,
 }
 
@@ -472,23 +472,23 @@ impl ShadowPages {
     }
 }
 
-/// Shared by all reading threads.
+/// State that all reading threads share.
 struct ImageLoad {
     pool: Arc<dyn File>,
     header: ImageHeader,
     image: PoolImage,
     shadow_pages: ShadowPages,
-    /// The next group that no thread reads yet.
+    /// The next group that no thread has taken.
     next_group: AtomicU64,
     failed: AtomicBool,
     groups_read: Mutex<Vec<(u64, Result<CheckPage>)>>,
 }
 
-/// Reads and checks the image in `pool`, whose first page, as far as there is one, is `first`, under the pages of a
-/// shadow.
+/// Loads and checks the image in `pool`. Pages of the shadow replace those of the file. `first` is the first page of
+/// the file, which may be incomplete.
 ///
 /// # Errors
-/// `Corruption` if it is not what was written, `OutOfSpace` if there is no memory, and those of the files.
+/// `Corruption` if the image is damaged, `OutOfSpace` if there is no memory, and those of the files.
 pub(crate) fn load_image(
     pool: &Arc<dyn File>,
     first: Vec<u8>,
@@ -500,14 +500,14 @@ pub(crate) fn load_image(
     let newer = ShadowPages::read(shadow)?;
     let head = ImageHeader::decode(newer.metadata_pages.get(&0).unwrap_or(&first))?;
     if shadow.is_some_and(|(shadow, _)| Some(shadow.target_file_len()) != file_len(head.image_len)) {
-        return Err(Error::corruption("the shadow is of a file of another length").at_offset(0));
+        return Err(Error::corruption("the shadow belongs to a file of a different length").at_offset(0));
     }
     if head.partition != partition {
         return Err(Error::corruption("the file belongs to another partition").at_offset(0));
     }
     let whole = file_len(head.image_len).is_some_and(|len| pool.length().is_ok_and(|there| len <= there));
     if !whole && (newer.file_pages.is_empty() || head.image_len > len_max) {
-        return Err(Error::corruption("the file ends before the image does").at_offset(pool.length()?));
+        return Err(Error::corruption("the file is shorter than the image").at_offset(pool.length()?));
     }
     let image = PoolImage::for_existing(head.image_len.max(PAGE), head.image_len.saturating_add(len_max))?;
     image.grow(head.image_len)?;
@@ -534,7 +534,7 @@ pub(crate) fn load_image(
     }
     let (image, head) = (load.image, load.header);
     if sums.root_checksum(&head.file_id) != head.root_checksum {
-        return Err(Error::corruption("pages of different checkpoints lie in one file").at_offset(0));
+        return Err(Error::corruption("the file contains pages of different checkpoints").at_offset(0));
     }
     if let Some((shadow, file)) = shadow {
         shadow.for_each_page(file, |place, page| {
@@ -547,7 +547,7 @@ pub(crate) fn load_image(
     Ok((image, sums, head))
 }
 
-/// Reads a pool that was used as memory where it cannot be any more: every page of it is still to be written.
+/// Loads a mapped pool where it cannot be mapped any more. Marks every page, so that the next checkpoint writes it.
 ///
 /// # Errors
 /// As [`load_image`].
@@ -564,9 +564,9 @@ pub(crate) fn load_raw(pool: &dyn File, len_max: u64) -> Result<PoolImage> {
     Ok(image)
 }
 
-/// Checks a page and puts it into the image.
+/// Checks a page and stores it into the image.
 fn load_page(image: &PoolImage, head: &ImageHeader, number: u64, sum: u64, page: &[u8]) -> Result<()> {
-    // It was never written: zeros, whatever stands in its place.
+    // The page was never written: it is zero, regardless of the bytes in the file.
     if sum == 0 {
         return Ok(());
     }
@@ -578,7 +578,7 @@ fn load_page(image: &PoolImage, head: &ImageHeader, number: u64, sum: u64, page:
 }
 
 impl ImageLoad {
-    /// Reads groups until there are none left, or one is refused.
+    /// Reads groups until there are no more, or one has failed.
     fn load_groups(&self) {
         let mut bytes = vec![0; READ_CHUNK_PAGES as usize * PAGE_LEN];
         loop {
@@ -594,7 +594,7 @@ impl ImageLoad {
         }
     }
 
-    /// Reads the pages of a group, its check page first.
+    /// Reads the pages of a group, beginning with its check page.
     fn group(&self, group: u64, bytes: &mut [u8]) -> Result<CheckPage> {
         let (first, start) = (group * PAGES_PER_GROUP, file_page_of_check_page(group));
         let count = PAGES_PER_GROUP.min(self.header.image_len / PAGE - first);
@@ -602,7 +602,7 @@ impl ImageLoad {
         for from in (0..=count).step_by(READ_CHUNK_PAGES as usize) {
             let pages = READ_CHUNK_PAGES.min(1 + count - from);
             let bytes = &mut bytes[..pages as usize * PAGE_LEN];
-            // What is behind the end of the file is zero.
+            // Bytes behind the end of the file are zero.
             let got = self.pool.read_at(bytes, (start + from) * PAGE)?;
             bytes[got..].fill(0);
             let mut rest = (from..).zip(bytes.chunks_exact(PAGE_LEN));
@@ -621,4 +621,39 @@ impl ImageLoad {
         }
         known.ok_or_else(|| Error::corruption("a group has no check page"))
     }
+}
+
+/// Number of bytes of a pool per helper thread, and maximum number of helpers. In tests the number of bytes is small.
+const BYTES_PER_HELPER: u64 = if cfg!(all(test, debug_assertions)) { 16 << 10 } else { 16 << 20 };
+const HELPERS_MAX: u64 = 3;
+
+/// The error if one of the threads panicked.
+pub(crate) fn thread_panicked_error() -> Error {
+    Error::new(ErrorKind::Poisoned, "a thread panicked while it read a pool")
+}
+
+/// Runs `work` on `shared` in helper threads of `env`, one per [`BYTES_PER_HELPER`] of `bytes` and at most `most`,
+/// while this thread runs `lead`. Returns `shared` once all of them have ended.
+///
+/// # Errors
+/// `Poisoned` if a helper panicked.
+pub(crate) fn run_with_helpers<T: Send + Sync + 'static>(
+    shared: T,
+    env: Option<&dyn Env>,
+    bytes: u64,
+    most: u64,
+    lead: impl FnOnce(&T),
+    work: fn(&T),
+) -> Result<T> {
+    let shared = Arc::new(shared);
+    let helpers = (bytes / BYTES_PER_HELPER).min(HELPERS_MAX).min(most);
+    let mut threads = Vec::new();
+    for env in (0..helpers).filter_map(|_| env) {
+        let theirs = Arc::clone(&shared);
+        // If no thread can be started, this thread does the helper's share.
+        threads.extend(env.spawn("azekura-open", Box::new(move || work(&theirs))));
+    }
+    lead(&shared);
+    let panics = threads.into_iter().map(|thread| thread.join()).filter(|ended| !ended).count();
+    Arc::into_inner(shared).filter(|_| panics == 0).ok_or_else(thread_panicked_error)
 }

@@ -1,4 +1,4 @@
-//! Checkpoints that are cut short by power loss, failing devices and damage.
+//! Checkpoints that are interrupted by power loss, failing devices and damage.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::pmem::pool::image::{ImageStore, LoadedImage, PoolFileKind, parse_pool
 use crate::pmem::pool::image_format::PAGES_PER_GROUP;
 use crate::pmem::pool::pool_recovery::{self, PoolCheckLevel};
 use crate::pmem::tree::{PoolOptions, PoolTree};
+use crate::testing::seeded_rng::SeededRng;
+use crate::testing::{Fault, FaultFs, FaultPlan, OpKind};
+use crate::testing::{MemFs, Survival};
 use crate::vfs::env::SystemEnv;
-use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
-use crate::vfs::mem::{MemFs, Survival};
-use crate::vfs::seeded_rng::SeededRng;
 use crate::vfs::{Env, Fs, OpenMode};
 
 const DIR: &str = "/db";
 const PARTITION: PartitionId = PartitionId(3);
 const LEN_MAX: u64 = 1200 * PAGE;
 
-/// One state that files may hold: the bytes of the image and `replay_from`.
+/// One state that the files may contain: the bytes of the image and `replay_from`.
 type ImageFileState = (Vec<u8>, u64);
 
 fn open(fs: &Arc<dyn Fs>, never_written: bool, read_only: bool) -> Result<(ImageStore, Option<LoadedImage>)> {
@@ -48,7 +48,7 @@ fn directory(fs: &dyn Fs) {
     fs.sync_dir(Path::new("/")).unwrap();
 }
 
-/// A file system with the directory, and the same as an engine sees it.
+/// A file system with the directory, and the same file system as a trait object.
 fn fresh() -> (MemFs, Arc<dyn Fs>) {
     let mem = MemFs::new();
     directory(&mem);
@@ -56,7 +56,7 @@ fn fresh() -> (MemFs, Arc<dyn Fs>) {
     (mem, fs)
 }
 
-/// An image that goes through a life, and what its files may hold.
+/// An image that is changed and checkpointed repeatedly, and the states that its files may contain.
 struct CheckpointHistory {
     store: ImageStore,
     image: PoolImage,
@@ -120,7 +120,7 @@ impl CheckpointHistory {
         let cut = &mut || SeqNo(number);
         let written = self.store.checkpoint(image, cut, &mut |at| {
             assert_eq!(at, SeqNo(number));
-            // Not of this checkpoint.
+            // This store is made after the pages were copied, so it is not part of this checkpoint.
             image.publish(64, 8 * number);
             Ok(SeqNo(number + 5))
         })?;
@@ -129,7 +129,7 @@ impl CheckpointHistory {
         Ok(())
     }
 
-    /// A few checkpoints, until something fails.
+    /// Makes `rounds` checkpoints, until one fails.
     fn run(&mut self, rounds: usize) -> Result<()> {
         for _ in 0..rounds {
             let count = self.rng.below(12);
@@ -139,7 +139,7 @@ impl CheckpointHistory {
         Ok(())
     }
 
-    /// What is on `fs` now is one of the states that it may be.
+    /// Checks that the files on `fs` contain one of the expected states.
     fn assert_recovers(&self, fs: &Arc<dyn Fs>, what: &str) {
         let Some(finished) = &self.last_durable else { return };
         for read_only in [true, false, false] {
@@ -171,7 +171,7 @@ fn image_recovers_after_many_checkpoints() {
     life.assert_recovers(&fs, "after a life");
     assert!(life.image.region().len() > PAGES_PER_GROUP * PAGE, "more than one group");
     assert!(life.store.disk_bytes() >= life.image.region().len());
-    // Nothing changed, but for what was stored after the last cut.
+    // Nothing changed, except for the store after the last snapshot.
     let written = life.store.checkpoint(&life.image, &mut || SeqNo(99), &mut |_| Ok(SeqNo(104))).unwrap();
     assert_eq!((written.pages, written.bytes), (1, 2 * 3 * PAGE));
     let written = life.store.checkpoint(&life.image, &mut || SeqNo(99), &mut |_| Ok(SeqNo(104))).unwrap();
@@ -263,10 +263,10 @@ fn shadow_survives_power_loss_when_reapplied() {
     let faulty = FaultFs::new(Arc::clone(&fs));
     let through: Arc<dyn Fs> = Arc::new(faulty.clone());
     let mut life = CheckpointHistory { store: open(&through, false, false).unwrap().0, ..life };
-    // The shadow gets there, its pages do not.
+    // The shadow is written, but its pages cannot be copied to the pool file.
     faulty.inject(FaultPlan::new(OpKind::Write, 2, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool").forever());
     assert!(life.checkpoint().is_err());
-    // Permanent all the same; the next checkpoint brings it to its place first.
+    // The checkpoint is permanent nevertheless. The next one first copies the pages of the shadow.
     life.last_durable = life.in_progress.clone();
     life.in_progress = life.last_durable.as_ref().map(|(bytes, _)| (bytes.clone(), 777));
     let mut after = 0;
@@ -291,7 +291,7 @@ fn shadow_survives_power_loss_when_reapplied() {
     assert!(after > 5, "{after}");
 }
 
-/// Whatever fails, it is told, the files keep a whole checkpoint, and the next one succeeds.
+/// Whatever fails, the caller gets the error, the files keep a complete checkpoint, and the next one succeeds.
 #[test]
 fn checkpoint_retries_after_io_error() {
     let full = Fault::Error(std::io::ErrorKind::StorageFull);
@@ -342,7 +342,8 @@ fn checkpoint_fails_when_wal_sync_fails() {
     life.assert_recovers(&fs, "all of it counts");
 }
 
-/// A device that says that it has synced, and has not: what is found after a crash is a checkpoint, or an error.
+/// A device acknowledges a sync that it did not do. After a crash the files contain a checkpoint, or opening them
+/// fails.
 #[test]
 fn lying_sync_is_detected_at_open() {
     let (mut found, mut fine) = (0, 0);
@@ -383,7 +384,7 @@ fn contents(fs: &dyn Fs, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// Opens files of these bytes.
+/// Opens files with these bytes.
 fn open_bytes(pool: &[u8], shadow: &[u8], read_only: bool) -> Option<ImageFileState> {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     directory(&*fs);
@@ -455,7 +456,7 @@ fn damaged_image_is_refused_or_unchanged() {
     }
 }
 
-/// However many read an image, under a shadow or not: the same is found, and the same is refused.
+/// Any number of threads reads the same image and refuses the same damage, with and without a shadow.
 #[test]
 fn parallel_load_equals_single_threaded() {
     let (_, fs) = fresh();
@@ -467,7 +468,7 @@ fn parallel_load_equals_single_threaded() {
     let faulty = FaultFs::new(Arc::clone(&fs));
     let through: Arc<dyn Fs> = Arc::new(faulty.clone());
     let mut life = CheckpointHistory { store: open(&through, false, false).unwrap().0, ..life };
-    // Half of the shadow's pages get where they belong.
+    // Half of the shadow's pages are copied to the pool file.
     faulty.inject(FaultPlan::new(OpKind::Write, 100, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool"));
     assert!(life.checkpoint().is_err());
     let env = SystemEnv::new();
@@ -502,18 +503,18 @@ fn parallel_load_equals_single_threaded() {
             Err(_) => 2,
         }] += 1;
     }
-    // Without the shadow a file that has half of its pages is worth nothing.
+    // A pool file with only half of the pages cannot be used without the shadow.
     assert!(seen[0] > 20 && seen[1] == 0 && seen[2] > 20, "{seen:?}");
 }
 
 const KEYS: u64 = 240;
 
-/// Whether the change `round` of key `n` gives it a value.
+/// Whether change `round` of key `n` is a put; otherwise it is a removal.
 fn is_put(n: u64, round: u64) -> bool {
     !(n * 7 + round).is_multiple_of(3)
 }
 
-/// A value that says of which change it is, and whether it is whole.
+/// A value that contains its key and its round, and whose other bytes show whether it is complete.
 fn value(n: u64, round: u64) -> Vec<u8> {
     let mut value = [n.to_le_bytes(), round.to_le_bytes()].concat();
     value.resize(16 + ((n + round) % 3000) as usize * usize::from(round.is_multiple_of(50)), (n ^ round) as u8);
@@ -524,7 +525,7 @@ fn load_numbers(of: &[AtomicU64]) -> Vec<u64> {
     of.iter().map(|number| number.load(Ordering::SeqCst)).collect()
 }
 
-/// A tree that two threads change, and how far each key is.
+/// A tree that two threads change, and the rounds that began and ended for each key.
 struct ConcurrentTree {
     tree: PoolTree<PoolImage>,
     visible: LastVisibleSeqno,
@@ -549,7 +550,7 @@ impl ConcurrentTree {
     }
 }
 
-/// Opens what a crash leaves, and looks whether each key is where it was at the cut, or a little further.
+/// Opens the files after a crash, and checks that each key has a state between those at the cut and at the end.
 fn assert_recovers_between(fs: &MemFs, options: &PoolOptions, at_cut: &[u64], at_end: &[u64]) {
     let fork = fs.fork();
     fork.crash(Survival::Nothing, 0);
@@ -588,7 +589,7 @@ fn checkpoint_beside_writers_is_one_moment() {
     for slots in [4, SLOTS] {
         let (mem, fs) = fresh();
         let (store, _) = open(&fs, true, false).unwrap();
-        // Small, so that leaves and buffers are reused soon.
+        // The pool is small, so that leaves and buffers are reused soon.
         let options = PoolOptions { len_max: 512 * PAGE, grow_by: 4 * PAGE, slots_per_leaf: slots };
         let visible = LastVisibleSeqno::default();
         let readers = SnapshotList::new(visible.clone());
@@ -633,7 +634,8 @@ fn checkpoint_beside_writers_is_one_moment() {
     }
 }
 
-/// A pool that was used as memory, copied to where files are none: it stays as it is until an image of it is permanent.
+/// A mapped pool was copied to a file system that cannot map it. The file stays unchanged until an image of it is
+/// permanent.
 #[test]
 fn mapped_pool_becomes_image() {
     let (mem, fs) = fresh();
@@ -647,7 +649,7 @@ fn mapped_pool_becomes_image() {
     let found = |fs: &MemFs, read_only| {
         let loaded = open(&(Arc::new(fs.clone()) as Arc<dyn Fs>), false, read_only).unwrap().1.unwrap();
         let there = bytes_of(&loaded.image);
-        // Room for the image may have been made already.
+        // Space for the image may have been allocated already.
         assert!(there[..bytes.len()] == bytes && there[bytes.len()..].iter().all(|byte| *byte == 0));
         loaded.replay_from.0
     };

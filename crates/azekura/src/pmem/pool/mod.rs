@@ -2,14 +2,13 @@
 //!
 //! Invariants:
 //! - A checkpoint is a snapshot of the image at one point in time, and does not stop writers.
-//! - The files contain a whole checkpoint at any time, whichever writes a crash loses. The cost of a checkpoint
-//!   depends on the number of changed pages.
+//! - The files contain a whole checkpoint at any time, whichever writes a crash loses. The cost of a checkpoint depends
+//!   on the number of changed pages.
 //! - Recovery reads and checks everything first. Then it repairs the leaves that a crash left incomplete, and makes
 //!   them durable before any write. A pool that is refused is unchanged.
 //!
-//! Modules, lowest first: [`parallel`], [`image_format`], [`shadow`], [`image`] (files of a pool in memory),
-//! [`used_space`], [`pool_recovery`], [`location`], [`engine`], [`checkpoint`] (pools in memory), [`mapped`] (pools
-//! in mapped files), [`open`].
+//! Modules, lowest first: [`image_format`] (also the shadow), [`image`] (files of a pool in memory), [`pool_recovery`]
+//! (also the space that is in use), [`engine`], [`checkpoint`] (durability of images and of mapped files), [`open`].
 
 pub(crate) mod checkpoint;
 pub(crate) mod engine;
@@ -17,16 +16,10 @@ pub(crate) mod image;
 pub(crate) mod image_format;
 #[cfg(test)]
 mod image_tests;
-pub(crate) mod location;
-pub(crate) mod mapped;
 pub(crate) mod open;
-pub(crate) mod parallel;
 pub(crate) mod pool_recovery;
-pub(crate) mod shadow;
-pub(crate) mod used_space;
 
-pub(crate) use engine::{AssignSeqnoFn, PmemEngine, PoolStats};
+pub(crate) use engine::{PmemEngine, PoolLocation, PoolStats, uses_mapped_pools};
 pub(crate) use image::{ImageStore, PoolFileKind, parse_pool_file_name};
-pub(crate) use location::{PoolLocation, uses_mapped_pools};
 pub(crate) use open::{ManifestPoolInfo, StoredPool};
-pub(crate) use pool_recovery::{PoolCheckLevel, PoolRecoveryReport, open_with};
+pub(crate) use pool_recovery::{PoolCheckLevel, PoolRecoveryReport};

@@ -7,15 +7,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
 use crate::mem::region::{PAGE, Region};
 use crate::pmem::options::PmemOptions;
 use crate::pmem::persistence::{MappedPoolFile, PersistenceBackend, PoolImage};
-use crate::pmem::pool::checkpoint::PoolCheckpointer;
-use crate::pmem::pool::engine::{PmemEngine, PoolEngine};
-use crate::pmem::pool::location::{PoolLocation, copy_region, uses_mapped_pools};
-use crate::pmem::pool::mapped::MappedPoolDurability;
+use crate::pmem::pool::checkpoint::{MappedPoolDurability, PoolCheckpointer, copy_region};
+use crate::pmem::pool::engine::{PmemEngine, PoolEngine, PoolLocation, uses_mapped_pools};
 use crate::pmem::pool::{ImageStore, PoolCheckLevel, PoolFileKind, PoolRecoveryReport, pool_recovery};
 use crate::pmem::pool_header::{PoolSeqnoField, has_clean_shutdown_mark, read_seqno_field};
 use crate::pmem::tree::PoolTree;
@@ -26,22 +23,22 @@ use crate::vfs::fs::PersistenceLevel;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ManifestPoolInfo {
     pub(crate) created_mapped: bool,
-    /// A checkpoint brought everything through this number to the files; there are none if that is nothing, unless it
-    /// was made as memory.
+    /// The last checkpoint wrote every record up to this sequence number to the files. If 0, there are no files,
+    /// unless the pool was created as a mapped file.
     pub(crate) flushed_through: SeqNo,
-    /// The file id of the pool; older manifests do not have it.
+    /// The file id of the pool; `None` in manifests of older versions.
     pub(crate) file_id: Option<[u8; 16]>,
 }
 
 impl ManifestPoolInfo {
-    /// Checks that these are the bytes of the pool that the manifest means, of which an image says that all through
-    /// `replay_from` is in it.
+    /// Checks that `region` is the pool that the manifest refers to. `replay_from` is the sequence number up to which
+    /// its image is complete; `None` for a mapped pool.
     ///
     /// # Errors
-    /// `Corruption` if they are another pool's, or older than the last checkpoint.
+    /// `Corruption` if it is another pool, or older than the last checkpoint.
     fn check(&self, region: &Region, replay_from: Option<SeqNo>) -> Result<()> {
-        if self.file_id.is_some_and(|known| region_file_id(region).ok() != Some(known)) {
-            return Err(Error::corruption("the file belongs to another pool than the manifest says"));
+        if self.file_id.is_some_and(|known| pool_recovery::read_file_id(region).ok() != Some(known)) {
+            return Err(Error::corruption("the file belongs to a different pool than the one in the manifest"));
         }
         if replay_from.unwrap_or_default() < self.flushed_through {
             let through = self.flushed_through.0;
@@ -53,20 +50,20 @@ impl ManifestPoolInfo {
     }
 }
 
-/// A pool as its files have it, before the order of its keys is known.
+/// A pool as it is in its files, before its key order is known.
 pub(crate) struct StoredPool {
     location: PoolLocation,
     files: StoredPoolFiles,
-    /// All through the first is in it; perhaps more, through the second.
+    /// The files contain every record up to the first number, and perhaps records up to the second.
     seqnos_at_open: (SeqNo, SeqNo),
-    /// What is known of its bytes.
+    /// How much of the pool must be checked.
     check_level: PoolCheckLevel,
-    /// None where there is nothing yet.
+    /// `None` if no checkpoint was written yet.
     file_id: Option<[u8; 16]>,
 }
 
 enum StoredPoolFiles {
-    /// An image in a file of its own, none if there is nothing yet.
+    /// An image in its own file format; `None` if no checkpoint was written yet.
     Image(Box<ImageStore>, Option<PoolImage>),
     Mapped(MappedPoolFile),
 }
@@ -75,8 +72,8 @@ impl StoredPool {
     /// Reads the files of a pool.
     ///
     /// # Errors
-    /// `Corruption` if they are not what was written, or not what the manifest means; `OutOfSpace` if there is not so
-    /// much memory.
+    /// `Corruption` if the files are damaged or are not those that the manifest refers to; `OutOfSpace` if there is
+    /// not enough memory.
     pub(crate) fn read(location: PoolLocation, known: &ManifestPoolInfo, options: &PmemOptions) -> Result<StoredPool> {
         let ManifestPoolInfo { created_mapped: made_as_memory, flushed_through: flushed, .. } = *known;
         let (fs, dir, partition) = (&location.fs, &location.dir, location.partition);
@@ -88,11 +85,11 @@ impl StoredPool {
                     MappedPoolFile::for_existing(fs.open(&path, OpenMode::Write)?, options.reserved_address_len(0))?;
                 let notes = read_seqno_fields(backend.region())?;
                 known.check(backend.region(), None)?;
-                let file_id = region_file_id(backend.region())?;
+                let file_id = pool_recovery::read_file_id(backend.region())?;
                 Ok((backend, notes, file_id))
             };
             let (backend, (at_open, check_level), file_id) = open().map_err(|error: Error| error.in_file(&path))?;
-            // A file of its own kind may lie in that directory.
+            // The directory may contain a file with another persistence level than the directory itself.
             if backend.level() == fs.persistence_level(dir) {
                 return Ok(StoredPool {
                     location,
@@ -103,7 +100,7 @@ impl StoredPool {
                 });
             }
         }
-        // One that was memory is read as it is, and kept as it is until an image of it is permanent.
+        // The file of a mapped pool is read as an image, and stays unchanged until an image of it is permanent.
         let never_written = !made_as_memory && flushed == SeqNo::ZERO;
         let env = Some(&*location.env);
         let addresses = options.reserved_address_len(location.wal_bytes);
@@ -112,17 +109,19 @@ impl StoredPool {
         if let Some(loaded) = &loaded {
             let region = loaded.image.region();
             let checked = known.check(region, (!loaded.is_raw).then_some(loaded.replay_from));
-            file_id = Some(checked.and_then(|()| region_file_id(region)).map_err(|error| error.in_file(&path))?);
+            file_id =
+                Some(checked.and_then(|()| pool_recovery::read_file_id(region)).map_err(|error| error.in_file(&path))?);
         }
         let (at_open, check_level) = match &loaded {
             Some(loaded) if loaded.is_raw => {
                 let (at_open, check_level) =
                     read_seqno_fields(loaded.image.region()).map_err(|error| error.in_file(&path))?;
-                // Where it is memory, and is only looked at. On its way to what is none anything may have become of it.
+                // The clean shutdown mark is trusted only where the pool is mapped and opened read-only. If it was
+                // copied to another kind of file system, any part of it may have changed.
                 let is_at_home = is_raw && location.read_only && uses_mapped_pools(&**fs, dir);
                 (at_open, if is_at_home { check_level } else { PoolCheckLevel::Full })
             }
-            // Each page has a checksum of its own, and all of them have one.
+            // Every page of an image has a checksum, and all checksums were verified.
             Some(loaded) => ((loaded.replay_from, loaded.max_seqno), PoolCheckLevel::StructureOnly),
             None => (Default::default(), PoolCheckLevel::Full),
         };
@@ -130,11 +129,11 @@ impl StoredPool {
         Ok(StoredPool { location, files: form, seqnos_at_open: at_open, check_level, file_id })
     }
 
-    /// Reads all of it and believes nothing; how many records there are. What only makes sense in the order of its keys
-    /// is left out where that is not `bytewise`.
+    /// Reads and checks everything without trusting any byte. Returns the number of records. Checks that need the key
+    /// order are skipped unless the order is `bytewise`.
     ///
     /// # Errors
-    /// `Corruption` if it is not what was written.
+    /// `Corruption` if the pool is damaged.
     pub(crate) fn verify(self, bytewise: bool, options: &PmemOptions) -> Result<u64> {
         match &self.files {
             StoredPoolFiles::Image(_, None) => Ok(0),
@@ -152,27 +151,27 @@ impl StoredPool {
         check_max_seqno(&report, self.seqnos_at_open.1).map(|()| report.records)
     }
 
-    /// The file id of the pool; none where there is nothing yet.
+    /// The file id of the pool; `None` if no checkpoint was written yet.
     pub(crate) fn file_id(&self) -> Option<[u8; 16]> {
         self.file_id
     }
 
-    /// All through the first number is in it; perhaps more, through the second.
+    /// The files contain every record up to the first number, and perhaps records up to the second.
     pub(crate) fn seqnos_at_open(&self) -> (SeqNo, SeqNo) {
         self.seqnos_at_open
     }
 
-    /// Whether its file is used as memory.
+    /// Whether the pool is a mapped file.
     pub(crate) fn is_mapped(&self) -> bool {
         matches!(&self.files, StoredPoolFiles::Mapped(_))
     }
 
-    /// Whether what is stored into it survives power loss by itself.
+    /// Whether stores into the pool survive power loss without the WAL.
     pub(crate) fn survives_power_loss(&self) -> bool {
         matches!(&self.files, StoredPoolFiles::Mapped(backend) if backend.level() == PersistenceLevel::PowerLoss)
     }
 
-    /// Copies the files, in which nothing changes.
+    /// Copies the files. The caller makes sure that they do not change.
     pub(crate) fn copy_to(&self, dir: &Path) -> Result<()> {
         match &self.files {
             StoredPoolFiles::Image(store, _) => store.copy_to(dir),
@@ -182,7 +181,7 @@ impl StoredPool {
         }
     }
 
-    /// Removes the files, of a partition that was deleted.
+    /// Removes the files of a deleted partition.
     pub(crate) fn remove_files(self) {
         match self.files {
             StoredPoolFiles::Image(store, _) => store.remove(),
@@ -194,10 +193,10 @@ impl StoredPool {
         PoolFileKind::Pool.name(self.location.partition)
     }
 
-    /// The tree. One that `is_new` needs all the addresses that it may grow to.
+    /// Opens the tree. If `is_new`, address space for its maximum size is required.
     ///
     /// # Errors
-    /// `Corruption` if it is no pool with keys in that order, `OutOfSpace` if there is no memory.
+    /// `Corruption` if it is not a valid pool with keys in that order, `OutOfSpace` if there is no memory.
     pub(crate) fn open(self, order: KeyOrder, options: &PmemOptions, is_new: bool) -> Result<Arc<dyn PmemEngine>> {
         let StoredPool { location, files: form, seqnos_at_open: at_open, check_level, .. } = self;
         let (pool, snapshots, path, env) =
@@ -231,8 +230,8 @@ impl StoredPool {
     }
 }
 
-/// The tree, unless there is a number in it that none can be: whatever is put under its key would be taken for older,
-/// and be lost.
+/// Checks the sequence numbers of a recovered tree. A record with a number above the highest possible one is refused,
+/// because later changes of its key would be taken for older ones and be lost.
 fn check_recovered_tree<M: PersistenceBackend>(
     (tree, report): (PoolTree<M>, PoolRecoveryReport),
     (_, highest): (SeqNo, SeqNo),
@@ -243,25 +242,17 @@ fn check_recovered_tree<M: PersistenceBackend>(
 fn check_max_seqno(report: &PoolRecoveryReport, highest: SeqNo) -> Result<()> {
     match report.max_seqno <= highest {
         true => Ok(()),
-        false => {
-            Err(Error::corruption(format!("a record has the number {}, the last is {}", report.max_seqno.0, highest.0)))
-        }
+        false => Err(Error::corruption(format!(
+            "a record has sequence number {}, above the last one, {}",
+            report.max_seqno.0, highest.0
+        ))),
     }
 }
 
-fn region_file_id(region: &Region) -> Result<[u8; 16]> {
-    let mut header = [0; FileHeader::LEN];
-    if !region.contains(0, PAGE) {
-        return Err(Error::corruption("the pool ends in its header"));
-    }
-    region.read(0, &mut header);
-    Ok(FileHeader::decode(FileKind::Pool, &header)?.file_id)
-}
-
-/// What a pool that is memory says about its numbers, all through the first is in it, and none behind the second; and
-/// whether it was closed.
+/// Reads the header of a mapped pool: it contains every record of the WAL up to the first number and none above the
+/// second. The check level depends on whether it was closed cleanly.
 fn read_seqno_fields(region: &Region) -> Result<((SeqNo, SeqNo), PoolCheckLevel)> {
-    let file_id = region_file_id(region)?;
+    let file_id = pool_recovery::read_file_id(region)?;
     let end = read_seqno_field(region, &file_id, PoolSeqnoField::SeqnoEnd)?;
     let check_level =
         if has_clean_shutdown_mark(region, &file_id) { PoolCheckLevel::StructureOnly } else { PoolCheckLevel::Full };

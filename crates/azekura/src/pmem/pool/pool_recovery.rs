@@ -8,36 +8,37 @@ use std::sync::Arc;
 
 use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::sync::WakeSignal;
-use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
+use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::SnapshotList;
-use crate::mem::atomic::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
+use crate::mem::atomic::{AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, lock};
 use crate::mem::region::{PAGE, Region};
+use crate::mem::simd::prefetch;
 use crate::pmem::allocator::Allocator;
 use crate::pmem::inner::InnerTree;
 use crate::pmem::leaf::{LEAF_ALIGN, LEAF_LEN, LeafAddr, LeafCommitWord, PoolLeaf, SLOTS, set_bits};
 use crate::pmem::persistence::{PersistSite, PersistenceBackend};
-use crate::pmem::pool::parallel::{run_with_helpers, thread_panicked_error};
-use crate::pmem::pool::used_space::UsedSpaceBitmap;
+use crate::pmem::pool::image::{run_with_helpers, thread_panicked_error};
 use crate::pmem::record::{BUFFER_ALIGN, LeafSlot, PoolRecord};
 use crate::pmem::tree::{HEAD_LEAF_OFFSET, PoolOptions, PoolTree, leaf_check_seed};
 use crate::vfs::Env;
 
-/// What is known of a pool before it is opened.
+/// How much of a pool is checked when it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PoolCheckLevel {
-    /// Nothing: all of it is read, and every checksum must match.
+    /// No byte is trusted: the whole pool is read, and every checksum must match.
     Full,
-    /// Its bytes are those that were written. Leaves are checked, and that records stand where they lead, do not
-    /// overlap and lie between those of the leaves beside; of a record only its head and its key are read.
+    /// The bytes are trusted to be those that were written. Leaves are checked. Records must be where the slots point
+    /// to, must not overlap, and must be between those of the adjacent leaves. Only the header and the key of a
+    /// record are read.
     StructureOnly,
 }
 
-/// What was found in a pool.
+/// Statistics of a recovered pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolRecoveryReport {
     pub(crate) records: u64,
     pub(crate) leaves: u64,
-    /// Words that a crash had left half done.
+    /// Number of words that a crash had left incomplete.
     pub(crate) repairs: u64,
     /// The highest sequence number of a record.
     pub(crate) max_seqno: SeqNo,
@@ -45,36 +46,37 @@ pub(crate) struct PoolRecoveryReport {
 
 pub(crate) const OVERLAP: &str = "two records overlap, or one and a leaf";
 
-/// Lines of a record that are asked for ahead, in bytes: all of most; head and key of most.
+/// Number of bytes of a record that are prefetched: for a full check, most whole records; for a check of the
+/// structure, most headers and keys.
 const RECORD_PREFETCH_LENS: [u64; 2] = [192, 32];
 
-/// A valid slot: its number, itself, its fingerprint.
+/// A valid slot: its index, its word, and its fingerprint.
 pub(crate) type ValidSlot = (usize, LeafSlot, u8);
 
 pub(crate) fn corruption_at(what: &str, at: u64) -> Error {
     Error::corruption(what).at_offset(at)
 }
 
-/// A leaf that was read.
+/// A leaf that was read and checked.
 #[derive(Default)]
 pub(crate) struct RecoveredLeaf {
     pub(crate) offset: u64,
     pub(crate) commit_word: u64,
     pub(crate) slots: Vec<ValidSlot>,
-    /// Those of the slots.
+    /// The records of `slots`, in the same order.
     pub(crate) records: Vec<PoolRecord>,
-    /// Numbers of records by their keys; none if that was not asked.
+    /// (Key prefix, index in `records`) sorted by key; empty if the records were not sorted.
     sorted: Vec<(u64, u32)>,
-    /// The first and the last record by their keys.
+    /// Indices of the first and the last record in key order.
     first_and_last: Option<(u32, u32)>,
 }
 
-/// Asks for the leaf that is read after the next one.
+/// Prefetches the leaf after the next one.
 pub(crate) fn prefetch_leaf<M: PersistenceBackend>(tree: &PoolTree<M>, at: u64) {
     tree.region().prefetch(at, LEAF_LEN);
 }
 
-/// Asks for the records of a leaf that is read next, and where they are marked.
+/// Prefetches the records of the next leaf, and their bits in `used`.
 pub(crate) fn prefetch_leaf_records<M: PersistenceBackend>(
     tree: &PoolTree<M>,
     at: u64,
@@ -91,7 +93,7 @@ pub(crate) fn prefetch_leaf_records<M: PersistenceBackend>(
     }
 }
 
-/// The record of a slot if it is like most.
+/// Reads the record of a slot if it has the common form ([`PoolRecord::decode_short`]).
 #[inline]
 fn read_short_record(region: &Region, slot: LeafSlot) -> Option<PoolRecord> {
     let (at, len) = (slot.offset(), slot.len()?);
@@ -103,7 +105,7 @@ fn read_short_record(region: &Region, slot: LeafSlot) -> Option<PoolRecord> {
 }
 
 impl RecoveredLeaf {
-    /// Reads and checks a leaf and its records, in place of what was read before.
+    /// Reads and checks a leaf and its records. Replaces the leaf that was read before.
     pub(crate) fn read<M: PersistenceBackend>(
         &mut self,
         tree: &PoolTree<M>,
@@ -136,7 +138,7 @@ impl RecoveredLeaf {
         let record = PoolRecord::read(tree.region(), slot)?;
         match record.kind {
             RecordKind::Put => Ok(record),
-            _ => Err(corruption_at("a record of that kind does not stand in a leaf", record.offset)),
+            _ => Err(corruption_at("a leaf cannot contain a record of that kind", record.offset)),
         }
     }
 
@@ -156,7 +158,7 @@ impl RecoveredLeaf {
         self.sort_by_key(tree);
         let record = |n: &(u64, u32)| &self.records[n.1 as usize];
         if self.sorted.windows(2).any(|pair| tree.cmp_keys(record(&pair[0]), record(&pair[1])).is_eq()) {
-            return Err(corruption_at("a leaf has a key twice", self.offset));
+            return Err(corruption_at("a leaf contains a key twice", self.offset));
         }
         Ok(())
     }
@@ -203,8 +205,8 @@ impl RecoveredLeaf {
         self.first_and_last.map(|(_, last)| &self.records[last as usize])
     }
 
-    /// Takes the records away that are not before the first of the next leaf with records, in which each of them must
-    /// stand as the very same slot; what becomes of the commit word.
+    /// Drops the records that are not before `first`, the first record of the next leaf with records. That leaf must
+    /// contain each of them as the same slot. Returns the new commit word.
     pub(crate) fn drop_records_from<M: PersistenceBackend>(
         &mut self,
         tree: &PoolTree<M>,
@@ -232,9 +234,9 @@ impl RecoveredLeaf {
         Ok(commit)
     }
 
-    /// The records that are left, in no order.
+    /// The records that were not dropped, unordered.
     pub(crate) fn remaining_records(&self) -> impl Iterator<Item = &PoolRecord> {
-        // Nothing is taken away but by `cut`, which sorts.
+        // Only `drop_records_from` drops records, and it sorts them first.
         let (all, sorted) = match self.sorted.is_empty() && self.first_and_last.is_some() {
             true => (self.records.as_slice(), &[][..]),
             false => (&[][..], self.sorted.as_slice()),
@@ -243,28 +245,36 @@ impl RecoveredLeaf {
     }
 }
 
-/// Checks every leaf and every record by itself, where the order of keys is not known.
+/// The file id in the header of a pool.
 ///
 /// # Errors
-/// `Corruption` if it is not what was written.
-pub(crate) fn verify_records(region: &Region) -> Result<PoolRecoveryReport> {
-    let mut header = [0; FileHeader::LEN];
+/// `Corruption` if the pool ends before its first leaf, or its header is damaged.
+pub(crate) fn read_file_id(region: &Region) -> Result<[u8; 16]> {
     if !region.contains(HEAD_LEAF_OFFSET, LEAF_LEN) {
         return Err(Error::corruption("the pool ends before its first leaf"));
     }
+    let mut header = [0; FileHeader::LEN];
     region.read(0, &mut header);
-    let file_id = FileHeader::decode(FileKind::Pool, &header)?.file_id;
+    Ok(FileHeader::decode(FileKind::Pool, &header)?.file_id)
+}
+
+/// Checks every leaf and every record separately, without the key order.
+///
+/// # Errors
+/// `Corruption` if the pool is damaged.
+pub(crate) fn verify_records(region: &Region) -> Result<PoolRecoveryReport> {
+    let file_id = read_file_id(region)?;
     let (seal, mut used, mut at, mut report) = (
         leaf_check_seed(&file_id),
         UsedSpaceBitmap::new(region.len())?,
         HEAD_LEAF_OFFSET,
         PoolRecoveryReport::default(),
     );
-    // Of the last leaf before this one that has records.
+    // The slots of the last leaf with records before this one.
     let mut before: Vec<LeafSlot> = Vec::new();
     while at != 0 {
         if !at.is_multiple_of(LEAF_ALIGN) || !region.contains(at, LEAF_LEN) || !used.mark(at, LEAF_LEN) {
-            return Err(corruption_at("the chain of leaves leads to what is no leaf, or in a circle", at));
+            return Err(corruption_at("the chain of leaves leads to invalid memory or has a cycle", at));
         }
         let leaf = PoolLeaf::new(region, at);
         if leaf.commit_word().count() >= SLOTS || !leaf.check_matches(seal, leaf.commit_word()) {
@@ -279,7 +289,7 @@ pub(crate) fn verify_records(region: &Region) -> Result<PoolRecoveryReport> {
             report.max_seqno = report.max_seqno.max(record.seqno);
             match used.mark(record.offset, record.buffer_len()) {
                 true => report.records += 1,
-                // A crash in the middle of a split leaves the same slot in two leaves beside each other.
+                // A crash in the middle of a split leaves the same slot in two adjacent leaves.
                 false if before.contains(slot) => {}
                 false => return Err(corruption_at(OVERLAP, record.offset)),
             }
@@ -293,55 +303,51 @@ pub(crate) fn verify_records(region: &Region) -> Result<PoolRecoveryReport> {
     Ok(report)
 }
 
-/// Leaves that one thread reads before it looks for more; few in tests, so that there are parts.
+/// Number of leaves that one thread reads at a time; small in tests, so that there are several parts.
 const LEAVES_PER_PART: usize = if cfg!(all(test, debug_assertions)) { 3 } else { 256 };
 
 /// Maximum time, in milliseconds, that a thread sleeps before it checks again whether the chain has grown.
 const CHAIN_WAIT_MS: u64 = 10;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What a part of the chain has come to, or all of it.
+/// The result of reading a part of the chain, or the whole chain.
 #[derive(Default)]
 pub(crate) struct RecoveredPart {
-    /// Leaves that are kept, each with what separates it from the one before.
+    /// The leaves to keep, each with the separator between it and the leaf before it.
     pub(crate) leaves: Vec<(Vec<u8>, u64)>,
     empty_leaves: Vec<u64>,
-    /// Words that a crash has left half done: where, and what belongs there.
+    /// Words that a crash has left incomplete: (offset, repaired word).
     pub(crate) repairs: Vec<(u64, u64)>,
     pub(crate) report: PoolRecoveryReport,
-    /// The first leaf that holds something: where it stands in `kept`, its first record, its slots. What separates it
-    /// from the one before is not known yet.
+    /// The first leaf with records: its index in `leaves`, its first record, and its slots. The separator before it
+    /// is not known yet.
     first_leaf: Option<(usize, PoolRecord, Vec<ValidSlot>)>,
-    /// The last leaf that holds something: what of it belongs to the next one is known when that is read.
+    /// The last leaf with records. Which of its records belong to the next leaf is known once that leaf is read.
     last_leaf: Option<RecoveredLeaf>,
-    /// A key.
+    /// Scratch space for a key.
     key: Vec<u8>,
 }
 
 /// The chain of leaves, as far as it was followed.
 #[derive(Default)]
 struct LeafChain {
-    /// Leaves in their order, [`LEAVES_PER_PART`] at a time.
+    /// The leaves in the order of the chain, [`LEAVES_PER_PART`] in each part.
     parts: Vec<Arc<[u64]>>,
     is_complete: bool,
 }
 
-/// Shared by all threads that read parts.
+/// State that all reading threads share.
 pub(crate) struct PoolRecovery<M: PersistenceBackend> {
     tree: PoolTree<M>,
     check_level: PoolCheckLevel,
-    /// The space of leaves and of records, for each thread that read them.
+    /// The space of the leaves and records that each thread has read.
     used_space: Mutex<Vec<UsedSpaceBitmap>>,
     chain: Mutex<LeafChain>,
-    /// Rung when the chain has got longer.
+    /// Signaled when the chain gets longer.
     chain_grew: WakeSignal,
-    /// The next part that no thread reads yet.
+    /// The next part that no thread has taken.
     next_part: AtomicUsize,
     failed: AtomicBool,
-    /// What came of parts, in no order.
+    /// The results of the parts, unordered.
     parts_read: Mutex<Vec<(usize, Result<RecoveredPart>)>>,
 }
 
@@ -361,7 +367,7 @@ impl<M: PersistenceBackend> PoolRecovery<M> {
         }
     }
 
-    /// Follows the chain and reads all parts; puts together what they came to.
+    /// Follows the chain, reads all parts, and joins their results.
     pub(crate) fn run(self, env: Option<&dyn Env>) -> Result<(PoolTree<M>, UsedSpaceBitmap, RecoveredPart)> {
         let (bytes, mut followed) = (self.tree.region().len(), Ok(()));
         let lead = |walk: &PoolRecovery<M>| {
@@ -374,7 +380,7 @@ impl<M: PersistenceBackend> PoolRecovery<M> {
         let (mut all, mut first): (_, Option<UsedSpaceBitmap>) = (RecoveredPart::default(), None);
         let mut read = read.into_inner().unwrap_or_else(PoisonError::into_inner);
         read.sort_unstable_by_key(|(number, _)| *number);
-        // Once one has failed, others may not have been read, before it and behind it.
+        // After a part has failed, other parts before and behind it may not have been read.
         if let Some(failed) = read.iter_mut().find(|(_, part)| part.is_err()) {
             std::mem::replace(&mut failed.1, Err(thread_panicked_error()))?;
         }
@@ -405,7 +411,7 @@ impl<M: PersistenceBackend> PoolRecovery<M> {
         Ok((tree, used, all))
     }
 
-    /// Follows the chain, and lets others read what of it is there.
+    /// Follows the chain, and passes its parts to the other threads.
     fn follow_chain(&self) -> Result<()> {
         let mut part = Vec::with_capacity(LEAVES_PER_PART);
         let followed = self.for_each_leaf(|leaf| {
@@ -431,7 +437,7 @@ impl<M: PersistenceBackend> PoolRecovery<M> {
         debug_assert!(all, "nothing was marked before");
         while at != 0 {
             if !at.is_multiple_of(LEAF_ALIGN) || !region.contains(at, LEAF_LEN) || !used.mark(at, LEAF_LEN) {
-                return Err(corruption_at("the chain of leaves leads to what is no leaf, or in a circle", at));
+                return Err(corruption_at("the chain of leaves leads to invalid memory or has a cycle", at));
             }
             show(at);
             let next = self.tree.leaf(LeafAddr(at)).next_leaf(self.tree.check_seed);
@@ -441,7 +447,7 @@ impl<M: PersistenceBackend> PoolRecovery<M> {
         Ok(())
     }
 
-    /// A part of the chain, once it was followed so far; none behind its end.
+    /// Waits until part `number` of the chain was followed; `None` if the chain is shorter.
     fn wait_for_part(&self, number: usize) -> Option<Arc<[u64]>> {
         loop {
             let rings = self.chain_grew.generation();
@@ -455,7 +461,7 @@ impl<M: PersistenceBackend> PoolRecovery<M> {
         }
     }
 
-    /// Reads parts until there are none left, or one is refused.
+    /// Reads parts until there are no more, or one has failed.
     fn read_parts(&self) {
         let mut used = None;
         while let Some((number, part)) = self.next_part() {
@@ -513,8 +519,8 @@ impl<M: PersistenceBackend> PoolRecovery<M> {
 }
 
 impl RecoveredPart {
-    /// Decides what of a leaf is its own, now that the first record and the slots of the next one with records are
-    /// known; what separates the two.
+    /// Decides which records of a leaf belong to it, given the first record and the slots of the next leaf with
+    /// records. Returns the separator between the two.
     fn resolve_leaf<M: PersistenceBackend>(
         &mut self,
         tree: &PoolTree<M>,
@@ -538,7 +544,7 @@ impl RecoveredPart {
         let mut separator = Vec::new();
         let Some((first, _)) = next else { return Ok(separator) };
         first.read_key(tree.region(), &mut separator);
-        // A shorter key that is behind the last one still will do.
+        // A shorter separator is enough if it is behind the last record of this leaf.
         if let Some(last) = read.last() {
             last.read_key(tree.region(), &mut self.key);
             let len = tree.separator(&self.key, &separator).len();
@@ -547,8 +553,9 @@ impl RecoveredPart {
         Ok(separator)
     }
 
-    /// Settles the last leaf with records, and returns what separates the next one from those before it. A leaf all of
-    /// whose records belong to the next one goes: a crash leaves it when records are joined to a leaf that has none.
+    /// Resolves the last leaf with records, and returns the separator between the next leaf and the leaves before it.
+    /// If all of its records belong to the next leaf, it is dropped: a crash leaves such a leaf when the records of a
+    /// leaf are merged into an empty one.
     fn separate<M: PersistenceBackend>(
         &mut self,
         tree: &PoolTree<M>,
@@ -570,7 +577,7 @@ impl RecoveredPart {
         Ok(gone.map_or(separator, |(own, _)| own))
     }
 
-    /// Adds the part that follows.
+    /// Appends the next part.
     fn append_part<M: PersistenceBackend>(
         &mut self,
         tree: &PoolTree<M>,
@@ -580,8 +587,8 @@ impl RecoveredPart {
         if let Some((n, first, slots)) = part.first_leaf.take() {
             part.leaves[n].0 = match self.last_leaf.take() {
                 Some(mut last) => self.separate(tree, used, &mut last, (&first, &slots))?,
-                // Only leaves without records stand before it. A key that was inserted, because an empty one is before
-                // all others in the order of bytes alone, and a comparator may not know it.
+                // Only leaves without records are before this one. The separator is an inserted key, because the
+                // empty key is before all others only in bytewise order, and a comparator may not accept it.
                 None => {
                     let mut separator = Vec::new();
                     first.read_key(tree.region(), &mut separator);
@@ -598,7 +605,7 @@ impl RecoveredPart {
         Ok(())
     }
 
-    /// Sees to it that the chain leads from one leaf that is kept to the next, past the others.
+    /// Adds repairs of the next pointers, so that the chain contains only the leaves to keep.
     fn add_link_repairs<M: PersistenceBackend>(&mut self, tree: &PoolTree<M>, chain: &[u64]) {
         let (mut kept, mut last, mut passed) =
             (self.leaves.iter().map(|(_, at)| *at).peekable(), HEAD_LEAF_OFFSET, false);
@@ -615,10 +622,11 @@ impl RecoveredPart {
     }
 }
 
-/// Makes an empty pool on `medium`, which holds nothing yet. Durable when it returns; before, there is no pool.
+/// Creates an empty pool on `backend`, which is empty. The pool is durable when this returns; before, there is no
+/// pool.
 ///
 /// # Errors
-/// `OutOfSpace` if not even that fits.
+/// `OutOfSpace` if the backend cannot grow to the initial length, `Invalid` if the options allow less than two pages.
 pub(crate) fn create<M: PersistenceBackend>(
     backend: M,
     file_id: [u8; 16],
@@ -629,7 +637,7 @@ pub(crate) fn create<M: PersistenceBackend>(
     let least = 2 * PAGE;
     let len = options.grow_by.max(least).min(options.len_max) / PAGE * PAGE;
     if len < least {
-        return Err(Error::invalid(format!("a pool has at least {least} bytes")));
+        return Err(Error::invalid(format!("a pool must have at least {least} bytes")));
     }
     backend.grow(len)?;
     let seal = leaf_check_seed(&file_id);
@@ -652,10 +660,10 @@ pub(crate) fn create<M: PersistenceBackend>(
     Ok(tree)
 }
 
-/// Opens the pool on `medium`, of which so much is known; a large one with threads of `env`.
+/// Opens the pool on `backend`. `check_level` states how much is checked. A large pool is read with threads of `env`.
 ///
 /// # Errors
-/// `Corruption` if it is not what was written, `Unsupported` if a newer version wrote it, `OutOfSpace` if there is no
+/// `Corruption` if the pool is damaged, `Unsupported` if a newer version wrote it, `OutOfSpace` if there is no
 /// memory. Then nothing was changed.
 pub(crate) fn open_with<M: PersistenceBackend>(
     backend: M,
@@ -666,14 +674,9 @@ pub(crate) fn open_with<M: PersistenceBackend>(
     env: Option<&dyn Env>,
 ) -> Result<(PoolTree<M>, PoolRecoveryReport)> {
     let region = backend.region();
-    if !region.contains(HEAD_LEAF_OFFSET, LEAF_LEN) {
-        return Err(Error::corruption("the pool ends before its first leaf"));
-    }
-    let mut header = [0; FileHeader::LEN];
-    region.read(0, &mut header);
-    let file_id = FileHeader::decode(FileKind::Pool, &header)?.file_id;
+    let file_id = read_file_id(region)?;
     let len = region.len();
-    // A tree without leaves lends its comparisons: nothing of it is used before the walk is over.
+    // The recovery uses only the comparisons and checks of this tree. Its leaves are added after the chain was read.
     let inner = InnerTree::bulk_load(&[(Vec::new(), HEAD_LEAF_OFFSET)], order.clone());
     let mut space = Allocator::new(len, options.len_max, options.grow_by);
     space.set_addresses(region.reserved());
@@ -702,12 +705,98 @@ pub(crate) fn open_with<M: PersistenceBackend>(
     Ok((tree, report))
 }
 
+/// One bit for each [`BUFFER_ALIGN`] bytes of a pool, set if one thread has found a leaf or a record there.
+pub(crate) struct UsedSpaceBitmap {
+    bits: Vec<u64>,
+    bit_count: u64,
+}
+
+impl UsedSpaceBitmap {
+    pub(crate) fn new(len: u64) -> Result<UsedSpaceBitmap> {
+        let (steps, mut bits) = (len / BUFFER_ALIGN, Vec::new());
+        let words = usize::try_from(steps.div_ceil(64)).ok();
+        let words = words.filter(|words| bits.try_reserve_exact(*words).is_ok());
+        let words = words.ok_or_else(|| Error::new(ErrorKind::OutOfSpace, "no memory for the map of a pool"))?;
+        bits.resize(words, 0);
+        Ok(UsedSpaceBitmap { bits, bit_count: steps })
+    }
+
+    /// Marks `len` bytes from `at` on as used. Returns false if any of them was marked already, or is behind the end.
+    #[inline]
+    pub(crate) fn mark(&mut self, at: u64, len: u64) -> bool {
+        let (mut step, end) = (at / BUFFER_ALIGN, (at + len).div_ceil(BUFFER_ALIGN));
+        if end > self.bit_count {
+            return false;
+        }
+        while step < end {
+            let bit = step % 64;
+            let count = (64 - bit).min(end - step);
+            let mask = (u64::MAX >> (64 - count)) << bit;
+            let word = &mut self.bits[(step / 64) as usize];
+            if *word & mask != 0 {
+                return false;
+            }
+            *word |= mask;
+            step += count;
+        }
+        true
+    }
+
+    /// Prefetches the bit of the range at `at`.
+    #[inline]
+    pub(crate) fn prefetch(&self, at: u64) {
+        if let Some(word) = self.bits.get((at / BUFFER_ALIGN / 64) as usize) {
+            prefetch(word);
+        }
+    }
+
+    /// Adds the marks of another thread. Returns whether no range is marked in both.
+    pub(crate) fn merge(&mut self, other: &UsedSpaceBitmap) -> bool {
+        let pairs = self.bits.iter_mut().zip(&other.bits);
+        let both = pairs.fold(0, |both, (mine, theirs)| {
+            let here = *mine & theirs;
+            *mine |= theirs;
+            both | here
+        });
+        both == 0
+    }
+
+    pub(crate) fn clear(&mut self, at: u64, len: u64) {
+        for step in at / BUFFER_ALIGN..(at + len).div_ceil(BUFFER_ALIGN) {
+            self.bits[(step / 64) as usize] &= !(1 << (step % 64));
+        }
+    }
+
+    /// Calls `free` with every range that is not marked.
+    pub(crate) fn for_each_free_range(&self, mut free: impl FnMut((u64, u64))) {
+        let mut start = None;
+        let mut step = 0;
+        while step < self.bit_count {
+            let (word, bit) = (self.bits[(step / 64) as usize], step % 64);
+            let (is_free, rest) =
+                (word >> bit & 1 == 0, if word >> bit & 1 == 0 { word >> bit } else { !(word >> bit) });
+            let run = u64::from(rest.trailing_zeros()).min(64 - bit).min(self.bit_count - step);
+            match (is_free, start) {
+                (true, None) => start = Some(step),
+                (false, Some(from)) => {
+                    free((from * BUFFER_ALIGN, (step - from) * BUFFER_ALIGN));
+                    start = None;
+                }
+                _ => {}
+            }
+            step += run;
+        }
+        if let Some(from) = start {
+            free((from * BUFFER_ALIGN, (self.bit_count - from) * BUFFER_ALIGN));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::base::{ErrorKind, SeqNo};
     use crate::engine::LastVisibleSeqno;
-    use crate::memtable::speed::{random_key, time};
     use crate::pmem::leaf::set_bits;
     use crate::pmem::persistence::PoolImage;
     use crate::vfs::env::SystemEnv;
@@ -729,7 +818,7 @@ mod tests {
         open_with(image, KeyOrder::bytewise(), &options(), new_snapshots(), PoolCheckLevel::Full, env)
     }
 
-    /// However many read it, the same is found, and the same is refused.
+    /// Any number of threads finds the same records, and refuses the same damage.
     #[test]
     fn parallel_open_equals_single_threaded() {
         let image = PoolImage::new(options().len_max).unwrap();
@@ -738,7 +827,7 @@ mod tests {
         for n in 0..10_007 {
             tree.put(&key(n), SeqNo(n + 1), &[n as u8; 30]).unwrap();
         }
-        // Leaves that are empty stand in the chain where a crash left them.
+        // A crash can leave empty leaves in the chain.
         for n in (0..10_007).filter(|n| n * 7919 % 10_007 / 500 % 3 == 1) {
             tree.remove(&key(n), SeqNo(20_000 + n)).unwrap();
         }
@@ -771,9 +860,9 @@ mod tests {
         assert!(refused > 20, "{refused}");
     }
 
-    /// A crash in the middle of a join leaves the same records in two leaves. A left leaf that had no others, because a
-    /// removal had emptied it, was kept as an empty leaf with the separator of the right one: the next join removed the
-    /// right one from the tree, and lookups went to a leaf that was free.
+    /// A crash in the middle of a merge leaves the same records in two leaves. Regression: a left leaf that a removal
+    /// had emptied before the merge was kept as an empty leaf with the separator of the right one. The next merge
+    /// then removed the right leaf from the inner nodes, and lookups used a leaf that was free.
     #[test]
     fn leaf_goes_when_all_of_it_is_in_the_next() {
         for left in 0..8 {
@@ -783,7 +872,7 @@ mod tests {
             for (key, n) in keys.iter().zip(1..) {
                 tree.put(key, SeqNo(n), &[7; 30]).unwrap();
             }
-            // Sparse, so that leaves are joined.
+            // The leaves are sparse, so that they are merged.
             keys.iter().step_by(2).for_each(|key| assert!(tree.remove(key, SeqNo(400)).unwrap()));
             let next = |leaf: PoolLeaf<'_>| PoolLeaf::new(tree.region(), leaf.next_leaf(tree.check_seed).unwrap());
             let chain: Vec<_> =
@@ -814,36 +903,16 @@ mod tests {
         }
     }
 
-    /// Prints what a record takes: `cargo test --release -p azekura --lib recover::tests::speed -- --ignored
-    /// --nocapture`.
     #[test]
-    #[ignore = "measures speed; run it alone, in release"]
-    fn speed() {
-        let (options, count) =
-            (PoolOptions { len_max: 1 << 30, grow_by: 16 << 20, ..PoolOptions::default() }, 1_000_000);
-        let image = PoolImage::new(options.len_max).unwrap();
-        let tree = create(image, [3; 16], KeyOrder::bytewise(), &options, new_snapshots()).unwrap();
-        for n in 0..count {
-            tree.put(&random_key(n), SeqNo(n + 1), &[7; 100]).unwrap();
-        }
-        let mut bytes = vec![0; tree.region().len() as usize];
-        tree.region().read(0, &mut bytes);
-        let env = SystemEnv::new();
-        for round in 0..16 {
-            let image = PoolImage::new(options.len_max).unwrap();
-            image.grow(bytes.len() as u64).unwrap();
-            image.load_words(0, &bytes);
-            let env: Option<&dyn Env> = if round % 2 == 0 { None } else { Some(&env) };
-            let check_level = if round / 2 % 2 == 0 { PoolCheckLevel::Full } else { PoolCheckLevel::StructureOnly };
-            let mut tree = None;
-            time(
-                &format!("open, {check_level:?} trusted, {} threads", if env.is_some() { 4 } else { 1 }),
-                count,
-                || {
-                    tree = open_with(image, KeyOrder::bytewise(), &options, new_snapshots(), check_level, env).ok();
-                },
-            );
-            assert!(tree.is_some());
-        }
+    fn marking_twice_is_detected() {
+        let mut map = UsedSpaceBitmap::new(4096).unwrap();
+        assert!(map.mark(0, 64) && map.mark(1008, 1040) && !map.mark(2032, 16) && !map.mark(4080, 32));
+        let mut other = UsedSpaceBitmap::new(4096).unwrap();
+        assert!(other.mark(64, 16) && other.mark(4080, 16));
+        assert!(map.merge(&other) && !map.merge(&other));
+        let mut free = Vec::new();
+        map.clear(64, 16);
+        map.for_each_free_range(|range| free.push(range));
+        assert_eq!(free, [(64, 944), (2048, 2032)]);
     }
 }

@@ -1,8 +1,9 @@
-//! Every state that a power failure can leave, of every kind of change.
+//! Checks every state that a power failure can leave, for every kind of change.
 //!
-//! A change is made on the simulator; at each of its fences, and when it has returned, every image is opened that could
-//! be left. It must hold what was there before the change or after it, and only the latter once the change has
-//! returned; what opening it repairs may fail half way, too. Then the pool must go on to work.
+//! Each change is made on the simulator. At each of its fences, and after it has returned, every image that a power
+//! failure could leave is opened. The image must contain the records before or after the change, and only those after
+//! it once the change has returned. The repairs at open may be interrupted by a power failure too. Then the pool must
+//! remain usable.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,9 +22,9 @@ use crate::pmem::pool::pool_recovery::create;
 use crate::pmem::pool_header::{PoolSeqnoField, has_clean_shutdown_mark, read_seqno_field};
 use crate::pmem::sim::{CrashPoint, Sim, SimFault};
 use crate::pmem::tree::{PoolOptions, PoolTree};
-use crate::vfs::seeded_rng::SeededRng;
+use crate::testing::seeded_rng::SeededRng;
 
-/// Images of one point are all shown up to this number.
+/// Up to this number, all images of a crash point are checked.
 const BOUND: usize = 256;
 const LEN_MAX: u64 = 10 * PAGE;
 
@@ -32,15 +33,15 @@ const LEN_MAX: u64 = 10 * PAGE;
 struct CrashTestCounts {
     points: usize,
     states: usize,
-    /// Of those, left by a failure while an image was opened.
+    /// Number of those states that a failure while an image was opened left.
     states_in_recovery: usize,
     sites: HashSet<PersistSite>,
     repairs: u64,
     splits: u64,
     merges: u64,
-    /// Leaves freed by packing.
+    /// Number of leaves that packing freed.
     merged_leaves: u64,
-    /// Shifts of records between leaves by packing, with power failing at each of their points.
+    /// Number of shifts of records between leaves by packing. Power fails at each of their crash points.
     shifted: u64,
     growths: u64,
 }
@@ -67,10 +68,10 @@ struct CrashChecker {
     fault: Option<SimFault>,
     rng: SeededRng,
     counts: CrashTestCounts,
-    /// Images that were judged, and what they held, and whether they said that they were closed: most changes begin
-    /// where the one before ended.
+    /// By hash, the images that were checked, with their records and whether they have the mark of a clean shutdown.
+    /// Most changes begin in a state in which the one before ended.
     checked_images: HashMap<u64, (PoolTreeModel, bool)>,
-    /// Whether images must say that they were closed, or must not.
+    /// Whether images must have the mark of a clean shutdown; `None` if they may have it or not.
     expect_clean_mark: Option<bool>,
 }
 
@@ -89,7 +90,7 @@ impl CrashChecker {
         }
     }
 
-    /// Every image of `point` holds one of the `allowed` models.
+    /// Checks that every image of `point` contains one of the `allowed` models.
     fn check_point(&mut self, point: &CrashPoint, allowed: &[&PoolTreeModel]) -> CrashCheckResult {
         let mut verdict = Ok(());
         let mut images = Vec::new();
@@ -144,7 +145,7 @@ impl CrashChecker {
         }
         if outer {
             self.checked_images.insert(hash, (model.clone(), closed));
-            // Where faults are planted, only what goes on from a repair can show one.
+            // With a planted fault, only the operations after a repair can reveal it.
             if report.repairs > 0 {
                 self.check_first_change(&mut fixture, &mut model)?;
             }
@@ -155,7 +156,7 @@ impl CrashChecker {
         Ok(())
     }
 
-    /// Power fails in the first change after a repair, one that needs a single fence.
+    /// Power fails in the first change after a repair. The change needs a single fence.
     fn check_first_change(&mut self, fixture: &mut PoolFixture<Sim>, model: &mut PoolTreeModel) -> CrashCheckResult {
         let Some(key) = model.keys().nth(self.rng.below(model.len())).cloned() else { return Ok(()) };
         let (op, before) = (PoolOp::Remove(key), model.clone());
@@ -176,7 +177,7 @@ impl CrashChecker {
         verdict
     }
 
-    /// The pool is closed, and opened again: it says so when it was, and not any more before it may change.
+    /// Closes the pool and opens it again. It has the mark after the close, and loses the mark before it may change.
     fn check_clean_mark(
         &mut self,
         fixture: &PoolFixture<Sim>,
@@ -199,7 +200,7 @@ impl CrashChecker {
         Ok(())
     }
 
-    /// Every image of `point` has the note that was made last.
+    /// Checks that every image of `point` contains the sequence number that was written last to the header.
     fn check_seqno_field(&mut self, point: &CrashPoint, wanted: SeqNo) -> CrashCheckResult {
         let mut verdict = Ok(());
         self.counts.states += point.images(BOUND, &mut self.rng.clone(), |image| {
@@ -219,7 +220,7 @@ impl CrashChecker {
         verdict
     }
 
-    /// Twenty changes more, and the pool is opened once again.
+    /// Makes twenty more changes, and opens the pool once again.
     fn check_continues(&mut self, fixture: &mut PoolFixture<Sim>, model: &mut PoolTreeModel) -> CrashCheckResult {
         for _ in 0..20 {
             let op = random_op(&mut self.rng, model);
@@ -248,7 +249,7 @@ impl CrashChecker {
     }
 }
 
-/// Few keys, of which some are there: puts, replacements and removals that meet.
+/// Random changes of few keys, some of which exist: puts, replacements and removals that affect each other.
 fn random_op(rng: &mut SeededRng, model: &PoolTreeModel) -> PoolOp {
     let key = vec![b'a' + rng.below(26) as u8; 1 + rng.below(2)];
     if rng.below(5) < 3 {
@@ -258,7 +259,7 @@ fn random_op(rng: &mut SeededRng, model: &PoolTreeModel) -> PoolOp {
     PoolOp::Remove(some.unwrap_or(key))
 }
 
-/// Random changes, grown to some size and shrunk again, and every state of each judged.
+/// Makes random changes that grow and shrink the pool repeatedly, and checks every state of each change.
 fn explore(
     granularity: PersistGranularity,
     fault: Option<SimFault>,
@@ -268,7 +269,7 @@ fn explore(
     explore_with(granularity, fault, seed, ops, PoolTree::clear_clean_shutdown_mark)
 }
 
-/// The same; `opened` is called when the pool was closed, and goes on.
+/// As above. `opened` is called after the pool was closed and opened again.
 fn explore_with(
     granularity: PersistGranularity,
     fault: Option<SimFault>,
@@ -293,7 +294,7 @@ fn explore_with(
         };
         let before = model.clone();
         op.apply_to(&mut model);
-        // What was let go is reused at once, whatever other tests of this process are reading.
+        // Retired space is reused at once. Other tests of this process may be pinned, so this waits for them.
         wait_until(|| fixture.tree.lock_allocator().unwrap().reclaim_retired(true));
         let leaves = fixture.tree.usage().unwrap();
         fixture.tree.backend.start_recording();
@@ -311,7 +312,7 @@ fn explore_with(
             judge.check_point(point, &[&before, &model])?;
         }
         judge.check_point(&last, &[&model])?;
-        // Where leaves are packed, few are joined by removals.
+        // If packing runs, removals merge only a few leaves.
         if seed % 4 == 3 && round % 6 == 5 {
             fixture.tree.backend.start_recording();
             judge.counts.merged_leaves += fixture.tree.merge_sparse_leaves().map_err(|error| error.to_string())? as u64;
@@ -364,7 +365,7 @@ fn change_is_atomic_when_power_fails() {
     }
 }
 
-/// With any flush or fence left out, or two stores in the other order, something is lost.
+/// If any flush or fence is skipped, or two stores are made in the opposite order, a check fails.
 #[test]
 fn every_skipped_flush_or_fence_is_detected() {
     let mut sites = Vec::new();
@@ -430,7 +431,7 @@ fn fault_has_effect(planted: SimFault) -> bool {
     }
 }
 
-/// The fences of each kind of change, no more and no less.
+/// Each kind of change issues exactly its number of fences.
 #[test]
 fn fences_are_within_their_budget() {
     for (granularity, extra) in [(PersistGranularity::Line, 2), (PersistGranularity::Word, 3)] {
@@ -443,7 +444,7 @@ fn fences_are_within_their_budget() {
             (after.0 - before.0, after.1 - before.1)
         };
         let put = |n: u32| PoolOp::Put((n * 7919 % 1000).to_be_bytes().to_vec(), vec![1; 50]);
-        // The last key first, so that no leaf is split at the end.
+        // The last key is put first, so that no leaf is split at the end.
         world.apply(&PoolOp::Put(vec![0xFF], vec![1; 50])).unwrap();
         let mut splits = 0;
         for n in 0..500 {
@@ -451,7 +452,8 @@ fn fences_are_within_their_budget() {
             let (count, lines) = fences(&mut world, put(n));
             let split = world.tree.usage().unwrap().1 - leaves;
             assert_eq!(count, 2 + extra * split, "put, {split} splits");
-            // Record, slot, header; of a split the new leaf as far as it is filled, and the old one's header.
+            // A put flushes the record, the slot and the header. A split flushes the filled part of the new leaf, and
+            // the header of the old one.
             let words = u64::from(granularity == PersistGranularity::Word);
             assert!(lines <= 5 + words + split * (1 + 3 + 1 + words), "{lines} lines");
             splits += split;
@@ -463,7 +465,8 @@ fn fences_are_within_their_budget() {
             (splits, extra * splits),
             "what a split counts is what the backend was told"
         );
-        // Half of the slots, all fingerprints, two words of a header, the link and the commit; never a key or a value.
+        // A split stores half of the slots, all fingerprints, two words of a header, the link and the commit word,
+        // but no key or value.
         let most = SLOTS as u64 / 2 * 8 + SLOTS as u64 + 16 + 16;
         assert!(moved.stored_bytes <= splits * most && moved.flushed_lines >= splits * 2, "{moved:?}");
         let ascending = (0..100).map(|n| fences(&mut world, PoolOp::Put(vec![0xFF, n], vec![1; 50])).0);

@@ -1,4 +1,4 @@
-//! Pools of any bytes: right data or an error, never a panic.
+//! Pools with arbitrary bytes give the right data or an error, and never panic.
 
 use super::fixture::{FILE_ID, PoolFixture, PoolOp, PoolTreeModel};
 use super::model::options;
@@ -13,7 +13,7 @@ use crate::pmem::pool_header::has_clean_shutdown_mark;
 use crate::pmem::record::LeafSlot;
 use crate::pmem::sim::Sim;
 use crate::pmem::tree::{HEAD_LEAF_OFFSET, leaf_check_seed};
-use crate::vfs::seeded_rng::SeededRng;
+use crate::testing::seeded_rng::SeededRng;
 
 const LEN_MAX: u64 = 6 * PAGE;
 
@@ -33,7 +33,7 @@ fn pool() -> (Vec<u8>, PoolTreeModel) {
     (fixture.tree.backend.image(), model)
 }
 
-/// Opens an image: what is in it, if it is not refused.
+/// Opens an image and returns its records, or `None` if it is refused.
 fn open_contents(image: &[u8]) -> Option<PoolTreeModel> {
     let sim = Sim::new(image, LEN_MAX, PersistGranularity::Line, None);
     match PoolFixture::open(sim, &options(LEN_MAX, 6)) {
@@ -45,7 +45,7 @@ fn open_contents(image: &[u8]) -> Option<PoolTreeModel> {
     }
 }
 
-/// The pool, which says that it was closed.
+/// A pool with the mark of a clean shutdown.
 fn clean_pool_bytes() -> (Vec<u8>, PoolTreeModel) {
     let (image, model) = pool();
     let (fixture, _) =
@@ -56,16 +56,16 @@ fn clean_pool_bytes() -> (Vec<u8>, PoolTreeModel) {
     (closed, model)
 }
 
-/// What came of a pool that was believed.
+/// Result of opening and using a damaged pool whose bytes are trusted.
 #[derive(Debug, PartialEq, Eq)]
 enum UncheckedOpenOutcome {
     Refused,
-    /// It is what it was, going forward and back.
+    /// All records were right, in both directions.
     Right,
     Wrong,
 }
 
-/// Opens an image, and does with it whatever can be done: the answers may be wrong, or errors.
+/// Opens an image and runs every kind of operation. The results may be wrong, or errors.
 fn open_and_use(image: &[u8], model: &PoolTreeModel) -> UncheckedOpenOutcome {
     let may_fail = |error: Error| {
         let kinds = [ErrorKind::Corruption, ErrorKind::Unsupported, ErrorKind::OutOfSpace];
@@ -81,12 +81,12 @@ fn open_and_use(image: &[u8], model: &PoolTreeModel) -> UncheckedOpenOutcome {
     };
     let (mut right, pin) = (true, fixture.snapshots.register());
     for forward in [true, false] {
-        let (mut cursor, mut found) = (fixture.tree.iter(pin.seqno()), PoolTreeModel::new());
-        let mut moved = if forward { cursor.seek_to_first() } else { cursor.seek_to_last() };
+        let (mut iter, mut found) = (fixture.tree.iter(pin.seqno()), PoolTreeModel::new());
+        let mut moved = if forward { iter.seek_to_first() } else { iter.seek_to_last() };
         for _ in 0..200 {
-            let Some(entry) = cursor.current().filter(|_| moved.is_ok()) else { break };
+            let Some(entry) = iter.current().filter(|_| moved.is_ok()) else { break };
             found.insert(entry.user_key.to_vec(), entry.value.to_vec());
-            moved = if forward { cursor.next() } else { cursor.prev() };
+            moved = if forward { iter.next() } else { iter.prev() };
         }
         right &= moved.map_err(may_fail).is_ok() && found == *model;
     }
@@ -111,8 +111,8 @@ fn open_and_use(image: &[u8], model: &PoolTreeModel) -> UncheckedOpenOutcome {
     if right { UncheckedOpenOutcome::Right } else { UncheckedOpenOutcome::Wrong }
 }
 
-/// A cleanly closed pool is trusted. Damage is then found by `verify`, and a read gets wrong bytes or an error, and
-/// nothing worse.
+/// A cleanly closed pool is trusted. Damage is found by `verify`. A read gets wrong bytes or an error, and never
+/// panics.
 #[test]
 fn full_check_finds_all_damage_of_clean_pool() {
     let (image, model) = clean_pool_bytes();
@@ -223,7 +223,7 @@ fn arbitrary_bytes_are_refused_or_read() {
     assert!(refused > 1000 && unharmed > 100, "{refused} {unharmed}");
 }
 
-/// Checks that match do not make sense of nonsense: what lies behind them is looked at, too.
+/// Valid checks do not make invalid content acceptable: the recovery also checks the targets of links and slots.
 #[test]
 fn nonsense_with_valid_checks_is_refused() {
     let (image, model) = pool();
@@ -243,14 +243,14 @@ fn nonsense_with_valid_checks_is_refused() {
         let (commit, n) = (leaf.commit_word(), rng.below(6));
         match round % 3 {
             0 => {
-                // The chain goes anywhere.
+                // The link points to an arbitrary offset.
                 let anywhere =
                     [leaves[rng.below(leaves.len())], 0, 64 * rng.below(300) as u64, rng.next_u64() >> 24 << 4];
                 let next = anywhere[rng.below(4)] & ((1 << 44) - 1);
                 sim.store(leaf.next_offset(), seal.next_word(leaf.offset, next));
             }
             1 => {
-                // A slot leads anywhere: into another record, to another leaf's.
+                // The slot points to an arbitrary offset: into another record, or to a record of another leaf.
                 let other = PoolLeaf::new(sim.region(), leaves[rng.below(leaves.len())]).slot(rng.below(6));
                 let word =
                     [rng.next_u64(), other.0, other.0 + rng.below(4) as u64, leaf.slot(n).0 ^ 1 << rng.below(64)];
@@ -263,7 +263,7 @@ fn nonsense_with_valid_checks_is_refused() {
                 sim.store(leaf.offset, new.flipped(n, seal.slot_check(leaf.offset, n, leaf.fingerprint(n), slot)).0);
             }
             _ => {
-                // Any slots are valid.
+                // An arbitrary set of slots is valid.
                 let valid = rng.next_u64() & ((1 << 48) - 1);
                 let shares = crate::pmem::leaf::set_bits(valid)
                     .fold(LeafCommitWord::empty(seal, leaf.offset), |commit, n| {
@@ -272,14 +272,14 @@ fn nonsense_with_valid_checks_is_refused() {
                 sim.store(leaf.offset, shares.0);
             }
         }
-        // Believed, it is wrong or refused, and does no harm.
+        // If the bytes are trusted, the pool is wrong or refused, but nothing panics.
         let mut believed = sim.image();
         believed[64..96].copy_from_slice(&closed[64..96]);
         open_and_use(&believed, &model);
         match open_contents(&sim.image()) {
             None => refused += 1,
-            // A chain that was cut at a leaf, or an old slot whose record still exists, is not distinguishable from
-            // valid data; but keys are in order, and every record existed once.
+            // A chain that ends early, or an old slot whose record still exists, cannot be distinguished from valid
+            // data. But keys are in order, and every record existed at some time.
             Some(contents) => {
                 let stranger = contents.iter().find(|(key, value)| {
                     model.get(*key) != Some(*value) && !value.iter().all(|byte| Some(byte) == value.first())

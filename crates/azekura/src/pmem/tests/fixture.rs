@@ -1,4 +1,4 @@
-//! A tree, and a map that says what must be in it.
+//! A tree, and the model (a map) of its expected content.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -94,20 +94,20 @@ impl<M: PersistenceBackend> PoolFixture<M> {
         Ok(())
     }
 
-    /// All there is, as a cursor shows it going forward.
+    /// All records, read by an iterator in forward direction.
     pub(crate) fn contents(&self) -> PoolTreeModel {
         let pin = self.snapshots.register();
-        let mut cursor = self.tree.iter(pin.seqno());
+        let mut iter = self.tree.iter(pin.seqno());
         let mut all = PoolTreeModel::new();
-        cursor.seek_to_first().unwrap();
-        while let Some(entry) = cursor.current() {
+        iter.seek_to_first().unwrap();
+        while let Some(entry) = iter.current() {
             assert!(all.insert(entry.user_key.to_vec(), entry.value.to_vec()).is_none(), "a key came twice");
-            cursor.next().unwrap();
+            iter.next().unwrap();
         }
         all
     }
 
-    /// Everything that can be asked gives what the model has; `probes` are keys that may be there or not.
+    /// Checks that every kind of read returns the content of the model. `probes` are keys that may exist or not.
     pub(crate) fn assert_matches(&self, model: &PoolTreeModel, probes: &[Vec<u8>]) {
         for key in model.keys().chain(probes) {
             let expected = model.get(key).map(Vec::as_slice);
@@ -117,26 +117,26 @@ impl<M: PersistenceBackend> PoolFixture<M> {
         assert_eq!(self.tree.len(), model.len() as u64);
         assert_eq!(self.contents(), *model);
         let pin = self.snapshots.register();
-        let mut cursor = self.tree.iter(pin.seqno());
-        cursor.seek_to_last().unwrap();
+        let mut iter = self.tree.iter(pin.seqno());
+        iter.seek_to_last().unwrap();
         for (key, value) in model.iter().rev() {
-            let entry = cursor.current().expect("going back, one is missing");
+            let entry = iter.current().expect("an entry is missing in backward order");
             assert_eq!((entry.user_key, entry.value), (key.as_slice(), value.as_slice()));
-            cursor.prev().unwrap();
+            iter.prev().unwrap();
         }
-        assert!(!cursor.valid());
+        assert!(!iter.valid());
         for key in probes {
-            cursor.seek(InternalKey::before_versions_of(key)).unwrap();
+            iter.seek(InternalKey::before_versions_of(key)).unwrap();
             let expected = model.range(key.clone()..).next().map(|(key, _)| key.as_slice());
-            assert_eq!(cursor.current().map(|entry| entry.user_key), expected);
-            cursor.seek_before(InternalKey::before_versions_of(key)).unwrap();
+            assert_eq!(iter.current().map(|entry| entry.user_key), expected);
+            iter.seek_before(InternalKey::before_versions_of(key)).unwrap();
             let expected = model.range(..key.clone()).next_back().map(|(key, _)| key.as_slice());
-            assert_eq!(cursor.current().map(|entry| entry.user_key), expected);
+            assert_eq!(iter.current().map(|entry| entry.user_key), expected);
         }
     }
 
-    /// The order of the leaves, the inner nodes, and every byte of the pool. Without concurrent writers or waiting
-    /// readers.
+    /// Checks the order of the leaves, the inner nodes, and that every byte of the pool is accounted for. Requires
+    /// that there are no concurrent writers and no pinned readers.
     pub(crate) fn check_invariants(&self) {
         let tree = &self.tree;
         let (mut at, mut leaves, mut records, mut bytes) = (HEAD_LEAF_OFFSET, 0, 0, 0);

@@ -1,7 +1,7 @@
-//! What a tree must do, whatever it stands on: against a map, through crashes, on damaged bytes, beside others.
+//! Tests of the tree on each persistence backend.
 //!
-//! Rooms: [`world`] (a tree beside its model), [`model`], [`crash`], [`damage`], [`threads`], [`schedules`],
-//! [`turn_schedules`] (writers beside each other), [`speed`] (ignored).
+//! Modules: [`fixture`] (a tree with its model), [`model`] (against a map), [`crash`], [`damage`], [`threads`],
+//! [`schedules`], [`seqno_schedules`] (concurrent writers), [`space`] (overhead of records).
 
 mod crash;
 mod damage;
@@ -9,5 +9,5 @@ mod fixture;
 mod model;
 mod schedules;
 mod seqno_schedules;
-mod speed;
+mod space;
 mod threads;

@@ -1,4 +1,4 @@
-//! Against a map, one change after the other.
+//! Compares the tree with a map after each change.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use crate::pmem::leaf::SLOTS;
 use crate::pmem::persistence::{PersistGranularity, PersistenceBackend, PoolImage};
 use crate::pmem::sim::Sim;
 use crate::pmem::tree::{PoolOptions, PoolTree};
+use crate::testing::seeded_rng::SeededRng;
 use crate::vfs::Env;
 use crate::vfs::env::SystemEnv;
-use crate::vfs::seeded_rng::SeededRng;
 
 pub(crate) fn options(len_max: u64, slots: usize) -> PoolOptions {
     PoolOptions { len_max, grow_by: 4 * PAGE, slots_per_leaf: slots }
@@ -27,7 +27,7 @@ pub(crate) fn new_fixture(options: &PoolOptions) -> PoolFixture<PoolImage> {
     PoolFixture::create(PoolImage::new(options.len_max).unwrap(), options)
 }
 
-/// The same pool in a process that starts anew.
+/// Opens a copy of the pool, as a new process does.
 pub(crate) fn reopen_fixture<M: PersistenceBackend>(
     tree: &PoolTree<M>,
     options: &PoolOptions,
@@ -109,7 +109,7 @@ fn ascending_inserts_fill_and_reuse_leaves() {
         fixture.check_invariants();
         let (usage, leaves) = fixture.tree.usage().unwrap();
         assert!(fixture.tree.len() == 0 && leaves == 1, "only the head is left, not {leaves}");
-        // Other tests of this process may be reading something.
+        // Other tests of this process may be pinned.
         wait_until(|| fixture.tree.lock_allocator().unwrap().reclaim_retired(true));
         assert_eq!(usage.free_leaves as u64 + 1, before.free_leaves as u64 + full, "the others are free");
         for n in 0..2000 {
@@ -126,7 +126,7 @@ fn ascending_inserts_fill_and_reuse_leaves() {
             assert_eq!(fixture.tree.usage().unwrap().1, full);
         }
     }
-    // Sparse ones are joined.
+    // Sparse leaves are merged.
     for n in (0..2000).filter(|n| n % 10 != 0) {
         fixture.apply(&PoolOp::Remove(key(n))).unwrap();
     }
@@ -167,16 +167,17 @@ fn full_pool_is_writable_after_removals() {
         for key in model.keys() {
             fixture.apply(&PoolOp::Remove(key.clone())).unwrap();
         }
-        // As much as there is in one piece: all but the header, the head and the new record's own.
+        // The record fills the longest free range: the pool without its header, the head leaf and the overhead of the
+        // record.
         let big = PoolOp::Put(b"big".to_vec(), vec![1; (28 * PAGE) as usize]);
-        // Other tests of this process may be reading something.
+        // Other tests of this process may be pinned.
         wait_until(|| fixture.apply(&big).is_ok());
         fixture.check_invariants();
     }
 }
 
-/// Every write left an entry behind in the youngest table of versions, which walks and lookups of missing keys then
-/// asked, although no reader needed it: a walk over an emptied pool read thousands of removed records.
+/// Regression: every write left an entry in the newest table of versions. Scans and lookups of missing keys searched
+/// that table, although no reader needed it: a scan of an emptied pool read thousands of removed records.
 #[test]
 fn emptied_pool_searches_no_version_tables() {
     let mut fixture = new_fixture(&options(4 << 20, SLOTS));
@@ -188,7 +189,7 @@ fn emptied_pool_searches_no_version_tables() {
     assert!(versions.tables_searched_at(old.seqno()) >= 2 && versions.tables_searched_at(fixture.visible.get()) == 0);
     drop(old);
     let before = versions.memory_bytes();
-    // The next change lets go of what the reader needed.
+    // The next change drops the versions that the reader needed.
     fixture.apply(&PoolOp::Put(key(9999), vec![3; 20])).unwrap();
     fixture.tree.drop_stale_versions().unwrap();
     assert!(versions.memory_bytes() < before / 2 && !versions.has_stale_tables());
@@ -197,8 +198,8 @@ fn emptied_pool_searches_no_version_tables() {
     assert_eq!((fixture.contents().len(), fixture.tree.usage().unwrap().1), (1, 2), "the head and one leaf are left");
 }
 
-/// Half of a full pool's records were removed, each between two that stayed: no leaf could be cut from what they left,
-/// and keys behind all others need new leaves.
+/// Regression: half of a full pool's records were removed, each between two remaining records. No leaf could be cut
+/// from the free ranges, but keys behind all others need new leaves.
 #[test]
 fn sparse_leaves_merge_when_pool_is_full() {
     let env = SystemEnv::new();
@@ -210,7 +211,7 @@ fn sparse_leaves_merge_when_pool_is_full() {
             let mut count = 0;
             for n in next.by_ref() {
                 let op = PoolOp::Put(n.to_be_bytes().to_vec(), vec![n as u8; 60]);
-                // Other tests of this process may be reading something.
+                // Other tests of this process may be pinned.
                 let done = (0..100).any(|_| {
                     fixture.apply(&op).is_ok() || {
                         let moment = RetireEpoch::advance();
@@ -269,7 +270,8 @@ fn size_limits_hold_and_large_values_fit() {
     fixture.check_invariants();
 }
 
-/// The first walk sorts; the next one finds the orders, but for leaves that were changed meanwhile.
+/// The first scan sorts the leaves. The next one uses the cached orders, except for leaves that were changed
+/// meanwhile.
 #[test]
 fn scan_caches_leaf_orders_until_slot_write() {
     let mut fixture = new_fixture(&options(1 << 20, SLOTS));
@@ -325,7 +327,7 @@ fn snapshot_shows_only_published_changes() {
             } else {
                 PoolOp::Remove(key)
             };
-            // Applied, but not published: no reader sees it.
+            // The change is applied, but not published, so no reader sees it.
             let before = model.clone();
             let seqno = SeqNo(fixture.seqno + 1);
             let (PoolOp::Put(key, _) | PoolOp::Remove(key)) = &op;
@@ -354,16 +356,16 @@ fn snapshot_shows_only_published_changes() {
                         assert_eq!(got.as_deref(), model.get(key).map(Vec::as_slice));
                     }
                     use crate::iter::InternalIter;
-                    let mut cursor = fixture.tree.iter(held.seqno());
-                    cursor.seek_to_last().unwrap();
+                    let mut iter = fixture.tree.iter(held.seqno());
+                    iter.seek_to_last().unwrap();
                     for (key, value) in model.iter().rev() {
                         assert_eq!(
-                            cursor.current().map(|entry| (entry.user_key, entry.value)),
+                            iter.current().map(|entry| (entry.user_key, entry.value)),
                             Some((&key[..], &value[..]))
                         );
-                        cursor.prev().unwrap();
+                        iter.prev().unwrap();
                     }
-                    assert!(!cursor.valid());
+                    assert!(!iter.valid());
                 }
             }
         }
@@ -373,7 +375,7 @@ fn snapshot_shows_only_published_changes() {
     }
 }
 
-/// Different bytes may be equal here, and the empty key is not the first.
+/// A key order in which different bytes may be equal, and the empty key is not the first.
 struct BackwardsIgnoringCase;
 
 impl Comparator for BackwardsIgnoringCase {

@@ -1,10 +1,10 @@
-//! The tree's readers beside its writers, under every schedule that the explorer can think of.
+//! Readers and writers of the tree, under every schedule of the explorer.
 //!
-//! Leaves of three records, two locks for all of them, and buffers that are reused as soon as they may be: a few
-//! changes split, join and unlink leaves, and write slots and records over. What each change leaves is known
-//! beforehand, so a reader can say of whatever it finds whether there was a moment for it.
+//! Leaves have three records, there are two leaf locks, and buffers are reused as soon as possible. So a few changes
+//! split, merge and unlink leaves, and overwrite slots and records. The expected state after each change is known, so
+//! a reader can check that everything it reads existed together at one time.
 //!
-//! The scenarios at the end leave out one of the steps that readers or writers rely on, and must be found out.
+//! The scenarios at the end skip one of the steps that readers or writers rely on. The checks must fail then.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::mem::region::PAGE;
 use crate::pmem::persistence::PoolImage;
 use crate::pmem::tree::TreeStep;
 
-/// A change: of this key, which is put or removed.
+/// A put or a removal of a key.
 #[derive(Clone, Copy)]
 enum ScheduledChange {
     Put(u8),
@@ -27,20 +27,20 @@ enum ScheduledChange {
 }
 use ScheduledChange::{Put, Remove};
 
-/// A tree, and all changes that are ever made to it: that at `n` has the sequence number `n + 1`.
+/// A tree, and all changes that are made to it. The change at index `n` has the sequence number `n + 1`.
 struct ScheduleFixture {
     fixture: PoolFixture<PoolImage>,
     changes: &'static [ScheduledChange],
     done: Mutex<Vec<u64>>,
 }
 
-/// Longer than what a slice holds itself, and tells the change.
+/// A value that identifies the change, too long to be stored inline in a `Slice`.
 fn value(key: u8, seqno: u64) -> Vec<u8> {
     [key, seqno as u8].repeat(20)
 }
 
 impl ScheduleFixture {
-    /// The first `before` changes are made.
+    /// A fixture to which the first `before` changes were applied.
     fn new(changes: &'static [ScheduledChange], before: usize, without: Option<TreeStep>) -> Arc<ScheduleFixture> {
         let fixture = new_fixture(&options(16 * PAGE, 4));
         let shared = ScheduleFixture { fixture, changes, done: Mutex::new(Vec::new()) };
@@ -49,7 +49,7 @@ impl ScheduleFixture {
         Arc::new(shared)
     }
 
-    /// Makes the change of `seqno`. It is visible when all before it are made, too.
+    /// Applies the change of `seqno`. It becomes visible once all changes before it are applied.
     fn apply_change(&self, seqno: u64) {
         match self.changes[seqno as usize - 1] {
             Put(key) => self.fixture.tree.put(&[key], SeqNo(seqno), &value(key, seqno)).unwrap(),
@@ -66,7 +66,7 @@ impl ScheduleFixture {
         self.fixture.visible.get().0
     }
 
-    /// What there is at a point: of each key, which change put it.
+    /// The expected content at a sequence number: for each key, the change that put it.
     fn contents_at(&self, point: u64) -> BTreeMap<u8, u64> {
         let mut there = BTreeMap::new();
         for (change, seqno) in self.changes[..point as usize].iter().zip(1..) {
@@ -87,24 +87,24 @@ impl ScheduleFixture {
         assert!((from..=to).any(right), "key {key} was {found:?} at no moment from {from} to {to}");
     }
 
-    /// One sequence number shows the same state forward, backward, and by gets.
+    /// Checks that one sequence number shows the same state to forward iteration, backward iteration and gets.
     fn check_scan(&self) {
         let pin = self.fixture.snapshots.register();
         let point = pin.seqno();
         let there: Vec<_> =
             self.contents_at(point.0).into_iter().map(|(key, seqno)| (vec![key], value(key, seqno))).collect();
-        let mut cursor = self.fixture.tree.iter(point);
+        let mut iter = self.fixture.tree.iter(point);
         let (mut up, mut down) = (Vec::new(), Vec::new());
-        cursor.seek_to_first().unwrap();
-        while let Some(entry) = cursor.current() {
+        iter.seek_to_first().unwrap();
+        while let Some(entry) = iter.current() {
             up.push((entry.user_key.to_vec(), entry.value.to_vec()));
-            cursor.next().unwrap();
+            iter.next().unwrap();
         }
         assert_eq!(up, there, "going up at {:?}", point);
-        cursor.seek_to_last().unwrap();
-        while let Some(entry) = cursor.current() {
+        iter.seek_to_last().unwrap();
+        while let Some(entry) = iter.current() {
             down.push((entry.user_key.to_vec(), entry.value.to_vec()));
-            cursor.prev().unwrap();
+            iter.prev().unwrap();
         }
         down.reverse();
         assert_eq!(down, there, "going down at {:?}", point);
@@ -113,12 +113,12 @@ impl ScheduleFixture {
         }
     }
 
-    /// When all changes are made and there are no readers any more.
+    /// Checks the final state, once all changes are applied and no reader is left.
     fn check_final_state(&self) {
         assert_eq!(self.visible(), self.changes.len() as u64);
         self.check_scan();
         self.fixture.check_invariants();
-        // That has given up all versions: now the leaves alone say what there is.
+        // The step before dropped all versions, so only the leaves contain records now.
         self.check_scan();
     }
 }
@@ -127,7 +127,7 @@ type ScheduledReader = fn(&ScheduleFixture);
 
 const GET_20: ScheduledReader = |shared| (0..4).for_each(|_| shared.check_get(20));
 
-/// Readers beside writers, each of which makes the changes of the numbers that are its own.
+/// Runs readers concurrently with writers. Each writer applies the changes of its own sequence numbers.
 fn race(shared: &Arc<ScheduleFixture>, readers: &'static [ScheduledReader], writers: &'static [&'static [u64]]) {
     let (first, others) = writers.split_first().expect("somebody writes");
     let read = readers.iter().map(|read| {
@@ -145,7 +145,7 @@ fn race(shared: &Arc<ScheduleFixture>, readers: &'static [ScheduledReader], writ
     shared.check_final_state();
 }
 
-/// The leaf is split twice, with the key that is looked for on either side.
+/// The leaf is split twice. The key that readers look up is once on the left and once on the right side.
 const SPLITS: &[ScheduledChange] = &[Put(10), Put(20), Put(30), Put(15), Put(25), Put(12)];
 
 #[test]
@@ -160,7 +160,7 @@ fn read_while_leaf_splits() {
     });
 }
 
-/// A record is replaced, and the slot that it had is written over by another key, which is removed again.
+/// A record is replaced. Its old slot is overwritten by another key, which is then removed.
 const REPLACES: &[ScheduledChange] = &[Put(10), Put(20), Put(20), Put(15), Remove(15), Put(20), Put(10)];
 
 #[test]
@@ -172,7 +172,7 @@ fn read_while_record_is_replaced() {
     });
 }
 
-/// A record is replaced; another key takes its slot, then, when no version is needed any more, its space.
+/// A record is replaced. Another key takes its old slot, then its space, once no version is needed any more.
 const REUSES: &[ScheduledChange] = &[
     Put(20),
     Put(20),
@@ -197,7 +197,7 @@ fn read_while_space_is_reused() {
     });
 }
 
-/// Two keys change places: what order their slots have is the other way round.
+/// Two keys exchange their slots, so that the order of the slots is reversed.
 const SWAPS: &[ScheduledChange] = &[Put(10), Put(20), Put(20), Put(10), Put(20)];
 
 #[test]
@@ -208,7 +208,7 @@ fn scan_while_slot_order_changes() {
     });
 }
 
-/// Three leaves; two of them are joined, the one that is left is unlinked, and what is free then is used again.
+/// Of three leaves, two are merged, the remaining one is unlinked, and the freed leaves are used again.
 const MERGES: &[ScheduledChange] = &[
     Put(10),
     Put(20),
@@ -234,7 +234,7 @@ fn read_while_leaves_merge_and_unlink() {
     });
 }
 
-/// One writer takes away what makes two leaves one, the other writes to them.
+/// One writer removes records until two leaves are merged, and the other writes to these leaves.
 const TWO_WRITERS: &[ScheduledChange] = &[
     Put(10),
     Put(20),
@@ -258,7 +258,7 @@ fn two_writers_of_disjoint_keys() {
     });
 }
 
-/// Records that are read existed, also with two threads that split the same leaf.
+/// Every record that is read existed, also while two threads split the same leaf.
 #[test]
 fn two_writers_split_one_leaf() {
     explore(|| {
@@ -267,7 +267,8 @@ fn two_writers_split_one_leaf() {
     });
 }
 
-/// What the scenarios are named for happens in them. (The explorer has no use for one thread.)
+/// Checks that the scenarios split and merge leaves as intended. It uses one thread, so it does not run under the
+/// explorer.
 #[cfg(not(azekura_explore))]
 #[test]
 fn scenarios_split_and_merge_leaves() {

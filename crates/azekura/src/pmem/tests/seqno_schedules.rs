@@ -1,9 +1,9 @@
-//! Concurrent writers that take sequence numbers, under every schedule of the explorer.
+//! Concurrent writers that allocate sequence numbers, under every schedule of the explorer.
 //!
 //! Each change records its sequence number when it gets it. So the expected state at a sequence number is known: all
 //! changes up to it, in order, and nothing else.
 //!
-//! The scenarios at the end leave out one of the things that writers rely on, and must be found out.
+//! The scenarios at the end skip one of the steps that writers rely on. The checks must fail then.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::mem::explorer::{explore, spawn};
 use crate::mem::region::PAGE;
 use crate::pmem::persistence::PoolImage;
 
-/// What may be left out.
+/// The step that a test skips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SeqnoFault {
     None,
-    /// A change is visible as soon as it is made, whatever is under way before it.
+    /// A change is published as soon as it is made, although earlier changes are in progress.
     PublishOutOfOrder,
-    /// A number is taken before the leaf is locked.
+    /// A sequence number is allocated before the leaf is locked.
     AssignBeforeLock,
-    /// The thread that closes the gate does not wait for the threads inside.
+    /// The thread that closes the sequence number allocator (`close_gate`) does not wait for changes in progress.
     SkipGateWait,
 }
 
-/// A key with the value that it got, or none: it was removed.
+/// Sequence number, key and value of a change; `None` is a removal.
 type NumberedChange = (u64, u8, Option<u8>);
 
 struct SeqnoScheduleFixture {
@@ -40,16 +40,17 @@ struct SeqnoScheduleFixture {
     fault: SeqnoFault,
 }
 
-/// Longer than what a slice holds itself, and tells the change.
+/// A value that identifies the change, too long to be stored inline in a `Slice`.
 fn value(change: u8) -> Vec<u8> {
     vec![change; 40]
 }
 
 impl SeqnoScheduleFixture {
-    /// Key 10 and key 20 are there.
+    /// A fixture that contains the keys 10 and 20.
     fn new(fault: SeqnoFault) -> Arc<SeqnoScheduleFixture> {
         let fixture = new_fixture(&options(16 * PAGE, 4));
         let numbers = SeqnoAllocator::new(fixture.visible.clone());
+        numbers.open_gate(true);
         let shared = SeqnoScheduleFixture { fixture, seqno_allocator: numbers, changes: Mutex::new(Vec::new()), fault };
         assert!(shared.put(10, 1) && shared.put(20, 2));
         Arc::new(shared)
@@ -59,7 +60,7 @@ impl SeqnoScheduleFixture {
         self.changes.lock().unwrap().push((seqno.0, key, change));
     }
 
-    /// Makes a change, which is visible when this returns; false if the gate is closed.
+    /// Makes a change, which is visible when this returns. Returns false if the allocator is closed.
     fn apply_change(&self, key: u8, change: Option<u8>) -> bool {
         let (tree, mut taken, mut early) = (&self.fixture.tree, None, None);
         if self.fault == SeqnoFault::AssignBeforeLock {
@@ -91,7 +92,7 @@ impl SeqnoScheduleFixture {
         self.apply_change(key, Some(change))
     }
 
-    /// Makes changes that are visible together, or none.
+    /// Makes changes that become visible together.
     fn batch(&self, puts: &[(u8, u8)]) {
         match self.fault {
             SeqnoFault::SkipGateWait => {}
@@ -107,7 +108,7 @@ impl SeqnoScheduleFixture {
         self.seqno_allocator.open_gate(true);
     }
 
-    /// What there is at a point.
+    /// The expected content at a sequence number.
     fn contents_at(&self, point: SeqNo) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let mut made: Vec<NumberedChange> =
             self.changes.lock().unwrap().iter().filter(|made| made.0 <= point.0).copied().collect();
@@ -123,17 +124,17 @@ impl SeqnoScheduleFixture {
         there
     }
 
-    /// One sequence number shows the changes up to it, at each read, by iteration and by gets.
+    /// Checks that one sequence number shows the changes up to it, by iteration and by gets, at each read.
     fn check_scan(&self) {
         let pin = self.fixture.snapshots.register();
         let there = self.contents_at(pin.seqno());
-        let mut cursor = self.fixture.tree.iter(pin.seqno());
+        let mut iter = self.fixture.tree.iter(pin.seqno());
         for _ in 0..2 {
             let mut found = BTreeMap::new();
-            cursor.seek_to_first().unwrap();
-            while let Some(entry) = cursor.current() {
+            iter.seek_to_first().unwrap();
+            while let Some(entry) = iter.current() {
                 found.insert(entry.user_key.to_vec(), entry.value.to_vec());
-                cursor.next().unwrap();
+                iter.next().unwrap();
             }
             assert_eq!(found, there, "at {:?}", pin.seqno());
         }
@@ -143,20 +144,20 @@ impl SeqnoScheduleFixture {
         }
     }
 
-    /// When all changes are made and there are no readers any more.
+    /// Checks the final state, once all changes are made and no reader is left.
     fn check_final_state(&self, changes: u64) {
         self.seqno_allocator.close_gate();
         assert_eq!(self.fixture.visible.get(), SeqNo(changes));
         self.check_scan();
         self.fixture.check_invariants();
-        // That has given up all versions: now the leaves alone say what there is.
+        // The step before dropped all versions, so only the leaves contain records now.
         self.check_scan();
     }
 }
 
 type ScheduledThread = fn(&SeqnoScheduleFixture);
 
-/// Runs the parts concurrently, the last one on this thread; `count` changes have been made then.
+/// Runs the parts concurrently, the last one on this thread. Then `changes` changes must have been made.
 fn race(shared: &Arc<SeqnoScheduleFixture>, parts: &[ScheduledThread], changes: u64) {
     let (last, others) = parts.split_last().expect("somebody does something");
     let others = others.iter().copied().map(|part| {
@@ -189,7 +190,7 @@ fn race_on_different_keys(fault: SeqnoFault) {
     let parts: [ScheduledThread; 3] = [
         CHECK_SCANS,
         |shared| assert!(shared.put(15, 3) && shared.put(10, 4)),
-        // Splits the leaf.
+        // This put splits the leaf.
         |shared| assert!(shared.put(25, 5) && shared.put(30, 6)),
     ];
     race(&SeqnoScheduleFixture::new(fault), &parts, 6);
@@ -200,7 +201,7 @@ fn read_beside_writers_of_different_keys() {
     explore(|| race_on_different_keys(SeqnoFault::None));
 }
 
-/// More are done than there are places for before one that is not.
+/// More changes finish ahead of an unfinished one than the completion ring has entries.
 #[test]
 fn three_writers_overflow_completion_ring() {
     explore(|| {
@@ -242,7 +243,7 @@ fn race_with_close(fault: SeqnoFault) {
     if fault != SeqnoFault::SkipGateWait {
         shared.seqno_allocator.close_gate();
     }
-    // What is visible now is the last there is.
+    // No sequence number after this one becomes visible.
     let (last, made) = (shared.fixture.visible.get(), shared.changes.lock().unwrap().len() as u64);
     assert_eq!(last.0, made);
     let puts: u64 = writers.into_iter().map(|writer| writer.join().unwrap()).sum();
@@ -255,7 +256,7 @@ fn closing_beside_single_changes() {
     explore(|| race_with_close(SeqnoFault::None));
 }
 
-/// A change fails after it got its sequence number: later changes end, and earlier changes are visible.
+/// A change fails after it got its sequence number. Waits for later changes end, and earlier changes become visible.
 #[test]
 fn waiters_end_when_seqno_is_lost() {
     explore(|| {
@@ -292,7 +293,7 @@ fn waiters_end_when_seqno_is_lost() {
     });
 }
 
-/// What fails before it has a number leaves no trace, and takes none.
+/// A change that fails before it got a sequence number changes nothing and uses none.
 #[test]
 fn refused_change_takes_no_seqno() {
     explore(|| {

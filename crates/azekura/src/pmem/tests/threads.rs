@@ -1,4 +1,4 @@
-//! Readers and writers at the same time.
+//! Concurrent readers and writers.
 #![expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,12 +11,12 @@ use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::persistence::{MappedPoolFile, PersistenceBackend, PoolImage};
 use crate::pmem::tree::PoolOptions;
+use crate::testing::seeded_rng::SeededRng;
 use crate::vfs::disk::DiskFs;
 use crate::vfs::disk::tests::temp_dir;
-use crate::vfs::seeded_rng::SeededRng;
 use crate::vfs::{Fs, OpenMode};
 
-/// Gives sequence numbers out, and makes them visible in their order.
+/// Allocates sequence numbers, and publishes them in order.
 struct OrderedPublisher<'a, M: PersistenceBackend> {
     fixture: &'a PoolFixture<M>,
     next: AtomicU64,
@@ -37,14 +37,14 @@ fn key(n: u64) -> [u8; 8] {
     n.to_be_bytes()
 }
 
-/// A value that says which key it is of, which of the key's, and whether it is whole.
+/// A value that contains its key and its round, and whose other bytes show whether it is complete.
 fn value(n: u64, round: u64) -> Vec<u8> {
     let mut value = [n.to_le_bytes(), round.to_le_bytes()].concat();
     value.resize(16 + (n + round) as usize % 90, (n ^ round) as u8);
     value
 }
 
-/// The round of a value of key `n`.
+/// Checks a value of key `n` and returns its round.
 fn round_of(n: u64, bytes: &[u8]) -> u64 {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     assert_eq!(bytes, value(word(0), word(8)), "a value is torn");
@@ -52,10 +52,10 @@ fn round_of(n: u64, bytes: &[u8]) -> u64 {
     word(8)
 }
 
-/// Keys of which every third is always there.
+/// Number of keys. Every third key always exists.
 const KEYS: u64 = 240;
 
-/// Looks keys up while others write: what is always there is found, and no key's value goes back.
+/// Looks up keys while other threads write. A key that always exists is found, and no key gets an older value again.
 fn check_gets<M: PersistenceBackend>(fixture: &PoolFixture<M>, rng: &mut SeededRng, seen: &mut [u64]) {
     for _ in 0..200 {
         let n = rng.below(KEYS as usize) as u64;
@@ -69,24 +69,24 @@ fn check_gets<M: PersistenceBackend>(fixture: &PoolFixture<M>, rng: &mut SeededR
     }
 }
 
-/// One point shows the same forward, backward and key by key.
+/// Checks that one sequence number shows the same state forward, backward and by gets.
 fn check_scan<M: PersistenceBackend>(fixture: &PoolFixture<M>) {
     let held = fixture.snapshots.register();
-    let mut cursor = fixture.tree.iter(held.seqno());
+    let mut iter = fixture.tree.iter(held.seqno());
     let (mut forward, mut backward) = (Vec::new(), Vec::new());
-    cursor.seek_to_first().unwrap();
-    while let Some(entry) = cursor.current() {
+    iter.seek_to_first().unwrap();
+    while let Some(entry) = iter.current() {
         let n = u64::from_be_bytes(entry.user_key.try_into().unwrap());
         forward.push((n, round_of(n, entry.value)));
-        cursor.next().unwrap();
+        iter.next().unwrap();
     }
     assert!(forward.windows(2).all(|pair| pair[0].0 < pair[1].0));
     assert_eq!(forward.iter().filter(|(n, _)| n % 3 == 0).count() as u64, KEYS / 3);
-    cursor.seek_to_last().unwrap();
-    while let Some(entry) = cursor.current() {
+    iter.seek_to_last().unwrap();
+    while let Some(entry) = iter.current() {
         let n = u64::from_be_bytes(entry.user_key.try_into().unwrap());
         backward.push((n, round_of(n, entry.value)));
-        cursor.prev().unwrap();
+        iter.prev().unwrap();
     }
     backward.reverse();
     assert_eq!(forward, backward, "one point showed two things");
@@ -96,7 +96,7 @@ fn check_scan<M: PersistenceBackend>(fixture: &PoolFixture<M>) {
     }
 }
 
-/// Two writers, each with keys of its own between those that never change, and readers of all of them.
+/// Two writers, each with its own keys between the keys that never change, and readers of all keys.
 fn race<M: PersistenceBackend>(fixture: &PoolFixture<M>, rounds: u64) {
     let order = OrderedPublisher { fixture, next: AtomicU64::new(1) };
     for n in (0..KEYS).step_by(3) {
@@ -107,7 +107,7 @@ fn race<M: PersistenceBackend>(fixture: &PoolFixture<M>, rounds: u64) {
         let mut rng = SeededRng::new(writer, 8);
         for round in 1..=rounds {
             let n = rng.below(KEYS as usize / 3) as u64 * 3 + writer;
-            // For a while there are many, then few: leaves are split and joined.
+            // The number of keys rises and falls, so that leaves are split and merged.
             let put = rng.chance_in_8(if round / 400 % 2 == 0 { 7 } else { 1 });
             order.commit(|seqno| match put {
                 true => fixture.tree.put(&key(n), seqno, &value(n, round)).unwrap(),
@@ -123,7 +123,7 @@ fn race<M: PersistenceBackend>(fixture: &PoolFixture<M>, rounds: u64) {
             let (stop, walked) = (&stop, &walked);
             s.spawn(move || {
                 let (mut rng, mut seen) = (SeededRng::new(reader, 9), vec![0; KEYS as usize]);
-                // Once at least, should the writers be done before this has begun.
+                // The reader runs at least once, even if the writers end before it begins.
                 loop {
                     check_gets(fixture, &mut rng, &mut seen);
                     check_scan(fixture);
@@ -146,7 +146,7 @@ fn race<M: PersistenceBackend>(fixture: &PoolFixture<M>, rounds: u64) {
 #[test]
 fn readers_see_valid_state_beside_two_writers() {
     for slots in [4, SLOTS] {
-        // Small, so that buffers are reused soon.
+        // The pool is small, so that buffers are reused soon.
         let options = options(256 * PAGE, slots);
         let fixture = new_fixture(&options);
         race(&fixture, 1600);
@@ -190,8 +190,8 @@ fn two_writers_of_one_leaf_lose_nothing() {
     fixture.check_invariants();
 }
 
-/// Two threads fill a pool, each from its own thread cache; a third one uses the rest of these caches before the pool
-/// is full.
+/// Two threads fill a pool, each from its own thread cache. A third thread then uses the rest of these caches before
+/// the pool is full.
 #[test]
 fn thread_caches_are_empty_when_pool_is_full() {
     let options = options(4 << 20, SLOTS);
@@ -225,8 +225,8 @@ fn thread_caches_are_empty_when_pool_is_full() {
     fixture.check_invariants();
 }
 
-/// A thread that makes space for a change without a sequence number is not counted by closing. A leaf was split in a
-/// file that the next process had opened.
+/// Closing does not wait for a thread that allocates space for a change without a sequence number. Regression: such a
+/// thread split a leaf in a file that the next process had opened.
 #[test]
 fn nothing_changes_after_stop_writes() {
     let options = options(64 * PAGE, 4);
@@ -238,7 +238,7 @@ fn nothing_changes_after_stop_writes() {
             Ok(Some(SeqNo(seqno)))
         })
     };
-    // Three are all that a leaf of four slots takes.
+    // A leaf of four slots takes three records.
     (0..3).for_each(|n| assert!(put(&key(n)).unwrap()));
     fixture.tree.stop_writes();
     let region = fixture.tree.region();
@@ -251,8 +251,8 @@ fn nothing_changes_after_stop_writes() {
     assert!(bytes() == before && fixture.tree.usage().unwrap().1 == leaves && seqno == 3);
 }
 
-/// A copy withheld sequence numbers, but leaves are split before a number is requested: the copy had one half of a
-/// leaf from before the split, and the other from after it.
+/// Regression: a copy withheld sequence numbers, but leaves are split before a number is requested. So the copy had
+/// one half of a leaf from before the split, and the other from after it.
 #[test]
 fn copy_has_one_tree_structure() {
     let options = options(4096 * PAGE, 8);

@@ -10,7 +10,7 @@ use crate::base::checksum::xxh3;
 use crate::base::sync::lock;
 use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{ErrorKind, Result, SeqNo};
-use crate::record_log::poison::LogPoison;
+use crate::record_log::writer::LogPoison;
 use crate::vfs::{File, Fs, OpenMode};
 
 const ENTRY_LEN: usize = 32;

@@ -1,6 +1,6 @@
-//! The search must find what it is there for: with a rule of the engine left out, or a device that lies, it goes red.
+//! The crash search must find planted bugs: a durability rule that is disabled, and syncs that do nothing.
 
-use azekura::fs::{Fault, FaultPlan, OpKind};
+use azekura::testing::{Fault, FaultPlan, OpKind};
 
 use super::SCRIPT_STEPS;
 use super::script::CrashScript;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs, OpenMode, Survival, TestEnv};
+use azekura::fs::{Fs, OpenMode};
+use azekura::testing::{MemFs, Survival, TestEnv};
 use azekura::{Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
 
 use crate::testkit::read_database::read_database;
@@ -25,18 +26,18 @@ pub(super) enum CrashStep {
     Persist(PersistMode),
     Flush(String),
     Compact(String),
-    /// Garbage collection, in one of its ways.
+    /// One of the calls of blob GC.
     BlobGc(String, u64),
-    /// One piece of background work.
+    /// One background task.
     BackgroundStep,
     Checkpoint(u32),
     /// Closes (or drops all handles) and opens again.
     Reopen {
         close: bool,
     },
-    /// The process dies and comes back.
+    /// Kills the process and opens the database again.
     Kill,
-    /// The power fails and comes back; the script goes on with what is left.
+    /// Cuts power and opens the database again.
     PowerLoss(Survival, u64),
 }
 
@@ -51,7 +52,7 @@ const NAMES: [&str; 4] = ["a", "b", "../c", "d\u{0}\u{2713}"];
 const SYNCED: [PersistMode; 2] = [PersistMode::SyncData, PersistMode::SyncAll];
 const KEYS: u64 = 14;
 
-/// What the generator knows of the partitions, so that each step makes sense.
+/// Generates steps that are valid in the expected state of the partitions.
 struct ScriptGenerator {
     rng: SeededRng,
     options: RandomOptions,
@@ -255,7 +256,7 @@ impl ScriptOutcome {
     }
 }
 
-/// Plays `script` on `machine`, seen through `fs`, until it stands still after `ops` operations.
+/// Runs `script` on `machine`, accessed through `fs`, until `machine` freezes after `ops` operations.
 pub(super) fn run_script(
     script: &CrashScript,
     machine: &MemFs,
@@ -355,9 +356,9 @@ impl ScriptRunner<'_> {
     ) -> Result<()> {
         self.history.begin_event(event);
         act(self)?;
-        // A store through a mapping cannot fail: when the machine stands still, it may or may not have been done.
+        // A store through a mapping cannot fail. When the machine is frozen, the store may have been made or not.
         if !durable && self.machine.is_frozen() {
-            return Err(azekura::Error::new(azekura::ErrorKind::Io, "the machine stands still"));
+            return Err(azekura::Error::new(azekura::ErrorKind::Io, "the machine is frozen"));
         }
         self.history.acknowledge_event();
         if durable {
@@ -388,7 +389,7 @@ impl ScriptRunner<'_> {
             CrashStep::Flush(name) => self.parts[name].flush(),
             CrashStep::Compact(name) => self.parts[name].major_compact(),
             CrashStep::BlobGc(name, way) => match run_blob_gc(&self.parts[name], *way) {
-                Err(error) if error.kind() == ErrorKind::Invalid => Ok(()), // nothing stands apart there
+                Err(error) if error.kind() == ErrorKind::Invalid => Ok(()), // a partition without key-value separation
                 other => other,
             },
             CrashStep::BackgroundStep => self.db().step().map(|_| ()),
@@ -422,7 +423,8 @@ impl ScriptRunner<'_> {
     }
 
     fn batch(&mut self, writes: &[HistoryWrite], mode: PersistMode) -> Result<()> {
-        let mut batch = self.db().batch().durability(mode);
+        let mut batch = self.db().batch();
+        batch.durability(mode);
         for write in writes {
             match &write.value {
                 Some(value) => batch.insert(&self.parts[&write.partition], &write.key, value),
@@ -461,7 +463,7 @@ impl ScriptRunner<'_> {
         }
     }
 
-    /// The machine or the process stops dead, and the script goes on with what is left.
+    /// Crashes the machine or the process, and opens the database again.
     fn crash_and_continue(&mut self, survival: Survival, salt: u64) -> Result<(), String> {
         self.machine.freeze_after(Some(0));
         self.parts.clear();
@@ -474,7 +476,8 @@ impl ScriptRunner<'_> {
         self.reopen_after_crash(self.history.acknowledged)
     }
 
-    /// Opens what an earlier life left; the history ends where that ends, and the open has made it durable.
+    /// Opens the database after a crash and truncates the history to the commits that survived. Opening has made them
+    /// durable.
     fn reopen_after_crash(&mut self, floor: usize) -> Result<(), String> {
         let context = |e: azekura::Error| format!("opening again: {e}");
         self.open().map_err(context)?;
@@ -493,7 +496,7 @@ impl ScriptRunner<'_> {
         Ok(())
     }
 
-    /// An outage may have taken a partition that the script goes on to use.
+    /// Creates a partition that the next step uses, if a power loss removed it.
     fn ensure_partition_exists(&mut self, step: &CrashStep) -> Result<()> {
         let names: Vec<&String> = match step {
             CrashStep::Single(write, _) => vec![&write.partition],

@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{FaultFs, FaultPlan, Fs, MemFs, OpenMode, Survival, TestEnv};
+use azekura::fs::{Fs, OpenMode};
+use azekura::testing::{FaultFs, FaultPlan, MemFs, Survival, TestEnv};
 use azekura::{Config, ErrorKind, PersistMode, RecoveryMode};
 
 use super::script::{CrashScript, DIR, ScriptOutcome, foreign_file, run_script};
@@ -181,7 +182,7 @@ impl CrashSearch {
         }
     }
 
-    /// Opens what a crash left, compares it with the history, and goes on working with it.
+    /// Opens the database after a crash, compares it with the history, and continues to write.
     fn check_recovery(
         &mut self,
         script: &CrashScript,
@@ -285,8 +286,8 @@ impl CrashSearch {
 }
 
 impl CrashSearch {
-    /// Damages the log of what a crash left and opens it in each recovery mode: that gives one moment of all
-    /// partitions, or an error, and what is synced then is there in every later open, in each mode.
+    /// Damages the WAL of a crashed database and opens it in each recovery mode. Each open gives one prefix of the
+    /// history over all partitions, or an error. Records that are synced afterwards are present in every later open.
     fn check_damaged_wal(
         &mut self,
         script: &CrashScript,
@@ -425,7 +426,8 @@ fn write_after_recovery(db: &azekura::Database, script: &CrashScript, state: &mu
     let (one, two) = (write("after", "one", None), write("after", "two", Some("2")));
     let after = script.options.open(db, "after")?;
     after.insert(&one.key, "1")?;
-    let mut batch = db.batch().durability(PersistMode::SyncData);
+    let mut batch = db.batch();
+    batch.durability(PersistMode::SyncData);
     batch.insert(&after, &two.key, "2");
     let mut events = vec![HistoryEvent::Create("after".into()), HistoryEvent::Commit(vec![two])];
     if let Some(name) = &old {

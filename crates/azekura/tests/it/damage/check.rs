@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs};
+use azekura::fs::Fs;
+use azekura::testing::MemFs;
 use azekura::{Config, Database, Error, ErrorKind, Result};
 
 use super::sample::{DIR, SampleDatabase, config, options};

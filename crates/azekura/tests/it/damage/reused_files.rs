@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::PersistMode;
-use azekura::fs::{Fs, MemFs, Survival};
+use azekura::fs::Fs;
+use azekura::testing::{MemFs, Survival};
 
 use super::sample::{DIR, SampleDatabase, config, options};
 use crate::regressions::run_until_no_obsolete_tables;
@@ -16,7 +17,8 @@ const NAMES: [&str; 2] = ["plain", "packed"];
 
 /// Commits that each fill a large part of a segment.
 fn commit_filling_segments(db: &azekura::Database, history: &mut WriteHistory, n: u32, len: usize, mode: PersistMode) {
-    let mut batch = db.batch().durability(mode);
+    let mut batch = db.batch();
+    batch.durability(mode);
     let mut writes = Vec::new();
     for name in NAMES {
         let part = db.open_partition(name, options(name)).unwrap();

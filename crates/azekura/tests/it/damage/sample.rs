@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs, TestEnv};
+use azekura::fs::Fs;
+use azekura::testing::{MemFs, TestEnv};
 use azekura::{
     CompactionStrategy, CompressionType, Config, DataBlockIndexType, Database, EngineType, FilterPolicy,
     KvSeparationOptions, LeveledOptions, Partition, PartitionCreateOptions, PersistMode, PmemOptions,
@@ -91,7 +92,8 @@ impl SampleBuilder {
             }
         }
         self.history.begin_event(HistoryEvent::Commit(writes.clone()));
-        let mut batch = self.db.batch().durability(mode);
+        let mut batch = self.db.batch();
+        batch.durability(mode);
         for write in &writes {
             let part = self.parts.iter().find(|part| *part.name == write.partition[..]).expect("it is open");
             match &write.value {

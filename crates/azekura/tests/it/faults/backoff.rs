@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use azekura::fs::{Fs, MemFs, OpenMode, TestEnv};
+use azekura::fs::{Fs, OpenMode};
+use azekura::testing::{MemFs, TestEnv};
 use azekura::{
     CompressionType, Config, Database, Error, ErrorKind, Event, GarbageCollection, KvSeparationOptions, Listener,
     Partition, PartitionCreateOptions,

@@ -4,7 +4,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, Survival, TestEnv};
+use azekura::fs::Fs;
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
 use azekura::{Config, Database, ErrorKind, Partition, PersistMode};
 
 const EIO: Fault = Fault::Error(io::ErrorKind::Other);
@@ -32,7 +33,8 @@ impl FaultFixture {
     }
 
     fn synced_insert(&self, key: &str) -> Result<(), ErrorKind> {
-        let mut batch = self.db.batch().durability(PersistMode::SyncData);
+        let mut batch = self.db.batch();
+        batch.durability(PersistMode::SyncData);
         batch.insert(&self.partition, key, "v");
         batch.commit().map_err(|e| e.kind())
     }

@@ -9,7 +9,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs, Survival, TestEnv};
+use azekura::fs::Fs;
+use azekura::testing::{MemFs, Survival, TestEnv};
 use azekura::{
     Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PmemOptions, Result,
@@ -123,7 +124,8 @@ impl FullDiskRun {
     fn write(&mut self, writes: Vec<(Vec<u8>, Option<Vec<u8>>)>) -> bool {
         let (db, p) = self.db.as_ref().unwrap();
         let mode = if self.style.loses_power { PersistMode::SyncData } else { PersistMode::Buffer };
-        let mut batch = db.batch().durability(mode);
+        let mut batch = db.batch();
+        batch.durability(mode);
         for (key, value) in &writes {
             match value {
                 Some(value) => batch.insert(p, key, value),

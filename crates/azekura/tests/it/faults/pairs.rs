@@ -5,7 +5,7 @@
 
 use std::io::ErrorKind;
 
-use azekura::fs::{Fault, FaultPlan, OpKind};
+use azekura::testing::{Fault, FaultPlan, OpKind};
 
 use super::run::{FaultPhase, FaultRunConfig, PHASES};
 use super::sweep::run_with_faults;

@@ -1,10 +1,11 @@
-//! A short life in phases, lived on whatever file system it is given.
+//! A workload in phases, run on a given file system: writes, flushes, blob GC, closing and reopening.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use azekura::fs::{Fs, MemFs, SystemEnv, TestEnv};
+use azekura::fs::{Fs, SystemEnv};
+use azekura::testing::{MemFs, TestEnv};
 use azekura::{
     Config, Database, EngineType, ErrorKind, Event, GarbageCollection, KvSeparationOptions, Listener, Partition,
     PartitionCreateOptions, PersistMode, PmemOptions, Result,
@@ -51,7 +52,7 @@ pub(super) const PHASES: [FaultPhase; 9] = [
     FaultPhase::Last,
 ];
 
-/// How a life is lived.
+/// Configuration of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FaultRunConfig {
     pub(super) workers: usize,
@@ -177,7 +178,7 @@ impl FaultRun {
         }
     }
 
-    /// Notes an error and goes on.
+    /// Records an error and returns `None`.
     fn record_error<T>(&mut self, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -292,7 +293,8 @@ impl FaultRun {
             self.commits += 1;
             let asks = (self.commits + 1).is_multiple_of(self.config.commits_per_sync);
             let mode = if asks { PersistMode::SyncData } else { PersistMode::Buffer };
-            let mut batch = db.batch().durability(mode);
+            let mut batch = db.batch();
+            batch.durability(mode);
             let mut writes = Map::new();
             for _ in 0..3 {
                 let key = self.config.nth_key(self.rng.below(20));

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use azekura::fs::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
 
 use super::run::{FaultPhase, FaultRun, FaultRunConfig, PHASES, put_foreign_file};
 use crate::testkit::env_u64;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use azekura::fs::{MemFs, Survival};
+use azekura::testing::{MemFs, Survival};
 use azekura::{Comparator, DataBlockIndexType, Database, ErrorKind, Partition, PartitionCreateOptions, Result};
 
 use super::{error_kind, expect_error, open, open_partition};

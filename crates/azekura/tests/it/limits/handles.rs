@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use azekura::fs::MemFs;
+use azekura::testing::MemFs;
 use azekura::{Database, ErrorKind, Partition, PartitionCreateOptions};
 
 use super::{config, error_kind, open, open_partition};
@@ -51,7 +51,7 @@ fn handles_of_a_deleted_partition_are_closed() {
     assert!(again.is_empty().unwrap() && other.get("0001").is_err(), "a new partition of the name is another one");
     again.insert("k", "v").unwrap();
     while db.step().unwrap() {}
-    drop((again, other, snapshot, db));
+    drop((again, other, snapshot, batch, db));
     let db = open(&machine);
     assert_eq!((open_partition(&db, "p").len().unwrap(), db.list_partitions().len()), (1, 2));
 }

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs};
+use azekura::fs::Fs;
+use azekura::testing::MemFs;
 use azekura::{
     CompactionStrategy, CompressionType, Config, ErrorKind, FilterPolicy, KvSeparationOptions, LeveledOptions,
     PartitionCreateOptions,
@@ -110,9 +111,9 @@ fn invalid_database_options_touch_no_file() {
     type SetOption = fn(Config) -> Config;
     let bad: [(&str, SetOption); 11] = [
         ("workers", |c| c.workers(65)),
-        ("log_segment_size", |c| c.wal_segment_size(1)),
-        ("log_segment_size", |c| c.wal_segment_size((1 << 30) + 1)),
-        ("max_log_size", |c| c.wal_segment_size(1 << 20).max_wal_size(1 << 19)),
+        ("wal_segment_size", |c| c.wal_segment_size(1)),
+        ("wal_segment_size", |c| c.wal_segment_size((1 << 30) + 1)),
+        ("max_wal_size", |c| c.wal_segment_size(1 << 20).max_wal_size(1 << 19)),
         ("max_open_files", |c| c.max_open_files(7)),
         ("memory_budget", |c| c.memory_budget(1000)),
         ("memory_budget", |c| c.memory_budget(u64::MAX)),

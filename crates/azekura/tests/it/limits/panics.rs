@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as Memory};
 
-use azekura::fs::{MemFs, SystemEnv};
+use azekura::fs::SystemEnv;
+use azekura::testing::MemFs;
 use azekura::{Comparator, Database, ErrorKind, Event, Listener, PersistMode};
 
 use super::{config, error_kind, open_partition};

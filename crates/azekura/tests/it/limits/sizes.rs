@@ -1,6 +1,6 @@
 //! Keys, values and batches at their limits and above.
 
-use azekura::fs::{MemFs, Survival};
+use azekura::testing::{MemFs, Survival};
 use azekura::{Config, ErrorKind};
 
 use super::{assert_all_invalid, config, error_kind, open, open_partition};
@@ -137,7 +137,8 @@ fn an_empty_batch_does_nothing_but_sync() {
     db.batch().commit().unwrap();
     assert_eq!(db.metrics().commits, 0);
     p.insert("k", "v").unwrap();
-    let batch = db.batch().durability(azekura::PersistMode::SyncData);
+    let mut batch = db.batch();
+    batch.durability(azekura::PersistMode::SyncData);
     assert_eq!((batch.is_empty(), batch.len()), (true, 0));
     batch.commit().unwrap();
     let after = machine.fork();
@@ -153,4 +154,39 @@ fn an_empty_batch_does_nothing_but_sync() {
     let mut batch = db.batch();
     batch.insert(&open_partition(&other, "p"), "k", "v");
     assert_eq!(error_kind(batch.commit()), ErrorKind::Invalid, "a partition of another database");
+}
+
+#[test]
+fn a_batch_is_empty_and_usable_after_commit_or_error() {
+    let machine = MemFs::new();
+    let db = open(&machine);
+    let separated = azekura::PartitionCreateOptions::default().with_kv_separation(Default::default());
+    let pool = crate::pools::pool_options(8 << 20);
+    let partitions =
+        [("tree", separated), ("pool", pool)].map(|(name, options)| db.open_partition(name, options).unwrap());
+    let large = vec![7; 2 << 20]; // a direct blob write
+    let mut batch = db.batch();
+    for round in 0..3u8 {
+        batch.extend(partitions.iter().map(|partition| (partition, [round], b"small")));
+        batch.insert(&partitions[0], [round, 1], &large);
+        assert_eq!(batch.len(), 3);
+        batch.commit().unwrap();
+        assert!(batch.is_empty());
+        // A failed batch leaves no writes, no blobs and no error behind.
+        batch.insert(&partitions[0], "refused", &large);
+        batch.insert(&partitions[1], vec![0; KEY_MAX + 1], "v");
+        assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::Invalid);
+        assert!(batch.is_empty());
+        batch.remove(&partitions[1], "cleared");
+        batch.insert(&partitions[1], vec![0; KEY_MAX + 1], "v");
+        batch.clear();
+        batch.commit().unwrap();
+    }
+    for (partition, len) in partitions.iter().zip([6, 3]) {
+        assert_eq!(partition.len().unwrap(), len);
+        assert_eq!(partition.get("refused").unwrap(), None);
+        assert_eq!(partition.into_iter().map(|pair| pair.unwrap().0.len() as u64).min(), Some(1));
+    }
+    assert_eq!(db.partition("none").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(db.delete_partition_by_name("none").unwrap_err().kind(), ErrorKind::NotFound);
 }

@@ -15,6 +15,7 @@ const LAYERS: &[(u32, &[&str])] = &[
     (4, &["lsm", "pmem"]),
     (5, &["db", "inspect"]),
     (6, &["lib"]),
+    (7, &["testing"]),
 ];
 
 /// The crate root, also where it is called `main.rs`.

@@ -15,6 +15,9 @@ const OTHER_CRATES: &[&str] = &["crates/azekura-cli/src/", "crates/azekura-bench
 /// The rule about cycles between files.
 const FILE_CYCLE: &str = "import-cycle";
 
+/// The folder of simulated file systems and environments, compiled for tests and with the feature of this name.
+const TESTING: &str = "testing";
+
 /// The crate root of a program.
 const MAIN: &str = "main.rs";
 
@@ -22,7 +25,8 @@ fn report_import(report: &mut LintReport, rule: &'static str, import: &Import, w
     report.add(rule, &format!("{ENGINE}{}", import.from), import.line, what);
 }
 
-/// A folder imports from lower layers only, not from another folder of its own layer; also in tests.
+/// A folder imports from lower layers only, not from another folder of its own layer; also in tests. Tests of every
+/// layer may import from [`TESTING`].
 pub(super) fn layers(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     for (file, _) in tree.engine() {
         if layer_of(folder_of(file)).is_none() {
@@ -31,6 +35,9 @@ pub(super) fn layers(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut Li
     }
     for import in graph.imports.iter().filter(|i| i.to != ROOT) {
         let (from, to) = (folder_of(&import.from), folder_of(&import.to));
+        if import.test && to == TESTING {
+            continue;
+        }
         let (Some(high), Some(low)) = (layer_of(from), layer_of(to)) else { continue };
         if from != to && high <= low {
             let way = if high == low { "sideways" } else { "upward" };

@@ -10,7 +10,10 @@ use super::{LINT_RULES, run_lints};
 fn valid_tree() -> Vec<(String, String)> {
     let files: &[(&str, &str)] = &[
         ("README.md", "# A\n\n## The `keys`, sorted\n\n[a](docs/glossary.md) [b](#the-keys-sorted)\n"),
-        ("docs/glossary.md", "# Words\n"),
+        (
+            "docs/glossary.md",
+            "# Words\n\n| word | meaning | not |\n|---|---|---|\n| layer | a layer | floor, top floor |\n",
+        ),
         (RECORD, "# Imports\n\n```text\ntable -> block, base\nblock -> base\n```\n"),
         ("crates/azekura/docs/format/block.md", "# Block\n"),
         ("crates/azekura/src/lib.rs", "pub(crate) mod base;\npub use base::error::Error;\n"),
@@ -84,6 +87,7 @@ fn planted_errors() -> Vec<(&'static str, String, String)> {
         ("type-name", "table/a.rs", "pub(crate) struct Error;\n"),
         ("person", "engine.rs", "/// For threads WHO wait.\nfn f() {}\n"),
         ("person", "engine.rs", "fn f() {\n    g(); // no one waits\n}\n"),
+        ("glossary", "engine.rs", "//! The Floor above.\n"),
         ("metaphor", "engine.rs", "//! Text.\n//!\n//! So many blocks.\n"),
         ("line-width", "table/a.rs", &format!("//! {}\n", "é".repeat(117))),
         ("unsafe-location", "table/a.rs", UNSAFE_BLOCK),
@@ -193,6 +197,20 @@ fn cycle_of_test_imports_is_accepted() {
     files.push((source("block/a.rs"), "use crate::block::b::B;\n".into()));
     files.push((source("block/b.rs"), "#[cfg(test)]\nmod tests {\n    use crate::block::a::A;\n}\n".into()));
     assert_eq!(run_lints(&SourceTree::from_files(files)), []);
+}
+
+#[test]
+fn only_tests_import_testing() {
+    let with = |import: &str| {
+        let mut files = valid_tree();
+        files.push((source("testing/fs.rs"), "pub struct MemFs;\n".into()));
+        files.push((source("table/a.rs"), format!("{import}use crate::testing::fs::MemFs;\n")));
+        run_lints(&SourceTree::from_files(files))
+    };
+    assert!(with("").iter().any(|error| error.rule == "layers"));
+    for condition in ["#[cfg(test)]\n", "#[cfg(any(test, feature = \"testing\"))]\n"] {
+        assert_eq!(with(condition), [], "{condition}");
+    }
 }
 
 #[test]

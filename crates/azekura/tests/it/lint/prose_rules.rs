@@ -46,6 +46,25 @@ pub(super) fn metaphors(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut Lin
     }
 }
 
+/// A concept has one word: those in the last column of the glossary are not used. The bench speaks of other stores in
+/// their words, and the changelog names what was renamed.
+pub(super) fn glossary(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    let forbidden = tree.documents.get(GLOSSARY).map_or_else(Vec::new, |text| words_not_used(text));
+    let ours = |path: &str| !path.starts_with("crates/azekura-bench/") && path != "CHANGELOG.md";
+    for (path, line, text) in prose(tree).filter(|(path, ..)| ours(path)) {
+        for word in forbidden.iter().filter(|word| contains_words(text, word)) {
+            report.add("glossary", path, line, format!("`{word}`: use the word of {GLOSSARY}"));
+        }
+    }
+}
+
+/// The words in the last column of the table of the glossary.
+fn words_not_used(glossary: &str) -> Vec<&str> {
+    let rows = glossary.lines().filter(|line| line.starts_with('|')).skip(2);
+    let columns = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());
+    columns.flat_map(|words| words.split(',')).map(str::trim).filter(|word| !word.is_empty()).collect()
+}
+
 /// The lines of comments and of Markdown documents, with path and line number.
 fn prose(tree: &SourceTree) -> impl Iterator<Item = (&str, usize, &str)> {
     let documents = tree.documents.iter().filter(|(path, _)| path.ends_with(".md"));

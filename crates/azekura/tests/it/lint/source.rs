@@ -70,7 +70,7 @@ impl RustSource {
         words_from(&self.code, 0)
     }
 
-    /// Names of `mod name;` under `cfg(test)`.
+    /// Names of `mod name;` under `cfg(test)` or the feature `testing`.
     pub(super) fn test_modules(&self) -> impl Iterator<Item = &str> {
         self.modules().filter(|(offset, _)| self.is_test(*offset)).map(|(_, name)| name)
     }
@@ -160,7 +160,7 @@ fn test_ranges(code: &str) -> Vec<Range<usize>> {
         return std::iter::once(0..code.len()).collect();
     }
     let mut ranges: Vec<Range<usize>> = Vec::new();
-    for needle in ["#[cfg(test)]", "#[cfg(all(test"] {
+    for needle in ["#[cfg(test)]", "#[cfg(all(test", "#[cfg(any(test, feature ="] {
         for (start, _) in code.match_indices(needle) {
             if !ranges.iter().any(|range| range.contains(&start)) {
                 ranges.push(start..item_end(code, start) + 1);

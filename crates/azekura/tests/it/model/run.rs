@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use azekura::fs::TestEnv;
+use azekura::testing::TestEnv;
 use azekura::{Config, Database, Iter, Partition, Snapshot};
 
 use super::partition_model::{KeyValue, PartitionModel};

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use azekura::fs::{DiskFs, Fs, MemFs};
+use azekura::fs::{DiskFs, Fs};
+use azekura::testing::MemFs;
 use azekura::{Config, Database, Partition, PartitionCreateOptions, PersistMode};
 
 use crate::testkit::{SeededRng, env_u64};
@@ -40,7 +41,8 @@ impl ThreadTest {
         let mut dice = SeededRng::new(writer);
         for round in 1..=rounds {
             let mode = if dice.chance_one_in(50) { PersistMode::SyncData } else { PersistMode::Buffer };
-            let mut batch = self.db.batch().durability(mode);
+            let mut batch = self.db.batch();
+            batch.durability(mode);
             for part in &self.parts {
                 for index in 0..KEYS {
                     match value(round) {

@@ -1,7 +1,7 @@
 //! Writes and maintenance operations, applied to the database and to the model.
 
 use azekura::PersistMode;
-use azekura::fs::Survival;
+use azekura::testing::Survival;
 
 use super::reads::check_partition;
 use super::run::{ModelRun, OpenPartition, PARTITIONS, open_with_order};
@@ -43,7 +43,8 @@ impl ModelRun {
     }
 
     pub(super) fn batch(&mut self) {
-        let mut batch = self.db().batch().durability(self.rng.clone().pick(&MODES));
+        let mut batch = self.db().batch();
+        batch.durability(self.rng.clone().pick(&MODES));
         for _ in 0..self.rng.below(20) {
             let name = self.random_partition_name();
             let key = self.likely_key(name);

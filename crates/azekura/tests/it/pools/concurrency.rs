@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use azekura::fs::{DiskFs, Fs, MemFs, Survival, SystemEnv};
+use azekura::fs::{DiskFs, Fs, SystemEnv};
+use azekura::testing::{MemFs, Survival};
 use azekura::{Config, Database, Partition, PersistenceLevel};
 
 use super::pool_options;

@@ -1,12 +1,12 @@
 //! Full pools that are killed, lose power, and are reopened with a smaller or larger `max_size`. Some get a smaller
 //! `max_size` while they are open, some write many times their size before they are killed.
 //!
-//! - `AZEKURA_CRASH_POINTS`: how many lives are searched.
+//! - `AZEKURA_CRASH_POINTS`: number of crashes.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use azekura::fs::{MemFs, Survival};
+use azekura::testing::{MemFs, Survival};
 use azekura::{
     Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Slice, Snapshot,
 };
@@ -68,37 +68,37 @@ fn open(fs: &MemFs, options: &PartitionCreateOptions) -> (Database, [Partition; 
 }
 
 impl FullPoolRun {
-    fn random_value(sizes: &PoolSizes, dice: &mut SeededRng) -> (u8, usize) {
-        let len = match dice.below(12) {
-            0 => dice.below(sizes.max / 6),
-            1..=3 => dice.below(sizes.max / 40),
-            4 | 5 => dice.below(3000),
+    fn random_value(sizes: &PoolSizes, rng: &mut SeededRng) -> (u8, usize) {
+        let len = match rng.below(12) {
+            0 => rng.below(sizes.max / 6),
+            1..=3 => rng.below(sizes.max / 40),
+            4 | 5 => rng.below(3000),
             6 => 1,
-            _ => dice.below(200),
+            _ => rng.below(200),
         };
-        (if len == 0 { 0 } else { dice.next_u64() as u8 }, len as usize)
+        (if len == 0 { 0 } else { rng.next_u64() as u8 }, len as usize)
     }
 
     /// Makes one change, which either is acknowledged or changes nothing.
-    fn random_change(&mut self, sizes: &PoolSizes, dice: &mut SeededRng) {
-        let key = |dice: &mut SeededRng| format!("{:03}", dice.below(400)).into_bytes();
+    fn random_change(&mut self, sizes: &PoolSizes, rng: &mut SeededRng) {
+        let key = |rng: &mut SeededRng| format!("{:03}", rng.below(400)).into_bytes();
         let mut new = self.model.clone();
-        let done = match dice.below(8) {
+        let done = match rng.below(8) {
             0..=3 => {
-                let (at, key, value) = (dice.index(2), key(dice), FullPoolRun::random_value(sizes, dice));
+                let (at, key, value) = (rng.index(2), key(rng), FullPoolRun::random_value(sizes, rng));
                 new[at].insert(key.clone(), value);
                 self.parts[at].insert(&key, vec![value.0; value.1])
             }
             4 => {
-                let (at, key) = (dice.index(2), key(dice));
+                let (at, key) = (rng.index(2), key(rng));
                 new[at].remove(&key);
                 self.parts[at].remove(&key)
             }
             _ => {
                 let mut batch = self.db.batch();
-                for _ in 0..1 + dice.below(20) {
-                    let (at, key, value) = (dice.index(2), key(dice), FullPoolRun::random_value(sizes, dice));
-                    if dice.chance_one_in(3) {
+                for _ in 0..1 + rng.below(20) {
+                    let (at, key, value) = (rng.index(2), key(rng), FullPoolRun::random_value(sizes, rng));
+                    if rng.chance_one_in(3) {
                         batch.remove(&self.parts[at], &key);
                         new[at].remove(&key);
                     } else {
@@ -121,9 +121,9 @@ impl FullPoolRun {
                 assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{error}");
                 self.times_full += 1;
                 // Mostly few records, so that the pool is full most of the time.
-                if dice.chance_one_in(2) {
-                    let one_in = dice.pick(&[2, 8, 8]);
-                    self.remove_some(one_in, dice);
+                if rng.chance_one_in(2) {
+                    let one_in = rng.pick(&[2, 8, 8]);
+                    self.remove_some(one_in, rng);
                 }
             }
         }
@@ -136,9 +136,9 @@ impl FullPoolRun {
     }
 
     /// Removes most records and lowers `max_size` of the open pools. The log has more than fits into the new size.
-    fn lower_max_size(&mut self, sizes: &PoolSizes, dice: &mut SeededRng) {
-        (0..3).for_each(|_| self.remove_some(2, dice));
-        self.eighths = if sizes.max > 64 << 10 { dice.pick(&[2, 4]) } else { 8 };
+    fn lower_max_size(&mut self, sizes: &PoolSizes, rng: &mut SeededRng) {
+        (0..3).for_each(|_| self.remove_some(2, rng));
+        self.eighths = if sizes.max > 64 << 10 { rng.pick(&[2, 4]) } else { 8 };
         let options = sizes.pool(self.eighths);
         for name in ["left", "right"] {
             self.db.open_partition(name, options.clone()).unwrap();
@@ -146,10 +146,10 @@ impl FullPoolRun {
     }
 
     /// Removes about one of `one_in` records, which a full pool allows.
-    fn remove_some(&mut self, one_in: u64, dice: &mut SeededRng) {
+    fn remove_some(&mut self, one_in: u64, rng: &mut SeededRng) {
         self.snapshot = None;
         for (part, at) in self.parts.iter().zip(0..) {
-            let gone: Vec<_> = self.model[at].keys().filter(|_| dice.chance_one_in(one_in)).cloned().collect();
+            let gone: Vec<_> = self.model[at].keys().filter(|_| rng.chance_one_in(one_in)).cloned().collect();
             for key in gone {
                 part.remove(&key).unwrap();
                 self.model[at].remove(&key);
@@ -171,22 +171,22 @@ impl FullPoolRun {
     }
 }
 
-/// One database through several lives; the number of times that a pool was full.
-fn run_crash_search(seed: u64, lives: u64) -> u64 {
-    let mut dice = SeededRng::new(seed);
+/// Crashes and reopens one database `crashes` times. Returns how often a pool was full.
+fn run_crash_search(seed: u64, crashes: u64) -> u64 {
+    let mut rng = SeededRng::new(seed);
     let sizes =
-        PoolSizes { max: dice.pick(&[64 << 10, 256 << 10, 1 << 20]), step: dice.pick(&[4 << 10, 64 << 10, 4 << 20]) };
+        PoolSizes { max: rng.pick(&[64 << 10, 256 << 10, 1 << 20]), step: rng.pick(&[4 << 10, 64 << 10, 4 << 20]) };
     let (mut fs, mut eighths, mut fulls) = (MemFs::new(), 8, 0);
     let mut model = TwoPoolModel::default();
-    for life in 0..lives {
+    for life in 0..crashes {
         let (db, parts) = open(&fs, &sizes.pool(eighths));
         db.persist(PersistMode::SyncData).unwrap();
         let states = vec![model.clone()];
-        let (changes, flush_every) = if dice.chance_one_in(2) { (500, 10_000) } else { (100, 30) };
+        let (changes, flush_every) = if rng.chance_one_in(2) { (500, 10_000) } else { (100, 30) };
         let mut now = FullPoolRun { db, parts, model, states, snapshot: None, times_full: 0, eighths, flush_every };
-        for _ in 0..20 + dice.below(changes) {
-            now.random_change(&sizes, &mut dice);
-            match dice.below(30) {
+        for _ in 0..20 + rng.below(changes) {
+            now.random_change(&sizes, &mut rng);
+            match rng.below(30) {
                 0 => now.check_or_take_snapshot(),
                 1 => {
                     now.db.persist(PersistMode::SyncData).unwrap();
@@ -194,8 +194,8 @@ fn run_crash_search(seed: u64, lives: u64) -> u64 {
                 }
                 _ => {}
             }
-            match dice.below(now.flush_every) {
-                0 => now.parts[dice.index(2)].flush().unwrap(),
+            match rng.below(now.flush_every) {
+                0 => now.parts[rng.index(2)].flush().unwrap(),
                 1 => while now.db.step().unwrap() {},
                 _ => {}
             }
@@ -204,17 +204,17 @@ fn run_crash_search(seed: u64, lives: u64) -> u64 {
                 assert!(pool.bytes <= 4 * sizes.max, "seed {seed}, life {life}: {} of {} bytes", pool.bytes, sizes.max);
             }
         }
-        if dice.chance_one_in(4) {
-            now.lower_max_size(&sizes, &mut dice);
-            (0..dice.below(40)).for_each(|_| now.random_change(&sizes, &mut dice));
+        if rng.chance_one_in(4) {
+            now.lower_max_size(&sizes, &mut rng);
+            (0..rng.below(40)).for_each(|_| now.random_change(&sizes, &mut rng));
         }
         let (survival, is_kill) =
-            if dice.chance_one_in(2) { (Survival::Everything, true) } else { (Survival::Random, false) };
+            if rng.chance_one_in(2) { (Survival::Everything, true) } else { (Survival::Random, false) };
         let after = fs.fork();
-        crash_or_kill(&after, survival, dice.next_u64());
+        crash_or_kill(&after, survival, rng.next_u64());
         fulls += now.times_full;
         // No pool is smaller than 64 KiB.
-        eighths = if sizes.max > 64 << 10 { dice.pick(&[8, 8, 6, 12]) } else { dice.pick(&[8, 12]) };
+        eighths = if sizes.max > 64 << 10 { rng.pick(&[8, 8, 6, 12]) } else { rng.pick(&[8, 12]) };
         let reader = config(&after).open_read_only().unwrap();
         let found = ["left", "right"].map(|name| read_pairs(reader.partition(name).unwrap().iter()));
         drop(reader);
@@ -271,8 +271,8 @@ fn check_thinned_pool(sizes: &PoolSizes, seed: u64) {
 
 #[test]
 fn full_pool_survives_kill_and_power_loss() {
-    let lives = env_u64("AZEKURA_CRASH_POINTS", 60);
-    let fulls: u64 = (0..lives.div_ceil(5)).map(|seed| run_crash_search(seed, 5)).sum();
+    let crashes = env_u64("AZEKURA_CRASH_POINTS", 60);
+    let fulls: u64 = (0..crashes.div_ceil(5)).map(|seed| run_crash_search(seed, 5)).sum();
     println!("{fulls} times full");
-    assert!(fulls > lives, "{fulls} times full");
+    assert!(fulls > crashes, "{fulls} times full");
 }

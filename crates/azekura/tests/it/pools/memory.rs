@@ -1,14 +1,18 @@
 //! Pools whose files are mapped: single changes are durable without the WAL, batches through the WAL.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::fs::{DiskFs, Fs, MemFs, OpenMode, Survival};
+use azekura::fs::{DiskFs, Fs, OpenMode};
+use azekura::testing::{MemFs, Survival};
 use azekura::{Comparator, Config, Database, ErrorKind, Partition, PersistMode, PersistenceLevel, inspect};
 
 use super::{DIR, config, open_pool, pool_options};
 use crate::testkit::SeededRng;
+use crate::testkit::property::{check_property, random_seeds};
+use crate::testkit::rng::test_seeds;
 
 /// A machine with persistent memory.
 pub(super) fn persistent_memory_fs() -> MemFs {
@@ -21,68 +25,27 @@ fn partition_contents(part: &Partition) -> BTreeMap<Vec<u8>, Vec<u8>> {
     part.iter().map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())).unwrap()).collect()
 }
 
-#[test]
-fn single_pool_write_is_durable_without_wal() {
-    let fs = persistent_memory_fs();
-    let db = config(&fs).open().unwrap();
-    let part = open_pool(&db, "pool");
-    assert_eq!(part.metrics().pool.unwrap().persistence, PersistenceLevel::PowerLoss);
-    let log = db.metrics().wal_bytes;
-    part.insert("kept", "1").unwrap();
-    part.insert("gone", "1").unwrap();
-    part.remove("gone").unwrap();
-    assert_eq!(db.metrics().wal_bytes, log);
-    fs.crash(Survival::Nothing, 0);
-    let db = config(&fs).open().unwrap();
-    let part = open_pool(&db, "pool");
-    assert_eq!(partition_contents(&part), BTreeMap::from([(b"kept".to_vec(), b"1".to_vec())]));
-    // New sequence numbers are above those that were never in the WAL.
-    part.insert("kept", "2").unwrap();
-    assert_eq!(part.get("kept").unwrap().unwrap(), "2");
-}
-
-/// A batch puts a key, which is in the WAL; then a single change removes the key, which is not in the WAL.
-#[test]
-fn removed_key_is_not_restored_by_batch_replay() {
-    for noted in [false, true] {
-        let fs = persistent_memory_fs();
-        let db = config(&fs).open().unwrap();
-        let (part, other) = (open_pool(&db, "pool"), open_pool(&db, "other"));
-        let mut batch = db.batch();
-        batch.insert(&part, "k", "1");
-        batch.insert(&other, "k", "1");
-        batch.commit().unwrap();
-        if noted {
-            part.remove("k").unwrap();
-        }
-        fs.crash(Survival::Everything, 0);
-        let db = config(&fs).open().unwrap();
-        assert_eq!(open_pool(&db, "pool").get("k").unwrap().is_none(), noted);
-        assert_eq!(open_pool(&db, "other").get("k").unwrap().unwrap(), "1");
-    }
-}
-
 /// One operation on two mapped pools and an LSM partition.
-fn random_action(db: &Database, parts: &[Partition], dice: &mut SeededRng, models: &mut [BTreeMap<Vec<u8>, Vec<u8>>]) {
-    let key = |dice: &mut SeededRng| format!("key {:02}", dice.below(40)).into_bytes();
-    let value = |dice: &mut SeededRng| {
-        let len = dice.below(200) as usize;
-        dice.random_bytes(len)
+fn random_action(db: &Database, parts: &[Partition], rng: &mut SeededRng, models: &mut [BTreeMap<Vec<u8>, Vec<u8>>]) {
+    let key = |rng: &mut SeededRng| format!("key {:02}", rng.below(40)).into_bytes();
+    let value = |rng: &mut SeededRng| {
+        let len = rng.below(200) as usize;
+        rng.random_bytes(len)
     };
-    match dice.below(10) {
+    match rng.below(10) {
         0..=3 => {
-            let (at, key, value) = (dice.below(2) as usize, key(dice), value(dice));
+            let (at, key, value) = (rng.below(2) as usize, key(rng), value(rng));
             parts[at].insert(&key, &value).unwrap();
             models[at].insert(key, value);
         }
         4 | 5 => {
-            let (at, key) = (dice.below(2) as usize, key(dice));
+            let (at, key) = (rng.below(2) as usize, key(rng));
             parts[at].remove(&key).unwrap();
             models[at].remove(&key);
         }
         6 => {
             // Commits of an LSM partition extend the WAL and sync it.
-            let (key, value) = (key(dice), value(dice));
+            let (key, value) = (key(rng), value(rng));
             parts[2].insert(&key, &value).unwrap();
             db.persist(PersistMode::SyncData).unwrap();
             models[2].insert(key, value);
@@ -93,9 +56,9 @@ fn random_action(db: &Database, parts: &[Partition], dice: &mut SeededRng, model
         }
         _ => {
             let mut batch = db.batch();
-            for _ in 0..1 + dice.below(5) {
-                let (at, key, value) = (dice.below(3) as usize, key(dice), value(dice));
-                if dice.chance_one_in(4) {
+            for _ in 0..1 + rng.below(5) {
+                let (at, key, value) = (rng.below(3) as usize, key(rng), value(rng));
+                if rng.chance_one_in(4) {
                     batch.remove(&parts[at], &key);
                     models[at].remove(&key);
                 } else {
@@ -117,53 +80,59 @@ fn open(fs: &MemFs) -> (Database, Vec<Partition>) {
     (db, parts)
 }
 
+/// Random operations, each followed by power losses of copies of the machine. Returns the number of power losses.
+fn check_power_losses(seed: u64, steps: &[u64]) -> u64 {
+    let mut crashes = 0;
+    let fs = persistent_memory_fs();
+    let (mut db, mut parts) = open(&fs);
+    db.persist(PersistMode::SyncData).unwrap();
+    let mut models = vec![BTreeMap::new(); 3];
+    for (at, step) in (0u64..).zip(steps) {
+        let mut rng = SeededRng::new(*step);
+        random_action(&db, &parts, &mut rng, &mut models);
+        for survival in [Survival::Nothing, Survival::Everything, Survival::Random] {
+            if !rng.chance_one_in(4) {
+                continue;
+            }
+            let crashed = fs.fork();
+            crashed.crash(survival, at);
+            crashed.set_mapped_memory(PersistenceLevel::PowerLoss);
+            let (again, found) = open(&crashed);
+            for (part, model) in found.iter().zip(&models) {
+                let is_same = partition_contents(part) == *model;
+                assert!(is_same, "seed {seed}, step {at}, {survival:?}: {}", part.name);
+            }
+            // It goes on, and is opened once more.
+            let mut after = models.clone();
+            (0..5).for_each(|_| random_action(&again, &found, &mut rng.clone(), &mut after));
+            drop((found, again));
+            let (_again, found) = open(&crashed);
+            found.iter().zip(&after).for_each(|(part, model)| assert!(partition_contents(part) == *model));
+            crashes += 1;
+        }
+        if rng.chance_one_in(15) {
+            drop(parts);
+            match rng.chance_one_in(2) {
+                true => db.close().unwrap(),
+                false => drop(db),
+            }
+            (db, parts) = open(&fs);
+        }
+    }
+    crashes
+}
+
 /// All acknowledged changes survive power loss, whatever part of the unsynced WAL survives.
 #[test]
 fn power_loss_keeps_acknowledged_pool_writes() {
-    let mut crashes = 0;
-    for seed in 0..6 {
-        let mut dice = SeededRng::new(seed);
-        let fs = persistent_memory_fs();
-        let (mut db, mut parts) = open(&fs);
-        db.persist(PersistMode::SyncData).unwrap();
-        let mut models = vec![BTreeMap::new(); 3];
-        for round in 0..120u64 {
-            random_action(&db, &parts, &mut dice, &mut models);
-            for survival in [Survival::Nothing, Survival::Everything, Survival::Random] {
-                if !dice.chance_one_in(4) {
-                    continue;
-                }
-                let crashed = fs.fork();
-                crashed.crash(survival, round);
-                crashed.set_mapped_memory(PersistenceLevel::PowerLoss);
-                let (again, found) = open(&crashed);
-                for (part, model) in found.iter().zip(&models) {
-                    assert!(
-                        partition_contents(part) == *model,
-                        "seed {seed}, round {round}, {survival:?}: {}",
-                        part.name
-                    );
-                }
-                // It goes on, and is opened once more.
-                let mut after = models.clone();
-                (0..5).for_each(|_| random_action(&again, &found, &mut dice.clone(), &mut after));
-                drop((found, again));
-                let (_again, found) = open(&crashed);
-                found.iter().zip(&after).for_each(|(part, model)| assert!(partition_contents(part) == *model));
-                crashes += 1;
-            }
-            if dice.chance_one_in(15) {
-                drop(parts);
-                match dice.chance_one_in(2) {
-                    true => db.close().unwrap(),
-                    false => drop(db),
-                }
-                (db, parts) = open(&fs);
-            }
-        }
+    let crashes = Cell::new(0);
+    for seed in test_seeds(6) {
+        check_property("power_loss_keeps_acknowledged_pool_writes", seed, &random_seeds(128), |steps| {
+            crashes.set(crashes.get() + check_power_losses(seed, &steps));
+        });
     }
-    println!("{crashes} crashes");
-    assert!(crashes > 300);
+    println!("{} power losses", crashes.get());
+    assert!(test_seeds(6).len() < 6 || crashes.get() > 300);
 }
 
 /// A database that is copied to a file system without persistent memory has images from then on.
@@ -201,7 +170,8 @@ fn checkpoint_on_other_fs_continues_with_images() {
         assert!(report.is_clean(), "{report:?}");
         disk.crash(Survival::Nothing, u64::from(round));
     }
-    let db = Config::new(copy).fs(Arc::new(fs.clone())).env(Arc::new(azekura::fs::TestEnv::new(5))).open().unwrap();
+    let db =
+        Config::new(copy).fs(Arc::new(fs.clone())).env(Arc::new(azekura::testing::TestEnv::new(5))).open().unwrap();
     assert_eq!(db.partition("pool").unwrap().len().unwrap(), 500);
 }
 

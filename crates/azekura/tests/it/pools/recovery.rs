@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use azekura::fs::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
 use azekura::{Comparator, Config, Database, ErrorKind, Partition, PersistMode, PersistenceLevel};
 
 use super::memory::persistent_memory_fs;

@@ -1,6 +1,6 @@
 //! Keys, values and pools at the limits of their sizes, against a map, through kills, power loss and reopening.
 
-use azekura::fs::{MemFs, Survival};
+use azekura::testing::{MemFs, Survival};
 use azekura::{Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions};
 
 use super::config;

@@ -1,6 +1,6 @@
 //! Full pools: they can be read, and written again after removals.
 
-use azekura::fs::MemFs;
+use azekura::testing::MemFs;
 use azekura::{ErrorKind, Partition, PersistMode};
 
 use super::{config, open_pool, pool_options};

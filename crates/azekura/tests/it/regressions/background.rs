@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, SystemEnv, TestEnv};
+use azekura::fs::{Fs, SystemEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
 use azekura::{
     CompactionStrategy, Comparator, Config, Database, EngineType, ErrorKind, Event, GarbageCollection,
     KvSeparationOptions, LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Result,
@@ -123,7 +124,8 @@ const LISTENER_ACTIONS: &[(&str, ListenerAction)] = &[
     ("write", |db| {
         let p = db.partition("p")?;
         p.insert("k", [1; 3_000])?;
-        let mut batch = db.batch().durability(PersistMode::SyncData);
+        let mut batch = db.batch();
+        batch.durability(PersistMode::SyncData);
         batch.insert(&p, "batch", [2; 3_000]);
         batch.commit()
     }),
@@ -564,10 +566,10 @@ fn machine_killed_with_late_comparator() -> MemFs {
 fn a_partition_is_deleted_by_its_name() {
     let machine = machine_killed_with_late_comparator();
     let db = open(&machine, "/db", 2);
-    assert_eq!(db.delete_partition_by_name("none").unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(db.delete_partition_by_name("none").unwrap_err().kind(), ErrorKind::NotFound);
     assert!(!table_files(&machine, Path::new("/db")).is_empty());
     db.delete_partition_by_name("reversed").unwrap();
-    assert_eq!(db.delete_partition_by_name("reversed").unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(db.delete_partition_by_name("reversed").unwrap_err().kind(), ErrorKind::NotFound);
     assert!(!db.partition_exists("reversed") && table_files(&machine, Path::new("/db")).is_empty());
     let p = open_partition(&db, "p");
     p.insert("k", "v").unwrap();
@@ -845,7 +847,7 @@ fn a_listener_opens_when_a_pool_is_lowered() {
 /// Memtables that are too small to be sealed raised the size below which none is searched. It stayed there after they
 /// had been flushed, and one large memtable could grow as far.
 #[test]
-fn the_budget_holds_when_small_memtables_are_gone() {
+fn budget_holds_after_small_memtables_are_gone() {
     const SMALL_BUDGET: u64 = 1 << 20;
     let db = manual_config(MemFs::new()).workers(0).memory_budget(SMALL_BUDGET).open().unwrap();
     let parts: Vec<_> = (0..100).map(|n| open_partition(&db, &format!("p{n}"))).collect();

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use azekura::fs::{FaultFs, Fs, MemFs, OpenMode, TestEnv};
+use azekura::fs::{Fs, OpenMode};
+use azekura::testing::{FaultFs, MemFs, TestEnv};
 use azekura::{
     Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PmemOptions,
@@ -49,7 +50,8 @@ fn call_every_api(db: &Database, rounds: u8) {
         // Segments are begun, direct blob writes are made, everything is synced.
         let mut dice = SeededRng::new(3);
         for n in 0..30u8 {
-            let mut batch = db.batch().durability(PersistMode::SyncData);
+            let mut batch = db.batch();
+            batch.durability(PersistMode::SyncData);
             batch.insert(&plain, [200, n], dice.random_bytes(7_000));
             batch.insert(&apart, [200, n], dice.random_bytes(5_000));
             batch.commit().unwrap();
@@ -110,7 +112,8 @@ fn no_state_is_left_when_no_file_could_open() {
         for n in 0..60u8 {
             // A few free descriptors at some times, none at others.
             fs.limit_open(Some(3 + usize::from(n % (held + 1))));
-            let mut batch = db.batch().durability(PersistMode::SyncData);
+            let mut batch = db.batch();
+            batch.durability(PersistMode::SyncData);
             batch.insert(&plain, [100, n], dice.random_bytes(4_000));
             batch.insert(&apart, [100, n], dice.random_bytes(4_000 + 20 * usize::from(n)));
             match batch.commit() {
@@ -271,7 +274,7 @@ fn full_disk_opens_when_killed_many_times() {
         // Killed while it opens, after this number of operations.
         machine.freeze_after(Some(life % 40));
         let _killed = open(&machine, life + 1_000);
-        machine.crash(azekura::fs::Survival::Everything, 0);
+        machine.crash(azekura::testing::Survival::Everything, 0);
     }
     assert!(refused < 80, "no removal was accepted");
     machine.set_capacity(Some(8 << 20));

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::fs::{DiskFs, Fs, TestEnv};
+use azekura::fs::{DiskFs, Fs};
+use azekura::testing::TestEnv;
 use azekura::{
     CompressionType, Config, DataBlockIndexType, Database, EngineType, KvSeparationOptions, PartitionCreateOptions,
     PersistMode, PmemOptions, inspect,
@@ -128,11 +129,10 @@ fn open_and_continue(generation: u32) {
     check_contents(&config(&dir).open().unwrap(), generation);
 }
 
-/// Rewrites a generation; only for a format that is not released: `cargo test -p azekura --test it -- --ignored
-/// golden`.
+/// Writes a database of the newest generation, and checks it. `UPDATE=golden` in the environment replaces the golden
+/// files of that generation by it; only for a format that is not released.
 #[test]
-#[ignore = "writes into the source tree"]
-fn write_the_newest_generation() {
+fn newest_generation_is_written() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
     let db = config(&dir).open().unwrap();
@@ -172,7 +172,8 @@ fn write_the_newest_generation() {
     (0..400).for_each(|n| pool.insert(number(n), value(n, 4)).unwrap());
     (3..400).step_by(10).for_each(|n| pool.remove(number(n)).unwrap());
     pool.flush().unwrap();
-    let mut batch = db.batch().durability(PersistMode::SyncData);
+    let mut batch = db.batch();
+    batch.durability(PersistMode::SyncData);
     (0..400).step_by(9).for_each(|n| batch.insert(&pool, number(n), value(n, 5)));
     batch.insert(&pool, number(401), large_value(61, 2));
     batch.remove(&pool, number(8));
@@ -187,8 +188,14 @@ fn write_the_newest_generation() {
     (62..66).for_each(|n| apart.insert(number(n), large_value(n, 3)).unwrap());
     db.persist(PersistMode::SyncData).unwrap();
     check_contents(&db, NEWEST_GENERATION);
+    if std::env::var("UPDATE").is_ok_and(|what| what == "golden") {
+        replace_newest_generation(&dir);
+    }
+}
+
+fn replace_newest_generation(dir: &Path) {
     let newest = golden_dir(NEWEST_GENERATION);
     let _none_yet = std::fs::remove_dir_all(&newest);
-    copy_dir(&dir, &newest);
+    copy_dir(dir, &newest);
     std::fs::remove_file(newest.join("LOCK")).unwrap();
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use azekura::fs::{Env, Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode, Survival, TestEnv, Thread};
+use azekura::fs::{Env, Fs, OpenMode, Thread};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
 use azekura::{Config, Database, EngineType, ErrorKind, KvSeparationOptions, Partition, PersistMode, PmemOptions};
 
 use super::{after_power_loss, open, open_partition};
@@ -298,7 +299,7 @@ fn a_crashed_checkpoint_is_whole_or_absent() {
 }
 
 /// Every ancestor up to the root was synced, and an ancestor that cannot be synced (autofs, squashfs, procfs) failed
-/// the call, although it had not changed. `/proc/self` stands for such a directory.
+/// the call, although it had not changed. The test uses `/proc/self` as such a directory.
 #[test]
 fn ancestor_that_cannot_sync_is_skipped() {
     let root = tempfile::tempdir().unwrap();

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread;
 
-use azekura::fs::{DiskFs, Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, Survival, TestEnv};
+use azekura::fs::{DiskFs, Fs};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
 use azekura::{
     Comparator, Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode,
     PersistenceLevel, PmemOptions, Result, inspect,
@@ -280,8 +281,8 @@ fn rounds() -> u64 {
     crate::testkit::env_u64("AZEKURA_REOPENINGS", 9)
 }
 
-/// Closes, opens and fills beside readers; every other time the partition is deleted and made again, so that its keys
-/// are missing for a moment: then readers have their handle of the one before.
+/// Closes, opens and fills the database while readers run. In every second round the partition is deleted and created
+/// again; readers that find no key then have a handle of the deleted partition.
 fn reopen_beside_readers(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCreateOptions) {
     let open = || {
         let db = Config::new(dir).fs(Arc::clone(fs)).workers(1).open().unwrap();

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, TestEnv};
+use azekura::fs::Fs;
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
 use azekura::{
     CompactionStrategy, Comparator, CompressionType, Config, EngineType, ErrorKind, Event, KvSeparationOptions,
     LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions,
@@ -32,7 +33,8 @@ fn a_retried_flush_names_no_removed_blob_file() {
         .compression(CompressionType::None);
     let p = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(apart)).unwrap();
     let put = |key: &str, byte: u8| {
-        let mut batch = db.batch().durability(PersistMode::SyncData);
+        let mut batch = db.batch();
+        batch.durability(PersistMode::SyncData);
         batch.insert(&p, key, vec![byte; 1_000]);
         batch.commit()
     };

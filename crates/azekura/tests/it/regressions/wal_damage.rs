@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs, OpenMode, Survival, TestEnv};
+use azekura::fs::{Fs, OpenMode};
+use azekura::testing::{MemFs, Survival, TestEnv};
 use azekura::{
     Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions, RecoveryMode,
     Result,
@@ -81,7 +82,8 @@ fn damage_record(machine: &MemFs, n: u32) {
 /// Batches `from..=to` over two partitions, all of them synced.
 fn write_batches(db: &Database, names: [&str; 2], numbers: std::ops::RangeInclusive<u32>) {
     for n in numbers {
-        let mut batch = db.batch().durability(PersistMode::SyncData);
+        let mut batch = db.batch();
+        batch.durability(PersistMode::SyncData);
         names.iter().for_each(|name| batch.insert(&open_partition(db, name), format!("k{n:03}"), marker_value(n)));
         batch.commit().unwrap();
     }
@@ -119,9 +121,9 @@ fn check_recovery_is_stable(machine: &MemFs, first_mode: RecoveryMode) {
     }
 }
 
-/// Half of a batch was kept: the partition that was flushed had all of it, the other one nothing behind the damage. The
-/// end of the log was noted behind the tables' highest number, so that `Strict` refused the log for ever, and
-/// `PointInTime` dropped what was synced after the recovery.
+/// Half of a batch survived: the flushed partition had all of it, the other one nothing after the damage. The manifest
+/// recorded an end of the WAL above the highest sequence number in tables. Therefore every later open in `Strict`
+/// failed, and `PointInTime` dropped commits that were synced after the recovery.
 #[test]
 fn half_batches_are_refused_or_salvaged() {
     for names in [["a", "b"], ["pool a", "b"], ["a", "pool b"]] {
@@ -187,8 +189,8 @@ fn unneeded_damage_is_no_obstacle() {
     }
 }
 
-/// The log below what every partition has flushed is gone to its end: with nothing to prove that no commit came behind,
-/// `Strict` refuses, and `PointInTime` opens what the tables hold.
+/// The WAL is lost from a position that all partitions have flushed to its end. Because nothing proves that no commit
+/// followed, `Strict` refuses; `PointInTime` opens the state in the tables.
 #[test]
 fn lost_wal_is_replaced_by_flushed_tables() {
     let machine = database_with_uneven_flushes(["a", "b"], 6, &["a", "b"]);
@@ -203,8 +205,8 @@ fn lost_wal_is_replaced_by_flushed_tables() {
     }
 }
 
-/// Segments that `PointInTime` dropped became spares with the headers of their old lives. When power loss took the
-/// header of the only segment of the next life, they looked like a log that was synced behind the end.
+/// Segments that `PointInTime` dropped became spares and kept their old headers. When power loss removed the header of
+/// the only newer segment, the spares looked like a WAL that was synced beyond its end.
 #[test]
 fn spares_of_dropped_segments_are_no_damage() {
     let machine = MemFs::new();
@@ -284,9 +286,9 @@ fn readers_follow_the_same_rules() {
     }
 }
 
-/// A net: one byte of the log flipped, the log cut, and the log zeroed from there on, at many places of a log of which
-/// two partitions have flushed different parts. It opens to one moment of both, or refuses, in `Strict` and
-/// `PointInTime`; it opens in `Salvage`; and what is synced then lasts.
+/// Two partitions have flushed different parts of the WAL. At many offsets, one byte is flipped, the WAL is cut, or it
+/// is zeroed from there on. In `Strict` and `PointInTime` the open gives one snapshot of both partitions or an error;
+/// in `Salvage` it succeeds. Records that are synced afterwards survive.
 #[test]
 fn any_wal_damage_gives_one_snapshot_or_error() {
     let (mut opened, mut refused) = (0, 0);
@@ -376,9 +378,9 @@ fn stray_files_use_up_no_numbers() {
     }
 }
 
-/// A database was closed twice, the second time without a write. The header of the segment that the second life had
-/// begun was not durable, and nothing else said that what came before it was retired: after power loss the log looked
-/// damaged.
+/// A database was closed twice, the second time without a write. The header of the segment that the second open had
+/// started was not durable, and nothing else recorded that the earlier segments were retired. After power loss the WAL
+/// looked damaged.
 #[test]
 fn wal_is_complete_after_closes_and_power_loss() {
     let machine = MemFs::new();
@@ -501,7 +503,8 @@ fn salvage_leaves_out_commits_of_lost_partitions() {
 /// Batches over two partitions, whose log takes many pages.
 fn long_batches(db: &Database, numbers: std::ops::RangeInclusive<u32>, mode: PersistMode) {
     for n in numbers {
-        let mut batch = db.batch().durability(mode);
+        let mut batch = db.batch();
+        batch.durability(mode);
         for name in ["a", "b"] {
             batch.insert(&open_partition(db, name), format!("k{n:03}"), marker_value(n) + &"x".repeat(3_000));
         }
@@ -614,7 +617,7 @@ fn originals_are_durable_before_their_copies() {
     damage_record(&machine, 3); // needed by no partition
     long_batches(&db, 7..=20, PersistMode::Buffer);
     for op in 0..400 {
-        let cut_short = machine.fork(); // the process was killed, the system goes on
+        let cut_short = machine.fork(); // the process is killed, the system keeps running
         cut_short.freeze_after(Some(op));
         let done = open_as(&cut_short, 3, RecoveryMode::Strict).map(std::mem::forget).is_ok();
         for seed in 0..4 {

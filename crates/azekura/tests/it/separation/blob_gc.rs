@@ -5,29 +5,30 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, TestEnv};
+use azekura::fs::Fs;
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
 use azekura::{
     CompressionType, Config, Database, Entry, ErrorKind, Gc, GcReport, Iter, KvSeparationOptions, Partition,
     PartitionCreateOptions, Result, Snapshot,
 };
 
 use crate::testkit::SeededRng;
+use crate::testkit::property::{check_property, random_seeds};
 use crate::testkit::rng::test_seeds;
 use crate::testkit::watchdog::wait_until;
 
 const DIR: &str = "/db";
 
 type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
-type GcCall = fn(&Partition) -> Result<u64>;
 
 fn config(fs: &Arc<dyn Fs>) -> Config {
     Config::new(DIR).fs(Arc::clone(fs)).env(Arc::new(TestEnv::new(1))).workers(0).wal_segment_size(64 << 10)
 }
 
 fn separated_options() -> PartitionCreateOptions {
-    let apart = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(16 << 10);
+    let separation = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(16 << 10);
     let options = PartitionCreateOptions::default();
-    options.with_kv_separation(apart.compression(CompressionType::None).automatic_gc(None))
+    options.with_kv_separation(separation.compression(CompressionType::None).automatic_gc(None))
 }
 
 fn value(n: u32, round: u32) -> Vec<u8> {
@@ -52,45 +53,6 @@ fn open_filled(fs: &Arc<dyn Fs>) -> (Database, Partition) {
 }
 
 #[test]
-fn gc_scan_is_exact_after_deletes_and_restart() {
-    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
-    let (db, part) = open_filled(&fs);
-    let report = part.gc_scan().unwrap();
-    assert_eq!((report.total_blobs, report.stale_blobs, report.space_amp()), (100, 0, 1.0));
-    assert!(report.segment_count > 3 && report.stale_segment_count == 0);
-    (0..50).for_each(|n| part.remove(format!("key {n:03}")).unwrap());
-    insert_round(&part, 50..60, 1);
-    let exact = |report: &GcReport| {
-        assert_eq!((report.total_blobs, report.stale_blobs), (110, 60), "{report}");
-        assert_eq!(report.stale_bytes * 110, report.total_bytes * 60);
-        assert!((report.space_amp() - 2.2).abs() < 1e-6 && report.stale_segment_count >= 2);
-    };
-    exact(&part.gc_scan().unwrap());
-    assert_eq!(part.metrics().stale_blob_bytes(), 0, "no compaction has met them yet");
-    drop(part);
-    db.close().unwrap();
-    let db = config(&fs).open_read_only().unwrap();
-    let part = db.partition("p").unwrap();
-    exact(&part.gc_scan().unwrap());
-    assert_eq!(part.gc_with_space_amp_target(1.5).unwrap_err().kind(), ErrorKind::Invalid);
-    drop((part, db));
-    let db = config(&fs).open().unwrap();
-    exact(&db.partition("p").unwrap().gc_scan().unwrap());
-}
-
-#[test]
-fn read_only_gc_scan_counts_replayed_records() {
-    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
-    let (db, part) = open_filled(&fs);
-    (0..30).for_each(|n| part.remove(format!("key {n:03}")).unwrap());
-    db.persist(azekura::PersistMode::SyncAll).unwrap();
-    drop((part, db));
-    let db = config(&fs).open_read_only().unwrap();
-    let report = db.partition("p").unwrap().gc_scan().unwrap();
-    assert_eq!((report.total_blobs, report.stale_blobs), (100, 30));
-}
-
-#[test]
 fn a_scan_reads_no_value_and_is_remembered() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
     let fs: Arc<dyn Fs> = Arc::new(faults.clone());
@@ -103,53 +65,6 @@ fn a_scan_reads_no_value_and_is_remembered() {
     let before = faults.count(OpKind::Read);
     assert_eq!(part.gc_scan().unwrap(), report);
     assert_eq!(faults.count(OpKind::Read), before);
-}
-
-#[test]
-fn gc_meets_targets_and_survives_restart() {
-    let goals: [(&str, GcCall); 5] = [
-        ("1.0", |part| part.gc_with_space_amp_target(1.0)),
-        ("1.5", |part| part.gc_with_space_amp_target(1.5)),
-        ("threshold", |part| part.gc_with_staleness_threshold(0.3)),
-        ("everything", |part| part.gc_with_staleness_threshold(0.0)),
-        ("drop", |part| part.gc_drop_stale_segments()),
-    ];
-    for (goal, collect) in goals {
-        let machine = MemFs::new();
-        let fs: Arc<dyn Fs> = Arc::new(machine.clone());
-        let (db, part) = open_filled(&fs);
-        insert_round(&part, (0..100).filter(|n| n % 3 == 0), 1);
-        (0..20).for_each(|n| part.remove(format!("key {n:03}")).unwrap());
-        let before = part.gc_scan().unwrap();
-        let disk = part.metrics().blob_bytes();
-        let freed = collect(&part).unwrap();
-        assert_eq!(freed, disk - part.metrics().blob_bytes(), "{goal}");
-        let after = part.gc_scan().unwrap();
-        match goal {
-            "1.0" | "everything" => assert_eq!((after.stale_bytes, after.total_blobs), (0, 80), "{after}"),
-            "1.5" => assert!(before.space_amp() > 1.5 && after.space_amp() <= 1.5 && after.stale_bytes > 0, "{after}"),
-            "threshold" => assert!(after.stale_ratio() < 0.3, "{after}"),
-            _ => assert_eq!((before.stale_segment_count, after.stale_segment_count, freed > 0), (1, 0, true)),
-        }
-        assert_eq!(collect(&part).unwrap(), 0, "{goal}: it is reached");
-        // The process is killed, without a flush since the writes.
-        drop((part, db));
-        let check = |db: &Database| {
-            let part = db.partition("p").unwrap();
-            for n in 0..100 {
-                let found = part.get(format!("key {n:03}")).unwrap();
-                let wanted = (n >= 20).then(|| value(n, u32::from(n % 3 == 0)));
-                assert_eq!(found.as_deref(), wanted.as_deref(), "{goal}: key {n}");
-            }
-            assert_eq!(part.iter().map(Result::unwrap).count(), 80);
-        };
-        let db = config(&fs).open().unwrap();
-        check(&db);
-        assert_eq!(blob_files(&machine), after.segment_count, "{goal}: no file without an owner");
-        drop(db);
-        machine.crash(azekura::fs::Survival::Nothing, 1);
-        check(&config(&fs).open().unwrap());
-    }
 }
 
 #[test]
@@ -181,48 +96,11 @@ fn invalid_gc_targets_are_refused() {
 }
 
 #[test]
-fn snapshot_and_iter_pin_blobs_until_dropped() {
-    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
-    let (db, part) = open_filled(&fs);
-    let (older, iter) = (db.snapshot(), part.iter());
-    insert_round(&part, 0..100, 1);
-    let newer = db.snapshot();
-    insert_round(&part, 0..50, 2);
-    part.gc_with_space_amp_target(1.0).unwrap();
-    let report = part.gc_scan().unwrap();
-    assert_eq!((report.total_blobs, report.stale_blobs, report.space_amp()), (250, 0, 1.0), "{report}");
-    assert_eq!(report.pinned_bytes * 250, report.total_bytes * 150);
-    let shows = |snapshot: &Snapshot, round| {
-        (0..100).for_each(|n| {
-            assert_eq!(snapshot.get(&part, format!("key {n:03}")).unwrap().unwrap(), value(n, round));
-        });
-    };
-    // The middle snapshot is dropped first: the oldest stays, and the bottom level has to be compacted once more.
-    shows(&newer, 1);
-    drop(newer);
-    assert_eq!(part.gc_scan().unwrap().stale_blobs, 50);
-    part.gc_with_space_amp_target(1.0).unwrap();
-    assert_eq!(part.gc_scan().unwrap().total_blobs, 200);
-    shows(&older, 0);
-    drop(older);
-    part.gc_with_space_amp_target(1.0).unwrap();
-    assert_eq!(part.gc_scan().unwrap().total_blobs, 200, "the iterator is there still");
-    assert!((0..100).zip(iter).all(|(n, pair)| pair.unwrap().1 == value(n, 0)));
-    part.gc_with_space_amp_target(1.0).unwrap();
-    let report = part.gc_scan().unwrap();
-    assert_eq!((report.total_blobs, report.pinned_bytes), (100, 0));
-    drop(part);
-    db.close().unwrap();
-    let _db = config(&fs).open().unwrap();
-    assert_eq!(blob_files(&*fs), report.segment_count);
-}
-
-#[test]
 fn at_rest_stale_values_go_by_themselves() {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let db = Config::new(DIR).fs(Arc::clone(&fs)).workers(2).wal_segment_size(256 << 10).open().unwrap();
-    let apart = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(16 << 10);
-    let options = PartitionCreateOptions::default().with_kv_separation(apart.compression(CompressionType::None));
+    let separation = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(16 << 10);
+    let options = PartitionCreateOptions::default().with_kv_separation(separation.compression(CompressionType::None));
     let part = db.open_partition("p", options).unwrap();
     insert_round(&part, 0..100, 0);
     part.flush().unwrap();
@@ -241,22 +119,6 @@ fn at_rest_stale_values_go_by_themselves() {
     assert!(db.metrics().blob_gc_runs > 0 || part.metrics().blob_files.is_empty());
 }
 
-#[test]
-fn gc_does_not_run_when_automatic_gc_is_off() {
-    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
-    let (db, part) = open_filled(&fs);
-    insert_round(&part, (0..100).filter(|n| n % 5 != 0), 1);
-    part.major_compact().unwrap();
-    while db.step().unwrap() {}
-    let stale = part.metrics().stale_blob_bytes();
-    assert!(stale > 0 && db.metrics().blob_gc_runs == 0);
-    let apart = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(16 << 10);
-    let part = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(apart)).unwrap();
-    while db.step().unwrap() {}
-    assert!(db.metrics().blob_gc_runs > 0, "it is left to the engine now");
-    assert!(part.gc_scan().unwrap().space_amp() <= 1.5);
-}
-
 /// The content of the database, and the snapshots that are held.
 struct BlobGcModel {
     current: Pairs,
@@ -266,7 +128,7 @@ struct BlobGcModel {
 }
 
 impl BlobGcModel {
-    fn check(&self, part: &Partition, dice: &mut SeededRng) {
+    fn check(&self, part: &Partition, rng: &mut SeededRng) {
         let shown: Vec<_> = part.iter().map(|pair| pair.unwrap()).collect();
         assert!(shown.iter().map(|(k, v)| (&**k, &**v)).eq(self.current.iter().map(|(k, v)| (&**k, &**v))));
         for (snapshot, then) in &self.snapshots {
@@ -276,16 +138,16 @@ impl BlobGcModel {
             assert_eq!(snapshot.len(part).unwrap(), then.len() as u64);
         }
         if !self.entries.is_empty() {
-            let (entry, value) = &self.entries[dice.index(self.entries.len())];
+            let (entry, value) = &self.entries[rng.index(self.entries.len())];
             assert_eq!(entry.value().unwrap(), value);
         }
     }
 
-    fn drop_random_views(&mut self, dice: &mut SeededRng) {
-        match dice.below(3) {
-            0 if !self.snapshots.is_empty() => drop(self.snapshots.swap_remove(dice.index(self.snapshots.len()))),
+    fn drop_random_views(&mut self, rng: &mut SeededRng) {
+        match rng.below(3) {
+            0 if !self.snapshots.is_empty() => drop(self.snapshots.swap_remove(rng.index(self.snapshots.len()))),
             1 if !self.iters.is_empty() => {
-                let (iter, then) = self.iters.swap_remove(dice.index(self.iters.len()));
+                let (iter, then) = self.iters.swap_remove(rng.index(self.iters.len()));
                 let shown: Vec<_> = iter.map(|pair| pair.unwrap()).collect();
                 assert!(shown.iter().map(|(k, v)| (&**k, &**v)).eq(then.iter().map(|(k, v)| (&**k, &**v))));
             }
@@ -295,16 +157,16 @@ impl BlobGcModel {
 }
 
 /// Runs blob GC in one of the ways, and checks that its target is met.
-fn run_random_gc(part: &Partition, dice: &mut SeededRng) {
-    match dice.below(4) {
+fn run_random_gc(part: &Partition, rng: &mut SeededRng) {
+    match rng.below(4) {
         0 => {
-            let target = dice.pick(&[1.0, 1.1, 1.5, 2.0, 4.0]);
+            let target = rng.pick(&[1.0, 1.1, 1.5, 2.0, 4.0]);
             part.gc_with_space_amp_target(target).unwrap();
             let report = part.gc_scan().unwrap();
             assert!(report.space_amp() <= target, "{report}, wanted {target}");
         }
         1 => {
-            let threshold = dice.pick(&[0.0, 0.1, 0.3, 0.5, 1.0]);
+            let threshold = rng.pick(&[0.0, 0.1, 0.3, 0.5, 1.0]);
             part.gc_with_staleness_threshold(threshold).unwrap();
             let report = part.gc_scan().unwrap();
             // No file is at or above the target, so the sum is not.
@@ -321,80 +183,89 @@ fn run_random_gc(part: &Partition, dice: &mut SeededRng) {
     }
 }
 
-fn random_step(db: &Database, part: &Partition, book: &mut BlobGcModel, dice: &mut SeededRng) {
-    let key = format!("key {:02}", dice.below(40)).into_bytes();
-    match dice.below(40) {
+fn random_step(db: &Database, part: &Partition, model: &mut BlobGcModel, rng: &mut SeededRng) {
+    let key = format!("key {:02}", rng.below(40)).into_bytes();
+    match rng.below(40) {
         0..=17 => {
-            let len = dice.pick(&[0, 10, 499, 500, 501, 2000, 9000]);
-            let value = dice.random_bytes(len);
+            let len = rng.pick(&[0, 10, 499, 500, 501, 2000, 9000]);
+            let value = rng.random_bytes(len);
             part.insert(&key, &value).unwrap();
-            book.current.insert(key, value);
+            model.current.insert(key, value);
         }
         18..=23 => {
             part.remove(&key).unwrap();
-            book.current.remove(&key);
+            model.current.remove(&key);
         }
         24..=26 => part.flush().unwrap(),
         27 => part.major_compact().unwrap(),
         28 | 29 => drop(db.step().unwrap()),
-        30 if book.snapshots.len() < 3 => book.snapshots.push((db.snapshot(), book.current.clone())),
-        31 if book.iters.len() < 3 => {
+        30 if model.snapshots.len() < 3 => model.snapshots.push((db.snapshot(), model.current.clone())),
+        31 if model.iters.len() < 3 => {
             let mut iter = part.iter();
-            let mut then = book.current.clone();
+            let mut then = model.current.clone();
             if let Some(first) = iter.next() {
                 then.remove(&*first.unwrap().0).unwrap();
             }
-            book.iters.push((iter, then));
+            model.iters.push((iter, then));
         }
-        32 if book.entries.len() < 5 => {
+        32 if model.entries.len() < 5 => {
             let entry = part.entries().next().map(Result::unwrap);
-            let first = book.current.values().next().cloned();
-            book.entries.extend(entry.zip(first));
+            let first = model.current.values().next().cloned();
+            model.entries.extend(entry.zip(first));
         }
-        30..=34 => book.drop_random_views(dice),
-        _ => run_random_gc(part, dice),
+        30..=34 => model.drop_random_views(rng),
+        _ => run_random_gc(part, rng),
     }
+}
+
+/// Random steps, each of `lists` in a newly opened database with other options.
+fn check_random_gc(seed: u64, lists: &[Vec<u64>]) {
+    let mut rng = SeededRng::new(seed);
+    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+    let mut current = BTreeMap::new();
+    for steps in lists {
+        let separation = KvSeparationOptions::default()
+            .separation_threshold(rng.pick(&[1, 100, 500]))
+            .blob_file_target_size(rng.pick(&[1 << 10, 16 << 10, 1 << 20]))
+            .compression(rng.pick(&[CompressionType::None, CompressionType::Lz4]))
+            .automatic_gc(rng.pick(&[None, Some(1.0), Some(1.5)]));
+        let db = config(&fs).open().unwrap();
+        let part = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(separation)).unwrap();
+        let mut model = BlobGcModel { current, snapshots: Vec::new(), iters: Vec::new(), entries: Vec::new() };
+        for (at, step) in steps.iter().enumerate() {
+            let mut rng = SeededRng::new(*step);
+            random_step(&db, &part, &mut model, &mut rng);
+            if at % 25 == 0 {
+                model.check(&part, &mut rng);
+            }
+        }
+        model.check(&part, &mut rng);
+        run_random_gc(&part, &mut rng);
+        current = model.current; // the database is dropped right after blob GC
+    }
+    let db = config(&fs).open().unwrap();
+    let part = db.partition("p").unwrap();
+    let mut model = BlobGcModel { current, snapshots: Vec::new(), iters: Vec::new(), entries: Vec::new() };
+    model.check(&part, &mut rng);
+    part.gc_with_space_amp_target(1.0).unwrap();
+    model.check(&part, &mut rng);
+    let keys: Vec<Vec<u8>> = std::mem::take(&mut model.current).into_keys().collect();
+    keys.iter().for_each(|key| part.remove(key).unwrap());
+    part.gc_with_space_amp_target(3.0).unwrap();
+    assert_eq!(part.gc_scan().unwrap(), GcReport::default(), "seed {seed}: nothing is left");
 }
 
 #[test]
 fn random_gc_keeps_every_snapshot_unchanged() {
+    let lists = [random_seeds(256), random_seeds(256), random_seeds(256)];
     for seed in test_seeds(6) {
-        let mut dice = SeededRng::new(seed);
-        let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
-        let (mut now, codecs) = (BTreeMap::new(), [CompressionType::None, CompressionType::Lz4]);
-        for _ in 0..3 {
-            let apart = KvSeparationOptions::default().separation_threshold(dice.pick(&[1, 100, 500]));
-            let apart = apart.blob_file_target_size(dice.pick(&[1 << 10, 16 << 10, 1 << 20]));
-            let apart = apart.compression(dice.pick(&codecs)).automatic_gc(dice.pick(&[None, Some(1.0), Some(1.5)]));
-            let db = config(&fs).open().unwrap();
-            let part = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(apart)).unwrap();
-            let mut book = BlobGcModel { current: now, snapshots: Vec::new(), iters: Vec::new(), entries: Vec::new() };
-            for at in 0..250 {
-                random_step(&db, &part, &mut book, &mut dice);
-                if at % 25 == 0 {
-                    book.check(&part, &mut dice);
-                }
-            }
-            book.check(&part, &mut dice);
-            run_random_gc(&part, &mut dice);
-            now = book.current; // the process dies right after a collection
-        }
-        let db = config(&fs).open().unwrap();
-        let part = db.partition("p").unwrap();
-        let mut book = BlobGcModel { current: now, snapshots: Vec::new(), iters: Vec::new(), entries: Vec::new() };
-        book.check(&part, &mut dice);
-        part.gc_with_space_amp_target(1.0).unwrap();
-        book.check(&part, &mut dice);
-        let keys: Vec<Vec<u8>> = std::mem::take(&mut book.current).into_keys().collect();
-        keys.iter().for_each(|key| part.remove(key).unwrap());
-        part.gc_with_space_amp_target(3.0).unwrap();
-        assert_eq!(part.gc_scan().unwrap(), GcReport::default(), "seed {seed}: nothing is left");
+        check_property("random_gc_keeps_every_snapshot_unchanged", seed, &lists, |lists| check_random_gc(seed, &lists));
     }
 }
 
 #[test]
 fn gc_on_full_disk_fails_without_damage() {
-    let mut struck = 0;
+    let mut failures = 0;
     for op in [OpKind::Write, OpKind::Sync, OpKind::Create] {
         for nth in 1..12 {
             let machine = MemFs::new();
@@ -410,7 +281,7 @@ fn gc_on_full_disk_fails_without_damage() {
                 failed.unwrap();
                 continue;
             }
-            struck += 1;
+            failures += 1;
             assert_eq!(failed.unwrap_err().kind(), ErrorKind::OutOfSpace);
             faults.clear_faults();
             // A reader of another test may keep an obsolete file a little longer.
@@ -434,7 +305,7 @@ fn gc_on_full_disk_fails_without_damage() {
             check(&config(&fs).open().unwrap().partition("p").unwrap());
         }
     }
-    assert!(struck > 10, "{struck}");
+    assert!(failures > 10, "{failures}");
 }
 
 #[test]
@@ -472,10 +343,10 @@ fn concurrent_gc_beside_writes_and_checkpoints() {
             });
         }
         scope.spawn(move || {
-            let mut dice = SeededRng::new(5);
+            let mut rng = SeededRng::new(5);
             while !ended.load(Ordering::SeqCst) {
                 let snapshot = db.snapshot();
-                (0..50).for_each(|_| check(part, Some(&snapshot), dice.below(100) as u32));
+                (0..50).for_each(|_| check(part, Some(&snapshot), rng.below(100) as u32));
                 assert_eq!(part.iter().map(Result::unwrap).count(), 100);
             }
         });

@@ -1,6 +1,6 @@
 //! A blob GC call returns the bytes that it freed itself; the metrics have the sum over all calls.
 
-use azekura::fs::MemFs;
+use azekura::testing::MemFs;
 use azekura::{
     CompressionType, Config, Database, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
 };

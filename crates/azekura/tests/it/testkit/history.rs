@@ -76,16 +76,16 @@ impl WriteHistory {
         state
     }
 
-    /// The longest prefix of the history that equals `found`, if it has at least `floor` events.
+    /// The longest prefix of the history that equals `found`, if it has at least `min_events` events.
     ///
     /// All partitions are compared at once. An empty partition has no content: its creation or deletion may be ahead
-    /// of or behind the commits, but not behind `floor`.
-    pub(crate) fn matching_prefix(&self, found: &State, floor: usize) -> Result<usize, String> {
+    /// of or behind the commits, but not behind the first `min_events` events.
+    pub(crate) fn matching_prefix(&self, found: &State, min_events: usize) -> Result<usize, String> {
         let full = |state: &State| -> State {
             state.iter().filter(|(_, map)| !map.is_empty()).map(|(name, map)| (name.clone(), map.clone())).collect()
         };
         let found_full = full(found);
-        let mut state = self.state_after(floor);
+        let mut state = self.state_after(min_events);
         let mut existed: BTreeMap<String, [bool; 2]> = BTreeMap::new();
         let names: Vec<String> = self
             .events
@@ -93,8 +93,8 @@ impl WriteHistory {
             .filter_map(|e| if let HistoryEvent::Create(name) = e { Some(name.clone()) } else { None })
             .collect();
         let mut matched = None;
-        for count in floor..=self.events.len() {
-            if count > floor {
+        for count in min_events..=self.events.len() {
+            if count > min_events {
                 self.events[count - 1].apply(&mut state);
             }
             for name in &names {
@@ -113,11 +113,11 @@ impl WriteHistory {
                 return Err(format!("partition {name:?} {what}"));
             }
         }
-        matched.ok_or_else(|| self.describe_mismatch(&found_full, floor))
+        matched.ok_or_else(|| self.describe_mismatch(&found_full, min_events))
     }
 
     /// The nearest prefix, and its differences from `found`.
-    fn describe_mismatch(&self, found: &State, floor: usize) -> String {
+    fn describe_mismatch(&self, found: &State, min_events: usize) -> String {
         let mut best: Option<(usize, Vec<String>)> = None;
         for count in 0..=self.events.len() {
             let differences = differences(&self.state_after(count), found);
@@ -128,7 +128,7 @@ impl WriteHistory {
         let (count, differences) = best.expect("there is the empty prefix");
         let (asked, acknowledged) = (self.events.len(), self.acknowledged);
         format!(
-            "no prefix of {floor}..={asked} events ({acknowledged} acknowledged); nearest is {count}, but for {}: {}",
+            "no prefix of {min_events}..={asked} events ({acknowledged} acknowledged); nearest {count}, but: {}: {}",
             differences.len(),
             differences.iter().take(6).cloned().collect::<Vec<_>>().join(", ")
         )
@@ -184,7 +184,7 @@ mod tests {
         for count in 2..=4 {
             assert_eq!(history.matching_prefix(&history.state_after(count), 0), Ok(count));
         }
-        assert!(history.matching_prefix(&history.state_after(2), 3).is_err(), "behind the floor");
+        assert!(history.matching_prefix(&history.state_after(2), 3).is_err(), "fewer than min_events");
         let mut torn = history.state_after(4);
         torn.get_mut("b").unwrap().clear();
         assert!(history.matching_prefix(&torn, 0).is_err(), "half of a batch");
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_partition_may_differ_only_above_floor() {
+    fn empty_partition_may_differ_after_min_events() {
         let history = sample_history();
         assert_eq!(history.matching_prefix(&State::new(), 0), Ok(2), "the longest that fits");
         let early = State::from([("b".to_owned(), Map::new())]);

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Env, Fs, TestEnv};
+use azekura::fs::{Env, Fs};
+use azekura::testing::TestEnv;
 use azekura::{
     CompactionStrategy, CompressionType, Config, DataBlockIndexType, Database, DirectIo, EngineType, FilterPolicy,
     KvSeparationOptions, LeveledOptions, Partition, PartitionCreateOptions, PmemOptions, Result,

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{DiskFs, FaultFs, File, Fs, MemFs, OpenMode, Survival};
+use azekura::fs::{DiskFs, File, Fs, OpenMode};
+use azekura::testing::{FaultFs, MemFs, Survival};
 
 /// A file system with a directory for a database; the temporary directory is removed when this is dropped.
 pub(crate) struct TestDir {

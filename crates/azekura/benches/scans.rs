@@ -1,0 +1,97 @@
+//! Scans of 100,000 records and short range reads: in the memtable, in tables of each type of data block, and in a
+//! pool.
+//!
+//! `cargo bench -p azekura --bench scans`
+
+use azekura::{Config, DataBlockIndexType, Database, EngineType, Partition, PartitionCreateOptions, PmemOptions};
+use divan::counter::ItemsCount;
+use divan::{Bencher, black_box};
+use tempfile::TempDir;
+
+const RECORDS: u64 = 100_000;
+/// The places of the records.
+const PLACES: [&str; 5] = ["memtable", "binary_search", "binary_and_hash", "fingerprint", "pool"];
+
+fn main() {
+    divan::main();
+}
+
+/// An open database of [`RECORDS`] records, removed when dropped.
+struct Loaded {
+    partition: Partition,
+    _database: Database,
+    _dir: TempDir,
+}
+
+fn key(index: u64) -> [u8; 16] {
+    let mut key = [b'0'; 16];
+    key[..8].copy_from_slice(&index.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+    key
+}
+
+fn load(place: &str) -> Loaded {
+    let options = PartitionCreateOptions::default().max_memtable_size(256 << 20);
+    let options = match place {
+        "binary_search" => options.data_block_index_type(DataBlockIndexType::BinarySearch),
+        "binary_and_hash" => options.data_block_index_type(DataBlockIndexType::BinaryAndHash),
+        "fingerprint" => options.data_block_index_type(DataBlockIndexType::Fingerprint),
+        "pool" => options.engine(EngineType::Pmem(PmemOptions::default())),
+        _ => options,
+    };
+    let dir = TempDir::new().expect("a temporary directory");
+    let database = Config::new(dir.path()).cache_size(1 << 30).open().expect("an empty directory opens");
+    let partition = database.open_partition("bench", options).expect("it is new");
+    for index in 0..RECORDS {
+        partition.insert(key(index), [index as u8; 100]).expect("the disk has room");
+    }
+    if place != "memtable" {
+        partition.flush().expect("the disk has room");
+    }
+    assert_eq!(partition.iter().count() as u64, RECORDS);
+    Loaded { partition, _database: database, _dir: dir }
+}
+
+#[divan::bench(args = PLACES, sample_count = 20, sample_size = 1)]
+fn forward(bencher: Bencher<'_, '_>, place: &str) {
+    let loaded = load(place);
+    bencher.counter(ItemsCount::new(RECORDS)).bench_local(|| {
+        let mut iter = loaded.partition.iter();
+        while let Some(record) = iter.next_ref() {
+            black_box(record.expect("reads work"));
+        }
+    });
+}
+
+#[divan::bench(args = PLACES, sample_count = 20, sample_size = 1)]
+fn backward(bencher: Bencher<'_, '_>, place: &str) {
+    let loaded = load(place);
+    bencher.counter(ItemsCount::new(RECORDS)).bench_local(|| {
+        let mut iter = loaded.partition.iter();
+        while let Some(record) = iter.next_back_ref() {
+            black_box(record.expect("reads work"));
+        }
+    });
+}
+
+/// A scan whose records outlive the iterator.
+#[divan::bench(args = PLACES, sample_count = 20, sample_size = 1)]
+fn forward_owned(bencher: Bencher<'_, '_>, place: &str) {
+    let loaded = load(place);
+    bencher.counter(ItemsCount::new(RECORDS)).bench_local(|| {
+        loaded.partition.iter().for_each(|record| _ = black_box(record.expect("reads work")));
+    });
+}
+
+/// A new iterator, a seek to an existing key, and ten records.
+#[divan::bench(args = PLACES, sample_count = 50, sample_size = 1_000)]
+fn seek_and_10_records(bencher: Bencher<'_, '_>, place: &str) {
+    let loaded = load(place);
+    let mut state = 1u64;
+    bencher.bench_local(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let mut iter = loaded.partition.range(key((state >> 33) % RECORDS)..);
+        for _ in 0..10 {
+            black_box(iter.next_ref().transpose().expect("reads work"));
+        }
+    });
+}

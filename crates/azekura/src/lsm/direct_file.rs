@@ -1,0 +1,289 @@
+//! Direct blob files: memtables may point into them, and no version edit names them yet. Tracks which of them are
+//! unsynced, so that a sync of the WAL first syncs the blob files that its records point into.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::base::blob_pointer::BlobPointer;
+use crate::base::sync::lock;
+use crate::base::version_edit::{BlobFileMeta, FileNumber};
+use crate::base::{Error, ErrorKind, Result};
+use crate::blob::writer::DirectBlobWriter;
+use crate::block::frame::CompressedBlock;
+use crate::lsm::blob_map::{BlobFileMetrics, BlobHandle};
+use crate::vfs::{File, Fs};
+
+/// The direct blob files of a super version, by file number.
+pub(crate) type DirectBlobFiles = BTreeMap<FileNumber, Arc<DirectBlobFile>>;
+
+/// Returns a copy without `removed`.
+pub(crate) fn without_files(files: &Arc<DirectBlobFiles>, removed: &[Arc<DirectBlobFile>]) -> Arc<DirectBlobFiles> {
+    let mut files = Arc::clone(files);
+    for file in removed {
+        Arc::make_mut(&mut files).remove(&file.id);
+    }
+    files
+}
+
+/// A blob file that is written while readers follow pointers into it. Thread safe.
+pub(crate) struct DirectBlobFile {
+    pub(crate) id: FileNumber,
+    pub(crate) handle: Arc<BlobHandle>,
+    /// Number of values, and bytes of their frames.
+    values: AtomicU64,
+    bytes: AtomicU64,
+    /// `None` for a file of an earlier process, which is only read.
+    pub(crate) appender: Option<Arc<DirectBlobAppender>>,
+}
+
+impl DirectBlobFile {
+    /// A file that has `values`, with `bytes` in their frames.
+    pub(crate) fn new(
+        handle: Arc<BlobHandle>,
+        values: u64,
+        bytes: u64,
+        appender: Option<Arc<DirectBlobAppender>>,
+    ) -> Arc<DirectBlobFile> {
+        let (id, values, bytes) = (handle.meta().number, AtomicU64::new(values), AtomicU64::new(bytes));
+        Arc::new(DirectBlobFile { id, handle, values, bytes, appender })
+    }
+
+    /// # Errors
+    /// `Invalid` for a file of an earlier process.
+    pub(crate) fn appender(&self) -> Result<&Arc<DirectBlobAppender>> {
+        self.appender.as_ref().ok_or_else(|| Error::invalid("a blob file of an earlier process is read-only"))
+    }
+
+    /// Its statistics as if every value in it were referenced: exact figures are unknown before a flush.
+    pub(crate) fn stats(&self) -> BlobFileMetrics {
+        let (values, bytes) = (self.values.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
+        BlobFileMetrics {
+            id: self.id.0,
+            bytes: self.written(),
+            values,
+            value_bytes: bytes,
+            referenced_values: values,
+            referenced_bytes: bytes,
+        }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.handle.file().path()
+    }
+
+    /// File offset of the end of the last value.
+    pub(crate) fn written(&self) -> u64 {
+        self.handle.file().size()
+    }
+
+    /// Appends a value, and adds the file to `unsynced`; the bytes of the value are in the file when this returns. The
+    /// caller excludes other writers.
+    ///
+    /// # Errors
+    /// As [`DirectBlobWriter::append`].
+    pub(crate) fn append(&self, value: &CompressedBlock<'_>, unsynced: &UnsyncedBlobFiles) -> Result<BlobPointer> {
+        let appender = self.appender()?;
+        let mut state = lock(&appender.state);
+        let pointer = state.writer.append(&value.frame()).map_err(|error| error.in_file(self.path()))?;
+        let end = state.writer.end_offset();
+        self.handle.file().grow_to(end);
+        self.values.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(pointer.frame_len, Ordering::Relaxed);
+        appender.record_write(end, self.id, unsynced);
+        Ok(pointer)
+    }
+}
+
+/// A value in a direct blob file that no memtable points to yet.
+pub(crate) struct DirectBlobWrite {
+    pub(crate) file: Arc<DirectBlobFile>,
+    pub(crate) pointer: BlobPointer,
+}
+
+/// State of the direct blob files of a tree that is not in the super version. Thread safe.
+#[derive(Default)]
+pub(crate) struct DirectBlobTracker {
+    /// Values of at least this many bytes are direct writes; `u64::MAX` if none are.
+    pub(crate) threshold: AtomicU64,
+    /// The file that is open for values. A thread holds this lock while it writes a value, so that values follow each
+    /// other in the file.
+    pub(crate) open_file: Mutex<Option<Arc<DirectBlobFile>>>,
+    /// The number of pointers into each logical file that are neither in tables nor released.
+    pointer_counts: Mutex<BTreeMap<FileNumber, u64>>,
+}
+
+impl DirectBlobTracker {
+    pub(crate) fn new(threshold: u64) -> DirectBlobTracker {
+        DirectBlobTracker { threshold: AtomicU64::new(threshold), ..DirectBlobTracker::default() }
+    }
+
+    /// Counts a pointer that is in a memtable, or will be.
+    pub(crate) fn add_pointer(&self, logical: FileNumber) {
+        *lock(&self.pointer_counts).entry(logical).or_default() += 1;
+    }
+
+    /// Subtracts `by` pointers from the count. True if none is left.
+    pub(crate) fn remove_pointers(&self, logical: FileNumber, by: u64) -> bool {
+        let mut counts = lock(&self.pointer_counts);
+        let Some(count) = counts.get_mut(&logical) else { return false };
+        *count = count.saturating_sub(by);
+        let last = *count == 0;
+        if last {
+            counts.remove(&logical);
+        }
+        last
+    }
+
+    /// The logical files that memtables may point into. If a thread takes this list first and a version then, all
+    /// references to a logical file that is not in the list are in the version. A file that an edit names and that
+    /// was removed from the list is never added again.
+    pub(crate) fn files_with_pointers(&self) -> BTreeSet<FileNumber> {
+        lock(&self.pointer_counts).keys().copied().collect()
+    }
+}
+
+/// Direct blob files of all trees with bytes that may not be durable yet. Thread safe. A thread that syncs a file holds
+/// no lock that an appending thread takes.
+#[derive(Default)]
+pub(crate) struct UnsyncedBlobFiles {
+    files: Mutex<BTreeMap<FileNumber, Arc<DirectBlobAppender>>>,
+}
+
+impl UnsyncedBlobFiles {
+    /// Removes a file that needs no sync any more, because no record will point to its unsynced bytes.
+    pub(crate) fn remove(&self, id: FileNumber) {
+        lock(&self.files).remove(&id);
+    }
+
+    /// Makes all files durable that were added before, by any thread.
+    ///
+    /// # Errors
+    /// `Io` if a sync fails or has failed before, because then it is unknown whether the bytes are on the device. `Io`
+    /// also if the process has too many open files; then a later call may succeed.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        let files = lock(&self.files).clone();
+        for (id, file) in files {
+            file.sync()?;
+            let mut files = lock(&self.files);
+            if file.synced() >= file.written() {
+                files.remove(&id);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes a direct blob file, and knows its written and its durable length. Thread safe.
+pub(crate) struct DirectBlobAppender {
+    fs: Arc<dyn Fs>,
+    file: Arc<dyn File>,
+    path: PathBuf,
+    pub(crate) state: Mutex<DirectBlobWriterState>,
+    written: AtomicU64,
+    synced: AtomicU64,
+    /// Held while the file is synced, because of two concurrent syncs one would wrongly succeed.
+    progress: Mutex<BlobFileSyncProgress>,
+}
+
+pub(crate) struct DirectBlobWriterState {
+    pub(crate) writer: DirectBlobWriter,
+    /// The metadata for the edit, once the file is finished and durable.
+    pub(crate) finished_meta: Option<BlobFileMeta>,
+}
+
+#[derive(Default)]
+struct BlobFileSyncProgress {
+    /// Whether the file's name is durable.
+    dir_synced: bool,
+    /// The first failure. A later sync that succeeds proves nothing.
+    failed: Option<Error>,
+}
+
+impl DirectBlobAppender {
+    pub(crate) fn new(
+        fs: Arc<dyn Fs>,
+        file: Arc<dyn File>,
+        path: PathBuf,
+        writer: DirectBlobWriter,
+    ) -> Arc<DirectBlobAppender> {
+        Arc::new(DirectBlobAppender {
+            fs,
+            file,
+            path,
+            state: Mutex::new(DirectBlobWriterState { writer, finished_meta: None }),
+            written: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
+            progress: Mutex::default(),
+        })
+    }
+
+    /// Records that the file is written up to `end`, and adds the file to `unsynced`. The caller does this before a
+    /// frame of the WAL contains a pointer to the new bytes.
+    pub(crate) fn record_write(self: &Arc<Self>, end: u64, id: FileNumber, unsynced: &UnsyncedBlobFiles) {
+        self.written.store(end, Ordering::SeqCst);
+        lock(&unsynced.files).entry(id).or_insert_with(|| Arc::clone(self));
+    }
+
+    fn written(&self) -> u64 {
+        self.written.load(Ordering::SeqCst)
+    }
+
+    /// The file is durable up to this offset.
+    pub(crate) fn synced(&self) -> u64 {
+        self.synced.load(Ordering::SeqCst)
+    }
+
+    /// Whether a sync failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        lock(&self.progress).failed.is_some()
+    }
+
+    /// Makes the written bytes and the file name durable.
+    fn sync(&self) -> Result<()> {
+        let mut turn = lock(&self.progress);
+        let written = self.written();
+        if self.synced() >= written {
+            return Ok(());
+        }
+        if let Some(error) = &turn.failed {
+            return Err(error.clone());
+        }
+        let synced =
+            self.file.sync_data().map_err(|error| error.in_file(&self.path)).and_then(|()| match turn.dir_synced {
+                true => Ok(()),
+                false => self.fs.sync_dir(self.path.parent().unwrap_or(&self.path)),
+            });
+        if let Err(error) = synced {
+            if error.is_too_many_open_files() {
+                return Err(error); // the directory was not opened, so no sync of it failed
+            }
+            turn.failed = Some(error.clone());
+            return Err(error);
+        }
+        turn.dir_synced = true;
+        self.synced.store(written, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The same for a writing thread whose bytes are not acknowledged yet. `own` returns how many of its bytes are at
+    /// or after an offset. `close` excludes further writers.
+    ///
+    /// # Errors
+    /// `Poisoned` if bytes of other threads may be lost too, because these may be acknowledged. Else the error of the
+    /// sync. The file is then usable only up to its durable length, unless the process had too many open files.
+    pub(crate) fn sync_for_commit(&self, own: impl Fn(u64) -> u64, close: impl FnOnce()) -> Result<()> {
+        self.sync().map_err(|error| {
+            if error.is_too_many_open_files() {
+                return error;
+            }
+            close();
+            let synced = self.synced();
+            match self.written() - synced == own(synced) {
+                true => error,
+                false => error.with_kind(ErrorKind::Poisoned),
+            }
+        })
+    }
+}

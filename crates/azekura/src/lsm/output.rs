@@ -1,0 +1,272 @@
+//! The files that a flush, a compaction, a blob GC or a recovery writes: from their creation to the version edit that
+//! names them.
+//!
+//! A file is durable with its name before an edit names it. A file that no edit may name becomes obsolete.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta, VersionEdit};
+use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
+use crate::blob::writer::BlobWriter;
+use crate::lsm::direct_file::DirectBlobFile;
+use crate::lsm::options::KvSeparationOptions;
+use crate::lsm::table_handle::TreeContext;
+use crate::memtable::Memtable;
+use crate::table::options::TableOptions;
+use crate::table::writer::TableWriter;
+use crate::vfs::File;
+use crate::vfs::open_files::DataFileKind;
+
+/// Files that no edit names yet. They become obsolete when this is dropped, unless [`keep`](PendingOutputs::keep) was
+/// called.
+pub(crate) struct PendingOutputs {
+    context: Arc<TreeContext>,
+    created_ms: u64,
+    created: Vec<(DataFileKind, FileNumber)>,
+    table: Option<OpenOutput<TableWriter>>,
+    blob_file: Option<OpenOutput<BlobWriter>>,
+    /// The finished tables.
+    pub(crate) tables: Vec<TableMeta>,
+    /// The finished blob files.
+    pub(crate) blobs: Vec<BlobFileMeta>,
+    is_kept: bool,
+}
+
+/// A file that is being written.
+struct OpenOutput<W> {
+    id: FileNumber,
+    file: Arc<dyn File>,
+    path: PathBuf,
+    writer: W,
+}
+
+impl<W> OpenOutput<W> {
+    /// Lets `finish` write the end of the file, and makes its bytes durable, but not its name.
+    fn finish<M>(self, finish: impl FnOnce(W, FileNumber) -> Result<M>) -> Result<M> {
+        let meta = finish(self.writer, self.id)?;
+        self.file.sync_data().map_err(|error| error.in_file(&self.path))?;
+        Ok(meta)
+    }
+}
+
+impl PendingOutputs {
+    pub(crate) fn new(context: &Arc<TreeContext>, created_ms: u64) -> PendingOutputs {
+        PendingOutputs {
+            context: Arc::clone(context),
+            created_ms,
+            created: Vec::new(),
+            table: None,
+            blob_file: None,
+            tables: Vec::new(),
+            blobs: Vec::new(),
+            is_kept: false,
+        }
+    }
+
+    /// Creates a file with a new number. `begin` gets the file, its number, and a random id for its header.
+    fn create<W>(
+        &mut self,
+        kind: DataFileKind,
+        begin: impl FnOnce(Arc<dyn File>, FileNumber, [u8; 16]) -> Result<W>,
+    ) -> Result<OpenOutput<W>> {
+        let id = self.context.new_file_id();
+        let tables = &self.context.files;
+        let (file, path) = match kind {
+            DataFileKind::Table => (tables.create(id)?, tables.path(id)),
+            DataFileKind::Blob => (tables.blob_files().create(id)?, tables.blob_files().path(id)),
+        };
+        self.created.push((kind, id));
+        let mut file_id = [0; 16];
+        self.context.env.random(&mut file_id);
+        let writer = begin(Arc::clone(&file), id, file_id)?;
+        Ok(OpenOutput { id, file, path, writer })
+    }
+
+    /// The table being written. If there is none, begins one with these options.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace`; `Invalid` for an option out of its range.
+    pub(crate) fn table_writer(&mut self, options: &TableOptions) -> Result<&mut TableWriter> {
+        if self.table.is_none() {
+            let (order, seed, created_ms) = (self.context.order.clone(), self.context.hash_seed, self.created_ms);
+            self.table = Some(self.create(DataFileKind::Table, |file, _, file_id| {
+                TableWriter::create(file, file_id, options.clone(), order, seed, created_ms)
+            })?);
+        }
+        Ok(&mut self.table.as_mut().expect("it was created above").writer)
+    }
+
+    /// Finishes the table being written, if there is one and `when` is true for it.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace`; `Corruption` if two entries point to the same value.
+    pub(crate) fn finish_table(&mut self, when: impl FnOnce(&TableWriter) -> bool) -> Result<()> {
+        if let Some(table) = self.table.take_if(|table| when(&table.writer)) {
+            self.tables.push(table.finish(TableWriter::finish)?);
+        }
+        Ok(())
+    }
+
+    /// The blob file being written. If there is none, begins one.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace`.
+    pub(crate) fn blob_writer(&mut self) -> Result<&mut BlobWriter> {
+        if self.blob_file.is_none() {
+            let created_ms = self.created_ms;
+            self.blob_file = Some(self.create(DataFileKind::Blob, |file, id, file_id| {
+                Ok(BlobWriter::create(file, id, file_id, created_ms))
+            })?);
+        }
+        Ok(&mut self.blob_file.as_mut().expect("it was created above").writer)
+    }
+
+    /// Finishes the blob file being written, if there is one and `when` is true for it.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace`.
+    pub(crate) fn finish_blob_file(&mut self, when: impl FnOnce(&BlobWriter) -> bool) -> Result<()> {
+        if let Some(blob_file) = self.blob_file.take_if(|blob_file| when(&blob_file.writer)) {
+            self.blobs.push(blob_file.finish(|writer, _| writer.finish())?);
+        }
+        Ok(())
+    }
+
+    /// Finishes the files being written, and makes the names of all files durable.
+    ///
+    /// # Errors
+    /// Those of finishing a file, and `Io`.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.finish_table(|_| true)?;
+        self.finish_blob_file(|_| true)?;
+        if self.created.is_empty() { Ok(()) } else { self.context.fs.sync_dir(&self.context.dir) }
+    }
+
+    /// Keeps the files, because an edit may name them from now on, whether or not it is committed. They are
+    /// [finished](PendingOutputs::finish).
+    pub(crate) fn keep(&mut self) {
+        debug_assert!(self.table.is_none() && self.blob_file.is_none(), "an edit names finished files");
+        self.is_kept = true;
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
+    /// [Keeps](PendingOutputs::keep) the files and returns the edits that name them, with the tables on `level`.
+    pub(crate) fn edits(&mut self, level: u8) -> impl Iterator<Item = VersionEdit> {
+        self.keep();
+        let partition = self.context.partition;
+        let tables = self.tables.iter();
+        let tables = tables.map(move |table| VersionEdit::TableAdded { partition, level, table: table.clone() });
+        let blobs = self.blobs.iter().map(move |file| VersionEdit::BlobFileAdded { partition, file: file.clone() });
+        blobs.chain(tables)
+    }
+
+    /// Length of the finished files in bytes.
+    pub(crate) fn finished_bytes(&self) -> u64 {
+        let tables: u64 = self.tables.iter().map(|table| table.size).sum();
+        tables + self.blobs.iter().map(|file| file.size).sum::<u64>()
+    }
+
+    /// Makes the files obsolete, also if they were kept: no manifest names them.
+    pub(crate) fn discard(mut self) {
+        self.is_kept = false;
+    }
+}
+
+impl Drop for PendingOutputs {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.created.iter().for_each(|&(kind, id)| self.context.obsolete_files.push(kind, id));
+        }
+    }
+}
+
+/// How tables are cut and built.
+pub(crate) struct OutputOptions {
+    pub(crate) table: TableOptions,
+    /// A table is finished at the first new user key after this many bytes.
+    pub(crate) target_file_size: u64,
+    /// Smallest keys of the tables that stay on the output level, ascending. No output table extends over one of them.
+    pub(crate) output_level_boundaries: Vec<Vec<u8>>,
+    /// How values are separated; `None` leaves each value in its entry.
+    pub(crate) separation: Option<KvSeparationOptions>,
+}
+
+/// Writes sorted entries to a sequence of tables, and large values to blob files. No user key is in two of the tables.
+pub(crate) struct TableOutputWriter {
+    options: OutputOptions,
+    /// Index of the first of `options.output_level_boundaries` that is above the last key.
+    next_boundary: usize,
+    /// The encoded pointer to the last value in a blob file.
+    pointer: Vec<u8>,
+    pub(crate) outputs: PendingOutputs,
+}
+
+impl TableOutputWriter {
+    pub(crate) fn new(outputs: PendingOutputs, options: OutputOptions) -> TableOutputWriter {
+        TableOutputWriter { options, next_boundary: 0, pointer: Vec::new(), outputs }
+    }
+
+    /// Adds an entry in internal key order. `new_key`: its user key differs from that of the previous entry.
+    pub(crate) fn add(&mut self, entry: EntryRef<'_>, new_key: bool) -> Result<()> {
+        let TableOutputWriter { options, next_boundary, pointer, outputs } = self;
+        if new_key {
+            let order = &outputs.context.order;
+            let behind = advance_past(&options.output_level_boundaries, next_boundary, entry.user_key, order);
+            outputs.finish_table(|table| behind || table.written_bytes() >= options.target_file_size)?;
+        }
+        if let Some(separation) = &options.separation
+            && entry.kind == RecordKind::Put
+            && entry.value.len() as u64 >= u64::from(separation.threshold)
+        {
+            outputs.finish_blob_file(|file| file.written_bytes() >= separation.target_size || file.is_full())?;
+            pointer.clear();
+            outputs.blob_writer()?.append(entry.value, separation.compression)?.encode(pointer);
+            let pointer_entry = EntryRef { kind: RecordKind::BlobPointer, value: pointer, ..entry };
+            return outputs.table_writer(&options.table)?.add(pointer_entry);
+        }
+        outputs.table_writer(&options.table)?.add(entry)
+    }
+}
+
+/// Moves `at` past every boundary that is not above `key`. Returns whether it moved.
+fn advance_past(boundaries: &[Vec<u8>], at: &mut usize, key: &[u8], order: &KeyOrder) -> bool {
+    let from = *at;
+    while boundaries.get(*at).is_some_and(|boundary| order.cmp(boundary, key).is_le()) {
+        *at += 1;
+    }
+    *at > from
+}
+
+/// A flush whose files are written and whose edit is not committed.
+pub(crate) struct UncommittedFlush {
+    pub(crate) sealed: Arc<[Arc<Memtable>]>,
+    /// The last sequence number of the memtables.
+    pub(crate) through: SeqNo,
+    /// The files of the flush, and the direct blob files that it has finished.
+    pub(crate) outputs: PendingOutputs,
+    /// Bytes that the flush itself has written.
+    pub(crate) bytes_written: u64,
+    /// Direct blob files that are finished, or whose values were copied.
+    pub(crate) finished_direct_blobs: Vec<Arc<DirectBlobFile>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crossing_a_boundary_is_reported_once() {
+        let boundaries = [b"c".to_vec(), b"e".to_vec(), b"f".to_vec()];
+        let mut at = 0;
+        let order = KeyOrder::bytewise();
+        let passed: Vec<bool> = ["a", "b", "d", "dd", "g", "h"]
+            .iter()
+            .map(|k| advance_past(&boundaries, &mut at, k.as_bytes(), &order))
+            .collect();
+        assert_eq!(passed, [false, false, true, false, true, false]);
+    }
+}

@@ -1,0 +1,24 @@
+//! Simulated file systems and environments for tests, behind the feature `testing`.
+//!
+//! With them a test is deterministic, loses power at a chosen operation, or fails a chosen call. No code of the engine
+//! outside of tests uses this folder.
+//!
+//! - [`MemFs`] keeps files in memory and can lose power in every way that a machine can.
+//! - [`FaultFs`] wraps another file system and fails chosen calls.
+//! - [`decode`] runs one decoder of bytes from disk, for fuzzing.
+//! - [`TestEnv`] has random bytes from a seed and a clock that the test sets.
+//!
+//! Modules, in reading order: `seeded_rng`, `test_env`, `mem_fs`, `fault_fs`, `fuzz_decoders`.
+
+#![expect(clippy::disallowed_methods, reason = "this folder implements the access that clippy.toml bans elsewhere")]
+
+pub(crate) mod fault_fs;
+pub(crate) mod fuzz_decoders;
+pub(crate) mod mem_fs;
+pub(crate) mod seeded_rng;
+pub(crate) mod test_env;
+
+pub use fault_fs::{Fault, FaultFrequency, FaultFs, FaultPlan, OpKind};
+pub use fuzz_decoders::{FuzzDecoder, decode};
+pub use mem_fs::{MemFs, Survival};
+pub use test_env::TestEnv;

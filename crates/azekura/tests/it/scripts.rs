@@ -1,0 +1,184 @@
+//! Data-driven scripts: commands and their output, in `testdata/*.txt`, run through the public interface on every
+//! engine. `UPDATE=1 cargo test -p azekura --test it scripts` rewrites the expected output.
+//!
+//! A script consists of blocks that are separated by empty lines. A block is a list of commands, then `----` and their
+//! output. Where engines differ, there is one `---- engine …` with output for each group of engines. Lines that start
+//! with `#` are comments. A line `engines: …` at the top restricts the script to some engines.
+//!
+//! Modules, in reading order: `engines` (what a script runs on), `text` (keys, values and bounds as text), `run` (the
+//! state of a script, and its commands).
+
+mod engines;
+mod run;
+mod text;
+
+use std::path::PathBuf;
+
+use engines::ScriptEngine;
+use run::ScriptRun;
+
+const SEPARATOR: &str = "----";
+
+/// Commands with their output on each engine.
+struct ScriptBlock {
+    /// Commands and comments, as written.
+    input: Vec<String>,
+    outputs: Vec<(ScriptEngine, String)>,
+}
+
+/// Splits a script into its blocks, without their output. A block without commands has comments only.
+fn parse_blocks(script: &str) -> Vec<ScriptBlock> {
+    let mut blocks = Vec::new();
+    for text in script.split("\n\n").filter(|text| !text.trim().is_empty()) {
+        let lines = text.lines().skip_while(|line| line.is_empty());
+        let input = lines.take_while(|line| !line.starts_with(SEPARATOR)).map(str::to_owned).collect();
+        blocks.push(ScriptBlock { input, outputs: Vec::new() });
+    }
+    blocks
+}
+
+fn is_command(line: &str) -> bool {
+    !line.starts_with('#') && !line.starts_with("engines:")
+}
+
+/// The engines that the script is for; all if it names none.
+fn script_engines(script: &str) -> Vec<ScriptEngine> {
+    match script.lines().find_map(|line| line.strip_prefix("engines:")) {
+        Some(names) => names.split_whitespace().flat_map(ScriptEngine::named).collect(),
+        None => engines::ALL.to_vec(),
+    }
+}
+
+/// Runs all blocks on all engines and returns the script with the output.
+fn run_script(script: &str) -> String {
+    let mut blocks = parse_blocks(script);
+    let all = script_engines(script);
+    for engine in &all {
+        let mut run = ScriptRun::new(*engine);
+        for block in &mut blocks {
+            let mut output = String::new();
+            for command in block.input.iter().filter(|line| is_command(line)) {
+                run.run_command(command, &mut output);
+            }
+            block.outputs.push((*engine, output));
+        }
+    }
+    let texts: Vec<String> = blocks.iter().map(|block| render_block(block, &all)).collect();
+    texts.join("\n")
+}
+
+fn render_block(block: &ScriptBlock, all: &[ScriptEngine]) -> String {
+    let mut text = block.input.join("\n") + "\n";
+    if !block.input.iter().any(|line| is_command(line)) {
+        return text;
+    }
+    let mut groups: Vec<(&str, Vec<ScriptEngine>)> = Vec::new();
+    for (engine, output) in &block.outputs {
+        match groups.iter_mut().find(|(other, _)| other == output) {
+            Some((_, engines)) => engines.push(*engine),
+            None => groups.push((output, vec![*engine])),
+        }
+    }
+    for (output, engines) in groups {
+        let names = if engines == all { String::new() } else { engines::group_names(&engines) };
+        text += &format!("{SEPARATOR}{names}\n{output}");
+    }
+    text
+}
+
+/// Runs the script `testdata/{name}.txt` and compares it with its expected output, or rewrites it.
+fn check_script(name: &str) {
+    let path = script_folder().join(name).with_extension("txt");
+    let expected = std::fs::read_to_string(&path).unwrap();
+    let found = run_script(&expected);
+    if std::env::var("UPDATE").is_ok_and(|what| what == "1") {
+        std::fs::write(&path, &found).unwrap();
+        return;
+    }
+    if let Some(line) = first_difference(&expected, &found) {
+        let show = |text: &str| text.lines().skip(line.saturating_sub(8)).take(16).collect::<Vec<_>>().join("\n");
+        panic!(
+            "{name}.txt differs at line {}; UPDATE=1 rewrites it\n\nexpected:\n{}\n\nfound:\n{}",
+            line + 1,
+            show(&expected),
+            show(&found)
+        );
+    }
+}
+
+/// The index of the first line that differs.
+fn first_difference(one: &str, other: &str) -> Option<usize> {
+    let lines = one.lines().count().max(other.lines().count());
+    (0..lines).find(|i| one.lines().nth(*i) != other.lines().nth(*i))
+}
+
+fn script_folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/testdata")
+}
+
+#[test]
+fn blob_gc() {
+    check_script("blob_gc");
+}
+
+#[test]
+fn blob_separation() {
+    check_script("blob_separation");
+}
+
+#[test]
+fn checkpoint() {
+    check_script("checkpoint");
+}
+
+#[test]
+fn compaction() {
+    check_script("compaction");
+}
+
+#[test]
+fn flush() {
+    check_script("flush");
+}
+
+#[test]
+fn iterators() {
+    check_script("iterators");
+}
+
+#[test]
+fn partitions() {
+    check_script("partitions");
+}
+
+#[test]
+fn pools() {
+    check_script("pools");
+}
+
+#[test]
+fn recovery() {
+    check_script("recovery");
+}
+
+#[test]
+fn every_script_has_a_test() {
+    let tests = include_str!("scripts.rs");
+    for entry in std::fs::read_dir(script_folder()).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        assert!(tests.contains(&format!("check_script(\"{name}\");")), "{name}.txt is never run");
+    }
+}
+
+#[test]
+fn output_is_grouped_by_engine() {
+    let script = "engines: lsm pool\n\n# A comment.\n\nput a 1\nkind\nget a\n----\nwrong\n";
+    let found = run_script(script);
+    let expected =
+        "engines: lsm pool\n\n# A comment.\n\nput a 1\nkind\nget a\n---- lsm\nlsm\na=1\n---- pool\npool\na=1\n";
+    assert_eq!(found, expected);
+    assert_eq!(run_script(&found), found);
+    assert_eq!(first_difference(script, expected), Some(7));
+    assert_eq!(first_difference(script, script), None);
+}
