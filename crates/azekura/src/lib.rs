@@ -27,6 +27,8 @@
 //! `ARCHITECTURE.md` in the repository describes the layers, `DURABILITY.md` the guarantees, `docs/format/` the
 //! files.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub use base::comparator::Comparator;
 pub use base::compression::CompressionType;
 pub use base::error::{Error, ErrorKind, Result};
@@ -36,7 +38,7 @@ pub use db::blob_gc::{GarbageCollection, GarbageCollection as Gc, GcReport};
 #[doc(hidden)]
 #[cfg(any(test, feature = "testing"))]
 pub use db::config::PlantedBug;
-pub use db::config::{Config, PersistMode};
+pub use db::config::{Config, PersistMode, Settings};
 pub use db::database::Database;
 pub use db::iter::{Entries, Entry, Iter, Keys, Values};
 pub use db::metrics::{BlockKindMetrics, CacheMetrics, Metrics, PartitionMetrics, PoolMetrics};

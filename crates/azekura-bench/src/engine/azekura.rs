@@ -61,8 +61,11 @@ fn partition_options(options: &Options) -> PartitionCreateOptions {
         Compression::None => CompressionType::None,
         Compression::Lz4 => CompressionType::Lz4,
     };
-    let mut leveled = LeveledOptions::default();
-    leveled.target_file_size = options.table_bytes.unwrap_or(leveled.target_file_size);
+    let leveled = LeveledOptions::default();
+    let leveled = match options.table_bytes {
+        Some(bytes) => leveled.target_file_size(bytes),
+        None => leveled,
+    };
     let partition = PartitionCreateOptions::default()
         .max_memtable_size(options.memtable_bytes)
         .block_size(options.block_bytes)
@@ -137,7 +140,7 @@ impl Engine for AzekuraEngine {
             "compactions": metrics.compactions, "trivial_moves": metrics.trivial_moves,
             "compaction_bytes_read": metrics.compaction_bytes_read,
             "compaction_bytes_written": metrics.compaction_bytes_written,
-            "own_write_amp": metrics.write_amplification(), "stall_s": metrics.stall_ns as f64 / 1e9,
+            "own_write_amp": metrics.write_amplification(), "stall_s": metrics.stall_time.as_secs_f64(),
             "cache_used_bytes": metrics.cache.used, "data_hits": metrics.cache.data.hits,
             "data_misses": metrics.cache.data.misses, "index_hits": metrics.cache.index.hits,
             "index_misses": metrics.cache.index.misses, "filter_hits": metrics.cache.filter.hits,

@@ -369,7 +369,7 @@ impl GcRun {
         let metrics = self.database.metrics();
         let answer = object(json!({
             "seconds": seconds, "collecting_seconds": self.collecting.as_secs_f64(),
-            "stall_seconds": metrics.stall_ns as f64 / 1e9, "flushes": metrics.flushes,
+            "stall_seconds": metrics.stall_time.as_secs_f64(), "flushes": metrics.flushes,
             "compactions": metrics.compactions, "collections": metrics.blob_gc_runs,
             "collection_bytes_read": metrics.blob_gc_bytes_read,
             "collection_bytes_written": metrics.blob_gc_bytes_written, "written": self.fs.written(),

@@ -153,11 +153,7 @@ fn open(task: &PartitionedTask, cache_bytes: u64, evictable: bool, fs: Option<&W
     if task.layout == PEER {
         return registry::open(&task.layout, &task.dir, &options);
     }
-    let leveled = LeveledOptions {
-        target_file_size: task.table_bytes,
-        base_level_size: 4 * task.table_bytes,
-        ..LeveledOptions::default()
-    };
+    let leveled = LeveledOptions::default().target_file_size(task.table_bytes).base_level_size(4 * task.table_bytes);
     let configure = |config: azekura::Config| match fs {
         Some(fs) => config.workers(0).fs(Arc::new(fs.clone())).direct_io(DirectIo::Always),
         None => config,
@@ -452,8 +448,7 @@ mod tests {
 
     #[test]
     fn tree_has_two_runs_above_two_levels() {
-        let leveled =
-            LeveledOptions { target_file_size: 140 << 10, base_level_size: 560 << 10, ..LeveledOptions::default() };
+        let leveled = LeveledOptions::default().target_file_size(140 << 10).base_level_size(560 << 10);
         let (dir, shape) = (tempfile::tempdir().unwrap(), shape(125_000));
         let open = |workers: Option<usize>| {
             let strategy = CompactionStrategy::Leveled(leveled.clone());

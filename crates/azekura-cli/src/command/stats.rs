@@ -118,14 +118,17 @@ pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(&'static str, String)
         ("compactions", format!("{} ({compaction_bytes}), {moves} trivial moves", count(m.compactions))),
         ("blob GC", format!("{} ({gc_bytes}), {} freed", count(m.blob_gc_runs), bytes(m.blob_bytes_freed))),
         ("write amplification", amplification),
-        ("write stalls", nanos(m.stall_ns)),
+        ("write stalls", nanos(m.stall_time.as_nanos() as u64)),
         ("cache", cache),
         ("cache hits: data", hits(&m.cache.data)),
         ("cache hits: index", hits(&m.cache.index)),
         ("cache hits: filter", hits(&m.cache.filter)),
         ("cache hits: blobs", hits(&m.cache.blob)),
         ("open snapshots", count(m.open_snapshots as u64)),
-        ("recovery", format!("{}, {} replayed", nanos(m.recovery_ns), plural(m.replayed_records, "record"))),
+        (
+            "recovery",
+            format!("{}, {} replayed", nanos(m.recovery_time.as_nanos() as u64), plural(m.replayed_records, "record")),
+        ),
         ("dropped after damage", dropped),
     ]
 }
@@ -142,10 +145,12 @@ pub(crate) fn metrics_json(m: &Metrics) -> Value {
         commits records user_bytes wal_bytes wal_syncs direct_blob_bytes wal_live_bytes wal_segments flushes
         flushed_bytes
         compactions trivial_moves compaction_bytes_read compaction_bytes_written blob_gc_runs blob_gc_bytes_read
-        blob_gc_bytes_written blob_bytes_freed manifest_bytes memtable_bytes stall_ns open_snapshots
-        oldest_snapshot_age poisoned replayed_records recovery_ns
+        blob_gc_bytes_written blob_bytes_freed manifest_bytes memtable_bytes open_snapshots
+        oldest_snapshot_age poisoned replayed_records
     };
     object["cache"] = cache;
+    object["stall_ns"] = json!(m.stall_time.as_nanos() as u64);
+    object["recovery_ns"] = json!(m.recovery_time.as_nanos() as u64);
     object["write_amplification"] = json!((m.user_bytes > 0).then(|| m.write_amplification()));
     object["dropped_after_damage"] = json!(m.dropped_after_damage.as_ref().map(dropped_json));
     object

@@ -21,6 +21,14 @@ pub(crate) fn varint_len(value: u64) -> usize {
     ((64 - (value | 1).leading_zeros()) as usize).div_ceil(7)
 }
 
+/// Appends a field of stored options: its number, and a varint as a byte string.
+pub(crate) fn put_number_field(out: &mut Vec<u8>, field: u64, number: u64) {
+    let mut value = Vec::new();
+    put_varint(&mut value, number);
+    put_varint(out, field);
+    put_bytes(out, &value);
+}
+
 /// Appends a varint length and the bytes.
 #[inline]
 pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {

@@ -7,6 +7,7 @@ use crate::base::error::{Error, Result};
 
 /// How blocks are compressed when they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CompressionType {
     /// No compression.
@@ -39,6 +40,27 @@ impl Codec {
 }
 
 /// The name: `none`, `lz4`, or `miniz:` and the level.
+impl CompressionType {
+    /// The two bytes that stored options contain: the codec and its level.
+    pub(crate) fn to_stored(self) -> [u8; 2] {
+        match self {
+            CompressionType::None => [0, 0],
+            CompressionType::Lz4 => [1, 0],
+            CompressionType::Miniz(level) => [2, level],
+        }
+    }
+
+    /// `None` for an unknown codec.
+    pub(crate) fn from_stored(bytes: [u8; 2]) -> Option<CompressionType> {
+        match bytes {
+            [0, _] => Some(CompressionType::None),
+            [1, _] => Some(CompressionType::Lz4),
+            [2, level] => Some(CompressionType::Miniz(level)),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for CompressionType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

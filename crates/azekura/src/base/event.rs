@@ -72,6 +72,8 @@ pub enum Event {
 /// Valid frames of the WAL that follow damage and are above the durable watermark. They were never synced. They are
 /// not replayed, because records before them are lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct DroppedAfterDamage {
     /// The damaged segment, or the blob file in which values of a commit do not verify.
     pub file: PathBuf,

@@ -30,6 +30,9 @@ pub(crate) struct ManifestState {
     pub(crate) instance: [u8; 16],
     pub(crate) hash_seed: u64,
     pub(crate) created_ms: u64,
+    /// Encoded settings with which the database was last opened for writing; empty if an older version wrote the
+    /// manifest.
+    pub(crate) settings: Vec<u8>,
     pub(crate) partitions: BTreeMap<PartitionId, PartitionManifestState>,
     pub(crate) wal_segments: BTreeMap<WalEpoch, FileNumber>,
     pub(crate) wal_end: Option<(WalEpoch, SeqNo)>,
@@ -142,6 +145,7 @@ impl ManifestState {
         };
         match edit {
             VersionEdit::Database { .. }
+            | VersionEdit::DatabaseSettings { .. }
             | VersionEdit::WalSegmentAdded { .. }
             | VersionEdit::WalSegmentRemoved { .. }
             | VersionEdit::WalEnd { .. }
@@ -187,6 +191,7 @@ impl ManifestState {
             VersionEdit::Database { id, instance, hash_seed, created_ms } => {
                 (self.id, self.instance, self.hash_seed, self.created_ms) = (*id, *instance, *hash_seed, *created_ms);
             }
+            VersionEdit::DatabaseSettings { settings } => self.settings.clone_from(settings),
             VersionEdit::PartitionCreated(meta) => {
                 self.next_partition_id = self.next_partition_id.max(meta.id.0 + 1);
                 self.partitions.insert(meta.id, PartitionManifestState::new(meta.clone()));
@@ -264,6 +269,9 @@ impl ManifestState {
                 epoch: WalEpoch(self.next_wal_epoch),
             },
         ];
+        if !self.settings.is_empty() {
+            edits.push(VersionEdit::DatabaseSettings { settings: self.settings.clone() });
+        }
         for (id, partition) in &self.partitions {
             edits.push(VersionEdit::PartitionCreated(partition.meta.clone()));
             edits.push(VersionEdit::Flushed { partition: *id, through: partition.flushed_seqno });

@@ -121,6 +121,7 @@ pub(crate) struct PartitionMeta {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VersionEdit {
     Database { id: [u8; 16], instance: [u8; 16], hash_seed: u64, created_ms: u64 },
+    DatabaseSettings { settings: Vec<u8> },
     PartitionCreated(PartitionMeta),
     PartitionDropped { partition: PartitionId },
     PartitionSettings { partition: PartitionId, settings: Vec<u8> },
@@ -145,6 +146,8 @@ const IGNORABLE_TAG_BIT: u8 = 0x80;
 const POOL_FILE_ID: u8 = IGNORABLE_TAG_BIT | 16;
 /// This edit may be skipped, because an older version then only replays more of the WAL.
 const ALL_FLUSHED: u8 = IGNORABLE_TAG_BIT | 17;
+/// This edit may be skipped, because it only informs users.
+const DATABASE_SETTINGS: u8 = IGNORABLE_TAG_BIT | 19;
 
 impl VersionEdit {
     fn tag(&self) -> u8 {
@@ -168,6 +171,7 @@ impl VersionEdit {
             VersionEdit::PoolFileId { .. } => POOL_FILE_ID,
             VersionEdit::AllFlushed { .. } => ALL_FLUSHED,
             VersionEdit::TableSpilled { .. } => 18,
+            VersionEdit::DatabaseSettings { .. } => DATABASE_SETTINGS,
         }
     }
 
@@ -194,6 +198,7 @@ impl VersionEdit {
                 put_bytes(out, meta.comparator.as_bytes());
                 put_bytes(out, &meta.settings);
             }
+            VersionEdit::DatabaseSettings { settings } => put_bytes(out, settings),
             VersionEdit::PartitionDropped { partition } => put_varint(out, partition.0),
             VersionEdit::PartitionSettings { partition, settings } => {
                 put_varint(out, partition.0);
@@ -296,6 +301,7 @@ impl VersionEdit {
             14 => VersionEdit::BlobFileAdded { partition: partition(d)?, file: decode_blob_file(d)? },
             15 => VersionEdit::BlobFileRemoved { partition: partition(d)?, file: FileNumber(d.varint()?) },
             POOL_FILE_ID => VersionEdit::PoolFileId { partition: partition(d)?, file_id: d.bytes16()? },
+            DATABASE_SETTINGS => VersionEdit::DatabaseSettings { settings: d.bytes()?.to_vec() },
             ALL_FLUSHED => VersionEdit::AllFlushed { through: seqno(d)? },
             18 => {
                 let (partition, table) = (partition(d)?, decode_table(d)?);

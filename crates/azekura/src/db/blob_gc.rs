@@ -368,6 +368,7 @@ fn rewrite_files(inner: &DbInner, partition: &Arc<PartitionState>, mut chosen: V
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GcReport {
     /// Number of blob files.

@@ -1,8 +1,11 @@
 //! Configuration of a database: settings with their ranges and defaults, and the components it uses.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use crate::base::coding::{ByteReader, put_number_field};
 use crate::base::compression::CompressionType;
 use crate::base::event::Listener;
 use crate::base::{Error, Result};
@@ -16,6 +19,7 @@ use crate::wal::RecoveryMode;
 ///
 /// `DURABILITY.md` describes which failures each mode survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum PersistMode {
     /// Survives a crash of the process at any instruction. Power loss may remove the newest commits; it removes whole
     /// commits, newest first.
@@ -40,23 +44,59 @@ pub enum PlantedBug {
     WalSyncBeforeBlobs,
 }
 
-/// The settings of a database, as plain data.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Settings {
-    pub(crate) cache_size: u64,
-    pub(crate) memory_budget: u64,
-    pub(crate) sync_interval_ms: Option<u64>,
-    pub(crate) durability: PersistMode,
-    pub(crate) workers: usize,
-    pub(crate) compression: CompressionType,
-    pub(crate) max_open_files: usize,
-    pub(crate) direct_io: DirectIo,
-    pub(crate) wal_segment_size: u64,
-    pub(crate) max_wal_size: u64,
-    pub(crate) disk_reserve: u64,
-    pub(crate) mapped_wal: bool,
-    pub(crate) recovery_mode: RecoveryMode,
+/// The variants by the number that the stored settings contain.
+const PERSIST_MODES: [PersistMode; 3] = [PersistMode::Buffer, PersistMode::SyncData, PersistMode::SyncAll];
+const DIRECT_IO_MODES: [DirectIo; 3] = [DirectIo::Never, DirectIo::Automatic, DirectIo::Always];
+const RECOVERY_MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
+
+fn variant<T: Copy>(variants: &[T], number: u64, unknown: T) -> T {
+    usize::try_from(number).ok().and_then(|n| variants.get(n)).copied().unwrap_or(unknown)
+}
+
+/// Valid intervals between periodic syncs.
+const SYNC_INTERVALS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(1 << 40);
+
+/// The settings of a database. The methods of [`Config`] that set them state their ranges and defaults.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// let db = azekura::Config::new(dir.path().join("db")).cache_size(16 << 20).open()?;
+/// assert_eq!(db.settings().cache_size, 16 << 20);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
+pub struct Settings {
+    /// Capacity of the block cache in bytes.
+    pub cache_size: u64,
+    /// Bytes that the memtables of all partitions may use.
+    pub memory_budget: u64,
+    /// Interval of periodic syncs of the WAL; `None`: no periodic sync.
+    pub sync_interval: Option<Duration>,
+    /// Durability of commits that do not choose one.
+    pub durability: PersistMode,
+    /// Number of background threads.
+    pub workers: usize,
+    /// Codec of partitions that do not choose one.
+    pub compression: CompressionType,
+    /// Number of tables and blob files that are open at a time.
+    pub max_open_files: usize,
+    /// Whether tables and blob files bypass the page cache.
+    pub direct_io: DirectIo,
+    /// Size of a WAL segment in bytes.
+    pub wal_segment_size: u64,
+    /// Size of the WAL in bytes above which partitions are flushed.
+    pub max_wal_size: u64,
+    /// Maximum size of the disk reserve in bytes.
+    pub disk_reserve: u64,
+    /// Whether the WAL is written through a memory mapping where this is safe.
+    pub mapped_wal: bool,
+    /// How recovery handles damage in the WAL.
+    pub recovery_mode: RecoveryMode,
     #[cfg(any(test, feature = "testing"))]
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) planted_bug: Option<PlantedBug>,
 }
 
@@ -65,7 +105,7 @@ impl Default for Settings {
         Settings {
             cache_size: 64 << 20,
             memory_budget: 512 << 20,
-            sync_interval_ms: None,
+            sync_interval: None,
             durability: PersistMode::Buffer,
             workers: 2,
             compression: CompressionType::Lz4,
@@ -83,6 +123,65 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Encodes the settings for the manifest. Numbers of fields are never reused.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let [codec, codec_level] = self.compression.to_stored();
+        let numbers = [
+            (1, self.cache_size),
+            (2, self.memory_budget),
+            (3, self.sync_interval.map_or(0, |interval| interval.as_millis() as u64)), // at most 2^40, at least 1
+            (4, self.durability as u64),
+            (5, self.workers as u64),
+            (6, u64::from(codec)),
+            (7, u64::from(codec_level)),
+            (8, self.max_open_files as u64),
+            (9, self.direct_io as u64),
+            (10, self.wal_segment_size),
+            (11, self.max_wal_size),
+            (12, self.disk_reserve),
+            (13, u64::from(self.mapped_wal)),
+            (14, self.recovery_mode as u64),
+        ];
+        let mut out = Vec::new();
+        for (field, number) in numbers {
+            put_number_field(&mut out, field, number);
+        }
+        out
+    }
+
+    /// Decodes stored settings. Ignores unknown fields and values.
+    ///
+    /// # Errors
+    /// `Corruption` if the bytes are not a sequence of fields.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Settings> {
+        let mut settings = Settings::default();
+        let mut codec = settings.compression.to_stored();
+        let mut d = ByteReader::new(bytes);
+        while !d.is_empty() {
+            let (field, value) = (d.varint()?, d.bytes()?);
+            let number = || ByteReader::new(value).varint();
+            match field {
+                1 => settings.cache_size = number()?,
+                2 => settings.memory_budget = number()?,
+                3 => settings.sync_interval = Some(number()?).filter(|ms| *ms > 0).map(Duration::from_millis),
+                4 => settings.durability = variant(&PERSIST_MODES, number()?, settings.durability),
+                5 => settings.workers = number()? as usize,
+                6 => codec[0] = number()? as u8,
+                7 => codec[1] = number()? as u8,
+                8 => settings.max_open_files = number()? as usize,
+                9 => settings.direct_io = variant(&DIRECT_IO_MODES, number()?, settings.direct_io),
+                10 => settings.wal_segment_size = number()?,
+                11 => settings.max_wal_size = number()?,
+                12 => settings.disk_reserve = number()?,
+                13 => settings.mapped_wal = number()? != 0,
+                14 => settings.recovery_mode = variant(&RECOVERY_MODES, number()?, settings.recovery_mode),
+                _ => {}
+            }
+        }
+        settings.compression = CompressionType::from_stored(codec).unwrap_or_default();
+        Ok(settings)
+    }
+
     /// Whether a test has disabled this durability rule. Always false without the feature `testing`.
     pub(crate) fn has_planted_bug(&self, bug: PlantedBug) -> bool {
         #[cfg(any(test, feature = "testing"))]
@@ -136,6 +235,16 @@ impl Config {
         }
     }
 
+    /// Returns the settings that this configuration has now.
+    ///
+    /// ```
+    /// let config = azekura::Config::new("db").workers(4);
+    /// assert_eq!((config.settings().workers, config.settings().cache_size), (4, 64 << 20));
+    /// ```
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Sets the capacity of the block cache in bytes, 0 to 2^50. Default 64 MiB.
     #[must_use]
     pub fn cache_size(mut self, bytes: u64) -> Config {
@@ -160,8 +269,8 @@ impl Config {
         self
     }
 
-    /// Sets the interval in milliseconds at which a background thread syncs the WAL, 1 to 2^40. Default `None`: no
-    /// periodic sync.
+    /// Sets the interval at which a background thread syncs the WAL, 1 ms to 2^40 ms. Default `None`: no periodic
+    /// sync.
     ///
     /// The interval applies in addition to the durability of each commit.
     ///
@@ -169,8 +278,8 @@ impl Config {
     /// interval plus the time of two syncs. With [`workers(0)`](Config::workers) there is no such thread:
     /// [`Database::step`](crate::Database::step) syncs first if the interval has passed.
     #[must_use]
-    pub fn sync_interval(mut self, ms: Option<u64>) -> Config {
-        self.settings.sync_interval_ms = ms;
+    pub fn sync_interval(mut self, interval: Option<Duration>) -> Config {
+        self.settings.sync_interval = interval;
         self
     }
 
@@ -318,8 +427,11 @@ impl Config {
         range("cache_size", s.cache_size, 0, 1 << 50)?;
         range("max_wal_size", s.max_wal_size, s.wal_segment_size, 1 << 50)?;
         range("disk_reserve", s.disk_reserve, 0, 1 << 50)?;
-        if let Some(ms) = s.sync_interval_ms {
-            range("sync_interval", ms, 1, 1 << 40)?;
+        if let Some(interval) = s.sync_interval
+            && !SYNC_INTERVALS.contains(&interval)
+        {
+            let (low, high) = (SYNC_INTERVALS.start(), SYNC_INTERVALS.end());
+            return Err(Error::invalid(format!("sync_interval is {interval:?}, out of its range {low:?}..={high:?}")));
         }
         s.compression.check()
     }
@@ -328,5 +440,29 @@ impl Config {
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Config").field("path", &self.path).field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_settings_round_trip() {
+        let none = Settings::default();
+        assert_eq!(Settings::decode(&none.encode()).unwrap(), none);
+        let config = Config::new("db").cache_size(1).memory_budget(2 << 20).workers(3).max_open_files(44);
+        let config = config.sync_interval(Some(Duration::from_millis(7))).compression(CompressionType::Miniz(9));
+        let config = config.wal_segment_size(1 << 20).max_wal_size(5 << 20).disk_reserve(6).mapped_wal(false);
+        for n in 0..3 {
+            let config = config.clone().durability(PERSIST_MODES[n]).direct_io(DIRECT_IO_MODES[n]);
+            let settings = config.recovery_mode(RECOVERY_MODES[n]).settings;
+            assert_eq!(Settings::decode(&settings.encode()).unwrap(), settings);
+        }
+        let mut newer = none.encode();
+        put_number_field(&mut newer, 9, 200);
+        put_number_field(&mut newer, 77, 5);
+        assert_eq!(Settings::decode(&newer).unwrap(), none);
+        assert!(Settings::decode(&newer[..newer.len() - 1]).is_err());
     }
 }

@@ -10,7 +10,7 @@ use crate::base::{Error, ErrorKind, KeyOrder, Result};
 use crate::db::batch::Batch;
 use crate::db::catalog::PartitionState;
 use crate::db::checkpoint;
-use crate::db::config::{Config, PersistMode};
+use crate::db::config::{Config, PersistMode, Settings};
 use crate::db::handle::DbHandle;
 use crate::db::metrics::Metrics;
 use crate::db::options::PartitionCreateOptions;
@@ -329,6 +329,28 @@ impl Database {
     /// it again.
     pub fn persist(&self, mode: PersistMode) -> Result<()> {
         self.handle.inner.persist(mode)
+    }
+
+    /// Returns the settings with which this handle was opened.
+    pub fn settings(&self) -> &Settings {
+        &self.handle.inner.settings
+    }
+
+    /// Returns the settings with which the database was last opened for writing, in this process or another one;
+    /// `None` if an older version of azekura wrote the manifest.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::Config;
+    /// Config::new(&path).workers(4).open()?.close()?;
+    /// let reader = Config::new(&path).open_read_only()?;
+    /// assert_eq!(reader.stored_settings().map(|settings| settings.workers), Some(4));
+    /// # Ok(()) }
+    /// ```
+    pub fn stored_settings(&self) -> Option<Settings> {
+        self.handle.inner.recovery_stats.stored_settings.clone()
     }
 
     /// Returns metrics of the database since it was opened.

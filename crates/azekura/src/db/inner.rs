@@ -53,6 +53,8 @@ pub(crate) struct RecoveryStats {
     pub(crate) wal_bytes: u64,
     pub(crate) wal_segments: usize,
     pub(crate) manifest_bytes: u64,
+    /// The settings in the manifest, if it has any.
+    pub(crate) stored_settings: Option<Settings>,
 }
 
 /// Counters since the database was opened.

@@ -11,7 +11,7 @@ use crate::db::handle::DbHandle;
 use crate::db::state::partition_tree::PartitionTree;
 use crate::engine::{self, EngineView, SnapshotGuard};
 use crate::iter::InternalIter;
-use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter};
+use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter, is_after_start, is_before_end};
 use crate::mem::slice::Slice;
 
 /// Owned bounds of an iterator.
@@ -64,8 +64,13 @@ pub(crate) struct DbIter {
     /// The last key returned by each end; set once both ends are in use.
     front_key: Option<Vec<u8>>,
     back_key: Option<Vec<u8>>,
-    /// Set by an error, or when the ends meet: the iterator returns nothing more.
+    /// Where the next step of each end seeks to, instead of moving on from the current entry.
+    front_target: Option<Bound<Vec<u8>>>,
+    back_target: Option<Bound<Vec<u8>>>,
+    /// Set by an error, or when the ends meet: the iterator returns nothing more until it seeks.
     ended: bool,
+    /// Whether an error ended the iteration. A seek then starts again, with both ends at the bounds.
+    failed: bool,
     /// Keeps the database open, so that its files remain. Must be the last field, because closing removes the
     /// obsolete tables that only this iterator held.
     handle: Arc<DbHandle>,
@@ -80,13 +85,7 @@ impl DbIter {
     ) -> DbIter {
         let order = tree.key_order().clone();
         // An empty or reversed range has no entries; it is not an error.
-        let ended = match (&bounds.0, &bounds.1) {
-            (Bound::Included(low), Bound::Included(high)) => order.cmp(low, high).is_gt(),
-            (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
-                order.cmp(low, high).is_ge()
-            }
-            _ => false,
-        };
+        let ended = DbIter::is_range_empty(&order, &bounds);
         DbIter {
             view: Arc::from(tree.view()),
             blob_resolver: None,
@@ -98,8 +97,54 @@ impl DbIter {
             back: None,
             front_key: None,
             back_key: None,
+            front_target: None,
+            back_target: None,
             ended,
+            failed: false,
             handle,
+        }
+    }
+
+    /// Whether no key is within the bounds.
+    fn is_range_empty(order: &KeyOrder, bounds: &OwnedBounds) -> bool {
+        match (&bounds.0, &bounds.1) {
+            (Bound::Included(low), Bound::Included(high)) => order.cmp(low, high).is_gt(),
+            (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
+                order.cmp(low, high).is_ge()
+            }
+            _ => false,
+        }
+    }
+
+    /// Sets the position of an end. The next step of that end returns the first entry at or after `key`, or for the
+    /// back the last one at or before it.
+    pub(crate) fn seek(&mut self, end: IterEnd, key: &[u8]) {
+        if DbIter::is_range_empty(&self.order, &self.bounds) {
+            return;
+        }
+        if std::mem::take(&mut self.failed) {
+            (self.front, self.front_key, self.front_target) = (None, None, None);
+            (self.back, self.back_key, self.back_target) = (None, None, None);
+        }
+        let (start, stop) = &self.bounds;
+        self.ended = false;
+        match end {
+            IterEnd::Front => {
+                if let Some(back) = self.back.as_ref().filter(|back| back.valid() && self.back_target.is_none()) {
+                    copy_key_to(&mut self.back_key, back.key());
+                }
+                let inside = is_after_start(&self.order, start, key);
+                self.front_target = Some(if inside { Bound::Included(key.to_vec()) } else { start.clone() });
+                self.front_key = None;
+            }
+            IterEnd::Back => {
+                if let Some(front) = self.front.as_ref().filter(|front| front.valid() && self.front_target.is_none()) {
+                    copy_key_to(&mut self.front_key, front.key());
+                }
+                let inside = is_before_end(&self.order, stop, key);
+                self.back_target = Some(if inside { Bound::Included(key.to_vec()) } else { stop.clone() });
+                self.back_key = None;
+            }
         }
     }
 
@@ -114,37 +159,61 @@ impl DbIter {
         });
         self.handle.inner.check_read(&mut stepped);
         self.ended = !matches!(stepped, Ok(true));
+        self.failed = stepped.is_err();
         stepped
     }
 
     fn step_front(&mut self) -> Result<bool> {
+        if self.back_target.is_none() && self.back.as_ref().is_some_and(|back| !back.valid()) {
+            return Ok(false); // the back has passed every key
+        }
         if self.front.is_none() {
             // The back has recorded no key while it was the only end in use.
-            if let Some(back) = self.back.as_ref().filter(|back| back.valid()) {
+            if let Some(back) = self.back.as_ref().filter(|back| back.valid() && self.back_target.is_none()) {
                 copy_key_to(&mut self.back_key, back.key());
             }
         }
-        let front = match &mut self.front {
-            Some(front) => {
+        let front = match (&mut self.front, &self.front_target) {
+            (Some(front), None) => {
+                if !front.valid() {
+                    return Ok(false);
+                }
                 front.next()?;
                 front
             }
-            empty => {
+            (front, target) => {
                 let (at, (start, end)) = (self.snapshot.seqno(), &self.bounds);
-                let inner = self.view.iter(at, (start.as_ref(), end.as_ref()))?;
-                let front = empty.insert(ForwardVisibleIter::new(inner, self.order.clone(), at, end.clone()));
-                front.seek(self.bounds.0.as_ref().map(Vec::as_slice))?;
+                let target = target.as_ref().unwrap_or(start);
+                if let Bound::Included(key) | Bound::Excluded(key) = target
+                    && !is_before_end(&self.order, end, key)
+                {
+                    return Ok(false); // the target remains
+                }
+                let front = match front {
+                    Some(front) => front,
+                    None => {
+                        let inner = self.view.iter(at, (start.as_ref(), end.as_ref()))?;
+                        front.insert(ForwardVisibleIter::new(inner, self.order.clone(), at, end.clone()))
+                    }
+                };
+                front.seek(target.as_ref().map(Vec::as_slice))?;
+                if front.valid() {
+                    self.front_target = None;
+                }
                 front
             }
         };
         if !front.valid() {
             return Ok(false);
         }
-        if self.back.is_none() {
+        if self.back.is_none() && self.back_target.is_none() {
             return Ok(true);
         }
         let key = front.key();
-        if self.back_key.as_ref().is_some_and(|back| self.order.cmp(key, back).is_ge()) {
+        let is_behind_back = self.back_target.as_ref().is_some_and(|back| !is_before_end(&self.order, back, key))
+            || self.back_key.as_ref().is_some_and(|back| self.order.cmp(key, back).is_ge());
+        if is_behind_back {
+            self.front_target = Some(Bound::Included(key.to_vec()));
             return Ok(false);
         }
         copy_key_to(&mut self.front_key, key);
@@ -152,33 +221,56 @@ impl DbIter {
     }
 
     fn step_back(&mut self) -> Result<bool> {
+        if self.front_target.is_none() && self.front.as_ref().is_some_and(|front| !front.valid()) {
+            return Ok(false); // the front has passed every key
+        }
         if self.back.is_none() {
             // The front has recorded no key while it was the only end in use.
-            if let Some(front) = self.front.as_ref().filter(|front| front.valid()) {
+            if let Some(front) = self.front.as_ref().filter(|front| front.valid() && self.front_target.is_none()) {
                 copy_key_to(&mut self.front_key, front.key());
             }
         }
-        let back = match &mut self.back {
-            Some(back) => {
+        let back = match (&mut self.back, &self.back_target) {
+            (Some(back), None) => {
+                if !back.valid() {
+                    return Ok(false);
+                }
                 back.prev()?;
                 back
             }
-            empty => {
+            (back, target) => {
                 let (at, (start, end)) = (self.snapshot.seqno(), &self.bounds);
-                let inner = self.view.iter(at, (start.as_ref(), end.as_ref()))?;
-                let back = empty.insert(BackwardVisibleIter::new(inner, self.order.clone(), at, start.clone()));
-                back.seek(self.bounds.1.as_ref().map(Vec::as_slice))?;
+                let target = target.as_ref().unwrap_or(end);
+                if let Bound::Included(key) | Bound::Excluded(key) = target
+                    && !is_after_start(&self.order, start, key)
+                {
+                    return Ok(false); // the target remains
+                }
+                let back = match back {
+                    Some(back) => back,
+                    None => {
+                        let inner = self.view.iter(at, (start.as_ref(), end.as_ref()))?;
+                        back.insert(BackwardVisibleIter::new(inner, self.order.clone(), at, start.clone()))
+                    }
+                };
+                back.seek(target.as_ref().map(Vec::as_slice))?;
+                if back.valid() {
+                    self.back_target = None;
+                }
                 back
             }
         };
         if !back.valid() {
             return Ok(false);
         }
-        if self.front.is_none() {
+        if self.front.is_none() && self.front_target.is_none() {
             return Ok(true);
         }
         let key = back.key();
-        if self.front_key.as_ref().is_some_and(|front| self.order.cmp(key, front).is_le()) {
+        let is_before_front = self.front_target.as_ref().is_some_and(|front| !is_after_start(&self.order, front, key))
+            || self.front_key.as_ref().is_some_and(|front| self.order.cmp(key, front).is_le());
+        if is_before_front {
+            self.back_target = Some(Bound::Included(key.to_vec()));
             return Ok(false);
         }
         copy_key_to(&mut self.back_key, key);
@@ -206,7 +298,7 @@ impl DbIter {
         match value {
             Ok(value) => Ok((key, value)),
             Err(error) => {
-                self.ended = true;
+                (self.ended, self.failed) = (true, true);
                 Err(error)
             }
         }
@@ -216,20 +308,23 @@ impl DbIter {
     /// resolves visibility without copying.
     #[inline]
     fn is_forward_only(&self) -> bool {
-        self.back.is_none() && self.front.as_ref().is_some_and(ForwardVisibleIter::has_next_ref)
+        let is_front_only = self.back.is_none() && self.front_target.is_none() && self.back_target.is_none();
+        is_front_only && self.front.as_ref().is_some_and(ForwardVisibleIter::has_next_ref)
     }
 
     /// Moves the front and returns its entry by reference. Requires [`is_forward_only`](DbIter::is_forward_only).
     fn next_pair_ref(&mut self) -> Result<Option<(&[u8], &[u8])>> {
-        let DbIter { front: Some(front), ended, handle, .. } = self else { return Ok(None) };
+        let DbIter { front: Some(front), ended, failed, handle, .. } = self else { return Ok(None) };
         let was_ended = std::mem::replace(ended, true);
         if was_ended {
             return Ok(None);
         }
+        *failed = true;
         handle.inner.check_open()?;
         let mut entry = front.next_ref();
         handle.inner.check_read(&mut entry);
         let entry = entry?;
+        *failed = false;
         *ended = entry.is_none();
         Ok(entry.map(|entry| (entry.user_key, entry.value)))
     }
@@ -242,7 +337,7 @@ impl DbIter {
             _ => Ok(None),
         };
         self.handle.inner.check_read(&mut blob_value);
-        Ok(match blob_value.inspect_err(|_| self.ended = true)? {
+        Ok(match blob_value.inspect_err(|_| (self.ended, self.failed) = (true, true))? {
             Some(value) => {
                 self.last_blob_value = value;
                 (key, &self.last_blob_value)
@@ -331,6 +426,12 @@ impl IterState {
                 Ok(false) => None,
                 Err(error) => Some(Err(error)),
             },
+        }
+    }
+
+    fn seek(&mut self, end: IterEnd, key: &[u8]) {
+        if let IterState::Active(iter) = self {
+            iter.seek(end, key);
         }
     }
 
@@ -428,9 +529,54 @@ macro_rules! iterator {
         $(#[$doc])*
         ///
         /// Reads one snapshot for its whole lifetime. Owns its tables and memtables, and keeps the database open.
-        /// Ends after an error.
+        /// Ends after an error; a seek starts it again, with the other end at its bound.
         #[must_use = "iterators do nothing unless consumed"]
         pub struct $name(pub(crate) IterState);
+
+        impl $name {
+            /// Moves the front of the iterator to `key`: the next step returns the first item whose key is at or
+            /// after `key`, within the bounds of the iterator.
+            ///
+            /// The front can move in both directions, also after the iterator has ended. The back keeps its position;
+            /// the iterator then has the items from `key` up to the back.
+            ///
+            /// ```
+            /// # fn main() -> azekura::Result<()> {
+            /// # let dir = tempfile::tempdir().unwrap();
+            /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+            /// let words = db.open_partition("words", Default::default())?;
+            /// for word in ["ant", "bee", "cat"] {
+            ///     words.insert(word, "")?;
+            /// }
+            /// let mut keys = words.keys();
+            /// keys.seek("bat");
+            /// assert_eq!(keys.next().transpose()?.as_deref(), Some(&b"bee"[..]));
+            /// # Ok(()) }
+            /// ```
+            pub fn seek(&mut self, key: impl AsRef<[u8]>) {
+                self.0.seek(IterEnd::Front, key.as_ref());
+            }
+
+            /// Moves the back of the iterator to `key`: the next step from the back returns the last item whose key
+            /// is at or before `key`, within the bounds of the iterator. The front keeps its position.
+            ///
+            /// ```
+            /// # fn main() -> azekura::Result<()> {
+            /// # let dir = tempfile::tempdir().unwrap();
+            /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+            /// let words = db.open_partition("words", Default::default())?;
+            /// for word in ["ant", "bee", "cat"] {
+            ///     words.insert(word, "")?;
+            /// }
+            /// let mut keys = words.keys();
+            /// keys.seek_back("bat");
+            /// assert_eq!(keys.next_back().transpose()?.as_deref(), Some(&b"ant"[..]));
+            /// # Ok(()) }
+            /// ```
+            pub fn seek_back(&mut self, key: impl AsRef<[u8]>) {
+                self.0.seek(IterEnd::Back, key.as_ref());
+            }
+        }
 
         impl Iterator for $name {
             type Item = Result<$item>;

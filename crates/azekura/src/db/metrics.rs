@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::base::event::DroppedAfterDamage;
 use crate::block::cache::{BlockCache, CacheStats};
@@ -20,6 +21,7 @@ use crate::vfs::fs::PersistenceLevel;
 /// Each read that requests a block counts once, in a counter of its thread. The sums are exact when no read is
 /// running; otherwise they may omit running reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BlockKindMetrics {
     /// Reads that found the block in the cache.
@@ -34,6 +36,7 @@ pub struct BlockKindMetrics {
 
 /// Metrics of the block cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct CacheMetrics {
     /// Capacity in bytes.
@@ -74,6 +77,7 @@ impl CacheMetrics {
 
 /// Metrics of a database since it was opened. Fields are counts unless the name or the text gives a unit.
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Metrics {
     /// Partitions that exist now.
@@ -131,14 +135,14 @@ pub struct Metrics {
     /// Bytes of memtables that were flushed, or whose partition was deleted, and that iterators and running reads
     /// still hold.
     pub pinned_memtable_bytes: u64,
-    /// Nanoseconds that writers waited in write stalls.
-    pub stall_ns: u64,
+    /// Time that writers waited in write stalls, summed over all writers.
+    pub stall_time: Duration,
     /// Metrics of the block cache.
     pub cache: CacheMetrics,
     /// WAL records replayed when the database was opened.
     pub replayed_records: u64,
-    /// Nanoseconds that opening took.
-    pub recovery_ns: u64,
+    /// Time that opening took.
+    pub recovery_time: Duration,
     /// WAL frames after a damaged position that recovery dropped when the database was opened; `None` if it dropped
     /// none.
     pub dropped_after_damage: Option<DroppedAfterDamage>,
@@ -170,10 +174,10 @@ impl Metrics {
             blob_gc_bytes_read: load(&counters.blob_gc_bytes_read),
             blob_gc_bytes_written: load(&counters.blob_gc_bytes_written),
             blob_bytes_freed: load(&counters.blob_bytes_freed),
-            stall_ns: load(&counters.stall_ns),
+            stall_time: Duration::from_nanos(load(&counters.stall_ns)),
             cache: CacheMetrics::of(&inner.catalog.resources().cache),
             replayed_records: inner.recovery_stats.records,
-            recovery_ns: inner.recovery_stats.elapsed_ns,
+            recovery_time: Duration::from_nanos(inner.recovery_stats.elapsed_ns),
             dropped_after_damage: inner.recovery_stats.dropped_after_damage.clone(),
             open_snapshots: inner.snapshots.count(),
             oldest_snapshot_age: inner.last_visible.get().0.saturating_sub(inner.snapshots.oldest().0),
@@ -239,7 +243,7 @@ impl fmt::Display for Metrics {
         row("sealed memtable bytes", self.sealed_memtable_bytes.to_string())?;
         row("pinned memtable bytes", self.pinned_memtable_bytes.to_string())?;
         row("manifest bytes", self.manifest_bytes.to_string())?;
-        row("write stalls, ms", format!("{:.1}", self.stall_ns as f64 / 1e6))?;
+        row("write stalls, ms", format!("{:.1}", self.stall_time.as_secs_f64() * 1e3))?;
         row("cache used", format!("{} of {}", self.cache.used, self.cache.capacity))?;
         let cache = &self.cache;
         let kinds = [("data", &cache.data), ("index", &cache.index), ("filter", &cache.filter), ("blob", &cache.blob)];
@@ -248,7 +252,7 @@ impl fmt::Display for Metrics {
             row(&format!("cache {name} bytes"), kind.bytes.to_string())?;
         }
         row("replayed records", self.replayed_records.to_string())?;
-        row("recovery, ms", format!("{:.1}", self.recovery_ns as f64 / 1e6))?;
+        row("recovery, ms", format!("{:.1}", self.recovery_time.as_secs_f64() * 1e3))?;
         row("snapshots and iterators", self.open_snapshots.to_string())?;
         row("oldest snapshot, records", self.oldest_snapshot_age.to_string())?;
         if let Some(dropped) = &self.dropped_after_damage {
@@ -261,6 +265,7 @@ impl fmt::Display for Metrics {
 
 /// Metrics of one partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PartitionMetrics {
     /// Partition name.
@@ -300,6 +305,7 @@ pub struct PartitionMetrics {
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PoolMetrics {
     /// The failures that a write survives when it returns, without the WAL.

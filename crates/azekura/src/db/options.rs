@@ -1,6 +1,6 @@
 //! Options of a partition, their ranges, and their encoding in the manifest.
 
-use crate::base::coding::{ByteReader, put_bytes, put_varint};
+use crate::base::coding::{ByteReader, put_bytes, put_number_field, put_varint};
 use crate::base::compression::CompressionType;
 use crate::base::version_edit::EngineKind;
 use crate::base::{Error, KeyOrder, Result};
@@ -9,7 +9,8 @@ use crate::pmem::options::{PMEM_OPTIONS_FIELD, PmemOptions};
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIO_RANGE};
 
 /// Selects how compaction merges tables in the background.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CompactionStrategy {
     /// Leveled compaction: each level below level 0 is one sorted run, by default about ten times as large as the
@@ -24,7 +25,8 @@ impl Default for CompactionStrategy {
 }
 
 /// Selects the storage engine of a partition. The engine is fixed when the partition is created.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum EngineType {
     /// A log-structured merge tree (LSM): memtables are flushed to tables, and compaction merges the tables. For any
@@ -54,14 +56,18 @@ impl EngineType {
 /// let small_on_disk = PartitionCreateOptions::default().compression(CompressionType::Miniz(9)).block_size(16 << 10);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
 pub struct PartitionCreateOptions {
     /// Its data block index type applies if the field `data_block_index_type` is `None`.
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub(crate) table: TableOptions,
     pub(crate) data_block_index_type: Option<DataBlockIndexType>,
     /// `None`: the codec of the database.
     pub(crate) compression: Option<CompressionType>,
     pub(crate) compression_per_level: Vec<CompressionType>,
     pub(crate) max_memtable_size: u64,
+    #[cfg_attr(feature = "serde", serde(rename = "compaction_strategy"))]
     pub(crate) strategy: CompactionStrategy,
     pub(crate) kv_separation: Option<KvSeparationOptions>,
     pub(crate) engine: EngineType,
@@ -346,21 +352,18 @@ impl PartitionCreateOptions {
         ];
         let mut out = Vec::new();
         for (field, number) in numbers {
-            put_varint(&mut out, field);
-            let mut value = Vec::new();
-            put_varint(&mut value, number);
-            put_bytes(&mut out, &value);
+            put_number_field(&mut out, field, number);
         }
         put_varint(&mut out, 10);
-        put_bytes(&mut out, &self.compression.iter().flat_map(|codec| codec_bytes(*codec)).collect::<Vec<_>>());
+        put_bytes(&mut out, &self.compression.iter().flat_map(|codec| codec.to_stored()).collect::<Vec<_>>());
         put_varint(&mut out, 11);
-        let levels: Vec<u8> = self.compression_per_level.iter().flat_map(|codec| codec_bytes(*codec)).collect();
+        let levels: Vec<u8> = self.compression_per_level.iter().flat_map(|codec| codec.to_stored()).collect();
         put_bytes(&mut out, &levels);
         if let Some(separation) = &self.kv_separation {
             let mut value = Vec::new();
             put_varint(&mut value, u64::from(separation.threshold));
             put_varint(&mut value, separation.target_size);
-            value.extend_from_slice(&codec_bytes(separation.compression));
+            value.extend_from_slice(&separation.compression.to_stored());
             put_varint(&mut value, separation.automatic_gc.map_or(0, |target| u64::from(target.to_bits())));
             put_varint(&mut out, 15);
             put_bytes(&mut out, &value);
@@ -427,22 +430,10 @@ fn separation(bytes: &[u8]) -> Result<KvSeparationOptions> {
     Ok(KvSeparationOptions { threshold, target_size, compression, automatic_gc, ..KvSeparationOptions::default() })
 }
 
-fn codec_bytes(codec: CompressionType) -> [u8; 2] {
-    match codec {
-        CompressionType::None => [0, 0],
-        CompressionType::Lz4 => [1, 0],
-        CompressionType::Miniz(level) => [2, level],
-    }
-}
-
 fn codecs(bytes: &[u8]) -> Result<Vec<CompressionType>> {
-    let pairs = bytes.chunks(2).map(|pair| match pair {
-        [0, _] => Ok(CompressionType::None),
-        [1, _] => Ok(CompressionType::Lz4),
-        [2, level] => Ok(CompressionType::Miniz(*level)),
-        _ => Err(Error::corruption("stored partition options contain an unknown compression codec")),
-    });
-    pairs.collect()
+    let unknown = || Error::corruption("stored partition options contain an unknown compression codec");
+    let codec = |pair: &[u8]| CompressionType::from_stored(pair.try_into().ok()?);
+    bytes.chunks(2).map(|pair| codec(pair).ok_or_else(unknown)).collect()
 }
 
 #[cfg(test)]

@@ -162,6 +162,33 @@ impl Partition {
         self.read(|tree| tree.get(key, at))
     }
 
+    /// Calls `read` with the value of a key and returns its result, or `None` if the key has no value.
+    ///
+    /// Unlike [`get`](Partition::get), this copies no value of an LSM partition, except from a blob file. During the
+    /// call, memory that other threads replace is not freed, so `read` should be short. If the database is closed or
+    /// the partition is deleted meanwhile, the call may return `Closed` although `read` was called.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// let counters = db.open_partition("counters", Default::default())?;
+    /// counters.insert("visits", [0; 7])?;
+    /// assert_eq!(counters.get_with("visits", |bytes| bytes.len())?, Some(7));
+    /// assert_eq!(counters.get_with("unknown", |bytes| bytes.len())?, None);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`get`](Partition::get).
+    pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        self.get_with_at(key.as_ref(), ReadSeqno::Latest, read)
+    }
+
+    pub(crate) fn get_with_at<R>(&self, key: &[u8], at: ReadSeqno, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        self.read(|tree| tree.get_with(key, at, read))
+    }
+
     /// Returns whether a key has a value. Does not copy the value or read a blob file.
     ///
     /// # Errors

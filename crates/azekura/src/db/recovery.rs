@@ -31,7 +31,7 @@ use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
 use crate::db::catalog::{Catalog, PartitionState, TreeResources};
 use crate::db::commit::Committer;
-use crate::db::config::{Config, PlantedBug};
+use crate::db::config::{Config, PlantedBug, Settings};
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbInnerArgs, DbWriter, RecoveryStats};
 use crate::db::state::disk_reserve::DiskReserve;
@@ -487,6 +487,7 @@ impl RecoveryState {
         self.manifest_state.wal_segments =
             report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
         self.manifest_state.wal_end = Some((ended, end));
+        self.manifest_state.settings = config.settings.encode();
         self.record_pool_file_ids();
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
@@ -625,6 +626,9 @@ impl RecoveryState {
                 wal_bytes: report.segments.iter().map(|segment| segment.end_offset).sum(),
                 wal_segments: report.segments.len(),
                 manifest_bytes: self.manifest_bytes,
+                stored_settings: Some(&self.manifest_state.settings)
+                    .filter(|stored| !stored.is_empty())
+                    .and_then(|stored| Settings::decode(stored).ok()),
             },
             dir_lock: Some(lock),
         })

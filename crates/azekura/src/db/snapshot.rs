@@ -59,6 +59,19 @@ impl Snapshot {
         partition.get_at(key.as_ref(), self.read_seqno(partition)?)
     }
 
+    /// Calls `read` with the value that the key had and returns its result; see [`Partition::get_with`].
+    ///
+    /// # Errors
+    /// As [`get`](Snapshot::get).
+    pub fn get_with<R>(
+        &self,
+        partition: &Partition,
+        key: impl AsRef<[u8]>,
+        read: impl FnOnce(&[u8]) -> R,
+    ) -> Result<Option<R>> {
+        partition.get_with_at(key.as_ref(), self.read_seqno(partition)?, read)
+    }
+
     /// Returns whether the key had a value.
     ///
     /// # Errors

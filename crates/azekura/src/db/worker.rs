@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::base::event::Event;
 use crate::base::sync::lock;
@@ -463,8 +464,8 @@ fn spawn_threads(inner: &Arc<DbInner>, threads: &mut BackgroundThreads) -> Resul
         let role = if i > 0 && i + 1 == workers { WorkerRole::FlushesOnly } else { WorkerRole::All };
         threads.workers.push(spawn(&format!("azekura-{i}"), Box::new(move |inner| worker_loop(inner, role, i == 0)))?);
     }
-    if let (Some(ms), 1..) = (inner.settings.sync_interval_ms, workers) {
-        threads.workers.push(spawn("azekura-sync", Box::new(move |inner| sync_periodically(inner, ms)))?);
+    if let (Some(interval), 1..) = (inner.settings.sync_interval, workers) {
+        threads.workers.push(spawn("azekura-sync", Box::new(move |inner| sync_periodically(inner, interval)))?);
     }
     // Started last, because `start` joins only `workers` if a later thread cannot be started.
     if workers > 0 && inner.poison.events().has_listener() {
@@ -475,9 +476,10 @@ fn spawn_threads(inner: &Arc<DbInner>, threads: &mut BackgroundThreads) -> Resul
     Ok(())
 }
 
-/// Syncs the WAL at this interval, in milliseconds, until the database closes or is poisoned. The thread does nothing
+/// Syncs the WAL at this interval until the database closes or is poisoned. The thread does nothing
 /// else, so that no other work delays a sync.
-fn sync_periodically(inner: &DbInner, ms: u64) {
+fn sync_periodically(inner: &DbInner, interval: Duration) {
+    let ms = interval.as_millis() as u64; // at most 2^40
     let mut pause = ms;
     while !inner.poison.is_set() {
         let seen = inner.close_requested.generation();
@@ -502,10 +504,10 @@ fn sync_periodically(inner: &DbInner, ms: u64) {
 /// Without worker threads: syncs the WAL if the sync interval has passed and a visible commit is not durable. Returns
 /// whether it did.
 fn sync_if_due(inner: &DbInner) -> Result<bool> {
-    let (Some(ms), Some(writer)) = (inner.settings.sync_interval_ms, &inner.writer) else { return Ok(false) };
+    let (Some(interval), Some(writer)) = (inner.settings.sync_interval, &inner.writer) else { return Ok(false) };
     let now = inner.env.monotonic_ns();
-    let is_over =
-        now.saturating_sub(inner.last_interval_sync_ns.load(Ordering::Relaxed)) >= ms.saturating_mul(1_000_000);
+    let elapsed = Duration::from_nanos(now.saturating_sub(inner.last_interval_sync_ns.load(Ordering::Relaxed)));
+    let is_over = elapsed >= interval;
     if !is_over || writer.wal.durable() >= inner.last_visible.get().min(writer.wal.appended()) {
         return Ok(false);
     }

@@ -276,7 +276,7 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
 
 /// Whether `key` is before the end of a forward iteration.
 #[inline]
-fn is_before_end(order: &KeyOrder, end: &Bound<Vec<u8>>, key: &[u8]) -> bool {
+pub(crate) fn is_before_end(order: &KeyOrder, end: &Bound<Vec<u8>>, key: &[u8]) -> bool {
     match end {
         Bound::Unbounded => true,
         Bound::Included(end) => order.cmp(key, end).is_le(),
@@ -286,7 +286,7 @@ fn is_before_end(order: &KeyOrder, end: &Bound<Vec<u8>>, key: &[u8]) -> bool {
 
 /// Whether `key` is after the start of a backward iteration.
 #[inline]
-fn is_after_start(order: &KeyOrder, start: &Bound<Vec<u8>>, key: &[u8]) -> bool {
+pub(crate) fn is_after_start(order: &KeyOrder, start: &Bound<Vec<u8>>, key: &[u8]) -> bool {
     match start {
         Bound::Unbounded => true,
         Bound::Included(start) => order.cmp(key, start).is_ge(),

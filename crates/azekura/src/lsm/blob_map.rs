@@ -130,6 +130,7 @@ struct BlobLocation {
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BlobFileMetrics {
     /// File number, as in the file name.

@@ -6,6 +6,7 @@ use crate::lsm::version::HasTableMeta;
 
 /// Metrics of one level of an LSM tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LevelMetrics {
     /// Level number; flushes write to level 0.

@@ -58,20 +58,53 @@ impl LsmOptions {
 
 /// The options of leveled compaction. Flushes add runs to level 0. Every deeper level is one sorted run, and its size
 /// target is `level_size_multiplier` times that of the level above.
-#[derive(Clone, Debug, PartialEq)]
+///
+/// ```
+/// use azekura::{CompactionStrategy, LeveledOptions, PartitionCreateOptions};
+/// let small_files = LeveledOptions::default().target_file_size(8 << 20).base_level_size(32 << 20);
+/// let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(small_files));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
 pub struct LeveledOptions {
-    /// Level 0 is compacted when it has this many runs, 1 to 1,000. Default 4.
-    pub l0_compaction_trigger: u32,
-    /// A table is finished at the first new user key after this many bytes, 4 KiB to 16 GiB. Default 64 MiB.
-    pub target_file_size: u64,
-    /// Ratio of the size targets of adjacent levels, 2 to 100. Default 10.
-    pub level_size_multiplier: u32,
-    /// Maximum size in bytes of the base level, into which level 0 is compacted, 4 KiB to 1 TiB. Until the tree has
-    /// more data, the bottom level is the base level. Default 256 MiB.
-    pub base_level_size: u64,
+    pub(crate) l0_compaction_trigger: u32,
+    pub(crate) target_file_size: u64,
+    pub(crate) level_size_multiplier: u32,
+    pub(crate) base_level_size: u64,
 }
 
 impl LeveledOptions {
+    /// Sets the number of runs at which level 0 is compacted, 1 to 1,000. Default 4.
+    #[must_use]
+    pub fn l0_compaction_trigger(mut self, runs: u32) -> Self {
+        self.l0_compaction_trigger = runs;
+        self
+    }
+
+    /// Sets the size in bytes after which a table is finished, at the next new user key, 4 KiB to 16 GiB. Default 64
+    /// MiB.
+    #[must_use]
+    pub fn target_file_size(mut self, bytes: u64) -> Self {
+        self.target_file_size = bytes;
+        self
+    }
+
+    /// Sets the ratio of the size targets of adjacent levels, 2 to 100. Default 10.
+    #[must_use]
+    pub fn level_size_multiplier(mut self, ratio: u32) -> Self {
+        self.level_size_multiplier = ratio;
+        self
+    }
+
+    /// Sets the maximum size in bytes of the base level, into which level 0 is compacted, 4 KiB to 1 TiB. Until the
+    /// tree has more data, the bottom level is the base level. Default 256 MiB.
+    #[must_use]
+    pub fn base_level_size(mut self, bytes: u64) -> Self {
+        self.base_level_size = bytes;
+        self
+    }
+
     /// # Errors
     /// `Invalid` for options out of their range.
     pub(crate) fn check(&self) -> Result<()> {
@@ -114,12 +147,17 @@ const TARGET_SIZES: RangeInclusive<u64> = 1 << 10..=64 << 30;
 /// let options = PartitionCreateOptions::default().with_kv_separation(pages);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
 pub struct KvSeparationOptions {
+    #[cfg_attr(feature = "serde", serde(rename = "separation_threshold"))]
     pub(crate) threshold: u32,
+    #[cfg_attr(feature = "serde", serde(rename = "blob_file_target_size"))]
     pub(crate) target_size: u64,
     pub(crate) compression: CompressionType,
     pub(crate) automatic_gc: Option<f32>,
     /// Not stored with the partition.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) direct_write_threshold: u32,
 }
 

@@ -1,6 +1,7 @@
 //! The LSM tree: the state that readers, writers and tasks share, and the engine interface: the calls of a partition
 //! and the choice of the next task.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -280,12 +281,64 @@ impl EngineView for LsmView {
 }
 
 /// The result of a lookup.
-enum LookupValue {
-    Inline(Slice),
+enum LookupValue<R> {
+    Inline(R),
     /// In this blob file. The handle keeps the file open.
     InBlobFile(BlobPointer, Arc<BlobHandle>),
     /// In a blob file that was created after the super version was taken.
     UnknownBlobFile(BlobPointer, Arc<DirectBlobFiles>),
+}
+
+impl LsmTree {
+    /// Calls `read` with the value of `key` at `at`, in place if it is not in a blob file. The epoch is pinned during
+    /// the call.
+    pub(crate) fn get_with<R>(&self, key: &[u8], at: ReadSeqno, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let read = Cell::new(Some(read)); // one of the two closures calls it, once
+        let call = |value: &[u8]| read.take().map(|read| read(value));
+        Ok(self.lookup(key, at, |value| call(&value), |value| call(&value))?.flatten())
+    }
+
+    /// Finds the value of `key` at `at`, and passes it to `inline`, in place, or to `from_blob`.
+    #[inline(always)]
+    fn lookup<R>(
+        &self,
+        key: &[u8],
+        at: ReadSeqno,
+        inline: impl Fn(BlockValue<'_>) -> R,
+        from_blob: impl FnOnce(Slice) -> R,
+    ) -> Result<Option<R>> {
+        loop {
+            let found = self.current.with_pin(|now, pin| {
+                let read = |kind: RecordKind, value: BlockValue<'_>| match kind {
+                    RecordKind::BlobPointer => {
+                        let pointer = BlobPointer::decode(&value)?;
+                        Ok(match now.blob_file(pointer.logical_file) {
+                            Some(handle) => LookupValue::InBlobFile(pointer, Arc::clone(handle)),
+                            None => LookupValue::UnknownBlobFile(pointer, Arc::clone(&now.direct_blobs)),
+                        })
+                    }
+                    _ => Ok(LookupValue::Inline(inline(value))),
+                };
+                now.find(&self.context, key, at, pin, read)
+            })?;
+            match found.transpose()? {
+                None => return Ok(None),
+                Some(LookupValue::Inline(value)) => return Ok(Some(value)),
+                // Without the epoch pin, because a file read would delay the freeing of all memory that waits for the
+                // epoch.
+                Some(LookupValue::InBlobFile(pointer, handle)) => {
+                    return handle.file().read(&pointer, None).map(|value| Some(from_blob(value)));
+                }
+                // The file was created and the record was published after the super version was taken and before `at`
+                // was resolved. The next super version has the file.
+                Some(LookupValue::UnknownBlobFile(pointer, direct_blobs)) => {
+                    if self.current.with(|now| Arc::ptr_eq(&now.direct_blobs, &direct_blobs)) {
+                        return Err(missing_blob_file_error(&pointer));
+                    }
+                }
+            }
+        }
+    }
 }
 
 impl Engine for LsmTree {
@@ -298,35 +351,7 @@ impl Engine for LsmTree {
     }
 
     fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>> {
-        loop {
-            let found = self.current.with_pin(|now, pin| {
-                let read = |kind: RecordKind, value: BlockValue<'_>| match kind {
-                    RecordKind::BlobPointer => {
-                        let pointer = BlobPointer::decode(&value)?;
-                        Ok(match now.blob_file(pointer.logical_file) {
-                            Some(handle) => LookupValue::InBlobFile(pointer, Arc::clone(handle)),
-                            None => LookupValue::UnknownBlobFile(pointer, Arc::clone(&now.direct_blobs)),
-                        })
-                    }
-                    _ => Ok(LookupValue::Inline(value.to_slice())),
-                };
-                now.find(&self.context, key, at, pin, read)
-            })?;
-            match found.transpose()? {
-                None => return Ok(None),
-                Some(LookupValue::Inline(value)) => return Ok(Some(value)),
-                // Without the epoch pin, because a file read would delay the freeing of all memory that waits for the
-                // epoch.
-                Some(LookupValue::InBlobFile(pointer, handle)) => return handle.file().read(&pointer, None).map(Some),
-                // The file was created and the record was published after the super version was taken and before `at`
-                // was resolved. The next super version has the file.
-                Some(LookupValue::UnknownBlobFile(pointer, direct_blobs)) => {
-                    if self.current.with(|now| Arc::ptr_eq(&now.direct_blobs, &direct_blobs)) {
-                        return Err(missing_blob_file_error(&pointer));
-                    }
-                }
-            }
-        }
+        self.lookup(key, at, |value| value.to_slice(), |value| value)
     }
 
     fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>> {

@@ -21,7 +21,8 @@ const GROWTH_STEP_RANGE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 30);
 /// use azekura::PmemOptions;
 /// let small = PmemOptions::default().max_size(16 << 20).growth_step(1 << 20);
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct PmemOptions {
     pub(crate) max_size: u64,

@@ -5,6 +5,7 @@ use crate::base::{Error, Result};
 
 /// The filter of a table. With a filter, a lookup of an absent key seldom reads a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum FilterPolicy {
     /// No filter. Useful if nearly every lookup finds its key.
@@ -21,6 +22,7 @@ pub enum FilterPolicy {
 /// `docs/decisions/0011-fingerprint-blocks-by-default.md` compares the types; `docs/format/block.md` describes their
 /// layouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum DataBlockIndexType {
     /// Restart points: a key is stored without the prefix that it shares with the previous key, and some keys are
@@ -65,16 +67,20 @@ pub(crate) const UTIL_RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
 /// How a table is written, and how it is kept in memory when it is open.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub(crate) struct TableOptions {
     /// Maximum size of a data block in bytes before compression. A block is larger only if it has a single entry.
     pub(crate) block_size: u32,
     /// Number of entries for each entry that stores its complete key; 0 counts as 1.
     pub(crate) restart_interval: u8,
     /// If the order of keys allows no hash, `BinarySearch` is used instead.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) data_block_index_type: DataBlockIndexType,
     /// Entries for each bucket of a hash index.
     pub(crate) data_block_hash_table_util_ratio: f64,
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) compression: CompressionType,
+    #[cfg_attr(feature = "serde", serde(rename = "filter_policy"))]
     pub(crate) filter: FilterPolicy,
     /// Target size of index and filter partitions in bytes.
     pub(crate) metadata_block_size: u32,

@@ -162,6 +162,7 @@ pub trait Fs: Send + Sync + fmt::Debug {
 
 /// The failures that a change to a pool survives once the call that made the change has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum PersistenceLevel {
     /// No failure: only the write-ahead log (WAL) makes the change durable.

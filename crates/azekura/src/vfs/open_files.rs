@@ -17,6 +17,7 @@ use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode, Persisten
 /// in memory. But a block that is not in the block cache then costs a device read instead of a copy from the page
 /// cache. So direct I/O pays only if the files would not fit into the page cache anyway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum DirectIo {
     /// Never.

@@ -64,6 +64,7 @@ pub(crate) struct WalStats {
 ///
 /// After a successful open, every later commit that is synced is present in every later open, in every mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RecoveryMode {
     /// Opening fails with `Corruption` that names the file and the offset. Nothing is changed.

@@ -18,6 +18,7 @@ mod kill;
 mod limits;
 mod lint;
 mod model;
+mod options;
 mod pools;
 mod regressions;
 mod scripts;

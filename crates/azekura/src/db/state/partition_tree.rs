@@ -85,6 +85,14 @@ impl PartitionTree {
         }
     }
 
+    /// Calls `read` with the value of `key` at `at`, in place if the tree can lend it.
+    pub(crate) fn get_with<R>(&self, key: &[u8], at: ReadSeqno, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        match self {
+            PartitionTree::Lsm(tree) => tree.get_with(key, at, read),
+            PartitionTree::Pmem(tree) => Ok(tree.get(key, at)?.map(|value| read(&value))),
+        }
+    }
+
     /// As [`Engine::size_of`].
     #[inline]
     pub(crate) fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>> {

@@ -221,6 +221,7 @@ fn partition_of(edit: &VersionEdit) -> Option<PartitionId> {
         | VersionEdit::TableSpilled { partition, .. }
         | VersionEdit::PoolFileId { partition, .. } => Some(*partition),
         VersionEdit::PartitionCreated(_)
+        | VersionEdit::DatabaseSettings { .. }
         | VersionEdit::Database { .. }
         | VersionEdit::NextNumbers { .. }
         | VersionEdit::WalSegmentAdded { .. }

@@ -37,12 +37,7 @@ fn separation_options() -> KvSeparationOptions {
 
 /// The options of a partition, by its name.
 pub(super) fn options(name: &str) -> PartitionCreateOptions {
-    let leveled = LeveledOptions {
-        l0_compaction_trigger: 2,
-        target_file_size: 4 << 10,
-        level_size_multiplier: 2,
-        ..LeveledOptions::default()
-    };
+    let leveled = LeveledOptions::default().l0_compaction_trigger(2).target_file_size(4 << 10).level_size_multiplier(2);
     let options = PartitionCreateOptions::default()
         .block_size(128)
         .metadata_block_size(64)

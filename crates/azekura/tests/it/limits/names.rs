@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use azekura::fs::Fs;
 use azekura::testing::MemFs;
@@ -61,10 +62,8 @@ fn invalid_partition_options_create_nothing() {
     let machine = MemFs::new();
     let db = open(&machine);
     let good = PartitionCreateOptions::default;
-    let leveled = |change: &dyn Fn(&mut LeveledOptions)| {
-        let mut options = LeveledOptions::default();
-        change(&mut options);
-        good().compaction_strategy(CompactionStrategy::Leveled(options))
+    let leveled = |change: &dyn Fn(LeveledOptions) -> LeveledOptions| {
+        good().compaction_strategy(CompactionStrategy::Leveled(change(LeveledOptions::default())))
     };
     let apart = |change: &dyn Fn(KvSeparationOptions) -> KvSeparationOptions| {
         good().with_kv_separation(change(KvSeparationOptions::default()))
@@ -84,10 +83,10 @@ fn invalid_partition_options_create_nothing() {
         ("zlib", good().compression(CompressionType::Miniz(11))),
         ("zlib", good().compression_per_level(vec![CompressionType::None, CompressionType::Miniz(200)])),
         ("compression_per_level", good().compression_per_level(vec![CompressionType::None; 65])),
-        ("l0_compaction_trigger", leveled(&|options| options.l0_compaction_trigger = 0)),
-        ("target_file_size", leveled(&|options| options.target_file_size = 1)),
-        ("level_size_multiplier", leveled(&|options| options.level_size_multiplier = 1)),
-        ("base_level_size", leveled(&|options| options.base_level_size = 0)),
+        ("l0_compaction_trigger", leveled(&|options| options.l0_compaction_trigger(0))),
+        ("target_file_size", leveled(&|options| options.target_file_size(1))),
+        ("level_size_multiplier", leveled(&|options| options.level_size_multiplier(1))),
+        ("base_level_size", leveled(&|options| options.base_level_size(0))),
         ("separation_threshold", apart(&|options| options.separation_threshold(0))),
         ("blob_file_target_size", apart(&|options| options.blob_file_target_size(1000))),
         ("zlib", apart(&|options| options.compression(CompressionType::Miniz(11)))),
@@ -118,8 +117,8 @@ fn invalid_database_options_touch_no_file() {
         ("memory_budget", |c| c.memory_budget(1000)),
         ("memory_budget", |c| c.memory_budget(u64::MAX)),
         ("cache_size", |c| c.cache_size(u64::MAX)),
-        ("sync_interval", |c| c.sync_interval(Some(0))),
-        ("sync_interval", |c| c.sync_interval(Some(u64::MAX))),
+        ("sync_interval", |c| c.sync_interval(Some(Duration::from_micros(999)))),
+        ("sync_interval", |c| c.sync_interval(Some(Duration::MAX))),
         ("zlib", |c| c.compression(CompressionType::Miniz(11))),
     ];
     for (what, tune) in bad {
@@ -137,5 +136,5 @@ fn invalid_database_options_touch_no_file() {
     assert!(dir_contents(&machine, Path::new("/db")) == before);
     let widest = config(&machine).workers(64).cache_size(0).max_open_files(8).wal_segment_size(64 << 10);
     let env: Arc<dyn azekura::fs::Env> = Arc::new(azekura::fs::SystemEnv::new());
-    widest.env(env).sync_interval(Some(1)).open().unwrap().close().unwrap();
+    widest.env(env).sync_interval(Some(Duration::from_millis(1))).open().unwrap().close().unwrap();
 }

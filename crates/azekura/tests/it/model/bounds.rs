@@ -81,12 +81,8 @@ impl Listener for RandomActionListener {
 }
 
 fn random_partition_options(dice: &mut SeededRng, bound: BoundedResource) -> PartitionCreateOptions {
-    let leveled = LeveledOptions {
-        l0_compaction_trigger: 1,
-        base_level_size: 64 << 10,
-        target_file_size: 32 << 10,
-        ..LeveledOptions::default()
-    };
+    let leveled =
+        LeveledOptions::default().l0_compaction_trigger(1).base_level_size(64 << 10).target_file_size(32 << 10);
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let options = if bound == BoundedResource::Wal { options.max_memtable_size(32 << 10) } else { options };
     match dice.chance_one_in(3) {

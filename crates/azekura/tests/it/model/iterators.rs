@@ -1,10 +1,11 @@
 //! Iterators that are advanced from both ends, by copying and by borrowing calls in turns, during writes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::Arc;
 
-use azekura::testing::MemFs;
-use azekura::{Iter, KvSeparationOptions, Partition, PartitionCreateOptions};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
+use azekura::{Config, ErrorKind, Iter, KvSeparationOptions, Partition, PartitionCreateOptions};
 
 use crate::pools::{config, open_pool};
 use crate::testkit::property::{check_property, random_seeds};
@@ -63,7 +64,7 @@ fn random_bound(rng: &mut SeededRng) -> Bound<Vec<u8>> {
 }
 
 /// The pairs of a map within the bounds; none if the bounds are reversed.
-fn expected_pairs(model: &Map, bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> VecDeque<IterPair> {
+fn expected_pairs(model: &Map, bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Vec<IterPair> {
     let model: &BTreeMap<Vec<u8>, Vec<u8>> = model;
     let above = |key: &Vec<u8>| match &bounds.0 {
         Bound::Unbounded => true,
@@ -84,18 +85,41 @@ fn check_iters(rng: &mut SeededRng, parts: &[&Partition; 3], model: &mut Map) {
         parts.iter().for_each(|part| part.flush().unwrap());
     }
     let bounds = (random_bound(rng), random_bound(rng));
-    let mut expected_rest = expected_pairs(model, &bounds);
+    let pairs = expected_pairs(model, &bounds);
+    // The iterators still have the pairs from `front` up to `back`.
+    let (mut front, mut back) = (0, pairs.len());
+    let seeks = rng.chance_one_in(2);
     // All mixtures: from long runs of one kind of call to a change at each step.
     let steps_per_mode = rng.pick(&[1, 4, 40, 200]);
     let mut mode = rng.below(ACCESS_MODES);
     let mut iters = parts.map(|part| part.range::<Vec<u8>>(bounds.clone()));
     loop {
+        if seeks && rng.chance_one_in(8) {
+            let key = random_key(rng);
+            if rng.chance_one_in(2) {
+                iters.iter_mut().for_each(|iter| iter.seek(&key));
+                front = pairs.partition_point(|(other, _)| *other < key);
+            } else {
+                iters.iter_mut().for_each(|iter| iter.seek_back(&key));
+                back = pairs.partition_point(|(other, _)| *other <= key);
+            }
+        }
         let found = iters.each_mut().map(|iter| step_iter(iter, mode));
-        let expected = if found[0].1 { expected_rest.pop_back() } else { expected_rest.pop_front() };
+        let expected = match found[0].1 {
+            _ if front >= back => None,
+            true => {
+                back -= 1;
+                pairs.get(back).cloned()
+            }
+            false => {
+                front += 1;
+                pairs.get(front - 1).cloned()
+            }
+        };
         for (found, _) in &found {
             assert_eq!(*found, expected, "mode {mode} within {bounds:?}");
         }
-        if expected.is_none() {
+        if expected.is_none() && (!seeks || rng.chance_one_in(4)) {
             break;
         }
         if rng.chance_one_in(10) {
@@ -127,4 +151,31 @@ fn iter_yields_each_pair_once_from_both_ends() {
             rounds.iter().for_each(|seed| check_iters(&mut SeededRng::new(*seed), &parts, &mut model));
         });
     }
+}
+
+/// A read error ends an iterator; a seek starts it again.
+#[test]
+fn iter_continues_by_seek_after_read_error() {
+    let fs = FaultFs::new(Arc::new(MemFs::new()));
+    let config = Config::new("/db").fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(1))).workers(0).cache_size(0);
+    let db = config.open().unwrap();
+    let part = db.open_partition("p", PartitionCreateOptions::default().block_size(128)).unwrap();
+    (0..100u8).for_each(|n| part.insert([n], [n; 40]).unwrap());
+    part.flush().unwrap();
+    let mut iter = part.iter();
+    assert_eq!(iter.next().unwrap().unwrap().0, [0]);
+    assert_eq!(iter.next_back().unwrap().unwrap().0, [99]);
+    let broken = FaultPlan::new(OpKind::Read, 1, Fault::Error(std::io::ErrorKind::Other));
+    fs.inject(broken.in_path(".sst").forever());
+    let error = iter.by_ref().find_map(Result::err).expect("blocks are read during the iteration");
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert!(iter.next().is_none() && iter.next_back().is_none(), "the error has ended the iterator");
+    iter.seek([50]);
+    assert_eq!(iter.next().unwrap().unwrap_err().kind(), ErrorKind::Io);
+    fs.clear_faults();
+    assert!(iter.next().is_none(), "only a seek starts it again");
+    iter.seek([50]);
+    assert_eq!(iter.next_back().unwrap().unwrap().0, [99], "the back is at its bound again");
+    let keys: Vec<u8> = iter.map(|pair| pair.unwrap().0[0]).collect();
+    assert_eq!(keys, (50..99).collect::<Vec<u8>>());
 }

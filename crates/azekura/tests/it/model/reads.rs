@@ -67,6 +67,8 @@ pub(super) fn check_partition(half: &OpenPartition, dice: &mut SeededRng, what: 
 pub(super) fn check_key(half: &OpenPartition, key: &[u8], what: &str) {
     let wanted = half.model.get(key);
     let got = half.part.get(key).unwrap();
+    let lent = half.part.get_with(key, <[u8]>::to_vec).unwrap();
+    assert!(lent.as_deref() == got.as_deref(), "get_with of {key:.40?}");
     assert!(got.as_deref() == wanted.map(|v| &v[..]), "{what}: get of {key:.40?} gives {got:.40?}");
     assert_eq!(half.part.contains_key(key).unwrap(), wanted.is_some(), "{what}: contains_key of {key:.40?}");
     let size = half.part.size_of(key).unwrap();
@@ -197,7 +199,10 @@ fn check_snapshot_partition(moment: &SnapshotModel, half: &OpenPartition, dice: 
     for n in 0..20 {
         let Some(key) = book.nth_key(dice.next_u64() ^ n) else { break };
         assert!(snapshot.contains_key(part, &key).unwrap(), "{what}: {key:.40?}");
-        assert!(snapshot.get(part, &key).unwrap().as_deref() == book.get(&key).map(|v| &v[..]), "{what}: {key:.40?}");
+        let expected = book.get(&key).map(|v| &v[..]);
+        assert!(snapshot.get(part, &key).unwrap().as_deref() == expected, "{what}: {key:.40?}");
+        let lent = snapshot.get_with(part, &key, <[u8]>::to_vec).unwrap();
+        assert!(lent.as_deref() == expected, "{what}: get_with of {key:.40?}");
     }
     let bounds = (Bound::Unbounded, book.nth_key(dice.next_u64()).map_or(Bound::Unbounded, Bound::Excluded));
     check_iter_both_ends(snapshot.range(part, bounds.clone()), book.range(&bounds), dice, &what);

@@ -69,8 +69,8 @@ impl Drop for UnblockGuard<'_> {
 #[test]
 fn the_interval_is_kept_beside_a_compaction() {
     let gate = Arc::new(BlockingComparator::default());
-    let db = manual_config(MemFs::new()).workers(2).sync_interval(Some(5)).open().unwrap();
-    let leveled = LeveledOptions { l0_compaction_trigger: 2, ..LeveledOptions::default() };
+    let db = manual_config(MemFs::new()).workers(2).sync_interval(Some(Duration::from_millis(5))).open().unwrap();
+    let leveled = LeveledOptions::default().l0_compaction_trigger(2);
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let slow = db.open_partition_with_comparator("slow", options, gate.clone()).unwrap();
     let _closed = gate.block();
@@ -91,7 +91,7 @@ fn the_interval_is_kept_beside_a_compaction() {
 fn the_interval_is_kept_by_steps_without_workers() {
     let env = TestEnv::new(1);
     let config = Config::new("/db").fs(Arc::new(MemFs::new())).env(Arc::new(env.clone()));
-    let db = config.workers(0).sync_interval(Some(50)).open().unwrap();
+    let db = config.workers(0).sync_interval(Some(Duration::from_millis(50))).open().unwrap();
     let p = open_partition(&db, "p");
     env.advance(Duration::from_millis(50));
     assert!(!db.step().unwrap(), "there is nothing to sync");
@@ -324,7 +324,7 @@ fn separated_options() -> PartitionCreateOptions {
 /// for a flush got its error, `Closed`, or `Corruption` with key-value separation.
 #[test]
 fn writer_gets_no_error_of_deleted_partition() {
-    let leveled = LeveledOptions { l0_compaction_trigger: 1_000, ..LeveledOptions::default() };
+    let leveled = LeveledOptions::default().l0_compaction_trigger(1_000);
     for options in [small_memtable_options(), separated_options()] {
         let options = options.compaction_strategy(CompactionStrategy::Leveled(leveled.clone()));
         let gate = Arc::new(BlockingComparator::default());
@@ -406,12 +406,8 @@ fn wal_is_retired_while_compactions_are_pending() {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let config = Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(1)));
     let db = config.workers(0).wal_segment_size(segment).max_wal_size(max_log).open().unwrap();
-    let leveled = LeveledOptions {
-        l0_compaction_trigger: 1,
-        base_level_size: 64 << 10,
-        target_file_size: 16 << 10,
-        ..LeveledOptions::default()
-    };
+    let leveled =
+        LeveledOptions::default().l0_compaction_trigger(1).base_level_size(64 << 10).target_file_size(16 << 10);
     let options = small_memtable_options().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let hot = db.open_partition("hot", options).unwrap();
     open_partition(&db, "cold").insert("one record", "that is not flushed for its own sake").unwrap();
@@ -436,7 +432,7 @@ fn single_worker_flushes_before_compacting() {
     let gate = Arc::new(BlockingComparator::default());
     let order = Arc::new(WorkOrderListener::default());
     let db = manual_config(MemFs::new()).workers(1).listener(order.clone()).open().unwrap();
-    let leveled = LeveledOptions { l0_compaction_trigger: 2, ..LeveledOptions::default() };
+    let leveled = LeveledOptions::default().l0_compaction_trigger(2);
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let slow = db.open_partition_with_comparator("slow", options, gate.clone()).unwrap();
     // A compaction checks after each MiB whether it should yield.
@@ -762,7 +758,7 @@ fn a_merge_yields_when_a_flush_waits_for_space() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
     let held = SecondAttempt::new(&faults);
     let db = manual_config(faults.clone()).workers(0).open().unwrap();
-    let leveled = LeveledOptions { l0_compaction_trigger: 2, ..LeveledOptions::default() };
+    let leveled = LeveledOptions::default().l0_compaction_trigger(2);
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let slow = db.open_partition_with_comparator("slow", options, held.clone()).unwrap();
     // A compaction checks after each MiB whether it should yield.

@@ -267,7 +267,7 @@ fn a_partition_is_gone_when_its_creation_fails() {
     let faults = FaultFs::new(Arc::new(machine.clone()));
     let config = Config::new("/db").fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(1)));
     let db = config.workers(0).durability(PersistMode::SyncData).open().unwrap();
-    let leveled = LeveledOptions { l0_compaction_trigger: 1_000, ..LeveledOptions::default() };
+    let leveled = LeveledOptions::default().l0_compaction_trigger(1_000);
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let p = db.open_partition("p", options).unwrap();
     // The manifest has the first and the last key of each table.
@@ -302,11 +302,11 @@ fn a_deleted_partition_slows_no_writer() {
         gone.flush().unwrap();
     }
     let stall_of = |key: &str| {
-        let before = db.metrics().stall_ns;
+        let before = db.metrics().stall_time;
         live.insert(key, vec![1; 100_000]).unwrap();
-        db.metrics().stall_ns - before
+        db.metrics().stall_time - before
     };
-    assert!(stall_of("before") > 0, "the debt does not slow");
+    assert!(!stall_of("before").is_zero(), "the debt does not slow");
     db.delete_partition(gone).unwrap();
-    assert_eq!(stall_of("after"), 0);
+    assert!(stall_of("after").is_zero());
 }

@@ -41,12 +41,11 @@ pub(super) struct ScriptOptions {
 
 impl Default for ScriptOptions {
     fn default() -> ScriptOptions {
-        let leveled = LeveledOptions {
-            l0_compaction_trigger: 4,
-            target_file_size: 4 << 10,
-            level_size_multiplier: 4,
-            base_level_size: 16 << 10,
-        };
+        let leveled = LeveledOptions::default()
+            .l0_compaction_trigger(4)
+            .target_file_size(4 << 10)
+            .level_size_multiplier(4)
+            .base_level_size(16 << 10);
         ScriptOptions {
             max_memtable_size: 1 << 20,
             leveled,

@@ -406,12 +406,13 @@ impl ScriptRun {
 
     fn set_option(&mut self, option: &str, value: &str) {
         let options = &mut self.options;
+        let leveled = options.leveled.clone();
         match option {
             "memtable" => options.max_memtable_size = parse_number(value),
-            "l0-trigger" => options.leveled.l0_compaction_trigger = parse_number(value),
-            "table-size" => options.leveled.target_file_size = parse_number(value),
-            "level-multiplier" => options.leveled.level_size_multiplier = parse_number(value),
-            "base-level" => options.leveled.base_level_size = parse_number(value),
+            "l0-trigger" => options.leveled = leveled.l0_compaction_trigger(parse_number(value)),
+            "table-size" => options.leveled = leveled.target_file_size(parse_number(value)),
+            "level-multiplier" => options.leveled = leveled.level_size_multiplier(parse_number(value)),
+            "base-level" => options.leveled = leveled.base_level_size(parse_number(value)),
             "threshold" => options.separation_threshold = (value != "none").then(|| parse_number(value)),
             "direct-write" => options.direct_write_threshold = parse_number(value),
             "auto-gc" => options.automatic_gc = (value != "none").then(|| parse_number(value)),

@@ -139,10 +139,9 @@ impl RandomOptions {
 }
 
 fn random_leveled_options(dice: &mut SeededRng) -> LeveledOptions {
-    LeveledOptions {
-        l0_compaction_trigger: dice.pick(&[1, 2, 4]),
-        target_file_size: dice.pick(&[4 << 10, 8 << 10, 64 << 10]),
-        level_size_multiplier: dice.pick(&[2, 3, 10]),
-        base_level_size: dice.pick(&[8 << 10, 32 << 10, 1 << 20]),
-    }
+    LeveledOptions::default()
+        .l0_compaction_trigger(dice.pick(&[1, 2, 4]))
+        .target_file_size(dice.pick(&[4 << 10, 8 << 10, 64 << 10]))
+        .level_size_multiplier(dice.pick(&[2, 3, 10]))
+        .base_level_size(dice.pick(&[8 << 10, 32 << 10, 1 << 20]))
 }
