@@ -60,6 +60,18 @@ fn present(bencher: Bencher<'_, '_>) {
     get(bencher, &load(PartitionCreateOptions::default(), true), 0);
 }
 
+/// As `present`, without a copy of the value.
+#[divan::bench]
+fn present_lent(bencher: Bencher<'_, '_>) {
+    let loaded = load(PartitionCreateOptions::default(), true);
+    let mut state = 1u64;
+    bencher.bench_local(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let key = key((state >> 33) % RECORDS);
+        black_box(loaded.partition.get_with(key, |value| value[0]).expect("reads work"))
+    });
+}
+
 #[divan::bench]
 fn missing(bencher: Bencher<'_, '_>) {
     get(bencher, &load(PartitionCreateOptions::default(), true), 1 << 48);

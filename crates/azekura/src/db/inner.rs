@@ -696,6 +696,6 @@ impl EngineHost for DbInner {
 }
 
 #[cold]
-fn closed_error() -> Error {
+pub(crate) fn closed_error() -> Error {
     Error::new(ErrorKind::Closed, "the database is closed")
 }

@@ -8,6 +8,7 @@ use crate::base::blob_pointer::BlobPointer;
 use crate::base::shared_bytes::SHARED_LEN_MIN;
 use crate::base::{Error, KeyOrder, RecordKind, Result};
 use crate::db::handle::DbHandle;
+use crate::db::inner::closed_error;
 use crate::db::state::partition_tree::PartitionTree;
 use crate::engine::{self, EngineView, SnapshotGuard};
 use crate::iter::InternalIter;
@@ -67,6 +68,8 @@ pub(crate) struct DbIter {
     /// Where the next step of each end seeks to, instead of moving on from the current entry.
     front_target: Option<Bound<Vec<u8>>>,
     back_target: Option<Bound<Vec<u8>>>,
+    /// Whether an end was ever sought.
+    has_sought: bool,
     /// Set by an error, or when the ends meet: the iterator returns nothing more until it seeks.
     ended: bool,
     /// Whether an error ended the iteration. A seek then starts again, with both ends at the bounds.
@@ -99,6 +102,7 @@ impl DbIter {
             back_key: None,
             front_target: None,
             back_target: None,
+            has_sought: false,
             ended,
             failed: false,
             handle,
@@ -127,7 +131,7 @@ impl DbIter {
             (self.back, self.back_key, self.back_target) = (None, None, None);
         }
         let (start, stop) = &self.bounds;
-        self.ended = false;
+        (self.ended, self.has_sought) = (false, true);
         match end {
             IterEnd::Front => {
                 if let Some(back) = self.back.as_ref().filter(|back| back.valid() && self.back_target.is_none()) {
@@ -153,17 +157,38 @@ impl DbIter {
         if self.ended {
             return Ok(false);
         }
-        let mut stepped = self.handle.inner.check_open().and_then(|()| match end {
+        let stepped = self.handle.inner.check_open().and_then(|()| match end {
             IterEnd::Front => self.step_front(),
             IterEnd::Back => self.step_back(),
         });
+        // Without `check_read`, because a result that is borrowed is stored and loaded again.
+        match stepped {
+            Ok(true) if self.handle.inner.is_open_after_read() => Ok(true),
+            stepped => self.end(stepped),
+        }
+    }
+
+    /// Ends the iteration with the result of the last step.
+    #[cold]
+    fn end(&mut self, mut stepped: Result<bool>) -> Result<bool> {
         self.handle.inner.check_read(&mut stepped);
-        self.ended = !matches!(stepped, Ok(true));
-        self.failed = stepped.is_err();
+        (self.ended, self.failed) = (true, stepped.is_err());
         stepped
     }
 
+    #[inline]
     fn step_front(&mut self) -> Result<bool> {
+        match &mut self.front {
+            Some(front) if self.back.is_none() && !self.has_sought => {
+                front.next()?;
+                Ok(front.valid())
+            }
+            _ => self.step_front_to_back(),
+        }
+    }
+
+    /// Moves the front to its first entry, to its target, or to its next entry if that is before the back.
+    fn step_front_to_back(&mut self) -> Result<bool> {
         if self.back_target.is_none() && self.back.as_ref().is_some_and(|back| !back.valid()) {
             return Ok(false); // the back has passed every key
         }
@@ -287,16 +312,22 @@ impl DbIter {
         Slice::from(key.expect(STEPPED))
     }
 
-    /// Returns key and value at an end; reads a blob value. After an error the iterator has ended.
-    fn pair(&mut self, end: IterEnd) -> Result<(&[u8], Slice)> {
+    /// Returns `own(key)` and the value at an end; reads a blob value. After an error the iterator has ended.
+    #[inline]
+    fn pair<K>(&mut self, end: IterEnd, own: impl FnOnce(&[u8]) -> K) -> Result<(K, Slice)> {
         let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
-        let mut value = match kind {
-            RecordKind::BlobPointer => read_blob(&mut self.blob_resolver, &self.view, bytes),
-            _ => Ok(to_slice(&self.front, &self.back, end, bytes)),
-        };
+        if kind != RecordKind::BlobPointer {
+            // Before the copy, because `bytes` are in memory of the iterator, and without `check_read`, as in `step`.
+            if self.handle.inner.is_open_after_read() {
+                return Ok((own(key), to_slice(&self.front, &self.back, end, bytes)));
+            }
+            (self.ended, self.failed) = (true, true);
+            return Err(closed_error());
+        }
+        let mut value = read_blob(&mut self.blob_resolver, &self.view, bytes);
         self.handle.inner.check_read(&mut value);
         match value {
-            Ok(value) => Ok((key, value)),
+            Ok(value) => Ok((own(key), value)),
             Err(error) => {
                 (self.ended, self.failed) = (true, true);
                 Err(error)
@@ -308,8 +339,7 @@ impl DbIter {
     /// resolves visibility without copying.
     #[inline]
     fn is_forward_only(&self) -> bool {
-        let is_front_only = self.back.is_none() && self.front_target.is_none() && self.back_target.is_none();
-        is_front_only && self.front.as_ref().is_some_and(ForwardVisibleIter::has_next_ref)
+        self.back.is_none() && !self.has_sought && self.front.as_ref().is_some_and(ForwardVisibleIter::has_next_ref)
     }
 
     /// Moves the front and returns its entry by reference. Requires [`is_forward_only`](DbIter::is_forward_only).
@@ -374,6 +404,7 @@ fn read_blob(
 }
 
 /// Returns key, record kind, and value or blob pointer at an end.
+#[inline(always)]
 fn entry_at<'a>(front: &'a FrontIter, back: &'a BackIter, end: IterEnd) -> (&'a [u8], RecordKind, &'a [u8]) {
     let (key, (kind, value)) = match end {
         IterEnd::Front => {
@@ -604,7 +635,7 @@ macro_rules! iterator {
 
 iterator!(
     /// Iterates over key-value pairs in key order.
-    Iter, (Slice, Slice), |iter: &mut DbIter, end| iter.pair(end).map(|(key, value)| (Slice::from(key), value)));
+    Iter, (Slice, Slice), |iter: &mut DbIter, end| iter.pair(end, |key| Slice::from(key)));
 impl Iter {
     /// Returns the next pair like [`next`](Iterator::next), but borrows key and value until the next step instead of
     /// copying them.
@@ -648,7 +679,7 @@ iterator!(
     Keys, Slice, |iter: &mut DbIter, end| Ok(iter.key(end)));
 iterator!(
     /// Iterates over values in the order of their keys.
-    Values, Slice, |iter: &mut DbIter, end| iter.pair(end).map(|(_, value)| value));
+    Values, Slice, |iter: &mut DbIter, end| iter.pair(end, |_| ()).map(|(_, value)| value));
 iterator!(
     /// Iterates over entries in key order; blob values are read on request.
     Entries, Entry, |iter: &mut DbIter, end| iter.entry(end));

@@ -58,7 +58,7 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
                 key.clone_into(&mut self.saved_key);
             }
         }
-        self.find_next_visible(false)
+        self.find_visible()
     }
 
     /// Moves to the next visible key. The iterator must be valid.
@@ -70,19 +70,29 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
             self.valid = self.inner.next_key()?.is_some_and(|(key, _)| is_before_end(order, end, key.user_key));
             return Ok(());
         }
-        self.find_next_visible(true)
+        // Most entries are the only version of their key.
+        let Some((key, kind)) = self.inner.next_key()? else { return Ok(()) };
+        if kind.is_value()
+            && key.seqno <= self.snapshot_seqno
+            && is_before_end(&self.order, &self.end, key.user_key)
+            && !(self.has_saved_key && self.order.keys_equal(&self.saved_key, key.user_key))
+        {
+            self.has_saved_key = key.seqno > SeqNo::ZERO;
+            if self.has_saved_key {
+                self.saved_key.clear();
+                self.saved_key.extend_from_slice(key.user_key);
+            }
+            self.valid = true;
+            return Ok(());
+        }
+        self.find_visible()
     }
 
     /// Moves to the first visible entry at or after the current one.
-    fn find_next_visible(&mut self, mut on: bool) -> Result<()> {
+    fn find_visible(&mut self) -> Result<()> {
         let mut skips = 0;
         loop {
-            let head = match on {
-                true => self.inner.next_key()?,
-                false => self.inner.head(),
-            };
-            let Some((key, kind)) = head else { return Ok(()) };
-            on = true;
+            let Some((key, kind)) = self.inner.head() else { return Ok(()) };
             let known = self.has_saved_key && self.order.keys_equal(&self.saved_key, key.user_key);
             if !known && !is_before_end(&self.order, &self.end, key.user_key) {
                 return Ok(());
@@ -103,9 +113,10 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
                 skips = 0;
                 if key.seqno > SeqNo::ZERO {
                     self.inner.seek(InternalKey::new(&self.saved_key, SeqNo::ZERO))?;
-                    on = false;
+                    continue;
                 }
             }
+            self.inner.next()?;
         }
     }
 
