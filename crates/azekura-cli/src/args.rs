@@ -17,7 +17,7 @@ Explain the exit codes.
        check of `demo` failed, or an import or export skipped some entries
     2  the command line is wrong
     3  an error of the operating system or of the database
-    4  the database is locked: another program has it open
+    4  the database is locked: another program has it open; on Linux the message names the process
     5  the database is damaged: bytes on disk are not what was written
   130  interrupted (Ctrl-C)
 

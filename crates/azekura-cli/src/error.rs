@@ -8,6 +8,8 @@ use std::process::ExitCode;
 use azekura::{Error, ErrorKind};
 use serde_json::{Value, json};
 
+use crate::lock_holder::{self, LockHolder};
+
 /// A result whose error ends the command.
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
 
@@ -36,18 +38,28 @@ impl CommandOutcome {
 #[derive(Debug)]
 pub(crate) struct CliError {
     code: u8,
-    kind: String,
-    message: String,
+    kind: Box<str>,
+    message: Box<str>,
     file: Option<PathBuf>,
     offset: Option<u64>,
+    /// The processes that have the database open, if it is locked and the operating system lists them.
+    holders: Box<[LockHolder]>,
     /// The error as text; with the file, and from the engine with the kind and the offset.
-    text: String,
+    text: Box<str>,
 }
 
 impl CliError {
     fn new(code: u8, kind: &str, message: String, file: Option<&Path>) -> CliError {
         let text = file.map_or(message.clone(), |file| format!("{message} ({})", file.display()));
-        CliError { code, kind: kind.into(), message, file: file.map(Path::to_path_buf), offset: None, text }
+        CliError {
+            code,
+            kind: kind.into(),
+            message: message.into(),
+            file: file.map(Path::to_path_buf),
+            offset: None,
+            holders: Box::default(),
+            text: text.into(),
+        }
     }
 
     /// Arguments that contradict each other or cannot be parsed.
@@ -80,10 +92,19 @@ impl CliError {
         CliError::new(130, "interrupted", "interrupted".into(), None)
     }
 
+    /// The error as a JSON object. "holders" is present if the database is locked.
+    fn to_json(&self) -> Value {
+        let mut object = error_json(&self.kind, &self.message, self.file.as_deref(), self.offset);
+        if *self.kind == *kind_word(ErrorKind::Locked) {
+            object["holders"] = self.holders.iter().map(holder_json).collect();
+        }
+        object
+    }
+
     /// Prints the error on standard error and returns the exit code.
     pub(crate) fn report(&self, json: bool) -> ExitCode {
         if json && self.code != 0 {
-            print_error(json!({ "error": error_json(&self.kind, &self.message, self.file.as_deref(), self.offset) }));
+            print_error(json!({ "error": self.to_json() }));
         } else if self.code != 0 {
             print_error(format_args!("azekura: {self}"));
         }
@@ -92,16 +113,22 @@ impl CliError {
 }
 
 impl From<Error> for CliError {
+    /// If the database is locked, the message names the processes that have it open, where the system lists them.
     fn from(error: Error) -> CliError {
         let code = match error.kind() {
             ErrorKind::Locked => 4,
             ErrorKind::Corruption => 5,
             _ => 3,
         };
+        let locked = error.file().filter(|_| error.kind() == ErrorKind::Locked);
+        let holders = locked.map_or_else(Vec::new, lock_holder::holders_of);
+        let holding = lock_holder::describe(&holders).map_or(String::new(), |clause| format!("; {clause}"));
+        let message = format!("{}{holding}", error.message());
         CliError {
             offset: error.offset(),
-            text: error.to_string(),
-            ..CliError::new(code, &kind_word(error.kind()), error.message().to_string(), error.file())
+            text: format!("{error}{holding}").into(),
+            holders: holders.into(),
+            ..CliError::new(code, &kind_word(error.kind()), message, error.file())
         }
     }
 }
@@ -122,6 +149,10 @@ pub(crate) fn print_error(line: impl fmt::Display) {
 
 fn error_json(kind: &str, message: &str, file: Option<&Path>, offset: Option<u64>) -> Value {
     json!({ "kind": kind, "message": message, "file": file.map(|f| f.to_string_lossy()), "offset": offset })
+}
+
+fn holder_json(holder: &LockHolder) -> Value {
+    json!({ "pid": holder.pid, "name": holder.name, "mode": if holder.is_writer { "write" } else { "read" } })
 }
 
 /// An error of the engine as a JSON object.

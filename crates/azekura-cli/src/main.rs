@@ -2,13 +2,15 @@
 //!
 //! Reading order: `args` (commands and options), `command` (one file per family of commands; `demo` has a folder),
 //! `open` (databases and partitions), `output`, `display` and `progress` (what is printed), `encoding` and `path_key`
-//! (bytes as text and as paths), `error` (error messages and exit codes).
+//! (bytes as text and as paths), `error` (error messages and exit codes), `lock_holder` (processes that have a database
+//! open).
 
 mod args;
 mod command;
 mod display;
 mod encoding;
 mod error;
+mod lock_holder;
 mod open;
 mod output;
 mod path_key;

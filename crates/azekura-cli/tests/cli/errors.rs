@@ -82,7 +82,15 @@ fn open_database_is_locked() {
     ] {
         let ran = p.run(&format!("{line} --json"));
         assert_eq!(ran.code, Some(4), "{line}: {ran:?}");
-        assert_eq!(ran.error()["kind"], "locked", "{line}");
+        let error = ran.error();
+        assert_eq!(error["kind"], "locked", "{line}");
+        if cfg!(target_os = "linux") {
+            assert_eq!(error["holders"][0]["pid"], std::process::id(), "{line}: {error}");
+            assert_eq!(error["holders"][0]["mode"], "write", "{line}: {error}");
+            let text = p.run(line).err;
+            let named = text.contains(&format!("process {} (", std::process::id()));
+            assert!(named && text.contains("has the database open for writing"), "{line}: {text}");
+        }
     }
     writer.close().unwrap();
 
@@ -90,7 +98,9 @@ fn open_database_is_locked() {
     for line in READING {
         assert_eq!(p.run(line).code, Some(0), "{line} beside a reader");
     }
-    assert_eq!(p.run("put --db d k v").code, Some(4));
+    let refused = p.run("put --db d k v");
+    assert_eq!(refused.code, Some(4));
+    assert!(!cfg!(target_os = "linux") || refused.err.contains("open for reading"), "{refused:?}");
     assert_eq!(p.run("gc run --db d").code, Some(4));
     reader.close().unwrap();
     assert_eq!(p.ok("get --db d k"), "v");

@@ -1,0 +1,134 @@
+//! Names the processes that hold the lock of a database, where the operating system lists them.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+/// Number of processes that a message names.
+const NAMED_MAX: usize = 3;
+
+/// A process that holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LockHolder {
+    /// `None` if the process is in another PID namespace.
+    pub(crate) pid: Option<u32>,
+    /// Name of the program; `None` if this process may not read it.
+    pub(crate) name: Option<String>,
+    /// Whether the process writes; a database that is open for reading has a shared lock.
+    pub(crate) is_writer: bool,
+}
+
+/// Example: `process 4711 ("indexer")`.
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.pid, &self.name) {
+            (None, _) => f.write_str("a process of another container or of the host"),
+            (Some(pid), _) if pid == std::process::id() => write!(f, "this process ({pid})"),
+            (Some(pid), Some(name)) => write!(f, "process {pid} (\"{name}\")"),
+            (Some(pid), None) => write!(f, "process {pid}"),
+        }
+    }
+}
+
+/// A clause that names the processes; `None` if there are none.
+pub(crate) fn describe(holders: &[LockHolder]) -> Option<String> {
+    let is_writer = holders.first()?.is_writer;
+    let named: Vec<String> = holders.iter().take(NAMED_MAX).map(LockHolder::to_string).collect();
+    let more = holders.len() - named.len();
+    let names = match (&named[..], more) {
+        ([one], 0) => one.clone(),
+        ([start @ .., last], 0) => format!("{} and {last}", start.join(", ")),
+        _ => format!("{} and {more} more", named.join(", ")),
+    };
+    let verb = if holders.len() == 1 { "has" } else { "have" };
+    Some(format!("{names} {verb} the database open for {}", if is_writer { "writing" } else { "reading" }))
+}
+
+/// The processes that hold a lock on `path`, a file or a directory. Empty if the system does not list them.
+pub(crate) fn holders_of(path: &Path) -> Vec<LockHolder> {
+    let (Some(file), Ok(table)) = (lock_table_id(path), fs::read_to_string("/proc/locks")) else {
+        return Vec::new();
+    };
+    parse_lock_table(&table, &file, &|pid| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        Some(name.trim_end().to_string())
+    })
+}
+
+/// The file as `/proc/locks` names it: the numbers of the device, and of the file on it.
+#[cfg(target_os = "linux")]
+fn lock_table_id(path: &Path) -> Option<String> {
+    use std::os::linux::fs::MetadataExt;
+    let metadata = path.metadata().ok()?;
+    let device = metadata.st_dev();
+    let major = (device >> 8 & 0xfff) | (device >> 32 & !0xfff);
+    let minor = (device & 0xff) | (device >> 12 & !0xff);
+    Some(format!("{major:02x}:{minor:02x}:{}", metadata.st_ino()))
+}
+
+/// Other systems have no list of locks.
+#[cfg(not(target_os = "linux"))]
+fn lock_table_id(_: &Path) -> Option<String> {
+    None
+}
+
+/// Finds the `flock` locks of `file` ("major:minor:inode") in the text of `/proc/locks`. A line is, for example,
+/// `1: FLOCK  ADVISORY  WRITE 4711 fe:00:9978303 0 EOF`; the lock of a waiting process has `->` behind its number.
+fn parse_lock_table(table: &str, file: &str, name_of: &dyn Fn(u32) -> Option<String>) -> Vec<LockHolder> {
+    let mut holders = Vec::new();
+    for line in table.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, mode, pid, locked, ..] = words[..] else { continue };
+        if locked != file {
+            continue;
+        }
+        // A process outside of the PID namespace of this one has the number 0.
+        let pid = pid.parse().ok().filter(|pid| *pid != 0);
+        holders.push(LockHolder { pid, name: pid.and_then(name_of), is_writer: mode == "WRITE" });
+    }
+    holders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "\
+1: FLOCK  ADVISORY  WRITE 4711 fe:00:9978303 0 EOF
+1: -> FLOCK  ADVISORY  WRITE 4712 fe:00:9978303 0 EOF
+2: POSIX  ADVISORY  WRITE 4713 fe:00:9978303 0 EOF
+3: FLOCK  ADVISORY  READ 4714 fe:00:12 0 EOF
+4: FLOCK  ADVISORY  READ 0 fe:00:12 0 EOF
+5: FLOCK  ADVISORY  READ 4715 fe:00:120 0 EOF
+";
+
+    #[test]
+    fn lock_table_gives_holders_of_one_file() {
+        let name_of = |pid| (pid == 4711).then(|| "indexer".to_string());
+        let found = |file| parse_lock_table(TABLE, file, &name_of);
+        let writer = describe(&found("fe:00:9978303")).unwrap();
+        assert_eq!(writer, "process 4711 (\"indexer\") has the database open for writing");
+        let readers = describe(&found("fe:00:12")).unwrap();
+        assert_eq!(
+            readers,
+            "process 4714 and a process of another container or of the host have the database open for reading"
+        );
+        assert_eq!(describe(&found("fe:01:12")), None);
+        let many = vec![found("fe:00:120")[0].clone(); 5];
+        assert!(describe(&many).unwrap().starts_with("process 4715, process 4715, process 4715 and 2 more have"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn own_lock_is_of_this_process() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(holders_of(&dir.path().join("LOCK")), []);
+        let file = fs::File::create(dir.path().join("LOCK")).unwrap();
+        file.try_lock().unwrap();
+        let holders = holders_of(&dir.path().join("LOCK"));
+        assert_eq!(
+            describe(&holders).unwrap(),
+            format!("this process ({}) has the database open for writing", std::process::id())
+        );
+    }
+}
