@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::partition_options::{PartitionOptionArgs, partition_name};
+use crate::size::SIZE_HELP;
+
 /// Directory of the database unless `--db` is given.
 pub(crate) const DEFAULT_PATH: &str = ".azekura_data";
 
@@ -31,6 +34,13 @@ const START: &str = "Start here:
   azekura scan --db my.db             list all entries
   azekura help put                    more about one command
   azekura help exit-codes             what the exit codes mean";
+
+/// Help text of `partitions create`.
+const CREATE_EXAMPLES: &str = "Examples:
+  azekura partitions create --db my.db users
+  azekura partitions create --db my.db pages --kv-separation 1KiB --blob-file-size 256MiB
+  azekura partitions create --db my.db logs --compression-per-level lz4,miniz:6 --block-size 16KiB
+  azekura partitions create --db my.db counters --engine pmem --pool-max-size 64MiB";
 
 /// Inspect, fill, verify and compact azekura databases.
 ///
@@ -143,7 +153,8 @@ pub(crate) enum Command {
     /// List, create and drop partitions.
     #[command(
         after_help = "Examples:\n  azekura partitions --db my.db list\n  azekura partitions --db my.db create users\n  \
-                            azekura partitions --db my.db drop users"
+                            azekura partitions --db my.db create pages --kv-separation 1KiB\n  azekura partitions \
+                            --db my.db drop users"
     )]
     Partitions(PartitionsArgs),
     /// Write man pages or shell completions of this program.
@@ -163,7 +174,7 @@ pub(crate) enum Command {
 #[derive(Args, Debug)]
 pub(crate) struct PartitionArg {
     /// Name of the partition.
-    #[arg(long = "partition", value_name = "NAME", default_value = "default")]
+    #[arg(long = "partition", value_name = "NAME", default_value = "default", value_parser = partition_name)]
     pub(crate) name: String,
 }
 
@@ -384,9 +395,15 @@ pub(crate) enum PartitionsAction {
     /// List the names.
     List,
     /// Create an empty partition, and the database if it is missing; exits with 0 if the partition exists.
+    ///
+    /// A partition that exists is not changed, also if options are given.
+    #[command(after_help = format!("{CREATE_EXAMPLES}\n\n{SIZE_HELP}."))]
     Create {
         /// The name: any text of 1 to 255 bytes.
+        #[arg(value_parser = partition_name)]
         name: String,
+        #[command(flatten)]
+        options: Box<PartitionOptionArgs>,
     },
     /// Delete a partition and all its entries; exits with 1 if it does not exist.
     Drop {

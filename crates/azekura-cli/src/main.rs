@@ -1,9 +1,9 @@
 //! `azekura`: inspects, fills, verifies and compacts azekura databases from the command line.
 //!
-//! Reading order: `args` (commands and options), `command` (one file per family of commands; `demo` has a folder),
-//! `open` (databases and partitions), `output`, `display` and `progress` (what is printed), `encoding` and `path_key`
-//! (bytes as text and as paths), `error` (error messages and exit codes), `lock_holder` (processes that have a database
-//! open).
+//! Reading order: `args` (commands and options; `partition_options` and `size`: those of new partitions), `command`
+//! (one file per family of commands; `demo` has a folder), `open` (databases and partitions), `output`, `display` and
+//! `progress` (what is printed), `encoding` and `path_key` (bytes as text and as paths), `error` (error messages and
+//! exit codes), `lock_holder` (processes that have a database open).
 
 mod args;
 mod command;
@@ -13,8 +13,10 @@ mod error;
 mod lock_holder;
 mod open;
 mod output;
+mod partition_options;
 mod path_key;
 mod progress;
+mod size;
 
 use std::path::Path;
 use std::process::ExitCode;

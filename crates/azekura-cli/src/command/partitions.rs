@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use azekura::PartitionCreateOptions;
+use azekura::{Database, PartitionCreateOptions};
 use serde_json::json;
 
 use crate::args::{PartitionsAction, PartitionsArgs};
 use crate::error::{CommandOutcome, Result};
 use crate::open;
 use crate::output::CommandOutput;
+use crate::partition_options::PartitionOptionArgs;
 
 /// Runs the subcommand.
 pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
@@ -24,14 +25,12 @@ pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) 
             }
             Ok(CommandOutcome::Success)
         }
-        PartitionsAction::Create { name } => {
+        PartitionsAction::Create { name, options } => {
+            let create_options = options.to_options()?;
             let db = open::open_or_create(db)?;
-            let created = !db.partition_exists(name);
-            if created {
-                drop(db.open_partition(name, PartitionCreateOptions::default())?);
-            }
+            let created = create(&db, name, create_options)?;
             db.close()?;
-            print_result(output, name, "created", created, "exists already")?;
+            print_created(output, name, created, options)?;
             Ok(CommandOutcome::Success)
         }
         PartitionsAction::Drop { name } => {
@@ -45,6 +44,20 @@ pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) 
             Ok(CommandOutcome::success_if(existed))
         }
     }
+}
+
+/// Creates a partition; returns false if it exists, and then changes nothing.
+fn create(db: &Database, name: &str, options: PartitionCreateOptions) -> Result<bool> {
+    let created = !db.partition_exists(name);
+    if created {
+        drop(db.open_partition(name, options)?);
+    }
+    Ok(created)
+}
+
+fn print_created(output: &mut CommandOutput, name: &str, created: bool, options: &PartitionOptionArgs) -> Result<()> {
+    let exists = if options.is_empty() { "exists already" } else { "exists already; its options are unchanged" };
+    print_result(output, name, "created", created, exists)
 }
 
 fn print_result(output: &mut CommandOutput, name: &str, verb: &str, done: bool, otherwise: &str) -> Result<()> {

@@ -1,4 +1,4 @@
-//! put, get, del, scan, count, partitions.
+//! put, get, del, scan, count; partitions without options.
 
 use super::fixture::CliFixture;
 

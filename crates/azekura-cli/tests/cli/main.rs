@@ -6,5 +6,6 @@ mod entries;
 mod errors;
 mod fixture;
 mod generate;
+mod partitions;
 mod transfer;
 mod whole_database;
