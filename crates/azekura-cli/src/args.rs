@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -124,9 +125,12 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  azekura export --db my.db copy-of-documents\n  azekura export --db my.db \
                             entries.jsonl\n  azekura export --db my.db - | gzip > entries.jsonl.gz")]
     Export(ExportArgs),
-    /// Show every counter of the database and its partitions.
-    #[command(after_help = "Example:\n  azekura stats --db my.db --json")]
-    Stats(PartitionFilter),
+    /// Show the counters of the database and its partitions; without --all, those that are not zero.
+    #[command(
+        after_help = "Examples:\n  azekura stats --db my.db\n  azekura stats --db my.db --all --json\n  azekura stats \
+                            --db my.db --watch 5"
+    )]
+    Stats(StatsArgs),
     /// Show the levels of each partition: tables, bytes, entries and tombstones, with a bar for the size.
     #[command(after_help = "Example:\n  azekura levels --db my.db")]
     Levels(PartitionFilter),
@@ -313,6 +317,29 @@ pub(crate) struct PartitionFilter {
     /// Only this partition [default: all].
     #[arg(long, value_name = "NAME")]
     pub(crate) partition: Option<String>,
+}
+
+/// Arguments of `stats`.
+#[derive(Args, Debug)]
+pub(crate) struct StatsArgs {
+    #[command(flatten)]
+    pub(crate) filter: PartitionFilter,
+    /// Also show rows of zeros; JSON always has them.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print again every SECONDS, 0.1 to 86400 [default: 2], until Ctrl-C.
+    ///
+    /// Each time the database is opened to read and closed again. So this shows what is stored (files, levels, sizes,
+    /// WAL), not the counters of another process. While another process has the database open to write, there are no
+    /// metrics, and the output says which process it is. A process that opens the database to write during a reading,
+    /// which takes as long as opening the database, is refused as locked.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = interval)]
+    pub(crate) watch: Option<Duration>,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected a number of seconds from 0.1 to 86400".into())
 }
 
 /// Arguments of `gc`.

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use azekura::{
     BlobFileMetrics, BlockKindMetrics, Database, DroppedAfterDamage, LevelMetrics, Metrics, PartitionMetrics,
@@ -10,7 +10,7 @@ use azekura::{
 };
 use serde_json::{Value, json};
 
-use crate::args::PartitionFilter;
+use crate::args::{PartitionFilter, StatsArgs};
 use crate::display::{self, bytes, count, plural};
 use crate::error::{CommandOutcome, Result};
 use crate::open;
@@ -19,33 +19,123 @@ use crate::output::{CommandOutput, fields_json};
 /// Width of the longest bar of `levels`, in characters.
 const LEVEL_BAR_WIDTH: usize = 30;
 
+/// Clears a terminal; the next output is in its upper left corner.
+const CLEAR_SCREEN: &[u8] = b"\x1b[2J\x1b[H";
+
 /// Width of the bar of a fully stale blob file, in characters.
 const BLOB_BAR_WIDTH: usize = 20;
 
-/// Prints every metric.
-pub(crate) fn stats(args: &PartitionFilter, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let (db, partitions) = open_and_read_metrics(args, db)?;
-    let metrics = db.metrics();
-    let disk = db.disk_space();
-    if output.json() {
-        let mut object = metrics_json(&metrics);
-        object["disk_bytes"] = json!(disk);
-        object["partitions"] = partitions.iter().map(partition_json).collect();
-        output.line(object)?;
-        return Ok(CommandOutcome::Success);
+/// The metrics of a database at one time.
+#[derive(Debug)]
+pub(crate) struct StatsReading {
+    metrics: Metrics,
+    disk: u64,
+    partitions: Vec<PartitionMetrics>,
+}
+
+impl StatsReading {
+    /// Reads the metrics of one partition, or of all in the order of their names.
+    pub(crate) fn of(db: &Database, partition: Option<&str>) -> Result<StatsReading> {
+        let partitions = partition_metrics(db, partition)?;
+        Ok(StatsReading { metrics: db.metrics(), disk: db.disk_space(), partitions })
     }
-    output.line("Counters start at zero when a database is opened, and this command has just opened it.")?;
-    output.line(display::name_value_table(&metrics_rows(&metrics, disk)))?;
-    for partition in &partitions {
-        output.line("")?;
-        print_partition(partition, output)?;
+
+    /// Every metric as a JSON object.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut object = metrics_json(&self.metrics);
+        object["disk_bytes"] = json!(self.disk);
+        object["partitions"] = self.partitions.iter().map(partition_json).collect();
+        object
+    }
+
+    /// Prints the metrics as text. Unless `all` is set, rows of zeros are left out.
+    pub(crate) fn print(&self, all: bool, output: &mut CommandOutput) -> Result<()> {
+        let rows = metrics_rows(&self.metrics, self.disk);
+        let shown: Vec<_> = rows.iter().filter(|row| all || !row.is_zero).cloned().collect();
+        output.line(metrics_table(&shown))?;
+        if shown.len() < rows.len() {
+            let left_out = plural((rows.len() - shown.len()) as u64, "row");
+            output.line(format!("{left_out} of zeros left out; --all shows them."))?;
+        }
+        for partition in &self.partitions {
+            output.line("")?;
+            print_partition(partition, output)?;
+        }
+        Ok(())
+    }
+}
+
+/// Prints every metric, once or at every interval.
+pub(crate) fn stats(args: &StatsArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    if let Some(interval) = args.watch {
+        return watch(args, interval, db, output);
+    }
+    let reading = read_stats(args, db)?;
+    if output.json() {
+        output.line(reading.to_json())?;
+    } else {
+        output.line("Counters start at zero when a database is opened, and this command has just opened it.")?;
+        reading.print(args.all, output)?;
     }
     Ok(CommandOutcome::Success)
 }
 
+/// Opens the database to read, and closes it at once.
+fn read_stats(args: &StatsArgs, db: &Path) -> Result<StatsReading> {
+    StatsReading::of(&open::open_read_only(db)?, args.filter.partition.as_deref())
+}
+
+/// Prints the metrics at every interval, until the process is interrupted or its output is closed. Between two readings
+/// the database is closed, so that a writer can open it. While a writer has it open, there are no metrics to print.
+fn watch(args: &StatsArgs, interval: Duration, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let start = Instant::now();
+    for number in 1u64.. {
+        let reading = match read_stats(args, db) {
+            Err(error) if !error.is_locked() => return Err(error),
+            reading => reading,
+        };
+        let since = start.elapsed();
+        if output.json() {
+            let mut object = match &reading {
+                Ok(reading) => reading.to_json(),
+                Err(error) => json!({ "error": error.to_json() }),
+            };
+            object["reading"] = json!(number);
+            object["seconds"] = json!(since.as_secs_f64());
+            output.line(object)?;
+        } else {
+            print_watched(number, since, &reading, args.all, output)?;
+        }
+        output.finish()?;
+        std::thread::sleep(interval);
+    }
+    Ok(CommandOutcome::Success)
+}
+
+fn print_watched(
+    number: u64,
+    since: Duration,
+    reading: &Result<StatsReading>,
+    all: bool,
+    output: &mut CommandOutput,
+) -> Result<()> {
+    if output.is_terminal() {
+        output.write_bytes(CLEAR_SCREEN)?;
+    } else if number > 1 {
+        output.line("")?;
+    }
+    output.line(format!("Reading {number}, {:.1} s after the start. Ctrl-C ends.", since.as_secs_f64()))?;
+    match reading {
+        Ok(reading) => reading.print(all, output),
+        Err(error) => output.line(format!(
+            "No metrics: {error}\nA writer has the database for itself: only its own process can read the counters."
+        )),
+    }
+}
+
 /// Prints the levels of each partition.
 pub(crate) fn levels(args: &PartitionFilter, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let (_db, partitions) = open_and_read_metrics(args, db)?;
+    let partitions = read_partition_metrics(args, db)?;
     output.partitions(&partitions, partition_json, print_partition)?;
     if partitions.is_empty() && !output.json() {
         output.line("There are no partitions.")?;
@@ -55,7 +145,7 @@ pub(crate) fn levels(args: &PartitionFilter, db: &Path, output: &mut CommandOutp
 
 /// Prints the blob files of each partition, by descending staleness.
 pub(crate) fn blobs(args: &PartitionFilter, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let (_db, mut partitions) = open_and_read_metrics(args, db)?;
+    let mut partitions = read_partition_metrics(args, db)?;
     if args.partition.is_none() {
         partitions.retain(|partition| partition.has_kv_separation);
     }
@@ -76,24 +166,40 @@ pub(crate) fn blobs(args: &PartitionFilter, db: &Path, output: &mut CommandOutpu
     Ok(CommandOutcome::Success)
 }
 
-/// Opens the database to read, and reads the metrics of the partitions in the order of their names.
-fn open_and_read_metrics(args: &PartitionFilter, db: &Path) -> Result<(Database, Vec<PartitionMetrics>)> {
-    let db = open::open_read_only(db)?;
-    let partitions = match &args.partition {
-        Some(name) => vec![open::existing_partition(&db, name)?],
-        None => open::all_partitions(&db)?,
-    };
-    let metrics = partitions.iter().map(|partition| partition.metrics()).collect();
-    Ok((db, metrics))
+/// Opens the database to read, and reads the metrics of one partition, or of all in the order of their names.
+fn read_partition_metrics(args: &PartitionFilter, db: &Path) -> Result<Vec<PartitionMetrics>> {
+    partition_metrics(&open::open_read_only(db)?, args.partition.as_deref())
 }
 
-/// Names and values of all metrics of a database.
-pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(&'static str, String)> {
+fn partition_metrics(db: &Database, name: Option<&str>) -> Result<Vec<PartitionMetrics>> {
+    let partitions = match name {
+        Some(name) => vec![open::existing_partition(db, name)?],
+        None => open::all_partitions(db)?,
+    };
+    Ok(partitions.iter().map(|partition| partition.metrics()).collect())
+}
+
+/// A metric, or several that belong together.
+#[derive(Clone, Debug)]
+pub(crate) struct MetricsRow {
+    pub(crate) name: &'static str,
+    value: String,
+    /// Whether every number in `value` that can change is zero.
+    is_zero: bool,
+}
+
+/// The rows as a table with borders.
+pub(crate) fn metrics_table(rows: &[MetricsRow]) -> impl std::fmt::Display {
+    let cells: Vec<_> = rows.iter().map(|row| (row.name, row.value.clone())).collect();
+    display::name_value_table(&cells)
+}
+
+/// All metrics of a database.
+pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<MetricsRow> {
     let hits = |kind: &BlockKindMetrics| {
         let share = display::share(kind.hits, kind.hits + kind.misses);
         format!("{share}, {} with {} cached", plural(kind.blocks, "block"), bytes(kind.bytes))
     };
-    let nanos = |ns| display::duration(Duration::from_nanos(ns));
     let read_and_written = |read, written| format!("{} read, {} written", bytes(read), bytes(written));
     let dropped = m.dropped_after_damage.as_ref().map_or("nothing".to_string(), |d| {
         format!("{} after {} at byte {}", plural(d.frames, "frame"), d.file.display(), d.offset)
@@ -104,32 +210,58 @@ pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(&'static str, String)
     let no_writes = "nothing written since the database was opened".to_string();
     let amplification = if m.user_bytes == 0 { no_writes } else { format!("{:.2}", m.write_amplification()) };
     let cache = format!("{} of {}, {} pinned", bytes(m.cache.used), bytes(m.cache.capacity), bytes(m.cache.pinned));
+    let row = |name, numbers: &[u64], value| MetricsRow { name, value, is_zero: numbers.iter().all(|n| *n == 0) };
+    let kind = |name, kind: &BlockKindMetrics| row(name, &[kind.hits, kind.misses, kind.blocks], hits(kind));
+    let compaction_counts = [m.compactions, m.trivial_moves, m.compaction_bytes_read, m.compaction_bytes_written];
+    let gc_counts = [m.blob_gc_runs, m.blob_gc_bytes_read, m.blob_gc_bytes_written, m.blob_bytes_freed];
+    let (partitions, segments, snapshots) = (m.partitions as u64, m.wal_segments as u64, m.open_snapshots as u64);
     vec![
-        ("partitions", count(m.partitions as u64)),
-        ("bytes on disk", bytes(disk)),
-        ("commits, records", format!("{}, {}", count(m.commits), count(m.records))),
-        ("written by callers", bytes(m.user_bytes)),
-        ("WAL: written, syncs", format!("{}, {}", bytes(m.wal_bytes), count(m.wal_syncs))),
-        ("direct blob writes", bytes(m.direct_blob_bytes)),
-        ("WAL: live, segments", format!("{}, {}", bytes(m.wal_live_bytes), m.wal_segments)),
-        ("manifest", bytes(m.manifest_bytes)),
-        ("memtables", bytes(m.memtable_bytes)),
-        ("flushes", format!("{}, {} written", count(m.flushes), bytes(m.flushed_bytes))),
-        ("compactions", format!("{} ({compaction_bytes}), {moves} trivial moves", count(m.compactions))),
-        ("blob GC", format!("{} ({gc_bytes}), {} freed", count(m.blob_gc_runs), bytes(m.blob_bytes_freed))),
-        ("write amplification", amplification),
-        ("write stalls", nanos(m.stall_time.as_nanos() as u64)),
-        ("cache", cache),
-        ("cache hits: data", hits(&m.cache.data)),
-        ("cache hits: index", hits(&m.cache.index)),
-        ("cache hits: filter", hits(&m.cache.filter)),
-        ("cache hits: blobs", hits(&m.cache.blob)),
-        ("open snapshots", count(m.open_snapshots as u64)),
-        (
-            "recovery",
-            format!("{}, {} replayed", nanos(m.recovery_time.as_nanos() as u64), plural(m.replayed_records, "record")),
+        row("partitions", &[partitions], count(partitions)),
+        row("bytes on disk", &[disk], bytes(disk)),
+        row("commits, records", &[m.commits, m.records], format!("{}, {}", count(m.commits), count(m.records))),
+        row("written by callers", &[m.user_bytes], bytes(m.user_bytes)),
+        row(
+            "WAL: written, syncs",
+            &[m.wal_bytes, m.wal_syncs],
+            format!("{}, {}", bytes(m.wal_bytes), count(m.wal_syncs)),
         ),
-        ("dropped after damage", dropped),
+        row("direct blob writes", &[m.direct_blob_bytes], bytes(m.direct_blob_bytes)),
+        row(
+            "WAL: live, segments",
+            &[m.wal_live_bytes, segments],
+            format!("{}, {}", bytes(m.wal_live_bytes), m.wal_segments),
+        ),
+        row("manifest", &[m.manifest_bytes], bytes(m.manifest_bytes)),
+        row("memtables", &[m.memtable_bytes], bytes(m.memtable_bytes)),
+        row(
+            "flushes",
+            &[m.flushes, m.flushed_bytes],
+            format!("{}, {} written", count(m.flushes), bytes(m.flushed_bytes)),
+        ),
+        row(
+            "compactions",
+            &compaction_counts,
+            format!("{} ({compaction_bytes}), {moves} trivial moves", count(m.compactions)),
+        ),
+        row(
+            "blob GC",
+            &gc_counts,
+            format!("{} ({gc_bytes}), {} freed", count(m.blob_gc_runs), bytes(m.blob_bytes_freed)),
+        ),
+        row("write amplification", &[m.user_bytes], amplification),
+        row("write stalls", &[m.stall_time.as_nanos() as u64], display::duration(m.stall_time)),
+        row("cache", &[m.cache.used, m.cache.pinned], cache),
+        kind("cache hits: data", &m.cache.data),
+        kind("cache hits: index", &m.cache.index),
+        kind("cache hits: filter", &m.cache.filter),
+        kind("cache hits: blobs", &m.cache.blob),
+        row("open snapshots", &[snapshots], count(snapshots)),
+        row(
+            "recovery",
+            &[m.recovery_time.as_nanos() as u64],
+            format!("{}, {} replayed", display::duration(m.recovery_time), plural(m.replayed_records, "record")),
+        ),
+        row("dropped after damage", &[m.dropped_after_damage.is_some().into()], dropped),
     ]
 }
 

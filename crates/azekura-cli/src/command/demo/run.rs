@@ -13,7 +13,7 @@ use super::temporary_directory::{TemporaryDirectory, catch_interrupts, check_int
 use super::writer::{self, AckRecord, WriterProcess, acknowledged_bytes};
 use crate::args::DemoArgs;
 use crate::command::{stats, verify};
-use crate::display::{self, bytes, count, duration, plural};
+use crate::display::{bytes, count, duration, plural};
 use crate::encoding;
 use crate::error::{CliError, CommandOutcome, Result};
 use crate::output::CommandOutput;
@@ -241,8 +241,8 @@ impl DemoRun<'_> {
         self.fields.insert("disk_bytes".into(), json!(disk));
         if !self.output.json() {
             let mut rows = stats::metrics_rows(&metrics, disk);
-            rows.retain(|(name, _)| SHOWN.iter().any(|start| name.starts_with(start)));
-            self.output.line(display::name_value_table(&rows))?;
+            rows.retain(|row| SHOWN.iter().any(|start| row.name.starts_with(start)));
+            self.output.line(stats::metrics_table(&rows))?;
             stats::print_partition(&of_partition, self.output)?;
         }
         Ok(())
