@@ -18,7 +18,8 @@ Explain the exit codes.
 
     0  success
     1  the command ran, with a negative result: the key does not exist, `verify` found damage, a
-       check of `demo` failed, or an import or export skipped some entries
+       check of `demo` failed, an import or export skipped some entries, or a command in the input of
+       `shell` failed
     2  the command line is wrong
     3  an error of the operating system or of the database
     4  the database is locked: another program has it open; on Linux the message names the process
@@ -154,6 +155,15 @@ pub(crate) enum Command {
     /// Make a consistent copy of the database that can be opened at once; tables are hard-linked where possible.
     #[command(after_help = "Example:\n  azekura checkpoint --db my.db backup-of-monday")]
     Checkpoint(CheckpointArgs),
+    /// Read and write one open database with commands at a prompt, or from standard input.
+    ///
+    /// At a terminal, lines can be edited, and Tab completes commands, options, partitions and keys. The history is
+    /// kept in ~/.local/state/azekura/history, or in the file that AZEKURA_HISTORY names (empty: no file); a line that
+    /// begins with a space is not kept. Without a terminal, standard input is a script: one command in each line, no
+    /// prompt, and the first command that fails ends it with exit code 1. `help` in the shell lists its commands.
+    #[command(after_help = "Examples:\n  azekura shell --db my.db\n  azekura shell --db my.db --read-only\n  \
+                      printf 'put a 1\\nput b 2\\nscan\\n' | azekura shell --db my.db")]
+    Shell(ShellArgs),
     /// List, create and drop partitions.
     #[command(
         after_help = "Examples:\n  azekura partitions --db my.db list\n  azekura partitions --db my.db create users\n  \
@@ -406,6 +416,16 @@ fn staleness(text: &str) -> Result<f32, String> {
 pub(crate) struct CheckpointArgs {
     /// The directory to create; it must not exist.
     pub(crate) target: PathBuf,
+}
+
+/// Arguments of `shell`.
+#[derive(Args, Debug)]
+pub(crate) struct ShellArgs {
+    #[command(flatten)]
+    pub(crate) partition: PartitionArg,
+    /// Open the database to read only, beside other readers.
+    #[arg(long)]
+    pub(crate) read_only: bool,
 }
 
 /// Arguments of `partitions`.

@@ -82,6 +82,11 @@ impl CliError {
         CliError::new(code, "writer", message, None)
     }
 
+    /// The command ran, and did not find what it was asked for.
+    pub(crate) fn negative(message: impl Into<String>) -> CliError {
+        CliError::new(1, "not_found", message.into(), None)
+    }
+
     /// Standard output is a closed pipe. Exits with 0 and without a message.
     pub(crate) fn pipe_closed() -> CliError {
         CliError::new(0, "pipe_closed", String::new(), None)
@@ -90,6 +95,34 @@ impl CliError {
     /// The user pressed Ctrl-C.
     pub(crate) fn interrupted() -> CliError {
         CliError::new(130, "interrupted", "interrupted".into(), None)
+    }
+
+    /// The exit code.
+    pub(crate) fn code(&self) -> u8 {
+        self.code
+    }
+
+    /// Whether standard output is a closed pipe.
+    pub(crate) fn is_pipe_closed(&self) -> bool {
+        self.code == CliError::pipe_closed().code
+    }
+
+    /// The error with another clause.
+    pub(crate) fn with_note(mut self, note: &str) -> CliError {
+        self.message = format!("{}; {note}", self.message).into();
+        self.text = format!("{}; {note}", self.text).into();
+        self
+    }
+
+    /// The error of a line of a script. Its exit code is 1; a closed pipe and an interruption keep theirs.
+    pub(crate) fn in_line(mut self, number: u64) -> CliError {
+        if self.is_pipe_closed() || self.code == CliError::interrupted().code {
+            return self;
+        }
+        self.code = 1;
+        self.message = format!("line {number}: {}", self.message).into();
+        self.text = format!("line {number}: {}", self.text).into();
+        self
     }
 
     /// Whether another handle has the database open.
@@ -175,14 +208,18 @@ fn kind_word(kind: ErrorKind) -> String {
 /// Prints clap's message (help and version included) and returns the exit code.
 pub(crate) fn report_usage(error: &clap::Error) -> ExitCode {
     if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
-        // clap's text ends with the usage and a hint, after an empty line.
-        let text = error.to_string();
-        let lines = text.trim_start_matches("error: ").lines().map(str::trim).take_while(|line| !line.is_empty());
-        return CliError::usage(lines.collect::<Vec<_>>().join(" ")).report(true);
+        return CliError::usage(usage_message(error)).report(true);
     }
     // A closed pipe does not change the exit code.
     let _ = error.print();
     ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+}
+
+/// What is wrong with a command line, as one line. clap's text ends with the usage and a hint, after an empty line.
+pub(crate) fn usage_message(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.trim_start_matches("error: ").lines().map(str::trim).take_while(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -3,13 +3,14 @@
 //! Reading order: `args` (commands and options; `partition_options` and `size`: those of new partitions), `command`
 //! (one file per family of commands; `demo` has a folder), `open` (databases and partitions), `output`, `display` and
 //! `progress` (what is printed), `encoding` and `path_key` (bytes as text and as paths), `error` (error messages and
-//! exit codes), `lock_holder` (processes that have a database open).
+//! exit codes), `lock_holder` (processes that have a database open), `interrupt` (Ctrl-C).
 
 mod args;
 mod command;
 mod display;
 mod encoding;
 mod error;
+mod interrupt;
 mod lock_holder;
 mod open;
 mod output;
@@ -24,7 +25,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Cli, Command, DEFAULT_PATH, EXIT_CODES};
-use crate::command::{demo, gc, generate, maintenance, partitions, point, range, stats, transfer, verify};
+use crate::command::{demo, gc, generate, maintenance, partitions, point, range, shell, stats, transfer, verify};
 use crate::error::{CommandOutcome, Result};
 use crate::output::CommandOutput;
 
@@ -61,6 +62,7 @@ fn run(command: Command, db: Option<&Path>, output: &mut CommandOutput) -> Resul
         Command::Verify => verify::verify(db, output),
         Command::Compact(args) => maintenance::compact(&args, db, output),
         Command::Checkpoint(args) => maintenance::checkpoint(&args, db, output),
+        Command::Shell(args) => shell::run(&args, db, output),
         Command::Partitions(args) => partitions::run(&args, db, output),
         Command::Generate(args) => generate::run(&args, output),
         Command::ExitCodes => output.line(EXIT_CODES).map(|()| CommandOutcome::Success),

@@ -52,6 +52,15 @@ pub(crate) fn all_partitions(db: &Database) -> Result<Vec<Partition>> {
     Ok(partitions)
 }
 
+/// Opens the named partition, which must exist, or all partitions whatever their comparator is.
+///
+/// # Errors
+/// Those of a partition that cannot be opened.
+pub(crate) fn partitions(db: &Database, name: Option<&str>) -> Result<Vec<Partition>> {
+    let names = name.map_or_else(|| db.list_partitions(), |name| vec![name.to_string()]);
+    names.iter().map(|name| existing_partition(db, name)).collect()
+}
+
 /// Opens the partition to read from, with its database.
 pub(crate) fn partition_to_read(path: &Path, name: &str) -> Result<(Database, Partition)> {
     let db = open_read_only(path)?;
@@ -83,12 +92,16 @@ impl WritablePartition {
 /// Opens the partition to write to; creates it and its database if they are missing.
 pub(crate) fn partition_to_write(path: &Path, name: &str) -> Result<WritablePartition> {
     let db = open_or_create(path)?;
-    let created = !db.partition_exists(name);
-    let partition = match created {
-        true => db.open_partition(name, PartitionCreateOptions::default())?,
-        false => db.partition(name)?,
-    };
+    let (partition, created) = partition_or_new(&db, name)?;
     Ok(WritablePartition { db, partition, created })
+}
+
+/// Opens a partition; creates it if it is missing, and then returns true with it.
+pub(crate) fn partition_or_new(db: &Database, name: &str) -> Result<(Partition, bool)> {
+    match db.partition_exists(name) {
+        true => Ok((db.partition(name)?, false)),
+        false => Ok((db.open_partition(name, PartitionCreateOptions::default())?, true)),
+    }
 }
 
 /// Fails unless `path` is a directory. The message says which commands create a database.

@@ -2,40 +2,58 @@
 
 use std::path::Path;
 
-use azekura::Config;
+use azekura::{Config, Database};
 use serde_json::json;
 
 use crate::args::{CheckpointArgs, PartitionFilter};
 use crate::display;
 use crate::error::{CommandOutcome, Result};
 use crate::open;
-use crate::output::CommandOutput;
+use crate::output::{CommandOutput, fields_json};
 use crate::progress::ProgressReporter;
 
 /// Merges the tables of one partition or of all.
 pub(crate) fn compact(args: &PartitionFilter, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let db = open::open_existing(db)?;
-    let mut rows = Vec::new();
-    let names = args.partition.clone().map_or_else(|| db.list_partitions(), |name| vec![name]);
-    let partitions: Vec<_> = names.iter().map(|name| open::existing_partition(&db, name)).collect::<Result<_>>()?;
-    for partition in partitions {
-        let progress = ProgressReporter::spinner(output.json(), "Compacting");
-        progress.message(partition.name.to_string());
-        partition.flush()?;
-        let before = partition.disk_space();
-        partition.major_compact()?;
-        rows.push((partition.name.to_string(), before, partition.disk_space()));
-    }
+    let rows = compact_in(&db, args, output.json())?;
     db.close()?;
-    if output.json() {
-        let row = |(name, before, after)| json!({ "name": name, "bytes_before": before, "bytes_after": after });
-        output.line(json!({ "partitions": rows.into_iter().map(row).collect::<Vec<_>>() }))?;
-    } else {
-        for (name, before, after) in rows {
-            output.line(format!("{name}: {} before, {} now", display::bytes(before), display::bytes(after)))?;
-        }
-    }
+    print_compacted(&rows, output)?;
     Ok(CommandOutcome::Success)
+}
+
+/// A compacted partition.
+#[derive(Debug)]
+pub(crate) struct CompactedPartition {
+    name: String,
+    bytes_before: u64,
+    bytes_after: u64,
+}
+
+/// Merges the tables of one partition or of all, in an open database.
+pub(crate) fn compact_in(db: &Database, args: &PartitionFilter, json: bool) -> Result<Vec<CompactedPartition>> {
+    let mut compacted = Vec::new();
+    for partition in open::partitions(db, args.partition.as_deref())? {
+        let name = partition.name.to_string();
+        let progress = ProgressReporter::spinner(json, "Compacting");
+        progress.message(name.clone());
+        partition.flush()?;
+        let bytes_before = partition.disk_space();
+        partition.major_compact()?;
+        compacted.push(CompactedPartition { name, bytes_before, bytes_after: partition.disk_space() });
+    }
+    Ok(compacted)
+}
+
+/// Prints the sizes before and after a compaction.
+pub(crate) fn print_compacted(compacted: &[CompactedPartition], output: &mut CommandOutput) -> Result<()> {
+    if output.json() {
+        let row = |of: &CompactedPartition| fields_json!(of, name bytes_before bytes_after);
+        return output.line(json!({ "partitions": compacted.iter().map(row).collect::<Vec<_>>() }));
+    }
+    compacted.iter().try_for_each(|of| {
+        let (before, after) = (display::bytes(of.bytes_before), display::bytes(of.bytes_after));
+        output.line(format!("{}: {before} before, {after} now", of.name))
+    })
 }
 
 /// Copies the whole database, and opens the copy to check it.

@@ -1,8 +1,8 @@
 //! The commands. Each gets its arguments and the output, and returns a `CommandOutcome`.
 //!
 //! `point` (put, get, del), `range` (scan, count), `transfer` (import, export), `stats` (stats, levels, blobs), `gc`
-//! (scan, run), `verify`, `maintenance` (compact, checkpoint), `partitions` (list, create, drop), `demo`,
-//! `generate`.
+//! (scan, run), `verify`, `maintenance` (compact, checkpoint), `partitions` (list, create, drop), `shell`,
+//! `demo`, `generate`.
 
 pub(crate) mod demo;
 pub(crate) mod gc;
@@ -11,6 +11,7 @@ pub(crate) mod maintenance;
 pub(crate) mod partitions;
 pub(crate) mod point;
 pub(crate) mod range;
+pub(crate) mod shell;
 pub(crate) mod stats;
 pub(crate) mod transfer;
 pub(crate) mod verify;

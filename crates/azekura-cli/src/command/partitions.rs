@@ -16,13 +16,7 @@ pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) 
     match &args.action {
         PartitionsAction::List => {
             let db = open::open_read_only(db)?;
-            let mut names = db.list_partitions();
-            names.sort();
-            if output.json() {
-                output.line(json!({ "partitions": names }))?;
-            } else {
-                names.iter().try_for_each(|name| output.line(name))?;
-            }
+            print_names(&db, output)?;
             Ok(CommandOutcome::Success)
         }
         PartitionsAction::Create { name, options } => {
@@ -40,14 +34,23 @@ pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) 
                 db.delete_partition(open::existing_partition(&db, name)?)?;
             }
             db.close()?;
-            print_result(output, name, "dropped", existed, "does not exist")?;
+            print_dropped(output, name, existed)?;
             Ok(CommandOutcome::success_if(existed))
         }
     }
 }
 
+/// Prints the names of all partitions, sorted.
+pub(crate) fn print_names(db: &Database, output: &mut CommandOutput) -> Result<()> {
+    let names = db.list_partitions();
+    if output.json() {
+        return output.line(json!({ "partitions": names }));
+    }
+    names.iter().try_for_each(|name| output.line(name))
+}
+
 /// Creates a partition; returns false if it exists, and then changes nothing.
-fn create(db: &Database, name: &str, options: PartitionCreateOptions) -> Result<bool> {
+pub(crate) fn create(db: &Database, name: &str, options: PartitionCreateOptions) -> Result<bool> {
     let created = !db.partition_exists(name);
     if created {
         drop(db.open_partition(name, options)?);
@@ -55,9 +58,20 @@ fn create(db: &Database, name: &str, options: PartitionCreateOptions) -> Result<
     Ok(created)
 }
 
-fn print_created(output: &mut CommandOutput, name: &str, created: bool, options: &PartitionOptionArgs) -> Result<()> {
+/// Prints whether a partition was created.
+pub(crate) fn print_created(
+    output: &mut CommandOutput,
+    name: &str,
+    created: bool,
+    options: &PartitionOptionArgs,
+) -> Result<()> {
     let exists = if options.is_empty() { "exists already" } else { "exists already; its options are unchanged" };
     print_result(output, name, "created", created, exists)
+}
+
+/// Prints whether a partition was dropped.
+pub(crate) fn print_dropped(output: &mut CommandOutput, name: &str, dropped: bool) -> Result<()> {
+    print_result(output, name, "dropped", dropped, "does not exist")
 }
 
 fn print_result(output: &mut CommandOutput, name: &str, verb: &str, done: bool, otherwise: &str) -> Result<()> {

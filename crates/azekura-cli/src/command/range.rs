@@ -7,12 +7,12 @@ use azekura::{Partition, Slice};
 use serde_json::{Map, Value, json};
 
 use crate::args::{CountArgs, RangeArgs, ScanArgs};
-use crate::encoding;
 use crate::error::{CliError, CommandOutcome, Result};
-use crate::open;
 use crate::output::CommandOutput;
+use crate::{encoding, interrupt, open};
 
-type ScanBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+/// The keys between which a scan reads.
+pub(crate) type ScanBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 /// Number of characters of a value that are printed on a terminal.
 const VALUE_CHARS_ON_TERMINAL: usize = 100;
@@ -21,18 +21,29 @@ const VALUE_CHARS_ON_TERMINAL: usize = 100;
 pub(crate) fn scan(args: &ScanArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let bounds = bounds(&args.range, args.hex.hex)?;
     let (_db, partition) = open::partition_to_read(db, &args.partition.name)?;
-    let Some(bounds) = bounds else { return Ok(CommandOutcome::Success) };
-    let limit = usize::try_from(args.limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
-    let entries = partition.range(bounds);
-    if args.reverse {
-        entries.rev().take(limit).try_for_each(|entry| print_entry(args, output, entry))?;
-    } else {
-        entries.into_iter().take(limit).try_for_each(|entry| print_entry(args, output, entry))?;
-    }
+    scan_in(&partition, args, bounds, output)?;
     Ok(CommandOutcome::Success)
 }
 
+/// Lists entries of a partition.
+pub(crate) fn scan_in(
+    partition: &Partition,
+    args: &ScanArgs,
+    bounds: Option<ScanBounds>,
+    output: &mut CommandOutput,
+) -> Result<()> {
+    let Some(bounds) = bounds else { return Ok(()) };
+    let limit = usize::try_from(args.limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+    let entries = partition.range(bounds);
+    if args.reverse {
+        entries.rev().take(limit).try_for_each(|entry| print_entry(args, output, entry))
+    } else {
+        entries.into_iter().take(limit).try_for_each(|entry| print_entry(args, output, entry))
+    }
+}
+
 fn print_entry(args: &ScanArgs, output: &mut CommandOutput, entry: azekura::Result<(Slice, Slice)>) -> Result<()> {
+    interrupt::check()?;
     let (key, value) = entry?;
     let hex = args.hex.hex;
     if output.json() {
@@ -72,18 +83,24 @@ fn shortened(value: &[u8], hex: bool) -> String {
 pub(crate) fn count(args: &CountArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let bounds = bounds(&args.range, args.hex.hex)?;
     let (_db, partition) = open::partition_to_read(db, &args.partition.name)?;
-    let n = count_in(&partition, bounds)?;
-    output.json_or_text(json!({ "count": n }), n)?;
+    print_count(count_in(&partition, bounds)?, output)?;
     Ok(CommandOutcome::Success)
 }
 
-fn count_in(partition: &Partition, bounds: Option<ScanBounds>) -> Result<u64> {
+/// Prints a number of entries.
+pub(crate) fn print_count(n: u64, output: &mut CommandOutput) -> Result<()> {
+    output.json_or_text(json!({ "count": n }), n)
+}
+
+/// Counts entries of a partition.
+pub(crate) fn count_in(partition: &Partition, bounds: Option<ScanBounds>) -> Result<u64> {
     match bounds {
         None => Ok(0),
         Some((Bound::Unbounded, Bound::Unbounded)) => Ok(partition.len()?),
         Some(bounds) => {
             let mut n = 0;
             for entry in partition.range(bounds) {
+                interrupt::check()?;
                 entry?;
                 n += 1;
             }
@@ -93,7 +110,7 @@ fn count_in(partition: &Partition, bounds: Option<ScanBounds>) -> Result<u64> {
 }
 
 /// The bounds of a range; `None` if no key can be between them.
-fn bounds(args: &RangeArgs, hex: bool) -> Result<Option<ScanBounds>> {
+pub(crate) fn bounds(args: &RangeArgs, hex: bool) -> Result<Option<ScanBounds>> {
     let bytes = |text: &Option<_>| text.as_deref().map(|text| encoding::argument_bytes(text, hex)).transpose();
     if let Some(prefix) = bytes(&args.prefix)? {
         let end = prefix_end(&prefix).map_or(Bound::Unbounded, Bound::Excluded);
@@ -112,7 +129,7 @@ fn bounds(args: &RangeArgs, hex: bool) -> Result<Option<ScanBounds>> {
 }
 
 /// The least key that is greater than all keys with `prefix`; `None` if there is no such key.
-fn prefix_end(prefix: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn prefix_end(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|&byte| byte != 0xff)?;
     let mut end = prefix[..=last].to_vec();
     end[last] += 1;

@@ -144,7 +144,7 @@ fn usage_error_is_printed_as_text_and_json() {
 fn every_command_has_help() {
     let p = CliFixture::new();
     let all = "demo put get del scan count import export stats levels blobs gc verify compact checkpoint \
-               partitions generate exit-codes";
+               shell partitions generate exit-codes";
     let top = p.ok("--help");
     for command in all.split_whitespace() {
         assert!(top.contains(command), "{command}");

@@ -7,5 +7,7 @@ mod errors;
 mod fixture;
 mod generate;
 mod partitions;
+mod shell;
+mod terminal;
 mod transfer;
 mod whole_database;

@@ -5,10 +5,9 @@ use std::hash::{DefaultHasher, Hasher};
 use azekura::{Partition, Slice};
 
 use super::input::{CountedItems, InputFiles, fingerprint};
-use super::temporary_directory::check_interrupted;
 use super::writer::AckRecord;
-use crate::encoding;
 use crate::error::Result;
+use crate::{encoding, interrupt};
 
 /// Digest of entries that does not depend on their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +50,7 @@ pub(super) fn compare_acknowledged(
 ) -> Result<ComparisonResult> {
     let mut result = ComparisonResult::default();
     for (put, ack) in (0..).zip(acks) {
-        check_interrupted()?;
+        interrupt::check()?;
         let Some(AckRecord { len, hash }) = *ack else { continue };
         let key = input.key(put);
         result.expected.add(&key, len, hash);
@@ -76,7 +75,7 @@ pub(super) fn scan(
     let mut digest = ContentDigest::default();
     let (mut last, mut unsorted): (Option<Slice>, Option<Slice>) = (None, None);
     for entry in entries {
-        check_interrupted()?;
+        interrupt::check()?;
         let (key, value) = entry?;
         digest.add(&key, value.len() as u64, fingerprint(&value));
         if unsorted.is_none() && last.is_some_and(|last| *last >= *key) {

@@ -8,9 +8,8 @@ use std::time::Instant;
 
 use walkdir::{DirEntry, WalkDir};
 
-use super::temporary_directory::check_interrupted;
 use crate::error::{CliError, Result};
-use crate::{display, path_key};
+use crate::{display, interrupt, path_key};
 
 /// Maximum size of a file in bytes. Larger files are skipped, because a value is kept in memory completely.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -72,7 +71,7 @@ impl InputFiles {
             !(skip_build && build && entry.depth() > 0 && entry.file_type().is_dir())
         };
         for entry in WalkDir::new(root).sort_by_file_name().into_iter().filter_entry(enter) {
-            check_interrupted()?;
+            interrupt::check()?;
             let entry = match entry {
                 Ok(entry) if entry.file_type().is_file() => entry,
                 Ok(_) => continue,

@@ -9,14 +9,14 @@ use serde_json::{Map, Value, json};
 
 use super::check::{ContentDigest, compare_acknowledged, scan};
 use super::input::{CountedItems, InputFiles};
-use super::temporary_directory::{TemporaryDirectory, catch_interrupts, check_interrupted};
+use super::temporary_directory::TemporaryDirectory;
 use super::writer::{self, AckRecord, WriterProcess, acknowledged_bytes};
 use crate::args::DemoArgs;
 use crate::command::{stats, verify};
 use crate::display::{bytes, count, duration, plural};
-use crate::encoding;
 use crate::error::{CliError, CommandOutcome, Result};
 use crate::output::CommandOutput;
+use crate::{encoding, interrupt};
 
 /// Number of memtables that a small input fills, by generated versions of its files.
 const MEMTABLES: u64 = 5;
@@ -30,7 +30,7 @@ const SPACE_AMP: f32 = 1.1;
 
 /// Runs the demo; successful if all checks passed.
 pub(crate) fn run(args: &DemoArgs, kept: Option<&Path>, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    catch_interrupts()?;
+    interrupt::catch()?;
     let start = Instant::now();
     let share = |percent: u32| start + Duration::from_secs(args.seconds) * percent / 100;
     let temporary = TemporaryDirectory::create()?;
@@ -127,7 +127,7 @@ impl DemoRun<'_> {
 
     fn write_rest(&mut self, partition: &Partition, until: Instant) -> Result<()> {
         for put in self.acks.len() as u64..self.input.puts() {
-            check_interrupted()?;
+            interrupt::check()?;
             if Instant::now() >= until {
                 self.input.cut_short.push("the time for writing has ended; use --seconds for more time".into());
                 break;
@@ -178,7 +178,7 @@ impl DemoRun<'_> {
         };
         let changes: Vec<_> = puts.take(CHANGES_MAX).enumerate().map(change).collect();
         for (key, value) in &changes {
-            check_interrupted()?;
+            interrupt::check()?;
             value.map_or_else(|| partition.remove(key), |value| partition.insert(key, value))?;
         }
         partition.flush()?;

@@ -1,28 +1,10 @@
 //! A temporary directory that is removed at the end of the demo, also after Ctrl-C.
 
 use std::fs::{self, DirBuilder};
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::{CliError, Result, print_error};
-
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// Makes SIGINT and SIGTERM set a flag that [`check_interrupted`] reads, so that destructors run.
-pub(super) fn catch_interrupts() -> Result<()> {
-    ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed))
-        .map_err(|e| CliError::os("catch Ctrl-C", "signals", io::Error::other(e)))
-}
-
-/// Called in every loop of the demo.
-///
-/// # Errors
-/// `Interrupted` after Ctrl-C.
-pub(super) fn check_interrupted() -> Result<()> {
-    if INTERRUPTED.load(Ordering::Relaxed) { Err(CliError::interrupted()) } else { Ok(()) }
-}
 
 #[cfg(unix)]
 fn owner_only() -> DirBuilder {

@@ -8,9 +8,9 @@ use std::time::Instant;
 use azekura::{Config, DataBlockIndexType, Database, KvSeparationOptions, Partition, PartitionCreateOptions};
 
 use super::input::{InputFiles, fingerprint};
-use super::temporary_directory::check_interrupted;
 use crate::args::WriterArgs;
 use crate::error::{CliError, CommandOutcome, Result};
+use crate::interrupt;
 
 /// Length of a skipped file in an encoded [`AckRecord`].
 const SKIPPED: u64 = u64::MAX;
@@ -110,7 +110,7 @@ impl WriterProcess {
         let mut pipe = BufReader::new(self.0.stdout.take().expect("it was started with a pipe"));
         // Records that are in the pipe at the kill are acknowledged, so the loop reads to the end of the pipe.
         while let Ok(ack) = receive(&mut pipe) {
-            check_interrupted()?;
+            interrupt::check()?;
             acks.push(ack);
             bytes += ack.map_or(0, |ack| ack.len);
             let last = acks.len() as u64 == input.puts() || Instant::now() >= until;
@@ -119,7 +119,7 @@ impl WriterProcess {
             }
         }
         drop(pipe);
-        check_interrupted()?;
+        interrupt::check()?;
         let status = self.0.wait().map_err(|e| CliError::os("wait for the writer", "process", e))?;
         let killed = was_killed(status);
         if killed || status.success() {

@@ -1,0 +1,329 @@
+//! An open database with the state of the shell: the partition in use, and the batch that was begun.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use azekura::{Batch, Database, Partition};
+use clap::error::ErrorKind;
+use serde_json::json;
+
+use super::shell_command::{self, DurabilityArg, ShellCommand};
+use super::words;
+use crate::args::{CountArgs, DelArgs, GetArgs, PartitionFilter, PutArgs, ScanArgs, ShellArgs};
+use crate::command::point::{self, ValueForm};
+use crate::command::stats::StatsReading;
+use crate::command::{maintenance, partitions, range};
+use crate::display::{self, plural};
+use crate::encoding;
+use crate::error::{self, CliError, Result};
+use crate::open;
+use crate::output::CommandOutput;
+use crate::partition_options::PartitionOptionArgs;
+
+/// Whether the shell reads another line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ShellFlow {
+    Continue,
+    Quit,
+}
+
+/// The state between two lines.
+#[derive(Debug)]
+pub(super) struct ShellSession<'a> {
+    path: &'a Path,
+    is_read_only: bool,
+    /// `None` until a write creates the database.
+    db: Option<Database>,
+    partition: String,
+    /// The definition of the commands, while this partition is in use.
+    commands: clap::Command,
+    batch: Option<Batch>,
+}
+
+impl<'a> ShellSession<'a> {
+    /// Opens the database if it exists. A missing one is created by the first write.
+    pub(super) fn open(args: &ShellArgs, path: &'a Path) -> Result<ShellSession<'a>> {
+        let db = match args.read_only {
+            true => Some(open::open_read_only(path)?),
+            false if path.symlink_metadata().is_ok() => Some(open::open_existing(path)?),
+            false => None,
+        };
+        let partition = args.partition.name.clone();
+        let commands = shell_command::definition(&partition);
+        Ok(ShellSession { path, is_read_only: args.read_only, db, partition, commands, batch: None })
+    }
+
+    /// Closes the database. Writes of a batch that was not committed are discarded.
+    pub(super) fn close(self) -> Result<()> {
+        drop(self.batch);
+        self.db.map_or(Ok(()), |db| Ok(db.close()?))
+    }
+
+    /// The open database.
+    pub(super) fn db(&self) -> Option<&Database> {
+        self.db.as_ref()
+    }
+
+    /// The name of the partition in use.
+    pub(super) fn partition(&self) -> &str {
+        &self.partition
+    }
+
+    /// Number of writes in the batch; `None` if no batch was begun.
+    pub(super) fn batch_len(&self) -> Option<usize> {
+        self.batch.as_ref().map(Batch::len)
+    }
+
+    /// Example: "users (batch of 2)> ".
+    pub(super) fn prompt(&self) -> String {
+        let state = match self.batch_len() {
+            Some(writes) => format!(" (batch of {writes})"),
+            None if self.is_read_only => " (read-only)".into(),
+            None => String::new(),
+        };
+        format!("{}{state}> ", encoding::escaped(self.partition.as_bytes()))
+    }
+
+    /// Carries out one line. An empty line and a comment do nothing.
+    pub(super) fn execute_line(&mut self, line: &[u8], output: &mut CommandOutput) -> Result<ShellFlow> {
+        if line.trim_ascii_start().starts_with(b"#") {
+            return Ok(ShellFlow::Continue);
+        }
+        let words = words::split(line).map_err(CliError::usage)?;
+        if words.is_empty() {
+            return Ok(ShellFlow::Continue);
+        }
+        let name = encoding::escaped(&words[0]);
+        let words = words.into_iter().map(os_string).collect::<Result<_>>()?;
+        match shell_command::parse(words, &mut self.commands) {
+            Ok(ShellCommand::Quit) => return Ok(ShellFlow::Quit),
+            Ok(command) => self.execute(command, output)?,
+            Err(error) if error.use_stderr() => return Err(usage_error(&error, &name)),
+            Err(help) => output.write_bytes(help.to_string().as_bytes())?,
+        }
+        Ok(ShellFlow::Continue)
+    }
+
+    fn execute(&mut self, command: ShellCommand, output: &mut CommandOutput) -> Result<()> {
+        match command {
+            ShellCommand::Partitions => partitions::print_names(self.existing()?, output),
+            ShellCommand::Use { partition } => self.use_partition(partition, output),
+            ShellCommand::Create { partition, options } => self.create(&partition, &options, output),
+            ShellCommand::Drop { partition } => self.drop_partition(&partition, output),
+            ShellCommand::Get(args) => self.get(&args, output),
+            ShellCommand::Put(args) => self.put(&args, output),
+            ShellCommand::Remove(args) => self.remove(&args, output),
+            ShellCommand::Scan(args) => self.scan(&args, output),
+            ShellCommand::Count(args) => self.count(&args, output),
+            ShellCommand::Begin => self.begin(output),
+            ShellCommand::Commit { durability } => self.commit(durability, output),
+            ShellCommand::Abort => self.abort(output),
+            ShellCommand::Stats { filter, all } => self.stats(&filter, all, output),
+            ShellCommand::Flush(filter) => self.flush(&filter, output),
+            ShellCommand::Compact(filter) => self.compact(&filter, output),
+            ShellCommand::Persist { mode } => self.persist(mode, output),
+            ShellCommand::Quit => Ok(()),
+        }
+    }
+
+    /// The database; fails if there is none.
+    fn existing(&mut self) -> Result<&Database> {
+        if self.db.is_none() {
+            self.db = Some(open::open_existing(self.path)?);
+        }
+        Ok(self.db.as_ref().expect("it was opened above"))
+    }
+
+    /// The database, to write to; creates it if it is missing.
+    fn existing_or_new(&mut self) -> Result<&Database> {
+        self.check_writable()?;
+        if self.db.is_none() {
+            self.db = Some(open::open_or_create(self.path)?);
+        }
+        Ok(self.db.as_ref().expect("it was opened above"))
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        match self.is_read_only {
+            true => Err(CliError::input(self.path, "the shell was started with --read-only, so it cannot write")),
+            false => Ok(()),
+        }
+    }
+
+    fn existing_partition(&mut self, name: &str) -> Result<Partition> {
+        open::existing_partition(self.existing()?, name)
+    }
+
+    fn use_partition(&mut self, name: String, output: &mut CommandOutput) -> Result<()> {
+        self.existing_partition(&name)?;
+        self.commands = shell_command::definition(&name);
+        self.partition = name;
+        if output.json() { output.line(json!({ "partition": self.partition })) } else { Ok(()) }
+    }
+
+    fn create(&mut self, name: &str, options: &PartitionOptionArgs, output: &mut CommandOutput) -> Result<()> {
+        let create_options = options.to_options()?;
+        let created = partitions::create(self.existing_or_new()?, name, create_options)?;
+        partitions::print_created(output, name, created, options)
+    }
+
+    fn drop_partition(&mut self, name: &str, output: &mut CommandOutput) -> Result<()> {
+        self.check_writable()?;
+        if self.batch.is_some() {
+            return Err(CliError::usage("a partition cannot be dropped within a batch; `commit` or `abort` it first"));
+        }
+        let db = self.existing()?;
+        if !db.partition_exists(name) {
+            return Err(CliError::negative(format!("no partition is named \"{name}\"")));
+        }
+        db.delete_partition_by_name(name)?;
+        partitions::print_dropped(output, name, true)
+    }
+
+    fn get(&mut self, args: &GetArgs, output: &mut CommandOutput) -> Result<()> {
+        let key = encoding::argument_bytes(&args.key, args.hex.hex)?;
+        let value = self.existing_partition(&args.partition.name)?.get(&key)?;
+        point::print_get(args, &key, value.as_deref(), ValueForm::Line, output)?;
+        value.map(drop).ok_or_else(|| CliError::negative(point::no_value(args, &key)))
+    }
+
+    fn put(&mut self, args: &PutArgs, output: &mut CommandOutput) -> Result<()> {
+        if args.value.as_deref() == Some(OsStr::new("-")) {
+            return Err(CliError::usage(
+                "\"-\" would read standard input, which has the commands; give the value or --file (a hyphen is \"2d\" \
+                 with --hex)",
+            ));
+        }
+        let (key, value) = point::entry_to_put(args)?;
+        let name = &args.partition.name;
+        let (partition, created) = open::partition_or_new(self.existing_or_new()?, name)?;
+        if self.batch.is_some() {
+            self.add_to_batch(|batch| batch.insert(&partition, &key, &value))?;
+        } else if let Err(error) = partition.insert(&key, &value) {
+            if created {
+                self.existing()?.delete_partition_by_name(name)?;
+            }
+            return Err(error.into());
+        }
+        point::print_put(args, &key, &value, output)
+    }
+
+    fn remove(&mut self, args: &DelArgs, output: &mut CommandOutput) -> Result<()> {
+        self.check_writable()?;
+        let keys = point::keys_to_remove(args)?;
+        let partition = self.existing_partition(&args.partition.name)?;
+        if self.batch.is_none() {
+            let existed = point::remove_in(self.existing()?, &partition, &keys)?;
+            return point::print_removed(keys.len(), existed, output);
+        }
+        keys.iter().try_for_each(|key| self.add_to_batch(|batch| batch.remove(&partition, key)))?;
+        if output.json() { output.line(json!({ "asked": keys.len() })) } else { Ok(()) }
+    }
+
+    /// Adds a write to the batch. A write that breaks a limit discards the batch.
+    fn add_to_batch(&mut self, write: impl FnOnce(&mut Batch)) -> Result<()> {
+        let Some(batch) = &mut self.batch else { return Ok(()) };
+        let writes = batch.len();
+        write(batch);
+        if batch.len() > writes {
+            return Ok(());
+        }
+        // The batch keeps the error, and `commit` returns it and stores nothing.
+        let refused = batch.commit();
+        self.batch = None;
+        refused.map_err(|error| CliError::from(error).with_note("the batch was discarded"))
+    }
+
+    fn scan(&mut self, args: &ScanArgs, output: &mut CommandOutput) -> Result<()> {
+        let bounds = range::bounds(&args.range, args.hex.hex)?;
+        range::scan_in(&self.existing_partition(&args.partition.name)?, args, bounds, output)
+    }
+
+    fn count(&mut self, args: &CountArgs, output: &mut CommandOutput) -> Result<()> {
+        let bounds = range::bounds(&args.range, args.hex.hex)?;
+        let n = range::count_in(&self.existing_partition(&args.partition.name)?, bounds)?;
+        range::print_count(n, output)
+    }
+
+    fn begin(&mut self, output: &mut CommandOutput) -> Result<()> {
+        if let Some(writes) = self.batch_len() {
+            let open = plural(writes as u64, "write");
+            return Err(CliError::usage(format!("a batch of {open} is open; `commit` or `abort` it first")));
+        }
+        self.batch = Some(self.existing_or_new()?.batch());
+        if output.json() { output.line(json!({ "batch": 0 })) } else { Ok(()) }
+    }
+
+    fn take_batch(&mut self) -> Result<Batch> {
+        self.batch.take().ok_or_else(|| CliError::usage("there is no batch; `begin` begins one"))
+    }
+
+    fn commit(&mut self, durability: Option<DurabilityArg>, output: &mut CommandOutput) -> Result<()> {
+        let mut batch = self.take_batch()?;
+        let writes = batch.len();
+        if let Some(durability) = durability {
+            batch.durability(durability.mode());
+        }
+        batch.commit()?;
+        let text = format!("{} committed", plural(writes as u64, "write"));
+        output.json_or_text(json!({ "committed": writes }), text)
+    }
+
+    fn abort(&mut self, output: &mut CommandOutput) -> Result<()> {
+        let writes = self.take_batch()?.len();
+        let text = format!("{} discarded", plural(writes as u64, "write"));
+        output.json_or_text(json!({ "discarded": writes }), text)
+    }
+
+    fn stats(&mut self, filter: &PartitionFilter, all: bool, output: &mut CommandOutput) -> Result<()> {
+        let reading = StatsReading::of(self.existing()?, filter.partition.as_deref())?;
+        if output.json() { output.line(reading.to_json()) } else { reading.print(all, output) }
+    }
+
+    fn flush(&mut self, filter: &PartitionFilter, output: &mut CommandOutput) -> Result<()> {
+        self.check_writable()?;
+        let mut flushed = Vec::new();
+        for partition in open::partitions(self.existing()?, filter.partition.as_deref())? {
+            partition.flush()?;
+            flushed.push((partition.name.to_string(), partition.disk_space()));
+        }
+        if output.json() {
+            let rows: Vec<_> = flushed.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes })).collect();
+            return output.line(json!({ "partitions": rows }));
+        }
+        let mut lines = flushed.iter().map(|(name, bytes)| format!("{name}: {} on disk", display::bytes(*bytes)));
+        lines.try_for_each(|line| output.line(line))
+    }
+
+    fn compact(&mut self, filter: &PartitionFilter, output: &mut CommandOutput) -> Result<()> {
+        self.check_writable()?;
+        let compacted = maintenance::compact_in(self.existing()?, filter, output.json())?;
+        maintenance::print_compacted(&compacted, output)
+    }
+
+    fn persist(&mut self, durability: DurabilityArg, output: &mut CommandOutput) -> Result<()> {
+        self.check_writable()?;
+        self.existing()?.persist(durability.mode())?;
+        if output.json() { output.line(json!({ "persisted": true })) } else { Ok(()) }
+    }
+}
+
+/// The error of the command `name` that clap refused.
+fn usage_error(error: &clap::Error, name: &str) -> CliError {
+    CliError::usage(match error.kind() {
+        ErrorKind::InvalidSubcommand => format!("there is no command \"{name}\"; `help` lists the commands"),
+        _ => format!("{}; `help {name}` shows the arguments", error::usage_message(error)),
+    })
+}
+
+#[cfg(unix)]
+fn os_string(bytes: Vec<u8>) -> Result<OsString> {
+    Ok(std::os::unix::ffi::OsStringExt::from_vec(bytes))
+}
+
+/// Arguments are text on this system.
+#[cfg(not(unix))]
+fn os_string(bytes: Vec<u8>) -> Result<OsString> {
+    let text = String::from_utf8(bytes);
+    text.map(OsString::from).map_err(|_| CliError::usage("a word is not UTF-8; give its bytes with --hex"))
+}
