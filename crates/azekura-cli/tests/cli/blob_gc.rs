@@ -9,7 +9,8 @@ use super::fixture::CliFixture;
 /// it. "queue" is empty. "plain" has no key-value separation.
 fn database_with_stale_blobs() -> CliFixture {
     let p = CliFixture::new();
-    let db = Config::new(p.path("d")).open().unwrap();
+    // Without background compactions, which would drop more versions.
+    let db = Config::new(p.path("d")).workers(0).open().unwrap();
     let separation = KvSeparationOptions::default().blob_file_target_size(64 << 10).automatic_gc(None);
     let options = PartitionCreateOptions::default().with_kv_separation(separation.compression(CompressionType::None));
     let pages = db.open_partition("pages", options.clone()).unwrap();
