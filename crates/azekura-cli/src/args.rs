@@ -126,7 +126,10 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  azekura export --db my.db copy-of-documents\n  azekura export --db my.db \
                             entries.jsonl\n  azekura export --db my.db - | gzip > entries.jsonl.gz")]
     Export(ExportArgs),
-    /// Show the counters of the database and its partitions; without --all, those that are not zero.
+    /// Show the counters of the database and its partitions, and its settings.
+    ///
+    /// Without --all, rows of zeros are left out, and settings that have their default. The settings are those with
+    /// which the database was last opened to write.
     #[command(
         after_help = "Examples:\n  azekura stats --db my.db\n  azekura stats --db my.db --all --json\n  azekura stats \
                             --db my.db --watch 5"
@@ -334,7 +337,7 @@ pub(crate) struct PartitionFilter {
 pub(crate) struct StatsArgs {
     #[command(flatten)]
     pub(crate) filter: PartitionFilter,
-    /// Also show rows of zeros; JSON always has them.
+    /// Also show rows of zeros and default settings; JSON always has them.
     #[arg(long)]
     pub(crate) all: bool,
     /// Print again every SECONDS, 0.1 to 86400 [default: 2], until Ctrl-C.

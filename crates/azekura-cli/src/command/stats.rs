@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use azekura::{
     BlobFileMetrics, BlockKindMetrics, Database, DroppedAfterDamage, LevelMetrics, Metrics, PartitionMetrics,
-    PoolMetrics,
+    PoolMetrics, Settings,
 };
 use serde_json::{Value, json};
 
@@ -30,6 +30,8 @@ const BLOB_BAR_WIDTH: usize = 20;
 pub(crate) struct StatsReading {
     metrics: Metrics,
     disk: u64,
+    /// `None` if an older version wrote the database.
+    settings: Option<Settings>,
     partitions: Vec<PartitionMetrics>,
 }
 
@@ -37,18 +39,20 @@ impl StatsReading {
     /// Reads the metrics of one partition, or of all in the order of their names.
     pub(crate) fn of(db: &Database, partition: Option<&str>) -> Result<StatsReading> {
         let partitions = partition_metrics(db, partition)?;
-        Ok(StatsReading { metrics: db.metrics(), disk: db.disk_space(), partitions })
+        let settings = db.stored_settings();
+        Ok(StatsReading { metrics: db.metrics(), disk: db.disk_space(), settings, partitions })
     }
 
     /// Every metric as a JSON object.
     pub(crate) fn to_json(&self) -> Value {
         let mut object = metrics_json(&self.metrics);
         object["disk_bytes"] = json!(self.disk);
+        object["settings"] = json!(self.settings.as_ref().map(settings_json));
         object["partitions"] = self.partitions.iter().map(partition_json).collect();
         object
     }
 
-    /// Prints the metrics as text. Unless `all` is set, rows of zeros are left out.
+    /// Prints the metrics as text. Unless `all` is set, rows of zeros and settings with their default are left out.
     pub(crate) fn print(&self, all: bool, output: &mut CommandOutput) -> Result<()> {
         let rows = metrics_rows(&self.metrics, self.disk);
         let shown: Vec<_> = rows.iter().filter(|row| all || !row.is_zero).cloned().collect();
@@ -56,6 +60,9 @@ impl StatsReading {
         if shown.len() < rows.len() {
             let left_out = plural((rows.len() - shown.len()) as u64, "row");
             output.line(format!("{left_out} of zeros left out; --all shows them."))?;
+        }
+        if let Some(settings) = &self.settings {
+            print_settings(settings, all, output)?;
         }
         for partition in &self.partitions {
             output.line("")?;
@@ -263,6 +270,51 @@ pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<MetricsRow> {
         ),
         row("dropped after damage", &[m.dropped_after_damage.is_some().into()], dropped),
     ]
+}
+
+/// Names and values of all settings.
+fn settings_rows(s: &Settings) -> Vec<(&'static str, String)> {
+    vec![
+        ("cache_size", bytes(s.cache_size)),
+        ("memory_budget", bytes(s.memory_budget)),
+        ("sync_interval", s.sync_interval.map_or("none".into(), display::duration)),
+        ("durability", format!("{:?}", s.durability)),
+        ("workers", s.workers.to_string()),
+        ("compression", s.compression.to_string()),
+        ("max_open_files", count(s.max_open_files as u64)),
+        ("direct_io", format!("{:?}", s.direct_io)),
+        ("wal_segment_size", bytes(s.wal_segment_size)),
+        ("max_wal_size", bytes(s.max_wal_size)),
+        ("disk_reserve", bytes(s.disk_reserve)),
+        ("mapped_wal", s.mapped_wal.to_string()),
+        ("recovery_mode", format!("{:?}", s.recovery_mode)),
+    ]
+}
+
+/// All settings as a JSON object.
+fn settings_json(s: &Settings) -> Value {
+    let mut object = fields_json! { s,
+        cache_size memory_budget workers max_open_files wal_segment_size max_wal_size disk_reserve mapped_wal
+    };
+    object["sync_interval_seconds"] = json!(s.sync_interval.map(|interval| interval.as_secs_f64()));
+    object["durability"] = json!(format!("{:?}", s.durability));
+    object["compression"] = json!(s.compression.to_string());
+    object["direct_io"] = json!(format!("{:?}", s.direct_io));
+    object["recovery_mode"] = json!(format!("{:?}", s.recovery_mode));
+    object
+}
+
+/// Prints the settings with which the database was last opened to write; without `all`, those that are not the default.
+fn print_settings(settings: &Settings, all: bool, output: &mut CommandOutput) -> Result<()> {
+    let defaults = settings_rows(&Settings::default());
+    let mut rows = settings_rows(settings);
+    rows.retain(|row| all || !defaults.contains(row));
+    if rows.is_empty() {
+        return Ok(());
+    }
+    output.line("")?;
+    output.line("Settings of the last program that opened the database to write:")?;
+    output.line(display::name_value_table(&rows))
 }
 
 /// All metrics of a database as a JSON object.

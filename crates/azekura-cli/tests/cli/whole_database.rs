@@ -158,6 +158,19 @@ fn stats_leave_out_rows_of_zeros() {
     assert_eq!(p.json("stats --db d")["blob_gc_runs"], 0, "JSON has all");
 }
 
+#[test]
+fn stats_show_settings_of_last_writer() {
+    let p = CliFixture::new();
+    Config::new(p.path("d")).workers(3).cache_size(1 << 20).open().unwrap().close().unwrap();
+    let (some, all) = (p.ok("stats --db d"), p.ok("stats --db d --all"));
+    assert!(some.contains("Settings of the last program") && some.contains("cache_size"), "{some}");
+    assert!(!some.contains("wal_segment_size") && all.contains("wal_segment_size"), "{all}");
+    let settings = &p.json("stats --db d")["settings"];
+    assert_eq!((&settings["workers"], &settings["durability"]), (&3.into(), &"Buffer".into()), "{settings}");
+    p.ok("put --db d k v");
+    assert!(!p.ok("stats --db d").contains("Settings of"), "`put` opens with the defaults");
+}
+
 /// A writer may open the database between two readings. While it is open, each reading says so.
 #[test]
 fn watched_stats_follow_writers() {
