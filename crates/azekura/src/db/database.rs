@@ -54,6 +54,17 @@ impl Config {
     /// `Locked` if the database is open elsewhere, in this process or another. `Invalid` if the directory contains
     /// other files or a setting is out of range. `Corruption` if a file is missing, truncated or damaged.
     /// `Unsupported` if the format is newer. `Io`, `OutOfSpace`. A failed open changes nothing.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::{Config, ErrorKind};
+    /// let db = Config::new(&path).open()?; // creates the directory
+    /// let again = Config::new(&path).open(); // a database is open for writing only once
+    /// assert_eq!(again.unwrap_err().kind(), ErrorKind::Locked);
+    /// # Ok(()) }
+    /// ```
     pub fn open(self) -> Result<Database> {
         Ok(Database { handle: recovery::open(self)? })
     }
@@ -65,6 +76,22 @@ impl Config {
     ///
     /// # Errors
     /// As [`open`](Config::open); `Locked` while a writer has the database open, `NotFound` if there is no database.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::{Config, ErrorKind};
+    /// # let db = Config::new(&path).open()?;
+    /// # db.open_partition("fruit", Default::default())?.insert("apple", "red")?;
+    /// # db.close()?;
+    /// let reader = Config::new(&path).open_read_only()?;
+    /// let second = Config::new(&path).open_read_only()?; // several readers at a time
+    /// let fruit = reader.partition("fruit")?;
+    /// assert_eq!(fruit.get("apple")?.unwrap(), "red");
+    /// assert_eq!(fruit.insert("pear", "green").unwrap_err().kind(), ErrorKind::Invalid);
+    /// # Ok(()) }
+    /// ```
     pub fn open_read_only(self) -> Result<Database> {
         Ok(Database { handle: recovery::open_read_only(self)? })
     }
@@ -82,6 +109,19 @@ impl Database {
     /// # Errors
     /// `Invalid` if the name or an option is out of range, or if the partition was created with another engine or
     /// with a comparator. `Io`, `OutOfSpace`, `Poisoned` from writing. `Closed`.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::{CompressionType, PartitionCreateOptions};
+    /// let options = PartitionCreateOptions::default().compression(CompressionType::Miniz(6));
+    /// let log = db.open_partition("log", options.clone())?; // created
+    /// log.insert("1", "started")?;
+    /// let same = db.open_partition("log", options)?; // exists
+    /// assert_eq!(same.get("1")?.unwrap(), "started");
+    /// # Ok(()) }
+    /// ```
     pub fn open_partition(&self, name: &str, options: PartitionCreateOptions) -> Result<Partition> {
         self.open_or_create(name, &options, None)
     }
@@ -91,6 +131,17 @@ impl Database {
     /// # Errors
     /// `NotFound` if the partition does not exist; `Invalid` if its comparator was not given since the database was
     /// opened.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # db.open_partition("fruit", Default::default())?.insert("apple", "red")?;
+    /// let fruit = db.partition("fruit")?; // with its stored options
+    /// assert_eq!(fruit.get("apple")?.unwrap(), "red");
+    /// assert_eq!(db.partition("frut").unwrap_err().kind(), azekura::ErrorKind::NotFound);
+    /// # Ok(()) }
+    /// ```
     pub fn partition(&self, name: &str) -> Result<Partition> {
         let missing = || Error::new(ErrorKind::NotFound, format!("partition {name:?} does not exist"));
         let state = self.handle.inner.partition(name).ok_or_else(missing)?;
@@ -107,6 +158,25 @@ impl Database {
     /// # Errors
     /// As [`open_partition`](Database::open_partition); `Invalid` if the comparator's name differs from the stored
     /// one (the message contains both).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use std::{cmp::Ordering, sync::Arc};
+    /// struct NewestFirst;
+    /// impl azekura::Comparator for NewestFirst {
+    ///     fn name(&self) -> &str { "newest first" }
+    ///     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering { b.cmp(a) }
+    ///     fn can_keys_with_different_byte_contents_be_equal(&self) -> bool { false }
+    /// }
+    /// let log = db.open_partition_with_comparator("log", Default::default(), Arc::new(NewestFirst))?;
+    /// for second in [10u64, 30, 20] {
+    ///     log.insert(second.to_be_bytes(), "event")?;
+    /// }
+    /// assert_eq!(log.keys().next().unwrap()?, 30u64.to_be_bytes());
+    /// # Ok(()) }
+    /// ```
     pub fn open_partition_with_comparator(
         &self,
         name: &str,
@@ -233,6 +303,18 @@ impl Database {
     /// # Errors
     /// `Invalid` if the partition belongs to another database. `Closed` if it was deleted already. `Io`,
     /// `OutOfSpace`, `Poisoned` from writing.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// let old = db.open_partition("old", Default::default())?;
+    /// let other_handle = old.clone();
+    /// db.delete_partition(old)?;
+    /// assert!(db.list_partitions().is_empty());
+    /// assert_eq!(other_handle.get("key").unwrap_err().kind(), azekura::ErrorKind::Closed);
+    /// # Ok(()) }
+    /// ```
     pub fn delete_partition(&self, partition: Partition) -> Result<()> {
         partition.check_same_database(&self.handle)?;
         let inner = &self.handle.inner;
@@ -303,35 +385,107 @@ impl Database {
     }
 
     /// Returns the names of all partitions, sorted.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// db.open_partition("users", Default::default())?;
+    /// db.open_partition("orders", Default::default())?;
+    /// assert_eq!(db.list_partitions(), ["orders", "users"]);
+    /// # Ok(()) }
+    /// ```
     pub fn list_partitions(&self) -> Vec<String> {
         self.handle.inner.catalog.names()
     }
 
     /// Returns whether the partition `name` exists.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// assert!(!db.partition_exists("users"));
+    /// db.open_partition("users", Default::default())?;
+    /// assert!(db.partition_exists("users"));
+    /// # Ok(()) }
+    /// ```
     pub fn partition_exists(&self, name: &str) -> bool {
         self.handle.inner.partition(name).is_some()
     }
 
     /// Creates an empty batch.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let accounts = db.open_partition("accounts", Default::default())?;
+    /// let mut transfer = db.batch();
+    /// transfer.insert(&accounts, "ada", "90");
+    /// transfer.insert(&accounts, "grace", "110");
+    /// assert!(accounts.is_empty()?); // no reader sees a part of the batch
+    /// transfer.commit()?;
+    /// assert_eq!(accounts.len()?, 2);
+    /// # Ok(()) }
+    /// ```
     pub fn batch(&self) -> Batch {
         Batch::new(Arc::clone(&self.handle))
     }
 
     /// Creates a snapshot of all partitions at the newest visible commit.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let stock = db.open_partition("stock", Default::default())?;
+    /// # let orders = db.open_partition("orders", Default::default())?;
+    /// let before = db.snapshot();
+    /// stock.insert("apples", "41")?;
+    /// orders.insert("order 1", "one apple")?;
+    /// assert!(before.is_empty(&stock)? && before.is_empty(&orders)?); // one point in time of all partitions
+    /// # Ok(()) }
+    /// ```
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::new(Arc::clone(&self.handle))
     }
 
-    /// Makes every commit that has returned durable to the level `mode`.
+    /// Makes every commit that has returned durable to the level `mode`. [`PersistMode::Buffer`] changes nothing,
+    /// because every commit has this level.
     ///
     /// # Errors
-    /// `Poisoned` if the sync fails: later writes fail, reads continue. Close the database, check the device and open
-    /// it again.
+    /// `Poisoned` if this sync or an earlier one failed: later writes fail, reads continue. Close the database, check
+    /// the device and open it again. `Invalid` if the database is open for reading only. `Closed`.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let log = db.open_partition("log", Default::default())?;
+    /// use azekura::PersistMode;
+    /// for line in 0..10u32 {
+    ///     log.insert(line.to_be_bytes(), "text")?; // survives a crash of the process only
+    /// }
+    /// let syncs = db.metrics().wal_syncs;
+    /// db.persist(PersistMode::SyncData)?; // one sync: all ten lines survive power loss
+    /// assert!(db.metrics().wal_syncs > syncs);
+    /// # Ok(()) }
+    /// ```
     pub fn persist(&self, mode: PersistMode) -> Result<()> {
         self.handle.inner.persist(mode)
     }
 
     /// Returns the settings with which this handle was opened.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).workers(1).open()?;
+    /// assert_eq!((db.settings().workers, db.settings().max_open_files), (1, 512)); // 512 is a default
+    /// # Ok(()) }
+    /// ```
     pub fn settings(&self) -> &Settings {
         &self.handle.inner.settings
     }
@@ -354,12 +508,38 @@ impl Database {
     }
 
     /// Returns metrics of the database since it was opened.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// let metrics = db.metrics();
+    /// assert_eq!((metrics.commits, metrics.records), (1, 1));
+    /// assert!(!metrics.poisoned);
+    /// # Ok(()) }
+    /// ```
     pub fn metrics(&self) -> Metrics {
         Metrics::of(&self.handle.inner)
     }
 
     /// Returns the total length in bytes of all files in the database directory: tables, blob files, pools, WAL and
     /// manifest. Returns 0 if the directory cannot be read.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// let before = db.disk_space();
+    /// photos.insert("sky", vec![7; 100_000])?;
+    /// photos.flush()?;
+    /// assert!(photos.disk_space() > 0);
+    /// assert!(db.disk_space() > photos.disk_space()); // the WAL, the manifest and the disk reserve count too
+    /// # assert!(before > 0);
+    /// # Ok(()) }
+    /// ```
     pub fn disk_space(&self) -> u64 {
         let inner = &self.handle.inner;
         inner.fs.read_dir(&inner.dir).map_or(0, |entries| entries.iter().map(|entry| entry.len).sum())
@@ -375,10 +555,27 @@ impl Database {
     /// is removed or replaced.
     ///
     /// # Errors
-    /// `Invalid` if `path` exists, even as an empty directory. `Io`, `OutOfSpace` from writing. After a failure
-    /// nothing exists at `path`, with one exception: if the copy was complete, its name could not be made durable,
-    /// and the file system did not allow the name to be removed, then the complete copy is there. If the system
-    /// crashes after the name could not be made durable, `path` holds the complete copy or does not exist.
+    /// `Invalid` if `path` exists, even as an empty directory, or if the database is open for reading only. `Conflict`
+    /// if compactions removed tables faster than the call could link or copy them; try again. `Io`, `OutOfSpace` from
+    /// writing. `Poisoned`, `Closed`. After a failure nothing exists at `path`, with one exception: if the copy was
+    /// complete, its name could not be made durable, and the file system did not allow the name to be removed, then
+    /// the complete copy is there. If the system crashes after the name could not be made durable, `path` holds the
+    /// complete copy or does not exist.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// # let copy = dir.path().join("copy");
+    /// fruit.insert("apple", "red")?;
+    /// db.checkpoint(&copy)?;
+    /// fruit.remove("apple")?; // not in the copy
+    ///
+    /// let copy = azekura::Config::new(&copy).open()?;
+    /// assert_eq!(copy.partition("fruit")?.get("apple")?.unwrap(), "red");
+    /// # Ok(()) }
+    /// ```
     pub fn checkpoint(&self, path: impl AsRef<Path>) -> Result<()> {
         checkpoint::checkpoint(&self.handle.inner, path.as_ref())
     }
@@ -395,6 +592,19 @@ impl Database {
     /// # Errors
     /// `Io`, `OutOfSpace`, `Poisoned` from flushing. The directory is released also after an error, and the WAL
     /// contains every acknowledged commit.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// # use azekura::{Config, ErrorKind};
+    /// let db = Config::new(&path).open()?;
+    /// let fruit = db.open_partition("fruit", Default::default())?;
+    /// db.close()?;
+    /// assert_eq!(fruit.get("apple").unwrap_err().kind(), ErrorKind::Closed);
+    /// let db = Config::new(&path).open()?; // the directory is free
+    /// # Ok(()) }
+    /// ```
     pub fn close(self) -> Result<()> {
         self.handle.close()
     }
@@ -405,13 +615,39 @@ impl Database {
     /// once there are no other tasks.
     ///
     /// # Errors
-    /// The error of the task; a later call runs the task again.
+    /// The error of the task; a later call runs the task again. `Invalid` if the database is open for reading only.
+    /// `Poisoned`, `Closed`.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// # use azekura::{Config, PartitionCreateOptions};
+    /// let db = Config::new(&path).workers(0).open()?;
+    /// let small = PartitionCreateOptions::default().max_memtable_size(4 << 10);
+    /// let log = db.open_partition("log", small)?;
+    /// log.insert("1", [0; 5_000])?; // more than the memtable may hold
+    /// assert_eq!(log.disk_space(), 0); // no thread flushes it
+    /// while db.step()? {}
+    /// assert!(log.disk_space() > 0);
+    /// # Ok(()) }
+    /// ```
     pub fn step(&self) -> Result<bool> {
         self.handle.inner.writer()?;
         worker::step(&self.handle.inner)
     }
 
     /// Returns the absolute path of the directory. A relative path is resolved against the working directory at open.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).open()?;
+    /// assert!(db.path().is_absolute());
+    /// assert!(db.path().join("MANIFEST").exists());
+    /// # Ok(()) }
+    /// ```
     pub fn path(&self) -> &Path {
         &self.handle.inner.dir
     }

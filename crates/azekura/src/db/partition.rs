@@ -75,9 +75,21 @@ impl Partition {
     ///
     /// # Errors
     /// `Invalid` if the key has more than 65,535 bytes, the value more than 4 GiB − 1, or the value more than half the
-    /// memory budget and is not written directly to a blob file. `OutOfSpace`, `Io` or `Poisoned` if the write to the
-    /// WAL or to the blob file fails. `OutOfSpace` if a pool is full. `Closed` if the database is closed or the
-    /// partition was deleted.
+    /// memory budget and is not written directly to a blob file, or if the database is open for reading only.
+    /// `OutOfSpace`, `Io` or `Poisoned` if the write to the WAL or to the blob file fails. `OutOfSpace` if a pool is
+    /// full. `Closed` if the database is closed or the partition was deleted.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "green")?;
+    /// fruit.insert("apple", "red")?; // replaces the value
+    /// assert_eq!(fruit.get("apple")?.unwrap(), "red");
+    /// assert_eq!(fruit.insert([0; 65_536], "").unwrap_err().kind(), azekura::ErrorKind::Invalid); // key too long
+    /// # Ok(()) }
+    /// ```
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
@@ -88,6 +100,18 @@ impl Partition {
     ///
     /// # Errors
     /// As [`insert`](Partition::insert).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// fruit.remove("apple")?;
+    /// fruit.remove("apple")?; // not an error
+    /// assert!(fruit.get("apple")?.is_none());
+    /// # Ok(()) }
+    /// ```
     #[doc(alias = "delete")]
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
         self.write(RecordKind::Delete, key.as_ref(), &[])
@@ -100,6 +124,21 @@ impl Partition {
     ///
     /// # Errors
     /// As [`insert`](Partition::insert).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let queue = db.open_partition("queue", Default::default())?;
+    /// for job in 0..3u64 {
+    ///     queue.insert(job.to_be_bytes(), "job")?; // each key is inserted exactly once
+    /// }
+    /// while let Some((number, _job)) = queue.first_key_value()? {
+    ///     queue.remove_weak(number)?;
+    /// }
+    /// assert!(queue.is_empty()?);
+    /// # Ok(()) }
+    /// ```
     #[doc(alias = "single_delete")]
     pub fn remove_weak(&self, key: impl AsRef<[u8]>) -> Result<()> {
         self.write(RecordKind::SingleDelete, key.as_ref(), &[])
@@ -154,6 +193,17 @@ impl Partition {
     /// # Errors
     /// `Io` or `Corruption` if a table or blob file cannot be read. `Closed` if the database is closed or the
     /// partition was deleted.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// assert_eq!(fruit.get("apple")?.as_deref(), Some(&b"red"[..]));
+    /// assert_eq!(fruit.get("pear")?, None);
+    /// # Ok(()) }
+    /// ```
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Slice>> {
         self.get_at(key.as_ref(), ReadSeqno::Latest)
     }
@@ -193,6 +243,17 @@ impl Partition {
     ///
     /// # Errors
     /// As [`get`](Partition::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "")?;
+    /// assert!(fruit.contains_key("apple")?); // an empty value is a value
+    /// assert!(!fruit.contains_key("pear")?);
+    /// # Ok(()) }
+    /// ```
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         Ok(self.size_of(key)?.is_some())
     }
@@ -201,6 +262,17 @@ impl Partition {
     ///
     /// # Errors
     /// As [`get`](Partition::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// photos.insert("sky", vec![7; 100_000])?;
+    /// assert_eq!(photos.size_of("sky")?, Some(100_000));
+    /// assert_eq!(photos.size_of("sea")?, None);
+    /// # Ok(()) }
+    /// ```
     pub fn size_of(&self, key: impl AsRef<[u8]>) -> Result<Option<u32>> {
         self.size_of_at(key.as_ref(), ReadSeqno::Latest)
     }
@@ -232,38 +304,136 @@ impl Partition {
     ///
     /// # Errors
     /// As [`get`](Partition::get); the first error ends the call.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let accounts = db.open_partition("accounts", Default::default())?;
+    /// # let mut batch = db.batch();
+    /// batch.insert(&accounts, "ada", "90");
+    /// batch.insert(&accounts, "grace", "110");
+    /// batch.commit()?;
+    /// let found = accounts.multi_get(["grace", "alan", "ada"])?; // sees both writes of the batch, or none
+    /// assert_eq!(found[0].as_deref(), Some(&b"110"[..]));
+    /// assert!(found[1].is_none() && found[2].is_some());
+    /// # Ok(()) }
+    /// ```
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Slice>>> {
         let snapshot = self.register_snapshot();
         keys.into_iter().map(|key| self.get_at(key.as_ref(), ReadSeqno::At(snapshot.seqno()))).collect()
     }
 
     /// Iterates over all key-value pairs in key order.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("pear", "green")?;
+    /// fruit.insert("apple", "red")?;
+    /// let mut pairs = fruit.iter();
+    /// fruit.remove("apple")?; // after the iterator was created: it does not see this
+    /// let (name, colour) = pairs.next().unwrap()?;
+    /// assert_eq!((&*name, &*colour), (&b"apple"[..], &b"red"[..]));
+    /// assert_eq!(pairs.rev().next().unwrap()?.0, "pear"); // from the back
+    /// # Ok(()) }
+    /// ```
     pub fn iter(&self) -> Iter {
         Iter(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
 
     /// Iterates over the pairs whose keys are in `range`. A range whose start is above its end is empty.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let log = db.open_partition("log", Default::default())?;
+    /// for second in [10u64, 20, 30, 40] {
+    ///     log.insert(second.to_be_bytes(), "event")?; // big-endian: the order of bytes is the order of numbers
+    /// }
+    /// let events = log.range(20u64.to_be_bytes()..40u64.to_be_bytes());
+    /// assert_eq!(events.count(), 2);
+    /// # Ok(()) }
+    /// ```
     pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Iter {
         Iter(IterState::new(self.db_iter(own_bounds(&range), self.register_snapshot())))
     }
 
     /// Iterates over the pairs whose keys begin with `prefix`. If the comparator is not bytewise, the first item is
     /// an `Invalid` error.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let users = db.open_partition("users", Default::default())?;
+    /// users.insert("ada/mail", "ada@example.org")?;
+    /// users.insert("ada/name", "Ada")?;
+    /// users.insert("adam/name", "Adam")?;
+    /// let keys: Vec<_> = users.prefix("ada/").map(|pair| pair.unwrap().0).collect();
+    /// assert_eq!(keys, ["ada/mail", "ada/name"]);
+    /// # Ok(()) }
+    /// ```
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Iter {
         Iter(IterState::new(self.prefix_iter(prefix.as_ref(), self.register_snapshot())))
     }
 
     /// Iterates over all keys in order.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("pear", "green")?;
+    /// fruit.insert("apple", "red")?;
+    /// let keys = fruit.keys().collect::<azekura::Result<Vec<_>>>()?; // the first error ends the collection
+    /// assert_eq!(keys, ["apple", "pear"]);
+    /// # Ok(()) }
+    /// ```
     pub fn keys(&self) -> Keys {
         Keys(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
 
     /// Iterates over all values in the order of their keys.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("pear", "green")?;
+    /// fruit.insert("apple", "red")?;
+    /// let colours = fruit.values().collect::<azekura::Result<Vec<_>>>()?;
+    /// assert_eq!(colours, ["red", "green"]);
+    /// # Ok(()) }
+    /// ```
     pub fn values(&self) -> Values {
         Values(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
 
     /// Iterates over all entries in key order; a value is read only on request.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// photos.insert("moon", vec![7; 10])?;
+    /// photos.insert("sky", vec![7; 100_000])?;
+    /// let mut large = Vec::new();
+    /// for photo in photos.entries() {
+    ///     let photo = photo?;
+    ///     if photo.size() > 1_000 { // reads no value
+    ///         large.push(photo.value()?);
+    ///     }
+    /// }
+    /// assert_eq!((large.len(), large[0].len()), (1, 100_000));
+    /// # Ok(()) }
+    /// ```
     pub fn entries(&self) -> Entries {
         Entries(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
@@ -289,6 +459,18 @@ impl Partition {
     ///
     /// # Errors
     /// As [`get`](Partition::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let queue = db.open_partition("queue", Default::default())?;
+    /// queue.insert(1u64.to_be_bytes(), "oldest job")?;
+    /// queue.insert(2u64.to_be_bytes(), "newest job")?;
+    /// let (number, job) = queue.first_key_value()?.unwrap();
+    /// assert_eq!((&*number, &*job), (&1u64.to_be_bytes()[..], &b"oldest job"[..]));
+    /// # Ok(()) }
+    /// ```
     pub fn first_key_value(&self) -> Result<Option<(Slice, Slice)>> {
         self.iter().next().transpose()
     }
@@ -297,6 +479,22 @@ impl Partition {
     ///
     /// # Errors
     /// As [`get`](Partition::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let log = db.open_partition("log", Default::default())?;
+    /// let mut append = |line: &str| -> azekura::Result<u64> {
+    ///     let next = match log.last_key_value()? {
+    ///         Some((number, _)) => u64::from_be_bytes((&*number).try_into().unwrap()) + 1,
+    ///         None => 1,
+    ///     };
+    ///     log.insert(next.to_be_bytes(), line).map(|()| next)
+    /// };
+    /// assert_eq!((append("started")?, append("stopped")?), (1, 2));
+    /// # Ok(()) }
+    /// ```
     pub fn last_key_value(&self) -> Result<Option<(Slice, Slice)>> {
         self.iter().next_back().transpose()
     }
@@ -305,6 +503,17 @@ impl Partition {
     ///
     /// # Errors
     /// As [`get`](Partition::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// assert!(fruit.is_empty()?);
+    /// fruit.insert("apple", "red")?;
+    /// assert!(!fruit.is_empty()?);
+    /// # Ok(()) }
+    /// ```
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.keys().next().transpose()?.is_none())
     }
@@ -313,12 +522,37 @@ impl Partition {
     ///
     /// # Errors
     /// As [`get`](Partition::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "green")?;
+    /// fruit.insert("apple", "red")?;
+    /// fruit.insert("pear", "green")?;
+    /// assert_eq!(fruit.len()?, 2); // keys, not writes
+    /// # Ok(()) }
+    /// ```
     pub fn len(&self) -> Result<u64> {
         count_entries(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())?)
     }
 
     /// Returns an estimate of the number of keys, from counters. Overwritten and removed keys count until a
     /// compaction drops them.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "green")?;
+    /// fruit.insert("apple", "red")?;
+    /// assert_eq!((fruit.approximate_len(), fruit.len()?), (2, 1)); // the replaced value counts
+    /// fruit.major_compact()?;
+    /// assert_eq!(fruit.approximate_len(), 1);
+    /// # Ok(()) }
+    /// ```
     pub fn approximate_len(&self) -> u64 {
         self.state.tree_if_built().map_or(0, |tree| tree.approximate_len())
     }
@@ -326,7 +560,20 @@ impl Partition {
     /// Writes the memtables to tables, and waits until the tables are permanent.
     ///
     /// # Errors
-    /// `Io`, `OutOfSpace`, `Poisoned`, `Closed`. After an error the records stay in the memtables and in the WAL.
+    /// `Io`, `OutOfSpace`, `Poisoned`, `Closed`. `Invalid` if the database is open for reading only. After an error the
+    /// records stay in the memtables and in the WAL.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// assert_eq!((fruit.metrics().levels.len(), db.metrics().flushes), (0, 0));
+    /// fruit.flush()?;
+    /// assert_eq!((fruit.metrics().levels[0].entries, db.metrics().flushes), (1, 1));
+    /// # Ok(()) }
+    /// ```
     pub fn flush(&self) -> Result<()> {
         let _call = self.handle.inner.begin_api_call();
         self.handle.inner.writer()?;
@@ -341,17 +588,56 @@ impl Partition {
     ///
     /// # Errors
     /// As [`flush`](Partition::flush).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// fruit.insert("pear", "green")?;
+    /// fruit.flush()?;
+    /// fruit.remove("apple")?;
+    /// fruit.major_compact()?; // drops the removed value and its tombstone
+    /// let bottom = fruit.metrics().levels.pop().unwrap();
+    /// assert_eq!((bottom.runs, bottom.entries, bottom.tombstones), (1, 1, 0));
+    /// # Ok(()) }
+    /// ```
     pub fn major_compact(&self) -> Result<()> {
         self.handle.inner.writer()?;
         compact_and_wait(&self.handle.inner, &self.state)
     }
 
     /// Returns metrics of this partition.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// let metrics = fruit.metrics();
+    /// assert_eq!((metrics.name.as_str(), metrics.disk_bytes), ("fruit", 0)); // not flushed yet
+    /// assert!(metrics.memtable_bytes > 0);
+    /// # Ok(()) }
+    /// ```
     pub fn metrics(&self) -> PartitionMetrics {
         PartitionMetrics::of(&self.state)
     }
 
     /// Returns the bytes that the partition's tables and blob files (or its pool) use on disk.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// photos.insert("sky", (0..100_000).map(|n| (n % 251) as u8).collect::<Vec<_>>())?;
+    /// assert_eq!(photos.disk_space(), 0); // only in the WAL and in memory
+    /// photos.flush()?;
+    /// assert!(photos.disk_space() < 100_000); // compressed
+    /// # Ok(()) }
+    /// ```
     pub fn disk_space(&self) -> u64 {
         self.metrics().disk_bytes
     }
