@@ -58,16 +58,58 @@ impl Batch {
     ///
     /// A value of at least 1 MiB in a partition with key-value separation is written to a blob file by this call and
     /// uses no memory in the batch. [`commit`](Batch::commit) returns the error if that write fails.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&fruit, "apple", "green");
+    /// batch.insert(&fruit, "apple", "red"); // a later write of a key replaces an earlier one
+    /// batch.commit()?;
+    /// assert_eq!(fruit.get("apple")?.unwrap(), "red");
+    /// # Ok(()) }
+    /// ```
     pub fn insert(&mut self, partition: &Partition, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         self.push(partition, RecordKind::Put, key.as_ref(), value.as_ref());
     }
 
     /// Removes a key.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let users = db.open_partition("users", Default::default())?;
+    /// users.insert("ada", "mathematician")?;
+    /// let mut rename = db.batch();
+    /// rename.remove(&users, "ada");
+    /// rename.insert(&users, "ada lovelace", "mathematician");
+    /// rename.commit()?; // no reader sees both keys or neither
+    /// assert_eq!(users.keys().next().unwrap()?, "ada lovelace");
+    /// # Ok(()) }
+    /// ```
     pub fn remove(&mut self, partition: &Partition, key: impl AsRef<[u8]>) {
         self.push(partition, RecordKind::Delete, key.as_ref(), &[]);
     }
 
     /// Removes a key that was inserted exactly once since it was last removed; see [`Partition::remove_weak`].
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let queue = db.open_partition("queue", Default::default())?;
+    /// # let done = db.open_partition("done", Default::default())?;
+    /// queue.insert("job 1", "send a mail")?; // inserted exactly once
+    /// let mut batch = db.batch();
+    /// batch.remove_weak(&queue, "job 1");
+    /// batch.insert(&done, "job 1", "mail sent");
+    /// batch.commit()?;
+    /// assert!(queue.is_empty()? && done.contains_key("job 1")?);
+    /// # Ok(()) }
+    /// ```
     pub fn remove_weak(&mut self, partition: &Partition, key: impl AsRef<[u8]>) {
         self.push(partition, RecordKind::SingleDelete, key.as_ref(), &[]);
     }
@@ -132,6 +174,20 @@ impl Batch {
     }
 
     /// Discards all writes, and the error of a write that failed. The durability stays.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&fruit, [0; 65_536], "the key is too long");
+    /// batch.clear(); // the error too
+    /// batch.insert(&fruit, "apple", "red");
+    /// batch.commit()?;
+    /// assert_eq!(fruit.len()?, 1);
+    /// # Ok(()) }
+    /// ```
     pub fn clear(&mut self) {
         self.payload.clear();
         self.payload.shrink_to(KEPT_BUFFER_MAX);
@@ -142,11 +198,41 @@ impl Batch {
     }
 
     /// Returns the number of writes.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let log = db.open_partition("log", Default::default())?;
+    /// let mut batch = db.batch();
+    /// for line in 0..250u32 {
+    ///     batch.insert(&log, line.to_be_bytes(), "text");
+    ///     if batch.len() == 100 {
+    ///         batch.commit()?; // the batch is empty again
+    ///     }
+    /// }
+    /// batch.commit()?;
+    /// assert_eq!((log.len()?, db.metrics().commits), (250, 3));
+    /// # Ok(()) }
+    /// ```
     pub fn len(&self) -> usize {
         self.count as usize
     }
 
     /// Returns whether the batch contains no writes.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&fruit, "apple", "red");
+    /// assert!(!batch.is_empty());
+    /// batch.commit()?;
+    /// assert!(batch.is_empty());
+    /// # Ok(()) }
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -159,6 +245,23 @@ impl Batch {
     /// returned); otherwise as [`Partition::insert`]. After an error no write of the batch is visible, with one
     /// exception: if the writes succeeded and only the sync failed, all of them are visible, and the next open
     /// recovers all of them or none. The batch is empty afterwards, also after an error.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// use azekura::ErrorKind;
+    /// let mut batch = db.batch();
+    /// batch.insert(&fruit, "apple", "red");
+    /// batch.insert(&fruit, [0; 65_536], "the key is too long");
+    /// assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::Invalid);
+    /// assert!(fruit.is_empty()? && batch.is_empty()); // nothing was written
+    /// batch.insert(&fruit, "apple", "red");
+    /// batch.commit()?;
+    /// # assert_eq!(fruit.len()?, 1);
+    /// # Ok(()) }
+    /// ```
     pub fn commit(&mut self) -> Result<()> {
         let done = self.commit_writes();
         self.clear();

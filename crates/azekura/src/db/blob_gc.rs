@@ -172,6 +172,21 @@ pub trait GarbageCollection {
     ///
     /// # Errors
     /// The same errors.
+    ///
+    /// ```
+    /// # use azekura::{Gc, KvSeparationOptions, PartitionCreateOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let separation = KvSeparationOptions::default().automatic_gc(None);
+    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
+    /// pages.insert("page", vec![1; 5_000])?;
+    /// pages.flush()?;
+    /// pages.insert("page", vec![2; 5_000])?;
+    /// let freed = Gc::with_space_amp_target(&pages, 1.5)?;
+    /// assert!(freed > 0 && Gc::scan(&pages)?.space_amp() <= 1.5);
+    /// # Ok(()) }
+    /// ```
     fn with_space_amp_target(&self, target: f32) -> Result<u64> {
         self.gc_with_space_amp_target(target)
     }
@@ -180,6 +195,21 @@ pub trait GarbageCollection {
     ///
     /// # Errors
     /// The same errors.
+    ///
+    /// ```
+    /// # use azekura::{Gc, KvSeparationOptions, PartitionCreateOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let separation = KvSeparationOptions::default().automatic_gc(None);
+    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
+    /// pages.insert("page", vec![1; 5_000])?;
+    /// pages.flush()?;
+    /// pages.remove("page")?;
+    /// Gc::with_staleness_threshold(&pages, 0.7)?;
+    /// assert_eq!(Gc::scan(&pages)?.stale_blobs, 0);
+    /// # Ok(()) }
+    /// ```
     fn with_staleness_threshold(&self, threshold: f32) -> Result<u64> {
         self.gc_with_staleness_threshold(threshold)
     }
@@ -188,6 +218,20 @@ pub trait GarbageCollection {
     ///
     /// # Errors
     /// The same errors.
+    ///
+    /// ```
+    /// # use azekura::{Gc, KvSeparationOptions, PartitionCreateOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let separation = KvSeparationOptions::default().automatic_gc(None);
+    /// # let queue = db.open_partition("queue", PartitionCreateOptions::default().with_kv_separation(separation))?;
+    /// queue.insert("job 1", vec![1; 5_000])?;
+    /// queue.flush()?;
+    /// queue.remove("job 1")?;
+    /// assert!(Gc::drop_stale_segments(&queue)? > 0);
+    /// # Ok(()) }
+    /// ```
     fn drop_stale_segments(&self) -> Result<u64> {
         self.gc_drop_stale_segments()
     }

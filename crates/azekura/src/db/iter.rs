@@ -519,6 +519,17 @@ struct UnreadBlob {
 
 impl Entry {
     /// Returns the key.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// # fruit.insert("apple", "red")?;
+    /// let entry = fruit.entries().next().unwrap()?;
+    /// assert_eq!(*entry.key(), "apple");
+    /// # Ok(()) }
+    /// ```
     pub fn key(&self) -> &Slice {
         &self.key
     }
@@ -527,6 +538,18 @@ impl Entry {
     ///
     /// # Errors
     /// `Io` or `Corruption` from reading the blob file; `Closed`.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "green")?;
+    /// let entry = fruit.entries().next().unwrap()?;
+    /// fruit.insert("apple", "red")?;
+    /// assert_eq!(entry.value()?, "green"); // the value when the iterator was created
+    /// # Ok(()) }
+    /// ```
     pub fn value(&self) -> Result<Slice> {
         match &self.value {
             EntryValue::Inline(value) => Ok(value.clone()),
@@ -540,6 +563,17 @@ impl Entry {
     }
 
     /// Returns the length of the value in bytes without reading it.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// photos.insert("sky", vec![7; 100_000])?;
+    /// let total: u64 = photos.entries().map(|photo| u64::from(photo.unwrap().size())).sum();
+    /// assert_eq!(total, 100_000);
+    /// # Ok(()) }
+    /// ```
     pub fn size(&self) -> u32 {
         match &self.value {
             // Values are at most 4 GiB - 1, so the cast loses nothing.
@@ -635,6 +669,20 @@ macro_rules! iterator {
 
 iterator!(
     /// Iterates over key-value pairs in key order.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// fruit.insert("pear", "green")?;
+    /// let mut pairs = fruit.iter();
+    /// let (first, last) = (pairs.next().unwrap()?, pairs.next_back().unwrap()?);
+    /// assert_eq!((first.0, last.0), ("apple".into(), "pear".into()));
+    /// assert!(pairs.next().is_none()); // the ends have met
+    /// # Ok(()) }
+    /// ```
     Iter, (Slice, Slice), |iter: &mut DbIter, end| iter.pair(end, |key| Slice::from(key)));
 impl Iter {
     /// Returns the next pair like [`next`](Iterator::next), but borrows key and value until the next step instead of
@@ -669,6 +717,20 @@ impl Iter {
     ///
     /// # Errors
     /// `Io`, `Corruption` or `Closed` from reading; the iterator ends after an error.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let log = db.open_partition("log", Default::default())?;
+    /// for second in [10u64, 20, 30] {
+    ///     log.insert(second.to_be_bytes(), "event")?;
+    /// }
+    /// let mut newest_first = log.iter();
+    /// let (second, _event) = newest_first.next_back_ref().unwrap()?;
+    /// assert_eq!(second, 30u64.to_be_bytes());
+    /// # Ok(()) }
+    /// ```
     pub fn next_back_ref(&mut self) -> Option<Result<(&[u8], &[u8])>> {
         self.0.step_ref(IterEnd::Back)
     }
@@ -676,12 +738,51 @@ impl Iter {
 
 iterator!(
     /// Iterates over keys in order; blob values are not read.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let users = db.open_partition("users", Default::default())?;
+    /// users.insert("ada", "mathematician")?;
+    /// users.insert("grace", "admiral")?;
+    /// let descending: Vec<_> = users.keys().rev().map(|key| key.unwrap()).collect();
+    /// assert_eq!(descending, ["grace", "ada"]);
+    /// # Ok(()) }
+    /// ```
     Keys, Slice, |iter: &mut DbIter, end| Ok(iter.key(end)));
 iterator!(
     /// Iterates over values in the order of their keys.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let stock = db.open_partition("stock", Default::default())?;
+    /// stock.insert("apples", 41u64.to_le_bytes())?;
+    /// stock.insert("pears", 7u64.to_le_bytes())?;
+    /// let mut total = 0;
+    /// for count in stock.values() {
+    ///     total += u64::from_le_bytes((&*count?).try_into().unwrap());
+    /// }
+    /// assert_eq!(total, 48);
+    /// # Ok(()) }
+    /// ```
     Values, Slice, |iter: &mut DbIter, end| iter.pair(end, |_| ()).map(|(_, value)| value));
 iterator!(
     /// Iterates over entries in key order; blob values are read on request.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// photos.insert("moon", vec![7; 2_000])?;
+    /// photos.insert("sky", vec![7; 100_000])?;
+    /// let largest = photos.entries().map(|photo| photo.unwrap()).max_by_key(|photo| photo.size()).unwrap();
+    /// assert_eq!((&**largest.key(), largest.value()?.len()), (&b"sky"[..], 100_000)); // reads one value
+    /// # Ok(()) }
+    /// ```
     Entries, Entry, |iter: &mut DbIter, end| iter.entry(end));
 
 #[cfg(test)]

@@ -55,6 +55,19 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`Partition::get`]; `Invalid` if the partition belongs to another database.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "green")?;
+    /// let before = db.snapshot();
+    /// fruit.remove("apple")?;
+    /// assert_eq!(before.get(&fruit, "apple")?.unwrap(), "green");
+    /// assert!(db.snapshot().get(&fruit, "apple")?.is_none());
+    /// # Ok(()) }
+    /// ```
     pub fn get(&self, partition: &Partition, key: impl AsRef<[u8]>) -> Result<Option<Slice>> {
         partition.get_at(key.as_ref(), self.read_seqno(partition)?)
     }
@@ -63,6 +76,19 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let counters = db.open_partition("counters", Default::default())?;
+    /// counters.insert("visits", 7u64.to_le_bytes())?;
+    /// let before = db.snapshot();
+    /// counters.insert("visits", 8u64.to_le_bytes())?;
+    /// let visits = before.get_with(&counters, "visits", |bytes| u64::from_le_bytes(bytes.try_into().unwrap()))?;
+    /// assert_eq!(visits, Some(7)); // decoded without a copy of the value
+    /// # Ok(()) }
+    /// ```
     pub fn get_with<R>(
         &self,
         partition: &Partition,
@@ -76,6 +102,18 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let before = db.snapshot();
+    /// fruit.insert("apple", "red")?;
+    /// assert!(!before.contains_key(&fruit, "apple")?);
+    /// assert!(db.snapshot().contains_key(&fruit, "apple")?);
+    /// # Ok(()) }
+    /// ```
     pub fn contains_key(&self, partition: &Partition, key: impl AsRef<[u8]>) -> Result<bool> {
         Ok(self.size_of(partition, key)?.is_some())
     }
@@ -84,6 +122,18 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// photos.insert("sky", vec![7; 100_000])?;
+    /// let before = db.snapshot();
+    /// photos.insert("sky", vec![7; 200_000])?;
+    /// assert_eq!(before.size_of(&photos, "sky")?, Some(100_000));
+    /// # Ok(()) }
+    /// ```
     pub fn size_of(&self, partition: &Partition, key: impl AsRef<[u8]>) -> Result<Option<u32>> {
         partition.size_of_at(key.as_ref(), self.read_seqno(partition)?)
     }
@@ -92,6 +142,20 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let accounts = db.open_partition("accounts", Default::default())?;
+    /// accounts.insert("ada", "90")?;
+    /// let before = db.snapshot();
+    /// accounts.insert("grace", "110")?;
+    /// let found = before.multi_get(&accounts, ["grace", "ada"])?;
+    /// assert!(found[0].is_none());
+    /// assert_eq!(found[1].as_deref(), Some(&b"90"[..]));
+    /// # Ok(()) }
+    /// ```
     pub fn multi_get<K: AsRef<[u8]>>(
         &self,
         partition: &Partition,
@@ -101,16 +165,54 @@ impl Snapshot {
     }
 
     /// Iterates over all key-value pairs of the snapshot in key order.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let stock = db.open_partition("stock", Default::default())?;
+    /// # let orders = db.open_partition("orders", Default::default())?;
+    /// stock.insert("apples", "42")?;
+    /// let now = db.snapshot();
+    /// orders.insert("order 1", "one apple")?;
+    /// assert_eq!((now.iter(&stock).count(), now.iter(&orders).count()), (1, 0)); // one point in time
+    /// # Ok(()) }
+    /// ```
     pub fn iter(&self, partition: &Partition) -> Iter {
         Iter(IterState::new(self.db_iter_all(partition)))
     }
 
     /// Iterates over the pairs of the snapshot whose keys are in `range`.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("banana", "yellow")?;
+    /// let before = db.snapshot();
+    /// fruit.insert("cherry", "red")?;
+    /// let names: Vec<_> = before.range(&fruit, "b".."d").map(|pair| pair.unwrap().0).collect();
+    /// assert_eq!(names, ["banana"]);
+    /// # Ok(()) }
+    /// ```
     pub fn range<K: AsRef<[u8]>>(&self, partition: &Partition, range: impl RangeBounds<K>) -> Iter {
         Iter(IterState::new(self.db_iter(partition, own_bounds(&range))))
     }
 
     /// Iterates over the pairs of the snapshot whose keys begin with `prefix`; see [`Partition::prefix`].
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let users = db.open_partition("users", Default::default())?;
+    /// users.insert("ada/name", "Ada")?;
+    /// let before = db.snapshot();
+    /// users.insert("ada/mail", "ada@example.org")?;
+    /// assert_eq!(before.prefix(&users, "ada/").count(), 1);
+    /// # Ok(()) }
+    /// ```
     pub fn prefix(&self, partition: &Partition, prefix: impl AsRef<[u8]>) -> Iter {
         let iter = partition
             .check_same_database(&self.handle)
@@ -119,16 +221,55 @@ impl Snapshot {
     }
 
     /// Iterates over all keys of the snapshot in order.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// let before = db.snapshot();
+    /// fruit.insert("pear", "green")?;
+    /// let keys = before.keys(&fruit).collect::<azekura::Result<Vec<_>>>()?;
+    /// assert_eq!(keys, ["apple"]);
+    /// # Ok(()) }
+    /// ```
     pub fn keys(&self, partition: &Partition) -> Keys {
         Keys(IterState::new(self.db_iter_all(partition)))
     }
 
     /// Iterates over all values of the snapshot in the order of their keys.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "green")?;
+    /// let before = db.snapshot();
+    /// fruit.insert("apple", "red")?;
+    /// let colours = before.values(&fruit).collect::<azekura::Result<Vec<_>>>()?;
+    /// assert_eq!(colours, ["green"]);
+    /// # Ok(()) }
+    /// ```
     pub fn values(&self, partition: &Partition) -> Values {
         Values(IterState::new(self.db_iter_all(partition)))
     }
 
     /// Iterates over all entries of the snapshot in key order; a value is read only on request.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// photos.insert("sky", vec![7; 100_000])?;
+    /// let before = db.snapshot();
+    /// photos.remove("sky")?;
+    /// let sizes: Vec<u32> = before.entries(&photos).map(|photo| photo.unwrap().size()).collect();
+    /// assert_eq!(sizes, [100_000]);
+    /// # Ok(()) }
+    /// ```
     pub fn entries(&self, partition: &Partition) -> Entries {
         Entries(IterState::new(self.db_iter_all(partition)))
     }
@@ -137,6 +278,19 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let queue = db.open_partition("queue", Default::default())?;
+    /// queue.insert(1u64.to_be_bytes(), "job")?;
+    /// let before = db.snapshot();
+    /// queue.remove(1u64.to_be_bytes())?;
+    /// assert_eq!(before.first_key_value(&queue)?.unwrap().1, "job");
+    /// assert!(db.snapshot().first_key_value(&queue)?.is_none());
+    /// # Ok(()) }
+    /// ```
     pub fn first_key_value(&self, partition: &Partition) -> Result<Option<(Slice, Slice)>> {
         self.iter(partition).next().transpose()
     }
@@ -145,6 +299,18 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let log = db.open_partition("log", Default::default())?;
+    /// log.insert(1u64.to_be_bytes(), "started")?;
+    /// let before = db.snapshot();
+    /// log.insert(2u64.to_be_bytes(), "stopped")?;
+    /// assert_eq!(before.last_key_value(&log)?.unwrap().1, "started");
+    /// # Ok(()) }
+    /// ```
     pub fn last_key_value(&self, partition: &Partition) -> Result<Option<(Slice, Slice)>> {
         self.iter(partition).next_back().transpose()
     }
@@ -153,6 +319,17 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let before = db.snapshot();
+    /// fruit.insert("apple", "red")?;
+    /// assert!(before.is_empty(&fruit)? && !fruit.is_empty()?);
+    /// # Ok(()) }
+    /// ```
     pub fn is_empty(&self, partition: &Partition) -> Result<bool> {
         Ok(self.keys(partition).next().transpose()?.is_none())
     }
@@ -161,6 +338,18 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// let before = db.snapshot();
+    /// fruit.insert("pear", "green")?;
+    /// assert_eq!((before.len(&fruit)?, fruit.len()?), (1, 2));
+    /// # Ok(()) }
+    /// ```
     pub fn len(&self, partition: &Partition) -> Result<u64> {
         count_entries(self.db_iter_all(partition)?)
     }
