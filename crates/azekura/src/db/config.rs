@@ -18,6 +18,21 @@ use crate::wal::RecoveryMode;
 /// The durability that a commit must have before it returns.
 ///
 /// `DURABILITY.md` describes which failures each mode survives.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # let db = azekura::Config::new(&path).open()?; // Buffer is the default
+/// # let orders = db.open_partition("orders", Default::default())?;
+/// use azekura::PersistMode;
+/// orders.insert("order 1", "one apple")?; // Buffer: survives a crash of the process
+/// let mut batch = db.batch();
+/// batch.insert(&orders, "order 2", "two apples");
+/// batch.durability(PersistMode::SyncData).commit()?; // both orders survive power loss
+/// assert!(PersistMode::Buffer < PersistMode::SyncData && PersistMode::SyncData < PersistMode::SyncAll);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum PersistMode {
@@ -225,6 +240,15 @@ impl Config {
     /// Opening creates the directory if it is missing. A relative path is made absolute at open, so a later change of
     /// the working directory has no effect. While the database is open, do not rename the directory, one of its
     /// parents, or a symbolic link in its path.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).open()?;
+    /// assert!(path.is_dir());
+    /// # Ok(()) }
+    /// ```
     pub fn new(path: impl AsRef<Path>) -> Config {
         Config {
             path: path.as_ref().to_path_buf(),
@@ -246,6 +270,15 @@ impl Config {
     }
 
     /// Sets the capacity of the block cache in bytes, 0 to 2^50. Default 64 MiB.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).cache_size(256 << 20).open()?;
+    /// assert_eq!(db.metrics().cache.capacity, 256 << 20);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn cache_size(mut self, bytes: u64) -> Config {
         self.settings.cache_size = bytes;
@@ -263,6 +296,17 @@ impl Config {
     /// these bytes. Pinned memtables slow writers down to the speed of flushes but never stop them. With
     /// [`workers(0)`](Config::workers) memtables are sealed by the same rule, but writers do not wait: memory grows
     /// until [`Database::step`](crate::Database::step) has flushed.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).memory_budget(1 << 20).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// let error = photos.insert("sky", vec![7; 600 << 10]).unwrap_err(); // more than half the budget
+    /// assert_eq!(error.kind(), azekura::ErrorKind::Invalid);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn memory_budget(mut self, bytes: u64) -> Config {
         self.settings.memory_budget = bytes;
@@ -277,6 +321,17 @@ impl Config {
     /// A dedicated thread syncs, so flushes and compactions do not delay it: a commit stays unsynced for at most the
     /// interval plus the time of two syncs. With [`workers(0)`](Config::workers) there is no such thread:
     /// [`Database::step`](crate::Database::step) syncs first if the interval has passed.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use std::time::Duration;
+    /// // Power loss removes at most the commits of about the last second.
+    /// let db = azekura::Config::new(&path).sync_interval(Some(Duration::from_secs(1))).open()?;
+    /// assert_eq!(db.settings().sync_interval, Some(Duration::from_secs(1)));
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn sync_interval(mut self, interval: Option<Duration>) -> Config {
         self.settings.sync_interval = interval;
@@ -284,6 +339,19 @@ impl Config {
     }
 
     /// Sets the durability of commits that do not choose one. Default [`PersistMode::Buffer`].
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::{Config, PersistMode};
+    /// let db = Config::new(&path).durability(PersistMode::SyncData).open()?;
+    /// let orders = db.open_partition("orders", Default::default())?;
+    /// let syncs = db.metrics().wal_syncs;
+    /// orders.insert("order 1", "one apple")?; // survives power loss
+    /// assert!(db.metrics().wal_syncs > syncs);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn durability(mut self, mode: PersistMode) -> Config {
         self.settings.durability = mode;
@@ -294,6 +362,17 @@ impl Config {
     ///
     /// With 0 no background work runs until the caller calls [`Database::step`](crate::Database::step), which makes a
     /// test deterministic.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).workers(0).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// assert!(!db.step()?); // no task is due, and no thread can start one
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn workers(mut self, n: usize) -> Config {
         self.settings.workers = n;
@@ -301,6 +380,22 @@ impl Config {
     }
 
     /// Sets the compression codec of partitions that do not choose one. Default [`CompressionType::Lz4`].
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::{CompressionType, Config, PartitionCreateOptions};
+    /// let db = Config::new(&path).compression(CompressionType::None).open()?;
+    /// let plain = db.open_partition("plain", PartitionCreateOptions::default())?;
+    /// let packed = db.open_partition("packed", PartitionCreateOptions::default().compression(CompressionType::Lz4))?;
+    /// for partition in [&plain, &packed] {
+    ///     partition.insert("zeros", [0; 50_000])?;
+    ///     partition.flush()?;
+    /// }
+    /// assert!(plain.disk_space() > 10 * packed.disk_space());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn compression(mut self, compression: CompressionType) -> Config {
         self.settings.compression = compression;
@@ -312,6 +407,15 @@ impl Config {
     /// If the file descriptor limit of the process is lower, the database uses half of the descriptors that are free
     /// at open. If the process or the system runs out of descriptors later, the database closes some of these files
     /// and retries.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).max_open_files(64).open()?;
+    /// assert_eq!(db.settings().max_open_files, 64);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn max_open_files(mut self, n: usize) -> Config {
         self.settings.max_open_files = n;
@@ -320,6 +424,16 @@ impl Config {
 
     /// Sets whether reads and writes of tables bypass the page cache of the operating system. Default
     /// [`DirectIo::Automatic`]. The WAL always uses the page cache.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::{Config, DirectIo};
+    /// let db = Config::new(&path).direct_io(DirectIo::Always).open()?; // the block cache is the only cache
+    /// assert_eq!(db.settings().direct_io, DirectIo::Always);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn direct_io(mut self, mode: DirectIo) -> Config {
         self.settings.direct_io = mode;
@@ -327,6 +441,19 @@ impl Config {
     }
 
     /// Sets the size of a WAL segment in bytes, 64 KiB to 1 GiB. Default 64 MiB.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).wal_segment_size(64 << 10).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// for photo in 0..3u8 {
+    ///     photos.insert([photo], vec![photo; 50_000])?;
+    /// }
+    /// assert!(db.metrics().wal_segments >= 2);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn wal_segment_size(mut self, bytes: u64) -> Config {
         self.settings.wal_segment_size = bytes;
@@ -339,6 +466,17 @@ impl Config {
     /// These flushes run before any compaction. The WAL still grows by the records that are written during these
     /// flushes. No segment is removed while a checkpoint copies the WAL. If the comparator of a partition was not given
     /// since open, its records are moved to tables, and are read back into memory when the comparator is given.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// // Recovery replays at most about 1 MiB; partitions are flushed more often.
+    /// let config = azekura::Config::new(&path).wal_segment_size(256 << 10).max_wal_size(1 << 20);
+    /// assert!(config.clone().open().is_ok());
+    /// assert!(config.max_wal_size(64 << 10).open().is_err()); // less than one segment
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn max_wal_size(mut self, bytes: u64) -> Config {
         self.settings.max_wal_size = bytes;
@@ -357,6 +495,16 @@ impl Config {
     /// The maximum does not include the space to open the database: 256 KiB and twice the size of the manifest. A
     /// memtable flush, a pool checkpoint and a compaction each need as much space as they write. On a full disk they
     /// wait for more space if the reserve is too small.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).disk_reserve(0).open()?; // for a test with little data
+    /// assert!(db.disk_space() > 0);
+    /// assert!(!path.join("RESERVE").exists());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn disk_reserve(mut self, bytes: u64) -> Config {
         self.settings.disk_reserve = bytes;
@@ -370,6 +518,15 @@ impl Config {
     /// after any other crash of the process. With `false` the WAL is written by system calls, and the same failures
     /// are errors of the commit; a small commit then uses several times as much processor time. Pools in
     /// memory-backed files (tmpfs, DAX) are always mapped, regardless of this option.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).mapped_wal(false).open()?; // a failing device returns errors, no SIGBUS
+    /// assert!(!db.settings().mapped_wal);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn mapped_wal(mut self, yes: bool) -> Config {
         self.settings.mapped_wal = yes;
@@ -377,6 +534,22 @@ impl Config {
     }
 
     /// Sets how recovery handles damage in the WAL. Default [`RecoveryMode::Strict`].
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::{Config, ErrorKind, RecoveryMode};
+    /// let db = match Config::new(&path).open() {
+    ///     Err(error) if error.kind() == ErrorKind::Corruption => {
+    ///         // Copy the directory first. Then accept an older, consistent state:
+    ///         Config::new(&path).recovery_mode(RecoveryMode::PointInTime).open()?
+    ///     }
+    ///     opened => opened?,
+    /// };
+    /// assert_eq!(db.settings().recovery_mode, RecoveryMode::Strict); // there was no damage
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn recovery_mode(mut self, mode: RecoveryMode) -> Config {
         self.settings.recovery_mode = mode;
@@ -393,6 +566,17 @@ impl Config {
     }
 
     /// Sets the file system. Default: the operating system's.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::fs::DiskFs;
+    /// use std::sync::Arc;
+    /// let db = azekura::Config::new(&path).fs(Arc::new(DiskFs::new())).open()?; // the default
+    /// assert!(db.path().exists());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn fs(mut self, fs: Arc<dyn Fs>) -> Config {
         self.fs = fs;
@@ -400,6 +584,18 @@ impl Config {
     }
 
     /// Sets the source of time, random numbers and threads. Default: the operating system's.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::fs::{Env, SystemEnv};
+    /// use std::sync::Arc;
+    /// let env = Arc::new(SystemEnv::new()); // several databases may share it
+    /// let db = azekura::Config::new(&path).env(Arc::clone(&env) as Arc<dyn Env>).open()?;
+    /// assert!(db.metrics().recovery_time.as_nanos() <= u128::from(env.monotonic_ns()));
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn env(mut self, env: Arc<dyn Env>) -> Config {
         self.env = env;
@@ -407,6 +603,31 @@ impl Config {
     }
 
     /// Registers a listener for background events (flush, compaction, errors). Default: none.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::{Config, Event, Listener};
+    /// use std::sync::{Arc, Mutex};
+    /// #[derive(Default)]
+    /// struct Flushes(Mutex<Vec<String>>);
+    /// impl Listener for Flushes {
+    ///     fn on_event(&self, event: &Event) {
+    ///         if let Event::Flushed { partition, .. } = event {
+    ///             self.0.lock().unwrap().push(partition.clone());
+    ///         }
+    ///     }
+    /// }
+    /// let flushes = Arc::new(Flushes::default());
+    /// let db = Config::new(&path).listener(Arc::clone(&flushes) as Arc<dyn Listener>).open()?;
+    /// let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// fruit.flush()?;
+    /// db.close()?; // delivers all events
+    /// assert_eq!(*flushes.0.lock().unwrap(), ["fruit"]);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn listener(mut self, listener: Arc<dyn Listener>) -> Config {
         self.listener = Some(listener);

@@ -20,6 +20,22 @@ use crate::vfs::fs::PersistenceLevel;
 ///
 /// Each read that requests a block counts once, in a counter of its thread. The sums are exact when no read is
 /// running; otherwise they may omit running reads.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// fruit.insert("apple", "red")?;
+/// fruit.flush()?;
+/// for _ in 0..10 {
+///     fruit.get("apple")?;
+/// }
+/// let data = db.metrics().cache.data;
+/// assert_eq!((data.hits + data.misses, data.blocks), (10, 1));
+/// # assert!(data.bytes > 0);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -35,6 +51,25 @@ pub struct BlockKindMetrics {
 }
 
 /// Metrics of the block cache.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// # fruit.insert("apple", "red")?;
+/// # fruit.flush()?;
+/// # for _ in 0..10 {
+/// #     fruit.get("apple")?;
+/// # }
+/// let cache = db.metrics().cache;
+/// let kinds = [cache.data, cache.index, cache.filter, cache.blob];
+/// let hits: u64 = kinds.iter().map(|kind| kind.hits).sum();
+/// let reads: u64 = kinds.iter().map(|kind| kind.hits + kind.misses).sum();
+/// assert!(hits as f64 / reads as f64 > 0.8); // a larger cache has a higher ratio
+/// assert!(cache.used <= cache.capacity);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -76,6 +111,19 @@ impl CacheMetrics {
 }
 
 /// Metrics of a database since it was opened. Fields are counts unless the name or the text gives a unit.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// fruit.insert("apple", "red")?;
+/// fruit.flush()?;
+/// let metrics = db.metrics();
+/// assert_eq!((metrics.records, metrics.flushes, metrics.user_bytes > 0), (1, 1, true));
+/// assert!(metrics.to_string().contains("write amplification")); // a table of all metrics
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -209,6 +257,19 @@ impl Metrics {
 
     /// Returns bytes written to disk (WAL, direct blob writes, flushes, compactions, blob GC) per byte that callers
     /// wrote; 0 before the first write.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let log = db.open_partition("log", Default::default())?;
+    /// # assert_eq!(db.metrics().write_amplification(), 0.0);
+    /// for line in 0..100u32 {
+    ///     log.insert(line.to_be_bytes(), [7; 100])?;
+    /// }
+    /// assert!(db.metrics().write_amplification() < 1.5); // only the WAL
+    /// # Ok(()) }
+    /// ```
     pub fn write_amplification(&self) -> f64 {
         let background = self.compaction_bytes_written + self.blob_gc_bytes_written;
         let written = self.wal_bytes + self.direct_blob_bytes + self.flushed_bytes + background;
@@ -264,6 +325,20 @@ impl fmt::Display for Metrics {
 }
 
 /// Metrics of one partition.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// fruit.insert("apple", "red")?;
+/// fruit.flush()?;
+/// let metrics = fruit.metrics();
+/// assert_eq!((metrics.levels.len(), metrics.levels[0].tables), (1, 1));
+/// assert_eq!((metrics.disk_bytes, metrics.blob_files.len()), (metrics.levels[0].bytes, 0));
+/// assert!(metrics.to_string().starts_with("partition \"fruit\"")); // a table of the levels
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -385,16 +460,62 @@ impl PartitionMetrics {
     }
 
     /// Returns the bytes of blob files on disk.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::{KvSeparationOptions, PartitionCreateOptions};
+    /// # let separated = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
+    /// # let photos = db.open_partition("photos", separated)?;
+    /// photos.insert("sky", (0..100_000).map(|n| (n % 251) as u8).collect::<Vec<_>>())?;
+    /// photos.flush()?;
+    /// let metrics = photos.metrics();
+    /// assert_eq!(metrics.blob_bytes() + metrics.levels[0].bytes, metrics.disk_bytes);
+    /// # Ok(()) }
+    /// ```
     pub fn blob_bytes(&self) -> u64 {
         self.blob_files.iter().map(|file| file.bytes).sum()
     }
 
     /// Returns the bytes of values in blob files that tables point to.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
+    /// # let separation = KvSeparationOptions::default().compression(CompressionType::None);
+    /// # let photos = db.open_partition("photos", PartitionCreateOptions::default().with_kv_separation(separation))?;
+    /// photos.insert("sky", vec![7; 100_000])?;
+    /// photos.flush()?;
+    /// let metrics = photos.metrics();
+    /// assert!(metrics.referenced_blob_bytes() >= 100_000); // not compressed
+    /// assert!(metrics.referenced_blob_bytes() < metrics.blob_bytes()); // without header and index of the file
+    /// # Ok(()) }
+    /// ```
     pub fn referenced_blob_bytes(&self) -> u64 {
         self.blob_files.iter().map(|file| file.referenced_bytes).sum()
     }
 
     /// Returns the bytes of values in blob files that no table points to any more.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
+    /// # let separation = KvSeparationOptions::default().automatic_gc(None).compression(CompressionType::None);
+    /// # let photos = db.open_partition("photos", PartitionCreateOptions::default().with_kv_separation(separation))?;
+    /// photos.insert("sky", vec![7; 100_000])?;
+    /// photos.insert("moon", vec![7; 1_000_000])?;
+    /// photos.flush()?;
+    /// photos.remove("sky")?;
+    /// photos.major_compact()?; // a value is stale once a compaction has dropped its pointer
+    /// let stale = photos.metrics().stale_blob_bytes();
+    /// assert!((100_000..200_000).contains(&stale));
+    /// # Ok(()) }
+    /// ```
     pub fn stale_blob_bytes(&self) -> u64 {
         self.blob_files.iter().map(BlobFileMetrics::stale_bytes).sum()
     }

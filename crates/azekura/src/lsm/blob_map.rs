@@ -150,6 +150,10 @@ pub struct BlobFileMetrics {
 
 impl BlobFileMetrics {
     /// Returns the bytes of values that no table points to any more.
+    ///
+    /// ```
+    /// assert_eq!(azekura::BlobFileMetrics::default().stale_bytes(), 0); // no values
+    /// ```
     pub fn stale_bytes(&self) -> u64 {
         self.value_bytes.saturating_sub(self.referenced_bytes)
     }

@@ -5,6 +5,21 @@ use crate::lsm::tree::LsmTree;
 use crate::lsm::version::HasTableMeta;
 
 /// Metrics of one level of an LSM tree.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// fruit.insert("apple", "red")?;
+/// fruit.flush()?;
+/// fruit.remove("apple")?;
+/// fruit.flush()?;
+/// let level = &fruit.metrics().levels[0];
+/// assert_eq!((level.runs, level.tables, level.entries, level.tombstones), (2, 2, 2, 1));
+/// assert!(level.bytes > level.raw_bytes); // a table has an index and a filter too
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
