@@ -6,6 +6,22 @@ use std::str::FromStr;
 use crate::base::error::{Error, Result};
 
 /// How blocks are compressed when they are written.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// use azekura::{CompressionType, PartitionCreateOptions};
+/// # let mut sizes = Vec::new();
+/// for codec in [CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(9)] {
+///     let log = db.open_partition(&codec.to_string(), PartitionCreateOptions::default().compression(codec))?;
+///     log.insert("text", "a line of text; ".repeat(1_000))?;
+///     log.flush()?;
+///     sizes.push(log.disk_space());
+/// }
+/// assert!(sizes[0] > sizes[1] && sizes[1] > sizes[2]);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]

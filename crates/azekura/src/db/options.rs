@@ -9,6 +9,19 @@ use crate::pmem::options::{PMEM_OPTIONS_FIELD, PmemOptions};
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIO_RANGE};
 
 /// Selects how compaction merges tables in the background.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// use azekura::{CompactionStrategy, LeveledOptions, PartitionCreateOptions};
+/// let strategy = CompactionStrategy::Leveled(LeveledOptions::default().l0_compaction_trigger(8));
+/// let log = db.open_partition("log", PartitionCreateOptions::default().compaction_strategy(strategy))?;
+/// log.insert("1", "started")?;
+/// log.major_compact()?;
+/// assert_eq!(log.metrics().levels.last().unwrap().runs, 1); // leveled: each level below 0 is one run
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -25,6 +38,19 @@ impl Default for CompactionStrategy {
 }
 
 /// Selects the storage engine of a partition. The engine is fixed when the partition is created.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// use azekura::{EngineType, PartitionCreateOptions, PmemOptions};
+/// let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
+/// let sessions = db.open_partition("sessions", options)?;
+/// assert!(sessions.metrics().pool.is_some());
+/// let as_lsm = db.open_partition("sessions", PartitionCreateOptions::default());
+/// assert_eq!(as_lsm.unwrap_err().kind(), azekura::ErrorKind::Invalid); // the engine is fixed
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -90,6 +116,17 @@ impl Default for PartitionCreateOptions {
 
 impl PartitionCreateOptions {
     /// Sets the size of a data block before compression in bytes, 64 to 1 MiB. Default 4 KiB.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::PartitionCreateOptions;
+    /// let options = PartitionCreateOptions::default().block_size(16 << 10); // for scans: fewer, larger reads
+    /// assert!(db.open_partition("log", options.clone()).is_ok());
+    /// assert!(db.open_partition("log", options.block_size(63)).is_err()); // out of range
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn block_size(mut self, bytes: u32) -> Self {
         self.table.block_size = bytes;
@@ -97,6 +134,19 @@ impl PartitionCreateOptions {
     }
 
     /// Sets the compression codec of all levels. Default: the codec of the database.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::{CompressionType, PartitionCreateOptions};
+    /// let options = PartitionCreateOptions::default().compression(CompressionType::Miniz(9));
+    /// let log = db.open_partition("log", options)?;
+    /// log.insert("zeros", [0; 50_000])?;
+    /// log.flush()?;
+    /// assert!(log.disk_space() < 5_000);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn compression(mut self, compression: CompressionType) -> Self {
         self.compression = Some(compression);
@@ -105,6 +155,22 @@ impl PartitionCreateOptions {
 
     /// Sets the compression codec of each level, starting at level 0; at most 64 entries. The last entry applies to
     /// all lower levels. Default: empty, which means one codec for all levels.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::{CompressionType, PartitionCreateOptions};
+    /// // Level 0 is not compressed, level 1 uses LZ4, all lower levels use zlib.
+    /// let levels = vec![CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(6)];
+    /// let log = db.open_partition("log", PartitionCreateOptions::default().compression_per_level(levels))?;
+    /// log.insert("zeros", [0; 50_000])?;
+    /// log.flush()?;
+    /// assert!(log.disk_space() > 50_000);
+    /// log.major_compact()?; // to the lowest level
+    /// assert!(log.disk_space() < 5_000);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn compression_per_level(mut self, levels: Vec<CompressionType>) -> Self {
         self.compression_per_level = levels;
@@ -115,6 +181,17 @@ impl PartitionCreateOptions {
     ///
     /// A larger interval makes blocks smaller; a smaller one makes lookups faster. Blocks without restart points
     /// ignore it.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::PartitionCreateOptions;
+    /// let options = PartitionCreateOptions::default().restart_interval(16); // 1 to 2 % smaller, slower lookups
+    /// assert!(db.open_partition("log", options.clone()).is_ok());
+    /// assert!(db.open_partition("log", options.restart_interval(0)).is_err()); // out of range
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn restart_interval(mut self, entries: u8) -> Self {
         self.table.restart_interval = entries;
@@ -126,6 +203,19 @@ impl PartitionCreateOptions {
     ///
     /// If the [`Comparator`](crate::Comparator) may treat keys with different bytes as equal and has no canonical
     /// form for them, any type except `BinarySearch` is `Invalid`.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::{DataBlockIndexType, PartitionCreateOptions};
+    /// let options = PartitionCreateOptions::default().data_block_index_type(DataBlockIndexType::BinarySearch);
+    /// let log = db.open_partition("log", options)?; // the smallest layout
+    /// log.insert("1", "started")?;
+    /// log.flush()?;
+    /// assert_eq!(log.get("1")?.unwrap(), "started");
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn data_block_index_type(mut self, index_type: DataBlockIndexType) -> Self {
         self.data_block_index_type = Some(index_type);
@@ -136,6 +226,18 @@ impl PartitionCreateOptions {
     /// Default 0.75.
     ///
     /// A lower ratio makes the index larger and leaves fewer lookups to the binary search.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::{DataBlockIndexType, PartitionCreateOptions};
+    /// let hashed = PartitionCreateOptions::default().data_block_index_type(DataBlockIndexType::BinaryAndHash);
+    /// let options = hashed.restart_interval(2).data_block_hash_table_util_ratio(0.5); // two buckets for each entry
+    /// assert!(db.open_partition("users", options.clone()).is_ok());
+    /// assert!(db.open_partition("users", options.data_block_hash_table_util_ratio(0.0)).is_err()); // out of range
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn data_block_hash_table_util_ratio(mut self, ratio: f64) -> Self {
         self.table.data_block_hash_table_util_ratio = ratio;
@@ -143,6 +245,20 @@ impl PartitionCreateOptions {
     }
 
     /// Sets whether the index and filter of a table are split into partitions that are loaded on demand. Default: yes.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::PartitionCreateOptions;
+    /// let options = PartitionCreateOptions::default().partition_index_and_filters(false); // one index, one filter
+    /// let small = db.open_partition("small", options)?;
+    /// small.insert("key", "value")?;
+    /// small.flush()?;
+    /// small.get("key")?;
+    /// assert!(small.metrics().pinned_bytes > 0); // the open table holds both, and reads them from disk once
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn partition_index_and_filters(mut self, yes: bool) -> Self {
         self.table.partition_index_and_filters = yes;
@@ -150,6 +266,17 @@ impl PartitionCreateOptions {
     }
 
     /// Sets the size of an index partition or filter partition in bytes, 64 to 1 MiB. Default 4 KiB.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::PartitionCreateOptions;
+    /// let options = PartitionCreateOptions::default().metadata_block_size(16 << 10); // smaller top levels
+    /// assert!(db.open_partition("log", options.clone()).is_ok());
+    /// assert!(db.open_partition("log", options.metadata_block_size(63)).is_err()); // out of range
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn metadata_block_size(mut self, bytes: u32) -> Self {
         self.table.metadata_block_size = bytes;
@@ -164,6 +291,21 @@ impl PartitionCreateOptions {
     /// opened before any read, that is all tables. The index or filter of a table that is not partitioned may exceed
     /// half of the cache. The cache does not admit such a block, so each lookup reads it from disk, unless the block is
     /// so small (at most 16 KiB) that the open table holds it.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::PartitionCreateOptions;
+    /// // `cache_size` then bounds the memory for the indexes and filters of all tables.
+    /// let options = PartitionCreateOptions::default().cache_index_and_filter_blocks(true).pin_top_level(false);
+    /// let log = db.open_partition("log", options)?;
+    /// log.insert("1", "started")?;
+    /// log.flush()?;
+    /// log.get("1")?;
+    /// assert!(db.metrics().cache.index.blocks > 0);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn cache_index_and_filter_blocks(mut self, yes: bool) -> Self {
         self.table.cache_index_and_filter_blocks = yes;
@@ -173,6 +315,13 @@ impl PartitionCreateOptions {
     /// Sets whether the open table holds the top levels of index and filter even with
     /// `cache_index_and_filter_blocks(true)`. Default: yes. A change applies to existing tables as for
     /// [`cache_index_and_filter_blocks`](Self::cache_index_and_filter_blocks).
+    ///
+    /// ```
+    /// # use azekura::PartitionCreateOptions;
+    /// let options = PartitionCreateOptions::default().cache_index_and_filter_blocks(true);
+    /// assert_eq!(options.clone().pin_top_level(true), options); // the default
+    /// assert_ne!(options.clone().pin_top_level(false), options); // an old table may be evicted completely
+    /// ```
     #[must_use]
     pub fn pin_top_level(mut self, yes: bool) -> Self {
         self.table.pin_top_level = yes;
@@ -183,6 +332,19 @@ impl PartitionCreateOptions {
     /// levels 0 and 1, for as long as the table exists. Default: no.
     ///
     /// Pinned partitions use at most a quarter of the cache. Partitions beyond that are evicted like other blocks.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::PartitionCreateOptions;
+    /// let log = db.open_partition("log", PartitionCreateOptions::default().pin_l0_and_l1(true))?;
+    /// log.insert("1", "started")?;
+    /// log.flush()?; // writes a table of level 0
+    /// log.get("1")?;
+    /// assert!(db.metrics().cache.pinned > 0);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn pin_l0_and_l1(mut self, yes: bool) -> Self {
         self.table.pin_l0_and_l1 = yes;
@@ -190,6 +352,18 @@ impl PartitionCreateOptions {
     }
 
     /// Sets the filter of every table. Default: Bloom filter with 10 bits per key.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::{FilterPolicy, PartitionCreateOptions};
+    /// // 16 bits for each key: about 0.1 % instead of 1 % of the lookups of absent keys read a block.
+    /// let strict = PartitionCreateOptions::default().filter_policy(FilterPolicy::Bloom { bits_per_key: 16.0 });
+    /// let none = PartitionCreateOptions::default().filter_policy(FilterPolicy::None);
+    /// assert!(db.open_partition("users", strict).is_ok() && db.open_partition("log", none).is_ok());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn filter_policy(mut self, policy: FilterPolicy) -> Self {
         self.table.filter = policy;
@@ -197,6 +371,23 @@ impl PartitionCreateOptions {
     }
 
     /// Sets the compaction strategy. Default: leveled.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// # let db = azekura::Config::new(&path).workers(0).open()?;
+    /// use azekura::{CompactionStrategy, LeveledOptions, PartitionCreateOptions};
+    /// let eager = CompactionStrategy::Leveled(LeveledOptions::default().l0_compaction_trigger(2));
+    /// let log = db.open_partition("log", PartitionCreateOptions::default().compaction_strategy(eager))?;
+    /// for line in ["started", "stopped"] {
+    ///     log.insert("last", line)?;
+    ///     log.flush()?; // a run of level 0
+    /// }
+    /// while db.step()? {}
+    /// assert_eq!((db.metrics().compactions, log.metrics().levels[0].runs), (1, 0));
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn compaction_strategy(mut self, strategy: CompactionStrategy) -> Self {
         self.strategy = strategy;
@@ -204,6 +395,23 @@ impl PartitionCreateOptions {
     }
 
     /// Sets the size in bytes at which a memtable is sealed and flushed, 4 KiB to 2 GiB. Default 64 MiB.
+    ///
+    /// The size is that of the memory of records and indexes. Up to 128 KiB of it are allocated ahead of use, so a
+    /// much smaller size seals a memtable after one record.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// # let db = azekura::Config::new(&path).workers(0).open()?;
+    /// # use azekura::PartitionCreateOptions;
+    /// let log = db.open_partition("log", PartitionCreateOptions::default().max_memtable_size(1 << 20))?;
+    /// for line in 0..7u8 {
+    ///     log.insert([line], vec![line; 200_000])?;
+    /// }
+    /// assert_eq!(log.metrics().sealed_memtables, 1); // waits for a flush
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn max_memtable_size(mut self, bytes: u64) -> Self {
         self.max_memtable_size = bytes;

@@ -76,6 +76,13 @@ pub struct LeveledOptions {
 
 impl LeveledOptions {
     /// Sets the number of runs at which level 0 is compacted, 1 to 1,000. Default 4.
+    ///
+    /// ```
+    /// # use azekura::LeveledOptions;
+    /// let write_heavy = LeveledOptions::default().l0_compaction_trigger(8); // fewer compactions, slower reads
+    /// assert_ne!(write_heavy, LeveledOptions::default().l0_compaction_trigger(4)); // 4 is the default
+    /// # assert_eq!(LeveledOptions::default().l0_compaction_trigger(4), LeveledOptions::default());
+    /// ```
     #[must_use]
     pub fn l0_compaction_trigger(mut self, runs: u32) -> Self {
         self.l0_compaction_trigger = runs;
@@ -84,6 +91,22 @@ impl LeveledOptions {
 
     /// Sets the size in bytes after which a table is finished, at the next new user key, 4 KiB to 16 GiB. Default 64
     /// MiB.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::{CompactionStrategy, LeveledOptions, PartitionCreateOptions};
+    /// let small = LeveledOptions::default().target_file_size(4 << 10);
+    /// # let small = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(small));
+    /// # let log = db.open_partition("log", small.compression(azekura::CompressionType::None))?;
+    /// for line in 0..20u8 {
+    ///     log.insert([line], [line; 1_000])?;
+    /// }
+    /// log.major_compact()?;
+    /// assert!(log.metrics().levels.last().unwrap().tables >= 4);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn target_file_size(mut self, bytes: u64) -> Self {
         self.target_file_size = bytes;
@@ -91,6 +114,13 @@ impl LeveledOptions {
     }
 
     /// Sets the ratio of the size targets of adjacent levels, 2 to 100. Default 10.
+    ///
+    /// ```
+    /// # use azekura::LeveledOptions;
+    /// let flat = LeveledOptions::default().level_size_multiplier(20); // fewer levels, more bytes for each compaction
+    /// assert_ne!(flat, LeveledOptions::default().level_size_multiplier(10)); // 10 is the default
+    /// # assert_eq!(LeveledOptions::default().level_size_multiplier(10), LeveledOptions::default());
+    /// ```
     #[must_use]
     pub fn level_size_multiplier(mut self, ratio: u32) -> Self {
         self.level_size_multiplier = ratio;
@@ -99,6 +129,13 @@ impl LeveledOptions {
 
     /// Sets the maximum size in bytes of the base level, into which level 0 is compacted, 4 KiB to 1 TiB. Until the
     /// tree has more data, the bottom level is the base level. Default 256 MiB.
+    ///
+    /// ```
+    /// # use azekura::LeveledOptions;
+    /// let small = LeveledOptions::default().base_level_size(64 << 20); // deeper levels: 640 MiB, 6.4 GiB, …
+    /// assert_ne!(small, LeveledOptions::default().base_level_size(256 << 20)); // 256 MiB is the default
+    /// # assert_eq!(LeveledOptions::default().base_level_size(256 << 20), LeveledOptions::default());
+    /// ```
     #[must_use]
     pub fn base_level_size(mut self, bytes: u64) -> Self {
         self.base_level_size = bytes;

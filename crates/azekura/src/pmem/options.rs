@@ -42,7 +42,7 @@ impl PmemOptions {
     /// Default: 1 GiB.
     ///
     /// Old values that snapshots and iterators need count too. The entries that point to these values take additional
-    /// memory ([`PoolMetrics::kept_bytes`](crate::PoolMetrics)): at most an eighth of this size, or 1 MiB if that is
+    /// memory ([`PoolMetrics::version_bytes`](crate::PoolMetrics)): at most an eighth of this size, or 1 MiB if that is
     /// more. When this limit is reached, puts and removals are `OutOfSpace` until the oldest snapshot is dropped; the
     /// message contains its age. Lack of space in the pool does not prevent removals.
     ///
@@ -57,6 +57,19 @@ impl PmemOptions {
     /// The limit does not hold while the database is opened, so that all records of the WAL fit, wherever they were
     /// in the pool before. The pool keeps the memory and the file space that it gets then, but afterwards the used
     /// part does not exceed the limit.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::{EngineType, ErrorKind, PartitionCreateOptions, PmemOptions};
+    /// let pool = EngineType::Pmem(PmemOptions::default().max_size(64 << 10));
+    /// let sessions = db.open_partition("sessions", PartitionCreateOptions::default().engine(pool))?;
+    /// let full = (0..100u8).find_map(|n| sessions.insert([n], [n; 1_000]).err()).unwrap();
+    /// assert_eq!(full.kind(), ErrorKind::OutOfSpace);
+    /// sessions.remove([0])?; // removals need no space
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn max_size(mut self, bytes: u64) -> PmemOptions {
         self.max_size = bytes;
@@ -64,6 +77,17 @@ impl PmemOptions {
     }
 
     /// Number of bytes by which a full pool grows, 4 KiB to 1 GiB. Default: 4 MiB.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use azekura::{EngineType, PartitionCreateOptions, PmemOptions};
+    /// let pool = EngineType::Pmem(PmemOptions::default().growth_step(256 << 10)); // for a small pool
+    /// let sessions = db.open_partition("sessions", PartitionCreateOptions::default().engine(pool))?;
+    /// assert_eq!(sessions.metrics().pool.unwrap().bytes, 256 << 10);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn growth_step(mut self, bytes: u64) -> PmemOptions {
         self.growth_step = bytes;

@@ -4,6 +4,12 @@ use crate::base::compression::CompressionType;
 use crate::base::{Error, Result};
 
 /// The filter of a table. With a filter, a lookup of an absent key seldom reads a block.
+///
+/// ```
+/// use azekura::{FilterPolicy, PartitionCreateOptions};
+/// let default = PartitionCreateOptions::default();
+/// assert_eq!(default.clone().filter_policy(FilterPolicy::Bloom { bits_per_key: 10.0 }), default);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -12,7 +18,7 @@ pub enum FilterPolicy {
     None,
     /// A Bloom filter. With 10 bits for each key, about 1 % of absent keys pass.
     Bloom {
-        /// More than 0, at most 64.
+        /// Bits of the filter for each key, 1 to 64.
         bits_per_key: f32,
     },
 }
@@ -21,6 +27,25 @@ pub enum FilterPolicy {
 ///
 /// `docs/decisions/0011-fingerprint-blocks-by-default.md` compares the types; `docs/format/block.md` describes their
 /// layouts.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # let db = azekura::Config::new(&path).open()?;
+/// # use azekura::{DataBlockIndexType, PartitionCreateOptions, fs::{DiskFs, Fs}};
+/// let options = PartitionCreateOptions::default().data_block_index_type(DataBlockIndexType::BinaryAndHash);
+/// let users = db.open_partition("users", options)?;
+/// users.insert("ada", "mathematician")?;
+/// users.flush()?;
+/// # drop(users);
+/// db.close()?;
+/// # let fs: std::sync::Arc<dyn Fs> = std::sync::Arc::new(DiskFs::new());
+/// let report = azekura::inspect::verify(&fs, &path, &mut |_, _| {})?;
+/// let table = report.files.iter().find(|file| file.kind == "table").unwrap();
+/// assert_eq!(table.data_block_index_type, Some(DataBlockIndexType::BinaryAndHash));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]

@@ -16,6 +16,13 @@ use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode, Persisten
 /// Direct I/O leaves the page cache and its memory to other files, and only the block cache decides which blocks stay
 /// in memory. But a block that is not in the block cache then costs a device read instead of a copy from the page
 /// cache. So direct I/O pays only if the files would not fit into the page cache anyway.
+///
+/// ```
+/// use azekura::{Config, DirectIo};
+/// assert_eq!(Config::new("db").settings().direct_io, DirectIo::Automatic);
+/// let predictable = Config::new("db").direct_io(DirectIo::Always).cache_size(4 << 30); // memory use is bounded
+/// # assert_eq!(predictable.settings().direct_io, DirectIo::Always);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]

@@ -63,6 +63,33 @@ pub(crate) struct WalStats {
 /// readable part after the damage starts no later than the first needed record.
 ///
 /// After a successful open, every later commit that is synced is present in every later open, in every mode.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// use azekura::{Config, ErrorKind, RecoveryMode};
+/// # let db = Config::new(&path).durability(azekura::PersistMode::SyncData).wal_segment_size(64 << 10).open()?;
+/// # let log = db.open_partition("log", Default::default())?;
+/// # for line in 0..10u8 {
+/// #     log.insert([line], [b'A' + line; 100])?;
+/// # }
+/// # let crashed = dir.path().join("crashed");
+/// # std::fs::create_dir(&crashed).unwrap();
+/// # for name in ["MANIFEST", "000001.wal"] {
+/// #     std::fs::copy(path.join(name), crashed.join(name)).unwrap();
+/// # }
+/// # let path = crashed;
+/// # let mut wal = std::fs::read(path.join("000001.wal")).unwrap();
+/// # let at = wal.windows(4).position(|window| window == b"FFFF").unwrap();
+/// # wal[at] ^= 1;
+/// # std::fs::write(path.join("000001.wal"), wal).unwrap();
+/// // The database crashed after ten synced commits, and the device has damaged the sixth one.
+/// assert_eq!(Config::new(&path).open().unwrap_err().kind(), ErrorKind::Corruption);
+/// let db = Config::new(&path).recovery_mode(RecoveryMode::PointInTime).open()?;
+/// assert_eq!(db.partition("log")?.len()?, 5); // the commits before the damage
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
