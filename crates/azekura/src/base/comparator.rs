@@ -33,6 +33,22 @@ use std::sync::Arc;
 /// ```
 pub trait Comparator: Send + Sync {
     /// The name: 1..=255 bytes, stored with the partition and checked at every open.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use std::{cmp::Ordering, sync::Arc};
+    /// struct ByLength(&'static str);
+    /// impl azekura::Comparator for ByLength {
+    ///     fn name(&self) -> &str { self.0 }
+    ///     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering { a.len().cmp(&b.len()).then(a.cmp(b)) }
+    /// }
+    /// db.open_partition_with_comparator("words", Default::default(), Arc::new(ByLength("length, then bytes")))?;
+    /// let renamed = db.open_partition_with_comparator("words", Default::default(), Arc::new(ByLength("by length")));
+    /// assert_eq!(renamed.unwrap_err().kind(), azekura::ErrorKind::Invalid);
+    /// # Ok(()) }
+    /// ```
     fn name(&self) -> &str;
 
     /// Compares two user keys. The comparator may read the database. It must not write to it, and must not wait for a
@@ -42,21 +58,101 @@ pub trait Comparator: Send + Sync {
     /// return `Invalid`, also on other databases of the process: `flush`, `major_compact`, blob GC, `checkpoint`,
     /// opening and deleting partitions, `step` and `close`. If the comparator drops the last handle of a database
     /// with workers inside a task, a worker of that database closes it after the task has ended.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use std::{cmp::Ordering, sync::Arc};
+    /// /// Little-endian numbers of 8 bytes, in the order of the numbers.
+    /// struct Numbers;
+    /// impl azekura::Comparator for Numbers {
+    ///     fn name(&self) -> &str { "u64, little-endian" }
+    ///     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+    ///         let number = |key: &[u8]| u64::from_le_bytes(key.try_into().expect("keys have 8 bytes"));
+    ///         number(a).cmp(&number(b))
+    ///     }
+    ///     fn can_keys_with_different_byte_contents_be_equal(&self) -> bool { false }
+    /// }
+    /// let numbers = db.open_partition_with_comparator("numbers", Default::default(), Arc::new(Numbers))?;
+    /// for n in [256u64, 1, 255] {
+    ///     numbers.insert(n.to_le_bytes(), "")?;
+    /// }
+    /// let keys: Vec<_> = numbers.keys().map(|key| key.unwrap()).collect();
+    /// assert_eq!(keys, [1, 255, 256].map(u64::to_le_bytes)); // the order of bytes would be 256, 1, 255
+    /// # Ok(()) }
+    /// ```
     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering;
 
     /// Whether two keys with different bytes may compare equal. Default: true, because a wrong `false` loses keys and
     /// a wrong `true` only costs speed.
+    ///
+    /// ```
+    /// # use std::cmp::Ordering;
+    /// use azekura::Comparator;
+    /// struct IgnoreCase;
+    /// impl Comparator for IgnoreCase {
+    ///     fn name(&self) -> &str { "ignores the case of ASCII letters" }
+    ///     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+    ///         a.to_ascii_lowercase().cmp(&b.to_ascii_lowercase())
+    ///     }
+    ///     // The default, `true`, is right here: "Ada" and "ada" are the same key.
+    /// }
+    /// assert!(IgnoreCase.compare(b"Ada", b"ada").is_eq());
+    /// assert!(IgnoreCase.can_keys_with_different_byte_contents_be_equal());
+    /// ```
     fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
         true
     }
 
     /// Whether the order is the order of bytes. Default: false.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use std::{cmp::Ordering, sync::Arc};
+    /// /// The order of bytes, under a name of the program's own.
+    /// struct Versioned;
+    /// impl azekura::Comparator for Versioned {
+    ///     fn name(&self) -> &str { "keys, format 2" }
+    ///     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering { a.cmp(b) }
+    ///     fn is_bytewise(&self) -> bool { true }
+    /// }
+    /// let users = db.open_partition_with_comparator("users", Default::default(), Arc::new(Versioned))?;
+    /// users.insert("ada/name", "Ada")?;
+    /// assert_eq!(users.prefix("ada/").count(), 1); // requires bytewise order
+    /// # Ok(()) }
+    /// ```
     fn is_bytewise(&self) -> bool {
         false
     }
 
     /// Writes to `out` the form that all keys equal to `key` share, and returns true; returns false if there is none.
     /// With a canonical form, keys can be hashed although different bytes may be equal.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # use std::{cmp::Ordering, sync::Arc};
+    /// struct IgnoreCase;
+    /// impl azekura::Comparator for IgnoreCase {
+    ///     fn name(&self) -> &str { "ignores the case of ASCII letters" }
+    ///     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+    ///         a.to_ascii_lowercase().cmp(&b.to_ascii_lowercase())
+    ///     }
+    ///     fn canonical(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
+    ///         out.extend_from_slice(&key.to_ascii_lowercase());
+    ///         true // so tables have filters
+    ///     }
+    /// }
+    /// let users = db.open_partition_with_comparator("users", Default::default(), Arc::new(IgnoreCase))?;
+    /// users.insert("Ada", "mathematician")?;
+    /// users.flush()?;
+    /// assert_eq!(users.get("ADA")?.unwrap(), "mathematician");
+    /// # Ok(()) }
+    /// ```
     fn canonical(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
         let _ = (key, out);
         false
@@ -64,18 +160,72 @@ pub trait Comparator: Send + Sync {
 
     /// Whether [`canonical`](Comparator::canonical) has a form for every key. Called only if different bytes may be
     /// equal, also before any key exists. The default calls `canonical` with the empty key.
+    ///
+    /// ```
+    /// # use std::cmp::Ordering;
+    /// use azekura::Comparator;
+    /// /// Numbers of 4 bytes: the first byte is a flag that the order ignores.
+    /// struct Flagged;
+    /// impl Comparator for Flagged {
+    ///     fn name(&self) -> &str { "flagged numbers" }
+    ///     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering { a[1..].cmp(&b[1..]) }
+    ///     fn canonical(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
+    ///         out.extend_from_slice(&key[1..]); // the default of `has_canonical` would panic here
+    ///         true
+    ///     }
+    ///     fn has_canonical(&self) -> bool { true }
+    /// }
+    /// assert!(Flagged.has_canonical());
+    /// ```
     fn has_canonical(&self) -> bool {
         self.canonical(b"", &mut Vec::new())
     }
 
     /// Writes to `out` a key `s` with `start <= s < limit`, as short as possible. The default copies `start`.
+    ///
+    /// ```
+    /// # use std::cmp::Ordering;
+    /// use azekura::Comparator;
+    /// struct Reversed;
+    /// impl Comparator for Reversed {
+    ///     fn name(&self) -> &str { "reversed" }
+    ///     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering { b.cmp(a) }
+    ///     fn shortest_separator(&self, start: &[u8], limit: &[u8], out: &mut Vec<u8>) {
+    ///         // A prefix of `start` is a larger key in this order, so take the shortest one that is below `limit`.
+    ///         let separates = |len: &usize| self.compare(&start[..*len], limit).is_lt();
+    ///         let len = (0..start.len()).find(separates).unwrap_or(start.len());
+    ///         out.clear();
+    ///         out.extend_from_slice(&start[..len]);
+    ///     }
+    /// }
+    /// let mut separator = Vec::new();
+    /// Reversed.shortest_separator(b"pear, green", b"apple, red", &mut separator);
+    /// assert_eq!(separator, b"p"); // an index block stores one byte instead of eleven
+    /// ```
     fn shortest_separator(&self, start: &[u8], limit: &[u8], out: &mut Vec<u8>) {
         let _ = limit;
         out.clear();
         out.extend_from_slice(start);
     }
 
-    /// Writes to `out` a key `s >= key`, as short as possible. The default copies `key`.
+    /// Writes to `out` a key `s >= key`, as short as possible. The default copies `key`. The engine does not call it
+    /// at present.
+    ///
+    /// ```
+    /// # use std::cmp::Ordering;
+    /// use azekura::Comparator;
+    /// struct Reversed;
+    /// impl Comparator for Reversed {
+    ///     fn name(&self) -> &str { "reversed" }
+    ///     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering { b.cmp(a) }
+    ///     fn short_successor(&self, _key: &[u8], out: &mut Vec<u8>) {
+    ///         out.clear(); // the empty key is the last one in this order
+    ///     }
+    /// }
+    /// let mut successor = Vec::new();
+    /// Reversed.short_successor(b"pear", &mut successor);
+    /// assert!(successor.is_empty() && Reversed.compare(&successor, b"pear").is_ge());
+    /// ```
     fn short_successor(&self, key: &[u8], out: &mut Vec<u8>) {
         out.clear();
         out.extend_from_slice(key);

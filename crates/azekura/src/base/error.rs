@@ -14,6 +14,29 @@ pub(crate) const EMFILE: i32 = 24;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What the caller should do about an [`Error`].
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # use azekura::{Config, Database, Error, ErrorKind};
+/// /// What a program does after a failed write.
+/// fn advice(error: &Error) -> &'static str {
+///     match error.kind() {
+///         ErrorKind::OutOfSpace => "free space; then write again, without reopening",
+///         ErrorKind::Poisoned => "close, check the device, open again",
+///         ErrorKind::Closed => "drop the handle",
+///         ErrorKind::Invalid => "correct the call",
+///         ErrorKind::Corruption => "restore the file from a copy",
+///         _ => "log the error, and write again later",
+///     }
+/// }
+/// # let db = Config::new(&path).open()?;
+/// let fruit = db.open_partition("fruit", Default::default())?;
+/// let error = fruit.insert([0; 65_536], "the key is too long").unwrap_err();
+/// assert_eq!(advice(&error), "correct the call");
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -21,7 +44,7 @@ pub enum ErrorKind {
     Io,
     /// Bytes on disk differ from what was written: restore the named file from a copy.
     Corruption,
-    /// Another commit was first: read again and retry.
+    /// Other work of the database interfered, such as compactions during a checkpoint: try again.
     Conflict,
     /// The call is wrong (a limit, an option, a name): change it.
     Invalid,
@@ -61,6 +84,20 @@ impl fmt::Display for ErrorKind {
 ///
 /// Cheap to clone, so that every member of a failed commit group gets the same error. Messages never contain bytes of
 /// keys or values.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # use azekura::{Config, ErrorKind};
+/// # Config::new(&path).open()?.close()?;
+/// # std::fs::write(path.join("MANIFEST"), "not a manifest").unwrap();
+/// let error = Config::new(&path).open().unwrap_err(); // the manifest was overwritten
+/// assert_eq!(error.kind(), ErrorKind::Corruption); // for the program
+/// assert_eq!(error.file(), Some(&*path.join("MANIFEST")));
+/// assert!(error.to_string().starts_with("corruption: ")); // for the log: kind, message, file and offset
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Error(Arc<ErrorInner>);
 
@@ -75,27 +112,57 @@ struct ErrorInner {
 
 impl Error {
     /// Creates an error. `message` is a sentence without the full stop.
+    ///
+    /// ```
+    /// use azekura::{Error, ErrorKind};
+    /// let error = Error::new(ErrorKind::NotFound, "partition \"fruit\" does not exist");
+    /// assert_eq!(error.to_string(), "not found: partition \"fruit\" does not exist");
+    /// ```
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error(Arc::new(ErrorInner { kind, message: message.into(), file: None, offset: None, source: None }))
     }
 
     /// Creates a [`ErrorKind::Corruption`] error.
+    ///
+    /// ```
+    /// use azekura::{Error, ErrorKind};
+    /// assert_eq!(Error::corruption("the checksum does not match").kind(), ErrorKind::Corruption);
+    /// ```
     pub fn corruption(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Corruption, message)
     }
 
     /// Creates an [`ErrorKind::Invalid`] error.
+    ///
+    /// ```
+    /// use azekura::{Error, ErrorKind};
+    /// assert_eq!(Error::invalid("workers is 65, out of its range 0..=64").kind(), ErrorKind::Invalid);
+    /// ```
     pub fn invalid(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Invalid, message)
     }
 
     /// Creates an [`ErrorKind::Unsupported`] error.
+    ///
+    /// ```
+    /// use azekura::{Error, ErrorKind};
+    /// assert_eq!(Error::unsupported("this file system has no hard links").kind(), ErrorKind::Unsupported);
+    /// ```
     pub fn unsupported(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Unsupported, message)
     }
 
     /// Creates an error of the operating system. `what` is the failed action (a verb phrase: "open", "sync"). A full
     /// disk becomes [`ErrorKind::OutOfSpace`].
+    ///
+    /// ```
+    /// use azekura::{Error, ErrorKind};
+    /// use std::io;
+    /// let denied = Error::io("open", &io::ErrorKind::PermissionDenied.into());
+    /// assert_eq!((denied.kind(), denied.os_kind()), (ErrorKind::Io, Some(io::ErrorKind::PermissionDenied)));
+    /// let full = Error::io("write", &io::ErrorKind::StorageFull.into());
+    /// assert_eq!(full.kind(), ErrorKind::OutOfSpace);
+    /// ```
     pub fn io(what: &str, source: &io::Error) -> Error {
         let kind = match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
@@ -109,6 +176,12 @@ impl Error {
     }
 
     /// Sets the file, if it has none.
+    ///
+    /// ```
+    /// use azekura::Error;
+    /// let error = Error::corruption("the checksum does not match").in_file("db/000007.sst");
+    /// assert_eq!(error.in_file("other").file().unwrap().to_str(), Some("db/000007.sst")); // the first one stays
+    /// ```
     #[must_use]
     pub fn in_file(mut self, file: impl AsRef<Path>) -> Error {
         let inner = Arc::make_mut(&mut self.0);
@@ -117,6 +190,12 @@ impl Error {
     }
 
     /// Sets the offset in the file in bytes, if it has none.
+    ///
+    /// ```
+    /// use azekura::Error;
+    /// let error = Error::corruption("the checksum does not match").in_file("db/000007.sst").at_offset(4096);
+    /// assert_eq!(error.to_string(), "corruption: the checksum does not match (db/000007.sst at byte 4096)");
+    /// ```
     #[must_use]
     pub fn at_offset(mut self, offset: u64) -> Error {
         Arc::make_mut(&mut self.0).offset.get_or_insert(offset);
@@ -124,6 +203,13 @@ impl Error {
     }
 
     /// Changes the kind: a failed sync becomes [`ErrorKind::Poisoned`] for later calls.
+    ///
+    /// ```
+    /// use azekura::{Error, ErrorKind};
+    /// let failed_sync = Error::io("sync", &std::io::Error::other("device error"));
+    /// let later = failed_sync.with_kind(ErrorKind::Poisoned);
+    /// assert_eq!((later.kind(), later.message()), (ErrorKind::Poisoned, "cannot sync: device error"));
+    /// ```
     #[must_use]
     pub fn with_kind(mut self, kind: ErrorKind) -> Error {
         Arc::make_mut(&mut self.0).kind = kind;
@@ -131,26 +217,68 @@ impl Error {
     }
 
     /// The kind, which says what the caller should do.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// let error = db.partition("fruit").unwrap_err();
+    /// assert_eq!(error.kind(), azekura::ErrorKind::NotFound);
+    /// # Ok(()) }
+    /// ```
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
     /// The message, which says what happened.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// let error = db.partition("fruit").unwrap_err();
+    /// assert_eq!(error.message(), "partition \"fruit\" does not exist");
+    /// # Ok(()) }
+    /// ```
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
     /// The file in which the error occurred, if known.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// let db = azekura::Config::new(&path).open()?;
+    /// assert_eq!(db.partition("fruit").unwrap_err().file(), None); // no file is concerned
+    /// # db.close()?;
+    /// # std::fs::write(path.join("MANIFEST"), "").unwrap();
+    /// let error = azekura::Config::new(&path).open().unwrap_err(); // the manifest was truncated
+    /// assert_eq!(error.file(), Some(&*path.join("MANIFEST")));
+    /// # Ok(()) }
+    /// ```
     pub fn file(&self) -> Option<&Path> {
         self.0.file.as_deref()
     }
 
     /// The offset in [`file`](Error::file), in bytes, if known.
+    ///
+    /// ```
+    /// let error = azekura::Error::corruption("the checksum does not match").at_offset(4096);
+    /// assert_eq!(error.offset(), Some(4096));
+    /// ```
     pub fn offset(&self) -> Option<u64> {
         self.0.offset
     }
 
     /// The operating system's error kind, if the operating system caused the error.
+    ///
+    /// ```
+    /// use azekura::fs::{DiskFs, Fs, OpenMode};
+    /// let error = DiskFs::new().open("no such file".as_ref(), OpenMode::Read).unwrap_err();
+    /// assert_eq!(error.os_kind(), Some(std::io::ErrorKind::NotFound));
+    /// ```
     pub fn os_kind(&self) -> Option<io::ErrorKind> {
         self.0.source.as_ref().map(|source| source.kind())
     }

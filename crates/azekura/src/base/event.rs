@@ -5,6 +5,23 @@ use std::path::PathBuf;
 use crate::base::error::Error;
 
 /// A change of the database's state, delivered to a [`Listener`].
+///
+/// ```
+/// use azekura::Event;
+/// /// The line that a program logs, if any.
+/// fn log_line(event: &Event) -> Option<String> {
+///     match event {
+///         Event::BackgroundError { error } => Some(format!("WARN background work is retried: {error}")),
+///         Event::Poisoned { error } => Some(format!("ERROR all writes fail until the database is reopened: {error}")),
+///         Event::Opened { dropped_after_damage: Some(dropped), .. } => {
+///             Some(format!("WARN {} WAL frames were dropped: {}", dropped.frames, dropped.file.display()))
+///         }
+///         _ => None,
+///     }
+/// }
+/// assert!(log_line(&Event::Poisoned { error: azekura::Error::corruption("…") }).unwrap().starts_with("ERROR"));
+/// assert!(log_line(&Event::Closed).is_none());
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -71,6 +88,17 @@ pub enum Event {
 
 /// Valid frames of the WAL that follow damage and are above the durable watermark. They were never synced. They are
 /// not replayed, because records before them are lost.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// let db = azekura::Config::new(&path).open()?;
+/// if let Some(dropped) = db.metrics().dropped_after_damage {
+///     panic!("{}: {} frames lost after byte {}", dropped.file.display(), dropped.frames, dropped.offset);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -94,7 +122,41 @@ pub struct DroppedAfterDamage {
 /// drop the last handle, or close the database. A call that is not possible any more returns an error, such as
 /// `Poisoned` or `Closed`. A listener must not wait for a thread that is closing the database, because `close` waits
 /// for the listener. A listener that panics poisons the database.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// use azekura::{Config, Event, Listener};
+/// use std::sync::{Arc, mpsc};
+/// struct Forward(mpsc::Sender<Event>);
+/// impl Listener for Forward {
+///     fn on_event(&self, event: &Event) {
+///         let _receiver_may_be_gone = self.0.send(event.clone()); // returns at once; another thread may take its time
+///     }
+/// }
+/// let (sender, events) = mpsc::channel();
+/// Config::new(&path).listener(Arc::new(Forward(sender))).open()?.close()?;
+/// assert!(matches!(events.recv(), Ok(Event::Opened { replayed_records: 0, .. })));
+/// assert!(matches!(events.recv(), Ok(Event::Closed)));
+/// # Ok(()) }
+/// ```
 pub trait Listener: Send + Sync {
     /// Called once for each event.
+    ///
+    /// ```
+    /// use azekura::{Event, Listener};
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    /// #[derive(Default)]
+    /// struct Health { failed: AtomicBool }
+    /// impl Listener for Health {
+    ///     fn on_event(&self, event: &Event) {
+    ///         self.failed.fetch_or(matches!(event, Event::Poisoned { .. }), Ordering::Relaxed);
+    ///     }
+    /// }
+    /// let health = Health::default();
+    /// health.on_event(&Event::Closed);
+    /// assert!(!health.failed.load(Ordering::Relaxed));
+    /// ```
     fn on_event(&self, event: &Event);
 }

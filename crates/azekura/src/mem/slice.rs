@@ -37,6 +37,10 @@ enum Repr {
 
 impl Slice {
     /// Returns the empty string.
+    ///
+    /// ```
+    /// assert!(azekura::Slice::new().is_empty());
+    /// ```
     pub const fn new() -> Slice {
         Slice(Repr::Inline { len: 0, bytes: [0; INLINE_LEN_MAX] })
     }
@@ -45,6 +49,19 @@ impl Slice {
     ///
     /// # Panics
     /// If the range is out of bounds, as indexing does.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let users = db.open_partition("users", Default::default())?;
+    /// users.insert("ada", "1815 mathematician, author of the first published program")?;
+    /// let value = users.get("ada")?.unwrap();
+    /// let (year, text) = (value.slice(..4), value.slice(5..));
+    /// assert_eq!(year, "1815"); // copied
+    /// assert_eq!(text.as_ptr(), value[5..].as_ptr()); // longer than 30 bytes: shared
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice {
         let from = match range.start_bound() {
@@ -68,6 +85,12 @@ impl Slice {
     }
 
     /// Returns a copy of the bytes.
+    ///
+    /// ```
+    /// let mut name = azekura::Slice::from("ada").to_vec(); // can be changed
+    /// name[0] = b'A';
+    /// assert_eq!(name, b"Ada");
+    /// ```
     pub fn to_vec(&self) -> Vec<u8> {
         self.deref().to_vec()
     }
