@@ -27,6 +27,20 @@ use crate::wal::format::{blob_pointers, check_payload, parse_segment_name, segme
 use crate::wal::{self, PartitionSeqno, RecoveryMode, WalReplayOptions};
 
 /// Result of checking one file.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # let db = azekura::Config::new(&path).open()?;
+/// # db.open_partition("fruit", Default::default())?.insert("apple", "red")?;
+/// # db.close()?;
+/// # let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+/// let report = azekura::inspect::verify(&fs, &path, &mut |_, _| {})?;
+/// let table = report.files.iter().find(|file| file.kind == "table").unwrap();
+/// assert_eq!((table.entries, table.problem.is_none()), (1, true));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FileReport {
@@ -54,6 +68,20 @@ impl FileReport {
 }
 
 /// Result of checking a directory.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # azekura::Config::new(&path).open()?.close()?;
+/// # std::fs::write(path.join("notes.txt"), "").unwrap();
+/// # let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+/// let report = azekura::inspect::verify(&fs, &path, &mut |_, _| {})?;
+/// let unknown = report.files.iter().find(|file| file.kind == "unknown").unwrap();
+/// assert!(unknown.path.ends_with("notes.txt")); // another program's file
+/// assert!(report.is_clean()); // is not damage
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct VerifyReport {
@@ -65,12 +93,38 @@ pub struct VerifyReport {
 
 impl VerifyReport {
     /// Returns whether no damage was found.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// # azekura::Config::new(&path).open()?.close()?;
+    /// # let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+    /// assert!(azekura::inspect::verify(&fs, &path, &mut |_, _| {})?.is_clean());
+    /// std::fs::write(path.join("MANIFEST"), "not a manifest").unwrap();
+    /// assert!(!azekura::inspect::verify(&fs, &path, &mut |_, _| {})?.is_clean());
+    /// # Ok(()) }
+    /// ```
     pub fn is_clean(&self) -> bool {
         self.files.iter().all(|file| file.problem.is_none())
     }
 }
 
 /// A table, as recorded in the manifest.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # let db = azekura::Config::new(&path).open()?;
+/// # db.open_partition("fruit", Default::default())?.insert("apple", "red")?;
+/// # db.close()?;
+/// # let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+/// let tables = azekura::inspect::tables(&fs, &path)?;
+/// let bytes: u64 = tables.iter().filter(|table| table.partition == "fruit").map(|table| table.bytes).sum();
+/// assert!(bytes > 0);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableReport {
@@ -96,6 +150,24 @@ pub struct TableReport {
 ///
 /// # Errors
 /// `Io` or `Corruption` from the manifest.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// use azekura::fs::{DiskFs, Fs};
+/// use std::sync::Arc;
+/// # let db = azekura::Config::new(&path).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// fruit.insert("apple", "red")?;
+/// fruit.insert("pear", "green")?;
+/// fruit.flush()?;
+/// let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
+/// let tables = azekura::inspect::tables(&fs, db.path())?; // the database may be open
+/// assert_eq!((tables[0].entries, tables[0].level), (2, 0));
+/// assert_eq!((&*tables[0].smallest, &*tables[0].largest), (&b"apple"[..], &b"pear"[..]));
+/// # Ok(()) }
+/// ```
 pub fn tables(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<TableReport>> {
     let manifest_state = read_manifest_state(fs, dir)?.0;
     let mut reports = Vec::new();
@@ -118,6 +190,22 @@ pub fn tables(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<TableReport>> {
 }
 
 /// A blob file, as recorded in the manifest.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # let db = azekura::Config::new(&path).open()?;
+/// # let separated = azekura::PartitionCreateOptions::default().with_kv_separation(Default::default());
+/// # db.open_partition("photos", separated)?.insert("sky", vec![7; 100_000])?;
+/// # db.close()?;
+/// # let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+/// for file in azekura::inspect::blobs(&fs, &path)? {
+///     assert_eq!(file.logical_files, [file.id]); // blob GC copied no values into it
+///     assert_eq!(file.value_bytes - file.referenced_bytes, 0); // no value is stale
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlobReport {
@@ -198,6 +286,21 @@ pub(crate) fn read_manifest_state(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Manif
 ///
 /// # Errors
 /// `Io` only if the directory itself cannot be read. Damage to a file is in its report.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// use azekura::fs::{DiskFs, Fs};
+/// use std::sync::Arc;
+/// # azekura::Config::new(&path).open()?.close()?;
+/// let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
+/// let mut percent = 0;
+/// let report = azekura::inspect::verify(&fs, &path, &mut |done, total| percent = 100 * done / total.max(1))?;
+/// let damaged: Vec<_> = report.files.iter().filter(|file| file.problem.is_some()).collect();
+/// assert!(damaged.is_empty() && percent == 100);
+/// # Ok(()) }
+/// ```
 pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<VerifyReport> {
     let dir = &*fs.absolute(dir)?;
     let mut entries = fs.read_dir(dir)?;
@@ -432,6 +535,19 @@ fn verify_wal(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, repo
 ///
 /// # Errors
 /// `Io` if the file cannot be read. Damage is in the report.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// use azekura::fs::{DiskFs, Fs};
+/// use std::sync::Arc;
+/// # azekura::Config::new(&path).open()?.close()?;
+/// let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
+/// let report = azekura::inspect::verify_file(&fs, &path.join("MANIFEST"))?;
+/// assert_eq!((report.kind.as_str(), report.problem.is_none()), ("manifest", true));
+/// # Ok(()) }
+/// ```
 pub fn verify_file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
     let path = &*fs.absolute(path)?;
     let open = fs.open(path, OpenMode::Read)?;

@@ -19,11 +19,28 @@ use crate::vfs::platform::{extras, family};
 /// New files get mode 0600, new directories 0700 (on Windows the rights of their parent). Opening a symbolic link, or
 /// anything else that is not a regular file, fails. Locks are `flock` locks (`LockFileEx` on Windows): they end with
 /// the process that took them, and a forked child does not release them.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// use azekura::fs::{DiskFs, Fs, OpenMode};
+/// let file = DiskFs::new().open(&dir.path().join("notes"), OpenMode::Create)?;
+/// file.write_at(b"text", 0)?;
+/// file.sync_data()?; // the bytes survive power loss
+/// DiskFs::new().sync_dir(dir.path())?; // and so does the name
+/// assert_eq!(file.length()?, 4);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskFs;
 
 impl DiskFs {
     /// Returns the file system of the machine.
+    ///
+    /// ```
+    /// use azekura::fs::{DiskFs, Fs};
+    /// assert!(!DiskFs::new().exists("no such file".as_ref()).unwrap());
+    /// ```
     pub fn new() -> DiskFs {
         DiskFs
     }

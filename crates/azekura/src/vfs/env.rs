@@ -13,6 +13,14 @@ use crate::base::{Error, Result};
 use crate::vfs::platform::{extras, family};
 
 /// A running thread.
+///
+/// ```
+/// use azekura::fs::{Env, SystemEnv, Thread};
+/// let env = SystemEnv::new();
+/// let thread = env.spawn("example", Box::new(|| assert_eq!(1 + 1, 2))).unwrap();
+/// assert!(!thread.is_current());
+/// assert!(thread.join()); // ended without a panic
+/// ```
 pub trait Thread: Send + Sync {
     /// Waits until the thread ends. Returns true if it ended without a panic. Must not be called on the thread
     /// itself.
@@ -24,6 +32,30 @@ pub trait Thread: Send + Sync {
 
 /// Clocks, random numbers, threads and limits of the process: everything from the operating system except files.
 /// Thread safe.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// use azekura::fs::{Env, SystemEnv, Thread};
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// /// The environment of the machine in a container that has little memory.
+/// struct SmallMachine(SystemEnv);
+/// impl Env for SmallMachine {
+///     fn now_ms(&self) -> u64 { self.0.now_ms() }
+///     fn monotonic_ns(&self) -> u64 { self.0.monotonic_ns() }
+///     fn random(&self, out: &mut [u8]) { self.0.random(out) }
+///     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> azekura::Result<Box<dyn Thread>> {
+///         self.0.spawn(name, body)
+///     }
+///     fn sleep(&self, duration: Duration) { self.0.sleep(duration) }
+///     fn memory_limit(&self) -> Option<u64> { Some(256 << 20) }
+/// }
+/// let db = azekura::Config::new(&path).env(Arc::new(SmallMachine(SystemEnv::new()))).open()?;
+/// assert!(db.open_partition("fruit", Default::default()).is_ok());
+/// # Ok(()) }
+/// ```
 pub trait Env: Send + Sync {
     /// The wall clock in milliseconds since 1970. It may jump.
     fn now_ms(&self) -> u64;
@@ -60,6 +92,13 @@ pub trait Env: Send + Sync {
 }
 
 /// The clocks, random numbers and threads of the machine.
+///
+/// ```
+/// use azekura::fs::{Env, SystemEnv};
+/// let env = SystemEnv::new();
+/// let start = env.monotonic_ns();
+/// assert!(env.monotonic_ns() >= start && env.now_ms() > 1_700_000_000_000);
+/// ```
 #[derive(Debug)]
 pub struct SystemEnv {
     start: Instant,
@@ -67,6 +106,11 @@ pub struct SystemEnv {
 
 impl SystemEnv {
     /// The environment of the machine. Its monotonic clock starts at 0.
+    ///
+    /// ```
+    /// use azekura::fs::{Env, SystemEnv};
+    /// assert!(SystemEnv::new().monotonic_ns() < 60_000_000_000); // less than a minute since `new`
+    /// ```
     pub fn new() -> SystemEnv {
         SystemEnv { start: Instant::now() }
     }

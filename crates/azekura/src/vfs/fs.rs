@@ -17,6 +17,17 @@ pub(crate) const LOCK_FILE_NAME: &str = "LOCK";
 pub(crate) const DISK_RESERVE_FILE_NAME: &str = "RESERVE";
 
 /// How a file is opened.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// use azekura::fs::{DiskFs, Fs, OpenMode};
+/// let path = dir.path().join("notes");
+/// DiskFs::new().open(&path, OpenMode::Create)?;
+/// let again = DiskFs::new().open(&path, OpenMode::Create);
+/// assert_eq!(again.unwrap_err().os_kind(), Some(std::io::ErrorKind::AlreadyExists));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
     /// An existing file, for reading.
@@ -28,6 +39,19 @@ pub enum OpenMode {
 }
 
 /// Whether a lock excludes other holders.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// use azekura::fs::{DiskFs, Fs, LockMode};
+/// let path = dir.path().join("LOCK");
+/// let reader = DiskFs::new().lock(&path, LockMode::Shared)?;
+/// assert!(DiskFs::new().lock(&path, LockMode::Shared).is_ok());
+/// assert!(DiskFs::new().lock(&path, LockMode::Exclusive).is_err());
+/// drop(reader); // releases the lock
+/// assert!(DiskFs::new().lock(&path, LockMode::Exclusive).is_ok());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockMode {
     /// The lock admits other shared locks.
@@ -37,6 +61,16 @@ pub enum LockMode {
 }
 
 /// One name in a directory.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// use azekura::fs::{DiskFs, Fs};
+/// std::fs::write(dir.path().join("notes"), "text").unwrap();
+/// let entries = DiskFs::new().read_dir(dir.path())?;
+/// assert_eq!((entries[0].name.as_str(), entries[0].len, entries[0].is_file), ("notes", 4, true));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
     /// Name without the directory. Bytes that are not UTF-8 are replaced.
@@ -53,6 +87,45 @@ pub trait FileLock: Send + Sync + fmt::Debug {}
 /// A file system. [`DiskFs`](crate::fs::DiskFs) is that of the operating system.
 ///
 /// Thread safe. Errors carry the path; a full disk is [`OutOfSpace`](crate::ErrorKind::OutOfSpace).
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// use azekura::fs::{DirEntry, DiskFs, File, FileLock, Fs, LockMode, OpenMode};
+/// use azekura::Result;
+/// use std::{path::Path, sync::{Arc, atomic::{AtomicU64, Ordering}}};
+///
+/// /// Counts the files that are created; every other call goes to the disk.
+/// #[derive(Debug, Default)]
+/// struct CountingFs { created: AtomicU64 }
+///
+/// impl Fs for CountingFs {
+///     fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+///         self.created.fetch_add((mode == OpenMode::Create) as u64, Ordering::Relaxed);
+///         DiskFs.open(path, mode)
+///     }
+///     fn create_dir_all(&self, path: &Path) -> Result<()> { DiskFs.create_dir_all(path) }
+///     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> { DiskFs.read_dir(path) }
+///     fn exists(&self, path: &Path) -> Result<bool> { DiskFs.exists(path) }
+///     fn rename(&self, from: &Path, to: &Path) -> Result<()> { DiskFs.rename(from, to) }
+///     fn remove_file(&self, path: &Path) -> Result<()> { DiskFs.remove_file(path) }
+///     fn remove_dir_all(&self, path: &Path) -> Result<()> { DiskFs.remove_dir_all(path) }
+///     fn hard_link(&self, from: &Path, to: &Path) -> Result<()> { DiskFs.hard_link(from, to) }
+///     fn sync_dir(&self, path: &Path) -> Result<()> { DiskFs.sync_dir(path) }
+///     fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> { DiskFs.lock(path, mode) }
+///     fn overwrites_in_place(&self, dir: &Path) -> bool { DiskFs.overwrites_in_place(dir) }
+/// }
+///
+/// let fs = Arc::new(CountingFs::default());
+/// let db = azekura::Config::new(&path).fs(Arc::clone(&fs) as Arc<dyn Fs>).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// let before = fs.created.load(Ordering::Relaxed);
+/// fruit.insert("apple", "red")?;
+/// fruit.flush()?; // creates a table
+/// assert!(fs.created.load(Ordering::Relaxed) > before);
+/// # Ok(()) }
+/// ```
 pub trait Fs: Send + Sync + fmt::Debug {
     /// Opens a regular file. Fails for a symbolic link and for anything else that is not a regular file. New files
     /// get mode 0600.
@@ -161,6 +234,13 @@ pub trait Fs: Send + Sync + fmt::Debug {
 }
 
 /// The failures that a change to a pool survives once the call that made the change has returned.
+///
+/// ```
+/// use azekura::PersistenceLevel;
+/// assert!(PersistenceLevel::WalOnly < PersistenceLevel::ProcessCrash);
+/// assert!(PersistenceLevel::ProcessCrash < PersistenceLevel::PowerLoss); // the strongest
+/// assert_eq!(PersistenceLevel::PowerLoss.to_string(), "power loss");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -229,6 +309,19 @@ fn is_sync_unsupported(error: &Error) -> bool {
 }
 
 /// An open file. Thread safe. Every call takes an explicit offset; there is no file position.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// use azekura::fs::{DiskFs, File, Fs, OpenMode};
+/// let file = DiskFs::new().open(&dir.path().join("notes"), OpenMode::Create)?;
+/// file.write_at(b"text", 10)?; // the bytes before it are zeros
+/// let mut bytes = [1; 14];
+/// file.read_exact_at(&mut bytes, 0)?;
+/// assert_eq!(&bytes, b"\0\0\0\0\0\0\0\0\0\0text");
+/// assert_eq!(file.read_at(&mut bytes, 12)?, 2); // fewer than requested: the end of the file
+/// # Ok(()) }
+/// ```
 pub trait File: Send + Sync + fmt::Debug {
     /// Reads up to `buf.len()` bytes at `offset`. Returns fewer only at the end of the file.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
