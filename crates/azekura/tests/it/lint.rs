@@ -83,6 +83,7 @@ const LINT_RULES: &[(&str, LintRule)] = &[
     ("include-exists", document_rules::includes_exist),
     ("link", document_rules::links),
     ("path", document_rules::paths),
+    ("example", document_rules::examples),
 ];
 
 fn run_lints(tree: &SourceTree) -> Vec<LintError> {

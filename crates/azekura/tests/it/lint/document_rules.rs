@@ -1,16 +1,24 @@
-//! Rules about documents: each format is described once and included by code, and every link and path exists.
+//! Rules about documents: each format is described once and included by code, every link and path exists, and every
+//! public item has an example.
 
 use std::collections::BTreeSet;
 
 use super::LintReport;
 use super::import_graph::ImportGraph;
-use super::source::RustSource;
-use super::tree::{SourceTree, resolve_relative};
+use super::source::{RustSource, matching_bracket, words_from};
+use super::tree::{ENGINE, SourceTree, resolve_relative};
 
 /// The document that describes the layers and flows.
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 
 const FORMAT_DOCS_DIR: &str = "crates/azekura/docs/format/";
+
+/// Files of the engine whose public items are for benchmarks only.
+const FILES_WITHOUT_EXAMPLES: &[&str] = &["inspect/data_blocks.rs"];
+/// Traits of the interface to the operating system. One example at `Fs`, `Env`, `File` or `Thread` shows all methods.
+const TRAITS_WITHOUT_METHOD_EXAMPLES: &[&str] = &["Env", "File", "Fs", "Mapping", "MappedMemory", "Thread"];
+/// Types that a program does not use by itself, a type for tests, and the type that contains the README.
+const TYPES_WITHOUT_EXAMPLES: &[&str] = &["FileLock", "MappedMemory", "Mapping", "PlantedBug", "Readme"];
 
 /// The files that `include_str!` names, with the offset of the macro; `None` if the name is not a literal.
 fn included_files(source: &RustSource) -> impl Iterator<Item = (usize, Option<&str>)> {
@@ -76,6 +84,63 @@ pub(super) fn paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintRep
             }
         }
     }
+}
+
+/// Every public function, method and type of the engine has an example in its documentation. The compiler refuses `pub`
+/// for items that the crate does not export.
+pub(super) fn examples(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    for (file, source) in tree.engine().filter(|(file, _)| !FILES_WITHOUT_EXAMPLES.contains(file)) {
+        for (at, name) in public_items(source) {
+            let line = source.line_of(at);
+            let doc = doc_above(source, line);
+            if !source.is_test(at) && !doc.contains("```") && !doc.contains("#[doc(hidden)]") {
+                report.add("example", &format!("{ENGINE}{file}"), line, format!("`{name}` has no example"));
+            }
+        }
+    }
+}
+
+/// Public functions, types, and methods of public traits: the offset of their first keyword, and their names.
+fn public_items(source: &RustSource) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    for (at, _) in source.words().filter(|(_, word)| *word == "pub") {
+        let mut words =
+            words_from(&source.code, at).skip(1).skip_while(|(_, word)| matches!(*word, "const" | "unsafe"));
+        let (Some((_, keyword)), Some((name_at, name))) = (words.next(), words.next()) else { continue };
+        let exempt = match keyword {
+            "fn" => false,
+            "struct" | "enum" | "trait" => TYPES_WITHOUT_EXAMPLES.contains(&name),
+            _ => continue,
+        };
+        // `pub struct $name` in a macro: the documentation is at the calls of the macro.
+        if !exempt && !source.code[..name_at].ends_with('$') {
+            found.push((at, name));
+        }
+        if keyword == "trait" && !TRAITS_WITHOUT_METHOD_EXAMPLES.contains(&name) {
+            found.extend(methods(&source.code, name_at));
+        }
+    }
+    found
+}
+
+/// The methods of the trait whose name is at `name_at`.
+fn methods(code: &str, name_at: usize) -> Vec<(usize, &str)> {
+    let open = name_at + code[name_at..].find('{').unwrap_or(0);
+    let end = matching_bracket(code, open);
+    let is_method = |at: usize| {
+        let inside = &code[open + 1..at];
+        inside.matches('{').count() == inside.matches('}').count()
+    };
+    let words = words_from(code, open).take_while(|(at, _)| *at < end);
+    let keywords = words.filter(|(at, word)| *word == "fn" && is_method(*at));
+    keywords.filter_map(|(at, _)| Some((at, words_from(code, at).nth(1)?.1))).collect()
+}
+
+/// The comments and attributes directly above a line.
+fn doc_above(source: &RustSource, line: usize) -> String {
+    let lines: Vec<&str> = source.text.lines().take(line - 1).collect();
+    let is_doc = |text: &&&str| ["///", "#["].iter().any(|start| text.trim_start().starts_with(start));
+    lines.iter().rev().take_while(is_doc).map(|text| format!("{text}\n")).collect()
 }
 
 /// Targets of `[text](target)` outside of fences and code spans, with their lines.
