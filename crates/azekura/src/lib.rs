@@ -22,6 +22,8 @@
 //! # Ok(()) }
 //! ```
 //!
+//! The user guide is [`guide`]; it begins with [a first program](guide::first_program).
+//!
 //! Where to continue: [`Config`] opens a [`Database`]; a [`Database`] has [`Partition`]s, [`Batch`]es and
 //! [`Snapshot`]s; [`PersistMode`] states which failures a commit survives; [`Error`] states what to do.
 //! `ARCHITECTURE.md` in the repository describes the layers, `DURABILITY.md` the guarantees, `docs/format/` the
@@ -60,6 +62,7 @@ pub(crate) mod blob;
 pub(crate) mod block;
 pub(crate) mod db;
 pub(crate) mod engine;
+pub mod guide;
 pub mod inspect;
 pub(crate) mod iter;
 pub(crate) mod lsm;

@@ -14,7 +14,7 @@ const LAYERS: &[(u32, &[&str])] = &[
     (3, &["table", "blob", "wal", "manifest"]),
     (4, &["lsm", "pmem"]),
     (5, &["db", "inspect"]),
-    (6, &["lib"]),
+    (6, &["lib", "guide"]),
     (7, &["testing"]),
 ];
 
