@@ -157,7 +157,7 @@ fn an_empty_batch_does_nothing_but_sync() {
 }
 
 #[test]
-fn a_batch_is_empty_and_usable_after_commit_or_error() {
+fn batch_is_usable_again_after_commit_or_error() {
     let machine = MemFs::new();
     let db = open(&machine);
     let separated = azekura::PartitionCreateOptions::default().with_kv_separation(Default::default());
