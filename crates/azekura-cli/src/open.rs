@@ -16,7 +16,16 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Database> {
 /// Opens a database for commands that change it.
 pub(crate) fn open_existing(path: &Path) -> Result<Database> {
     check_directory(path)?;
+    // The engine would create a database in an empty directory, and says what is wrong with any other one.
+    if is_empty_directory(path) {
+        return Err(CliError::input(path, "there is no database here: the directory is empty"));
+    }
     Ok(Config::new(path).open()?)
+}
+
+/// Whether a database would be created here.
+pub(crate) fn is_empty_directory(path: &Path) -> bool {
+    path.read_dir().is_ok_and(|mut entries| entries.next().is_none())
 }
 
 /// Opens a database, or creates it if it is missing.

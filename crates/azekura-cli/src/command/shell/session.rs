@@ -45,7 +45,9 @@ impl<'a> ShellSession<'a> {
     pub(super) fn open(args: &ShellArgs, path: &'a Path) -> Result<ShellSession<'a>> {
         let db = match args.read_only {
             true => Some(open::open_read_only(path)?),
-            false if path.symlink_metadata().is_ok() => Some(open::open_existing(path)?),
+            false if path.symlink_metadata().is_ok() && !open::is_empty_directory(path) => {
+                Some(open::open_existing(path)?)
+            }
             false => None,
         };
         let partition = args.partition.name.clone();
