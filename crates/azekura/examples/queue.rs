@@ -4,14 +4,15 @@
 
 use std::ops::Bound;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use azekura::{Config, Database, Error, Partition, Result, Slice};
 
 /// The jobs of one priority. Keys are numbers in the order of submission.
 struct Priority {
     jobs: Partition,
-    next: AtomicU64,
+    /// The number of the next job. The mutex is held until the job is visible: a worker that has taken a later number
+    /// would not find an earlier one.
+    next: Mutex<u64>,
     /// The key that was taken last. The next scan begins after it, so it does not pass the tombstones of finished jobs.
     taken: Mutex<Vec<u8>>,
 }
@@ -20,14 +21,16 @@ impl Priority {
     fn open(db: &Database, name: &str) -> Result<Priority> {
         let jobs = db.open_partition(name, Default::default())?;
         // Jobs that were taken but not finished are still there, and are taken again.
-        let last = db.snapshot().last_key_value(&jobs)?;
-        let number = |key: &Slice| u64::from_be_bytes((**key).try_into().expect("a key has 8 bytes"));
-        let next = last.map_or(0, |(key, _)| number(&key) + 1);
-        Ok(Priority { jobs, next: AtomicU64::new(next), taken: Mutex::default() })
+        let number = |key: Slice| u64::from_be_bytes((*key).try_into().expect("a key has 8 bytes"));
+        let next = jobs.last_key_value()?.map_or(0, |(key, _)| number(key) + 1);
+        Ok(Priority { jobs, next: Mutex::new(next), taken: Mutex::default() })
     }
 
     fn push(&self, job: &str) -> Result<()> {
-        self.jobs.insert(self.next.fetch_add(1, Ordering::Relaxed).to_be_bytes(), job)
+        let mut next = self.next.lock().expect("no producer panics");
+        self.jobs.insert(next.to_be_bytes(), job)?;
+        *next += 1;
+        Ok(())
     }
 
     /// Takes the oldest job. The mutex gives each job to one worker.
@@ -58,8 +61,7 @@ fn work(urgent: &Priority, normal: &Priority) -> Result<u64> {
                 None => return Ok(done),
             },
         };
-        let (key, _description) = job; // the work itself would be here
-        priority.finish(&key)?;
+        priority.finish(&job.0)?; // after the work itself, which would be here
         done += 1;
     }
 }
