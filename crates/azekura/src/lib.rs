@@ -17,7 +17,7 @@
 //!
 //! for pair in people.prefix("g") {
 //!     let (name, what) = pair?;
-//!     println!("{name:?} is {what:?}");
+//!     assert_eq!((&*name, &*what), (&b"grace"[..], &b"admiral"[..]));
 //! }
 //! # Ok(()) }
 //! ```

@@ -23,13 +23,21 @@ use std::sync::Arc;
 /// the meaning that it has in RocksDB: structures that hash keys are correct only if equal keys have equal bytes.
 ///
 /// ```
-/// use std::cmp::Ordering;
+/// use std::{cmp::Ordering, sync::Arc};
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
 /// struct Reversed;
 /// impl azekura::Comparator for Reversed {
 ///     fn name(&self) -> &str { "reversed" }
 ///     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering { b.cmp(a) }
 ///     fn can_keys_with_different_byte_contents_be_equal(&self) -> bool { false }
 /// }
+/// let fruit = db.open_partition_with_comparator("fruit", Default::default(), Arc::new(Reversed))?;
+/// fruit.insert("apple", "red")?;
+/// fruit.insert("pear", "green")?;
+/// assert_eq!(fruit.first_key_value()?.unwrap().0, "pear");
+/// # Ok(()) }
 /// ```
 pub trait Comparator: Send + Sync {
     /// The name: 1..=255 bytes, stored with the partition and checked at every open.

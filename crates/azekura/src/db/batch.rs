@@ -26,6 +26,7 @@ use crate::wal::format::{WalRecord, check_key_and_value_lengths, put_record};
 /// batch.insert(&stock, "apples", "41");
 /// batch.insert(&orders, "order 1", "one apple");
 /// batch.commit()?;
+/// assert!(stock.contains_key("apples")? && orders.contains_key("order 1")?);
 /// # Ok(()) }
 /// ```
 #[must_use = "a batch does nothing until it is committed"]
@@ -165,7 +166,9 @@ impl Batch {
     /// # let orders = db.open_partition("orders", Default::default())?;
     /// let mut batch = db.batch();
     /// batch.insert(&orders, "order 1", "one apple");
+    /// let syncs = db.metrics().wal_syncs;
     /// batch.durability(azekura::PersistMode::SyncData).commit()?; // now it survives power loss
+    /// assert!(db.metrics().wal_syncs > syncs);
     /// # Ok(()) }
     /// ```
     pub fn durability(&mut self, mode: PersistMode) -> &mut Batch {

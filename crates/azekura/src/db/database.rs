@@ -40,6 +40,7 @@ const COMPARATOR_NAME_LEN_MAX: usize = 255;
 /// p.insert("key", "value")?;
 /// db.persist(azekura::PersistMode::SyncData)?; // the write now survives power loss
 /// db.close()?;
+/// assert_eq!(p.get("key").unwrap_err().kind(), azekura::ErrorKind::Closed);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]

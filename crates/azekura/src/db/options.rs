@@ -79,7 +79,15 @@ impl EngineType {
 ///
 /// ```
 /// use azekura::{CompressionType, PartitionCreateOptions};
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
 /// let small_on_disk = PartitionCreateOptions::default().compression(CompressionType::Miniz(9)).block_size(16 << 10);
+/// let log = db.open_partition("log", small_on_disk)?;
+/// log.insert("zeros", [0; 50_000])?;
+/// log.flush()?;
+/// assert!(log.disk_space() < 5_000);
+/// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
@@ -320,7 +328,7 @@ impl PartitionCreateOptions {
     /// # use azekura::PartitionCreateOptions;
     /// let options = PartitionCreateOptions::default().cache_index_and_filter_blocks(true);
     /// assert_eq!(options.clone().pin_top_level(true), options); // the default
-    /// assert_ne!(options.clone().pin_top_level(false), options); // an old table may be evicted completely
+    /// assert_ne!(options.clone().pin_top_level(false), options); // the cache may evict the top levels
     /// ```
     #[must_use]
     pub fn pin_top_level(mut self, yes: bool) -> Self {
@@ -456,6 +464,7 @@ impl PartitionCreateOptions {
     /// let in_memory = EngineType::Pmem(PmemOptions::default().max_size(64 << 20));
     /// let counters = db.open_partition("counters", PartitionCreateOptions::default().engine(in_memory))?;
     /// counters.insert("visits", 1u64.to_le_bytes())?;
+    /// assert_eq!(counters.metrics().pool.unwrap().records, 1);
     /// # Ok(()) }
     /// ```
     #[must_use]

@@ -78,8 +78,8 @@ impl FileReport {
 /// # let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
 /// let report = azekura::inspect::verify(&fs, &path, &mut |_, _| {})?;
 /// let unknown = report.files.iter().find(|file| file.kind == "unknown").unwrap();
-/// assert!(unknown.path.ends_with("notes.txt")); // another program's file
-/// assert!(report.is_clean()); // is not damage
+/// assert!(unknown.path.ends_with("notes.txt"));
+/// assert!(report.is_clean()); // a file of another program is not damage
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Default)]

@@ -123,10 +123,10 @@ struct BlobLocation {
 /// pages.insert("other page", vec![2; 5_000])?;
 /// pages.remove("page")?;
 /// pages.major_compact()?;
-/// for file in &pages.metrics().blob_files {
-///     println!("{:06}.blob: {} of {} bytes stale", file.id, file.stale_bytes(), file.value_bytes);
-/// }
-/// # assert_eq!(pages.metrics().blob_files.len(), 1);
+/// let metrics = pages.metrics();
+/// let stale: u64 = metrics.blob_files.iter().map(|file| file.stale_bytes()).sum();
+/// assert_eq!(stale, metrics.stale_blob_bytes());
+/// # assert_eq!(metrics.blob_files.len(), 1);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -152,7 +152,9 @@ impl BlobFileMetrics {
     /// Returns the bytes of values that no table points to any more.
     ///
     /// ```
-    /// assert_eq!(azekura::BlobFileMetrics::default().stale_bytes(), 0); // no values
+    /// let mut file = azekura::BlobFileMetrics::default();
+    /// (file.value_bytes, file.referenced_bytes) = (4_000, 3_000);
+    /// assert_eq!(file.stale_bytes(), 1_000);
     /// ```
     pub fn stale_bytes(&self) -> u64 {
         self.value_bytes.saturating_sub(self.referenced_bytes)

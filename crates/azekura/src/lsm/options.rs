@@ -63,6 +63,7 @@ impl LsmOptions {
 /// use azekura::{CompactionStrategy, LeveledOptions, PartitionCreateOptions};
 /// let small_files = LeveledOptions::default().target_file_size(8 << 20).base_level_size(32 << 20);
 /// let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(small_files));
+/// assert_ne!(options, PartitionCreateOptions::default());
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
@@ -180,8 +181,16 @@ const TARGET_SIZES: RangeInclusive<u64> = 1 << 10..=64 << 30;
 ///
 /// ```
 /// use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
-/// let pages = KvSeparationOptions::default().separation_threshold(4 << 10).compression(CompressionType::Miniz(6));
-/// let options = PartitionCreateOptions::default().with_kv_separation(pages);
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// let large = KvSeparationOptions::default().separation_threshold(4 << 10).compression(CompressionType::Miniz(6));
+/// let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(large))?;
+/// pages.insert("4,000 bytes", vec![7; 4_000])?; // stays in the table
+/// pages.insert("5,000 bytes", vec![7; 5_000])?;
+/// pages.flush()?;
+/// assert_eq!(pages.metrics().blob_files[0].values, 1);
+/// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]

@@ -18,8 +18,16 @@ const GROWTH_STEP_RANGE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 30);
 /// The options of a partition of the engine [`Pmem`](crate::EngineType::Pmem).
 ///
 /// ```
-/// use azekura::PmemOptions;
+/// use azekura::{EngineType, PartitionCreateOptions, PmemOptions};
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
 /// let small = PmemOptions::default().max_size(16 << 20).growth_step(1 << 20);
+/// let options = PartitionCreateOptions::default().engine(EngineType::Pmem(small));
+/// let sessions = db.open_partition("sessions", options)?;
+/// sessions.insert("ada", "logged in")?;
+/// assert_eq!(sessions.metrics().pool.unwrap().bytes, 1 << 20); // grows in steps, up to 16 MiB
+/// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
