@@ -107,9 +107,9 @@ fn planted_errors() -> Vec<(&'static str, String, String)> {
         ("host-access", "table/a.rs", "fn f() { println!(); }\n"),
         ("absolute-path", "table/a.rs", concat!("const DIR: &str = \"/ho", "me/user\";\n")),
         ("include-exists", "table/a.rs", "#![doc = include_str!(\"../../docs/format/gone.md\")]\n"),
+        ("example", "table/a.rs", "/// ```\n/// println!();\n/// ```\npub fn f() {}\n"),
         ("example", "table/a.rs", "/// Text.\n#[must_use]\npub fn f() {}\n"),
         ("example", "table/a.rs", "/// ```\npub(crate) fn e() {}\n\npub const fn f() {}\n"),
-        ("example", "table/a.rs", "/// ```\n/// ```\npub trait T {\n    fn f() {\n        fn g() {}\n    }\n}\n"),
     ];
     let mut all: Vec<_> = cases.iter().map(|(rule, file, text)| (*rule, source(file), text.to_string())).collect();
     let other: &[(&'static str, &str, &str)] = &[
@@ -135,17 +135,19 @@ fn valid_tree_passes_all_lints() {
 
 #[test]
 fn public_items_need_examples() {
-    let text = "\
-/// ```\n/// ```\n#[must_use]\npub struct S(pub(crate) fn());
-/// ```\n/// ```\npub trait T {\n    /// ```\n    /// ```\n    fn f() {\n        fn inner() {}\n    }\n    fn g();\n}
-pub(crate) fn private() {}
-/// Text.\n#[doc(hidden)]\npub fn hidden() {}
-#[cfg(test)]\npub fn test() {}
-pub enum E {}
-";
-    let errors = run_lints(&valid_tree_with(&source("table/a.rs"), text));
+    let example = "/// ```\n/// assert!(true);\n/// ```\n";
+    let text = format!(
+        "{example}#[must_use]\npub struct S(pub(crate) fn());
+{example}pub trait T {{\n{example}    fn f() {{\n        fn inner() {{}}\n    }}\n    fn g();\n}}
+pub(crate) fn private() {{}}
+/// Text.\n#[doc(hidden)]\npub fn hidden() {{}}
+#[cfg(test)]\npub fn test() {{}}
+pub enum E {{}}
+"
+    );
+    let errors = run_lints(&valid_tree_with(&source("table/a.rs"), &text));
     let found: Vec<_> = errors.iter().map(|error| (error.rule, error.line, error.what.as_str())).collect();
-    assert_eq!(found, [("example", 13, "`g` has no example"), ("example", 21, "`E` has no example")]);
+    assert_eq!(found, [("example", 16, "`g` has no example"), ("example", 24, "`E` has no example")]);
     assert!(rules_broken_by(&source("inspect/data_blocks.rs"), "pub fn f() {}\n").is_empty());
 }
 
