@@ -86,7 +86,11 @@ pub trait FileLock: Send + Sync + fmt::Debug {}
 
 /// A file system. [`DiskFs`](crate::fs::DiskFs) is that of the operating system.
 ///
-/// Thread safe. Errors carry the path; a full disk is [`OutOfSpace`](crate::ErrorKind::OutOfSpace).
+/// Thread safe. The example wraps one file system in another.
+///
+/// # Errors
+/// A method without such a section fails with `Io` if the operating system fails the call, and with
+/// [`OutOfSpace`](crate::ErrorKind::OutOfSpace) if the disk is full. Errors carry the path.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
@@ -309,6 +313,10 @@ fn is_sync_unsupported(error: &Error) -> bool {
 }
 
 /// An open file. Thread safe. Every call takes an explicit offset; there is no file position.
+///
+/// # Errors
+/// A method without such a section fails with `Io` if the operating system fails the call, and with
+/// [`OutOfSpace`](crate::ErrorKind::OutOfSpace) if the disk is full. Errors carry the path.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
