@@ -4,20 +4,26 @@ use crate::engine::object;
 use crate::error::Result;
 use crate::experiment::list::functions;
 use crate::experiment::rounds::{Context, QUESTIONS, Question};
-use crate::measure::device::Conditions;
+use crate::measure::device::with_conditions;
 use crate::measure::disk;
 use crate::report::{self, run_objects};
-use crate::task::child;
-use crate::task::comparison::{Comparison, Loaded, perform, verdict};
-use anyhow::{Context as _, bail};
+use crate::task::comparison::{Comparison, Databases, verdict};
+use crate::task::{child, measure};
+use anyhow::bail;
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Measures azekura, alone and beside its peers. The README of this crate says what makes a comparison fair.
 #[derive(Debug, Parser)]
 #[command(name = "azekura-bench", version)]
 pub(crate) struct Cli {
+    /// Directory to work below; the run makes a directory of its own in it and removes it at the end.
+    #[arg(long, global = true, default_value = "target/bench")]
+    dir: PathBuf,
+    /// Print one JSON object per line.
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -25,9 +31,18 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run workloads on engines, interleaved, and compare them.
-    Run(Run),
+    Run(Comparison),
     /// Run a preset and write its results page, report.md, with a chart and report.json.
-    Report(Report),
+    Report {
+        /// quick (about 5 minutes) or full (about an hour).
+        preset: String,
+        /// Engines, separated by commas.
+        #[arg(long, default_value = "all")]
+        engine: String,
+        /// Directory for report.md, ratios.svg and report.json.
+        #[arg(long, default_value = "target/bench/report")]
+        out: PathBuf,
+    },
     /// Measure one question, variants interleaved, and answer with ratios as JSON.
     Experiment(Experiment),
     /// One task, for a parent process.
@@ -36,39 +51,6 @@ enum Command {
         /// The task as JSON.
         task: String,
     },
-}
-
-/// Where a command works, and its output.
-#[derive(Debug, Args)]
-struct Common {
-    /// Directory to work below; the run makes a directory of its own in it and removes it at the end.
-    #[arg(long, default_value = "target/bench")]
-    dir: PathBuf,
-    /// Print one JSON object per line.
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Debug, Args)]
-struct Run {
-    #[command(flatten)]
-    comparison: Comparison,
-    #[command(flatten)]
-    common: Common,
-}
-
-#[derive(Debug, Args)]
-struct Report {
-    /// quick (about 5 minutes) or full (about an hour).
-    preset: String,
-    /// Engines, separated by commas.
-    #[arg(long, default_value = "all")]
-    engine: String,
-    /// Directory for report.md, ratios.svg and report.json.
-    #[arg(long, default_value = "target/bench/report")]
-    out: PathBuf,
-    #[command(flatten)]
-    common: Common,
 }
 
 #[derive(Debug, Args)]
@@ -92,33 +74,65 @@ struct Experiment {
     /// Directory in memory, for experiments that need one.
     #[arg(long, default_value = "/dev/shm")]
     memory_dir: PathBuf,
-    #[command(flatten)]
-    common: Common,
 }
 
 impl Cli {
     /// Carries out the command.
     pub(crate) fn perform(self) -> Result<()> {
-        match self.command {
-            Command::Run(run) => run.perform(),
-            Command::Report(report) => report.perform(),
-            Command::Experiment(experiment) => experiment.perform(),
-            Command::Child { task } => child::answer(|| perform(&serde_json::from_str(&task)?)),
+        match &self.command {
+            Command::Run(comparison) => self.run(comparison),
+            Command::Report { preset, engine, out } => {
+                let mut report = report::preset(preset)?;
+                let mut databases = Databases::new(&self.dir)?;
+                for section in &mut report.sections {
+                    let line = format!("run --engine {engine} {} {}", report.arguments, section.arguments);
+                    section.rows = compare(&parse(&line)?, &mut databases)?;
+                }
+                report.write(out)?;
+                report.sections.iter().try_for_each(|section| verdict(rounds_of(&section.rows)))
+            }
+            Command::Experiment(experiment) => self.experiment(experiment),
+            Command::Child { task } => child::answer(|| measure::perform(&serde_json::from_str(task)?)),
         }
     }
-}
 
-impl Run {
     /// Prints medians and ratios. An error if azekura has no figures for something, or if an answer was wrong.
-    fn perform(&self) -> Result<()> {
-        let scratch = disk::scratch(&self.common.dir)?;
-        let rows = compare(&self.comparison, scratch.path(), &mut Loaded::new())?;
-        if self.common.json {
+    fn run(&self, comparison: &Comparison) -> Result<()> {
+        let rows = compare(comparison, &mut Databases::new(&self.dir)?)?;
+        if self.json {
             rows.iter().for_each(|row| println!("{}", json!(row)));
         } else {
             println!("{}{}", report::table(&rows, false), json!(rows.first().map(|row| &row["conditions"])));
         }
         verdict(rounds_of(&rows))
+    }
+
+    /// Lists the experiments, or runs one, or one variant of one.
+    fn experiment(&self, experiment: &Experiment) -> Result<()> {
+        let Experiment { quick, variant: task, pages, memory_dir, .. } = experiment;
+        let Some(name) = experiment.name.as_deref().filter(|_| !experiment.list) else {
+            QUESTIONS.iter().for_each(|one| println!("{:<18} {}", one.name, one.about));
+            return Ok(());
+        };
+        let question = Question::named(name)?;
+        let (run, variant) = functions(name)?;
+        if let Some(task) = task {
+            return child::answer(|| Ok(Value::Object(variant(serde_json::from_str(task)?)?)));
+        }
+        let scratch = disk::scratch(&self.dir)?;
+        let context = Context { name, quick: *quick, scratch: scratch.path(), memory_dir, pages: pages.as_deref() };
+        let mut answer = object(json!({
+            "experiment": name, "about": question.about, "quick": quick, "made": report::now(),
+            "version": report::version(), "baseline_vs_peer": null,
+        }));
+        answer.extend(question.fields.clone());
+        let (figures, conditions) = with_conditions(scratch.path(), || run(&context))?;
+        answer.extend(figures);
+        question.put_targets(&mut answer);
+        answer.insert("conditions".into(), conditions);
+        let answer = Value::Object(answer);
+        println!("{}", if self.json { answer.to_string() } else { format!("{answer:#}") });
+        Ok(())
     }
 }
 
@@ -128,67 +142,18 @@ fn rounds_of(rows: &[Map<String, Value>]) -> impl Iterator<Item = &Value> {
 }
 
 /// Carries out a comparison between two measurements of the machine.
-fn compare(comparison: &Comparison, scratch: &Path, loaded: &mut Loaded) -> Result<Vec<Map<String, Value>>> {
-    comparison.shape(&comparison.workloads[0])?;
-    comparison.engines()?;
-    let conditions = Conditions::begin(scratch)?;
-    let rows = comparison.run(scratch, loaded)?;
-    Ok(run_objects(&rows, &comparison.json()?, &conditions.finish(scratch)?))
+fn compare(comparison: &Comparison, databases: &mut Databases) -> Result<Vec<Map<String, Value>>> {
+    comparison.check()?;
+    let dir = databases.scratch.path().to_owned();
+    let (cases, conditions) = with_conditions(&dir, || comparison.run(databases))?;
+    Ok(run_objects(&cases, &comparison.json()?, &conditions))
 }
 
-impl Report {
-    /// Runs a preset and writes its page.
-    fn perform(&self) -> Result<()> {
-        let found = report::presets()?.into_iter().find(|preset| preset.preset == self.preset);
-        let mut report = found.with_context(|| format!("no preset is called `{}`", self.preset))?;
-        let (scratch, mut loaded) = (disk::scratch(&self.common.dir)?, Loaded::new());
-        for section in &mut report.sections {
-            let line = format!("run --engine {} {} {}", self.engine, report.arguments, section.arguments);
-            section.rows = compare(&parse(&line)?.comparison, scratch.path(), &mut loaded)?;
-        }
-        report.write(&self.out)?;
-        report.sections.iter().try_for_each(|section| verdict(rounds_of(&section.rows)))
-    }
-}
-
-fn parse(line: &str) -> Result<Run> {
+/// Reads the command line of a run.
+fn parse(line: &str) -> Result<Comparison> {
     match Cli::try_parse_from(["azekura-bench"].into_iter().chain(line.split_whitespace()))?.command {
-        Command::Run(run) => Ok(run),
+        Command::Run(comparison) => Ok(comparison),
         _ => bail!("`{line}` is not a run"),
-    }
-}
-
-impl Experiment {
-    /// Lists the experiments, or runs one, or one variant of one.
-    fn perform(&self) -> Result<()> {
-        let Some(name) = self.name.as_deref().filter(|_| !self.list) else {
-            QUESTIONS.iter().for_each(|one| println!("{:<18} {}", one.name, one.about));
-            return Ok(());
-        };
-        let question = Question::named(name)?;
-        let (run, variant) = functions(name)?;
-        if let Some(task) = &self.variant {
-            return child::answer(|| Ok(Value::Object(variant(serde_json::from_str(task)?)?)));
-        }
-        let scratch = disk::scratch(&self.common.dir)?;
-        let conditions = Conditions::begin(scratch.path())?;
-        let (pages, memory_dir) = (self.pages.as_deref(), self.memory_dir.as_path());
-        let context = Context { name, quick: self.quick, scratch: scratch.path(), memory_dir, pages };
-        let mut answer = object(json!({
-            "experiment": name, "about": question.about, "quick": self.quick, "made": report::now(),
-            "version": report::version(), "baseline_vs_peer": null,
-        }));
-        answer.extend(question.fields.clone());
-        answer.extend(run(&context)?);
-        question.put_targets(&mut answer);
-        answer.insert("conditions".into(), conditions.finish(scratch.path())?);
-        let answer = Value::Object(answer);
-        if self.common.json {
-            println!("{answer}");
-        } else {
-            println!("{answer:#}");
-        }
-        Ok(())
     }
 }
 
@@ -217,8 +182,8 @@ mod tests {
         for preset in presets().unwrap() {
             for section in &preset.sections {
                 let run = parse(&format!("run {} {}", preset.arguments, section.arguments)).unwrap();
-                assert_eq!(run.comparison.rounds, 3, "{}", section.title);
-                assert!(run.comparison.workloads.iter().all(|workload| run.comparison.shape(workload).is_ok()));
+                assert_eq!(run.rounds, 3, "{}", section.title);
+                assert!(run.workloads.iter().all(|workload| run.shape(workload).is_ok()));
             }
         }
         assert!(parse("experiment --list").is_err());

@@ -17,14 +17,7 @@ mod task;
 mod workload;
 
 use clap::Parser;
-use std::process::ExitCode;
 
-fn main() -> ExitCode {
-    match commands::Cli::parse().perform() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("azekura-bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+fn main() -> error::Result<()> {
+    commands::Cli::parse().perform()
 }

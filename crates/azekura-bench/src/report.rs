@@ -7,6 +7,8 @@ use crate::engine::registry::{OURS, is_ours};
 use crate::error::Result;
 use crate::measure::disk;
 use crate::measure::meter::{median, ratio};
+use crate::task::comparison::Case;
+use anyhow::Context;
 use comfy_table::presets::{ASCII_MARKDOWN, NOTHING};
 use comfy_table::{CellAlignment, Table};
 use minijinja::{Environment, value::Serde};
@@ -24,44 +26,30 @@ fn ops_per_s(row: &Value) -> Option<f64> {
     figure(row, "ops_per_s").filter(|rate| *rate > 0.0)
 }
 
-/// The rounds of one engine with one workload and one number of threads.
-type Case<'a> = Vec<&'a Value>;
-
-/// Groups rows, in the order in which their cases first appear.
-fn cases(rows: &[Value]) -> Vec<Case<'_>> {
-    let mut cases: Vec<Case<'_>> = Vec::new();
-    for row in rows {
-        let same = |case: &&mut Case<'_>| ["workload", "threads", "engine"].iter().all(|f| case[0][*f] == row[*f]);
-        match cases.iter_mut().find(same) {
-            Some(case) => case.push(row),
-            None => cases.push(vec![row]),
-        }
-    }
-    cases
-}
-
 /// The rounds that have figures.
-fn good<'c>(case: &'c Case<'_>) -> impl Iterator<Item = &'c Value> {
-    case.iter().copied().filter(|round| round["error"].is_null())
+fn good(case: &Case) -> impl Iterator<Item = &Value> {
+    case.iter().filter(|round| round["error"].is_null())
 }
 
 /// The median of operations per second, by which engines are compared.
-fn median_rate(case: &Case<'_>) -> Option<f64> {
+fn median_rate(case: &Case) -> Option<f64> {
     median(good(case).filter_map(ops_per_s).collect())
+}
+
+/// Whether all these fields of two cases are the same.
+fn same(fields: &[&str], one: &Case, other: &Case) -> bool {
+    fields.iter().all(|field| one[0][*field] == other[0][*field])
 }
 
 /// The best peer, the ratio of medians to it, above 1 if this engine is faster, and the least and largest ratio of a
 /// round. The engines of azekura are not peers of each other.
-fn best_peer<'c>(own: &Case<'_>, cases: &'c [Case<'_>]) -> Option<(&'c Value, f64, Option<[f64; 2]>)> {
+fn best_peer<'c>(own: &Case, cases: &'c [Case]) -> Option<(&'c Value, f64, Option<[f64; 2]>)> {
     let rate = median_rate(own)?;
-    let is_own = |row: &Value| is_ours(row["engine"].as_str().unwrap_or_default());
-    let is_peer = |other: &&Case<'_>| {
-        (&other[0]["workload"], &other[0]["threads"]) == (&own[0]["workload"], &own[0]["threads"])
-            && other[0]["engine"] != own[0]["engine"]
-            && !(is_own(other[0]) && is_own(own[0]))
-    };
-    let peers = cases.iter().filter(is_peer).filter_map(|peer| Some((peer, median_rate(peer)?)));
-    let (best, theirs) = peers.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let ours = |case: &Case| is_ours(case[0]["engine"].as_str().unwrap_or_default());
+    let rivals = |other: &&Case| !(same(&["engine"], own, other) || ours(own) && ours(other));
+    let peers = cases.iter().filter(|other| same(&["workload", "threads"], own, other)).filter(rivals);
+    let rated = peers.filter_map(|peer| Some((peer, median_rate(peer)?)));
+    let (best, theirs) = rated.max_by(|a, b| a.1.total_cmp(&b.1))?;
     let ratios = good(own).filter_map(|mine| {
         let theirs = good(best).find(|theirs| theirs["round"] == mine["round"])?;
         ratio(ops_per_s(mine)?, ops_per_s(theirs)?)
@@ -71,7 +59,7 @@ fn best_peer<'c>(own: &Case<'_>, cases: &'c [Case<'_>]) -> Option<(&'c Value, f6
 }
 
 /// The medians of all figures as one object; a failed round if there are no figures.
-fn medians(case: &Case<'_>) -> Map<String, Value> {
+fn medians(case: &Case) -> Map<String, Value> {
     let objects: Vec<_> = good(case).filter_map(|round| round.as_object()).collect();
     let Some(bad) = case.iter().find(|round| !round["error"].is_null()) else { return median_object(&objects) };
     if objects.is_empty() {
@@ -103,14 +91,12 @@ fn median_object(objects: &[&Map<String, Value>]) -> Map<String, Value> {
 }
 
 /// The JSON objects of a run, one for each workload, number of threads and engine.
-pub(crate) fn run_objects(rows: &[Value], settings: &Value, conditions: &Value) -> Vec<Map<String, Value>> {
-    let cases = cases(rows);
-    let row = |own: &Case<'_>| {
-        let threads = |case: &Case<'_>| case[0]["threads"].as_u64();
-        let same = cases.iter().filter(|other| ["workload", "engine"].iter().all(|f| other[0][*f] == own[0][*f]));
-        let fewest = same.min_by_key(|other| threads(other)).filter(|fewest| threads(fewest) < threads(own));
-        let alone = fewest.and_then(median_rate);
-        let best = best_peer(own, &cases);
+pub(crate) fn run_objects(cases: &[Case], settings: &Value, conditions: &Value) -> Vec<Map<String, Value>> {
+    let row = |own: &Case| {
+        let threads = |case: &Case| case[0]["threads"].as_u64();
+        let fewest = cases.iter().filter(|other| same(&["workload", "engine"], own, other)).min_by_key(|c| threads(c));
+        let alone = fewest.filter(|fewest| threads(fewest) < threads(own)).and_then(median_rate);
+        let best = best_peer(own, cases);
         let mut row = medians(own);
         row.shift_remove("round");
         row.extend(object(json!({
@@ -124,21 +110,9 @@ pub(crate) fn run_objects(rows: &[Value], settings: &Value, conditions: &Value) 
     cases.iter().map(row).collect()
 }
 
-/// Columns of numbers in a table: heading, field, decimals.
-const COLUMNS: [(&str, &str, usize); 12] = [
-    ("threads", "threads", 0),
-    ("ops/s", "ops_per_s", 0),
-    ("p50 us", "p50_us", 2),
-    ("p99 us", "p99_us", 2),
-    ("p99.9 us", "p999_us", 2),
-    ("max us", "max_us", 0),
-    ("cpu us/op", "cpu_us_per_op", 2),
-    ("settle s", "settle_s", 2),
-    ("write amp", "write_amp", 2),
-    ("space amp", "space_amp", 2),
-    ("scaling", "scaling", 2),
-    ("ratio", "ratio_to_best_peer", 2),
-];
+/// The figures in a table, which are also its headings.
+const COLUMNS: &str = "threads ops_per_s p50_us p99_us p999_us max_us cpu_us_per_op settle_s write_amp space_amp scaling \
+                       ratio_to_best_peer";
 
 /// Workloads on one data set with one set of options.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -164,6 +138,12 @@ pub(crate) struct Report {
 /// The presets that `report` knows.
 pub(crate) fn presets() -> Result<Vec<Report>> {
     Ok(serde_json::from_str(include_str!("report/presets.json"))?)
+}
+
+/// The preset of that name.
+pub(crate) fn preset(name: &str) -> Result<Report> {
+    let found = presets()?.into_iter().find(|preset| preset.preset == name);
+    found.with_context(|| format!("no preset is called `{name}`"))
 }
 
 impl Report {
@@ -222,20 +202,22 @@ pub(crate) fn now() -> String {
 
 /// The objects of a run, one row each, as Markdown or for the terminal.
 pub(crate) fn table(objects: &[Map<String, Value>], markdown: bool) -> String {
-    let headings = COLUMNS.iter().map(|(heading, ..)| *heading);
-    let rows = objects.iter().map(|object| {
-        let row = Value::Object(object.clone());
-        let word = |field: &str| row[field].as_str().unwrap_or_default().to_owned();
-        let number = |field, decimals| figure(&row, field).map_or("-".into(), |number| format!("{number:.decimals$}"));
-        let numbers = COLUMNS.iter().map(|(_, field, decimals)| number(field, *decimals));
-        let range = row["ratio_range"].as_array().into_iter().flatten().filter_map(Value::as_f64);
-        let range = range.map(|ratio| format!("{ratio:.2}")).collect::<Vec<_>>().join("-");
-        let names = [word("workload"), word("engine")].into_iter();
-        names.chain(numbers).chain([range, remarks(object)]).collect::<Vec<_>>()
-    });
     let mut table = Table::new();
     table.load_style(if markdown { ASCII_MARKDOWN } else { NOTHING });
-    table.set_header(["workload", "engine"].into_iter().chain(headings).chain(["range", "remarks"])).add_rows(rows);
+    let headings = ["workload", "engine"].into_iter().chain(COLUMNS.split(' ')).chain(["range", "remarks"]);
+    table.set_header(headings.map(|field| field.replace('_', " ")));
+    for object in objects {
+        let row = Value::Object(object.clone());
+        let number = |number: f64| if number < 100.0 { format!("{number:.2}") } else { format!("{number:.0}") };
+        let numbers = COLUMNS.split(' ').map(|field| match &row[field] {
+            Value::Number(whole) if whole.is_u64() => whole.to_string(),
+            _ => figure(&row, field).map_or("-".into(), number),
+        });
+        let range: Vec<String> =
+            row["ratio_range"].as_array().into_iter().flatten().filter_map(Value::as_f64).map(number).collect();
+        let names = ["workload", "engine"].map(|field| row[field].as_str().unwrap_or_default().to_owned());
+        table.add_row(names.into_iter().chain(numbers).chain([range.join("-"), remarks(object)]));
+    }
     table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     table.trim_fmt() + "\n"
 }
@@ -252,13 +234,25 @@ fn remarks(object: &Map<String, Value>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Report, figure, presets, ratio, run_objects, table};
+    use super::{Case, Report, figure, presets, ratio, run_objects, same, table};
     use crate::error::ErrorKind;
     use crate::task::measure::tests::{failed, sample};
     use serde_json::{Map, Value, json};
 
+    /// The objects of rows, grouped by workload, threads and engine.
     fn objects(rows: &[Value]) -> Vec<Map<String, Value>> {
-        run_objects(rows, &json!({}), &json!({}))
+        objects_on(rows, &json!({}))
+    }
+
+    fn objects_on(rows: &[Value], conditions: &Value) -> Vec<Map<String, Value>> {
+        let mut cases: Vec<Case> = Vec::new();
+        for row in rows {
+            match cases.iter_mut().find(|case| same(&["workload", "threads", "engine"], case, &vec![row.clone()])) {
+                Some(case) => case.push(row.clone()),
+                None => cases.push(vec![row.clone()]),
+            }
+        }
+        run_objects(&cases, &json!({}), conditions)
     }
 
     #[test]
@@ -323,7 +317,7 @@ mod tests {
         let conditions = json!({"cpus": 2, "cpu_model": "A 9000", "kernel": "6.1", "file_system": "ext4"});
         let mut report = presets().unwrap().remove(0);
         report.sections.truncate(1);
-        report.sections[0].rows = run_objects(&rows, &json!({}), &conditions);
+        report.sections[0].rows = objects_on(&rows, &conditions);
         let dir = tempfile::tempdir().unwrap();
         report.write(dir.path()).unwrap();
         let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
@@ -347,7 +341,7 @@ mod tests {
     #[test]
     fn each_engine_has_one_row() {
         let rows = [sample("azekura", 1, 1.0), sample("azekura", 2, 1.0), sample("fjall", 1, 2.0)];
-        let text = table(&run_objects(&rows, &json!({}), &json!({})), false);
+        let text = table(&objects(&rows), false);
         assert_eq!(text.lines().count(), 3, "{text}");
         assert!(text.contains("2.00") && text.contains("commits_per_s 50"), "{text}");
     }
@@ -355,7 +349,7 @@ mod tests {
     #[test]
     fn row_without_figures_shows_the_error() {
         let rows = [sample("azekura", 1, 1.0), failed("fjall", ErrorKind::TimedOut)];
-        let text = table(&run_objects(&rows, &json!({}), &json!({})), false);
+        let text = table(&objects(&rows), false);
         let last = text.lines().last().unwrap_or_default();
         let words: Vec<&str> = last.split_whitespace().collect();
         assert!(words.starts_with(&["fillrandom", "fjall"]) && last.ends_with("why"), "{text}");

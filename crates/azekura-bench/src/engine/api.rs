@@ -68,7 +68,6 @@ pub(crate) struct Options {
     pub(crate) separate_from: Option<u64>,
     /// Approximate bytes of keys and values that will be stored; 0 if unknown. For engines that bound their memory.
     #[arg(skip)]
-    #[serde(default)]
     pub(crate) data_bytes: u64,
 }
 
@@ -81,13 +80,8 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 impl Options {
     /// Everything fits the cache, nothing is compressed, separated or synced.
     pub(crate) fn cached(memtable_bytes: u64) -> Options {
-        Options {
-            cache_bytes: 1 << 30,
-            memtable_bytes,
-            workers: processors(),
-            block_bytes: BLOCK_BYTES,
-            ..Options::default()
-        }
+        let workers = processors();
+        Options { cache_bytes: 1 << 30, memtable_bytes, workers, block_bytes: BLOCK_BYTES, ..Options::default() }
     }
 }
 
@@ -119,8 +113,8 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Receives a record.
-pub(crate) type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]);
+/// Receives a record and returns whether the scan continues.
+pub(crate) type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
 
 /// One partition (keyspace, table, tree) of one open database.
 ///
@@ -139,8 +133,8 @@ pub(crate) trait Engine: Send + std::marker::Sync {
     /// Looks one key up; passes the value on and returns whether there was one.
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool>;
 
-    /// Passes up to `limit` records on and returns their number.
-    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64>;
+    /// Passes records on until `seen` ends the scan or no record is left.
+    fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()>;
 
     /// Writes everything in memory to tables and waits for it.
     fn flush(&self) -> Result<()> {
@@ -180,19 +174,17 @@ pub(crate) fn found(value: Option<impl AsRef<[u8]>>, seen: &mut dyn FnMut(&[u8])
     value.inspect(|value| seen(value.as_ref())).is_some()
 }
 
-/// Passes up to `limit` records of a forward iterator on and returns their number.
+/// Passes the records of an iterator on until `seen` ends the scan.
 pub(crate) fn visit<K: AsRef<[u8]>, V: AsRef<[u8]>, E: Into<Error>>(
-    records: impl Iterator<Item = Result<(K, V), E>>,
-    limit: u64,
+    mut records: impl Iterator<Item = Result<(K, V), E>>,
     seen: Visit<'_>,
-) -> Result<u64> {
-    let mut count = 0;
-    for record in records.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
+) -> Result<()> {
+    let mut more = true;
+    while more && let Some(record) = records.next() {
         let (key, value) = record.map_err(Into::into)?;
-        seen(key.as_ref(), value.as_ref());
-        count += 1;
+        more = seen(key.as_ref(), value.as_ref());
     }
-    Ok(count)
+    Ok(())
 }
 
 /// The members of a JSON object; none of any other value.

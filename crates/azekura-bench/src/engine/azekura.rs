@@ -51,21 +51,14 @@ pub(crate) fn open_with(
     };
     let config = Config::new(dir).cache_size(options.cache_bytes).workers(options.workers.max(1));
     let database = configure(config.durability(durability)).open()?;
-    let created_with = adjust(partition_options(options));
-    let partition = database.open_partition(PARTITION, created_with.clone())?;
-    Ok(Box::new(AzekuraEngine { partition, database, created_with }))
+    AzekuraEngine::open(database, PARTITION, adjust(partition_options(options)))
 }
 
 fn partition_options(options: &Options) -> PartitionCreateOptions {
-    let codec = match options.compression {
-        Compression::None => CompressionType::None,
-        Compression::Lz4 => CompressionType::Lz4,
-    };
-    let leveled = LeveledOptions::default();
-    let leveled = match options.table_bytes {
-        Some(bytes) => leveled.target_file_size(bytes),
-        None => leveled,
-    };
+    let lz4 = options.compression == Compression::Lz4;
+    let codec = if lz4 { CompressionType::Lz4 } else { CompressionType::None };
+    let sized = |bytes| LeveledOptions::default().target_file_size(bytes);
+    let leveled = options.table_bytes.map_or_else(LeveledOptions::default, sized);
     let partition = PartitionCreateOptions::default()
         .max_memtable_size(options.memtable_bytes)
         .block_size(options.block_bytes)
@@ -75,6 +68,13 @@ fn partition_options(options: &Options) -> PartitionCreateOptions {
     let Some(bytes) = options.separate_from else { return partition };
     let threshold = u32::try_from(bytes).unwrap_or(u32::MAX);
     partition.with_kv_separation(KvSeparationOptions::default().separation_threshold(threshold).compression(codec))
+}
+
+impl AzekuraEngine {
+    fn open(database: Database, name: &str, created_with: PartitionCreateOptions) -> Result<Box<dyn Engine>> {
+        let partition = database.open_partition(name, created_with.clone())?;
+        Ok(Box::new(AzekuraEngine { partition, database, created_with }))
+    }
 }
 
 impl Engine for AzekuraEngine {
@@ -96,15 +96,14 @@ impl Engine for AzekuraEngine {
         Ok(found(self.partition.get(key)?, seen))
     }
 
-    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64> {
+    fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let mut records = self.partition.range::<&[u8]>(scan.bounds());
-        for count in 0..limit {
-            let record = if scan.ascends() { records.next_ref() } else { records.next_back_ref() };
-            let Some(record) = record else { return Ok(count) };
+        let mut more = true;
+        while more && let Some(record) = if scan.ascends() { records.next_ref() } else { records.next_back_ref() } {
             let (key, value) = record?;
-            seen(key, value);
+            more = seen(key, value);
         }
-        Ok(limit)
+        Ok(())
     }
 
     fn flush(&self) -> Result<()> {
@@ -120,12 +119,7 @@ impl Engine for AzekuraEngine {
     }
 
     fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
-        let (database, created_with) = (self.database.clone(), self.created_with.clone());
-        Ok(Box::new(AzekuraEngine {
-            partition: database.open_partition(name, created_with.clone())?,
-            database,
-            created_with,
-        }))
+        AzekuraEngine::open(self.database.clone(), name, self.created_with.clone())
     }
 
     fn stats(&self) -> Map<String, Value> {

@@ -21,34 +21,28 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     let database = Database::builder(dir)
         .cache_size(options.cache_bytes)
         .worker_threads(options.workers.max(1))
-        .journal_compression(codec(options.compression))
+        .journal_compression(codec(options))
         .open()?;
     FjallEngine::keyspace(database, PARTITION, options)
 }
 
-fn codec(compression: Compression) -> CompressionType {
-    match compression {
-        Compression::None => CompressionType::None,
-        Compression::Lz4 => CompressionType::Lz4,
-    }
+fn codec(options: &Options) -> CompressionType {
+    if options.compression == Compression::Lz4 { CompressionType::Lz4 } else { CompressionType::None }
 }
 
 fn keyspace_options(options: &Options) -> KeyspaceCreateOptions {
-    let leveled = Leveled::default();
-    let leveled = match options.table_bytes {
-        Some(bytes) => leveled.with_table_target_size(bytes),
-        None => leveled,
-    };
+    let sized = |bytes| Leveled::default().with_table_target_size(bytes);
+    let leveled = options.table_bytes.map_or_else(Leveled::default, sized);
     let separation = options.separate_from.map(|bytes| {
         let threshold = u32::try_from(bytes).unwrap_or(u32::MAX);
-        KvSeparationOptions::default().separation_threshold(threshold).compression(codec(options.compression))
+        KvSeparationOptions::default().separation_threshold(threshold).compression(codec(options))
     });
     let bloom = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(BLOOM_BITS));
     KeyspaceCreateOptions::default()
         .max_memtable_size(options.memtable_bytes)
         .data_block_size_policy(BlockSizePolicy::all(options.block_bytes))
-        .data_block_compression_policy(CompressionPolicy::all(codec(options.compression)))
-        .index_block_compression_policy(CompressionPolicy::all(codec(options.compression)))
+        .data_block_compression_policy(CompressionPolicy::all(codec(options)))
+        .index_block_compression_policy(CompressionPolicy::all(codec(options)))
         .filter_policy(FilterPolicy::all(bloom))
         .compaction_strategy(Arc::new(leveled))
         .with_kv_separation(separation)
@@ -92,9 +86,9 @@ impl Engine for FjallEngine {
         Ok(found(self.keyspace.get(key)?, seen))
     }
 
-    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64> {
+    fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let records = self.keyspace.range::<&[u8], _>(scan.bounds()).map(::fjall::Guard::into_inner);
-        if scan.ascends() { visit(records, limit, seen) } else { visit(records.rev(), limit, seen) }
+        if scan.ascends() { visit(records, seen) } else { visit(records.rev(), seen) }
     }
 
     fn flush(&self) -> Result<()> {

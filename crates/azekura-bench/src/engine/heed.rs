@@ -51,7 +51,7 @@ fn open_database(name: &str, env: Env) -> Result<Box<dyn Engine>> {
 
 impl HeedEngine {
     /// One write transaction, synced if the environment syncs.
-    fn write(&self, act: impl FnOnce(&mut RwTxn<'_>) -> Result<()>) -> Result<()> {
+    fn write(&self, act: impl FnOnce(&mut RwTxn<'_>) -> ::heed::Result<()>) -> Result<()> {
         let mut transaction = self.env.write_txn()?;
         act(&mut transaction)?;
         Ok(transaction.commit()?)
@@ -60,17 +60,15 @@ impl HeedEngine {
 
 impl Engine for HeedEngine {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.write(|transaction| Ok(self.database.put(transaction, key, value)?))
+        self.write(|transaction| self.database.put(transaction, key, value))
     }
 
     fn delete(&self, key: &[u8]) -> Result<()> {
-        self.write(|transaction| Ok(self.database.delete(transaction, key).map(drop)?))
+        self.write(|transaction| self.database.delete(transaction, key).map(drop))
     }
 
     fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
-        let put =
-            |transaction: &mut RwTxn<'_>, key: &[u8], value: &[u8]| Ok(self.database.put(transaction, key, value)?);
-        self.write(|transaction| records.iter().try_for_each(|(key, value)| put(transaction, key, value)))
+        self.write(|transaction| records.iter().try_for_each(|(key, value)| self.database.put(transaction, key, value)))
     }
 
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
@@ -78,11 +76,11 @@ impl Engine for HeedEngine {
         Ok(found(self.database.get(&transaction, key)?, seen))
     }
 
-    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64> {
+    fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let (transaction, bounds) = (self.env.read_txn()?, scan.bounds());
         match scan.ascends() {
-            true => visit(self.database.range(&transaction, &bounds)?, limit, seen),
-            false => visit(self.database.rev_range(&transaction, &bounds)?, limit, seen),
+            true => visit(self.database.range(&transaction, &bounds)?, seen),
+            false => visit(self.database.rev_range(&transaction, &bounds)?, seen),
         }
     }
 

@@ -24,18 +24,16 @@ impl Engine for MapEngine {
     }
 
     fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
-        let owned = records.iter().map(|(key, value)| (key.as_slice().into(), value.as_slice().into()));
-        self.0.write().expect(POISONED).extend(owned);
-        Ok(())
+        records.iter().try_for_each(|(key, value)| self.put(key, value))
     }
 
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
         Ok(found(self.0.read().expect(POISONED).get(key), seen))
     }
 
-    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64> {
+    fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let map = self.0.read().expect(POISONED);
         let records = map.range::<[u8], _>(scan.bounds()).map(Ok::<_, Error>);
-        if scan.ascends() { visit(records, limit, seen) } else { visit(records.rev(), limit, seen) }
+        if scan.ascends() { visit(records, seen) } else { visit(records.rev(), seen) }
     }
 }

@@ -4,7 +4,6 @@ use crate::engine::{Engine, Options};
 use crate::error::Result;
 use crate::measure::process::Usage;
 use anyhow::bail;
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -28,20 +27,20 @@ const ENGINES: [&str; 7] = [OURS, OUR_POOLS, "fjall", "rocksdb", "heed", "redb",
 fn find(name: &str) -> Result<OpenFn> {
     #[cfg(feature = "rocksdb")]
     if name.starts_with("rocksdb") {
-        super::rocksdb::available()?;
+        super::rocksdb::api()?;
     }
     let feature = name.split('-').next().unwrap_or(name);
-    Ok(match name {
+    let open: OpenFn = match name {
         OURS => super::azekura::open,
         OUR_POOLS => super::azekura::open_pool,
         #[cfg(feature = "fjall")]
         "fjall" => super::fjall::open,
         #[cfg(feature = "rocksdb")]
-        "rocksdb" => super::rocksdb::open,
+        "rocksdb" => |dir, options| super::rocksdb::open(dir, options, false, false),
         #[cfg(feature = "rocksdb")]
-        "rocksdb-hash" => super::rocksdb::open_hashed,
+        "rocksdb-hash" => |dir, options| super::rocksdb::open(dir, options, true, false),
         #[cfg(feature = "rocksdb")]
-        "rocksdb-direct" => super::rocksdb::open_direct,
+        "rocksdb-direct" => |dir, options| super::rocksdb::open(dir, options, false, true),
         #[cfg(feature = "heed")]
         "heed" => super::heed::open,
         #[cfg(feature = "redb")]
@@ -50,7 +49,8 @@ fn find(name: &str) -> Result<OpenFn> {
         "surrealkv" => super::surrealkv::open,
         _ if ENGINES.contains(&feature) => bail!("`{name}` needs `--features {feature}` (or `peers`)"),
         _ => bail!("no engine is called `{name}`; the bench knows {}", ENGINES.join(", ")),
-    })
+    };
+    Ok(open)
 }
 
 /// The engines that run here, azekura first, without the variants of RocksDB.
@@ -61,13 +61,12 @@ pub(crate) fn names() -> Vec<&'static str> {
 /// The engines that were asked for; `all` means [`names`]. An error if one cannot run here.
 pub(crate) fn chosen(asked: &[String]) -> Result<Vec<String>> {
     let mut chosen: Vec<String> = Vec::new();
-    for name in asked {
-        let meant = if name == "all" { names() } else { vec![name.as_str()] };
-        meant.iter().try_for_each(|name| check(name))?;
-        chosen.extend(meant.into_iter().map(str::to_owned));
+    for name in asked.iter().flat_map(|name| if name == "all" { names() } else { vec![name.as_str()] }) {
+        check(name)?;
+        if !chosen.iter().any(|one| one == name) {
+            chosen.push(name.to_owned());
+        }
     }
-    let mut seen = BTreeSet::new();
-    chosen.retain(|name| seen.insert(name.clone()));
     Ok(chosen)
 }
 
@@ -79,9 +78,8 @@ pub(crate) fn check(name: &str) -> Result<()> {
 /// Opens or creates the database of engine `name` in `dir`, which may be missing, at its partition
 /// [`super::PARTITION`].
 pub(crate) fn open(name: &str, dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    let open = find(name)?;
     std::fs::create_dir_all(dir)?; // some peers do not
-    open(dir, options)
+    find(name)?(dir, options)
 }
 
 const POLL: Duration = Duration::from_millis(25);
@@ -120,9 +118,7 @@ pub(crate) fn settle(partitions: &[&dyn Engine], worked: Duration) -> Result<Set
         for partition in partitions {
             busy |= partition.busy()?;
         }
-        if busy {
-            quiet_since = now.0;
-        }
+        quiet_since = if busy { now.0 } else { quiet_since };
         last = now;
     }
     Ok(Settled { seconds: (quiet_since - start).as_secs_f64(), reached: true })

@@ -10,7 +10,7 @@ use crate::error::Result;
 use anyhow::{Context, anyhow};
 use libloading::Library;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const HASH_RATIO: f64 = 0.75;
 
 /// An object of the library: a database, column family, option set, batch, iterator.
 type Handle = *mut c_void;
-/// Where a call stores its error: null, or a string that [`take_text`] frees.
+/// Where a call stores its error: null, or a string that [`call`] frees.
 type CallError = *mut *mut c_char;
 
 /// Declares the functions, by their signature, as a struct of pointers, named as in C without `rocksdb_`.
@@ -37,7 +37,7 @@ macro_rules! functions {
     };
     (@types $([$type:ty] [$($name:ident)*])*) => {
         /// The functions. Their library is never unloaded.
-        struct Api {
+        pub(crate) struct Api {
             $($($name: $type,)*)*
         }
 
@@ -49,14 +49,16 @@ macro_rules! functions {
 }
 
 functions! {
+    fn() -> Handle: writebatch_create options_create block_based_options_create writeoptions_create readoptions_create
+        flushoptions_create;
+    fn(Handle): column_family_handle_destroy close pinnableslice_destroy writebatch_destroy iter_seek_to_first
+        iter_seek_to_last iter_next iter_prev iter_destroy options_destroy block_based_options_destroy cache_destroy
+        writeoptions_destroy readoptions_destroy flushoptions_destroy;
     fn(Handle, *const c_char, c_int, *const *const c_char, *const Handle, *mut Handle, CallError) -> Handle:
         open_column_families;
     fn(Handle, *const c_char, *mut usize, CallError) -> *mut *mut c_char: list_column_families;
     fn(*mut *mut c_char, usize): list_column_families_destroy;
     fn(Handle, Handle, *const c_char, CallError) -> Handle: create_column_family;
-    fn(Handle): column_family_handle_destroy close pinnableslice_destroy writebatch_destroy iter_seek_to_first
-        iter_seek_to_last iter_next iter_prev iter_destroy options_destroy block_based_options_destroy cache_destroy
-        writeoptions_destroy readoptions_destroy flushoptions_destroy;
     fn(Handle, *const c_char, Handle, CallError): get_options_from_string;
     fn(Handle, Handle, Handle, *const u8, usize, *const u8, usize, CallError): put_cf;
     fn(Handle, Handle, Handle, *const u8, usize, CallError): delete_cf;
@@ -66,8 +68,6 @@ functions! {
     fn(Handle, Handle, *const c_char, *mut u64) -> c_int: property_int_cf;
     fn(*mut c_char): free;
     fn(Handle, *mut usize) -> *const u8: pinnableslice_value iter_key iter_value;
-    fn() -> Handle: writebatch_create options_create block_based_options_create writeoptions_create readoptions_create
-        flushoptions_create;
     fn(Handle, Handle, *const u8, usize, *const u8, usize): writebatch_put_cf;
     fn(Handle, Handle, Handle) -> Handle: create_iterator_cf;
     fn(Handle, *const u8, usize): iter_seek iter_seek_for_prev;
@@ -76,11 +76,10 @@ functions! {
     fn(Handle, c_uchar): writeoptions_set_sync;
     fn(Handle, Handle): options_set_block_based_table_factory block_based_options_set_block_cache;
     fn(usize, usize) -> Handle: cache_create_hyper_clock;
-    fn(Handle) -> usize: cache_get_usage;
 }
 
 /// The functions, loaded once per process; an error that names the install command if there is no library.
-fn api() -> Result<&'static Api> {
+pub(crate) fn api() -> Result<&'static Api> {
     static LOADED: OnceLock<std::result::Result<Api, String>> = OnceLock::new();
     let peers = || std::env::var_os("AZEKURA_BENCH_PEERS").map(PathBuf::from);
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/peers");
@@ -89,40 +88,29 @@ fn api() -> Result<&'static Api> {
 }
 
 fn load(path: &Path) -> std::result::Result<Api, String> {
-    let unusable = |reason: &dyn std::fmt::Display| {
+    // SAFETY: its constructors only register objects of RocksDB. The file is the release whose digest
+    // `install-rocksdb` checked, or the one that the user put in its place.
+    let library = unsafe { Library::new(path) };
+    library.and_then(|library| resolve(Box::leak(Box::new(library)))).map_err(|reason| {
         let path = path.display();
         format!(
             "RocksDB {VERSION} is not usable here ({path}: {reason}); run `{INSTALL}` in the workspace to install it"
         )
-    };
-    // SAFETY: its constructors only register objects of RocksDB. The file is the release whose digest
-    // `install-rocksdb` checked, or the one that the user put in its place.
-    let library = unsafe { Library::new(path) }.map_err(|error| unusable(&error))?;
-    resolve(Box::leak(Box::new(library))).map_err(|error| unusable(&error))
-}
-
-/// Returns an error if the library cannot be used here.
-pub(crate) fn available() -> Result<()> {
-    api().map(|_| ())
+    })
 }
 
 /// Calls a function that reports through [`CallError`].
 fn call<T>(api: &Api, act: impl FnOnce(CallError) -> T) -> Result<T> {
-    let mut error = ptr::null_mut();
+    let mut error: *mut c_char = ptr::null_mut();
     let result = act(&mut error);
-    if error.is_null() { Ok(result) } else { Err(anyhow!(take_text(api, error))) }
-}
-
-/// Copies a string that the library gave away, and frees it.
-fn take_text(api: &Api, text: *mut c_char) -> String {
-    if text.is_null() {
-        return String::new();
+    if error.is_null() {
+        return Ok(result);
     }
-    // SAFETY: the library returns strings that end with zero and passes their ownership to the caller.
+    // SAFETY: an error is a string that ends with zero; its ownership passes to the caller.
     unsafe {
-        let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
-        (api.free)(text);
-        copy
+        let message = CStr::from_ptr(error).to_string_lossy().into_owned();
+        (api.free)(error);
+        Err(anyhow!(message))
     }
 }
 
@@ -135,282 +123,207 @@ unsafe fn bytes<'a>(bytes: *const u8, len: usize) -> &'a [u8] {
     if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(bytes, len) } }
 }
 
-/// An open database with its option objects. All its calls may be made by many threads at once.
-struct Store {
-    api: &'static Api,
-    db: Handle,
-    options: Handle,
-    write: Handle,
-    read: Handle,
-    flush: Handle,
-    cache: Handle,
-    /// Every open column family by name, until the store is dropped.
-    families: Mutex<BTreeMap<String, Family>>,
+/// An object of the library, destroyed with its owner by the function beside it.
+struct Object(Handle, unsafe extern "C" fn(Handle));
+
+// SAFETY: a database, its column families and options that nothing changes may be used by many threads at once. Any
+// other object stays on the thread that made it.
+unsafe impl Send for Object {}
+// SAFETY: as above.
+unsafe impl std::marker::Sync for Object {}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // SAFETY: the object has no other owner, and what it refers to is dropped after it.
+        unsafe { (self.1)(self.0) };
+    }
 }
 
-/// A column family of one store.
-#[derive(Clone, Copy)]
-struct Family(Handle);
+/// An open database with its option objects. Fields are dropped in this order: column families before their database.
+struct Store {
+    api: &'static Api,
+    /// Every open column family by name.
+    families: Mutex<BTreeMap<CString, Arc<Object>>>,
+    db: Object,
+    options: Object,
+    write: Object,
+    read: Object,
+}
 
-// SAFETY: a database, its column families and options that nothing changes may be used by many threads at once.
-unsafe impl Send for Store {}
-// SAFETY: as above.
-unsafe impl std::marker::Sync for Store {}
-// SAFETY: an address that only the calls of `Store` follow.
-unsafe impl Send for Family {}
-// SAFETY: as above.
-unsafe impl std::marker::Sync for Family {}
-
+/// One column family. It is dropped before the store.
 struct RocksdbEngine {
-    family: Family,
+    family: Arc<Object>,
     store: Arc<Store>,
 }
 
-/// Opens or creates a RocksDB database at `dir`.
-pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    open_with(dir, options, false, false)
-}
-
-/// The same with a hash index in each data block.
-pub(crate) fn open_hashed(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    open_with(dir, options, true, false)
-}
-
-/// The same with index and filters in the block cache and direct reads.
-pub(crate) fn open_direct(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    open_with(dir, options, false, true)
-}
-
-/// Opens a database with data blocks that are `hashed` or not, with direct reads or not.
-fn open_with(dir: &Path, options: &Options, hashed: bool, direct: bool) -> Result<Box<dyn Engine>> {
+/// Opens or creates a RocksDB database at `dir` with every column family it has and [`PARTITION`]. `hashed`: a hash
+/// index in each data block; `direct`: index and filters in the block cache and direct reads.
+pub(crate) fn open(dir: &Path, options: &Options, hashed: bool, direct: bool) -> Result<Box<dyn Engine>> {
     let api = api()?;
+    let path = CString::new(dir.as_os_str().as_bytes())?;
     let text = CString::new(options_text(options, hashed, direct))?;
+    let mut names = BTreeSet::from([c"default".to_owned(), CString::new(PARTITION)?]);
+    let cache_bytes = usize::try_from(options.cache_bytes)?;
     // SAFETY: constructors without conditions; none returns null. A charge of 0 sizes the cache's table by itself. The
-    // base options keep references of their own to the table options, and these to the cache.
-    let mut store = unsafe {
-        let cache = (api.cache_create_hyper_clock)(usize::try_from(options.cache_bytes)?, 0);
-        let (base, table) = ((api.options_create)(), (api.block_based_options_create)());
-        (api.block_based_options_set_block_cache)(table, cache);
-        (api.options_set_block_based_table_factory)(base, table);
-        let store = Store {
-            api,
-            db: ptr::null_mut(),
-            options: (api.options_create)(),
-            write: (api.writeoptions_create)(),
-            read: (api.readoptions_create)(),
-            flush: (api.flushoptions_create)(),
-            cache,
-            families: Mutex::default(),
-        };
-        (api.writeoptions_set_sync)(store.write, u8::from(options.sync != Sync::None));
-        let parsed = call(api, |error| (api.get_options_from_string)(base, text.as_ptr(), store.options, error));
-        (api.block_based_options_destroy)(table);
-        (api.options_destroy)(base);
-        parsed.map(|()| store)?
-    };
-    store.open(dir)?;
-    Ok(Box::new(RocksdbEngine { family: store.family(PARTITION)?, store: Arc::new(store) }))
+    // base options keep references of their own to the table options, and these to the cache. Paths, names and options
+    // are alive during the calls that use them. A list of names is copied and destroyed once. To open, names, options
+    // and handles are arrays of the same length, and the call fills the handles.
+    unsafe {
+        let cache = Object((api.cache_create_hyper_clock)(cache_bytes, 0), api.cache_destroy);
+        let table = Object((api.block_based_options_create)(), api.block_based_options_destroy);
+        let base = Object((api.options_create)(), api.options_destroy);
+        let own = Object((api.options_create)(), api.options_destroy);
+        let write = Object((api.writeoptions_create)(), api.writeoptions_destroy);
+        let read = Object((api.readoptions_create)(), api.readoptions_destroy);
+        (api.block_based_options_set_block_cache)(table.0, cache.0);
+        (api.options_set_block_based_table_factory)(base.0, table.0);
+        (api.writeoptions_set_sync)(write.0, u8::from(options.sync != Sync::None));
+        call(api, |error| (api.get_options_from_string)(base.0, text.as_ptr(), own.0, error))?;
+        let mut count = 0;
+        // An error means that there is no database yet; any other one is returned by the call that opens it.
+        if let Ok(list) = call(api, |error| (api.list_column_families)(own.0, path.as_ptr(), &mut count, error)) {
+            names.extend((0..count).map(|i| CStr::from_ptr(*list.add(i)).to_owned()));
+            (api.list_column_families_destroy)(list, count);
+        }
+        let pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+        let (each, mut handles) = (vec![own.0; names.len()], vec![ptr::null_mut(); names.len()]);
+        let (count, handles_at) = (c_int::try_from(names.len())?, handles.as_mut_ptr());
+        let db = call(api, |error| {
+            (api.open_column_families)(own.0, path.as_ptr(), count, pointers.as_ptr(), each.as_ptr(), handles_at, error)
+        })?;
+        let db = Object(db, api.close);
+        let family = |handle| Arc::new(Object(handle, api.column_family_handle_destroy));
+        let families = Mutex::new(names.into_iter().zip(handles.into_iter().map(family)).collect());
+        RocksdbEngine::of(Arc::new(Store { api, families, db, options: own, write, read }), PARTITION)
+    }
 }
 
 /// The options in RocksDB's own text format.
 fn options_text(options: &Options, hashed: bool, direct: bool) -> String {
+    let Options { memtable_bytes, block_bytes, .. } = options;
+    let (fsync, jobs) = (options.sync == Sync::All, options.workers.max(1));
     let codec = if options.compression == Compression::Lz4 { "kLZ4Compression" } else { "kNoCompression" };
     let index = if hashed { "kDataBlockBinaryAndHash" } else { "kDataBlockBinarySearch" };
-    let mut text = format!(
-        "create_if_missing=true;create_missing_column_families=true;write_buffer_size={};max_background_jobs={};\
-         compression={codec};use_fsync={};use_direct_reads={direct};\
-         block_based_table_factory={{block_size={};filter_policy=bloomfilter:{BLOOM_BITS}:false;\
-         whole_key_filtering=true;data_block_index_type={index};\
-         data_block_hash_table_util_ratio={HASH_RATIO};cache_index_and_filter_blocks={direct}}};",
-        options.memtable_bytes,
-        options.workers.max(1),
-        options.sync == Sync::All,
-        options.block_bytes,
-    );
-    if let Some(bytes) = options.table_bytes {
-        let level_bytes = bytes.saturating_mul(4);
-        text += &format!("target_file_size_base={bytes};max_bytes_for_level_base={level_bytes};");
-    }
-    if let Some(bytes) = options.separate_from {
-        text += &format!(
-            "enable_blob_files=true;min_blob_size={bytes};enable_blob_garbage_collection=true;\
-             blob_compression_type={codec};"
-        );
-    }
-    text
-}
-
-impl Store {
-    /// Opens or creates the database at `dir` with every column family it has and [`PARTITION`].
-    fn open(&mut self, dir: &Path) -> Result<()> {
-        let (api, path) = (self.api, CString::new(dir.as_os_str().as_bytes())?);
-        let mut names = vec![c"default".to_owned(), CString::new(PARTITION)?];
-        if dir.join("CURRENT").exists() {
-            let mut count = 0;
-            // SAFETY: path and options are alive during the call, which returns an array of `count` strings; they are
-            // copied, and destroyed once.
-            unsafe {
-                let list =
-                    call(api, |error| (api.list_column_families)(self.options, path.as_ptr(), &mut count, error))?;
-                names.extend((0..count).map(|i| CStr::from_ptr(*list.add(i)).to_owned()));
-                (api.list_column_families_destroy)(list, count);
-            }
-            names.sort();
-            names.dedup();
-        }
-        let pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
-        let (options, mut handles) = (vec![self.options; names.len()], vec![ptr::null_mut(); names.len()]);
-        let (count, handles_at) = (c_int::try_from(names.len())?, handles.as_mut_ptr());
-        // SAFETY: names, options and handles are arrays of `count`, alive during the call, which fills the handles.
-        self.db = call(api, |error| unsafe {
-            let (names, options) = (pointers.as_ptr(), options.as_ptr());
-            (api.open_column_families)(self.options, path.as_ptr(), count, names, options, handles_at, error)
-        })?;
-        let families = names.iter().zip(handles).map(|(name, handle)| (name.to_string_lossy().into(), Family(handle)));
-        self.families = Mutex::new(families.collect());
-        Ok(())
-    }
-
-    /// The column family of that name, created if it is missing.
-    fn family(&self, name: &str) -> Result<Family> {
-        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(family) = families.get(name) {
-            return Ok(*family);
-        }
-        let (api, c_name) = (self.api, CString::new(name)?);
-        // SAFETY: database, options and name are alive during the call.
-        let made =
-            call(api, |error| unsafe { (api.create_column_family)(self.db, self.options, c_name.as_ptr(), error) })?;
-        families.insert(name.to_owned(), Family(made));
-        Ok(Family(made))
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        let api = self.api;
-        let families = self.families.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the store has no other owner; families are destroyed before their database, options after it, each
-        // once.
-        unsafe {
-            families.values().for_each(|family| (api.column_family_handle_destroy)(family.0));
-            if !self.db.is_null() {
-                (api.close)(self.db);
-            }
-            (api.cache_destroy)(self.cache);
-            (api.options_destroy)(self.options);
-            (api.writeoptions_destroy)(self.write);
-            (api.readoptions_destroy)(self.read);
-            (api.flushoptions_destroy)(self.flush);
-        }
-    }
-}
-
-/// An iterator that is destroyed with its owner, also when a visitor panics.
-struct Cursor(&'static Api, Handle);
-
-impl Drop for Cursor {
-    fn drop(&mut self) {
-        // SAFETY: made by `create_iterator_cf`, destroyed once, before its database is closed.
-        unsafe { (self.0.iter_destroy)(self.1) };
-    }
+    let sized = |bytes: u64| format!("target_file_size_base={bytes};max_bytes_for_level_base={};", bytes * 4);
+    let blobs = |bytes| format!("enable_blob_files=true;min_blob_size={bytes};enable_blob_garbage_collection=true;");
+    let sizes =
+        options.table_bytes.map(sized).unwrap_or_default() + &options.separate_from.map(blobs).unwrap_or_default();
+    format!(
+        "create_if_missing=true;create_missing_column_families=true;write_buffer_size={memtable_bytes};\
+         max_background_jobs={jobs};compression={codec};blob_compression_type={codec};use_fsync={fsync};\
+         use_direct_reads={direct};{sizes}block_based_table_factory={{block_size={block_bytes};\
+         filter_policy=bloomfilter:{BLOOM_BITS}:false;whole_key_filtering=true;data_block_index_type={index};\
+         data_block_hash_table_util_ratio={HASH_RATIO};cache_index_and_filter_blocks={direct}}};"
+    )
 }
 
 impl RocksdbEngine {
+    /// The column family of that name, created if it is missing.
+    fn of(store: Arc<Store>, name: &str) -> Result<Box<dyn Engine>> {
+        let (api, name) = (store.api, CString::new(name)?);
+        let mut families = store.families.lock().unwrap_or_else(PoisonError::into_inner);
+        if !families.contains_key(&name) {
+            // SAFETY: database, options and name are alive during the call.
+            let made = call(api, |error| unsafe {
+                (api.create_column_family)(store.db.0, store.options.0, name.as_ptr(), error)
+            })?;
+            families.insert(name.clone(), Arc::new(Object(made, api.column_family_handle_destroy)));
+        }
+        let family = Arc::clone(&families[&name]);
+        drop(families);
+        Ok(Box::new(RocksdbEngine { family, store }))
+    }
+
     /// A property that is a number; `None` if there is none of that name.
     fn number(&self, property: &CStr) -> Option<u64> {
-        let (mut number, store) = (0, &self.store);
+        let (mut number, Store { api, db, .. }) = (0, &*self.store);
         // SAFETY: all is alive during the call.
-        let failed = unsafe { (store.api.property_int_cf)(store.db, self.family.0, property.as_ptr(), &mut number) };
+        let failed = unsafe { (api.property_int_cf)(db.0, self.family.0, property.as_ptr(), &mut number) };
         (failed == 0).then_some(number)
     }
 }
 
 impl Engine for RocksdbEngine {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        let Store { api, db, write, .. } = *self.store;
-        let (family, len) = (self.family.0, value.len());
+        let Store { api, db, write, .. } = &*self.store;
+        let (family, at, len) = (self.family.0, value.as_ptr(), value.len());
         // SAFETY: all is alive during the call, which copies the bytes.
-        call(api, |error| unsafe {
-            (api.put_cf)(db, write, family, key.as_ptr(), key.len(), value.as_ptr(), len, error)
-        })
+        call(api, |error| unsafe { (api.put_cf)(db.0, write.0, family, key.as_ptr(), key.len(), at, len, error) })
     }
 
     fn delete(&self, key: &[u8]) -> Result<()> {
-        let Store { api, db, write, .. } = *self.store;
+        let Store { api, db, write, .. } = &*self.store;
         // SAFETY: as for a put.
-        call(api, |error| unsafe { (api.delete_cf)(db, write, self.family.0, key.as_ptr(), key.len(), error) })
+        call(api, |error| unsafe { (api.delete_cf)(db.0, write.0, self.family.0, key.as_ptr(), key.len(), error) })
     }
 
     fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
-        let Store { api, db, write, .. } = *self.store;
-        // SAFETY: the batch belongs to this call and copies the bytes; it is destroyed once, after the write.
+        let Store { api, db, write, .. } = &*self.store;
+        // SAFETY: the batch belongs to this call and copies the bytes.
         unsafe {
-            let batch = (api.writebatch_create)();
+            let batch = Object((api.writebatch_create)(), api.writebatch_destroy);
             for (key, value) in records {
                 let family = self.family.0;
-                (api.writebatch_put_cf)(batch, family, key.as_ptr(), key.len(), value.as_ptr(), value.len());
+                (api.writebatch_put_cf)(batch.0, family, key.as_ptr(), key.len(), value.as_ptr(), value.len());
             }
-            let written = call(api, |error| (api.write)(db, write, batch, error));
-            (api.writebatch_destroy)(batch);
-            written
+            call(api, |error| (api.write)(db.0, write.0, batch.0, error))
         }
     }
 
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let Store { api, db, read, .. } = *self.store;
-        let (family, mut len) = (self.family.0, 0);
+        let (Store { api, db, read, .. }, family) = (&*self.store, self.family.0);
         // SAFETY: all is alive during the call; null means that there is no such key. The pinned bytes stay until the
         // value is destroyed, and `seen` cannot keep them.
         unsafe {
-            let value = call(api, |error| (api.get_pinned_cf)(db, read, family, key.as_ptr(), key.len(), error))?;
+            let value = call(api, |error| (api.get_pinned_cf)(db.0, read.0, family, key.as_ptr(), key.len(), error))?;
             if value.is_null() {
                 return Ok(false);
             }
-            seen(bytes((api.pinnableslice_value)(value, &mut len), len));
-            (api.pinnableslice_destroy)(value);
+            let (value, mut len) = (Object(value, api.pinnableslice_destroy), 0);
+            seen(bytes((api.pinnableslice_value)(value.0, &mut len), len));
         }
         Ok(true)
     }
 
-    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64> {
-        let Store { api, db, read, .. } = *self.store;
+    fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
+        let Store { api, db, read, .. } = &*self.store;
         // SAFETY: the database, options and family outlive the cursor. A key or value is used while the cursor is valid
         // and before it moves.
         unsafe {
-            let cursor = Cursor(api, (api.create_iterator_cf)(db, read, self.family.0));
+            let cursor = Object((api.create_iterator_cf)(db.0, read.0, self.family.0), api.iter_destroy);
             match scan {
-                Scan::First => (api.iter_seek_to_first)(cursor.1),
-                Scan::From(key) => (api.iter_seek)(cursor.1, key.as_ptr(), key.len()),
-                Scan::Last => (api.iter_seek_to_last)(cursor.1),
-                Scan::Back(key) => (api.iter_seek_for_prev)(cursor.1, key.as_ptr(), key.len()),
+                Scan::First => (api.iter_seek_to_first)(cursor.0),
+                Scan::From(key) => (api.iter_seek)(cursor.0, key.as_ptr(), key.len()),
+                Scan::Last => (api.iter_seek_to_last)(cursor.0),
+                Scan::Back(key) => (api.iter_seek_for_prev)(cursor.0, key.as_ptr(), key.len()),
             }
             let step = if scan.ascends() { api.iter_next } else { api.iter_prev };
-            let (mut count, mut key_len, mut value_len) = (0, 0, 0);
-            while count < limit && (api.iter_valid)(cursor.1) != 0 {
-                let key = (api.iter_key)(cursor.1, &mut key_len);
-                let value = (api.iter_value)(cursor.1, &mut value_len);
-                seen(bytes(key, key_len), bytes(value, value_len));
-                count += 1;
-                if count < limit {
-                    step(cursor.1);
+            let (mut key_len, mut value_len) = (0, 0);
+            while (api.iter_valid)(cursor.0) != 0 {
+                let key = (api.iter_key)(cursor.0, &mut key_len);
+                let value = (api.iter_value)(cursor.0, &mut value_len);
+                if !seen(bytes(key, key_len), bytes(value, value_len)) {
+                    break;
                 }
+                step(cursor.0);
             }
-            call(api, |error| (api.iter_get_error)(cursor.1, error))?;
-            Ok(count)
+            call(api, |error| (api.iter_get_error)(cursor.0, error))
         }
     }
 
     fn flush(&self) -> Result<()> {
-        let Store { api, db, flush, .. } = *self.store;
-        // SAFETY: all is alive during the call.
-        call(api, |error| unsafe { (api.flush_cf)(db, flush, self.family.0, error) })
+        let Store { api, db, .. } = &*self.store;
+        // SAFETY: all is alive during the calls.
+        unsafe {
+            let wait = Object((api.flushoptions_create)(), api.flushoptions_destroy);
+            call(api, |error| (api.flush_cf)(db.0, wait.0, self.family.0, error))
+        }
     }
 
     fn sync(&self) -> Result<()> {
-        let Store { api, db, .. } = *self.store;
+        let Store { api, db, .. } = &*self.store;
         // SAFETY: the database is open.
-        call(api, |error| unsafe { (api.flush_wal)(db, 1, error) })
+        call(api, |error| unsafe { (api.flush_wal)(db.0, 1, error) })
     }
 
     fn busy(&self) -> Result<bool> {
@@ -420,18 +333,19 @@ impl Engine for RocksdbEngine {
     }
 
     fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
-        Ok(Box::new(RocksdbEngine { family: self.store.family(name)?, store: Arc::clone(&self.store) }))
+        RocksdbEngine::of(Arc::clone(&self.store), name)
     }
 
     fn stats(&self) -> Map<String, Value> {
-        // SAFETY: the cache is alive as long as the store and may be asked by many threads.
-        let cache_used_bytes = unsafe { (self.store.api.cache_get_usage)(self.store.cache) };
+        let cache_used_bytes = self.number(c"rocksdb.block-cache-usage");
         let table_bytes = self.number(c"rocksdb.total-sst-files-size");
         object(json!({"version": VERSION, "cache_used_bytes": cache_used_bytes, "table_bytes": table_bytes}))
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        Arc::into_inner(self.store).map(drop).context("a partition is still in use")
+        let RocksdbEngine { family, store } = *self;
+        drop(family);
+        Arc::into_inner(store).map(drop).context("a partition is still in use")
     }
 }
 

@@ -65,7 +65,7 @@ impl Engine for SurrealkvEngine {
         Ok(found(self.tree.begin_with_mode(Mode::ReadOnly)?.get(key)?, seen))
     }
 
-    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64> {
+    fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let transaction = self.tree.begin_with_mode(Mode::ReadOnly)?;
         let mut bounds = ReadOptions::new();
         match scan {
@@ -74,14 +74,11 @@ impl Engine for SurrealkvEngine {
             Scan::Back(key) => bounds.set_iterate_upper_bound(Some([key, &[0]].concat())), // exclusive
         }
         let mut cursor = transaction.range_with_options(&bounds)?;
-        let mut valid = limit > 0 && if scan.ascends() { cursor.seek_first()? } else { cursor.seek_last()? };
-        let mut count = 0;
-        while valid {
-            seen(cursor.key().user_key(), &cursor.value()?);
-            count += 1;
-            valid = count < limit && if scan.ascends() { cursor.next()? } else { cursor.prev()? };
+        let mut valid = if scan.ascends() { cursor.seek_first()? } else { cursor.seek_last()? };
+        while valid && seen(cursor.key().user_key(), &cursor.value()?) {
+            valid = if scan.ascends() { cursor.next()? } else { cursor.prev()? };
         }
-        Ok(count)
+        Ok(())
     }
 
     fn flush(&self) -> Result<()> {

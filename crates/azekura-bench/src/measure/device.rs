@@ -7,11 +7,12 @@ use anyhow::Context;
 use procfs::{CpuInfo, Current, LoadAverage, Meminfo};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use rustix::system::uname;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Instant;
+use tempfile::NamedTempFile;
 
 /// Seconds for each of the measurements of the device.
 const SECONDS: f64 = 0.2;
@@ -19,19 +20,13 @@ const FILE_BYTES: u64 = 128 << 20;
 const CHUNK: usize = 1 << 20;
 const PAGE: usize = 4096;
 
-/// Measures the limits of the device below `dir` in about four times [`SECONDS`] and the writing of 128 MiB.
+/// Measures the limits of the device below `dir` in about four times [`SECONDS`] and the writing of 128 MiB. Rates per
+/// second and times of: 1 MiB writes into a new file with the closing `fdatasync` (MB/s); 128-byte writes into an
+/// existing file without a sync; 4 KiB writes followed by `fdatasync`; random 4 KiB reads past the page cache, null if
+/// `O_DIRECT` is not offered; random 4 KiB reads from the page cache.
 fn device_limits(dir: &Path) -> Result<Value> {
-    let path = dir.join("device-limits");
-    let limits = limits_of(&path);
-    let _ = std::fs::remove_file(&path); // it may not exist
-    limits
-}
-
-/// Rates per second and times of: 1 MiB writes into a new file with the closing `fdatasync` (MB/s); 128-byte writes
-/// into an existing file without a sync; 4 KiB writes followed by `fdatasync`; random 4 KiB reads past the page cache,
-/// null if `O_DIRECT` is not offered; random 4 KiB reads from the page cache.
-fn limits_of(path: &Path) -> Result<Value> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+    let named = NamedTempFile::new_in(dir)?;
+    let file = named.as_file();
     let mut chunk = vec![0; CHUNK];
     SmallRng::seed_from_u64(1).fill(&mut chunk[..]);
     let start = Instant::now();
@@ -49,13 +44,14 @@ fn limits_of(path: &Path) -> Result<Value> {
         syncs.saturating_record(start.elapsed().as_nanos() as u64);
         Ok(())
     })?;
-    let direct = OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32).open(path);
+    let direct =
+        OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32).open(named.path());
     let direct = direct.ok().and_then(|file| random_reads(&file).ok());
     Ok(json!({
         "pwrite_mb_per_s": pwrite_mb_per_s, "small_pwrite_per_s": small.per_s(),
         "fdatasync_mean_us": syncs.mean() / 1000.0, "fdatasync_p50_us": percentile_us(&syncs, 50.0),
         "direct_pread_per_s": direct.map(|timed| timed.per_s()),
-        "cached_pread_per_s": random_reads(&file)?.per_s(),
+        "cached_pread_per_s": random_reads(file)?.per_s(),
     }))
 }
 
@@ -67,32 +63,24 @@ fn random_reads(file: &File) -> Result<Timed> {
     repeat(SECONDS, 1, |_| Ok(file.read_exact_at(page, rng.random_range(0..FILE_BYTES / PAGE as u64) * PAGE as u64)?))
 }
 
-/// The machine of a run, its load and its device before and after, as printed with every answer.
-pub(crate) struct Conditions(Map<String, Value>);
-
-impl Conditions {
-    /// Measures before the run.
-    pub(crate) fn begin(dir: &Path) -> Result<Conditions> {
-        let limits = device_limits(dir)?;
-        let conditions = json!({
-            "load_average_before": load_average()?, "device_before": limits, "cpus": processors(),
-            "cpu_model": CpuInfo::current()?.model_name(0), "memory_bytes": Meminfo::current()?.mem_total,
-            "kernel": uname().release().to_str()?, "file_system": file_system(dir)?,
-        });
-        Ok(Conditions(conditions.as_object().cloned().unwrap_or_default()))
-    }
-
-    /// Measures once more, after the run, and returns all conditions.
-    pub(crate) fn finish(mut self, dir: &Path) -> Result<Value> {
-        self.0.insert("load_average_after".into(), json!(load_average()?));
-        self.0.insert("device_after".into(), device_limits(dir)?);
-        Ok(Value::Object(self.0))
-    }
+/// Carries out `act`. Returns its result with the conditions that are printed with every answer: the machine, and its
+/// load and its device before and after.
+pub(crate) fn with_conditions<T>(dir: &Path, act: impl FnOnce() -> Result<T>) -> Result<(T, Value)> {
+    let limits = device_limits(dir)?;
+    let mut conditions = json!({
+        "load_average_before": load_average()?, "device_before": limits, "cpus": processors(),
+        "cpu_model": CpuInfo::current()?.model_name(0), "memory_bytes": Meminfo::current()?.mem_total,
+        "kernel": uname().release().to_str()?, "file_system": file_system(dir)?,
+    });
+    let result = act()?;
+    conditions["load_average_after"] = json!(load_average()?);
+    conditions["device_after"] = device_limits(dir)?;
+    Ok((result, conditions))
 }
 
 /// Number of processors.
 pub(crate) fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn load_average() -> Result<[f64; 3]> {

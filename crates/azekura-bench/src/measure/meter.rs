@@ -39,7 +39,7 @@ pub(crate) struct Progress {
 }
 
 /// Counts of one thread, or of all threads together.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, derive_more::AddAssign)]
 pub(crate) struct Tally {
     /// Nanoseconds for each operation.
     pub(crate) latencies: Histogram<u64>,
@@ -49,25 +49,12 @@ pub(crate) struct Tally {
     /// Bytes of keys and values added to the data set, minus those removed.
     pub(crate) live_bytes: i64,
     /// Nanoseconds of the consuming half of `queue`.
-    pub(crate) consumes: Option<Histogram<u64>>,
+    pub(crate) consumes: Histogram<u64>,
 }
 
 impl Default for Tally {
     fn default() -> Tally {
-        Tally { latencies: histogram(), ops: 0, user_bytes: 0, live_bytes: 0, consumes: None }
-    }
-}
-
-impl Tally {
-    /// Adds the counts of another thread.
-    pub(crate) fn add(&mut self, other: &Tally) {
-        self.latencies += &other.latencies;
-        self.ops += other.ops;
-        self.user_bytes += other.user_bytes;
-        self.live_bytes += other.live_bytes;
-        if let Some(consumes) = &other.consumes {
-            *self.consumes.get_or_insert_with(histogram) += consumes;
-        }
+        Tally { latencies: histogram(), ops: 0, user_bytes: 0, live_bytes: 0, consumes: histogram() }
     }
 }
 
@@ -95,8 +82,7 @@ impl<'a> Meter<'a> {
 
     /// Records the duration of one consuming step of `queue`.
     pub(crate) fn consumed(&mut self, took: Duration) {
-        let consumes = self.tally.consumes.get_or_insert_with(histogram);
-        consumes.saturating_record((took.as_nanos() as u64).max(1));
+        self.tally.consumes.saturating_record((took.as_nanos() as u64).max(1));
     }
 
     /// Ends `ops` operations, which share the time since the last call.
@@ -160,8 +146,8 @@ mod tests {
         meter.done(3);
         assert!(meter.over());
         let mut all = Tally::default();
-        all.add(&meter.tally);
-        all.add(&meter.tally);
+        all += meter.tally.clone();
+        all += meter.tally;
         assert_eq!((all.ops, all.user_bytes, all.live_bytes, all.latencies.len()), (10, 80, 60, 10));
         assert_eq!(progress.live_bytes.load(Ordering::Relaxed), 30);
         let mut late = Meter::start(&progress, u64::MAX, Some(Instant::now()), &stop);

@@ -2,14 +2,14 @@
 //! counter where the system offers it. Each measurement has a process of its own.
 
 use crate::error::Result;
-use derive_more::Sub;
+use derive_more::{Add, Sub};
 use perf_event::Builder;
 use procfs::process::{Process, Status};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
 /// CPU time and I/O since the process began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Sub)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Add, Sub)]
 pub(crate) struct Usage {
     /// CPU seconds of all threads.
     pub(crate) cpu_s: f64,

@@ -3,7 +3,7 @@
 //! A child leads a process group, which is killed as a whole when its time is up. The kernel kills it when its parent
 //! ends, because a terminal interrupt does not reach another process group.
 
-use crate::engine::Options;
+use crate::engine::{Engine, Options, registry};
 use crate::error::{ErrorKind, KnownError, Result, error_of};
 use crate::workload::{Shape, Workload};
 use anyhow::Context;
@@ -11,34 +11,27 @@ use clap::Args;
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::Duration;
 use wait_timeout::ChildExt;
 
-/// Longest output that is read.
-const LONGEST_ANSWER: u64 = 64 << 20;
-
 /// Runs `command` for at most `limit`; its standard error is passed through. Returns its status and its output.
 pub(crate) fn run(mut command: Command, limit: Duration) -> Result<(ExitStatus, String)> {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn()?;
-    let pipe = child.stdout.take().context("a child has no standard output")?;
-    let reader = thread::spawn(move || {
-        let mut text = String::new();
-        pipe.take(LONGEST_ANSWER).read_to_string(&mut text).map(|_| text)
-    });
+    let (mut output, mut text) = (tempfile::tempfile()?, String::new());
+    let mut child = command.stdin(Stdio::null()).stdout(output.try_clone()?).process_group(0).spawn()?;
     let status = child.wait_timeout(limit)?;
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL); // it may have ended, with all its children
     }
-    let timed_out = || error_of(ErrorKind::TimedOut, format!("timed out after {:.0} s", limit.as_secs_f64()));
-    let status = status.ok_or_else(timed_out);
     child.wait()?;
-    let text = reader.join().expect("a thread panicked")?;
-    Ok((status?, text))
+    let timed_out = || error_of(ErrorKind::TimedOut, format!("timed out after {:.0} s", limit.as_secs_f64()));
+    let status = status.ok_or_else(timed_out)?;
+    output.rewind()?;
+    output.read_to_string(&mut text)?;
+    Ok((status, text))
 }
 
 /// Runs this program with these arguments and returns the JSON in the last line of its output. `expects_kill`: the
@@ -83,9 +76,13 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
 }
 
-/// One measurement of one workload.
+/// One job on one database, for one measurement of one workload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Plan {
+pub(crate) struct Task {
+    pub(crate) job: Job,
+    pub(crate) engine: String,
+    pub(crate) dir: PathBuf,
+    pub(crate) options: Options,
     pub(crate) workload: Workload,
     /// The data set that it runs on or makes.
     pub(crate) shape: Shape,
@@ -99,27 +96,25 @@ pub(crate) struct Plan {
     pub(crate) settings: Settings,
 }
 
-/// One job on one database.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Task {
-    pub(crate) engine: String,
-    pub(crate) dir: PathBuf,
-    pub(crate) options: Options,
-    pub(crate) job: Job,
+impl Task {
+    /// Opens or creates the database.
+    pub(crate) fn open(&self) -> Result<Box<dyn Engine>> {
+        registry::open(&self.engine, &self.dir, &self.options)
+    }
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Job {
     /// Fill a new database, settle, close; not measured.
-    Load(Shape),
-    /// Run a workload and measure it.
-    Measure(Plan),
-    /// Write records and kill this process after the last one.
-    WriteAndDie(Plan),
+    Load,
+    /// Run the workload and measure it.
+    Measure,
+    /// Run the workload and kill this process after its last write.
+    WriteAndDie,
     /// Open a database with this many written records, look for each, and measure the opening.
-    Recover(Plan, u64),
+    Recover(u64),
     /// Open, get one record and close, measured.
-    Open(Plan),
+    Open,
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@
 use crate::engine::{Options, Sync, bytes, registry};
 use crate::error::{ErrorKind, KnownError, Result};
 use crate::measure::disk;
-use crate::task::child;
-use crate::task::child::{Job, Plan, Settings, Task};
-use crate::task::measure::{self, Facts};
+use crate::task::child::{self, Job, Settings, Task};
+use crate::task::measure::figures;
+use crate::task::threads::Facts;
 use crate::workload::{Shape, Workload};
 use anyhow::{Context, ensure};
 use clap::{Args, value_parser};
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// Records of a data set and the sizes of its values by default.
 const RECORDS: u64 = 1_000_000;
@@ -25,17 +26,8 @@ const BLOB_SIZES: (u64, u64) = (4 << 10, 1 << 20);
 const LIMIT: u64 = 600;
 /// The largest value.
 const LARGEST: u64 = 1 << 31;
-
-/// Carries out a task; called in the child process.
-pub(crate) fn perform(task: &Task) -> Result<Value> {
-    match &task.job {
-        Job::Load(shape) => measure::load_and_settle(task, shape),
-        Job::Measure(plan) => measure::measure(task, plan),
-        Job::WriteAndDie(plan) => measure::write_and_die(task, plan),
-        Job::Recover(plan, written) => measure::open_and_get(task, plan, Some(*written)),
-        Job::Open(plan) => measure::open_and_get(task, plan, None),
-    }
-}
+/// A measurement that ended so is not repeated in later rounds.
+const GIVES_UP: [ErrorKind; 2] = [ErrorKind::TimedOut, ErrorKind::Refused];
 
 /// Workloads, engines and rounds that are compared.
 #[derive(Args, Clone, Debug)]
@@ -88,42 +80,50 @@ fn sizes(text: &str) -> Result<(u64, u64), String> {
     }
 }
 
-/// The loaded databases of a run, by engine, data set and options.
-pub(crate) type Loaded = BTreeMap<String, Result<PathBuf, KnownError>>;
+/// The rounds of one engine with one workload and one number of threads.
+pub(crate) type Case = Vec<Value>;
+
+/// The directory of a run, and the loaded databases in it by engine, data set and options.
+pub(crate) struct Databases {
+    pub(crate) scratch: TempDir,
+    loaded: BTreeMap<String, Result<PathBuf, KnownError>>,
+}
+
+impl Databases {
+    /// A new directory below `parent`; removed with its content when dropped.
+    pub(crate) fn new(parent: &Path) -> Result<Databases> {
+        Ok(Databases { scratch: disk::scratch(parent)?, loaded: BTreeMap::new() })
+    }
+}
 
 impl Comparison {
-    /// Runs everything and returns the figures in the order they were measured. An engine that cannot do something, or
-    /// not in time, gets a row with an error; the others go on.
-    pub(crate) fn run(&self, scratch: &Path, loaded: &mut Loaded) -> Result<Vec<Value>> {
-        let engines = self.engines()?;
-        let mut rows = Vec::new();
-        for workload in &self.workloads {
-            let threads = if workload.single_threaded { &self.threads[..1] } else { &self.threads };
-            // A measurement that timed out or was refused is not repeated in later rounds.
-            let mut given_up: BTreeMap<(u64, &str), KnownError> = BTreeMap::new();
-            let turns = (1..=self.rounds).flat_map(|round| threads.iter().map(move |threads| (round, *threads)));
-            for ((round, threads), engine) in turns.flat_map(|turn| engines.iter().map(move |one| (turn, one))) {
-                let (plan, key) = (self.plan(workload, threads, round)?, (threads, engine.as_str()));
-                let row = match given_up.get(&key).cloned() {
-                    Some(known) => Err(known.into()),
-                    None => self.measure(scratch, engine, &plan, loaded),
-                };
-                rows.push(row.unwrap_or_else(|error| {
-                    let known = KnownError::of(&error);
-                    eprintln!("{engine}: {}: {known}", workload.name);
-                    if matches!(known.kind, ErrorKind::TimedOut | ErrorKind::Refused) {
-                        given_up.insert(key, known.clone());
-                    }
-                    Facts::default().figures(engine, &plan, Some(&known))
-                }));
-            }
-        }
-        Ok(rows)
+    /// Returns an error if an engine cannot run here, or if the data set is too small for the threads.
+    pub(crate) fn check(&self) -> Result<()> {
+        registry::chosen(&self.engines)?;
+        self.workloads.iter().try_for_each(|workload| self.shape(workload).map(drop))
     }
 
-    /// The engines, `all` expanded; an error if one cannot run here.
-    pub(crate) fn engines(&self) -> Result<Vec<String>> {
-        registry::chosen(&self.engines)
+    /// Runs everything and returns the figures. An engine that cannot do something, or not in time, gets a row with an
+    /// error; the others go on.
+    pub(crate) fn run(&self, databases: &mut Databases) -> Result<Vec<Case>> {
+        let (engines, mut all) = (registry::chosen(&self.engines)?, Vec::new());
+        for workload in &self.workloads {
+            let threads = if workload.single_threaded { &self.threads[..1] } else { &self.threads };
+            let pairs = threads.iter().flat_map(|threads| engines.iter().map(move |engine| (*threads, engine)));
+            let mut cases: Vec<_> = pairs.map(|pair| (pair, Case::new())).collect();
+            for round in 1..=self.rounds {
+                for ((threads, engine), case) in &mut cases {
+                    let task = self.task(workload, engine, *threads, round)?;
+                    let last =
+                        case.last().filter(|last| GIVES_UP.map(|kind| json!(kind)).contains(&last["error_kind"]));
+                    let mut row = last.cloned().unwrap_or_else(|| self.row(&task, databases));
+                    row["round"] = json!(round);
+                    case.push(row);
+                }
+            }
+            all.extend(cases.into_iter().map(|(_, case)| case));
+        }
+        Ok(all)
     }
 
     /// The data set of a workload.
@@ -152,41 +152,51 @@ impl Comparison {
         }))
     }
 
-    fn plan(&self, workload: &Workload, threads: u64, round: u32) -> Result<Plan> {
+    /// A measurement in a directory that is chosen later.
+    fn task(&self, workload: &Workload, engine: &str, threads: u64, round: u32) -> Result<Task> {
         let shape = self.shape(workload)?;
         let most = if workload.fills() { shape.n } else { u64::MAX };
         let ops = self.ops.unwrap_or_else(|| workload.default_ops(shape.n)).min(most);
         // A measurement that a time limit ends may have no last operation, but its warm-up has.
         let warm_ops = self.warm_ops.unwrap_or(ops.min(workload.default_ops(shape.n)) / 2);
         let settings = Settings { seed: self.settings.seed + u64::from(round), ..self.settings.clone() };
-        Ok(Plan { workload: workload.clone(), shape, ops, warm_ops, threads, round, settings })
+        let data_bytes = (shape.n as f64 * shape.mean_record_bytes()) as u64;
+        let options = Options { data_bytes, ..workload.options(&self.options) };
+        let (job, engine, workload) = (Job::Measure, engine.to_owned(), workload.clone());
+        Ok(Task { job, engine, dir: PathBuf::new(), options, workload, shape, ops, warm_ops, threads, round, settings })
+    }
+
+    /// The figures of one measurement, or its error.
+    fn row(&self, task: &Task, databases: &mut Databases) -> Value {
+        eprintln!("{}: {} round {} of {}", task.engine, task.workload.name, task.round, self.rounds);
+        self.measure(task, databases).unwrap_or_else(|error| {
+            let known = KnownError::of(&error);
+            eprintln!("{}: {}: {known}", task.engine, task.workload.name);
+            figures(Facts::default(), task, Some(&known))
+        })
     }
 
     /// One measurement: on the loaded database itself if the workload only reads, on a copy of it or an empty directory
     /// otherwise.
-    fn measure(&self, scratch: &Path, engine: &str, plan: &Plan, loaded: &mut Loaded) -> Result<Value> {
-        let workload = &plan.workload;
-        eprintln!("{engine}: {} round {} of {}", workload.name, plan.round, self.rounds);
-        let data_bytes = (plan.shape.n as f64 * plan.shape.mean_record_bytes()) as u64;
-        let options = Options { data_bytes, ..workload.options(&self.options) };
-        let mut dir = scratch.join(format!("{engine}-work"));
+    fn measure(&self, task: &Task, databases: &mut Databases) -> Result<Value> {
+        let workload = &task.workload;
+        let mut dir = databases.scratch.path().join(format!("{}-work", task.engine));
         if workload.loads {
-            let base = self.base(scratch, engine, &plan.shape, &options, loaded)?;
+            let base = self.base(task, databases)?;
             if workload.writes() {
                 disk::copy_tree(&base, &dir)?;
             } else {
                 dir = base;
             }
         }
-        let task = |job| Task { engine: engine.to_owned(), dir: dir.clone(), options: options.clone(), job };
-        let ask = |job| self.ask(&task(job));
+        let ask = |job| self.ask(&Task { job, dir: dir.clone(), ..task.clone() });
         let row = match workload.name.as_str() {
-            "recovery" => ask(Job::WriteAndDie(plan.clone())).and_then(|answer| {
+            "recovery" => ask(Job::WriteAndDie).and_then(|answer| {
                 let written = answer["written"].as_u64().context("a child did not report how much it wrote")?;
-                ask(Job::Recover(plan.clone(), written))
+                ask(Job::Recover(written))
             }),
-            "open" => ask(Job::Open(plan.clone())),
-            _ => ask(Job::Measure(plan.clone())),
+            "open" => ask(Job::Open),
+            _ => ask(Job::Measure),
         };
         if workload.writes() {
             disk::remove(&dir)?;
@@ -196,31 +206,26 @@ impl Comparison {
 
     /// Has a child process carry out a task within the time limit.
     fn ask(&self, task: &Task) -> Result<Value> {
-        let dies = matches!(task.job, Job::WriteAndDie(_));
+        let dies = task.job == Job::WriteAndDie;
         child::ask(&["child", &serde_json::to_string(task)?], dies, Duration::from_secs(self.limit))
     }
 
-    /// The engine's loaded database, made when it is first needed. Cache size, durability and workers do not affect it.
-    fn base(
-        &self,
-        scratch: &Path,
-        engine: &str,
-        shape: &Shape,
-        options: &Options,
-        loaded: &mut Loaded,
-    ) -> Result<PathBuf> {
-        let lasting = Options { cache_bytes: 0, sync: Sync::None, workers: 0, ..options.clone() };
-        let key = format!("{engine} {shape:?} {lasting:?}");
-        if let Some(known) = loaded.get(&key) {
+    /// The engine's loaded database, made when it is first needed, without syncs. Cache size, durability and workers do
+    /// not affect it.
+    fn base(&self, task: &Task, databases: &mut Databases) -> Result<PathBuf> {
+        let options = Options { sync: Sync::None, ..task.options.clone() };
+        let lasting = Options { cache_bytes: 0, workers: 0, ..options.clone() };
+        let key = format!("{} {:?} {lasting:?}", task.engine, task.shape);
+        if let Some(known) = databases.loaded.get(&key) {
             return Ok(known.clone()?);
         }
-        let dir = scratch.join(format!("{engine}-base-{}", loaded.len()));
-        let task =
-            Task { engine: engine.to_owned(), dir: dir.clone(), options: options.clone(), job: Job::Load(*shape) };
-        let loading = self.ask(&task).context("loading");
-        let made = loading.inspect(|answer| eprintln!("{engine}: loaded {} records: {answer}", shape.n)).map(|_| dir);
-        let made = made.map_err(|error| KnownError::of(&error));
-        loaded.insert(key, made.clone());
+        let dir = databases.scratch.path().join(format!("{}-base-{}", task.engine, databases.loaded.len()));
+        let loading = self.ask(&Task { job: Job::Load, dir: dir.clone(), options, ..task.clone() }).context("loading");
+        let made = loading.map_err(|error| KnownError::of(&error)).map(|answer| {
+            eprintln!("{}: loaded {} records: {answer}", task.engine, task.shape.n);
+            dir
+        });
+        databases.loaded.insert(key, made.clone());
         Ok(made?)
     }
 }
@@ -292,8 +297,8 @@ mod tests {
     fn lists_and_sizes_are_parsed() {
         let two = parse("--workload fillrandom,ycsb-a --value-size 4K --n 10 --sync data --threads 1,2,4 --limit 7");
         assert_eq!((two.workloads.len(), two.threads.as_slice(), two.limit), (2, &[1, 2, 4][..], 7));
-        let plan = two.plan(&two.workloads[1], 2, 3).unwrap();
-        assert_eq!((plan.shape.value_size, plan.ops, plan.settings.seed), (4096, 10, 4));
+        let task = two.task(&two.workloads[1], "fjall", 2, 3).unwrap();
+        assert_eq!((task.shape.value_size, task.ops, task.settings.seed), (4096, 10, 4));
     }
 
     #[test]
@@ -310,8 +315,8 @@ mod tests {
     #[test]
     fn impossible_runs_are_refused() {
         let refused = parse("--workload overwrite --threads 8 --n 4");
-        assert!(refused.shape(&refused.workloads[0]).is_err());
-        assert!(parse("--workload overwrite --engine nosuchdb").engines().is_err());
+        assert!(refused.check().is_err() && refused.shape(&refused.workloads[0]).is_err());
+        assert!(parse("--workload overwrite --engine nosuchdb").check().is_err());
         for text in ["4", "4-16", "3G", "64-8", "12Q", "", "99999999999999999999", "18446744073709551615G"] {
             assert!(sizes(text).is_err(), "{text}");
         }

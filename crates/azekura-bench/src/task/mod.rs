@@ -4,7 +4,7 @@
 //! by earlier measurements.
 //!
 //! [`child`] starts and kills processes and has their tasks; [`threads`] runs and samples the threads of a measurement;
-//! [`measure`] loads, measures and opens databases; [`comparison`] is the parent's schedule of engines and rounds.
+//! [`measure`] carries out the tasks; [`comparison`] is the parent's schedule of engines and rounds.
 
 pub(crate) mod child;
 pub(crate) mod comparison;

@@ -66,10 +66,15 @@ pub(crate) const SMALL_RECORDS: Shape =
     Shape { n: u64::MAX, key_size: 16, least_value: 100, value_size: 100, sequential: false };
 
 impl Shape {
+    /// The first eight bytes of the key of `index`, which determine the key order.
+    pub(crate) fn number(&self, index: u64) -> u64 {
+        if self.sequential { index } else { mix(index) }
+    }
+
     /// Writes the key of `index` over `out`.
     pub(crate) fn key(&self, index: u64, out: &mut Vec<u8>) {
         out.clear();
-        out.extend_from_slice(&(if self.sequential { index } else { mix(index) }).to_be_bytes());
+        out.extend_from_slice(&self.number(index).to_be_bytes());
         out.resize(self.key_size, b'0');
     }
 
@@ -95,15 +100,12 @@ impl Shape {
 
     /// Writes the value of `index` in its `generation` over `out`.
     pub(crate) fn value(&self, index: u64, generation: u64, out: &mut Vec<u8>) {
-        let (size, mut word) = (self.size_of(index), value_seed(index, generation));
+        let (size, seed) = (self.size_of(index), value_seed(index, generation));
         out.clear();
-        out.resize(size, word as u8);
+        out.resize(size, seed as u8);
         let (words, _) = out[..noise_end(size)].as_chunks_mut::<8>();
         words[0] = generation.to_le_bytes();
-        for chunk in &mut words[1..] {
-            word = word.wrapping_add(STEP);
-            *chunk = word.to_le_bytes();
-        }
+        words[1..].iter_mut().zip(noise_words(seed)).for_each(|(chunk, word)| *chunk = word.to_le_bytes());
     }
 
     /// The generation of `value` if every byte of it is that of a value of `index`.
@@ -115,11 +117,8 @@ impl Shape {
         let (words, _) = noise.as_chunks::<8>();
         let generation = u64::from_le_bytes(words[0]);
         let seed = value_seed(index, generation);
-        let (mut word, mut difference) = (seed, 0);
-        for chunk in &words[1..] {
-            word = word.wrapping_add(STEP);
-            difference |= u64::from_le_bytes(*chunk) ^ word;
-        }
+        let pairs = words[1..].iter().zip(noise_words(seed));
+        let difference = pairs.fold(0, |all, (chunk, word)| all | (u64::from_le_bytes(*chunk) ^ word));
         let fill_difference = fill.iter().fold(0, |all, byte| all | (byte ^ seed as u8));
         (difference == 0 && fill_difference == 0).then_some(generation)
     }
@@ -167,6 +166,11 @@ pub(crate) fn mean_size(least: f64, most: f64) -> f64 {
 /// End of generation and noise in a value of that size: whole words, half of the value.
 fn noise_end(size: usize) -> usize {
     (size / 2 / 8 * 8).max(8)
+}
+
+/// The noise words of a value.
+fn noise_words(seed: u64) -> impl Iterator<Item = u64> {
+    (1..).map(move |i: u64| seed.wrapping_add(STEP.wrapping_mul(i)))
 }
 
 fn value_seed(index: u64, generation: u64) -> u64 {

@@ -51,34 +51,27 @@ pub(crate) enum Pick {
 }
 
 /// One workload.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct Workload {
     pub(crate) name: String,
     about: String,
     /// Steps and how many of 100 they are.
     pub(crate) steps: BTreeMap<Step, u64>,
     /// Whether it runs on a loaded database; otherwise on an empty one.
-    #[serde(default)]
     pub(crate) loads: bool,
     /// Whether ascending indices give ascending keys.
-    #[serde(default)]
     pub(crate) sequential: bool,
-    #[serde(default)]
     pub(crate) pick: Pick,
     /// Records of a scan.
     pub(crate) scan_length: Option<u64>,
     /// Largest number of records of a scan, which is drawn.
     pub(crate) scan_at_most: Option<u64>,
-    #[serde(default)]
     pub(crate) reverse: bool,
     /// Further partitions that hold the records.
-    #[serde(default)]
     pub(crate) partitions: u64,
-    #[serde(default)]
     pub(crate) blobs: bool,
     /// Whether `--threads` makes no difference to it.
-    #[serde(default)]
     pub(crate) single_threaded: bool,
     /// The workload that one more thread carries out meanwhile, uncounted, at `--write-rate`.
     pub(crate) beside: Option<String>,
@@ -103,7 +96,7 @@ impl Workload {
         PossibleValuesParser::new(values).map(|name| Workload::named(&name))
     }
 
-    fn has(&self, steps: &[Step]) -> bool {
+    pub(crate) fn has(&self, steps: &[Step]) -> bool {
         steps.iter().any(|step| self.steps.contains_key(step))
     }
 
@@ -149,6 +142,7 @@ mod tests {
     fn every_workload_is_complete() {
         assert_eq!(WORKLOADS.len(), 29);
         for workload in WORKLOADS.iter() {
+            assert!(!workload.name.is_empty() && !workload.about.is_empty());
             assert_eq!(workload.steps.values().sum::<u64>(), 100, "{}", workload.name);
             assert!(!workload.steps.contains_key(&Step::Scan) || workload.scan_length != workload.scan_at_most);
             let warm_up = workload.warm_up.as_deref().map(Workload::named);

@@ -6,13 +6,12 @@
 
 use crate::engine::{Engine, Scan};
 use crate::error::{Result, wrong};
-use crate::measure::meter::Meter;
+use crate::measure::meter::{Meter, Tally};
 use crate::workload::data::{BatchBuffer, FIRST_GENERATION, MISSING, Zipfian, below, load, mix, rng};
 use crate::workload::spec::{Pick, Step};
 use crate::workload::{Shape, Workload};
 use anyhow::ensure;
 use rand::rngs::SmallRng;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -27,8 +26,6 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 const SPREAD: u64 = 0xbb67_ae85_84ca_a73b;
 /// Records of a full scan that share one reading of the clock.
 const BUNDLE: u64 = 1000;
-/// Records after which a full scan starts again at its position, so that a time limit can end it.
-const SEGMENT: u64 = 100_000;
 
 /// The newest acknowledged generation of each record; each index is written by one thread only.
 #[derive(Debug, Default)]
@@ -49,20 +46,25 @@ impl Generations {
     }
 }
 
-/// The part of a measurement that one thread carries out.
-#[derive(Clone)]
+/// What the threads of a measurement share.
+pub(crate) struct Shared<'a> {
+    pub(crate) shape: Shape,
+    /// Records of all queues together.
+    pub(crate) depth: u64,
+    pub(crate) engine: &'a dyn Engine,
+    /// Further partitions of the open database.
+    pub(crate) partitions: Vec<Box<dyn Engine>>,
+    /// Empty for workloads that update nothing.
+    pub(crate) generations: Generations,
+}
+
+/// The part of the records that one thread writes.
+#[derive(Clone, Copy)]
 pub(crate) struct Share {
     pub(crate) shape: Shape,
     /// This thread's number, from 0.
     pub(crate) thread: u64,
     pub(crate) threads: u64,
-    pub(crate) seed: u64,
-    /// Records of all queues together.
-    pub(crate) depth: u64,
-    /// Empty for workloads that update nothing.
-    pub(crate) generations: Arc<Generations>,
-    /// Further partitions of the open database.
-    pub(crate) partitions: Arc<Vec<Box<dyn Engine>>>,
 }
 
 impl Share {
@@ -85,20 +87,17 @@ impl Share {
     }
 }
 
-/// Limits a writer to a rate. A writer that was delayed catches up.
-struct Pace {
-    per_s: u64,
-    begun: Option<Instant>,
-    written: u64,
-}
-
 /// One thread at work.
-pub(crate) struct Worker {
+pub(crate) struct Worker<'a> {
     workload: Workload,
+    shared: &'a Shared<'a>,
     share: Share,
     rng: SmallRng,
     zipf: Option<Zipfian>,
-    pace: Option<Pace>,
+    /// Time between updates; none for as many as possible.
+    interval: Option<Duration>,
+    /// When the next update is due. A writer that was delayed catches up.
+    due: Option<Instant>,
     /// Records of this thread that exist, loaded or inserted.
     count: u64,
     /// Records that were removed from its queue.
@@ -106,45 +105,52 @@ pub(crate) struct Worker {
     key: Vec<u8>,
     value: Vec<u8>,
     batch: BatchBuffer,
-    check: ScanCheck,
-    /// The last key in scan order: only there may a scan of fixed length end early.
-    end: Vec<u8>,
+    /// The last record in scan order: only there may a scan of fixed length end early.
+    end: Option<u64>,
 }
 
-impl Worker {
-    pub(crate) fn new(workload: Workload, share: Share) -> Worker {
+impl<'a> Worker<'a> {
+    pub(crate) fn new(workload: &Workload, shared: &'a Shared<'a>, share: Share, seed: u64) -> Worker<'a> {
+        let (shape, workload) = (shared.shape, workload.clone());
         let count = if workload.loads { share.loaded() } else { 0 };
         let zipf = match workload.pick {
             Pick::Uniform | Pick::Inserted => None,
-            Pick::Zipfian => Some(Zipfian::new(share.shape.n)),
+            Pick::Zipfian => Some(Zipfian::new(shape.n)),
             Pick::Latest => Some(Zipfian::new(count)),
         };
-        let key = |index| {
-            let mut key = Vec::new();
-            share.shape.key(index, &mut key);
-            key
-        };
-        let keys = (0..if workload.steps.contains_key(&Step::Scan) { share.shape.n } else { 0 }).map(key);
-        let end = if workload.reverse { keys.min() } else { keys.max() }.unwrap_or_default();
-        let check = ScanCheck::new(share.shape, workload.reverse);
-        let (rng, batch, value) = (rng(share.seed), BatchBuffer::default(), Vec::new());
-        Worker { workload, share, rng, zipf, pace: None, count, consumed: 0, key: Vec::new(), value, batch, check, end }
+        let position = |index: &u64| if workload.reverse { !shape.number(*index) } else { shape.number(*index) };
+        let scanned = if workload.has(&[Step::Scan]) { shape.n } else { 0 };
+        Worker {
+            rng: rng(seed.wrapping_mul(1 << 20).wrapping_add(share.thread)),
+            end: (0..scanned).max_by_key(position),
+            batch: BatchBuffer::default(),
+            interval: None,
+            due: None,
+            consumed: 0,
+            key: Vec::new(),
+            value: Vec::new(),
+            workload,
+            shared,
+            share,
+            zipf,
+            count,
+        }
     }
 
-    /// The same worker, which writes `per_s` records a second; as many as it can if that is 0.
-    pub(crate) fn paced(self, per_s: u64) -> Worker {
-        Worker { pace: Some(Pace { per_s, begun: None, written: 0 }), ..self }
+    /// The same worker, which updates `per_s` records a second; as many as it can if that is 0.
+    pub(crate) fn paced(self, per_s: u64) -> Worker<'a> {
+        Worker { interval: (per_s > 0).then(|| Duration::from_secs_f64(1.0 / per_s as f64)), ..self }
     }
 
     /// Runs before the clock starts; returns the bytes that it added to the data set.
-    pub(crate) fn prepare(&mut self, engine: &dyn Engine) -> Result<u64> {
-        if !self.workload.steps.contains_key(&Step::Queue) {
+    pub(crate) fn prepare(&mut self) -> Result<u64> {
+        if !self.workload.has(&[Step::Queue]) {
             return Ok(0);
         }
-        self.count = (self.share.depth / self.share.threads).max(QUEUE_STEP);
+        self.count = (self.shared.depth / self.share.threads).max(QUEUE_STEP);
         let indices = self.queued(0)..self.queued(self.count);
-        load(engine, &self.share.shape, indices.clone())?;
-        Ok(indices.map(|index| self.share.shape.record_bytes(index)).sum())
+        load(self.shared.engine, &self.shared.shape, indices.clone())?;
+        Ok(indices.map(|index| self.shared.shape.record_bytes(index)).sum())
     }
 
     fn choose_step(&mut self) -> Step {
@@ -162,68 +168,63 @@ impl Worker {
     }
 
     /// Carries out the next step and counts it.
-    pub(crate) fn step(&mut self, engine: &dyn Engine, meter: &mut Meter<'_>) -> Result<()> {
+    fn step(&mut self, meter: &mut Meter<'_>) -> Result<()> {
         match self.choose_step() {
             Step::Insert => {
-                self.put(engine, self.share.nth(self.count), FIRST_GENERATION, true, meter)?;
+                self.put(self.share.nth(self.count), FIRST_GENERATION, true, meter)?;
                 self.count += 1;
             }
-            Step::Batch => return self.insert_batch(engine, meter),
-            Step::Update => return self.update(engine, meter),
+            Step::Batch => return self.insert_batch(meter),
+            Step::Update if self.is_early(meter) => return Ok(()),
+            Step::Update => self.update(false, meter)?,
             Step::Read => {
                 let index = self.pick();
-                self.read(engine, index)?;
+                self.read(index)?;
             }
             Step::Missing => {
-                self.share.shape.key(MISSING + below(&mut self.rng, self.share.shape.n), &mut self.key);
-                if engine.get(&self.key, &mut |_| {})? {
-                    return Err(wrong("a key that was never written was found"));
-                }
+                let shape = self.shared.shape;
+                shape.key(MISSING + below(&mut self.rng, shape.n), &mut self.key);
+                let found = self.shared.engine.get(&self.key, &mut |_| {})?;
+                ensure!(!found, wrong("a key that was never written was found"));
             }
-            Step::ReadModifyWrite => {
-                let picked = self.pick();
-                let index = self.share.nearest(picked);
-                let before = self.share.generations.of(index);
-                let unchanged = self.read(engine, index)? == before;
-                ensure!(unchanged, wrong(format!("record {index} changed, although only this thread writes it")));
-                self.put(engine, index, before + 1, false, meter)?;
-                self.share.generations.acknowledge(index, before + 1);
-            }
-            Step::Scan => self.scan(engine)?,
-            Step::ScanAll => return self.check.all(engine, self.share.shape.n, meter),
-            Step::Queue => return self.queue(engine, meter),
+            Step::ReadModifyWrite => self.update(true, meter)?,
+            Step::Scan => self.scan()?,
+            Step::ScanAll => return self.scan_all(meter),
+            Step::Queue => return self.queue(meter),
         }
         meter.done(1);
         Ok(())
     }
 
-    /// Runs after the last step, before the clock stops.
-    pub(crate) fn finish(&mut self, engine: &dyn Engine) -> Result<()> {
-        if self.workload.steps.contains_key(&Step::Batch) { engine.sync() } else { Ok(()) }
+    /// Carries out steps until the meter is over.
+    pub(crate) fn work(&mut self, mut meter: Meter<'_>) -> Result<Tally> {
+        while !meter.over() {
+            self.step(&mut meter)?;
+        }
+        if self.workload.has(&[Step::Batch]) {
+            self.shared.engine.sync()?;
+        }
+        Ok(meter.tally)
     }
 
     /// Reads back about `most` records, uncounted, after the engine has settled: each must have the generation that was
     /// acknowledged last.
-    pub(crate) fn verify(&mut self, engine: &dyn Engine, most: u64) -> Result<()> {
-        if self.workload.steps.contains_key(&Step::Queue) {
-            return self.verify_queue(engine, most);
+    pub(crate) fn verify(&mut self, most: u64) -> Result<()> {
+        if self.workload.has(&[Step::Queue]) {
+            return self.verify_queue(most);
         }
-        let written = if self.workload.loads { self.share.shape.n } else { self.count };
+        let Shared { shape, partitions, generations, .. } = self.shared;
+        let written = if self.workload.loads { shape.n } else { self.count };
         for i in 0..if self.workload.writes() { written.min(most) } else { 0 } {
             // All of a few; of many the last one and random ones.
             let i = if written <= most || i == 0 { written - 1 - i } else { below(&mut self.rng, written) };
             let index = if self.workload.loads { i } else { self.share.nth(i) };
-            let expected = self.share.generations.of(index);
-            let generation = self.read(engine, index)?;
-            ensure!(
-                generation == expected,
-                wrong(format!("record {index} has generation {generation} at the end, not {expected}"))
-            );
-            let partitions = &self.share.partitions;
+            let (expected, generation) = (generations.of(index), self.read(index)?);
+            let kept = generation == expected;
+            ensure!(kept, wrong(format!("record {index} has generation {generation} at the end, not {expected}")));
             let other = partitions.get((self.partition_of(index) + 1) % partitions.len().max(1));
-            if other.map_or(Ok(false), |other| other.get(&self.key, &mut |_| {}))? {
-                return Err(wrong(format!("record {index} is in a partition to which it was not written")));
-            }
+            let misplaced = other.map_or(Ok(false), |other| other.get(&self.key, &mut |_| {}))?;
+            ensure!(!misplaced, wrong(format!("record {index} is in a partition to which it was not written")));
         }
         Ok(())
     }
@@ -239,80 +240,95 @@ impl Worker {
     }
 
     fn partition_of(&self, index: u64) -> usize {
-        (mix(index ^ SPREAD) % self.share.partitions.len().max(1) as u64) as usize
+        (mix(index ^ SPREAD) % self.shared.partitions.len().max(1) as u64) as usize
+    }
+
+    /// The partition that holds `index`.
+    fn tree(&self, index: u64) -> &'a dyn Engine {
+        self.shared.partitions.get(self.partition_of(index)).map_or(self.shared.engine, Box::as_ref)
     }
 
     /// Reads a record. Its generation must be acknowledged, or be the one that its writer writes now.
-    fn read(&mut self, engine: &dyn Engine, index: u64) -> Result<u64> {
-        let share = &self.share;
-        let engine = share.partitions.get(self.partition_of(index)).map_or(engine, Box::as_ref);
-        let oldest = share.generations.of(index);
-        let generation = share.shape.get(engine, index, &mut self.key)?;
-        let newest = share.generations.of(index) + u64::from(!share.generations.0.is_empty());
+    fn read(&mut self, index: u64) -> Result<u64> {
+        let Shared { shape, generations, .. } = self.shared;
+        let oldest = generations.of(index);
+        let generation = shape.get(self.tree(index), index, &mut self.key)?;
+        let newest = generations.of(index) + u64::from(!generations.0.is_empty());
         let known = (oldest..=newest).contains(&generation);
         ensure!(known, wrong(format!("record {index} has generation {generation}, not {oldest} to {newest}")));
         Ok(generation)
     }
 
     /// Writes a record; `new` if the data set grows by it.
-    fn put(
-        &mut self,
-        engine: &dyn Engine,
-        index: u64,
-        generation: u64,
-        new: bool,
-        meter: &mut Meter<'_>,
-    ) -> Result<()> {
-        let share = &self.share;
-        let engine = share.partitions.get(self.partition_of(index)).map_or(engine, Box::as_ref);
-        share.shape.key(index, &mut self.key);
-        share.shape.value(index, generation, &mut self.value);
-        engine.put(&self.key, &self.value)?;
+    fn put(&mut self, index: u64, generation: u64, new: bool, meter: &mut Meter<'_>) -> Result<()> {
+        self.shared.shape.key(index, &mut self.key);
+        self.shared.shape.value(index, generation, &mut self.value);
+        self.tree(index).put(&self.key, &self.value)?;
         meter.wrote((self.key.len() + self.value.len()) as u64, new);
         Ok(())
     }
 
-    fn insert_batch(&mut self, engine: &dyn Engine, meter: &mut Meter<'_>) -> Result<()> {
+    fn insert_batch(&mut self, meter: &mut Meter<'_>) -> Result<()> {
         let indices = (self.count..self.count + meter.left()).map(|i| self.share.nth(i));
-        let written = self.batch.put(engine, &self.share.shape, indices)?;
+        let written = self.batch.put(self.shared.engine, &self.shared.shape, indices)?;
         for i in self.count..self.count + written {
-            meter.wrote(self.share.shape.record_bytes(self.share.nth(i)), true);
+            meter.wrote(self.shared.shape.record_bytes(self.share.nth(i)), true);
         }
         self.count += written;
         meter.done(written);
         Ok(())
     }
 
-    fn update(&mut self, engine: &dyn Engine, meter: &mut Meter<'_>) -> Result<()> {
-        if let Some(pace) = self.pace.as_mut().filter(|pace| pace.per_s > 0) {
-            let due = Duration::from_secs_f64(pace.written as f64 / pace.per_s as f64);
-            let early = due.saturating_sub(pace.begun.get_or_insert_with(Instant::now).elapsed());
-            if !early.is_zero() {
-                sleep(early.min(LONGEST_SLEEP));
-                return Ok(());
-            }
-            pace.written += 1;
+    /// Whether the next update is not due yet; sleeps until then, but not for long.
+    fn is_early(&mut self, meter: &mut Meter<'_>) -> bool {
+        let Some(interval) = self.interval else { return false };
+        let due = *self.due.get_or_insert_with(Instant::now);
+        let early = due.saturating_duration_since(Instant::now());
+        if early.is_zero() {
+            self.due = Some(due + interval);
             meter.begin();
         }
+        sleep(early.min(LONGEST_SLEEP));
+        !early.is_zero()
+    }
+
+    /// Writes the next generation of a record, which it reads before if `reads`.
+    fn update(&mut self, reads: bool, meter: &mut Meter<'_>) -> Result<()> {
         let picked = self.pick();
         let index = self.share.nearest(picked);
-        let generation = self.share.generations.of(index) + 1;
-        self.put(engine, index, generation, false, meter)?;
-        self.share.generations.acknowledge(index, generation);
-        meter.done(1);
+        let before = self.shared.generations.of(index);
+        let unchanged = !reads || self.read(index)? == before;
+        ensure!(unchanged, wrong(format!("record {index} changed, although only this thread writes it")));
+        self.put(index, before + 1, false, meter)?;
+        self.shared.generations.acknowledge(index, before + 1);
         Ok(())
     }
 
-    fn scan(&mut self, engine: &dyn Engine) -> Result<()> {
+    fn scan(&mut self) -> Result<()> {
         let index = self.pick();
         let drawn = self.workload.scan_at_most.map(|most| 1 + below(&mut self.rng, most));
         let length = drawn.or(self.workload.scan_length).unwrap_or(1);
-        self.share.shape.key(index, &mut self.key);
-        self.check.some(engine, &self.key, length)?;
-        let count = self.check.count;
-        let may_end_early = drawn.is_some() || self.check.last == self.end;
-        let right = count == length || (count < length && may_end_early);
-        ensure!(right, wrong(format!("a scan of {length} records returned {count}")));
+        self.shared.shape.key(index, &mut self.key);
+        let scan = if self.workload.reverse { Scan::Back(&self.key) } else { Scan::From(&self.key) };
+        let Scanned { count, first, last } = self.check_scan(scan, length, |_| true)?;
+        let right =
+            first == Some(index) && (count == length || (count < length && (drawn.is_some() || last == self.end)));
+        ensure!(right, wrong(format!("a scan of {length} records from {index} returned {count} from {first:?}")));
+        Ok(())
+    }
+
+    /// Scans all records once, or until the meter is over.
+    fn scan_all(&mut self, meter: &mut Meter<'_>) -> Result<()> {
+        let total = self.shared.shape.n.min(meter.left());
+        let scan = if self.workload.reverse { Scan::Last } else { Scan::First };
+        let count = self
+            .check_scan(scan, total, |count| {
+                meter.done(if count.is_multiple_of(BUNDLE) { BUNDLE } else { 0 });
+                !meter.over()
+            })?
+            .count;
+        ensure!(count == total || meter.over(), wrong(format!("a scan of {total} records returned {count}")));
+        meter.done(count % BUNDLE);
         Ok(())
     }
 
@@ -321,16 +337,19 @@ impl Worker {
         (self.share.thread << QUEUE_BITS) + i
     }
 
-    fn queue(&mut self, engine: &dyn Engine, meter: &mut Meter<'_>) -> Result<()> {
+    fn queue(&mut self, meter: &mut Meter<'_>) -> Result<()> {
         let count = QUEUE_STEP.min(meter.left());
         for _ in 0..count {
-            self.put(engine, self.queued(self.count), FIRST_GENERATION, true, meter)?;
+            self.put(self.queued(self.count), FIRST_GENERATION, true, meter)?;
             self.count += 1;
         }
         let begun = Instant::now();
-        for key in self.head_of_queue(engine, count)? {
-            engine.delete(&key)?;
-            meter.tally.live_bytes -= self.share.shape.record_bytes(self.queued(self.consumed)) as i64;
+        self.check_head_of_queue(count)?;
+        for _ in 0..count {
+            let index = self.queued(self.consumed);
+            self.shared.shape.key(index, &mut self.key);
+            self.shared.engine.delete(&self.key)?;
+            meter.tally.live_bytes -= self.shared.shape.record_bytes(index) as i64;
             self.consumed += 1;
         }
         meter.consumed(begun.elapsed());
@@ -338,119 +357,51 @@ impl Worker {
         Ok(())
     }
 
-    /// Scans the first `count` records, which must be the oldest that were not deleted; returns their keys.
-    fn head_of_queue(&mut self, engine: &dyn Engine, count: u64) -> Result<Vec<Vec<u8>>> {
-        let (shape, mut next) = (self.share.shape, self.queued(self.consumed));
-        shape.key(self.queued(0), &mut self.key);
-        let (mut keys, mut right) = (Vec::with_capacity(count as usize), true);
-        engine.scan(Scan::From(&self.key), count, &mut |key, value| {
-            right &= shape.index_of(key) == Some(next) && shape.check(next, value) == Some(FIRST_GENERATION);
-            next += 1;
-            keys.push(key.to_vec());
-        })?;
-        right &= keys.len() as u64 == count;
+    /// Scans the first `count` records, which must be the oldest that were not deleted.
+    fn check_head_of_queue(&mut self, count: u64) -> Result<()> {
+        self.shared.shape.key(self.queued(0), &mut self.key);
+        let seen = self.check_scan(Scan::From(&self.key), count, |_| true)?;
+        let first = self.queued(self.consumed);
+        // Indices ascend, so none is missing between the first and the last one.
+        let right = seen == Scanned { count, first: Some(first), last: Some(first + count - 1) };
         ensure!(right, wrong(format!("the head of a queue is wrong after {} items", self.consumed)));
-        Ok(keys)
+        Ok(())
     }
 
     /// A lost delete shows before the first record, a lost record as a gap.
-    fn verify_queue(&mut self, engine: &dyn Engine, most: u64) -> Result<()> {
-        self.head_of_queue(engine, (self.count - self.consumed).min(most.max(QUEUE_STEP)))?;
+    fn verify_queue(&mut self, most: u64) -> Result<()> {
+        self.check_head_of_queue((self.count - self.consumed).min(most.max(QUEUE_STEP)))?;
         for back in [1, QUEUE_STEP].into_iter().filter(|back| *back <= self.consumed) {
             let index = self.queued(self.consumed - back);
-            let found = self.share.shape.find(engine, index, &mut self.key)?;
+            let found = self.shared.shape.find(self.shared.engine, index, &mut self.key)?;
             ensure!(found.is_none(), wrong(format!("record {index} of a queue exists although it was deleted")));
         }
         Ok(())
     }
+    /// Scans up to `limit` records while `continues` of their number. Each must be right and in key order.
+    fn check_scan(&self, scan: Scan<'_>, limit: u64, mut continues: impl FnMut(u64) -> bool) -> Result<Scanned> {
+        let (shape, mut seen, mut right) = (self.shared.shape, Scanned::default(), true);
+        let order = if scan.ascends() { std::cmp::Ordering::Greater } else { std::cmp::Ordering::Less };
+        self.shared.engine.scan(scan, &mut |key, value| {
+            let index = shape.index_of(key);
+            let generation = index.and_then(|index| shape.check(index, value));
+            let pair = index.zip(seen.last);
+            let in_order = pair.is_none_or(|(index, last)| shape.number(index).cmp(&shape.number(last)) == order);
+            right = in_order && generation == Some(FIRST_GENERATION);
+            seen = Scanned { count: seen.count + 1, first: seen.first.or(index), last: index };
+            right && continues(seen.count) && seen.count < limit
+        })?;
+        ensure!(right, wrong(format!("record {} of a scan is changed or misplaced", seen.count)));
+        Ok(seen)
+    }
 }
 
-/// Checks the records of one scan after the other.
-struct ScanCheck {
-    shape: Shape,
-    reverse: bool,
-    last: Vec<u8>,
-    /// Records seen.
+/// The number of records of a scan and the indices of its first and its last one.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Scanned {
     count: u64,
-    error: Option<String>,
-}
-
-impl ScanCheck {
-    fn new(shape: Shape, reverse: bool) -> ScanCheck {
-        ScanCheck { shape, reverse, last: Vec::with_capacity(shape.key_size), count: 0, error: None }
-    }
-
-    fn see(&mut self, key: &[u8], value: &[u8]) {
-        let generation = self.shape.index_of(key).and_then(|index| self.shape.check(index, value));
-        if generation != Some(FIRST_GENERATION) {
-            self.error
-                .get_or_insert_with(|| format!("a scan returned a wrong record after {} correct ones", self.count));
-        }
-        let last = self.last.as_slice();
-        if self.count > 0 && (if self.reverse { key >= last } else { key <= last }) {
-            self.error.get_or_insert_with(|| format!("a scan left the key order after {} records", self.count));
-        }
-        self.last.clear();
-        self.last.extend_from_slice(key);
-        self.count += 1;
-    }
-
-    fn verdict(&mut self) -> Result<()> {
-        self.error.take().map_or(Ok(()), |message| Err(wrong(message)))
-    }
-
-    /// Scans up to `limit` records from `from`, which must exist and come first.
-    fn some(&mut self, engine: &dyn Engine, from: &[u8], limit: u64) -> Result<()> {
-        (self.count, self.error) = (0, None);
-        let scan = if self.reverse { Scan::Back(from) } else { Scan::From(from) };
-        let mut first_is_right = true;
-        engine.scan(scan, limit, &mut |key, value| {
-            first_is_right &= self.count > 0 || key == from;
-            self.see(key, value);
-        })?;
-        let begins = self.count > 0 && first_is_right;
-        ensure!(begins, wrong("a scan did not begin at the record that was asked for"));
-        self.verdict()
-    }
-
-    /// Scans all `n` records once, or until the meter is over.
-    fn all(&mut self, engine: &dyn Engine, n: u64, meter: &mut Meter<'_>) -> Result<()> {
-        (self.count, self.error) = (0, None);
-        let total = n.min(meter.left());
-        while self.count < total && !meter.over() {
-            self.segment(engine, SEGMENT.min(total - self.count), meter)?;
-        }
-        Ok(())
-    }
-
-    /// Scans the next `count` records, the first ones if none was seen yet.
-    fn segment(&mut self, engine: &dyn Engine, count: u64, meter: &mut Meter<'_>) -> Result<()> {
-        let (before, last) = (self.count, self.last.clone());
-        let resumes = before > 0;
-        let from = match (resumes, self.reverse) {
-            (false, false) => Scan::First,
-            (false, true) => Scan::Last,
-            (true, false) => Scan::From(&last),
-            (true, true) => Scan::Back(&last),
-        };
-        let (mut known, mut right) = (resumes, true); // a resumed scan begins with the last record seen
-        engine.scan(from, count + u64::from(resumes), &mut |key, value| {
-            if std::mem::take(&mut known) {
-                right = key == last;
-                return;
-            }
-            self.see(key, value);
-            if self.count.is_multiple_of(BUNDLE) {
-                meter.done(BUNDLE);
-            }
-        })?;
-        meter.done(self.count % BUNDLE);
-        self.verdict()?;
-        let got = self.count - before;
-        right &= got == count && !known;
-        ensure!(right, wrong(format!("a scan returned {got} records instead of {count} after {before}")));
-        Ok(())
-    }
+    first: Option<u64>,
+    last: Option<u64>,
 }
 
 #[cfg(test)]
@@ -458,21 +409,13 @@ mod tests {
     use super::{Generations, Share};
     use crate::workload::Shape;
     use crate::workload::data::SMALL_RECORDS;
-    use std::sync::Arc;
 
     #[test]
     fn threads_partition_the_indices() {
         for sequential in [false, true] {
             for (n, threads) in [(10, 1), (10, 3), (11, 4), (4, 4)] {
-                let share = |thread| Share {
-                    shape: Shape { n, sequential, ..SMALL_RECORDS },
-                    thread,
-                    threads,
-                    seed: 0,
-                    depth: 0,
-                    generations: Arc::default(),
-                    partitions: Arc::default(),
-                };
+                let shape = Shape { n, sequential, ..SMALL_RECORDS };
+                let share = |thread| Share { shape, thread, threads };
                 let shares: Vec<Share> = (0..threads).map(share).collect();
                 let mut all: Vec<u64> = shares.iter().flat_map(|s| (0..s.loaded()).map(|i| s.nth(i))).collect();
                 all.sort_unstable();
