@@ -123,7 +123,7 @@ impl Cli {
         let context = Context { name, quick: *quick, scratch: scratch.path(), memory_dir, pages: pages.as_deref() };
         let mut answer = object(json!({
             "experiment": name, "about": question.about, "quick": quick, "made": report::now(),
-            "version": report::version(), "baseline_vs_peer": null,
+            "version": report::VERSION, "baseline_vs_peer": null,
         }));
         answer.extend(question.fields.clone());
         let (figures, conditions) = with_conditions(scratch.path(), || run(&context))?;

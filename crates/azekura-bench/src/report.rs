@@ -5,7 +5,6 @@
 use crate::engine::object;
 use crate::engine::registry::{OURS, is_ours};
 use crate::error::Result;
-use crate::measure::disk;
 use crate::measure::meter::{median, ratio};
 use crate::task::comparison::Case;
 use anyhow::Context;
@@ -15,7 +14,11 @@ use minijinja::{Environment, value::Serde};
 use plotters::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use std::fs;
 use std::path::Path;
+
+/// The version of this crate, which is that of azekura.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A figure of a measurement: a field of its own or one of its `engine_stats`.
 pub(crate) fn figure(row: &Value, field: &str) -> Option<f64> {
@@ -149,16 +152,21 @@ pub(crate) fn preset(name: &str) -> Result<Report> {
 impl Report {
     /// Writes `report.md`, its chart `ratios.svg`, and this document as `report.json`.
     pub(crate) fn write(&self, dir: &Path) -> Result<()> {
-        disk::write(dir, "report.json", &format!("{}\n", json!(self)))?;
-        disk::write(dir, "report.md", &self.markdown()?)?;
-        disk::write(dir, "ratios.svg", &self.chart()?)
+        let document = format!("{}\n", json!(self));
+        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        for (name, text) in [("report.json", document), ("report.md", self.markdown()?), ("ratios.svg", self.chart()?)]
+        {
+            fs::write(dir.join(name), text)?;
+            eprintln!("wrote {}", dir.join(name).display());
+        }
+        Ok(())
     }
 
     fn markdown(&self) -> Result<String> {
         let tables: Vec<String> = self.sections.iter().map(|section| table(&section.rows, true)).collect();
         let conditions = self.sections.iter().find_map(|section| section.rows.first()?.get("conditions"));
         let context = json!({
-            "report": self, "tables": tables, "conditions": conditions, "made": now(), "version": version(),
+            "report": self, "tables": tables, "conditions": conditions, "made": now(), "version": VERSION,
         });
         Ok(Environment::new().render_str(include_str!("report/page.jinja"), Serde(context))?)
     }
@@ -188,11 +196,6 @@ impl Report {
         drop((chart, root));
         Ok(text)
     }
-}
-
-/// The version of this crate, which is that of azekura.
-pub(crate) fn version() -> &'static str {
-    env!("CARGO_PKG_VERSION")
 }
 
 /// Date and time, UTC.

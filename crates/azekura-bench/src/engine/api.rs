@@ -86,30 +86,18 @@ impl Options {
 }
 
 /// Where a scan begins and its direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scan<'a> {
-    /// Ascending, from the first key.
-    First,
-    /// Ascending, from this key or the next one above it.
-    From(&'a [u8]),
-    /// Descending, from the last key.
-    Last,
-    /// Descending, from this key or the next one below it.
-    Back(&'a [u8]),
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scan<'a> {
+    /// This key, or the next one in the direction of the scan; the first one in that direction if `None`.
+    pub(crate) from: Option<&'a [u8]>,
+    pub(crate) ascends: bool,
 }
 
 impl<'a> Scan<'a> {
-    pub(crate) fn ascends(self) -> bool {
-        matches!(self, Scan::First | Scan::From(_))
-    }
-
     /// The keys that the scan may return.
     pub(crate) fn bounds(self) -> (Bound<&'a [u8]>, Bound<&'a [u8]>) {
-        match self {
-            Scan::First | Scan::Last => (Bound::Unbounded, Bound::Unbounded),
-            Scan::From(key) => (Bound::Included(key), Bound::Unbounded),
-            Scan::Back(key) => (Bound::Unbounded, Bound::Included(key)),
-        }
+        let from = self.from.map_or(Bound::Unbounded, Bound::Included);
+        if self.ascends { (from, Bound::Unbounded) } else { (Bound::Unbounded, from) }
     }
 }
 

@@ -99,7 +99,7 @@ impl Engine for AzekuraEngine {
     fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let mut records = self.partition.range::<&[u8]>(scan.bounds());
         let mut more = true;
-        while more && let Some(record) = if scan.ascends() { records.next_ref() } else { records.next_back_ref() } {
+        while more && let Some(record) = if scan.ascends { records.next_ref() } else { records.next_back_ref() } {
             let (key, value) = record?;
             more = seen(key, value);
         }

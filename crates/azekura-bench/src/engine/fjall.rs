@@ -88,7 +88,7 @@ impl Engine for FjallEngine {
 
     fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let records = self.keyspace.range::<&[u8], _>(scan.bounds()).map(::fjall::Guard::into_inner);
-        if scan.ascends() { visit(records, seen) } else { visit(records.rev(), seen) }
+        if scan.ascends { visit(records, seen) } else { visit(records.rev(), seen) }
     }
 
     fn flush(&self) -> Result<()> {

@@ -78,7 +78,7 @@ impl Engine for HeedEngine {
 
     fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let (transaction, bounds) = (self.env.read_txn()?, scan.bounds());
-        match scan.ascends() {
+        match scan.ascends {
             true => visit(self.database.range(&transaction, &bounds)?, seen),
             false => visit(self.database.rev_range(&transaction, &bounds)?, seen),
         }

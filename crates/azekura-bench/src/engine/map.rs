@@ -34,6 +34,6 @@ impl Engine for MapEngine {
     fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let map = self.0.read().expect(POISONED);
         let records = map.range::<[u8], _>(scan.bounds()).map(Ok::<_, Error>);
-        if scan.ascends() { visit(records, seen) } else { visit(records.rev(), seen) }
+        if scan.ascends { visit(records, seen) } else { visit(records.rev(), seen) }
     }
 }

@@ -54,7 +54,7 @@ pub(crate) fn number_of_records(engine: &dyn Engine) -> u64 {
         count += 1;
         true
     };
-    engine.scan(Scan::First, counting).unwrap();
+    engine.scan(Scan { from: None, ascends: true }, counting).unwrap();
     count
 }
 

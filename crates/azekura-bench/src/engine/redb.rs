@@ -71,7 +71,7 @@ impl Engine for RedbEngine {
     fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let mut range = self.database.begin_read()?.open_table(self.definition())?.range::<&[u8]>(scan.bounds())?;
         let mut more = true;
-        while more && let Some(record) = if scan.ascends() { range.next() } else { range.next_back() } {
+        while more && let Some(record) = if scan.ascends { range.next() } else { range.next_back() } {
             let (key, value) = record?;
             more = seen(key.value(), value.value());
         }

@@ -291,13 +291,11 @@ impl Engine for RocksdbEngine {
         // and before it moves.
         unsafe {
             let cursor = Object((api.create_iterator_cf)(db.0, read.0, self.family.0), api.iter_destroy);
-            match scan {
-                Scan::First => (api.iter_seek_to_first)(cursor.0),
-                Scan::From(key) => (api.iter_seek)(cursor.0, key.as_ptr(), key.len()),
-                Scan::Last => (api.iter_seek_to_last)(cursor.0),
-                Scan::Back(key) => (api.iter_seek_for_prev)(cursor.0, key.as_ptr(), key.len()),
-            }
-            let step = if scan.ascends() { api.iter_next } else { api.iter_prev };
+            let (first, seek, step) = match scan.ascends {
+                true => (api.iter_seek_to_first, api.iter_seek, api.iter_next),
+                false => (api.iter_seek_to_last, api.iter_seek_for_prev, api.iter_prev),
+            };
+            scan.from.map_or_else(|| first(cursor.0), |key| seek(cursor.0, key.as_ptr(), key.len()));
             let (mut key_len, mut value_len) = (0, 0);
             while (api.iter_valid)(cursor.0) != 0 {
                 let key = (api.iter_key)(cursor.0, &mut key_len);

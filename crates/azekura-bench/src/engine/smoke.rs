@@ -61,15 +61,27 @@ fn compare(engine: &dyn Engine, model: &Model, name: &str) {
     let pairs = |records: Vec<(&Vec<u8>, &Vec<u8>)>| -> Vec<(Vec<u8>, Vec<u8>)> {
         records.into_iter().map(|(k, v)| (k.clone(), v.clone())).collect()
     };
-    assert!(scan(engine, Scan::First, usize::MAX) == pairs(model.iter().collect()), "{name}: everything, up");
-    assert!(scan(engine, Scan::Last, usize::MAX) == pairs(model.iter().rev().collect()), "{name}: everything, down");
+    assert!(
+        scan(engine, Scan { from: None, ascends: true }, usize::MAX) == pairs(model.iter().collect()),
+        "{name}: everything, up"
+    );
+    assert!(
+        scan(engine, Scan { from: None, ascends: false }, usize::MAX) == pairs(model.iter().rev().collect()),
+        "{name}: everything, down"
+    );
     let starts = [b"a".to_vec(), key(0), key(10), key(11), b"key00000011x".to_vec(), key(RECORDS - 1), b"z".to_vec()];
     for start in &starts {
         for limit in [1, 10, 1000] {
             let up = pairs(model.range(start.clone()..).take(limit).collect());
             let down = pairs(model.range(..=start.clone()).rev().take(limit).collect());
-            assert!(scan(engine, Scan::From(start), limit) == up, "{name}: {limit} up from {start:?}");
-            assert!(scan(engine, Scan::Back(start), limit) == down, "{name}: {limit} down from {start:?}");
+            assert!(
+                scan(engine, Scan { from: Some(start), ascends: true }, limit) == up,
+                "{name}: {limit} up from {start:?}"
+            );
+            assert!(
+                scan(engine, Scan { from: Some(start), ascends: false }, limit) == down,
+                "{name}: {limit} down from {start:?}"
+            );
         }
     }
 }
@@ -97,7 +109,10 @@ fn change(engine: &dyn Engine, model: &mut Model) {
 fn try_out(name: &str, dir: &Path, options: &Options) {
     let mut model = Model::new();
     let engine = registry::open(name, dir, options).unwrap();
-    assert!(scan(engine.as_ref(), Scan::First, 1).is_empty() && scan(engine.as_ref(), Scan::Last, 1).is_empty());
+    assert!(
+        scan(engine.as_ref(), Scan { from: None, ascends: true }, 1).is_empty()
+            && scan(engine.as_ref(), Scan { from: None, ascends: false }, 1).is_empty()
+    );
     change(engine.as_ref(), &mut model);
     compare(engine.as_ref(), &model, name);
     engine.flush().unwrap();
@@ -136,7 +151,7 @@ fn try_partition(name: &str, dir: &Path, options: &Options) {
     let again = engine.partition("other").unwrap();
     assert_eq!(get(other.as_ref(), b"a").unwrap(), b"second", "{name}");
     assert_eq!(get(again.as_ref(), b"b").unwrap(), b"third", "{name}");
-    assert_eq!(scan(engine.as_ref(), Scan::First, 9).len(), 1, "{name}");
+    assert_eq!(scan(engine.as_ref(), Scan { from: None, ascends: true }, 9).len(), 1, "{name}");
     drop((other, again));
     engine.close().unwrap();
 }
@@ -156,7 +171,7 @@ fn try_threads(name: &str, dir: &Path, options: &Options) {
             });
         }
     });
-    assert_eq!(scan(engine.as_ref(), Scan::First, 100).len(), 20, "{name}");
+    assert_eq!(scan(engine.as_ref(), Scan { from: None, ascends: true }, 100).len(), 20, "{name}");
     engine.close().unwrap();
 }
 

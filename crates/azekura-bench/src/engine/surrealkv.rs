@@ -68,15 +68,14 @@ impl Engine for SurrealkvEngine {
     fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {
         let transaction = self.tree.begin_with_mode(Mode::ReadOnly)?;
         let mut bounds = ReadOptions::new();
-        match scan {
-            Scan::First | Scan::Last => {}
-            Scan::From(key) => bounds.set_iterate_lower_bound(Some(key.to_vec())),
-            Scan::Back(key) => bounds.set_iterate_upper_bound(Some([key, &[0]].concat())), // exclusive
+        match scan.ascends {
+            true => bounds.set_iterate_lower_bound(scan.from.map(<[u8]>::to_vec)),
+            false => bounds.set_iterate_upper_bound(scan.from.map(|key| [key, &[0]].concat())), // exclusive
         }
         let mut cursor = transaction.range_with_options(&bounds)?;
-        let mut valid = if scan.ascends() { cursor.seek_first()? } else { cursor.seek_last()? };
+        let mut valid = if scan.ascends { cursor.seek_first()? } else { cursor.seek_last()? };
         while valid && seen(cursor.key().user_key(), &cursor.value()?) {
-            valid = if scan.ascends() { cursor.next()? } else { cursor.prev()? };
+            valid = if scan.ascends { cursor.next()? } else { cursor.prev()? };
         }
         Ok(())
     }

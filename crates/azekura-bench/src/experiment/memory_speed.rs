@@ -168,9 +168,9 @@ fn live(task: &MemoryTask, seconds: f64) -> Result<Map<String, Value>> {
         let timed = reads::time(engine.as_ref(), task.n, present, seconds)?;
         answer.extend(["ns", "cpu_ns", "harness_ns"].map(|field| (format!("{name}_{field}"), timed[field].clone())));
     }
-    for (name, scan) in [("scan", Scan::First), ("scan_back", Scan::Last)] {
+    for (name, ascends) in [("scan", true), ("scan_back", false)] {
         let (mut count, mut sum, start) = (0, 0u64, Instant::now());
-        engine.scan(scan, &mut |key, value| {
+        engine.scan(Scan { from: None, ascends }, &mut |key, value| {
             (count, sum) = (count + 1, sum + u64::from(key[0]) + u64::from(value[0]));
             true
         })?;

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::measure::meter::{histogram, percentile_us};
-use crate::measure::process::{Timed, repeat};
+use crate::measure::process::repeat;
 use anyhow::Context;
 use procfs::{CpuInfo, Current, LoadAverage, Meminfo};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -50,17 +50,18 @@ fn device_limits(dir: &Path) -> Result<Value> {
     Ok(json!({
         "pwrite_mb_per_s": pwrite_mb_per_s, "small_pwrite_per_s": small.per_s(),
         "fdatasync_mean_us": syncs.mean() / 1000.0, "fdatasync_p50_us": percentile_us(&syncs, 50.0),
-        "direct_pread_per_s": direct.map(|timed| timed.per_s()),
-        "cached_pread_per_s": random_reads(file)?.per_s(),
+        "direct_pread_per_s": direct, "cached_pread_per_s": random_reads(file)?,
     }))
 }
 
-fn random_reads(file: &File) -> Result<Timed> {
+/// Random reads of 4 KiB per second.
+fn random_reads(file: &File) -> Result<f64> {
     let mut rng = SmallRng::seed_from_u64(2);
     let mut buffer = vec![0; PAGE * 2];
     let skip = buffer.as_ptr().align_offset(PAGE); // O_DIRECT needs an aligned buffer
     let page = buffer.get_mut(skip..skip + PAGE).context("a buffer cannot be aligned")?;
-    repeat(SECONDS, 1, |_| Ok(file.read_exact_at(page, rng.random_range(0..FILE_BYTES / PAGE as u64) * PAGE as u64)?))
+    let mut read = |_| Ok(file.read_exact_at(page, rng.random_range(0..FILE_BYTES / PAGE as u64) * PAGE as u64)?);
+    Ok(repeat(SECONDS, 1, &mut read)?.per_s())
 }
 
 /// Carries out `act`. Returns its result with the conditions that are printed with every answer: the machine, and its

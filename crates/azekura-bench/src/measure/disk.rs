@@ -70,14 +70,6 @@ pub(crate) fn remove(dir: &Path) -> Result<()> {
     }
 }
 
-/// Writes a file that stays, in a directory that is made if it is missing.
-pub(crate) fn write(dir: &Path, name: &str, text: &str) -> Result<()> {
-    let path = dir.join(name);
-    fs::create_dir_all(dir).and_then(|()| fs::write(&path, text)).with_context(|| path.display().to_string())?;
-    eprintln!("wrote {}", path.display());
-    Ok(())
-}
-
 /// A new working directory below `parent`; removed with its content when dropped.
 pub(crate) fn scratch(parent: &Path) -> Result<TempDir> {
     fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;

@@ -5,8 +5,7 @@ use crate::engine::{Options, Sync, bytes, registry};
 use crate::error::{ErrorKind, KnownError, Result};
 use crate::measure::disk;
 use crate::task::child::{self, Job, Settings, Task};
-use crate::task::measure::figures;
-use crate::task::threads::Facts;
+use crate::task::measure::{Facts, figures};
 use crate::workload::{Shape, Workload};
 use anyhow::{Context, ensure};
 use clap::{Args, value_parser};
@@ -16,14 +15,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Records of a data set and the sizes of its values by default.
-const RECORDS: u64 = 1_000_000;
-const SIZES: (u64, u64) = (100, 100);
+/// Records of a data set, and the least and largest size of its values, by default.
+const RECORDS: (u64, (u64, u64)) = (1_000_000, (100, 100));
 /// The same of a data set of blobs.
-const BLOBS: u64 = 4_000;
-const BLOB_SIZES: (u64, u64) = (4 << 10, 1 << 20);
-/// Seconds that one child process may take by default.
-const LIMIT: u64 = 600;
+const BLOBS: (u64, (u64, u64)) = (4_000, (4 << 10, 1 << 20));
 /// The largest value.
 const LARGEST: u64 = 1 << 31;
 /// A measurement that ended so is not repeated in later rounds.
@@ -61,7 +56,7 @@ pub(crate) struct Comparison {
     #[arg(long, value_parser = sizes)]
     value_size: Option<(u64, u64)>,
     /// Seconds that one child process may take.
-    #[arg(long, default_value_t = LIMIT)]
+    #[arg(long, default_value_t = 600)]
     limit: u64,
     #[command(flatten)]
     pub(crate) options: Options,
@@ -72,8 +67,7 @@ pub(crate) struct Comparison {
 /// Parses `100` or `4K-1M`.
 fn sizes(text: &str) -> Result<(u64, u64), String> {
     let (least, most) = text.split_once('-').unwrap_or((text, text));
-    let sizes = (bytes(least)?, bytes(most)?);
-    match sizes {
+    match (bytes(least)?, bytes(most)?) {
         (least, most) if least > most => Err(format!("`{text}` begins above its end")),
         (least, most) if least < 8 || most > LARGEST => Err("the size of a value is 8 bytes to 2 GiB".into()),
         sizes => Ok(sizes),
@@ -133,7 +127,7 @@ impl Comparison {
 
     /// The data set of workloads of blobs, or that of the others.
     fn data_set(&self, blobs: bool) -> Result<Shape> {
-        let (n, sizes) = if blobs { (BLOBS, BLOB_SIZES) } else { (RECORDS, SIZES) };
+        let (n, sizes) = if blobs { BLOBS } else { RECORDS };
         let (n, (least, most)) = (self.n.unwrap_or(n), self.value_size.unwrap_or(sizes));
         let enough = self.threads.iter().all(|threads| n >= *threads);
         ensure!(enough, "--n must be at least --threads: each thread writes records of its own");

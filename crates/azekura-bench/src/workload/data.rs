@@ -138,7 +138,8 @@ impl Shape {
 
     /// Mean bytes of a record.
     pub(crate) fn mean_record_bytes(&self) -> f64 {
-        self.key_size as f64 + mean_size(self.least_value as f64, self.value_size as f64)
+        let (least, most) = (self.least_value as f64, self.value_size as f64);
+        self.key_size as f64 + if most <= least { least } else { (most - least) / (most / least).ln() }
     }
 
     /// Reads `index`, which must exist, and returns its generation.
@@ -156,11 +157,6 @@ impl Shape {
             generation => Ok(generation),
         }
     }
-}
-
-/// The mean of sizes drawn log-uniformly.
-pub(crate) fn mean_size(least: f64, most: f64) -> f64 {
-    if most <= least { least } else { (most - least) / (most / least).ln() }
 }
 
 /// End of generation and noise in a value of that size: whole words, half of the value.
@@ -182,13 +178,13 @@ fn value_seed(index: u64, generation: u64) -> u64 {
 pub(crate) struct BatchBuffer(Vec<(Vec<u8>, Vec<u8>)>);
 
 impl BatchBuffer {
-    /// Writes the first records of `indices` as one batch; returns how many.
+    /// Writes the first records of `indices` as one batch; returns how many, and their bytes.
     pub(crate) fn put(
         &mut self,
         engine: &dyn Engine,
         shape: &Shape,
         indices: impl Iterator<Item = u64>,
-    ) -> Result<u64> {
+    ) -> Result<(u64, u64)> {
         let (mut count, mut bytes) = (0, 0);
         let mut indices = indices.take(BATCH_RECORDS as usize);
         while bytes < BATCH_BYTES
@@ -204,7 +200,7 @@ impl BatchBuffer {
             count += 1;
         }
         engine.put_batch(&self.0[..count])?;
-        Ok(count as u64)
+        Ok((count as u64, bytes))
     }
 }
 
@@ -212,7 +208,7 @@ impl BatchBuffer {
 pub(crate) fn load(engine: &dyn Engine, shape: &Shape, mut indices: Range<u64>) -> Result<()> {
     let mut batch = BatchBuffer::default();
     while !indices.is_empty() {
-        indices.start += batch.put(engine, shape, indices.clone())?;
+        indices.start += batch.put(engine, shape, indices.clone())?.0;
     }
     Ok(())
 }

@@ -270,10 +270,8 @@ impl<'a> Worker<'a> {
 
     fn insert_batch(&mut self, meter: &mut Meter<'_>) -> Result<()> {
         let indices = (self.count..self.count + meter.left()).map(|i| self.share.nth(i));
-        let written = self.batch.put(self.shared.engine, &self.shared.shape, indices)?;
-        for i in self.count..self.count + written {
-            meter.wrote(self.shared.shape.record_bytes(self.share.nth(i)), true);
-        }
+        let (written, bytes) = self.batch.put(self.shared.engine, &self.shared.shape, indices)?;
+        meter.wrote(bytes, true);
         self.count += written;
         meter.done(written);
         Ok(())
@@ -309,7 +307,7 @@ impl<'a> Worker<'a> {
         let drawn = self.workload.scan_at_most.map(|most| 1 + below(&mut self.rng, most));
         let length = drawn.or(self.workload.scan_length).unwrap_or(1);
         self.shared.shape.key(index, &mut self.key);
-        let scan = if self.workload.reverse { Scan::Back(&self.key) } else { Scan::From(&self.key) };
+        let scan = Scan { from: Some(&self.key), ascends: !self.workload.reverse };
         let Scanned { count, first, last } = self.check_scan(scan, length, |_| true)?;
         let right =
             first == Some(index) && (count == length || (count < length && (drawn.is_some() || last == self.end)));
@@ -320,7 +318,7 @@ impl<'a> Worker<'a> {
     /// Scans all records once, or until the meter is over.
     fn scan_all(&mut self, meter: &mut Meter<'_>) -> Result<()> {
         let total = self.shared.shape.n.min(meter.left());
-        let scan = if self.workload.reverse { Scan::Last } else { Scan::First };
+        let scan = Scan { from: None, ascends: !self.workload.reverse };
         let count = self
             .check_scan(scan, total, |count| {
                 meter.done(if count.is_multiple_of(BUNDLE) { BUNDLE } else { 0 });
@@ -360,7 +358,7 @@ impl<'a> Worker<'a> {
     /// Scans the first `count` records, which must be the oldest that were not deleted.
     fn check_head_of_queue(&mut self, count: u64) -> Result<()> {
         self.shared.shape.key(self.queued(0), &mut self.key);
-        let seen = self.check_scan(Scan::From(&self.key), count, |_| true)?;
+        let seen = self.check_scan(Scan { from: Some(&self.key), ascends: true }, count, |_| true)?;
         let first = self.queued(self.consumed);
         // Indices ascend, so none is missing between the first and the last one.
         let right = seen == Scanned { count, first: Some(first), last: Some(first + count - 1) };
@@ -381,7 +379,7 @@ impl<'a> Worker<'a> {
     /// Scans up to `limit` records while `continues` of their number. Each must be right and in key order.
     fn check_scan(&self, scan: Scan<'_>, limit: u64, mut continues: impl FnMut(u64) -> bool) -> Result<Scanned> {
         let (shape, mut seen, mut right) = (self.shared.shape, Scanned::default(), true);
-        let order = if scan.ascends() { std::cmp::Ordering::Greater } else { std::cmp::Ordering::Less };
+        let order = if scan.ascends { std::cmp::Ordering::Greater } else { std::cmp::Ordering::Less };
         self.shared.engine.scan(scan, &mut |key, value| {
             let index = shape.index_of(key);
             let generation = index.and_then(|index| shape.check(index, value));
