@@ -114,8 +114,8 @@ pub(crate) fn run_objects(cases: &[Case], settings: &Value, conditions: &Value) 
 }
 
 /// The figures in a table, which are also its headings.
-const COLUMNS: &str = "threads ops_per_s p50_us p99_us p999_us max_us cpu_us_per_op settle_s write_amp space_amp scaling \
-                       ratio_to_best_peer";
+const COLUMNS: &str = "threads ops_per_s p50_us p99_us p999_us max_us cpu_us_per_op settle_s write_amp space_amp \
+                       scaling ratio_to_best_peer";
 
 /// Workloads on one data set with one set of options.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -124,6 +124,9 @@ unsafe fn bytes<'a>(bytes: *const u8, len: usize) -> &'a [u8] {
 }
 
 /// An object of the library, destroyed with its owner by the function beside it.
+///
+/// # Safety
+/// The function is the one that `c.h` gives for objects of that type.
 struct Object(Handle, unsafe extern "C" fn(Handle));
 
 // SAFETY: a database, its column families and options that nothing changes may be used by many threads at once. Any

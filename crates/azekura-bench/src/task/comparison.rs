@@ -22,7 +22,7 @@ const BLOBS: (u64, (u64, u64)) = (4_000, (4 << 10, 1 << 20));
 /// The largest value.
 const LARGEST: u64 = 1 << 31;
 /// A measurement that ended so is not repeated in later rounds.
-const GIVES_UP: [ErrorKind; 2] = [ErrorKind::TimedOut, ErrorKind::Refused];
+const GIVES_UP: [Option<&str>; 2] = [Some("timed_out"), Some("refused")];
 
 /// Workloads, engines and rounds that are compared.
 #[derive(Args, Clone, Debug)]
@@ -108,9 +108,8 @@ impl Comparison {
             for round in 1..=self.rounds {
                 for ((threads, engine), case) in &mut cases {
                     let task = self.task(workload, engine, *threads, round)?;
-                    let last =
-                        case.last().filter(|last| GIVES_UP.map(|kind| json!(kind)).contains(&last["error_kind"]));
-                    let mut row = last.cloned().unwrap_or_else(|| self.row(&task, databases));
+                    let given_up = case.last().filter(|last| GIVES_UP.contains(&last["error_kind"].as_str()));
+                    let mut row = given_up.cloned().unwrap_or_else(|| self.row(&task, databases));
                     row["round"] = json!(round);
                     case.push(row);
                 }
@@ -184,11 +183,9 @@ impl Comparison {
             }
         }
         let ask = |job| self.ask(&Task { job, dir: dir.clone(), ..task.clone() });
+        let recover = |answer: Value| ask(Job::Recover(answer["written"].as_u64().context("no number of records")?));
         let row = match workload.name.as_str() {
-            "recovery" => ask(Job::WriteAndDie).and_then(|answer| {
-                let written = answer["written"].as_u64().context("a child did not report how much it wrote")?;
-                ask(Job::Recover(written))
-            }),
+            "recovery" => ask(Job::WriteAndDie).and_then(recover),
             "open" => ask(Job::Open),
             _ => ask(Job::Measure),
         };

@@ -116,9 +116,7 @@ fn measure(task: &Task) -> Result<Value> {
     let engine = opened.as_ref();
     let shared = share(engine, task)?;
     let mut workers = Workers::prepare(&shared, task)?;
-    if workers.warm_up(task.warm_ops)? {
-        evict(task)?;
-    }
+    warm_up(&shared, task)?;
     let (syncs_before, before) = (log_syncs(engine), Usage::now());
     let mut facts = workers.run(task)?;
     let after = Usage::now();
@@ -140,6 +138,16 @@ fn measure(task: &Task) -> Result<Value> {
     drop(shared); // it holds partitions
     opened.close()?;
     Ok(figures(facts, task, None))
+}
+
+/// Carries out uncounted operations with other choices than the measured ones, if the workload has a warm-up.
+fn warm_up(shared: &Shared<'_>, task: &Task) -> Result<()> {
+    let Some(name) = &task.workload.warm_up else { return Ok(()) };
+    let (progress, never) = (Progress::default(), AtomicBool::new(false));
+    let share = Share { shape: task.shape, thread: 0, threads: 1 };
+    let mut worker = Worker::new(&Workload::named(name), shared, share, !task.settings.seed);
+    worker.work(Meter::start(&progress, task.warm_ops, None, &never))?;
+    evict(task)
 }
 
 /// Evicts the database from the page cache, if the task asks for it.
@@ -248,7 +256,6 @@ struct Workers<'a> {
     /// The counted ones, then the one that runs beside them until they end.
     workers: Vec<Worker<'a>>,
     counted: usize,
-    warm_up: Option<Worker<'a>>,
     /// Bytes of the data set before the measurement.
     loaded_bytes: u64,
 }
@@ -260,23 +267,16 @@ impl<'a> Workers<'a> {
         let worker = |workload: &Workload, thread, threads, seed| {
             Worker::new(workload, shared, Share { shape: *shape, thread, threads }, seed)
         };
-        let one = |name: &String, seed| worker(&Workload::named(name), 0, 1, seed);
         let mut workers: Vec<_> = (0..*threads).map(|i| worker(workload, i, *threads, settings.seed)).collect();
         let mut loaded_bytes = if workload.loads { shape.total_bytes() } else { 0 };
         for worker in &mut workers {
             loaded_bytes += worker.prepare()?;
         }
         let counted = workers.len();
-        workers.extend(workload.beside.as_ref().map(|name| one(name, settings.seed + 1).paced(settings.write_rate)));
-        let warm_up = workload.warm_up.as_ref().map(|name| one(name, !settings.seed));
-        Ok(Workers { workers, counted, warm_up, loaded_bytes })
-    }
-
-    /// Carries out uncounted operations with other choices than the measured ones. Returns whether there were any.
-    fn warm_up(&mut self, ops: u64) -> Result<bool> {
-        let (progress, never) = (Progress::default(), AtomicBool::new(false));
-        let warm_up = self.warm_up.as_mut().map(|worker| worker.work(Meter::start(&progress, ops, None, &never)));
-        Ok(warm_up.transpose()?.is_some())
+        if let Some(name) = &workload.beside {
+            workers.push(worker(&Workload::named(name), 0, 1, settings.seed + 1).paced(settings.write_rate));
+        }
+        Ok(Workers { workers, counted, loaded_bytes })
     }
 
     /// Starts the threads and samples them. The first error ends them all.
@@ -368,7 +368,7 @@ fn watch(
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Facts, Workers, extra, figures, find_written, open_and_get, share};
+    use super::{Facts, Workers, extra, figures, find_written, open_and_get, share, warm_up};
     use crate::engine::Options;
     use crate::engine::memory::{Lie, Memory};
     use crate::engine::registry::Settled;
@@ -393,7 +393,7 @@ pub(crate) mod tests {
             workload: Workload::named(workload),
             shape: Shape { n: 100, least_value: 84, value_size: 84, ..SMALL_RECORDS },
             ops: 100,
-            warm_ops: 0,
+            warm_ops: 10,
             threads: 1,
             round: 1,
             settings: Settings { seconds: None, write_rate: 10_000, depth: None, cold: false, seed: 1 },
@@ -462,7 +462,7 @@ pub(crate) mod tests {
         }
         let shared = share(&engine, task)?;
         let mut workers = Workers::prepare(&shared, task)?;
-        workers.warm_up(10)?;
+        warm_up(&shared, task)?;
         let facts = workers.run(task)?;
         workers.verify(20_000)?;
         Ok(facts)
