@@ -13,7 +13,7 @@
 use crate::engine::object;
 use crate::error::{Result, wrong};
 use crate::experiment::pages::{Pages, pack};
-use crate::experiment::rounds::Context;
+use crate::experiment::rounds::{Context, Question, Rounds};
 use crate::experiment::watch_fs::WatchFs;
 use crate::measure::disk;
 use crate::measure::meter::ratio;
@@ -115,53 +115,38 @@ struct GcSample {
     reported_space_amp: Option<f64>,
 }
 
-impl GcSample {
-    /// Bytes on disk and in memory for each live byte.
-    fn space_amp(&self, mode: GcMode) -> Option<f64> {
-        let on_disk = if mode == GcMode::Unseparated { self.table_disk_bytes } else { self.blob_disk_bytes };
-        ratio((on_disk + self.memory_bytes) as f64, self.live_bytes as f64)
-    }
-
-    /// Bytes of values written to files since an earlier sample, for each one that the user wrote.
-    fn write_amp(&self, mode: GcMode, since: &GcSample) -> Option<f64> {
-        let written = |sample: &GcSample| match mode {
-            GcMode::Unseparated => sample.table_bytes_written,
-            _ => sample.blob_bytes_written,
-        };
-        self.per_value(written(self).saturating_sub(written(since)), since)
-    }
-
-    fn per_value(&self, bytes: u64, since: &GcSample) -> Option<f64> {
-        let values = self.value_bytes.saturating_sub(since.value_bytes);
-        (values > 0).then(|| bytes as f64 / values as f64)
-    }
-
-    fn files_written(&self) -> u64 {
-        self.blob_bytes_written + self.table_bytes_written
-    }
-}
-
 /// The figures of one mode over `rounds`.
 fn figures(mode: GcMode, samples: &[GcSample], rounds: u64) -> Map<String, Value> {
+    let is_tree = mode == GcMode::Unseparated;
+    let space_amp = |sample: &GcSample| {
+        let on_disk = if is_tree { sample.table_disk_bytes } else { sample.blob_disk_bytes };
+        ratio((on_disk + sample.memory_bytes) as f64, sample.live_bytes as f64)
+    };
+    let values_written = |one: &GcSample| if is_tree { one.table_bytes_written } else { one.blob_bytes_written };
+    let files_written = |one: &GcSample| one.table_bytes_written + one.blob_bytes_written;
     let steady = || samples.iter().filter(|sample| sample.round >= rounds / 3 && sample.moment != Moment::Rest);
-    let amps: Vec<f64> = steady().filter_map(|sample| sample.space_amp(mode)).collect();
+    let amps: Vec<f64> = steady().filter_map(space_amp).collect();
     let peak = amps.iter().copied().reduce(f64::max);
-    let called = samples.iter().any(|sample| sample.moment == Moment::Collected);
-    let after_calls = steady().filter(|sample| sample.moment == Moment::Collected);
-    let after_calls = after_calls.filter_map(|sample| sample.space_amp(mode)).reduce(f64::max);
-    let end = samples.iter().rev().find(|sample| sample.moment == Moment::Flushed);
+    let called = |sample: &&GcSample| sample.moment == Moment::Collected;
+    let after_calls = steady().filter(called).filter_map(space_amp).reduce(f64::max);
     // The last sample before the steady state.
     let begin = samples.iter().rev().find(|sample| sample.round < rounds / 3).copied().unwrap_or_default();
-    let files = |end: &GcSample| end.per_value(end.files_written().saturating_sub(begin.files_written()), &begin);
-    let rest = samples.iter().find(|sample| sample.moment == Moment::Rest);
+    let end = samples.iter().rev().find(|sample| sample.moment == Moment::Flushed);
+    // Bytes written from a sample to the end, for each byte of values that the user wrote.
+    let write_amp = |written: &dyn Fn(&GcSample) -> u64, begin: &GcSample| {
+        let end = end?;
+        let values = end.value_bytes.saturating_sub(begin.value_bytes);
+        (values > 0).then(|| written(end).saturating_sub(written(begin)) as f64 / values as f64)
+    };
     object(json!({
-        "max_space_amp": if called { after_calls } else { peak }, "peak_space_amp": peak,
+        "max_space_amp": if samples.iter().any(|sample| called(&sample)) { after_calls } else { peak },
+        "peak_space_amp": peak,
         "mean_space_amp": (!amps.is_empty()).then(|| amps.iter().sum::<f64>() / amps.len() as f64),
         "reported_max_space_amp": steady().filter_map(|sample| sample.reported_space_amp).reduce(f64::max),
-        "rest_space_amp": rest.and_then(|sample| sample.space_amp(mode)),
-        "end_space_amp": samples.last().and_then(|sample| sample.space_amp(mode)),
-        "write_amp": end.and_then(|end| end.write_amp(mode, &begin)), "files_write_amp": end.and_then(files),
-        "whole_write_amp": end.and_then(|end| end.write_amp(mode, &GcSample::default())),
+        "rest_space_amp": samples.iter().find(|sample| sample.moment == Moment::Rest).and_then(space_amp),
+        "end_space_amp": samples.last().and_then(space_amp), "write_amp": write_amp(&values_written, &begin),
+        "files_write_amp": write_amp(&files_written, &begin),
+        "whole_write_amp": write_amp(&values_written, &GcSample::default()),
     }))
 }
 
@@ -182,27 +167,19 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
         eprintln!("{prefix}: {}", run["figures"]);
         runs[prefix] = Value::Object(run);
     }
-    put(&mut answer, &runs);
+    put(&mut answer, &runs)?;
     answer.insert("runs".into(), runs);
     Ok(answer)
 }
 
 /// The fields of the answer.
-fn put(answer: &mut Map<String, Value>, runs: &Value) {
-    let mut files_written = Map::new();
-    for (mode, prefix) in MODES {
-        let figures = &runs[prefix]["figures"];
-        let mut fields = vec!["max_space_amp", "write_amp", "peak_space_amp", "mean_space_amp"];
-        fields.extend(matches!(mode, GcMode::Automatic(_)).then_some("rest_space_amp"));
-        answer.extend(fields.into_iter().map(|field| (format!("{prefix}_{field}"), figures[field].clone())));
-        files_written.insert(prefix.into(), figures["files_write_amp"].clone());
-    }
-    let written = |prefix: &str| files_written[prefix].as_f64();
-    let more = written("unseparated").zip(written("target_1_5")).and_then(|(tree, apart)| ratio(tree, apart));
-    answer.extend(object(json!({
-        "no_gc_space_amp": runs["no_gc"]["figures"]["end_space_amp"], "unseparated_ratio": more,
-        "files_write_amp": files_written,
-    })));
+fn put(answer: &mut Map<String, Value>, runs: &Value) -> Result<()> {
+    let mut all = Rounds::default();
+    MODES.iter().for_each(|(_, prefix)| all.add(prefix, object(runs[prefix]["figures"].clone())));
+    Question::named("blob-gc")?.put_figures(&all, answer);
+    let written = MODES.map(|(_, prefix)| (prefix.to_owned(), runs[prefix]["figures"]["files_write_amp"].clone()));
+    answer.insert("files_write_amp".into(), Value::Object(written.into_iter().collect()));
+    Ok(())
 }
 
 /// The versions of each page, the oldest first. The same pages have the same history.
@@ -499,7 +476,7 @@ mod tests {
         };
         let runs = MODES.map(|(mode, prefix)| (prefix.to_owned(), json!({"figures": course(mode)})));
         let mut answer = Map::new();
-        put(&mut answer, &json!(runs.into_iter().collect::<Map<_, _>>()));
+        put(&mut answer, &json!(runs.into_iter().collect::<Map<_, _>>())).unwrap();
         Question::named("blob-gc").unwrap().put_targets(&mut answer);
         for (field, expected) in [
             ("target_1_5_max_space_amp", json!(1.5)),
@@ -512,7 +489,7 @@ mod tests {
         }
         assert_eq!(answer["targets"]["target_1_5_write_amp"], json!({"at_most": 2.7, "is": 1.5, "met": true}));
         let mut empty = Map::new();
-        put(&mut empty, &json!({}));
+        put(&mut empty, &json!({})).unwrap();
         Question::named("blob-gc").unwrap().put_targets(&mut empty);
         assert!(empty["targets"].as_object().unwrap().values().all(|target| target["met"].is_null()));
     }

@@ -48,14 +48,6 @@ const CODECS: [(&str, CompressionType); 4] = [
 ];
 /// As pages are stored by default.
 const DEFAULT: &str = "separated_lz4";
-/// Figures of every case: step, prefix of the answer's fields, fields of the step's rounds.
-const FIELDS: [(&str, &str, &str); 5] = [
-    ("load", "", "disk_bytes disk_bytes_without_log load_seconds write_amp write_amp_with_log kernel_write_amp"),
-    ("read_all", "", "read_all_seconds"),
-    ("zipf", "zipf_", "p50_us p99_us reads_per_s held_bytes"),
-    ("cold", "cold_", "p50_us p99_us reads_per_s"),
-    ("minute", "minute_", "p50_us p99_us reads_per_s held_bytes"),
-];
 
 /// The ways to store pages, which are suffixes of fields: `separated_` or `unseparated_` and a codec, and `peer_` and
 /// the name of a peer that can run here.
@@ -125,8 +117,8 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
         };
         all.extend(context.interleave(&cases.iter().map(task).collect::<Vec<_>>(), rounds)?);
     }
-    put(&mut answer, &all, &cases, cache_bytes)?;
     answer.insert("rounds".into(), all.json());
+    put(&mut answer, &mut all, &cases, cache_bytes)?;
     Ok(answer)
 }
 
@@ -253,46 +245,31 @@ fn time(
     Ok(answer)
 }
 
-/// The fields of the answer.
-fn put(answer: &mut Map<String, Value>, all: &Rounds, cases: &[String], cache_bytes: u64) -> Result<()> {
-    Question::named("blob-load")?.put_figures(all, answer);
+/// The fields of the answer. In the list of ratios, `best_case`, `best_peer` and `best_frugal_peer` behind a step, or
+/// behind a kind of space, are the cases with the most reads per second or the fewest bytes.
+fn put(answer: &mut Map<String, Value>, all: &mut Rounds, cases: &[String], cache_bytes: u64) -> Result<()> {
+    let (peers, ours): (Vec<_>, Vec<_>) = cases.iter().partition(|case| is_peer(case));
     let held = |case: &str| all.median(&format!("zipf_{case}"), "held_bytes");
-    let is_frugal = |case: &str| held(case).is_some_and(|held| held <= (cache_bytes + BESIDE_CACHE) as f64);
-    let chosen = |wanted: &dyn Fn(&str) -> bool| cases.iter().filter(|case| wanted(case)).cloned().collect();
-    let [ours, peers, frugal]: [Vec<String>; 3] =
-        [chosen(&|case| !is_peer(case)), chosen(&is_peer), chosen(&|case| is_peer(case) && is_frugal(case))];
-    // The case with the least (sign 1) or the largest (-1) figure, and the name of its variant.
-    let best = |cases: &[String], what: &str, field: &str, sign: f64| {
-        let figure = |case: &String| Some((sign * all.median(&format!("{what}_{case}"), field)?, case.clone()));
-        let best = cases.iter().filter_map(figure).min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, case)| case);
-        let variant = format!("{what}_{}", best.as_deref().unwrap_or_default());
-        (best, variant)
-    };
-    for (prefix, field) in [("disk", "disk_bytes"), ("disk_without_log", "disk_bytes_without_log")] {
-        let [own, peer] = [&ours, &peers].map(|cases| best(cases, "load", field, 1.0));
-        answer.extend(object(json!({format!("{prefix}_best_case"): own.0, format!("{prefix}_best_peer"): peer.0})));
-        all.put(answer, &format!("{prefix}_vs_best_peer"), field, &own.1, &peer.1);
-        all.put(answer, &format!("default_{prefix}_vs_best_peer"), field, &format!("load_{DEFAULT}"), &peer.1);
-    }
-    for (prefix, what) in [("", "zipf"), ("cold_", "cold"), ("minute_", "minute")] {
-        let [own, peer, thrifty] = [&ours, &peers, &frugal].map(|cases| best(cases, what, "reads_per_s", -1.0));
-        for (name, other) in [("best_peer", peer), ("best_frugal_peer", thrifty)] {
-            let default = format!("{what}_{DEFAULT}");
-            answer.insert(format!("{prefix}reads_{name}"), json!(other.0));
-            all.put(answer, &format!("{prefix}reads_vs_{name}"), "reads_per_s", &own.1, &other.1);
-            all.put(answer, &format!("{prefix}default_reads_vs_{name}"), "reads_per_s", &default, &other.1);
+    let is_frugal = |case: &&String| held(case).is_some_and(|held| held <= (cache_bytes + BESIDE_CACHE) as f64);
+    let frugal: Vec<_> = peers.iter().copied().filter(is_frugal).collect();
+    let groups = [("best_case", &ours), ("best_peer", &peers), ("best_frugal_peer", &frugal)];
+    for (step, kind, prefix, field, sign, groups) in [
+        ("load", "disk", "disk_", "disk_bytes", 1.0, &groups[..2]),
+        ("load", "disk_without_log", "disk_without_log_", "disk_bytes_without_log", 1.0, &groups[..2]),
+        ("zipf", "zipf", "reads_", "reads_per_s", -1.0, &groups),
+        ("cold", "cold", "cold_reads_", "reads_per_s", -1.0, &groups),
+        ("minute", "minute", "minute_reads_", "reads_per_s", -1.0, &groups),
+    ] {
+        for (name, cases) in groups {
+            let figure =
+                |case: &&String| Some((sign * all.median(&format!("{step}_{case}"), field)?, case.to_string()));
+            let best = cases.iter().filter_map(figure).min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, case)| case);
+            answer.insert(format!("{prefix}{name}"), json!(best));
+            best.into_iter().for_each(|best| all.alias(format!("{kind}_{name}"), format!("{step}_{best}")));
         }
-        answer.insert(format!("{prefix}reads_best_case"), json!(own.0));
     }
     answer.insert("frugal_peers".into(), json!(frugal));
-    for (step, prefix, fields) in FIELDS {
-        for (field, case) in fields.split(' ').flat_map(|field| cases.iter().map(move |case| (field, case))) {
-            let figure = all.median(&format!("{step}_{case}"), field);
-            if figure.is_some() || !field.starts_with("write_amp") {
-                answer.insert(format!("{prefix}{field}_{case}"), json!(figure));
-            }
-        }
-    }
+    Question::named("blob-load")?.put_figures(all, answer);
     Ok(())
 }
 
@@ -379,7 +356,7 @@ mod tests {
             }
         }
         let mut answer = Map::new();
-        put(&mut answer, &all, cases, 1 << 20).unwrap();
+        put(&mut answer, &mut all, cases, 1 << 20).unwrap();
         Question::named("blob-load").unwrap().put_targets(&mut answer);
         answer
     }

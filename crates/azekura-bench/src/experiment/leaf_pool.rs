@@ -10,6 +10,7 @@ use crate::error::Result;
 use anyhow::bail;
 use derive_more::{AddAssign, Sub};
 use memmap2::MmapMut;
+use procfs::{CpuInfo, Current};
 use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::ops::Range;
@@ -68,11 +69,7 @@ impl LeafPool {
         file.set_len(len as u64)?;
         // SAFETY: the file is new and in a directory of this run; no other process changes it.
         let memory = unsafe { MmapMut::map_mut(&file)? };
-        #[cfg(target_arch = "x86_64")]
-        let has_clwb =
-            std::arch::x86_64::__cpuid(0).eax >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ebx & (1 << 24) != 0;
-        #[cfg(not(target_arch = "x86_64"))]
-        let has_clwb = false;
+        let has_clwb = CpuInfo::current()?.flags(0).is_some_and(|flags| flags.contains(&"clwb"));
         let (counts, end, entry) = (StoreCounts::default(), JOURNAL.end, JOURNAL.start);
         let (free, open, leaving) = (HashMap::new(), Vec::new(), Vec::new());
         Ok(LeafPool { memory, has_clwb, counts, end, free, open, leaving, entry })
@@ -80,10 +77,10 @@ impl LeafPool {
 
     /// The instruction that flushes a line.
     pub(crate) fn flushes_by(&self) -> &'static str {
-        match (cfg!(target_arch = "x86_64"), self.has_clwb) {
-            (true, true) => "clwb",
-            (true, false) => "clflush",
-            (false, _) => "nothing",
+        match self.has_clwb {
+            true => "clwb",
+            false if cfg!(target_arch = "x86_64") => "clflush",
+            false => "nothing",
         }
     }
 

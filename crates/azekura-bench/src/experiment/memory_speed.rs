@@ -13,6 +13,7 @@ use crate::error::{Result, wrong};
 use crate::experiment::reads;
 use crate::experiment::rounds::{Context, Question, Rounds};
 use crate::measure::disk;
+use crate::measure::meter::ratio;
 use crate::measure::process::{memory_bytes, millis};
 use crate::workload::data::{FIRST_GENERATION, SMALL_RECORDS};
 use anyhow::ensure;
@@ -33,10 +34,6 @@ const MEMTABLE_BYTES: u64 = 64 << 20;
 const CHECKPOINT: &str = "pool";
 /// Bytes of one sequential read.
 const READ_BYTES: usize = 1 << 20;
-/// Nanoseconds of each operation.
-const TIMES: [&str; 5] = ["put_ns", "get_ns", "miss_ns", "scan_ns", "scan_back_ns"];
-/// Bytes of a record beside its key and value: in the pool, in anonymous memory, in the files.
-const OVERHEADS: [&str; 3] = ["overhead_bytes_pool", "overhead_bytes_held", "overhead_bytes_file"];
 /// The engines that can run here.
 fn subjects() -> Vec<String> {
     let here = |name: &&str| !["heed", "redb"].contains(name) || registry::check(name).is_ok();
@@ -63,37 +60,36 @@ enum MemoryStep {
     Read { cold: bool },
 }
 
+/// The steps whose times are compared; of a pool without a log only the first.
+const OPENINGS: [(&str, MemoryStep); 4] = [
+    ("open", MemoryStep::Open { cold: false }),
+    ("read", MemoryStep::Read { cold: false }),
+    ("open_cold", MemoryStep::Open { cold: true }),
+    ("read_cold", MemoryStep::Read { cold: true }),
+];
+
 pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
     let (n, opened, seconds, rounds) = context.size((200_000, 100_000, 0.3, 3), (5_000_000, 1_000_000, 3.0, 3));
-    let (memory, subjects) = (disk::scratch(context.memory_dir)?, subjects());
+    let memory = disk::scratch(context.memory_dir)?;
     let task = |subject: &str, name: String, n, step| {
         let dir = if subject == "logged" { context.scratch } else { memory.path() }.join(name);
         MemoryTask { subject: subject.to_owned(), dir, n, step }
     };
-    let live = |name: &String| (name.clone(), json!(task(name, name.clone(), n, MemoryStep::Live { seconds })));
-    let variants: Vec<_> = subjects.iter().map(live).collect();
-    let again: Vec<_> = variants.iter().filter(|(name, _)| name != SLOW).cloned().collect();
+    let live = |name: String| (name.clone(), json!(task(&name, name.clone(), n, MemoryStep::Live { seconds })));
+    let mut variants: Vec<_> = subjects().into_iter().map(live).collect();
     let mut all = context.interleave(&variants, 1)?;
-    all.extend(context.interleave(&again, rounds - 1)?);
+    variants.retain(|(name, _)| name != SLOW);
+    all.extend(context.interleave(&variants, rounds - 1)?);
     let mut steps = Vec::new();
-    for subject in ["pool", "logged"] {
+    for (subject, openings) in [("pool", &OPENINGS[..1]), ("logged", &OPENINGS)] {
         let build = task(subject, format!("open-{subject}"), opened, MemoryStep::Build);
         context.child(&json!(build))?;
-        for (name, step) in [
-            ("open", MemoryStep::Open { cold: false }),
-            ("read", MemoryStep::Read { cold: false }),
-            ("open_cold", MemoryStep::Open { cold: true }),
-            ("read_cold", MemoryStep::Read { cold: true }),
-        ] {
-            if subject == "logged" || name == "open" {
-                steps.push((format!("{name}_{subject}"), json!(MemoryTask { step, ..build.clone() })));
-            }
-        }
+        let step = |&(name, step)| (format!("{name}_{subject}"), json!(MemoryTask { step, ..build.clone() }));
+        steps.extend(openings.iter().map(step));
     }
     all.extend(context.interleave(&steps, context.size(5, 9))?);
-    let mut answer = object(json!({"records": n, "records_opened": opened}));
-    put(&mut answer, &all, &subjects)?;
-    answer.insert("rounds".into(), all.json());
+    let mut answer = object(json!({"records": n, "records_opened": opened, "rounds": all.json()}));
+    put(&mut answer, &all)?;
     Ok(answer)
 }
 
@@ -187,11 +183,11 @@ fn live(task: &MemoryTask, seconds: f64) -> Result<Map<String, Value>> {
     })));
     let pool = &answer["stats"]["pool"];
     let own = pool["bytes"].as_f64().zip(pool["index_bytes"].as_f64()).map(|(pool, index)| pool + index);
-    let sizes = [own, Some(held_bytes as f64), Some(checkpoint as f64)];
-    for (field, bytes) in OVERHEADS.into_iter().zip(sizes) {
-        // Files of peers are not memory of the process, however much it has mapped.
+    // Files of peers are not memory of the process, however much it has mapped.
+    let sizes = [("pool", own), ("held", Some(held_bytes as f64)), ("file", Some(checkpoint as f64))];
+    for (what, bytes) in sizes {
         let each = bytes.map(|bytes| bytes / task.n as f64 - SMALL_RECORDS.record_bytes(0) as f64);
-        answer.insert(field.into(), json!(each.filter(|each| *each > 0.0)));
+        answer.insert(format!("overhead_bytes_{what}"), json!(each.filter(|each| *each > 0.0)));
     }
     disk::remove(&task.dir)?;
     Ok(answer)
@@ -222,21 +218,15 @@ fn read(dir: &Path, cold: bool) -> Result<Map<String, Value>> {
 }
 
 /// Ratios to the others and all figures. Where files are no memory there is a log, and the figures without it are null.
-fn put(answer: &mut Map<String, Value>, all: &Rounds, subjects: &[String]) -> Result<()> {
+fn put(answer: &mut Map<String, Value>, all: &Rounds) -> Result<()> {
     Question::named("memory-speed")?.put_figures(all, answer);
     let level = all.json()["pool"][0]["stats"]["pool"]["level"].clone();
-    for field in ["get_us", "insert_us_without_log", "scan_ns_per_entry", "open_ms_in_memory"] {
-        if level == "Logged" {
-            answer.insert(field.into(), Value::Null);
-        }
+    if level == "Logged" {
+        let without_log = ["get_us", "insert_us_without_log", "scan_ns_per_entry", "open_ms_in_memory"];
+        answer.extend(without_log.map(|field| (field.to_owned(), Value::Null)));
     }
-    answer.insert("pool_level".into(), level);
-    let puts = all.median("logged", "put_ns").filter(|ns| *ns > 0.0).map(|ns| 1e9 / ns);
-    answer.insert("buffer_puts_per_s".into(), json!(puts));
-    for subject in subjects {
-        let figures = TIMES.iter().chain(&OVERHEADS).filter_map(|field| Some((field, all.median(subject, field)?)));
-        answer.extend(figures.map(|(field, figure)| (format!("{field}_{subject}"), json!(figure))));
-    }
+    let puts = all.median("logged", "put_ns").and_then(|ns| ratio(1e9, ns));
+    answer.extend(object(json!({"pool_level": level, "buffer_puts_per_s": puts})));
     Ok(())
 }
 
@@ -290,7 +280,7 @@ mod tests {
             all.add(step, object(json!({"ms": ms})));
         }
         let mut answer = Map::new();
-        put(&mut answer, &all, &names).unwrap();
+        put(&mut answer, &all).unwrap();
         for (field, expected) in [
             ("get_us", json!(0.5)),
             ("scan_ns_per_entry", json!(50.0)),
@@ -312,7 +302,7 @@ mod tests {
         }
         let mut logged = Rounds::default();
         logged.add("pool", object(json!({"get_ns": 500.0, "stats": {"pool": {"level": "Logged"}}})));
-        put(&mut answer, &logged, &names[..1]).unwrap();
+        put(&mut answer, &logged).unwrap();
         assert_eq!(answer["get_us"], Value::Null, "it had a log");
     }
 }

@@ -15,7 +15,7 @@ use crate::engine::azekura::open_with;
 use crate::engine::registry::{self, settle};
 use crate::engine::{Engine, Options, object};
 use crate::error::{Result, wrong};
-use crate::experiment::rounds::{Context, Question, Rounds, put_range};
+use crate::experiment::rounds::{Context, Question, Rounds};
 use crate::experiment::watch_fs::{DiskSpeed, SECTOR, Traffic, WatchFs};
 use crate::measure::disk;
 use crate::measure::process::{Usage, repeat};
@@ -44,13 +44,12 @@ const MANY_THREADS: u64 = 4;
 /// The baseline may hold this part of its cache's size beside it.
 const HELD: u64 = 8;
 
-/// The index modulo this decides in which step of loading a record is written.
-const RESIDUES: u64 = 20;
 /// Runs of level 0 that are merged, by the defaults of both engines.
 const RUNS_MERGED: u64 = 4;
-const BOTTOM: &[u64] = &[1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 16, 17, 18, 19];
-const LEVEL_ABOVE: &[u64] = &[5, 15];
-const LEVEL_0: [&[u64]; 2] = [&[0], &[10]];
+/// The records of each level, by their index.
+const BOTTOM: fn(u64) -> bool = |index| !index.is_multiple_of(5);
+const LEVEL_ABOVE: fn(u64) -> bool = |index| index % 10 == 5;
+const LEVEL_0: [fn(u64) -> bool; 2] = [|index| index.is_multiple_of(20), |index| index % 20 == 10];
 /// Longest time that a merge may take.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -96,18 +95,14 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
     let mut answer = object(json!({
         "records": n, "record_bytes": shape(1).total_bytes(), "table_bytes": table_bytes, "hdd": HDD,
     }));
+    let peer =
+        registry::check(PEER).inspect_err(|why| _ = answer.insert("no_peer_because".into(), json!(why.to_string())));
     let mut databases: Vec<PartitionedTask> = Vec::new();
     let mut data = 0;
-    for layout in LAYOUTS {
+    for layout in LAYOUTS.into_iter().filter(|layout| *layout != PEER || peer.is_ok()) {
         // Both partitioned layouts read the same tables.
         let is_stored = layout != TOP_IN_CACHE;
         let dir = context.scratch.join(if is_stored { layout } else { PARTITIONED });
-        if layout == PEER
-            && let Err(why) = registry::check(PEER)
-        {
-            answer.insert("no_peer_because".into(), json!(why.to_string()));
-            continue;
-        }
         let task = PartitionedTask { layout: layout.into(), dir, n, table_bytes, reading: None };
         if is_stored {
             let loaded = context.child(&json!(task))?;
@@ -264,15 +259,8 @@ fn sample(
 /// The ratios and losses of all rounds.
 fn put(all: &Rounds, answer: &mut Map<String, Value>) -> Result<()> {
     Question::named("partitioned")?.put_figures(all, answer);
-    let losses = ["ssd_loss_unpartitioned", "ssd_loss_partitioned", "ssd_loss_top_in_cache", "ssd_loss_peer"];
     for suffix in SUFFIXES {
-        let ops = format!("ops_per_s{suffix}");
-        for (layout, name) in LAYOUTS.into_iter().zip(losses) {
-            let kept = all.ratio(&ops, &format!("ssd-small-{layout}"), &format!("ssd-large-{layout}"));
-            let lost = kept.map(|[median, low, high]| [1.0 - median, 1.0 - high, 1.0 - low]);
-            put_range(answer, &format!("{name}{suffix}"), lost);
-        }
-        let whole = all.median("hdd-unpartitioned", &ops);
+        let whole = all.median("hdd-unpartitioned", &format!("ops_per_s{suffix}"));
         answer.insert(format!("hdd_most_ratio{suffix}"), json!(whole.map(most_ratio)));
     }
     Ok(())
@@ -287,10 +275,10 @@ fn most_ratio(baseline_ops_per_s: f64) -> f64 {
 /// Writes all records except those of level 0: a full bottom level and a level of a tenth of it above. Each is written
 /// in ascending order, so that little is rewritten, and spread over the key space.
 fn load_lower_levels(engine: &dyn Engine, shape: &Shape) -> Result<()> {
-    for (residues, flushes) in [(BOTTOM, 16), (LEVEL_ABOVE, RUNS_MERGED)] {
+    for (is_here, flushes) in [(BOTTOM, 16), (LEVEL_ABOVE, RUNS_MERGED)] {
         for part in 0..flushes {
             let indices = part * shape.n / flushes..(part + 1) * shape.n / flushes;
-            put_all(engine, shape, indices.filter(|index| residues.contains(&(index % RESIDUES))))?;
+            put_all(engine, shape, indices.filter(|index| is_here(*index)))?;
             engine.flush()?;
             if (part + 1) % RUNS_MERGED == 0 {
                 merge_level_0(engine, shape)?; // otherwise the number of runs depends on timing
@@ -303,8 +291,8 @@ fn load_lower_levels(engine: &dyn Engine, shape: &Shape) -> Result<()> {
 /// Writes the remaining records as two runs of level 0, half of the number that is merged. An engine that merges them
 /// when it is idle must be prevented from that.
 fn load_level_0(engine: &dyn Engine, shape: &Shape) -> Result<()> {
-    for residues in LEVEL_0 {
-        put_all(engine, shape, (0..shape.n).filter(|index| residues.contains(&(index % RESIDUES))))?;
+    for is_here in LEVEL_0 {
+        put_all(engine, shape, (0..shape.n).filter(|index| is_here(*index)))?;
         engine.flush()?;
     }
     Ok(())

@@ -2,12 +2,12 @@
 
 use crate::engine::object;
 use crate::error::Result;
-use crate::measure::meter::median;
-use crate::measure::meter::ratio;
+use crate::measure::meter::{median, ratio};
 use crate::task::child::ask;
 use anyhow::Context as _;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -23,22 +23,32 @@ pub(crate) struct Question {
     /// Fields of every answer that explain its figures.
     #[serde(default)]
     pub(crate) fields: Map<String, Value>,
+    /// What `*` in the lists below stands for: in a name or a field, and in a variant.
+    #[serde(default = "no_stars")]
+    stars: Vec<[String; 2]>,
     /// Ratios of medians: name, field of the rounds, variants above and below.
     #[serde(default)]
-    ratios: Vec<(String, String, String, String)>,
-    /// What is appended to the names and fields of ratios.
-    #[serde(default = "no_suffix")]
-    suffixes: Vec<String>,
+    ratios: Vec<[String; 4]>,
+    /// What such ratios lack to 1.
+    #[serde(default)]
+    losses: Vec<[String; 4]>,
+    /// Ratios of medians without a range: name, variant and field above, variant and field below.
+    #[serde(default)]
+    quotients: Vec<[String; 5]>,
     /// Medians: name, field of the rounds, variant, factor.
     #[serde(default)]
     figures: Vec<(String, String, String, f64)>,
+    /// Medians of every variant that begins with a prefix: prefix, name with `{variant}` (without the prefix) and
+    /// `{field}`, fields of the rounds. A figure that no round has is left out.
+    #[serde(default)]
+    each: Vec<(String, String, Vec<String>)>,
     /// The bounds that figures should keep: field, `at_most` or `at_least`, bound.
     #[serde(default)]
     targets: Vec<(String, String, f64)>,
 }
 
-fn no_suffix() -> Vec<String> {
-    vec![String::new()]
+fn no_stars() -> Vec<[String; 2]> {
+    vec![Default::default()]
 }
 
 /// The list of experiments.
@@ -54,22 +64,43 @@ impl Question {
 
     /// Inserts the ratios and figures of the list.
     pub(crate) fn put_figures(&self, all: &Rounds, answer: &mut Map<String, Value>) {
-        for suffix in &self.suffixes {
-            for (name, field, top, bottom) in &self.ratios {
-                all.put(answer, &format!("{name}{suffix}"), &format!("{field}{suffix}"), top, bottom);
+        for [in_names, in_variants] in &self.stars {
+            let (named, variant) =
+                (|text: &str| text.replace('*', in_names), |text: &str| text.replace('*', in_variants));
+            for [name, field, top, bottom] in &self.ratios {
+                all.put(answer, &named(name), &named(field), &variant(top), &variant(bottom));
+            }
+            for [name, field, top, bottom] in &self.losses {
+                let kept = all.ratio(&named(field), &variant(top), &variant(bottom));
+                let lost = kept.map(|[median, low, high]| [1.0 - median, 1.0 - high, 1.0 - low]);
+                put_range(answer, &named(name), lost);
+            }
+            for [name, top, top_field, bottom, bottom_field] in &self.quotients {
+                let medians = all.median(&variant(top), top_field).zip(all.median(&variant(bottom), bottom_field));
+                answer.insert(named(name), json!(medians.and_then(|(top, bottom)| ratio(top, bottom))));
             }
         }
         for (name, field, variant, factor) in &self.figures {
             answer.insert(name.clone(), json!(all.median(variant, field).map(|figure| figure * factor)));
         }
+        for (prefix, name, fields) in &self.each {
+            for (variant, field) in
+                all.variants.iter().flat_map(|(variant, _)| fields.iter().map(move |field| (variant, field)))
+            {
+                let name =
+                    variant.strip_prefix(prefix).map(|rest| name.replace("{variant}", rest).replace("{field}", field));
+                answer.extend(name.zip(all.median(variant, field).map(|figure| json!(figure))));
+            }
+        }
     }
 
-    /// Inserts `targets`: each bound, its figure, and whether it is met; null without a figure.
+    /// Inserts into `targets`: each bound, its figure, and whether it is met; null without a figure.
     pub(crate) fn put_targets(&self, answer: &mut Map<String, Value>) {
         for (field, word, bound) in &self.targets {
             let is = answer.get(field).and_then(Value::as_f64);
             let met = is.map(|is| if word == "at_most" { is <= *bound } else { is >= *bound });
-            answer.entry("targets").or_insert_with(|| json!({}))[field] = json!({word: bound, "is": is, "met": met});
+            let target = &mut answer.entry("targets").or_insert(Value::Null)[field];
+            (target[word], target["is"], target["met"]) = (json!(bound), json!(is), json!(met));
         }
     }
 }
@@ -115,26 +146,36 @@ impl Context<'_> {
 
 /// The answers of all variants by name, one for each round.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rounds(Vec<(String, Vec<Map<String, Value>>)>);
+pub(crate) struct Rounds {
+    variants: Vec<(String, Vec<Map<String, Value>>)>,
+    /// Further names of variants, which the lists of a question may use.
+    aliases: HashMap<String, String>,
+}
 
 impl Rounds {
     /// Adds the next round of a variant.
     pub(crate) fn add(&mut self, variant: &str, answer: Map<String, Value>) {
-        match self.0.iter_mut().find(|(name, _)| name == variant) {
+        match self.variants.iter_mut().find(|(name, _)| name == variant) {
             Some((_, rounds)) => rounds.push(answer),
-            None => self.0.push((variant.to_owned(), vec![answer])),
+            None => self.variants.push((variant.to_owned(), vec![answer])),
         }
     }
 
     /// Adds all rounds of others.
     pub(crate) fn extend(&mut self, other: Rounds) {
-        for (variant, rounds) in other.0 {
+        for (variant, rounds) in other.variants {
             rounds.into_iter().for_each(|round| self.add(&variant, round));
         }
     }
 
+    /// Gives a variant one more name.
+    pub(crate) fn alias(&mut self, alias: String, variant: String) {
+        self.aliases.insert(alias, variant);
+    }
+
     fn numbers(&self, variant: &str, field: &str) -> Vec<Option<f64>> {
-        let rounds = self.0.iter().find(|(name, _)| name == variant).map_or(&[][..], |(_, rounds)| rounds);
+        let variant = self.aliases.get(variant).map_or(variant, String::as_str);
+        let rounds = self.variants.iter().find(|(name, _)| name == variant).map_or(&[][..], |(_, rounds)| rounds);
         rounds.iter().map(|round| round.get(field)?.as_f64().filter(|number| number.is_finite())).collect()
     }
 
@@ -159,14 +200,14 @@ impl Rounds {
 
     /// Every round of every variant.
     pub(crate) fn json(&self) -> Value {
-        self.0.iter().map(|(name, rounds)| (name.clone(), json!(rounds))).collect::<Map<_, _>>().into()
+        self.variants.iter().map(|(name, rounds)| (name.clone(), json!(rounds))).collect::<Map<_, _>>().into()
     }
 }
 
 /// Inserts a number and its range.
-pub(crate) fn put_range(answer: &mut Map<String, Value>, name: &str, number: Option<[f64; 3]>) {
+fn put_range(answer: &mut Map<String, Value>, name: &str, number: Option<[f64; 3]>) {
     answer.insert(name.to_owned(), json!(number.map(|[median, ..]| median)));
-    answer.entry("ranges").or_insert_with(|| json!({}))[name] = json!(number.map(|[_, low, high]| [low, high]));
+    answer.entry("ranges").or_insert(Value::Null)[name] = json!(number.map(|[_, low, high]| [low, high]));
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use derive_more::{Debug, Sub};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Direct reads are done in whole sectors.
 pub(crate) const SECTOR: u64 = 4096;
@@ -55,14 +55,13 @@ impl Written {
         self.tables + self.blobs + self.other
     }
 
-    /// The counter of files with this extension.
-    fn of(&mut self, extension: &str) -> &mut u64 {
-        match extension {
+    fn add(&mut self, extension: &str, bytes: u64) {
+        *match extension {
             "wal" => &mut self.log,
             "sst" => &mut self.tables,
             "blob" => &mut self.blobs,
             _ => &mut self.other,
-        }
+        } += bytes;
     }
 }
 
@@ -92,16 +91,11 @@ impl Counters {
     }
 }
 
-/// The counters, shared by all open files.
-type SharedCounters = Arc<Mutex<Counters>>;
-
-const POISONED: &str = "a thread panicked while it counted";
-
 /// The file system. A clone has the same counters.
 #[derive(Clone, Debug)]
 pub(crate) struct WatchFs {
     inner: Arc<dyn Fs>,
-    counters: SharedCounters,
+    counters: Arc<Mutex<Counters>>,
     /// Whether direct I/O is forwarded; otherwise the page cache serves it.
     direct: bool,
     /// Whether mapped files are said to survive power loss.
@@ -111,23 +105,27 @@ pub(crate) struct WatchFs {
 impl WatchFs {
     /// The machine's file system.
     pub(crate) fn on_disk(direct: bool, persistent: bool) -> WatchFs {
-        WatchFs { inner: Arc::new(DiskFs::new()), counters: SharedCounters::default(), direct, persistent }
+        WatchFs { inner: Arc::new(DiskFs::new()), counters: Arc::default(), direct, persistent }
     }
 
     pub(crate) fn traffic(&self) -> Traffic {
-        self.counters.lock().expect(POISONED).traffic
+        self.counters().traffic
     }
 
     pub(crate) fn written(&self) -> Written {
-        self.counters.lock().expect(POISONED).written
+        self.counters().written
+    }
+
+    fn counters(&self) -> MutexGuard<'_, Counters> {
+        self.counters.lock().expect("a thread panicked while it counted")
     }
 
     fn opened(&self, path: &Path, inner: Result<Arc<dyn File>>) -> Result<Arc<dyn File>> {
         let extension = path.extension().map_or_else(String::new, |end| end.to_string_lossy().into_owned());
-        let mut counters = self.counters.lock().expect(POISONED);
+        let mut counters = self.counters();
         counters.files += 1;
-        let (id, counters) = (counters.files, Arc::clone(&self.counters));
-        Ok(Arc::new(Watched { inner: inner?, id, extension, counters, persistent: self.persistent }))
+        let id = counters.files;
+        Ok(Arc::new(Watched { inner: inner?, id, extension, fs: self.clone() }))
     }
 }
 
@@ -174,20 +172,20 @@ struct Watched<T> {
     inner: T,
     id: u64,
     extension: String,
-    counters: SharedCounters,
-    persistent: bool,
+    #[debug(skip)]
+    fs: WatchFs,
 }
 
 impl<T> Watched<T> {
     fn wrote(&self, bytes: &[u8]) {
-        *self.counters.lock().expect(POISONED).written.of(&self.extension) += bytes.len() as u64;
+        self.fs.counters().written.add(&self.extension, bytes.len() as u64);
     }
 }
 
 impl File for Watched<Arc<dyn File>> {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let got = self.inner.read_at(buf, offset)?;
-        self.counters.lock().expect(POISONED).read(self.id, offset, got as u64);
+        self.fs.counters().read(self.id, offset, got as u64);
         Ok(got)
     }
 
@@ -198,16 +196,15 @@ impl File for Watched<Arc<dyn File>> {
     }
 
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
-        let Watched { id, extension, counters, persistent, .. } = self;
-        let (id, extension, counters, persistent) = (*id, extension.clone(), counters.clone(), *persistent);
-        let watched = |inner| Box::new(Watched { inner, id, extension, counters, persistent }) as Box<dyn Mapping>;
+        let (id, extension, fs) = (self.id, self.extension.clone(), self.fs.clone());
+        let watched = |inner| Box::new(Watched { inner, id, extension, fs }) as Box<dyn Mapping>;
         Ok(self.inner.map(len)?.map(watched))
     }
 
     fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
         let memory = self.inner.map_memory(len)?;
         let persistent = |inner| Box::new(PersistentMemory { inner }) as Box<dyn MappedMemory>;
-        Ok(if self.persistent { memory.map(persistent) } else { memory })
+        Ok(if self.fs.persistent { memory.map(persistent) } else { memory })
     }
 
     forward! {
