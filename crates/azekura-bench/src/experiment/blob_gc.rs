@@ -20,7 +20,8 @@ use crate::measure::meter::ratio;
 use crate::workload::data::{below, rng};
 use anyhow::{Context as _, ensure};
 use azekura::{
-    CompressionType, Config, Database, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
+    CompressionType, Config, Database, GarbageCollection, Iter, KvSeparationOptions, Partition, PartitionCreateOptions,
+    Slice,
 };
 use rand::rngs::SmallRng;
 use serde::{Deserialize, Serialize};
@@ -292,15 +293,21 @@ impl GcRun {
             let numbers = self.history.truncate(page);
             let mut found = self.partition.prefix(self.key(page, None));
             for number in numbers {
-                let missing = || wrong(format!("version {number} of page {page} is missing or misplaced"));
-                let (key, value) = found.next().ok_or_else(missing)??;
-                ensure!(*key == *self.key(page, Some(number)), missing());
-                self.pages.check(page, number, &value)?;
+                let (key, value) = self.next(&mut found, page, number)?;
                 self.partition.remove(&key)?;
                 self.known.live_bytes -= value.len() as u64;
             }
         }
         Ok(())
+    }
+
+    /// The next record of a scan, which must be that version of a page.
+    fn next(&self, found: &mut Iter, page: u64, number: u64) -> Result<(Slice, Slice)> {
+        let missing = || wrong(format!("version {number} of page {page} is missing or misplaced"));
+        let (key, value) = found.next().ok_or_else(missing)??;
+        ensure!(*key == *self.key(page, Some(number)), missing());
+        self.pages.check(page, number, &value)?;
+        Ok((key, value))
     }
 
     fn sample(&mut self, moment: Moment, reported_space_amp: Option<f64>) {
@@ -330,19 +337,11 @@ impl GcRun {
             self.settle()?;
             self.sample(Moment::Rest, None);
         }
-        let pages = self.history.versions.iter().zip(0..);
-        let versions = pages.flat_map(|(numbers, page)| numbers.iter().map(move |number| (page, *number)));
-        let mut expected: Vec<_> =
-            versions.map(|(page, number)| (self.key(page, Some(number)), page, number)).collect();
-        expected.sort();
-        let mut all = self.partition.iter();
-        for (key, page, number) in expected {
-            let found = all.next_ref().transpose()?.filter(|(found, _)| **found == *key);
-            let missing = || wrong(format!("version {number} of page {page} is missing or misplaced"));
-            self.pages.check(page, number, found.ok_or_else(missing)?.1)?;
+        for (page, numbers) in (0..).zip(&self.history.versions) {
+            let mut found = self.partition.prefix(self.key(page, None));
+            numbers.iter().try_for_each(|number| self.next(&mut found, page, *number).map(drop))?;
+            ensure!(found.next().is_none(), wrong("a removed version exists"));
         }
-        ensure!(all.next_ref().is_none(), wrong("a removed version exists"));
-        drop(all);
         let metrics = self.database.metrics();
         let answer = object(json!({
             "seconds": seconds, "collecting_seconds": self.collecting.as_secs_f64(),

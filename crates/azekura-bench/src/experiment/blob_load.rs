@@ -181,26 +181,23 @@ fn load(task: &BlobLoadTask, pages: &Pages) -> Result<Map<String, Value>> {
     let settled = settle(&[engine.as_ref()], seconds)?;
     let (written, stats) = (fs.written(), engine.stats());
     engine.close()?;
+    let files = disk::by_extension(&task.dir);
+    let logs: u64 = LOGS.into_iter().filter_map(|end| files.get(end)).map(|(_, allocated)| allocated).sum();
+    let disk_bytes: u64 = files.values().map(|(_, allocated)| allocated).sum();
+    let per_byte = |bytes: u64| bytes as f64 / user_bytes as f64;
     let mut answer = object(json!({
         "load_seconds": seconds.as_secs_f64(), "rest_seconds": settled.seconds, "settled": settled.reached,
-        "user_bytes": user_bytes, "stats": stats,
+        "user_bytes": user_bytes, "stats": stats, "disk_bytes": disk_bytes,
+        "kernel_write_amp": per_byte((Usage::now() - before).dirtied_bytes),
+        "disk_bytes_without_log": disk_bytes - logs,
+        "files": files.iter().map(|(end, (len, _))| (end.clone(), json!(len))).collect::<Map<_, _>>(),
     }));
-    let per_byte = |bytes: u64| bytes as f64 / user_bytes as f64;
     if !is_peer(&task.case) {
         answer.extend(object(json!({
             "written": written, "write_amp": per_byte(written.without_log()),
             "write_amp_with_log": per_byte(written.without_log() + written.log),
         })));
     }
-    let files = disk::by_extension(&task.dir);
-    let allocated = |wanted: &dyn Fn(&str) -> bool| -> u64 {
-        files.iter().filter(|(end, _)| wanted(end)).map(|(_, (_, allocated))| allocated).sum()
-    };
-    answer.extend(object(json!({
-        "kernel_write_amp": per_byte((Usage::now() - before).dirtied_bytes), "disk_bytes": allocated(&|_| true),
-        "disk_bytes_without_log": allocated(&|end| !LOGS.contains(&end)),
-        "files": files.iter().map(|(end, (len, _))| (end.clone(), json!(len))).collect::<Map<_, _>>(),
-    })));
     Ok(answer)
 }
 

@@ -95,6 +95,9 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
 
 pub(crate) fn variant(task: Value) -> Result<Map<String, Value>> {
     let task: MemoryTask = serde_json::from_value(task)?;
+    if let MemoryStep::Open { cold: true } | MemoryStep::Read { cold: true } = task.step {
+        disk::evict(&task.dir)?;
+    }
     match task.step {
         MemoryStep::Live { seconds } => live(&task, seconds),
         MemoryStep::Build => {
@@ -103,20 +106,16 @@ pub(crate) fn variant(task: Value) -> Result<Map<String, Value>> {
             engine.close()?;
             Ok(object(json!({"checkpoint_bytes": checkpoint_bytes(&task.dir)})))
         }
-        MemoryStep::Open { cold } => {
-            if cold {
-                disk::evict(&task.dir)?;
-            }
+        MemoryStep::Open { .. } => {
             let start = Instant::now();
             let engine = open(&task)?;
-            let open_ms = millis(start);
-            let start = Instant::now();
+            let (open_ms, start) = (millis(start), Instant::now());
             SMALL_RECORDS.get(engine.as_ref(), task.n / 2, &mut Vec::new())?;
             let first_get_ms = millis(start);
             engine.close()?;
             Ok(object(json!({"ms": open_ms, "first_get_ms": first_get_ms})))
         }
-        MemoryStep::Read { cold } => read(&task.dir, cold),
+        MemoryStep::Read { .. } => read(&task.dir),
     }
 }
 
@@ -159,7 +158,9 @@ fn live(task: &MemoryTask, seconds: f64) -> Result<Map<String, Value>> {
     let (own, put_ns) = fill(engine.as_ref(), task.n)?;
     let stats = engine.stats();
     let held_bytes = memory_bytes(|own| own.rssanon).saturating_sub(held);
-    let mut answer = object(json!({"put_harness_ns": own, "put_ns": put_ns, "held_bytes": held_bytes}));
+    let mut answer = object(json!({
+        "put_harness_ns": own, "put_ns": put_ns, "held_bytes": held_bytes, "stats": stats,
+    }));
     for (name, present) in [("get", true), ("miss", false)] {
         let timed = reads::time(engine.as_ref(), task.n, present, seconds)?;
         answer.extend(["ns", "cpu_ns", "harness_ns"].map(|field| (format!("{name}_{field}"), timed[field].clone())));
@@ -178,9 +179,8 @@ fn live(task: &MemoryTask, seconds: f64) -> Result<Map<String, Value>> {
     engine.sync()?;
     engine.close()?;
     let checkpoint = checkpoint_bytes(&task.dir);
-    answer.extend(object(json!({
-        "stats": stats, "disk_bytes": disk::allocated_bytes(&task.dir), "checkpoint_bytes": checkpoint,
-    })));
+    answer.insert("disk_bytes".into(), json!(disk::allocated_bytes(&task.dir)));
+    answer.insert("checkpoint_bytes".into(), json!(checkpoint));
     let pool = &answer["stats"]["pool"];
     let own = pool["bytes"].as_f64().zip(pool["index_bytes"].as_f64()).map(|(pool, index)| pool + index);
     // Files of peers are not memory of the process, however much it has mapped.
@@ -199,10 +199,7 @@ fn checkpoint_bytes(dir: &Path) -> u64 {
 }
 
 /// Reads the files of pools from end to end.
-fn read(dir: &Path, cold: bool) -> Result<Map<String, Value>> {
-    if cold {
-        disk::evict(dir)?;
-    }
+fn read(dir: &Path) -> Result<Map<String, Value>> {
     let paths: Vec<PathBuf> = disk::files(dir).map(|(path, _)| path).collect();
     let (mut buffer, mut bytes, start) = (vec![0; READ_BYTES], 0u64, Instant::now());
     for path in paths.iter().filter(|path| path.extension().is_some_and(|end| end == CHECKPOINT)) {

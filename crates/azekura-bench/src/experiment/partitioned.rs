@@ -191,16 +191,15 @@ fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>>
     let engine = open(task, reading.cache_bytes, true, Some(&fs))?;
     let (mut answer, mut seed) = (Map::new(), 0); // a key that was just read is cached, so choices differ
     for (zipf, suffixes) in [(Some(Zipfian::new(task.n / NODE)), &SUFFIXES[..2]), (None, &SUFFIXES[2..])] {
-        let mut sample = |threads, seconds| {
-            seed += 100;
-            sample(engine.as_ref(), &fs, &shape(task.n), (zipf, threads), seconds, seed)
-        };
-        sample(MANY_THREADS, reading.warm_s)?;
+        read_all(engine.as_ref(), task.n, zipf, MANY_THREADS, reading.warm_s, seed)?;
         for (threads, suffix) in [(MANY_THREADS, suffixes[1]), (1, suffixes[0])] {
-            let (gets, seconds, traffic, used) = sample(threads, reading.seconds)?;
+            seed += 100;
+            let (traffic, used, start) = (fs.traffic(), Usage::now(), Instant::now());
+            let gets = read_all(engine.as_ref(), task.n, zipf, threads, reading.seconds, seed)? as f64;
+            let (seconds, used) = (start.elapsed().as_secs_f64(), Usage::now() - used);
             // Of the peer's reads only their number is known: each counts as a seek.
             let counted = Traffic { reads: used.reads, seeks: used.reads, bytes: used.device_read_bytes };
-            let traffic = if task.layout == PEER { counted } else { traffic };
+            let traffic = if task.layout == PEER { counted } else { fs.traffic() - traffic };
             let simulated = traffic.seconds(HDD) + used.cpu_s;
             for (name, figure) in [
                 ("ops_per_s", gets / if reading.real_device { seconds } else { simulated }),
@@ -213,6 +212,7 @@ fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>>
                 answer.insert(format!("{name}{suffix}"), json!(figure));
             }
         }
+        seed += 100;
     }
     let stats = engine.stats();
     engine.close()?;
@@ -225,35 +225,25 @@ fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>>
     Ok(answer)
 }
 
-/// Lets threads read for a while; returns gets, seconds, traffic of the disk and usage of the process.
-fn sample(
-    engine: &dyn Engine,
-    fs: &WatchFs,
-    shape: &Shape,
-    (zipf, threads): (Option<Zipfian>, u64),
-    seconds: f64,
-    seed: u64,
-) -> Result<(f64, f64, Traffic, Usage)> {
-    let (traffic, used, start) = (fs.traffic(), Usage::now(), Instant::now());
+/// Lets threads read for a while; returns the number of gets.
+fn read_all(engine: &dyn Engine, n: u64, zipf: Option<Zipfian>, threads: u64, seconds: f64, seed: u64) -> Result<u64> {
     let read = |thread| {
         let (mut rng, mut key) = (rng(seed + thread), Vec::new());
         let timed = repeat(seconds, BUNDLE, |_| {
             let index = match zipf {
                 Some(zipf) => zipf.index(&mut rng) * NODE + below(&mut rng, NODE),
-                None => below(&mut rng, shape.n),
+                None => below(&mut rng, n),
             };
-            match shape.get(engine, index, &mut key)? {
-                FIRST_GENERATION => Ok(()),
-                other => Err(wrong(format!("record {index} has generation {other}, which was never written"))),
-            }
+            let generation = shape(n).get(engine, index, &mut key)?;
+            ensure!(generation == FIRST_GENERATION, wrong(format!("record {index} was never written like this")));
+            Ok(())
         });
         timed.map(|timed| timed.count)
     };
-    let gets = thread::scope(|scope| {
+    thread::scope(|scope| {
         let readers: Vec<_> = (1..=threads).map(|thread| scope.spawn(move || read(thread))).collect();
-        readers.into_iter().map(|reader| reader.join().expect("a thread panicked")).sum::<Result<u64>>()
-    })?;
-    Ok((gets as f64, start.elapsed().as_secs_f64(), fs.traffic() - traffic, Usage::now() - used))
+        readers.into_iter().map(|reader| reader.join().expect("a thread panicked")).sum()
+    })
 }
 
 /// The ratios and losses of all rounds.

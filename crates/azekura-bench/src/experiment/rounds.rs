@@ -16,39 +16,28 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// One experiment of the list.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct Question {
     pub(crate) name: String,
     pub(crate) about: String,
     /// Fields of every answer that explain its figures.
-    #[serde(default)]
     pub(crate) fields: Map<String, Value>,
     /// What `*` in the lists below stands for: in a name or a field, and in a variant.
-    #[serde(default = "no_stars")]
     stars: Vec<[String; 2]>,
     /// Ratios of medians: name, field of the rounds, variants above and below.
-    #[serde(default)]
     ratios: Vec<[String; 4]>,
     /// What such ratios lack to 1.
-    #[serde(default)]
     losses: Vec<[String; 4]>,
     /// Ratios of medians without a range: name, variant and field above, variant and field below.
-    #[serde(default)]
     quotients: Vec<[String; 5]>,
     /// Medians: name, field of the rounds, variant, factor.
-    #[serde(default)]
     figures: Vec<(String, String, String, f64)>,
     /// Medians of every variant that begins with a prefix: prefix, name with `{variant}` (without the prefix) and
     /// `{field}`, fields of the rounds. A figure that no round has is left out.
-    #[serde(default)]
     each: Vec<(String, String, Vec<String>)>,
     /// The bounds that figures should keep: field, `at_most` or `at_least`, bound.
-    #[serde(default)]
     targets: Vec<(String, String, f64)>,
-}
-
-fn no_stars() -> Vec<[String; 2]> {
-    vec![Default::default()]
 }
 
 /// The list of experiments.

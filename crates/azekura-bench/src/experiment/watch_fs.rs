@@ -177,6 +177,10 @@ struct Watched<T> {
 }
 
 impl<T> Watched<T> {
+    fn watch<M>(&self, inner: M) -> Watched<M> {
+        Watched { inner, id: self.id, extension: self.extension.clone(), fs: self.fs.clone() }
+    }
+
     fn wrote(&self, bytes: &[u8]) {
         self.fs.counters().written.add(&self.extension, bytes.len() as u64);
     }
@@ -196,15 +200,11 @@ impl File for Watched<Arc<dyn File>> {
     }
 
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
-        let (id, extension, fs) = (self.id, self.extension.clone(), self.fs.clone());
-        let watched = |inner| Box::new(Watched { inner, id, extension, fs }) as Box<dyn Mapping>;
-        Ok(self.inner.map(len)?.map(watched))
+        Ok(self.inner.map(len)?.map(|inner| Box::new(self.watch(inner)) as Box<dyn Mapping>))
     }
 
     fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
-        let memory = self.inner.map_memory(len)?;
-        let persistent = |inner| Box::new(PersistentMemory { inner }) as Box<dyn MappedMemory>;
-        Ok(if self.fs.persistent { memory.map(persistent) } else { memory })
+        Ok(self.inner.map_memory(len)?.map(|inner| Box::new(self.watch(inner)) as Box<dyn MappedMemory>))
     }
 
     forward! {
@@ -226,17 +226,11 @@ impl Mapping for Watched<Box<dyn Mapping>> {
     forward! { populate(offset: u64, len: u64) -> Result<()>; }
 }
 
-/// Mapped memory that is said to survive power loss.
-#[derive(Debug)]
-struct PersistentMemory {
-    inner: Box<dyn MappedMemory>,
-}
-
-impl MappedMemory for PersistentMemory {
+impl MappedMemory for Watched<Box<dyn MappedMemory>> {
     forward! { atomic_words() -> &[AtomicU64]; }
 
     fn survives_power_loss(&self) -> bool {
-        true
+        self.fs.persistent || self.inner.survives_power_loss()
     }
 }
 

@@ -122,13 +122,13 @@ fn cases(n: u64) -> Vec<SplitCase> {
 }
 
 pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
-    let (n, rounds, more) = context.size((50_000, 3, 2), (1_000_000, 3, 2));
+    let n = context.size(50_000, 1_000_000);
     let (memory, cases) = (disk::scratch(context.memory_dir)?, cases(n));
     let task = |case: &SplitCase| (case.name(), json!((case, memory.path().join(case.name()))));
-    let mut all = context.interleave(&cases.iter().map(task).collect::<Vec<_>>(), rounds)?;
+    let mut all = context.interleave(&cases.iter().map(task).collect::<Vec<_>>(), 3)?;
     // The records for which the document has figures.
     let of_document: Vec<_> = cases.iter().filter(|case| case.records() == "20_800").map(task).collect();
-    all.extend(context.interleave(&of_document, more)?);
+    all.extend(context.interleave(&of_document, 2)?);
     let mut answer = object(json!({"records": n, "rounds": all.json()}));
     put(&mut answer, &all)?;
     Ok(answer)
