@@ -54,8 +54,8 @@ impl Question {
     /// Inserts the ratios and figures of the list.
     pub(crate) fn put_figures(&self, all: &Rounds, answer: &mut Map<String, Value>) {
         for [in_names, in_variants] in &self.stars {
-            let (named, variant) =
-                (|text: &str| text.replace('*', in_names), |text: &str| text.replace('*', in_variants));
+            let named = |text: &str| text.replace('*', in_names);
+            let variant = |text: &str| text.replace('*', in_variants);
             for [name, field, top, bottom] in &self.ratios {
                 all.put(answer, &named(name), &named(field), &variant(top), &variant(bottom));
             }
@@ -73,12 +73,12 @@ impl Question {
             answer.insert(name.clone(), json!(all.median(variant, field).map(|figure| figure * factor)));
         }
         for (prefix, name, fields) in &self.each {
-            for (variant, field) in
-                all.variants.iter().flat_map(|(variant, _)| fields.iter().map(move |field| (variant, field)))
-            {
-                let name =
-                    variant.strip_prefix(prefix).map(|rest| name.replace("{variant}", rest).replace("{field}", field));
-                answer.extend(name.zip(all.median(variant, field).map(|figure| json!(figure))));
+            for (variant, _) in &all.variants {
+                let Some(rest) = variant.strip_prefix(prefix) else { continue };
+                let name = name.replace("{variant}", rest);
+                let figure =
+                    |field: &String| Some((name.replace("{field}", field), json!(all.median(variant, field)?)));
+                answer.extend(fields.iter().filter_map(figure));
             }
         }
     }

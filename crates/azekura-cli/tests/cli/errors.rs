@@ -187,7 +187,8 @@ fn closed_pipes_do_not_change_the_exit_code() {
 fn no_database_is_made_by_maintenance() {
     let p = CliFixture::new();
     std::fs::create_dir(p.path("empty")).unwrap();
-    for line in ["compact", "del k", "gc run --space-amp 1.5", "partitions drop p", "get k", "stats", "checkpoint copy"] {
+    for line in ["compact", "del k", "gc run --space-amp 1.5", "partitions drop p", "get k", "stats", "checkpoint copy"]
+    {
         let ran = p.run(&format!("{line} --db empty"));
         assert!(ran.code == Some(3) && ran.err.contains("no database here"), "{line}: {ran:?}");
         assert_eq!(std::fs::read_dir(p.path("empty")).unwrap().count(), 0, "{line}");
