@@ -13,6 +13,7 @@ use crate::db::iter::{
     DbIter, Entries, Iter, IterEnd, IterState, Keys, OwnedBounds, Values, own_bounds, prefix_bounds,
 };
 use crate::db::metrics::PartitionMetrics;
+use crate::db::options::PartitionCreateOptions;
 use crate::db::state::partition_tree::PartitionTree;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
 use crate::engine::{ReadSeqno, SingleCommit, SnapshotGuard};
@@ -69,6 +70,25 @@ fn with_payload<R>(record: &WalRecord<'_>, write: impl FnOnce(&[u8]) -> R) -> R 
 impl Partition {
     pub(crate) fn new(state: Arc<PartitionState>, handle: Arc<DbHandle>) -> Partition {
         Partition { name: Arc::clone(&state.name), state, handle }
+    }
+
+    /// Returns the stored options: those with which the partition was created or last opened.
+    ///
+    /// ```
+    /// # use azekura::{Config, PartitionCreateOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// let options = PartitionCreateOptions::default().block_size(16 << 10);
+    /// let logs = db.open_partition("logs", options.clone())?;
+    /// assert_eq!(logs.options(), options);
+    /// let copy = db.open_partition("copy of logs", logs.options())?;
+    /// assert_eq!(copy.options(), options);
+    /// # Ok(()) }
+    /// ```
+    pub fn options(&self) -> PartitionCreateOptions {
+        // A partition whose stored options cannot be decoded is never opened, and only encoded options replace them.
+        self.state.stored_options().unwrap_or_default()
     }
 
     /// Sets the value of a key, and replaces its previous value.
