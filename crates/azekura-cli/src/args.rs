@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::encoding::TextEncoding;
 use crate::partition_options::{PartitionOptionArgs, partition_name};
 use crate::size::SIZE_HELP;
 
@@ -59,7 +60,7 @@ pub(crate) struct Cli {
     /// Print results and errors as JSON, and no progress bars.
     ///
     /// Commands that list entries print one object per line, all others a single object. Bytes that are not UTF-8 are
-    /// in hexadecimal, under a name that ends in `_hex`.
+    /// in hexadecimal, under a name that ends in `_hex`; a list has one encoding for all keys and one for all values.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
@@ -112,19 +113,34 @@ pub(crate) enum Command {
     /// Count entries.
     #[command(after_help = "Example:\n  azekura count --db my.db --prefix user:")]
     Count(CountArgs),
-    /// Store a directory (path → content) or a file of JSON lines.
+    /// Store a directory (path → content), CSV, JSON lines or a native export.
     ///
-    /// A JSON line is {"key": "text", "value": "text"}; bytes that are not UTF-8 go into "key_hex" and "value_hex".
-    /// Symbolic links and empty directories are not stored.
+    /// CSV has a first row that names the columns: "key" and "value" for UTF-8 text, or "key_hex", "key_base64",
+    /// "key_escape" and so on. A JSON line is {"key": "text", "value": "text"}, with the same names for other
+    /// encodings. --key-encoding and --value-encoding say what a plain "key" or "value" holds. Symbolic links and
+    /// empty directories are not stored.
+    ///
+    /// A file is read and checked to its end before the first entry is stored: a damaged, truncated or wrong file
+    /// changes nothing. Entries are then stored in batches of up to 1,000; each batch is stored completely or not at
+    /// all, and a failure leaves the batches before it. Standard input is stored batch by batch as it is read. Entries
+    /// beyond the limits of the database are skipped and reported, and the exit code is 1. Only a native export has an
+    /// end mark: CSV and JSON lines that were cut off between two entries look complete. A partition that exists keeps
+    /// its options.
     #[command(after_help = "Examples:\n  azekura import --db my.db ~/documents\n  azekura import --db my.db \
-                            entries.jsonl\n  zcat entries.jsonl.gz | azekura import --db my.db -")]
+                            entries.csv --key-encoding hex\n  azekura import --db my.db backup.azk --dry-run\n  zcat \
+                            entries.jsonl.gz | azekura import --db my.db -")]
     Import(ImportArgs),
-    /// Write a partition out as a directory (key → path) or as JSON lines.
+    /// Write a partition out as a directory (key → path), CSV or JSON lines, or all partitions as a native file.
     ///
-    /// Keys that are not safe relative paths (absolute, with "..", and so on) are skipped and reported, and the exit
-    /// code is 1. JSON lines can hold every key and value.
-    #[command(after_help = "Examples:\n  azekura export --db my.db copy-of-documents\n  azekura export --db my.db \
-                            entries.jsonl\n  azekura export --db my.db - | gzip > entries.jsonl.gz")]
+    /// A native file holds the partitions with their options, checksums and an end mark; `import` creates the
+    /// partitions with these options. CSV and JSON lines have one encoding for all keys and one for all values, which
+    /// the name of the column or field states: "key" is UTF-8, the others are "key_hex", "key_base64" and
+    /// "key_escape". Without --key-encoding and --value-encoding, all entries are read first to see whether they are
+    /// UTF-8. As a directory, keys that are not safe relative paths (absolute, with "..", and so on) are skipped and
+    /// reported, and the exit code is 1. The other formats can hold every key and value.
+    #[command(after_help = "Examples:\n  azekura export --db my.db backup.azk\n  azekura export --db my.db \
+                            entries.csv --key-encoding base64\n  azekura export --db my.db copy-of-documents\n  \
+                            azekura export --db my.db - | gzip > entries.jsonl.gz")]
     Export(ExportArgs),
     /// Show the counters of the database and its partitions, and its settings.
     ///
@@ -150,8 +166,10 @@ pub(crate) enum Command {
                             --drop-stale")]
     Gc(GcArgs),
     /// Read and check every byte of every file; exits with 1 and lists the damage.
-    #[command(after_help = "Example:\n  azekura verify --db my.db")]
-    Verify,
+    ///
+    /// Lists the first 20 damaged files; --json lists all files.
+    #[command(after_help = "Examples:\n  azekura verify --db my.db\n  azekura verify --db my.db --all-errors")]
+    Verify(ErrorListArgs),
     /// Merge the tables of a partition into one sorted run, dropping deleted and overwritten entries.
     #[command(after_help = "Examples:\n  azekura compact --db my.db\n  azekura compact --db my.db --partition users")]
     Compact(PartitionFilter),
@@ -278,6 +296,13 @@ pub(crate) struct ScanArgs {
     /// Print the size of each value in bytes instead of the value.
     #[arg(long, conflicts_with = "keys_only")]
     pub(crate) sizes: bool,
+    /// Encoding of all keys with --json; output then begins at once [default: utf8 if all are UTF-8, else hex; the
+    /// entries are read once more to find out].
+    #[arg(long, value_enum, value_name = "ENCODING", conflicts_with = "hex")]
+    pub(crate) key_encoding: Option<TextEncoding>,
+    /// Encoding of all values with --json [default: as for keys].
+    #[arg(long, value_enum, value_name = "ENCODING", conflicts_with = "hex")]
+    pub(crate) value_encoding: Option<TextEncoding>,
 }
 
 /// Arguments of `count`.
@@ -294,34 +319,79 @@ pub(crate) struct CountArgs {
 /// Format of entries outside the database.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TransferFormat {
-    /// A directory: paths are keys, contents are values.
-    Dir,
+    /// A file of azekura: partitions with their options, with checksums and an end mark.
+    Native,
+    /// CSV with the columns key and value.
+    Csv,
     /// JSON lines: one {"key": …, "value": …} per line.
     Jsonl,
+    /// A directory: paths are keys, contents are values.
+    Dir,
+}
+
+/// Length of lists of errors.
+#[derive(Args, Debug, Clone, Copy)]
+pub(crate) struct ErrorListArgs {
+    /// List all errors instead of the first 20.
+    #[arg(long)]
+    pub(crate) all_errors: bool,
+}
+
+/// Encodings of keys and values in CSV and JSON lines.
+#[derive(Args, Debug, Clone, Copy)]
+pub(crate) struct EncodingArgs {
+    /// Encoding of the keys in CSV and JSON lines; `import` needs it only for a plain "key" column that is not UTF-8
+    /// [default: for export, utf8 if all are UTF-8, else hex].
+    #[arg(long, value_enum, value_name = "ENCODING")]
+    pub(crate) key_encoding: Option<TextEncoding>,
+    /// Encoding of the values in CSV and JSON lines [default: as for keys].
+    #[arg(long, value_enum, value_name = "ENCODING")]
+    pub(crate) value_encoding: Option<TextEncoding>,
 }
 
 /// Arguments of `import`.
 #[derive(Args, Debug)]
 pub(crate) struct ImportArgs {
-    #[command(flatten)]
-    pub(crate) partition: PartitionArg,
-    /// A directory, or a file of JSON lines; "-" reads JSON lines from standard input.
+    /// Name of the partition [default: `default`; for `native` the names in the file].
+    ///
+    /// With a native file of one partition, this is the name of the new partition. With a native file of several, only
+    /// the partition of this name is stored.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) partition: Option<String>,
+    /// A directory or a file; "-" reads standard input.
     pub(crate) source: PathBuf,
-    /// Format of SOURCE [default: a directory is `dir`, anything else is `jsonl`].
+    /// Format of SOURCE [default: `dir` for a directory, `native` for a file that begins as one, `csv` for names that
+    /// end in .csv, else `jsonl`].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) format: Option<TransferFormat>,
+    #[command(flatten)]
+    pub(crate) encodings: EncodingArgs,
+    /// Only check SOURCE, and report what would be stored; opens no database.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Create partitions with default options instead of those in a native file.
+    #[arg(long)]
+    pub(crate) ignore_options: bool,
+    #[command(flatten)]
+    pub(crate) errors: ErrorListArgs,
 }
 
 /// Arguments of `export`.
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
-    #[command(flatten)]
-    pub(crate) partition: PartitionArg,
-    /// A new or empty directory, or a new file; "-" writes JSON lines to standard output.
+    /// Name of the partition [default: `default`; for `native` all partitions].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) partition: Option<String>,
+    /// A new or empty directory, or a new file; "-" writes to standard output.
     pub(crate) target: PathBuf,
-    /// Format of TARGET [default: `jsonl` for "-" and names that end in .jsonl, .ndjson or .json, else `dir`].
+    /// Format of TARGET [default: `jsonl` for "-" and names that end in .jsonl, .ndjson or .json, `csv` for .csv,
+    /// `native` for .azk, else `dir`].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) format: Option<TransferFormat>,
+    #[command(flatten)]
+    pub(crate) encodings: EncodingArgs,
+    #[command(flatten)]
+    pub(crate) errors: ErrorListArgs,
 }
 
 /// One or all partitions of the database.

@@ -72,6 +72,11 @@ impl CliError {
         CliError::new(3, "input", message.into(), Some(file.as_ref()))
     }
 
+    /// The error at byte `offset` of its file.
+    pub(crate) fn at_offset(self, offset: u64) -> CliError {
+        CliError { offset: Some(offset), ..self }
+    }
+
     /// An operating-system error of `action` (a verb phrase) on `file`.
     pub(crate) fn os(action: &str, file: impl AsRef<Path>, source: io::Error) -> CliError {
         CliError::new(3, "io", format!("cannot {action}: {source}"), Some(file.as_ref()))

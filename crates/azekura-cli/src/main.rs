@@ -59,7 +59,7 @@ fn run(command: Command, db: Option<&Path>, output: &mut CommandOutput) -> Resul
         Command::Levels(args) => stats::levels(&args, db, output),
         Command::Blobs(args) => stats::blobs(&args, db, output),
         Command::Gc(args) => gc::run(&args, db, output),
-        Command::Verify => verify::verify(db, output),
+        Command::Verify(args) => verify::verify(args, db, output),
         Command::Compact(args) => maintenance::compact(&args, db, output),
         Command::Checkpoint(args) => maintenance::checkpoint(&args, db, output),
         Command::Shell(args) => shell::run(&args, db, output),

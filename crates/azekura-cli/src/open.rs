@@ -105,12 +105,20 @@ pub(crate) fn partition_to_write(path: &Path, name: &str) -> Result<WritablePart
     Ok(WritablePartition { db, partition, created })
 }
 
+/// Opens a partition with its stored options, or creates it with `options`. Returns whether it was created.
+pub(crate) fn open_or_create_partition(
+    db: &Database,
+    name: &str,
+    options: PartitionCreateOptions,
+) -> Result<(Partition, bool)> {
+    let created = !db.partition_exists(name);
+    let partition = if created { db.open_partition(name, options)? } else { db.partition(name)? };
+    Ok((partition, created))
+}
+
 /// Opens a partition; creates it if it is missing, and then returns true with it.
 pub(crate) fn partition_or_new(db: &Database, name: &str) -> Result<(Partition, bool)> {
-    match db.partition_exists(name) {
-        true => Ok((db.partition(name)?, false)),
-        false => Ok((db.open_partition(name, PartitionCreateOptions::default())?, true)),
-    }
+    open_or_create_partition(db, name, PartitionCreateOptions::default())
 }
 
 /// Fails unless `path` is a directory. The message says which commands create a database.

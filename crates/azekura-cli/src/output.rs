@@ -68,9 +68,20 @@ impl CommandOutput {
         Ok(())
     }
 
+    /// Writes lines about errors, indented. Without `all`, writes the first [`ERROR_LINES`] and how to see the others.
+    pub(crate) fn error_lines(&mut self, lines: &[String], all: bool) -> Result<()> {
+        let (shown, hint) = capped(lines, all);
+        shown.iter().map(String::as_str).chain(hint.as_deref()).try_for_each(|line| self.line(format_args!("  {line}")))
+    }
+
     /// Writes bytes unchanged.
     pub(crate) fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.out.write_all(bytes).map_err(write_error)
+    }
+
+    /// The destination of bytes that another writer formats. [`write_error`] explains its errors.
+    pub(crate) fn writer(&mut self) -> &mut dyn Write {
+        &mut self.out
     }
 
     /// Flushes the buffer.
@@ -79,7 +90,21 @@ impl CommandOutput {
     }
 }
 
-fn write_error(error: io::Error) -> CliError {
+/// Number of lines of a list of errors that are shown without `--all-errors`.
+const ERROR_LINES: usize = 20;
+
+/// The lines of a list of errors to show, and a last line if others are not shown.
+pub(crate) fn capped(lines: &[String], all: bool) -> (&[String], Option<String>) {
+    match lines.split_at_checked(ERROR_LINES) {
+        Some((shown, hidden)) if !all && !hidden.is_empty() => {
+            (shown, Some(format!("… and {} more; --all-errors lists them", hidden.len())))
+        }
+        _ => (lines, None),
+    }
+}
+
+/// An error of standard output; a closed pipe ends the command without a message.
+pub(crate) fn write_error(error: io::Error) -> CliError {
     match error.kind() {
         io::ErrorKind::BrokenPipe => CliError::pipe_closed(),
         _ => CliError::os("write the result", "standard output", error),

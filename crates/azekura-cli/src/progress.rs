@@ -40,6 +40,11 @@ impl ProgressReporter {
         self.0.inc(n);
     }
 
+    /// Sets the position, unless it is there or beyond.
+    pub(crate) fn at_least(&self, position: u64) {
+        self.0.inc(position.saturating_sub(self.0.position()));
+    }
+
     pub(crate) fn set(&self, position: u64, total: u64) {
         self.0.set_length(total);
         self.0.set_position(position);

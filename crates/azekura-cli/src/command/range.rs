@@ -7,9 +7,10 @@ use azekura::{Partition, Slice};
 use serde_json::{Map, Value, json};
 
 use crate::args::{CountArgs, RangeArgs, ScanArgs};
+use crate::encoding::{self, TextEncoding};
 use crate::error::{CliError, CommandOutcome, Result};
 use crate::output::CommandOutput;
-use crate::{encoding, interrupt, open};
+use crate::{interrupt, open};
 
 /// The keys between which a scan reads.
 pub(crate) type ScanBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
@@ -17,9 +18,17 @@ pub(crate) type ScanBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 /// Number of characters of a value that are printed on a terminal.
 const VALUE_CHARS_ON_TERMINAL: usize = 100;
 
+/// Encodings of all keys and all values that a scan prints.
+#[derive(Clone, Copy)]
+struct ScanEncodings {
+    key: TextEncoding,
+    value: TextEncoding,
+}
+
 /// Lists entries.
 pub(crate) fn scan(args: &ScanArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let bounds = bounds(&args.range, args.hex.hex)?;
+    check_encodings(args, output)?;
     let (_db, partition) = open::partition_to_read(db, &args.partition.name)?;
     scan_in(&partition, args, bounds, output)?;
     Ok(CommandOutcome::Success)
@@ -32,38 +41,92 @@ pub(crate) fn scan_in(
     bounds: Option<ScanBounds>,
     output: &mut CommandOutput,
 ) -> Result<()> {
+    check_encodings(args, output)?;
     let Some(bounds) = bounds else { return Ok(()) };
-    let limit = usize::try_from(args.limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
-    let entries = partition.range(bounds);
-    if args.reverse {
-        entries.rev().take(limit).try_for_each(|entry| print_entry(args, output, entry))
-    } else {
-        entries.into_iter().take(limit).try_for_each(|entry| print_entry(args, output, entry))
-    }
+    let encodings = if output.json() { Some(scan_encodings(args, partition, &bounds)?) } else { None };
+    for_each_entry(args, partition, bounds, |key, value| {
+        match encodings {
+            Some(encodings) => output.line(entry_json(args, encodings, &key, &value)?)?,
+            None => print_entry(args, output, &key, &value)?,
+        }
+        Ok(true)
+    })
 }
 
-fn print_entry(args: &ScanArgs, output: &mut CommandOutput, entry: azekura::Result<(Slice, Slice)>) -> Result<()> {
-    interrupt::check()?;
-    let (key, value) = entry?;
-    let hex = args.hex.hex;
-    if output.json() {
-        let mut object = Map::new();
-        encoding::put_json(&mut object, "key", &key, hex);
-        if args.sizes {
-            object.insert("size".into(), Value::from(value.len()));
-        } else if !args.keys_only {
-            encoding::put_json(&mut object, "value", &value, hex);
-        }
-        return output.line(Value::Object(object));
+fn check_encodings(args: &ScanArgs, output: &CommandOutput) -> Result<()> {
+    if !output.json() && (args.key_encoding.is_some() || args.value_encoding.is_some()) {
+        return Err(CliError::usage("--key-encoding and --value-encoding apply to --json only; see also --hex"));
     }
-    let key = encoding::display_bytes(&key, hex);
+    Ok(())
+}
+
+/// Calls `visit` with the entries of the scan until it returns false.
+fn for_each_entry(
+    args: &ScanArgs,
+    partition: &Partition,
+    bounds: ScanBounds,
+    mut visit: impl FnMut(Slice, Slice) -> Result<bool>,
+) -> Result<()> {
+    let mut entries = partition.range(bounds);
+    for _ in 0..args.limit.unwrap_or(u64::MAX) {
+        interrupt::check()?;
+        let entry = if args.reverse { entries.next_back() } else { entries.next() };
+        let Some((key, value)) = entry.transpose()? else { break };
+        if !visit(key, value)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The given encodings; UTF-8 or hexadecimal where none is given. Then it reads the entries to see which.
+fn scan_encodings(args: &ScanArgs, partition: &Partition, bounds: &ScanBounds) -> Result<ScanEncodings> {
+    let has_values = !args.keys_only && !args.sizes;
+    let mut keys_are_text = !args.hex.hex;
+    let mut values_are_text = !args.hex.hex;
+    let mut search = !args.hex.hex && (args.key_encoding.is_none() || has_values && args.value_encoding.is_none());
+    if search {
+        for_each_entry(args, partition, bounds.clone(), |key, value| {
+            keys_are_text &= std::str::from_utf8(&key).is_ok();
+            values_are_text &= !has_values || std::str::from_utf8(&value).is_ok();
+            search = keys_are_text && args.key_encoding.is_none()
+                || values_are_text && has_values && args.value_encoding.is_none();
+            Ok(search)
+        })?;
+    }
+    Ok(ScanEncodings {
+        key: args.key_encoding.unwrap_or(TextEncoding::for_text(keys_are_text)),
+        value: args.value_encoding.unwrap_or(TextEncoding::for_text(values_are_text)),
+    })
+}
+
+fn entry_json(args: &ScanArgs, encodings: ScanEncodings, key: &[u8], value: &[u8]) -> Result<Value> {
+    let not_text = |name: &str| {
+        let key = encoding::escaped(key);
+        CliError::usage(format!("the {name} of {key} is not UTF-8; choose another --{name}-encoding"))
+    };
+    let mut object = Map::new();
+    if !encoding::put_json_as(&mut object, "key", key, encodings.key) {
+        return Err(not_text("key"));
+    }
+    if args.sizes {
+        object.insert("size".into(), Value::from(value.len()));
+    } else if !args.keys_only && !encoding::put_json_as(&mut object, "value", value, encodings.value) {
+        return Err(not_text("value"));
+    }
+    Ok(Value::Object(object))
+}
+
+fn print_entry(args: &ScanArgs, output: &mut CommandOutput, key: &[u8], value: &[u8]) -> Result<()> {
+    let hex = args.hex.hex;
+    let key = encoding::display_bytes(key, hex);
     if args.keys_only {
         return output.line(key);
     }
     if args.sizes {
         return output.line(format!("{key}\t{}", value.len()));
     }
-    let shown = if output.is_terminal() { shortened(&value, hex) } else { encoding::display_bytes(&value, hex) };
+    let shown = if output.is_terminal() { shortened(value, hex) } else { encoding::display_bytes(value, hex) };
     output.line(format!("{key}\t{shown}"))
 }
 

@@ -9,6 +9,7 @@ use azekura::fs::{DiskFs, Fs, LockMode};
 use azekura::inspect::{self, FileReport, VerifyReport};
 use serde_json::{Value, json};
 
+use crate::args::ErrorListArgs;
 use crate::command::stats;
 use crate::error::{CommandOutcome, Result, engine_error_json};
 use crate::output::CommandOutput;
@@ -16,7 +17,7 @@ use crate::progress::ProgressReporter;
 use crate::{display, open};
 
 /// Verifies a database and prints the damage.
-pub(crate) fn verify(path: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn verify(args: ErrorListArgs, path: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let report = verify_files(path, output.json())?;
     let problems = problem_lines(&report);
     let sound = CommandOutcome::success_if(problems.is_empty());
@@ -30,9 +31,7 @@ pub(crate) fn verify(path: &Path, output: &mut CommandOutput) -> Result<CommandO
     for (index_type, tables) in index_types(&report) {
         output.line(format!("{} with data blocks of type {index_type}.", display::plural(tables, "table")))?;
     }
-    for problem in &problems {
-        output.line(format!("  {problem}"))?;
-    }
+    output.error_lines(&problems, args.all_errors)?;
     output.line(match problems.is_empty() {
         true => "No damage found.",
         false => "Damage found: restore the files above from a checkpoint or a backup.",

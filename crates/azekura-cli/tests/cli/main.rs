@@ -5,6 +5,7 @@ mod demo;
 mod entries;
 mod errors;
 mod fixture;
+mod formats;
 mod generate;
 mod partitions;
 mod shell;

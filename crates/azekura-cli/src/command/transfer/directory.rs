@@ -1,0 +1,102 @@
+//! A directory: relative paths are keys, contents are values.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+use azekura::Partition;
+use walkdir::{DirEntry, WalkDir};
+
+use crate::command::transfer::loader::EntryLoader;
+use crate::command::transfer::report::TransferReport;
+use crate::error::{CliError, Result};
+use crate::progress::ProgressReporter;
+use crate::{display, encoding, path_key};
+
+/// Stores every regular file below `source` under its relative path. Skips unreadable files.
+pub(super) fn import(source: &Path, db: &Path, mut loader: EntryLoader<'_>) -> Result<TransferReport> {
+    if !source.is_dir() {
+        return Err(CliError::input(source, "not a directory"));
+    }
+    // The database may be inside `source`, and may be created during the walk. Its files are not imported.
+    let is_database = |entry: &DirEntry| {
+        let database = || fs::canonicalize(db).ok();
+        entry.file_type().is_dir() && fs::canonicalize(entry.path()).is_ok_and(|dir| database() == Some(dir))
+    };
+    for entry in WalkDir::new(source).sort_by_file_name().into_iter().filter_entry(|entry| !is_database(entry)) {
+        match entry {
+            Ok(entry) if entry.file_type().is_file() => import_file(entry.path(), source, &mut loader)?,
+            Ok(_) => {}
+            Err(error) => {
+                let name = error.path().unwrap_or(source).display().to_string();
+                let reason = error.into_io_error().map_or("a loop of symbolic links".into(), |e| e.to_string());
+                loader.report.skip(name, reason);
+            }
+        }
+    }
+    loader.finish()
+}
+
+fn import_file(path: &Path, source: &Path, loader: &mut EntryLoader<'_>) -> Result<()> {
+    let name = || path.display().to_string();
+    let length = path.metadata().map_or(0, |data| data.len());
+    if length > u64::from(u32::MAX) {
+        loader.report.skip(name(), format!("{} exceed the maximum size of a value", display::bytes(length)));
+        return Ok(());
+    }
+    match fs::read(path) {
+        Ok(content) => {
+            loader.progress.add(1);
+            loader.progress.message(name());
+            loader.put(&path_key::from_path(path, source), &content, name)
+        }
+        Err(error) => {
+            loader.report.skip(name(), error.to_string());
+            Ok(())
+        }
+    }
+}
+
+/// Writes every value to the file below `target` whose relative path is the key. `target` must be new or empty, so that
+/// it contains no symbolic link to another directory.
+pub(super) fn export(partition: &Partition, target: &Path, json: bool) -> Result<TransferReport> {
+    fs::create_dir_all(target).map_err(|e| CliError::os("create the directory", target, e))?;
+    let mut names = fs::read_dir(target).map_err(|e| CliError::os("read the directory", target, e))?;
+    if names.next().is_some() {
+        return Err(CliError::input(target, "the directory must be new or empty"));
+    }
+    let progress = ProgressReporter::entries(json, partition.approximate_len(), "Exporting");
+    let mut report = TransferReport::default();
+    for entry in partition.iter() {
+        let (key, value) = entry?;
+        let name = || encoding::escaped(&key);
+        let Some(relative) = path_key::to_relative_path(&key) else {
+            report.skip(name(), "the key is not a safe relative path");
+            continue;
+        };
+        match write_file(&target.join(relative), &value) {
+            Ok(()) => {
+                report.count(&key, &value);
+                progress.add(1);
+            }
+            // One key is the directory of another key ("a" and "a/b"), or a name is too long for this file system.
+            Err(error) if is_bad_name(error.kind()) => report.skip(name(), error.to_string()),
+            Err(error) => return Err(CliError::os("write a file", target.join(name()), error)),
+        }
+    }
+    Ok(report)
+}
+
+/// Writes a new file; removes it after an error, because a truncated file would look complete.
+fn write_file(path: &Path, content: &[u8]) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    file.write_all(content).inspect_err(|_| drop(fs::remove_file(path)))
+}
+
+fn is_bad_name(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{AlreadyExists, InvalidFilename, InvalidInput, IsADirectory, NotADirectory};
+    matches!(kind, AlreadyExists | InvalidFilename | InvalidInput | IsADirectory | NotADirectory)
+}

@@ -1,0 +1,17 @@
+//! `import` and `export`: entries as a directory, CSV, JSON lines or a native file, byte for byte in both directions.
+//!
+//! Reading order: `run` (the two commands), `loader` (stores entries in batches), `writer` (the target of an export),
+//! `directory`, `csv_format`, `json_lines`, `native` (the formats), `text_fields` (encodings of CSV and JSON lines),
+//! `report` (what the commands print).
+
+mod csv_format;
+mod directory;
+mod json_lines;
+mod loader;
+mod native;
+mod report;
+mod run;
+mod text_fields;
+mod writer;
+
+pub(crate) use run::{export, import};
