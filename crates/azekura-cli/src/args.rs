@@ -170,6 +170,18 @@ pub(crate) enum Command {
     /// Lists the first 20 damaged files; --json lists all files.
     #[command(after_help = "Examples:\n  azekura verify --db my.db\n  azekura verify --db my.db --all-errors")]
     Verify(ErrorListArgs),
+    /// Copy what is intact of a damaged database to a new one, and report the rest.
+    ///
+    /// The damaged database is only read. Every partition is read in key order around damaged blocks, and stored in the
+    /// new database with its options. The report has the number of recovered entries of each partition, the ranges of
+    /// keys that are lost, and the damaged files. No older version of a key is copied from where its newest may be
+    /// lost: if the index of a table is damaged, all keys in the range of that part of the table are lost, also those
+    /// in other tables. A damaged log loses the damaged commits only; entries may then be of different times. Without a
+    /// readable manifest, or with a damaged pool of an in-memory partition, nothing can be recovered. Exits with 1 if
+    /// anything is lost or damaged.
+    #[command(after_help = "Examples:\n  azekura repair my.db --out repaired.db\n  azekura repair --db my.db --out \
+                            repaired.db --all-errors")]
+    Repair(RepairArgs),
     /// Merge the tables of a partition into one sorted run, dropping deleted and overwritten entries.
     #[command(after_help = "Examples:\n  azekura compact --db my.db\n  azekura compact --db my.db --partition users")]
     Compact(PartitionFilter),
@@ -335,6 +347,18 @@ pub(crate) struct ErrorListArgs {
     /// List all errors instead of the first 20.
     #[arg(long)]
     pub(crate) all_errors: bool,
+}
+
+/// Arguments of `repair`.
+#[derive(Args, Debug)]
+pub(crate) struct RepairArgs {
+    /// Directory of the damaged database [default: that of --db].
+    pub(crate) path: Option<PathBuf>,
+    /// Directory of the new database; it must not exist, or be empty.
+    #[arg(long, value_name = "NEWPATH")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) errors: ErrorListArgs,
 }
 
 /// Encodings of keys and values in CSV and JSON lines.

@@ -77,6 +77,12 @@ impl CliError {
         CliError { offset: Some(offset), ..self }
     }
 
+    /// Damage for which `message` says what follows from it. The file and the offset are those of `error`.
+    pub(crate) fn damaged(error: &Error, message: String) -> CliError {
+        let code = if error.kind() == ErrorKind::Corruption { 5 } else { 3 };
+        CliError { offset: error.offset(), ..CliError::new(code, &kind_word(error.kind()), message, error.file()) }
+    }
+
     /// An operating-system error of `action` (a verb phrase) on `file`.
     pub(crate) fn os(action: &str, file: impl AsRef<Path>, source: io::Error) -> CliError {
         CliError::new(3, "io", format!("cannot {action}: {source}"), Some(file.as_ref()))

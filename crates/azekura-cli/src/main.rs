@@ -25,7 +25,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Cli, Command, DEFAULT_PATH, EXIT_CODES};
-use crate::command::{demo, gc, generate, maintenance, partitions, point, range, shell, stats, transfer, verify};
+use crate::command::{
+    demo, gc, generate, maintenance, partitions, point, range, repair, shell, stats, transfer, verify,
+};
 use crate::error::{CommandOutcome, Result};
 use crate::output::CommandOutput;
 
@@ -60,6 +62,7 @@ fn run(command: Command, db: Option<&Path>, output: &mut CommandOutput) -> Resul
         Command::Blobs(args) => stats::blobs(&args, db, output),
         Command::Gc(args) => gc::run(&args, db, output),
         Command::Verify(args) => verify::verify(args, db, output),
+        Command::Repair(args) => repair::repair(&args, db, output),
         Command::Compact(args) => maintenance::compact(&args, db, output),
         Command::Checkpoint(args) => maintenance::checkpoint(&args, db, output),
         Command::Shell(args) => shell::run(&args, db, output),

@@ -1,7 +1,7 @@
 //! The commands. Each gets its arguments and the output, and returns a `CommandOutcome`.
 //!
 //! `point` (put, get, del), `range` (scan, count), `transfer` (import, export), `stats` (stats, levels, blobs), `gc`
-//! (scan, run), `verify`, `maintenance` (compact, checkpoint), `partitions` (list, create, drop), `shell`,
+//! (scan, run), `verify`, `maintenance` (compact, checkpoint), `partitions` (list, create, drop), `repair`, `shell`,
 //! `demo`, `generate`.
 
 pub(crate) mod demo;
@@ -11,6 +11,7 @@ pub(crate) mod maintenance;
 pub(crate) mod partitions;
 pub(crate) mod point;
 pub(crate) mod range;
+pub(crate) mod repair;
 pub(crate) mod shell;
 pub(crate) mod stats;
 pub(crate) mod transfer;

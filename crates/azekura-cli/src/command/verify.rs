@@ -34,7 +34,10 @@ pub(crate) fn verify(args: ErrorListArgs, path: &Path, output: &mut CommandOutpu
     output.error_lines(&problems, args.all_errors)?;
     output.line(match problems.is_empty() {
         true => "No damage found.",
-        false => "Damage found: restore the files above from a checkpoint or a backup.",
+        false => {
+            "Damage found: restore the files above from a checkpoint or a backup, or copy what is intact with \
+                  `repair`."
+        }
     })?;
     Ok(sound)
 }
@@ -51,6 +54,11 @@ pub(crate) fn problem_lines(report: &VerifyReport) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// The reports of all damaged files.
+pub(crate) fn damaged_json(report: &VerifyReport) -> Vec<Value> {
+    report.files.iter().filter(|file| file.problem.is_some()).map(file_json).collect()
 }
 
 /// Reads every file of the database at `path`. Takes the shared lock, so no process writes to it.

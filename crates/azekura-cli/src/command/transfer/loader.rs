@@ -18,7 +18,7 @@ const KEY_BYTES_MAX: usize = u16::MAX as usize;
 
 /// What a loader does with entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LoadMode {
+pub(crate) enum LoadMode {
     Store,
     /// Counts and checks entries; opens no database.
     Check,
@@ -34,7 +34,7 @@ struct TargetPartition {
 
 /// Stores entries in batches. Opens the partition, and creates it if it is missing, at the first entry: input that is
 /// invalid before its first entry creates nothing.
-pub(super) struct EntryLoader<'a> {
+pub(crate) struct EntryLoader<'a> {
     db_path: &'a Path,
     mode: LoadMode,
     db: Option<Database>,
@@ -44,13 +44,13 @@ pub(super) struct EntryLoader<'a> {
     batch_bytes: u64,
     /// Entries of the current partition.
     partition_entries: u64,
-    pub(super) report: TransferReport,
-    pub(super) progress: ProgressReporter,
+    pub(crate) report: TransferReport,
+    pub(crate) progress: ProgressReporter,
 }
 
 impl<'a> EntryLoader<'a> {
     /// A loader into the partition `name`, until another is begun.
-    pub(super) fn new(db_path: &'a Path, name: &str, mode: LoadMode, progress: ProgressReporter) -> EntryLoader<'a> {
+    pub(crate) fn new(db_path: &'a Path, name: &str, mode: LoadMode, progress: ProgressReporter) -> EntryLoader<'a> {
         EntryLoader {
             db_path,
             mode,
@@ -67,7 +67,7 @@ impl<'a> EntryLoader<'a> {
 
     /// Ends the current partition. The next entries go to the partition `name`, which is created with `options` unless
     /// it exists.
-    pub(super) fn begin_partition(&mut self, name: &str, options: PartitionCreateOptions) -> Result<()> {
+    pub(crate) fn begin_partition(&mut self, name: &str, options: PartitionCreateOptions) -> Result<()> {
         self.end_partition(true)?;
         self.name = name.into();
         self.options = options;
@@ -91,7 +91,7 @@ impl<'a> EntryLoader<'a> {
     }
 
     /// Adds one entry to the batch. Stores a large entry alone, and skips it if it exceeds the limits of the database.
-    pub(super) fn put(&mut self, key: &[u8], value: &[u8], name: impl Fn() -> String) -> Result<()> {
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8], name: impl Fn() -> String) -> Result<()> {
         if self.mode == LoadMode::Check {
             self.check(key, value, name);
             return Ok(());
@@ -153,7 +153,7 @@ impl<'a> EntryLoader<'a> {
     }
 
     /// Commits the last batch and closes the database. Valid input without entries creates an empty partition.
-    pub(super) fn finish(mut self) -> Result<TransferReport> {
+    pub(crate) fn finish(mut self) -> Result<TransferReport> {
         let kept = self.report.skipped.is_empty() || self.partition_entries > 0;
         if kept && self.mode == LoadMode::Store {
             self.target()?;
@@ -162,7 +162,7 @@ impl<'a> EntryLoader<'a> {
     }
 
     /// Commits the entries before an invalid one and closes the database. Returns the number of stored entries.
-    pub(super) fn finish_after_error(self) -> Result<u64> {
+    pub(crate) fn finish_after_error(self) -> Result<u64> {
         let (stored, kept) = (self.mode == LoadMode::Store, self.partition_entries > 0);
         let entries = self.close(kept)?.entries;
         Ok(if stored { entries } else { 0 })

@@ -14,4 +14,5 @@ mod run;
 mod text_fields;
 mod writer;
 
+pub(crate) use loader::{EntryLoader, LoadMode};
 pub(crate) use run::{export, import};

@@ -10,10 +10,10 @@ use crate::output::{CommandOutput, capped};
 
 /// Counts of stored or written entries, and the skipped ones with the reasons.
 #[derive(Debug, Default)]
-pub(super) struct TransferReport {
-    pub(super) entries: u64,
-    pub(super) bytes: u64,
-    pub(super) skipped: Vec<(String, String)>,
+pub(crate) struct TransferReport {
+    pub(crate) entries: u64,
+    pub(crate) bytes: u64,
+    pub(crate) skipped: Vec<(String, String)>,
 }
 
 impl TransferReport {
@@ -38,7 +38,7 @@ impl TransferReport {
     }
 
     /// Prints the skipped entries on standard error, unless the output is JSON.
-    pub(super) fn print_skipped(&self, all_errors: bool, json: bool) -> CommandOutcome {
+    pub(crate) fn print_skipped(&self, all_errors: bool, json: bool) -> CommandOutcome {
         if !json {
             let lines: Vec<_> = self.skipped.iter().map(|(name, reason)| format!("skipped {name}: {reason}")).collect();
             let (shown, hint) = capped(&lines, all_errors);

@@ -1,0 +1,236 @@
+//! repair: what is intact of a damaged database is recovered, and nothing else.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
+use serde_json::Value;
+
+use super::fixture::{CliFixture, CliResult};
+
+const ENTRIES: u32 = 6000;
+
+fn key(n: u32) -> Vec<u8> {
+    format!("key{n:06}").into_bytes()
+}
+
+fn value(n: u32) -> Vec<u8> {
+    n.to_string().repeat(40).into_bytes()
+}
+
+/// Values above the threshold of the partition "blobs".
+fn blob(n: u32) -> Vec<u8> {
+    n.to_le_bytes().repeat(500)
+}
+
+/// A database with one table of "plain", a table and a blob file of "blobs", and entries of "plain" in the WAL only.
+fn make_database(p: &CliFixture) {
+    let db = Config::new(p.path("live")).open().unwrap();
+    let options = PartitionCreateOptions::default().block_size(1 << 10);
+    let plain = db.open_partition("plain", options.clone()).unwrap();
+    (0..ENTRIES).for_each(|n| plain.insert(key(n), value(n)).unwrap());
+    plain.major_compact().unwrap();
+    let blobs = db.open_partition("blobs", options.with_kv_separation(KvSeparationOptions::default())).unwrap();
+    (0..200).for_each(|n| blobs.insert(key(n), blob(n)).unwrap());
+    blobs.major_compact().unwrap();
+    (ENTRIES..ENTRIES + 500).for_each(|n| plain.insert(key(n), value(n)).unwrap());
+    // Closing the database would flush the memtable.
+    db.persist(azekura::PersistMode::SyncAll).unwrap();
+    std::fs::create_dir(p.path("d")).unwrap();
+    for entry in std::fs::read_dir(p.path("live")).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), p.path("d").join(entry.file_name())).unwrap();
+    }
+}
+
+fn files(p: &CliFixture, extension: &str) -> Vec<PathBuf> {
+    let paths = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = paths.filter(|path| path.extension().is_some_and(|e| e == extension)).collect();
+    files.sort_by_key(|path| std::fs::metadata(path).unwrap().len());
+    files
+}
+
+fn flip(path: &Path, offsets: &[usize]) {
+    let mut bytes = std::fs::read(path).unwrap();
+    offsets.iter().for_each(|at| bytes[*at] ^= 0x20);
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Runs `repair`, and checks that the result contains only values that were written. Returns the run, the report and
+/// the numbers of the recovered entries by partition.
+fn repair(p: &CliFixture, out: &str) -> (CliResult, Value, BTreeMap<String, Vec<u32>>) {
+    let ran = p.run(&format!("repair d --out {out} --json"));
+    let report: Value = serde_json::from_slice(&ran.out).unwrap_or_default();
+    let mut recovered = BTreeMap::new();
+    if p.path(out).exists() {
+        let db = Config::new(p.path(out)).open_read_only().unwrap();
+        for name in db.list_partitions() {
+            let partition = db.partition(&name).unwrap();
+            let mut numbers = Vec::new();
+            for entry in partition.iter() {
+                let (k, v) = entry.unwrap();
+                let n = std::str::from_utf8(&k[3..]).unwrap().parse().unwrap();
+                let expected = if name == "blobs" { blob(n) } else { value(n) };
+                assert!(*k == *key(n) && *v == *expected, "{name}: a wrong value of {n}");
+                numbers.push(n);
+            }
+            recovered.insert(name, numbers);
+        }
+    }
+    (ran, report, recovered)
+}
+
+#[test]
+fn intact_database_is_copied_completely() {
+    let p = CliFixture::new();
+    make_database(&p);
+    let (ran, report, recovered) = repair(&p, "out");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!((recovered["plain"].len(), recovered["blobs"].len()), (ENTRIES as usize + 500, 200), "{report}");
+    let open = |name: &str| Config::new(p.path(name)).open_read_only().unwrap();
+    let options = |db: &str| open(db).partition("blobs").unwrap().options();
+    assert_eq!(options("out"), options("d"));
+    assert_eq!(p.run("repair d --out out").code, Some(3), "the target exists");
+    assert_eq!(p.run("repair d --out d/inside").code, Some(3));
+    assert_eq!(p.run("repair none --out new").code, Some(3));
+}
+
+#[test]
+fn entries_outside_of_damaged_blocks_are_recovered() {
+    let p = CliFixture::new();
+    make_database(&p);
+    let table = files(&p, "sst").pop().unwrap();
+    let good = std::fs::read(&table).unwrap();
+    // Data blocks come first in a table. A block holds about 1 KiB before compression.
+    for (i, offsets) in
+        [vec![100], vec![20_000], vec![5_000, 30_000, 60_000], vec![40_000, 41_500, 43_000], vec![90_000, 90_001]]
+            .iter()
+            .enumerate()
+    {
+        flip(&table, offsets);
+        let (ran, report, recovered) = repair(&p, &format!("out{i}"));
+        assert_eq!(ran.code, Some(1), "{offsets:?}: {ran:?}");
+        let plain = &report["partitions"][1];
+        let ranges = plain["lost_ranges"].as_array().unwrap();
+        assert!(!ranges.is_empty() && ranges.len() <= offsets.len(), "{offsets:?}: {plain}");
+        for range in ranges {
+            assert!(range["problem"]["offset"].is_u64(), "{range}");
+        }
+        // Each damaged block loses its own entries only: at most 30 of 1 KiB.
+        let lost = ENTRIES as usize + 500 - recovered["plain"].len();
+        assert!(lost > 0 && lost <= 30 * offsets.len(), "{offsets:?}: {lost} lost: {plain}");
+        assert_eq!(recovered["blobs"].len(), 200);
+        std::fs::write(&table, &good).unwrap();
+    }
+}
+
+#[test]
+fn flipped_bytes_never_give_wrong_values() {
+    let p = CliFixture::new();
+    make_database(&p);
+    let mut run = 0;
+    for extension in ["sst", "blob", "wal"] {
+        for file in files(&p, extension) {
+            let good = std::fs::read(&file).unwrap();
+            for at in [0, 70, 600, good.len() / 3, good.len() / 2, good.len() - 300, good.len() - 1] {
+                flip(&file, &[at]);
+                run += 1;
+                let (ran, report, recovered) = repair(&p, &format!("out{run}"));
+                let place = format!("{} at {at}", file.display());
+                assert!(matches!(ran.code, Some(0 | 1)), "{place}: {ran:?}");
+                let others = match extension {
+                    "sst" => "",
+                    "blob" => "plain",
+                    _ => "blobs",
+                };
+                let all = if others == "plain" { ENTRIES as usize + 500 } else { 200 };
+                assert!(others.is_empty() || recovered[others].len() == all, "{place}: {report}");
+                if extension == "blob" {
+                    assert!(recovered["blobs"].len() >= 198 || at == 0 || at + 300 >= good.len(), "{place}: {report}");
+                }
+                if extension == "wal" {
+                    assert!(recovered["plain"].len() >= ENTRIES as usize, "{place}: {report}");
+                }
+                std::fs::write(&file, &good).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn missing_and_truncated_files_lose_only_their_entries() {
+    let p = CliFixture::new();
+    make_database(&p);
+    let mut run = 0;
+    for (extension, intact) in [("sst", ""), ("blob", "plain"), ("wal", "blobs")] {
+        let file = files(&p, extension).pop().unwrap();
+        let good = std::fs::read(&file).unwrap();
+        for length in [None, Some(0), Some(good.len() / 2), Some(good.len() + 10)] {
+            match length {
+                None => std::fs::remove_file(&file).unwrap(),
+                Some(length) => {
+                    let mut bytes = good.clone();
+                    bytes.resize(length, 1);
+                    std::fs::write(&file, bytes).unwrap();
+                }
+            }
+            run += 1;
+            let (ran, report, recovered) = repair(&p, &format!("out{run}"));
+            assert!(matches!(ran.code, Some(0 | 1)), "{extension} {length:?}: {ran:?}");
+            if !intact.is_empty() {
+                let all = if intact == "plain" { ENTRIES as usize + 500 } else { 200 };
+                assert_eq!(recovered[intact].len(), all, "{extension} {length:?}: {report}");
+            }
+            if extension == "sst" {
+                // The WAL contains the newest entries of "plain", behind the keys of its table.
+                assert_eq!(recovered["blobs"].len(), 200, "{length:?}");
+                assert!(recovered["plain"].len() >= 500, "{length:?}: {report}");
+            }
+            std::fs::write(&file, &good).unwrap();
+        }
+    }
+}
+
+#[test]
+fn damaged_manifest_is_reported() {
+    let p = CliFixture::new();
+    make_database(&p);
+    let manifest = p.path("d/MANIFEST");
+    let good = std::fs::read(&manifest).unwrap();
+    let mut refused = 0;
+    for at in (0..good.len()).step_by(good.len() / 12) {
+        flip(&manifest, &[at]);
+        let (ran, _, _) = repair(&p, &format!("out{at}"));
+        assert!(matches!(ran.code, Some(0 | 1 | 5)), "{at}: {ran:?}");
+        if ran.code == Some(5) {
+            refused += 1;
+            let message = ran.error()["message"].as_str().unwrap().to_string();
+            assert!(message.contains("nothing was recovered"), "{at}: {message}");
+            assert!(!p.path(format!("out{at}")).exists());
+        }
+        std::fs::write(&manifest, &good).unwrap();
+    }
+    assert!(refused > 0);
+    std::fs::remove_file(&manifest).unwrap();
+    let ran = p.run("repair d --out none");
+    assert!(matches!(ran.code, Some(3 | 5)), "{ran:?}");
+    assert!(ran.err.contains("2 tables with 6,200 entries"), "{ran:?}");
+}
+
+#[test]
+fn error_lists_are_capped() {
+    let p = CliFixture::new();
+    let db = Config::new(p.path("d")).open().unwrap();
+    let partition = db.open_partition("default", PartitionCreateOptions::default().block_size(64)).unwrap();
+    (0..3000).for_each(|n| partition.insert(key(n), value(n)).unwrap());
+    partition.major_compact().unwrap();
+    drop(partition);
+    db.close().unwrap();
+    let table = files(&p, "sst").pop().unwrap();
+    let length = std::fs::metadata(&table).unwrap().len() as usize;
+    flip(&table, &(1..60).map(|i| i * length / 100).collect::<Vec<_>>());
+    let short = p.run("repair d --out a").text();
+    let long = p.run("repair d --out b --all-errors").text();
+    let count = |text: &str| text.lines().filter(|line| line.contains("lost: all keys")).count();
+    assert_eq!(count(&short), 20, "{short}");
+    assert!(short.contains("--all-errors") && !long.contains("--all-errors") && count(&long) > 40, "{long}");
+}
