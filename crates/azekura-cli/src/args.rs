@@ -174,11 +174,13 @@ pub(crate) enum Command {
     ///
     /// The damaged database is only read. Every partition is read in key order around damaged blocks, and stored in the
     /// new database with its options. The report has the number of recovered entries of each partition, the ranges of
-    /// keys that are lost, and the damaged files. No older version of a key is copied from where its newest may be
-    /// lost: if the index of a table is damaged, all keys in the range of that part of the table are lost, also those
-    /// in other tables. A damaged log loses the damaged commits only; entries may then be of different times. Without a
-    /// readable manifest, or with a damaged pool of an in-memory partition, nothing can be recovered. Exits with 1 if
-    /// anything is lost or damaged.
+    /// keys that are lost, and the damaged files.
+    ///
+    /// A damaged block loses all keys of its range, because tables overlap and an older version of a key must not
+    /// replace a newer one that is lost. If the header or the index of a table is damaged, that is the range of the
+    /// table or of a part of it. A damaged value in a blob file loses one entry. A damaged log loses the damaged
+    /// commits only; entries may then be of different times. Without a readable manifest, or with a damaged pool of an
+    /// in-memory partition, nothing can be recovered. Exits with 1 if anything is lost or damaged.
     #[command(after_help = "Examples:\n  azekura repair my.db --out repaired.db\n  azekura repair --db my.db --out \
                             repaired.db --all-errors")]
     Repair(RepairArgs),

@@ -1,9 +1,9 @@
 //! repair: what is intact of a damaged database is recovered, and nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
+use azekura::{Config, EngineType, KvSeparationOptions, PartitionCreateOptions, PmemOptions};
 use serde_json::Value;
 
 use super::fixture::{CliFixture, CliResult};
@@ -233,4 +233,93 @@ fn error_lists_are_capped() {
     let count = |text: &str| text.lines().filter(|line| line.contains("lost: all keys")).count();
     assert_eq!(count(&short), 20, "{short}");
     assert!(short.contains("--all-errors") && !long.contains("--all-errors") && count(&long) > 40, "{long}");
+}
+
+/// Several versions of each key in overlapping tables: where the newest version is lost, no older one is recovered.
+#[test]
+fn no_older_version_replaces_a_lost_one() {
+    let p = CliFixture::new();
+    let versioned = |n: u32, version: u32| format!("{n}-{version}-").repeat(20).into_bytes();
+    let db = Config::new(p.path("d")).open().unwrap();
+    let options = PartitionCreateOptions::default().block_size(512).max_memtable_size(64 << 10);
+    let partition = db.open_partition("default", options).unwrap();
+    let newest = |n: u32| 3 - n % 3;
+    for version in 0..4 {
+        (0..2000)
+            .filter(|n| version <= newest(*n))
+            .for_each(|n| partition.insert(key(n), versioned(n, version)).unwrap());
+    }
+    (0..2000).filter(|n| n % 7 == 0).for_each(|n| partition.remove(key(n)).unwrap());
+    partition.flush().unwrap();
+    drop(partition);
+    db.close().unwrap();
+    let tables = files(&p, "sst");
+    assert!(tables.len() > 1);
+    let mut random = 88_172_645_463_325_252u64;
+    let mut next = |end: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % end as u64) as usize
+    };
+    for run in 0..40 {
+        let table = &tables[next(tables.len())];
+        let good = std::fs::read(table).unwrap();
+        // Data blocks come first, behind the file header.
+        let offsets: Vec<usize> = (0..1 + run % 4).map(|_| 64 + next(good.len() * 3 / 4)).collect();
+        flip(table, &offsets);
+        let report = p.run(&format!("repair d --out out{run} --json"));
+        assert!(matches!(report.code, Some(0 | 1)), "{report:?}");
+        let recovered = Config::new(p.path(format!("out{run}"))).open_read_only().unwrap();
+        let mut missing: BTreeSet<u32> = (0..2000).filter(|n| n % 7 != 0).collect();
+        for entry in recovered.partition("default").unwrap().iter() {
+            let (k, v) = entry.unwrap();
+            let n: u32 = std::str::from_utf8(&k[3..]).unwrap().parse().unwrap();
+            assert!(*v == *versioned(n, newest(n)), "{offsets:?}: an older version of {n}");
+            assert!(missing.remove(&n), "{offsets:?}: {n} was removed");
+        }
+        let json: Value = serde_json::from_slice(&report.out).unwrap();
+        let ranges = json["partitions"][0]["lost_ranges"].as_array().unwrap();
+        assert!(ranges.len() <= offsets.len(), "{offsets:?}: {json}");
+        let hex = |n: u32| key(n).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let is_lost = |n: u32, range: &Value| {
+            range["after_hex"].as_str().is_none_or(|after| *after < *hex(n))
+                && range["before_hex"].as_str().is_none_or(|before| *hex(n) < *before)
+        };
+        let unreported: Vec<_> = missing.iter().filter(|n| !ranges.iter().any(|range| is_lost(**n, range))).collect();
+        assert!(unreported.is_empty(), "{offsets:?}: {unreported:?}: {json}");
+        std::fs::write(table, good).unwrap();
+    }
+}
+
+#[test]
+fn damaged_pool_is_reported() {
+    let p = CliFixture::new();
+    let db = Config::new(p.path("d")).open().unwrap();
+    let pool = EngineType::Pmem(PmemOptions::default());
+    let memory = db.open_partition("memory", PartitionCreateOptions::default().engine(pool)).unwrap();
+    let plain = db.open_partition("plain", PartitionCreateOptions::default()).unwrap();
+    (0..2000).for_each(|n| memory.insert(key(n), value(n)).unwrap());
+    (0..2000).for_each(|n| plain.insert(key(n), value(n)).unwrap());
+    memory.flush().unwrap();
+    drop((memory, plain));
+    db.close().unwrap();
+    let (ran, _, recovered) = repair(&p, "good");
+    assert_eq!((ran.code, recovered["memory"].len()), (Some(0), 2000));
+    let pool = files(&p, "pool").pop().unwrap();
+    let good = std::fs::read(&pool).unwrap();
+    let check = |ran: CliResult, place: &str| {
+        assert_eq!(ran.code, Some(5), "{place}: {ran:?}");
+        let error = ran.error();
+        let named = error["file"].as_str().unwrap().ends_with(".pool");
+        assert!(named && error["message"].as_str().unwrap().contains("nothing was recovered"), "{place}: {error}");
+        assert!(!p.path("out").exists());
+    };
+    for at in [0, 5000] {
+        flip(&pool, &[at]);
+        check(repair(&p, "out").0, &at.to_string());
+        std::fs::write(&pool, &good).unwrap();
+    }
+    std::fs::remove_file(&pool).unwrap();
+    check(repair(&p, "out").0, "missing");
 }

@@ -13,7 +13,7 @@ use crate::args::RepairArgs;
 use crate::command::repair::padded_fs::PaddedFs;
 use crate::command::repair::salvage::{self, PartitionLosses};
 use crate::command::transfer::{EntryLoader, LoadMode};
-use crate::command::verify;
+use crate::command::{stats, verify};
 use crate::error::{CliError, CommandOutcome, Result, engine_error_json};
 use crate::output::CommandOutput;
 use crate::progress::ProgressReporter;
@@ -153,9 +153,12 @@ fn print(
     let outcome = CommandOutcome::success_if(problems.is_empty() && reports.iter().all(is_whole));
     if output.json() {
         let partitions: Vec<Value> = reports.iter().map(report_json).collect();
-        let out = args.out.to_string_lossy();
-        output
-            .line(json!({ "out": out, "partitions": partitions, "damaged_files": verify::damaged_json(verified) }))?;
+        output.line(json!({
+            "out": args.out.to_string_lossy(),
+            "partitions": partitions,
+            "damaged_files": verify::damaged_json(verified),
+            "dropped_after_damage": verified.dropped_after_damage.as_ref().map(stats::dropped_json),
+        }))?;
         return Ok(outcome);
     }
     for report in reports {
