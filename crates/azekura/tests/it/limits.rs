@@ -2,8 +2,9 @@
 //!
 //! Modules, in reading order: `sizes` (keys, values, batches), `names` (of partitions, and options), `handles`
 //! (lifetimes of handles, iterators and snapshots), `comparators` (comparators that do not match), `panics` (user
-//! code that panics).
+//! code that panics), `closures` (closures that read values).
 
+mod closures;
 mod comparators;
 mod handles;
 mod names;

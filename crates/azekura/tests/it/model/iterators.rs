@@ -7,7 +7,8 @@ use std::sync::Arc;
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
 use azekura::{Config, ErrorKind, Iter, KvSeparationOptions, Partition, PartitionCreateOptions};
 
-use crate::pools::{config, open_pool};
+use crate::pools::{config, open_pool, pool_options};
+use crate::testkit::comparators::TEST_ORDERS;
 use crate::testkit::property::{check_property, random_seeds};
 use crate::testkit::rng::test_seeds;
 use crate::testkit::{Map, SeededRng};
@@ -178,4 +179,62 @@ fn iter_continues_by_seek_after_read_error() {
     assert_eq!(iter.next_back().unwrap().unwrap().0, [99], "the back is at its bound again");
     let keys: Vec<u8> = iter.map(|pair| pair.unwrap().0[0]).collect();
     assert_eq!(keys, (50..99).collect::<Vec<u8>>());
+}
+
+/// Seeks to keys that exist and that do not, in every key order, in both directions.
+#[test]
+fn seeks_follow_every_key_order() {
+    for order in TEST_ORDERS {
+        let fs = MemFs::new();
+        let db = config(&fs).open().unwrap();
+        let pool = order.open(&db, "pool", pool_options(4 << 20)).unwrap();
+        let table = order.open(&db, "table", order.supported_options(PartitionCreateOptions::default())).unwrap();
+        let mut rng = SeededRng::new(7);
+        let mut random_key = || order.valid_key(&rng.random_bytes(2));
+        let mut model = BTreeMap::new();
+        for n in 0..400u32 {
+            let key = random_key();
+            for part in [&pool, &table] {
+                part.insert(&key, n.to_be_bytes()).unwrap();
+            }
+            model.insert(order.canonical(&key), n.to_be_bytes());
+            if n == 300 {
+                table.flush().unwrap();
+            }
+        }
+        let mut iters = [pool.values(), table.values()];
+        for _ in 0..300 {
+            let target = random_key();
+            let canonical = order.canonical(&target);
+            for values in &mut iters {
+                values.seek(&target);
+                values.seek_back(&target);
+                let at_target = values.next().map(|value| value.unwrap().to_vec());
+                assert_eq!(at_target, model.get(&canonical).map(|value| value.to_vec()), "{order:?}");
+            }
+        }
+        drop(iters);
+        let mut iters = [pool.values(), table.values()];
+        for _ in 0..300 {
+            let target = random_key();
+            let canonical = order.canonical(&target);
+            for values in &mut iters {
+                values.seek(&target);
+                let found = values.next().map(|value| value.unwrap().to_vec());
+                let expected = model.range(canonical.clone()..).next().map(|(_, value)| value.to_vec());
+                assert_eq!(found, expected, "{order:?}, at or after {target:?}");
+            }
+        }
+        let mut iters = [pool.values(), table.values()];
+        for _ in 0..300 {
+            let target = random_key();
+            let canonical = order.canonical(&target);
+            for values in &mut iters {
+                values.seek_back(&target);
+                let found = values.next_back().map(|value| value.unwrap().to_vec());
+                let expected = model.range(..=canonical.clone()).next_back().map(|(_, value)| value.to_vec());
+                assert_eq!(found, expected, "{order:?}, at or before {target:?}");
+            }
+        }
+    }
 }
