@@ -89,13 +89,15 @@ fn check_iters(rng: &mut SeededRng, parts: &[&Partition; 3], model: &mut Map) {
     let pairs = expected_pairs(model, &bounds);
     // The iterators still have the pairs from `front` up to `back`.
     let (mut front, mut back) = (0, pairs.len());
-    let seeks = rng.chance_one_in(2);
+    // From no seeks to one at almost every step.
+    let steps_per_seek = rng.pick(&[None, Some(3), Some(30), Some(1_000)]);
+    let mut is_at_end = false;
     // All mixtures: from long runs of one kind of call to a change at each step.
     let steps_per_mode = rng.pick(&[1, 4, 40, 200]);
     let mut mode = rng.below(ACCESS_MODES);
     let mut iters = parts.map(|part| part.range::<Vec<u8>>(bounds.clone()));
     loop {
-        if seeks && rng.chance_one_in(8) {
+        if steps_per_seek.is_some_and(|steps| rng.chance_one_in(if is_at_end { 2 } else { steps })) {
             let key = random_key(rng);
             if rng.chance_one_in(2) {
                 iters.iter_mut().for_each(|iter| iter.seek(&key));
@@ -120,13 +122,14 @@ fn check_iters(rng: &mut SeededRng, parts: &[&Partition; 3], model: &mut Map) {
         for (found, _) in &found {
             assert_eq!(*found, expected, "mode {mode} within {bounds:?}");
         }
-        if expected.is_none() && (!seeks || rng.chance_one_in(4)) {
+        is_at_end = expected.is_none();
+        if is_at_end && (steps_per_seek.is_none() || rng.chance_one_in(6)) {
             break;
         }
         if rng.chance_one_in(10) {
             random_write(rng, parts, model);
         }
-        if rng.chance_one_in(steps_per_mode) {
+        if is_at_end || rng.chance_one_in(steps_per_mode) {
             mode = rng.below(ACCESS_MODES);
         }
     }
