@@ -77,7 +77,24 @@ impl SuperVersionCell {
     pub(crate) fn replace(&self, next: impl FnOnce(&SuperVersion) -> SuperVersion) {
         let _turn = lock(&self.replace_lock);
         let next = self.with(next);
+        #[cfg(any(test, feature = "testing"))]
+        let old = Arc::downgrade(&self.cell.load_arc());
         self.cell.store(Arc::new(next));
+        #[cfg(any(test, feature = "testing"))]
+        wait_until_dropped(&old);
+    }
+}
+
+/// In builds for tests: waits for the readers of a replaced super version, for a bounded time. Otherwise a test that
+/// expects a file to be removed could fail because a thread of another test is pinned and does not run.
+#[cfg(any(test, feature = "testing"))]
+fn wait_until_dropped(old: &std::sync::Weak<SuperVersion>) {
+    const YIELDS_MAX: usize = 100;
+    for _ in 0..YIELDS_MAX {
+        if old.strong_count() == 0 {
+            return;
+        }
+        crate::mem::atomic::yield_now();
     }
 }
 

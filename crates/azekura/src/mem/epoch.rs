@@ -256,27 +256,6 @@ pub(in crate::mem) fn retire(value: Box<dyn Send>) {
     }
 }
 
-/// In builds for tests: how often [`retire_and_wait`] yields.
-#[cfg(all(any(test, feature = "testing"), not(azekura_explore)))]
-const FREE_YIELDS_MAX: usize = 100;
-
-/// In builds for tests: retires `value`, and waits a bounded time until it is dropped. Otherwise a test that expects a
-/// file to be removed could fail because a thread of another test is pinned and does not run.
-#[cfg(all(any(test, feature = "testing"), not(azekura_explore)))]
-fn retire_and_wait(value: Box<dyn Send>) {
-    let dropped = Arc::new(());
-    let watch = Arc::downgrade(&dropped);
-    retire(Box::new((value, dropped))); // the fields are dropped in this order
-    let pinned = HANDLE.try_with(|handle| handle.0.depth.load(Ordering::Relaxed) > 0).unwrap_or(true);
-    for _ in 0..if pinned { 0 } else { FREE_YIELDS_MAX } {
-        if watch.strong_count() == 0 {
-            break;
-        }
-        std::thread::yield_now();
-        collect();
-    }
-}
-
 /// A point in time for callers that reuse memory themselves: they wait until the readers of that time have unpinned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RetireEpoch(u64);
@@ -347,11 +326,7 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
     pub(crate) fn store(&self, value: Arc<T>) {
         let old = self.value.swap(Arc::into_raw(value).cast_mut(), Ordering::SeqCst);
         // SAFETY: the pointer is from `Arc::into_raw`, and the swap transferred the one count that the cell owned.
-        let old = unsafe { Arc::from_raw(old.cast_const()) };
-        #[cfg(not(all(any(test, feature = "testing"), not(azekura_explore))))]
-        retire(Box::new(old));
-        #[cfg(all(any(test, feature = "testing"), not(azekura_explore)))]
-        retire_and_wait(Box::new(old));
+        retire(Box::new(unsafe { Arc::from_raw(old.cast_const()) }));
     }
 }
 
