@@ -32,17 +32,21 @@ fn key(index: u64) -> [u8; 16] {
 }
 
 fn load(options: PartitionCreateOptions, flush: bool) -> Loaded {
+    load_records(options, RECORDS, flush)
+}
+
+fn load_records(options: PartitionCreateOptions, records: u64, flush: bool) -> Loaded {
     let dir = TempDir::new().expect("a temporary directory");
     let database = Config::new(dir.path()).cache_size(1 << 30).open().expect("an empty directory opens");
     let partition = database.open_partition("bench", options.max_memtable_size(256 << 20)).expect("it is new");
-    for index in 0..RECORDS {
+    for index in 0..records {
         partition.insert(key(index), [index as u8; 100]).expect("the disk has room");
     }
     if flush {
         partition.flush().expect("the disk has room");
     }
     let loaded = Loaded { partition, _database: database, dir };
-    (0..RECORDS).for_each(|index| _ = loaded.partition.get(key(index)).expect("it was written"));
+    (0..records).for_each(|index| _ = loaded.partition.get(key(index)).expect("it was written"));
     loaded
 }
 
@@ -75,6 +79,30 @@ fn present_lent(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn missing(bencher: Bencher<'_, '_>) {
     get(bencher, &load(PartitionCreateOptions::default(), true), 1 << 48);
+}
+
+/// Number of records of [`many_keys`]: more than the second-level cache of the processor holds.
+const MANY_RECORDS: u64 = 1_000_000;
+
+/// Sets of random keys of [`MANY_RECORDS`], by single gets and by one `multi_get`. Compare the variants of one length.
+#[divan::bench(args = ["get 32", "multi_get 32", "get 128", "multi_get 128"])]
+fn many_keys(bencher: Bencher<'_, '_>, variant: &str) {
+    let (call, len) = variant.split_once(' ').expect("a call and a number of keys");
+    let len: u64 = len.parse().expect("a number of keys");
+    let loaded = load_records(PartitionCreateOptions::default(), MANY_RECORDS, true);
+    let mut state = 1u64;
+    let keys = move || -> Vec<[u8; 16]> {
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            key((state >> 33) % MANY_RECORDS)
+        };
+        (0..len).map(|_| next()).collect()
+    };
+    let partition = &loaded.partition;
+    bencher.with_inputs(keys).bench_local_values(|keys| match call {
+        "get" => keys.iter().map(|key| partition.get(key).expect("reads work")).collect::<Vec<_>>(),
+        _ => partition.multi_get(keys).expect("reads work"),
+    });
 }
 
 #[divan::bench]

@@ -1,9 +1,12 @@
 //! Scans of 100,000 records and short range reads: in the memtable, in tables of each type of data block, and in a
-//! pool.
+//! pool. Scans of absent prefixes, with and without prefix filters. A queue, early and late.
 //!
 //! `cargo bench -p azekura --bench scans`
 
-use azekura::{Config, DataBlockIndexType, Database, EngineType, Partition, PartitionCreateOptions, PmemOptions};
+use azekura::{
+    CompactionStrategy, Config, DataBlockIndexType, Database, EngineType, LeveledOptions, Partition,
+    PartitionCreateOptions, PmemOptions, PrefixExtractor,
+};
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use tempfile::TempDir;
@@ -49,6 +52,57 @@ fn load(place: &str) -> Loaded {
     }
     assert_eq!(partition.iter().count() as u64, RECORDS);
     Loaded { partition, _database: database, _dir: dir }
+}
+
+/// Number of runs of [`absent_prefix`] on level 0.
+const RUNS: u64 = 8;
+
+/// Scans of a prefix that no key has, with and without prefix filters, over 8 runs.
+#[divan::bench(args = [false, true])]
+fn absent_prefix(bencher: Bencher<'_, '_>, has_filters: bool) {
+    let leveled = LeveledOptions::default().l0_compaction_trigger(1_000);
+    let mut options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
+    if has_filters {
+        options = options.prefix_extractor(PrefixExtractor::Fixed(8));
+    }
+    let dir = TempDir::new().expect("a temporary directory");
+    let database = Config::new(dir.path()).workers(0).cache_size(1 << 30).open().expect("an empty directory opens");
+    let partition = database.open_partition("bench", options).expect("it is new");
+    for run in 0..RUNS {
+        for index in (run..RECORDS).step_by(RUNS as usize) {
+            partition.insert(key(index), [index as u8; 100]).expect("the disk has room");
+        }
+        partition.flush().expect("the disk has room");
+    }
+    let mut index = RECORDS;
+    bencher.bench_local(|| {
+        index += 1;
+        black_box(partition.prefix(&key(index)[..8]).next().is_none())
+    });
+}
+
+/// A round of a queue after the given number of earlier rounds: an insertion at the tail, a scan for the first key, and
+/// its removal.
+#[divan::bench(args = [1_000, 10_000, 100_000, 1_000_000], sample_count = 20, sample_size = 100)]
+fn queue_round(bencher: Bencher<'_, '_>, earlier: u64) {
+    const DEPTH: u64 = 100;
+    let dir = TempDir::new().expect("a temporary directory");
+    let database = Config::new(dir.path()).open().expect("an empty directory opens");
+    let options = PartitionCreateOptions::default().max_memtable_size(1 << 30);
+    let partition = database.open_partition("queue", options).expect("it is new");
+    let mut tail = 0u64;
+    let mut insert = || {
+        tail += 1;
+        partition.insert(tail.to_be_bytes(), [tail as u8; 100]).expect("the disk has room");
+    };
+    (0..DEPTH).for_each(|_| insert());
+    let mut round = || {
+        insert();
+        let (first, _) = partition.first_key_value().expect("reads work").expect("the queue is not empty");
+        partition.remove(&first).expect("the disk has room");
+    };
+    (0..earlier).for_each(|_| round());
+    bencher.bench_local(round);
 }
 
 #[divan::bench(args = PLACES, sample_count = 20, sample_size = 1)]

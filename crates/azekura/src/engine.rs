@@ -9,14 +9,18 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::base::key::split_expiry;
+use crate::base::key_range::KeyRange;
 use crate::base::sync::{CachePadded, WakeSignal};
 use crate::base::version_edit::VersionEdit;
 use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
+use crate::iter::dead_ranges::DeadRangesView;
 use crate::mem::atomic::{
-    AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, lock, spin_loop, yield_now,
+    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, lock, spin_loop, yield_now,
 };
 use crate::mem::slice::Slice;
+use crate::vfs::expiry_clock::ExpiryClock;
 use crate::vfs::fs::PersistenceLevel;
 
 /// State of a tree from which `db` computes write stalls.
@@ -50,10 +54,55 @@ pub(crate) enum Task {
 /// resolves `Latest` itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadSeqno {
-    /// The newest published commit at the time the tree's state was taken.
+    /// The newest published commit at the time the tree's state was taken, and the time at which a record that expires
+    /// is found.
     Latest,
-    /// A registered snapshot's sequence number.
-    At(SeqNo),
+    /// What a registered snapshot reads.
+    At(ReadMoment),
+}
+
+/// What a reader sees: the records up to a sequence number that have not expired at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ReadMoment {
+    pub(crate) seqno: SeqNo,
+    /// In milliseconds since 1970. 0 if the reader has no time, because it can see no record that expires, except in
+    /// its own transaction: nothing has expired then.
+    pub(crate) now_ms: u64,
+}
+
+impl From<SeqNo> for ReadMoment {
+    /// A reader that sees expired records too.
+    fn from(seqno: SeqNo) -> ReadMoment {
+        ReadMoment { seqno, now_ms: 0 }
+    }
+}
+
+/// Until when a record must have expired, so that no reader sees it: what the registered readers and all later ones
+/// have in common. The default is that no record has expired.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ExpiryLimits {
+    /// The sequence number of each registered reader, ascending, with the lowest time of the reader and all behind it.
+    readers: Vec<ReadMoment>,
+    /// The lowest time of later readers.
+    pub(crate) now_ms: u64,
+}
+
+impl ExpiryLimits {
+    /// A record with this sequence number that expires at or before the result has expired for every reader that can
+    /// see it.
+    pub(crate) fn limit_ms(&self, seqno: SeqNo) -> u64 {
+        let at = self.readers.partition_point(|reader| reader.seqno < seqno);
+        self.readers.get(at).map_or(self.now_ms, |reader| reader.now_ms)
+    }
+
+    /// Whether an entry has expired for every reader that can see it.
+    ///
+    /// # Errors
+    /// As [`split_expiry`].
+    #[inline]
+    pub(crate) fn is_expired(&self, entry: &EntryRef<'_>) -> Result<bool> {
+        Ok(entry.kind.has_expiry() && split_expiry(entry.kind, entry.value)?.0 <= self.limit_ms(entry.seqno))
+    }
 }
 
 /// The newest sequence number that readers may see. `db` advances it by whole commits; the trees read it.
@@ -266,53 +315,103 @@ impl SeqnoAllocator {
     }
 }
 
-/// List of the sequence numbers at which snapshots and iterators read, with the number of readers of each.
+/// List of what snapshots and iterators read, with the number of readers of each.
 ///
 /// A reader chooses its sequence number and registers it under one lock. Flushes and compactions read the list under
 /// the same lock. A version is therefore dropped only if no registered reader needs it, because later readers choose
-/// a sequence number at or above the newest one in the list.
+/// a sequence number at or above the newest one in the list. The same holds for the time of readers.
 #[derive(Debug)]
 pub(crate) struct SnapshotList {
     visible: LastVisibleSeqno,
+    clock: ExpiryClock,
+    /// Whether a partition may have records that expire. Set for good before the first of them is visible.
+    uses_expiry: AtomicBool,
     /// Ascending. A vector, because most readers register and unregister at its end.
-    registered: Mutex<Vec<(SeqNo, usize)>>,
+    registered: Mutex<Vec<(ReadMoment, usize)>>,
 }
 
 impl SnapshotList {
+    /// A list for trees in which nothing expires.
     pub(crate) fn new(visible: LastVisibleSeqno) -> Arc<SnapshotList> {
-        Arc::new(SnapshotList { visible, registered: Mutex::default() })
+        SnapshotList::with_clock(visible, ExpiryClock::default())
     }
 
-    fn lock_registered(&self) -> MutexGuard<'_, Vec<(SeqNo, usize)>> {
+    pub(crate) fn with_clock(visible: LastVisibleSeqno, clock: ExpiryClock) -> Arc<SnapshotList> {
+        Arc::new(SnapshotList { visible, clock, uses_expiry: AtomicBool::new(false), registered: Mutex::default() })
+    }
+
+    /// Tells that a partition may have records that expire from now on.
+    pub(crate) fn note_expiry_use(&self) {
+        self.uses_expiry.store(true, Ordering::SeqCst);
+    }
+
+    /// The time, which never goes back; see [`ExpiryClock`].
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+
+    fn lock_registered(&self) -> MutexGuard<'_, Vec<(ReadMoment, usize)>> {
         lock(&self.registered)
     }
 
-    /// Registers a reader at the last visible sequence number.
+    /// Registers a reader of any partition at the last visible sequence number.
     pub(crate) fn register(self: &Arc<Self>) -> SnapshotGuard {
+        self.register_with(&self.uses_expiry)
+    }
+
+    /// As [`register`](SnapshotList::register). The reader has a time if `uses_expiry` is set, which tells that the
+    /// partitions that it reads may have records that expire. It is set before the first of them is visible.
+    pub(crate) fn register_with(self: &Arc<Self>, uses_expiry: &AtomicBool) -> SnapshotGuard {
         let mut held = self.lock_registered();
-        let at = self.visible.get();
+        let seqno = self.visible.get();
+        // Behind the visible sequence number: a reader without a time sees no record that expires.
+        let now_ms = if uses_expiry.load(Ordering::SeqCst) { self.clock.now_ms() } else { 0 };
+        let moment = ReadMoment { seqno, now_ms };
         match held.last_mut() {
-            Some((last, readers)) if *last == at => *readers += 1,
-            _ => held.push((at, 1)), // the last visible sequence number never decreases
+            Some((last, readers)) if *last == moment => *readers += 1,
+            // Neither the last visible sequence number nor the time decreases, so this is near the end.
+            _ => match held.binary_search_by_key(&moment, |(at, _)| *at) {
+                Ok(at) => held[at].1 += 1,
+                Err(at) => held.insert(at, (moment, 1)),
+            },
         }
-        SnapshotGuard { seqno: at, list: Arc::clone(self) }
+        SnapshotGuard { moment, list: Arc::clone(self) }
     }
 
     /// Returns all registered sequence numbers, ascending, followed by the last visible one.
     pub(crate) fn seqnos(&self) -> Vec<SeqNo> {
         let held = self.lock_registered();
-        let mut list: Vec<SeqNo> = held.iter().map(|(at, _)| *at).collect();
-        let newest = self.visible.get();
-        if list.last() != Some(&newest) {
-            list.push(newest);
-        }
+        let mut list: Vec<SeqNo> = held.iter().map(|(at, _)| at.seqno).collect();
+        list.push(self.visible.get());
+        list.dedup();
         list
+    }
+
+    /// Returns the limits for the current and all later readers.
+    pub(crate) fn expiry_limits(&self) -> ExpiryLimits {
+        let held = self.lock_registered();
+        let now_ms = self.clock.now_ms();
+        let mut lowest = now_ms;
+        let mut readers: Vec<ReadMoment> = held.iter().rev().map(|(reader, _)| *reader).collect();
+        for reader in &mut readers {
+            if reader.now_ms > 0 {
+                lowest = lowest.min(reader.now_ms);
+            }
+            reader.now_ms = lowest;
+        }
+        readers.reverse();
+        ExpiryLimits { readers, now_ms }
     }
 
     /// Returns the lowest sequence number that a current or later reader may read at.
     pub(crate) fn oldest(&self) -> SeqNo {
         let held = self.lock_registered();
-        held.first().map_or_else(|| self.visible.get(), |(at, _)| *at)
+        held.first().map_or_else(|| self.visible.get(), |(at, _)| at.seqno)
+    }
+
+    /// Returns the highest sequence number of a registered reader.
+    pub(crate) fn newest_registered(&self) -> Option<SeqNo> {
+        self.lock_registered().last().map(|(at, _)| at.seqno)
     }
 
     #[inline]
@@ -329,31 +428,35 @@ impl SnapshotList {
 /// Registration of one reader, removed on drop.
 #[derive(Debug)]
 pub(crate) struct SnapshotGuard {
-    seqno: SeqNo,
+    moment: ReadMoment,
     list: Arc<SnapshotList>,
 }
 
 impl SnapshotGuard {
     pub(crate) fn seqno(&self) -> SeqNo {
-        self.seqno
+        self.moment.seqno
+    }
+
+    pub(crate) fn moment(&self) -> ReadMoment {
+        self.moment
     }
 }
 
 impl Clone for SnapshotGuard {
     fn clone(&self) -> SnapshotGuard {
         let mut held = self.list.lock_registered();
-        if let Ok(i) = held.binary_search_by_key(&self.seqno, |(at, _)| *at) {
+        if let Ok(i) = held.binary_search_by_key(&self.moment, |(at, _)| *at) {
             held[i].1 += 1;
         }
         drop(held);
-        SnapshotGuard { seqno: self.seqno, list: Arc::clone(&self.list) }
+        SnapshotGuard { moment: self.moment, list: Arc::clone(&self.list) }
     }
 }
 
 impl Drop for SnapshotGuard {
     fn drop(&mut self) {
         let mut held = self.list.lock_registered();
-        if let Ok(i) = held.binary_search_by_key(&self.seqno, |(at, _)| *at) {
+        if let Ok(i) = held.binary_search_by_key(&self.moment, |(at, _)| *at) {
             held[i].1 -= 1;
             if held[i].1 == 0 {
                 held.remove(i);
@@ -418,7 +521,12 @@ pub(crate) trait EngineView: Send + Sync {
     /// Returns an iterator over key versions: every version within `bounds` that a reader at `at` may need, and
     /// possibly others. `at` must stay registered while the iterator exists. The iterator owns its tables and
     /// memtables. A tree that skips keys by itself does so within `bounds` only.
-    fn iter(&self, at: SeqNo, bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>>;
+    fn iter(&self, at: ReadMoment, bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>>;
+
+    /// The dead ranges that iterators over this state use and learn, if the tree has some.
+    fn dead_ranges(&self) -> Option<DeadRangesView> {
+        None
+    }
 
     /// Returns a reader for the blob pointers of this state. It owns its files.
     fn blob_resolver(&self) -> Box<dyn BlobResolver>;
@@ -456,6 +564,8 @@ pub(crate) struct PlannedChange<'a> {
     pub(crate) key: &'a [u8],
     /// The length of the value in bytes; `None` for a removal.
     pub(crate) value_len: Option<usize>,
+    /// The keys that a range delete removes; `None` for a change of one key.
+    pub(crate) range: Option<KeyRange<&'a [u8]>>,
 }
 
 /// Space that a tree reserved for one record: offset and length.
@@ -516,6 +626,16 @@ pub(crate) trait Engine: Send + Sync {
     /// them. `reservation` is the space that [`prepare`](Engine::prepare) reserved for the record, if any.
     fn apply(&self, entry: EntryRef<'_>, reservation: Option<RecordReservation>) -> Result<bool>;
 
+    /// Completes the range deletes that were applied since the last call. The leader calls it when the group with them
+    /// is visible, before any other change is made. A record of kind [`RangeDelete`](RecordKind::RangeDelete) removes
+    /// the records of its range with lower sequence numbers, and is always committed in a group.
+    ///
+    /// # Errors
+    /// `Corruption` if the tree is damaged: the state is unknown.
+    fn complete_range_deletes(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Makes one change that is not part of a batch. Several threads may call this at the same time. `assign_seqno`
     /// is called at most once, when nothing can refuse the change any more. It returns the sequence number of the
     /// change, or none if the change may not be made now; then the result is false. Changes of one key get their
@@ -539,8 +659,20 @@ pub(crate) trait Engine: Send + Sync {
     /// Returns the value of `key` at `at`.
     fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>>;
 
+    /// Returns the values of `keys` at `at`, the moment of a registered snapshot, in the order of `keys`.
+    fn multi_get(&self, keys: &[&[u8]], at: ReadMoment) -> Result<Vec<Option<Slice>>>;
+
     /// Returns the length in bytes of the value of `key` at `at`.
     fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>>;
+
+    /// Returns whether the state of `key` may differ from its state at `since`: false only if both are equal. Takes
+    /// also changes into account that are applied and not visible yet. A sequence number at or below `since` must be
+    /// registered as a snapshot, and every change up to `since` must be applied.
+    fn changed_since(&self, key: &[u8], since: SeqNo) -> Result<bool>;
+
+    /// Returns a key within `bounds` whose state may differ from its state at `since`, if there is one; otherwise as
+    /// [`changed_since`](Engine::changed_since).
+    fn range_changed_since(&self, bounds: KeyBounds<'_>, since: SeqNo) -> Result<Option<Vec<u8>>>;
 
     /// Returns the current state of the tree; its files and memtables are kept until the view is dropped.
     fn view(&self) -> Box<dyn EngineView>;
@@ -615,7 +747,10 @@ pub(crate) trait Engine: Send + Sync {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::testing::TestEnv;
 
     #[test]
     fn lists_each_moment_once_and_the_newest_always() {
@@ -628,6 +763,7 @@ mod tests {
         let c = points.register();
         assert_eq!(points.seqnos(), [SeqNo(5), SeqNo(9)]);
         assert_eq!((points.oldest(), points.visible()), (SeqNo(5), SeqNo(9)));
+        assert_eq!(points.newest_registered(), Some(SeqNo(9)));
         drop(a);
         let d = b.clone();
         drop(b);
@@ -636,6 +772,40 @@ mod tests {
         assert_eq!(points.count(), 2);
         drop((c, d));
         assert_eq!(points.seqnos(), [SeqNo(12)]);
+        assert_eq!(points.newest_registered(), None);
         assert_eq!(points.oldest(), SeqNo(12));
+    }
+
+    #[test]
+    fn expired_for_the_oldest_reader_that_sees_it() {
+        let (env, visible) = (TestEnv::new(1), LastVisibleSeqno::default());
+        let list = SnapshotList::with_clock(visible.clone(), ExpiryClock::new(Arc::new(env.clone())));
+        let pass = || env.advance(Duration::from_secs(1));
+        visible.publish(SeqNo(5));
+        let timeless = list.register();
+        assert_eq!(timeless.moment(), ReadMoment::from(SeqNo(5)));
+        list.note_expiry_use();
+        let first = list.register();
+        pass();
+        let second = list.register();
+        pass();
+        visible.publish(SeqNo(9));
+        let third = list.register();
+        pass();
+        assert_eq!(list.seqnos(), [SeqNo(5), SeqNo(9)]);
+        let start = first.moment().now_ms;
+        let limits = || {
+            let limits = list.expiry_limits();
+            [1, 5, 6, 9, 10].map(|seqno| limits.limit_ms(SeqNo(seqno)) - start)
+        };
+        assert_eq!(limits(), [0, 0, 2_000, 2_000, 3_000]);
+        drop((first, timeless));
+        assert_eq!(limits(), [1_000, 1_000, 2_000, 2_000, 3_000]);
+        env.jump_wall_clock(-9_000);
+        let fourth = list.register();
+        assert_eq!((fourth.moment().now_ms, list.count()), (start + 3_000, 3), "the clock has jumped back");
+        drop((second, third, fourth));
+        assert_eq!(limits(), [3_000; 5]);
+        assert_eq!(ExpiryLimits::default().limit_ms(SeqNo(1)), 0);
     }
 }

@@ -35,24 +35,33 @@ pub use base::comparator::Comparator;
 pub use base::compression::CompressionType;
 pub use base::error::{Error, ErrorKind, Result};
 pub use base::event::{DroppedAfterDamage, Event, Listener};
+pub use base::merge_operator::{AssociativeMerge, MergeOperator};
 pub use db::batch::Batch;
 pub use db::blob_gc::{GarbageCollection, GarbageCollection as Gc, GcReport};
+pub use db::components::PartitionComponents;
 #[doc(hidden)]
 #[cfg(any(test, feature = "testing"))]
 pub use db::config::PlantedBug;
 pub use db::config::{Config, PersistMode, Settings};
 pub use db::database::Database;
-pub use db::iter::{Entries, Entry, Iter, Keys, Values};
+pub use db::entry::Entry;
+pub use db::ingest::{BulkOptions, Ingest};
+pub use db::iter::{Entries, Iter, Keys, Values};
 pub use db::metrics::{BlockKindMetrics, CacheMetrics, Metrics, PartitionMetrics, PoolMetrics};
 pub use db::options::{CompactionStrategy, EngineType, PartitionCreateOptions};
 pub use db::partition::Partition;
 pub use db::snapshot::Snapshot;
+pub use db::transaction::transaction::{Savepoint, Transaction};
+pub use db::transaction::transaction_options::{Isolation, TransactionOptions};
+pub use db::transaction::untracked_reads::UntrackedReads;
 pub use lsm::blob_map::BlobFileMetrics;
+pub use lsm::compaction_filter::{CompactionFilter, FilterContext, FilterDecision, FilterValue};
 pub use lsm::metrics::LevelMetrics;
 pub use lsm::options::{KvSeparationOptions, LeveledOptions};
 pub use mem::slice::Slice;
 pub use pmem::options::PmemOptions;
 pub use table::options::{DataBlockIndexType, FilterPolicy};
+pub use table::prefix::PrefixExtractor;
 pub use vfs::fs::PersistenceLevel;
 pub use vfs::open_files::DirectIo;
 pub use wal::RecoveryMode;
@@ -88,6 +97,12 @@ pub mod fs {
     pub use crate::vfs::disk::DiskFs;
     pub use crate::vfs::env::{Env, SystemEnv, Thread};
     pub use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
+}
+
+/// The merge operators of this crate: counters, appended values, the greatest value, and sets. [`Database::partition`]
+/// opens a partition with one of them by its stored name.
+pub mod merge_operators {
+    pub use crate::base::merge_operator::{append, decode_set, encode_set, i64_add, max, set_union, u64_add};
 }
 
 /// The program of the README, compiled and run with the tests. The published package does not contain the README of the

@@ -267,6 +267,29 @@ impl ManifestFileState {
     }
 }
 
+/// Encodes a manifest in memory. `file_id` must differ from that of another content under the same name.
+///
+/// # Errors
+/// None; the signature is that of writing to a file.
+pub(crate) fn encode_manifest(file_id: [u8; 16], edits: &[VersionEdit]) -> Result<Vec<u8>> {
+    let mut payload = Vec::new();
+    edits.iter().for_each(|edit| edit.encode(&mut payload));
+    let place = LogFileIdentity { file_id, epoch: 0 };
+    let mut out = FileHeader { kind: FileKind::Manifest, file_id }.encode().to_vec();
+    let mut writer = RecordLogWriter::new();
+    writer.reset(out.len() as u64);
+    let mut sink = |bytes: &[u8], offset: u64| {
+        out.truncate(usize::try_from(offset).unwrap_or(usize::MAX));
+        out.extend_from_slice(bytes);
+        Ok(())
+    };
+    let record =
+        LogRecord { first_seqno: SeqNo::ZERO.plus(1), count: 1, durable_seqno: SeqNo::ZERO, payload: &payload };
+    writer.add_record(&place, &record, &mut sink)?;
+    writer.flush(&mut sink)?;
+    Ok(out)
+}
+
 /// Decodes a manifest in memory, for inspection and fuzzing.
 ///
 /// # Errors

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::base::coding::{ByteReader, put_varint};
 use crate::base::error::{Error, Result};
+use crate::base::key::{RecordKind, split_expiry};
 use crate::base::version_edit::{FileNumber, TableBlobUsage};
 
 /// Position of a value in a blob file: the value of an entry of kind [`BlobPointer`](crate::base::RecordKind).
@@ -46,6 +47,20 @@ impl BlobPointer {
         };
         d.finish()?;
         Ok(pointer)
+    }
+
+    /// The pointer that a record has as its value; `None` for the other kinds.
+    ///
+    /// # Errors
+    /// As [`decode`](BlobPointer::decode) and [`split_expiry`].
+    #[inline]
+    pub(crate) fn of_record(kind: RecordKind, value: &[u8]) -> Result<Option<BlobPointer>> {
+        match kind {
+            RecordKind::BlobPointer | RecordKind::ExpiringBlobPointer => {
+                BlobPointer::decode(split_expiry(kind, value)?.2).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 }
 
@@ -343,7 +358,7 @@ mod tests {
             ("touch", &[2, 0, 0, 0, 0][..]),
             ("too many", &[200, 1, 0, 0]),
             ("behind the end", &[1, 0xff, 0xff, 0xff, 0xff, 0x0f, 1]),
-            ("all of them", &[1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]),
+            ("all ordinals", &[1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]),
         ] {
             assert!(OrdinalSet::read(&mut ByteReader::new(bytes)).is_err(), "{what}");
         }

@@ -12,7 +12,8 @@ use std::sync::Arc;
 ///
 /// # Byte strings that are passed to a comparator
 /// - keys that were inserted, removed or read, and bounds of ranges;
-/// - keys that its own [`shortest_separator`](Comparator::shortest_separator) wrote;
+/// - keys that its own [`shortest_separator`](Comparator::shortest_separator) and
+///   [`short_successor`](Comparator::short_successor) wrote;
 /// - to [`canonical`](Comparator::canonical) only, the empty key, by the default
 ///   [`has_canonical`](Comparator::has_canonical).
 ///
@@ -216,8 +217,10 @@ pub trait Comparator: Send + Sync {
         out.extend_from_slice(start);
     }
 
-    /// Writes to `out` a key `s >= key`, as short as possible. The default copies `key`. The engine does not call it
-    /// at present.
+    /// Writes to `out` a key `s >= key`, as short as possible. The default copies `key`.
+    ///
+    /// The index of a table stores it in place of the largest key of the table. Not called for a comparator that is
+    /// [bytewise](Comparator::is_bytewise).
     ///
     /// ```
     /// # use std::cmp::Ordering;
@@ -324,6 +327,20 @@ impl KeyOrder {
             _ => bytewise_separator(start, limit, out),
         }
     }
+
+    /// Writes to `out` the last separator of a table: a key `s >= key`. In bytewise order that is `key`, so that a seek
+    /// behind the last key reads no block.
+    pub(crate) fn successor(&self, key: &[u8], out: &mut Vec<u8>) {
+        out.clear();
+        if let Some(c) = self.0.as_ref().filter(|c| !c.is_bytewise()) {
+            c.short_successor(key, out);
+            if out.len() < key.len() && c.compare(key, out).is_le() {
+                return;
+            }
+            out.clear();
+        }
+        out.extend_from_slice(key);
+    }
 }
 
 impl fmt::Debug for KeyOrder {
@@ -381,6 +398,10 @@ mod tests {
             out.clear();
             out.extend_from_slice(limit);
         }
+        fn short_successor(&self, _: &[u8], out: &mut Vec<u8>) {
+            out.clear();
+            out.push(b'{');
+        }
     }
 
     #[test]
@@ -391,5 +412,7 @@ mod tests {
         assert_eq!(out, b"z");
         assert!(!order.equality_is_bytewise(), "the default is the safe result");
         assert_eq!(order.hash_input(b"k", &mut Vec::new()), None);
+        order.successor(b"za", &mut out);
+        assert_eq!(out, b"za", "\"zz\" is before it");
     }
 }

@@ -177,7 +177,7 @@ mod tests {
             assert!(restored(&stored[..stored.len() / 2], raw.len()).is_err());
         }
         assert_eq!(CompressionType::None.compress(&raw), None);
-        assert_eq!(CompressionType::Lz4.compress(b"abc"), None, "what does not shrink is stored");
+        assert_eq!(CompressionType::Lz4.compress(b"abc"), None, "incompressible bytes are stored unchanged");
         assert!(CompressionType::Miniz(11).check().is_err());
     }
 

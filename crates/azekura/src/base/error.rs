@@ -44,7 +44,8 @@ pub enum ErrorKind {
     Io,
     /// Bytes on disk differ from what was written: restore the named file from a copy.
     Corruption,
-    /// Other work of the database interfered, such as compactions during a checkpoint: try again.
+    /// Other work of the database interfered: another commit changed a key that a transaction has read or expected, or
+    /// compactions ran during a checkpoint. Nothing was written: try again.
     Conflict,
     /// The call is wrong (a limit, an option, a name): change it.
     Invalid,
@@ -61,6 +62,9 @@ pub enum ErrorKind {
     OutOfSpace,
     /// Written by a newer version, or a request that this build does not support: upgrade.
     Unsupported,
+    /// The merge operator of the partition failed or panicked for a key: correct the operator, or write the key anew.
+    /// Other keys are not affected.
+    MergeFailed,
 }
 
 impl fmt::Display for ErrorKind {
@@ -76,6 +80,7 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Closed => "closed",
             ErrorKind::OutOfSpace => "out of space",
             ErrorKind::Unsupported => "unsupported",
+            ErrorKind::MergeFailed => "merge failed",
         })
     }
 }
@@ -108,6 +113,7 @@ struct ErrorInner {
     file: Option<PathBuf>,
     offset: Option<u64>,
     source: Option<Arc<io::Error>>,
+    conflict: Option<(Box<str>, Box<[u8]>)>,
 }
 
 impl Error {
@@ -119,7 +125,14 @@ impl Error {
     /// assert_eq!(error.to_string(), "not found: partition \"fruit\" does not exist");
     /// ```
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error(Arc::new(ErrorInner { kind, message: message.into(), file: None, offset: None, source: None }))
+        Error(Arc::new(ErrorInner {
+            kind,
+            message: message.into(),
+            file: None,
+            offset: None,
+            source: None,
+            conflict: None,
+        }))
     }
 
     /// Creates a [`ErrorKind::Corruption`] error.
@@ -172,7 +185,23 @@ impl Error {
         };
         let message = format!("cannot {what}: {source}");
         let source = source.raw_os_error().map_or_else(|| source.kind().into(), io::Error::from_raw_os_error);
-        Error(Arc::new(ErrorInner { kind, message, file: None, offset: None, source: Some(Arc::new(source)) }))
+        Error(Arc::new(ErrorInner {
+            kind,
+            message,
+            file: None,
+            offset: None,
+            source: Some(Arc::new(source)),
+            conflict: None,
+        }))
+    }
+
+    /// Creates an [`ErrorKind::Conflict`] error for a key that another commit has changed.
+    #[cold]
+    pub(crate) fn conflict(partition: &str, key: &[u8]) -> Error {
+        let message = format!("another commit changed a key of partition {partition:?}: try again");
+        let mut error = Error::new(ErrorKind::Conflict, message);
+        Arc::make_mut(&mut error.0).conflict = Some((partition.into(), key.into()));
+        error
     }
 
     /// Sets the file, if it has none.
@@ -272,6 +301,25 @@ impl Error {
         self.0.offset
     }
 
+    /// The partition and the key that another commit changed, if that caused the error. A transaction that has read a
+    /// range may name any changed key of the range.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut batch = db.batch();
+    /// batch.expect(&fruit, "apple", Some(b"green"));
+    /// batch.insert(&fruit, "apple", "red");
+    /// let error = batch.commit().unwrap_err(); // there is no apple
+    /// assert_eq!(error.conflicting_key(), Some(("fruit", &b"apple"[..])));
+    /// # Ok(()) }
+    /// ```
+    pub fn conflicting_key(&self) -> Option<(&str, &[u8])> {
+        self.0.conflict.as_ref().map(|(partition, key)| (&**partition, &**key))
+    }
+
     /// The operating system's error kind, if the operating system caused the error.
     ///
     /// ```
@@ -305,7 +353,7 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ErrorInner { kind, message, file, offset, source } = &*self.0;
+        let ErrorInner { kind, message, file, offset, source, conflict: _ } = &*self.0; // messages contain no keys
         let mut shown = f.debug_struct("Error");
         shown.field("kind", kind).field("message", message).field("file", file).field("offset", offset);
         shown.field("source", source).finish()
@@ -327,7 +375,7 @@ mod tests {
     fn prints_kind_message_file_and_offset() {
         let e = Error::corruption("checksum of block does not match").in_file("/db/7.sst").at_offset(4096);
         assert_eq!(e.to_string(), "corruption: checksum of block does not match (/db/7.sst at byte 4096)");
-        assert_eq!(e.clone().in_file("/other").file(), Some(Path::new("/db/7.sst")), "the first name stays");
+        assert_eq!(e.clone().in_file("/other").file(), Some(Path::new("/db/7.sst")), "the first file name is kept");
     }
 
     #[test]

@@ -43,6 +43,18 @@ pub enum Event {
         /// Bytes written.
         bytes: u64,
     },
+    /// [`Partition::ingest`](crate::Partition::ingest) or [`bulk`](crate::Partition::bulk) added tables to an LSM
+    /// partition.
+    Ingested {
+        /// Name of the partition.
+        partition: String,
+        /// Entries in the tables.
+        entries: u64,
+        /// Tables added.
+        tables: u64,
+        /// Bytes of the tables and of their blob files.
+        bytes: u64,
+    },
     /// A compaction merged tables, or moved a table to the next level without rewriting it.
     Compacted {
         /// Name of the partition.

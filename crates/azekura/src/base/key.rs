@@ -66,6 +66,14 @@ impl<'a> InternalKey<'a> {
     }
 }
 
+/// The first eight bytes as a number with the same order. Missing bytes are 0.
+pub(crate) fn key_prefix_u64(key: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    let len = key.len().min(8);
+    bytes[..len].copy_from_slice(&key[..len]);
+    u64::from_be_bytes(bytes)
+}
+
 /// One version of a key in a tree, borrowed from its block or memtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryRef<'a> {
@@ -84,11 +92,11 @@ impl<'a> EntryRef<'a> {
 
 /// The effect of a record on its key.
 ///
-/// The byte on disk is the discriminant with two flag bits: 0x40, an expiry time follows; 0x80, the value is a wide
-/// column. These numbers are reserved for kinds that no code writes yet: 4 deletes a range of keys; 5 is an operand
-/// of a merge operator; and in the WAL only, 16 clears a partition, 17 drops it, 18 ingests tables, 19 is the payload
-/// of a sequence number gap, 20 prepares, 21 commits and 22 aborts a transaction. A reader returns `Unsupported` for
-/// them and never skips them.
+/// The byte on disk is the discriminant with two flag bits. 0x40: the value begins with its expiry time, see
+/// [`split_expiry`]. 0x80: the value is a wide column; no code writes it yet. These numbers are reserved for kinds that
+/// no code writes yet, in the WAL only: 16 clears a partition, 17 drops it, 18 ingests tables, 19 is the payload of a
+/// sequence number gap, 20 prepares, 21 commits and 22 aborts a transaction. A reader returns `Unsupported` for them
+/// and never skips them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum RecordKind {
@@ -98,20 +106,59 @@ pub(crate) enum RecordKind {
     Delete = 2,
     /// Deletes the one older `Put` of a key that is never overwritten.
     SingleDelete = 3,
+    /// Deletes the older records of a range of keys. The key and the value encode the range, a
+    /// [`KeyRange`](crate::base::key_range::KeyRange). Such a record is in the WAL and in spilled tables only.
+    RangeDelete = 4,
+    /// Changes the value of the key: the value of the entry is an operand for the merge operator of the partition.
+    /// Never in a pool.
+    Merge = 5,
     /// Sets the value of the key to a value in a blob file, to which the entry's value, a
     /// [`BlobPointer`](crate::base::blob_pointer::BlobPointer), points.
     BlobPointer = 6,
+    /// As `Put`, until its expiry time. Then the key does not exist.
+    ExpiringPut = 1 | RecordKind::FLAG_EXPIRY,
+    /// As `BlobPointer`, until its expiry time.
+    ExpiringBlobPointer = 6 | RecordKind::FLAG_EXPIRY,
+}
+
+/// Length of the expiry time before a value, in bytes.
+pub(crate) const EXPIRY_LEN: usize = 8;
+/// The expiry time of a value that never expires. No record contains it.
+pub(crate) const NEVER_MS: u64 = u64::MAX;
+
+/// The value of an expiring record: the expiry time in milliseconds since 1970 (8 bytes, little-endian), then `value`.
+pub(crate) fn put_expiry(out: &mut Vec<u8>, expires_ms: u64, value: &[u8]) {
+    out.reserve(EXPIRY_LEN + value.len());
+    out.extend_from_slice(&expires_ms.to_le_bytes());
+    out.extend_from_slice(value);
+}
+
+/// Returns the expiry time of a record, [`NEVER_MS`] if it has none, and kind and value without it.
+///
+/// # Errors
+/// `Corruption` if the value of an expiring record does not begin with a valid expiry time.
+#[inline]
+pub(crate) fn split_expiry(kind: RecordKind, value: &[u8]) -> Result<(u64, RecordKind, &[u8])> {
+    if !kind.has_expiry() {
+        return Ok((NEVER_MS, kind, value));
+    }
+    match value.split_first_chunk() {
+        Some((time, value)) if *time != NEVER_MS.to_le_bytes() => {
+            Ok((u64::from_le_bytes(*time), kind.without_expiry(), value))
+        }
+        _ => Err(Error::corruption("a value does not begin with its expiry time")),
+    }
 }
 
 impl RecordKind {
-    /// Flag: the record has an expiry time (u64).
+    /// Flag: the value begins with its expiry time.
     const FLAG_EXPIRY: u8 = 0x40;
     /// Flag: the value is a wide column.
     const FLAG_WIDE_COLUMN: u8 = 0x80;
 
     /// Whether the record only removes.
     pub(crate) fn is_removal(self) -> bool {
-        matches!(self, RecordKind::Delete | RecordKind::SingleDelete)
+        matches!(self, RecordKind::Delete | RecordKind::SingleDelete | RecordKind::RangeDelete)
     }
 
     /// The byte on disk.
@@ -129,7 +176,11 @@ impl RecordKind {
             1 => Ok(RecordKind::Put),
             2 => Ok(RecordKind::Delete),
             3 => Ok(RecordKind::SingleDelete),
+            4 => Ok(RecordKind::RangeDelete),
+            5 => Ok(RecordKind::Merge),
             6 => Ok(RecordKind::BlobPointer),
+            0x41 => Ok(RecordKind::ExpiringPut),
+            0x46 => Ok(RecordKind::ExpiringBlobPointer),
             _ => Err(RecordKind::invalid_byte_error(byte)),
         }
     }
@@ -140,7 +191,7 @@ impl RecordKind {
             b if b & (RecordKind::FLAG_EXPIRY | RecordKind::FLAG_WIDE_COLUMN) != 0 => {
                 Error::unsupported(format!("record flags {b:#04x} need a newer version"))
             }
-            4 | 5 | 16..=22 => Error::unsupported(format!("record kind {byte} needs a newer version")),
+            16..=22 => Error::unsupported(format!("record kind {byte} needs a newer version")),
             _ => Error::corruption(format!("record kind {byte} does not exist")),
         }
     }
@@ -150,10 +201,47 @@ impl RecordKind {
         !self.is_value()
     }
 
-    /// Whether the record sets a value, inline or in a blob file.
+    /// Whether a record of the WAL has a value field.
+    #[inline]
+    pub(crate) fn has_value_field(self) -> bool {
+        self.is_value() || self == RecordKind::RangeDelete
+    }
+
+    /// Whether the key has a value after the record: set inline, in a blob file, or by a merge operator.
     #[inline]
     pub(crate) fn is_value(self) -> bool {
+        matches!(self.without_expiry(), RecordKind::Put | RecordKind::BlobPointer | RecordKind::Merge)
+    }
+
+    /// Whether the record sets a value that never expires.
+    #[inline]
+    pub(crate) fn is_plain_value(self) -> bool {
         matches!(self, RecordKind::Put | RecordKind::BlobPointer)
+    }
+
+    /// Whether the value begins with its expiry time.
+    #[inline]
+    pub(crate) fn has_expiry(self) -> bool {
+        self as u8 & RecordKind::FLAG_EXPIRY != 0
+    }
+
+    /// The kind of a value with an expiry time.
+    pub(crate) fn with_expiry(self) -> RecordKind {
+        match self {
+            RecordKind::Put => RecordKind::ExpiringPut,
+            RecordKind::BlobPointer => RecordKind::ExpiringBlobPointer,
+            kind => kind,
+        }
+    }
+
+    /// The kind of the value behind the expiry time.
+    #[inline]
+    pub(crate) fn without_expiry(self) -> RecordKind {
+        match self {
+            RecordKind::ExpiringPut => RecordKind::Put,
+            RecordKind::ExpiringBlobPointer => RecordKind::BlobPointer,
+            kind => kind,
+        }
     }
 }
 
@@ -170,8 +258,23 @@ mod tests {
                 Err(e) => assert!(matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::Corruption)),
             }
         }
-        assert_eq!(RecordKind::from_byte(5).unwrap_err().kind(), ErrorKind::Unsupported);
-        assert_eq!(RecordKind::from_byte(0x41).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(RecordKind::from_byte(16).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(RecordKind::from_byte(0x42).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(RecordKind::from_byte(0x81).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(RecordKind::from_byte(0).unwrap_err().kind(), ErrorKind::Corruption);
+    }
+
+    #[test]
+    fn expiry_times_are_split_from_values() {
+        let mut value = Vec::new();
+        put_expiry(&mut value, 77, b"v");
+        for kind in [RecordKind::Put, RecordKind::BlobPointer] {
+            assert!(kind.with_expiry().is_value() && kind.with_expiry().has_expiry() && !kind.has_expiry());
+            assert_eq!(split_expiry(kind.with_expiry(), &value).unwrap(), (77, kind, &b"v"[..]));
+            assert_eq!(split_expiry(kind, &value).unwrap(), (NEVER_MS, kind, &value[..]));
+            assert!(split_expiry(kind.with_expiry(), &value[..7]).is_err());
+            assert!(split_expiry(kind.with_expiry(), &[0xff; 9]).is_err());
+        }
+        assert_eq!(RecordKind::Delete.with_expiry(), RecordKind::Delete);
     }
 }

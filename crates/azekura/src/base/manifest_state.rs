@@ -3,8 +3,9 @@
 //! It is a pure value: opening replays the manifest into it, every batch of edits changes it, and a rewrite of the
 //! manifest encodes it. It contains files and names only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use crate::base::key_range::{KeyBoundary, RangeTombstone};
 use crate::base::version_edit::{
     BlobFileMeta, FileNumber, PartitionId, PartitionMeta, TableMeta, VersionEdit, WalEpoch,
 };
@@ -19,8 +20,16 @@ pub(crate) struct PartitionManifestState {
     pub(crate) flushed_seqno: SeqNo,
     /// Tables of [`VersionEdit::TableSpilled`] with records above `flushed_seqno`.
     pub(crate) spilled: BTreeMap<FileNumber, TableMeta>,
+    /// The fragments of the flushed range tombstones, by their encoded starts.
+    pub(crate) range_tombstones: BTreeMap<Vec<u8>, RangeTombstone>,
     /// File id of a pool, once it is known.
     pub(crate) pool_file_id: Option<[u8; 16]>,
+    /// The highest sequence number of any table so far. Compactions may have removed it from the tables.
+    largest_table_seqno: SeqNo,
+    /// Name of the merge operator. Without one, the partition has no operands.
+    pub(crate) merge_operator: Option<String>,
+    /// Whether the partition may have records that expire.
+    pub(crate) uses_expiry: bool,
 }
 
 /// State of the database in the manifest.
@@ -57,14 +66,41 @@ impl PartitionManifestState {
             blob_files: BTreeMap::new(),
             flushed_seqno: SeqNo::ZERO,
             spilled: BTreeMap::new(),
+            range_tombstones: BTreeMap::new(),
             pool_file_id: None,
+            largest_table_seqno: SeqNo::ZERO,
+            merge_operator: None,
+            uses_expiry: false,
         }
+    }
+
+    fn change_range_tombstones(&mut self, removed: &[KeyBoundary], added: &[RangeTombstone]) {
+        removed.iter().for_each(|start| drop(self.range_tombstones.remove(&encoded_start(start))));
+        for fragment in added {
+            self.range_tombstones.insert(encoded_start(&fragment.range.start), fragment.clone());
+        }
+    }
+
+    fn table(&mut self, table: FileNumber) -> Result<&mut TableMeta> {
+        let found = self.tables.get_mut(&table).map(|(_, meta)| meta);
+        found
+            .ok_or_else(|| Error::corruption(format!("the manifest refers to table {}, which it never added", table.0)))
     }
 
     /// The WAL was durable through this sequence number before the manifest had its state of this partition.
     pub(crate) fn durable_seqno(&self) -> SeqNo {
+        self.largest_table_seqno.max(self.permanent())
+    }
+
+    fn raise_table_seqno(&mut self, seqno: SeqNo) {
+        self.largest_table_seqno = self.largest_table_seqno.max(seqno);
+    }
+
+    /// The edit that keeps [`durable_seqno`](Self::durable_seqno) if the edits of the tables do not imply it.
+    fn wal_durable_edit(&self) -> Option<VersionEdit> {
         let tables = self.tables.values().map(|(_, table)| table.largest_seqno);
-        tables.max().unwrap_or_default().max(self.permanent())
+        let (partition, through) = (self.meta.id, self.largest_table_seqno);
+        (through > tables.max().unwrap_or_default()).then_some(VersionEdit::WalDurable { partition, through })
     }
 
     /// The tables of all levels, and the spilled tables.
@@ -158,6 +194,11 @@ impl ManifestState {
             VersionEdit::PartitionDropped { partition }
             | VersionEdit::PartitionSettings { partition, .. }
             | VersionEdit::Flushed { partition, .. }
+            | VersionEdit::WalDurable { partition, .. }
+            // An earlier edit of the batch may add the table of these two.
+            | VersionEdit::RangeDeletesApplied { partition, .. }
+            | VersionEdit::TableExpiry { partition, .. }
+            | VersionEdit::ExpiryUsed { partition }
             | VersionEdit::PoolFileId { partition, .. } => known(partition).map(drop),
             VersionEdit::TableAdded { partition, level, table } => {
                 if *level >= 64 {
@@ -166,8 +207,14 @@ impl ManifestState {
                 is_new(partition, &table.number)
             }
             VersionEdit::TableSpilled { partition, table } => is_new(partition, &table.number),
+            VersionEdit::MergeOperator { partition, .. } => ensure(known(partition)?.merge_operator.is_none(), || {
+                format!("the manifest sets the operator of partition {} twice", partition.0)
+            }),
             VersionEdit::TableRemoved { partition, table } | VersionEdit::TableMoved { partition, table, .. } => {
                 has_table(partition, table)
+            }
+            VersionEdit::RangeTombstones { partition, removed, added } => {
+                check_range_tombstones(&known(partition)?.range_tombstones, removed, added)
             }
             VersionEdit::BlobFileAdded { partition, file } => {
                 match known(partition)?.blob_files.contains_key(&file.number) {
@@ -175,12 +222,11 @@ impl ManifestState {
                     false => Ok(()),
                 }
             }
-            VersionEdit::BlobFileRemoved { partition, file } => match known(partition)?.blob_files.contains_key(file) {
-                true => Ok(()),
-                false => {
-                    Err(Error::corruption(format!("the manifest removes blob file {}, which it never added", file.0)))
-                }
-            },
+            VersionEdit::BlobFileRemoved { partition, file } => {
+                ensure(known(partition)?.blob_files.contains_key(file), || {
+                    format!("the manifest removes blob file {}, which it never added", file.0)
+                })
+            }
         }
     }
 
@@ -196,30 +242,36 @@ impl ManifestState {
                 self.next_partition_id = self.next_partition_id.max(meta.id.0 + 1);
                 self.partitions.insert(meta.id, PartitionManifestState::new(meta.clone()));
             }
-            VersionEdit::PartitionDropped { partition } => {
-                self.partitions.remove(partition);
-            }
+            VersionEdit::PartitionDropped { partition } => drop(self.partitions.remove(partition)),
             VersionEdit::PartitionSettings { partition, settings } => {
                 self.partition(*partition)?.meta.settings.clone_from(settings);
             }
             VersionEdit::TableAdded { partition, level, table } => {
                 self.next_file_number = self.next_file_number.max(table.number.0 + 1);
-                self.partition(*partition)?.tables.insert(table.number, (*level, table.clone()));
+                let partition = self.partition(*partition)?;
+                partition.raise_table_seqno(table.largest_seqno);
+                partition.tables.insert(table.number, (*level, table.clone()));
             }
-            VersionEdit::TableRemoved { partition, table } => {
-                self.partition(*partition)?.tables.remove(table);
+            VersionEdit::TableRemoved { partition, table } => drop(self.partition(*partition)?.tables.remove(table)),
+            VersionEdit::RangeTombstones { partition, removed, added } => {
+                self.partition(*partition)?.change_range_tombstones(removed, added);
             }
+            VersionEdit::RangeDeletesApplied { partition, table, through } => {
+                self.partition(*partition)?.table(*table)?.range_deletes_applied_through = *through;
+            }
+            VersionEdit::TableExpiry { partition, table, times } => {
+                self.partition(*partition)?.table(*table)?.expiry = *times;
+            }
+            VersionEdit::ExpiryUsed { partition } => self.partition(*partition)?.uses_expiry = true,
             VersionEdit::BlobFileAdded { partition, file } => {
                 self.next_file_number = self.next_file_number.max(file.number.0 + 1);
                 self.partition(*partition)?.blob_files.insert(file.number, file.clone());
             }
             VersionEdit::BlobFileRemoved { partition, file } => {
-                self.partition(*partition)?.blob_files.remove(file);
+                drop(self.partition(*partition)?.blob_files.remove(file));
             }
             VersionEdit::TableMoved { partition, table, level } => {
-                if let Some((at, _)) = self.partition(*partition)?.tables.get_mut(table) {
-                    *at = *level;
-                }
+                self.partition(*partition)?.tables.entry(*table).and_modify(|(at, _)| *at = *level);
             }
             VersionEdit::Flushed { partition, through } => {
                 let partition = self.partition(*partition)?;
@@ -230,24 +282,29 @@ impl ManifestState {
                 self.next_file_number = self.next_file_number.max(table.number.0 + 1);
                 self.partition(*partition)?.spilled.insert(table.number, table.clone());
             }
+            VersionEdit::WalDurable { partition, through } => self.partition(*partition)?.raise_table_seqno(*through),
+            VersionEdit::MergeOperator { partition, name } => {
+                self.partition(*partition)?.merge_operator = Some(name.clone());
+            }
             VersionEdit::AllFlushed { through } => self.all_flushed = self.all_flushed.max(*through),
             VersionEdit::PoolFileId { partition, file_id } => self.partition(*partition)?.pool_file_id = Some(*file_id),
             VersionEdit::WalSegmentAdded { epoch, file } => {
-                self.next_file_number = self.next_file_number.max(file.0 + 1);
-                self.next_wal_epoch = self.next_wal_epoch.max(epoch.0 + 1);
+                self.raise_next_numbers(file.0 + 1, 0, epoch.0 + 1);
                 self.wal_segments.insert(*epoch, *file);
             }
-            VersionEdit::WalSegmentRemoved { epoch } => {
-                self.wal_segments.remove(epoch);
-            }
+            VersionEdit::WalSegmentRemoved { epoch } => _ = self.wal_segments.remove(epoch),
             VersionEdit::WalEnd { epoch, seqno } => self.wal_end = Some((*epoch, *seqno)),
             VersionEdit::NextNumbers { file, partition, epoch } => {
-                self.next_file_number = self.next_file_number.max(file.0);
-                self.next_partition_id = self.next_partition_id.max(partition.0);
-                self.next_wal_epoch = self.next_wal_epoch.max(epoch.0);
+                self.raise_next_numbers(file.0, partition.0, epoch.0);
             }
         }
         Ok(())
+    }
+
+    fn raise_next_numbers(&mut self, file: u64, partition: u64, epoch: u32) {
+        self.next_file_number = self.next_file_number.max(file);
+        self.next_partition_id = self.next_partition_id.max(partition);
+        self.next_wal_epoch = self.next_wal_epoch.max(epoch);
     }
 
     fn partition(&mut self, id: PartitionId) -> Result<&mut PartitionManifestState> {
@@ -274,14 +331,23 @@ impl ManifestState {
         }
         for (id, partition) in &self.partitions {
             edits.push(VersionEdit::PartitionCreated(partition.meta.clone()));
+            let operator = partition.merge_operator.clone();
+            edits.extend(operator.map(|name| VersionEdit::MergeOperator { partition: *id, name }));
             edits.push(VersionEdit::Flushed { partition: *id, through: partition.flushed_seqno });
             edits.extend(partition.pool_file_id.map(|file_id| VersionEdit::PoolFileId { partition: *id, file_id }));
+            edits.extend(partition.uses_expiry.then_some(VersionEdit::ExpiryUsed { partition: *id }));
             for file in partition.blob_files.values() {
                 edits.push(VersionEdit::BlobFileAdded { partition: *id, file: file.clone() });
             }
             for (level, table) in partition.tables.values() {
                 edits.push(VersionEdit::TableAdded { partition: *id, level: *level, table: table.clone() });
+                edits.extend(table.detail_edits(*id));
             }
+            if !partition.range_tombstones.is_empty() {
+                let added = partition.range_tombstones.values().cloned().collect();
+                edits.push(VersionEdit::RangeTombstones { partition: *id, removed: Vec::new(), added });
+            }
+            edits.extend(partition.wal_durable_edit());
             for table in partition.spilled.values() {
                 edits.push(VersionEdit::TableSpilled { partition: *id, table: table.clone() });
             }
@@ -295,6 +361,37 @@ impl ManifestState {
         edits.extend(self.wal_end.map(|(epoch, seqno)| VersionEdit::WalEnd { epoch, seqno }));
         edits
     }
+}
+
+fn encoded_start(start: &KeyBoundary) -> Vec<u8> {
+    let mut encoded = Vec::new();
+    start.encode_start(&mut encoded);
+    encoded
+}
+
+/// Returns `Corruption` if a fragment is removed that does not exist, or one is added that exists.
+fn check_range_tombstones(
+    known: &BTreeMap<Vec<u8>, RangeTombstone>,
+    removed: &[KeyBoundary],
+    added: &[RangeTombstone],
+) -> Result<()> {
+    let removed: BTreeSet<Vec<u8>> = removed.iter().map(encoded_start).collect();
+    if !removed.iter().all(|start| known.contains_key(start)) {
+        return Err(Error::corruption("the manifest removes a range tombstone that it never added"));
+    }
+    let mut seen = BTreeSet::new();
+    for start in added.iter().map(|fragment| encoded_start(&fragment.range.start)) {
+        if (known.contains_key(&start) && !removed.contains(&start)) || !seen.insert(start) {
+            return Err(Error::corruption("the manifest adds two range tombstones with one start"));
+        }
+    }
+    Ok(())
+}
+
+/// # Errors
+/// `Corruption` with this message unless `holds`.
+fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::corruption(message())) }
 }
 
 /// Returns `Corruption` if the edit uses a number at or above [`NUMBER_LIMIT`].
@@ -326,6 +423,7 @@ fn check_numbers(edit: &VersionEdit) -> Result<()> {
 mod tests {
     use super::*;
     use crate::base::ErrorKind;
+    use crate::base::version_edit::ExpiryTimes;
 
     fn partition(id: u64) -> VersionEdit {
         VersionEdit::PartitionCreated(PartitionMeta {
@@ -350,6 +448,9 @@ mod tests {
             smallest_key: (b"a".to_vec(), SeqNo(1)),
             largest_key: (b"a".to_vec(), SeqNo(1)),
             blob_usage: Vec::new(),
+            range_deletes_applied_through: SeqNo::ZERO,
+            expiry: ExpiryTimes::default(),
+            global_seqno: None,
         };
         VersionEdit::TableAdded { partition: PartitionId(partition), level, table }
     }
@@ -361,6 +462,7 @@ mod tests {
 
     #[test]
     fn manifest_state_round_trips_through_edits() {
+        let times = ExpiryTimes { entries: 1, lowest_ms: 5, highest_ms: 5 };
         let edits = [
             VersionEdit::Database { id: [1; 16], instance: [2; 16], hash_seed: 3, created_ms: 4 },
             partition(1),
@@ -379,6 +481,8 @@ mod tests {
             VersionEdit::WalSegmentRemoved { epoch: WalEpoch(1) },
             VersionEdit::WalEnd { epoch: WalEpoch(1), seqno: SeqNo(12) },
             VersionEdit::PoolFileId { partition: PartitionId(1), file_id: [7; 16] },
+            VersionEdit::ExpiryUsed { partition: PartitionId(1) },
+            VersionEdit::TableExpiry { partition: PartitionId(1), table: FileNumber(8), times },
             VersionEdit::PartitionDropped { partition: PartitionId(2) },
             partition(3),
             spilled(3, 30, 70),
@@ -393,9 +497,25 @@ mod tests {
             (manifest_state.next_file_number, manifest_state.next_partition_id, manifest_state.next_wal_epoch),
             (32, 4, 3)
         );
-        assert_eq!(manifest_state.partitions[&PartitionId(1)].flushed_seqno, SeqNo(50), "flushed never goes back");
+        assert_eq!(manifest_state.partitions[&PartitionId(1)].flushed_seqno, SeqNo(50), "it never decreases");
         assert_eq!((manifest_state.flushed_by_all(), manifest_state.durable_seqno()), (SeqNo(60), SeqNo(90)));
         assert_eq!(manifest_state.partitions[&PartitionId(1)].tables[&FileNumber(8)].0, 3);
+        assert_eq!(manifest_state.partitions[&PartitionId(1)].tables[&FileNumber(8)].1.expiry, times);
+        assert!(manifest_state.partitions[&PartitionId(1)].uses_expiry && !third.uses_expiry);
+        assert_eq!(ManifestState::replay(&manifest_state.edits()).unwrap(), manifest_state);
+    }
+
+    /// Regression: a compaction rewrote an ingested table with sequence number 0. Afterwards a WAL that had lost its
+    /// end was accepted, without commits that are older than the ingest.
+    #[test]
+    fn durable_seqno_outlives_its_table() {
+        let database = VersionEdit::Database { id: [1; 16], instance: [2; 16], hash_seed: 3, created_ms: 4 };
+        let VersionEdit::TableAdded { partition: id, table: meta, .. } = table(1, 7, 6) else { unreachable!() };
+        let ingested = VersionEdit::TableAdded { partition: id, level: 0, table: meta.with_global_seqno(SeqNo(40)) };
+        let removed = VersionEdit::TableRemoved { partition: id, table: FileNumber(7) };
+        let manifest_state =
+            ManifestState::replay(&[database, partition(1), ingested, removed, table(1, 8, 6)]).unwrap();
+        assert_eq!(manifest_state.partitions[&id].durable_seqno(), SeqNo(40));
         assert_eq!(ManifestState::replay(&manifest_state.edits()).unwrap(), manifest_state);
     }
 
@@ -416,6 +536,12 @@ mod tests {
             VersionEdit::TableRemoved { partition: PartitionId(1), table: FileNumber(8) },
             VersionEdit::TableMoved { partition: PartitionId(3), table: FileNumber(7), level: 1 },
             VersionEdit::PartitionDropped { partition: PartitionId(3) },
+            VersionEdit::ExpiryUsed { partition: PartitionId(3) },
+            VersionEdit::TableExpiry {
+                partition: PartitionId(1),
+                table: FileNumber(8),
+                times: ExpiryTimes { entries: 1, lowest_ms: 5, highest_ms: 5 },
+            },
         ] {
             assert_eq!(manifest_state.apply(&bad).unwrap_err().kind(), ErrorKind::Corruption);
             assert_eq!(manifest_state, before);

@@ -5,9 +5,9 @@
 //! - Integers on disk are little-endian and of fixed width, or LEB128 varints; never `usize`.
 //!
 //! Modules, in reading order: [`error`], [`key`], [`shared_bytes`] (bytes returned without a copy),
-//! [`comparator`], [`coding`], [`checksum`], [`compression`], [`file_format`] (headers and footers of files),
-//! [`blob_pointer`] (pointers to values in blob files), [`version_edit`], [`manifest_state`] (the state that version
-//! edits build), [`event`], [`sync`].
+//! [`comparator`], [`merge_operator`], [`key_range`] (the keys that a range delete removes), [`coding`], [`checksum`],
+//! [`compression`], [`file_format`] (headers and footers of files), [`blob_pointer`] (pointers to values in blob
+//! files), [`version_edit`], [`manifest_state`] (the state that version edits build), [`event`], [`sync`].
 
 pub(crate) mod blob_pointer;
 pub(crate) mod checksum;
@@ -18,7 +18,9 @@ pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod file_format;
 pub(crate) mod key;
+pub(crate) mod key_range;
 pub(crate) mod manifest_state;
+pub(crate) mod merge_operator;
 pub(crate) mod shared_bytes;
 pub(crate) mod sync;
 pub(crate) mod version_edit;

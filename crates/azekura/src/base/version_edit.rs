@@ -2,7 +2,8 @@
 
 use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::error::{Error, Result};
-use crate::base::key::SeqNo;
+use crate::base::key::{NEVER_MS, SeqNo};
+use crate::base::key_range::{KeyBoundary, RangeTombstone};
 
 /// Number of a file, never reused in its database. File names contain it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,9 +36,100 @@ pub(crate) struct TableMeta {
     pub(crate) largest_key: (Vec<u8>, SeqNo),
     /// References to blob files, in ascending order of logical files.
     pub(crate) blob_usage: Vec<TableBlobUsage>,
+    /// Every range delete of the partition up to this sequence number was applied: the table has no entry that it
+    /// covers. [`VersionEdit::RangeDeletesApplied`] sets it.
+    pub(crate) range_deletes_applied_through: SeqNo,
+    /// The expiry times of its entries. [`VersionEdit::TableExpiry`] sets it.
+    pub(crate) expiry: ExpiryTimes,
+    /// The sequence number of every entry of an ingested table. The file contains [`INGEST_PLACEHOLDER`] instead,
+    /// because it was written before this number was assigned. The sequence numbers of the other fields are this one.
+    pub(crate) global_seqno: Option<SeqNo>,
 }
 
+/// The expiry times of the entries of a table, in milliseconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ExpiryTimes {
+    /// Number of entries that expire.
+    pub(crate) entries: u64,
+    /// The lowest and the highest expiry time; 0 if no entry expires.
+    pub(crate) lowest_ms: u64,
+    pub(crate) highest_ms: u64,
+}
+
+impl ExpiryTimes {
+    /// Counts an entry with this expiry time.
+    pub(crate) fn add(&mut self, expires_ms: u64) {
+        self.lowest_ms = if self.entries == 0 { expires_ms } else { self.lowest_ms.min(expires_ms) };
+        self.highest_ms = self.highest_ms.max(expires_ms);
+        self.entries += 1;
+    }
+
+    /// Counts the entries of another table.
+    pub(crate) fn add_all(&mut self, other: &ExpiryTimes) {
+        if other.entries > 0 {
+            let entries = self.entries;
+            self.add(other.lowest_ms);
+            self.add(other.highest_ms);
+            self.entries = entries + other.entries;
+        }
+    }
+
+    /// An estimate of the number of entries that have expired at `now_ms`. It is 0 only if none has, and all if all
+    /// have.
+    pub(crate) fn estimate_expired(&self, now_ms: u64) -> u64 {
+        if self.entries == 0 || now_ms < self.lowest_ms {
+            return 0;
+        }
+        let span = u128::from(self.highest_ms - self.lowest_ms) + 1;
+        let passed = (u128::from(now_ms - self.lowest_ms) + 1).min(span);
+        (u128::from(self.entries) * passed / span).max(1) as u64 // not above `entries`
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        put_varints(out, [self.entries, self.lowest_ms, self.highest_ms]);
+    }
+
+    /// # Errors
+    /// `Corruption` if the bytes are not expiry times of at least one entry.
+    pub(crate) fn decode(d: &mut ByteReader<'_>) -> Result<ExpiryTimes> {
+        let times = ExpiryTimes { entries: d.varint()?, lowest_ms: d.varint()?, highest_ms: d.varint()? };
+        match times.entries > 0 && times.lowest_ms <= times.highest_ms && times.highest_ms < NEVER_MS {
+            true => Ok(times),
+            false => Err(Error::corruption("expiry times of a table contradict each other")),
+        }
+    }
+}
+
+/// The sequence number that the entries of an ingested table have in the file. Not 0, so that there is a position
+/// after every entry of a user key.
+pub(crate) const INGEST_PLACEHOLDER: SeqNo = SeqNo(1);
+
 impl TableMeta {
+    /// The edit that sets [`range_deletes_applied_through`](TableMeta::range_deletes_applied_through), if necessary.
+    fn range_deletes_applied(&self, partition: PartitionId) -> Option<VersionEdit> {
+        let through = self.range_deletes_applied_through;
+        let edit = VersionEdit::RangeDeletesApplied { partition, table: self.number, through };
+        (through > SeqNo::ZERO).then_some(edit)
+    }
+
+    /// The edits that set the fields that the edit of the table itself does not contain.
+    pub(crate) fn detail_edits(&self, partition: PartitionId) -> impl Iterator<Item = VersionEdit> {
+        let expiry = VersionEdit::TableExpiry { partition, table: self.number, times: self.expiry };
+        self.range_deletes_applied(partition).into_iter().chain((self.expiry.entries > 0).then_some(expiry))
+    }
+
+    /// The metadata of an ingested table once its sequence number is assigned.
+    pub(crate) fn with_global_seqno(mut self, seqno: SeqNo) -> TableMeta {
+        (self.smallest_seqno, self.largest_seqno, self.global_seqno) = (seqno, seqno, Some(seqno));
+        (self.smallest_key.1, self.largest_key.1) = (seqno, seqno);
+        self
+    }
+
+    /// The sequence number that the file contains where the metadata has `seqno`.
+    pub(crate) fn seqno_in_file(&self, seqno: SeqNo) -> SeqNo {
+        if self.global_seqno.is_some() { INGEST_PLACEHOLDER } else { seqno }
+    }
+
     /// Bytes of blob files that its entries point to.
     pub(crate) fn referenced_blob_bytes(&self) -> u64 {
         self.blob_usage.iter().map(|uses| uses.bytes).sum()
@@ -120,24 +212,107 @@ pub(crate) struct PartitionMeta {
 /// One change of the database's metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VersionEdit {
-    Database { id: [u8; 16], instance: [u8; 16], hash_seed: u64, created_ms: u64 },
-    DatabaseSettings { settings: Vec<u8> },
+    Database {
+        id: [u8; 16],
+        instance: [u8; 16],
+        hash_seed: u64,
+        created_ms: u64,
+    },
+    DatabaseSettings {
+        settings: Vec<u8>,
+    },
     PartitionCreated(PartitionMeta),
-    PartitionDropped { partition: PartitionId },
-    PartitionSettings { partition: PartitionId, settings: Vec<u8> },
-    TableAdded { partition: PartitionId, level: u8, table: TableMeta },
-    TableRemoved { partition: PartitionId, table: FileNumber },
-    TableMoved { partition: PartitionId, table: FileNumber, level: u8 },
-    Flushed { partition: PartitionId, through: SeqNo },
-    WalSegmentAdded { epoch: WalEpoch, file: FileNumber },
-    WalSegmentRemoved { epoch: WalEpoch },
-    WalEnd { epoch: WalEpoch, seqno: SeqNo },
-    NextNumbers { file: FileNumber, partition: PartitionId, epoch: WalEpoch },
-    BlobFileAdded { partition: PartitionId, file: BlobFileMeta },
-    BlobFileRemoved { partition: PartitionId, file: FileNumber },
-    PoolFileId { partition: PartitionId, file_id: [u8; 16] },
-    AllFlushed { through: SeqNo },
-    TableSpilled { partition: PartitionId, table: TableMeta },
+    PartitionDropped {
+        partition: PartitionId,
+    },
+    PartitionSettings {
+        partition: PartitionId,
+        settings: Vec<u8>,
+    },
+    TableAdded {
+        partition: PartitionId,
+        level: u8,
+        table: TableMeta,
+    },
+    TableRemoved {
+        partition: PartitionId,
+        table: FileNumber,
+    },
+    TableMoved {
+        partition: PartitionId,
+        table: FileNumber,
+        level: u8,
+    },
+    Flushed {
+        partition: PartitionId,
+        through: SeqNo,
+    },
+    WalSegmentAdded {
+        epoch: WalEpoch,
+        file: FileNumber,
+    },
+    WalSegmentRemoved {
+        epoch: WalEpoch,
+    },
+    WalEnd {
+        epoch: WalEpoch,
+        seqno: SeqNo,
+    },
+    NextNumbers {
+        file: FileNumber,
+        partition: PartitionId,
+        epoch: WalEpoch,
+    },
+    BlobFileAdded {
+        partition: PartitionId,
+        file: BlobFileMeta,
+    },
+    BlobFileRemoved {
+        partition: PartitionId,
+        file: FileNumber,
+    },
+    PoolFileId {
+        partition: PartitionId,
+        file_id: [u8; 16],
+    },
+    AllFlushed {
+        through: SeqNo,
+    },
+    TableSpilled {
+        partition: PartitionId,
+        table: TableMeta,
+    },
+    /// Changes the fragments of the flushed range tombstones: removes those with these starts, then adds others.
+    RangeTombstones {
+        partition: PartitionId,
+        removed: Vec<KeyBoundary>,
+        added: Vec<RangeTombstone>,
+    },
+    RangeDeletesApplied {
+        partition: PartitionId,
+        table: FileNumber,
+        through: SeqNo,
+    },
+    /// The WAL was durable through this sequence number, although no table of the partition has it any more.
+    WalDurable {
+        partition: PartitionId,
+        through: SeqNo,
+    },
+    /// Sets the name of the partition's merge operator, which it had not before.
+    MergeOperator {
+        partition: PartitionId,
+        name: String,
+    },
+    /// Sets [`TableMeta::expiry`].
+    TableExpiry {
+        partition: PartitionId,
+        table: FileNumber,
+        times: ExpiryTimes,
+    },
+    /// The partition may have records that expire from now on. Written before the first of them.
+    ExpiryUsed {
+        partition: PartitionId,
+    },
 }
 
 /// A reader may skip an edit with this bit in its tag if it does not know the edit.
@@ -148,6 +323,8 @@ const POOL_FILE_ID: u8 = IGNORABLE_TAG_BIT | 16;
 const ALL_FLUSHED: u8 = IGNORABLE_TAG_BIT | 17;
 /// This edit may be skipped, because it only informs users.
 const DATABASE_SETTINGS: u8 = IGNORABLE_TAG_BIT | 19;
+/// This edit may be skipped, because an older version then only notices less damage of the WAL.
+const WAL_DURABLE: u8 = IGNORABLE_TAG_BIT | 24;
 
 impl VersionEdit {
     fn tag(&self) -> u8 {
@@ -157,6 +334,7 @@ impl VersionEdit {
             VersionEdit::PartitionDropped { .. } => 3,
             VersionEdit::PartitionSettings { .. } => 4,
             // A table without pointers has the older tag, so that an older version can read it.
+            VersionEdit::TableAdded { table, .. } if table.global_seqno.is_some() => 20,
             VersionEdit::TableAdded { table, .. } if table.blob_usage.is_empty() => 5,
             VersionEdit::TableAdded { .. } => 13,
             VersionEdit::TableRemoved { .. } => 6,
@@ -171,7 +349,13 @@ impl VersionEdit {
             VersionEdit::PoolFileId { .. } => POOL_FILE_ID,
             VersionEdit::AllFlushed { .. } => ALL_FLUSHED,
             VersionEdit::TableSpilled { .. } => 18,
+            VersionEdit::RangeTombstones { .. } => 21,
+            VersionEdit::RangeDeletesApplied { .. } => 22,
+            VersionEdit::MergeOperator { .. } => 23,
+            VersionEdit::TableExpiry { .. } => 25,
+            VersionEdit::ExpiryUsed { .. } => 26,
             VersionEdit::DatabaseSettings { .. } => DATABASE_SETTINGS,
+            VersionEdit::WalDurable { .. } => WAL_DURABLE,
         }
     }
 
@@ -200,15 +384,14 @@ impl VersionEdit {
             }
             VersionEdit::DatabaseSettings { settings } => put_bytes(out, settings),
             VersionEdit::PartitionDropped { partition } => put_varint(out, partition.0),
+            VersionEdit::ExpiryUsed { partition } => put_varint(out, partition.0),
             VersionEdit::PartitionSettings { partition, settings } => {
-                put_varint(out, partition.0);
-                put_bytes(out, settings);
+                put_id_and_bytes(out, *partition, settings);
             }
             VersionEdit::TableAdded { partition, level, table } => {
                 put_varint(out, partition.0);
                 out.push(*level);
-                encode_table(table, out);
-                encode_uses(&table.blob_usage, out);
+                encode_table_and_uses(table, out);
             }
             VersionEdit::BlobFileAdded { partition, file } => {
                 put_varint(out, partition.0);
@@ -216,40 +399,41 @@ impl VersionEdit {
             }
             VersionEdit::TableSpilled { partition, table } => {
                 put_varint(out, partition.0);
-                encode_table(table, out);
-                encode_uses(&table.blob_usage, out);
+                encode_table_and_uses(table, out);
+            }
+            VersionEdit::RangeTombstones { partition, removed, added } => {
+                encode_range_tombstones(*partition, removed, added, out);
+            }
+            VersionEdit::RangeDeletesApplied { partition, table, through } => {
+                put_varints(out, [partition.0, table.0, through.0]);
+            }
+            VersionEdit::MergeOperator { partition, name } => {
+                put_id_and_bytes(out, *partition, name.as_bytes());
+            }
+            VersionEdit::TableExpiry { partition, table, times } => {
+                put_varints(out, [partition.0, table.0]);
+                times.encode(out);
             }
             VersionEdit::PoolFileId { partition, file_id } => {
                 put_varint(out, partition.0);
                 out.extend_from_slice(file_id);
             }
             VersionEdit::TableRemoved { partition, table: file } | VersionEdit::BlobFileRemoved { partition, file } => {
-                put_varint(out, partition.0);
-                put_varint(out, file.0);
+                put_varints(out, [partition.0, file.0]);
             }
             VersionEdit::TableMoved { partition, table, level } => {
-                put_varint(out, partition.0);
-                put_varint(out, table.0);
+                put_varints(out, [partition.0, table.0]);
                 out.push(*level);
             }
-            VersionEdit::Flushed { partition, through } => {
-                put_varint(out, partition.0);
-                put_varint(out, through.0);
+            VersionEdit::Flushed { partition, through } | VersionEdit::WalDurable { partition, through } => {
+                put_varints(out, [partition.0, through.0]);
             }
             VersionEdit::AllFlushed { through } => put_varint(out, through.0),
-            VersionEdit::WalSegmentAdded { epoch, file } => {
-                put_varint(out, u64::from(epoch.0));
-                put_varint(out, file.0);
-            }
+            VersionEdit::WalSegmentAdded { epoch, file } => put_varints(out, [u64::from(epoch.0), file.0]),
             VersionEdit::WalSegmentRemoved { epoch } => put_varint(out, u64::from(epoch.0)),
-            VersionEdit::WalEnd { epoch, seqno } => {
-                put_varint(out, u64::from(epoch.0));
-                put_varint(out, seqno.0);
-            }
+            VersionEdit::WalEnd { epoch, seqno } => put_varints(out, [u64::from(epoch.0), seqno.0]),
             VersionEdit::NextNumbers { file, partition, epoch } => {
-                put_varint(out, file.0);
-                put_varint(out, partition.0);
-                put_varint(out, u64::from(epoch.0));
+                put_varints(out, [file.0, partition.0, u64::from(epoch.0)]);
             }
         }
     }
@@ -298,16 +482,37 @@ impl VersionEdit {
                     table: TableMeta { blob_usage: decode_blob_usage(d)?, ..table },
                 }
             }
+            20 => {
+                VersionEdit::TableAdded { partition: partition(d)?, level: d.u8()?, table: decode_ingested_table(d)? }
+            }
             14 => VersionEdit::BlobFileAdded { partition: partition(d)?, file: decode_blob_file(d)? },
             15 => VersionEdit::BlobFileRemoved { partition: partition(d)?, file: FileNumber(d.varint()?) },
             POOL_FILE_ID => VersionEdit::PoolFileId { partition: partition(d)?, file_id: d.bytes16()? },
             DATABASE_SETTINGS => VersionEdit::DatabaseSettings { settings: d.bytes()?.to_vec() },
             ALL_FLUSHED => VersionEdit::AllFlushed { through: seqno(d)? },
+            WAL_DURABLE => VersionEdit::WalDurable { partition: partition(d)?, through: seqno(d)? },
             18 => {
                 let (partition, table) = (partition(d)?, decode_table(d)?);
                 let blobs = if d.is_empty() { Vec::new() } else { decode_blob_usage(d)? };
                 VersionEdit::TableSpilled { partition, table: TableMeta { blob_usage: blobs, ..table } }
             }
+            21 => VersionEdit::RangeTombstones {
+                partition: partition(d)?,
+                removed: (0..d.varint()?).map(|_| KeyBoundary::decode_start(d)).collect::<Result<_>>()?,
+                added: (0..d.varint()?).map(|_| RangeTombstone::decode(d)).collect::<Result<_>>()?,
+            },
+            22 => VersionEdit::RangeDeletesApplied {
+                partition: partition(d)?,
+                table: FileNumber(d.varint()?),
+                through: seqno(d)?,
+            },
+            23 => VersionEdit::MergeOperator { partition: partition(d)?, name: string(d)? },
+            25 => VersionEdit::TableExpiry {
+                partition: partition(d)?,
+                table: FileNumber(d.varint()?),
+                times: ExpiryTimes::decode(d)?,
+            },
+            26 => VersionEdit::ExpiryUsed { partition: partition(d)? },
             6 => VersionEdit::TableRemoved { partition: partition(d)?, table: FileNumber(d.varint()?) },
             7 => VersionEdit::Flushed { partition: partition(d)?, through: seqno(d)? },
             8 => VersionEdit::WalSegmentAdded { epoch: epoch(d)?, file: FileNumber(d.varint()?) },
@@ -321,6 +526,18 @@ impl VersionEdit {
             _ => return Err(Error::unsupported(format!("manifest edit {tag} needs a newer version"))),
         }))
     }
+}
+
+fn decode_ingested_table(d: &mut ByteReader<'_>) -> Result<TableMeta> {
+    let table = decode_table(d)?;
+    let blob_usage = if d.is_empty() { Vec::new() } else { decode_blob_usage(d)? };
+    let ingested = TableMeta { blob_usage, ..table.clone() }.with_global_seqno(table.largest_seqno);
+    if (ingested.smallest_seqno, &ingested.smallest_key, &ingested.largest_key)
+        != (table.smallest_seqno, &table.smallest_key, &table.largest_key)
+    {
+        return Err(Error::corruption("an ingested table has more than one sequence number"));
+    }
+    Ok(ingested)
 }
 
 fn encode_table(table: &TableMeta, out: &mut Vec<u8>) {
@@ -356,10 +573,23 @@ fn decode_table(d: &mut ByteReader<'_>) -> Result<TableMeta> {
         smallest_key: (d.bytes()?.to_vec(), seqno(d)?),
         largest_key: (d.bytes()?.to_vec(), seqno(d)?),
         blob_usage: Vec::new(),
+        range_deletes_applied_through: SeqNo::ZERO,
+        expiry: ExpiryTimes::default(),
+        global_seqno: None,
     })
 }
 
 /// Returns no bytes for a table without pointers to blob files.
+fn encode_table_and_uses(table: &TableMeta, out: &mut Vec<u8>) {
+    encode_table(table, out);
+    encode_uses(&table.blob_usage, out);
+}
+
+fn put_id_and_bytes(out: &mut Vec<u8>, partition: PartitionId, bytes: &[u8]) {
+    put_varint(out, partition.0);
+    put_bytes(out, bytes);
+}
+
 fn encode_uses(uses: &[TableBlobUsage], out: &mut Vec<u8>) {
     if !uses.is_empty() {
         put_varint(out, uses.len() as u64);
@@ -373,6 +603,23 @@ fn decode_blob_usage(d: &mut ByteReader<'_>) -> Result<Vec<TableBlobUsage>> {
         true => Ok(uses),
         false => Err(Error::corruption("blob files that a table points to are not in ascending order")),
     }
+}
+
+fn put_varints<const N: usize>(out: &mut Vec<u8>, numbers: [u64; N]) {
+    numbers.into_iter().for_each(|number| put_varint(out, number));
+}
+
+fn encode_range_tombstones(
+    partition: PartitionId,
+    removed: &[KeyBoundary],
+    added: &[RangeTombstone],
+    out: &mut Vec<u8>,
+) {
+    put_varint(out, partition.0);
+    put_varint(out, removed.len() as u64);
+    removed.iter().for_each(|start| start.encode_start(out));
+    put_varint(out, added.len() as u64);
+    added.iter().for_each(|fragment| fragment.encode(out));
 }
 
 fn encode_blob_file(file: &BlobFileMeta, out: &mut Vec<u8>) {
@@ -422,12 +669,18 @@ fn string(d: &mut ByteReader<'_>) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::base::ErrorKind;
+    use crate::base::key_range::KeyRange;
+
+    const TIMES: ExpiryTimes = ExpiryTimes { entries: 3, lowest_ms: 0, highest_ms: NEVER_MS - 1 };
 
     fn sample_edits() -> Vec<VersionEdit> {
         let (partition, table, epoch) = (PartitionId(3), FileNumber(900), WalEpoch(7));
         let whole = TableMeta {
+            range_deletes_applied_through: SeqNo::ZERO,
             number: table,
             size: 1 << 40,
             entries: 9,
@@ -439,6 +692,8 @@ mod tests {
             smallest_key: (vec![], SeqNo(4)),
             largest_key: (vec![255; 300], SeqNo(1)),
             blob_usage: Vec::new(),
+            expiry: ExpiryTimes::default(),
+            global_seqno: None,
         };
         let uses = TableBlobUsage { logical_file: FileNumber(901), count: 2, bytes: 3 };
         vec![
@@ -451,6 +706,7 @@ mod tests {
                 settings: vec![1, 2, 3],
             }),
             VersionEdit::PartitionDropped { partition },
+            VersionEdit::DatabaseSettings { settings: vec![7; 200] },
             VersionEdit::PartitionSettings { partition, settings: vec![] },
             VersionEdit::TableAdded { partition, level: 6, table: whole.clone() },
             VersionEdit::BlobFileAdded {
@@ -471,8 +727,20 @@ mod tests {
             VersionEdit::TableMoved { partition, table, level: 2 },
             VersionEdit::TableSpilled { partition, table: whole.clone() },
             VersionEdit::TableSpilled { partition, table: TableMeta { blob_usage: vec![uses], ..whole } },
+            VersionEdit::RangeTombstones {
+                partition,
+                removed: vec![KeyBoundary::Min, KeyBoundary::After(Arc::from(&b"k"[..]))],
+                added: vec![RangeTombstone {
+                    range: KeyRange { start: KeyBoundary::Before(Arc::from(&b"a"[..])), end: KeyBoundary::Max },
+                    seqnos: Arc::new([SeqNo(9), SeqNo(4)]),
+                }],
+            },
+            VersionEdit::RangeDeletesApplied { partition, table, through: SeqNo(11) },
+            VersionEdit::TableExpiry { partition, table, times: TIMES },
+            VersionEdit::ExpiryUsed { partition },
             VersionEdit::Flushed { partition, through: SeqNo(12) },
             VersionEdit::AllFlushed { through: SeqNo(13) },
+            VersionEdit::WalDurable { partition, through: SeqNo(14) },
             VersionEdit::WalSegmentAdded { epoch, file: table },
             VersionEdit::WalSegmentRemoved { epoch },
             VersionEdit::WalEnd { epoch, seqno: SeqNo(13) },
@@ -494,8 +762,10 @@ mod tests {
 
     #[test]
     fn table_with_blob_pointers_has_newer_tag() {
-        let Some(VersionEdit::TableAdded { partition, level, table }) = sample_edits().into_iter().nth(4) else {
-            panic!("the fifth is a table");
+        let is_table = |edit: &VersionEdit| matches!(edit, VersionEdit::TableAdded { .. });
+        let Some(VersionEdit::TableAdded { partition, level, table }) = sample_edits().into_iter().find(is_table)
+        else {
+            panic!("one of the samples is a table");
         };
         let tagged = |blobs: Vec<TableBlobUsage>| {
             let edit =
@@ -509,6 +779,22 @@ mod tests {
         assert!(matches!(tagged(vec![one(2), one(90)]), (13, Ok(()))));
         assert!(matches!(tagged(vec![one(90), one(2)]), (13, Err(_))), "not in order");
         assert!(matches!(tagged(vec![one(2), one(2)]), (13, Err(_))), "twice");
+    }
+
+    #[test]
+    fn expired_entries_are_estimated() {
+        let mut times = ExpiryTimes::default();
+        assert_eq!(times.estimate_expired(u64::MAX), 0);
+        for expires_ms in [100, 199, 150, 120] {
+            times.add(expires_ms);
+        }
+        assert_eq!(times, ExpiryTimes { entries: 4, lowest_ms: 100, highest_ms: 199 });
+        assert_eq!([99, 100, 149, 198, 199, u64::MAX].map(|now| times.estimate_expired(now)), [0, 1, 2, 3, 4, 4]);
+        for bad in [(0, 1, 2), (1, 3, 2), (1, 2, NEVER_MS)] {
+            let mut bytes = Vec::new();
+            ExpiryTimes { entries: bad.0, lowest_ms: bad.1, highest_ms: bad.2 }.encode(&mut bytes);
+            assert!(ExpiryTimes::decode(&mut ByteReader::new(&bytes)).is_err());
+        }
     }
 
     #[test]

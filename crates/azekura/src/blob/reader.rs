@@ -237,6 +237,16 @@ impl BlobFile {
         Ok(value.slice())
     }
 
+    /// Announces that [`read`](BlobFile::read) will read the value of `pointer`, unless it is cached. Only a hint.
+    pub(crate) fn will_read(&self, pointer: &BlobPointer) {
+        let announced = self.find_frame(pointer).and_then(|handle| Ok((handle, self.file()?)));
+        // A failure is reported by the read.
+        let Ok((handle, file)) = announced else { return };
+        if !self.cache.contains(self.id, handle.offset) {
+            file.will_read(handle.offset, handle.len);
+        }
+    }
+
     /// The frame of the value of `pointer`.
     fn find_frame(&self, pointer: &BlobPointer) -> Result<BlockHandle> {
         let pointed = BlockHandle { offset: pointer.frame_offset, len: pointer.frame_len };

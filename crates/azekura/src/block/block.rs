@@ -82,6 +82,24 @@ impl Block {
         prefetch(&bytes[..bytes.len().min(PREFETCHED_MAX)]);
     }
 
+    /// Prefetches what [`lookup`](Block::lookup) reads first.
+    #[inline]
+    pub(crate) fn prefetch_lookup(&self) {
+        match self {
+            Block::Restart(block) => block.prefetch_lookup(),
+            Block::Fingerprint(block) => block.prefetch_lookup(),
+        }
+    }
+
+    /// Prefetches the entry that [`lookup`](Block::lookup) will probably return, if the layout finds it without reading
+    /// entries.
+    #[inline]
+    pub(crate) fn prefetch_entry(&self, hash: Option<u64>) {
+        if let (Block::Fingerprint(block), Some(hash)) = (self, hash) {
+            block.prefetch_entry(hash);
+        }
+    }
+
     #[inline]
     fn entries(&self) -> &[u8] {
         match self {
@@ -377,7 +395,7 @@ mod tests {
     #[test]
     fn blocks_over_64_kib_have_wide_slots() {
         let order = KeyOrder::bytewise();
-        // The last slot is at 65,535, one byte after, and far after.
+        // The last slot is at 65,535, one byte above it, and far above it.
         for last in [65_535usize, 65_536, 300_000] {
             let mut entries: Vec<Entry> = (0..20u8).map(|i| (vec![b'k', i], 100, 1, vec![i; last / 20 - 20])).collect();
             let before = |entries: &[Entry]| entries[..19].iter().map(|entry| 4 + entry.3.len()).sum::<usize>();

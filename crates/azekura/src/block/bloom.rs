@@ -6,6 +6,7 @@ use crate::base::coding::ByteReader;
 use crate::base::{Error, Result};
 use crate::block::frame::BlockContents;
 use crate::mem::buffer_pool::Buffer;
+use crate::mem::simd::prefetch_line;
 
 const LINE_LEN: usize = 64;
 const LINE_WORDS: usize = LINE_LEN / 8;
@@ -42,16 +43,15 @@ fn line_of(hash: u64, lines: usize) -> usize {
 /// Calls `probe` with a word index and a bit for each probe until it returns false. Returns whether it never did.
 #[inline]
 fn all_probes(hash: u64, probes: u8, mut probe: impl FnMut(usize, u64) -> bool) -> bool {
-    let [first, second] = words(hash);
-    let mut rest = first;
-    for i in 0..probes {
-        if i == PROBES_PER_WORD {
-            rest = second;
+    let mut left = probes;
+    for mut rest in words(hash) {
+        for _ in 0..left.min(PROBES_PER_WORD) {
+            if !probe((rest >> 6 & 7) as usize, 1 << (rest & 63)) {
+                return false;
+            }
+            rest >>= 9;
         }
-        if !probe((rest >> 6 & 7) as usize, 1 << (rest & 63)) {
-            return false;
-        }
-        rest >>= 9;
+        left = left.saturating_sub(PROBES_PER_WORD);
     }
     true
 }
@@ -98,6 +98,12 @@ impl FilterBlock {
         bits.copy_within(start..start + len, 0);
         bits.truncate(len);
         Ok(FilterBlock { bits, lines, probes })
+    }
+
+    /// Prefetches the cache line that [`may_contain`](FilterBlock::may_contain) reads.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        prefetch_line(self.bits.as_ptr().wrapping_add(LINE_LEN * line_of(hash, self.lines)));
     }
 
     /// Returns false only if no key with this hash was added.

@@ -157,6 +157,12 @@ impl BlockCache {
         self.shard(&key).get(key, kind, parent_slot)
     }
 
+    /// Whether the block at `offset` of `file` is cached. Counts neither a hit nor a miss.
+    pub(crate) fn contains(&self, file: FileNumber, offset: u64) -> bool {
+        let key = CacheKey { file, offset };
+        self.shard(&key).contains(key)
+    }
+
     /// Inserts a block that was read from `offset` of `file`, and evicts others if necessary. A block that is too
     /// large is not inserted. A block with `pin` stays until its file is removed, if the limit of pinned bytes allows
     /// it.

@@ -18,6 +18,8 @@ const NARROW: usize = 2;
 const WIDE: usize = 4;
 /// Maximum number of slot bytes that are prefetched. A block of 16 KiB with records of 100 bytes has half as many.
 const SLOTS_FETCHED: usize = 512;
+/// Maximum number of bytes of an entry that are prefetched.
+const ENTRY_FETCHED: usize = 192;
 /// Entries for each fence. A fence has eight bytes, so fences use one byte of memory for each entry.
 const ENTRIES_PER_FENCE: usize = 8;
 
@@ -322,6 +324,31 @@ impl FingerprintBlock {
             let is_match = entry.seqno <= target.seqno && order.cmp(&key, target.user_key).is_eq();
             Ok(is_match.then(|| self.located(entry, true)))
         })
+    }
+
+    /// Prefetches the fingerprints and the slots.
+    #[inline]
+    pub(crate) fn prefetch_lookup(&self) {
+        let len = (self.count * (1 + self.width)).min(SLOTS_FETCHED);
+        prefetch(&self.raw()[self.entries_end..self.entries_end + len]);
+    }
+
+    /// Prefetches the first entry with the fingerprint of `hash`.
+    #[inline]
+    pub(crate) fn prefetch_entry(&self, hash: u64) {
+        let wanted = fingerprint_of(hash);
+        let lanes = &self.raw()[self.entries_end..];
+        for first in (0..self.count).step_by(LANES) {
+            let found = matches(&lanes[first..], wanted);
+            if found != 0 {
+                let i = first + found.trailing_zeros() as usize;
+                if i < self.count {
+                    let at = self.slot(i);
+                    prefetch(&self.raw()[at..self.end_of(i).min(at + ENTRY_FETCHED)]);
+                }
+                return;
+            }
+        }
     }
 
     /// Calls `ask` for each entry with the fingerprint of `hash`, in order, until it returns a result. The versions

@@ -73,7 +73,8 @@ impl BlockKind {
     }
 
     /// # Errors
-    /// `Corruption` for a byte that is not the number of a kind.
+    /// `Unsupported` for a byte that is not the number of a kind: the checksum has been verified, so a newer version
+    /// wrote it.
     pub(crate) fn from_byte(byte: u8) -> Result<BlockKind> {
         Ok(match byte {
             1 => BlockKind::Data,
@@ -88,7 +89,7 @@ impl BlockKind {
             10 => BlockKind::Blob,
             11 => BlockKind::BlobIndex,
             12 => BlockKind::BlobReferences,
-            _ => return Err(Error::corruption(format!("block kind {byte} does not exist"))),
+            _ => return Err(Error::unsupported(format!("block kind {byte} needs a newer version"))),
         })
     }
 
@@ -399,6 +400,6 @@ mod tests {
         assert_eq!(kind_of([0, 0, 3, 3, 0, 0, 0, 0], b"abc"), Ok(3), "a data block of another layout");
         assert_eq!(kind_of([0, 0, 4, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Corruption));
         assert_eq!(kind_of([0, 0, 10, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Corruption));
-        assert_eq!(kind_of([0, 0, 77, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Corruption));
+        assert_eq!(kind_of([0, 0, 77, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Unsupported));
     }
 }

@@ -173,6 +173,30 @@ impl RestartBlock {
         prefetch(&self.raw()[self.entries_end..self.entries_end + len]);
     }
 
+    /// Prefetches the fences that a search compares first, or the restarts if there are no fences.
+    #[inline]
+    pub(crate) fn prefetch_search(&self) {
+        if self.fences_at == 0 {
+            return self.prefetch_restarts();
+        }
+        let fences = &self.raw()[self.fences_at..self.fences_at + FENCE_LEN * self.restarts];
+        for quarter in 1..4 {
+            prefetch(&fences[fences.len() / 4 * quarter]);
+        }
+    }
+
+    /// Prefetches what a lookup by hash reads first: the bucket and the restarts, or as
+    /// [`prefetch_search`](RestartBlock::prefetch_search) without a hash index.
+    #[inline]
+    pub(crate) fn prefetch_lookup(&self) {
+        self.prefetch_search();
+        if self.buckets > 0 {
+            let from = self.entries_end + 4 * self.restarts;
+            prefetch(&self.raw()[from..from + self.buckets.min(RESTARTS_FETCHED)]);
+            self.prefetch_restarts();
+        }
+    }
+
     /// Parses the entry at `at`, which must be the offset of an entry.
     #[inline]
     pub(crate) fn parse(&self, at: usize) -> Result<RestartEntry<'_>> {

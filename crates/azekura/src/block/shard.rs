@@ -341,6 +341,11 @@ impl CacheShard {
         Some(Arc::clone(handle.value()))
     }
 
+    /// Whether the shard has the block of `key`. Counts nothing.
+    pub(crate) fn contains(&self, key: CacheKey) -> bool {
+        self.map.contains_key(&HashedCacheKey(key))
+    }
+
     /// Inserts a block unless the shard has one with this key. Returns whether it did. `memory_charge` is for
     /// `charge` bytes.
     pub(crate) fn insert<T: Cacheable>(

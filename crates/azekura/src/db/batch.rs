@@ -1,14 +1,24 @@
 //! Implements [`Batch`], a set of writes that is committed atomically.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::base::{Error, RecordKind, Result};
+use crate::base::key::put_expiry;
+use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
-use crate::db::commit::{CommitPath, CommitRequest, DirectBlobWrites};
+use crate::db::commit::CommitRequest;
+use crate::db::commit_check::{CommitCheck, LOST_ROUNDS_MAX, ReadsOfPartition, conflict};
 use crate::db::config::PersistMode;
 use crate::db::handle::DbHandle;
-use crate::db::partition::{KEPT_BUFFER_MAX, Partition};
-use crate::wal::format::{WalRecord, check_key_and_value_lengths, put_record};
+use crate::db::handle::ExclusiveTurn;
+use crate::db::inner::DbInner;
+use crate::db::partition::{KEPT_BUFFER_MAX, Partition, begin_pointer};
+use crate::db::reservations::DirectBlobWrites;
+use crate::db::state::partition_expiry::ttl_ms;
+use crate::db::writes::pool_merge::PoolMerge;
+use crate::engine::ReadSeqno;
+use crate::mem::slice::Slice;
+use crate::wal::format::{WalRecord, WalRecordIter, check_key_and_value_lengths, put_record};
 
 /// Collects writes to any partitions of one database and commits them atomically.
 ///
@@ -37,8 +47,28 @@ pub struct Batch {
     partitions: Vec<Arc<PartitionState>>,
     direct_writes: DirectBlobWrites,
     durability: PersistMode,
+    expectations: Vec<Expectation>,
+    expectation_bytes: u64,
+    /// Whether an operand for a pool was added since the batch was empty.
+    has_pool_operands: bool,
     /// Error of the first call that failed. `commit` returns it and writes nothing.
     first_error: Option<Error>,
+}
+
+/// The value that a key must have when the batch is committed; `None`: the key must be absent.
+struct Expectation {
+    partition: Partition,
+    key: Slice,
+    value: Option<Slice>,
+}
+
+/// A state of a batch to which it can be reset.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchMark {
+    payload_len: usize,
+    count: u32,
+    partition_count: usize,
+    direct_write_count: usize,
 }
 
 impl Batch {
@@ -51,6 +81,9 @@ impl Batch {
             partitions: Vec::new(),
             direct_writes: DirectBlobWrites::default(),
             durability,
+            expectations: Vec::new(),
+            expectation_bytes: 0,
+            has_pool_operands: false,
             first_error: None,
         }
     }
@@ -74,6 +107,33 @@ impl Batch {
     /// ```
     pub fn insert(&mut self, partition: &Partition, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         self.push(partition, RecordKind::Put, key.as_ref(), value.as_ref());
+    }
+
+    /// Sets the value of a key until `ttl` has passed since this call; see [`Partition::insert_with_ttl`].
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let sessions = db.open_partition("sessions", Default::default())?;
+    /// use std::time::Duration;
+    /// let mut batch = db.batch();
+    /// batch.insert_with_ttl(&sessions, "ada", "logged in", Duration::from_secs(3600));
+    /// batch.insert(&sessions, "logins", "1"); // does not expire
+    /// batch.commit()?;
+    /// assert_eq!(sessions.len()?, 2);
+    /// batch.insert_with_ttl(&sessions, "grace", "logged in", Duration::ZERO);
+    /// assert!(batch.commit().is_err()); // nothing is logged
+    /// # Ok(()) }
+    /// ```
+    pub fn insert_with_ttl(
+        &mut self,
+        partition: &Partition,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        ttl: Duration,
+    ) {
+        self.push_with(|batch| batch.try_push_value(partition, key.as_ref(), value.as_ref(), Some(ttl_ms(ttl)?)));
     }
 
     /// Removes a key.
@@ -115,32 +175,175 @@ impl Batch {
         self.push(partition, RecordKind::SingleDelete, key.as_ref(), &[]);
     }
 
-    fn push(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) {
-        if self.first_error.is_some() {
-            return;
+    /// Makes the commit depend on the value of a key: [`commit`](Batch::commit) writes only if `key` has `value`, or
+    /// for `None` is absent, and returns `Conflict` otherwise. Writes of this batch do not count.
+    ///
+    /// Costs one read of the key at the commit, and memory for key and value until then. See
+    /// [`Database::transact`](crate::Database::transact) for decisions that depend on more than equality.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let seats = db.open_partition("seats", Default::default())?;
+    /// # let bookings = db.open_partition("bookings", Default::default())?;
+    /// let mut book = |name: &str| {
+    ///     let mut batch = db.batch();
+    ///     batch.expect(&seats, "12a", None); // the seat is free
+    ///     batch.insert(&seats, "12a", name);
+    ///     batch.insert(&bookings, name, "12a");
+    ///     batch.commit()
+    /// };
+    /// book("ada")?;
+    /// assert_eq!(book("grace").unwrap_err().kind(), azekura::ErrorKind::Conflict);
+    /// assert!(!bookings.contains_key("grace")?);
+    /// # Ok(()) }
+    /// ```
+    pub fn expect(&mut self, partition: &Partition, key: impl AsRef<[u8]>, value: Option<&[u8]>) {
+        let key = key.as_ref();
+        let limit = self.handle.inner.settings.memory_budget / 2;
+        let bytes = (size_of::<Expectation>() + key.len() + value.map_or(0, <[u8]>::len)) as u64;
+        let checked = check_key_and_value_lengths(key, &[]).and_then(|()| partition.check_same_database(&self.handle));
+        let checked = checked.and_then(|()| match self.expectation_bytes + bytes <= limit {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("expected values need more than half the memory budget ({limit})"))),
+        });
+        match checked {
+            Ok(()) => {
+                self.expectation_bytes += bytes;
+                let (key, value) = (Slice::from(key), value.map(Slice::from));
+                self.expectations.push(Expectation { partition: partition.clone(), key, value });
+            }
+            Err(error) => drop(self.first_error.get_or_insert(error)),
         }
-        let checked =
-            check_key_and_value_lengths(key, value).and_then(|()| partition.check_same_database(&self.handle));
-        let written =
-            checked.and_then(|()| match kind == RecordKind::Put && partition.state.uses_direct_write(value.len()) {
-                true => self.write_blob(partition, key, value),
-                false => self.write(partition, kind, key, value),
-            });
-        if let Err(error) = written {
+    }
+
+    /// Returns the error of the first write that failed.
+    pub(crate) fn take_error(&mut self) -> Result<()> {
+        self.first_error.take().map_or(Ok(()), Err)
+    }
+
+    /// Returns the keys of all writes.
+    pub(crate) fn keys(&self) -> Result<Vec<&[u8]>> {
+        WalRecordIter::new(&self.payload).map(|record| Ok(record?.key)).collect()
+    }
+
+    fn push(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) {
+        self.push_with(|batch| batch.try_push(partition, kind, key, value));
+    }
+
+    /// Runs a write, unless an earlier one failed.
+    #[inline]
+    pub(crate) fn push_with(&mut self, write: impl FnOnce(&mut Batch) -> Result<()>) {
+        if self.first_error.is_none()
+            && let Err(error) = write(self)
+        {
             self.first_error = Some(error);
         }
     }
 
-    #[cold]
-    fn write_blob(&mut self, partition: &Partition, key: &[u8], value: &[u8]) -> Result<()> {
-        let direct_write = self.handle.inner.write_blob_directly(&partition.state, value)?;
-        let mut pointer = Vec::new();
-        direct_write.pointer.encode(&mut pointer);
-        self.direct_writes.add(&partition.state, direct_write);
-        self.write(partition, RecordKind::BlobPointer, key, &pointer)
+    /// Changes the value of a key by the merge operator of its partition; see [`Partition::merge`]. It applies to
+    /// earlier writes of the batch too.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::{PartitionComponents, merge_operators};
+    /// let orders = db.open_partition("orders", Default::default())?;
+    /// let components = PartitionComponents::default().merge_operator(merge_operators::u64_add());
+    /// let sold = db.open_partition_with("sold", Default::default(), components)?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&orders, "order 1", "3 apples");
+    /// batch.merge(&sold, "apples", 3u64.to_le_bytes());
+    /// batch.commit()?;
+    /// assert_eq!(sold.get("apples")?.unwrap(), 3u64.to_le_bytes()[..]);
+    /// # Ok(()) }
+    /// ```
+    pub fn merge(&mut self, partition: &Partition, key: impl AsRef<[u8]>, operand: impl AsRef<[u8]>) {
+        self.push_with(|batch| batch.try_push(partition, RecordKind::Merge, key.as_ref(), operand.as_ref()));
     }
 
-    fn write(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
+    /// Adds a write. After an error the batch is unchanged.
+    pub(crate) fn try_push(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
+        if kind == RecordKind::Put {
+            return self.try_push_value(partition, key, value, partition.state.expiry.default_ttl_ms());
+        }
+        check_key_and_value_lengths(key, value)?;
+        partition.check_same_database(&self.handle)?;
+        if kind == RecordKind::Merge {
+            partition.state.check_operand(value)?;
+            self.has_pool_operands |= partition.state.pool_if_built().is_some();
+        }
+        self.write(partition, kind, key, value)
+    }
+
+    /// Adds a value, which expires after `ttl_ms` milliseconds if that is given.
+    pub(crate) fn try_push_value(
+        &mut self,
+        partition: &Partition,
+        key: &[u8],
+        value: &[u8],
+        ttl_ms: Option<u64>,
+    ) -> Result<()> {
+        check_key_and_value_lengths(key, value)?;
+        partition.check_same_database(&self.handle)?;
+        let expiring = |ttl_ms| self.handle.inner.begin_expiring_write(&partition.state, ttl_ms, value);
+        let expires_ms = ttl_ms.map(expiring).transpose()?;
+        if partition.state.uses_direct_write(value.len()) {
+            return self.write_blob(partition, key, value, expires_ms);
+        }
+        match expires_ms {
+            None => self.write(partition, RecordKind::Put, key, value),
+            Some(expires_ms) => {
+                let mut expiring = Vec::new();
+                put_expiry(&mut expiring, expires_ms, value);
+                self.write(partition, RecordKind::ExpiringPut, key, &expiring)
+            }
+        }
+    }
+
+    /// The encoded writes, their number, and their partitions.
+    pub(crate) fn writes(&self) -> (&[u8], u32, &[Arc<PartitionState>]) {
+        (&self.payload, self.count, &self.partitions)
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<DbHandle> {
+        &self.handle
+    }
+
+    pub(crate) fn mark(&self) -> BatchMark {
+        BatchMark {
+            payload_len: self.payload.len(),
+            count: self.count,
+            partition_count: self.partitions.len(),
+            direct_write_count: self.direct_writes.len(),
+        }
+    }
+
+    /// Discards the writes that were added since `mark`.
+    pub(crate) fn reset_to(&mut self, mark: BatchMark) {
+        self.payload.truncate(mark.payload_len);
+        self.count = mark.count;
+        self.partitions.truncate(mark.partition_count);
+        self.direct_writes.truncate(mark.direct_write_count);
+    }
+
+    #[cold]
+    fn write_blob(&mut self, partition: &Partition, key: &[u8], value: &[u8], expires_ms: Option<u64>) -> Result<()> {
+        let direct_write = self.handle.inner.write_blob_directly(&partition.state, value)?;
+        let mut pointer = Vec::new();
+        let kind = begin_pointer(&mut pointer, expires_ms);
+        direct_write.pointer.encode(&mut pointer);
+        self.direct_writes.add(&partition.state, direct_write);
+        let written = self.write(partition, kind, key, &pointer);
+        if written.is_err() {
+            self.direct_writes.truncate(self.direct_writes.len() - 1);
+        }
+        written
+    }
+
+    pub(crate) fn write(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
         let limit = self.handle.inner.settings.memory_budget / 2;
         let size = self.payload.len() as u64 + key.len() as u64 + value.len() as u64;
         if size > limit || self.count == u32::MAX {
@@ -197,6 +400,9 @@ impl Batch {
         self.count = 0;
         self.partitions.clear();
         self.direct_writes = DirectBlobWrites::default();
+        self.expectations.clear();
+        self.expectation_bytes = 0;
+        self.has_pool_operands = false;
         self.first_error = None;
     }
 
@@ -244,8 +450,9 @@ impl Batch {
     /// requires.
     ///
     /// # Errors
-    /// `Invalid` if a write broke a limit or its partition belongs to another database (the first such error is
-    /// returned); otherwise as [`Partition::insert`]. After an error no write of the batch is visible, with one
+    /// `Conflict` if a key does not have its [expected](Batch::expect) value, `Invalid` if a write broke a limit or its
+    /// partition belongs to another database (the first such error is returned); otherwise as [`Partition::insert`].
+    /// After an error no write of the batch is visible, with one
     /// exception: if the writes succeeded and only the sync failed, all of them are visible, and the next open
     /// recovers all of them or none. The batch is empty afterwards, also after an error.
     ///
@@ -266,28 +473,125 @@ impl Batch {
     /// # Ok(()) }
     /// ```
     pub fn commit(&mut self) -> Result<()> {
-        let done = self.commit_writes();
-        self.clear();
-        done
+        /// Also clears the batch if the caller's `Fs` or `Env` panics: a second commit would write pointers to values
+        /// that were released. A panic of a comparator does not unwind to here.
+        struct ClearOnDrop<'a>(&'a mut Batch);
+        impl Drop for ClearOnDrop<'_> {
+            fn drop(&mut self) {
+                self.0.clear();
+            }
+        }
+        ClearOnDrop(self).0.commit_writes()
     }
 
     fn commit_writes(&mut self) -> Result<()> {
         if let Some(error) = self.first_error.take() {
             return Err(error);
         }
-        let direct_writes = std::mem::take(&mut self.direct_writes);
+        match self.expectations.is_empty() {
+            true => self.commit_with_check(None, None),
+            false => self.commit_if_expected(),
+        }
+    }
+
+    /// Commits the writes if `check` finds no conflict. The writes stay in the batch. The exclusive turn of the commit
+    /// ends before the commit is synced, so that other commits do not wait for the sync.
+    pub(crate) fn commit_with_check(
+        &mut self,
+        check: Option<&Arc<CommitCheck>>,
+        turn: Option<ExclusiveTurn>,
+    ) -> Result<()> {
+        let Some(turn) = turn else { return self.commit_as(check, self.durability) };
+        let committed = self.commit_as(check, PersistMode::Buffer);
+        drop(turn);
+        let inner = &self.handle.inner;
+        committed.and_then(|()| inner.make_durable(inner.last_visible.get(), self.durability))
+    }
+
+    fn commit_as(&mut self, check: Option<&Arc<CommitCheck>>, durability: PersistMode) -> Result<()> {
         let inner = &self.handle.inner;
         if self.count == 0 {
             inner.writer()?;
-            return inner.persist(self.durability);
+            return inner.persist(durability);
         }
-        let (payload, partitions) = (&self.payload[..], &self.partitions[..]);
-        let commit =
-            CommitRequest { payload, count: self.count, partitions, reservations: &[], path: CommitPath::Logged };
-        match direct_writes.is_empty() {
-            true => inner.commit(commit, self.durability),
-            false => inner.commit_with_direct_writes(commit, direct_writes, self.durability),
+        if self.has_pool_operands {
+            return self.commit_pool_merge(check, durability);
         }
+        let commit = CommitRequest { check, ..CommitRequest::new(&self.payload, self.count, &self.partitions) };
+        commit_request(inner, commit, &mut self.direct_writes, durability)
+    }
+
+    /// Commits the writes with the values that the operands for pools lead to. Computes them anew if another commit has
+    /// changed one of their keys meanwhile. After [`LOST_ROUNDS_MAX`] rounds no other commit can.
+    #[cold]
+    fn commit_pool_merge(&mut self, check: Option<&Arc<CommitCheck>>, durability: PersistMode) -> Result<()> {
+        let inner = &self.handle.inner;
+        inner.writer()?;
+        let is_in_turn = check.is_some_and(|check| check.is_in_turn());
+        let mut lost_rounds = 0;
+        loop {
+            let needs_turn = !is_in_turn && lost_rounds >= LOST_ROUNDS_MAX;
+            let turn = if needs_turn { Some(ExclusiveTurn::begin(&self.handle)?) } else { None };
+            let snapshot = inner.snapshots.register();
+            let merge = PoolMerge::compute(&self.payload, &self.partitions, snapshot.moment())?;
+            let PoolMerge { payload, count, reads } = merge;
+            let merge_check = CommitCheck::new(reads, false, is_in_turn || turn.is_some(), snapshot.seqno());
+            let merge_check = Arc::new(merge_check.after(check));
+            let commit = CommitRequest::new(&payload, count, &self.partitions);
+            let commit = CommitRequest { check: Some(&merge_check), ..commit };
+            // A turn of this call ends before the sync.
+            let (now, later) =
+                if turn.is_some() { (PersistMode::Buffer, durability) } else { (durability, PersistMode::Buffer) };
+            match commit_request(inner, commit, &mut self.direct_writes, now) {
+                Err(error) if error.kind() == ErrorKind::Conflict && turn.is_none() && !is_in_turn => {
+                    if let Some(check) = check {
+                        check.validate(&payload, &self.partitions, inner.last_visible.get())?;
+                    }
+                    lost_rounds += 1;
+                }
+                committed => {
+                    drop(turn);
+                    return committed.and_then(|()| inner.make_durable(inner.last_visible.get(), later));
+                }
+            }
+        }
+    }
+
+    /// Commits the writes if all keys have their expected values. A key that was changed and has its expected value
+    /// again is no conflict. So each round compares the values at a snapshot, and commits if they have not changed
+    /// since.
+    #[cold]
+    fn commit_if_expected(&mut self) -> Result<()> {
+        let mut lost_rounds = 0;
+        loop {
+            let turn = if lost_rounds < LOST_ROUNDS_MAX { None } else { Some(ExclusiveTurn::begin(&self.handle)?) };
+            let snapshot = self.handle.inner.snapshots.register();
+            let mut reads = Vec::new();
+            for Expectation { partition, key, value } in &self.expectations {
+                if partition.get_at(key, ReadSeqno::At(snapshot.moment()))? != *value {
+                    return Err(conflict(&partition.state, key));
+                }
+                ReadsOfPartition::of(&mut reads, &partition.state).keys.push(key.clone());
+            }
+            let is_in_turn = turn.is_some();
+            let check = Arc::new(CommitCheck::new(reads, false, is_in_turn, snapshot.seqno()));
+            match self.commit_with_check(Some(&check), turn) {
+                Err(error) if error.kind() == ErrorKind::Conflict && !is_in_turn => lost_rounds += 1,
+                committed => return committed,
+            }
+        }
+    }
+}
+
+fn commit_request(
+    inner: &DbInner,
+    commit: CommitRequest<'_>,
+    direct_writes: &mut DirectBlobWrites,
+    durability: PersistMode,
+) -> Result<()> {
+    match direct_writes.is_empty() {
+        true => inner.commit(commit, durability),
+        false => inner.commit_with_direct_writes(commit, direct_writes, durability),
     }
 }
 

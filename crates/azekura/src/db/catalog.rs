@@ -5,16 +5,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
-use crate::base::comparator::{BYTEWISE_NAME, Comparator};
+use crate::base::comparator::BYTEWISE_NAME;
 use crate::base::compression::CompressionType;
 use crate::base::manifest_state::PartitionManifestState;
+use crate::base::merge_operator::{self, MergeOperator, shipped_operator};
 use crate::base::sync::{WakeSignal, lock, read, write};
 use crate::base::version_edit::{BlobFileMeta, EngineKind, FileNumber, PartitionId, PartitionMeta, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::block::cache::BlockCache;
+use crate::db::components::PartitionComponents;
 use crate::db::options::{EngineType, PartitionCreateOptions};
 use crate::db::spill::{self, PendingRecord};
 use crate::db::state::backoff::TaskBackoffs;
+use crate::db::state::partition_expiry::PartitionExpiry;
 use crate::db::state::partition_tree::PartitionTree;
 use crate::engine::{LastVisibleSeqno, SingleCommit, SnapshotList};
 use crate::lsm::direct_file::{DirectBlobFile, UnsyncedBlobFiles};
@@ -96,10 +99,15 @@ pub(crate) struct PartitionState {
     /// Backoff of failed background tasks.
     pub(crate) backoffs: TaskBackoffs,
     comparator: String,
+    /// The name of the merge operator in the manifest, once there is one.
+    stored_merge_operator: OnceLock<String>,
+    /// The merge operator, once it is known. Its name is the stored one.
+    merge_operator: OnceLock<Arc<dyn MergeOperator>>,
     engine: EngineKind,
     tree: OnceLock<PartitionTree>,
     /// One of [`OPEN`], [`DELETED`], [`CLOSED`].
     status: AtomicU8,
+    pub(crate) expiry: PartitionExpiry,
     /// The encoded options, as stored in the manifest.
     settings: Mutex<Vec<u8>>,
     /// Records of the WAL for a partition whose comparator was not given yet, by ascending sequence number. Not
@@ -132,6 +140,84 @@ impl PartitionState {
             return Err(self.closed_error());
         }
         self.tree.get().ok_or_else(|| self.missing_comparator_error())
+    }
+
+    /// Returns the merge operator.
+    ///
+    /// # Errors
+    /// `Invalid` if the partition has none, or if it was not given yet.
+    pub(crate) fn merge_operator(&self) -> Result<&Arc<dyn MergeOperator>> {
+        self.merge_operator.get().ok_or_else(|| self.missing_merge_operator_error(self.stored_merge_operator.get()))
+    }
+
+    /// Returns the merge operator, if it is known.
+    pub(crate) fn merge_operator_if_known(&self) -> Option<&Arc<dyn MergeOperator>> {
+        self.merge_operator.get()
+    }
+
+    #[cold]
+    fn missing_merge_operator_error(&self, stored: Option<&String>) -> Error {
+        Error::invalid(match stored {
+            Some(stored) => format!(
+                "partition {:?} has the merge operator {stored:?}: open it with open_partition_with and this operator",
+                self.name
+            ),
+            None => format!("partition {:?} has no merge operator: open it with one", self.name),
+        })
+    }
+
+    /// Checks that the operator of the partition, if it has one, is known.
+    ///
+    /// # Errors
+    /// `Invalid` if it was not given yet.
+    pub(crate) fn check_merge_operator_is_known(&self) -> Result<()> {
+        if self.stored_merge_operator.get().is_some() { self.merge_operator().map(drop) } else { Ok(()) }
+    }
+
+    /// Checks an operand before it is written.
+    ///
+    /// # Errors
+    /// `Invalid` if there is no operator or it refuses the operand; `Closed`.
+    pub(crate) fn check_operand(&self, operand: &[u8]) -> Result<()> {
+        self.tree()?;
+        merge_operator::check_operand(&**self.merge_operator()?, operand)
+    }
+
+    /// Returns the operator of `components` if its name must be stored first.
+    ///
+    /// # Errors
+    /// `Invalid` if the partition has an operator, and `components` have none or another one.
+    pub(crate) fn new_merge_operator<'a>(
+        &self,
+        components: &'a PartitionComponents,
+    ) -> Result<Option<&'a Arc<dyn MergeOperator>>> {
+        let given = components.merge_operator.as_ref();
+        match (self.stored_merge_operator.get(), given) {
+            (None, given) => Ok(given),
+            (Some(stored), Some(given)) if stored == given.name() => Ok(None),
+            (Some(stored), Some(given)) => Err(Error::invalid(format!(
+                "partition {:?} has the merge operator {stored:?} and cannot be opened with {:?}",
+                self.name,
+                given.name()
+            ))),
+            (stored, None) => Err(self.missing_merge_operator_error(stored)),
+        }
+    }
+
+    /// Sets the operator, whose name is in the manifest. Keeps one that was set before.
+    pub(crate) fn set_merge_operator(&self, operator: &Arc<dyn MergeOperator>) {
+        self.stored_merge_operator.get_or_init(|| operator.name().to_owned());
+        let operator = self.merge_operator.get_or_init(|| Arc::clone(operator));
+        if let Some(tree) = self.lsm_if_built() {
+            tree.merge_operator.get_or_init(|| Arc::clone(operator));
+        }
+    }
+
+    /// Gives the tree the components that it can do without.
+    pub(crate) fn set_components(&self, components: &PartitionComponents) {
+        if let (Some(tree), Some(filter)) = (self.lsm_if_built(), &components.compaction_filter) {
+            tree.set_compaction_filter(Arc::clone(filter));
+        }
     }
 
     /// Whether the partition is neither deleted nor closed.
@@ -431,7 +517,12 @@ impl Catalog {
         let pool = self.read_pool(&meta, engine, known, &options)?;
         check_files(stored.all_tables(), stored.blob_files.values(), files, &self.resources.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
+        let uses_expiry = stored.uses_expiry;
         let state = new_state(&meta, engine, Some(stored), pool);
+        state.expiry.set_default_ttl_ms(options.default_ttl_ms());
+        if uses_expiry {
+            state.expiry.note_use(&self.resources.snapshots);
+        }
         self.insert(&state);
         if bytewise {
             self.build_tree(&state, KeyOrder::bytewise(), &options, ReplayPhase::Before)?;
@@ -449,6 +540,7 @@ impl Catalog {
         let engine = engine_of(meta)?;
         let pool = self.read_pool(meta, engine, ManifestPoolInfo::default(), options)?;
         let state = new_state(meta, engine, None, pool);
+        state.expiry.set_default_ttl_ms(options.default_ttl_ms());
         self.build_tree(&state, order, options, ReplayPhase::After)?;
         Ok(state)
     }
@@ -495,10 +587,11 @@ impl Catalog {
     pub(crate) fn open(
         &self,
         state: &Arc<PartitionState>,
-        comparator: Option<Arc<dyn Comparator>>,
+        components: &PartitionComponents,
         options: &PartitionCreateOptions,
     ) -> Result<()> {
-        let order = comparator.map_or_else(KeyOrder::bytewise, KeyOrder::custom);
+        let new_operator = state.new_merge_operator(components)?;
+        let order = components.key_order();
         if order.name() != state.comparator {
             return Err(Error::invalid(format!(
                 "partition {:?} was created with the comparator {:?} and cannot be opened with {:?}",
@@ -520,6 +613,10 @@ impl Catalog {
             // new data only.
             self.build_tree(state, order, &state.stored_options()?, ReplayPhase::After)?;
         }
+        state.set_components(components);
+        if let (None, Some(operator)) = (new_operator, &components.merge_operator) {
+            state.set_merge_operator(operator);
+        }
         Ok(())
     }
 
@@ -529,6 +626,7 @@ impl Catalog {
             PartitionTree::Lsm(tree) => tree.set_options(options.lsm(self.resources.default_codec)),
             PartitionTree::Pmem(pool) => pool.set_options(&options.pmem())?,
         }
+        state.expiry.set_default_ttl_ms(options.default_ttl_ms());
         Ok(())
     }
 
@@ -610,16 +708,21 @@ impl Catalog {
     ) -> Result<Arc<LsmTree>> {
         let parts = &self.resources;
         let context = parts.context(order, state.id, &state.name);
-        let (tables, blobs, flushed) = match stored {
+        let (tables, blobs, range_tombstones, flushed) = match stored {
             Some(manifest_state) => (
                 manifest_state.tables.into_values().collect(),
                 manifest_state.blob_files.into_values().collect(),
+                manifest_state.range_tombstones.into_values().collect(),
                 manifest_state.flushed_seqno,
             ),
-            None => (Vec::new(), Vec::new(), SeqNo::ZERO),
+            None => (Vec::new(), Vec::new(), Vec::new(), SeqNo::ZERO),
         };
-        let tree = LsmTree::restore(context, options.lsm(parts.default_codec), tables, blobs, flushed)?;
+        let tree =
+            LsmTree::restore(context, options.lsm(parts.default_codec), tables, blobs, range_tombstones, flushed)?;
         tree.add_direct_blob_files(lock(&state.direct_blobs).drain(..));
+        if let Some(operator) = state.merge_operator.get() {
+            tree.merge_operator.get_or_init(|| Arc::clone(operator));
+        }
         Ok(Arc::new(tree))
     }
 }
@@ -630,7 +733,11 @@ fn new_state(
     stored: Option<PartitionManifestState>,
     pool: Option<StoredPool>,
 ) -> Arc<PartitionState> {
+    let merge_operator = stored.as_ref().and_then(|stored| stored.merge_operator.clone());
+    let shipped = merge_operator.as_deref().and_then(shipped_operator);
     Arc::new(PartitionState {
+        stored_merge_operator: merge_operator.map_or_else(OnceLock::new, OnceLock::from),
+        merge_operator: shipped.map_or_else(OnceLock::new, OnceLock::from),
         id: meta.id,
         name: Arc::from(meta.name.as_str()),
         backoffs: TaskBackoffs::default(),
@@ -638,6 +745,7 @@ fn new_state(
         engine,
         tree: OnceLock::new(),
         status: AtomicU8::new(OPEN),
+        expiry: PartitionExpiry::default(),
         settings: Mutex::new(meta.settings.clone()),
         buffered_records: Mutex::default(),
         permanent_at_open: OnceLock::new(),

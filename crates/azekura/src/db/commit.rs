@@ -3,7 +3,8 @@
 //! The steps of a commit:
 //! 1. A thread that finds no leader becomes the leader; any other thread queues its commit and waits.
 //! 2. The leader takes every queued commit, assigns sequence numbers, and appends all of them to the WAL in one call.
-//! 3. The leader applies them to the trees in order and publishes the last sequence number: they are now visible.
+//! 3. The leader applies them to the trees in order and publishes the last sequence number: they are now visible. Then
+//!    it [completes](Engine::complete_range_deletes) range deletes.
 //! 4. The leader wakes its followers and hands leadership to the first commit that was queued meanwhile.
 //! 5. A thread that requested more than [`Buffer`](crate::PersistMode::Buffer) waits for the WAL sync itself; threads
 //!    share syncs. A commit that did not request a sync never waits for one, unless it is queued behind a batch for a
@@ -17,8 +18,15 @@
 //! handover while such threads wait. After `GATE_ATTEMPTS` attempts the thread queues for leadership. Until the first
 //! single change, allocation stays closed and leaders do not touch it.
 //!
-//! A commit reserves space in trees and makes its direct blob writes before it is queued ([`BatchReservations`]). The
-//! reservations are undone unless the commit is applied.
+//! A commit with a [`CommitCheck`] is validated by the leader when all earlier commits are applied, and is appended and
+//! applied alone. A conflict fails only this commit, and nothing of it was logged.
+//!
+//! An exclusive turn ([`Committer::begin_turn`]) keeps all other threads from committing, so that its owner has no
+//! conflict. It is no leadership: administrative work between two commits still runs. Commits of other threads return
+//! before they are queued; their threads release all reservations, wait until the turn ends, and try again.
+//!
+//! A commit reserves space in trees and makes its direct blob writes before it is queued
+//! ([`reservations`](crate::db::reservations)). The reservations are undone unless the commit is applied.
 //!
 //! Thread safety: `has_leader` is the lock. The thread that set it may append, apply and publish, and must hand
 //! leadership over or clear it, also after a panic.
@@ -27,20 +35,17 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::ThreadId;
 
-use crate::base::sync::lock;
+use crate::base::sync::{WakeSignal, lock};
 use crate::base::version_edit::PartitionId;
-use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
+use crate::base::{EntryRef, Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
+use crate::db::commit_check::CommitCheck;
 use crate::db::state::disk_reserve::DiskReserve;
 use crate::db::state::event_queue::DbPoison;
-use crate::db::state::partition_tree::PartitionTree;
-use crate::engine::{
-    AssignSeqnoFn, BatchReservation, Engine, LastVisibleSeqno, PlannedChange, RecordReservation, SeqnoAllocator,
-};
-use crate::lsm::direct_file::DirectBlobWrite;
-use crate::vfs::fs::PersistenceLevel;
-use crate::wal::format::{WalRecord, WalRecordIter, seqno_gap_commits};
+use crate::engine::{AssignSeqnoFn, Engine, LastVisibleSeqno, RecordReservation, SeqnoAllocator};
+use crate::wal::format::{WalRecord, WalRecordIter, put_record, seqno_gap_commits};
 use crate::wal::{Wal, WalCommit};
 
 /// A commit that is ready to be written.
@@ -54,6 +59,8 @@ pub(crate) struct CommitRequest<'a> {
     /// Space that trees reserved for the values, in payload order.
     pub(crate) reservations: &'a [RecordReservation],
     pub(crate) path: CommitPath,
+    /// What must be unchanged for the commit to be written.
+    pub(crate) check: Option<&'a Arc<CommitCheck>>,
 }
 
 /// How a commit of the group becomes durable.
@@ -73,9 +80,20 @@ pub(crate) struct CommitOutcome {
     pub(crate) last: SeqNo,
     /// Whether a memtable became full and needs a flush.
     pub(crate) sealed: bool,
+    pub(crate) range_deletes: bool,
 }
 
 impl<'a> CommitRequest<'a> {
+    /// A commit of records without reservations and checks.
+    pub(crate) fn new(payload: &'a [u8], count: u32, partitions: &'a [Arc<PartitionState>]) -> CommitRequest<'a> {
+        CommitRequest { payload, count, partitions, reservations: &[], path: CommitPath::Logged, check: None }
+    }
+
+    /// Whether the commit belongs to the exclusive turn.
+    fn is_in_turn(&self) -> bool {
+        self.check.is_some_and(|check| check.is_in_turn())
+    }
+
     /// Returns whether the commit contains only removals.
     pub(crate) fn only_removes(&self) -> bool {
         WalRecordIter::new(self.payload).all(|record| record.is_ok_and(|record| record.kind.is_removal()))
@@ -96,6 +114,7 @@ struct QueuedCommit {
     partitions: Vec<Arc<PartitionState>>,
     reservations: Vec<RecordReservation>,
     path: CommitPath,
+    check: Option<Arc<CommitCheck>>,
     state: Mutex<QueuedCommitState>,
     woken: Condvar,
 }
@@ -103,7 +122,7 @@ struct QueuedCommit {
 enum QueuedCommitState {
     Waiting,
     BecomeLeader,
-    /// A leader has ended: a single change may retry.
+    /// A leader has ended: a single change may retry. Or an exclusive turn has begun: a commit retries after it.
     Retry,
     Done(Result<CommitOutcome>),
 }
@@ -116,14 +135,22 @@ struct CommitQueue {
     /// Single changes that found allocation closed, at most one per thread. They do not queue for leadership, because
     /// allocation would then stay closed as long as one of them is queued.
     gate_waiters: Vec<Arc<QueuedCommit>>,
+    /// The thread that holds the exclusive turn, if there is one. Then only its commits are queued, and allocation
+    /// stays closed.
+    turn_owner: Option<ThreadId>,
 }
 
 /// Attempts of a single change while allocation is closed, before it queues for leadership.
 const GATE_ATTEMPTS: usize = 3;
+/// A thread that waits for the end of an exclusive turn checks after this many milliseconds whether the database was
+/// closed or poisoned.
+const TURN_WAIT_MS: u64 = 100;
 
 /// Serializes all writes: group commit and single changes. Thread safe.
 pub(crate) struct Committer {
     queue: Mutex<CommitQueue>,
+    /// Notified when an exclusive turn ends.
+    turn_ended: WakeSignal,
     wal: Arc<Wal>,
     last_visible: LastVisibleSeqno,
     seqnos: SeqnoAllocator,
@@ -151,6 +178,7 @@ impl Committer {
     ) -> Committer {
         Committer {
             queue: Mutex::default(),
+            turn_ended: WakeSignal::default(),
             wal,
             seqnos: SeqnoAllocator::new(visible.clone()),
             has_single_changes: AtomicBool::new(false),
@@ -164,18 +192,28 @@ impl Committer {
         }
     }
 
-    /// Writes, applies and publishes a commit.
+    /// Writes, applies and publishes a commit. Returns `None` if an exclusive turn of another transaction is running:
+    /// nothing was done, and the caller releases its reservations and [waits](Committer::wait_for_turn_end).
     ///
     /// # Errors
-    /// Those of the WAL. `Poisoned` if the WAL has the commit but the trees may not have it; then no later commit
+    /// Those of the WAL, and those of the check. `Poisoned` if the WAL has the commit but the trees may not have it;
+    /// then no later commit
     /// succeeds.
-    pub(crate) fn commit(&self, commit: CommitRequest<'_>) -> Result<CommitOutcome> {
+    pub(crate) fn commit(&self, commit: CommitRequest<'_>) -> Result<Option<CommitOutcome>> {
         let mut queue = lock(&self.queue);
+        if queue.turn_owner.is_some() && !commit.is_in_turn() {
+            return Ok(None);
+        }
         if !queue.has_leader {
             queue.has_leader = true;
             drop(queue);
-            let _lead = LeaderGuard::begin(self);
-            return self.write_with_reserve(&[commit]);
+            let lead = LeaderGuard::begin(self);
+            let written = match commit.check {
+                None => self.write_with_reserve(&[commit]),
+                Some(check) => self.write_validated(&commit, check),
+            };
+            lead.end();
+            return written.map(Some);
         }
         let waiter = Arc::new(QueuedCommit {
             payload: commit.payload.to_vec(),
@@ -183,16 +221,16 @@ impl Committer {
             partitions: commit.partitions.to_vec(),
             reservations: commit.reservations.to_vec(),
             path: commit.path,
+            check: commit.check.cloned(),
             state: Mutex::new(QueuedCommitState::Waiting),
             woken: Condvar::new(),
         });
         queue.waiting.push_back(Arc::clone(&waiter));
         drop(queue);
         match waiter.wait() {
-            QueuedCommitState::Done(result) => result,
-            QueuedCommitState::BecomeLeader | QueuedCommitState::Retry | QueuedCommitState::Waiting => {
-                self.lead_group(&waiter)
-            }
+            QueuedCommitState::Done(result) => result.map(Some),
+            QueuedCommitState::Retry => Ok(None),
+            QueuedCommitState::BecomeLeader | QueuedCommitState::Waiting => self.lead_group(&waiter).map(Some),
         }
     }
 
@@ -211,13 +249,23 @@ impl Committer {
         loop {
             let done = self.try_commit_single(tree, record, payload);
             let removes = payload.is_some() && record.kind.is_removal();
-            if !(removes && is_out_of_space(&done) && self.release_disk_space()) {
-                return done;
+            if removes && is_out_of_space(&done) && self.release_disk_space() {
+                continue;
+            }
+            match done? {
+                Some(seqno) => return Ok(seqno),
+                None => self.wait_for_turn_end()?,
             }
         }
     }
 
-    fn try_commit_single(&self, tree: &dyn Engine, record: &WalRecord<'_>, payload: Option<&[u8]>) -> Result<SeqNo> {
+    /// Makes a single change. Returns `None`, and has changed nothing, if an exclusive turn is running.
+    fn try_commit_single(
+        &self,
+        tree: &dyn Engine,
+        record: &WalRecord<'_>,
+        payload: Option<&[u8]>,
+    ) -> Result<Option<SeqNo>> {
         if !self.has_single_changes.load(Ordering::Relaxed) {
             // The end of this leadership opens allocation.
             self.run_exclusively(|| self.has_single_changes.store(true, Ordering::Relaxed));
@@ -225,13 +273,18 @@ impl Committer {
         for _ in 0..GATE_ATTEMPTS {
             for _ in 0..2 {
                 if let Some(seqno) = self.commit_single_concurrently(tree, record, payload)? {
-                    return Ok(seqno);
+                    return Ok(Some(seqno));
                 }
                 self.seqnos.spin_until_open();
             }
             self.wait_for_leader();
         }
-        self.run_exclusively(|| self.commit_single_as_leader(tree, record, payload))
+        self.run_exclusively(|| {
+            if lock(&self.queue).turn_owner.is_some() {
+                return Ok(None);
+            }
+            self.commit_single_as_leader(tree, record, payload).map(Some)
+        })
     }
 
     /// Waits until the current leader has ended, if there is one.
@@ -346,8 +399,54 @@ impl Committer {
             queue.has_leader = true;
             drop(queue);
         }
-        let _lead = LeaderGuard::begin(self);
-        work()
+        let lead = LeaderGuard::begin(self);
+        let result = work();
+        lead.end();
+        result
+    }
+
+    /// Between two commits, calls `install` with the result of `prepare` and a new sequence number, which the WAL
+    /// records as a gap, and publishes the number afterwards. Does nothing if `prepare` returns `None`, or while an
+    /// exclusive turn is running.
+    ///
+    /// After `install`, a commit names the partition `marker`, which never exists: `install` has recorded in the
+    /// manifest that this id is used up. Recovery refuses a commit that names an id which the manifest does not know,
+    /// so a manifest that has lost the edits of `install` is noticed.
+    ///
+    /// # Errors
+    /// Those of the WAL and of the two calls. The number is used up if `install` was called, also after an error.
+    pub(crate) fn install_exclusively<P, T>(
+        &self,
+        marker: PartitionId,
+        prepare: impl FnOnce() -> Result<Option<P>>,
+        install: impl FnOnce(P, SeqNo) -> Result<T>,
+    ) -> Result<Option<T>> {
+        self.run_exclusively(|| {
+            let seqno = self.next_seqno(2)?;
+            if lock(&self.queue).turn_owner.is_some() {
+                return Ok(None);
+            }
+            let Some(prepared) = prepare()? else { return Ok(None) };
+            let frames: Vec<_> = seqno_gap_commits(self.wal.appended().plus(1), seqno.plus(1)).collect();
+            self.poison.poison_on_failure(self.wal.append(&frames))?;
+            let installed = install(prepared, seqno);
+            self.commits.fetch_add(1, Ordering::Relaxed);
+            self.records.fetch_add(1, Ordering::Relaxed);
+            if installed.is_err() {
+                self.last_visible.publish(seqno);
+                return installed.map(Some);
+            }
+            let mut payload = Vec::new();
+            put_record(&mut payload, &WalRecord { kind: RecordKind::Delete, partition: marker, key: &[], value: &[] });
+            let commit = WalCommit { first_seqno: seqno.plus(1), seqno_count: 1, payload: &payload };
+            let appended = self.poison.poison_on_failure(self.wal.append(&[commit]));
+            self.last_visible.publish(if appended.is_ok() { seqno.plus(1) } else { seqno });
+            match appended {
+                // Nothing but a later damage of the manifest needs the marker, and the entries are installed.
+                Err(error) if error.kind() == ErrorKind::OutOfSpace => installed.map(Some),
+                appended => appended.and(installed.map(Some)),
+            }
+        })
     }
 
     /// Rejects further commits. When this returns, the visible sequence number is final.
@@ -366,11 +465,32 @@ impl Committer {
             }
         }
         let commits: Vec<CommitRequest<'_>> = group.iter().map(|waiter| waiter.commit()).collect();
+        let mut outcomes = Vec::with_capacity(commits.len());
+        for run in commits.chunk_by(|a, b| a.check.is_none() && b.check.is_none()) {
+            self.write_run(run, &mut outcomes);
+        }
+        lead.end();
+        let mut outcomes = outcomes.into_iter();
+        let own_outcome = outcomes.next().expect("the group has the leader's own commit");
+        for (follower, outcome) in group.iter().skip(1).zip(outcomes) {
+            follower.finish(QueuedCommitState::Done(outcome));
+        }
+        own_outcome
+    }
+
+    /// Writes a part of a group: commits without checks, or one with a check. Adds the result of each to `outcomes`.
+    fn write_run(&self, commits: &[CommitRequest<'_>], outcomes: &mut Vec<Result<CommitOutcome>>) {
         let guarded = |work: &dyn Fn() -> Result<CommitOutcome>| {
             catch_unwind(AssertUnwindSafe(work))
                 .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"))))
         };
-        let result = guarded(&|| self.write_with_reserve(&commits));
+        if let [commit] = commits
+            && let Some(check) = commit.check
+        {
+            outcomes.push(guarded(&|| self.write_validated(commit, check)));
+            return;
+        }
+        let result = guarded(&|| self.write_with_reserve(commits));
         // On a full disk, commits that only remove must not fail with the others.
         let removals: Vec<bool> =
             commits.iter().map(|commit| is_out_of_space(&result) && commit.only_removes()).collect();
@@ -380,12 +500,81 @@ impl Committer {
                 commits.iter().zip(&removals).filter(|(_, chosen)| **chosen).map(|(c, _)| *c).collect();
             removed = guarded(&|| self.write_with_reserve(&chosen));
         }
-        drop(lead);
-        let outcome = |removal: &bool| if *removal { removed.clone() } else { result.clone() };
-        for (follower, removal) in group.iter().zip(&removals).skip(1) {
-            follower.finish(QueuedCommitState::Done(outcome(removal)));
+        outcomes.extend(removals.iter().map(|removal| if *removal { removed.clone() } else { result.clone() }));
+    }
+
+    /// Validates a commit and writes it, as the leader. A failed validation changes nothing.
+    #[cold]
+    fn write_validated(&self, commit: &CommitRequest<'_>, check: &CommitCheck) -> Result<CommitOutcome> {
+        self.next_seqno(0)?; // a closed or poisoned database gets no validation
+        check.validate(commit.payload, commit.partitions, self.last_visible.get())?;
+        self.write_with_reserve(std::slice::from_ref(commit))
+    }
+
+    /// Begins an exclusive turn, after any other one has ended. All commits that are queued then wait for its end.
+    ///
+    /// # Errors
+    /// `Invalid` if this thread holds an exclusive turn; `Poisoned`, `Closed`.
+    pub(crate) fn begin_turn(&self) -> Result<()> {
+        loop {
+            self.wait_for_turn_end()?;
+            let begun = self.run_exclusively(|| {
+                self.next_seqno(0)?;
+                let mut queue = lock(&self.queue);
+                if queue.turn_owner.is_some() {
+                    return Ok(false);
+                }
+                queue.turn_owner = Some(std::thread::current().id());
+                let (commits, others): (VecDeque<_>, VecDeque<_>) =
+                    queue.waiting.drain(..).partition(|waiter| waiter.count > 0);
+                queue.waiting = others;
+                drop(queue);
+                commits.iter().for_each(|waiter| waiter.finish(QueuedCommitState::Retry));
+                Ok(true)
+            })?;
+            if begun {
+                return Ok(());
+            }
         }
-        outcome(&removals[0])
+    }
+
+    /// The exclusive turn belongs to the calling thread from now on.
+    pub(crate) fn move_turn_to_this_thread(&self) {
+        let mut queue = lock(&self.queue);
+        if queue.turn_owner.is_some() {
+            queue.turn_owner = Some(std::thread::current().id());
+        }
+    }
+
+    /// Ends the exclusive turn. May be called while the thread panics: it is no leadership.
+    pub(crate) fn end_turn(&self) {
+        let may_open = !self.closed.load(Ordering::Relaxed) && !self.poison.is_set();
+        let mut queue = lock(&self.queue);
+        queue.turn_owner = None;
+        // A running leader opens allocation at its end. Without a leader, nothing is in progress.
+        if !queue.has_leader && self.has_single_changes.load(Ordering::Relaxed) {
+            self.seqnos.open_gate(may_open);
+        }
+        drop(queue);
+        self.turn_ended.notify_all();
+    }
+
+    /// Waits until no exclusive turn is running.
+    ///
+    /// # Errors
+    /// `Invalid` if this thread holds the turn, because it would wait for itself. `Poisoned`, `Closed`.
+    pub(crate) fn wait_for_turn_end(&self) -> Result<()> {
+        loop {
+            let seen = self.turn_ended.generation();
+            let Some(owner) = lock(&self.queue).turn_owner else { return Ok(()) };
+            if owner == std::thread::current().id() {
+                let message = "the write would wait for the exclusive transaction of its own thread: write with the \
+                               transaction, or end it first";
+                return Err(Error::invalid(message));
+            }
+            self.next_seqno(0)?;
+            self.turn_ended.wait_past(seen, TURN_WAIT_MS);
+        }
     }
 
     /// Writes a group; if the disk is full and all of it only removes, with space from the disk reserve.
@@ -425,6 +614,11 @@ impl Committer {
         self.commits.fetch_add(commits.len() as u64, Ordering::Relaxed);
         self.records.fetch_add(last.0 + 1 - first.0, Ordering::Relaxed);
         self.last_visible.publish(last);
+        if committed.range_deletes {
+            let completed = catch_unwind(AssertUnwindSafe(|| complete_range_deletes(commits)))
+                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
+            completed.map_err(|error| self.poison.set(error))?;
+        }
         Ok(committed)
     }
 
@@ -473,7 +667,7 @@ pub(crate) fn is_out_of_space<T>(result: &Result<T>) -> bool {
 /// Applies the records of all commits to their trees.
 fn apply_all(commits: &[CommitRequest<'_>], first: SeqNo) -> Result<CommitOutcome> {
     let mut seqno = first;
-    let mut sealed = false;
+    let (mut sealed, mut range_deletes) = (false, false);
     for commit in commits {
         let mut at = 0;
         let mut reservations = commit.reservations.iter();
@@ -491,41 +685,60 @@ fn apply_all(commits: &[CommitRequest<'_>], first: SeqNo) -> Result<CommitOutcom
                 let reservation =
                     if tree.reserves_space_for(record.kind) { reservations.next().copied() } else { None };
                 sealed |= tree.apply(entry, reservation)?;
+                range_deletes |= record.kind == RecordKind::RangeDelete;
             }
             seqno = seqno.plus(1);
         }
     }
-    Ok(CommitOutcome { last: SeqNo(seqno.0 - 1), sealed })
+    Ok(CommitOutcome { last: SeqNo(seqno.0 - 1), sealed, range_deletes })
 }
 
-/// Guard of the leadership; hands it over on drop, also after a panic.
-struct LeaderGuard<'a>(&'a Committer);
+/// Completes the range deletes of all commits, which are visible.
+#[cold]
+fn complete_range_deletes(commits: &[CommitRequest<'_>]) -> Result<()> {
+    let partitions = commits.iter().flat_map(|commit| commit.partitions);
+    partitions.filter_map(|partition| partition.tree_if_built()).try_for_each(|tree| tree.complete_range_deletes())
+}
+
+/// Guard of the leadership; hands it over on drop. A drop without [`end`](LeaderGuard::end) is a panic of the leader.
+/// A leader may be a destructor that runs because its thread panicked earlier; that is no panic of the leader.
+struct LeaderGuard<'a> {
+    committer: &'a Committer,
+    has_ended: bool,
+}
 
 impl<'a> LeaderGuard<'a> {
     /// Begins the leadership of a thread that has set `has_leader`, or to which it was handed over.
     fn begin(committer: &'a Committer) -> LeaderGuard<'a> {
-        let lead = LeaderGuard(committer);
+        let lead = LeaderGuard { committer, has_ended: false };
         if committer.has_single_changes.load(Ordering::Relaxed) {
             committer.seqnos.close_gate();
         }
         lead
     }
+
+    /// Ends the leadership of a thread that did not panic in it.
+    fn end(mut self) {
+        self.has_ended = true;
+    }
 }
 
 impl Drop for LeaderGuard<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"));
+        let committer = self.committer;
+        if !self.has_ended {
+            committer.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"));
         }
         // After close and poison allocation stays closed, so that a single change becomes the leader and gets the
         // error.
-        let may_open = !self.0.closed.load(Ordering::Relaxed) && !self.0.poison.is_set();
-        let mut queue = lock(&self.0.queue);
+        let may_open = !committer.closed.load(Ordering::Relaxed) && !committer.poison.is_set();
+        let mut queue = lock(&committer.queue);
         let next = queue.waiting.pop_front();
         let gate_waiters = std::mem::take(&mut queue.gate_waiters);
-        if self.0.has_single_changes.load(Ordering::Relaxed) {
+        if committer.has_single_changes.load(Ordering::Relaxed) {
             // If threads wait for it, allocation opens for a short time even if there is a next leader.
-            self.0.seqnos.open_gate(may_open && (next.is_none() || !gate_waiters.is_empty()));
+            let may_open = may_open && queue.turn_owner.is_none();
+            committer.seqnos.open_gate(may_open && (next.is_none() || !gate_waiters.is_empty()));
         }
         queue.has_leader = next.is_some();
         drop(queue);
@@ -545,6 +758,7 @@ impl QueuedCommit {
             partitions: Vec::new(),
             reservations: Vec::new(),
             path: CommitPath::Logged,
+            check: None,
             state: Mutex::new(QueuedCommitState::Waiting),
             woken: Condvar::new(),
         }
@@ -557,6 +771,7 @@ impl QueuedCommit {
             partitions: &self.partitions,
             reservations: &self.reservations,
             path: self.path,
+            check: self.check.as_ref(),
         }
     }
 
@@ -571,149 +786,5 @@ impl QueuedCommit {
     fn finish(&self, turn: QueuedCommitState) {
         *lock(&self.state) = turn;
         self.woken.notify_one();
-    }
-}
-
-/// Space that trees reserved for a commit. If this is dropped before the commit is applied, the space is freed.
-pub(crate) struct BatchReservations<'a> {
-    per_tree: Vec<TreeReservation<'a>>,
-    /// The space of each record with a value, in payload order.
-    records: Vec<RecordReservation>,
-    applied: bool,
-}
-
-/// The reservation of one tree.
-struct TreeReservation<'a> {
-    partition: PartitionId,
-    tree: &'a PartitionTree,
-    changes: Vec<PlannedChange<'a>>,
-    /// Indexes of its records with values in [`BatchReservations::records`].
-    indexes: Vec<usize>,
-    batch: BatchReservation,
-}
-
-impl<'a> BatchReservations<'a> {
-    /// Reserves the space that the trees of `commit` will need for it.
-    ///
-    /// # Errors
-    /// `OutOfSpace` if a tree is full; then nothing is reserved.
-    pub(crate) fn reserve(commit: &CommitRequest<'a>) -> Result<BatchReservations<'a>> {
-        let mut planned: Vec<TreeReservation<'a>> = Vec::new();
-        for partition in commit.partitions {
-            if let Some(tree) = partition.tree_if_built().filter(|tree| tree.needs_preparation()) {
-                let (changes, indexes) = (Vec::new(), Vec::new());
-                let batch = BatchReservation::default();
-                planned.push(TreeReservation { partition: partition.id, tree, changes, indexes, batch });
-            }
-        }
-        // All batches reserve in this order, because a reservation may wait for other batches.
-        planned.sort_by_key(|tree| tree.partition);
-        let mut count = 0;
-        for record in WalRecordIter::new(commit.payload) {
-            let record = record?;
-            let Some(tree) = planned.iter_mut().find(|tree| tree.partition == record.partition) else { continue };
-            let value_len = record.kind.is_value().then_some(record.value.len());
-            tree.changes.push(PlannedChange { key: record.key, value_len });
-            if value_len.is_some() {
-                tree.indexes.push(count);
-                count += 1;
-            }
-        }
-        let per_tree = Vec::with_capacity(planned.len());
-        let mut reserved = BatchReservations { per_tree, records: vec![(0, 0); count], applied: false };
-        for mut part in planned {
-            let mut records = vec![(0, 0); part.indexes.len()];
-            part.batch = part.tree.prepare(&part.changes, &mut records)?;
-            for (index, record) in part.indexes.iter().zip(records) {
-                reserved.records[*index] = record;
-            }
-            reserved.per_tree.push(part);
-        }
-        Ok(reserved)
-    }
-
-    /// How the commit becomes durable.
-    pub(crate) fn commit_path(&self) -> CommitPath {
-        match self.per_tree.iter().any(|part| part.tree.persistence_level() == PersistenceLevel::PowerLoss) {
-            true => CommitPath::SyncBeforeApply,
-            false => CommitPath::Logged,
-        }
-    }
-
-    /// The space of each record with a value, in payload order.
-    pub(crate) fn records(&self) -> &[RecordReservation] {
-        &self.records
-    }
-
-    /// The commit is applied, or its state is unknown: the space of records is not freed.
-    pub(crate) fn mark_applied(mut self) {
-        self.applied = true;
-    }
-}
-
-impl Drop for BatchReservations<'_> {
-    fn drop(&mut self) {
-        for part in &self.per_tree {
-            if !self.applied {
-                part.indexes.iter().for_each(|index| part.tree.free_reservation(self.records[*index]));
-            }
-            part.tree.release(part.batch);
-        }
-    }
-}
-
-/// The direct blob writes of a commit. Dropping them releases them, unless the commit was applied: no pointer refers to
-/// the values, so their bytes are stale.
-#[derive(Default)]
-pub(crate) struct DirectBlobWrites {
-    writes: Vec<(Arc<PartitionState>, DirectBlobWrite)>,
-    bytes: u64,
-}
-
-impl DirectBlobWrites {
-    pub(crate) fn add(&mut self, partition: &Arc<PartitionState>, write: DirectBlobWrite) {
-        self.bytes += u64::from(write.pointer.value_len);
-        self.writes.push((Arc::clone(partition), write));
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.writes.is_empty()
-    }
-
-    /// Returns the sum of the value lengths in bytes, before compression.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Makes the values durable.
-    ///
-    /// # Errors
-    /// `Poisoned` if values of other commits may be lost too. After any other error only this commit fails.
-    pub(crate) fn sync(&self) -> Result<()> {
-        let mut synced: Vec<&Arc<PartitionState>> = Vec::new();
-        for (partition, _) in &self.writes {
-            if synced.iter().any(|other| Arc::ptr_eq(other, partition)) {
-                continue;
-            }
-            synced.push(partition);
-            let writes = self.writes.iter().filter(|(other, _)| Arc::ptr_eq(other, partition));
-            partition.lsm()?.sync_direct_writes(writes.map(|(_, write)| write))?;
-        }
-        Ok(())
-    }
-
-    /// Keeps the values. Called when memtables contain pointers to them, or when the state of the commit is unknown.
-    pub(crate) fn mark_applied(mut self) {
-        self.writes.clear();
-    }
-}
-
-impl Drop for DirectBlobWrites {
-    fn drop(&mut self) {
-        for (partition, write) in self.writes.drain(..) {
-            if let Some(tree) = partition.lsm_if_built() {
-                tree.release_direct_write(&write);
-            }
-        }
     }
 }

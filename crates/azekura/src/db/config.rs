@@ -57,6 +57,8 @@ pub enum PlantedBug {
     FlushBeforeWalSync,
     /// A WAL sync does not first sync the blob files that its records point to.
     WalSyncBeforeBlobs,
+    /// The commit of a transaction does not check what the transaction has read.
+    UntrackedTransactions,
 }
 
 /// The variants by the number that the stored settings contain.
@@ -164,7 +166,8 @@ impl Settings {
         out
     }
 
-    /// Decodes stored settings. Ignores unknown fields and values.
+    /// Decodes stored settings. A field whose value is unknown, malformed or out of range has its default. Ignores
+    /// unknown fields.
     ///
     /// # Errors
     /// `Corruption` if the bytes are not a sequence of fields.
@@ -174,26 +177,28 @@ impl Settings {
         let mut d = ByteReader::new(bytes);
         while !d.is_empty() {
             let (field, value) = (d.varint()?, d.bytes()?);
-            let number = || ByteReader::new(value).varint();
+            let mut value = ByteReader::new(value);
+            let Some(number) = value.varint().ok().filter(|_| value.is_empty()) else { continue };
             match field {
-                1 => settings.cache_size = number()?,
-                2 => settings.memory_budget = number()?,
-                3 => settings.sync_interval = Some(number()?).filter(|ms| *ms > 0).map(Duration::from_millis),
-                4 => settings.durability = variant(&PERSIST_MODES, number()?, settings.durability),
-                5 => settings.workers = number()? as usize,
-                6 => codec[0] = number()? as u8,
-                7 => codec[1] = number()? as u8,
-                8 => settings.max_open_files = number()? as usize,
-                9 => settings.direct_io = variant(&DIRECT_IO_MODES, number()?, settings.direct_io),
-                10 => settings.wal_segment_size = number()?,
-                11 => settings.max_wal_size = number()?,
-                12 => settings.disk_reserve = number()?,
-                13 => settings.mapped_wal = number()? != 0,
-                14 => settings.recovery_mode = variant(&RECOVERY_MODES, number()?, settings.recovery_mode),
+                1 => settings.cache_size = number,
+                2 => settings.memory_budget = number,
+                3 => settings.sync_interval = Some(number).filter(|ms| *ms > 0).map(Duration::from_millis),
+                4 => settings.durability = variant(&PERSIST_MODES, number, settings.durability),
+                5 => settings.workers = number.try_into().unwrap_or(settings.workers),
+                6 => codec[0] = number.try_into().unwrap_or(u8::MAX), // an unknown codec
+                7 => codec[1] = number.try_into().unwrap_or(u8::MAX),
+                8 => settings.max_open_files = number.try_into().unwrap_or(settings.max_open_files),
+                9 => settings.direct_io = variant(&DIRECT_IO_MODES, number, settings.direct_io),
+                10 => settings.wal_segment_size = number,
+                11 => settings.max_wal_size = number,
+                12 => settings.disk_reserve = number,
+                13 => settings.mapped_wal = number != 0,
+                14 => settings.recovery_mode = variant(&RECOVERY_MODES, number, settings.recovery_mode),
                 _ => {}
             }
         }
-        settings.compression = CompressionType::from_stored(codec).unwrap_or_default();
+        let stored = CompressionType::from_stored(codec).filter(|codec| codec.check().is_ok());
+        settings.compression = stored.unwrap_or(settings.compression);
         Ok(settings)
     }
 
@@ -667,6 +672,7 @@ impl std::fmt::Debug for Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::coding::{put_bytes, put_varint};
 
     #[test]
     fn stored_settings_round_trip() {
@@ -685,5 +691,29 @@ mod tests {
         put_number_field(&mut newer, 77, 5);
         assert_eq!(Settings::decode(&newer).unwrap(), none);
         assert!(Settings::decode(&newer[..newer.len() - 1]).is_err());
+    }
+
+    /// Regression: codec 257 was LZ4, zlib level 200 was accepted, and one malformed field discarded all settings.
+    #[test]
+    fn invalid_stored_fields_have_their_default() {
+        let other = Config::new("db").workers(9).compression(CompressionType::Miniz(3)).settings;
+        let with = |fields: &[(u64, u64)]| {
+            let mut bytes = other.encode();
+            fields.iter().for_each(|(field, number)| put_number_field(&mut bytes, *field, *number));
+            Settings::decode(&bytes).unwrap()
+        };
+        assert_eq!(with(&[]), other);
+        let none_256 = with(&[(6, 256), (7, 0)]);
+        assert_eq!(none_256, Settings { compression: CompressionType::Lz4, ..other.clone() });
+        for level in [11, 200, 256 + 6, u64::MAX] {
+            assert_eq!(with(&[(6, 2), (7, level)]).compression, CompressionType::Lz4, "level {level}");
+        }
+        // A value that is no varint, and one with bytes after it.
+        for value in [&[0x80][..], &[], &[5, 5]] {
+            let mut bytes = other.encode();
+            put_varint(&mut bytes, 2);
+            put_bytes(&mut bytes, value);
+            assert_eq!(Settings::decode(&bytes).unwrap(), other, "{value:?}");
+        }
     }
 }

@@ -6,10 +6,12 @@ use std::sync::{Arc, MutexGuard};
 use crate::base::comparator::Comparator;
 use crate::base::sync::lock;
 use crate::base::version_edit::{EngineKind, PartitionId, PartitionMeta, VersionEdit};
-use crate::base::{Error, ErrorKind, KeyOrder, Result};
+use crate::base::{Error, ErrorKind, Result};
 use crate::db::batch::Batch;
 use crate::db::catalog::PartitionState;
 use crate::db::checkpoint;
+use crate::db::commit_check::LOST_ROUNDS_MAX;
+use crate::db::components::PartitionComponents;
 use crate::db::config::{Config, PersistMode, Settings};
 use crate::db::handle::DbHandle;
 use crate::db::metrics::Metrics;
@@ -18,14 +20,14 @@ use crate::db::partition::Partition;
 use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
 use crate::db::state::disk_reserve::ReserveUse;
+use crate::db::transaction::transaction::Transaction;
+use crate::db::transaction::transaction_options::{Isolation, TransactionOptions};
 use crate::db::worker;
 use crate::pmem::pool::uses_mapped_pools;
 use crate::vfs::open_files::DataFileKind;
 
 /// Longest partition name in bytes. Names are UTF-8 of at least 1 byte and are never used as paths.
 const NAME_LEN_MAX: usize = 255;
-/// Longest comparator name in bytes; at least 1 byte.
-const COMPARATOR_NAME_LEN_MAX: usize = 255;
 
 /// An open database: one directory with one write-ahead log (WAL) and many [`Partition`]s.
 ///
@@ -108,8 +110,8 @@ impl Database {
     /// makes it durable too.
     ///
     /// # Errors
-    /// `Invalid` if the name or an option is out of range, or if the partition was created with another engine or
-    /// with a comparator. `Io`, `OutOfSpace`, `Poisoned` from writing. `Closed`.
+    /// `Invalid` if the name or an option is out of range, if the partition was created with another engine or
+    /// with a comparator, or if it has a merge operator. `Io`, `OutOfSpace`, `Poisoned` from writing. `Closed`.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -124,14 +126,14 @@ impl Database {
     /// # Ok(()) }
     /// ```
     pub fn open_partition(&self, name: &str, options: PartitionCreateOptions) -> Result<Partition> {
-        self.open_or_create(name, &options, None)
+        self.open_partition_with(name, options, PartitionComponents::default())
     }
 
     /// Opens an existing partition with the options that are stored with it.
     ///
     /// # Errors
-    /// `NotFound` if the partition does not exist; `Invalid` if its comparator was not given since the database was
-    /// opened.
+    /// `NotFound` if the partition does not exist; `Invalid` if its comparator, or a merge operator other than those of
+    /// [`merge_operators`](crate::merge_operators), was not given since the database was opened.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -147,6 +149,7 @@ impl Database {
         let missing = || Error::new(ErrorKind::NotFound, format!("partition {name:?} does not exist"));
         let state = self.handle.inner.partition(name).ok_or_else(missing)?;
         state.tree()?;
+        state.check_merge_operator_is_known()?;
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 
@@ -184,18 +187,54 @@ impl Database {
         options: PartitionCreateOptions,
         comparator: Arc<dyn Comparator>,
     ) -> Result<Partition> {
-        let len = comparator.name().len();
-        if !(1..=COMPARATOR_NAME_LEN_MAX).contains(&len) {
-            return Err(Error::invalid(format!("comparator name has {len} bytes, 1..=255 are allowed")));
-        }
-        self.open_or_create(name, &options, Some(comparator))
+        self.open_partition_with(name, options, PartitionComponents::default().comparator(comparator))
+    }
+
+    /// Opens or creates a partition as [`open_partition`](Database::open_partition) does, with code of the program that
+    /// it calls.
+    ///
+    /// # Errors
+    /// As [`open_partition`](Database::open_partition) and
+    /// [`open_partition_with_comparator`](Database::open_partition_with_comparator); `Invalid` for a component whose
+    /// name has not 1 to 255 bytes, for a compaction filter of a pmem partition, and if the merge operator is not the
+    /// one that the partition has.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::{CompactionFilter, FilterContext, FilterDecision, FilterValue, PartitionComponents, Result};
+    /// use std::sync::Arc;
+    /// struct DropEmpty;
+    /// impl CompactionFilter for DropEmpty {
+    ///     fn name(&self) -> &str { "drop empty values" }
+    ///     fn filter(&self, _: &FilterContext<'_>, _: &[u8], value: &mut FilterValue<'_>) -> Result<FilterDecision> {
+    ///         Ok(if value.size() == 0 { FilterDecision::Remove } else { FilterDecision::Keep })
+    ///     }
+    /// }
+    /// let components = PartitionComponents::default().compaction_filter(Arc::new(DropEmpty));
+    /// let log = db.open_partition_with("log", Default::default(), components)?;
+    /// log.insert("1", "")?;
+    /// log.insert("2", "stopped")?;
+    /// log.major_compact()?;
+    /// assert_eq!(log.len()?, 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn open_partition_with(
+        &self,
+        name: &str,
+        options: PartitionCreateOptions,
+        components: PartitionComponents,
+    ) -> Result<Partition> {
+        components.check(&options)?;
+        self.open_or_create(name, &options, &components)
     }
 
     fn open_or_create(
         &self,
         name: &str,
         options: &PartitionCreateOptions,
-        comparator: Option<Arc<dyn Comparator>>,
+        components: &PartitionComponents,
     ) -> Result<Partition> {
         if !(1..=NAME_LEN_MAX).contains(&name.len()) {
             let message = format!("partition name has {} bytes, 1..={NAME_LEN_MAX} are allowed", name.len());
@@ -207,14 +246,7 @@ impl Database {
         inner.check_outside()?;
         let _ddl_guard = lock(&inner.partition_ddl_lock);
         if let Some(state) = inner.partition(name) {
-            let work = inner.begin_work()?;
-            inner.catalog.open(&state, comparator, options)?;
-            drop(work);
-            if let Err(error) = self.replace_options(&state, options) {
-                let old_options = state.stored_options();
-                let _kept_on_failure = old_options.and_then(|old| inner.catalog.set_options(&state, &old));
-                return Err(error);
-            }
+            self.open_existing(&state, options, components)?;
             return Ok(Partition::new(state, Arc::clone(&self.handle)));
         }
         let _work = inner.begin_work()?;
@@ -222,7 +254,7 @@ impl Database {
             ErrorKind::Invalid => Error::new(ErrorKind::NotFound, format!("partition {name:?} does not exist")),
             _ => error,
         })?;
-        let order = comparator.map_or_else(KeyOrder::bytewise, KeyOrder::custom);
+        let order = components.key_order();
         options.check_order(&order)?;
         let engine = options.engine.kind_in(uses_mapped_pools(&*inner.fs, &inner.dir));
         let meta = PartitionMeta {
@@ -248,29 +280,43 @@ impl Database {
             let file_id = state.pool_file_id;
             Ok((state, file_id))
         };
-        let state = inner.poison.poison_on_failure(writer.version_set.create_partition(meta, prepare))?;
+        let operator = components.merge_operator.as_ref();
+        let operator_name = operator.map(|operator| operator.name());
+        let created = writer.version_set.create_partition(meta, operator_name, prepare);
+        let state = inner.poison.poison_on_failure(created)?;
         if inner.settings.durability != PersistMode::Buffer || is_mapped {
             let synced = inner.poison.poison_on_failure(writer.version_set.sync());
-            synced.map_err(|error| self.undo_creation(&state, error))?;
+            synced.map_err(|error| inner.undo_creation(&state, error))?;
         }
+        state.set_components(components);
+        operator.into_iter().for_each(|operator| state.set_merge_operator(operator));
         inner.catalog.insert(&state);
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 
-    /// Drops a partition whose creation is in the manifest but could not be made durable, and returns `error`. If the
-    /// drop fails too, the database is poisoned. The pool's files are left for the next open to remove: as long as
-    /// the creation may be durable and the drop is not, the database does not open without them.
-    fn undo_creation(&self, state: &PartitionState, error: Error) -> Error {
+    /// Opens a partition that exists: gives it components and replaces its options. The caller holds the lock for
+    /// changes of partitions.
+    fn open_existing(
+        &self,
+        state: &Arc<PartitionState>,
+        options: &PartitionCreateOptions,
+        components: &PartitionComponents,
+    ) -> Result<()> {
         let inner = &self.handle.inner;
-        let drop_edits = [VersionEdit::PartitionDropped { partition: state.id }];
-        let dropped = inner.writer().and_then(|writer| {
-            let version_set = &writer.version_set;
-            inner.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&drop_edits))
-        });
-        match dropped {
-            Ok(()) => error,
-            Err(drop_error) => inner.poison.set(drop_error),
+        let work = inner.begin_work()?;
+        let new_operator = state.new_merge_operator(components)?;
+        if new_operator.is_some() {
+            inner.writer()?;
         }
+        inner.catalog.open(state, components, options)?;
+        if let Some(operator) = new_operator {
+            inner.store_merge_operator(state, operator)?;
+        }
+        drop(work);
+        self.replace_options(state, options).inspect_err(|_| {
+            let old_options = state.stored_options();
+            let _kept_on_failure = old_options.and_then(|old| inner.catalog.set_options(state, &old));
+        })
     }
 
     /// Applies new options to an existing partition and stores them. After a failure the old options are still
@@ -450,6 +496,96 @@ impl Database {
     /// ```
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::new(Arc::clone(&self.handle))
+    }
+
+    /// Begins a transaction at [`Isolation::Serializable`](crate::Isolation::Serializable). It reads the state of now.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut tx = db.transaction();
+    /// tx.insert(&fruit, "apple", "red")?;
+    /// assert!(fruit.is_empty()?);
+    /// tx.commit()?;
+    /// assert_eq!(fruit.get("apple")?.unwrap(), "red");
+    /// # Ok(()) }
+    /// ```
+    pub fn transaction(&self) -> Transaction {
+        Transaction::new(&self.handle, Isolation::default())
+    }
+
+    /// Begins a transaction with `options`. If it is exclusive, waits for the end of other exclusive transactions.
+    ///
+    /// # Errors
+    /// For an exclusive transaction `Invalid` if this thread has another one or the database is open for reading only,
+    /// `Poisoned` and `Closed`. None for any other.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// use azekura::{Isolation, TransactionOptions};
+    /// let snapshot = TransactionOptions::default().isolation(Isolation::Snapshot);
+    /// let (mut first, mut second) = (db.transaction_with(snapshot.clone())?, db.transaction_with(snapshot)?);
+    /// first.insert(&fruit, "apple", "red")?;
+    /// second.insert(&fruit, "apple", "green")?;
+    /// first.commit()?;
+    /// assert_eq!(second.commit().unwrap_err().kind(), azekura::ErrorKind::Conflict); // the first committer wins
+    /// # Ok(()) }
+    /// ```
+    pub fn transaction_with(&self, options: TransactionOptions) -> Result<Transaction> {
+        Transaction::begin(&self.handle, &options)
+    }
+
+    /// Runs `work` in a transaction and commits it; repeats this as long as another commit interferes. Returns the
+    /// result of the last call of `work`.
+    ///
+    /// `work` may be called several times, so its effects outside of the transaction must be repeatable. An error of
+    /// `work` other than `Conflict` ends the call, and nothing is written. After three lost rounds the transaction is
+    /// [exclusive](crate::TransactionOptions::exclusive), so it succeeds; all other commits of the database wait while
+    /// `work` runs. Until then a round that is lost costs what its reads cost.
+    ///
+    /// # Errors
+    /// Those of `work` and of [`Transaction::commit`], except `Conflict`.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let accounts = db.open_partition("accounts", Default::default())?;
+    /// # accounts.insert("ada", "9")?;
+    /// # accounts.insert("grace", "1")?;
+    /// use azekura::{Error, Transaction};
+    /// let balance = |tx: &Transaction, name: &str| -> azekura::Result<u64> {
+    ///     let bytes = tx.get(&accounts, name)?.ok_or_else(|| Error::invalid("no such account"))?;
+    ///     Ok(std::str::from_utf8(&bytes).unwrap().parse().unwrap())
+    /// };
+    /// let transfer = |from: &str, to: &str, amount: u64| {
+    ///     db.transact(|tx| {
+    ///         let left = balance(tx, from)?.checked_sub(amount).ok_or_else(|| Error::invalid("too little money"))?;
+    ///         let sum = balance(tx, to)? + amount;
+    ///         tx.insert(&accounts, from, left.to_string())?;
+    ///         tx.insert(&accounts, to, sum.to_string())
+    ///     })
+    /// };
+    /// transfer("ada", "grace", 5)?;
+    /// assert_eq!(transfer("ada", "grace", 5).unwrap_err().message(), "too little money");
+    /// assert_eq!(accounts.get("grace")?.unwrap(), "6");
+    /// # Ok(()) }
+    /// ```
+    pub fn transact<R>(&self, mut work: impl FnMut(&mut Transaction) -> Result<R>) -> Result<R> {
+        let mut lost_rounds = 0;
+        loop {
+            let exclusive = lost_rounds >= LOST_ROUNDS_MAX;
+            let mut tx = self.transaction_with(TransactionOptions::default().exclusive(exclusive))?;
+            match work(&mut tx).and_then(|result| tx.commit().map(|()| result)) {
+                Err(error) if error.kind() == ErrorKind::Conflict && !exclusive => lost_rounds += 1,
+                done => return done,
+            }
+        }
     }
 
     /// Makes every commit that has returned durable to the level `mode`. [`PersistMode::Buffer`] changes nothing,

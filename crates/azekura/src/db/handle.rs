@@ -206,3 +206,38 @@ impl Drop for DbHandle {
         self.inner.work_available.notify_all();
     }
 }
+
+/// Guard of the exclusive turn of a database, which ends when it is dropped, also by a panic. Reads are not affected.
+/// Writes of other threads wait for the end of the turn, and end with an error if the database is closed or poisoned.
+/// A write of the thread that holds the turn, other than by its transaction, returns `Invalid`.
+pub(crate) struct ExclusiveTurn {
+    handle: Arc<DbHandle>,
+}
+
+impl ExclusiveTurn {
+    /// Begins a turn, and waits for the end of any other one.
+    ///
+    /// # Errors
+    /// `Invalid` if this thread holds a turn, or the database is open for reading only; `Poisoned`, `Closed`.
+    pub(crate) fn begin(handle: &Arc<DbHandle>) -> Result<ExclusiveTurn> {
+        handle.inner.writer()?.committer.begin_turn()?;
+        Ok(ExclusiveTurn { handle: Arc::clone(handle) })
+    }
+
+    /// The turn belongs to the calling thread from now on.
+    pub(crate) fn move_to_this_thread(&self) -> Result<()> {
+        match &self.handle.inner.writer {
+            Some(writer) => writer.committer.move_turn_to_this_thread(),
+            None => return Err(Error::invalid("the database is open for reading only")),
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ExclusiveTurn {
+    fn drop(&mut self) {
+        if let Some(writer) = &self.handle.inner.writer {
+            writer.committer.end_turn();
+        }
+    }
+}

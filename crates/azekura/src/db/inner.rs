@@ -4,17 +4,18 @@
 use std::cmp::Reverse;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use crate::base::event::{DroppedAfterDamage, Event};
+use crate::base::key::{EXPIRY_LEN, NEVER_MS, VALUE_LEN_MAX};
+use crate::base::merge_operator::MergeOperator;
 use crate::base::sync::{WakeSignal, lock, read, write};
 use crate::base::version_edit::VersionEdit;
-use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
-use crate::db::commit::{
-    BatchReservations, CommitOutcome, CommitRequest, Committer, DirectBlobWrites, is_out_of_space,
-};
+use crate::db::commit::{CommitOutcome, CommitRequest, Committer, is_out_of_space};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
+use crate::db::reservations::{BatchReservations, DirectBlobWrites};
 use crate::db::state::backoff::Backoff;
 use crate::db::state::disk_reserve::{DiskReserve, ReserveUse};
 use crate::db::state::event_queue::DbPoison;
@@ -64,6 +65,8 @@ pub(crate) struct DbCounters {
     pub(crate) direct_blob_bytes: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) flushed_bytes: AtomicU64,
+    pub(crate) ingests: AtomicU64,
+    pub(crate) ingested_bytes: AtomicU64,
     pub(crate) compactions: AtomicU64,
     pub(crate) trivial_moves: AtomicU64,
     pub(crate) compaction_bytes_read: AtomicU64,
@@ -147,6 +150,9 @@ const POOL_PAGE: u64 = 4096;
 /// On a full disk, a WAL of more bytes than this is too large: it is flushed, because its segments can then be
 /// removed.
 const FULL_DISK_WAL_BYTES: u64 = 256 << 10;
+
+/// An ingest is delayed as a commit of this size, because it adds at most one run to level 0.
+const INGEST_DELAY_BYTES: u64 = 1 << 20;
 
 /// Guard of a call of the public interface, made by [`DbInner::begin_api_call`].
 pub(crate) struct ApiCallGuard<'a>(&'a DbInner);
@@ -327,6 +333,22 @@ impl DbInner {
         Ok(write)
     }
 
+    /// Admits an ingest: delays the caller as a writer of [`INGEST_DELAY_BYTES`].
+    ///
+    /// # Errors
+    /// As [`writer`](DbInner::writer); `OutOfSpace` if the disk is full.
+    pub(crate) fn admit_ingest(&self) -> Result<&DbWriter> {
+        let writer = self.writer()?;
+        self.check_disk_reserve()?;
+        self.delay_write(INGEST_DELAY_BYTES)?;
+        Ok(writer)
+    }
+
+    /// Held by work that writes files and must not take space that is released for other work.
+    pub(crate) fn share_disk_space(&self) -> RwLockReadGuard<'_, ()> {
+        read(&self.disk_space_lock)
+    }
+
     /// Makes a single change of `partition` in the calling thread, and returns when the change is as durable as `mode`
     /// requires. `payload` is appended to the WAL; `None` if the tree is durable without the WAL.
     pub(crate) fn commit_single(
@@ -360,22 +382,25 @@ impl DbInner {
     pub(crate) fn commit(&self, commit: CommitRequest<'_>, mode: PersistMode) -> Result<()> {
         if let [partition] = commit.partitions
             && commit.count == 1
+            && commit.check.is_none()
             && let SingleCommit::Concurrent { logged } = partition.single_commit()
         {
             let record = WalRecordIter::new(commit.payload).next().expect("a commit has records")?;
-            return self.commit_single(partition, &record, logged.then_some(commit.payload), mode);
+            if record.kind != RecordKind::RangeDelete {
+                return self.commit_single(partition, &record, logged.then_some(commit.payload), mode);
+            }
         }
         let written = self.write(commit, 0).and_then(|last| self.make_durable(last, mode));
         written.inspect_err(|_| drop(self.begin_api_call()))
     }
 
-    /// As [`commit`](Self::commit), for a commit with direct blob writes. If the commit fails, the values become
-    /// stale.
+    /// As [`commit`](Self::commit), for a commit with direct blob writes. Takes them unless the commit fails; then
+    /// their values become stale when the caller drops them.
     #[cold]
     pub(crate) fn commit_with_direct_writes(
         &self,
         commit: CommitRequest<'_>,
-        ahead: DirectBlobWrites,
+        ahead: &mut DirectBlobWrites,
         mode: PersistMode,
     ) -> Result<()> {
         let _call = self.begin_api_call();
@@ -387,7 +412,7 @@ impl DbInner {
         }
         let written = self.write(commit, ahead.bytes());
         if written.is_ok() || self.poison.is_set() {
-            ahead.mark_applied();
+            std::mem::take(ahead).mark_applied();
         }
         self.make_durable(written?, mode)
     }
@@ -405,12 +430,24 @@ impl DbInner {
             self.check_disk_reserve()?;
         }
         self.delay_write(commit.payload.len() as u64)?;
-        let CommitOutcome { last, sealed } = match needs_preparation {
-            true => self.commit_prepared(writer, commit)?,
-            false => self.poison.poison_on_failure(writer.committer.commit(commit))?,
+        if let Some(check) = commit.check {
+            // Most of the validation, so that the leader reads only what has changed since.
+            check.validate(commit.payload, commit.partitions, self.last_visible.get())?;
+        }
+        let CommitOutcome { last, sealed, range_deletes } = loop {
+            let committed = match needs_preparation {
+                true => self.commit_prepared(writer, commit)?,
+                false => self.poison.poison_on_failure(writer.committer.commit(commit))?,
+            };
+            match committed {
+                Some(outcome) => break outcome,
+                None => writer.committer.wait_for_turn_end()?,
+            }
         };
         self.counters.user_bytes.add(commit.payload.len() as u64 + bytes);
-        let dirtied = if needs_preparation { u64::from(commit.count) * POOL_PAGE } else { 0 };
+        // A range delete may change any number of pages of a pool.
+        let by_ranges = if range_deletes { RESERVE_CHECK_BYTES } else { 0 };
+        let dirtied = if needs_preparation { u64::from(commit.count) * POOL_PAGE + by_ranges } else { 0 };
         self.grow_reserve_with_wal(commit.payload.len() as u64 + dirtied);
         if sealed || self.memory_is_full() {
             self.seal_largest();
@@ -536,7 +573,7 @@ impl DbInner {
 
     /// Commits to partitions of which at least one must be prepared. Their trees reserve space before the WAL contains
     /// the commit, so that applying it cannot fail.
-    fn commit_prepared(&self, writer: &DbWriter, commit: CommitRequest<'_>) -> Result<CommitOutcome> {
+    fn commit_prepared(&self, writer: &DbWriter, commit: CommitRequest<'_>) -> Result<Option<CommitOutcome>> {
         let reserved = BatchReservations::reserve(&commit)?;
         let path = reserved.commit_path();
         let committed = self.poison.poison_on_failure(writer.committer.commit(CommitRequest {
@@ -544,13 +581,13 @@ impl DbInner {
             path,
             ..commit
         }));
-        if committed.is_ok() || self.poison.is_set() {
+        if matches!(committed, Ok(Some(_))) || self.poison.is_set() {
             reserved.mark_applied();
         }
         committed
     }
 
-    fn make_durable(&self, last: SeqNo, mode: PersistMode) -> Result<()> {
+    pub(crate) fn make_durable(&self, last: SeqNo, mode: PersistMode) -> Result<()> {
         if mode != PersistMode::Buffer && last > SeqNo::ZERO {
             let wal = &self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))?.wal;
             self.poison.poison_on_failure(wal.sync(last, mode == PersistMode::SyncAll))?;
@@ -652,6 +689,68 @@ impl DbInner {
     fn writer_unless_poisoned(&self) -> Result<&DbWriter> {
         self.poison.check()?;
         self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))
+    }
+
+    /// Stores the name of the operator of a partition that had none, before the first operand. Every sync of the WAL
+    /// makes the edit durable too.
+    pub(crate) fn store_merge_operator(&self, state: &PartitionState, operator: &Arc<dyn MergeOperator>) -> Result<()> {
+        let edits = [VersionEdit::MergeOperator { partition: state.id, name: operator.name().to_owned() }];
+        let version_set = &self.writer()?.version_set;
+        self.poison.poison_on_failure(self.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&edits)))?;
+        state.set_merge_operator(operator);
+        Ok(())
+    }
+
+    /// Drops a partition whose creation is in the manifest but could not be made durable, and returns `error`. If the
+    /// drop fails too, the database is poisoned. The pool's files are left for the next open to remove: as long as
+    /// the creation may be durable and the drop is not, the database does not open without them.
+    pub(crate) fn undo_creation(&self, state: &PartitionState, error: Error) -> Error {
+        let drop_edits = [VersionEdit::PartitionDropped { partition: state.id }];
+        let dropped = self
+            .writer()
+            .and_then(|writer| self.with_reserve(ReserveUse::Flush, || writer.version_set.log_and_apply(&drop_edits)));
+        match dropped {
+            Ok(()) => error,
+            Err(drop_error) => self.poison.set(drop_error),
+        }
+    }
+}
+
+/// Writes that expire.
+impl DbInner {
+    /// Prepares a write to `partition` that expires after `ttl_ms`. Returns the expiry time.
+    ///
+    /// # Errors
+    /// `Invalid` if the value is too long with an expiry time, or the expiry time does not fit 64 bits. Those of
+    /// writing the manifest before the first such write of the partition. Nothing is logged.
+    pub(crate) fn begin_expiring_write(&self, partition: &PartitionState, ttl_ms: u64, value: &[u8]) -> Result<u64> {
+        let (len, limit) = (value.len(), VALUE_LEN_MAX - EXPIRY_LEN as u64);
+        if len as u64 > limit {
+            let message = format!("value has {len} bytes, at most {limit} are allowed with a time to live");
+            return Err(Error::invalid(message));
+        }
+        let expires_ms = self.snapshots.now_ms().checked_add(ttl_ms).filter(|&time| time < NEVER_MS);
+        let expires_ms = expires_ms.ok_or_else(|| {
+            Error::invalid(format!("a record with a time to live of {ttl_ms} ms would expire after 2^64 ms"))
+        })?;
+        if !partition.expiry.is_used() {
+            self.record_expiry_use(partition)?;
+        }
+        Ok(expires_ms)
+    }
+
+    /// Records in the manifest that `partition` may have records that expire.
+    #[cold]
+    fn record_expiry_use(&self, partition: &PartitionState) -> Result<()> {
+        let _call = self.begin_api_call();
+        let version_set = &self.writer()?.version_set;
+        partition.tree()?;
+        let _work = self.begin_work()?;
+        let edits = [VersionEdit::ExpiryUsed { partition: partition.id }];
+        let recorded = self.with_reserve(ReserveUse::Flush, || version_set.log_and_apply_durably(&edits));
+        self.poison.poison_on_failure(recorded)?;
+        partition.expiry.note_use(&self.snapshots);
+        Ok(())
     }
 }
 

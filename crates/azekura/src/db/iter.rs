@@ -2,21 +2,25 @@
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::base::blob_pointer::BlobPointer;
-use crate::base::shared_bytes::SHARED_LEN_MIN;
+use crate::base::key::split_expiry;
+use crate::base::shared_bytes::{SHARED_LEN_MIN, SharedBytes};
+use crate::base::sync::lock;
 use crate::base::{Error, KeyOrder, RecordKind, Result};
+use crate::db::entry::{Entry, EntryValue, UnreadBlob};
 use crate::db::handle::DbHandle;
 use crate::db::inner::closed_error;
 use crate::db::state::partition_tree::PartitionTree;
-use crate::engine::{self, EngineView, SnapshotGuard};
+use crate::db::state::scanned_range::{OwnedRange, ScannedRange};
+use crate::engine::{self, EngineView, ReadMoment, SnapshotGuard};
 use crate::iter::InternalIter;
 use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter, is_after_start, is_before_end};
 use crate::mem::slice::Slice;
 
 /// Owned bounds of an iterator.
-pub(crate) type OwnedBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+pub(crate) type OwnedBounds = OwnedRange;
 
 /// Copies the bounds of a key range.
 pub(crate) fn own_bounds<K: AsRef<[u8]>, R: RangeBounds<K>>(range: &R) -> OwnedBounds {
@@ -46,6 +50,17 @@ pub(crate) enum IterEnd {
     Back,
 }
 
+/// Whether an iterator returns more entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IterPhase {
+    Running,
+    /// The ends have met: the iterator returns nothing more until it seeks.
+    Ended,
+    /// An error has ended the iteration. A seek starts it again, with both ends at the bounds. Each call sets this
+    /// phase before it moves an end, because a comparator that panics leaves the internal iterator between two entries.
+    Failed,
+}
+
 type FrontIter = Option<ForwardVisibleIter<Box<dyn InternalIter>>>;
 type BackIter = Option<BackwardVisibleIter<Box<dyn InternalIter>>>;
 
@@ -59,7 +74,10 @@ pub(crate) struct DbIter {
     last_blob_value: Slice,
     order: KeyOrder,
     bounds: OwnedBounds,
-    snapshot: SnapshotGuard,
+    /// Keeps the versions that the iterator reads.
+    _snapshot: SnapshotGuard,
+    /// Entries with higher sequence numbers are not visible.
+    read_at: ReadMoment,
     front: FrontIter,
     back: BackIter,
     /// The last key returned by each end; set once both ends are in use.
@@ -70,10 +88,7 @@ pub(crate) struct DbIter {
     back_target: Option<Bound<Vec<u8>>>,
     /// Whether an end was ever sought.
     has_sought: bool,
-    /// Set by an error, or when the ends meet: the iterator returns nothing more until it seeks.
-    ended: bool,
-    /// Whether an error ended the iteration. A seek then starts again, with both ends at the bounds.
-    failed: bool,
+    phase: IterPhase,
     /// Keeps the database open, so that its files remain. Must be the last field, because closing removes the
     /// obsolete tables that only this iterator held.
     handle: Arc<DbHandle>,
@@ -86,16 +101,29 @@ impl DbIter {
         bounds: OwnedBounds,
         snapshot: SnapshotGuard,
     ) -> DbIter {
-        let order = tree.key_order().clone();
+        let (order, read_at) = (tree.key_order().clone(), snapshot.moment());
+        DbIter::with_view(handle, Arc::from(tree.view()), order, bounds, snapshot, read_at)
+    }
+
+    /// An iterator at `read_at` over a view that contains the state at `snapshot`.
+    pub(crate) fn with_view(
+        handle: Arc<DbHandle>,
+        view: Arc<dyn EngineView>,
+        order: KeyOrder,
+        bounds: OwnedBounds,
+        snapshot: SnapshotGuard,
+        read_at: ReadMoment,
+    ) -> DbIter {
         // An empty or reversed range has no entries; it is not an error.
-        let ended = DbIter::is_range_empty(&order, &bounds);
+        let is_empty = DbIter::is_range_empty(&order, &bounds);
         DbIter {
-            view: Arc::from(tree.view()),
+            view,
             blob_resolver: None,
             last_blob_value: Slice::new(),
             order,
             bounds,
-            snapshot,
+            _snapshot: snapshot,
+            read_at,
             front: None,
             back: None,
             front_key: None,
@@ -103,8 +131,7 @@ impl DbIter {
             front_target: None,
             back_target: None,
             has_sought: false,
-            ended,
-            failed: false,
+            phase: if is_empty { IterPhase::Ended } else { IterPhase::Running },
             handle,
         }
     }
@@ -126,12 +153,12 @@ impl DbIter {
         if DbIter::is_range_empty(&self.order, &self.bounds) {
             return;
         }
-        if std::mem::take(&mut self.failed) {
+        if std::mem::replace(&mut self.phase, IterPhase::Failed) == IterPhase::Failed {
             (self.front, self.front_key, self.front_target) = (None, None, None);
             (self.back, self.back_key, self.back_target) = (None, None, None);
         }
         let (start, stop) = &self.bounds;
-        (self.ended, self.has_sought) = (false, true);
+        self.has_sought = true;
         match end {
             IterEnd::Front => {
                 if let Some(back) = self.back.as_ref().filter(|back| back.valid() && self.back_target.is_none()) {
@@ -150,20 +177,25 @@ impl DbIter {
                 self.back_key = None;
             }
         }
+        self.phase = IterPhase::Running;
     }
 
     /// Moves an end to its next entry; returns false if there is none.
     pub(crate) fn step(&mut self, end: IterEnd) -> Result<bool> {
-        if self.ended {
+        if self.phase != IterPhase::Running {
             return Ok(false);
         }
+        self.phase = IterPhase::Failed;
         let stepped = self.handle.inner.check_open().and_then(|()| match end {
             IterEnd::Front => self.step_front(),
             IterEnd::Back => self.step_back(),
         });
         // Without `check_read`, because a result that is borrowed is stored and loaded again.
         match stepped {
-            Ok(true) if self.handle.inner.is_open_after_read() => Ok(true),
+            Ok(true) if self.handle.inner.is_open_after_read() => {
+                self.phase = IterPhase::Running;
+                Ok(true)
+            }
             stepped => self.end(stepped),
         }
     }
@@ -172,7 +204,7 @@ impl DbIter {
     #[cold]
     fn end(&mut self, mut stepped: Result<bool>) -> Result<bool> {
         self.handle.inner.check_read(&mut stepped);
-        (self.ended, self.failed) = (true, stepped.is_err());
+        self.phase = if stepped.is_err() { IterPhase::Failed } else { IterPhase::Ended };
         stepped
     }
 
@@ -207,7 +239,7 @@ impl DbIter {
                 front
             }
             (front, target) => {
-                let (at, (start, end)) = (self.snapshot.seqno(), &self.bounds);
+                let (at, (start, end)) = (self.read_at, &self.bounds);
                 let target = target.as_ref().unwrap_or(start);
                 if let Bound::Included(key) | Bound::Excluded(key) = target
                     && !is_before_end(&self.order, end, key)
@@ -218,7 +250,8 @@ impl DbIter {
                     Some(front) => front,
                     None => {
                         let inner = self.view.iter(at, (start.as_ref(), end.as_ref()))?;
-                        front.insert(ForwardVisibleIter::new(inner, self.order.clone(), at, end.clone()))
+                        let iter = ForwardVisibleIter::new(inner, self.order.clone(), at.seqno, end.clone());
+                        front.insert(iter.with_time(at.now_ms).with_dead_ranges(self.view.dead_ranges()))
                     }
                 };
                 front.seek(target.as_ref().map(Vec::as_slice))?;
@@ -264,7 +297,7 @@ impl DbIter {
                 back
             }
             (back, target) => {
-                let (at, (start, end)) = (self.snapshot.seqno(), &self.bounds);
+                let (at, (start, end)) = (self.read_at, &self.bounds);
                 let target = target.as_ref().unwrap_or(end);
                 if let Bound::Included(key) | Bound::Excluded(key) = target
                     && !is_after_start(&self.order, start, key)
@@ -275,7 +308,8 @@ impl DbIter {
                     Some(back) => back,
                     None => {
                         let inner = self.view.iter(at, (start.as_ref(), end.as_ref()))?;
-                        back.insert(BackwardVisibleIter::new(inner, self.order.clone(), at, start.clone()))
+                        let iter = BackwardVisibleIter::new(inner, self.order.clone(), at.seqno, start.clone());
+                        back.insert(iter.with_time(at.now_ms).with_dead_ranges(self.view.dead_ranges()))
                     }
                 };
                 back.seek(target.as_ref().map(Vec::as_slice))?;
@@ -321,7 +355,7 @@ impl DbIter {
             if self.handle.inner.is_open_after_read() {
                 return Ok((own(key), to_slice(&self.front, &self.back, end, bytes)));
             }
-            (self.ended, self.failed) = (true, true);
+            self.phase = IterPhase::Failed;
             return Err(closed_error());
         }
         let mut value = read_blob(&mut self.blob_resolver, &self.view, bytes);
@@ -329,7 +363,7 @@ impl DbIter {
         match value {
             Ok(value) => Ok((own(key), value)),
             Err(error) => {
-                (self.ended, self.failed) = (true, true);
+                self.phase = IterPhase::Failed;
                 Err(error)
             }
         }
@@ -344,18 +378,16 @@ impl DbIter {
 
     /// Moves the front and returns its entry by reference. Requires [`is_forward_only`](DbIter::is_forward_only).
     fn next_pair_ref(&mut self) -> Result<Option<(&[u8], &[u8])>> {
-        let DbIter { front: Some(front), ended, failed, handle, .. } = self else { return Ok(None) };
-        let was_ended = std::mem::replace(ended, true);
-        if was_ended {
+        let DbIter { front: Some(front), phase, handle, .. } = self else { return Ok(None) };
+        if *phase != IterPhase::Running {
             return Ok(None);
         }
-        *failed = true;
+        *phase = IterPhase::Failed;
         handle.inner.check_open()?;
         let mut entry = front.next_ref();
         handle.inner.check_read(&mut entry);
         let entry = entry?;
-        *failed = false;
-        *ended = entry.is_none();
+        *phase = if entry.is_some() { IterPhase::Running } else { IterPhase::Ended };
         Ok(entry.map(|entry| (entry.user_key, entry.value)))
     }
 
@@ -367,7 +399,7 @@ impl DbIter {
             _ => Ok(None),
         };
         self.handle.inner.check_read(&mut blob_value);
-        Ok(match blob_value.inspect_err(|_| (self.ended, self.failed) = (true, true))? {
+        Ok(match blob_value.inspect_err(|_| self.phase = IterPhase::Failed)? {
             Some(value) => {
                 self.last_blob_value = value;
                 (key, &self.last_blob_value)
@@ -376,8 +408,14 @@ impl DbIter {
         })
     }
 
-    /// Returns the entry at an end without reading a blob value.
-    fn entry(&self, end: IterEnd) -> Result<Entry> {
+    /// Returns the entry at an end without reading a blob value. After an error the iterator has ended.
+    fn entry(&mut self, end: IterEnd) -> Result<Entry> {
+        let mut entry = self.read_entry(end);
+        self.handle.inner.check_read(&mut entry);
+        entry.inspect_err(|_| self.phase = IterPhase::Failed)
+    }
+
+    fn read_entry(&self, end: IterEnd) -> Result<Entry> {
         let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
         let value = match kind {
             RecordKind::BlobPointer => EntryValue::Blob(Arc::new(UnreadBlob {
@@ -388,9 +426,7 @@ impl DbIter {
             })),
             _ => EntryValue::Inline(to_slice(&self.front, &self.back, end, bytes)),
         };
-        let mut entry = Ok(Entry { key: Slice::from(key), value });
-        self.handle.inner.check_read(&mut entry);
-        entry
+        Ok(Entry { key: Slice::from(key), value })
     }
 }
 
@@ -403,7 +439,7 @@ fn read_blob(
     resolver.get_or_insert_with(|| view.blob_resolver()).resolve(pointer)
 }
 
-/// Returns key, record kind, and value or blob pointer at an end.
+/// Returns key, record kind, and value or blob pointer at an end, without an expiry time.
 #[inline(always)]
 fn entry_at<'a>(front: &'a FrontIter, back: &'a BackIter, end: IterEnd) -> (&'a [u8], RecordKind, &'a [u8]) {
     let (key, (kind, value)) = match end {
@@ -413,7 +449,16 @@ fn entry_at<'a>(front: &'a FrontIter, back: &'a BackIter, end: IterEnd) -> (&'a 
         IterEnd::Back => back.as_ref().map(|back| (back.key(), back.value())),
     }
     .expect(STEPPED);
-    (key, kind, value)
+    match kind {
+        RecordKind::Put => (key, kind, value),
+        _ => without_expiry(key, kind, value),
+    }
+}
+
+#[cold]
+fn without_expiry<'a>(key: &'a [u8], kind: RecordKind, value: &'a [u8]) -> (&'a [u8], RecordKind, &'a [u8]) {
+    // The iterator has checked the expiry time.
+    split_expiry(kind, value).map_or((key, kind, value), |(_, kind, value)| (key, kind, value))
 }
 
 /// Returns an owned value: shares the bytes of the block if the value has at least [`SHARED_LEN_MIN`] bytes and the
@@ -424,7 +469,9 @@ fn to_slice(front: &FrontIter, back: &BackIter, end: IterEnd, bytes: &[u8]) -> S
         IterEnd::Front => front.as_ref().and_then(ForwardVisibleIter::shared_value),
         IterEnd::Back => back.as_ref().and_then(BackwardVisibleIter::shared_value),
     };
-    shared.map_or_else(|| Slice::from(bytes), Slice::from)
+    // The shared bytes may begin with an expiry time.
+    let value = |shared: SharedBytes| shared.subrange(shared.len() - bytes.len()..shared.len());
+    shared.map_or_else(|| Slice::from(bytes), |shared| Slice::from(value(shared)))
 }
 
 fn copy_key_to(target: &mut Option<Vec<u8>>, key: &[u8]) {
@@ -436,14 +483,21 @@ fn copy_key_to(target: &mut Option<Vec<u8>>, key: &[u8]) {
 /// An iterator, or the error that prevented its creation.
 pub(crate) enum IterState {
     Active(Box<DbIter>),
-    Failed(Option<Error>),
+    /// An iterator of a transaction, which records what it reads.
+    Tracked(Box<DbIter>, Arc<Mutex<ScannedRange>>),
+    Failed {
+        error: Error,
+        /// Whether a step has returned the error. A seek makes the next step return it again, because `None` would
+        /// mean that there is no such key.
+        is_returned: bool,
+    },
 }
 
 impl IterState {
     pub(crate) fn new(iter: Result<DbIter>) -> IterState {
         match iter {
             Ok(iter) => IterState::Active(Box::new(iter)),
-            Err(error) => IterState::Failed(Some(error)),
+            Err(error) => IterState::Failed { error, is_returned: false },
         }
     }
 
@@ -451,18 +505,49 @@ impl IterState {
     #[inline]
     fn step(&mut self, end: IterEnd) -> Option<Result<&mut DbIter>> {
         match self {
-            IterState::Failed(error) => error.take().map(Err),
+            IterState::Failed { is_returned: true, .. } => None,
+            IterState::Failed { error, is_returned } => {
+                *is_returned = true;
+                Some(Err(error.clone()))
+            }
             IterState::Active(iter) => match iter.step(end) {
                 Ok(true) => Some(Ok(iter)),
                 Ok(false) => None,
                 Err(error) => Some(Err(error)),
             },
+            IterState::Tracked(iter, range) => IterState::step_tracked(iter, range, end),
         }
     }
 
+    #[cold]
+    fn step_tracked<'a>(
+        iter: &'a mut DbIter,
+        range: &Mutex<ScannedRange>,
+        end: IterEnd,
+    ) -> Option<Result<&'a mut DbIter>> {
+        let stepped = match iter.step(end) {
+            Ok(stepped) => stepped,
+            Err(error) => return Some(Err(error)),
+        };
+        let key = stepped.then(|| entry_at(&iter.front, &iter.back, end).0);
+        match end {
+            IterEnd::Front => lock(range).step_front(key),
+            IterEnd::Back => lock(range).step_back(key),
+        }
+        stepped.then_some(Ok(iter))
+    }
+
     fn seek(&mut self, end: IterEnd, key: &[u8]) {
-        if let IterState::Active(iter) = self {
-            iter.seek(end, key);
+        match self {
+            IterState::Active(iter) => iter.seek(end, key),
+            IterState::Failed { is_returned, .. } => *is_returned = false,
+            IterState::Tracked(iter, range) => {
+                iter.seek(end, key);
+                match end {
+                    IterEnd::Front => lock(range).seek_front(key),
+                    IterEnd::Back => lock(range).seek_back(key),
+                }
+            }
         }
     }
 
@@ -475,117 +560,6 @@ impl IterState {
             return iter.next_pair_ref().transpose();
         }
         self.step(end).map(|iter| iter.and_then(|iter| iter.pair_ref(end)))
-    }
-}
-
-/// An entry of a partition: key and value. A value in a blob file is read on request; such an entry prevents the
-/// removal of the file and keeps the database open until it is dropped.
-///
-/// ```
-/// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
-/// # fn main() -> azekura::Result<()> {
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let db = Config::new(dir.path().join("db")).open()?;
-/// # let separation = KvSeparationOptions::default().automatic_gc(None);
-/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
-/// pages.insert("page", vec![1; 5_000])?;
-/// pages.flush()?;
-/// for entry in pages.entries() {
-///     let entry = entry?;
-///     assert_eq!((&**entry.key(), entry.size()), (&b"page"[..], 5_000)); // reads no blob file
-///     assert_eq!(entry.value()?, [1; 5_000]);
-/// }
-/// # Ok(()) }
-/// ```
-#[derive(Clone)]
-pub struct Entry {
-    key: Slice,
-    value: EntryValue,
-}
-
-#[derive(Clone)]
-enum EntryValue {
-    Inline(Slice),
-    Blob(Arc<UnreadBlob>),
-}
-
-struct UnreadBlob {
-    len: u32,
-    pointer: Vec<u8>,
-    view: Arc<dyn EngineView>,
-    /// Must be the last field, as in [`DbIter`].
-    handle: Arc<DbHandle>,
-}
-
-impl Entry {
-    /// Returns the key.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let fruit = db.open_partition("fruit", Default::default())?;
-    /// # fruit.insert("apple", "red")?;
-    /// let entry = fruit.entries().next().unwrap()?;
-    /// assert_eq!(*entry.key(), "apple");
-    /// # Ok(()) }
-    /// ```
-    pub fn key(&self) -> &Slice {
-        &self.key
-    }
-
-    /// Returns the value; reads it from disk if it is in a blob file.
-    ///
-    /// # Errors
-    /// `Io` or `Corruption` from reading the blob file; `Closed`.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let fruit = db.open_partition("fruit", Default::default())?;
-    /// fruit.insert("apple", "green")?;
-    /// let entry = fruit.entries().next().unwrap()?;
-    /// fruit.insert("apple", "red")?;
-    /// assert_eq!(entry.value()?, "green"); // the value when the iterator was created
-    /// # Ok(()) }
-    /// ```
-    pub fn value(&self) -> Result<Slice> {
-        match &self.value {
-            EntryValue::Inline(value) => Ok(value.clone()),
-            EntryValue::Blob(value) => {
-                value.handle.inner.check_open()?;
-                let mut read = value.view.blob_resolver().resolve(&value.pointer);
-                value.handle.inner.check_read(&mut read);
-                read
-            }
-        }
-    }
-
-    /// Returns the length of the value in bytes without reading it.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let photos = db.open_partition("photos", Default::default())?;
-    /// photos.insert("sky", vec![7; 100_000])?;
-    /// let total: u64 = photos.entries().map(|photo| u64::from(photo.unwrap().size())).sum();
-    /// assert_eq!(total, 100_000);
-    /// # Ok(()) }
-    /// ```
-    pub fn size(&self) -> u32 {
-        match &self.value {
-            // Values are at most 4 GiB - 1, so the cast loses nothing.
-            EntryValue::Inline(value) => value.len() as u32,
-            EntryValue::Blob(value) => value.len,
-        }
-    }
-}
-
-impl fmt::Debug for Entry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entry").field("key", &self.key).field("size", &self.size()).finish_non_exhaustive()
     }
 }
 
@@ -793,6 +767,7 @@ mod tests {
     use crate::pmem::options::PmemOptions;
     use crate::pmem::pool_iter::VALUES_READ;
     use crate::testing::MemFs;
+    use crate::testing::seeded_rng::SeededRng;
 
     /// Regression: `keys()` of a pool read and copied each value above 1 KiB.
     #[test]
@@ -817,6 +792,152 @@ mod tests {
         assert_eq!(reads(&|| part.len().unwrap() as usize, 50), 0);
         assert_eq!(reads(&|| part.iter().count(), 50), 50, "the counter does not count");
         assert_eq!(reads(&|| part.iter().rev().count(), 50), 50);
+    }
+
+    /// Regression: `entries()` went on after an error of its own.
+    #[test]
+    fn entries_end_after_an_error_of_their_own() {
+        let db = Config::new(std::path::Path::new("/db")).fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
+        let part = db.open_partition("p", PartitionCreateOptions::default()).unwrap();
+        (0..3u8).for_each(|n| part.insert([n], [n]).unwrap());
+        let mut entries = part.entries();
+        let IterState::Active(iter) = &mut entries.0 else { panic!("it was created") };
+        assert!(iter.step(IterEnd::Front).unwrap());
+        db.close().unwrap(); // between the step and the check
+        assert!(iter.entry(IterEnd::Front).is_err());
+        assert!(!iter.step(IterEnd::Front).unwrap() && !iter.step(IterEnd::Back).unwrap());
+        assert!(entries.next().is_none());
+        entries.seek([1]);
+        assert!(entries.next().unwrap().is_err() && entries.next().is_none());
+    }
+
+    fn open_lsm() -> (crate::db::database::Database, crate::db::partition::Partition) {
+        let fs = Arc::new(MemFs::new());
+        let db = Config::new(std::path::Path::new("/db")).fs(fs).workers(0).open().unwrap();
+        let part = db.open_partition("p", PartitionCreateOptions::default()).unwrap();
+        (db, part)
+    }
+
+    /// Removes and inserts rows of neighbouring keys, so that scans learn dead ranges, and compares scans in both
+    /// directions at old and new snapshots with a model. The limits of dead ranges are small in unit tests.
+    #[test]
+    fn scans_over_dead_ranges_match_a_model() {
+        for seed in 1..=6u64 {
+            let (db, part) = open_lsm();
+            let mut rng = SeededRng::new(seed, 0);
+            let mut random = |below| rng.below(below);
+            let mut model = std::collections::BTreeMap::new();
+            let mut snapshots = vec![(db.snapshot(), model.clone())];
+            for round in 0..150u64 {
+                let first = random(60) as u8;
+                match random(12) {
+                    0..=4 => (first..first + random(30) as u8).for_each(|key| {
+                        part.remove([key]).unwrap();
+                        model.remove(&key);
+                    }),
+                    5..=7 => (first..first + 1 + random(3) as u8).for_each(|key| {
+                        part.insert([key], round.to_be_bytes()).unwrap();
+                        model.insert(key, round);
+                    }),
+                    8 => {
+                        let keys = first..first + 1 + random(2) as u8;
+                        part.ingest(keys.clone().map(|key| ([key], round.to_be_bytes()))).unwrap();
+                        keys.for_each(|key| _ = model.insert(key, round));
+                    }
+                    9 => {
+                        part.remove_range([first]..[first + 9]).unwrap();
+                        (first..first + 9).for_each(|key| _ = model.remove(&key));
+                    }
+                    10 if random(3) == 0 => part.major_compact().unwrap(),
+                    10 => part.flush().unwrap(),
+                    _ => {
+                        snapshots.push((db.snapshot(), model.clone()));
+                        if snapshots.len() > 3 {
+                            snapshots.remove(random(3));
+                        }
+                    }
+                }
+                let latest = (db.snapshot(), model.clone());
+                for (snapshot, model) in snapshots.iter().chain([&latest]) {
+                    let (low, high) = (random(60) as u8, 30 + random(60) as u8);
+                    let wanted: Vec<u8> = model.range(low..high.max(low)).map(|(key, _)| *key).collect();
+                    let iter = || snapshot.range(&part, [low]..[high]).map(|pair| pair.unwrap().0[0]);
+                    assert_eq!(iter().collect::<Vec<_>>(), wanted, "seed {seed}, round {round}");
+                    let mut back: Vec<u8> = iter().rev().collect();
+                    back.reverse();
+                    assert_eq!(back, wanted, "backward, seed {seed}, round {round}");
+                    let all = |pair: Result<(Slice, Slice)>| pair.map(|(key, value)| (key[0], value.to_vec())).unwrap();
+                    let all: Vec<_> = snapshot.iter(&part).map(all).collect();
+                    let wanted: Vec<_> =
+                        model.iter().map(|(key, round)| (*key, round.to_be_bytes().to_vec())).collect();
+                    assert_eq!(all, wanted, "seed {seed}, round {round}");
+                }
+            }
+        }
+    }
+
+    /// The limits are small in unit tests. An ingest removes the dead ranges, so each scan passes all deleted keys.
+    #[test]
+    fn memtable_is_sealed_when_scans_pass_too_much() {
+        let (_db, part) = open_lsm();
+        for n in 0..200u8 {
+            part.insert([n], [n]).unwrap();
+            part.remove([n]).unwrap();
+        }
+        let scan = || {
+            part.ingest([([255], [0])]).unwrap();
+            assert!(part.iter().count() <= 2);
+        };
+        (0..10).for_each(|_| scan());
+        (0..256u64).for_each(|_| part.insert([250], [0]).unwrap());
+        assert_eq!(part.metrics().sealed_memtables, 0, "scans have passed too few keys");
+        (0..60).for_each(|_| scan());
+        (0..256u64).for_each(|_| part.insert([255], [0]).unwrap());
+        assert_eq!(part.metrics().sealed_memtables, 1);
+    }
+
+    /// One key is visible at every time: a new one is inserted before the old one is removed. Scans that learn and use
+    /// dead ranges meanwhile must find it.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "threads of a test")]
+    fn no_scan_skips_a_concurrent_insertion() {
+        let (_db, part) = open_lsm();
+        part.insert([0], [0]).unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for backward in [false, true, false] {
+                let (part, done) = (&part, &done);
+                scope.spawn(move || {
+                    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                        let mut iter = part.iter();
+                        let found = if backward { iter.next_back() } else { iter.next() };
+                        if found.is_none() {
+                            done.store(true, std::sync::atomic::Ordering::Relaxed);
+                            panic!("a visible key was skipped");
+                        }
+                    }
+                });
+            }
+            let (mut old, mut rng) = (0u8, SeededRng::new(7, 0));
+            for round in 0..20_000u64 {
+                let key = match round % 200 {
+                    0..100 => rng.below(256) as u8, // anywhere
+                    _ => old.wrapping_add(1),       // a queue
+                };
+                if key != old {
+                    part.insert([key], [0]).unwrap();
+                    part.remove([old]).unwrap();
+                    old = key;
+                }
+                if round % 2_000 == 1_999 {
+                    part.flush().unwrap();
+                }
+                if done.load(std::sync::atomic::Ordering::Relaxed) {
+                    break;
+                }
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 
     #[test]

@@ -152,6 +152,11 @@ pub struct Metrics {
     /// Bytes of tables and blob files written by flushes, without values that were written to a blob file directly
     /// before.
     pub flushed_bytes: u64,
+    /// Calls of [`Partition::ingest`](crate::Partition::ingest) and [`bulk`](crate::Partition::bulk) that added tables
+    /// to an LSM partition.
+    pub ingests: u64,
+    /// Bytes of tables and blob files written by these calls, without temporary files.
+    pub ingested_bytes: u64,
     /// Compactions that rewrote tables.
     pub compactions: u64,
     /// Compactions that only moved tables to the next level without rewriting them.
@@ -214,6 +219,8 @@ impl Metrics {
             direct_blob_bytes: load(&counters.direct_blob_bytes),
             flushes: load(&counters.flushes),
             flushed_bytes: load(&counters.flushed_bytes),
+            ingests: load(&counters.ingests),
+            ingested_bytes: load(&counters.ingested_bytes),
             compactions: load(&counters.compactions),
             trivial_moves: load(&counters.trivial_moves),
             compaction_bytes_read: load(&counters.compaction_bytes_read),
@@ -255,8 +262,8 @@ impl Metrics {
         metrics
     }
 
-    /// Returns bytes written to disk (WAL, direct blob writes, flushes, compactions, blob GC) per byte that callers
-    /// wrote; 0 before the first write.
+    /// Returns bytes written to disk (WAL, direct blob writes, flushes, ingests, compactions, blob GC) per byte that
+    /// callers wrote; 0 before the first write.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -272,7 +279,7 @@ impl Metrics {
     /// ```
     pub fn write_amplification(&self) -> f64 {
         let background = self.compaction_bytes_written + self.blob_gc_bytes_written;
-        let written = self.wal_bytes + self.direct_blob_bytes + self.flushed_bytes + background;
+        let written = self.wal_bytes + self.direct_blob_bytes + self.flushed_bytes + self.ingested_bytes + background;
         if self.user_bytes == 0 { 0.0 } else { written as f64 / self.user_bytes as f64 }
     }
 }
@@ -291,6 +298,8 @@ impl fmt::Display for Metrics {
         row("WAL segments", self.wal_segments.to_string())?;
         row("flushes", self.flushes.to_string())?;
         row("flushed bytes", self.flushed_bytes.to_string())?;
+        row("ingests", self.ingests.to_string())?;
+        row("ingested bytes", self.ingested_bytes.to_string())?;
         row("compactions", self.compactions.to_string())?;
         row("trivial moves", self.trivial_moves.to_string())?;
         row("compaction bytes read", self.compaction_bytes_read.to_string())?;
@@ -355,6 +364,11 @@ pub struct PartitionMetrics {
     pub disk_bytes: u64,
     /// Bytes of memory that open tables and blob files hold outside the block cache.
     pub pinned_bytes: u64,
+    /// Range tombstones: disjoint ranges of keys that range deletes have removed, and that may still cover entries of
+    /// memtables or tables. Overlapping range deletes are cut at their bounds; those that cover nothing are dropped.
+    pub range_tombstones: usize,
+    /// Estimated bytes of tables that range tombstones cover, as of the last background work.
+    pub range_deleted_bytes: u64,
     /// Whether key-value separation is on, or the partition still has blob files.
     pub has_kv_separation: bool,
     /// Blob files by ascending file number. In a blob file that direct writes are still appending to, all values
@@ -448,6 +462,8 @@ impl PartitionMetrics {
         metrics.memtable_bytes = lsm.memtable_bytes + lsm.sealed_bytes;
         metrics.sealed_memtables = tree.pressure().sealed_memtables;
         metrics.pinned_bytes = lsm.pinned_bytes;
+        metrics.range_tombstones = lsm.range_tombstones;
+        metrics.range_deleted_bytes = lsm.range_deleted_bytes;
         metrics.has_kv_separation = tree.has_kv_separation();
         metrics.levels = lsm.levels;
         while metrics.levels.last().is_some_and(|level| level.tables == 0) {
@@ -538,6 +554,10 @@ impl fmt::Display for PartitionMetrics {
         for l in &self.levels {
             write!(f, "{:>5} {:>5} {:>7} {:>13}", l.level, l.runs, l.tables, l.bytes)?;
             writeln!(f, " {:>13} {:>13}", l.entries, l.tombstones)?;
+        }
+        if self.range_tombstones > 0 {
+            let (count, bytes) = (self.range_tombstones, self.range_deleted_bytes);
+            writeln!(f, "range tombstones: {count}, covering about {bytes} bytes of tables")?;
         }
         if self.blob_files.is_empty() {
             return Ok(());

@@ -9,26 +9,36 @@
 //! - No thread holds a lock that a reader needs during a sync or a read from disk.
 //! - A failed sync or a panic poisons the database: reads continue, writes fail, and no sync is retried.
 //!
-//! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`batch`], [`commit`] (group commit
-//! and the reservations of a batch), [`snapshot`], [`iter`], [`inner`], [`catalog`], [`spill`], [`state`] (parts of the
-//! database's state), [`recovery`], [`worker`], [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing),
-//! [`metrics`].
+//! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`components`], [`batch`],
+//! [`range_delete`], [`atomics`] (single-key operations), [`snapshot`], [`iter`], [`entry`], [`transaction`],
+//! [`writes`] (before their commit), [`commit_check`] (validation), [`commit`] (group commit), [`reservations`],
+//! [`inner`], [`catalog`], [`spill`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`],
+//! [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
 
+pub(crate) mod atomics;
 pub(crate) mod batch;
 pub(crate) mod blob_gc;
 pub(crate) mod catalog;
 pub(crate) mod checkpoint;
 pub(crate) mod commit;
+pub(crate) mod commit_check;
+pub(crate) mod components;
 pub(crate) mod config;
 pub(crate) mod database;
+pub(crate) mod entry;
 pub(crate) mod handle;
+pub(crate) mod ingest;
 pub(crate) mod inner;
 pub(crate) mod iter;
 pub(crate) mod metrics;
 pub(crate) mod options;
 pub(crate) mod partition;
+pub(crate) mod range_delete;
 pub(crate) mod recovery;
+pub(crate) mod reservations;
 pub(crate) mod snapshot;
 pub(crate) mod spill;
 pub(crate) mod state;
+pub(crate) mod transaction;
 pub(crate) mod worker;
+pub(crate) mod writes;

@@ -1,12 +1,21 @@
 //! Options of a partition, their ranges, and their encoding in the manifest.
 
+use std::time::Duration;
+
 use crate::base::coding::{ByteReader, put_bytes, put_number_field, put_varint};
 use crate::base::compression::CompressionType;
 use crate::base::version_edit::EngineKind;
 use crate::base::{Error, KeyOrder, Result};
+use crate::db::state::partition_expiry::ttl_ms;
 use crate::lsm::options::{KvSeparationOptions, LeveledOptions, LsmOptions};
 use crate::pmem::options::{PMEM_OPTIONS_FIELD, PmemOptions};
-use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIO_RANGE};
+use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions};
+use crate::table::prefix::PrefixExtractor;
+
+/// Field of the stored options with the name of the prefix extractor.
+const PREFIX_EXTRACTOR_FIELD: u64 = 20;
+/// Field of the default time to live: seconds and nanoseconds.
+const DEFAULT_TTL_FIELD: u64 = 22;
 
 /// Selects how compaction merges tables in the background.
 ///
@@ -104,6 +113,7 @@ pub struct PartitionCreateOptions {
     #[cfg_attr(feature = "serde", serde(rename = "compaction_strategy"))]
     pub(crate) strategy: CompactionStrategy,
     pub(crate) kv_separation: Option<KvSeparationOptions>,
+    pub(crate) default_ttl: Option<Duration>,
     pub(crate) engine: EngineType,
 }
 
@@ -117,6 +127,7 @@ impl Default for PartitionCreateOptions {
             max_memtable_size: 64 << 20,
             strategy: CompactionStrategy::default(),
             kv_separation: None,
+            default_ttl: None,
             engine: EngineType::Lsm,
         }
     }
@@ -378,6 +389,29 @@ impl PartitionCreateOptions {
         self
     }
 
+    /// Sets the prefixes of keys that filters contain besides whole keys, so that scans of one prefix skip tables
+    /// without it. Default: none. It has no effect without a filter. `Invalid` with a comparator that is not bytewise.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::{PartitionCreateOptions, PrefixExtractor};
+    /// // Keys: 8 bytes of a user's number, then a time.
+    /// let options = PartitionCreateOptions::default().prefix_extractor(PrefixExtractor::Fixed(8));
+    /// let events = db.open_partition("events", options)?;
+    /// events.insert([&1u64.to_be_bytes()[..], b"09:00"].concat(), "login")?;
+    /// events.flush()?;
+    /// assert_eq!(events.prefix(1u64.to_be_bytes()).count(), 1);
+    /// assert_eq!(events.prefix(2u64.to_be_bytes()).count(), 0); // reads no data block
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn prefix_extractor(mut self, extractor: impl Into<Option<PrefixExtractor>>) -> Self {
+        self.table.prefix_extractor = extractor.into();
+        self
+    }
+
     /// Sets the compaction strategy. Default: leveled.
     ///
     /// ```
@@ -404,8 +438,8 @@ impl PartitionCreateOptions {
 
     /// Sets the size in bytes at which a memtable is sealed and flushed, 4 KiB to 2 GiB. Default 64 MiB.
     ///
-    /// The size is that of the memory of records and indexes. Up to 128 KiB of it are allocated ahead of use, so a
-    /// much smaller size seals a memtable after one record.
+    /// The size is that of the memory of records and indexes, of which up to 128 KiB are allocated ahead of use. So a
+    /// size below 128 KiB seals a memtable after one record, as a test may want: each record makes a table.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -451,9 +485,35 @@ impl PartitionCreateOptions {
         self
     }
 
+    /// Sets the time to live of records that are written without one: by [`insert`](crate::Partition::insert), in
+    /// batches and transactions, by `compare_and_swap` and its relatives, and by ingests. It counts from the write; see
+    /// [`Partition::insert_with_ttl`](crate::Partition::insert_with_ttl). Default: `None`, such records do not expire.
+    /// Changing it does not change existing records. Operands of merges do not expire. Not 0, and less than 2^64 ms.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::PartitionCreateOptions;
+    /// use std::time::Duration;
+    /// let options = PartitionCreateOptions::default().default_ttl(Duration::from_millis(20));
+    /// let cache = db.open_partition("cache", options)?;
+    /// cache.insert("page", "text")?;
+    /// cache.insert_with_ttl("logo", "image", Duration::from_secs(3600))?;
+    /// std::thread::sleep(Duration::from_millis(40));
+    /// assert_eq!((cache.contains_key("page")?, cache.contains_key("logo")?), (false, true));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn default_ttl(mut self, ttl: impl Into<Option<Duration>>) -> Self {
+        self.default_ttl = ttl.into();
+        self
+    }
+
     /// Sets the storage engine. Default: [`EngineType::Lsm`].
     ///
-    /// All other options apply to the LSM engine only; a pmem partition uses [`PmemOptions`]. Opening an existing
+    /// All other options except [`default_ttl`](Self::default_ttl) apply to the LSM engine only; a pmem partition uses
+    /// [`PmemOptions`]. Opening an existing
     /// partition with another engine than it was created with is `Invalid`.
     ///
     /// ```
@@ -473,6 +533,11 @@ impl PartitionCreateOptions {
         self
     }
 
+    /// The default time to live in milliseconds, which [`check`](Self::check) has validated.
+    pub(crate) fn default_ttl_ms(&self) -> Option<u64> {
+        self.default_ttl.and_then(|ttl| ttl_ms(ttl).ok())
+    }
+
     /// Returns the pool options, or their defaults for an LSM partition.
     pub(crate) fn pmem(&self) -> PmemOptions {
         match &self.engine {
@@ -487,25 +552,13 @@ impl PartitionCreateOptions {
             true => Ok(()),
             false => Err(Error::invalid(format!("{what} is {value}, out of its range {low}..={high}"))),
         };
-        range("block_size", self.table.block_size.into(), 64, 1 << 20)?;
-        range("metadata_block_size", self.table.metadata_block_size.into(), 64, 1 << 20)?;
-        range("restart_interval", self.table.restart_interval.into(), 1, 255)?;
+        self.table.validate()?;
         range("max_memtable_size", self.max_memtable_size, 4 << 10, 2 << 30)?;
         range("compression_per_level", self.compression_per_level.len() as u64, 0, 64)?;
-        let ratio = self.table.data_block_hash_table_util_ratio;
-        if !UTIL_RATIO_RANGE.contains(&ratio) {
-            let (low, high) = (UTIL_RATIO_RANGE.start(), UTIL_RATIO_RANGE.end());
-            let what = format!("data_block_hash_table_util_ratio is {ratio}, out of its range {low}..={high}");
-            return Err(Error::invalid(what));
-        }
-        if let FilterPolicy::Bloom { bits_per_key } = self.table.filter
-            && !(1.0..=64.0).contains(&bits_per_key)
-        {
-            return Err(Error::invalid(format!("{bits_per_key} filter bits per key are out of the range 1..=64")));
-        }
         let CompactionStrategy::Leveled(leveled) = &self.strategy;
         leveled.check()?;
         self.kv_separation.as_ref().map_or(Ok(()), KvSeparationOptions::check)?;
+        self.default_ttl.map(ttl_ms).transpose()?;
         if let EngineType::Pmem(pmem) = &self.engine {
             pmem.check()?;
             if self.kv_separation.is_some() {
@@ -517,6 +570,12 @@ impl PartitionCreateOptions {
 
     /// Returns `Invalid` if the key order does not allow an option.
     pub(crate) fn check_order(&self, order: &KeyOrder) -> Result<()> {
+        if self.table.prefix_extractor.is_some() && !order.is_bytewise() {
+            let name = order.name();
+            return Err(Error::invalid(format!(
+                "prefix_extractor requires the order of bytes, not comparator {name:?}"
+            )));
+        }
         match self.data_block_index_type {
             Some(index_type) if index_type.needs_key_hash() && !order.can_hash_keys() => Err(Error::invalid(format!(
                 "data_block_index_type {index_type:?} hashes keys, but comparator {:?} may treat keys with \
@@ -585,6 +644,17 @@ impl PartitionCreateOptions {
             put_varint(&mut out, 15);
             put_bytes(&mut out, &value);
         }
+        if let Some(ttl) = self.default_ttl {
+            let mut value = Vec::new();
+            put_varint(&mut value, ttl.as_secs());
+            put_varint(&mut value, u64::from(ttl.subsec_nanos()));
+            put_varint(&mut out, DEFAULT_TTL_FIELD);
+            put_bytes(&mut out, &value);
+        }
+        if let Some(extractor) = self.table.prefix_extractor {
+            put_varint(&mut out, PREFIX_EXTRACTOR_FIELD);
+            put_bytes(&mut out, extractor.name().as_bytes());
+        }
         if let EngineType::Pmem(pmem) = &self.engine {
             put_varint(&mut out, PMEM_OPTIONS_FIELD);
             put_bytes(&mut out, &pmem.encode());
@@ -602,10 +672,12 @@ impl PartitionCreateOptions {
             let field = d.varint()?;
             let value = d.bytes()?;
             let number = || ByteReader::new(value).varint();
+            // A number above the range of its option must stay above it.
+            let number32 = || number().map(|number| u32::try_from(number).unwrap_or(u32::MAX));
             match field {
-                1 => options.table.block_size = number()? as u32,
-                2 => options.table.restart_interval = number()? as u8,
-                3 => options.table.metadata_block_size = number()? as u32,
+                1 => options.table.block_size = number32()?,
+                2 => options.table.restart_interval = number()?.try_into().unwrap_or(0),
+                3 => options.table.metadata_block_size = number32()?,
                 4 => {
                     let flags = number()?;
                     options.table.partition_index_and_filters = flags & 1 != 0;
@@ -614,21 +686,23 @@ impl PartitionCreateOptions {
                     options.table.pin_l0_and_l1 = flags & 8 != 0;
                 }
                 5 => {
-                    options.table.filter = match number()? as u32 {
+                    options.table.filter = match number32()? {
                         0 => FilterPolicy::None,
                         bits => FilterPolicy::Bloom { bits_per_key: f32::from_bits(bits) },
                     }
                 }
                 6 => options.max_memtable_size = number()?,
-                7 => leveled.l0_compaction_trigger = number()? as u32,
+                7 => leveled.l0_compaction_trigger = number32()?,
                 8 => leveled.target_file_size = number()?,
-                9 => leveled.level_size_multiplier = number()? as u32,
+                9 => leveled.level_size_multiplier = number32()?,
                 12 => leveled.base_level_size = number()?,
                 13 => options.data_block_index_type = DataBlockIndexType::from_number(number()?),
                 14 => options.table.data_block_hash_table_util_ratio = f64::from_bits(number()?),
                 10 => options.compression = codecs(value)?.first().copied(),
                 11 => options.compression_per_level = codecs(value)?,
                 15 => options.kv_separation = Some(separation(value)?),
+                DEFAULT_TTL_FIELD => options.default_ttl = Some(decode_ttl(value)?),
+                PREFIX_EXTRACTOR_FIELD => options.table.prefix_extractor = PrefixExtractor::from_name(value),
                 PMEM_OPTIONS_FIELD => options.engine = EngineType::Pmem(PmemOptions::decode(value)?),
                 _ => {}
             }
@@ -645,6 +719,15 @@ fn separation(bytes: &[u8]) -> Result<KvSeparationOptions> {
     let target = d.varint_u32()?; // 0 means no automatic blob GC, because a space amplification is at least 1
     let automatic_gc = (target != 0).then(|| f32::from_bits(target));
     Ok(KvSeparationOptions { threshold, target_size, compression, automatic_gc, ..KvSeparationOptions::default() })
+}
+
+fn decode_ttl(bytes: &[u8]) -> Result<Duration> {
+    let mut d = ByteReader::new(bytes);
+    let (secs, nanos) = (d.varint()?, d.varint_u32()?);
+    match nanos < 1_000_000_000 {
+        true => Ok(Duration::new(secs, nanos)),
+        false => Err(Error::corruption("stored partition options contain an invalid time to live")),
+    }
 }
 
 fn codecs(bytes: &[u8]) -> Result<Vec<CompressionType>> {
@@ -672,7 +755,8 @@ mod tests {
             .partition_index_and_filters(false)
             .cache_index_and_filter_blocks(true)
             .pin_top_level(false)
-            .pin_l0_and_l1(true);
+            .pin_l0_and_l1(true)
+            .default_ttl(Duration::new(3, 5));
         assert_eq!(PartitionCreateOptions::decode(&options.encode()).unwrap(), options);
         for gc in [None, Some(2.5)] {
             let separation = KvSeparationOptions::default()
@@ -699,11 +783,22 @@ mod tests {
         assert!(default().block_size(63).check().is_err());
         assert!(default().restart_interval(0).check().is_err());
         assert!(default().max_memtable_size(1).check().is_err());
+        assert!(default().default_ttl(Duration::ZERO).check().is_err());
+        assert!(default().default_ttl(Duration::MAX).check().is_err());
         for bad in [0.0, 0.09, 10.5, -1.0, f64::NAN, f64::INFINITY] {
             assert!(default().data_block_hash_table_util_ratio(bad).check().is_err());
         }
         assert!(default().data_block_hash_table_util_ratio(0.1).check().is_ok());
         assert!(default().compression(CompressionType::Miniz(11)).check().is_err());
         assert!(default().filter_policy(FilterPolicy::Bloom { bits_per_key: f32::NAN }).check().is_err());
+    }
+
+    /// Regression: the higher bits of a stored number were dropped.
+    #[test]
+    fn stored_numbers_are_not_cut() {
+        let mut bytes = PartitionCreateOptions::default().block_size(1000).encode();
+        assert_ne!(PartitionCreateOptions::decode(&bytes).unwrap(), PartitionCreateOptions::default());
+        put_number_field(&mut bytes, 1, (1 << 32) + 1000);
+        assert_eq!(PartitionCreateOptions::decode(&bytes).unwrap(), PartitionCreateOptions::default());
     }
 }

@@ -4,19 +4,23 @@ use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
+use std::time::Duration;
 
+use crate::base::key::put_expiry;
 use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
-use crate::db::commit::{CommitPath, CommitRequest, DirectBlobWrites};
+use crate::db::commit::CommitRequest;
 use crate::db::handle::DbHandle;
 use crate::db::iter::{
     DbIter, Entries, Iter, IterEnd, IterState, Keys, OwnedBounds, Values, own_bounds, prefix_bounds,
 };
 use crate::db::metrics::PartitionMetrics;
 use crate::db::options::PartitionCreateOptions;
+use crate::db::reservations::DirectBlobWrites;
+use crate::db::state::partition_expiry::ttl_ms;
 use crate::db::state::partition_tree::PartitionTree;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
-use crate::engine::{ReadSeqno, SingleCommit, SnapshotGuard};
+use crate::engine::{ReadMoment, ReadSeqno, SingleCommit, SnapshotGuard};
 use crate::mem::slice::Slice;
 use crate::wal::format::{WalRecord, check_key_and_value_lengths, put_record};
 
@@ -54,7 +58,7 @@ thread_local! {
 }
 
 /// Encodes `record` into the buffer of this thread and calls `write` with the encoded WAL payload.
-fn with_payload<R>(record: &WalRecord<'_>, write: impl FnOnce(&[u8]) -> R) -> R {
+pub(crate) fn with_payload<R>(record: &WalRecord<'_>, write: impl FnOnce(&[u8]) -> R) -> R {
     // A comparator may itself write during a write: the nested write finds an empty buffer and allocates. A
     // thread-local destructor may write after this buffer was destroyed: that write allocates too.
     let mut payload = PAYLOAD.try_with(|kept| std::mem::take(&mut *kept.borrow_mut())).unwrap_or_default();
@@ -65,6 +69,17 @@ fn with_payload<R>(record: &WalRecord<'_>, write: impl FnOnce(&[u8]) -> R) -> R 
         let _ends_with_its_thread = PAYLOAD.try_with(|kept| *kept.borrow_mut() = payload);
     }
     result
+}
+
+/// The kind of a record with a blob pointer, to whose value this adds the expiry time.
+pub(crate) fn begin_pointer(value: &mut Vec<u8>, expires_ms: Option<u64>) -> RecordKind {
+    match expires_ms {
+        None => RecordKind::BlobPointer,
+        Some(expires_ms) => {
+            put_expiry(value, expires_ms, &[]);
+            RecordKind::ExpiringBlobPointer
+        }
+    }
 }
 
 impl Partition {
@@ -113,7 +128,54 @@ impl Partition {
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.write(RecordKind::Put, key.as_ref(), value.as_ref())
+        match self.state.expiry.default_ttl_ms() {
+            None => self.write(RecordKind::Put, key.as_ref(), value.as_ref()),
+            Some(ttl_ms) => self.insert_expiring(key.as_ref(), value.as_ref(), ttl_ms),
+        }
+    }
+
+    /// Sets the value of a key until `ttl` has passed. Then the key does not exist, as if it had been removed.
+    ///
+    /// Every read hides the record from then on. A snapshot, an iterator and a transaction read at the time of their
+    /// creation, so nothing expires while they exist. Flushes, compactions and passes over pools remove the record
+    /// later. The time is that of [`Env::now_ms`](crate::fs::Env::now_ms), in milliseconds. While the database is open,
+    /// it does not go back: if the wall clock is set back, records expire when it has caught up. A later
+    /// [`insert`](Partition::insert) without a TTL sets a value that does not expire, unless the partition has a
+    /// [default TTL](PartitionCreateOptions::default_ttl). The first call for a partition syncs the manifest.
+    ///
+    /// # Errors
+    /// As [`insert`](Partition::insert). `Invalid` if `ttl` is 0, if the record would expire 2^64 ms or more after
+    /// 1970, or if the value has more than 4 GiB − 9 bytes.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use std::time::Duration;
+    /// let sessions = db.open_partition("sessions", Default::default())?;
+    /// sessions.insert_with_ttl("ada", "logged in", Duration::from_millis(20))?;
+    /// let snapshot = db.snapshot();
+    /// std::thread::sleep(Duration::from_millis(40));
+    /// assert!(sessions.get("ada")?.is_none());
+    /// assert!(snapshot.get(&sessions, "ada")?.is_some()); // reads at the time of its creation
+    /// assert!(sessions.insert_with_ttl("ada", "logged in", Duration::ZERO).is_err());
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "expire")]
+    pub fn insert_with_ttl(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, ttl: Duration) -> Result<()> {
+        self.insert_expiring(key.as_ref(), value.as_ref(), ttl_ms(ttl)?)
+    }
+
+    #[cold]
+    pub(crate) fn insert_expiring(&self, key: &[u8], value: &[u8], ttl_ms: u64) -> Result<()> {
+        check_key_and_value_lengths(key, value)?;
+        let expires_ms = self.handle.inner.begin_expiring_write(&self.state, ttl_ms, value)?;
+        if self.state.uses_direct_write(value.len()) {
+            return self.write_blob(key, value, Some(expires_ms));
+        }
+        let mut expiring = Vec::new();
+        put_expiry(&mut expiring, expires_ms, value);
+        self.write(RecordKind::ExpiringPut, key, &expiring)
     }
 
     /// Removes a key. Removing a key that has no value is not an error.
@@ -140,7 +202,8 @@ impl Partition {
     /// Removes a key that was inserted **exactly once** since it was last removed.
     ///
     /// This is cheaper for queues, because a compaction that reads both the insertion and the removal drops both. If
-    /// the key was overwritten, an older value may become visible again.
+    /// the key was overwritten, an older value may become visible again. A record that has expired counts as inserted,
+    /// not as removed.
     ///
     /// # Errors
     /// As [`insert`](Partition::insert).
@@ -164,11 +227,11 @@ impl Partition {
         self.write(RecordKind::SingleDelete, key.as_ref(), &[])
     }
 
-    fn write(&self, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
+    pub(crate) fn write(&self, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
         check_key_and_value_lengths(key, value)?;
         let inner = &self.handle.inner;
         if kind == RecordKind::Put && self.state.uses_direct_write(value.len()) {
-            return self.write_blob(key, value);
+            return self.write_blob(key, value, None);
         }
         if value.len() as u64 > inner.settings.memory_budget / 2 {
             let limit = inner.settings.memory_budget / 2;
@@ -179,10 +242,7 @@ impl Partition {
         match self.state.single_commit() {
             SingleCommit::InGroup => with_payload(&record, |payload| {
                 let partitions = std::slice::from_ref(&self.state);
-                inner.commit(
-                    CommitRequest { payload, count: 1, partitions, reservations: &[], path: CommitPath::Logged },
-                    mode,
-                )
+                inner.commit(CommitRequest::new(payload, 1, partitions), mode)
             }),
             SingleCommit::Concurrent { logged: true } => {
                 with_payload(&record, |payload| inner.commit_single(&self.state, &record, Some(payload), mode))
@@ -193,19 +253,19 @@ impl Partition {
 
     /// Writes a large value directly to a blob file, then commits a record with the blob pointer.
     #[cold]
-    fn write_blob(&self, key: &[u8], value: &[u8]) -> Result<()> {
+    pub(crate) fn write_blob(&self, key: &[u8], value: &[u8], expires_ms: Option<u64>) -> Result<()> {
         let inner = &self.handle.inner;
         let direct_write = inner.write_blob_directly(&self.state, value)?;
         let (mut pointer, mut payload) = (Vec::new(), Vec::new());
         let mut direct_writes = DirectBlobWrites::default();
+        let kind = begin_pointer(&mut pointer, expires_ms);
         direct_write.pointer.encode(&mut pointer);
         direct_writes.add(&self.state, direct_write);
-        let record = WalRecord { kind: RecordKind::BlobPointer, partition: self.state.id, key, value: &pointer };
+        let record = WalRecord { kind, partition: self.state.id, key, value: &pointer };
         put_record(&mut payload, &record);
         let partitions = std::slice::from_ref(&self.state);
-        let commit =
-            CommitRequest { payload: &payload, count: 1, partitions, reservations: &[], path: CommitPath::Logged };
-        inner.commit_with_direct_writes(commit, direct_writes, inner.settings.durability)
+        let commit = CommitRequest::new(&payload, 1, partitions);
+        inner.commit_with_direct_writes(commit, &mut direct_writes, inner.settings.durability)
     }
 
     /// Returns the value of a key, or `None` if it has none.
@@ -341,7 +401,20 @@ impl Partition {
     /// ```
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Slice>>> {
         let snapshot = self.register_snapshot();
-        keys.into_iter().map(|key| self.get_at(key.as_ref(), ReadSeqno::At(snapshot.seqno()))).collect()
+        self.multi_get_at(keys, snapshot.moment())
+    }
+
+    /// As [`multi_get`](Partition::multi_get), at the sequence number of a registered snapshot.
+    pub(crate) fn multi_get_at<K: AsRef<[u8]>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+        at: ReadMoment,
+    ) -> Result<Vec<Option<Slice>>> {
+        let keys: Vec<K> = keys.into_iter().collect();
+        let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
+        let found = self.state.tree()?.multi_get(&keys, at);
+        let is_open = self.handle.inner.is_open_after_read() && self.state.is_open();
+        if is_open { found } else { self.ended(found) }
     }
 
     /// Iterates over all key-value pairs in key order.
@@ -459,7 +532,7 @@ impl Partition {
     }
 
     pub(crate) fn register_snapshot(&self) -> SnapshotGuard {
-        self.handle.inner.snapshots.register()
+        self.handle.inner.snapshots.register_with(self.state.expiry.is_used_flag())
     }
 
     pub(crate) fn db_iter(&self, bounds: OwnedBounds, snapshot: SnapshotGuard) -> Result<DbIter> {
@@ -469,10 +542,16 @@ impl Partition {
     }
 
     pub(crate) fn prefix_iter(&self, prefix: &[u8], snapshot: SnapshotGuard) -> Result<DbIter> {
-        if !self.state.tree()?.key_order().is_bytewise() {
-            return Err(Error::invalid("prefix() requires bytewise key order; use range() with this comparator"));
-        }
+        self.check_prefix_order()?;
         self.db_iter(prefix_bounds(prefix), snapshot)
+    }
+
+    /// Fails unless the keys with a common prefix are a range.
+    pub(crate) fn check_prefix_order(&self) -> Result<()> {
+        match self.state.tree()?.key_order().is_bytewise() {
+            true => Ok(()),
+            false => Err(Error::invalid("prefix() requires bytewise key order; use range() with this comparator")),
+        }
     }
 
     /// Returns the pair with the lowest key, or `None` if the partition is empty.

@@ -26,7 +26,7 @@ use crate::base::event::Event;
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::sync::WakeSignal;
 use crate::base::version_edit::{EngineKind, FileNumber, PartitionId, VersionEdit, WalEpoch};
-use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
 use crate::db::catalog::{Catalog, PartitionState, TreeResources};
@@ -42,13 +42,14 @@ use crate::engine::{LastVisibleSeqno, SnapshotList};
 use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
 use crate::pmem::pool;
 use crate::table::obsolete_files::ObsoleteFiles;
+use crate::vfs::expiry_clock::ExpiryClock;
 use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME, create_dirs, sync_parent_dirs};
 use crate::vfs::open_files::{
     DataFileKind, DataFiles, DirectIoPolicy, HandleLimitFs, max_cached_handles, parse_data_file_name,
 };
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{
-    SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalRecordIter, blob_pointers, check_payload, parse_segment_name,
+    SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalRecord, WalRecordIter, blob_pointers, check_payload, parse_segment_name,
     segment_path,
 };
 use crate::wal::reader::removable_segments;
@@ -223,7 +224,7 @@ impl RecoveryState {
         let work = Arc::new(WakeSignal::default());
         let visible = LastVisibleSeqno::default();
         let parts = TreeResources {
-            snapshots: SnapshotList::new(visible.clone()),
+            snapshots: SnapshotList::with_clock(visible.clone(), ExpiryClock::new(Arc::clone(&config.env))),
             last_visible: visible,
             read_only,
             fs: Arc::clone(fs),
@@ -328,14 +329,12 @@ impl RecoveryState {
             return Ok(None);
         }
         for record in WalRecordIter::new(commit.payload) {
-            if record?.partition.0 >= self.manifest_state.next_partition_id {
+            if let Some(message) = self.unknown_to_manifest(&record?) {
                 if self.is_salvage {
                     // The partition id will be used again, so the WAL is rewritten without this commit.
                     self.skipped_commits.insert(commit.first_seqno);
                     return Ok(None);
                 }
-                let message =
-                    "a synced commit names a partition that the manifest does not know: the manifest has lost its end";
                 return Ok(Some(Error::corruption(message).in_file(manifest)));
             }
         }
@@ -358,6 +357,20 @@ impl RecoveryState {
         // There are no readers yet, so the pools need not retain replaced versions.
         self.resources.last_visible.publish(SeqNo(seqno.0 - 1));
         Ok(None)
+    }
+
+    /// What the manifest lacks for a record: it has lost its end, because the edit precedes the record.
+    fn unknown_to_manifest(&self, record: &WalRecord<'_>) -> Option<&'static str> {
+        if record.partition.0 >= self.manifest_state.next_partition_id {
+            return Some(
+                "a synced commit names a partition that the manifest does not know: the manifest has lost its end",
+            );
+        }
+        let partition = || self.manifest_state.partitions.get(&record.partition);
+        let lacks_operator = record.kind == RecordKind::Merge && partition()?.merge_operator.is_none();
+        lacks_operator.then_some(
+            "a synced commit has an operand for a partition without a merge operator: the manifest has lost its end",
+        )
     }
 
     /// The last sequence number in use. Pools may have used higher ones than the WAL contains.

@@ -39,7 +39,7 @@ impl Snapshot {
 
     fn read_seqno(&self, partition: &Partition) -> Result<ReadSeqno> {
         partition.check_same_database(&self.handle)?;
-        Ok(ReadSeqno::At(self.guard.seqno()))
+        Ok(ReadSeqno::At(self.guard.moment()))
     }
 
     fn db_iter(&self, partition: &Partition, bounds: OwnedBounds) -> Result<DbIter> {
@@ -161,7 +161,8 @@ impl Snapshot {
         partition: &Partition,
         keys: impl IntoIterator<Item = K>,
     ) -> Result<Vec<Option<Slice>>> {
-        keys.into_iter().map(|key| self.get(partition, key)).collect()
+        partition.check_same_database(&self.handle)?;
+        partition.multi_get_at(keys, self.guard.moment())
     }
 
     /// Iterates over all key-value pairs of the snapshot in key order.

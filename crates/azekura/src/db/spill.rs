@@ -65,6 +65,7 @@ pub(crate) fn write(
         target_file_size: TABLE_SIZE,
         output_level_boundaries: Vec::new(),
         separation: None,
+        new_value_separation: None,
     };
     let mut sorted: Vec<&PendingRecord> = records.iter().collect();
     sorted.sort_unstable_by(|a, b| a.key.cmp(&b.key).then(b.seqno.cmp(&a.seqno)));

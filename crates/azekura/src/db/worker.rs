@@ -245,7 +245,7 @@ fn run_accounted(
     Ok(report)
 }
 
-fn record_task(inner: &DbInner, partition: &PartitionState, task: Task, report: TaskReport) {
+pub(crate) fn record_task(inner: &DbInner, partition: &PartitionState, task: Task, report: TaskReport) {
     let (name, counters) = (partition.name.to_string(), &inner.counters);
     match task {
         Task::Flush => {
@@ -629,9 +629,10 @@ pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>)
     flush_and_wait(inner, partition)?;
     let tree = partition.tree()?;
     if let Some(tree) = partition.lsm_if_built() {
+        let first_filtered = tree.first_filtered_table();
         compact_until_done(inner, partition, |tree| tree.compact_to_bottom(through, inner))?;
         // Each table once, because its replacement cannot be cleaned further.
-        let unclean = catch_panics(inner, || tree.bottom_tables_to_clean(&inner.snapshots.seqnos()))?;
+        let unclean = catch_panics(inner, || tree.bottom_tables_to_clean(&inner.snapshots.seqnos(), first_filtered))?;
         compact_until_done(inner, partition, |tree| tree.rewrite_bottom_tables(&unclean, inner))?;
         remove_obsolete_files(inner);
         return Ok(());
@@ -647,6 +648,18 @@ pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>)
     }
     partition.tree()?;
     remove_obsolete_files(inner);
+    Ok(())
+}
+
+/// Removes the tables of an LSM partition whose every entry a range delete covers, and their files.
+///
+/// # Errors
+/// `Closed` if the partition is deleted meanwhile.
+pub(crate) fn drop_covered_tables_and_wait(inner: &DbInner, partition: &Arc<PartitionState>) -> Result<()> {
+    if partition.tree()?.lsm().is_some() {
+        compact_until_done(inner, partition, |tree| tree.drop_whole_tables(true, inner))?;
+        remove_obsolete_files(inner);
+    }
     Ok(())
 }
 

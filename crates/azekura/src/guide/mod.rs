@@ -3,13 +3,14 @@
 //! 1. [`first_program`]: open, write, read, close.
 //! 2. [`modelling_keys`]: numbers, tuples, prefixes, indexes; partitions or prefixes; comparators.
 //! 3. [`batches_and_snapshots`]: changes and views that span partitions.
-//! 4. [`durability`]: which failures a commit survives.
-//! 5. [`tuning`]: options for point reads, scans, ingest, large values and data in memory.
-//! 6. [`operating`]: metrics, events, checkpoints, verification, full disks, memory.
-//! 7. [`recipes`]: queues, counters, indexes, time series, retries, backup.
-//! 8. [`migrating`]: equivalents of RocksDB, sled, redb and Fjall.
-//! 9. [`stability`]: of file formats and of the interface.
-//! 10. [`costs_and_questions`]: build time, disk, memory, threads, frequent questions.
+//! 4. [`transactions`]: decisions that depend on what was read; atomic operations on single keys.
+//! 5. [`durability`]: which failures a commit survives.
+//! 6. [`tuning`]: options for point reads, scans, ingest, large values and data in memory.
+//! 7. [`operating`]: metrics, events, checkpoints, verification, full disks, memory.
+//! 8. [`recipes`]: queues, counters, indexes, time series, retries, backup.
+//! 9. [`migrating`]: equivalents of RocksDB, sled, redb and Fjall.
+//! 10. [`stability`]: of file formats and of the interface.
+//! 11. [`costs_and_questions`]: build time, disk, memory, threads, frequent questions.
 
 #[doc = include_str!("first_program.md")]
 pub mod first_program {}
@@ -19,6 +20,9 @@ pub mod modelling_keys {}
 
 #[doc = include_str!("batches_and_snapshots.md")]
 pub mod batches_and_snapshots {}
+
+#[doc = include_str!("transactions.md")]
+pub mod transactions {}
 
 #[doc = include_str!("durability.md")]
 pub mod durability {}

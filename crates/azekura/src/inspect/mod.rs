@@ -2,11 +2,13 @@
 //!
 //! For tools and tests: nothing is written, no lock is taken, and damage is reported instead of returned as an error.
 //!
-//! Modules, in reading order: `report`, `data_blocks` (for benchmarks).
+//! Modules, in reading order: `report`, `partial_manifest` (for repair), `data_blocks` (for benchmarks).
 
 pub(crate) mod data_blocks;
+pub(crate) mod partial_manifest;
 pub(crate) mod report;
 
 #[doc(hidden)]
 pub use data_blocks::{DataBlockPosition, DataBlocks};
+pub use partial_manifest::{DamagedPool, PartialManifest, partial_manifest};
 pub use report::{BlobReport, FileReport, TableReport, VerifyReport, blobs, tables, verify, verify_file};

@@ -23,7 +23,9 @@ use crate::vfs::env::SystemEnv;
 use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME};
 use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
 use crate::vfs::{File, Fs, OpenMode};
-use crate::wal::format::{blob_pointers, check_payload, parse_segment_name, segment_path};
+use crate::wal::format::{
+    SEQNO_GAP_PAYLOAD, WalRecordIter, blob_pointers, check_payload, parse_segment_name, segment_path,
+};
 use crate::wal::{self, PartitionSeqno, RecoveryMode, WalReplayOptions};
 
 /// Result of checking one file.
@@ -426,7 +428,8 @@ fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, re
     }
 }
 
-fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionManifestState) -> Result<u64> {
+/// Reads every record of a pool; returns their number. 0 for a pool that has no file yet.
+pub(crate) fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionManifestState) -> Result<u64> {
     let options = PmemOptions::from_settings(&partition.meta.settings)?;
     let visible = LastVisibleSeqno::default();
     let location = PoolLocation {
@@ -508,6 +511,13 @@ fn verify_wal(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, repo
     let mut unfinished = UnfinishedBlobFiles::new(manifest_state, files.clone(), Arc::new(BlockCache::new(0)));
     let mut check = |commit: wal::WalCommit<'_>| {
         check_payload(commit.payload, commit.seqno_count)?;
+        for record in WalRecordIter::new(commit.payload).filter(|_| commit.payload != SEQNO_GAP_PAYLOAD) {
+            if record?.partition.0 >= manifest_state.next_partition_id {
+                let message =
+                    "a commit names a partition that the manifest does not know: the manifest has lost its end";
+                return Ok(Some(Error::corruption(message).in_file(dir.join(MANIFEST_NAME))));
+            }
+        }
         unfinished.check_commit(&blob_pointers(&commit)?)
     };
     let replayed = wal::replay(Arc::clone(fs), dir, manifest_state.id, options, &mut check);

@@ -21,8 +21,9 @@ pub(crate) struct MergingIter {
     reverse_key: Vec<u8>,
 }
 
+/// The direction of an iteration.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum MergeDirection {
+pub(crate) enum MergeDirection {
     Forward,
     Backward,
 }

@@ -7,11 +7,17 @@
 //! - After an error the iterator is not valid; seeking again is allowed.
 //!
 //! Modules, in reading order: [`iter`] (the interface), [`merge`] (a k-way merge), [`visible`] (the newest version at
-//! a sequence number).
+//! a sequence number), [`changes`] (keys that are newer than a sequence number), [`range_tombstones`] (a set of range
+//! deletes), [`range_filter`] (hides the entries that they cover), [`dead_ranges`] (ranges of deleted keys that
+//! scans have passed).
 
+pub(crate) mod changes;
+pub(crate) mod dead_ranges;
 #[expect(clippy::module_inception, reason = "one noun, one file: the folder holds the kinds of cursor")]
 pub(crate) mod iter;
 pub(crate) mod merge;
+pub(crate) mod range_filter;
+pub(crate) mod range_tombstones;
 pub(crate) mod visible;
 
 pub(crate) use iter::InternalIter;

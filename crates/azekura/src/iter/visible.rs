@@ -7,9 +7,14 @@
 
 use std::ops::Bound;
 
+use crate::base::key::split_expiry;
+use crate::base::key_range::KeyBoundary;
 use crate::base::shared_bytes::{SHARED_LEN_MIN, SharedBytes};
 use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::iter::dead_ranges::{DeadKeyStep, DeadKeyWalk, DeadRangesView};
 use crate::iter::iter::InternalIter;
+use crate::iter::merge::MergeDirection;
+use crate::iter::range_filter::{seek_before, seek_behind};
 
 /// After this many hidden versions of one key in a row, the iterator seeks past the rest of them.
 const MAX_SEQUENTIAL_SKIPS: usize = 8;
@@ -28,6 +33,11 @@ pub(crate) struct ForwardVisibleIter<C> {
     /// Whether the inner iterator returns visible entries only.
     is_resolved: bool,
     valid: bool,
+    /// Records that expire at this time or before are hidden as deleted ones are.
+    now_ms: u64,
+    dead_ranges: Option<DeadRangesView>,
+    /// Made at the first deleted key.
+    walk: Option<Box<DeadKeyWalk>>,
 }
 
 impl<C: InternalIter> ForwardVisibleIter<C> {
@@ -42,7 +52,20 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
             end,
             is_resolved: plain,
             valid: false,
+            now_ms: 0,
+            dead_ranges: None,
+            walk: None,
         }
+    }
+
+    /// Hides the records that have expired at `now_ms`.
+    pub(crate) fn with_time(self, now_ms: u64) -> ForwardVisibleIter<C> {
+        ForwardVisibleIter { now_ms, ..self }
+    }
+
+    /// Lets the iterator skip dead ranges, and learn them.
+    pub(crate) fn with_dead_ranges(self, dead_ranges: Option<DeadRangesView>) -> ForwardVisibleIter<C> {
+        ForwardVisibleIter { dead_ranges, ..self }
     }
 
     /// Moves to the first visible key at or after `start`.
@@ -72,7 +95,7 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
         }
         // Most entries are the only version of their key.
         let Some((key, kind)) = self.inner.next_key()? else { return Ok(()) };
-        if kind.is_value()
+        if kind.is_plain_value()
             && key.seqno <= self.snapshot_seqno
             && is_before_end(&self.order, &self.end, key.user_key)
             && !(self.has_saved_key && self.order.keys_equal(&self.saved_key, key.user_key))
@@ -102,9 +125,12 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
                 if self.has_saved_key {
                     key.user_key.clone_into(&mut self.saved_key);
                 }
-                if kind.is_value() {
+                if kind.is_plain_value() || is_unexpired(&self.inner, kind, self.now_ms)? {
                     self.valid = true;
                     return Ok(());
+                }
+                if self.dead_ranges.is_some() {
+                    return self.pass_deleted_keys();
                 }
                 skips = 0;
             }
@@ -117,6 +143,66 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
                 }
             }
             self.inner.next()?;
+        }
+    }
+
+    /// As [`find_visible`](ForwardVisibleIter::find_visible), from a tombstone: skips dead ranges and learns them.
+    fn pass_deleted_keys(&mut self) -> Result<()> {
+        let ForwardVisibleIter { inner, order, snapshot_seqno: at, saved_key, has_saved_key, end, now_ms, .. } = self;
+        let moment = (*at, *now_ms);
+        let Some(walk) = DeadKeyWalk::begin(&mut self.walk, &self.dead_ranges, order, MergeDirection::Forward, moment)
+        else {
+            return Ok(());
+        };
+        *has_saved_key = false; // the tombstone is passed below
+        let mut skips = 0;
+        loop {
+            let Some((key, kind)) = inner.head() else {
+                walk.finish_at_bound(end.as_ref());
+                return Ok(());
+            };
+            let known = *has_saved_key && order.keys_equal(saved_key, key.user_key);
+            if !known && !is_before_end(order, end, key.user_key) {
+                walk.finish_at_bound(end.as_ref());
+                return Ok(());
+            }
+            if walk.is_watching() {
+                walk.read(key.seqno);
+                if kind.is_value() && key.seqno > *at {
+                    walk.finish(KeyBoundary::Before(key.user_key.into()));
+                }
+            }
+            if !known && key.seqno <= *at {
+                *has_saved_key = key.seqno > SeqNo::ZERO;
+                if *has_saved_key {
+                    key.user_key.clone_into(saved_key);
+                }
+                if kind.is_plain_value() || is_unexpired(inner, kind, *now_ms)? {
+                    self.valid = true;
+                    if walk.is_watching() {
+                        walk.finish(KeyBoundary::Before(key.user_key.into()));
+                    }
+                    return Ok(());
+                }
+                skips = 0;
+                if kind.is_value() {
+                    walk.note_expired();
+                }
+                if let DeadKeyStep::SeekPast(boundary) = walk.pass(key.user_key) {
+                    *has_saved_key = false;
+                    seek_behind(inner, &boundary, order)?;
+                    continue;
+                }
+            }
+            skips += 1;
+            if known && skips > MAX_SEQUENTIAL_SKIPS {
+                skips = 0;
+                if key.seqno > SeqNo::ZERO {
+                    inner.seek(InternalKey::new(saved_key, SeqNo::ZERO))?;
+                    continue;
+                }
+            }
+            inner.next()?;
         }
     }
 
@@ -141,7 +227,7 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
         self.valid
     }
 
-    /// The current entry, with its value or a blob pointer. The iterator must be valid.
+    /// The current entry, with its value or a blob pointer, as the kind says. The iterator must be valid.
     #[inline]
     pub(crate) fn entry(&self) -> EntryRef<'_> {
         self.inner.entry()
@@ -176,6 +262,11 @@ pub(crate) struct BackwardVisibleIter<C> {
     /// the current entry.
     is_resolved: bool,
     valid: bool,
+    /// Records that expire at this time or before are hidden as deleted ones are.
+    now_ms: u64,
+    dead_ranges: Option<DeadRangesView>,
+    /// Made at the first deleted key.
+    walk: Option<Box<DeadKeyWalk>>,
 }
 
 impl<C: InternalIter> BackwardVisibleIter<C> {
@@ -193,7 +284,20 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
             start,
             is_resolved: plain,
             valid,
+            now_ms: 0,
+            dead_ranges: None,
+            walk: None,
         }
+    }
+
+    /// Hides the records that have expired at `now_ms`.
+    pub(crate) fn with_time(self, now_ms: u64) -> BackwardVisibleIter<C> {
+        BackwardVisibleIter { now_ms, ..self }
+    }
+
+    /// Lets the iterator skip dead ranges, and learn them.
+    pub(crate) fn with_dead_ranges(self, dead_ranges: Option<DeadRangesView>) -> BackwardVisibleIter<C> {
+        BackwardVisibleIter { dead_ranges, ..self }
     }
 
     /// Moves to the last visible key up to `end`.
@@ -228,23 +332,44 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
 
     /// Reads all versions of one key after another, until a key has a visible value.
     fn find_prev_visible(&mut self) -> Result<()> {
+        let mut walk = self.walk.take();
+        let found = self.pass_hidden_keys(&mut walk);
+        self.walk = walk.filter(|_| found.is_ok());
+        found
+    }
+
+    /// Skips dead ranges and learns them; `walk` is used from the first deleted key.
+    #[inline]
+    fn pass_hidden_keys(&mut self, walk: &mut Option<Box<DeadKeyWalk>>) -> Result<()> {
         self.valid = false;
-        while let Some((key, _)) = self.inner.head().filter(|_| !self.valid) {
-            if !is_after_start(&self.order, &self.start, key.user_key) {
+        let mut has_begun = false;
+        loop {
+            let head = self.inner.head().filter(|(key, _)| is_after_start(&self.order, &self.start, key.user_key));
+            let Some((key, _)) = head else {
+                if let Some(walk) = walk.as_mut() {
+                    walk.finish_at_bound(self.start.as_ref());
+                }
                 return Ok(());
-            }
+            };
             if self.is_resolved {
                 self.valid = true;
                 return Ok(());
             }
             self.key.clear();
             self.key.extend_from_slice(key.user_key);
+            let (mut is_deleted, mut has_expired, mut has_newer_value) = (false, false, false);
             while let Some(entry) = self.inner.current() {
                 if !self.order.keys_equal(entry.user_key, &self.key) {
                     break;
                 }
+                if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching()) {
+                    walk.read(entry.seqno);
+                    has_newer_value |= entry.kind.is_value() && entry.seqno > self.snapshot_seqno;
+                }
                 if entry.seqno <= self.snapshot_seqno {
-                    self.valid = entry.kind.is_value();
+                    self.valid = entry.kind.is_plain_value() || is_unexpired(&self.inner, entry.kind, self.now_ms)?;
+                    is_deleted = !self.valid;
+                    has_expired = is_deleted && entry.kind.is_value();
                     self.kind = entry.kind;
                     self.key.clear();
                     self.key.extend_from_slice(entry.user_key);
@@ -257,8 +382,26 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
                 }
                 self.inner.prev()?;
             }
+            if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching() && (self.valid || has_newer_value)) {
+                walk.finish(KeyBoundary::After(self.key.as_slice().into()));
+            }
+            if self.valid {
+                return Ok(());
+            }
+            if !is_deleted || self.dead_ranges.is_none() {
+                continue;
+            }
+            if !std::mem::replace(&mut has_begun, true) {
+                let (order, moment) = (&self.order, (self.snapshot_seqno, self.now_ms));
+                DeadKeyWalk::begin(walk, &self.dead_ranges, order, MergeDirection::Backward, moment);
+            }
+            if has_expired && let Some(walk) = walk.as_mut() {
+                walk.note_expired();
+            }
+            if let Some(DeadKeyStep::SeekPast(boundary)) = walk.as_mut().map(|walk| walk.pass(&self.key)) {
+                seek_before(&mut self.inner, &boundary, &self.order)?;
+            }
         }
-        Ok(())
     }
 
     pub(crate) fn valid(&self) -> bool {
@@ -283,6 +426,12 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
     pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
         if self.is_resolved { self.inner.shared_value() } else { self.shared_value.clone() }
     }
+}
+
+/// Whether the current entry of `inner`, which has this kind, is a value that has not expired at `now_ms`.
+#[cold]
+fn is_unexpired(inner: &impl InternalIter, kind: RecordKind, now_ms: u64) -> Result<bool> {
+    Ok(kind.is_value() && split_expiry(kind, inner.entry().value)?.0 > now_ms)
 }
 
 /// Whether `key` is before the end of a forward iteration.

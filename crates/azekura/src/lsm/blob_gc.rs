@@ -13,13 +13,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
 use crate::base::blob_pointer::BlobPointer;
+use crate::base::key::{NEVER_MS, split_expiry};
 use crate::base::version_edit::FileNumber;
 use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::reader::{BlobReadAhead, LiveBlobs, add_references};
+use crate::engine::ExpiryLimits;
 use crate::iter::InternalIter;
 use crate::iter::merge::MergingIter;
+use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::blob_map::{BlobFileMetrics, BlobHandle, BlobMap};
-use crate::lsm::compaction_iter::{DropDecision, VersionDropRules};
+use crate::lsm::compaction_iter::{CoveringRangeDeletes, DropDecision, VersionDropRules};
 use crate::lsm::direct_file::DirectBlobFile;
 use crate::lsm::output::PendingOutputs;
 use crate::lsm::read::SuperVersion;
@@ -351,19 +354,22 @@ pub(crate) struct CachedBlobScan {
     version: Weak<Version<TableHandle>>,
     snapshots: Vec<SeqNo>,
     files_with_pointers: BTreeSet<FileNumber>,
+    next_expiry_ms: u64,
     result: Arc<BlobScanResult>,
 }
 
 impl CachedBlobScan {
-    /// The result, if the scan was of this version and these snapshots.
+    /// The result, if the scan was of this version and these snapshots, and no record has expired since.
     pub(crate) fn get_if_valid(
         &self,
         version: &Arc<Version<TableHandle>>,
         snapshots: &[SeqNo],
         counted: &BTreeSet<FileNumber>,
+        now_ms: u64,
     ) -> Option<Arc<BlobScanResult>> {
         // The `Weak` keeps the allocation, so no other version can have this address.
         let same = std::ptr::eq(self.version.as_ptr(), Arc::as_ptr(version)) && self.snapshots == snapshots;
+        let same = same && now_ms < self.next_expiry_ms;
         (same && self.files_with_pointers == *counted).then(|| Arc::clone(&self.result))
     }
 }
@@ -372,6 +378,7 @@ impl CachedBlobScan {
 /// a result stays valid while records are written to memtables.
 pub(crate) fn clamp_to_last_record(mut snapshots: Vec<SeqNo>, version: &Version<TableHandle>) -> Vec<SeqNo> {
     let last = version.tables().map(|(_, table)| table.meta().largest_seqno).max().unwrap_or(SeqNo::ZERO);
+    let last = last.max(version.range_tombstones().largest_seqno());
     snapshots.iter_mut().for_each(|point| *point = (*point).min(last));
     snapshots.dedup();
     snapshots
@@ -381,11 +388,15 @@ pub(crate) fn clamp_to_last_record(mut snapshots: Vec<SeqNo>, version: &Version<
 pub(crate) struct BlobScan {
     input: MergingIter,
     version: Arc<Version<TableHandle>>,
+    range_deletes: CoveringRangeDeletes,
     snapshots: Vec<SeqNo>,
     order: KeyOrder,
     /// The drop rules with all snapshots, and with the newest one alone.
     all_readers_rules: VersionDropRules,
     new_readers_rules: VersionDropRules,
+    expiry_limits: ExpiryLimits,
+    /// The lowest expiry time of a record that has not expired for all readers.
+    next_expiry_ms: u64,
     started: bool,
     key: Option<Vec<u8>>,
     /// By logical file, only the visible values.
@@ -408,14 +419,20 @@ impl BlobScan {
         counted: BTreeSet<FileNumber>,
     ) -> BlobScan {
         let version = Arc::clone(&now.version);
+        let sets = now.range_tombstones().into_iter().rev().take(if memory { usize::MAX } else { 1 });
+        let empty = RangeTombstones::default();
+        let range_tombstones = sets.fold(empty, |merged, set| merged.merged_with(&set, &snapshots, &context.order));
         let snapshots = if memory { snapshots } else { clamp_to_last_record(snapshots, &version) };
         BlobScan {
             input: MergingIter::new(context.order.clone(), now.iterators(context, memory, false)),
             version,
+            range_deletes: CoveringRangeDeletes::new(Arc::new(range_tombstones), context.order.clone()),
             order: context.order.clone(),
             all_readers_rules: VersionDropRules::new(snapshots.clone()),
             new_readers_rules: VersionDropRules::new(snapshots.last().map(|&point| vec![point]).unwrap_or_default()),
             snapshots,
+            expiry_limits: context.snapshots.expiry_limits(),
+            next_expiry_ms: NEVER_MS,
             started: false,
             key: None,
             reachable: BTreeMap::new(),
@@ -453,19 +470,26 @@ impl BlobScan {
             let key = self.key.get_or_insert_default();
             key.clear();
             key.extend_from_slice(entry.user_key);
+            self.range_deletes.move_to(entry.user_key);
         }
-        let keeps = |retain: &mut VersionDropRules| {
-            let keeps = retain.decide(entry.seqno, entry.kind) == DropDecision::Keep;
+        let covering = self.range_deletes.seqnos();
+        let (expires_ms, ..) = split_expiry(entry.kind, entry.value)?;
+        let limit_ms = if entry.kind.has_expiry() { self.expiry_limits.limit_ms(entry.seqno) } else { 0 };
+        if expires_ms > limit_ms {
+            self.next_expiry_ms = self.next_expiry_ms.min(expires_ms);
+        }
+        let keeps = |retain: &mut VersionDropRules, limit_ms: u64| {
+            let kind = if expires_ms <= limit_ms { RecordKind::Delete } else { entry.kind };
+            let keeps = !retain.is_range_deleted(entry.seqno, covering)
+                && retain.decide(entry.seqno, kind) == DropDecision::Keep;
             if keeps {
                 retain.take_deferred().for_each(drop);
             }
             keeps
         };
-        let (kept, live) = (keeps(&mut self.all_readers_rules), keeps(&mut self.new_readers_rules));
-        if entry.kind != RecordKind::BlobPointer {
-            return Ok(());
-        }
-        let pointer = BlobPointer::decode(entry.value)?;
+        let kept = keeps(&mut self.all_readers_rules, limit_ms);
+        let live = keeps(&mut self.new_readers_rules, self.expiry_limits.now_ms);
+        let Some(pointer) = BlobPointer::of_record(entry.kind, entry.value)? else { return Ok(()) };
         if kept {
             let seen = self.reachable.entry(pointer.logical_file).or_default();
             seen.retained_values += 1;
@@ -507,8 +531,12 @@ impl BlobScan {
         let direct_blobs = self.direct_blobs.iter().map(|file| figures(&file.stats(), &mut std::iter::once(file.id)));
         let files = files.chain(direct_blobs).collect();
         let scanned = Arc::new(BlobScanResult { files, tables_hiding_garbage: self.tables_hiding_garbage });
+        let next_expiry_ms = self.next_expiry_ms;
         let (version, snapshots, counted) = (Arc::downgrade(&self.version), self.snapshots, self.files_with_pointers);
-        (Arc::clone(&scanned), CachedBlobScan { version, snapshots, files_with_pointers: counted, result: scanned })
+        (
+            Arc::clone(&scanned),
+            CachedBlobScan { version, snapshots, files_with_pointers: counted, next_expiry_ms, result: scanned },
+        )
     }
 }
 
@@ -553,7 +581,7 @@ mod tests {
         ] {
             assert_eq!(next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(target)), step, "{target}");
         }
-        // The second file frees enough alone, and the first one is only slightly staler.
+        // The second file alone frees enough, and the first one is only slightly staler.
         let files = [known(1, 10, 1), known(2, 1000, 200), known(3, 1000, 1000)];
         assert_eq!(
             next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(1.0 + 9.0 / 1201.0)),

@@ -7,8 +7,11 @@ use crate::base::sync::lock;
 use crate::base::version_edit::{FileNumber, VersionEdit};
 use crate::base::{Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
+use crate::lsm::compaction_filter::{AppliedFilter, CompactionFilter};
+use crate::lsm::compaction_iter::AppliedMergeOperator;
 use crate::lsm::compaction_picker::{CompactionJob, CompactionPicker, PickedCompaction};
-use crate::lsm::read::SuperVersion;
+use crate::lsm::range_delete::tables_to_estimate;
+use crate::lsm::read::{ReadAheadBlobResolver, SuperVersion};
 use crate::lsm::table_handle::TableHandle;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, VersionChange};
@@ -20,6 +23,10 @@ impl LsmTree {
     /// Runs one compaction, or a part of one if the host wants it to yield. With `forced`, it waits while another one
     /// runs.
     pub(crate) fn compact(&self, forced: bool, host: &dyn EngineHost) -> Result<TaskReport> {
+        if let Some(report) = self.drop_whole_tables(forced, host)? {
+            return Ok(report);
+        }
+        self.estimate_covered_bytes();
         Ok(self.compact_with(forced, host, |picker| picker.pick_compaction(forced))?.unwrap_or_default())
     }
 
@@ -44,7 +51,9 @@ impl LsmTree {
                 if plan.trivial_move {
                     return self.run_trivial_move(&now, &plan, host).map(Some);
                 }
-                CompactionJob::new(&self.context, &self.options(), &now.version, plan, snapshots, host.now_ms())
+                let (options, merge) = (self.options(), self.applied_merge_operator(&now));
+                let components = (self.applied_filter(&now, plan.output_level), merge);
+                CompactionJob::new(&self.context, &options, &now.version, plan, snapshots, components, host.now_ms())
             }
         };
         while !job.step(STEP_BYTES)? {
@@ -58,6 +67,40 @@ impl LsmTree {
         self.install_compaction(job, host).map(Some)
     }
 
+    /// Sets the filter of compactions that begin from now on.
+    pub(crate) fn set_compaction_filter(&self, filter: Arc<dyn CompactionFilter>) {
+        *lock(&self.compaction_filter) = Some(filter);
+    }
+
+    fn applied_filter(&self, now: &SuperVersion, level: u8) -> Option<AppliedFilter> {
+        let filter = Arc::clone(lock(&self.compaction_filter).as_ref()?);
+        Some(AppliedFilter {
+            filter,
+            partition: self.context.name.clone(),
+            level,
+            snapshots: Arc::clone(&self.context.snapshots),
+            blobs: Box::new(ReadAheadBlobResolver::new(now)),
+        })
+    }
+
+    pub(crate) fn applied_merge_operator(&self, now: &SuperVersion) -> Option<AppliedMergeOperator> {
+        let operator = Arc::clone(self.merge_operator.get()?);
+        Some(AppliedMergeOperator { operator, blobs: Box::new(ReadAheadBlobResolver::new(now)) })
+    }
+
+    /// Prepares for a compaction of all tables. If there is a compaction filter, waits for the running compaction and
+    /// discards a paused one, which may have begun without the filter, and returns a number: the filter was not asked
+    /// about the tables below it. Otherwise returns 0.
+    pub(crate) fn first_filtered_table(&self) -> FileNumber {
+        if lock(&self.compaction_filter).is_none() {
+            return FileNumber(0);
+        }
+        let _no_compaction_runs = self.compaction_lock.acquire(true);
+        let paused = lock(&self.compaction_state).paused_compaction.take();
+        paused.into_iter().for_each(CompactionJob::discard);
+        self.context.new_file_id()
+    }
+
     /// Whether a compaction task has work.
     pub(crate) fn needs_compaction(&self, forced: bool) -> bool {
         let (is_paused, known) = {
@@ -67,8 +110,10 @@ impl LsmTree {
         // Snapshots may have ended since.
         let oldest_snapshot = known.map_or(SeqNo::MAX, |known| known.max(self.context.snapshots.oldest()));
         let now = self.current.get();
-        let wanted =
-            is_paused || self.with_picker(&now, oldest_snapshot, |picker| picker.pick_compaction(forced).is_some());
+        let wanted = is_paused
+            || self.has_droppable_tables(&now)
+            || tables_to_estimate(&now.version, &self.context.order).next().is_some()
+            || self.with_picker(&now, oldest_snapshot, |picker| picker.pick_compaction(forced).is_some());
         if forced && !wanted {
             // Snapshots may be released until the next call. Check the tables again then whose tombstones could not be
             // dropped now.
@@ -77,18 +122,25 @@ impl LsmTree {
         wanted
     }
 
-    /// Tables of the bottom level from which a rewrite can drop tombstones or superseded versions. Opens all tables
-    /// that may have any, because their properties are needed.
+    /// Tables of the bottom level from which a rewrite can drop tombstones or superseded versions, and all that are
+    /// below `first_filtered`. Opens all tables that may have entries to drop, because their properties are needed.
     ///
     /// # Errors
     /// Those of opening tables.
-    pub(crate) fn bottom_tables_to_clean(&self, snapshots: &[SeqNo]) -> Result<BTreeSet<FileNumber>> {
+    pub(crate) fn bottom_tables_to_clean(
+        &self,
+        snapshots: &[SeqNo],
+        first_filtered: FileNumber,
+    ) -> Result<BTreeSet<FileNumber>> {
         let now = self.current.get();
         for table in now.version.level(BOTTOM_LEVEL).iter().filter(|table| table.meta().largest_seqno > SeqNo::ZERO) {
             table.table()?;
         }
         let oldest_snapshot = snapshots.first().copied().unwrap_or(SeqNo::ZERO);
-        Ok(self.with_picker(&now, oldest_snapshot, |picker| picker.bottom_tables_to_clean()))
+        let mut tables = self.with_picker(&now, oldest_snapshot, |picker| picker.bottom_tables_to_clean());
+        let bottom = now.version.level(BOTTOM_LEVEL).iter().map(|table| table.meta().number);
+        tables.extend(bottom.filter(|number| *number < first_filtered));
+        Ok(tables)
     }
 
     /// Calls `choose` with the state of the tree, and remembers the oldest snapshot.
@@ -99,6 +151,7 @@ impl LsmTree {
         choose: impl FnOnce(&CompactionPicker<'_, TableHandle>) -> R,
     ) -> R {
         let options = self.options();
+        let expiry_limits = self.expiry_limits_of(&now.version);
         let mut state = lock(&self.compaction_state);
         state.oldest_snapshot = Some(oldest_snapshot);
         choose(&CompactionPicker {
@@ -107,6 +160,7 @@ impl LsmTree {
             options: &options,
             compact_pointers: &state.compact_pointers,
             oldest_snapshot,
+            expiry_limits: &expiry_limits,
             idle: now.active.is_empty() && now.sealed.is_empty(),
         })
     }
@@ -147,10 +201,18 @@ impl LsmTree {
         // A flush does not refer to an existing file without counted pointers, so a file without references now has
         // none later.
         let lost = obsolete.iter().flat_map(|table| &table.meta().blob_usage);
-        let dead = now.version.blobs().unreferenced(&counted, tables.iter().flat_map(|table| &table.blob_usage), lost);
+        let new_files: Vec<FileNumber> = job.outputs().blobs.iter().map(|file| file.number).collect();
+        let gained = tables.iter().flat_map(|table| &table.blob_usage);
+        let gained = gained.filter(|usage| !new_files.contains(&usage.logical_file));
+        let dead = now.version.blobs().unreferenced(&counted, gained, lost);
         let removed = inputs.iter().map(|&table| VersionEdit::TableRemoved { partition, table });
         let dropped = dead.iter().map(|file| VersionEdit::BlobFileRemoved { partition, file: file.meta().number });
-        if let Err(error) = self.commit_edits(removed.chain(job.outputs().edits(level)).chain(dropped), host) {
+        let _turn = self.version_change_lock.acquire(true);
+        let range_tombstones = self.range_tombstones_after_compaction(&obsolete, &tables);
+        let changed = range_tombstones.as_deref().map(|set| self.range_tombstones_edit(set));
+        if let Err(error) =
+            self.commit_edits(removed.chain(job.outputs().edits(level)).chain(dropped).chain(changed), host)
+        {
             lock(&self.compaction_state).paused_compaction = Some(job);
             return Err(error);
         }
@@ -171,7 +233,16 @@ impl LsmTree {
             // read opens it.
             drop(table.table());
         }
-        self.apply_change(VersionChange { removed: inputs, added, blobs_removed, ..VersionChange::default() });
+        let blobs = std::mem::take(&mut job.outputs().blobs);
+        let blobs_added = blobs.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
+        self.apply_change(VersionChange {
+            removed: inputs,
+            added,
+            blobs_added,
+            blobs_removed,
+            range_tombstones,
+            ..VersionChange::default()
+        });
         Ok(report) // the obsolete tables are dropped here, without a lock
     }
 

@@ -13,15 +13,28 @@
 //!   expose the older version.
 //! - A `SingleDelete` and the next older `Put` of its closed stripe are dropped together. A `SingleDelete` whose next
 //!   older version is another tombstone of its stripe hides nothing more than that one, and is dropped alone.
+//! - A version that a range delete covers is dropped if the range delete is in its closed stripe.
+//! - A value that has expired for every reader that can see it counts as a tombstone.
+//! - A `Merge` hides no older version, because its value depends on them. A newer version of its closed stripe hides
+//!   it; a `SingleDelete` stays when it hides one. Successive `Merge` versions of a closed stripe become one version
+//!   before the other rules see them: a `Put` if the version that they change is in the stripe, or a tombstone or a
+//!   range delete of the stripe is directly below them, or nothing older can exist; otherwise, and above a value that
+//!   expires, a `Merge`, if the operator can combine operands. If the operator fails, they stay as they are.
 //! - Tombstones are deferred until it is known whether an older version of the key is kept. If none is kept, and no
 //!   table outside of the compaction can have one, the tombstones are dropped.
 
 use std::sync::Arc;
 
+use crate::base::key::{put_expiry, split_expiry};
+use crate::base::key_range::KeyBoundary;
+use crate::base::merge_operator::{MergeOperator, merge_fully, merge_partially};
 use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
+use crate::engine::{BlobResolver, ExpiryLimits};
 use crate::iter::InternalIter;
 use crate::iter::merge::MergingIter;
-use crate::lsm::output::TableOutputWriter;
+use crate::iter::range_tombstones::RangeTombstones;
+use crate::lsm::compaction_filter::{AppliedFilter, FilterDecision};
+use crate::lsm::output::{TableOutputWriter, ValueOrigin};
 use crate::lsm::table_handle::TableHandle;
 use crate::lsm::version::{HasTableMeta, SortedRun};
 
@@ -31,40 +44,59 @@ use crate::lsm::version::{HasTableMeta, SortedRun};
 pub(crate) struct CompactionIter {
     input: MergingIter,
     order: KeyOrder,
-    rules: VersionDropRules,
     older_runs: OlderRuns<TableHandle>,
-    /// Whether sequence numbers may be set to 0. Not on level 0, whose runs are ordered by sequence number.
-    zero_seqnos: bool,
     started: bool,
-    /// The current user key.
-    key: Vec<u8>,
     in_key: bool,
-    is_base_level_for_key: bool,
-    /// Whether an entry of the current key was written.
-    key_written: bool,
+    versions: KeyVersionWriter,
 }
 
 impl CompactionIter {
-    /// `snapshots`: those of all readers, ascending. `older_runs` are older than every input.
+    /// `snapshots`: those of all readers, ascending. `older_runs` are older than every input. `range_tombstones`: all
+    /// flushed ones, and those of the inputs.
     pub(crate) fn new(
         order: &KeyOrder,
         inputs: Vec<Box<dyn InternalIter>>,
         snapshots: Vec<SeqNo>,
         older_runs: Vec<Arc<SortedRun<TableHandle>>>,
+        range_tombstones: Arc<RangeTombstones>,
         zero_seqnos: bool,
     ) -> CompactionIter {
         CompactionIter {
             input: MergingIter::new(order.clone(), inputs),
             order: order.clone(),
-            rules: VersionDropRules::new(snapshots),
             older_runs: OlderRuns::new(order.clone(), older_runs),
-            zero_seqnos,
             started: false,
-            key: Vec::new(),
             in_key: false,
-            is_base_level_for_key: false,
-            key_written: false,
+            versions: KeyVersionWriter {
+                rules: VersionDropRules::new(snapshots),
+                zero_seqnos,
+                range_tombstones: CoveringRangeDeletes::new(range_tombstones, order.clone()),
+                key: Vec::new(),
+                is_base_level_for_key: false,
+                key_written: false,
+                filter: None,
+                merge: None,
+                pending: PendingOperands::default(),
+                expiry_limits: ExpiryLimits::default(),
+                expiring_value: Vec::new(),
+            },
         }
+    }
+
+    /// Asks `filter` about the values that the drop rules allow it to decide about, and merges operands with `merge`.
+    pub(crate) fn with_components(
+        mut self,
+        filter: Option<AppliedFilter>,
+        merge: Option<AppliedMergeOperator>,
+    ) -> CompactionIter {
+        (self.versions.filter, self.versions.merge) = (filter, merge);
+        self
+    }
+
+    /// Drops what has expired by these limits.
+    pub(crate) fn with_expiry(mut self, expiry_limits: ExpiryLimits) -> CompactionIter {
+        self.versions.expiry_limits = expiry_limits;
+        self
     }
 
     /// Continues for about `budget` bytes of entries; true at the end.
@@ -79,49 +111,237 @@ impl CompactionIter {
                 return Ok(false);
             }
             let user_key = self.input.entry().user_key;
-            if !self.in_key || self.order.cmp(&self.key, user_key).is_ne() {
-                self.finish_key(output)?;
-                self.begin_key();
+            if !self.in_key || self.order.cmp(&self.versions.key, user_key).is_ne() {
+                self.versions.finish_key(output)?;
+                let user_key = self.input.entry().user_key;
+                self.versions.begin_key(user_key, !self.older_runs.may_contain_key(user_key));
+                self.in_key = true;
             }
-            passed += self.process_entry(output)?;
+            let entry = self.input.entry();
+            passed += (entry.user_key.len() + entry.value.len() + size_of::<SeqNo>()) as u64;
+            self.versions.add(entry, output)?;
             self.input.next()?;
         }
-        self.finish_key(output)?;
+        self.versions.finish_key(output)?;
+        self.in_key = false;
         Ok(true)
     }
+}
 
-    fn begin_key(&mut self) {
-        let user_key = self.input.entry().user_key;
+/// Writes the versions of one key after another, as far as they are kept.
+struct KeyVersionWriter {
+    rules: VersionDropRules,
+    /// Whether sequence numbers may be set to 0. Not on level 0, whose runs are ordered by sequence number.
+    zero_seqnos: bool,
+    range_tombstones: CoveringRangeDeletes,
+    /// The current user key.
+    key: Vec<u8>,
+    is_base_level_for_key: bool,
+    /// Whether an entry of the current key was written.
+    key_written: bool,
+    filter: Option<AppliedFilter>,
+    merge: Option<AppliedMergeOperator>,
+    /// The operands directly above the next version. The drop rules do not know them yet.
+    pending: PendingOperands,
+    expiry_limits: ExpiryLimits,
+    /// A value that a filter has replaced, behind its expiry time.
+    expiring_value: Vec<u8>,
+}
+
+impl KeyVersionWriter {
+    fn begin_key(&mut self, user_key: &[u8], is_base_level_for_key: bool) {
         self.key.clear();
         self.key.extend_from_slice(user_key);
-        self.in_key = true;
-        self.is_base_level_for_key = !self.older_runs.may_contain_key(user_key);
+        self.is_base_level_for_key = is_base_level_for_key;
+        self.range_tombstones.move_to(user_key);
         self.key_written = false;
     }
 
-    /// Decides about the current entry of the input, and returns its size in bytes.
-    fn process_entry(&mut self, output: &mut TableOutputWriter) -> Result<u64> {
-        let entry = self.input.entry();
+    /// Takes the next older version of the current key.
+    #[inline]
+    fn add(&mut self, stored: EntryRef<'_>, output: &mut TableOutputWriter) -> Result<()> {
+        // An expired record counts as a tombstone, because older versions must not become visible again.
+        let stored = match self.expiry_limits.is_expired(&stored)? {
+            true => tombstone(stored.user_key, stored.seqno, RecordKind::Delete),
+            false => stored,
+        };
+        let is_deleted = self.rules.is_range_deleted(stored.seqno, self.range_tombstones.seqnos());
+        if stored.kind == RecordKind::Merge || !self.pending.is_empty() {
+            return self.add_near_operands(stored, is_deleted, output);
+        }
+        if is_deleted { Ok(()) } else { self.write(stored, ValueOrigin::Stored, output) }
+    }
+
+    /// As [`add`](KeyVersionWriter::add), for an operand or a version below one.
+    #[cold]
+    fn add_near_operands(
+        &mut self,
+        stored: EntryRef<'_>,
+        is_deleted: bool,
+        output: &mut TableOutputWriter,
+    ) -> Result<()> {
+        let stripe = self.rules.stripe(stored.seqno);
+        if !self.pending.is_empty() && self.pending.stripe != stripe {
+            self.finish_operands(OperandBase::Unknown, output)?;
+        }
+        if is_deleted {
+            // The range delete is above this version and below the pending operands, if there are any.
+            return self.finish_operands(OperandBase::Missing, output).map(drop);
+        }
+        if stored.kind == RecordKind::Merge {
+            if self.pending.is_empty() && self.rules.hides_operand(stored.seqno) {
+                return Ok(());
+            }
+            if self.merge.is_none() || !self.rules.is_closed(stripe) {
+                return self.write(stored, ValueOrigin::Stored, output);
+            }
+            self.pending.push(stored, stripe);
+            return match self.pending.bytes > PENDING_OPERAND_BYTES_MAX {
+                true => self.finish_operands(OperandBase::Unknown, output).map(drop),
+                false => Ok(()),
+            };
+        }
+        let base = match stored.kind {
+            // The operands stay above it, because they change nothing once it has expired.
+            kind if kind.has_expiry() => OperandBase::Unknown,
+            kind if kind.is_value() => OperandBase::Value(stored),
+            _ => OperandBase::Missing,
+        };
+        let is_merged = self.finish_operands(base, output)?;
+        if is_merged && stored.kind.is_value() {
+            return Ok(()); // the merged value supersedes it
+        }
+        self.write(stored, ValueOrigin::Stored, output)
+    }
+
+    /// Writes the pending operands: as a value if what they change is known, else as one operand if possible. Writes
+    /// them unchanged if the operator fails. True if the result is a value.
+    fn finish_operands(&mut self, base: OperandBase<'_>, output: &mut TableOutputWriter) -> Result<bool> {
+        let pending = std::mem::take(&mut self.pending);
+        let (Some(merge), Some(&seqno)) = (&mut self.merge, pending.seqnos.first()) else { return Ok(false) };
+        let (user_key, operands) = (&*pending.user_key, &*pending.operands);
+        if let Some(value) = merge.merge_fully(user_key, base, operands) {
+            let merged = EntryRef { user_key, seqno, kind: RecordKind::Put, value: &value };
+            return self.write(merged, ValueOrigin::New, output).map(|()| true);
+        }
+        if matches!(base, OperandBase::Unknown)
+            && operands.len() > 1
+            && let Some(value) = merge_partially(&*merge.operator, user_key, operands)
+        {
+            let merged = EntryRef { user_key, seqno, kind: RecordKind::Merge, value: &value };
+            return self.write(merged, ValueOrigin::New, output).map(|()| false);
+        }
+        for (&seqno, value) in pending.seqnos.iter().zip(operands) {
+            let operand = EntryRef { user_key, seqno, kind: RecordKind::Merge, value };
+            self.write(operand, ValueOrigin::Stored, output)?;
+        }
+        Ok(false)
+    }
+
+    /// Writes the next older version, unless a rule or the filter drops it.
+    fn write(&mut self, stored: EntryRef<'_>, origin: ValueOrigin, output: &mut TableOutputWriter) -> Result<()> {
+        let decision = match self.filter.as_mut().filter(|_| self.rules.may_filter(stored.seqno, stored.kind)) {
+            Some(filter) => filter.decide(stored, self.is_base_level_for_key)?,
+            None => FilterDecision::Keep,
+        };
+        let (entry, origin) = match &decision {
+            FilterDecision::Keep => (stored, origin),
+            FilterDecision::Remove => (tombstone(stored.user_key, stored.seqno, RecordKind::Delete), origin),
+            FilterDecision::Replace(value) if stored.kind.has_expiry() => {
+                self.expiring_value.clear();
+                put_expiry(&mut self.expiring_value, split_expiry(stored.kind, stored.value)?.0, value);
+                (EntryRef { kind: RecordKind::ExpiringPut, value: &self.expiring_value, ..stored }, ValueOrigin::New)
+            }
+            FilterDecision::Replace(value) => (EntryRef { kind: RecordKind::Put, value, ..stored }, ValueOrigin::New),
+        };
         if self.rules.decide(entry.seqno, entry.kind) == DropDecision::Keep {
             for (seqno, kind) in self.rules.take_deferred() {
                 output.add(tombstone(&self.key, seqno, kind), !self.key_written)?;
                 self.key_written = true;
             }
-            let seqno =
-                self.rules.output_seqno(entry.seqno, entry.kind, self.zero_seqnos && self.is_base_level_for_key);
-            output.add(EntryRef { seqno, ..entry }, !self.key_written)?;
+            // A range delete over the key must not cover a newer entry whose sequence number is lost.
+            let may_lose_seqno =
+                self.zero_seqnos && self.is_base_level_for_key && self.range_tombstones.seqnos().is_empty();
+            let seqno = self.rules.output_seqno(entry.seqno, entry.kind, may_lose_seqno);
+            output.add_value(EntryRef { seqno, ..entry }, !self.key_written, origin)?;
             self.key_written = true;
         }
-        Ok((entry.user_key.len() + entry.value.len() + size_of::<SeqNo>()) as u64)
+        Ok(())
     }
 
     fn finish_key(&mut self, output: &mut TableOutputWriter) -> Result<()> {
+        let base = if self.is_base_level_for_key { OperandBase::Missing } else { OperandBase::Unknown };
+        self.finish_operands(base, output)?;
         for (seqno, kind) in self.rules.finish_key(self.is_base_level_for_key) {
             output.add(tombstone(&self.key, seqno, kind), !self.key_written)?;
             self.key_written = true;
         }
-        self.in_key = false;
         Ok(())
+    }
+}
+
+/// The merge operator of a flush or a compaction.
+pub(crate) struct AppliedMergeOperator {
+    pub(crate) operator: Arc<dyn MergeOperator>,
+    pub(crate) blobs: Box<dyn BlobResolver>,
+}
+
+impl AppliedMergeOperator {
+    /// The value of a key after `operands`, from the newest to the oldest. `None` if what they change is not known or
+    /// cannot be read, or the operator fails: then a reader of the key gets the error.
+    fn merge_fully(&mut self, key: &[u8], base: OperandBase<'_>, operands: &[Vec<u8>]) -> Option<Vec<u8>> {
+        let blob_value;
+        let existing = match base {
+            OperandBase::Unknown => return None,
+            OperandBase::Missing => None,
+            OperandBase::Value(entry) if entry.kind == RecordKind::BlobPointer => {
+                blob_value = self.blobs.resolve(entry.value).ok()?;
+                Some(&*blob_value)
+            }
+            OperandBase::Value(entry) => Some(entry.value),
+        };
+        merge_fully(&*self.operator, key, existing, operands).ok()
+    }
+}
+
+/// What operands change.
+#[derive(Clone, Copy)]
+enum OperandBase<'a> {
+    /// A version that the inputs may not have.
+    Unknown,
+    /// The key has no value below them.
+    Missing,
+    /// A value, inline or in a blob file.
+    Value(EntryRef<'a>),
+}
+
+/// Pending operands are merged partially, or written unchanged, when they have more bytes than this. Tests have shorter
+/// operands.
+const PENDING_OPERAND_BYTES_MAX: usize = if cfg!(any(test, feature = "testing")) { 4 << 10 } else { 16 << 20 };
+
+/// Successive operands of one key in one closed stripe, from the newest to the oldest.
+#[derive(Default)]
+struct PendingOperands {
+    user_key: Vec<u8>,
+    stripe: usize,
+    seqnos: Vec<SeqNo>,
+    operands: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+impl PendingOperands {
+    fn is_empty(&self) -> bool {
+        self.seqnos.is_empty()
+    }
+
+    fn push(&mut self, entry: EntryRef<'_>, stripe: usize) {
+        if self.is_empty() {
+            self.user_key = entry.user_key.to_vec();
+            self.stripe = stripe;
+        }
+        self.seqnos.push(entry.seqno);
+        self.operands.push(entry.value.to_vec());
+        self.bytes += entry.value.len() + size_of::<Vec<u8>>() + size_of::<SeqNo>();
     }
 }
 
@@ -173,11 +393,26 @@ impl VersionDropRules {
         VersionDropRules { snapshots, newer: None, deferred: Vec::new() }
     }
 
+    fn stripe(&self, seqno: SeqNo) -> usize {
+        self.snapshots.partition_point(|&point| point < seqno)
+    }
+
+    fn is_closed(&self, stripe: usize) -> bool {
+        stripe < self.snapshots.len()
+    }
+
+    /// Whether a newer version hides the next older one of the current key, an operand.
+    fn hides_operand(&self, seqno: SeqNo) -> bool {
+        let stripe = self.stripe(seqno);
+        let hides = |newer: NewerVersion| newer.stripe == stripe && newer.kind != RecordKind::Merge;
+        self.is_closed(stripe) && self.newer.is_some_and(hides)
+    }
+
     /// Decides about the next older version of the current key.
     pub(crate) fn decide(&mut self, seqno: SeqNo, kind: RecordKind) -> DropDecision {
-        let stripe = self.snapshots.partition_point(|&point| point < seqno);
-        let closed = stripe < self.snapshots.len();
-        if closed && self.is_below_single_delete(stripe) {
+        let stripe = self.stripe(seqno);
+        let closed = self.is_closed(stripe);
+        if closed && kind != RecordKind::Merge && self.is_below_single_delete(stripe) {
             let single = self.deferred.pop().expect("it was just seen");
             self.newer = single.newer;
             if kind.is_value() {
@@ -187,6 +422,7 @@ impl VersionDropRules {
         if let Some(newer) = self.newer
             && closed
             && newer.stripe == stripe
+            && newer.kind != RecordKind::Merge
             && !(kind.is_tombstone() && newer.kind.is_value())
         {
             return DropDecision::Drop;
@@ -197,6 +433,22 @@ impl VersionDropRules {
         }
         self.deferred.push(DeferredTombstone { seqno, kind, stripe, newer: above });
         DropDecision::Defer
+    }
+
+    /// Whether a compaction filter may decide about the next older version of the current key: it is a value, and the
+    /// newest version at or below the last snapshot, and not needed by another snapshot.
+    pub(crate) fn may_filter(&self, seqno: SeqNo, kind: RecordKind) -> bool {
+        let stripe = self.stripe(seqno);
+        let is_last = stripe + 1 == self.snapshots.len();
+        kind.is_value() && kind != RecordKind::Merge && is_last && self.newer.is_none_or(|newer| newer.stripe != stripe)
+    }
+
+    /// Whether no reader can see an entry, because one of the range deletes over its key covers it. `covering`: their
+    /// sequence numbers, newest first. It is dropped if a newer range delete is in its closed stripe.
+    pub(crate) fn is_range_deleted(&self, seqno: SeqNo, covering: &[SeqNo]) -> bool {
+        let Some(next) = covering.iter().rfind(|&&range_delete| range_delete > seqno) else { return false };
+        let stripe = self.snapshots.partition_point(|point| point < next);
+        stripe < self.snapshots.len() && self.snapshots.partition_point(|&point| point < seqno) == stripe
     }
 
     /// Whether the version directly above the next one is a `SingleDelete` of this stripe.
@@ -226,7 +478,40 @@ impl VersionDropRules {
     /// then it is the last version of its key.
     pub(crate) fn output_seqno(&self, seqno: SeqNo, kind: RecordKind, is_base_level_for_key: bool) -> SeqNo {
         let seen_by_all = self.snapshots.first().is_some_and(|&oldest| seqno <= oldest);
-        if is_base_level_for_key && seen_by_all && kind.is_value() { SeqNo::ZERO } else { seqno }
+        let may_lose = is_base_level_for_key && seen_by_all && kind.is_value() && kind != RecordKind::Merge;
+        if may_lose { SeqNo::ZERO } else { seqno }
+    }
+}
+
+/// The range deletes that cover the current key of a merge, whose keys ascend.
+pub(crate) struct CoveringRangeDeletes {
+    set: Arc<RangeTombstones>,
+    order: KeyOrder,
+    /// Newest first.
+    seqnos: Vec<SeqNo>,
+    /// The end of the keys that have the same range deletes.
+    end: KeyBoundary,
+}
+
+impl CoveringRangeDeletes {
+    pub(crate) fn new(set: Arc<RangeTombstones>, order: KeyOrder) -> CoveringRangeDeletes {
+        let end = if set.is_empty() { KeyBoundary::Max } else { KeyBoundary::Min };
+        CoveringRangeDeletes { set, order, seqnos: Vec::new(), end }
+    }
+
+    /// Keys must not descend.
+    #[inline]
+    pub(crate) fn move_to(&mut self, key: &[u8]) {
+        if self.end.cmp_key(key, &self.order).is_lt() {
+            let (range, seqnos) = self.set.fragment_or_gap(key, &self.order);
+            self.end = range.end;
+            self.seqnos.clear();
+            self.seqnos.extend_from_slice(seqnos);
+        }
+    }
+
+    pub(crate) fn seqnos(&self) -> &[SeqNo] {
+        &self.seqnos
     }
 }
 
@@ -260,7 +545,7 @@ impl<T: HasTableMeta> OlderRuns<T> {
 
 #[cfg(test)]
 mod tests {
-    use RecordKind::{BlobPointer as B, Delete as D, Put as P, SingleDelete as S};
+    use RecordKind::{BlobPointer as B, Delete as D, Merge as M, Put as P, SingleDelete as S};
 
     use super::*;
     use crate::lsm::version::tests::{run, table};
@@ -278,6 +563,25 @@ mod tests {
         }
         out.extend(retain.finish_key(nothing_older).map(|(s, k)| (s.0, k)));
         out
+    }
+
+    #[test]
+    fn filter_sees_newest_value_above_snapshots() {
+        // Snapshots at 4 and 6; 9 is the last visible sequence number.
+        let mut rules = VersionDropRules::new(vec![SeqNo(4), SeqNo(6), SeqNo(9)]);
+        let mut asked = Vec::new();
+        for (seqno, kind) in [(11, P), (9, B), (8, P), (6, P), (3, P)] {
+            if rules.may_filter(SeqNo(seqno), kind) {
+                asked.push(seqno);
+            }
+            rules.decide(SeqNo(seqno), kind);
+        }
+        assert_eq!(asked, [9]);
+        let mut rules = VersionDropRules::new(vec![SeqNo(9)]);
+        assert!(![D, S, M].iter().any(|&kind| rules.may_filter(SeqNo(7), kind)));
+        rules.decide(SeqNo(7), S);
+        assert!(!rules.may_filter(SeqNo(5), P), "the removal above hides it");
+        assert!(!VersionDropRules::new(Vec::new()).may_filter(SeqNo(5), P));
     }
 
     struct DropRulesCase {
@@ -437,6 +741,41 @@ mod tests {
             above: &[(7, B), (5, D)],
         },
         DropRulesCase {
+            name: "an operand keeps the value below it",
+            snapshots: &[9],
+            versions: &[(8, M), (7, M), (5, P), (3, P)],
+            bottom: &[(8, M), (7, M), (5, P)],
+            above: &[(8, M), (7, M), (5, P)],
+        },
+        DropRulesCase {
+            name: "a newer value or tombstone hides operands",
+            snapshots: &[4, 9],
+            versions: &[(8, P), (7, M), (4, D), (3, M), (2, P)],
+            bottom: &[(8, P)],
+            above: &[(8, P), (4, D)],
+        },
+        DropRulesCase {
+            name: "an operand above a tombstone",
+            snapshots: &[9],
+            versions: &[(8, M), (7, D), (5, P)],
+            bottom: &[(8, M)],
+            above: &[(8, M), (7, D)],
+        },
+        DropRulesCase {
+            name: "a single delete stays when it hides an operand",
+            snapshots: &[9],
+            versions: &[(8, S), (7, M)],
+            bottom: &[],
+            above: &[(8, S)],
+        },
+        DropRulesCase {
+            name: "a single delete is dropped with the put below the operands",
+            snapshots: &[9],
+            versions: &[(8, S), (7, M), (6, M), (5, P)],
+            bottom: &[],
+            above: &[],
+        },
+        DropRulesCase {
             name: "a put with sequence number 0",
             snapshots: &[9],
             versions: &[(5, S), (0, P)],
@@ -461,12 +800,20 @@ mod tests {
         assert_eq!(retain.output_seqno(SeqNo(5), P, false), SeqNo(5));
         assert_eq!(retain.output_seqno(SeqNo(6), P, true), SeqNo(6));
         assert_eq!(retain.output_seqno(SeqNo(5), D, true), SeqNo(5));
+        assert_eq!(retain.output_seqno(SeqNo(5), M, true), SeqNo(5));
         assert_eq!(VersionDropRules::new(Vec::new()).output_seqno(SeqNo(1), P, true), SeqNo(1));
     }
 
-    fn shown(versions: &[(u64, RecordKind)], at: u64) -> Option<u64> {
-        let &(seqno, kind) = versions.iter().find(|(seqno, _)| *seqno <= at)?;
-        kind.is_value().then_some(seqno)
+    /// The versions that make up the value that a reader sees: the operands, and the `Put` below them.
+    fn shown(versions: &[(u64, RecordKind)], at: u64) -> Vec<u64> {
+        let mut seen = Vec::new();
+        for &(seqno, kind) in versions.iter().filter(|(seqno, _)| *seqno <= at) {
+            seen.extend(kind.is_value().then_some(seqno));
+            if kind != M {
+                break;
+            }
+        }
+        seen
     }
 
     fn random(state: &mut u64, below: u64) -> u64 {
@@ -477,18 +824,23 @@ mod tests {
     }
 
     /// A valid history of one key, newest first, with even sequence numbers. A `SingleDelete` comes only after exactly
-    /// one `Put` since the last tombstone of either kind. Before a `Delete`, the key may have been put any number of
-    /// times, or never.
+    /// one `Put` since the last tombstone of either kind, with operands above it, or after operands only. Before a
+    /// `Delete`, the key may have been put any number of times, or never.
     fn valid_history(rng: &mut u64, len: u64) -> KeyVersions {
         let mut history = KeyVersions::new();
         let mut puts = 0;
         for n in 1..=len {
-            let kind = match random(rng, 8) {
+            let kind = match random(rng, 10) {
                 0..4 if puts == 1 => S,
                 4 | 5 => D,
+                6 | 7 => M,
                 _ => P,
             };
-            puts = if kind == P { puts + 1 } else { 0 };
+            puts = match kind {
+                P => puts + 1,
+                M => puts.max(1),
+                _ => 0,
+            };
             let kind = if kind == P && random(rng, 2) == 0 { B } else { kind };
             history.insert(0, (n * 2, kind));
         }
@@ -546,7 +898,8 @@ mod tests {
             let left = self.runs.concat();
             let newest = *self.snapshots.last().expect("there is always a newest moment");
             for at in self.snapshots.iter().copied().chain(newest..=self.history[0].0 + 1) {
-                let seen = shown(&left, at).map(|seqno| if seqno == 0 { self.zeroed_seqno } else { seqno });
+                let mut seen = shown(&left, at);
+                seen.iter_mut().filter(|seqno| **seqno == 0).for_each(|seqno| *seqno = self.zeroed_seqno);
                 let (snapshots, history) = (&self.snapshots, &self.history);
                 assert_eq!(seen, shown(history, at), "at {at} of {snapshots:?}: {history:?} became {left:?}");
             }

@@ -1,7 +1,8 @@
 //! Picks the tables to compact or to move next: a pure function of plain values. Also the state of a compaction in
 //! progress, which may pause between two steps, and what a tree keeps between tasks.
 //!
-//! In this order: levels that exceed their targets; tables with many tombstones or superseded versions; in an idle
+//! In this order: levels that exceed their targets; tables with many tombstones, superseded versions, entries that
+//! range deletes cover, or expired entries; in an idle
 //! tree, level 0, for faster reads; tables that may keep too many stale blob bytes; and if forced, everything until the
 //! tree is one run at the bottom without droppable entries.
 //!
@@ -15,15 +16,18 @@ use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::base::version_edit::FileNumber;
+use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{KeyOrder, Result, SeqNo};
+use crate::engine::ExpiryLimits;
 use crate::iter::InternalIter;
 use crate::lsm::blob_gc::BlobGcJob;
-use crate::lsm::compaction_iter::CompactionIter;
+use crate::lsm::compaction_filter::AppliedFilter;
+use crate::lsm::compaction_iter::{AppliedMergeOperator, CompactionIter};
 use crate::lsm::options::{LeveledOptions, LsmOptions};
 use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter};
 use crate::lsm::read::RunIter;
 use crate::lsm::table_handle::{TableHandle, TreeContext};
+use crate::lsm::version::may_have_covered_entries;
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, Level, NUM_LEVELS, SortedRun, Version, disjoint};
 
 /// A compaction below level 0 has at most the bytes of this many tables, unless one table alone overlaps more.
@@ -33,6 +37,11 @@ const TREE_SHARE: u64 = 4;
 /// In an idle tree, level 0 is compacted if that rewrites at most this many times its bytes. This is less than its
 /// compaction from level to level would cost later.
 const IDLE_L0_COST_MAX: u64 = 4;
+/// If forced, a table is rewritten when about one in this many of its entries has expired.
+const EXPIRED_SHARE: u64 = 16;
+/// Bytes of debt for each byte of range tombstones above the limit: about the bytes of tables that are compacted to
+/// drop it.
+const RANGE_TOMBSTONE_DEBT: u64 = 64;
 
 /// By level, the largest key of the last compaction. The next compaction starts after it.
 pub(crate) type CompactPointers = [Option<Vec<u8>>; NUM_LEVELS];
@@ -68,6 +77,7 @@ pub(crate) struct CompactionPicker<'a, T> {
     /// The oldest snapshot that is known. A bottom table with tombstones that could not be dropped when it was written
     /// is compacted again when this has increased since.
     pub(crate) oldest_snapshot: SeqNo,
+    pub(crate) expiry_limits: &'a ExpiryLimits,
     /// All memtables are empty.
     pub(crate) idle: bool,
 }
@@ -86,6 +96,10 @@ pub(crate) enum CompactionReason {
     /// A quarter of the versions of a table are superseded ones that a reader needed when it was written. At least one
     /// of them can be dropped now.
     Superseded,
+    /// Range deletes cover a quarter of a table, or there are too many range tombstones.
+    RangeDeletes,
+    /// About half of the entries of a table have expired.
+    Expired,
     /// `major_compact`.
     Forced,
     /// Invisible pointers keep values in blob files.
@@ -110,6 +124,7 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
     /// The most useful compaction; `None` if none is useful.
     pub(crate) fn pick_compaction(&self, forced: bool) -> Option<PickedCompaction> {
         let shape = self.pick_leveled().or_else(|| self.pick_tombstones()).or_else(|| self.pick_superseded());
+        let shape = shape.or_else(|| self.pick_range_deleted()).or_else(|| self.pick_expired());
         let shape = shape.or_else(|| self.pick_idle_l0()).or_else(|| self.pick_hidden_blobs());
         shape.or_else(|| if forced { self.pick_forced() } else { None })
     }
@@ -146,6 +161,54 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
             superseded.can_drop(self.oldest_snapshot) && superseded.count >= table.meta().entries.div_ceil(4)
         })?;
         Some(self.merge(CompactionReason::Superseded, BOTTOM_LEVEL, BOTTOM_LEVEL, &[table]))
+    }
+
+    /// Rewrites a table of which range deletes cover at least a quarter. If there are too many range tombstones,
+    /// rewrites the table that overlaps most of them.
+    fn pick_range_deleted(&self) -> Option<PickedCompaction> {
+        let set = self.version.range_tombstones();
+        if set.is_empty() {
+            return None;
+        }
+        let tables = || self.version.tables().filter(|(_, table)| self.can_apply_range_deletes(table));
+        let is_dense = |table: &T| table.covered_bytes() > 0 && table.covered_bytes() >= table.meta().size / 4;
+        let dense = tables().find(|(_, table)| is_dense(table));
+        let overlapping =
+            |meta: &TableMeta| set.overlapping(&meta.smallest_key.0, &meta.largest_key.0, self.order).count();
+        let (level, table) = match dense {
+            None if set.bytes() > self.options.range_tombstone_bytes_max() => {
+                tables().max_by_key(|(_, table)| overlapping(table.meta()))?
+            }
+            dense => dense?,
+        };
+        match level {
+            0 => Some(self.pick_l0(CompactionReason::RangeDeletes, self.l0_output_level(), false)),
+            level => Some(self.merge(CompactionReason::RangeDeletes, level, level, &[table])),
+        }
+    }
+
+    /// Compacts a table of which about half has expired into the next level, if a deeper level overlaps it, because
+    /// tombstones would stay otherwise. Else rewrites it. No rewritten table is picked again before more entries
+    /// expire.
+    fn pick_expired(&self) -> Option<PickedCompaction> {
+        let is_dense = |table: &&Arc<T>| self.estimate_expired(table) >= table.meta().entries.div_ceil(2);
+        for (number, level) in self.version.levels().filter(|(_, level)| level.expiring > 0) {
+            let Some((at, table)) = level.iter().enumerate().find(|(_, table)| is_dense(table)) else { continue };
+            return Some(match number {
+                0 => self.pick_l0(CompactionReason::Expired, self.l0_output_level(), false),
+                _ if self.overlaps_below(number, table) => {
+                    self.pick_from_level(CompactionReason::Expired, number, number + 1, at, 1, true)
+                }
+                _ => self.merge(CompactionReason::Expired, number, number, &[table]),
+            });
+        }
+        None
+    }
+
+    /// An estimate of the number of entries of `table` that have expired for all readers that can see them.
+    fn estimate_expired(&self, table: &T) -> u64 {
+        let meta = table.meta();
+        meta.expiry.estimate_expired(self.expiry_limits.limit_ms(meta.smallest_seqno))
     }
 
     /// Compacts the tables that may hide the most blob bytes into the next level, if the hidden bytes may exceed the
@@ -205,12 +268,13 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         Some(self.merge(CompactionReason::HiddenBlobs, BOTTOM_LEVEL, BOTTOM_LEVEL, &some))
     }
 
-    /// Tables of the bottom level that [`pick_forced`](CompactionPicker::pick_forced) would rewrite.
+    /// Tables of the bottom level that [`pick_forced`](CompactionPicker::pick_forced) would rewrite, or that have any
+    /// expired entry.
     pub(crate) fn bottom_tables_to_clean(&self) -> BTreeSet<FileNumber> {
         let tables = self.version.run(BOTTOM_LEVEL).map(|run| run.tables()).unwrap_or_default();
         tables
             .iter()
-            .filter(|table| self.can_drop_entries(BOTTOM_LEVEL, table))
+            .filter(|table| self.can_drop_entries(BOTTOM_LEVEL, table) || self.estimate_expired(table) > 0)
             .map(|table| table.meta().number)
             .collect()
     }
@@ -314,7 +378,19 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
     pub(crate) fn can_drop_entries(&self, level: u8, table: &T) -> bool {
         let tried = table.oldest_snapshot_when_written().is_some_and(|at| self.oldest_snapshot <= at);
         let holds = (table.meta().tombstones > 0 && !tried) || table.superseded().can_drop(self.oldest_snapshot);
-        holds && !self.overlaps_below(level, table)
+        // A bound, because more entries may expire while a table is rewritten.
+        let holds = holds || self.estimate_expired(table) >= table.meta().entries.div_ceil(EXPIRED_SHARE);
+        (holds && !self.overlaps_below(level, table)) || self.can_apply_range_deletes(table)
+    }
+
+    /// Whether a rewrite of `table` drops entries that range deletes may cover.
+    pub(crate) fn can_apply_range_deletes(&self, table: &T) -> bool {
+        let (meta, set) = (table.meta(), self.version.range_tombstones());
+        meta.range_deletes_applied_through < set.largest_seqno()
+            && set.overlapping(&meta.smallest_key.0, &meta.largest_key.0, self.order).any(|fragment| {
+                let applicable = fragment.seqnos.iter().find(|&&seqno| seqno <= self.oldest_snapshot);
+                applicable.is_some_and(|&seqno| may_have_covered_entries(meta, seqno))
+            })
     }
 
     /// Whether a table can be moved without a rewrite.
@@ -449,14 +525,15 @@ fn file_ids<T: HasTableMeta>(tables: &[&Arc<T>]) -> Vec<FileNumber> {
 }
 
 /// Bytes that compactions have to move until every level is within its target.
-pub(crate) fn compaction_debt<T: HasTableMeta>(version: &Version<T>, options: &LeveledOptions) -> u64 {
-    let targets = level_targets(version, options);
+pub(crate) fn compaction_debt<T: HasTableMeta>(version: &Version<T>, options: &LsmOptions) -> u64 {
+    let targets = level_targets(version, &options.compaction);
     let l0 = version.level(0);
-    let late = l0.runs.len() >= options.l0_compaction_trigger as usize;
+    let late = l0.runs.len() >= options.compaction.l0_compaction_trigger as usize;
     let deeper = version.levels().skip(1).filter(|(number, _)| *number < BOTTOM_LEVEL);
     let excess =
         deeper.map(|(number, level)| level.bytes.saturating_sub(targets.bytes[usize::from(number)])).sum::<u64>();
-    excess + if late { l0.bytes } else { 0 }
+    let overdue = version.range_tombstones().bytes().saturating_sub(options.range_tombstone_bytes_max());
+    excess + if late { l0.bytes } else { 0 } + overdue.saturating_mul(RANGE_TOMBSTONE_DEBT)
 }
 
 #[cfg(test)]
@@ -464,7 +541,7 @@ mod leveled_tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::base::version_edit::{FileNumber, TableMeta};
+    use crate::base::version_edit::{ExpiryTimes, FileNumber, TableMeta};
     use crate::base::{KeyOrder, SeqNo};
     use crate::lsm::options::LsmOptions;
     use crate::lsm::version::VersionChange;
@@ -478,6 +555,7 @@ mod leveled_tests {
         version: Version<TableMeta>,
         options: LsmOptions,
         compact_pointers: CompactPointers,
+        expiry_limits: ExpiryLimits,
         idle: bool,
     }
 
@@ -493,7 +571,8 @@ mod leveled_tests {
             options.compaction.target_file_size = 100;
             options.compaction.base_level_size = 400;
             options.compaction.l0_compaction_trigger = 2;
-            LeveledFixture { version, options, compact_pointers: CompactPointers::default(), idle: false }
+            let (compact_pointers, expiry_limits) = (CompactPointers::default(), ExpiryLimits::default());
+            LeveledFixture { version, options, compact_pointers, expiry_limits, idle: false }
         }
 
         fn picker<'a>(&'a self, order: &'a KeyOrder) -> CompactionPicker<'a, TableMeta> {
@@ -504,6 +583,7 @@ mod leveled_tests {
                 options,
                 compact_pointers: positions,
                 oldest_snapshot: SeqNo::MAX,
+                expiry_limits: &self.expiry_limits,
                 idle: self.idle,
             }
         }
@@ -528,6 +608,40 @@ mod leveled_tests {
 
     fn table_with_tombstones(id: u64, smallest: &str, largest: &str, tombstones: u64) -> Arc<TableMeta> {
         Arc::new(TableMeta { tombstones, ..(*table(id, smallest, largest)).clone() })
+    }
+
+    fn expiring_table(id: u64, smallest: &str, largest: &str, expiring: u64) -> Arc<TableMeta> {
+        let expiry = ExpiryTimes { entries: expiring, lowest_ms: 1_000, highest_ms: 1_999 };
+        Arc::new(TableMeta { expiry, ..(*table(id, smallest, largest)).clone() })
+    }
+
+    #[test]
+    fn tables_are_compacted_when_half_has_expired() {
+        let deep = vec![(5, expiring_table(1, "a", "c", 10)), (6, table(2, "b", "d")), (6, table(3, "x", "z"))];
+        let mut shape = LeveledFixture::new(vec![], deep);
+        // Level 5 is used, and not too large.
+        (shape.options.compaction.base_level_size, shape.options.compaction.level_size_multiplier) = (150, 2);
+        let mut pick = |now_ms, forced| {
+            shape.expiry_limits.now_ms = now_ms;
+            shape.pick(forced)
+        };
+        assert_eq!((pick(0, false), pick(1_400, false)), (None, None));
+        let merge = Some((CompactionReason::Expired, 5, 6, vec![1], vec![2], false));
+        assert_eq!((pick(1_499, false), pick(9_999, false)), (merge.clone(), merge), "an older table overlaps");
+
+        let mut shape = LeveledFixture::new(vec![], vec![(6, expiring_table(1, "a", "c", 6))]);
+        let mut pick = |now_ms, forced| {
+            shape.expiry_limits.now_ms = now_ms;
+            shape.pick(forced)
+        };
+        let rewrite = |reason| Some((reason, 6, 6, vec![1], vec![], false));
+        assert_eq!((pick(1_700, false), pick(1_900, false)), (None, rewrite(CompactionReason::Expired)));
+        assert_eq!((pick(999, true), pick(1_200, true)), (None, rewrite(CompactionReason::Forced)));
+        let l0 = vec![vec![expiring_table(4, "a", "c", 10)], vec![table(5, "b", "d")]];
+        let mut shape = LeveledFixture::new(l0, vec![]);
+        shape.options.compaction.l0_compaction_trigger = 9;
+        shape.expiry_limits.now_ms = 2_000;
+        assert_eq!(shape.pick(false), Some((CompactionReason::Expired, 0, 6, vec![4], vec![], true)), "moved first");
     }
 
     #[test]
@@ -700,7 +814,7 @@ mod leveled_tests {
     fn debt_counts_bytes_over_target() {
         let deep = vec![(5, sized(1, "a", "c", 150)), (6, sized(2, "a", "b", 1000))];
         let shape = LeveledFixture::new(vec![vec![table(4, "b", "f")], vec![table(5, "a", "b")]], deep);
-        assert_eq!(compaction_debt(&shape.version, &shape.options.compaction), 50 + 200);
+        assert_eq!(compaction_debt(&shape.version, &shape.options), 50 + 200);
     }
 }
 
@@ -724,6 +838,7 @@ impl CompactionJob {
         version: &Version<TableHandle>,
         picked: PickedCompaction,
         snapshots: Vec<SeqNo>,
+        (filter, merge): (Option<AppliedFilter>, Option<AppliedMergeOperator>),
         created_ms: u64,
     ) -> CompactionJob {
         let chosen: HashSet<FileNumber> =
@@ -745,16 +860,25 @@ impl CompactionJob {
             table: options.table_options(picked.output_level),
             target_file_size: options.compaction.target_file_size,
             separation: None, // values that are stored in tables stay there
+            new_value_separation: options.kv_separation.clone(),
             output_level_boundaries: stay.map(|table| table.meta().smallest_key.0.clone()).collect(),
         };
         let oldest_snapshot = snapshots.first().copied().unwrap_or(SeqNo::ZERO);
         let older_runs = version.runs_below(picked.output_level);
+        let range_tombstones = Arc::clone(version.range_tombstones());
+        let mut outputs = PendingOutputs::new(context, created_ms);
+        // The set has every range delete up to its newest one.
+        outputs.range_deletes_applied_through = range_tombstones.largest_seqno().min(oldest_snapshot);
         CompactionJob {
             picked,
             oldest_snapshot,
             bytes_read,
-            iter: Some(CompactionIter::new(&context.order, inputs, snapshots, older_runs, true)),
-            output: TableOutputWriter::new(PendingOutputs::new(context, created_ms), output),
+            iter: Some(
+                CompactionIter::new(&context.order, inputs, snapshots, older_runs, range_tombstones, true)
+                    .with_components(filter, merge)
+                    .with_expiry(context.snapshots.expiry_limits()),
+            ),
+            output: TableOutputWriter::new(outputs, output),
         }
     }
 
@@ -834,6 +958,7 @@ mod tests {
             options,
             compact_pointers: &positions,
             oldest_snapshot: oldest_point,
+            expiry_limits: &ExpiryLimits::default(),
             idle: at_rest,
         })?;
         assert_eq!(plan.reason, CompactionReason::HiddenBlobs);
@@ -929,7 +1054,7 @@ mod tests {
                 &KeyOrder::bytewise(),
             );
         }
-        panic!("it does not end");
+        panic!("compactions do not end");
     }
 
     #[test]
@@ -988,7 +1113,7 @@ mod tests {
         let merged = Some((0, 6, vec![4], vec![1], false));
         assert_eq!(asked(&overwriting, &separation(Some(1.29))), merged);
         assert_eq!(asked(&overwriting, &separation(Some(1.31))), None);
-        assert_eq!(asked(&overwriting, &separation(None)), None, "left to the caller");
+        assert_eq!(asked(&overwriting, &separation(None)), None, "blob GC is manual");
         assert_eq!(asked(&overwriting, &LsmOptions::default()), None);
         // 300 bytes are stale already. Six tombstones among 14 values may hide 6/14 of the 1,000 bytes: 1,300 bytes for
         // 571 referenced ones.
@@ -1035,7 +1160,7 @@ mod tests {
         let deep = |first, second| [&bottom()[..], &between(first, second)[..]].concat();
         assert_eq!(asked(&[], &deep(0, 5), 1.2, false), Some((4, 6, vec![4], vec![2], false)), "the fuller table");
         assert_eq!(asked(&[], &deep(5, 0), 1.2, false), Some((4, 6, vec![3], vec![1], false)));
-        assert_eq!(asked(&[], &deep(0, 5), 2.0, false), None, "that much is allowed");
+        assert_eq!(asked(&[], &deep(0, 5), 2.0, false), None, "the target allows this amplification");
         let l0 = [referring(5, ("b", "f"), &[], 9)];
         assert_eq!(asked(&l0, &deep(0, 5), 1.2, false), Some((0, 4, vec![5], vec![3], false)));
         assert_eq!(asked(&l0, &bottom(), 1.2, false), Some((0, 6, vec![5], vec![1], false)));

@@ -196,6 +196,15 @@ impl LsmTree {
         }
     }
 
+    /// Drops the direct blob file that is open for values if it has no pointers. The next value gets a new file.
+    pub(crate) fn drop_unused_direct_blob_file(&self) {
+        let mut open = lock(&self.direct_blobs.open_file);
+        let counted = self.direct_blobs.files_with_pointers();
+        if let Some(unused) = open.take_if(|file| !counted.contains(&file.id)) {
+            self.drop_direct_blob_files(&[unused]);
+        }
+    }
+
     /// Releases all direct blob files that will never be read again: the partition was deleted, or the database has
     /// closed with empty memtables. The files become obsolete with their last readers.
     pub(crate) fn abandon_direct_blob_files(&self) {

@@ -11,20 +11,30 @@ use crate::base::version_edit::{FileNumber, VersionEdit};
 use crate::base::{Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::iter::InternalIter;
+use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::blob_map::BlobHandle;
 use crate::lsm::compaction_iter::CompactionIter;
 use crate::lsm::direct_file::{DirectBlobFile, without_files};
 use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter, UncommittedFlush};
 use crate::lsm::read::SuperVersion;
 use crate::lsm::table_handle::TableHandle;
-use crate::lsm::tree::LsmTree;
+use crate::lsm::tree::{LsmTree, TaskLockGuard};
 use crate::lsm::version::VersionChange;
 use crate::memtable::Memtable;
 
 impl LsmTree {
     /// Writes all sealed memtables as one run. `wait`: whether to wait while another flush runs.
     pub(crate) fn flush(&self, wait: bool, host: &dyn EngineHost) -> Result<TaskReport> {
-        let Some(_occupied) = self.flush_lock.acquire(wait) else { return Ok(TaskReport::default()) };
+        let Some(occupied) = self.flush_lock.acquire(wait) else { return Ok(TaskReport::default()) };
+        self.flush_exclusively(&occupied, host)
+    }
+
+    /// Writes all sealed memtables as one run, for a caller that holds the flush lock.
+    pub(crate) fn flush_exclusively(
+        &self,
+        _flush_lock: &TaskLockGuard<'_>,
+        host: &dyn EngineHost,
+    ) -> Result<TaskReport> {
         self.check_open()?;
         let uncommitted = lock(&self.uncommitted_flush).take();
         let Some(mut written) =
@@ -32,7 +42,9 @@ impl LsmTree {
         else {
             return Ok(TaskReport::default());
         };
-        if let Err(error) = self.commit_flush(&mut written, host) {
+        let _turn = self.version_change_lock.acquire(true);
+        let range_tombstones = self.range_tombstones_after_flush(&written);
+        if let Err(error) = self.commit_flush(&mut written, range_tombstones.as_deref(), host) {
             // Files that an edit may name are kept, and so is the flush.
             if written.outputs.is_kept() {
                 *lock(&self.uncommitted_flush) = Some(written);
@@ -42,17 +54,24 @@ impl LsmTree {
         let bytes_written = written.bytes_written;
         let tables = written.outputs.tables.len() as u64;
         let report = TaskReport { level: 0, tables, bytes_written, ..TaskReport::default() };
-        self.install_flush(written);
+        self.install_flush(written, range_tombstones);
         Ok(report)
     }
 
-    fn commit_flush(&self, written: &mut UncommittedFlush, host: &dyn EngineHost) -> Result<()> {
+    /// `range_tombstones`: the new set, if it changes.
+    fn commit_flush(
+        &self,
+        written: &mut UncommittedFlush,
+        range_tombstones: Option<&RangeTombstones>,
+        host: &dyn EngineHost,
+    ) -> Result<()> {
         // Through the end of the memtables, not of the output, because a dropped tombstone is a record that becomes
         // permanent too.
         host.sync_wal_through(written.through)?;
         let through = self.max_flushed_seqno(written, host);
         let flushed = VersionEdit::Flushed { partition: self.context.partition, through };
-        self.commit_edits(written.outputs.edits(0).chain([flushed]), host)
+        let changed = range_tombstones.map(|set| self.range_tombstones_edit(set));
+        self.commit_edits(written.outputs.edits(0).chain(changed).chain([flushed]), host)
     }
 
     /// The sequence number up to which every record of the partition is in tables once `written` is installed, and up
@@ -75,7 +94,13 @@ impl LsmTree {
         let Some(through) = before.sealed.iter().map(|memtable| memtable.largest_seqno()).max() else {
             return Ok(None);
         };
-        let mut outputs = self.write_tables(&before, host)?;
+        let snapshots = host.snapshot_seqnos();
+        let empty = RangeTombstones::default();
+        let range_tombstones =
+            before.sealed.iter().filter(|memtable| memtable.has_range_deletes()).fold(empty, |merged, memtable| {
+                merged.merged_with(&memtable.range_tombstones_arc(), &snapshots, &self.context.order)
+            });
+        let mut outputs = self.write_tables(&before, &snapshots, &range_tombstones, host)?;
         let bytes_written = outputs.finished_bytes();
         // Direct blob files that no flushed table refers to are left as they are. The others are finished. Their
         // acknowledged values are made durable with the WAL first, because a failure of that sync poisons the WAL for
@@ -91,28 +116,51 @@ impl LsmTree {
         for file in &finished_direct_blobs {
             self.finish_direct_blob_file(file, &mut outputs)?;
         }
-        Ok(Some(UncommittedFlush { sealed: before.sealed, through, outputs, bytes_written, finished_direct_blobs }))
+        Ok(Some(UncommittedFlush {
+            sealed: before.sealed,
+            through,
+            outputs,
+            bytes_written,
+            range_tombstones,
+            snapshots,
+            finished_direct_blobs,
+        }))
     }
 
-    /// Writes the sealed memtables of `before` to tables.
-    fn write_tables(&self, before: &SuperVersion, host: &dyn EngineHost) -> Result<PendingOutputs> {
+    /// Writes the sealed memtables of `before` to tables. `range_tombstones`: those of these memtables; older ones
+    /// cover no entry of them.
+    fn write_tables(
+        &self,
+        before: &SuperVersion,
+        snapshots: &[SeqNo],
+        range_tombstones: &RangeTombstones,
+        host: &dyn EngineHost,
+    ) -> Result<PendingOutputs> {
         let options = self.options();
         let output = OutputOptions {
             table: options.table_options(0),
             target_file_size: options.compaction.target_file_size,
             output_level_boundaries: Vec::new(),
             separation: options.kv_separation.clone(),
+            new_value_separation: options.kv_separation.clone(),
         };
-        let mut output = TableOutputWriter::new(PendingOutputs::new(&self.context, host.now_ms()), output);
+        let mut outputs = PendingOutputs::new(&self.context, host.now_ms());
+        let oldest_snapshot = snapshots.first().copied().unwrap_or_default();
+        outputs.range_deletes_applied_through = range_tombstones.largest_seqno().min(oldest_snapshot);
+        let mut output = TableOutputWriter::new(outputs, output);
         let inputs = before.sealed.iter().map(|memtable| Box::new(memtable.iter()) as Box<dyn InternalIter>).collect();
         let older_runs = before.version.runs().map(Arc::clone).collect();
-        let mut iter = CompactionIter::new(&self.context.order, inputs, host.snapshot_seqnos(), older_runs, false);
+        let (order, range_tombstones) = (&self.context.order, Arc::new(range_tombstones.clone()));
+        let merge = self.applied_merge_operator(before);
+        let mut iter = CompactionIter::new(order, inputs, snapshots.to_vec(), older_runs, range_tombstones, false)
+            .with_components(None, merge)
+            .with_expiry(self.context.snapshots.expiry_limits());
         while !iter.step(u64::MAX, &mut output)? {}
         output.outputs.finish()?;
         Ok(output.outputs)
     }
 
-    fn install_flush(&self, mut written: UncommittedFlush) {
+    fn install_flush(&self, mut written: UncommittedFlush, range_tombstones: Option<Arc<RangeTombstones>>) {
         let read = self.options().read_options(0);
         let handle = |meta| TableHandle::new(meta, None, Arc::clone(&self.context), read);
         let flushed = std::mem::take(&mut written.outputs.tables).into_iter().map(handle).collect();
@@ -126,7 +174,7 @@ impl LsmTree {
             .filter(|direct_blobs| !is_named(direct_blobs))
             .for_each(|direct_blobs| direct_blobs.handle.mark_obsolete());
         self.current.replace(|now| {
-            let change = VersionChange { flushed, blobs_added: added, ..VersionChange::default() };
+            let change = VersionChange { flushed, blobs_added: added, range_tombstones, ..VersionChange::default() };
             let stays = |memtable: &&Arc<Memtable>| !written.sealed.iter().any(|other| Arc::ptr_eq(memtable, other));
             SuperVersion {
                 active: Arc::clone(&now.active),
@@ -134,6 +182,7 @@ impl LsmTree {
                 version: Arc::new(now.version.with_changes(change, &self.context.order)),
                 direct_blobs: without_files(&now.direct_blobs, &written.finished_direct_blobs),
                 flushed_through: now.flushed_through.max(written.through),
+                has_older_range_deletes: false,
             }
         });
         // Released after the version is installed: if a pointer is not counted any more, the version has its reference.

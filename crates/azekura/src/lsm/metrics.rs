@@ -50,6 +50,10 @@ pub(crate) struct LsmMetrics {
     pub(crate) sealed_bytes: u64,
     /// Bytes of memory that open tables and blob files use outside of the cache.
     pub(crate) pinned_bytes: u64,
+    /// Fragments of range tombstones, in memtables and flushed.
+    pub(crate) range_tombstones: usize,
+    /// Estimated bytes of tables that they cover.
+    pub(crate) range_deleted_bytes: u64,
     /// Also direct blob files that no edit names yet, as if every value in them were referenced.
     pub(crate) blob_files: Vec<BlobFileMetrics>,
 }
@@ -74,7 +78,9 @@ impl LsmTree {
             levels: levels.collect(),
             memtable_bytes: now.active.bytes(),
             sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
-            pinned_bytes: table_bytes + blob_file_bytes,
+            pinned_bytes: table_bytes + blob_file_bytes + now.version.range_tombstones().bytes(),
+            range_tombstones: now.range_tombstones().iter().map(|set| set.len()).sum(),
+            range_deleted_bytes: now.version.tables().map(|(_, table)| table.covered_bytes()).sum(),
             blob_files,
         }
     }

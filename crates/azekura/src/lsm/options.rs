@@ -33,10 +33,21 @@ impl Default for LsmOptions {
     }
 }
 
+/// Flushed range tombstones may take one part in this many of the size of a memtable.
+const RANGE_TOMBSTONE_SHARE: u64 = 4;
+/// The least limit of the bytes of flushed range tombstones.
+const RANGE_TOMBSTONE_BYTES_MIN: u64 = 64 << 10;
+
 impl LsmOptions {
     pub(crate) fn compression_at(&self, level: u8) -> CompressionType {
         let list = &self.compression_per_level;
         list.get(usize::from(level)).or(list.last()).copied().unwrap_or(self.table.compression)
+    }
+
+    /// Bytes of flushed range tombstones in memory above which tables are compacted to drop some, and writers are
+    /// slowed.
+    pub(crate) fn range_tombstone_bytes_max(&self) -> u64 {
+        (self.max_memtable_size / RANGE_TOMBSTONE_SHARE).max(RANGE_TOMBSTONE_BYTES_MIN)
     }
 
     /// The table options for `level`.

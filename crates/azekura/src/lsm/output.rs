@@ -6,9 +6,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::base::key::{put_expiry, split_expiry};
 use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta, VersionEdit};
 use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::writer::BlobWriter;
+use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::direct_file::DirectBlobFile;
 use crate::lsm::options::KvSeparationOptions;
 use crate::lsm::table_handle::TreeContext;
@@ -30,7 +32,11 @@ pub(crate) struct PendingOutputs {
     pub(crate) tables: Vec<TableMeta>,
     /// The finished blob files.
     pub(crate) blobs: Vec<BlobFileMeta>,
+    /// See [`TableMeta::range_deletes_applied_through`].
+    pub(crate) range_deletes_applied_through: SeqNo,
     is_kept: bool,
+    /// No edit will name the files, so they are not synced.
+    is_temporary: bool,
 }
 
 /// A file that is being written.
@@ -42,10 +48,12 @@ struct OpenOutput<W> {
 }
 
 impl<W> OpenOutput<W> {
-    /// Lets `finish` write the end of the file, and makes its bytes durable, but not its name.
-    fn finish<M>(self, finish: impl FnOnce(W, FileNumber) -> Result<M>) -> Result<M> {
+    /// Lets `finish` write the end of the file. If `sync`, makes its bytes durable, but not its name.
+    fn finish<M>(self, sync: bool, finish: impl FnOnce(W, FileNumber) -> Result<M>) -> Result<M> {
         let meta = finish(self.writer, self.id)?;
-        self.file.sync_data().map_err(|error| error.in_file(&self.path))?;
+        if sync {
+            self.file.sync_data().map_err(|error| error.in_file(&self.path))?;
+        }
         Ok(meta)
     }
 }
@@ -60,8 +68,17 @@ impl PendingOutputs {
             blob_file: None,
             tables: Vec::new(),
             blobs: Vec::new(),
+            range_deletes_applied_through: SeqNo::ZERO,
             is_kept: false,
+            is_temporary: false,
         }
+    }
+
+    /// For files that no edit will name.
+    pub(crate) fn temporary(context: &Arc<TreeContext>, created_ms: u64) -> PendingOutputs {
+        let mut outputs = PendingOutputs::new(context, created_ms);
+        outputs.is_temporary = true;
+        outputs
     }
 
     /// Creates a file with a new number. `begin` gets the file, its number, and a random id for its header.
@@ -103,7 +120,9 @@ impl PendingOutputs {
     /// `Io` and `OutOfSpace`; `Corruption` if two entries point to the same value.
     pub(crate) fn finish_table(&mut self, when: impl FnOnce(&TableWriter) -> bool) -> Result<()> {
         if let Some(table) = self.table.take_if(|table| when(&table.writer)) {
-            self.tables.push(table.finish(TableWriter::finish)?);
+            let meta = table.finish(!self.is_temporary, TableWriter::finish)?;
+            let range_deletes_applied_through = self.range_deletes_applied_through;
+            self.tables.push(TableMeta { range_deletes_applied_through, ..meta });
         }
         Ok(())
     }
@@ -128,7 +147,7 @@ impl PendingOutputs {
     /// `Io` and `OutOfSpace`.
     pub(crate) fn finish_blob_file(&mut self, when: impl FnOnce(&BlobWriter) -> bool) -> Result<()> {
         if let Some(blob_file) = self.blob_file.take_if(|blob_file| when(&blob_file.writer)) {
-            self.blobs.push(blob_file.finish(|writer, _| writer.finish())?);
+            self.blobs.push(blob_file.finish(true, |writer, _| writer.finish())?);
         }
         Ok(())
     }
@@ -158,8 +177,10 @@ impl PendingOutputs {
     pub(crate) fn edits(&mut self, level: u8) -> impl Iterator<Item = VersionEdit> {
         self.keep();
         let partition = self.context.partition;
-        let tables = self.tables.iter();
-        let tables = tables.map(move |table| VersionEdit::TableAdded { partition, level, table: table.clone() });
+        let tables = self.tables.iter().flat_map(move |table| {
+            let added = VersionEdit::TableAdded { partition, level, table: table.clone() };
+            std::iter::once(added).chain(table.detail_edits(partition))
+        });
         let blobs = self.blobs.iter().map(move |file| VersionEdit::BlobFileAdded { partition, file: file.clone() });
         blobs.chain(tables)
     }
@@ -193,6 +214,17 @@ pub(crate) struct OutputOptions {
     pub(crate) output_level_boundaries: Vec<Vec<u8>>,
     /// How values are separated; `None` leaves each value in its entry.
     pub(crate) separation: Option<KvSeparationOptions>,
+    /// How [new](ValueOrigin::New) values are separated.
+    pub(crate) new_value_separation: Option<KvSeparationOptions>,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ValueOrigin {
+    /// From the inputs.
+    Stored,
+    /// From a compaction filter or a merge operator.
+    New,
 }
 
 /// Writes sorted entries to a sequence of tables, and large values to blob files. No user key is in two of the tables.
@@ -200,7 +232,7 @@ pub(crate) struct TableOutputWriter {
     options: OutputOptions,
     /// Index of the first of `options.output_level_boundaries` that is above the last key.
     next_boundary: usize,
-    /// The encoded pointer to the last value in a blob file.
+    /// The encoded pointer to the last value in a blob file, behind its expiry time if it has one.
     pointer: Vec<u8>,
     pub(crate) outputs: PendingOutputs,
 }
@@ -212,20 +244,35 @@ impl TableOutputWriter {
 
     /// Adds an entry in internal key order. `new_key`: its user key differs from that of the previous entry.
     pub(crate) fn add(&mut self, entry: EntryRef<'_>, new_key: bool) -> Result<()> {
+        self.add_value(entry, new_key, ValueOrigin::Stored)
+    }
+
+    /// As [`add`](TableOutputWriter::add), for an entry whose value has that origin.
+    pub(crate) fn add_value(&mut self, entry: EntryRef<'_>, new_key: bool, origin: ValueOrigin) -> Result<()> {
         let TableOutputWriter { options, next_boundary, pointer, outputs } = self;
         if new_key {
             let order = &outputs.context.order;
             let behind = advance_past(&options.output_level_boundaries, next_boundary, entry.user_key, order);
             outputs.finish_table(|table| behind || table.written_bytes() >= options.target_file_size)?;
         }
-        if let Some(separation) = &options.separation
-            && entry.kind == RecordKind::Put
-            && entry.value.len() as u64 >= u64::from(separation.threshold)
+        let separation = match origin {
+            ValueOrigin::Stored => &options.separation,
+            ValueOrigin::New => &options.new_value_separation,
+        };
+        let (expires_ms, kind, value) = split_expiry(entry.kind, entry.value)?;
+        if let Some(separation) = separation
+            && kind == RecordKind::Put
+            && value.len() as u64 >= u64::from(separation.threshold)
         {
             outputs.finish_blob_file(|file| file.written_bytes() >= separation.target_size || file.is_full())?;
             pointer.clear();
-            outputs.blob_writer()?.append(entry.value, separation.compression)?.encode(pointer);
-            let pointer_entry = EntryRef { kind: RecordKind::BlobPointer, value: pointer, ..entry };
+            let mut kind = RecordKind::BlobPointer;
+            if entry.kind.has_expiry() {
+                kind = kind.with_expiry();
+                put_expiry(pointer, expires_ms, &[]);
+            }
+            outputs.blob_writer()?.append(value, separation.compression)?.encode(pointer);
+            let pointer_entry = EntryRef { kind, value: pointer, ..entry };
             return outputs.table_writer(&options.table)?.add(pointer_entry);
         }
         outputs.table_writer(&options.table)?.add(entry)
@@ -250,6 +297,9 @@ pub(crate) struct UncommittedFlush {
     pub(crate) outputs: PendingOutputs,
     /// Bytes that the flush itself has written.
     pub(crate) bytes_written: u64,
+    /// The range deletes of the memtables, as far as a reader at one of `snapshots` or later needs them.
+    pub(crate) range_tombstones: RangeTombstones,
+    pub(crate) snapshots: Vec<SeqNo>,
     /// Direct blob files that are finished, or whose values were copied.
     pub(crate) finished_direct_blobs: Vec<Arc<DirectBlobFile>>,
 }

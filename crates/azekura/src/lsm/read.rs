@@ -1,17 +1,22 @@
 //! Reads of a tree: the super version that a reader takes without a lock, lookups, iterators, and the values of blob
 //! pointers.
 
+use std::ops::Bound;
 use std::sync::{Arc, Mutex};
 
 use crate::base::blob_pointer::BlobPointer;
+use crate::base::key::{EXPIRY_LEN, split_expiry};
+use crate::base::key_range::KeyBoundary;
 use crate::base::shared_bytes::SharedBytes;
 use crate::base::sync::lock;
 use crate::base::version_edit::FileNumber;
 use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::reader::BlobReadAhead;
-use crate::engine::{BlobResolver, ReadSeqno};
+use crate::engine::{BlobResolver, KeyBounds, ReadSeqno};
 use crate::iter::InternalIter;
 use crate::iter::merge::MergingIter;
+use crate::iter::range_filter::{RangeTombstoneReader, SkippingIter, hide_covered, seek_before, seek_behind};
+use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::blob_map::{BlobHandle, BlobMap};
 use crate::lsm::direct_file::DirectBlobFiles;
 use crate::lsm::table_handle::{TableHandle, TreeContext};
@@ -35,6 +40,9 @@ pub(crate) struct SuperVersion {
     pub(crate) direct_blobs: Arc<DirectBlobFiles>,
     /// Every record up to here is in the tables of `version`.
     pub(crate) flushed_through: SeqNo,
+    /// Whether `sealed` or `version` have range deletes, so that a lookup need not ask each of them. The
+    /// [`SuperVersionCell`] sets it.
+    pub(crate) has_older_range_deletes: bool,
 }
 
 impl SuperVersion {
@@ -51,7 +59,8 @@ pub(crate) struct SuperVersionCell {
 }
 
 impl SuperVersionCell {
-    pub(crate) fn new(first: SuperVersion) -> SuperVersionCell {
+    pub(crate) fn new(mut first: SuperVersion) -> SuperVersionCell {
+        first.has_older_range_deletes = first.find_older_range_deletes();
         SuperVersionCell { cell: EpochCell::new(Arc::new(first)), replace_lock: Mutex::new(()) }
     }
 
@@ -76,7 +85,8 @@ impl SuperVersionCell {
     /// sealing a memtable takes.
     pub(crate) fn replace(&self, next: impl FnOnce(&SuperVersion) -> SuperVersion) {
         let _turn = lock(&self.replace_lock);
-        let next = self.with(next);
+        let mut next = self.with(next);
+        next.has_older_range_deletes = next.find_older_range_deletes();
         #[cfg(any(test, feature = "testing"))]
         let old = Arc::downgrade(&self.cell.load_arc());
         self.cell.store(Arc::new(next));
@@ -111,30 +121,149 @@ impl SuperVersion {
         pin: &Pin,
         read: impl FnOnce(RecordKind, BlockValue<'_>) -> R,
     ) -> Result<Option<R>> {
+        let read_at = at;
         let at = match at {
             ReadSeqno::Latest => context.last_visible.get(),
-            ReadSeqno::At(seqno) => seqno,
+            ReadSeqno::At(moment) => moment.seqno,
         };
+        if self.has_range_deletes() {
+            return self.find_among_range_deletes(context, key, read_at, pin, read);
+        }
         let lookup = PointLookup::new(key, at, &context.order, context.hash_seed);
         for memtable in std::iter::once(&self.active).chain(self.sealed.iter()) {
             if let Some(entry) = memtable.get(key, lookup.hash, at) {
-                return Ok(entry.kind.is_value().then(|| read(entry.kind, BlockValue::unpinned(entry.value))));
+                return read_unexpired(context, read_at, entry.kind, BlockValue::unpinned(entry.value), read);
             }
         }
-        find_in_tables(&self.version, &context.order, &lookup, pin, read)
+        find_in_tables(&self.version, context, &lookup, (SeqNo::ZERO, read_at), pin, read)
     }
 
-    /// An iterator over all entries of this super version. It holds the tables. Entries that a memtable gets later are
-    /// above every sequence number that was chosen before.
-    pub(crate) fn iter(&self, context: &TreeContext) -> Box<dyn InternalIter> {
-        let mut children = self.iterators(context, true, true);
+    /// Whether there are range deletes. A caller that has read the visible sequence number finds those up to it.
+    #[inline]
+    pub(crate) fn has_range_deletes(&self) -> bool {
+        self.has_older_range_deletes || self.active.has_range_deletes()
+    }
+
+    fn find_older_range_deletes(&self) -> bool {
+        !self.version.range_tombstones().is_empty() || self.sealed.iter().any(|memtable| memtable.has_range_deletes())
+    }
+
+    /// As [`find`](SuperVersion::find). A source is not searched if a range delete over `key` is newer than all of it.
+    #[inline(never)]
+    fn find_among_range_deletes<R>(
+        &self,
+        context: &TreeContext,
+        key: &[u8],
+        at: ReadSeqno,
+        pin: &Pin,
+        read: impl FnOnce(RecordKind, BlockValue<'_>) -> R,
+    ) -> Result<Option<R>> {
+        let read_at = at;
+        let (at, active) = match at {
+            ReadSeqno::At(at) => (at.seqno, self.active.range_tombstones(pin)),
+            // The set has every range delete up to the first number, and all that a reader at the second one needs.
+            ReadSeqno::Latest => loop {
+                let at = context.last_visible.get();
+                let active = self.active.range_tombstones(pin);
+                if context.last_visible.get() == at {
+                    break (at, active);
+                }
+            },
+        };
+        let (order, lookup) = (&context.order, PointLookup::new(key, at, &context.order, context.hash_seed));
+        let mut removed = active.covering_seqno(key, at, order);
+        for (n, memtable) in std::iter::once(&self.active).chain(self.sealed.iter()).enumerate() {
+            if n > 0 && memtable.has_range_deletes() {
+                removed = removed.max(memtable.range_tombstones(pin).covering_seqno(key, at, order));
+            }
+            if memtable.largest_record_seqno() < removed {
+                continue;
+            }
+            if let Some(entry) = memtable.get(key, lookup.hash, at) {
+                return match entry.seqno >= removed {
+                    true => read_unexpired(context, read_at, entry.kind, BlockValue::unpinned(entry.value), read),
+                    false => Ok(None),
+                };
+            }
+        }
+        removed = removed.max(self.version.range_tombstones().covering_seqno(key, at, order));
+        find_in_tables(&self.version, context, &lookup, (removed, read_at), pin, read)
+    }
+
+    /// The range tombstones of the memtables, from the newest, and of the version.
+    pub(crate) fn range_tombstones(&self) -> Vec<Arc<RangeTombstones>> {
+        let memtables = std::iter::once(&self.active).chain(self.sealed.iter());
+        let sets = memtables.map(|memtable| memtable.range_tombstones_arc());
+        sets.chain([Arc::clone(self.version.range_tombstones())]).collect()
+    }
+
+    /// An iterator over the entries of this super version that no range delete up to `at` covers, expired ones
+    /// included. It holds the tables.
+    /// Entries that a memtable gets later are above every sequence number that was chosen before. `at` is registered.
+    /// With `uses_prefix_filters` it may leave out entries beyond the bounds.
+    pub(crate) fn iter(
+        &self,
+        context: &TreeContext,
+        at: SeqNo,
+        bounds: KeyBounds<'_>,
+        uses_prefix_filters: bool,
+    ) -> Box<dyn InternalIter> {
+        let mut children = match (self.has_range_deletes(), uses_prefix_filters) {
+            (true, _) => self.filtered_iterators(context, at, bounds, uses_prefix_filters),
+            (false, true) => self.iterators_within(context, bounds),
+            (false, false) => self.iterators(context, true, true),
+        };
         match children.len() {
             1 => children.remove(0),
             _ => Box::new(MergingIter::new(context.order.clone(), children)),
         }
     }
 
-    /// Iterators over the runs, and over the memtables if `memory`.
+    /// As [`iterators`](SuperVersion::iterators) of a reader of the entries within the bounds: leaves out tables whose
+    /// prefix filters show that they have none.
+    fn iterators_within(&self, context: &TreeContext, bounds: KeyBounds<'_>) -> Vec<Box<dyn InternalIter>> {
+        let (lower, upper) = (bounds.0.map(Vec::as_slice), bounds.1.map(Vec::as_slice));
+        let memtables = std::iter::once(&self.active).chain(self.sealed.iter());
+        let memtables = memtables.filter(|memtable| memtable.has_records());
+        let memtables = memtables.map(|memtable| Box::new(memtable.iter()) as Box<dyn InternalIter>);
+        let runs = self.version.runs().filter_map(|run| tables_to_read(run, context, lower, upper));
+        let runs = runs.map(|run| Box::new(RunIter::new(run, context, true)) as Box<dyn InternalIter>);
+        memtables.chain(runs).collect()
+    }
+
+    /// Iterators over memtables and runs, without the entries that range deletes up to `at` cover.
+    fn filtered_iterators(
+        &self,
+        context: &TreeContext,
+        at: SeqNo,
+        bounds: KeyBounds<'_>,
+        uses_prefix_filters: bool,
+    ) -> Vec<Box<dyn InternalIter>> {
+        let sets = self.range_tombstones();
+        // The range deletes of a memtable are newer than all older memtables and tables.
+        let tombstones =
+            |sets: &[Arc<RangeTombstones>]| RangeTombstoneReader::new(sets.to_vec(), at, context.order.clone());
+        let mut children: Vec<Box<dyn InternalIter>> = Vec::new();
+        for (n, memtable) in std::iter::once(&self.active).chain(self.sealed.iter()).enumerate() {
+            if memtable.has_records() {
+                children.push(hide_covered(memtable.iter(), tombstones(&sets[..=n]), bounds));
+            }
+        }
+        let tombstones = tombstones(&sets);
+        let (lower, upper) = (bounds.0.map(Vec::as_slice), bounds.1.map(Vec::as_slice));
+        for run in self.version.runs() {
+            let run = match uses_prefix_filters {
+                true => tables_to_read(run, context, lower, upper),
+                false => Some(Arc::clone(run)),
+            };
+            if let Some(run) = run {
+                children.push(hide_covered(RunIter::new(run, context, true), tombstones.clone(), bounds));
+            }
+        }
+        children
+    }
+
+    /// Iterators over the runs, and over the memtables if `memory`. Range deletes are not applied.
     pub(crate) fn iterators(
         &self,
         context: &TreeContext,
@@ -142,36 +271,103 @@ impl SuperVersion {
         fill_cache: bool,
     ) -> Vec<Box<dyn InternalIter>> {
         let memtables = std::iter::once(&self.active).chain(self.sealed.iter());
-        let memtables = memtables.filter(|memtable| memory && !memtable.is_empty());
+        let memtables = memtables.filter(|memtable| memory && memtable.has_records());
         let memtables = memtables.map(|memtable| Box::new(memtable.iter()) as Box<dyn InternalIter>);
         let runs = self.version.runs().map(|run| RunIter::new(Arc::clone(run), context, fill_cache));
         memtables.chain(runs.map(|run| Box::new(run) as Box<dyn InternalIter>)).collect()
     }
 }
 
+/// Passes the value of the newest visible record to `read`, unless the record is a tombstone or has expired.
+#[inline(always)]
+fn read_unexpired<R>(
+    context: &TreeContext,
+    at: ReadSeqno,
+    kind: RecordKind,
+    value: BlockValue<'_>,
+    read: impl FnOnce(RecordKind, BlockValue<'_>) -> R,
+) -> Result<Option<R>> {
+    let (kind, value) = match kind {
+        RecordKind::Put | RecordKind::BlobPointer => (kind, value),
+        _ => match unexpired_value(context, at, kind, value)? {
+            Some(value) => value,
+            None => return Ok(None),
+        },
+    };
+    Ok(Some(read(kind, value)))
+}
+
+/// Kind and value without the expiry time; `None` if the record is a tombstone or has expired.
+#[cold]
+pub(crate) fn unexpired_value<'a>(
+    context: &TreeContext,
+    at: ReadSeqno,
+    kind: RecordKind,
+    value: BlockValue<'a>,
+) -> Result<Option<(RecordKind, BlockValue<'a>)>> {
+    if !kind.has_expiry() {
+        return Ok(kind.is_value().then_some((kind, value)));
+    }
+    let (expires_ms, plain_kind, _) = split_expiry(kind, &value)?;
+    let now_ms = match at {
+        ReadSeqno::Latest => context.snapshots.now_ms(),
+        ReadSeqno::At(moment) => moment.now_ms,
+    };
+    Ok((expires_ms > now_ms).then(|| (plain_kind, value.without_prefix(EXPIRY_LEN))))
+}
+
+/// `removed`: the newest range delete over the key that the reader sees; 0 if there is none.
+#[inline(always)]
 fn find_in_tables<R>(
     version: &Version<TableHandle>,
-    order: &KeyOrder,
+    context: &TreeContext,
     lookup: &PointLookup<'_>,
+    (removed, read_at): (SeqNo, ReadSeqno),
     pin: &Pin,
     read: impl FnOnce(RecordKind, BlockValue<'_>) -> R,
 ) -> Result<Option<R>> {
     let mut read = Some(read); // used once, in the table that has the key
     for run in version.runs() {
-        let Some(table) = run.find(lookup.key, order) else { continue };
-        if table.meta().smallest_seqno > lookup.snapshot_seqno {
+        let Some(table) = run.find(lookup.key, &context.order) else { continue };
+        if table.meta().smallest_seqno > lookup.snapshot_seqno || table.meta().largest_seqno < removed {
             continue;
         }
-        let found = table.table()?.get_with(lookup, pin, |_, kind, value| {
-            let read = read.take().filter(|_| kind.is_value());
-            read.map(|read| read(kind, value))
+        let found = table.table()?.get_with(lookup, pin, |seqno, kind, value| match read.take() {
+            Some(read) if seqno >= removed => read_unexpired(context, read_at, kind, value, read),
+            _ => Ok(None),
         })?;
         if let Some(value) = found {
-            return Ok(value);
+            return value;
         }
     }
     Ok(None)
 }
+
+/// The part of a run that may have keys within the bounds; `None` if no table may.
+fn tables_to_read(
+    run: &Arc<SortedRun<TableHandle>>,
+    context: &TreeContext,
+    lower: Bound<&[u8]>,
+    upper: Bound<&[u8]>,
+) -> Option<Arc<SortedRun<TableHandle>>> {
+    let within = run.tables_within(lower, upper, &context.order);
+    if within.len() > FILTERED_TABLES_MAX {
+        return Some(Arc::clone(run));
+    }
+    let tables = &run.tables()[within];
+    // The error of a table that cannot be opened is reported when the table is read.
+    let may_contain =
+        |table: &&Arc<TableHandle>| table.table().map_or(true, |table| table.may_contain_range(lower, upper));
+    let wanted: Vec<Arc<TableHandle>> = tables.iter().filter(may_contain).map(Arc::clone).collect();
+    match wanted.len() {
+        0 => None,
+        len if len == tables.len() => Some(Arc::clone(run)),
+        _ => Some(Arc::new(SortedRun::new(wanted, &context.order))),
+    }
+}
+
+/// Maximum number of tables of one run whose prefix filters are checked.
+const FILTERED_TABLES_MAX: usize = 4;
 
 /// Iterates over the tables of a run and opens each of them when it is reached. Holds the run, and so its files.
 pub(crate) struct RunIter {
@@ -226,6 +422,36 @@ impl RunIter {
             opened => opened.map(drop),
         };
         stepped.inspect_err(|_| self.table_iter = None)
+    }
+}
+
+impl SkippingIter for RunIter {
+    fn skip_forward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
+        let tables = &self.run.tables()[self.table_index..];
+        let ends_the_skip = |table: &Arc<TableHandle>| {
+            table.meta().largest_seqno >= seqno || boundary.cmp_key(&table.meta().largest_key.0, order).is_lt()
+        };
+        match tables.iter().position(ends_the_skip) {
+            Some(0) if tables[0].meta().largest_seqno >= seqno => Ok(false),
+            Some(n) if tables[n].meta().largest_seqno >= seqno => {
+                self.step_in_table(self.table_index + n, true, TableIter::seek_to_first).map(|()| true)
+            }
+            _ => seek_behind(self, boundary, order).map(|()| true),
+        }
+    }
+
+    fn skip_backward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
+        let tables = &self.run.tables()[..=self.table_index];
+        let ends_the_skip = |table: &Arc<TableHandle>| {
+            table.meta().largest_seqno >= seqno || boundary.cmp_key(&table.meta().smallest_key.0, order).is_gt()
+        };
+        match tables.iter().rposition(ends_the_skip) {
+            Some(n) if tables[n].meta().largest_seqno >= seqno => match n == self.table_index {
+                true => Ok(false),
+                false => self.step_in_table(n, false, TableIter::seek_to_last).map(|()| true),
+            },
+            _ => seek_before(self, boundary, order).map(|()| true),
+        }
     }
 }
 

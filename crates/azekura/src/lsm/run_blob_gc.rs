@@ -33,7 +33,9 @@ impl LsmTree {
         let counted = self.direct_blobs.files_with_pointers();
         let version = self.version();
         let snapshots = clamp_to_last_record(snapshots.to_vec(), &version);
-        lock(&self.cached_scan).as_ref().and_then(|remembered| remembered.get_if_valid(&version, &snapshots, &counted))
+        let now_ms = self.context.snapshots.now_ms();
+        let cached = lock(&self.cached_scan);
+        cached.as_ref().and_then(|cached| cached.get_if_valid(&version, &snapshots, &counted, now_ms))
     }
 
     /// Begins a scan of the tables, and of the memtables if `memory`.

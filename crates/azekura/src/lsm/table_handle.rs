@@ -85,6 +85,9 @@ pub(crate) struct TableHandle {
     /// Encoded [`TableReadOptions`] for when the table is opened.
     options: AtomicU8,
     table: OnceLock<Arc<TableReader>>,
+    /// An estimate of the bytes that range deletes cover, and the newest range delete at the estimate.
+    covered_bytes: AtomicU64,
+    covered_as_of: AtomicU64,
     obsolete: AtomicBool,
 }
 
@@ -97,9 +100,19 @@ impl TableHandle {
         options: TableReadOptions,
     ) -> Arc<TableHandle> {
         let (table, obsolete) = (OnceLock::new(), AtomicBool::new(false));
+        let (covered_bytes, covered_as_of) = (AtomicU64::new(0), AtomicU64::new(0));
         let options = AtomicU8::new(options.to_bits());
         context.files.add_live_bytes(meta.size);
-        Arc::new(TableHandle { meta, oldest_snapshot_when_written, context, options, table, obsolete })
+        Arc::new(TableHandle {
+            meta,
+            oldest_snapshot_when_written,
+            context,
+            options,
+            table,
+            covered_bytes,
+            covered_as_of,
+            obsolete,
+        })
     }
 
     /// Returns the open table, and opens it on first use. If two threads open it at the same time, one of the two
@@ -128,6 +141,17 @@ impl TableHandle {
         self.table.get()
     }
 
+    /// Sets the estimate of the bytes that range deletes up to `as_of` cover.
+    pub(crate) fn set_covered_bytes(&self, bytes: u64, as_of: SeqNo) {
+        self.covered_bytes.store(bytes, Ordering::Relaxed);
+        self.covered_as_of.store(as_of.0, Ordering::Release);
+    }
+
+    /// Whether the bytes that range deletes up to `newest` cover were estimated.
+    pub(crate) fn has_covered_bytes(&self, newest: SeqNo) -> bool {
+        self.covered_as_of.load(Ordering::Acquire) >= newest.0
+    }
+
     /// No manifest names the table any more: dropping the last handle makes its file obsolete.
     pub(crate) fn mark_obsolete(&self) {
         self.obsolete.store(true, Ordering::Release);
@@ -146,6 +170,10 @@ impl HasTableMeta for TableHandle {
             count: properties.superseded_entries,
             lowest_newer_seqno: properties.smallest_superseding_seqno,
         })
+    }
+
+    fn covered_bytes(&self) -> u64 {
+        self.covered_bytes.load(Ordering::Relaxed)
     }
 
     fn oldest_snapshot_when_written(&self) -> Option<SeqNo> {

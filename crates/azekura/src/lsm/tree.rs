@@ -4,21 +4,27 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use crate::base::blob_pointer::BlobPointer;
+use crate::base::key_range::RangeTombstone;
+use crate::base::merge_operator::MergeOperator;
 use crate::base::sync::lock;
 use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta, VersionEdit};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{
-    BlobResolver, Engine, EngineHost, EngineView, KeyBounds, Pressure, ReadSeqno, RecordReservation, Task, TaskReport,
+    BlobResolver, Engine, EngineHost, EngineView, KeyBounds, Pressure, ReadMoment, ReadSeqno, RecordReservation, Task,
+    TaskReport,
 };
 use crate::iter::InternalIter;
+use crate::iter::dead_ranges::{DeadRanges, DeadRangesView};
 
 use crate::lsm::blob_gc::{BlobGcJob, CachedBlobScan};
 use crate::lsm::blob_map::BlobHandle;
+use crate::lsm::compaction_filter::CompactionFilter;
 use crate::lsm::compaction_picker::{CompactionJob, CompactionState, compaction_debt};
 use crate::lsm::direct_file::{DirectBlobFiles, DirectBlobTracker};
+use crate::lsm::merged_values::MergedValuesIter;
 use crate::lsm::options::LsmOptions;
 use crate::lsm::output::UncommittedFlush;
 use crate::lsm::read::{ReadAheadBlobResolver, SuperVersion, SuperVersionCell, missing_blob_file_error};
@@ -39,14 +45,23 @@ const HIDDEN_CHECK_INTERVAL: u64 = 256;
 pub(crate) struct LsmTree {
     pub(crate) context: Arc<TreeContext>,
     options: Mutex<Arc<LsmOptions>>,
-    max_memtable_size: AtomicU64,
+    pub(crate) max_memtable_size: AtomicU64,
+    /// Whether the options have a prefix extractor.
+    uses_prefix_filters: AtomicBool,
     /// The active memtable of `current`. A thread that inserts or seals holds the lock, so that no entry is inserted
     /// into a sealed memtable.
-    active_memtable: Mutex<Arc<Memtable>>,
+    pub(crate) active_memtable: Mutex<Arc<Memtable>>,
     pub(crate) current: SuperVersionCell,
+    pub(crate) dead_ranges: Arc<DeadRanges>,
     pub(crate) flush_lock: TaskLock,
     pub(crate) compaction_lock: TaskLock,
+    /// Held by a flush or a compaction while it commits its edits and installs its version, because the edits contain
+    /// the difference between the range tombstones of two versions.
+    pub(crate) version_change_lock: TaskLock,
     pub(crate) compaction_state: Mutex<CompactionState>,
+    pub(crate) compaction_filter: Mutex<Option<Arc<dyn CompactionFilter>>>,
+    /// Not set while the tree has operands and the operator was not given yet; then the tree has no readers.
+    pub(crate) merge_operator: OnceLock<Arc<dyn MergeOperator>>,
     /// A flush whose files are written and whose edit could not be committed.
     pub(crate) uncommitted_flush: Mutex<Option<UncommittedFlush>>,
     pub(crate) direct_blobs: DirectBlobTracker,
@@ -130,17 +145,20 @@ impl LsmTree {
         options: LsmOptions,
         tables: Vec<(u8, TableMeta)>,
         blobs: Vec<BlobFileMeta>,
+        range_tombstones: Vec<RangeTombstone>,
         flushed: SeqNo,
     ) -> Result<LsmTree> {
         let context = Arc::new(context);
         let handle =
             |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&context), options.read_options(level)));
         let version = Version::restore(tables.into_iter().map(handle).collect(), &context.order)?;
+        let version = version.restore_range_tombstones(range_tombstones, &context.order)?;
         let version = version.restore_blobs(blobs.into_iter().map(|meta| context.blob_handle(meta)).collect())?;
         let active = context.new_memtable();
         let (sealed, version) = (Arc::default(), Arc::new(version));
         Ok(LsmTree {
             max_memtable_size: AtomicU64::new(options.max_memtable_size),
+            uses_prefix_filters: AtomicBool::new(options.table.prefix_extractor.is_some()),
             direct_blobs: DirectBlobTracker::new(options.direct_write_threshold()),
             options: Mutex::new(Arc::new(options)),
             active_memtable: Mutex::new(Arc::clone(&active)),
@@ -150,10 +168,15 @@ impl LsmTree {
                 version,
                 direct_blobs: Arc::default(),
                 flushed_through: flushed,
+                has_older_range_deletes: false,
             }),
+            dead_ranges: Arc::default(),
             flush_lock: TaskLock::default(),
             compaction_lock: TaskLock::default(),
+            version_change_lock: TaskLock::default(),
             compaction_state: Mutex::default(),
+            compaction_filter: Mutex::default(),
+            merge_operator: OnceLock::new(),
             uncommitted_flush: Mutex::default(),
             cached_scan: Mutex::default(),
             discarded: AtomicBool::new(false),
@@ -169,6 +192,7 @@ impl LsmTree {
     /// running flush or compaction may still add tables with the old options.
     pub(crate) fn set_options(&self, options: LsmOptions) {
         self.max_memtable_size.store(options.max_memtable_size, Ordering::Relaxed);
+        self.uses_prefix_filters.store(options.table.prefix_extractor.is_some(), Ordering::Relaxed);
         self.direct_blobs.threshold.store(options.direct_write_threshold(), Ordering::Relaxed);
         let options = Arc::new(options);
         *lock(&self.options) = Arc::clone(&options);
@@ -225,6 +249,9 @@ impl LsmTree {
     /// As [`Memtable::insert`].
     #[inline]
     pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<bool> {
+        if entry.kind == RecordKind::RangeDelete {
+            return self.insert_range_delete(entry);
+        }
         let mut active = lock(&self.active_memtable);
         let mut sealed = false;
         if let Err(error) = active.insert(entry) {
@@ -236,12 +263,18 @@ impl LsmTree {
             active.insert(entry)?;
             sealed = true;
         }
+        if active.len() == 1 {
+            self.dead_ranges.note_new_memtable();
+        }
+        if entry.kind.is_value() {
+            self.dead_ranges.note_insertion(entry.user_key, &self.context.order);
+        }
         // Bytes in blob files that the memtable points to count too. Otherwise one key that is overwritten again and
         // again with large values would fill the disk while its memtable stays small.
         let bytes = active.bytes().saturating_add(active.referenced_blob_bytes());
         let check_hidden = active.len().is_multiple_of(HIDDEN_CHECK_INTERVAL);
         if bytes >= self.max_memtable_size.load(Ordering::Relaxed)
-            || (check_hidden && self.memtable_hides_too_much(active.len()))
+            || (check_hidden && (self.memtable_hides_too_much(active.len()) || self.scans_pass_too_much(active.len())))
         {
             self.seal_active(&mut active);
             sealed = true;
@@ -249,8 +282,14 @@ impl LsmTree {
         Ok(sealed)
     }
 
+    /// Whether a memtable of this many records should be flushed because scans pass too many deleted keys. The flush
+    /// drops those that no snapshot needs.
+    fn scans_pass_too_much(&self, records: u64) -> bool {
+        records >= PASSED_RECORDS_MIN && self.dead_ranges.passed_keys() / PASSED_KEYS_PER_RECORD >= records
+    }
+
     /// Replaces the active memtable by an empty one, unless it is empty already. The caller holds `active_memtable`.
-    fn seal_active(&self, active: &mut Arc<Memtable>) {
+    pub(crate) fn seal_active(&self, active: &mut Arc<Memtable>) {
         if active.is_empty() {
             return;
         }
@@ -264,15 +303,30 @@ impl LsmTree {
     }
 }
 
+/// A memtable with fewer records is not sealed because of the deleted keys that scans pass.
+const PASSED_RECORDS_MIN: u64 = if cfg!(test) { 256 } else { 16 << 10 };
+/// A memtable is sealed when scans have passed this many deleted keys for each of its records.
+const PASSED_KEYS_PER_RECORD: u64 = 8;
+
 /// A view of the tree. It holds the memtables and the tables of one super version.
 struct LsmView {
     super_version: SuperVersion,
     context: Arc<TreeContext>,
+    uses_prefix_filters: bool,
+    dead_ranges: DeadRangesView,
+    merge_operator: Option<Arc<dyn MergeOperator>>,
 }
 
 impl EngineView for LsmView {
-    fn iter(&self, _at: SeqNo, _bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>> {
-        Ok(self.super_version.iter(&self.context))
+    fn dead_ranges(&self) -> Option<DeadRangesView> {
+        Some(self.dead_ranges.clone())
+    }
+
+    fn iter(&self, at: ReadMoment, bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>> {
+        let iter = self.super_version.iter(&self.context, at.seqno, bounds, self.uses_prefix_filters);
+        let Some(operator) = &self.merge_operator else { return Ok(iter) };
+        let (order, blobs) = (self.context.order.clone(), self.blob_resolver());
+        Ok(Box::new(MergedValuesIter::new(iter, order, Arc::clone(operator), blobs, at, bounds)))
     }
 
     fn blob_resolver(&self) -> Box<dyn BlobResolver> {
@@ -287,6 +341,8 @@ enum LookupValue<R> {
     InBlobFile(BlobPointer, Arc<BlobHandle>),
     /// In a blob file that was created after the super version was taken.
     UnknownBlobFile(BlobPointer, Arc<DirectBlobFiles>),
+    /// An operand of the merge operator.
+    Operand,
 }
 
 impl LsmTree {
@@ -317,6 +373,7 @@ impl LsmTree {
                             None => LookupValue::UnknownBlobFile(pointer, Arc::clone(&now.direct_blobs)),
                         })
                     }
+                    RecordKind::Merge => Ok(LookupValue::Operand),
                     _ => Ok(LookupValue::Inline(inline(value))),
                 };
                 now.find(&self.context, key, at, pin, read)
@@ -336,8 +393,30 @@ impl LsmTree {
                         return Err(missing_blob_file_error(&pointer));
                     }
                 }
+                Some(LookupValue::Operand) => {
+                    return Ok(self.merged_value(key, at)?.map(|value| from_blob(Slice::from(value))));
+                }
             }
         }
+    }
+
+    /// The value of `key` at `at`, whose newest version is an operand.
+    #[cold]
+    pub(crate) fn merged_value(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Vec<u8>>> {
+        let missing = || Error::invalid(format!("the merge operator of partition {:?} is missing", self.context.name));
+        let operator = self.merge_operator.get().ok_or_else(missing)?;
+        // Registered before the super version is taken.
+        let (snapshot, at) = match at {
+            ReadSeqno::At(at) => (None, at),
+            ReadSeqno::Latest => {
+                let snapshot = self.context.snapshots.register();
+                let at = snapshot.moment();
+                (Some(snapshot), at)
+            }
+        };
+        let value = self.current.get().find_merged(&self.context, &**operator, key, at);
+        drop(snapshot);
+        value
     }
 }
 
@@ -354,17 +433,37 @@ impl Engine for LsmTree {
         self.lookup(key, at, |value| value.to_slice(), |value| value)
     }
 
+    fn multi_get(&self, keys: &[&[u8]], at: ReadMoment) -> Result<Vec<Option<Slice>>> {
+        self.get_many(keys, at)
+    }
+
     fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>> {
         let read = |kind: RecordKind, value: BlockValue<'_>| match kind {
-            RecordKind::BlobPointer => BlobPointer::decode(&value).map(|pointer| pointer.value_len),
+            RecordKind::BlobPointer => BlobPointer::decode(&value).map(|pointer| Some(pointer.value_len)),
+            RecordKind::Merge => Ok(None),
             // Values are at most 4 GiB - 1, so the cast loses nothing.
-            _ => Ok(value.len() as u32),
+            _ => Ok(Some(value.len() as u32)),
         };
-        self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, read))?.transpose()
+        match self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, read))?.transpose()? {
+            Some(None) => Ok(self.merged_value(key, at)?.map(|value| value.len() as u32)),
+            found => Ok(found.flatten()),
+        }
+    }
+
+    fn changed_since(&self, key: &[u8], since: SeqNo) -> Result<bool> {
+        self.current.with_pin(|now, pin| now.changed_since(&self.context, key, since, pin))
+    }
+
+    fn range_changed_since(&self, bounds: KeyBounds<'_>, since: SeqNo) -> Result<Option<Vec<u8>>> {
+        self.current.get().range_changed_since(&self.context, bounds, since)
     }
 
     fn view(&self) -> Box<dyn EngineView> {
-        Box::new(LsmView { super_version: self.current.get(), context: Arc::clone(&self.context) })
+        let uses_prefix_filters = self.uses_prefix_filters.load(Ordering::Relaxed);
+        let dead_ranges = DeadRangesView::new(&self.dead_ranges);
+        let (super_version, context) = (self.current.get(), Arc::clone(&self.context));
+        let merge_operator = self.merge_operator.get().cloned();
+        Box::new(LsmView { super_version, context, uses_prefix_filters, dead_ranges, merge_operator })
     }
 
     /// Number of entries in tables and memtables. In tables, each tombstone cancels one other entry. Every version of
@@ -381,8 +480,8 @@ impl Engine for LsmTree {
     /// # Errors
     /// As [`insert`](LsmTree::insert).
     fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
-        if entry.kind == RecordKind::BlobPointer {
-            self.direct_blobs.add_pointer(BlobPointer::decode(entry.value)?.logical_file);
+        if let Some(pointer) = BlobPointer::of_record(entry.kind, entry.value)? {
+            self.direct_blobs.add_pointer(pointer.logical_file);
         }
         self.insert(entry).map(drop)
     }
@@ -441,7 +540,7 @@ impl Engine for LsmTree {
         self.current.with(|now| Pressure {
             sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
             sealed_memtables: now.sealed.len(),
-            compaction_debt: compaction_debt(&now.version, &options.compaction),
+            compaction_debt: compaction_debt(&now.version, &options),
             l0_runs: now.version.level(0).runs.len(),
         })
     }

@@ -1,11 +1,14 @@
 //! The tables and blob files of a tree, as immutable versions.
 
 use std::collections::HashSet;
-use std::ops::Range;
+use std::ops::{Bound, Range};
 use std::sync::Arc;
 
+use crate::base::key::key_prefix_u64;
+use crate::base::key_range::RangeTombstone;
 use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
+use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::blob_map::{BlobHandle, BlobMap};
 
 /// Number of levels of a tree. The last one is the bottom level.
@@ -37,6 +40,11 @@ pub(crate) trait HasTableMeta {
         SupersededVersions::default()
     }
 
+    /// The last estimate of the bytes that range deletes cover.
+    fn covered_bytes(&self) -> u64 {
+        0
+    }
+
     /// The oldest snapshot when a compaction wrote this table, if one did. The tombstones that it kept could not be
     /// dropped at that snapshot.
     fn oldest_snapshot_when_written(&self) -> Option<SeqNo> {
@@ -57,14 +65,6 @@ pub(crate) struct SortedRun<T> {
     /// Only with the bytewise order: the first eight bytes of each table's largest key, so that a search reads one
     /// array.
     largest_key_prefixes: Vec<u64>,
-}
-
-/// The first eight bytes as a number with the same order. Missing bytes are 0.
-fn key_prefix_u64(key: &[u8]) -> u64 {
-    let mut bytes = [0; 8];
-    let len = key.len().min(8);
-    bytes[..len].copy_from_slice(&key[..len]);
-    u64::from_be_bytes(bytes)
 }
 
 impl<T: HasTableMeta> SortedRun<T> {
@@ -98,13 +98,27 @@ impl<T: HasTableMeta> SortedRun<T> {
         order.cmp(&table.meta().smallest_key.0, key).is_le().then_some(table)
     }
 
+    /// The tables whose key ranges overlap the bounds.
+    pub(crate) fn tables_within(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>, order: &KeyOrder) -> Range<usize> {
+        let from = match lower {
+            Bound::Included(key) | Bound::Excluded(key) => self.lower_bound(key, order),
+            Bound::Unbounded => 0,
+        };
+        let starts_before = |table: &Arc<T>| match upper {
+            Bound::Included(key) => order.cmp(&table.meta().smallest_key.0, key).is_le(),
+            Bound::Excluded(key) => order.cmp(&table.meta().smallest_key.0, key).is_lt(),
+            Bound::Unbounded => true,
+        };
+        from..from + self.tables[from..].partition_point(starts_before)
+    }
+
     /// The tables whose key ranges overlap that of `table`.
     pub(crate) fn overlapping_tables(&self, table: &TableMeta, order: &KeyOrder) -> Range<usize> {
         self.overlapping(&table.smallest_key.0, &table.largest_key.0, order)
     }
 
     /// The tables whose key ranges overlap `smallest..=largest`.
-    fn overlapping(&self, smallest: &[u8], largest: &[u8], order: &KeyOrder) -> Range<usize> {
+    pub(crate) fn overlapping(&self, smallest: &[u8], largest: &[u8], order: &KeyOrder) -> Range<usize> {
         let from = self.lower_bound(smallest, order);
         let len = self.tables[from..].partition_point(|table| order.cmp(&table.meta().smallest_key.0, largest).is_le());
         from..from + len
@@ -119,19 +133,22 @@ pub(crate) struct Level<T> {
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
     pub(crate) tombstones: u64,
+    /// Number of entries that expire.
+    pub(crate) expiring: u64,
     /// Bytes in blob files that the tables point to.
     pub(crate) blob_bytes: u64,
 }
 
 impl<T: HasTableMeta> Level<T> {
     fn new(runs: Vec<Arc<SortedRun<T>>>) -> Level<T> {
-        let mut level = Level { runs, tables: 0, bytes: 0, entries: 0, tombstones: 0, blob_bytes: 0 };
+        let mut level = Level { runs, tables: 0, bytes: 0, entries: 0, tombstones: 0, expiring: 0, blob_bytes: 0 };
         for table in level.runs.iter().flat_map(|run| run.tables()) {
             let meta = table.meta();
             level.tables += 1;
             level.bytes += meta.size;
             level.entries += meta.entries;
             level.tombstones += meta.tombstones;
+            level.expiring += meta.expiry.entries;
             level.blob_bytes += meta.referenced_blob_bytes();
         }
         level
@@ -151,6 +168,8 @@ impl<T: HasTableMeta> Level<T> {
 pub(crate) struct Version<T> {
     levels: Vec<Level<T>>,
     blobs: Arc<BlobMap>,
+    /// The flushed range deletes that may cover entries of the tables.
+    range_tombstones: Arc<RangeTombstones>,
 }
 
 /// The difference between two versions.
@@ -163,6 +182,8 @@ pub(crate) struct VersionChange<T> {
     /// Blob files to add and to remove.
     pub(crate) blobs_added: Vec<Arc<BlobHandle>>,
     pub(crate) blobs_removed: Vec<FileNumber>,
+    /// The new set of range tombstones, if it changes.
+    pub(crate) range_tombstones: Option<Arc<RangeTombstones>>,
 }
 
 impl<T> Default for VersionChange<T> {
@@ -173,13 +194,18 @@ impl<T> Default for VersionChange<T> {
             added: Vec::new(),
             blobs_added: Vec::new(),
             blobs_removed: Vec::new(),
+            range_tombstones: None,
         }
     }
 }
 
 impl<T: HasTableMeta> Version<T> {
     pub(crate) fn empty() -> Version<T> {
-        Version { levels: (0..NUM_LEVELS).map(|_| Level::new(Vec::new())).collect(), blobs: Arc::default() }
+        Version {
+            levels: (0..NUM_LEVELS).map(|_| Level::new(Vec::new())).collect(),
+            blobs: Arc::default(),
+            range_tombstones: Arc::default(),
+        }
     }
 
     /// Builds the version that a manifest lists.
@@ -219,7 +245,7 @@ impl<T: HasTableMeta> Version<T> {
             }
         }
         let l0 = Level::new(groups.into_iter().map(|g| sorted_run(g, order)).collect());
-        let mut version = Version { levels: vec![l0], blobs: Arc::default() };
+        let mut version = Version { levels: vec![l0], ..Version::empty() };
         for (level, tables) in levels.into_iter().enumerate().skip(1) {
             let run = sorted_run(tables, order);
             if let Some(pair) = run.tables().windows(2).find(|pair| !disjoint(pair[0].meta(), pair[1].meta(), order)) {
@@ -238,6 +264,28 @@ impl<T: HasTableMeta> Version<T> {
     pub(crate) fn restore_blobs(self, handles: Vec<Arc<BlobHandle>>) -> Result<Version<T>> {
         let blobs = BlobMap::restore(handles, self.tables().flat_map(|(_, table)| &table.meta().blob_usage))?;
         Ok(Version { blobs: Arc::new(blobs), ..self })
+    }
+
+    /// Adds the range tombstones that the manifest lists.
+    ///
+    /// # Errors
+    /// `Corruption` if they overlap.
+    pub(crate) fn restore_range_tombstones(
+        self,
+        fragments: Vec<RangeTombstone>,
+        order: &KeyOrder,
+    ) -> Result<Version<T>> {
+        let range_tombstones = Arc::new(RangeTombstones::from_fragments(fragments, order)?);
+        Ok(Version { range_tombstones, ..self })
+    }
+
+    pub(crate) fn range_tombstones(&self) -> &Arc<RangeTombstones> {
+        &self.range_tombstones
+    }
+
+    /// Whether a table has entries that expire.
+    pub(crate) fn has_expiring_entries(&self) -> bool {
+        self.levels.iter().any(|level| level.expiring > 0)
     }
 
     pub(crate) fn blobs(&self) -> &Arc<BlobMap> {
@@ -301,6 +349,7 @@ impl<T: HasTableMeta> Version<T> {
     /// The version after `change`. Unchanged runs are shared.
     pub(crate) fn with_changes(&self, change: VersionChange<T>, order: &KeyOrder) -> Version<T> {
         let blobs = self.blobs_with(&change);
+        let range_tombstones = change.range_tombstones.clone().unwrap_or_else(|| Arc::clone(&self.range_tombstones));
         let mut levels: Vec<Vec<Arc<SortedRun<T>>>> = Vec::with_capacity(NUM_LEVELS);
         for (number, level) in self.levels() {
             let added: Vec<&Arc<T>> = change.added.iter().filter(|(to, _)| *to == number).map(|(_, t)| t).collect();
@@ -332,7 +381,7 @@ impl<T: HasTableMeta> Version<T> {
             run.tables().windows(2).all(|pair| disjoint(pair[0].meta(), pair[1].meta(), order))
         };
         debug_assert!(levels.iter().flat_map(|level| &level.runs).all(is_sorted));
-        Version { levels, blobs }
+        Version { levels, blobs, range_tombstones }
     }
 
     fn blobs_with(&self, change: &VersionChange<T>) -> Arc<BlobMap> {
@@ -349,6 +398,11 @@ impl<T: HasTableMeta> Version<T> {
     }
 }
 
+/// Whether a table may have entries that a range delete over its keys covers.
+pub(crate) fn may_have_covered_entries(table: &TableMeta, range_delete: SeqNo) -> bool {
+    table.smallest_seqno < range_delete && table.range_deletes_applied_through < range_delete
+}
+
 /// Whether the key ranges of two tables are disjoint.
 pub(crate) fn disjoint(a: &TableMeta, b: &TableMeta, order: &KeyOrder) -> bool {
     order.cmp(&a.largest_key.0, &b.smallest_key.0).is_lt() || order.cmp(&b.largest_key.0, &a.smallest_key.0).is_lt()
@@ -362,6 +416,7 @@ fn sorted_run<T: HasTableMeta>(mut tables: Vec<Arc<T>>, order: &KeyOrder) -> Arc
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::base::version_edit::ExpiryTimes;
 
     /// A table of 100 bytes and 10 entries.
     pub(crate) fn table(id: u64, smallest: &str, largest: &str) -> Arc<TableMeta> {
@@ -381,6 +436,9 @@ pub(crate) mod tests {
             smallest_key: (smallest.into(), SeqNo(seqnos.1)),
             largest_key: (largest.into(), SeqNo(seqnos.0)),
             blob_usage: Vec::new(),
+            range_deletes_applied_through: SeqNo::ZERO,
+            expiry: ExpiryTimes::default(),
+            global_seqno: None,
         })
     }
 

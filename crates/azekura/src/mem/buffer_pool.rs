@@ -381,7 +381,7 @@ mod tests {
         let pool = BufferPool::new(HUGE_PAGE as u64);
         let mut held: Vec<Buffer> = (0..4).map(|_| filled(&pool, HUGE_PAGE / 4, 1)).collect();
         assert!(held.iter().all(|buffer| buffer.slab.is_some()));
-        assert!(filled(&pool, 1, 2).slab.is_none(), "it is full");
+        assert!(filled(&pool, 1, 2).slab.is_none(), "the pool is full");
         held.truncate(3);
         assert!(filled(&pool, HUGE_PAGE / 4, 3).slab.is_some());
         assert!(filled(&pool, LEN_MAX + 1, 3).slab.is_none(), "too long for a slab");

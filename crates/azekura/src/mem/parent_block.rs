@@ -17,6 +17,7 @@ use std::sync::{Arc, Weak};
 
 use crate::mem::atomic::{AtomicPtr, Ordering, fence};
 use crate::mem::epoch::{Pin, retire};
+use crate::mem::simd::prefetch;
 
 /// The lowest bit of a link: a reader has followed it since the last [`CacheHandle::take_referenced`].
 const REFERENCED_BIT: usize = 1;
@@ -73,6 +74,14 @@ impl<T: Send + Sync + 'static, H> ParentBlock<T, H> {
             let _ = link.compare_exchange(to, marked, Ordering::Relaxed, Ordering::Relaxed);
         }
         PinnedRef::new(to, pin)
+    }
+
+    /// Prefetches link `at`.
+    #[inline]
+    pub(crate) fn prefetch_link(&self, at: usize) {
+        if let Some(link) = self.links.get(at) {
+            prefetch(link);
+        }
     }
 
     /// As [`child`](ParentBlock::child), without setting the referenced bit.

@@ -5,11 +5,16 @@ use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::checksum::key_hash;
+use crate::base::key::split_expiry;
+use crate::base::key_range::{KeyBoundary, KeyRange};
 use crate::base::version_edit::FileNumber;
 use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
+use crate::iter::range_filter::{SkippingIter, seek_before, seek_behind};
+use crate::iter::range_tombstones::RangeTombstones;
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
 use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, Ordering, SCHEDULE_EXPLORATION};
+use crate::mem::epoch::{EpochCell, Pin};
 use crate::memtable::hash_index::{HashIndexWriter, HashLookup, MemtableHashIndex};
 use crate::memtable::record::{MemtableRecords, record_len};
 use crate::memtable::tree::{MemtableLeafCopy, MemtableSeekTarget, MemtableTree};
@@ -32,6 +37,9 @@ pub(crate) struct Memtable {
     /// Whether only keys with equal bytes are equal. If not, keys are hashed in canonical form or not at all.
     equality_is_bytewise: bool,
     memory: Arc<MemtableMemory>,
+    /// Whether there are range deletes. Readers look at `range_tombstones` only then.
+    has_range_deletes: AtomicBool,
+    range_tombstones: EpochCell<RangeTombstones>,
     write_state: MemtableWriteState,
 }
 
@@ -42,6 +50,13 @@ struct MemtableWriteState {
     len: AtomicU64,
     lowest: AtomicU64,
     highest: AtomicU64,
+    /// The lowest and the highest sequence number of a range delete; 0 if there is none.
+    lowest_range_delete: AtomicU64,
+    highest_range_delete: AtomicU64,
+    /// Bytes of the range tombstones.
+    range_tombstone_bytes: AtomicU64,
+    /// Number of records that [`Memtable::count_covered`] has counted.
+    covered_records: AtomicU64,
     /// Bytes of blob files that records point to.
     referenced_blob_bytes: AtomicU64,
     /// Bytes charged to [`MemtableMemory`]; `sealed` tells that they no longer count as active.
@@ -75,11 +90,17 @@ impl Memtable {
             hashes: MemtableHashIndex::new(),
             hash_seed,
             memory,
+            has_range_deletes: AtomicBool::new(false),
+            range_tombstones: EpochCell::new(Arc::default()),
             write_state: MemtableWriteState {
                 writer: Mutex::new(writer),
                 len: AtomicU64::new(0),
                 lowest: AtomicU64::new(u64::MAX),
                 highest: AtomicU64::new(0),
+                lowest_range_delete: AtomicU64::new(0),
+                highest_range_delete: AtomicU64::new(0),
+                range_tombstone_bytes: AtomicU64::new(0),
+                covered_records: AtomicU64::new(0),
                 referenced_blob_bytes: AtomicU64::new(0),
                 charged: AtomicU64::new(0),
                 sealed: AtomicBool::new(false),
@@ -98,7 +119,8 @@ impl Memtable {
     /// Charges the bytes that were allocated since the last call. The caller holds the lock `writer`.
     #[inline]
     fn charge(&self) {
-        let bytes = self.records.arena().bytes() + self.tree.bytes() + self.hashes.bytes();
+        let range_deletes = self.write_state.range_tombstone_bytes.load(Ordering::Relaxed);
+        let bytes = self.records.arena().bytes() + self.tree.bytes() + self.hashes.bytes() + range_deletes;
         let charged = self.write_state.charged.load(Ordering::Relaxed);
         if bytes != charged {
             self.write_state.charged.store(bytes, Ordering::Relaxed);
@@ -111,8 +133,8 @@ impl Memtable {
     /// # Errors
     /// `Invalid` if the key or the value is too long, the sequence number is not larger than that of the key's newest
     /// record (checked only where keys are hashed), or the memtable is full; `Corruption` if the value of a
-    /// `BlobPointer` record is not a valid pointer; `OutOfSpace` if there is no memory; `Poisoned` if a comparator
-    /// panicked in an earlier call. In case of an error the record is not in the memtable.
+    /// record has no valid blob pointer or expiry time, as its kind requires; `OutOfSpace` if there is no memory;
+    /// `Poisoned` if a comparator panicked in an earlier call. In case of an error the record is not in the memtable.
     pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
         let mut writer =
             self.write_state.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
@@ -122,8 +144,11 @@ impl Memtable {
     }
 
     fn insert_as(&self, writer: &mut MemtableWriter, entry: EntryRef<'_>) -> Result<()> {
-        if entry.kind == RecordKind::BlobPointer {
-            check_pointer(entry.value)?;
+        match entry.kind {
+            RecordKind::BlobPointer | RecordKind::ExpiringBlobPointer => check_pointer(&entry)?,
+            RecordKind::ExpiringPut => split_expiry(entry.kind, entry.value).map(drop)?,
+            RecordKind::RangeDelete => return Err(Error::invalid("a range delete is not an entry")),
+            RecordKind::Put | RecordKind::Delete | RecordKind::SingleDelete | RecordKind::Merge => {}
         }
         let MemtableWriter { arena, hashes, scratch, blob_pointer_counts: pointers } = writer;
         let hash = self.hash_with(entry.user_key, scratch);
@@ -151,13 +176,71 @@ impl Memtable {
             self.hashes.put(hashes, position, at);
         }
         let MemtableWriteState { len, lowest, highest, referenced_blob_bytes: pointed, .. } = &self.write_state;
-        if entry.kind == RecordKind::BlobPointer {
-            count_blob_pointer(pointers, pointed, entry.value);
+        if entry.kind.without_expiry() == RecordKind::BlobPointer {
+            count_blob_pointer(pointers, pointed, &entry);
         }
         len.store(len.load(Ordering::Relaxed) + 1, Ordering::Release);
         lowest.store(lowest.load(Ordering::Relaxed).min(entry.seqno.0), Ordering::Release);
         highest.store(highest.load(Ordering::Relaxed).max(entry.seqno.0), Ordering::Release);
         Ok(())
+    }
+
+    /// Adds a range delete. It is newer than every record of the memtable. `snapshots`: the sequence numbers that
+    /// readers read at, ascending, the last visible one last. Older range deletes that only readers between two of them
+    /// would need are dropped.
+    ///
+    /// # Errors
+    /// `Poisoned` if a comparator panicked in an earlier call.
+    pub(crate) fn insert_range_delete(&self, range: KeyRange, seqno: SeqNo, snapshots: &[SeqNo]) -> Result<()> {
+        let writer =
+            self.write_state.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
+        let old = self.range_tombstones.load_arc();
+        let new = old.with_range_delete(range, seqno, snapshots, self.records.order());
+        let MemtableWriteState { lowest_range_delete: lowest, highest_range_delete: highest, .. } = &self.write_state;
+        if !self.has_range_deletes() {
+            lowest.store(seqno.0, Ordering::Release);
+        }
+        highest.store(seqno.0, Ordering::Release);
+        // Charged bytes never decrease, because the sums of all memtables are not lowered before the memtable is freed.
+        let bytes = self.write_state.range_tombstone_bytes.load(Ordering::Relaxed).max(new.bytes());
+        self.write_state.range_tombstone_bytes.store(bytes, Ordering::Relaxed);
+        self.range_tombstones.store(Arc::new(new));
+        self.has_range_deletes.store(true, Ordering::Release);
+        self.charge();
+        drop(writer);
+        Ok(())
+    }
+
+    /// Counts the records of `range`, up to `max`. Returns their number plus the results of all earlier calls.
+    pub(crate) fn count_covered(self: &Arc<Self>, range: &KeyRange, max: u64) -> Result<u64> {
+        let order = self.records.order();
+        let (mut iter, mut count) = (self.iter(), 0);
+        if self.has_records() {
+            seek_behind(&mut iter, &range.start, order)?;
+        }
+        while count < max && iter.head().is_some_and(|(key, _)| range.end.cmp_key(key.user_key, order).is_gt()) {
+            count += 1;
+            iter.next()?;
+        }
+        Ok(self.write_state.covered_records.fetch_add(count, Ordering::Relaxed) + count)
+    }
+
+    /// Whether there are range deletes. A thread that has read a visible sequence number finds those up to it.
+    #[inline]
+    pub(crate) fn has_range_deletes(&self) -> bool {
+        self.has_range_deletes.load(Ordering::Acquire)
+    }
+
+    /// The range deletes, for a pinned caller. A later call may return a set without sequence numbers that only an
+    /// unregistered reader needs, which has resolved its own sequence number before.
+    #[inline]
+    pub(crate) fn range_tombstones<'a>(&'a self, pin: &'a Pin) -> &'a RangeTombstones {
+        self.range_tombstones.load_pinned(pin)
+    }
+
+    /// The range deletes.
+    pub(crate) fn range_tombstones_arc(&self) -> Arc<RangeTombstones> {
+        self.range_tombstones.load_arc()
     }
 
     /// Returns the newest version of `key` that is not newer than `at`, tombstones included. `hash` is
@@ -182,6 +265,21 @@ impl Memtable {
         }
     }
 
+    /// Prefetches the slot of the hash index that [`get`](Memtable::get) reads first.
+    #[inline]
+    pub(crate) fn prefetch_slot(&self, hash: u64) {
+        self.hashes.prefetch(hash);
+    }
+
+    /// Prefetches the records that [`get`](Memtable::get) compares with the key.
+    #[inline]
+    pub(crate) fn prefetch_records(&self, hash: u64) {
+        let _prefetched = self.hashes.find(hash, |record| {
+            self.records.prefetch(record.to_bits());
+            false
+        });
+    }
+
     /// [`Memtable::get`] through the ordered index. The first entry at or after (key, at) is the result if it has
     /// this key.
     #[cold]
@@ -198,6 +296,7 @@ impl Memtable {
         self.hash_with(key, &mut Vec::new())
     }
 
+    #[inline]
     #[inline]
     fn hash_with(&self, key: &[u8], scratch: &mut Vec<u8>) -> Option<u64> {
         if self.equality_is_bytewise {
@@ -255,23 +354,36 @@ impl Memtable {
         writer.blob_pointer_counts.iter().map(|(&logical, &count)| (logical, count)).collect()
     }
 
-    /// Number of records.
+    /// Number of records, without range deletes.
     pub(crate) fn len(&self) -> u64 {
         self.write_state.len.load(Ordering::Acquire)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// Whether there are records, other than range deletes.
+    pub(crate) fn has_records(&self) -> bool {
+        self.write_state.len.load(Ordering::Acquire) > 0
     }
 
-    /// The lowest sequence number of a record; 0 if the memtable is empty.
+    /// Whether there are neither records nor range deletes.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.has_records() && !self.has_range_deletes()
+    }
+
+    /// The lowest sequence number of a record or range delete; 0 if the memtable is empty.
     pub(crate) fn smallest_seqno(&self) -> SeqNo {
         let lowest = self.write_state.lowest.load(Ordering::Acquire);
+        let range_delete = self.write_state.lowest_range_delete.load(Ordering::Acquire);
+        let lowest = if range_delete > 0 { lowest.min(range_delete) } else { lowest };
         SeqNo(if lowest == u64::MAX { 0 } else { lowest })
     }
 
-    /// The highest sequence number of a record; 0 if the memtable is empty.
+    /// The highest sequence number of a record or range delete; 0 if the memtable is empty.
     pub(crate) fn largest_seqno(&self) -> SeqNo {
+        self.largest_record_seqno().max(SeqNo(self.write_state.highest_range_delete.load(Ordering::Acquire)))
+    }
+
+    /// The highest sequence number of a record; 0 if there is none.
+    pub(crate) fn largest_record_seqno(&self) -> SeqNo {
         SeqNo(self.write_state.highest.load(Ordering::Acquire))
     }
 }
@@ -284,14 +396,14 @@ impl Drop for Memtable {
 }
 
 #[cold]
-fn check_pointer(value: &[u8]) -> Result<()> {
-    BlobPointer::decode(value).map(drop)
+fn check_pointer(entry: &EntryRef<'_>) -> Result<()> {
+    BlobPointer::of_record(entry.kind, entry.value).map(drop)
 }
 
 /// Counts a blob pointer that [`check_pointer`] has validated.
 #[cold]
-fn count_blob_pointer(pointers: &mut BTreeMap<FileNumber, u64>, pointed: &AtomicU64, value: &[u8]) {
-    if let Ok(pointer) = BlobPointer::decode(value) {
+fn count_blob_pointer(pointers: &mut BTreeMap<FileNumber, u64>, pointed: &AtomicU64, entry: &EntryRef<'_>) {
+    if let Ok(Some(pointer)) = BlobPointer::of_record(entry.kind, entry.value) {
         *pointers.entry(pointer.logical_file).or_default() += 1;
         pointed.store(pointed.load(Ordering::Relaxed).saturating_add(pointer.frame_len), Ordering::Release);
     }
@@ -383,6 +495,22 @@ impl MemtableIter {
     fn next_leaf(&mut self) {
         self.at = self.table.tree().right_of(self.table.records(), &mut self.leaf).then_some(0);
         self.prefetch(0, PREFETCH_DISTANCE);
+    }
+}
+
+impl SkippingIter for MemtableIter {
+    fn skip_forward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
+        if self.table.largest_record_seqno() >= seqno {
+            return Ok(false);
+        }
+        seek_behind(self, boundary, order).map(|()| true)
+    }
+
+    fn skip_backward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
+        if self.table.largest_record_seqno() >= seqno {
+            return Ok(false);
+        }
+        seek_before(self, boundary, order).map(|()| true)
     }
 }
 

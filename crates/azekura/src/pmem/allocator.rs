@@ -381,6 +381,19 @@ impl Allocator {
         self.reclaim_retired(false);
     }
 
+    /// As [`Allocator::retire`], for many records and leaves.
+    pub(crate) fn retire_all(&mut self, records: Vec<PoolRange>, leaves: Vec<u64>) {
+        if self.replaying {
+            records.into_iter().for_each(|range| self.free(range));
+            return leaves.into_iter().for_each(|leaf| self.free_leaf(leaf));
+        }
+        self.seal_retired_batch();
+        self.retired_bytes += records.iter().map(|(_, len)| len).sum::<u64>();
+        self.unsealed_retired = (records, leaves);
+        self.seal_retired_batch();
+        self.reclaim_retired(false);
+    }
+
     fn seal_retired_batch(&mut self) {
         let (records, leaves) = std::mem::take(&mut self.unsealed_retired);
         if !records.is_empty() || !leaves.is_empty() {
@@ -711,7 +724,7 @@ mod tests {
     fn check(space: &Allocator, taken: &BTreeMap<u64, u64>, leaves: usize) {
         let mut end = 0;
         for (&at, &len) in taken {
-            assert!(at >= end && at.is_multiple_of(BUFFER_ALIGN), "{at} is taken twice");
+            assert!(at >= end && at.is_multiple_of(BUFFER_ALIGN), "offset {at} is allocated twice");
             end = at + len;
         }
         let PoolUsage { len, free_bytes: free, free_leaves: leaves_free } = space.usage();
@@ -754,14 +767,14 @@ mod tests {
                 check(&space, &taken, 0);
             }
         }
-        assert!(refused > 0, "it was never full");
+        assert!(refused > 0, "the pool was never full");
         for (at, len) in std::mem::take(&mut taken) {
             space.free((at, len));
         }
         // Other tests of this process may be pinned.
         wait_until(|| space.reclaim_retired(true));
         space.coalesce();
-        assert_eq!((space.spans.len(), space.merge_leaf), (1, Some(0)), "all of it lies side by side again");
+        assert_eq!((space.spans.len(), space.merge_leaf), (1, Some(0)), "the free space is one range again");
         assert_eq!(space.find(space.len - LEAF_LEN), Some(LEAF_LEN));
     }
 
@@ -841,7 +854,7 @@ mod tests {
         let pin = Pin::new();
         space.retire((at, LEN_MAX - PAGE));
         assert_eq!(space.allocate(&image, 2 * PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
-        assert_eq!(space.usage().free_bytes, LEN_MAX, "it is counted");
+        assert_eq!(space.usage().free_bytes, LEN_MAX, "the freed buffer is counted");
         drop(pin);
         wait_until(|| space.allocate(&image, 2 * PAGE).is_ok());
     }

@@ -553,7 +553,7 @@ mod tests {
             let (expected, before) = (bytes_of(&image), file.clone());
             let mut cut = image.snapshot_pages().unwrap();
             assert_eq!(cut.image_len(), expected.len() as u64);
-            assert!(image.snapshot_pages().is_err(), "two at once");
+            assert!(image.snapshot_pages().is_err(), "two snapshots at the same time");
             let fails = rng.below(5) == 0;
             while let Some(number) = cut.next_page(&mut page) {
                 put(&mut file, number, &page);
@@ -584,7 +584,7 @@ mod tests {
     /// it.
     const CHAIN: u64 = 4;
 
-    /// Stores `n` in this thread's words of the chain, each once the word before it was stored.
+    /// Stores `n` in this thread's words of the chain, each after the word before it was stored.
     fn store_chain_words(image: &PoolImage, told: &[AtomicU64], thread: u64, rounds: u64) {
         for n in 1..=rounds {
             for link in (thread..CHAIN).step_by(2) {
@@ -603,9 +603,12 @@ mod tests {
     /// Checks the words of a snapshot. A word whose page was not copied has its value of the snapshot before.
     fn assert_causal(words: &[u64]) {
         let (published, plain) = words.split_at(CHAIN as usize);
-        assert!(published.windows(2).all(|pair| pair[0] >= pair[1]), "an effect without its cause: {words:?}");
-        assert!(published[0] <= published[CHAIN as usize - 1] + 1, "a cause is missing: {words:?}");
-        assert!(plain.iter().zip(published).all(|(plain, word)| plain >= word), "published before it was: {words:?}");
+        assert!(published.windows(2).all(|pair| pair[0] >= pair[1]), "an earlier store is missing: {words:?}");
+        assert!(published[0] <= published[CHAIN as usize - 1] + 1, "an earlier store is missing: {words:?}");
+        assert!(
+            plain.iter().zip(published).all(|(plain, word)| plain >= word),
+            "a published word without the plain store before it: {words:?}"
+        );
     }
 
     fn race_stores_with_snapshots(rounds: u64, cuts: u64) {

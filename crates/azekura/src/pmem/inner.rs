@@ -236,6 +236,20 @@ impl InnerNode {
         low
     }
 
+    /// The bounds of the keys of child `at`, if `bounds` are those of this node.
+    #[inline]
+    fn bounds_of<'p>(&'p self, at: usize, (low, high): SeparatorPair<'p>) -> SeparatorPair<'p> {
+        let low = at.checked_sub(1).map_or(low, |before| Some(self.separator(before)));
+        (low, if at < self.separator_ends.len() { Some(self.separator(at)) } else { high })
+    }
+
+    /// The position of leaf `at`, if `bounds` are those of this node.
+    #[inline]
+    fn position<'p>(&'p self, at: usize, bounds: SeparatorPair<'p>) -> LeafPosition<'p> {
+        let (low, high) = self.bounds_of(at, bounds);
+        LeafPosition { leaf: self.leaves[at], low, high, siblings: &self.leaves[..self.len()], index: at }
+    }
+
     /// The leaves before and behind leaf `at` in this node.
     fn neighbours(&self, at: usize) -> (Option<u64>, Option<u64>) {
         let leaves = &self.leaves[..self.len()];
@@ -316,6 +330,9 @@ pub(crate) struct InnerTree {
     bytewise: bool,
 }
 
+/// The lower and the upper bound of keys; `None` = unbounded.
+type SeparatorPair<'p> = (Option<&'p [u8]>, Option<&'p [u8]>);
+
 /// The nodes from the root down to a leaf, with the index of the chosen child in each.
 type InnerPath<'p> = Vec<(&'p InnerNodeCell, &'p InnerNode, usize)>;
 
@@ -369,41 +386,42 @@ impl InnerTree {
 
     /// The leaf of `goal`, with the bounds of its keys and its siblings.
     pub(crate) fn find_position<'p>(&'p self, goal: LeafTarget<'_>, pin: &'p Pin) -> LeafPosition<'p> {
+        let (node, at, bounds) = self.find_node(goal, pin);
+        node.position(at, bounds)
+    }
+
+    /// As [`find_position`](InnerTree::find_position), and the leaves behind it that have the same parent node.
+    pub(crate) fn find_positions_from<'p>(&'p self, goal: LeafTarget<'_>, pin: &'p Pin) -> Vec<LeafPosition<'p>> {
+        let (node, at, bounds) = self.find_node(goal, pin);
+        (at..node.len()).map(|at| node.position(at, bounds)).collect()
+    }
+
+    /// The node of the lowest level that leads to `goal`, the index of the leaf in it, and the bounds of the node's
+    /// keys.
+    #[inline]
+    fn find_node<'p>(&'p self, goal: LeafTarget<'_>, pin: &'p Pin) -> (&'p InnerNode, usize, SeparatorPair<'p>) {
         let mut node = self.root.load_pinned(pin);
-        let (mut low, mut high) = (None, None);
+        let mut bounds = (None, None);
         loop {
             let at = self.child_index(node, goal);
-            if let Some(before) = at.checked_sub(1) {
-                low = Some(node.separator(before));
-            }
-            if at < node.separator_ends.len() {
-                high = Some(node.separator(at));
-            }
-            let Some(below) = node.child_nodes.get(at) else {
-                return LeafPosition {
-                    leaf: node.leaves[at],
-                    low,
-                    high,
-                    siblings: &node.leaves[..node.len()],
-                    index: at,
-                };
-            };
+            let Some(below) = node.child_nodes.get(at) else { return (node, at, bounds) };
+            bounds = node.bounds_of(at, bounds);
             node = node.load_child(below, pin);
         }
     }
 
     /// The leaves before and behind the leaf of `key` that have the same parent node.
     pub(crate) fn neighbours(&self, key: &[u8], pin: &Pin) -> (Option<u64>, Option<u64>) {
-        let path = self.path(key, pin);
+        let path = self.path(LeafTarget::Key(key), pin);
         let &(_, node, at) = path.last().expect("there is a root");
         node.neighbours(at)
     }
 
-    fn path<'p>(&'p self, key: &[u8], pin: &'p Pin) -> InnerPath<'p> {
+    fn path<'p>(&'p self, goal: LeafTarget<'_>, pin: &'p Pin) -> InnerPath<'p> {
         let (mut path, mut cell): (InnerPath<'p>, &InnerNodeCell) = (Vec::new(), &self.root);
         loop {
             let node = cell.load_pinned(pin);
-            let at = self.child_index(node, LeafTarget::Key(key));
+            let at = self.child_index(node, goal);
             path.push((cell, node, at));
             let Some(below) = node.child_nodes.get(at) else { return path };
             cell = below;
@@ -414,7 +432,7 @@ impl InnerTree {
     pub(crate) fn insert(&self, separator: &[u8], leaf: u64) {
         let pin = Pin::new();
         let mut change: Option<(InnerNode, Vec<u8>, InnerNode)> = None;
-        for (cell, node, at) in self.path(separator, &pin).into_iter().rev() {
+        for (cell, node, at) in self.path(LeafTarget::Key(separator), &pin).into_iter().rev() {
             let whole = match change.take() {
                 None => node.with_child_inserted(at, None, separator, InnerChild::Leaf(leaf), &self.order),
                 Some((left, between, right)) => {
@@ -436,8 +454,22 @@ impl InnerTree {
     /// Removes the leaf of `key`. Its keys then belong to the leaf before it with the same parent node, or if there
     /// is none, to the leaf behind it. The only leaf of a tree is not removed.
     pub(crate) fn remove(&self, key: &[u8]) {
+        let leaf = self.find_leaf(LeafTarget::Key(key), &Pin::new());
+        self.remove_siblings(LeafTarget::Key(key), |other| other == leaf);
+    }
+
+    /// As [`remove`](InnerTree::remove), for all leaves that `is_removed` accepts and that have the same parent node as
+    /// the leaf of `goal`.
+    pub(crate) fn remove_siblings(&self, goal: LeafTarget<'_>, is_removed: impl Fn(u64) -> bool) {
         let pin = Pin::new();
-        let path = self.path(key, &pin);
+        let mut path = self.path(goal, &pin);
+        let (cell, node, _) = path.pop().expect("there is a root");
+        let kept: Vec<usize> = (0..node.len()).filter(|at| !is_removed(node.leaves[*at])).collect();
+        if let Some((_, others)) = kept.split_first() {
+            let separators: Vec<&[u8]> = others.iter().map(|at| node.separator(at - 1)).collect();
+            let leaves = kept.iter().map(|at| node.leaves[*at]).collect();
+            return cell.store(Arc::new(InnerNode::new(&separators, InnerChildren::Leaves(leaves), &self.order)));
+        }
         for (cell, node, at) in path.into_iter().rev() {
             if node.len() > 1 {
                 return cell.store(Arc::new(node.with_child_removed(at, &self.order)));
@@ -449,7 +481,7 @@ impl InnerTree {
     /// level.
     pub(crate) fn replace(&self, old: &[u8], new: &[u8], leaf: u64) {
         let pin = Pin::new();
-        let path = self.path(old, &pin);
+        let path = self.path(LeafTarget::Key(old), &pin);
         let &(cell, node, at) = path.last().expect("there is a root");
         let (mut separators, mut children) = (node.separators(), node.leaves[..node.len()].to_vec());
         debug_assert!(at > 0 && separators[at - 1] == old, "it separates two leaves of one node");
@@ -615,7 +647,7 @@ mod tests {
                     while !stop.load(Ordering::Relaxed) {
                         let key = rng.below(count as usize) as u64;
                         let found = inner.find_leaf(LeafTarget::Key(&key.to_be_bytes()), &Pin::new());
-                        assert!(found <= key && found >= seen[key as usize], "a walk went back");
+                        assert!(found <= key && found >= seen[key as usize], "an earlier leaf than before");
                         seen[key as usize] = found;
                     }
                 });

@@ -403,7 +403,7 @@ mod tests {
             assert!(counts || !found, "bit {bit}");
             region.store(at, region.load(at) ^ 1 << (bit % 64));
         }
-        assert_eq!(missed, 0, "one in 65536 may be missed, none of these is");
+        assert_eq!(missed, 0, "a checksum misses one of 65,536 changes, but none of these");
         assert!(
             PoolLeaf::new(&region, 0).next_leaf(CHECK_SEED).is_none()
                 && !PoolLeaf::new(&region, 0).check_matches(CHECK_SEED, LeafCommitWord(0))
@@ -457,17 +457,17 @@ mod tests {
         assert!(order[..3] == [3, 1, 2] && order[3..].iter().all(|n| *n == NO_SLOT));
         assert!(orders.get(b, orders.version(b)).is_none());
         orders.set(a, version, [1].into_iter());
-        assert_eq!(orders.get(a, version).unwrap(), order, "the first one stays");
+        assert_eq!(orders.get(a, version).unwrap(), order, "the first order is kept");
         orders.bump_version(a);
         assert!(orders.get(a, orders.version(a)).is_none());
         orders.set(a, version + 1, [1].into_iter());
         orders.set(a, version, [3, 1, 2].into_iter());
-        assert_eq!(orders.get(a, version + 1).unwrap()[..2], [1, NO_SLOT], "an old one comes too late");
+        assert_eq!(orders.get(a, version + 1).unwrap()[..2], [1, NO_SLOT], "older versions replace nothing");
         assert!(orders.get(a, version).is_none());
         orders.free_id(a);
         assert_eq!(orders.allocate_id(), a);
         orders.set(a, version + 1, [2].into_iter());
-        assert!(orders.get(a, orders.version(a)).is_none(), "what was left there was another leaf's");
+        assert!(orders.get(a, orders.version(a)).is_none(), "the cached order belonged to another leaf");
     }
 
     #[test]

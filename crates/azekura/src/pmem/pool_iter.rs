@@ -15,15 +15,16 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::base::{EntryRef, InternalKey, RecordKind, Result, SeqNo};
-use crate::engine::KeyBounds;
+use crate::engine::{KeyBounds, ReadMoment};
 use crate::iter::InternalIter;
+use crate::iter::range_tombstones::RangeTombstones;
 use crate::mem::atomic::Ordering;
 use crate::mem::region::Region;
 use crate::pmem::inner::{LeafTarget, key_prefix_u64};
 use crate::pmem::leaf::{LEAF_LEN, LeafAddr, SLOTS, set_bits};
 use crate::pmem::persistence::PersistenceBackend;
 use crate::pmem::record::{LeafSlot, PoolRecord};
-use crate::pmem::tree::PoolTree;
+use crate::pmem::tree::{PoolTree, TreeStep};
 
 /// Number of entries by which records are prefetched in the first leaf of an iteration.
 const PREFETCH_DISTANCE: usize = 8;
@@ -53,6 +54,8 @@ pub(crate) struct PoolIter<M: PersistenceBackend> {
     tree: Arc<PoolTree<M>>,
     /// Registered by the owner of the iterator, as long as the iterator exists.
     read_seqno: SeqNo,
+    /// Records that expire at this time or before are skipped.
+    now_ms: u64,
     /// Forward iteration reads no leaf behind the second bound, backward iteration none before the first.
     bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
     view: LeafView,
@@ -72,11 +75,13 @@ pub(crate) struct PoolIter<M: PersistenceBackend> {
 }
 
 impl<M: PersistenceBackend> PoolTree<M> {
-    /// An iterator at `point`, a registered sequence number.
-    pub(crate) fn iter(self: &Arc<Self>, point: SeqNo) -> PoolIter<M> {
+    /// An iterator at `point`, a registered sequence number or moment.
+    pub(crate) fn iter(self: &Arc<Self>, point: impl Into<ReadMoment>) -> PoolIter<M> {
+        let ReadMoment { seqno, now_ms } = point.into();
         PoolIter {
             tree: Arc::clone(self),
-            read_seqno: point,
+            read_seqno: seqno,
+            now_ms,
             bounds: (Bound::Unbounded, Bound::Unbounded),
             view: LeafView::default(),
             valid: false,
@@ -120,9 +125,10 @@ impl<M: PersistenceBackend> PoolIter<M> {
     fn load_leaf(&mut self, goal: LeafTarget<'_>, way: ScanDirection) -> Result<()> {
         (self.valid, self.direction, self.next_batch_len) = (false, way, FIRST_BATCH);
         self.prefetcher.prefetch_rest(self.tree.region());
-        let PoolIter { tree, view, prefetcher: ahead, is_cold: cold, .. } = self;
+        let PoolIter { tree, view, prefetcher: ahead, is_cold: cold, read_seqno, .. } = self;
         let pin = tree.pin()?;
-        let (slots, valid, order, number, version) = loop {
+        let hidden = tree.range_deletes.set_at(*read_seqno).filter(|_| tree.is_step_enabled(TreeStep::HideCovered));
+        let (slots, mut valid, order, number, version) = loop {
             let shape = tree.structure_version.load(Ordering::Acquire);
             let found = tree.inner.find_position(goal, &pin);
             let leaf = tree.leaf(LeafAddr(found.leaf));
@@ -145,9 +151,12 @@ impl<M: PersistenceBackend> PoolIter<M> {
         let tells = tree.key_order.is_bytewise() || view.high.is_none();
         view.high_prefix =
             if tells { view.high.as_deref().map_or(u64::MAX, |high| key_prefix_u64(high, 0)) } else { 0 };
+        if let Some(hidden) = &hidden {
+            valid = self.without_hidden(&slots, valid, hidden)?;
+        }
         // The versions are read after the leaf, so that each record that was removed from the leaf earlier is found
         // here.
-        if !tree.versions.is_empty() && self.load_retained_versions(&slots, valid)? {
+        if !self.tree.versions.is_empty() && self.load_retained_versions(&slots, valid, hidden.as_deref())? {
             return Ok(());
         }
         let view = &mut self.view;
@@ -173,6 +182,21 @@ impl<M: PersistenceBackend> PoolIter<M> {
         Ok(())
     }
 
+    /// The valid slots whose records no pending range delete hides. The records of the others are removed soon, and are
+    /// not retained for this iterator.
+    #[cold]
+    fn without_hidden(&self, slots: &[u64; SLOTS], valid: u64, hidden: &RangeTombstones) -> Result<u64> {
+        let (mut shown, mut key) = (valid, Vec::new());
+        for n in set_bits(valid) {
+            let record = PoolRecord::read(self.tree.region(), LeafSlot(slots[n]))?;
+            record.read_key(self.tree.region(), &mut key);
+            if hidden.covering_seqno(&key, self.read_seqno, &self.tree.key_order) > record.seqno {
+                shown &= !(1 << n);
+            }
+        }
+        Ok(shown)
+    }
+
     /// Reads the headers of the records of a leaf; with `visible`, only of those that the snapshot includes.
     fn read_records(&mut self, slots: &[u64; SLOTS], valid: u64, visible: bool) -> Result<()> {
         let PoolIter { tree, records, read_seqno: point, is_cold: cold, .. } = self;
@@ -187,8 +211,14 @@ impl<M: PersistenceBackend> PoolIter<M> {
         Ok(())
     }
 
-    /// Loads the view from the leaf merged with the retained versions in its range. Returns false if there are none.
-    fn load_retained_versions(&mut self, slots: &[u64; SLOTS], valid: u64) -> Result<bool> {
+    /// Loads the view from the leaf merged with the retained versions in its range, except for those that are `hidden`.
+    /// Returns false if there are none.
+    fn load_retained_versions(
+        &mut self,
+        slots: &[u64; SLOTS],
+        valid: u64,
+        hidden: Option<&RangeTombstones>,
+    ) -> Result<bool> {
         let (mut tombstones, mut kept) = (Vec::new(), Vec::new());
         let PoolIter { tree, view, read_seqno: point, bounds: (start, end), .. } = self;
         let (order, end, low, high) = (&tree.key_order, &*end, view.low.as_deref(), view.high.as_deref());
@@ -210,6 +240,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
         };
         tree.versions.visit_range(low, is_past, *point, |entry, slot| {
             match slot {
+                _ if hidden.is_some_and(|set| set.covering_seqno(entry.user_key, *point, order) > entry.seqno) => {}
                 Some(slot) if entry.kind == RecordKind::Put => kept.push(PoolRecord::read(tree.region(), slot)?),
                 _ => tombstones.push((entry.user_key.to_vec(), entry.seqno)),
             }
@@ -268,6 +299,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
         let PoolIter {
             tree,
             read_seqno: point,
+            now_ms,
             view,
             batch,
             prefetcher: ahead,
@@ -290,7 +322,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
                 let shown = |key: &[u8], seqno| {
                     seqno <= *point && (key_prefix_u64(key, 0) < view.high_prefix || !view.is_past_high(tree, key))
                 };
-                if !batch.push_slot(region, view.slots[at], at, shown)? {
+                if !batch.push_slot(region, view.slots[at], at, *now_ms, shown)? {
                     break;
                 }
                 at = way.step_from(at, 1);
@@ -529,13 +561,13 @@ struct CopiedRecord {
     seqno: SeqNo,
     /// Offset of the value in the pool.
     value_offset: u64,
-    /// Start of the key in the bytes of the batch. A copied value follows the key.
+    /// Start of the key in the bytes of the batch. `value_start` is that of a copied value.
     key_start: u32,
     key_len: u32,
+    value_start: u32,
     value_len: u32,
     /// Index of the slot, as passed by the caller.
     slot_index: u32,
-    kind: RecordKind,
     has_value: bool,
 }
 
@@ -559,8 +591,9 @@ impl RecordReadBatch {
         (self.len, self.position) = (0, 0);
     }
 
-    /// Copies the record of a slot, with `number` as its slot index, if `keep` accepts its key and sequence number.
-    /// Returns false if the batch has no space for it.
+    /// Copies the record of a slot, with `number` as its slot index, if `keep` accepts its key and sequence number, and
+    /// it has not expired at `now_ms`. The copy is a put without an expiry time. Returns false if the batch has no
+    /// space for it.
     ///
     /// # Errors
     /// As [`PoolRecord::read`](crate::pmem::record::PoolRecord::read).
@@ -570,6 +603,7 @@ impl RecordReadBatch {
         region: &Region,
         slot: LeafSlot,
         number: usize,
+        now_ms: u64,
         keep: impl FnOnce(&[u8], SeqNo) -> bool,
     ) -> Result<bool> {
         if self.len >= BATCH_BYTES_MAX {
@@ -587,15 +621,25 @@ impl RecordReadBatch {
             // 32 bits are enough: the batch has less than `BATCH_BYTES_MAX` bytes before this record, whose copied
             // part has at most a header and a key of 64 KiB, or `COPY_WHOLE_MAX` bytes. The number of slots of a view
             // is limited by the memory for retained versions.
+            let (value_offset, value_len) = match record.kind {
+                RecordKind::Put => (record.value_offset(), record.value_len),
+                _ => match record.unexpired_value(region, now_ms)? {
+                    Some(value) => value,
+                    None => return Ok(true),
+                },
+            };
+            // A value that is not copied, or empty, has its start at the key.
+            let value_start = start + (value_offset - record.offset) as usize;
+            let is_copied = value_start + value_len <= start + len;
             self.records.push(CopiedRecord {
                 seqno: record.seqno,
-                value_offset: record.value_offset(),
+                value_offset,
                 key_start: key as u32,
                 key_len: record.key_len as u32,
-                value_len: record.value_len as u32,
+                value_start: if is_copied { value_start } else { key } as u32,
+                value_len: value_len as u32,
                 slot_index: number as u32,
-                kind: record.kind,
-                has_value: key + record.key_len < start + len || record.value_len == 0,
+                has_value: is_copied || value_len == 0,
             });
             self.len = start + len;
         }
@@ -660,7 +704,7 @@ impl RecordReadBatch {
     #[inline]
     pub(crate) fn key(&self) -> (InternalKey<'_>, RecordKind) {
         let record = &self.records[self.position];
-        (InternalKey::new(self.key_of(record), record.seqno), record.kind)
+        (InternalKey::new(self.key_of(record), record.seqno), RecordKind::Put)
     }
 
     /// The current record.
@@ -668,7 +712,7 @@ impl RecordReadBatch {
     pub(crate) fn entry(&self, region: &Region) -> EntryRef<'_> {
         let record = &self.records[self.position];
         let value = match record.has_value {
-            true => &self.bytes[(record.key_start + record.key_len) as usize..][..record.value_len as usize],
+            true => &self.bytes[record.value_start as usize..][..record.value_len as usize],
             false => self.value.get_or_init(|| {
                 #[cfg(test)]
                 VALUES_READ.set(VALUES_READ.get() + 1);
@@ -677,7 +721,7 @@ impl RecordReadBatch {
                 value
             }),
         };
-        EntryRef { user_key: self.key_of(record), seqno: record.seqno, kind: record.kind, value }
+        EntryRef { user_key: self.key_of(record), seqno: record.seqno, kind: RecordKind::Put, value }
     }
 }
 
@@ -790,9 +834,9 @@ mod tests {
             let took: Vec<bool> = records
                 .iter()
                 .enumerate()
-                .map(|(n, (slot, ..))| batch.push_slot(&region, *slot, 70 + n, |_, _| true).unwrap())
+                .map(|(n, (slot, ..))| batch.push_slot(&region, *slot, 70 + n, 0, |_, _| true).unwrap())
                 .collect();
-            assert_eq!(took, [true, true, true, true, true, true, false, false], "the long key fills it");
+            assert_eq!(took, [true, true, true, true, true, true, false, false], "the long key fills the buffer");
             for (n, (_, key, value)) in records[..6].iter().enumerate() {
                 let entry = batch.entry(&region);
                 assert_eq!((entry.user_key, entry.seqno, entry.value), (key.as_slice(), SeqNo(n as u64 + 1), &**value));
@@ -807,7 +851,7 @@ mod tests {
         let (region, records) = pool(&[(4, 4); 5]);
         let mut batch = RecordReadBatch::default();
         for (n, (slot, ..)) in records.iter().enumerate() {
-            assert!(batch.push_slot(&region, *slot, n, |key, seqno| key == [n as u8; 4] && seqno.0 != 2).unwrap());
+            assert!(batch.push_slot(&region, *slot, n, 0, |key, seqno| key == [n as u8; 4] && seqno.0 != 2).unwrap());
         }
         let mut numbers = vec![batch.slot_index()];
         while batch.step() {
@@ -828,8 +872,8 @@ mod tests {
             LeafSlot::new(1 << 20, 32),
             LeafSlot(u64::MAX),
         ] {
-            assert!(batch.push_slot(&region, slot, 0, |_, _| true).is_err() && batch.is_empty());
+            assert!(batch.push_slot(&region, slot, 0, 0, |_, _| true).is_err() && batch.is_empty());
         }
-        assert!(batch.push_slot(&region, slot, 0, |_, _| true).unwrap() && !batch.is_empty());
+        assert!(batch.push_slot(&region, slot, 0, 0, |_, _| true).unwrap() && !batch.is_empty());
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::base::checksum::{location_seed, xxh3, xxh3_chunked};
 use crate::base::coding::ByteReader;
-use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
+use crate::base::key::{EXPIRY_LEN, KEY_LEN_MAX, VALUE_LEN_MAX, split_expiry};
 use crate::base::{EntryRef, Error, RecordKind, Result, SeqNo};
 use crate::mem::region::Region;
 
@@ -209,7 +209,7 @@ impl PoolRecord {
         let value_len = usize::try_from(value_len).map_err(|_| bad_slot_error(at))?;
         let key_at = at + (there - decoder.rest().len()) as u64;
         let kind = RecordKind::from_byte(tag & !SEQNO_WIDTH_MASK)?;
-        if width == 0 {
+        if width == 0 || kind.has_expiry() && value_len < EXPIRY_LEN {
             return Err(bad_slot_error(at));
         }
         Ok(PoolRecord {
@@ -244,6 +244,33 @@ impl PoolRecord {
     #[inline]
     pub(crate) fn value_offset(&self) -> u64 {
         self.key_offset + self.key_len as u64
+    }
+
+    /// The expiry time of the record; `None` if it does not expire.
+    ///
+    /// # Errors
+    /// As [`split_expiry`].
+    #[inline]
+    pub(crate) fn expires_ms(&self, region: &Region) -> Result<Option<u64>> {
+        if self.kind.has_expiry() { self.read_expires_ms(region).map(Some) } else { Ok(None) }
+    }
+
+    #[cold]
+    fn read_expires_ms(&self, region: &Region) -> Result<u64> {
+        let mut time = [0; EXPIRY_LEN];
+        region.read(self.value_offset(), &mut time);
+        Ok(split_expiry(self.kind, &time)?.0)
+    }
+
+    /// Offset and length of the value of a record that expires, if it has not expired at `now_ms`.
+    ///
+    /// # Errors
+    /// As [`split_expiry`].
+    #[cold]
+    pub(crate) fn unexpired_value(&self, region: &Region, now_ms: u64) -> Result<Option<(u64, usize)>> {
+        let expires_ms = self.read_expires_ms(region)?;
+        let value = (self.value_offset() + EXPIRY_LEN as u64, self.value_len - EXPIRY_LEN);
+        Ok((expires_ms > now_ms).then_some(value))
     }
 
     pub(crate) fn slot(&self) -> LeafSlot {

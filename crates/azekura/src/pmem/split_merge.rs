@@ -35,9 +35,9 @@ impl<M: PersistenceBackend> Drop for UnlinkedLeaf<'_, M> {
 }
 
 /// The valid slots of a leaf (index, word and fingerprint of each) and the records that they point to.
-struct LeafContents {
-    slots: Vec<(usize, LeafSlot, u8)>,
-    records: Vec<PoolRecord>,
+pub(crate) struct LeafContents {
+    pub(crate) slots: Vec<(usize, LeafSlot, u8)>,
+    pub(crate) records: Vec<PoolRecord>,
 }
 
 impl<M: PersistenceBackend> PoolTree<M> {
@@ -133,13 +133,13 @@ impl<M: PersistenceBackend> PoolTree<M> {
         &first[..(common + 1).min(first.len())]
     }
 
-    fn next_leaf_of(&self, leaf: PoolLeaf<'_>) -> Result<u64> {
+    pub(crate) fn next_leaf_of(&self, leaf: PoolLeaf<'_>) -> Result<u64> {
         let lost = || Error::corruption("check of the next leaf does not match").at_offset(leaf.next_offset());
         leaf.next_leaf(self.check_seed).ok_or_else(lost)
     }
 
     /// Reads the valid slots of a leaf and their records. The caller holds the lock of the leaf.
-    fn read_leaf(&self, leaf: PoolLeaf<'_>, commit: LeafCommitWord) -> Result<LeafContents> {
+    pub(crate) fn read_leaf(&self, leaf: PoolLeaf<'_>, commit: LeafCommitWord) -> Result<LeafContents> {
         let (mut slots, mut records) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
         slots.extend(set_bits(commit.valid_slots()).map(|n| (n, leaf.slot(n), leaf.fingerprint(n))));
         for (_, slot, _) in &slots {

@@ -4,17 +4,19 @@ use std::sync::Arc;
 
 use crate::base::checksum::{key_hash, location_seed};
 use crate::base::key::KEY_LEN_MAX;
+use crate::base::version_edit::ExpiryTimes;
 use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
-use crate::engine::SnapshotList;
+use crate::engine::{ReadMoment, SnapshotList};
 use crate::mem::atomic::{
     AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, fence, lock,
 };
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::mem::slice::Slice;
-use crate::pmem::allocator::{Allocator, PoolUsage, ThreadCaches};
+use crate::pmem::allocator::{Allocator, PoolRange, PoolUsage, ThreadCaches};
 use crate::pmem::inner::{InnerTree, LeafTarget};
 use crate::pmem::leaf::{LEAF_LEN, LeafAddr, LeafCheckSeed, LeafCommitWord, LeafOrderCache, PoolLeaf, SLOTS, set_bits};
+use crate::pmem::pending_range_deletes::PendingRangeDeletes;
 use crate::pmem::persistence::{PersistenceBackend, SplitStats};
 use crate::pmem::record::{LeafSlot, PoolRecord};
 use crate::pmem::versions::{RetainedVersions, poisoned};
@@ -28,6 +30,9 @@ const LEAF_LOCK_STRIPES: usize = if SCHEDULE_EXPLORATION { 2 } else { 64 };
 
 /// Number of low bits of a sort word that contain the index of a record.
 const INDEX_BITS: u32 = 6;
+
+/// Length of the part of a leaf that contains the commit word and the fingerprints, in bytes.
+const LEAF_HEADER_LEN: u64 = 64;
 
 /// Number of bytes to prefetch of a record whose slot does not contain its length.
 const VALUE_PREFETCH_LEN: u64 = 192;
@@ -60,6 +65,10 @@ pub(crate) enum TreeStep {
     EpochReclaim,
     /// Retain the versions that a snapshot needs.
     RetainVersions,
+    /// Hide the records that a pending range delete covers.
+    HideCovered,
+    /// Keep the sequence number through which a mapped pool contains the WAL below pending range deletes.
+    KeepBelowPending,
 }
 
 /// State that the leaves of one stripe share.
@@ -84,6 +93,39 @@ pub(crate) struct LeafMergeProgress {
     /// The number of records, the number of leaves, and whether a leaf to shift records to was available, at the last
     /// visit.
     pub(crate) state: (u64, u64, bool),
+}
+
+/// The expiry times of the records, and the progress of [`PoolTree::sweep_expired`]. Thread safe.
+#[derive(Default)]
+pub(crate) struct PoolExpiry {
+    /// Of all records that the last pass left and that were put since. Records that were replaced or removed since
+    /// are still counted.
+    pub(crate) times: Mutex<ExpiryTimes>,
+    pub(crate) sweep: Mutex<SweepProgress>,
+    /// Space of removed records, and a sequence number: an iterator that reads below it may still have their slots.
+    /// Its memory is a part of that of the records, whose space is in the pool until it is retired.
+    pub(crate) unretired: Mutex<Vec<(SeqNo, Vec<PoolRange>)>>,
+}
+
+#[derive(Default)]
+pub(crate) struct SweepProgress {
+    pub(crate) is_running: bool,
+    /// A key of the leaf to continue with; `None` for the first leaf.
+    pub(crate) next_key: Option<Vec<u8>>,
+    /// The pass removes what has expired at this time.
+    pub(crate) limit_ms: u64,
+}
+
+impl PoolExpiry {
+    /// The state of a pool whose records have these expiry times.
+    pub(crate) fn new(times: ExpiryTimes) -> PoolExpiry {
+        PoolExpiry { times: Mutex::new(times), ..PoolExpiry::default() }
+    }
+
+    /// Counts a record that was put.
+    pub(crate) fn add(&self, expires_ms: u64) {
+        lock(&self.times).add(expires_ms);
+    }
 }
 
 /// A B+ tree on a persistence backend. Readers never wait. A writer waits only for writers of the same stripe of
@@ -111,6 +153,7 @@ pub(crate) struct PoolTree<M> {
     pub(crate) allocator: Mutex<Allocator>,
     pub(crate) thread_caches: ThreadCaches,
     pub(crate) versions: RetainedVersions,
+    pub(crate) range_deletes: PendingRangeDeletes,
     /// Number of records at open.
     pub(crate) records_at_open: AtomicU64,
     pub(crate) leaf_count: AtomicU64,
@@ -118,6 +161,7 @@ pub(crate) struct PoolTree<M> {
     pub(crate) released_leaf_reservations: AtomicUsize,
     pub(crate) split_stats: SplitStats,
     pub(crate) merge_progress: Mutex<LeafMergeProgress>,
+    pub(crate) expiry: PoolExpiry,
     /// How many times packing shifted records from one leaf to the leaf before it.
     #[cfg(test)]
     pub(crate) shifts: AtomicU64,
@@ -129,6 +173,15 @@ pub(crate) struct PoolTree<M> {
 pub(crate) struct LeafEntry {
     pub(crate) slot_index: usize,
     pub(crate) record: PoolRecord,
+}
+
+/// The leaf to which a key belonged at one time.
+#[derive(Clone, Copy)]
+pub(crate) struct LeafGuess {
+    /// `structure_version` before the leaf was found.
+    shape: u64,
+    pub(crate) leaf: LeafAddr,
+    pub(crate) fingerprint: u8,
 }
 
 #[cold]
@@ -165,6 +218,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             bytes_identify_keys: order.equality_is_bytewise(),
             slots_per_leaf: options.slots_per_leaf.clamp(4, SLOTS),
             versions: RetainedVersions::new(order.clone(), snapshots, options.len_max),
+            range_deletes: PendingRangeDeletes::new(),
             key_order: order,
             inner,
             leaf_orders: LeafOrderCache::new(options.len_max.max(backend.region().len())),
@@ -180,6 +234,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             released_leaf_reservations: AtomicUsize::new(0),
             split_stats: SplitStats::default(),
             merge_progress: Mutex::default(),
+            expiry: PoolExpiry::default(),
             #[cfg(test)]
             shifts: AtomicU64::new(0),
             #[cfg(test)]
@@ -218,11 +273,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
         fence(Ordering::Release);
     }
 
-    /// Counts a record that was added to `leaf` (`came`) or removed from it. The caller holds the lock of the leaf.
-    pub(crate) fn add_to_record_count(&self, leaf: u64, came: bool) {
+    /// Counts records that were added to `leaf`, or removed from it if `by` is negative. The caller holds the lock of
+    /// the leaf.
+    pub(crate) fn add_to_record_count(&self, leaf: u64, by: i64) {
         let records = &self.stripes[Self::stripe_no(leaf)].record_delta;
-        let by = if came { 1 } else { u64::MAX };
-        records.store(records.load(Ordering::Relaxed).wrapping_add(by), Ordering::Release);
+        records.store(records.load(Ordering::Relaxed).wrapping_add_signed(by), Ordering::Release);
     }
 
     /// Raises `structure_version`. The caller has moved keys to another leaf, and `inner` leads to that leaf already.
@@ -260,6 +315,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
     pub(crate) fn lock_two_leaves(&self, a: u64, b: u64) -> Result<(MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>)> {
         let second = if Self::stripe_no(a) == Self::stripe_no(b) { None } else { Some(self.lock_stripe(b)?) };
         Ok((self.lock_stripe(a)?, second))
+    }
+
+    /// Locks all leaves. The caller holds `structure_lock`.
+    pub(crate) fn lock_all_leaves(&self) -> Result<Vec<MutexGuard<'_, ()>>> {
+        self.stripes.iter().map(|stripe| stripe.lock.lock().map_err(poisoned)).collect()
     }
 
     /// Locks the structure for a thread that splits leaves or merges sparse ones.
@@ -358,13 +418,19 @@ impl<M: PersistenceBackend> PoolTree<M> {
     ) -> Result<Option<LeafEntry>> {
         for n in set_bits(leaf.match_fingerprint(commit, fingerprint)) {
             let slot = leaf.slot(n);
-            self.region().prefetch(slot.offset(), slot.len().unwrap_or(VALUE_PREFETCH_LEN).min(VALUE_PREFETCH_LEN));
+            self.prefetch_record(slot);
             let record = PoolRecord::read(self.region(), slot)?;
             if self.key_equals(&record, key) {
                 return Ok(Some(LeafEntry { slot_index: n, record }));
             }
         }
         Ok(None)
+    }
+
+    /// Prefetches the record of a slot.
+    #[inline]
+    pub(crate) fn prefetch_record(&self, slot: LeafSlot) {
+        self.region().prefetch(slot.offset(), slot.len().unwrap_or(VALUE_PREFETCH_LEN).min(VALUE_PREFETCH_LEN));
     }
 
     /// The newest record of `key` in the tree. A record that is found was in the tree at some time during the call,
@@ -386,6 +452,29 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
     }
 
+    /// The leaf to which `key` belongs now. Prefetches its header.
+    #[inline]
+    pub(crate) fn guess_leaf(&self, key: &[u8], pin: &Pin) -> LeafGuess {
+        let shape = self.structure_version.load(Ordering::Acquire);
+        let leaf = LeafAddr(self.inner.find_leaf(LeafTarget::Key(key), pin));
+        self.region().prefetch(leaf.offset(), LEAF_HEADER_LEN);
+        LeafGuess { shape, leaf, fingerprint: self.fingerprint(key) }
+    }
+
+    /// As [`get_at`](PoolTree::get_at). Searches the guessed leaf first, which is the only one unless keys have moved
+    /// since the guess. `pin` was held at the guess.
+    pub(crate) fn get_guessed(&self, key: &[u8], guess: LeafGuess, at: ReadMoment, pin: &Pin) -> Result<Option<Slice>> {
+        let pending = self.range_deletes.first();
+        let leaf = self.leaf(guess.leaf);
+        let changes = self.slot_version(leaf.offset).load(Ordering::Acquire);
+        let newest = match self.find_in_leaf(leaf, leaf.commit_word(), key, guess.fingerprint)? {
+            Some(entry) => Some(entry.record),
+            None if self.is_unchanged(leaf.offset, changes, guess.shape) => None,
+            None => self.find_newest(key, pin)?,
+        };
+        self.visible_version(key, newest, at, pending, Region::slice)
+    }
+
     /// Whether the leaf and the structure are unchanged since these versions were loaded: then the slots read in
     /// between are one state of the right leaf.
     #[inline]
@@ -401,66 +490,118 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// `Corruption` if the bytes of the pool are not valid, `Closed` after [`stop_writes`](PoolTree::stop_writes).
     #[inline]
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Slice>> {
-        self.get_with(key, |region, record| region.slice(record.value_offset(), record.value_len))
+        self.get_with(key, Region::slice)
     }
 
     /// The length of the value of `key` in bytes, as [`PoolTree::get`].
     pub(crate) fn size_of(&self, key: &[u8]) -> Result<Option<u32>> {
         // Values are at most 4 GiB - 1, so the cast loses nothing.
-        self.get_with(key, |_, record| record.value_len as u32)
+        self.get_with(key, |_, _, len| len as u32)
     }
 
-    fn get_with<T>(&self, key: &[u8], read: impl Fn(&Region, &PoolRecord) -> T) -> Result<Option<T>> {
+    fn get_with<T>(&self, key: &[u8], read: impl Fn(&Region, u64, usize) -> T) -> Result<Option<T>> {
         let pin = self.pin()?;
+        let now_ms = || self.versions.snapshots().now_ms();
         loop {
             let at = self.versions.snapshots().visible();
+            let pending = self.range_deletes.first();
             let newest = self.find_newest(key, &pin)?;
             if let Some(record) = newest.filter(|record| record.seqno <= at) {
-                return Ok(Some(read(self.region(), &record)));
+                match self.is_hidden(key, &record, at, pending) {
+                    Some(false) => return self.read_unexpired(&record, now_ms, &read),
+                    Some(true) => return Ok(None),
+                    None => continue,
+                }
             }
-            if let Some((kind, slot)) = self.versions.find(key, at) {
-                return self.read_version(kind, slot, &read);
-            }
-            // The version that was visible at `at` may have been replaced, the replacement published, and the version
-            // dropped since. Then the lookup is repeated at a later sequence number.
+            let version = self.versions.find(key, at);
+            // The version that was visible at `at` may have been replaced or removed, the change published, and the
+            // version dropped since. Then the lookup is repeated at a later sequence number.
             if self.versions.is_complete_since(at) {
-                return Ok(None);
+                return version.map_or(Ok(None), |(kind, slot)| self.read_version(kind, slot, now_ms, &read));
             }
         }
     }
 
-    /// The value of `key` as of `at`, the sequence number of a registered snapshot or iterator.
-    pub(crate) fn get_at(&self, key: &[u8], at: SeqNo) -> Result<Option<Slice>> {
-        self.get_at_with(key, at, |region, record| region.slice(record.value_offset(), record.value_len))
+    /// The value of `key` as of `at`, the moment of a registered snapshot or iterator.
+    pub(crate) fn get_at(&self, key: &[u8], at: impl Into<ReadMoment>) -> Result<Option<Slice>> {
+        self.get_at_with(key, at.into(), Region::slice)
     }
 
     /// The length of the value of `key` in bytes, as [`PoolTree::get_at`].
-    pub(crate) fn size_of_at(&self, key: &[u8], at: SeqNo) -> Result<Option<u32>> {
-        self.get_at_with(key, at, |_, record| record.value_len as u32)
+    pub(crate) fn size_of_at(&self, key: &[u8], at: impl Into<ReadMoment>) -> Result<Option<u32>> {
+        self.get_at_with(key, at.into(), |_, _, len| len as u32)
     }
 
-    fn get_at_with<T>(&self, key: &[u8], at: SeqNo, read: impl Fn(&Region, &PoolRecord) -> T) -> Result<Option<T>> {
+    fn get_at_with<T>(&self, key: &[u8], at: ReadMoment, read: impl Fn(&Region, u64, usize) -> T) -> Result<Option<T>> {
         let pin = self.pin()?;
-        if let Some(record) = self.find_newest(key, &pin)?.filter(|record| record.seqno <= at) {
-            return Ok(Some(read(self.region(), &record)));
+        let pending = self.range_deletes.first();
+        let newest = self.find_newest(key, &pin)?;
+        self.visible_version(key, newest, at, pending, read)
+    }
+
+    /// Reads the version of `key` that is visible at `at`: `newest`, or an older one. `pending` was the first pending
+    /// range delete before the search. The caller is pinned.
+    #[inline]
+    fn visible_version<T>(
+        &self,
+        key: &[u8],
+        newest: Option<PoolRecord>,
+        at: ReadMoment,
+        pending: SeqNo,
+        read: impl Fn(&Region, u64, usize) -> T,
+    ) -> Result<Option<T>> {
+        if let Some(record) = newest.filter(|record| record.seqno <= at.seqno) {
+            return match self.is_hidden(key, &record, at.seqno, pending) {
+                Some(false) => self.read_unexpired(&record, || at.now_ms, &read),
+                Some(true) => Ok(None),
+                None => self.get_at_with(key, at, read),
+            };
         }
-        match self.versions.find(key, at) {
-            Some((kind, slot)) => self.read_version(kind, slot, &read),
+        match self.versions.find(key, at.seqno) {
+            Some((kind, slot)) => self.read_version(kind, slot, || at.now_ms, &read),
             None => Ok(None),
         }
+    }
+
+    /// Whether a pending range delete hides `record` from a reader at `at`, as of
+    /// [`hides`](PendingRangeDeletes::hides).
+    #[inline]
+    fn is_hidden(&self, key: &[u8], record: &PoolRecord, at: SeqNo, pending: SeqNo) -> Option<bool> {
+        if pending > at || !self.is_step_enabled(TreeStep::HideCovered) {
+            return Some(false);
+        }
+        self.range_deletes.hides(pending, key, record.seqno, at, &self.key_order)
+    }
+
+    /// Passes offset and length of the value of a visible record to `read`, unless the record has expired.
+    #[inline]
+    fn read_unexpired<T>(
+        &self,
+        record: &PoolRecord,
+        now_ms: impl FnOnce() -> u64,
+        read: &impl Fn(&Region, u64, usize) -> T,
+    ) -> Result<Option<T>> {
+        let (offset, len) = match record.kind {
+            RecordKind::Put => (record.value_offset(), record.value_len),
+            _ => match record.unexpired_value(self.region(), now_ms())? {
+                Some(value) => value,
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(read(self.region(), offset, len)))
     }
 
     fn read_version<T>(
         &self,
         kind: RecordKind,
         slot: LeafSlot,
-        read: &impl Fn(&Region, &PoolRecord) -> T,
+        now_ms: impl FnOnce() -> u64,
+        read: &impl Fn(&Region, u64, usize) -> T,
     ) -> Result<Option<T>> {
         if kind.is_tombstone() {
             return Ok(None);
         }
-        let record = PoolRecord::read(self.region(), slot)?;
-        Ok(Some(read(self.region(), &record)))
+        self.read_unexpired(&PoolRecord::read(self.region(), slot)?, now_ms, read)
     }
 
     /// Number of records in the tree.

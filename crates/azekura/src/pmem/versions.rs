@@ -7,11 +7,12 @@
 //! no snapshot is older than the newest replacement in it; then the space of its records is freed.
 
 use std::collections::VecDeque;
+use std::ops::Bound;
 use std::sync::{Arc, Condvar, Mutex as BatchMutex, PoisonError};
 
 use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
-use crate::engine::SnapshotList;
+use crate::engine::{KeyBounds, SnapshotList};
 use crate::iter::InternalIter;
 use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, Ordering, SCHEDULE_EXPLORATION};
 use crate::mem::epoch::EpochCell;
@@ -102,6 +103,9 @@ impl RetainedVersions {
     /// no reader can need it. Called before the record is removed from its leaf. Also returns the space of versions
     /// that became stale.
     ///
+    /// Only a range delete can be visible to all readers, because it removes records after its publication. If an older
+    /// version of the key is retained, which readers of other versions keep, a tombstone hides it.
+    ///
     /// # Errors
     /// `OutOfSpace` if there is no memory, and `Poisoned`; then the record is not retained.
     pub(crate) fn retain(
@@ -114,7 +118,14 @@ impl RetainedVersions {
         let mut tables = self.write_tables.lock().map_err(poisoned)?;
         let oldest = self.snapshots.oldest();
         if by <= oldest {
-            self.dropped_through.fetch_max(by.0, Ordering::Release);
+            self.raise_dropped_through(by);
+            let older = |table: &Arc<VersionTable>| table.entries.get(key, table.entries.hash_of(key), by).is_some();
+            if removed
+                && tables.iter().any(older)
+                && let Some(newest) = tables.back()
+            {
+                newest.entries.insert(EntryRef { user_key: key, seqno: by, kind: RecordKind::Delete, value: &[] })?;
+            }
             return Ok((false, Vec::new()));
         }
         let mut freed = Vec::new();
@@ -151,6 +162,11 @@ impl RetainedVersions {
         }
         self.version_count.fetch_add(1, Ordering::Release);
         Ok((true, freed))
+    }
+
+    /// Records that replaced or removed by changes up to `by` are not retained. Called before they are removed.
+    pub(crate) fn raise_dropped_through(&self, by: SeqNo) {
+        self.dropped_through.fetch_max(by.0, Ordering::Release);
     }
 
     fn publish(&self, tables: &VecDeque<Arc<VersionTable>>) {
@@ -362,6 +378,42 @@ impl RetainedVersions {
         found.max_by_key(|(seqno, _, _)| *seqno).map(|(_, kind, slot)| (kind, slot))
     }
 
+    /// Whether any version of `key` is retained.
+    pub(crate) fn contains_key(&self, key: &[u8]) -> bool {
+        let has_key =
+            |table: &Arc<VersionTable>| table.entries.get(key, table.entries.hash_of(key), SeqNo::MAX).is_some();
+        !self.is_empty() && self.tables.load().iter().any(has_key)
+    }
+
+    /// Returns a key within `bounds` that was removed after `since`, a registered sequence number or a later one.
+    pub(crate) fn find_removed_key(
+        &self,
+        order: &KeyOrder,
+        (start, end): KeyBounds<'_>,
+        since: SeqNo,
+    ) -> Result<Option<Vec<u8>>> {
+        let is_past_end = |key: &[u8]| match end {
+            Bound::Unbounded => false,
+            Bound::Included(end) => order.cmp(key, end).is_gt(),
+            Bound::Excluded(end) => order.cmp(key, end).is_ge(),
+        };
+        for table in RetainedVersions::tables_needed_at(&self.tables.load(), since) {
+            let mut cursor = table.entries.iter();
+            match start {
+                Bound::Unbounded => cursor.seek_to_first()?,
+                Bound::Included(key) => cursor.seek(InternalKey::before_versions_of(key))?,
+                Bound::Excluded(key) => cursor.seek(InternalKey::new(key, SeqNo::ZERO))?,
+            }
+            while let Some(entry) = cursor.current().filter(|entry| !is_past_end(entry.user_key)) {
+                if entry.kind.is_tombstone() && entry.seqno > since {
+                    return Ok(Some(entry.user_key.to_vec()));
+                }
+                cursor.next()?;
+            }
+        }
+        Ok(None)
+    }
+
     /// Calls `visit` for each retained version not newer than `at`, of the keys from `low` up to the first key that
     /// `is_past` accepts.
     pub(crate) fn visit_range(
@@ -473,8 +525,8 @@ mod tests {
         }
     }
 
-    /// Regression: later batches were served wherever they fitted, so a large batch waited as long as small ones
-    /// arrived.
+    /// Regression: later batches got the reservation wherever they fitted, so a large batch waited as long as small
+    /// ones arrived.
     #[test]
     fn batches_that_wait_are_served_in_order() {
         let points = SnapshotList::new(crate::engine::LastVisibleSeqno::default());
@@ -489,9 +541,9 @@ mod tests {
         while versions.reserved.lock().unwrap().next_to_wait == 0 {
             env.sleep(Duration::from_millis(1));
         }
-        assert!(versions.try_reserve(1).is_none(), "a later batch goes ahead");
+        assert!(versions.try_reserve(1).is_none(), "a later batch overtakes the waiting one");
         let third = wait_for(1);
-        assert!(versions.reserve(0, || Ok(())).is_ok(), "what keeps nothing waits for none");
+        assert!(versions.reserve(0, || Ok(())).is_ok(), "a batch that retains nothing does not wait");
         drop(first);
         assert!(second.join() && third.join());
         assert!(versions.try_reserve(most).is_some());

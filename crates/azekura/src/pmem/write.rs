@@ -13,6 +13,7 @@
 //! replaces or removes ([`RetainedVersions::reserve`]). A cheap upper bound is computed from the lengths alone. If the
 //! bound does not fit, a closer bound is computed from the existing keys and their leaves.
 
+use crate::base::key::split_expiry;
 use crate::base::{EntryRef, ErrorKind, RecordKind, Result, SeqNo};
 use crate::engine::{AssignedSeqno, BatchReservation, PlannedChange};
 use crate::mem::atomic::{MutexGuard, Ordering};
@@ -21,7 +22,7 @@ use crate::pmem::allocator::{Allocator, PoolRange};
 use crate::pmem::inner::LeafTarget;
 use crate::pmem::leaf::{LeafAddr, LeafCommitWord, PoolLeaf};
 use crate::pmem::persistence::{PersistSite, PersistenceBackend};
-use crate::pmem::record::{LeafSlot, PoolRecordHeader, buffer_len_for};
+use crate::pmem::record::{LeafSlot, PoolRecord, PoolRecordHeader, buffer_len_for};
 use crate::pmem::tree::{LeafEntry, PoolTree, TreeStep};
 use crate::pmem::versions::{RetainedVersions, VersionsGuard};
 
@@ -68,20 +69,25 @@ impl<M: PersistenceBackend> Drop for UnlinkedBuffer<'_, M> {
 }
 
 impl<M: PersistenceBackend> PoolTree<M> {
-    /// Sets the value of `key`. A record that is not newer than the existing one is ignored, so that the WAL can be
+    /// As [`put_entry`](PoolTree::put_entry), of a value that does not expire.
+    #[cfg(test)]
+    pub(crate) fn put(&self, key: &[u8], seqno: SeqNo, value: &[u8]) -> Result<()> {
+        self.put_entry(EntryRef { user_key: key, seqno, kind: RecordKind::Put, value })
+    }
+
+    /// Sets the value of a key. A record that is not newer than the existing one is ignored, so that the WAL can be
     /// replayed; otherwise the caller passes rising sequence numbers for one key. When it returns, the change is as
     /// durable as the backend can make it.
     ///
     /// # Errors
     /// `Invalid` if key or value is too long, `OutOfSpace` if the pool is full; then nothing was changed.
-    pub(crate) fn put(&self, key: &[u8], seqno: SeqNo, value: &[u8]) -> Result<()> {
-        let entry = EntryRef { user_key: key, seqno, kind: RecordKind::Put, value };
+    pub(crate) fn put_entry(&self, entry: EntryRef<'_>) -> Result<()> {
         let len = PoolRecordHeader::new(entry)?.buffer_len(entry);
         let range = (self.allocate(len)?, len);
         self.put_reserved(entry, range)
     }
 
-    /// As [`put`](PoolTree::put), in a reserved buffer. Frees the buffer on failure.
+    /// As [`put_entry`](PoolTree::put_entry), in a reserved buffer. Frees the buffer on failure.
     pub(crate) fn put_reserved(&self, entry: EntryRef<'_>, reservation: PoolRange) -> Result<()> {
         let mut draft = UnlinkedBuffer { tree: self, range: reservation, is_linked: false };
         let fingerprint = self.fingerprint(entry.user_key);
@@ -94,12 +100,14 @@ impl<M: PersistenceBackend> PoolTree<M> {
     }
 
     /// Sets the value of `key` with the sequence number that `assign_seqno` returns. Returns false if that is none.
+    /// `kind` is a value, which may expire.
     ///
     /// # Errors
-    /// Those of [`put`](PoolTree::put), before `assign_seqno` is called, and those of `assign_seqno`. After any other
-    /// error the state is unknown.
+    /// Those of [`put_entry`](PoolTree::put_entry), before `assign_seqno` is called, and those of `assign_seqno`.
+    /// After any other error the state is unknown.
     pub(crate) fn put_assigning_seqno(
         &self,
+        kind: RecordKind,
         key: &[u8],
         value: &[u8],
         mut assign_seqno: impl FnMut() -> AssignedSeqno,
@@ -110,7 +118,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let mut draft = UnlinkedBuffer { tree: self, range: (at, len), is_linked: false };
         self.region().prefetch(draft.range.0, len.min(RECORD_PREFETCH_LEN));
         let fingerprint = self.fingerprint(key);
-        let entry = EntryRef { user_key: key, seqno: SeqNo::ZERO, kind: RecordKind::Put, value };
+        let entry = EntryRef { user_key: key, seqno: SeqNo::ZERO, kind, value };
         loop {
             match self.try_put(entry, fingerprint, &mut draft, &mut assign_seqno)? {
                 PutOutcome::Done => return Ok(true),
@@ -179,12 +187,12 @@ impl<M: PersistenceBackend> PoolTree<M> {
         };
         let Some(seqno) = assign_seqno()? else { return Ok(RemoveOutcome::NoSeqno) };
         let Some(place) = found.filter(|place| place.record.seqno < seqno) else { return Ok(RemoveOutcome::Absent) };
-        let kept = self.retain_version(key, &place, seqno, true)?;
+        let kept = self.retain_version(key, &place.record, seqno, true)?;
         let left = self.commit_without_slot(leaf, commit, &place, fingerprint);
         self.backend.publish(leaf.offset, left.0);
         self.backend.flush(leaf.offset, 8, PersistSite::RemoveCommit);
         self.backend.fence(PersistSite::RemoveDone);
-        self.add_to_record_count(leaf.offset, false);
+        self.add_to_record_count(leaf.offset, -1);
         drop(locked);
         if !kept {
             self.lock_allocator()?.retire((place.record.offset, place.record.buffer_len()));
@@ -236,8 +244,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
             Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
             done => return done,
         };
+        let was_swept = self.retire_swept()?;
         let (freed, shelved) = (self.versions.drop_stale()?, self.thread_caches.drain());
-        if !freed.is_empty() || !shelved.is_empty() {
+        if was_swept || !freed.is_empty() || !shelved.is_empty() {
             self.retire_all(freed)?;
             let mut space = self.lock_allocator()?;
             shelved.into_iter().for_each(|run| space.free(run));
@@ -273,13 +282,14 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.versions.check_memory_limit()
     }
 
-    /// Drops all retained versions that no reader needs any more, and retires their space.
+    /// Drops all retained versions that no reader needs any more, and retires their space and that of expired records.
     pub(crate) fn forget_versions(&self) -> Result<()> {
+        self.retire_swept()?;
         self.retire_all(self.versions.drop_stale()?)
     }
 
     /// Retires the space of records to which no leaf and no retained version points.
-    fn retire_all(&self, ranges: Vec<PoolRange>) -> Result<()> {
+    pub(crate) fn retire_all(&self, ranges: Vec<PoolRange>) -> Result<()> {
         let mut space = self.lock_allocator()?;
         for range in ranges {
             if self.is_step_enabled(TreeStep::EpochReclaim) { space.retire(range) } else { space.free(range) }
@@ -325,7 +335,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
         let entry = EntryRef { seqno, ..entry };
         let kept = match &old {
-            Some(old) => self.retain_version(entry.user_key, old, entry.seqno, false)?,
+            Some(old) => self.retain_version(entry.user_key, &old.record, entry.seqno, false)?,
             None => true,
         };
         let n = commit.first_free_slot().expect("one slot is always free");
@@ -345,7 +355,10 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.backend.fence(PersistSite::PutDone);
         draft.is_linked = true;
         if old.is_none() {
-            self.add_to_record_count(leaf.offset, true);
+            self.add_to_record_count(leaf.offset, 1);
+        }
+        if entry.kind.has_expiry() {
+            self.expiry.add(split_expiry(entry.kind, entry.value)?.0);
         }
         drop(locked);
         match old {
@@ -356,11 +369,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
     }
 
     /// Retains a record that the change `by` replaces or removes. Returns false if no reader can need it.
-    fn retain_version(&self, key: &[u8], place: &LeafEntry, by: SeqNo, removed: bool) -> Result<bool> {
+    pub(crate) fn retain_version(&self, key: &[u8], record: &PoolRecord, by: SeqNo, removed: bool) -> Result<bool> {
         if !self.is_step_enabled(TreeStep::RetainVersions) || self.replaying.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let (kept, freed) = self.versions.retain(key, &place.record, by, removed)?;
+        let (kept, freed) = self.versions.retain(key, record, by, removed)?;
         if !freed.is_empty() {
             self.retire_all(freed)?;
         }
@@ -382,9 +395,14 @@ impl<M: PersistenceBackend> PoolTree<M> {
     }
 }
 
-/// Maximum number of bytes of memory for the version that `change` replaces or removes.
+/// Maximum number of bytes of memory for the version that `change`, of one key, replaces or removes.
 fn version_bytes_max(change: &PlannedChange<'_>) -> u64 {
     RetainedVersions::bytes_most(change.key.len(), change.value_len.is_none())
+}
+
+/// Whether a change concerns one key.
+fn is_single(change: &PlannedChange<'_>) -> bool {
+    change.range.is_none()
 }
 
 impl<M: PersistenceBackend> PoolTree<M> {
@@ -397,12 +415,16 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// `OutOfSpace` if the pool is full, or the retained versions take too much memory; then nothing is reserved.
     pub(crate) fn reserve(&self, records: &[PlannedChange<'_>], buffers: &mut [PoolRange]) -> Result<BatchReservation> {
         let mut counted = None;
-        let most = records.iter().map(version_bytes_max).sum();
-        let versions = match self.versions.try_reserve(most) {
+        let in_ranges = match records.iter().all(is_single) {
+            true => 0,
+            false => self.range_delete_version_bytes(records)?,
+        };
+        let most: u64 = records.iter().filter(|change| is_single(change)).map(version_bytes_max).sum();
+        let versions = match self.versions.try_reserve(most + in_ranges) {
             Some(guard) => guard,
             None => {
                 let (kept, _) = *counted.insert(self.count_needs(records)?);
-                self.versions.reserve(kept, || self.forget_versions())?
+                self.versions.reserve(kept + in_ranges, || self.forget_versions())?
             }
         };
         let puts = buffers.len();
@@ -471,7 +493,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// beyond its limit
     /// ([`Allocator::allocate_beyond_limit`](crate::pmem::allocator::Allocator::allocate_beyond_limit)).
     fn count_needs(&self, records: &[PlannedChange<'_>]) -> Result<(u64, usize)> {
-        let mut sorted: Vec<&PlannedChange<'_>> = records.iter().collect();
+        let mut sorted: Vec<&PlannedChange<'_>> = records.iter().filter(|change| is_single(change)).collect();
         sorted.sort_by(|a, b| self.key_order.cmp(a.key, b.key));
         let (mut kept, mut leaves, mut all_new) = (0, 0, 0);
         // For the leaf of the previous key: the number of new keys, and its upper bound. Its free slots do not count,
@@ -494,7 +516,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
         leaves += self.splits_most(new);
         // A leaf that is merged after removals is fuller than before, up to five eighths.
-        let removals = records.iter().filter(|record| record.value_len.is_none()).count();
+        let removals = sorted.iter().filter(|record| record.value_len.is_none()).count();
         Ok((kept, leaves + removals.min(all_new / (self.slots_per_leaf * 3 / 8).max(1)) + 1))
     }
 

@@ -172,6 +172,7 @@ impl RecordLogWriter {
     }
 
     #[inline]
+    #[inline]
     fn add_frame(
         &mut self,
         place: &LogFileIdentity,
@@ -255,7 +256,7 @@ mod tests {
         let (mut file, mut writes) = (vec![0; 64], 0);
         writer.reset(64);
         let mut sink = |bytes: &[u8], offset: u64| {
-            assert_eq!(offset, file.len() as u64, "pieces follow each other");
+            assert_eq!(offset, file.len() as u64, "writes are contiguous");
             file.extend_from_slice(bytes);
             writes += 1;
             Ok(())

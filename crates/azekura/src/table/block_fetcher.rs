@@ -18,6 +18,7 @@ use crate::mem::parent_block::{ParentBlock, PinnedRef};
 use crate::mem::slice::Slice;
 use crate::vfs::open_files::DataFiles;
 use crate::vfs::read_ahead::{ReadAhead, ReadAheadRequest};
+use crate::vfs::read_many::RangeRead;
 
 /// Fetches the blocks of one table. Thread safe.
 pub(crate) struct BlockFetcher {
@@ -160,6 +161,63 @@ impl BlockFetcher {
         self.fetch_child_slow(parent.to_arc(), at, kind)
     }
 
+    /// As [`fetch_child`](BlockFetcher::fetch_child), but returns `None` if the block must be read from the file.
+    #[inline]
+    pub(crate) fn cached_child<'p, T: Cacheable>(
+        &self,
+        parent: &BlockRef<'_, ParentBlock<T, RestartBlock>>,
+        at: usize,
+        kind: BlockKind,
+        pin: &'p Pin,
+    ) -> Result<Option<BlockRef<'p, T>>> {
+        if let Some(block) = parent.child(at, pin) {
+            self.cache.count_link_hit(kind, pin);
+            return Ok(Some(BlockRef::Pinned(block)));
+        }
+        let parent = parent.to_arc();
+        let handle = child_handle(&parent, at)?;
+        let cached = self.cache.get(self.id, handle.offset, kind, Some((Arc::downgrade(&parent) as _, at)));
+        Ok(cached.map(BlockRef::Shared))
+    }
+
+    /// Prepares the read of `len` bytes from `offset`.
+    ///
+    /// # Errors
+    /// `Corruption` if the range ends past the end of the file, `Io` if the file cannot be opened.
+    pub(crate) fn start_read(&self, offset: u64, len: u64) -> Result<RangeRead<Buffer>> {
+        let start = || {
+            if offset.checked_add(len).is_none_or(|end| end > self.size) {
+                return Err(Error::corruption("block ends past the end of the file"));
+            }
+            let mut bytes = self.allocate_buffer(len)?;
+            bytes.extend_with_zeros(len as usize);
+            Ok(RangeRead { file: self.files.get(self.id)?, offset, bytes, error: None })
+        };
+        start().map_err(|error| self.with_location(error, offset))
+    }
+
+    /// Decodes the data block at `handle` from the bytes that were read from `offset`, and inserts it into the cache,
+    /// linked to the `at`-th entry of `parent`.
+    pub(crate) fn finish_read<T: Cacheable>(
+        &self,
+        handle: BlockHandle,
+        kind: BlockKind,
+        frame: Buffer,
+        parent_slot: ParentSlot<T>,
+    ) -> Result<Arc<T>> {
+        let block = open_frame(frame, &self.file_id, handle.offset, kind).and_then(T::decode_body);
+        let block = block.map(Arc::new).map_err(|error| self.with_location(error, handle.offset))?;
+        self.insert_into_cache(handle, kind, &block, parent_slot);
+        Ok(block)
+    }
+
+    /// Copies the frame at `handle` out of a larger range that was read.
+    pub(crate) fn copy_frame(&self, frame: &[u8]) -> Result<Buffer> {
+        let mut bytes = self.allocate_buffer(frame.len() as u64)?;
+        bytes.extend_from_slice(frame);
+        Ok(bytes)
+    }
+
     #[cold]
     fn fetch_child_slow<'p, T: Cacheable>(
         &self,
@@ -250,6 +308,11 @@ impl<'a> BlockValue<'a> {
         BlockValue { bytes, block: Some(block) }
     }
 
+    /// The value without its first `len` bytes.
+    pub(crate) fn without_prefix(self, len: usize) -> BlockValue<'a> {
+        BlockValue { bytes: &self.bytes[len..], ..self }
+    }
+
     /// The value as a slice. A large value that is most of its block is shared, others are copied.
     #[inline]
     pub(crate) fn to_slice(&self) -> Slice {
@@ -302,7 +365,7 @@ impl<T: Cacheable> TableBlockSlot<T> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get<'a>(&'a self, fetcher: &BlockFetcher, pin: &'a Pin) -> Result<BlockRef<'a, T>> {
         match self.fetch_loaded(fetcher, pin) {
             Some(block) => Ok(BlockRef::Pinned(block)),
@@ -310,7 +373,7 @@ impl<T: Cacheable> TableBlockSlot<T> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn fetch_loaded<'a>(&'a self, fetcher: &BlockFetcher, pin: &'a Pin) -> Option<PinnedRef<'a, T>> {
         if let Some(block) = self.pinned.get() {
             return Some(PinnedRef::from_borrowed_arc(block));

@@ -9,12 +9,17 @@ use crate::table::block_fetcher::{BlockFetcher, BlockRef, TableBlockSlot};
 use crate::table::index::{MetadataPartition, lower_bound_entry};
 use crate::table::options::FilterPolicy;
 
+/// Maximum number of filter partitions that a search for a prefix excludes.
+const PREFIX_PARTITIONS_MAX: usize = 4;
+
 /// Collects the hashes of user keys into filter partitions, which stay in memory until the data blocks are written.
 pub(crate) struct FilterBuilder {
     bits_per_key: f32,
     /// Maximum number of keys in a partition; `None` for a single partition.
     keys_per_partition: Option<usize>,
     hashes: Vec<u64>,
+    /// The last hash of a prefix in `hashes`.
+    last_prefix: Option<u64>,
     keys: u64,
     partitions: Vec<MetadataPartition>,
     partition_bytes: u64,
@@ -32,20 +37,26 @@ impl FilterBuilder {
             bits_per_key,
             keys_per_partition,
             hashes: Vec::new(),
+            last_prefix: None,
             keys: 0,
             partitions: Vec::new(),
             partition_bytes: 0,
         })
     }
 
-    /// Adds the hash of `user_key`, which differs from the previous user key `before`.
-    pub(crate) fn add(&mut self, hash: u64, before: &[u8], user_key: &[u8], order: &KeyOrder) {
+    /// Adds the hash of `user_key`, which differs from the previous user key `before`, and the hash of its prefix,
+    /// unless that was added last.
+    pub(crate) fn add(&mut self, hash: u64, prefix: Option<u64>, before: &[u8], user_key: &[u8], order: &KeyOrder) {
         if self.keys_per_partition.is_some_and(|keys| self.hashes.len() >= keys) {
             let mut bound = Vec::new();
             order.separator(before, user_key, &mut bound);
             self.finish_partition(bound);
         }
         self.hashes.push(hash);
+        if let Some(prefix) = prefix.filter(|prefix| self.last_prefix != Some(*prefix)) {
+            self.hashes.push(prefix);
+            self.last_prefix = Some(prefix);
+        }
         self.keys += 1;
     }
 
@@ -54,6 +65,7 @@ impl FilterBuilder {
         self.partition_bytes += raw.len() as u64;
         self.partitions.push(MetadataPartition { key: bound, seqno: SeqNo::ZERO, tag: 0, raw });
         self.hashes.clear();
+        self.last_prefix = None;
     }
 
     /// Returns all partitions. The bound of the last one is `largest`.
@@ -84,7 +96,7 @@ pub(crate) enum TableFilter {
 
 impl TableFilter {
     /// Returns false only if no entry has this user key. `hash` is its hash with the seed of the table.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn may_contain(
         &self,
         fetcher: &BlockFetcher,
@@ -93,18 +105,62 @@ impl TableFilter {
         order: &KeyOrder,
         pin: &Pin,
     ) -> Result<bool> {
-        let partition: BlockRef<'_, FilterBlock> = match self {
-            TableFilter::Single(partition) => partition.get(fetcher, pin)?,
+        let partition = self.find_partition(fetcher, user_key, order, pin)?;
+        Ok(partition.is_some_and(|partition| partition.may_contain(hash)))
+    }
+
+    /// The partition for a user key; `None` if the key is above all keys of the table.
+    #[inline(always)]
+    pub(crate) fn find_partition<'a>(
+        &'a self,
+        fetcher: &BlockFetcher,
+        user_key: &[u8],
+        order: &KeyOrder,
+        pin: &'a Pin,
+    ) -> Result<Option<BlockRef<'a, FilterBlock>>> {
+        match self {
+            TableFilter::Single(partition) => partition.get(fetcher, pin).map(Some),
             TableFilter::Partitioned(top) => {
                 let top = top.get(fetcher, pin)?;
                 // Bounds have sequence number 0, so every version of a key is at or before a bound with the same key.
                 let Some(at) = lower_bound_entry(&top, InternalKey::before_versions_of(user_key), order)? else {
-                    return Ok(false);
+                    return Ok(None);
                 };
-                fetcher.fetch_child(&top, at, BlockKind::FilterPartition, pin)?
+                fetcher.fetch_child(&top, at, BlockKind::FilterPartition, pin).map(Some)
             }
+        }
+    }
+
+    /// Returns false only if no key at or after `start` has the prefix with this hash. `start` has that prefix, and
+    /// keys are in the order of bytes.
+    pub(crate) fn may_contain_prefix(
+        &self,
+        fetcher: &BlockFetcher,
+        start: &[u8],
+        prefix: &[u8],
+        hash: u64,
+        order: &KeyOrder,
+        pin: &Pin,
+    ) -> Result<bool> {
+        let top = match self {
+            TableFilter::Single(partition) => return Ok(partition.get(fetcher, pin)?.may_contain(hash)),
+            TableFilter::Partitioned(top) => top.get(fetcher, pin)?,
         };
-        Ok(partition.may_contain(hash))
+        let Some(first) = lower_bound_entry(&top, InternalKey::before_versions_of(start), order)? else {
+            return Ok(false);
+        };
+        for at in first..top.count() {
+            let partition: BlockRef<'_, FilterBlock> =
+                fetcher.fetch_child(&top, at, BlockKind::FilterPartition, pin)?;
+            if at - first == PREFIX_PARTITIONS_MAX || partition.may_contain(hash) {
+                return Ok(true);
+            }
+            // The bound is not before `start`. If it has another prefix, so have all keys after it.
+            if !top.parse_restart(at)?.rest.starts_with(prefix) {
+                break;
+            }
+        }
+        Ok(false)
     }
 
     pub(crate) fn pinned_bytes(&self) -> u64 {

@@ -3,14 +3,18 @@
 use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::compression::{Codec, CompressionType};
 use crate::base::key::KEY_LEN_MAX;
+use crate::base::version_edit::ExpiryTimes;
 use crate::base::{Error, Result, SeqNo};
 use crate::block::BlockHandle;
 use crate::table::options::DataBlockIndexType;
+use crate::table::prefix::PrefixExtractor;
 
 /// A value of more bytes than this has a data block of its own.
 pub(crate) const OWN_BLOCK_VALUE_MIN: usize = 32 << 10;
 /// Bit of a tag of the metaindex or of a property: a reader that does not know the tag may skip it.
 pub(crate) const SECTION_IGNORABLE: u8 = 0x80;
+/// Tag of the property that names the prefix extractor. Older readers skip it and look up whole keys only.
+const PROPERTY_PREFIX_EXTRACTOR: u8 = 0x97;
 /// Tag of the section of references to blob files. An older reader skips it, and fails at entries with blob pointers.
 const SECTION_BLOB_REFERENCES: u8 = 0x85;
 
@@ -85,6 +89,9 @@ pub(crate) struct TableProperties {
     /// The seed of the hashes in filter and data blocks.
     pub(crate) hash_seed: u64,
     pub(crate) comparator: String,
+    /// The extractor whose prefixes the filter contains; `None` if it contains none, or those of an extractor that this
+    /// version does not know.
+    pub(crate) prefix_extractor: Option<PrefixExtractor>,
     pub(crate) compression: CompressionType,
     /// The configured type; the hash index of single blocks may be missing. `None` if it is not stored: such a table
     /// has restart points only.
@@ -107,6 +114,8 @@ pub(crate) struct TableProperties {
     /// Lowest sequence number of an entry that is followed by an older version of its user key. 0 if there is none,
     /// or if it is not stored.
     pub(crate) smallest_superseding_seqno: SeqNo,
+    /// The expiry times of the entries; not stored if no entry expires.
+    pub(crate) expiry: ExpiryTimes,
 }
 
 const PROPERTY_HASH_SEED: u8 = 6;
@@ -114,6 +123,8 @@ const PROPERTY_COMPARATOR: u8 = 7;
 const PROPERTY_COMPRESSION: u8 = 0x88;
 const PROPERTY_SMALLEST_KEY: u8 = 15;
 const PROPERTY_LARGEST_KEY: u8 = 16;
+/// Only in tables with entries that expire. An older version refuses them.
+const PROPERTY_EXPIRY: u8 = 24;
 /// Required properties, as a bit set of their tags without the ignorable bit.
 const REQUIRED_PROPERTIES: u32 = 0b1_1111_1110_1111_1110;
 
@@ -188,6 +199,14 @@ impl TableProperties {
                 CompressionType::Miniz(level) => [Codec::Zlib as u8, level],
             },
         );
+        if let Some(extractor) = self.prefix_extractor {
+            put(PROPERTY_PREFIX_EXTRACTOR, extractor.name().as_bytes());
+        }
+        if self.expiry.entries > 0 {
+            payload.clear();
+            self.expiry.encode(&mut payload);
+            put(PROPERTY_EXPIRY, &payload);
+        }
         for (tag, (user_key, seqno)) in
             [(PROPERTY_SMALLEST_KEY, &self.smallest_key), (PROPERTY_LARGEST_KEY, &self.largest_key)]
         {
@@ -253,6 +272,10 @@ impl TableProperties {
                 };
                 return Ok(true);
             }
+            PROPERTY_PREFIX_EXTRACTOR => {
+                self.prefix_extractor = PrefixExtractor::from_name(d.take(payload.len())?);
+            }
+            PROPERTY_EXPIRY => self.expiry = ExpiryTimes::decode(&mut d)?,
             PROPERTY_SMALLEST_KEY => self.smallest_key = decode_key(&mut d)?,
             PROPERTY_LARGEST_KEY => self.largest_key = decode_key(&mut d)?,
             _ if self.numeric_properties().iter().any(|(number, _)| *number == tag) => {
@@ -314,6 +337,7 @@ mod tests {
             largest_seqno: SeqNo::MAX,
             hash_seed: u64::MAX,
             comparator: "naïve".into(),
+            prefix_extractor: Some(PrefixExtractor::Fixed(8)),
             compression: CompressionType::Miniz(6),
             data_block_index_type: Some(DataBlockIndexType::BinaryAndHash),
             created_ms: 17,
@@ -329,6 +353,7 @@ mod tests {
             filter_bytes: 7,
             superseded_entries: 8,
             smallest_superseding_seqno: SeqNo(11),
+            expiry: ExpiryTimes { entries: 2, lowest_ms: 5, highest_ms: 1 << 60 },
         }
     }
 

@@ -136,16 +136,40 @@ impl TableIndex {
         order: &KeyOrder,
         pin: &'a Pin,
     ) -> Result<Option<(BlockRef<'a, IndexPartitionBlock>, usize)>> {
-        let partition = match self {
-            TableIndex::Single(partition) => partition.get(fetcher, pin)?,
+        let Some(partition) = self.find_partition(fetcher, target, order, pin)? else { return Ok(None) };
+        let at = self.find_in_partition(&partition, target, order)?;
+        Ok(at.map(|at| (partition, at)))
+    }
+
+    /// The first step of [`find_entry`](TableIndex::find_entry): the index partition.
+    #[inline(always)]
+    pub(crate) fn find_partition<'a>(
+        &'a self,
+        fetcher: &BlockFetcher,
+        target: InternalKey<'_>,
+        order: &KeyOrder,
+        pin: &'a Pin,
+    ) -> Result<Option<BlockRef<'a, IndexPartitionBlock>>> {
+        match self {
+            TableIndex::Single(partition) => partition.get(fetcher, pin).map(Some),
             TableIndex::Partitioned(top) => {
                 let top = top.get(fetcher, pin)?;
                 let Some(at) = lower_bound_entry(&top, target, order)? else { return Ok(None) };
-                fetcher.fetch_child(&top, at, BlockKind::IndexPartition, pin)?
+                fetcher.fetch_child(&top, at, BlockKind::IndexPartition, pin).map(Some)
             }
-        };
-        match lower_bound_entry(&partition, target, order)? {
-            Some(at) => Ok(Some((partition, at))),
+        }
+    }
+
+    /// The second step of [`find_entry`](TableIndex::find_entry): the number of the entry in the partition.
+    #[inline(always)]
+    pub(crate) fn find_in_partition(
+        &self,
+        partition: &RestartBlock,
+        target: InternalKey<'_>,
+        order: &KeyOrder,
+    ) -> Result<Option<usize>> {
+        match lower_bound_entry(partition, target, order)? {
+            Some(at) => Ok(Some(at)),
             None if matches!(self, TableIndex::Single(_)) => Ok(None),
             None => Err(partition_ends_early_error()),
         }

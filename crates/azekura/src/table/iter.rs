@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::base::shared_bytes::SharedBytes;
-use crate::base::{EntryRef, InternalKey, RecordKind, Result};
+use crate::base::{EntryRef, InternalKey, RecordKind, Result, SeqNo};
 use crate::block::{Block, BlockIter, BlockKind};
 use crate::iter::InternalIter;
 use crate::mem::epoch::Pin;
@@ -14,6 +14,8 @@ use crate::vfs::read_ahead::ReadAhead;
 /// An iterator over the entries of a table.
 pub(crate) struct TableIter {
     table: Arc<TableReader>,
+    /// The sequence number of every entry, if the table was ingested.
+    global_seqno: Option<SeqNo>,
     fill_cache: bool,
     index: IndexIter,
     data: Option<BlockIter>,
@@ -33,7 +35,18 @@ impl TableReader {
 impl TableIter {
     pub(crate) fn new(table: Arc<TableReader>, fill_cache: bool) -> TableIter {
         let ahead = if fill_cache { ReadAhead::adaptive() } else { ReadAhead::eager() };
-        TableIter { table, fill_cache, index: IndexIter::new(fill_cache), data: None, read_ahead: ahead, kind: None }
+        let (global_seqno, index) = (table.meta.global_seqno, IndexIter::new(fill_cache));
+        TableIter { table, global_seqno, fill_cache, index, data: None, read_ahead: ahead, kind: None }
+    }
+
+    /// The position in the file that `target` has among the entries. The only entry of a user key in an ingested table
+    /// is before the target if its sequence number is above that of the target.
+    fn position_in_file<'k>(&self, target: InternalKey<'k>) -> InternalKey<'k> {
+        match self.global_seqno {
+            Some(global) if global > target.seqno => InternalKey::new(target.user_key, SeqNo::ZERO),
+            Some(_) => InternalKey::before_versions_of(target.user_key),
+            None => target,
+        }
     }
 
     /// Loads the current data block of the index, and positions the block iterator with `position`.
@@ -58,7 +71,8 @@ impl TableIter {
     /// Key and kind of the current entry.
     #[inline]
     pub(crate) fn key_and_kind(&self) -> Option<(InternalKey<'_>, RecordKind)> {
-        Some((self.data.as_ref()?.key(), self.kind?))
+        let InternalKey { user_key, seqno } = self.data.as_ref()?.key();
+        Some((InternalKey::new(user_key, self.global_seqno.unwrap_or(seqno)), self.kind?))
     }
 
     fn is_past_block(&self) -> bool {
@@ -128,6 +142,7 @@ impl TableIter {
     }
 
     fn move_to(&mut self, target: InternalKey<'_>) -> Result<()> {
+        let target = self.position_in_file(target);
         self.read_ahead.reset();
         let table = Arc::clone(&self.table);
         self.index.seek(&table.index, &table.fetcher, target, &table.order)?;
@@ -136,6 +151,7 @@ impl TableIter {
     }
 
     fn move_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        let target = self.position_in_file(target);
         self.read_ahead.reset();
         let table = Arc::clone(&self.table);
         self.index.seek(&table.index, &table.fetcher, target, &table.order)?;
@@ -207,7 +223,7 @@ impl InternalIter for TableIter {
     fn current(&self) -> Option<EntryRef<'_>> {
         let (kind, data) = (self.kind?, self.data.as_ref()?);
         let InternalKey { user_key, seqno } = data.key();
-        Some(EntryRef { user_key, seqno, kind, value: data.value() })
+        Some(EntryRef { user_key, seqno: self.global_seqno.unwrap_or(seqno), kind, value: data.value() })
     }
 
     fn shared_value(&self) -> Option<SharedBytes> {

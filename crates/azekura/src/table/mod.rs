@@ -8,17 +8,19 @@
 //! - Background work, or a call that changes the database, removes files. A reader never does, and no file is removed
 //!   after the database is closed.
 //!
-//! Layout: `docs/format/table.md`. Modules, in reading order: [`options`], [`format`](mod@format) (footer, metaindex,
-//! properties); writing: [`index`], [`filter`], [`writer`]; reading: [`block_fetcher`], [`reader`], [`iter`],
-//! [`verify`]; removal: [`obsolete_files`].
+//! Layout: `docs/format/table.md`. Modules, in reading order: [`options`], [`prefix`], [`format`](mod@format) (footer,
+//! metaindex, properties); writing: [`index`], [`filter`], [`writer`]; reading: [`block_fetcher`], [`reader`],
+//! [`multi_get`], [`iter`], [`verify`]; removal: [`obsolete_files`].
 
 pub(crate) mod block_fetcher;
 pub(crate) mod filter;
 pub(crate) mod format;
 pub(crate) mod index;
 pub(crate) mod iter;
+pub(crate) mod multi_get;
 pub(crate) mod obsolete_files;
 pub(crate) mod options;
+pub(crate) mod prefix;
 pub(crate) mod reader;
 pub(crate) mod verify;
 pub(crate) mod writer;

@@ -1,7 +1,10 @@
 //! Options for writing and reading tables.
 
+use std::ops::RangeInclusive;
+
 use crate::base::compression::CompressionType;
 use crate::base::{Error, Result};
+use crate::table::prefix::PrefixExtractor;
 
 /// The filter of a table. With a filter, a lookup of an absent key seldom reads a block.
 ///
@@ -87,8 +90,14 @@ impl DataBlockIndexType {
     }
 }
 
+/// Valid sizes of a data block, an index partition and a filter partition, in bytes.
+const BLOCK_SIZE_RANGE: RangeInclusive<u32> = 64..=(1 << 20);
+
 /// Valid numbers of entries for each bucket of a hash index.
-pub(crate) const UTIL_RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
+const UTIL_RATIO_RANGE: RangeInclusive<f64> = 0.1..=10.0;
+
+/// Valid numbers of bits of a Bloom filter for each key.
+const BITS_PER_KEY_RANGE: RangeInclusive<f32> = 1.0..=64.0;
 
 /// How a table is written, and how it is kept in memory when it is open.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,7 +105,7 @@ pub(crate) const UTIL_RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 pub(crate) struct TableOptions {
     /// Maximum size of a data block in bytes before compression. A block is larger only if it has a single entry.
     pub(crate) block_size: u32,
-    /// Number of entries for each entry that stores its complete key; 0 counts as 1.
+    /// Number of entries for each entry that stores its complete key, at least 1.
     pub(crate) restart_interval: u8,
     /// If the order of keys allows no hash, `BinarySearch` is used instead.
     #[cfg_attr(feature = "serde", serde(skip))]
@@ -107,6 +116,8 @@ pub(crate) struct TableOptions {
     pub(crate) compression: CompressionType,
     #[cfg_attr(feature = "serde", serde(rename = "filter_policy"))]
     pub(crate) filter: FilterPolicy,
+    /// The prefixes that filters contain besides whole keys.
+    pub(crate) prefix_extractor: Option<PrefixExtractor>,
     /// Target size of index and filter partitions in bytes.
     pub(crate) metadata_block_size: u32,
     /// Whether index and filter have several partitions that the cache loads and evicts separately, or one each.
@@ -129,6 +140,7 @@ impl Default for TableOptions {
             data_block_hash_table_util_ratio: 0.75,
             compression: CompressionType::default(),
             filter: FilterPolicy::Bloom { bits_per_key: 10.0 },
+            prefix_extractor: None,
             metadata_block_size: 4096,
             partition_index_and_filters: true,
             cache_index_and_filter_blocks: false,
@@ -142,25 +154,24 @@ impl TableOptions {
     /// # Errors
     /// `Invalid` for an option out of its range.
     pub(crate) fn validate(&self) -> Result<()> {
-        const SIZES: std::ops::RangeInclusive<u32> = 64..=(16 << 20);
-        self.compression.check()?;
-        for (name, size) in [("block_size", self.block_size), ("metadata_block_size", self.metadata_block_size)] {
-            if !SIZES.contains(&size) {
-                return Err(Error::invalid(format!("{name} {size} is out of range 64 B ..= 16 MiB")));
+        fn range<T: PartialOrd + std::fmt::Display>(what: &str, value: T, range: &RangeInclusive<T>) -> Result<()> {
+            match range.contains(&value) {
+                true => Ok(()),
+                false => {
+                    let (low, high) = (range.start(), range.end());
+                    Err(Error::invalid(format!("{what} is {value}, out of its range {low}..={high}")))
+                }
             }
         }
-        let ratio = self.data_block_hash_table_util_ratio;
-        if !UTIL_RATIO_RANGE.contains(&ratio) {
-            let (low, high) = (UTIL_RATIO_RANGE.start(), UTIL_RATIO_RANGE.end());
-            let what = format!("data_block_hash_table_util_ratio {ratio} is out of range {low} ..= {high}");
-            return Err(Error::invalid(what));
+        range("block_size", self.block_size, &BLOCK_SIZE_RANGE)?;
+        range("metadata_block_size", self.metadata_block_size, &BLOCK_SIZE_RANGE)?;
+        range("restart_interval", self.restart_interval, &(1..=255))?;
+        range("data_block_hash_table_util_ratio", self.data_block_hash_table_util_ratio, &UTIL_RATIO_RANGE)?;
+        if let FilterPolicy::Bloom { bits_per_key } = self.filter {
+            range("filter bits_per_key", bits_per_key, &BITS_PER_KEY_RANGE)?;
         }
-        match self.filter {
-            FilterPolicy::Bloom { bits_per_key } if !(bits_per_key > 0.0 && bits_per_key <= 64.0) => {
-                Err(Error::invalid(format!("bits_per_key {bits_per_key} is out of range: more than 0, at most 64")))
-            }
-            _ => Ok(()),
-        }
+        self.prefix_extractor.map_or(Ok(()), |extractor| extractor.check())?;
+        self.compression.check()
     }
 }
 
@@ -223,9 +234,11 @@ mod tests {
         let bloom = |bits_per_key| TableOptions { filter: FilterPolicy::Bloom { bits_per_key }, ..good.clone() };
         for bad in [
             TableOptions { block_size: 63, ..good.clone() },
-            TableOptions { metadata_block_size: (16 << 20) + 1, ..good.clone() },
+            TableOptions { metadata_block_size: (1 << 20) + 1, ..good.clone() },
             TableOptions { compression: CompressionType::Miniz(11), ..good.clone() },
+            TableOptions { restart_interval: 0, ..good.clone() },
             bloom(0.0),
+            bloom(0.99),
             bloom(f32::NAN),
             bloom(65.0),
             ratio(0.0),

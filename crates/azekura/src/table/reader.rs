@@ -1,5 +1,6 @@
 //! An open table: opening and lookups.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobReferences;
@@ -13,11 +14,12 @@ use crate::block::search::BlockLookup;
 use crate::block::shard::{Cacheable, TopLevelFilterBlock, TopLevelIndexBlock};
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
-use crate::table::block_fetcher::{BlockFetcher, BlockRef, BlockValue, TableBlockSlot};
+use crate::table::block_fetcher::{BlockFetcher, BlockRef, BlockValue, TableBlockSlot, child_handle};
 use crate::table::filter::TableFilter;
 use crate::table::format::{TableMetaindex, TableProperties};
 use crate::table::index::{TableIndex, entry_continues, single_partition};
 use crate::table::options::TableReadOptions;
+use crate::table::prefix::prefix_hash;
 use crate::table::writer;
 use crate::vfs::open_files::DataFiles;
 
@@ -49,7 +51,7 @@ pub(crate) struct TableReader {
     pub(crate) fetcher: BlockFetcher,
     pub(crate) order: KeyOrder,
     pub(crate) index: TableIndex,
-    filter: Option<TableFilter>,
+    pub(crate) filter: Option<TableFilter>,
     pub(crate) metaindex: TableMetaindex,
     properties: TableProperties,
     pub(crate) meta: TableMeta,
@@ -142,14 +144,17 @@ impl TableReader {
     ///
     /// # Errors
     /// `Corruption`, `Unsupported` or `Io` if a block of the lookup cannot be read.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get_with<R>(
         &self,
         lookup: &PointLookup<'_>,
         pin: &Pin,
         read: impl FnOnce(SeqNo, RecordKind, BlockValue<'_>) -> R,
     ) -> Result<Option<R>> {
-        let hash = if self.hash_seed_matches { lookup.hash } else { self.hash_key(lookup.key) };
+        if self.meta.global_seqno.is_some_and(|global| global > lookup.snapshot_seqno) {
+            return Ok(None);
+        }
+        let hash = self.hash_for(lookup);
         if !self.may_contain(lookup.key, hash, pin) {
             return Ok(None);
         }
@@ -159,14 +164,36 @@ impl TableReader {
             return Ok(None);
         };
         let block: BlockRef<'_, Block> = self.fetcher.fetch_child(&partition, at, BlockKind::Data, pin)?;
-        let found = match self.find_in_block(&block, &partition, at, target, hash) {
-            Ok(Some(entry)) if entry.key_matches => RecordKind::from_byte(entry.tag).map(|kind| Some((entry, kind))),
+        let found = self.search_block(&block, &partition, at, target, hash)?;
+        Ok(found.map(|(entry, kind)| read(entry.seqno, kind, BlockValue::in_block(&block, entry.value))))
+    }
+
+    /// The last step of a lookup: the entry of the target in the block of the `at`-th index entry of `partition`.
+    #[inline(always)]
+    pub(crate) fn search_block<'b>(
+        &self,
+        block: &'b Block,
+        partition: &RestartBlock,
+        at: usize,
+        target: InternalKey<'_>,
+        hash: Option<u64>,
+    ) -> Result<Option<(BlockLookup<'b>, RecordKind)>> {
+        let found = match self.find_in_block(block, partition, at, target, hash) {
+            Ok(Some(entry)) if entry.key_matches => {
+                let seqno = self.meta.global_seqno.unwrap_or(entry.seqno);
+                RecordKind::from_byte(entry.tag).map(|kind| Some((BlockLookup { seqno, ..entry }, kind)))
+            }
             Ok(Some(_)) => Ok(None),
             Ok(None) => Ok(None),
             Err(error) => Err(error),
         };
-        let found = found.map_err(|error| self.fetcher.with_entry_location(error, &partition, at))?;
-        Ok(found.map(|(entry, kind)| read(entry.seqno, kind, BlockValue::in_block(&block, entry.value))))
+        found.map_err(|error| self.fetcher.with_entry_location(error, partition, at))
+    }
+
+    /// The hash of the key of a lookup with the seed of this table.
+    #[inline(always)]
+    pub(crate) fn hash_for(&self, lookup: &PointLookup<'_>) -> Option<u64> {
+        if self.hash_seed_matches { lookup.hash } else { self.hash_key(lookup.key) }
     }
 
     /// Searches the block of the `at`-th index entry, which contains the first entry at or after the target. If a
@@ -199,6 +226,19 @@ impl TableReader {
         filter.may_contain(&self.fetcher, key, hash, &self.order, pin).unwrap_or(true)
     }
 
+    /// Returns false only if the filter shows that the table has no key within the bounds: all keys there would have a
+    /// prefix that it excludes.
+    pub(crate) fn may_contain_range(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> bool {
+        let (Some(extractor), Some(filter)) = (self.properties.prefix_extractor, &self.filter) else { return true };
+        let (Bound::Included(start) | Bound::Excluded(start)) = lower else { return true };
+        let Some(prefix) = extractor.common_prefix(lower, upper).filter(|_| self.order.is_bytewise()) else {
+            return true;
+        };
+        let hash = prefix_hash(self.properties.hash_seed, prefix);
+        // A filter that cannot be read only costs a search of the data.
+        filter.may_contain_prefix(&self.fetcher, start, prefix, hash, &self.order, &Pin::new()).unwrap_or(true)
+    }
+
     pub(crate) fn hash_key(&self, key: &[u8]) -> Option<u64> {
         let mut scratch = Vec::new();
         self.order.hash_input(key, &mut scratch).map(|bytes| key_hash(self.properties.hash_seed, bytes))
@@ -206,6 +246,20 @@ impl TableReader {
 
     pub(crate) fn properties(&self) -> &TableProperties {
         &self.properties
+    }
+
+    /// The file offset of the data block that contains the first entry at or after `target`; the size of the file if
+    /// all entries are before it. Reads an index partition.
+    ///
+    /// # Errors
+    /// `Corruption` or `Io` if the index cannot be read.
+    pub(crate) fn approximate_offset(&self, target: InternalKey<'_>) -> Result<u64> {
+        let pin = Pin::new();
+        let found = self.index.find_entry(&self.fetcher, target, &self.order, &pin).and_then(|found| {
+            let Some((partition, at)) = found else { return Ok(self.meta.size) };
+            Ok(child_handle(&partition, at)?.offset)
+        });
+        found.map_err(|error| error.in_file(self.fetcher.path()))
     }
 
     /// Bytes that the open table holds outside of the cache.
@@ -230,7 +284,8 @@ fn check_properties(properties: &TableProperties, meta: &TableMeta, order: &KeyO
         return Err(Error::invalid(format!("table was written with comparator {stored:?} and opened with {given:?}")));
     }
     let stored = (properties.entries, properties.tombstones, properties.smallest_seqno, properties.largest_seqno);
-    if stored != (meta.entries, meta.tombstones, meta.smallest_seqno, meta.largest_seqno) {
+    let (smallest, largest) = (meta.seqno_in_file(meta.smallest_seqno), meta.seqno_in_file(meta.largest_seqno));
+    if stored != (meta.entries, meta.tombstones, smallest, largest) {
         return Err(Error::corruption("entry counts or sequence numbers of the table differ from the manifest"));
     }
     Ok(())

@@ -18,6 +18,7 @@ use crate::iter::InternalIter;
 use crate::mem::epoch::Pin;
 use crate::mem::slice::Slice;
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, TableReadOptions};
+use crate::table::prefix::PrefixExtractor;
 use crate::table::reader::{PointLookup, TableReader};
 use crate::table::writer::TableWriter;
 use crate::testing::MemFs;
@@ -90,6 +91,9 @@ impl Comparator for ReversedOrder {
     }
     fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
         false
+    }
+    fn short_successor(&self, _: &[u8], out: &mut Vec<u8>) {
+        out.clear(); // the empty key is the last one
     }
 }
 
@@ -315,11 +319,13 @@ fn random_table_matches_model_for_every_option() {
         let pick = |random: &mut XorShiftRng, n: usize| random.below(n as u64) as usize;
         let options = TableOptions {
             block_size: sizes[pick(&mut random, 6)],
-            restart_interval: [0, 1, 2, 5, 16][pick(&mut random, 5)],
+            restart_interval: [1, 2, 5, 16, 255][pick(&mut random, 5)],
             data_block_index_type: INDEX_TYPES[pick(&mut random, 3)],
             data_block_hash_table_util_ratio: [0.1, 0.75, 1.0, 10.0][pick(&mut random, 4)],
             compression: codecs[round % 3],
             filter: if random.below(4) == 0 { FilterPolicy::None } else { FilterPolicy::Bloom { bits_per_key: 10.0 } },
+            prefix_extractor: [None, Some(PrefixExtractor::Fixed(2)), Some(PrefixExtractor::Delimiter(b'1'))]
+                [round % 3],
             metadata_block_size: [64, 200, 4096][pick(&mut random, 3)],
             partition_index_and_filters: round % 5 != 0,
             cache_index_and_filter_blocks: random.below(2) == 0,

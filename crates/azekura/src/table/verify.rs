@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use crate::base::blob_pointer::{BlobPointer, BlobReferencesBuilder};
 use crate::base::file_format::{FileFooter, FileHeader};
+use crate::base::key::split_expiry;
 use crate::base::{Error, InternalKey, RecordKind, Result, SeqNo};
 use crate::block::{Block, BlockHandle, BlockIter, BlockKind, FilterBlock};
 use crate::table::format::TableProperties;
 use crate::table::index::{IndexIter, TAG_CONTINUES};
 use crate::table::options::TableReadOptions;
+use crate::table::prefix::prefix_hash;
 use crate::table::reader::TableReader;
 
 /// State of a verification.
@@ -19,6 +21,7 @@ struct TableVerifier<'a> {
     frames: Vec<BlockHandle>,
     observed: TableProperties,
     last_key: (Vec<u8>, SeqNo),
+    last_is_operand: bool,
     /// The separator of the previous block, and whether its last user key continues.
     separator: Option<(Vec<u8>, SeqNo, bool)>,
     filter: Option<FilterVerifier>,
@@ -42,6 +45,7 @@ impl TableReader {
             frames: Vec::new(),
             observed: TableProperties { smallest_seqno: SeqNo::MAX, ..TableProperties::default() },
             last_key: (Vec::new(), SeqNo::ZERO),
+            last_is_operand: false,
             separator: None,
             filter: None,
             references: BlobReferencesBuilder::default(),
@@ -198,12 +202,12 @@ impl TableVerifier<'_> {
         if !first && InternalKey::new(&self.last_key.0, self.last_key.1).cmp(&key, order).is_ge() {
             return Err(Error::corruption("entries are not in order"));
         }
-        if kind == RecordKind::BlobPointer {
-            self.references.add(&BlobPointer::decode(value)?);
+        if let Some(pointer) = BlobPointer::of_record(kind, value)? {
+            self.references.add(&pointer);
         }
         let new_key = first || order.cmp(&self.last_key.0, key.user_key).is_lt();
         let observed = &mut self.observed;
-        if !new_key {
+        if !new_key && !self.last_is_operand {
             observed.count_superseded(self.last_key.1);
         }
         if first {
@@ -211,12 +215,16 @@ impl TableVerifier<'_> {
         }
         observed.entries += 1;
         observed.tombstones += u64::from(kind.is_tombstone());
+        if kind.has_expiry() {
+            observed.expiry.add(split_expiry(kind, value)?.0);
+        }
         observed.raw_bytes += (key.user_key.len() + value.len()) as u64;
         observed.smallest_seqno = observed.smallest_seqno.min(key.seqno);
         observed.largest_seqno = observed.largest_seqno.max(key.seqno);
         self.last_key.0.clear();
         self.last_key.0.extend_from_slice(key.user_key);
         self.last_key.1 = key.seqno;
+        self.last_is_operand = kind == RecordKind::Merge;
         if new_key { self.verify_filter_has_key(key.user_key) } else { Ok(()) }
     }
 
@@ -235,8 +243,11 @@ impl TableVerifier<'_> {
                 filter.partition = self.read_filter_partition(&filter.top_level)?;
             }
         }
-        let may_contain = filter.top_level.valid()
-            && self.table.hash_key(user_key).is_none_or(|hash| filter.partition.may_contain(hash));
+        let properties = self.table.properties();
+        let prefix = properties.prefix_extractor.and_then(|extractor| extractor.extract(user_key));
+        let prefix = prefix.map(|prefix| prefix_hash(properties.hash_seed, prefix));
+        let hashes = self.table.hash_key(user_key).into_iter().chain(prefix);
+        let may_contain = filter.top_level.valid() && hashes.into_iter().all(|hash| filter.partition.may_contain(hash));
         self.observed.filter_keys += 1;
         self.filter = Some(filter);
         if may_contain { Ok(()) } else { Err(Error::corruption("filter excludes a key of the table")) }
@@ -291,13 +302,16 @@ impl TableVerifier<'_> {
             data_block_index_type: properties.data_block_index_type,
             created_ms: properties.created_ms,
             partitioned: properties.partitioned,
+            prefix_extractor: properties.prefix_extractor,
             ..std::mem::take(&mut self.observed)
         };
         if observed != *properties {
             return Err(Error::corruption("content of the table differs from its properties"));
         }
+        let in_file = |(user_key, seqno): &(Vec<u8>, SeqNo)| (user_key.clone(), meta.seqno_in_file(*seqno));
+        let keys = (in_file(&meta.smallest_key), in_file(&meta.largest_key));
         let same_meta = (observed.raw_bytes, &observed.smallest_key, &observed.largest_key, observed.created_ms)
-            == (meta.raw_bytes, &meta.smallest_key, &meta.largest_key, meta.created_ms);
+            == (meta.raw_bytes, &keys.0, &keys.1, meta.created_ms);
         if same_meta { Ok(()) } else { Err(Error::corruption("properties of the table differ from the manifest")) }
     }
 }

@@ -7,6 +7,7 @@ use crate::base::blob_pointer::{BlobPointer, BlobReferences, BlobReferencesBuild
 use crate::base::checksum::key_hash;
 use crate::base::compression::CompressionType;
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
+use crate::base::key::split_expiry;
 use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::frame::put_frame;
@@ -15,6 +16,7 @@ use crate::table::filter::FilterBuilder;
 use crate::table::format::{OWN_BLOCK_VALUE_MIN, TableMetaindex, TableProperties};
 use crate::table::index::{IndexBuilder, MetadataPartition, build_top_level};
 use crate::table::options::{DataBlockIndexType, TableOptions};
+use crate::table::prefix::prefix_hash;
 use crate::vfs::File;
 use crate::vfs::buffered_writer::BufferedFileWriter;
 
@@ -33,6 +35,8 @@ pub(crate) struct TableWriter {
     last_key: (Vec<u8>, SeqNo),
     /// Hash of the last user key; `None` if it has none, or if neither filter nor data blocks need it.
     last_key_hash: Option<u64>,
+    /// Whether the last entry is an operand of a merge operator, which does not supersede older versions.
+    last_is_operand: bool,
     references: BlobReferencesBuilder,
     properties: TableProperties,
     scratch: Vec<u8>,
@@ -54,10 +58,13 @@ impl TableWriter {
         options.validate()?;
         let partition_size = options.partition_index_and_filters.then_some(options.metadata_block_size);
         let index_type = effective_index_type(&options, &order);
+        let filter = FilterBuilder::new(options.filter, partition_size, &order);
+        let prefix_extractor = options.prefix_extractor.filter(|_| filter.is_some() && order.is_bytewise());
         let properties = TableProperties {
             hash_seed,
             created_ms,
             comparator: order.name().to_owned(),
+            prefix_extractor,
             compression: options.compression,
             data_block_index_type: Some(index_type),
             partitioned: options.partition_index_and_filters,
@@ -69,9 +76,10 @@ impl TableWriter {
             data: data_builder(index_type, &options),
             unindexed_block: None,
             index: IndexBuilder::new(partition_size),
-            filter: FilterBuilder::new(options.filter, partition_size, &order),
+            filter,
             last_key: (Vec::new(), SeqNo::ZERO),
             last_key_hash: None,
+            last_is_operand: false,
             options,
             order,
             references: BlobReferencesBuilder::default(),
@@ -94,21 +102,26 @@ impl TableWriter {
         if user_key_order.then_with(|| key.seqno.cmp(&self.last_key.1)).is_ge() {
             return Err(Error::corruption("entries are not in order, or the comparator contradicts itself"));
         }
-        if entry.kind == RecordKind::BlobPointer {
-            self.references.add(&BlobPointer::decode(entry.value)?);
+        if let Some(pointer) = BlobPointer::of_record(entry.kind, entry.value)? {
+            self.references.add(&pointer);
         }
+        let (expires_ms, ..) = split_expiry(entry.kind, entry.value)?;
         self.finish_block_before(key, entry.value.len())?;
         self.index_last_block(Some((key.user_key, user_key_order.is_eq())));
         if user_key_order.is_lt() {
             self.hash_key(key.user_key);
-        } else {
+        } else if !self.last_is_operand {
             self.properties.count_superseded(self.last_key.1);
         }
         self.data.add(key, self.last_key_hash, entry.kind.to_byte(), entry.value);
         self.count_entry(&entry);
+        if entry.kind.has_expiry() {
+            self.properties.expiry.add(expires_ms);
+        }
         self.last_key.0.clear();
         self.last_key.0.extend_from_slice(key.user_key);
         self.last_key.1 = key.seqno;
+        self.last_is_operand = entry.kind == RecordKind::Merge;
         if entry.value.len() > OWN_BLOCK_VALUE_MIN { self.finish_block() } else { Ok(()) }
     }
 
@@ -133,7 +146,11 @@ impl TableWriter {
         let hashable = self.order.hash_input(user_key, &mut self.scratch);
         self.last_key_hash = hashable.map(|bytes| key_hash(self.properties.hash_seed, bytes));
         match (&mut self.filter, self.last_key_hash) {
-            (Some(filter), Some(hash)) => filter.add(hash, &self.last_key.0, user_key, &self.order),
+            (Some(filter), Some(hash)) => {
+                let prefix = self.properties.prefix_extractor.and_then(|extractor| extractor.extract(user_key));
+                let prefix = prefix.map(|prefix| prefix_hash(self.properties.hash_seed, prefix));
+                filter.add(hash, prefix, &self.last_key.0, user_key, &self.order);
+            }
             // An order with a hash input for one key has one for every key. A key without a hash input must not be
             // looked up in a filter, so the table gets none.
             _ => self.filter = None,
@@ -170,7 +187,10 @@ impl TableWriter {
                 self.order.separator(user_key, next, &mut self.scratch);
                 self.index.add(InternalKey::new(&self.scratch, SeqNo::ZERO), false, handle);
             }
-            None => self.index.add(InternalKey::new(user_key, SeqNo::ZERO), false, handle),
+            None => {
+                self.order.successor(user_key, &mut self.scratch);
+                self.index.add(InternalKey::new(&self.scratch, SeqNo::ZERO), false, handle);
+            }
         }
     }
 
@@ -261,6 +281,9 @@ pub(crate) fn table_meta(
         smallest_key: properties.smallest_key,
         largest_key: properties.largest_key,
         blob_usage: references.file_usage().collect(),
+        range_deletes_applied_through: SeqNo::ZERO,
+        expiry: properties.expiry,
+        global_seqno: None,
     }
 }
 

@@ -164,6 +164,7 @@ struct FaultState {
     /// Number of open files and locks, and its limit.
     open: usize,
     open_max: Option<usize>,
+    holds_syncs: bool,
 }
 
 #[derive(Debug)]
@@ -235,6 +236,11 @@ impl FaultFs {
     /// Removes all plans. Later operations succeed.
     pub fn clear_faults(&self) {
         lock_state(&self.state).plans.clear();
+    }
+
+    /// While `holds` is set, syncs of files do not return.
+    pub fn hold_syncs(&self, holds: bool) {
+        lock_state(&self.state).holds_syncs = holds;
     }
 
     /// Number of operations of that kind so far, including operations with a fault.
@@ -424,6 +430,9 @@ impl FaultFile {
     }
 
     fn sync(&self, done: impl FnOnce() -> Result<()>) -> Result<()> {
+        while lock_state(&self.state).holds_syncs {
+            std::thread::yield_now();
+        }
         let fault = self.record_op(OpKind::Sync);
         fault_to_result(fault, &self.path)?;
         if fault.is_some() { Ok(()) } else { done() }

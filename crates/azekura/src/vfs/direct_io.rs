@@ -202,6 +202,11 @@ impl File for DirectFile {
         self.disk.sync_all()
     }
 
+    /// Each read waits for the device.
+    fn will_read(&self, _offset: u64, _len: u64) -> bool {
+        false
+    }
+
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
         self.switch_to_buffered(&mut self.lock_buffer())?;
         self.disk.map(len)

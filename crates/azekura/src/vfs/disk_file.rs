@@ -94,6 +94,10 @@ impl File for DiskFile {
         self.file.sync_all().map_err(|e| io_error_at_path("sync", &self.path, e))
     }
 
+    fn will_read(&self, offset: u64, len: u64) -> bool {
+        extras::will_read(&self.file, offset, len)
+    }
+
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
         extras::map(&self.file, len, &self.path)
     }

@@ -372,6 +372,14 @@ pub trait File: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
+    /// Announces that this range will be read soon. Returns whether reads of announced ranges overlap although one
+    /// thread makes one after another, or need no device. If it returns false, the engine reads several ranges from
+    /// several threads. Never waits for the device. The default does nothing and returns true.
+    fn will_read(&self, offset: u64, len: u64) -> bool {
+        let _ = (offset, len);
+        true
+    }
+
     /// Fills `buf` with the bytes at `offset`.
     ///
     /// # Errors

@@ -119,9 +119,10 @@ pub(super) mod windows {
 pub(super) mod extras_of_linux {
     use std::fs::File as StdFile;
     use std::io;
+    use std::num::NonZeroU64;
     use std::path::Path;
 
-    use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
+    use rustix::fs::{Advice, CWD, Mode, OFlags, RenameFlags};
     use rustix::io::{Errno, retry_on_intr};
     use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -134,6 +135,11 @@ pub(super) mod extras_of_linux {
     const EXT4_MAGIC: u64 = 0xEF53;
     const TMPFS_MAGIC: u64 = 0x0102_1994;
     const XFS_MAGIC: u64 = 0x5846_5342;
+
+    /// Asks the system to read a range into its page cache, without waiting. False if it refuses.
+    pub(crate) fn will_read(file: &StdFile, offset: u64, len: u64) -> bool {
+        rustix::fs::fadvise(file, offset, NonZeroU64::new(len), Advice::WillNeed).is_ok()
+    }
 
     pub(crate) fn map(file: &StdFile, len: u64, path: &Path) -> Result<Option<Box<dyn Mapping>>> {
         Ok(Some(Box::new(DiskMapping::new(file, len, path)?)))
@@ -232,6 +238,10 @@ pub(super) mod extras_missing {
     use crate::base::Result;
     use crate::base::sync::MappedMemory;
     use crate::vfs::fs::{Mapping, PersistenceLevel};
+
+    pub(crate) fn will_read(_file: &File, _offset: u64, _len: u64) -> bool {
+        false
+    }
 
     pub(crate) fn map(_file: &File, _len: u64, _path: &Path) -> Result<Option<Box<dyn Mapping>>> {
         Ok(None)

@@ -7,7 +7,8 @@ use crate::base::blob_pointer::BlobPointer;
 use crate::base::checksum::{location_seed, xxh3};
 use crate::base::coding::{ByteReader, put_bytes, put_varint, varint_len};
 use crate::base::file_format::{FileHeader, FileKind};
-use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
+use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX, split_expiry};
+use crate::base::key_range::KeyRange;
 use crate::base::version_edit::{FileNumber, PartitionId, WalEpoch};
 use crate::base::{Error, RecordKind, Result, SeqNo};
 use crate::record_log::frame::LogFileIdentity;
@@ -159,7 +160,8 @@ pub(crate) struct WalRecord<'a> {
     pub(crate) kind: RecordKind,
     pub(crate) partition: PartitionId,
     pub(crate) key: &'a [u8],
-    /// The value, or the encoded blob pointer to it.
+    /// The value, the encoded blob pointer to it, or the end of a range delete. The value of a record that expires
+    /// begins with its expiry time.
     pub(crate) value: &'a [u8],
 }
 
@@ -196,7 +198,7 @@ pub(crate) fn put_record(out: &mut Vec<u8>, record: &WalRecord<'_>) {
     out.push(record.kind.to_byte());
     put_varint(out, record.partition.0);
     put_bytes(out, record.key);
-    if record.kind.is_value() {
+    if record.kind.has_value_field() {
         put_bytes(out, record.value);
     }
 }
@@ -204,7 +206,7 @@ pub(crate) fn put_record(out: &mut Vec<u8>, record: &WalRecord<'_>) {
 /// Encoded length of a record in bytes.
 pub(crate) fn record_len(record: &WalRecord<'_>) -> u64 {
     let bytes = |bytes: &[u8]| varint_len(bytes.len() as u64) + bytes.len();
-    let value = if record.kind.is_value() { bytes(record.value) } else { 0 };
+    let value = if record.kind.has_value_field() { bytes(record.value) } else { 0 };
     (1 + varint_len(record.partition.0) + bytes(record.key) + value) as u64
 }
 
@@ -222,9 +224,14 @@ impl<'a> WalRecordIter<'a> {
         let kind = RecordKind::from_byte(self.decoder.u8()?)?;
         let partition = PartitionId(self.decoder.varint()?);
         let key = self.decoder.bytes()?;
-        let value = if kind.is_value() { self.decoder.bytes()? } else { &[] };
-        if kind == RecordKind::BlobPointer {
-            BlobPointer::decode(value)?;
+        let value = if kind.has_value_field() { self.decoder.bytes()? } else { &[] };
+        match kind {
+            RecordKind::BlobPointer | RecordKind::ExpiringBlobPointer => {
+                BlobPointer::of_record(kind, value).map(|_| ())?;
+            }
+            RecordKind::RangeDelete => KeyRange::decode(key, value).map(|_| ())?,
+            RecordKind::ExpiringPut => split_expiry(kind, value).map(|_| ())?,
+            RecordKind::Put | RecordKind::Delete | RecordKind::SingleDelete | RecordKind::Merge => {}
         }
         if key.len() > KEY_LEN_MAX {
             return Err(Error::corruption("key in the log exceeds the maximum length"));
@@ -259,8 +266,8 @@ pub(crate) fn blob_pointers(commit: &WalCommit<'_>) -> Result<Vec<(PartitionId, 
     }
     for (at, record) in (0..).zip(WalRecordIter::new(commit.payload)) {
         let record = record?;
-        if record.kind == RecordKind::BlobPointer {
-            pointers.push((record.partition, commit.first_seqno.plus(at), BlobPointer::decode(record.value)?));
+        if let Some(pointer) = BlobPointer::of_record(record.kind, record.value)? {
+            pointers.push((record.partition, commit.first_seqno.plus(at), pointer));
         }
     }
     Ok(pointers)
@@ -398,6 +405,7 @@ mod tests {
             WalRecord { kind: RecordKind::Put, partition: PartitionId(1), key: &[7; 300], value: &[8; 1000] },
             WalRecord { kind: RecordKind::SingleDelete, partition: PartitionId(1), key: b"x", value: b"" },
             WalRecord { kind: RecordKind::BlobPointer, partition: PartitionId(9), key: b"p", value: &pointer },
+            WalRecord { kind: RecordKind::RangeDelete, partition: PartitionId(9), key: b"p", value: b"\x04q" },
         ];
         let mut payload = Vec::new();
         let mut ends = vec![0];
@@ -408,8 +416,8 @@ mod tests {
         }
         let back: Vec<_> = WalRecordIter::new(&payload).collect::<Result<_>>().unwrap();
         assert_eq!(back, records);
-        check_payload(&payload, 5).unwrap();
-        assert!(check_payload(&payload, 4).is_err());
+        check_payload(&payload, 6).unwrap();
+        assert!(check_payload(&payload, 5).is_err());
         for cut in (0..payload.len()).filter(|cut| !ends.contains(cut)) {
             assert!(WalRecordIter::new(&payload[..cut]).any(|r| r.is_err()));
         }
@@ -422,6 +430,18 @@ mod tests {
             put_record(
                 &mut payload,
                 &WalRecord { kind: RecordKind::BlobPointer, partition: PartitionId(1), key: b"k", value },
+            );
+            assert_eq!(check_payload(&payload, 1).unwrap_err().kind(), ErrorKind::Corruption);
+        }
+    }
+
+    #[test]
+    fn malformed_range_delete_is_corruption() {
+        for value in [&b""[..], &[16], &[2], &[8, 1]] {
+            let mut payload = Vec::new();
+            put_record(
+                &mut payload,
+                &WalRecord { kind: RecordKind::RangeDelete, partition: PartitionId(1), key: b"k", value },
             );
             assert_eq!(check_payload(&payload, 1).unwrap_err().kind(), ErrorKind::Corruption);
         }

@@ -26,6 +26,8 @@ pub(crate) struct WalReader<'a> {
     apply: &'a mut ApplyCommit<'a>,
     /// The WAL was durable up to here.
     durable_seqno: SeqNo,
+    /// Permanent files may contain records up to here, so a point in time before it cannot be restored.
+    permanent_seqno: SeqNo,
     segments_read: BTreeMap<WalEpoch, WalSegmentInfo>,
     /// The result so far, without the lists of files. No partition needs a record up to its `flushed_through`: all of
     /// them are in permanent files, or were when their segment was retired.
@@ -52,14 +54,23 @@ impl<'a> WalReader<'a> {
         let (last_epoch, end) = options.wal_end.unwrap_or_default();
         let retired = retired_through(segments, options);
         let unneeded = retired.max(options.flushed_through);
-        let durable = options.durable_through.seqno.max(end).max(unneeded);
+        let permanent = options.durable_through.seqno.max(unneeded);
         let report = WalReplayReport {
             last_seqno: unneeded,
             last_epoch,
             flushed_through: unneeded,
             ..WalReplayReport::default()
         };
-        WalReader { segments, options, dir, apply, durable_seqno: durable, segments_read: BTreeMap::new(), report }
+        WalReader {
+            segments,
+            options,
+            dir,
+            apply,
+            durable_seqno: permanent.max(end),
+            permanent_seqno: permanent,
+            segments_read: BTreeMap::new(),
+            report,
+        }
     }
 
     /// The newest segment that starts at or before the first needed record. Older segments need not be read.
@@ -250,7 +261,7 @@ impl<'a> WalReader<'a> {
         let end =
             if all_flushed { self.report.last_seqno.max(self.report.flushed_through) } else { self.report.last_seqno };
         let is_one_point_in_time =
-            end >= self.durable_seqno && (!is_damaged || self.options.held_in_pools.seqno <= end);
+            end >= self.permanent_seqno && (!is_damaged || self.options.held_in_pools.seqno <= end);
         match self.options.mode {
             RecoveryMode::Strict if is_damaged => Err(reason.unwrap_or_else(|| {
                 self.damage_error(durable, is_one_point_in_time.then_some(end)).in_file(path).at_offset(offset)
@@ -708,7 +719,7 @@ mod tests {
                 let strict = replay_with_mode(&copy, RecoveryMode::Strict);
                 let report = strict.as_ref().ok().map(|(_, report)| report.clone());
                 match expect_prefix_or_error(&what, strict, &wrote) {
-                    Some(n) => assert!(n >= synced, "{what}: lost what was synced"),
+                    Some(n) => assert!(n >= synced, "{what}: synced commits are lost"),
                     None => corrupt += 1,
                 }
                 if let Some(found) = report.and_then(|report| report.dropped_after_damage) {
@@ -903,7 +914,7 @@ mod tests {
         // The file of the new segment still has the header of its previous incarnation.
         let (live, log_end) = (vec![(epoch, old)], Some((epoch, SeqNo(3))));
         let options = WalReplayOptions { listed_segments: live, wal_end: log_end, ..WalReplayOptions::default() };
-        let report = replay(Arc::clone(&fs), dir(), DATABASE, options, &mut |_| panic!("no commit counts")).unwrap();
+        let report = replay(Arc::clone(&fs), dir(), DATABASE, options, &mut |_| panic!("nothing is replayed")).unwrap();
         assert_eq!((report.last_seqno, report.has_gaps), (SeqNo(3), false));
     }
 
@@ -1045,7 +1056,7 @@ mod tests {
         let (left, report) = replay_with_mode(fs, RecoveryMode::Strict).unwrap_or_else(|e| panic!("{what}: {e}"));
         assert!(report.last_seqno >= durable, "{what}: {} was durable, {} is left", durable, report.last_seqno);
         if let Some((first, ..)) = left.first() {
-            assert!(*first <= retired.0 + 1, "{what}: a hole in front");
+            assert!(*first <= retired.0 + 1, "{what}: commits are missing at the start");
             let start = wrote.iter().position(|commit| commit.0 == *first).unwrap();
             assert!(wrote[start..].starts_with(&left), "{what}: not a prefix");
         }

@@ -545,7 +545,7 @@ mod tests {
     fn batching_window_opens_for_concurrent_writers() {
         let mut state = SyncState::default();
         (state.last_group_sizes, state.waiters, state.average_sync_ns) = ([4, 4], 3, 1_000_000);
-        assert_eq!(state.batching_window(), None, "one thread alone");
+        assert_eq!(state.batching_window(), None, "a single thread");
         state.batching_groups_left = 1;
         assert_eq!(state.batching_window(), Some((8, 250_000)));
         state.waiters = 8;

@@ -41,7 +41,7 @@ fn snapshot_dir(dir: &Path) -> BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)> {
     found
 }
 
-/// Opening to write and opening read-only fail with that kind, name that file, and change nothing.
+/// Checks that read-write and read-only opens fail with this kind, name this file, and change nothing.
 fn assert_open_refused(dir: &Path, kind: ErrorKind, file: &Path) -> String {
     let before = dir.exists().then(|| snapshot_dir(dir));
     let errors = [expect_error(config(dir).open()), expect_error(config(dir).open_read_only())];

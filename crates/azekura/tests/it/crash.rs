@@ -8,7 +8,7 @@
 //!
 //! Half of the partitions have a comparator, most of which panic on a key that was not inserted.
 //!
-//! Modules in reading order: `script` (a workload and its player), `search` (crash, open, judge), `planted_bugs` (bugs
+//! Modules in reading order: `script` (a workload and its player), `search` (crash, open, check), `planted_bugs` (bugs
 //! that must turn the search red).
 
 mod planted_bugs;
@@ -34,7 +34,9 @@ fn every_crash_leaves_a_whole_commit_prefix() {
             search.reproduce(&CrashScript::new(seed, SCRIPT_STEPS), env_u64("AZEKURA_CRASH_AT", 0));
             break;
         }
-        left -= search.explore(&CrashScript::new(seed, SCRIPT_STEPS), &InjectedBug::Nothing, left, 10).min(left);
+        // A short search explores a part of the crash points of several scripts.
+        let share = left.min((points / 8).max(100));
+        left -= search.explore(&CrashScript::new(seed, SCRIPT_STEPS), &InjectedBug::Nothing, share, 10).min(left);
         if left == 0 || search.findings.len() >= 10 {
             break;
         }

@@ -29,7 +29,7 @@ fn file_path(name: &str) -> PathBuf {
     Path::new(DIR).join(name)
 }
 
-/// How often each outcome came, by kind of file, and what must not be.
+/// Counts of each outcome by kind of file, and the violations.
 #[derive(Default)]
 struct DamageOutcomes {
     outcomes: BTreeMap<(String, DamageOutcome), u64>,
@@ -59,19 +59,19 @@ impl DamageOutcomes {
     }
 
     fn assert_no_failures(self, name: &str) {
-        println!("{name}: {} pieces of damage: {:?}", self.total, self.outcomes);
+        println!("{name}: {} damaged files: {:?}", self.total, self.outcomes);
         let shown: Vec<&String> = self.wrong.iter().take(12).collect();
         assert!(self.wrong.is_empty(), "{name}: {} of {} wrong: {shown:#?}", self.wrong.len(), self.total);
     }
 }
 
-/// Damage to one file that leaves every frame behind it in place.
+/// Damage to one file that moves no frame behind it.
 fn damage_in_place<'a>(sample: &'a SampleDatabase, file: &str) -> DamagedDatabase<'a> {
     let floor = sample.history.durable;
     DamagedDatabase { sample, files: vec![file.into()], floor, is_cut: false, reports_dropped: file.ends_with(".wal") }
 }
 
-/// What `verify` finds wrong with a file.
+/// The problems that `verify` finds in a file.
 fn verify_finds_damage_in(machine: &MemFs, file: &str) -> bool {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     let report = inspect::verify(&fs, Path::new(DIR), &mut |_, _| {}).unwrap();
@@ -82,7 +82,7 @@ fn verify_finds_damage_in(machine: &MemFs, file: &str) -> bool {
 /// Flips every `stride`-th byte of every file in two ways, opens and reads.
 fn check_flipped_bytes(name: &str, sample: &SampleDatabase, stride: usize) {
     let machine = sample.machine();
-    let mut toll = DamageOutcomes::default();
+    let mut outcomes = DamageOutcomes::default();
     let mut unseen = Vec::new();
     for (name, bytes) in &sample.files {
         let damage = damage_in_place(sample, name);
@@ -96,8 +96,8 @@ fn check_flipped_bytes(name: &str, sample: &SampleDatabase, stride: usize) {
                 drop(file);
                 let seen = !(at / stride).is_multiple_of(5) || verify_finds_damage_in(&flipped, name);
                 let outcome = damage.check(&flipped, how);
-                let outcome = toll.record_outcome(name, &format!("byte {at} ^ {pattern:#x}"), outcome);
-                // A torn tail is nothing wrong.
+                let outcome = outcomes.record_outcome(name, &format!("byte {at} ^ {pattern:#x}"), outcome);
+                // A torn tail is not damage.
                 let harmless = [Some(DamageOutcome::Unaffected), Some(DamageOutcome::WalEndsEarly)].contains(&outcome);
                 if !seen && (name.ends_with(".sst") || name.ends_with(".blob") || !harmless) {
                     unseen.push(format!("{name} byte {at} ^ {pattern:#x} ({outcome:?})"));
@@ -105,7 +105,7 @@ fn check_flipped_bytes(name: &str, sample: &SampleDatabase, stride: usize) {
             }
         }
     }
-    toll.assert_no_failures(name);
+    outcomes.assert_no_failures(name);
     let shown = &unseen[..unseen.len().min(9)];
     assert!(unseen.is_empty(), "{name}: verify finds nothing wrong with {}: {shown:#?}", unseen.len());
 }
@@ -127,7 +127,7 @@ fn flipped_bytes_in_reused_files_are_reported() {
 /// Recovery modes that permit damage open every damaged WAL, and return no pair that was never written.
 #[test]
 fn forgiving_modes_open_and_make_nothing_up() {
-    let sample = SampleDatabase::new(7);
+    let sample = SampleDatabase::without_ingests(7);
     let machine = sample.machine();
     let mut opened = 0;
     for (name, bytes) in sample.files.iter().filter(|(name, _)| name.ends_with(".wal")) {
@@ -152,7 +152,7 @@ fn forgiving_modes_open_and_make_nothing_up() {
 #[test]
 fn truncation_is_harmless_or_reported() {
     let stride = env_u64("AZEKURA_CUT_STRIDE", 3).max(1) as usize;
-    let mut toll = DamageOutcomes::default();
+    let mut outcomes = DamageOutcomes::default();
     for (sample, stride) in [
         (SampleDatabase::new(2), stride),
         (SampleDatabase::closed(2), stride),
@@ -160,7 +160,7 @@ fn truncation_is_harmless_or_reported() {
     ] {
         let machine = sample.machine();
         for (name, bytes) in &sample.files {
-            // A log that is cut loses its watermarks with its end: that cannot be told from power loss.
+            // A truncated WAL loses the watermarks at its end, so truncation looks like power loss.
             let whole = damage_in_place(&sample, name);
             let damage = DamagedDatabase { floor: sample.flushed, is_cut: true, reports_dropped: false, ..whole };
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
@@ -168,16 +168,16 @@ fn truncation_is_harmless_or_reported() {
                 let cut = machine.fork();
                 cut.open(&file_path(name), OpenMode::Write).unwrap().set_length(len as u64).unwrap();
                 let how = if len % 2 == 0 { DamageOpenMode::Writing } else { DamageOpenMode::ReadOnly };
-                toll.record_outcome(name, &format!("cut to {len} of {}", bytes.len()), damage.check(&cut, how));
+                outcomes.record_outcome(name, &format!("cut to {len} of {}", bytes.len()), damage.check(&cut, how));
             }
         }
     }
-    toll.assert_no_failures("truncations");
+    outcomes.assert_no_failures("truncations");
 }
 
 #[test]
 fn missing_empty_and_longer_files_are_reported() {
-    let mut toll = DamageOutcomes::default();
+    let mut outcomes = DamageOutcomes::default();
     for sample in [SampleDatabase::new(3), SampleDatabase::closed(3)] {
         let machine = sample.machine();
         for name in sample.files.keys() {
@@ -186,27 +186,27 @@ fn missing_empty_and_longer_files_are_reported() {
             for how in [DamageOpenMode::Writing, DamageOpenMode::ReadOnly] {
                 let missing = machine.fork();
                 missing.remove_file(&file_path(name)).unwrap();
-                toll.record_outcome(name, "missing", damage.check(&missing, how));
+                outcomes.record_outcome(name, "missing", damage.check(&missing, how));
                 let empty = machine.fork();
                 write_file(&empty, &file_path(name), b"");
-                toll.record_outcome(name, "empty", damage.check(&empty, how));
+                outcomes.record_outcome(name, "empty", damage.check(&empty, how));
                 let zeros = machine.fork();
                 write_file(&zeros, &file_path(name), &vec![0; sample.files[name].len()]);
-                toll.record_outcome(name, "zeros", damage.check(&zeros, how));
+                outcomes.record_outcome(name, "zeros", damage.check(&zeros, how));
                 let longer = machine.fork();
                 let file = longer.open(&file_path(name), OpenMode::Write).unwrap();
                 file.write_at(&[7; 100], file.length().unwrap()).unwrap();
                 drop(file);
-                toll.record_outcome(name, "longer", damage.check(&longer, how));
+                outcomes.record_outcome(name, "longer", damage.check(&longer, how));
             }
         }
     }
-    toll.assert_no_failures("missing, empty, zeros, longer");
+    outcomes.assert_no_failures("missing, empty, zeros, longer");
 }
 
 #[test]
 fn swapped_and_foreign_files_are_reported() {
-    let mut toll = DamageOutcomes::default();
+    let mut outcomes = DamageOutcomes::default();
     let (sample, twin) = (SampleDatabase::new(4), SampleDatabase::new(5));
     let machine = sample.machine();
     let names: Vec<&String> = sample.files.keys().collect();
@@ -217,18 +217,22 @@ fn swapped_and_foreign_files_are_reported() {
             write_file(&swapped, &file_path(other), &sample.files[*one]);
             let mut damage = damage_in_place(&sample, one);
             damage.files.push(other.to_string());
-            toll.record_outcome(one, &format!("swapped with {other}"), damage.check(&swapped, DamageOpenMode::Writing));
+            outcomes.record_outcome(
+                one,
+                &format!("swapped with {other}"),
+                damage.check(&swapped, DamageOpenMode::Writing),
+            );
         }
         if let Some(bytes) = twin.files.get(*one) {
             let foreign = machine.fork();
             write_file(&foreign, &file_path(one), bytes);
-            // Any file may be the one that does not fit to the others.
+            // The error may name any file, because each may be the foreign one.
             let files = sample.files.keys().cloned().collect();
             let damage = DamagedDatabase { files, ..damage_in_place(&sample, one) };
-            toll.record_outcome(one, "of another database", damage.check(&foreign, DamageOpenMode::Writing));
+            outcomes.record_outcome(one, "of another database", damage.check(&foreign, DamageOpenMode::Writing));
         }
     }
-    toll.assert_no_failures("swapped, foreign");
+    outcomes.assert_no_failures("swapped, foreign");
 }
 
 /// The files of a database with two pools, each of which has a shadow whose pages have not reached the image.
@@ -256,7 +260,7 @@ fn pools_at(salt: u64, checkpoints: u32) -> BTreeMap<String, Vec<u8>> {
     dir_contents(&mem.fork(), Path::new(DIR))
 }
 
-/// What pools hold on a machine with `files`.
+/// The contents of the pools on a machine with `files`.
 fn pools_in(files: &BTreeMap<String, Vec<u8>>) -> azekura::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let machine = MemFs::new();
     machine.create_dir_all(Path::new(DIR))?;
@@ -272,7 +276,7 @@ fn pools_in(files: &BTreeMap<String, Vec<u8>>) -> azekura::Result<Vec<(Vec<u8>, 
     Ok(pairs)
 }
 
-/// Images and shadows in the places of other partitions, of another database's, and of earlier ones.
+/// Images and shadows replaced by those of other partitions, of another database, and of earlier states.
 #[test]
 fn swapped_pool_files_are_right_or_refused() {
     let now = pools_at(8, 3);
@@ -285,7 +289,7 @@ fn swapped_pool_files_are_right_or_refused() {
     assert_eq!(wanted.len(), 2 * (40 + 4));
     let mut seen = [0; 2];
     for (i, place) in names.iter().enumerate() {
-        // The other file of the same pool may be another's, too.
+        // The other file of the same pool may be replaced too.
         for (bytes, beside) in all.iter().flat_map(|bytes| all.iter().map(move |beside| (bytes, beside))) {
             let mut files = now.clone();
             files.insert(place.to_string(), bytes.to_vec());
@@ -298,7 +302,7 @@ fn swapped_pool_files_are_right_or_refused() {
             }
         }
     }
-    println!("{seen:?} right and refused");
+    println!("{seen:?} correct and refused");
     assert!(seen[0] > 0 && seen[1] > 500, "{seen:?}");
 }
 
@@ -326,7 +330,7 @@ fn unknown_files_are_ignored_and_kept() {
         assert_eq!(damage.check(&machine, how), Ok(DamageOutcome::Unaffected), "{how:?}");
     }
     for (name, _, stays) in extras {
-        assert!(!stays || machine.exists(&file_path(name)).unwrap(), "{name} was removed by guess");
+        assert!(!stays || machine.exists(&file_path(name)).unwrap(), "{name} is not obsolete and was removed");
     }
     assert!(machine.exists(&file_path("directory")).unwrap());
 }

@@ -70,7 +70,9 @@ fn an_order_that_only_its_owner_knows_is_refused() {
     partition.insert("a", "1").unwrap();
     partition.flush().unwrap();
     drop((partition, db));
-    let error = DataBlocks::read(&fs, Path::new(DIR), &mut |_, _| {}).err().expect("no such lookup means anything");
+    let error = DataBlocks::read(&fs, Path::new(DIR), &mut |_, _| {})
+        .err()
+        .expect("blocks without a lookup method are refused");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("reversed"), "{error}");
 }
@@ -88,14 +90,14 @@ fn large_value_is_shared_small_value_is_copied() {
         (0..100).for_each(|n| part.insert(format!("large {n:03}"), value(n, 40_000)).unwrap());
         (0..100).for_each(|n| part.insert(format!("small {n:03}"), value(n, 5_000)).unwrap());
         let fresh = part.get("large 000").unwrap().unwrap();
-        assert_ne!(fresh.as_ptr(), part.get("large 000").unwrap().unwrap().as_ptr(), "memtables are let go as a whole");
+        assert_ne!(fresh.as_ptr(), part.get("large 000").unwrap().unwrap().as_ptr(), "values of memtables are copied");
         part.major_compact().unwrap();
 
         let large = part.get("large 001").unwrap().unwrap();
         let small = part.get("small 001").unwrap().unwrap();
         assert_eq!(large.as_ptr(), part.get("large 001").unwrap().unwrap().as_ptr(), "{index:?}");
         assert_ne!(small.as_ptr(), part.get("small 001").unwrap().unwrap().as_ptr(), "{index:?}");
-        let walked = |mut walk: azekura::Iter| walk.next().unwrap().unwrap().1;
+        let walked = |mut iter: azekura::Iter| iter.next().unwrap().unwrap().1;
         assert_eq!(walked(part.prefix("large 001")).as_ptr(), large.as_ptr());
         let back = part.prefix("large 001").next_back().unwrap().unwrap().1;
         assert_eq!(back.as_ptr(), large.as_ptr());

@@ -68,7 +68,7 @@ fn check_files(fs: &dyn Fs, dir: &Path) {
     assert!(fs.exists(&path).unwrap());
     assert_eq!(os_error_kind(fs.open(&path, OpenMode::Create)), io::ErrorKind::AlreadyExists);
     let mut buf = [b'.'; 8];
-    assert_eq!(file.read_at(&mut buf, 6).unwrap(), 5, "a short file gives what it has");
+    assert_eq!(file.read_at(&mut buf, 6).unwrap(), 5, "a read at the end of a file is short");
     assert_eq!(&buf, b"world...");
     assert_eq!((file.read_at(&mut buf, 11).unwrap(), file.read_at(&mut buf, u64::MAX).unwrap()), (0, 0));
     assert_eq!(file.read_at(&mut [], 0).unwrap(), 0);
@@ -76,7 +76,7 @@ fn check_files(fs: &dyn Fs, dir: &Path) {
     assert_eq!((early.kind(), early.offset(), early.file()), (ErrorKind::Corruption, Some(6), Some(&*path)));
 
     file.write_at(b"", 500).unwrap();
-    assert_eq!(file.length().unwrap(), 11, "writing nothing grows nothing");
+    assert_eq!(file.length().unwrap(), 11, "an empty write changes no length");
     file.write_at(b"!", 5_000).unwrap();
     file.sync_data().unwrap();
     file.sync_all().unwrap();
@@ -99,10 +99,10 @@ fn check_lengths(fs: &dyn Fs, dir: &Path) {
     file.set_length(5_000).unwrap();
     file.set_length(6_000).unwrap();
     let now = file_bytes(&*file);
-    assert!(now[..5_000] == [7; 5_000] && now[5_000..] == [0; 1_000], "what was cut stays cut");
+    assert!(now[..5_000] == [7; 5_000] && now[5_000..] == [0; 1_000], "truncated bytes stay zero");
     file.allocate(0).unwrap();
     file.allocate(100).unwrap();
-    assert_eq!(file.length().unwrap(), 6_000, "allocating never cuts");
+    assert_eq!(file.length().unwrap(), 6_000, "allocate never truncates");
     file.allocate(300_000).unwrap();
     let now = file_bytes(&*file);
     assert!(now.len() == 300_000 && now[5_000..].iter().all(|b| *b == 0));
@@ -121,7 +121,7 @@ fn check_mappings(fs: &dyn Fs, dir: &Path) {
     let file = fs.open(&dir.join("f"), OpenMode::Create).unwrap();
     assert_eq!(error_kind(file.map(0)), ErrorKind::Invalid);
     file.allocate(10_000).unwrap();
-    let Some(mapping) = file.map(100_000).unwrap() else { panic!("all of these offer mappings") };
+    let Some(mapping) = file.map(100_000).unwrap() else { panic!("every implementation here has mappings") };
     assert_eq!(error_kind(mapping.populate(99_999, 2)), ErrorKind::Invalid);
     match mapping.populate(0, 10_000) {
         Err(e) if e.kind() == ErrorKind::Unsupported => return, // A kernel before 5.14.
@@ -154,7 +154,7 @@ fn check_names(fs: &dyn Fs, dir: &Path) {
     assert_eq!(
         (read_file(fs, &at("old")), file_bytes(&*old)),
         (b"newer".to_vec(), b"old".to_vec()),
-        "open files live on"
+        "open files remain readable"
     );
     fs.rename(&at("old"), &at("old")).unwrap();
 
@@ -261,11 +261,7 @@ fn check_directory_locks(fs: &dyn Fs, dir: &Path) {
         assert_eq!(error_kind(fs.lock_dir(dir, LockMode::Exclusive)), ErrorKind::Locked);
         assert_eq!(error_kind(fs.lock_dir(dir, LockMode::Shared)), ErrorKind::Locked);
     };
-    assert_eq!(
-        error_kind(fs.lock(&path, LockMode::Shared)),
-        ErrorKind::Locked,
-        "as versions see it that lock the file only"
-    );
+    assert_eq!(error_kind(fs.lock(&path, LockMode::Shared)), ErrorKind::Locked, "older versions lock the file only");
     refused();
     fs.remove_file(&path).unwrap();
     refused();
@@ -315,7 +311,7 @@ fn disk_fs_refuses_symlinks_to_files() {
     }
     assert_eq!(error_kind(DiskFs.lock(&link, LockMode::Exclusive)), ErrorKind::Io);
     DiskFs.remove_file(&link).unwrap();
-    assert_eq!(read_file(&DiskFs, &real), b"secret", "the link was removed and not what it names");
+    assert_eq!(read_file(&DiskFs, &real), b"secret", "the link was removed, not its target");
 }
 
 #[test]
@@ -430,7 +426,11 @@ fn survival_modes_keep_documented_state() {
         assert_eq!(left(Survival::MetadataOnly), [false, true, true, true, true, false]);
     }
     let fs = after_crash(&fs, Survival::Nothing, 0);
-    assert_eq!(read_file_if_exists(&fs, "/removed").as_deref(), Some(&b"back"[..]), "an undone removal has its bytes");
+    assert_eq!(
+        read_file_if_exists(&fs, "/removed").as_deref(),
+        Some(&b"back"[..]),
+        "a removal that was lost restores the bytes"
+    );
 }
 
 #[test]
@@ -474,7 +474,7 @@ fn handles_of_before_a_crash_are_dead() {
     ];
     assert!(dead.into_iter().all(|result| error_kind(result) == ErrorKind::Io));
     mapping.write_at(b"nothing", 0);
-    fs.lock(Path::new("/LOCK"), LockMode::Exclusive).expect("the lock died too");
+    fs.lock(Path::new("/LOCK"), LockMode::Exclusive).expect("a crash releases the lock");
     drop((file, mapping, lock));
     assert!(read_file_if_exists(&fs, "/f").unwrap().iter().all(|b| *b == 0));
 }

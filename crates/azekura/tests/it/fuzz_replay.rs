@@ -75,10 +75,10 @@ fn mutated_inputs_are_harmless() {
         let mut good: Vec<Vec<u8>> = corpus_inputs(target.0).into_iter().map(|(_, bytes)| bytes).collect();
         good.extend(database.iter().filter(|(name, _)| *name == target.0).map(|(_, bytes)| bytes.clone()));
         assert!(!good.is_empty(), "no input to mutate for {}", target.0);
-        let mut dice = FuzzRng::new(seed ^ ((i as u64) << 32));
+        let mut rng = FuzzRng::new(seed ^ ((i as u64) << 32));
         let (start, mut inputs) = (Instant::now(), 0u64);
         while inputs < 100 || start.elapsed() < share {
-            let input = mutate(&good, &mut dice);
+            let input = mutate(&good, &mut rng);
             let _ = run_target(*target, &input, &format!("AZEKURA_SEED={seed}, input {inputs}"));
             inputs += 1;
         }
@@ -95,7 +95,7 @@ fn run_target((name, decode): FuzzTarget, input: &[u8], origin: &str) -> Result<
         Err(_) => "panicked".to_string(),
         Ok(_) if took > INPUT_MAX => format!("took {took:?}"),
         Ok(Err(error)) if !matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Unsupported) => {
-            format!("does not blame the bytes but says {error:?}")
+            format!("the error is not of kind corruption: {error:?}")
         }
         Ok(outcome) => return outcome,
     };
@@ -122,8 +122,8 @@ fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
     let fs = MemFs::new();
     let dir = Path::new("/db");
     let config = Config::new(dir).fs(Arc::new(fs.clone()));
-    let apart = KvSeparationOptions::default().separation_threshold(40).blob_file_target_size(4 << 10);
-    let options = PartitionCreateOptions::default().with_kv_separation(apart);
+    let separation = KvSeparationOptions::default().separation_threshold(40).blob_file_target_size(4 << 10);
+    let options = PartitionCreateOptions::default().with_kv_separation(separation);
     let database = config.open().expect("a fresh database opens");
     let partition = database.open_partition("p", options).expect("a partition is made");
     for round in 0..2u32 {
@@ -177,7 +177,7 @@ fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
             let broken = FaultPlan::new(OpKind::Write, 1, Fault::Error(std::io::ErrorKind::Other));
             fs.inject(broken.in_path(".pool").forever());
         }
-        assert_eq!(partition.flush().is_err(), fails, "the image does not get to its place, or it does");
+        assert_eq!(partition.flush().is_err(), fails, "whether the checkpoint of the image succeeds");
         // A checkpoint in the background would replace files between the listing and the reading.
         drop((partition, database));
         let (suffix, target) = if fails { (".shadow", "pool_shadow") } else { (".pool", "pool") };
@@ -195,16 +195,16 @@ fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// One valid input, changed in a few places.
-fn mutate(good: &[Vec<u8>], dice: &mut FuzzRng) -> Vec<u8> {
+fn mutate(good: &[Vec<u8>], rng: &mut FuzzRng) -> Vec<u8> {
     const NUMBERS: &[u64] = &[0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 40, u64::MAX];
-    let mut input = good[dice.below(good.len())].clone();
-    for _ in 0..=dice.below(4) {
-        let at = dice.below(input.len() + 1);
+    let mut input = good[rng.below(good.len())].clone();
+    for _ in 0..=rng.below(4) {
+        let at = rng.below(input.len() + 1);
         let room = input.len() - at;
-        let len = dice.below(room.min(64) + 1);
-        match dice.below(9) {
-            0 if room > 0 => input[at] ^= 1 << dice.below(8),
-            1 if room > 0 => input[at] = dice.next_u64() as u8,
+        let len = rng.below(room.min(64) + 1);
+        match rng.below(9) {
+            0 if room > 0 => input[at] ^= 1 << rng.below(8),
+            1 if room > 0 => input[at] = rng.next_u64() as u8,
             2 => input.truncate(at),
             3 => drop(input.drain(at..at + len)),
             4 => {
@@ -212,19 +212,19 @@ fn mutate(good: &[Vec<u8>], dice: &mut FuzzRng) -> Vec<u8> {
                 input.splice(at..at, copy);
             }
             5 => {
-                let number = NUMBERS[dice.below(NUMBERS.len())].to_le_bytes();
-                let width = [1, 2, 4, 8][dice.below(4)].min(room);
+                let number = NUMBERS[rng.below(NUMBERS.len())].to_le_bytes();
+                let width = [1, 2, 4, 8][rng.below(4)].min(room);
                 input[at..at + width].copy_from_slice(&number[..width]);
             }
             // The longest varint, and a length greater than the input.
             6 => drop(input.splice(at..at + len.min(1), [0xff, 0xff, 0xff, 0xff, 0x0f])),
             7 => {
-                let other = &good[dice.below(good.len())];
-                let from = dice.below(other.len() + 1);
+                let other = &good[rng.below(good.len())];
+                let from = rng.below(other.len() + 1);
                 input.truncate(at);
                 input.extend_from_slice(&other[from..]);
             }
-            _ => input.extend((0..len).map(|_| dice.next_u64() as u8)),
+            _ => input.extend((0..len).map(|_| rng.next_u64() as u8)),
         }
         input.truncate(INPUT_BYTES_MAX);
     }

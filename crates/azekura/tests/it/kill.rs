@@ -24,6 +24,7 @@ use azekura::{
 };
 use tempfile::TempDir;
 
+use crate::testkit::atomic_writes::{AtomicWrites, ttl_of};
 use crate::testkit::{FailureReport, Map, SeededRng, env_u64};
 
 /// Set in the writer process; the value is the directory.
@@ -45,13 +46,13 @@ const BLOB_GC_COUNT_FILE: &str = "collected";
 
 /// The `n`-th commit of the writer, from 1, which does the same in both partitions.
 fn commit_contents(writer: u64, n: u64) -> Vec<(String, Option<Vec<u8>>)> {
-    let mut dice = SeededRng::new(writer << 40 | n);
+    let mut rng = SeededRng::new(writer << 40 | n);
     let mut writes = Vec::new();
-    for _ in 0..1 + dice.below(4) {
-        let key = format!("w{writer} {:02}", dice.below(KEYS));
-        let len = if dice.chance_one_in(30) { 20_000 } else { dice.below(300) };
-        let value = (!dice.chance_one_in(5))
-            .then(|| [format!("{n:08} ").into_bytes(), dice.random_bytes(len as usize)].concat());
+    for _ in 0..1 + rng.below(4) {
+        let key = format!("w{writer} {:02}", rng.below(KEYS));
+        let len = if rng.chance_one_in(30) { 20_000 } else { rng.below(300) };
+        let value =
+            (!rng.chance_one_in(5)).then(|| [format!("{n:08} ").into_bytes(), rng.random_bytes(len as usize)].concat());
         writes.push((key, value));
     }
     writes
@@ -94,13 +95,13 @@ fn open_partitions(dir: &Path, db: &Database) -> azekura::Result<Vec<Partition>>
             .map(|name| db.open_partition(name, options.clone()))
             .collect();
     }
-    let apart = KvSeparationOptions::default().separation_threshold(150).blob_file_target_size(64 << 10);
-    let apart = apart.direct_write_threshold(200);
-    let collected = apart.clone().separation_threshold(100).blob_file_target_size(16 << 10);
-    let last = if runs_blob_gc(dir) { collected } else { apart.clone() };
+    let separation = KvSeparationOptions::default().separation_threshold(150).blob_file_target_size(64 << 10);
+    let separation = separation.direct_write_threshold(200);
+    let collected = separation.clone().separation_threshold(100).blob_file_target_size(16 << 10);
+    let last = if runs_blob_gc(dir) { collected } else { separation.clone() };
     let options = PartitionCreateOptions::default().max_memtable_size(24 << 10).block_size(512);
-    let open = |(name, apart)| db.open_partition(name, options.clone().with_kv_separation(apart));
-    PARTITION_NAMES.into_iter().zip([apart, last]).map(open).collect()
+    let open = |(name, separation)| db.open_partition(name, options.clone().with_kv_separation(separation));
+    PARTITION_NAMES.into_iter().zip([separation, last]).map(open).collect()
 }
 
 fn ack_file(dir: &Path, writer: u64) -> PathBuf {
@@ -149,7 +150,7 @@ fn run_blob_gc_until_killed(dir: &Path, part: &Partition) {
             _ => part.gc_drop_stale_segments(),
         };
         if let Err(error) = freed {
-            eprintln!("a collection failed: {error}");
+            eprintln!("blob GC failed: {error}");
             std::process::exit(1);
         }
         notes.write_all(b".").unwrap();
@@ -176,14 +177,18 @@ fn odd_round_key(writer: u64) -> String {
 
 /// Two single changes of a pool.
 fn write_single_changes(alone: &Partition, writer: u64, n: u64) {
-    alone.insert(counter_key(writer), n.to_le_bytes()).unwrap();
+    let counter = n.to_le_bytes();
+    match ttl_of(&counter) {
+        Some(ttl) => alone.insert_with_ttl(counter_key(writer), counter, ttl).unwrap(),
+        None => alone.insert(counter_key(writer), counter).unwrap(),
+    }
     match n % 2 {
         1 => alone.insert(odd_round_key(writer), n.to_le_bytes()).unwrap(),
         _ => alone.remove(odd_round_key(writer)).unwrap(),
     }
 }
 
-/// The single changes that must be there after this number of acknowledged commits.
+/// The single changes that must exist after this number of acknowledged commits.
 fn check_single_changes(alone: &Partition, writer: u64, acknowledged: u64) {
     let read = |key: String| {
         let value = alone.get(key).unwrap();
@@ -194,6 +199,11 @@ fn check_single_changes(alone: &Partition, writer: u64, acknowledged: u64) {
     let odd = |n: u64| if n % 2 == 1 { n } else { 0 };
     let there = read(odd_round_key(writer));
     assert!(there == odd(n) || there == odd(n.saturating_sub(1)), "{there} beside {n}");
+}
+
+/// Whether removals of this key are range deletes. So batches contain range deletes and removals in any order.
+fn removes_as_range(key: &str) -> bool {
+    !key.ends_with(['0', '3', '6'])
 }
 
 fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u64) {
@@ -212,17 +222,18 @@ fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u6
             write_single_changes(alone, writer, n);
         }
         let mode = if n.is_multiple_of(50) { PersistMode::SyncData } else { PersistMode::Buffer };
-        let mut batch = db.batch();
-        batch.durability(mode);
+        let mut commit = AtomicWrites::begin(db, n.is_multiple_of(2), mode);
         for (key, value) in commit_contents(writer, n) {
             for part in &parts[..2] {
                 match &value {
-                    Some(value) => batch.insert(part, &key, value),
-                    None => batch.remove(part, &key),
+                    Some(value) => commit.insert(part, key.as_bytes(), value),
+                    None if n.is_multiple_of(5) => commit.expire(part, key.as_bytes()),
+                    None if removes_as_range(&key) => commit.remove_range(part, key.as_bytes()),
+                    None => commit.remove(part, key.as_bytes()),
                 }
             }
         }
-        batch.commit().unwrap();
+        commit.commit().unwrap();
         notes.write_all(&n.to_le_bytes()).unwrap();
     }
 }
@@ -237,7 +248,7 @@ fn writer_state(parts: &[Partition], writer: u64) -> Result<Map, String> {
     if left == right { Ok(left) } else { Err(format!("half a batch of writer {writer}")) }
 }
 
-/// Counts of what happened.
+/// Counts of kills and of their effects.
 #[derive(Debug, Default)]
 struct KillCounters {
     kills: u64,
@@ -286,14 +297,14 @@ fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
 }
 
 /// Starts another process that checks the state after the kill.
-fn check(dir: &Path, tally: &mut KillCounters) {
+fn check(dir: &Path, counters: &mut KillCounters) {
     let output = test_process("kill::checker", CHECKER_ENV, dir).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     let figures = out.lines().find_map(|line| line.strip_prefix("found ")?.split_once(' '));
-    let (interrupted, replayed) = figures.expect("it says what it has found");
-    tally.orphaned_blob_files += interrupted.parse::<u64>().unwrap();
-    tally.replayed += replayed.parse::<u64>().unwrap();
+    let (interrupted, replayed) = figures.expect("the checking process prints its counts");
+    counters.orphaned_blob_files += interrupted.parse::<u64>().unwrap();
+    counters.replayed += replayed.parse::<u64>().unwrap();
 }
 
 /// The checking process. It has no other database, because a reader of another database in the same process may delay
@@ -309,7 +320,7 @@ fn checker() {
 /// an owner, and the number of replayed records.
 fn check_database(dir: &Path) -> (bool, u64) {
     let interrupted = blob_files(dir).is_ok_and(|(owned, there)| owned != there);
-    let db = open(dir).unwrap_or_else(|e| panic!("does not open: {e}"));
+    let db = open(dir).unwrap_or_else(|e| panic!("the database does not open: {e}"));
     let parts = open_partitions(dir, &db).unwrap();
     let states: Vec<Map> = (0..WRITERS).map(|writer| writer_state(&parts, writer).unwrap()).collect();
     for (writer, held) in (0..WRITERS).zip(&states) {
@@ -317,7 +328,7 @@ fn check_database(dir: &Path) -> (bool, u64) {
         let whole = *held == expected_state(writer, noted) || *held == expected_state(writer, noted + 1);
         assert!(
             whole,
-            "writer {writer}: {noted} commits were acknowledged, and this is neither their state nor the next"
+            "writer {writer}: {noted} commits were acknowledged, and the content is neither their state nor the next"
         );
         if let Some(alone) = parts.get(2) {
             check_single_changes(alone, writer, noted);
@@ -356,29 +367,30 @@ fn blob_files(dir: &Path) -> azekura::Result<(BTreeSet<String>, BTreeSet<String>
 
 #[test]
 fn nothing_acknowledged_is_lost_by_kill() {
-    let tally = kill_repeatedly("kill::nothing_acknowledged_is_lost_by_kill", env_u64("AZEKURA_KILLS", 80), &plain_dir);
-    println!("{tally:?}");
+    let counters =
+        kill_repeatedly("kill::nothing_acknowledged_is_lost_by_kill", env_u64("AZEKURA_KILLS", 80), &plain_dir);
+    println!("{counters:?}");
 }
 
 #[test]
 fn kill_during_blob_gc_loses_nothing() {
     let test = "kill::kill_during_blob_gc_loses_nothing";
     let collects = || new_test_dir(std::env::temp_dir(), Some(BLOB_GC_FLAG_FILE));
-    let tally = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &collects);
-    println!("{tally:?}");
+    let counters = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &collects);
+    println!("{counters:?}");
     // The number of blob GCs between two kills, and the number that a kill interrupts, depend on the load of the
     // machine.
-    assert!(tally.acknowledged > 0 && tally.blob_gc_runs > 0, "{tally:?}");
+    assert!(counters.acknowledged > 0 && counters.blob_gc_runs > 0, "{counters:?}");
 }
 
 #[test]
 fn nothing_is_lost_by_kill_of_pools_on_disk() {
     let test = "kill::nothing_is_lost_by_kill_of_pools_on_disk";
     let pools = || new_test_dir(std::env::temp_dir(), Some(POOLS_FLAG_FILE));
-    let tally = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &pools);
-    println!("{tally:?}, of them checkpoints: collections");
+    let counters = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &pools);
+    println!("{counters:?}, `collections` counts the checkpoints");
     // The number of checkpoints between two kills depends on the device.
-    assert!(tally.acknowledged > 0, "{tally:?}");
+    assert!(counters.acknowledged > 0, "{counters:?}");
 }
 
 #[test]
@@ -389,9 +401,9 @@ fn nothing_is_lost_by_kill_of_pools_in_memory() {
     }
     let test = "kill::nothing_is_lost_by_kill_of_pools_in_memory";
     let pools = || new_test_dir(memory.into(), Some(POOLS_FLAG_FILE));
-    let tally = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &pools);
-    println!("{tally:?}");
-    assert!(tally.acknowledged > 0, "{tally:?}");
+    let counters = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &pools);
+    println!("{counters:?}");
+    assert!(counters.acknowledged > 0, "{counters:?}");
 }
 
 fn plain_dir() -> TempDir {
@@ -410,40 +422,40 @@ fn new_test_dir(root: PathBuf, scene: Option<&str>) -> TempDir {
 fn kill_repeatedly(test: &'static str, kills: u64, fresh_place: &dyn Fn() -> TempDir) -> KillCounters {
     let seed = env_u64("AZEKURA_SEED", 1);
     let replay = FailureReport::new(test, seed);
-    let mut dice = SeededRng::new(seed);
-    let mut tally = KillCounters::default();
+    let mut rng = SeededRng::new(seed);
+    let mut counters = KillCounters::default();
     let mut place = fresh_place();
     for kill in 0..kills {
         replay.set_progress(format!("kill {kill}"));
         // Every fourth time a new database, every second of which is killed shortly after its creation.
         let fresh = kill % 4 == 0;
         if fresh {
-            count_acknowledged(place.path(), &mut tally);
+            count_acknowledged(place.path(), &mut counters);
             place = fresh_place();
         }
         let word = if kill % 2 == 0 { "opening" } else { "open" };
         // The time of opening depends on the machine, so this time is extended while the writer has not started to
         // write.
-        let longest = if word == "opening" { dice.pick(&[300, 1_000, 3_000, 10_000]) } else { 60_000 };
-        let said = start_and_kill(place.path(), word, Duration::from_micros(dice.below(longest)));
-        tally.kills += 1;
+        let longest = if word == "opening" { rng.pick(&[300, 1_000, 3_000, 10_000]) } else { 60_000 };
+        let said = start_and_kill(place.path(), word, Duration::from_micros(rng.below(longest)));
+        counters.kills += 1;
         let existed = place.path().join("db").exists();
         match (said.iter().any(|word| word == "open"), fresh) {
-            (true, _) => tally.while_writing += 1,
-            (false, _) if !existed => tally.before_opening += 1,
-            (false, true) => tally.while_creating += 1,
-            (false, false) => tally.while_opening += 1,
+            (true, _) => counters.while_writing += 1,
+            (false, _) if !existed => counters.before_opening += 1,
+            (false, true) => counters.while_creating += 1,
+            (false, false) => counters.while_opening += 1,
         }
         // Every third time the next writer opens the database.
         if kill % 3 != 0 || kill + 1 == kills || (kill + 1) % 4 == 0 {
-            check(place.path(), &mut tally);
+            check(place.path(), &mut counters);
         }
     }
-    count_acknowledged(place.path(), &mut tally);
-    tally
+    count_acknowledged(place.path(), &mut counters);
+    counters
 }
 
-fn count_acknowledged(dir: &Path, tally: &mut KillCounters) {
-    tally.acknowledged += (0..WRITERS).map(|writer| acknowledged_commits(dir, writer)).sum::<u64>();
-    tally.blob_gc_runs += fs::read(dir.join(BLOB_GC_COUNT_FILE)).map_or(0, |notes| notes.len() as u64);
+fn count_acknowledged(dir: &Path, counters: &mut KillCounters) {
+    counters.acknowledged += (0..WRITERS).map(|writer| acknowledged_commits(dir, writer)).sum::<u64>();
+    counters.blob_gc_runs += fs::read(dir.join(BLOB_GC_COUNT_FILE)).map_or(0, |notes| notes.len() as u64);
 }

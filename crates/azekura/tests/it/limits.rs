@@ -49,6 +49,6 @@ fn assert_all_invalid(db: &Database, calls: &mut [(&str, &mut dyn FnMut() -> Res
     let before = written(db);
     for (what, call) in calls {
         assert_eq!(error_kind(call()), ErrorKind::Invalid, "{what}");
-        assert_eq!(written(db), before, "{what} left something behind");
+        assert_eq!(written(db), before, "{what} wrote to the WAL");
     }
 }

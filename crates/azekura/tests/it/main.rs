@@ -8,20 +8,26 @@
 )]
 
 mod bad_input;
+mod compaction_filter;
 mod crash;
 mod damage;
 mod data_blocks;
 mod faults;
 mod fs_contract;
 mod fuzz_replay;
+mod ingest;
 mod kill;
 mod limits;
 mod lint;
+mod merge;
 mod model;
+mod multi_get;
 mod options;
 mod pools;
+mod prefix_filters;
 mod regressions;
 mod scripts;
 mod separation;
 mod spill;
 mod testkit;
+mod transactions;

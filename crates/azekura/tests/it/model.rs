@@ -32,9 +32,17 @@ const OPEN_FILE_LIMIT: usize = 48;
 /// Every operation with its weight.
 const WEIGHTED_OPS: &[(&str, u32, ModelOp)] = &[
     ("insert", 300, ModelRun::insert),
+    ("insert_with_ttl", 60, ModelRun::insert_with_ttl),
+    ("clock", 15, ModelRun::move_clock),
     ("remove", 60, ModelRun::remove),
     ("remove_weak", 40, ModelRun::remove_weakly),
+    ("remove_range", 25, ModelRun::remove_range),
+    ("remove_prefix", 5, ModelRun::remove_prefix),
+    ("clear", 2, ModelRun::clear),
+    ("merge", 120, ModelRun::merge),
     ("batch", 80, ModelRun::batch),
+    ("ingest", 25, ModelRun::ingest),
+    ("bulk", 15, ModelRun::bulk),
     ("get", 120, ModelRun::get),
     ("multi_get", 30, ModelRun::multi_get),
     ("range", 60, ModelRun::range),

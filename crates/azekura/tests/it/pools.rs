@@ -1,4 +1,4 @@
-//! Partitions that are pools: what they share with others, and what only they do.
+//! Partitions that are pools: behaviour shared with LSM partitions, and behaviour of pools only.
 //!
 //! Modules: `memory` (files that are used as memory), `sizes` (keys, values and pools at their limits), `space` (full
 //! pools), `full_pool_crashes` (full pools that are killed), `concurrency` (several writers), `recovery` (bugs).
@@ -57,7 +57,7 @@ fn engine_is_fixed_and_unsupported_calls_fail() {
     assert!(part.disk_space() >= 100_000);
 }
 
-/// What a checkpoint costs follows what was changed, and it lets the log go.
+/// The cost of a checkpoint follows the number of changes, and the checkpoint frees the WAL.
 #[test]
 fn checkpoint_writes_only_changed_pages() {
     let fs = MemFs::new();
@@ -90,18 +90,18 @@ fn a_deleted_pool_leaves_nothing() {
     let part = open_pool(&db, "pool");
     part.insert("k", "v").unwrap();
     part.flush().unwrap();
-    let mut walk = part.iter();
+    let mut iter = part.iter();
     let there = |fs: &MemFs| fs.read_dir(Path::new(DIR)).unwrap().iter().any(|entry| entry.name.ends_with(".pool"));
     assert!(there(&fs));
     let other = part.clone();
     db.delete_partition(part).unwrap();
     assert!(!there(&fs));
-    assert_eq!(walk.next().unwrap().unwrap().1, "v");
+    assert_eq!(iter.next().unwrap().unwrap().1, "v");
     assert_eq!(other.insert("k", "v").unwrap_err().kind(), ErrorKind::Closed);
     let again = open_pool(&db, "pool");
     assert!(again.is_empty().unwrap());
     again.insert("k", "w").unwrap();
     db.persist(PersistMode::SyncData).unwrap();
-    drop((walk, other, again, db));
+    drop((iter, other, again, db));
     assert_eq!(open_pool(&config(&fs).open().unwrap(), "pool").get("k").unwrap().unwrap(), "w");
 }

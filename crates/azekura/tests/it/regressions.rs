@@ -1,4 +1,4 @@
-//! Defects that were found and repaired, each shown by the shortest program.
+//! Repaired defects, each shown by the shortest program.
 //!
 //! Modules: `golden` (databases written by older versions), and by part of the engine `wal_damage`, `pool_files`,
 //! `pool_space`, `tables`, `background`, `paths`, `disk_full`.
@@ -87,7 +87,7 @@ fn partition_deletion_follows_earlier_commits() {
     let db = open(&after_power_loss(&machine), "/db", 2);
     assert!(!db.partition_exists("old"), "a deletion is durable when it returns");
     let moved = open_partition(&db, "new").get("k").unwrap();
-    assert_eq!(moved.as_deref(), Some(&b"v"[..]), "the deletion is there, the commit before it is lost");
+    assert_eq!(moved.as_deref(), Some(&b"v"[..]), "the deletion survived, the commit before it is lost");
 }
 
 /// A machine that stopped after this number of operations of opening the database.
@@ -152,7 +152,7 @@ fn truncated_manifest_keeps_synced_commits() {
         match Config::new("/db").fs(Arc::clone(&fs)).env(Arc::new(TestEnv::new(2))).workers(0).open_read_only() {
             Err(error) => assert_eq!(error.kind(), azekura::ErrorKind::Corruption, "{error}"),
             Ok(db) => {
-                assert!(db.partition_exists("p"), "cut to {len}: the partition is gone without a word");
+                assert!(db.partition_exists("p"), "cut to {len}: the partition is missing without an error");
                 assert!(open_partition(&db, "p").contains_key("k").unwrap(), "cut to {len}");
             }
         }
@@ -174,7 +174,7 @@ fn weak_remove_does_not_expose_deleted_value() {
     p.flush().unwrap();
     assert_eq!(p.get("k").unwrap(), None);
     p.major_compact().unwrap();
-    assert_eq!(p.get("k").unwrap(), None, "the first value is back");
+    assert_eq!(p.get("k").unwrap(), None, "the first value is visible again");
 }
 
 #[test]
@@ -265,8 +265,8 @@ impl azekura::Comparator for HookComparator {
     }
 
     fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
-        let errand = self.0.lock().unwrap().take();
-        errand.into_iter().for_each(|errand| errand());
+        let call = self.0.lock().unwrap().take();
+        call.into_iter().for_each(|call| call());
         a.cmp(b)
     }
 }
@@ -282,10 +282,10 @@ fn a_reader_of_another_database_removes_no_files() {
     let (compacted, after) = (p.clone(), machine.clone());
     *busy.0.lock().unwrap() = Some(Box::new(move || {
         compacted.major_compact().unwrap();
-        assert_eq!(table_files(&after, Path::new("/db")).len(), 4, "the reader keeps what may be freed");
+        assert_eq!(table_files(&after, Path::new("/db")).len(), 4, "the reader delays the removal");
     }));
     assert_eq!(read.get("a").unwrap().as_deref(), Some(&b"v"[..]));
-    assert!(busy.0.lock().unwrap().is_none(), "the read compared");
+    assert!(busy.0.lock().unwrap().is_none(), "the read called the comparator");
     assert_eq!(table_files(&machine, Path::new("/db")).len(), 4, "a reader of another database removed files");
     run_until_no_obsolete_tables(&machine, &db, std::slice::from_ref(&p));
     assert_eq!(table_files(&machine, Path::new("/db")).len(), 1);
@@ -296,8 +296,8 @@ fn a_reader_of_another_database_removes_no_files() {
 fn file_pinned_at_close_is_removed_by_next_open() {
     let (machine, other) = (MemFs::new(), MemFs::new());
     let (db, away) = (open(&machine, "/db", 1), open(&other, "/away", 2));
-    let apart = KvSeparationOptions::default().separation_threshold(50);
-    let p = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(apart)).unwrap();
+    let separation = KvSeparationOptions::default().separation_threshold(50);
+    let p = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(separation)).unwrap();
     for round in 0..3u8 {
         p.insert("k", [round; 100]).unwrap();
         p.flush().unwrap();
@@ -319,13 +319,13 @@ fn file_pinned_at_close_is_removed_by_next_open() {
         p.major_compact().unwrap();
         drop(p);
         db.close().unwrap();
-        assert_eq!(closed(), (4, 3), "the reader keeps what may be freed");
+        assert_eq!(closed(), (4, 3), "the reader delays the removal");
     }));
     assert_eq!(read.get("a").unwrap().as_deref(), Some(&b"v"[..]));
-    assert!(busy.0.lock().unwrap().is_none(), "the read compared");
-    assert_eq!(files(), (4, 3), "the directory was given free: it may be another's");
+    assert!(busy.0.lock().unwrap().is_none(), "the read called the comparator");
+    assert_eq!(files(), (4, 3), "files were removed after the lock was released");
     let db = open(&machine, "/db", 3);
-    assert_eq!(files(), (1, 1), "opening removes what nobody has");
+    assert_eq!(files(), (1, 1), "opening removes files without an owner");
     assert_eq!(open_partition(&db, "p").get("k").unwrap().as_deref(), Some(&[2; 100][..]));
     db.close().unwrap();
     assert_eq!(files(), (1, 1));
@@ -337,8 +337,8 @@ fn iter_dropped_after_close_removes_no_files() {
         let machine = MemFs::new();
         let db = open(&machine, "/db", 1);
         let p = open_with_overlapping_tables(&db, 3);
-        let mut walk = p.iter();
-        walk.next().unwrap().unwrap();
+        let mut iter = p.iter();
+        iter.next().unwrap().unwrap();
         match deleted {
             true => db.delete_partition(p).unwrap(),
             false => {
@@ -349,13 +349,9 @@ fn iter_dropped_after_close_removes_no_files() {
         while db.step().unwrap() {}
         db.close().unwrap();
         let kept = table_files(&machine, Path::new("/db"));
-        assert_eq!(kept.len(), if deleted { 3 } else { 4 }, "the walk needs them: {kept:?}");
-        drop(walk);
-        assert_eq!(
-            table_files(&machine, Path::new("/db")),
-            kept,
-            "files were removed after the directory was given free"
-        );
+        assert_eq!(kept.len(), if deleted { 3 } else { 4 }, "the iterator needs the tables: {kept:?}");
+        drop(iter);
+        assert_eq!(table_files(&machine, Path::new("/db")), kept, "files were removed after the lock was released");
         let db = open(&machine, "/db", 2);
         assert_eq!(table_files(&machine, Path::new("/db")).len(), usize::from(!deleted), "the next open finds them");
         assert_eq!(open_partition(&db, "p").len().unwrap(), if deleted { 0 } else { 20 });
@@ -368,13 +364,13 @@ fn last_handle_removes_its_obsolete_tables() {
         let machine = MemFs::new();
         let db = open(&machine, "/db", 1);
         let p = open_with_overlapping_tables(&db, 3);
-        let mut walk = p.iter();
-        walk.next().unwrap().unwrap();
+        let mut iter = p.iter();
+        iter.next().unwrap().unwrap();
         p.major_compact().unwrap();
         while db.step().unwrap() {}
         drop((db, p));
         assert_eq!(table_files(&machine, Path::new("/db")).len(), 4);
-        drop(walk); // it closes
+        drop(iter); // this closes the database
         table_files(&machine, Path::new("/db")).len()
     };
     // A reader of another test may use the files a moment longer; then the next open removes them.
@@ -387,10 +383,10 @@ fn idle_worker_removes_table_released_by_reader() {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     let db = Config::new("/db").fs(fs).workers(2).open().unwrap();
     let p = open_with_overlapping_tables(&db, 3);
-    let mut walk = p.iter();
-    walk.next().unwrap().unwrap();
+    let mut iter = p.iter();
+    iter.next().unwrap().unwrap();
     p.major_compact().unwrap();
-    drop(walk);
+    drop(iter);
     for patience in (0..2_000).rev() {
         let left = table_files(&machine, Path::new("/db"));
         if left.len() == 1 {

@@ -6,11 +6,12 @@
 //! with `#` are comments. A line `engines: …` at the top restricts the script to some engines.
 //!
 //! Modules, in reading order: `engines` (what a script runs on), `text` (keys, values and bounds as text), `run` (the
-//! state of a script, and its commands).
+//! state of a script, and its commands), `transactions` (commands of transactions).
 
 mod engines;
 mod run;
 mod text;
+mod transactions;
 
 use std::path::PathBuf;
 
@@ -137,13 +138,36 @@ fn compaction() {
 }
 
 #[test]
+fn expiry() {
+    check_script("expiry");
+    check_script("expiry_blobs");
+    check_script("expiry_compaction");
+    check_script("expiry_pools");
+}
+
+#[test]
 fn flush() {
     check_script("flush");
 }
 
 #[test]
+fn ingest() {
+    check_script("ingest");
+}
+
+#[test]
 fn iterators() {
     check_script("iterators");
+}
+
+#[test]
+fn merge() {
+    check_script("merge");
+}
+
+#[test]
+fn merge_compaction() {
+    check_script("merge_compaction");
 }
 
 #[test]
@@ -154,6 +178,16 @@ fn partitions() {
 #[test]
 fn pools() {
     check_script("pools");
+}
+
+#[test]
+fn range_deletes() {
+    check_script("range_deletes");
+}
+
+#[test]
+fn range_deletes_of_pools() {
+    check_script("range_deletes_of_pools");
 }
 
 #[test]
@@ -181,4 +215,9 @@ fn output_is_grouped_by_engine() {
     assert_eq!(run_script(&found), found);
     assert_eq!(first_difference(script, expected), Some(7));
     assert_eq!(first_difference(script, script), None);
+}
+
+#[test]
+fn transactions() {
+    check_script("transactions");
 }

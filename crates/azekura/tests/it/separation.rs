@@ -70,7 +70,7 @@ fn keys_and_sizes_read_no_blob_file() {
         assert!(error.file().is_some_and(|file| file.extension().is_some_and(|e| e == "blob")), "{error}");
     }
     let mut iter = part.iter();
-    assert!(iter.next().unwrap().is_err() && iter.next().is_none(), "after an error it ends");
+    assert!(iter.next().unwrap().is_err() && iter.next().is_none(), "an error ends the iterator");
 }
 
 #[test]
@@ -94,13 +94,13 @@ fn blobs_survive_snapshot_checkpoint_and_reopen() {
     part.major_compact().unwrap();
     let metrics = part.metrics();
     assert!(metrics.referenced_blob_bytes() < 60_000, "{metrics:?}");
-    assert!(metrics.blob_bytes() < 80_000, "files without references have gone: {metrics:?}");
+    assert!(metrics.blob_bytes() < 80_000, "files without references are removed: {metrics:?}");
     drop(part);
     db.close().unwrap();
     let before = blob_files(&*fs);
     let db = config(Arc::clone(&fs)).open().unwrap();
     let part = db.partition("p").unwrap();
-    assert_eq!(part.metrics().blob_files, metrics.blob_files, "what is referenced is known after a restart");
+    assert_eq!(part.metrics().blob_files, metrics.blob_files, "references are known after a restart");
     assert_eq!(blob_files(&*fs), before);
     assert_eq!(part.get("key 099").unwrap().unwrap(), value(99, 1, 1000));
     let copy = Config::new("/copy").fs(fs).env(Arc::new(TestEnv::new(2))).workers(0).open().unwrap();

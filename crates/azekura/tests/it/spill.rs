@@ -31,14 +31,14 @@ fn config(machine: &MemFs, salt: u64) -> Config {
 }
 
 fn late(db: &Database, name: &str) -> Result<Partition> {
-    let apart =
+    let separation =
         KvSeparationOptions::default().separation_threshold(500).direct_write_threshold(2_000).automatic_gc(None);
     let options = match name {
         "pool" => PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(1 << 20))),
         _ => PartitionCreateOptions::default()
             .max_memtable_size(48 << 10)
             .compression(CompressionType::None)
-            .with_kv_separation(apart),
+            .with_kv_separation(separation),
     };
     db.open_partition_with_comparator(name, options, TestOrder::Reversed.comparator().unwrap())
 }
@@ -123,7 +123,10 @@ impl Lives {
                         self.under_way.insert((name, key.to_vec()), value.clone());
                     }
                     None => {
-                        batch.remove(part, key);
+                        match (name == LATE[0]) ^ key.ends_with(&[5]) {
+                            true => batch.remove_range(part, *key..=*key),
+                            false => batch.remove(part, key),
+                        }
                         self.under_way.remove(&(name, key.to_vec()));
                     }
                 }
@@ -157,7 +160,7 @@ impl Lives {
         let db = config(&self.machine, 90).max_wal_size(1 << 20).open()?;
         self.check(&db)?;
         self.commit(&db, &[(b"k\x01", Some(vec![9; 50])), (b"k\x05", None)])?;
-        // The full memtables were sealed, and only those are flushed: the last of the spilled records is not.
+        // The full memtables were sealed, and only those are flushed: the last of the spilled records is not flushed.
         db.step()?;
         self.kill(db);
         for salt in 2..4 {
@@ -187,21 +190,21 @@ fn is_clean(machine: &MemFs) {
 /// A partition whose comparator was not given held the WAL: it grew without bound, and every open read all of it.
 #[test]
 fn abandoned_partition_does_not_hold_the_log() {
-    let mut lives = Lives::new(MemFs::new(), None);
-    let db = lives.open().unwrap();
-    lives.commit(&db, &[(b"key", Some(vec![1; 3_000]))]).unwrap();
-    lives.kill(db);
+    let mut runs = Lives::new(MemFs::new(), None);
+    let db = runs.open().unwrap();
+    runs.commit(&db, &[(b"key", Some(vec![1; 3_000]))]).unwrap();
+    runs.kill(db);
     for salt in 0..5 {
-        let db = lives.open().unwrap();
+        let db = runs.open().unwrap();
         fill(&db, salt).unwrap();
         let live = db.metrics().wal_live_bytes;
-        assert!(live <= 2 * MAX_LOG, "{live} bytes of log in life {salt}");
+        assert!(live <= 2 * MAX_LOG, "{live} bytes of WAL in open {salt}");
         assert_eq!(db.partition("tables").unwrap_err().kind(), ErrorKind::Invalid);
-        lives.kill(db);
-        is_clean(&lives.machine);
+        runs.kill(db);
+        is_clean(&runs.machine);
     }
-    let db = lives.open().unwrap();
-    lives.check(&db).unwrap();
+    let db = runs.open().unwrap();
+    runs.check(&db).unwrap();
 }
 
 #[test]
@@ -212,46 +215,46 @@ fn spilled_records_survive_crash_anywhere() {
     assert_eq!(spilled_tables(&whole.machine), [""; 0]);
     let (ops, points) = (whole.machine.op_count(), 250);
     for i in 0..points {
-        let mut lives = Lives::new(MemFs::new(), Some(i * ops / points + i % (ops / points)));
-        if let Err(error) = lives.play() {
-            assert!(lives.machine.is_frozen(), "point {i}: {error}");
+        let mut runs = Lives::new(MemFs::new(), Some(i * ops / points + i % (ops / points)));
+        if let Err(error) = runs.play() {
+            assert!(runs.machine.is_frozen(), "point {i}: {error}");
         }
         let survival = [Survival::Nothing, Survival::Everything, Survival::Random][i as usize % 3];
-        lives.machine.crash(survival, i);
-        lives.stop_at = None;
-        let machine = lives.machine.clone();
+        runs.machine.crash(survival, i);
+        runs.stop_at = None;
+        let machine = runs.machine.clone();
         let read = |synced: &State, under_way: &State, salt| {
             let db = config(&machine, salt).open().unwrap();
             let found = contents(&db).unwrap();
             assert!(found == *synced || found == *under_way, "point {i} of {ops}, {survival:?}");
             (db, found)
         };
-        let (db, found) = read(&lives.synced, &lives.under_way, 1_000);
+        let (db, found) = read(&runs.synced, &runs.under_way, 1_000);
         // First with the comparators and a kill, then without them, so that the records that were read are spilled
         // again.
-        lives.kill(db);
-        let db = config(&lives.machine, 1_001).open().unwrap();
+        runs.kill(db);
+        let db = config(&runs.machine, 1_001).open().unwrap();
         fill(&db, 7).unwrap();
         drop(db);
         let (db, _) = read(&found, &found, 1_002);
         db.close().unwrap();
-        is_clean(&lives.machine);
+        is_clean(&runs.machine);
     }
 }
 
 /// A database with spilled records, and these records.
 fn spilled() -> (MemFs, State) {
-    let mut lives = Lives::new(MemFs::new(), None);
-    let db = lives.open().unwrap();
+    let mut runs = Lives::new(MemFs::new(), None);
+    let db = runs.open().unwrap();
     for n in 0..9u8 {
-        lives.commit(&db, &[(&[n], Some(vec![n; 1_000 * usize::from(n)]))]).unwrap();
+        runs.commit(&db, &[(&[n], Some(vec![n; 1_000 * usize::from(n)]))]).unwrap();
     }
-    lives.kill(db);
-    let db = lives.open().unwrap();
+    runs.kill(db);
+    let db = runs.open().unwrap();
     fill(&db, 1).unwrap();
     db.close().unwrap();
-    assert_eq!(spilled_tables(&lives.machine).len(), 2);
-    (lives.machine, lives.synced)
+    assert_eq!(spilled_tables(&runs.machine).len(), 2);
+    (runs.machine, runs.synced)
 }
 
 #[test]

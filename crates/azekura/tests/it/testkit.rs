@@ -1,10 +1,11 @@
 //! Shared parts of the tests.
 //!
-//! Modules, in reading order: `rng` (random numbers from a seed), `property` (random tests
-//! by `proptest`), `comparators` (comparators and their order in a
-//! `BTreeMap`), `random_options`, `history` (acknowledged writes, and the states that a crash may leave),
-//! `read_database` (a whole database as plain maps), `test_dir` (the bytes of a directory), `watchdog` (time limits).
+//! Modules, in reading order: `rng` (random numbers from a seed), `property` (random tests by `proptest`),
+//! `comparators` (comparators and their order in a `BTreeMap`), `random_options`, `atomic_writes` (a batch or a
+//! transaction), `history` (acknowledged writes, and the states that a crash may leave), `read_database` (a whole
+//! database as plain maps), `test_dir` (the bytes of a directory), `watchdog` (time limits).
 
+pub(crate) mod atomic_writes;
 pub(crate) mod comparators;
 pub(crate) mod history;
 pub(crate) mod property;

@@ -5,14 +5,18 @@
 //! - The manifest state changes only by version edits that are in the manifest.
 //! - Numbers of files, partitions and WAL epochs are never assigned twice, also after reopening.
 //!
-//! Modules, in reading order: [`version_set`] (manifest state and manifest), [`partition_tree`], [`event_queue`]
+//! Modules, in reading order: [`version_set`] (manifest state and manifest), [`partition_tree`],
+//! [`partition_expiry`], [`event_queue`]
 //! (events for the listener, and the first fatal error), [`work_tracker`] (work that closing waits for),
-//! [`write_stall`], [`backoff`], [`sharded_counter`], [`disk_reserve`] (disk space that ordinary writes cannot use).
+//! [`write_stall`], [`backoff`], [`sharded_counter`], [`disk_reserve`] (disk space that ordinary writes cannot use),
+//! [`scanned_range`] (the keys that an iterator of a transaction has read).
 
 pub(crate) mod backoff;
 pub(crate) mod disk_reserve;
 pub(crate) mod event_queue;
+pub(crate) mod partition_expiry;
 pub(crate) mod partition_tree;
+pub(crate) mod scanned_range;
 pub(crate) mod sharded_counter;
 pub(crate) mod version_set;
 pub(crate) mod work_tracker;

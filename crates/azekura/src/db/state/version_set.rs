@@ -69,6 +69,7 @@ impl VersionSet {
     pub(crate) fn create_partition<T>(
         &self,
         mut meta: PartitionMeta,
+        merge_operator: Option<&str>,
         prepare: impl FnOnce(&PartitionMeta) -> Result<(T, Option<[u8; 16]>)>,
     ) -> Result<T> {
         let partition = PartitionId(self.next_partition_id.load(Ordering::Relaxed));
@@ -79,6 +80,7 @@ impl VersionSet {
         let (prepared, file_id) = prepared?;
         let mut edits = vec![VersionEdit::PartitionCreated(meta)];
         edits.extend(file_id.map(|file_id| VersionEdit::PoolFileId { partition, file_id }));
+        edits.extend(merge_operator.map(|name| VersionEdit::MergeOperator { partition, name: name.to_owned() }));
         // One batch: if the manifest contained only the first edit, the partition would exist again after its deletion.
         let mut new_state = manifest_state.clone();
         for edit in &edits {
@@ -88,6 +90,11 @@ impl VersionSet {
         self.manifest.append(&edits)?;
         *manifest_state = new_state;
         Ok(prepared)
+    }
+
+    /// Returns a partition id that no partition will have. The caller prevents the creation of partitions meanwhile.
+    pub(crate) fn use_up_partition_id(&self) -> PartitionId {
+        PartitionId(self.next_partition_id.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Writes a batch of edits to the operating system and applies it. The next sync of the manifest or of the WAL
@@ -219,6 +226,12 @@ fn partition_of(edit: &VersionEdit) -> Option<PartitionId> {
         | VersionEdit::BlobFileRemoved { partition, .. }
         | VersionEdit::Flushed { partition, .. }
         | VersionEdit::TableSpilled { partition, .. }
+        | VersionEdit::RangeTombstones { partition, .. }
+        | VersionEdit::RangeDeletesApplied { partition, .. }
+        | VersionEdit::WalDurable { partition, .. }
+        | VersionEdit::MergeOperator { partition, .. }
+        | VersionEdit::TableExpiry { partition, .. }
+        | VersionEdit::ExpiryUsed { partition }
         | VersionEdit::PoolFileId { partition, .. } => Some(*partition),
         VersionEdit::PartitionCreated(_)
         | VersionEdit::DatabaseSettings { .. }
@@ -263,10 +276,10 @@ mod tests {
             );
             Ok((meta.id, None))
         };
-        assert_eq!(version_set.create_partition(meta.clone(), prepare).unwrap(), PartitionId(1));
-        let failed = version_set.create_partition(meta.clone(), |_| Err::<((), _), _>(Error::invalid("")));
+        assert_eq!(version_set.create_partition(meta.clone(), None, prepare).unwrap(), PartitionId(1));
+        let failed = version_set.create_partition(meta.clone(), None, |_| Err::<((), _), _>(Error::invalid("")));
         assert!(failed.is_err());
-        let third = version_set.create_partition(meta, |meta| Ok((meta.id, None))).unwrap();
+        let third = version_set.create_partition(meta, None, |meta| Ok((meta.id, None))).unwrap();
         assert_eq!(third, PartitionId(3), "files of the failed creation may have the id 2");
         let manifest_state = version_set.manifest_state();
         assert_eq!(

@@ -246,7 +246,7 @@ fn failed_gc_leaves_no_files_and_is_retried() {
 fn a_reader_keeps_the_files_that_it_reads() {
     let fixture = half_stale();
     let view = fixture.tree.view();
-    let mut cursor = view.iter(SeqNo::MAX, ALL).unwrap();
+    let mut cursor = view.iter(SeqNo::MAX.into(), ALL).unwrap();
     cursor.seek_to_first().unwrap();
     let held = stale_files(&fixture);
     collect_all(&fixture, held.clone());

@@ -93,7 +93,7 @@ fn blob_file_lives_until_last_reader_ends() {
     fill(&mut fixture, 60, 1);
     let old: Vec<_> = blobs(&fixture).iter().map(|file| file.number).collect();
     let view = fixture.tree.view();
-    let mut cursor = view.iter(SeqNo::MAX, ALL).unwrap();
+    let mut cursor = view.iter(SeqNo::MAX.into(), ALL).unwrap();
     cursor.seek_to_first().unwrap();
     fill(&mut fixture, 60, 2);
     let is_named = |fixture: &LsmFixture| blobs(fixture).iter().any(|file| old.contains(&file.number));
@@ -175,7 +175,7 @@ fn lengths_are_known_without_the_values() {
         let path = fixture.tree.context.files.blob_files().path(file.number);
         crate::vfs::Fs::remove_file(&fixture.fs, &path).unwrap();
     }
-    let (mut cursor, mut keys) = (fixture.tree.view().iter(SeqNo::MAX, ALL).unwrap(), 0);
+    let (mut cursor, mut keys) = (fixture.tree.view().iter(SeqNo::MAX.into(), ALL).unwrap(), 0);
     cursor.seek_to_first().unwrap();
     while cursor.valid() {
         assert_eq!(BlobPointer::decode(cursor.entry().value).unwrap().value_len, 100);
@@ -196,7 +196,7 @@ fn manifest_with_bad_blob_references_is_refused() {
     assert!(blobs.len() > 1);
     let restore = |blobs: Vec<BlobFileMeta>| {
         let context = (*fixture.tree.context).clone();
-        LsmTree::restore(context, fixture.options.clone(), tables.clone(), blobs, flushed)
+        LsmTree::restore(context, fixture.options.clone(), tables.clone(), blobs, Vec::new(), flushed)
             .map(drop)
             .map_err(|e| e.kind())
     };

@@ -102,6 +102,29 @@ fn file_stays_while_memtable_points_into_it() {
     fixture.check_files();
 }
 
+/// Regression: the tables that referred to the file were removed while a memtable still pointed into it. When the
+/// memtable was flushed without the value, `clear` found no table to remove and left the file.
+#[test]
+fn file_goes_when_memtable_had_last_pointer() {
+    let mut fixture = world(1 << 20);
+    fixture.put_direct("a", &value(1));
+    let snapshot = fixture.visible();
+    fixture.host.snapshots.lock().unwrap().push(snapshot);
+    fixture.delete("a");
+    fixture.tree.seal();
+    fixture.put_direct("b", &value(2)); // to the same file, from the next memtable
+    fixture.run(Task::Flush, false).unwrap();
+    fixture.host.snapshots.lock().unwrap().clear();
+    while fixture.tree.compact(true, &fixture.host).unwrap() != Default::default() {}
+    fixture.delete("b");
+    fixture.flush();
+    assert_eq!((fixture.tree.version().tables().count(), named_blob_files(&fixture).len()), (0, 1));
+    assert!(fixture.tree.drop_whole_tables(true, &fixture.host).unwrap().is_some());
+    assert_eq!(fixture.tree.drop_whole_tables(true, &fixture.host).unwrap(), None);
+    assert_eq!(named_blob_files(&fixture), []);
+    fixture.check_files();
+}
+
 #[test]
 fn unreferenced_direct_file_is_never_named() {
     let mut fixture = world(1 << 10);

@@ -267,7 +267,7 @@ impl LsmFixture {
             allow_unreferenced_blobs: AtomicBool::new(false),
         };
         let context = context(&faults, &order, &next_file_id, &env, &visible);
-        let tree = LsmTree::restore(context, options.clone(), Vec::new(), Vec::new(), SeqNo::ZERO).unwrap();
+        let tree = LsmTree::restore(context, options.clone(), Vec::new(), Vec::new(), Vec::new(), SeqNo::ZERO).unwrap();
         let (log, versions, random) = (Vec::new(), Vec::new(), seed.max(1));
         LsmFixture { fs, faults, order, options, next_file_id, env, host, tree, log, versions, random }
     }
@@ -339,9 +339,9 @@ impl LsmFixture {
             let mut expected: Vec<(&[u8], Vec<u8>)> = Vec::new();
             for (key, versions) in &self.versions {
                 let shown = self.shown(versions, at);
-                let got = self.tree.get(key, ReadSeqno::At(SeqNo(at))).unwrap();
+                let got = self.tree.get(key, ReadSeqno::At(SeqNo(at).into())).unwrap();
                 assert_eq!(got.as_ref().map(|v| v.to_vec()), shown, "{} at {at}", key.escape_ascii());
-                let size = self.tree.size_of(key, ReadSeqno::At(SeqNo(at))).unwrap();
+                let size = self.tree.size_of(key, ReadSeqno::At(SeqNo(at).into())).unwrap();
                 assert_eq!(size, shown.as_ref().map(|value| value.len() as u32));
                 expected.extend(shown.map(|value| (key.as_slice(), value)));
             }
@@ -358,12 +358,14 @@ impl LsmFixture {
             RecordKind::BlobPointer => values.resolve(value).unwrap().to_vec(),
             _ => value.to_vec(),
         };
+        let view = self.tree.view();
         let mut cursor = ForwardVisibleIter::new(
-            self.tree.view().iter(SeqNo(at), ALL).unwrap(),
+            view.iter(SeqNo(at).into(), ALL).unwrap(),
             self.order.clone(),
             SeqNo(at),
             Bound::Unbounded,
-        );
+        )
+        .with_dead_ranges(view.dead_ranges());
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             let entry = cursor.entry();
@@ -371,11 +373,12 @@ impl LsmFixture {
             cursor.next().unwrap();
         }
         let mut cursor = BackwardVisibleIter::new(
-            self.tree.view().iter(SeqNo(at), ALL).unwrap(),
+            view.iter(SeqNo(at).into(), ALL).unwrap(),
             self.order.clone(),
             SeqNo(at),
             Bound::Unbounded,
-        );
+        )
+        .with_dead_ranges(view.dead_ranges());
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             let (kind, value) = cursor.value();
@@ -384,9 +387,9 @@ impl LsmFixture {
         }
         down.reverse();
         let same = |a: &(Vec<u8>, Vec<u8>), b: &(&[u8], Vec<u8>)| self.order.cmp(&a.0, b.0).is_eq() && a.1 == b.1;
-        for walk in [up, down] {
-            assert_eq!(walk.len(), expected.len(), "at {at}");
-            assert!(walk.iter().zip(expected).all(|(a, b)| same(a, b)), "at {at}");
+        for iter in [up, down] {
+            assert_eq!(iter.len(), expected.len(), "at {at}");
+            assert!(iter.iter().zip(expected).all(|(a, b)| same(a, b)), "at {at}");
         }
     }
 
@@ -449,7 +452,7 @@ impl LsmFixture {
             self.tree.context.obsolete_files.remove_all();
             std::thread::yield_now();
         }
-        panic!("{:?} are there and should be {named:?}", files_in(&self.fs));
+        panic!("the directory has {:?}, the edits name {named:?}", files_in(&self.fs));
     }
 
     /// Drops paused tasks, as closing does.
@@ -470,7 +473,7 @@ impl LsmFixture {
             self.fs.remove_file(&path).unwrap(); // an epoch pin of another test kept it until now
         }
         let context = context(&self.faults, &self.order, &self.next_file_id, &self.env, &self.host.visible);
-        self.tree = LsmTree::restore(context, self.options.clone(), tables, blobs, flushed).unwrap();
+        self.tree = LsmTree::restore(context, self.options.clone(), tables, blobs, Vec::new(), flushed).unwrap();
         for (seqno, kind, user, value) in self.log.iter().filter(|record| record.0 > flushed.0) {
             self.tree.apply(EntryRef { user_key: user, seqno: SeqNo(*seqno), kind: *kind, value }, None).unwrap();
         }

@@ -188,7 +188,7 @@ fn memtable_sealed_during_flush_waits() {
     fixture.tree.run(Task::Flush, false, &WriteDuringFlushHost(&fixture)).unwrap();
     assert_eq!((fixture.tree.flushed_through(), fixture.tree.first_unflushed()), (SeqNo(1), Some(SeqNo(2))));
     assert_eq!(fixture.tree.next_task(false, &[]), Some(Task::Flush));
-    assert_eq!(fixture.tree.get(b"b", ReadSeqno::At(SeqNo(2))).unwrap().unwrap(), b"later");
+    assert_eq!(fixture.tree.get(b"b", ReadSeqno::At(SeqNo(2).into())).unwrap().unwrap(), b"later");
     fixture.run(Task::Flush, false).unwrap();
     assert_eq!((fixture.tree.flushed_through(), fixture.tree.first_unflushed()), (SeqNo(2), None));
 }
@@ -246,12 +246,12 @@ fn table_is_rewritten_when_codec_differs() {
         fixture.put(&format!("{i:05}"), "some value that repeats itself, some value that repeats itself");
     }
     fixture.flush();
-    let loose: u64 = fixture.tables().iter().map(|(_, table)| table.size).sum();
+    let table_bytes: u64 = fixture.tables().iter().map(|(_, table)| table.size).sum();
     fixture.major_compact();
     fixture.check_reads();
     let tight: u64 = fixture.tables().iter().map(|(_, table)| table.size).sum();
     assert!(fixture.host.compactions() > 0 && fixture.host.trivial_moves() == 0);
-    assert!(tight < loose / 2, "{tight} and before {loose}");
+    assert!(tight < table_bytes / 2, "{tight} and before {table_bytes}");
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn iterators_keep_the_files_they_walk() {
         fixture.put(&format!("{i:05}"), "first");
     }
     fixture.flush();
-    let mut cursor = fixture.tree.view().iter(SeqNo::MAX, ALL).unwrap();
+    let mut cursor = fixture.tree.view().iter(SeqNo::MAX.into(), ALL).unwrap();
     let before = fixture.tables();
     for i in 0..300 {
         fixture.put(&format!("{i:05}"), "second");
@@ -485,7 +485,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
         fixture.put(&format!("{i:05}"), "value");
     }
     fixture.flush();
-    let cursor = fixture.tree.view().iter(SeqNo::MAX, ALL).unwrap();
+    let cursor = fixture.tree.view().iter(SeqNo::MAX.into(), ALL).unwrap();
     fixture.tree.discard();
     assert_eq!(fixture.tree.next_task(true, &[]), None);
     assert_eq!(fixture.run(Task::Flush, true).unwrap_err().kind(), ErrorKind::Closed);

@@ -10,6 +10,9 @@
 //! older put of the same key would restore the key. Therefore the pool stores, before its first single removal, the
 //! sequence number up to which it contains all records of the WAL. It also stores an upper bound of its sequence
 //! numbers: after a reopen, new sequence numbers must be above all used ones, and the WAL does not contain them.
+//!
+//! Neither a checkpoint nor that number of a mapped pool passes a range delete that is pending, that is, whose covered
+//! records may still be in the pool ([`pending_range_deletes`](crate::pmem::pending_range_deletes)).
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,11 +23,11 @@ use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::mem::region::Region;
-use crate::pmem::persistence::{MappedPoolFile, PersistenceBackend, PoolImage};
+use crate::pmem::persistence::{PersistenceBackend, PoolImage};
 use crate::pmem::pool::engine::{PoolDurability, PoolLocation};
 use crate::pmem::pool::{ImageStore, PoolFileKind};
 use crate::pmem::pool_header::PoolSeqnoField;
-use crate::pmem::tree::PoolTree;
+use crate::pmem::tree::{PoolTree, TreeStep};
 use crate::vfs::{Fs, OpenMode};
 
 /// Makes an image durable by checkpoints. Thread safe.
@@ -101,8 +104,18 @@ impl PoolCheckpointer {
     fn write_checkpoint(&self, tree: &PoolTree<PoolImage>, host: &dyn EngineHost) -> Result<u64> {
         let mut from = SeqNo::ZERO;
         // The number is not above the end of the WAL, although other pools may have used later numbers: the image and
-        // the version edit prove through which number the WAL was durable.
-        let begin = &mut || self.begin_snapshot().min(host.wal_end());
+        // the version edit prove through which number the WAL was durable. It is below every range delete that may be
+        // visible and incomplete: the image may contain covered records, so replay must repeat the range delete. The
+        // visible number is read first: if its range delete is not pending afterwards, it is complete in the image.
+        let begin = &mut || {
+            let visible = self.begin_snapshot().min(host.wal_end());
+            let before_pending = SeqNo(tree.range_deletes.first().0 - 1);
+            if before_pending < visible {
+                // A flush that waits for a later number needs another checkpoint.
+                self.request_checkpoint();
+            }
+            visible.min(before_pending)
+        };
         let written = self.store.checkpoint(&tree.backend, begin, &mut |begun| {
             from = begun;
             let highest = self.end_snapshot(begun).max(self.seqnos_at_open.1);
@@ -136,6 +149,14 @@ impl PoolDurability<PoolImage> for PoolCheckpointer {
     fn before_unlogged_write(&self, tree: &PoolTree<PoolImage>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
         debug_assert!(false, "an image is not durable by itself");
         self.before_logged_write(tree, kind, seqno)
+    }
+
+    fn last_logged_seqno(&self) -> SeqNo {
+        SeqNo(self.max_applied_seqno.load(Ordering::SeqCst))
+    }
+
+    fn before_sweep(&self, _tree: &PoolTree<PoolImage>, _visible: SeqNo) {
+        // The WAL has every record since the image that a crash leaves, the removed ones included.
     }
 
     fn seqnos_at_open(&self) -> (SeqNo, SeqNo) {
@@ -258,7 +279,7 @@ impl MappedPoolDurability {
 
     /// Makes sure that the header allows `seqno` before it is used.
     #[inline]
-    fn ensure_seqno_reserved(&self, tree: &PoolTree<MappedPoolFile>, seqno: SeqNo) {
+    fn ensure_seqno_reserved<M: PersistenceBackend>(&self, tree: &PoolTree<M>, seqno: SeqNo) {
         if seqno.0 >= self.seqno_end.load(Ordering::Acquire) {
             self.write_seqno_end(tree, seqno);
         }
@@ -267,7 +288,7 @@ impl MappedPoolDurability {
     /// Raises the bound in the header far above `seqno`. The new bound is durable before other threads can read it
     /// here.
     #[cold]
-    fn write_seqno_end(&self, tree: &PoolTree<MappedPoolFile>, seqno: SeqNo) {
+    fn write_seqno_end<M: PersistenceBackend>(&self, tree: &PoolTree<M>, seqno: SeqNo) {
         let _noting = lock(&self.header_lock);
         if seqno.0 >= self.seqno_end.load(Ordering::Relaxed) {
             let end = SeqNo((seqno.0 + SEQNOS_RESERVED_AHEAD).min(SeqNo::MAX.0));
@@ -276,9 +297,13 @@ impl MappedPoolDurability {
         }
     }
 
-    /// Writes to the header that the pool contains every record of the WAL up to `logged`.
+    /// Writes to the header that the pool contains every record of the WAL up to `logged`, or up to the first pending
+    /// range delete: replay must repeat a range delete until all covered records are removed. Before a single removal
+    /// no range delete is pending.
     #[cold]
-    fn write_applied_through(&self, tree: &PoolTree<MappedPoolFile>, logged: u64) {
+    fn write_applied_through<M: PersistenceBackend>(&self, tree: &PoolTree<M>, logged: u64) {
+        let below = tree.range_deletes.first().0 - 1;
+        let logged = if tree.is_step_enabled(TreeStep::KeepBelowPending) { logged.min(below) } else { logged };
         let _noting = lock(&self.header_lock);
         if logged > self.applied_through.load(Ordering::Relaxed) {
             tree.write_seqno_field(PoolSeqnoField::AppliedThrough, SeqNo(logged));
@@ -287,16 +312,16 @@ impl MappedPoolDurability {
     }
 }
 
-impl PoolDurability<MappedPoolFile> for MappedPoolDurability {
+impl<M: PersistenceBackend> PoolDurability<M> for MappedPoolDurability {
     /// Called only while no other thread changes the pool. When a single change is made, all of the WAL is applied.
-    fn before_logged_write(&self, tree: &PoolTree<MappedPoolFile>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
+    fn before_logged_write(&self, tree: &PoolTree<M>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
         self.before_unlogged_write(tree, kind, seqno)?;
         self.last_logged_seqno.store(seqno.0, Ordering::Release);
         Ok(())
     }
 
     #[inline]
-    fn before_unlogged_write(&self, tree: &PoolTree<MappedPoolFile>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
+    fn before_unlogged_write(&self, tree: &PoolTree<M>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
         self.ensure_seqno_reserved(tree, seqno);
         let logged = self.last_logged_seqno.load(Ordering::Acquire);
         // Otherwise a replay of the WAL would put a record again that this change removes.
@@ -304,6 +329,18 @@ impl PoolDurability<MappedPoolFile> for MappedPoolDurability {
             self.write_applied_through(tree, logged);
         }
         Ok(())
+    }
+
+    fn last_logged_seqno(&self) -> SeqNo {
+        SeqNo(self.last_logged_seqno.load(Ordering::Acquire))
+    }
+
+    fn before_sweep(&self, tree: &PoolTree<M>, visible: SeqNo) {
+        // A removed record may not be in the WAL, but older records of its key may be.
+        let applied = self.last_logged_seqno.load(Ordering::Acquire).min(visible.0);
+        if applied > self.applied_through.load(Ordering::Acquire) {
+            self.write_applied_through(tree, applied);
+        }
     }
 
     fn seqnos_at_open(&self) -> (SeqNo, SeqNo) {
@@ -324,7 +361,7 @@ impl PoolDurability<MappedPoolFile> for MappedPoolDurability {
         false
     }
 
-    fn checkpoint(&self, _tree: &PoolTree<MappedPoolFile>, _host: &dyn EngineHost) -> Result<TaskReport> {
+    fn checkpoint(&self, _tree: &PoolTree<M>, _host: &dyn EngineHost) -> Result<TaskReport> {
         Ok(TaskReport::default())
     }
 
@@ -332,12 +369,15 @@ impl PoolDurability<MappedPoolFile> for MappedPoolDurability {
         None
     }
 
-    fn copy_to(&self, tree: &PoolTree<MappedPoolFile>, dir: &Path) -> Result<()> {
+    fn copy_to(&self, tree: &PoolTree<M>, dir: &Path) -> Result<()> {
         let name = PoolFileKind::Pool.name(self.location.partition);
+        // Otherwise the copy may lack an expired record that is not in the WAL, and have the header from before its
+        // removal: then the WAL would be replayed with an older record of its key.
+        let _no_sweep = lock(&tree.expiry.sweep);
         tree.with_structure_locked(|| copy_region(&*self.location.fs, tree.region(), &dir.join(name)))
     }
 
-    fn close(&self, tree: &PoolTree<MappedPoolFile>) {
+    fn close(&self, tree: &PoolTree<M>) {
         // The exact end is stored, so that sequence numbers continue without a gap. All used ones are visible by now.
         let end = SeqNo((self.location.visible.get().0 + 1).min(SeqNo::MAX.0));
         if end.0 < self.seqno_end.load(Ordering::Relaxed) {
@@ -355,11 +395,11 @@ impl PoolDurability<MappedPoolFile> for MappedPoolDurability {
         self.is_discarded.load(Ordering::SeqCst)
     }
 
-    fn file_stats(&self, tree: &PoolTree<MappedPoolFile>) -> (u64, u64, u64) {
+    fn file_stats(&self, tree: &PoolTree<M>) -> (u64, u64, u64) {
         (tree.backend.region().len(), 0, 0)
     }
 
-    fn checkpoint_bytes(&self, _tree: &PoolTree<MappedPoolFile>) -> u64 {
+    fn checkpoint_bytes(&self, _tree: &PoolTree<M>) -> u64 {
         0
     }
 }

@@ -1,18 +1,20 @@
 //! The location of a pool, and its engine: a tree, and the implementation that makes it durable.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::sync::lock;
 use crate::base::version_edit::PartitionId;
-use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{
     AssignSeqnoFn, BatchReservation, BlobResolver, Engine, EngineHost, EngineView, KeyBounds, LastVisibleSeqno,
-    PlannedChange, Pressure, ReadSeqno, RecordReservation, SingleCommit, SnapshotList, Task, TaskReport,
+    PlannedChange, Pressure, ReadMoment, ReadSeqno, RecordReservation, SingleCommit, SnapshotList, Task, TaskReport,
 };
 use crate::iter::InternalIter;
 use crate::mem::persist;
 use crate::mem::slice::Slice;
+use crate::pmem::expiry::{FORCED_SWEEP_SHARE, SWEEP_SHARE};
 use crate::pmem::options::PmemOptions;
 use crate::pmem::persistence::{MappedPoolFile, PersistCounts, PersistenceBackend};
 use crate::pmem::pool::{PoolFileKind, pool_recovery};
@@ -130,6 +132,13 @@ pub(crate) trait PoolDurability<M: PersistenceBackend>: Send + Sync {
     /// same time.
     fn before_unlogged_write(&self, tree: &PoolTree<M>, kind: RecordKind, seqno: SeqNo) -> Result<()>;
 
+    /// The highest sequence number of a record of the WAL that was applied, or will be applied next.
+    fn last_logged_seqno(&self) -> SeqNo;
+
+    /// Called before records up to `visible` are removed without a sequence number. All records of the WAL up to
+    /// `visible` were applied to the tree. None of them is replayed alone that is older than a removed record.
+    fn before_sweep(&self, tree: &PoolTree<M>, visible: SeqNo);
+
     /// When the files were opened, they contained every record up to the first number, and perhaps records up to the
     /// second.
     fn seqnos_at_open(&self) -> (SeqNo, SeqNo);
@@ -166,7 +175,7 @@ pub(crate) trait PoolDurability<M: PersistenceBackend>: Send + Sync {
 
 /// The engine of one pool. Thread safe.
 pub(crate) struct PoolEngine<M: PersistenceBackend, K> {
-    tree: Arc<PoolTree<M>>,
+    pub(crate) tree: Arc<PoolTree<M>>,
     durability: K,
     options: Mutex<PmemOptions>,
 }
@@ -179,16 +188,59 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> PoolEngine<M, K> {
     }
 }
 
-/// Applies a put or a removal.
+impl<M: PersistenceBackend, K: PoolDurability<M>> PoolEngine<M, K> {
+    fn is_sweep_due(&self, forced: bool) -> bool {
+        self.tree.is_sweep_due(if forced { FORCED_SWEEP_SHARE } else { SWEEP_SHARE })
+    }
+
+    /// Removes expired records from a bounded number of leaves. Returns their number, and whether the pass over all
+    /// leaves has ended.
+    fn sweep_expired(&self) -> Result<(u64, bool)> {
+        let visible = self.tree.versions.snapshots().visible();
+        let pin = self.tree.pin()?; // closing waits for it
+        self.durability.before_sweep(&self.tree, visible);
+        drop(pin);
+        self.tree.sweep_expired(visible)
+    }
+
+    /// Runs an operation that allocates space. If the pool is full, removes expired records and tries again, until no
+    /// expired record is left, unless `may_retry` returns false.
+    fn retry_after_sweep<T>(
+        &self,
+        mut attempt: impl FnMut() -> Result<T>,
+        may_retry: impl FnOnce() -> bool,
+    ) -> Result<T> {
+        let full = match attempt() {
+            Err(error) if error.kind() == ErrorKind::OutOfSpace && may_retry() => error,
+            done => return done,
+        };
+        // The first pass may have begun long before, and have passed leaves in which more has expired since.
+        for _pass in 0..2 {
+            let mut has_ended = !self.tree.is_sweep_due(u64::MAX);
+            while !has_ended {
+                let removed;
+                (removed, has_ended) = self.sweep_expired()?;
+                match if removed > 0 { attempt() } else { continue } {
+                    Err(error) if error.kind() == ErrorKind::OutOfSpace => {}
+                    done => return done,
+                }
+            }
+        }
+        Err(full)
+    }
+}
+
+/// Applies a put, a removal, or a range delete.
 fn apply_entry<M: PersistenceBackend>(
     tree: &PoolTree<M>,
     entry: EntryRef<'_>,
     reservation: Option<RecordReservation>,
 ) -> Result<()> {
     match (entry.kind, reservation) {
-        (RecordKind::Put, Some(reservation)) => tree.put_reserved(entry, reservation),
-        (RecordKind::Put, None) => tree.put(entry.user_key, entry.seqno, entry.value),
+        (RecordKind::Put | RecordKind::ExpiringPut, Some(reservation)) => tree.put_reserved(entry, reservation),
+        (RecordKind::Put | RecordKind::ExpiringPut, None) => tree.put_entry(entry),
         (RecordKind::Delete | RecordKind::SingleDelete, _) => tree.remove(entry.user_key, entry.seqno).map(drop),
+        (RecordKind::RangeDelete, _) => tree.add_range_delete(entry),
         (kind, _) => Err(unsupported_kind_error(kind)),
     }
 }
@@ -202,7 +254,7 @@ fn unsupported_kind_error(kind: RecordKind) -> Error {
 struct PoolView<M: PersistenceBackend>(Arc<PoolTree<M>>);
 
 impl<M: PersistenceBackend> EngineView for PoolView<M> {
-    fn iter(&self, at: SeqNo, bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>> {
+    fn iter(&self, at: ReadMoment, bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>> {
         Ok(Box::new(self.0.iter(at).with_bounds(bounds)))
     }
 
@@ -272,7 +324,7 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
         changes: &[PlannedChange<'_>],
         reservations: &mut [RecordReservation],
     ) -> Result<BatchReservation> {
-        self.tree.reserve(changes, reservations)
+        self.retry_after_sweep(|| self.tree.reserve(changes, reservations), || true)
     }
 
     fn release(&self, reservation: BatchReservation) {
@@ -290,6 +342,10 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
         Ok(false)
     }
 
+    fn complete_range_deletes(&self) -> Result<()> {
+        self.tree.remove_covered(self.durability.last_logged_seqno())
+    }
+
     fn write_single(
         &self,
         kind: RecordKind,
@@ -298,7 +354,9 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
         assign_seqno: &mut AssignSeqnoFn<'_>,
     ) -> Result<bool> {
         let (tree, durability) = (&*self.tree, &self.durability);
-        let take = || {
+        let was_asked = Cell::new(false);
+        let mut take = || {
+            was_asked.set(true);
             let Some(seqno) = assign_seqno()? else { return Ok(None) };
             match tree.level() {
                 PersistenceLevel::WalOnly => durability.before_logged_write(tree, kind, seqno)?,
@@ -307,7 +365,9 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
             Ok(Some(seqno))
         };
         match kind {
-            RecordKind::Put => tree.put_assigning_seqno(key, value, take),
+            RecordKind::Put | RecordKind::ExpiringPut => {
+                self.retry_after_sweep(|| tree.put_assigning_seqno(kind, key, value, &mut take), || !was_asked.get())
+            }
             RecordKind::Delete | RecordKind::SingleDelete => tree.remove_assigning_seqno(key, take),
             kind => Err(unsupported_kind_error(kind)),
         }
@@ -317,15 +377,27 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
     fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>> {
         match at {
             ReadSeqno::Latest => self.tree.get(key),
-            ReadSeqno::At(seqno) => self.tree.get_at(key, seqno),
+            ReadSeqno::At(moment) => self.tree.get_at(key, moment),
         }
+    }
+
+    fn multi_get(&self, keys: &[&[u8]], at: ReadMoment) -> Result<Vec<Option<Slice>>> {
+        self.tree.get_many_at(keys, at)
     }
 
     fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>> {
         match at {
             ReadSeqno::Latest => self.tree.size_of(key),
-            ReadSeqno::At(seqno) => self.tree.size_of_at(key, seqno),
+            ReadSeqno::At(moment) => self.tree.size_of_at(key, moment),
         }
+    }
+
+    fn changed_since(&self, key: &[u8], since: SeqNo) -> Result<bool> {
+        self.tree.changed_since(key, since)
+    }
+
+    fn range_changed_since(&self, bounds: KeyBounds<'_>, since: SeqNo) -> Result<Option<Vec<u8>>> {
+        self.tree.range_changed_since(bounds, since)
     }
 
     fn view(&self) -> Box<dyn EngineView> {
@@ -337,7 +409,9 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
     }
 
     fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
-        self.apply(entry, None).map(drop)
+        self.apply(entry, None)?;
+        // There are no readers: nothing is hidden from them, and the next record may put a covered key again.
+        if entry.kind == RecordKind::RangeDelete { self.complete_range_deletes() } else { Ok(()) }
     }
 
     fn end_replay(&self) -> Result<()> {
@@ -349,7 +423,9 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
     }
 
     fn first_unflushed(&self) -> Option<SeqNo> {
-        self.durability.first_unflushed()
+        let pending = self.tree.range_deletes.first();
+        let first = self.durability.first_unflushed().map_or(pending, |first| first.min(pending));
+        (first <= SeqNo::MAX).then_some(first)
     }
 
     fn seal(&self) {
@@ -369,15 +445,22 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
         if next {
             return Some(Task::Flush);
         }
-        // Versions that became stale when their last reader ended.
-        let stale = !held.contains(&Task::Compact) && self.tree.versions.has_stale_tables();
-        stale.then_some(Task::Compact)
+        // Versions that became stale when their last reader ended, and expired records.
+        let wanted =
+            !held.contains(&Task::Compact) && (self.tree.versions.has_stale_tables() || self.is_sweep_due(forced));
+        wanted.then_some(Task::Compact)
     }
 
-    fn run(&self, task: Task, _forced: bool, host: &dyn EngineHost) -> Result<TaskReport> {
+    fn run(&self, task: Task, forced: bool, host: &dyn EngineHost) -> Result<TaskReport> {
         match task {
             Task::Flush => self.durability.checkpoint(&self.tree, host),
-            Task::Compact => self.tree.drop_stale_versions().map(|()| TaskReport::default()),
+            Task::Compact => {
+                self.tree.drop_stale_versions()?;
+                if self.is_sweep_due(forced) {
+                    self.sweep_expired()?;
+                }
+                Ok(TaskReport::default())
+            }
             Task::BlobGc => Ok(TaskReport::default()),
         }
     }

@@ -557,6 +557,6 @@ mod tests {
             (77, 0, root)
         );
         assert!(CheckPage::read(&id, 0, PAGES_PER_GROUP, &page).is_err(), "another group's");
-        assert!(CheckPage::read(&id, 1, 1, &page).is_err(), "there are not so many pages");
+        assert!(CheckPage::read(&id, 1, 1, &page).is_err(), "the image has fewer pages");
     }
 }

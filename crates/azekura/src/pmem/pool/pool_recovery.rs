@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::sync::WakeSignal;
+use crate::base::version_edit::ExpiryTimes;
 use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::SnapshotList;
 use crate::mem::atomic::{AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, lock};
@@ -19,7 +20,7 @@ use crate::pmem::leaf::{LEAF_ALIGN, LEAF_LEN, LeafAddr, LeafCommitWord, PoolLeaf
 use crate::pmem::persistence::{PersistSite, PersistenceBackend};
 use crate::pmem::pool::image::{run_with_helpers, thread_panicked_error};
 use crate::pmem::record::{BUFFER_ALIGN, LeafSlot, PoolRecord};
-use crate::pmem::tree::{HEAD_LEAF_OFFSET, PoolOptions, PoolTree, leaf_check_seed};
+use crate::pmem::tree::{HEAD_LEAF_OFFSET, PoolExpiry, PoolOptions, PoolTree, leaf_check_seed};
 use crate::vfs::Env;
 
 /// How much of a pool is checked when it is opened.
@@ -42,6 +43,7 @@ pub(crate) struct PoolRecoveryReport {
     pub(crate) repairs: u64,
     /// The highest sequence number of a record.
     pub(crate) max_seqno: SeqNo,
+    pub(crate) expiry: ExpiryTimes,
 }
 
 pub(crate) const OVERLAP: &str = "two records overlap, or one and a leaf";
@@ -137,7 +139,7 @@ impl RecoveredLeaf {
     fn read_record<M: PersistenceBackend>(tree: &PoolTree<M>, slot: LeafSlot) -> Result<PoolRecord> {
         let record = PoolRecord::read(tree.region(), slot)?;
         match record.kind {
-            RecordKind::Put => Ok(record),
+            RecordKind::Put | RecordKind::ExpiringPut => Ok(record),
             _ => Err(corruption_at("a leaf cannot contain a record of that kind", record.offset)),
         }
     }
@@ -283,10 +285,11 @@ pub(crate) fn verify_records(region: &Region) -> Result<PoolRecoveryReport> {
         let slots: Vec<LeafSlot> = set_bits(leaf.commit_word().valid_slots()).map(|n| leaf.slot(n)).collect();
         for slot in &slots {
             let record = PoolRecord::read(region, *slot)?;
-            if record.kind != RecordKind::Put || !record.checksum_matches(region, &file_id) {
+            if record.kind.without_expiry() != RecordKind::Put || !record.checksum_matches(region, &file_id) {
                 return Err(corruption_at("checksum of a record does not match", record.offset));
             }
             report.max_seqno = report.max_seqno.max(record.seqno);
+            record.expires_ms(region)?;
             match used.mark(record.offset, record.buffer_len()) {
                 true => report.records += 1,
                 // A crash in the middle of a split leaves the same slot in two adjacent leaves.
@@ -540,6 +543,7 @@ impl RecoveredPart {
             }
             self.report.max_seqno = self.report.max_seqno.max(record.seqno);
             self.report.records += 1;
+            record.expires_ms(tree.region())?.into_iter().for_each(|time| self.report.expiry.add(time));
         }
         let mut separator = Vec::new();
         let Some((first, _)) = next else { return Ok(separator) };
@@ -602,6 +606,7 @@ impl RecoveredPart {
         self.repairs.append(&mut part.repairs);
         self.report.records += part.report.records;
         self.report.max_seqno = self.report.max_seqno.max(part.report.max_seqno);
+        self.report.expiry.add_all(&part.report.expiry);
         Ok(())
     }
 
@@ -702,6 +707,7 @@ pub(crate) fn open_with<M: PersistenceBackend>(
     let report = PoolRecoveryReport { leaves, repairs: found.repairs.len() as u64, ..found.report };
     tree.records_at_open.store(report.records, Ordering::Relaxed);
     tree.leaf_count.store(report.leaves, Ordering::Relaxed);
+    tree.expiry = PoolExpiry::new(report.expiry);
     Ok((tree, report))
 }
 
@@ -895,7 +901,7 @@ mod tests {
             let there: Vec<_> = keys.iter().filter(|key| opened.get(&key[..]).unwrap().is_some()).collect();
             assert_eq!(there.len() as u64, report.records);
             while opened.merge_sparse_leaves().unwrap() > 0 {}
-            assert!(there.iter().all(|key| opened.get(&key[..]).unwrap().is_some()), "a join lost a leaf");
+            assert!(there.iter().all(|key| opened.get(&key[..]).unwrap().is_some()), "a merge lost a leaf");
             assert_eq!(
                 report.leaves + u64::from(left.offset != HEAD_LEAF_OFFSET),
                 tree.leaf_count.load(Ordering::Relaxed)

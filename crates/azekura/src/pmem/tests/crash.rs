@@ -110,21 +110,21 @@ impl CrashChecker {
         let is_wrong = |closed| outer && wanted.is_some_and(|wanted| closed != wanted);
         if let (true, Some((model, closed))) = (outer, self.checked_images.get(&hash)) {
             return if is_wrong(*closed) {
-                Err("it was closed and open before, or the other way round".into())
+                Err("the mark of a clean shutdown is wrong".into())
             } else if allowed.contains(&model) {
                 Ok(())
             } else {
-                Err("it holds what was there at another time".into())
+                Err("the records are those of another point in time".into())
             };
         }
         let sim = Sim::new(image, LEN_MAX, self.granularity, self.fault);
         let closed = has_clean_shutdown_mark(sim.region(), &FILE_ID);
         if is_wrong(closed) {
-            return Err(format!("closed: {closed}"));
+            return Err(format!("the mark of a clean shutdown: {closed}"));
         }
         sim.start_recording();
         let (mut fixture, report) =
-            PoolFixture::open(sim, &self.options).map_err(|error| format!("it was refused: {error}"))?;
+            PoolFixture::open(sim, &self.options).map_err(|error| format!("the open failed: {error}"))?;
         self.counts.repairs += report.repairs;
         self.counts.sites.extend(fixture.tree.backend.sites_seen());
         let mut model = fixture.contents();
@@ -162,15 +162,15 @@ impl CrashChecker {
         let (op, before) = (PoolOp::Remove(key), model.clone());
         op.apply_to(model);
         fixture.tree.backend.start_recording();
-        fixture.apply(&op).map_err(|error| format!("nothing can be removed: {error}"))?;
+        fixture.apply(&op).map_err(|error| format!("the removal failed: {error}"))?;
         let mut verdict = Ok(());
         for point in fixture.tree.backend.take_crash_points() {
             point.images(BOUND, &mut self.rng.clone(), |image| {
                 let sim = Sim::new(image, LEN_MAX, self.granularity, None);
                 match PoolFixture::open(sim, &self.options).map(|(fixture, _)| fixture.contents()) {
                     Ok(contents) if contents == before || contents == *model => {}
-                    Ok(_) => verdict = Err("the first change after a repair went wrong".into()),
-                    Err(error) => verdict = Err(format!("refused in the first change after a repair: {error}")),
+                    Ok(_) => verdict = Err("the first change after a repair left wrong records".into()),
+                    Err(error) => verdict = Err(format!("the second open failed after a repair: {error}")),
                 }
             });
         }
@@ -191,7 +191,7 @@ impl CrashChecker {
                 false => opened(&fixture.tree),
             }
             let mut points = fixture.tree.backend.take_crash_points();
-            let last = points.pop().expect("now is a point");
+            let last = points.pop().expect("the last crash point is the present");
             self.expect_clean_mark = None;
             points.iter().try_for_each(|point| self.check_point(point, &[model]))?;
             self.expect_clean_mark = Some(closed);
@@ -213,8 +213,8 @@ impl CrashChecker {
                         PoolSeqnoField::AppliedThrough,
                     )
                     .is_ok_and(|noted| noted == wanted) => {}
-                Ok(_) => verdict = Err("a note is not there".into()),
-                Err(error) => verdict = Err(format!("it was refused after a note: {error}")),
+                Ok(_) => verdict = Err("the recorded sequence number is missing".into()),
+                Err(error) => verdict = Err(format!("the open failed after a sequence number was recorded: {error}")),
             }
         });
         verdict
@@ -227,21 +227,21 @@ impl CrashChecker {
             match fixture.apply(&op) {
                 Ok(()) => op.apply_to(model),
                 Err(error) if error.kind() == ErrorKind::OutOfSpace => {}
-                Err(error) => return Err(format!("it did not go on: {error}")),
+                Err(error) => return Err(format!("the pool accepted no changes: {error}")),
             }
         }
         if fixture.contents() != *model {
-            return Err("twenty changes later it was wrong".into());
+            return Err("wrong records after twenty changes".into());
         }
         let mut verdict = Ok(());
-        let point = fixture.tree.backend.take_crash_points().pop().expect("now is a point");
+        let point = fixture.tree.backend.take_crash_points().pop().expect("the last crash point is the present");
         point.images(BOUND, &mut self.rng.clone(), |image| {
             let sim = Sim::new(image, LEN_MAX, self.granularity, None);
             match PoolFixture::open(sim, &self.options) {
                 Ok((again, _)) if again.contents() == *model => {}
-                Ok(_) => verdict = Err("twenty changes and a power failure later it was wrong".into()),
+                Ok(_) => verdict = Err("wrong records after twenty changes and a power failure".into()),
                 Err(error) => {
-                    verdict = Err(format!("twenty changes and a power failure later it was refused: {error}"))
+                    verdict = Err(format!("the open failed after twenty changes and a power failure: {error}"))
                 }
             }
         });
@@ -284,7 +284,7 @@ fn explore_with(
     sim.start_recording();
     let mut fixture = PoolFixture::create(sim, &options);
     let mut model = PoolTreeModel::new();
-    let created = fixture.tree.backend.take_crash_points().pop().expect("now is a point");
+    let created = fixture.tree.backend.take_crash_points().pop().expect("the last crash point is the present");
     judge.check_point(&created, &[&model])?;
     for round in 0..ops {
         let op = match random_op(&mut rng, &model) {
@@ -307,7 +307,7 @@ fn explore_with(
         judge.counts.splits += u64::from(now.1 > leaves.1);
         judge.counts.merges += u64::from(now.1 < leaves.1);
         judge.counts.growths += u64::from(now.0.len > leaves.0.len);
-        let last = points.pop().expect("now is a point");
+        let last = points.pop().expect("the last crash point is the present");
         for point in &points {
             judge.check_point(point, &[&before, &model])?;
         }
@@ -325,14 +325,14 @@ fn explore_with(
             let now = SeqNo(round as u64);
             fixture.tree.backend.start_recording();
             fixture.tree.write_seqno_field(PoolSeqnoField::AppliedThrough, now);
-            let noted = fixture.tree.backend.take_crash_points().pop().expect("now is a point");
+            let noted = fixture.tree.backend.take_crash_points().pop().expect("the last crash point is the present");
             judge.check_seqno_field(&noted, now)?;
             judge.check_clean_mark(&fixture, &model, &opened)?;
         }
     }
     judge.counts.sites.extend(fixture.tree.backend.sites_seen());
     if fixture.contents() != model {
-        return Err("without any failure it was wrong".into());
+        return Err("wrong records without any failure".into());
     }
     Ok(judge.counts)
 }
@@ -392,7 +392,7 @@ fn every_skipped_flush_or_fence_is_detected() {
         }
     }
     println!("{tried} faults fault, {} not noticed", unnoticed.len());
-    assert_eq!(unnoticed, [], "not needed, or not tested");
+    assert_eq!(unnoticed, [], "these sites are not needed, or not tested");
 }
 
 /// A process that continues with a closed pool and does not clear the mark of the clean close is detected.
@@ -400,7 +400,7 @@ fn every_skipped_flush_or_fence_is_detected() {
 fn changed_pool_has_no_clean_shutdown_mark() {
     for granularity in [PersistGranularity::Line, PersistGranularity::Word] {
         let found = explore_with(granularity, None, 1, 40, |_| ());
-        assert!(found.is_err_and(|error| error.contains("closed")), "{granularity:?}");
+        assert!(found.is_err_and(|error| error.contains("clean shutdown")), "{granularity:?}");
     }
 }
 
@@ -463,7 +463,7 @@ fn fences_are_within_their_budget() {
         assert_eq!(
             (counted, moved.fences),
             (splits, extra * splits),
-            "what a split counts is what the backend was told"
+            "the counters of a split equal those of the backend"
         );
         // A split stores half of the slots, all fingerprints, two words of a header, the link and the commit word,
         // but no key or value.

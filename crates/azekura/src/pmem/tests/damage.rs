@@ -133,17 +133,17 @@ fn full_check_finds_all_damage_of_clean_pool() {
         match open_and_use(&damaged, &model) {
             UncheckedOpenOutcome::Right => {}
             UncheckedOpenOutcome::Wrong => {
-                assert!(found.is_err(), "byte {at} was believed, and who verifies does not find it");
+                assert!(found.is_err(), "byte {at} was accepted, and `verify` does not find the damage");
                 wrong += 1;
             }
             UncheckedOpenOutcome::Refused => {
-                assert!(found.is_err(), "byte {at} was refused, and who verifies does not find it");
+                assert!(found.is_err(), "byte {at} was refused, and `verify` does not find the damage");
                 refused += 1;
             }
         }
         let region = Sim::new(&damaged, LEN_MAX, PersistGranularity::Line, None);
         if let (Ok(_), Err(error)) = (found, verify_records(region.region())) {
-            panic!("byte {at} is refused only where the order is not known: {error}");
+            panic!("byte {at} was refused, but only without a comparator: {error}");
         }
     }
     assert!(wrong > 500 && refused > 500, "{wrong} {refused}");
@@ -184,12 +184,12 @@ fn flipped_byte_is_detected_or_harmless() {
         let mut damaged = image.clone();
         damaged[at] ^= 1 << rng.below(8);
         match open_contents(&damaged) {
-            Some(contents) => assert!(contents == model, "byte {at} is wrong and was believed"),
+            Some(contents) => assert!(contents == model, "byte {at} is damaged and was accepted"),
             None => found += 1,
         }
     }
     let kept: usize = model.iter().map(|(key, value)| key.len() + value.len()).sum();
-    assert!(found > kept, "{found} of {} bytes count, {kept} are keys and values", image.len());
+    assert!(found > kept, "{found} of {} bytes are checked, {kept} are keys and values", image.len());
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn arbitrary_bytes_are_refused_or_read() {
         }
         match open_contents(&damaged) {
             Some(contents) => {
-                assert!(contents == model, "damage was believed in round {round}");
+                assert!(contents == model, "damage was accepted in round {round}");
                 unharmed += 1;
             }
             None => refused += 1,
@@ -281,10 +281,10 @@ fn nonsense_with_valid_checks_is_refused() {
             // A chain that ends early, or an old slot whose record still exists, cannot be distinguished from valid
             // data. But keys are in order, and every record existed at some time.
             Some(contents) => {
-                let stranger = contents.iter().find(|(key, value)| {
+                let foreign = contents.iter().find(|(key, value)| {
                     model.get(*key) != Some(*value) && !value.iter().all(|byte| Some(byte) == value.first())
                 });
-                assert_eq!(stranger, None);
+                assert_eq!(foreign, None);
             }
         }
     }

@@ -1,9 +1,11 @@
 //! A tree, and the model (a map) of its expected content.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::base::{InternalKey, KeyOrder, Result, SeqNo};
+use crate::base::key_range::KeyRange;
+use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::LastVisibleSeqno;
 use crate::engine::SnapshotList;
 use crate::iter::InternalIter;
@@ -26,6 +28,16 @@ pub(crate) type PoolTreeModel = BTreeMap<Vec<u8>, Vec<u8>>;
 pub(crate) enum PoolOp {
     Put(Vec<u8>, Vec<u8>),
     Remove(Vec<u8>),
+    /// Removes the keys from the first one up to the second one.
+    RemoveRange(Vec<u8>, Vec<u8>),
+}
+
+/// Encodes the range of keys from `low` up to `high`: key and value of the record.
+pub(crate) fn range_record(low: &[u8], high: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let range = KeyRange::between(Bound::Included(low), Bound::Excluded(high));
+    let mut value = Vec::new();
+    range.encode_value(&mut value);
+    (range.encoded_key().to_vec(), value)
 }
 
 impl PoolOp {
@@ -33,6 +45,7 @@ impl PoolOp {
         match self {
             PoolOp::Put(key, value) => drop(model.insert(key.clone(), value.clone())),
             PoolOp::Remove(key) => drop(model.remove(key)),
+            PoolOp::RemoveRange(low, high) => model.retain(|key, _| key < low || key >= high),
         }
     }
 }
@@ -89,9 +102,14 @@ impl<M: PersistenceBackend> PoolFixture<M> {
         match op {
             PoolOp::Put(key, value) => self.tree.put(key, SeqNo(self.seqno), value)?,
             PoolOp::Remove(key) => drop(self.tree.remove(key, SeqNo(self.seqno))?),
+            PoolOp::RemoveRange(low, high) => {
+                let (key, value) = range_record(low, high);
+                let (seqno, kind) = (SeqNo(self.seqno), RecordKind::RangeDelete);
+                self.tree.add_range_delete(EntryRef { user_key: &key, seqno, kind, value: &value })?;
+            }
         }
         self.visible.publish(SeqNo(self.seqno));
-        Ok(())
+        self.tree.remove_covered(SeqNo(self.seqno))
     }
 
     /// All records, read by an iterator in forward direction.
@@ -101,7 +119,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
         let mut all = PoolTreeModel::new();
         iter.seek_to_first().unwrap();
         while let Some(entry) = iter.current() {
-            assert!(all.insert(entry.user_key.to_vec(), entry.value.to_vec()).is_none(), "a key came twice");
+            assert!(all.insert(entry.user_key.to_vec(), entry.value.to_vec()).is_none(), "a key was returned twice");
             iter.next().unwrap();
         }
         all
@@ -156,7 +174,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
                 let mut key = Vec::new();
                 record.read_key(tree.region(), &mut key);
                 let found = LeafAddr(tree.inner.find_leaf(LeafTarget::Key(&key), &Pin::new())).offset();
-                assert_eq!(found, at, "the way does not lead to its leaf");
+                assert_eq!(found, at, "the inner nodes do not lead to the leaf");
                 assert!(record.checksum_matches(tree.region(), &FILE_ID));
                 bytes += record.buffer_len();
                 last = Some(record);
@@ -173,7 +191,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
         assert_eq!(
             HEAD_LEAF_OFFSET + bytes + leaf_bytes + usage.free_bytes,
             usage.len,
-            "bytes were lost or are there twice"
+            "bytes are lost or allocated twice"
         );
     }
 }

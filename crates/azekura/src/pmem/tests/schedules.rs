@@ -9,9 +9,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::fixture::PoolFixture;
+use super::fixture::{PoolFixture, range_record};
 use super::model::{new_fixture, options};
-use crate::base::SeqNo;
+use crate::base::{EntryRef, RecordKind, SeqNo};
 use crate::iter::InternalIter;
 use crate::mem::atomic::Mutex;
 use crate::mem::explorer::{explore, spawn};
@@ -19,13 +19,14 @@ use crate::mem::region::PAGE;
 use crate::pmem::persistence::PoolImage;
 use crate::pmem::tree::TreeStep;
 
-/// A put or a removal of a key.
+/// A put or a removal of a key, or of the keys from one up to another.
 #[derive(Clone, Copy)]
 enum ScheduledChange {
     Put(u8),
     Remove(u8),
+    RemoveRange(u8, u8),
 }
-use ScheduledChange::{Put, Remove};
+use ScheduledChange::{Put, Remove, RemoveRange};
 
 /// A tree, and all changes that are made to it. The change at index `n` has the sequence number `n + 1`.
 struct ScheduleFixture {
@@ -53,13 +54,21 @@ impl ScheduleFixture {
     fn apply_change(&self, seqno: u64) {
         match self.changes[seqno as usize - 1] {
             Put(key) => self.fixture.tree.put(&[key], SeqNo(seqno), &value(key, seqno)).unwrap(),
-            Remove(key) => assert!(self.fixture.tree.remove(&[key], SeqNo(seqno)).unwrap(), "{key} was not there"),
+            Remove(key) => assert!(self.fixture.tree.remove(&[key], SeqNo(seqno)).unwrap(), "{key} did not exist"),
+            RemoveRange(low, high) => {
+                let (key, value) = range_record(&[low], &[high]);
+                let entry =
+                    EntryRef { user_key: &key, seqno: SeqNo(seqno), kind: RecordKind::RangeDelete, value: &value };
+                self.fixture.tree.add_range_delete(entry).unwrap();
+            }
         }
         let mut done = self.done.lock().unwrap();
         done.push(seqno);
         while done.contains(&(self.visible() + 1)) {
             self.fixture.visible.publish(SeqNo(self.visible() + 1));
         }
+        drop(done);
+        self.fixture.tree.remove_covered(SeqNo(seqno)).unwrap();
     }
 
     fn visible(&self) -> u64 {
@@ -73,6 +82,7 @@ impl ScheduleFixture {
             match change {
                 Put(key) => drop(there.insert(*key, seqno)),
                 Remove(key) => drop(there.remove(key)),
+                RemoveRange(low, high) => there.retain(|key, _| key < low || key >= high),
             }
         }
         there
@@ -84,7 +94,7 @@ impl ScheduleFixture {
         let to = self.visible();
         let right =
             |point| found.as_deref() == self.contents_at(point).get(&key).map(|seqno| value(key, *seqno)).as_deref();
-        assert!((from..=to).any(right), "key {key} was {found:?} at no moment from {from} to {to}");
+        assert!((from..=to).any(right), "key {key} had {found:?} at no sequence number from {from} to {to}");
     }
 
     /// Checks that one sequence number shows the same state to forward iteration, backward iteration and gets.
@@ -100,14 +110,14 @@ impl ScheduleFixture {
             up.push((entry.user_key.to_vec(), entry.value.to_vec()));
             iter.next().unwrap();
         }
-        assert_eq!(up, there, "going up at {:?}", point);
+        assert_eq!(up, there, "forward iteration at {:?}", point);
         iter.seek_to_last().unwrap();
         while let Some(entry) = iter.current() {
             down.push((entry.user_key.to_vec(), entry.value.to_vec()));
             iter.prev().unwrap();
         }
         down.reverse();
-        assert_eq!(down, there, "going down at {:?}", point);
+        assert_eq!(down, there, "backward iteration at {:?}", point);
         for (key, value) in there {
             assert_eq!(self.fixture.tree.get_at(&key, point).unwrap().as_deref(), Some(value.as_slice()));
         }
@@ -267,12 +277,41 @@ fn two_writers_split_one_leaf() {
     });
 }
 
+/// Of four leaves, range deletes unlink two and remove records from others, while no snapshot is older and while one
+/// is. The freed leaves and records are used again.
+const RANGES: &[ScheduledChange] = &[
+    Put(10),
+    Put(20),
+    Put(30),
+    Put(40),
+    Put(50),
+    Put(60),
+    Put(70),
+    Put(80),
+    RemoveRange(20, 75),
+    Put(30),
+    Put(50),
+    RemoveRange(30, 31),
+    Put(40),
+    RemoveRange(0, 90),
+    Put(20),
+];
+
+#[test]
+fn read_while_range_delete_completes() {
+    explore(|| {
+        let shared = ScheduleFixture::new(RANGES, 8, None);
+        const GET: ScheduledReader = |shared| [30, 50, 80, 30].into_iter().for_each(|key| shared.check_get(key));
+        race(&shared, &[GET, ScheduleFixture::check_scan], &[&[9, 10, 11, 12, 13, 14, 15]]);
+    });
+}
+
 /// Checks that the scenarios split and merge leaves as intended. It uses one thread, so it does not run under the
 /// explorer.
 #[cfg(not(azekura_explore))]
 #[test]
 fn scenarios_split_and_merge_leaves() {
-    for (changes, splits, joins) in [(SPLITS, 2, 0), (MERGES, 2, 2), (TWO_WRITERS, 1, 1)] {
+    for (changes, splits, joins) in [(SPLITS, 2, 0), (MERGES, 2, 2), (TWO_WRITERS, 1, 1), (RANGES, 2, 2)] {
         let shared = ScheduleFixture::new(changes, 0, None);
         let mut leaves = vec![1];
         for seqno in 1..=changes.len() as u64 {
@@ -326,6 +365,15 @@ mod skipped_steps {
                 &[GET_20, |shared| (0..12).for_each(|_| shared.check_get(20))],
                 &[&[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]],
             );
+        });
+    }
+
+    #[test]
+    #[should_panic]
+    fn reader_sees_covered_record_without_hiding() {
+        explore(|| {
+            let shared = ScheduleFixture::new(RANGES, 8, Some(TreeStep::HideCovered));
+            race(&shared, &[|shared| [30, 50].into_iter().for_each(|key| shared.check_get(key))], &[&[9]]);
         });
     }
 

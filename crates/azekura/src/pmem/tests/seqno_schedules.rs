@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::fixture::PoolFixture;
 use super::model::{new_fixture, options};
-use crate::base::{Error, Result, SeqNo};
+use crate::base::{Error, RecordKind, Result, SeqNo};
 use crate::engine::SeqnoAllocator;
 use crate::iter::InternalIter;
 use crate::mem::atomic::{Mutex, yield_now};
@@ -73,7 +73,7 @@ impl SeqnoScheduleFixture {
             Ok(taken)
         };
         let made = match change {
-            Some(change) => tree.put_assigning_seqno(&[key], &value(change), &mut assign_seqno),
+            Some(change) => tree.put_assigning_seqno(RecordKind::Put, &[key], &value(change), &mut assign_seqno),
             None => tree.remove_assigning_seqno(&[key], &mut assign_seqno),
         };
         assert_eq!(made.unwrap(), taken.is_some());
@@ -113,7 +113,7 @@ impl SeqnoScheduleFixture {
         let mut made: Vec<NumberedChange> =
             self.changes.lock().unwrap().iter().filter(|made| made.0 <= point.0).copied().collect();
         made.sort_unstable();
-        assert!((1..=point.0).eq(made.iter().map(|made| made.0)), "a number is nobody's, or two have it: {made:?}");
+        assert!((1..=point.0).eq(made.iter().map(|made| made.0)), "unused or used twice: {made:?}");
         let mut there = BTreeMap::new();
         for (_, key, change) in made {
             match change {
@@ -159,7 +159,7 @@ type ScheduledThread = fn(&SeqnoScheduleFixture);
 
 /// Runs the parts concurrently, the last one on this thread. Then `changes` changes must have been made.
 fn race(shared: &Arc<SeqnoScheduleFixture>, parts: &[ScheduledThread], changes: u64) {
-    let (last, others) = parts.split_last().expect("somebody does something");
+    let (last, others) = parts.split_last().expect("there is at least one part");
     let others = others.iter().copied().map(|part| {
         let shared = Arc::clone(shared);
         spawn(move || part(&shared))
@@ -277,7 +277,7 @@ fn waiters_end_when_seqno_is_lost() {
                     taken = shared.seqno_allocator.try_allocate();
                     Ok(taken)
                 };
-                let made = shared.fixture.tree.put_assigning_seqno(&[key], &value(key), take);
+                let made = shared.fixture.tree.put_assigning_seqno(RecordKind::Put, &[key], &value(key), take);
                 assert_eq!(made.unwrap(), taken.is_some());
                 taken.into_iter().for_each(|seqno| shared.seqno_allocator.finish(seqno));
                 taken.map(|seqno| (seqno, shared.seqno_allocator.wait_until_visible(seqno)))
@@ -303,9 +303,15 @@ fn refused_change_takes_no_seqno() {
             spawn(move || assert!(shared.put(30, 3)))
         };
         let refuse = || Err(Error::invalid("refused"));
-        assert!(shared.fixture.tree.put_assigning_seqno(&[20], &value(9), refuse).is_err());
+        assert!(shared.fixture.tree.put_assigning_seqno(RecordKind::Put, &[20], &value(9), refuse).is_err());
         assert!(shared.fixture.tree.remove_assigning_seqno(&[10], refuse).is_err());
-        assert!(shared.fixture.tree.put_assigning_seqno(&[40], &[0; 1 << 17], || panic!("there is no space")).is_err());
+        assert!(
+            shared
+                .fixture
+                .tree
+                .put_assigning_seqno(RecordKind::Put, &[40], &[0; 1 << 17], || panic!("there is no space"))
+                .is_err()
+        );
         other.join().unwrap();
         shared.check_final_state(3);
     });

@@ -32,6 +32,6 @@ fn record_overhead_is_at_most_40_bytes() {
         println!("{what}: {pool:.1} bytes in the pool, {memory:.1} in memory");
         assert!(pool <= 40.0 && memory <= 40.0, "{what}: {pool} and {memory}");
         let (usage, _) = fixture.tree.usage().unwrap();
-        assert!(usage.free_bytes < 2 << 20, "what is free at the end of a run or a step: {}", usage.free_bytes);
+        assert!(usage.free_bytes < 2 << 20, "free bytes at the end of a run or a growth step: {}", usage.free_bytes);
     }
 }

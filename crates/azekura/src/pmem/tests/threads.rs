@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::fixture::{PoolFixture, PoolOp};
 use super::model::{new_fixture, options, reopen_fixture};
-use crate::base::{ErrorKind, SeqNo};
+use crate::base::{ErrorKind, RecordKind, SeqNo};
 use crate::iter::InternalIter;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
@@ -48,7 +48,7 @@ fn value(n: u64, round: u64) -> Vec<u8> {
 fn round_of(n: u64, bytes: &[u8]) -> u64 {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     assert_eq!(bytes, value(word(0), word(8)), "a value is torn");
-    assert_eq!(word(0), n, "a value is another key's");
+    assert_eq!(word(0), n, "a value belongs to another key");
     word(8)
 }
 
@@ -60,10 +60,10 @@ fn check_gets<M: PersistenceBackend>(fixture: &PoolFixture<M>, rng: &mut SeededR
     for _ in 0..200 {
         let n = rng.below(KEYS as usize) as u64;
         let got = fixture.tree.get(&key(n)).unwrap();
-        assert!(got.is_some() || !n.is_multiple_of(3), "a key that is always there was not found");
+        assert!(got.is_some() || !n.is_multiple_of(3), "a key that always exists was not found");
         if let Some(got) = got {
             let round = round_of(n, &got);
-            assert!(round >= seen[n as usize], "an older value came back");
+            assert!(round >= seen[n as usize], "a reader got an older value than before");
             seen[n as usize] = round;
         }
     }
@@ -89,9 +89,9 @@ fn check_scan<M: PersistenceBackend>(fixture: &PoolFixture<M>) {
         iter.prev().unwrap();
     }
     backward.reverse();
-    assert_eq!(forward, backward, "one point showed two things");
+    assert_eq!(forward, backward, "two reads at one sequence number differ");
     for &(n, round) in forward.iter().step_by(7) {
-        let got = fixture.tree.get_at(&key(n), held.seqno()).unwrap().expect("it was there");
+        let got = fixture.tree.get_at(&key(n), held.seqno()).unwrap().expect("the iterator returned this key");
         assert_eq!(round_of(n, &got), round);
     }
 }
@@ -201,7 +201,7 @@ fn thread_caches_are_empty_when_pool_is_full() {
         let order = AtomicU64::new(from);
         let take = || Ok(Some(SeqNo(order.fetch_add(1, Ordering::Relaxed))));
         loop {
-            match fixture.tree.put_assigning_seqno(&key(from + count), &[7; 60], take) {
+            match fixture.tree.put_assigning_seqno(RecordKind::Put, &key(from + count), &[7; 60], take) {
                 Ok(put) => assert!(put),
                 Err(error) => {
                     assert_eq!(error.kind(), crate::base::ErrorKind::OutOfSpace);
@@ -233,7 +233,7 @@ fn nothing_changes_after_stop_writes() {
     let fixture = new_fixture(&options);
     let mut seqno = 0;
     let mut put = |key: &[u8]| {
-        fixture.tree.put_assigning_seqno(key, &[7; 100], || {
+        fixture.tree.put_assigning_seqno(RecordKind::Put, key, &[7; 100], || {
             seqno += 1;
             Ok(Some(SeqNo(seqno)))
         })
@@ -244,10 +244,11 @@ fn nothing_changes_after_stop_writes() {
     let region = fixture.tree.region();
     let bytes = || region.slice(0, region.len() as usize);
     let (before, leaves) = (bytes(), fixture.tree.usage().unwrap().1);
-    assert_eq!(put(&key(3)).unwrap_err().kind(), ErrorKind::Closed, "it would split the leaf");
+    assert_eq!(put(&key(3)).unwrap_err().kind(), ErrorKind::Closed, "the change would split the leaf");
     let long = vec![7; 200 * PAGE as usize];
-    let too_long = fixture.tree.put_assigning_seqno(&key(4), &long, || panic!("there is no space for it"));
-    assert_eq!(too_long.unwrap_err().kind(), ErrorKind::Closed, "the pool would grow, or be full");
+    let too_long =
+        fixture.tree.put_assigning_seqno(RecordKind::Put, &key(4), &long, || panic!("there is no space for it"));
+    assert_eq!(too_long.unwrap_err().kind(), ErrorKind::Closed, "the change would grow the pool or find it full");
     assert!(bytes() == before && fixture.tree.usage().unwrap().1 == leaves && seqno == 3);
 }
 
@@ -270,18 +271,18 @@ fn copy_has_one_tree_structure() {
                 while !stop.load(Ordering::SeqCst) {
                     let key = key(rng.next_u64());
                     assert!(
-                        !fixture.tree.put_assigning_seqno(&key, &[7; 20], || Ok(None)).unwrap(),
-                        "it gets no number"
+                        !fixture.tree.put_assigning_seqno(RecordKind::Put, &key, &[7; 20], || Ok(None)).unwrap(),
+                        "the change gets no sequence number"
                     );
                 }
             });
             let copied = fixture.tree.with_structure_locked(|| {
                 let region = fixture.tree.region();
                 copy.grow(region.len())?;
-                let mut piece = [0; PAGE as usize];
-                for at in (0..region.len()).step_by(piece.len()) {
-                    region.read(at, &mut piece);
-                    copy.write(at, &[&piece]);
+                let mut page = [0; PAGE as usize];
+                for at in (0..region.len()).step_by(page.len()) {
+                    region.read(at, &mut page);
+                    copy.write(at, &[&page]);
                     std::thread::yield_now();
                 }
                 Ok(())

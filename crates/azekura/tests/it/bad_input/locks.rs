@@ -34,7 +34,7 @@ fn start_lock_holder(dir: &Path) -> (Child, String) {
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let word = lines.into_iter().find_map(|line| line.strip_prefix("says ").map(str::to_owned));
-    (child, word.expect("it says something"))
+    (child, word.expect("the child prints its result"))
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn read_only_open_replays_wal_and_writes_nothing() {
         for db in &readers {
             let p = db.open_partition("p", Default::default()).unwrap();
             assert_eq!(p.len().unwrap(), 120);
-            assert_eq!(p.get([110]).unwrap().as_deref(), Some(&[110; 50][..]), "only the log has it");
+            assert_eq!(p.get([110]).unwrap().as_deref(), Some(&[110; 50][..]), "the record is in the WAL only");
             assert_eq!(db.snapshot().iter(&p).rev().count(), 120);
             assert_eq!(db.list_partitions(), ["p"]);
             assert!(db.metrics().replayed_records == 20 && db.disk_space() > 0);

@@ -6,7 +6,7 @@ use super::SCRIPT_STEPS;
 use super::script::CrashScript;
 use super::search::{CrashSearch, InjectedBug};
 
-/// Scripts tried before a gate counts as broken, and crash points of each.
+/// Number of scripts that are searched for a planted bug, and number of crash points of each.
 const SCRIPTS_MAX: u64 = 8;
 const CRASH_POINTS_MAX: u64 = 150;
 
@@ -31,7 +31,7 @@ fn ignored_sync(op: OpKind) -> FaultPlan {
 fn search_finds_flush_before_wal_sync() {
     let planted = InjectedBug::Engine(|config| config.plant_bug(azekura::PlantedBug::FlushBeforeWalSync));
     assert!(
-        finds_planted_bug("permanence rule left out", &planted),
+        finds_planted_bug("flush edit before the WAL sync", &planted),
         "half a batch over two partitions was not noticed"
     );
 }

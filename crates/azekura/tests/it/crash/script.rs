@@ -6,23 +6,32 @@ use std::sync::Arc;
 
 use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{MemFs, Survival, TestEnv};
-use azekura::{Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
+use azekura::{BulkOptions, Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
 
+use crate::testkit::atomic_writes::{AtomicWrites, ttl_of};
 use crate::testkit::read_database::read_database;
 use crate::testkit::test_dir::crash_or_kill;
 use crate::testkit::{HistoryEvent, HistoryWrite, RandomOptions, SeededRng, State, WriteHistory};
 
-/// Two directories above it are new, too.
+/// The two directories above it are created with it.
 pub(super) const DIR: &str = "/srv/data/db";
 
-/// One call, or what happens to the machine.
+/// One call, or one event of the machine.
 #[derive(Clone, Debug)]
 pub(super) enum CrashStep {
     Create(String),
     Delete(String),
-    /// One write by the partition's own call; `true` removes weakly.
+    /// One write by a method of the partition; `true` means `remove_weak`.
     Single(HistoryWrite, bool),
     Batch(Vec<HistoryWrite>, PersistMode),
+    /// A merge of this operand, which a history records as the value that it leads to.
+    Merge(HistoryWrite),
+    /// Removes the keys from the first to the last of these removals, by one range delete.
+    RemoveRange(Vec<HistoryWrite>),
+    /// Removes all keys, which are those of these removals.
+    Clear(Vec<HistoryWrite>),
+    /// Sorted or, if `true`, unsorted entries for one partition.
+    Ingest(Vec<HistoryWrite>, bool),
     Persist(PersistMode),
     Flush(String),
     Compact(String),
@@ -64,8 +73,7 @@ struct ScriptGenerator {
 }
 
 impl CrashScript {
-    /// The script of a seed: a prelude in which a batch over two partitions is followed by a flush of one of them, then
-    /// chance.
+    /// The script of a seed: first a batch over two partitions and a flush of one of them, then random steps.
     pub(super) fn new(seed: u64, length: usize) -> CrashScript {
         let options = RandomOptions::with_orders(seed);
         let mut drawing = ScriptGenerator::new(options);
@@ -73,6 +81,8 @@ impl CrashScript {
         steps.push(drawing.batch_step(PersistMode::Buffer));
         steps.push(CrashStep::Flush("a".into()));
         steps.push(drawing.batch_step(PersistMode::SyncData));
+        steps.push(drawing.batch_step(PersistMode::Buffer));
+        steps.push(drawing.ingest_step());
         while steps.len() < length {
             let step = drawing.random_step();
             steps.push(step);
@@ -80,7 +90,7 @@ impl CrashScript {
         CrashScript { seed, options, steps }
     }
 
-    /// Keys so long that a few flushes make the manifest grow until it is written anew.
+    /// Keys so long that a few flushes make the manifest grow until it is rewritten.
     pub(super) fn with_large_manifest(seed: u64) -> CrashScript {
         let options = RandomOptions::new(seed);
         let mut drawing = ScriptGenerator::new(options);
@@ -104,7 +114,7 @@ impl CrashScript {
         CrashScript { seed, options, steps }
     }
 
-    /// Whether every call is synced that does not say otherwise.
+    /// Whether calls are synced unless they specify otherwise.
     fn syncs_by_default(&self) -> bool {
         self.seed % 4 == 3
     }
@@ -173,6 +183,19 @@ impl ScriptGenerator {
         CrashStep::Single(self.random_write(name), false)
     }
 
+    /// Merges, if the partition has an operator.
+    fn merge_step(&mut self) -> CrashStep {
+        let partition = self.random_partition_name();
+        if self.options.merge_operator(&partition).is_none() {
+            return self.single_write_step();
+        }
+        let key = self.options.order(&partition).valid_key(format!("key {:02}", self.rng.below(KEYS)).as_bytes());
+        let inserts = self.inserts.entry((partition.clone(), key.clone())).or_default();
+        *inserts = (*inserts).max(1);
+        self.count += 1;
+        CrashStep::Merge(HistoryWrite { partition, key, value: Some(format!("+{}", self.count).into_bytes()) })
+    }
+
     fn batch_step(&mut self, mode: PersistMode) -> CrashStep {
         let mut writes: Vec<HistoryWrite> =
             self.live_partitions.clone().into_iter().map(|name| self.random_write(name)).collect();
@@ -183,8 +206,49 @@ impl ScriptGenerator {
         CrashStep::Batch(writes, mode)
     }
 
+    /// Removals of all keys that a partition may have, in their order.
+    fn removals(&mut self, partition: &str) -> Vec<HistoryWrite> {
+        let order = self.options.order(partition);
+        let mut keys: Vec<Vec<u8>> = (0..KEYS).map(|n| order.valid_key(format!("key {n:02}").as_bytes())).collect();
+        keys.sort_by_key(|key| order.canonical(key));
+        keys.into_iter().map(|key| HistoryWrite { partition: partition.into(), key, value: None }).collect()
+    }
+
+    /// Removes a range of keys, or all, of a partition.
+    fn remove_range_step(&mut self) -> CrashStep {
+        let name = self.random_partition_name();
+        let mut removals = self.removals(&name);
+        let clears = self.rng.chance_one_in(6);
+        if !clears {
+            let first = self.rng.index(removals.len());
+            let len = 1 + self.rng.index(6);
+            removals = removals.into_iter().skip(first).take(len).collect();
+        }
+        for HistoryWrite { partition, key, .. } in &removals {
+            self.inserts.insert((partition.clone(), key.clone()), 0);
+        }
+        if clears { CrashStep::Clear(removals) } else { CrashStep::RemoveRange(removals) }
+    }
+
+    fn ingest_step(&mut self) -> CrashStep {
+        let (name, is_unsorted) = (self.random_partition_name(), self.rng.chance_one_in(3));
+        let order = self.options.order(&name);
+        let mut entries: BTreeMap<Vec<u8>, HistoryWrite> = BTreeMap::new();
+        for _ in 0..1 + self.rng.below(12) {
+            let key = order.valid_key(format!("key {:02}", self.rng.below(KEYS)).as_bytes());
+            *self.inserts.entry((name.clone(), key.clone())).or_default() += 1;
+            let value = Some(self.random_value());
+            entries.insert(order.canonical(&key), HistoryWrite { partition: name.clone(), key, value });
+        }
+        let mut entries: Vec<HistoryWrite> = entries.into_values().collect();
+        if is_unsorted {
+            entries.reverse();
+        }
+        CrashStep::Ingest(entries, is_unsorted)
+    }
+
     fn random_step(&mut self) -> CrashStep {
-        match self.rng.below(43) {
+        match self.rng.below(58) {
             0..=9 => self.single_write_step(),
             10..=16 => self.batch_step(PersistMode::Buffer),
             17..=20 => {
@@ -203,12 +267,15 @@ impl ScriptGenerator {
             34 => CrashStep::Kill,
             35 | 36 => {
                 let survival = self.rng.pick(&[Survival::Nothing, Survival::Random, Survival::Random]);
-                // What the generator counts may be gone: then nothing is removed weakly any more.
+                // Counted inserts may be lost, so the generator makes no more weak removals.
                 self.inserts.values_mut().for_each(|count| *count = (*count).max(2));
                 CrashStep::PowerLoss(survival, self.rng.next_u64())
             }
             37 | 38 if self.live_partitions.len() < NAMES.len() => {
-                let free = NAMES.iter().find(|name| !self.live_partitions.contains(**name)).expect("fewer are alive");
+                let free = NAMES
+                    .iter()
+                    .find(|name| !self.live_partitions.contains(**name))
+                    .expect("there are more names than partitions");
                 self.create_step(free)
             }
             39 if self.live_partitions.len() > 2 => {
@@ -221,6 +288,9 @@ impl ScriptGenerator {
                 let name = self.random_partition_name();
                 CrashStep::BlobGc(name, self.rng.below(4))
             }
+            43..=46 => self.remove_range_step(),
+            47..=50 => self.ingest_step(),
+            51..=57 => self.merge_step(),
             _ => self.single_write_step(),
         }
     }
@@ -234,15 +304,15 @@ pub(super) struct CheckpointRecord {
     pub(super) acknowledged: bool,
 }
 
-/// How far a script came, and the machine as it stood then.
+/// The progress of a script, and the machine at that point.
 pub(super) struct ScriptOutcome {
     pub(super) history: WriteHistory,
     pub(super) checkpoints: Vec<CheckpointRecord>,
-    /// With everything unsynced still open.
+    /// The machine, with its unsynced changes pending.
     pub(super) machine: MemFs,
     /// Operations of the file system.
     pub(super) ops: u64,
-    /// What went wrong before the machine stood still.
+    /// The first violation before the machine froze.
     pub(super) failed: Option<String>,
 }
 
@@ -292,12 +362,12 @@ fn run_blob_gc(part: &Partition, way: u64) -> Result<()> {
     }
 }
 
-/// A file of the user beside the checkpoint at `path`, in a directory that older versions took for their own.
+/// A file of the user beside the checkpoint at `path`, in a directory that older versions removed.
 pub(super) fn foreign_file(path: &Path) -> PathBuf {
     path.with_extension("tmp").join("mine")
 }
 
-/// Puts it there, durably.
+/// Writes the file durably.
 fn put_foreign_file(fs: &dyn Fs, path: &Path) -> Result<()> {
     let foreign = foreign_file(path);
     let dir = foreign.parent().expect("it is in a directory");
@@ -323,7 +393,7 @@ struct ScriptRunner<'a> {
 }
 
 impl ScriptRunner<'_> {
-    /// What went wrong, if the machine did not stand still.
+    /// The error, unless the machine was frozen.
     fn run_steps(&mut self) -> Option<String> {
         let mut played = self.open().map_err(|e| e.to_string());
         for (i, step) in self.script.steps.iter().enumerate() {
@@ -344,10 +414,10 @@ impl ScriptRunner<'_> {
     }
 
     fn db(&self) -> &Database {
-        self.db.as_ref().expect("it is open between two steps")
+        self.db.as_ref().expect("the database is open between two steps")
     }
 
-    /// Asks for an event and keeps the history.
+    /// Requests an event and records it in the history.
     fn run_event(
         &mut self,
         event: HistoryEvent,
@@ -373,7 +443,7 @@ impl ScriptRunner<'_> {
         let done = match step {
             CrashStep::Create(name) => self.create(name),
             CrashStep::Delete(name) => self.run_event(HistoryEvent::Drop(name.clone()), true, |player| {
-                let part = player.parts.remove(name).expect("it is alive");
+                let part = player.parts.remove(name).expect("the partition exists");
                 player.db().delete_partition(part)
             }),
             CrashStep::Single(write, weak) => {
@@ -381,9 +451,26 @@ impl ScriptRunner<'_> {
                     player.write_single(write, *weak)
                 })
             }
+            CrashStep::Merge(merge) => {
+                self.run_event(HistoryEvent::Commit(vec![self.merged(merge)]), synced, |player| {
+                    player.parts[&merge.partition].merge(&merge.key, merge.value.as_deref().unwrap_or_default())
+                })
+            }
             CrashStep::Batch(writes, mode) => {
                 let durable = *mode != PersistMode::Buffer;
                 self.run_event(HistoryEvent::Commit(writes.clone()), durable, |player| player.batch(writes, *mode))
+            }
+            CrashStep::RemoveRange(removals) => {
+                self.run_event(HistoryEvent::Commit(removals.clone()), synced, |player| {
+                    let (first, last) = (&removals[0], &removals[removals.len() - 1]);
+                    player.parts[&first.partition].remove_range(first.key.clone()..=last.key.clone())
+                })
+            }
+            CrashStep::Clear(removals) => self.run_event(HistoryEvent::Commit(removals.clone()), synced, |player| {
+                player.parts[&removals[0].partition].clear()
+            }),
+            CrashStep::Ingest(writes, is_unsorted) => {
+                self.run_event(HistoryEvent::Commit(writes.clone()), true, |player| player.ingest(writes, *is_unsorted))
             }
             CrashStep::Persist(mode) => self.db().persist(*mode).map(|()| self.history.mark_durable()),
             CrashStep::Flush(name) => self.parts[name].flush(),
@@ -416,22 +503,46 @@ impl ScriptRunner<'_> {
     fn write_single(&mut self, write: &HistoryWrite, weak: bool) -> Result<()> {
         let part = &self.parts[&write.partition];
         match &write.value {
-            Some(value) => part.insert(&write.key, value),
+            Some(value) => match ttl_of(value) {
+                Some(ttl) => part.insert_with_ttl(&write.key, value, ttl),
+                None => part.insert(&write.key, value),
+            },
             None if weak => part.remove_weak(&write.key),
             None => part.remove(&write.key),
         }
     }
 
+    /// The value that a merge leads to, as a write.
+    fn merged(&self, merge: &HistoryWrite) -> HistoryWrite {
+        let state = self.history.state_after(self.history.acknowledged);
+        let order = self.script.options.order(&merge.partition);
+        let pairs = state.get(&merge.partition).into_iter().flatten();
+        let mut before = pairs.filter(|(key, _)| order.canonical(key) == order.canonical(&merge.key));
+        let mut value = before.next().map(|(_, value)| value.clone()).unwrap_or_default();
+        value.extend_from_slice(merge.value.as_deref().unwrap_or_default());
+        HistoryWrite { value: Some(value), ..merge.clone() }
+    }
+
     fn batch(&mut self, writes: &[HistoryWrite], mode: PersistMode) -> Result<()> {
-        let mut batch = self.db().batch();
-        batch.durability(mode);
+        let is_transaction = self.history.events.len().is_multiple_of(2);
+        let mut commit = AtomicWrites::begin(self.db(), is_transaction, mode);
         for write in writes {
             match &write.value {
-                Some(value) => batch.insert(&self.parts[&write.partition], &write.key, value),
-                None => batch.remove(&self.parts[&write.partition], &write.key),
+                Some(value) => commit.insert(&self.parts[&write.partition], &write.key, value),
+                None if write.key.ends_with(b"1") => commit.remove_range(&self.parts[&write.partition], &write.key),
+                None => commit.remove(&self.parts[&write.partition], &write.key),
             }
         }
-        batch.commit()
+        commit.commit()
+    }
+
+    fn ingest(&mut self, writes: &[HistoryWrite], is_unsorted: bool) -> Result<()> {
+        let partition = &self.parts[&writes[0].partition];
+        let entries = writes.iter().map(|write| Ok((&write.key, write.value.as_deref().unwrap_or_default())));
+        match is_unsorted {
+            false => partition.try_ingest(entries).map(drop),
+            true => partition.bulk_with_options(entries, &BulkOptions::default().memory(64 << 10)).map(drop),
+        }
     }
 
     fn checkpoint(&mut self, n: u32) -> Result<()> {
@@ -446,7 +557,7 @@ impl ScriptRunner<'_> {
 
     fn reopen(&mut self, close: bool) -> Result<(), String> {
         self.parts.clear();
-        let db = self.db.take().expect("it is open between two steps");
+        let db = self.db.take().expect("the database is open between two steps");
         if close {
             db.close().map_err(|e| e.to_string())?;
         } else {
@@ -499,8 +610,11 @@ impl ScriptRunner<'_> {
     /// Creates a partition that the next step uses, if a power loss removed it.
     fn ensure_partition_exists(&mut self, step: &CrashStep) -> Result<()> {
         let names: Vec<&String> = match step {
-            CrashStep::Single(write, _) => vec![&write.partition],
-            CrashStep::Batch(writes, _) => writes.iter().map(|write| &write.partition).collect(),
+            CrashStep::Single(write, _) | CrashStep::Merge(write) => vec![&write.partition],
+            CrashStep::Ingest(writes, _) => vec![&writes[0].partition],
+            CrashStep::Batch(writes, _) | CrashStep::RemoveRange(writes) | CrashStep::Clear(writes) => {
+                writes.iter().map(|write| &write.partition).collect()
+            }
             CrashStep::Delete(name)
             | CrashStep::Flush(name)
             | CrashStep::Compact(name)

@@ -1,4 +1,4 @@
-//! Every crash point of a script, several survivals of each, and the judge.
+//! Explores the crash points of a script with several survivals of each, and checks the results.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,14 +16,14 @@ use crate::testkit::{HistoryEvent, HistoryWrite, SeededRng, State};
 
 const MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
 
-/// What is done to the machine before a script is played: the bug that the search must find.
+/// A change of the machine before a script runs: the bug that the search must find.
 pub(super) enum InjectedBug {
     Nothing,
     Fault(FaultPlan),
     Engine(fn(Config) -> Config),
 }
 
-/// A crash that went wrong, and how to see it again.
+/// A crash that violated a rule, and how to repeat it.
 pub(super) struct CrashFinding {
     pub(super) seed: u64,
     pub(super) point: u64,
@@ -37,7 +37,7 @@ impl fmt::Display for CrashFinding {
     }
 }
 
-/// What was explored.
+/// Counts of the explored states.
 #[derive(Default)]
 pub(super) struct CrashSearch {
     pub(super) scripts: u64,
@@ -45,7 +45,7 @@ pub(super) struct CrashSearch {
     pub(super) states: u64,
     /// Crashes during the recovery from a crash.
     pub(super) recovery_crashes: u64,
-    /// Of the states, those that held more than was promised and less than everything.
+    /// States with more than the synced commits and fewer than all.
     pub(super) partial_states: u64,
     pub(super) checkpoints: u64,
     /// Opens of a damaged log that were accepted, and that were refused.
@@ -77,7 +77,7 @@ impl fmt::Display for CrashSearch {
     }
 }
 
-/// The survivals of one crash point: each mode without chance, and `random` times chance.
+/// The survivals of one crash point: each deterministic mode, and `random` random ones.
 fn choose_survivals(dice: &mut SeededRng, random: usize) -> Vec<(Survival, u64)> {
     let mut list =
         vec![(Survival::Nothing, 0), (Survival::Everything, 0), (Survival::DataOnly, 0), (Survival::MetadataOnly, 0)];
@@ -113,7 +113,8 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 impl CrashSearch {
-    /// Explores at most `points` crash points of `script`, spread evenly; how many it was. Stops at `enough` findings.
+    /// Explores at most `points` crash points of `script`, spread evenly, and returns their number. Stops at `enough`
+    /// findings.
     pub(super) fn explore(&mut self, script: &CrashScript, planted: &InjectedBug, points: u64, enough: usize) -> u64 {
         self.scripts += 1;
         let whole = run_to_crash(script, planted, None);
@@ -128,7 +129,7 @@ impl CrashSearch {
         let points = points.min(total);
         let mut dice = SeededRng::new(script.seed ^ 0x0005_EA2C);
         for i in 0..points {
-            // All of them when they fit, else one at random of each stretch.
+            // All of them if there are few, else a random one of each interval.
             let stretch = (i * total / points, (i + 1) * total / points);
             let point = stretch.0 + dice.below(stretch.1 - stretch.0);
             self.check_crash_point(script, planted, point, &mut dice);
@@ -139,7 +140,7 @@ impl CrashSearch {
         points
     }
 
-    /// Explores one crash point, and tells the story that leads to it.
+    /// Explores one crash point, and describes the steps before it.
     pub(super) fn reproduce(&mut self, script: &CrashScript, point: u64) {
         let played = run_to_crash(script, &InjectedBug::Nothing, Some(point));
         for (i, step) in script.steps.iter().enumerate() {
@@ -200,15 +201,15 @@ impl CrashSearch {
         let found = read_database(&db, &script.options).map_err(|e| format!("read: {e}"))?;
         let count = played.history.matching_prefix(&found, floor)?;
         self.partial_states += u64::from(count > floor && count < played.history.events.len());
-        glance.map_or(Ok(()), |glance| assert_same_state(&found, &glance, "what a reader saw before"))?;
+        glance.map_or(Ok(()), |glance| assert_same_state(&found, &glance, "the state of the read-only open before"))?;
         check_no_orphans(&db, &*fs, script)?;
         if salt.is_multiple_of(4) {
-            // What an open has shown is durable.
+            // The state that an open has returned is durable.
             let again = machine.fork();
             again.crash(Survival::Nothing, 0);
             let fs: Arc<dyn Fs> = Arc::new(again);
             let later = read_database(&open(&fs)?, &script.options).map_err(|e| format!("read: {e}"))?;
-            assert_same_state(&found, &later, "what was read after the crash is gone after the next")?;
+            assert_same_state(&found, &later, "the state that was read after the crash, after the next crash")?;
         }
         self.check_checkpoints(script, played, &fs, &env)?;
         let mut state = found;
@@ -216,14 +217,14 @@ impl CrashSearch {
         db.close().map_err(|e| format!("close: {e}"))?;
         let db = open(&fs)?;
         let last = read_database(&db, &script.options).map_err(|e| format!("read: {e}"))?;
-        assert_same_state(&state, &last, "after going on and a clean close")?;
+        assert_same_state(&state, &last, "after more writes and a clean close")?;
         match db.metrics().replayed_records {
             0 => Ok(()),
             n => Err(format!("{n} records were replayed after a clean close")),
         }
     }
 
-    /// Checkpoints are there when acknowledged, and whole when they are there.
+    /// An acknowledged checkpoint exists, and every existing checkpoint is complete.
     fn check_checkpoints(
         &mut self,
         script: &CrashScript,
@@ -250,7 +251,7 @@ impl CrashSearch {
         Ok(())
     }
 
-    /// Crashes again while recovery is under way, and judges what the second recovery makes of it.
+    /// Crashes again during recovery, and checks the result of the second recovery.
     fn check_crash_during_recovery(
         &mut self,
         script: &CrashScript,
@@ -276,7 +277,7 @@ impl CrashSearch {
         drop(opening(&second, salt));
         let survival = dice.pick(&[Survival::Nothing, Survival::Everything, Survival::Random, Survival::Random]);
         crash_or_kill(&second, survival, dice.next_u64());
-        // What a killed process had not synced is promised only once an open has come to its end.
+        // Unsynced commits of a killed process must survive only after an open has succeeded.
         let floor = if survival == Survival::Everything { floor } else { played.history.durable };
         self.states += 1;
         self.recovery_crashes += 1;
@@ -314,7 +315,7 @@ impl CrashSearch {
             self.accepted += 1;
             let mut state = read_database(&db, &script.options).map_err(|e| format!("{when}: read: {e}"))?;
             if mode != RecoveryMode::Salvage && !is_single_state(&state, played) {
-                return Err(format!("{when}: no single moment of all partitions"));
+                return Err(format!("{when}: not one point in time of all partitions"));
             }
             write_after_recovery(&db, script, &mut state).map_err(|e| format!("{when}: going on: {e}"))?;
             db.persist(PersistMode::SyncData).map_err(|e| format!("{when}: {e}"))?;
@@ -331,7 +332,7 @@ impl CrashSearch {
     }
 }
 
-/// Flips a byte of one log segment, cuts it, or zeroes it from some place on; says what it did.
+/// Flips a byte of a WAL segment, truncates it, or zeroes it from an offset on; returns a description.
 fn damage_wal(machine: &MemFs, dice: &mut SeededRng) -> String {
     let Ok(entries) = machine.read_dir(Path::new(DIR)) else { return "no database".into() };
     let logs: Vec<_> = entries.into_iter().filter(|entry| entry.name.ends_with(".wal") && entry.len > 512).collect();
@@ -339,9 +340,9 @@ fn damage_wal(machine: &MemFs, dice: &mut SeededRng) -> String {
         return "no log".into();
     }
     let entry = dice.pick(&logs);
-    let file = machine.open(&Path::new(DIR).join(&entry.name), OpenMode::Write).expect("it was listed");
+    let file = machine.open(&Path::new(DIR).join(&entry.name), OpenMode::Write).expect("the file was listed");
     let mut bytes = vec![0; entry.len as usize];
-    file.read_exact_at(&mut bytes, 0).expect("it is as long as that");
+    file.read_exact_at(&mut bytes, 0).expect("the file has this length");
     let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     let at = if dice.chance_one_in(12) { dice.below(512) } else { 512 + dice.below((used as u64).max(521) - 512) };
     let way = dice.below(4);
@@ -355,7 +356,7 @@ fn damage_wal(machine: &MemFs, dice: &mut SeededRng) -> String {
     format!("{} {} at {at}", ["flipped", "cut", "zeroed", "left"][way as usize], entry.name)
 }
 
-/// Whether the state is that after some event, but for partitions that the manifest has created or deleted since.
+/// Whether the state is that after some event, except for partitions that were created or deleted since.
 fn is_single_state(found: &State, played: &ScriptOutcome) -> bool {
     let events = &played.history.events;
     let created =
@@ -371,7 +372,7 @@ fn is_single_state(found: &State, played: &ScriptOutcome) -> bool {
 
 type CheckOutcome = Result<(), String>;
 
-/// A panic is a finding.
+/// Turns a panic into a finding.
 fn catch_panic(body: impl FnOnce() -> CheckOutcome) -> CheckOutcome {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(format!("panicked: {}", panic_message(&*panic))))
 }
@@ -383,22 +384,22 @@ fn assert_same_state(wanted: &State, found: &State, when: &str) -> CheckOutcome 
     Err(format!("{when}: {:.5?}", crate::testkit::history::differences(wanted, found)))
 }
 
-/// What opening for reading only shows. It changes nothing, and a mode that forgives damage finds none.
+/// The state that a read-only open returns. It changes nothing, and a tolerant recovery mode finds no damage.
 fn read_only_state(script: &CrashScript, crashed: &MemFs, env: &TestEnv) -> Result<State, String> {
     let machine = crashed.fork();
     if !machine.exists(&Path::new(DIR).join("MANIFEST")).map_err(|e| e.to_string())? {
         return Ok(State::new());
     }
     let config = script.config(Arc::new(machine.clone()), env).recovery_mode(azekura::RecoveryMode::PointInTime);
-    let db = config.open_read_only().map_err(|e| format!("open for reading: {e}"))?;
-    let found = read_database(&db, &script.options).map_err(|e| format!("read by a reader: {e}"))?;
+    let db = config.open_read_only().map_err(|e| format!("read-only open: {e}"))?;
+    let found = read_database(&db, &script.options).map_err(|e| format!("read of a read-only database: {e}"))?;
     drop(db);
     let untouched = crate::testkit::test_dir::dir_contents(&machine, Path::new(DIR))
         == crate::testkit::test_dir::dir_contents(crashed, Path::new(DIR));
     if untouched { Ok(found) } else { Err("a reader wrote".into()) }
 }
 
-/// After an open there is no table that no partition names, and no pool without its partition.
+/// After an open, every table and every pool file belongs to a partition.
 fn check_no_orphans(db: &azekura::Database, fs: &dyn Fs, script: &CrashScript) -> CheckOutcome {
     let (mut named, mut pools) = (0, 0);
     for name in db.list_partitions() {

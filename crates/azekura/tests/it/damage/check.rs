@@ -1,4 +1,4 @@
-//! What a damaged database may do: return correct data, or return an error that names the damaged file.
+//! Permitted effects of damage: correct data, or an error that names the damaged file.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -89,7 +89,7 @@ impl DamagedDatabase<'_> {
                     }
                     Some(dropped) => return Err(format!("blames {dropped:?}")),
                     None if count + 1 < history.events.len() && self.reports_dropped => {
-                        return Err(format!("ends after {count} commits and does not say that more verified"));
+                        return Err(format!("ends after {count} commits without a report of the valid ones after"));
                     }
                     None => DamageOutcome::WalEndsEarly,
                 }
@@ -208,7 +208,7 @@ pub(super) fn check_only_written_pairs(
     };
     for (name, map) in &state {
         if let Some((key, _)) = map.iter().find(|(key, value)| !written(name, key, value)) {
-            return Err(format!("{name}: {key:?} was never written so"));
+            return Err(format!("{name}: {key:?} never had this value"));
         }
     }
     Ok(())

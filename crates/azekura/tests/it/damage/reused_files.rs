@@ -69,6 +69,6 @@ impl SampleDatabase {
                 _ => return SampleDatabase { files: dir_contents(&machine.fork(), Path::new(DIR)), history, flushed },
             }
         }
-        unreachable!("the third life returns")
+        unreachable!("the third open returns")
     }
 }

@@ -93,6 +93,9 @@ impl SampleBuilder {
             let part = self.parts.iter().find(|part| *part.name == write.partition[..]).expect("it is open");
             match &write.value {
                 Some(value) => batch.insert(part, &write.key, value),
+                None if ["packed", "pooled"].contains(&&*part.name) => {
+                    batch.remove_range(part, write.key.clone()..=write.key.clone())
+                }
                 None => batch.remove(part, &write.key),
             }
         }
@@ -103,6 +106,21 @@ impl SampleBuilder {
         }
     }
 
+    /// Ingests entries of one partition.
+    fn ingest(&mut self, name: &str, numbers: std::ops::Range<u32>) {
+        let write = |n: u32| HistoryWrite {
+            partition: name.into(),
+            key: format!("key {n:03}").into(),
+            value: Some(format!("ingested {n} {}", "abcdefgh ".repeat(n as usize % 4)).into()),
+        };
+        let writes: Vec<HistoryWrite> = numbers.map(write).collect();
+        self.history.begin_event(HistoryEvent::Commit(writes.clone()));
+        let part = self.parts.iter().find(|part| *part.name == *name).expect("it is open");
+        part.ingest(writes.iter().map(|write| (&write.key, write.value.as_deref().unwrap_or_default()))).unwrap();
+        self.history.acknowledge_event();
+        self.history.mark_durable();
+    }
+
     fn flush(&mut self) {
         self.parts.iter().for_each(|part| part.flush().unwrap());
     }
@@ -111,23 +129,32 @@ impl SampleBuilder {
 impl SampleDatabase {
     /// Equal values of `salt` produce equal files.
     pub(super) fn new(salt: u64) -> SampleDatabase {
+        SampleDatabase::not_closed(salt, true)
+    }
+
+    /// The same database, where every commit is in the WAL and writes to all partitions.
+    pub(super) fn without_ingests(salt: u64) -> SampleDatabase {
+        SampleDatabase::not_closed(salt, false)
+    }
+
+    fn not_closed(salt: u64, ingests: bool) -> SampleDatabase {
         let machine = MemFs::new();
-        let (maker, flushed) = build(&machine, salt);
+        let (builder, flushed) = build(&machine, salt, ingests);
         let mut files = dir_contents(&machine.fork(), Path::new(DIR));
         for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with(".wal")) {
             // Segments are preallocated; the unused part is zeros, and a few of them are enough here.
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             bytes.truncate((used + 100).min(bytes.len()));
         }
-        let history = maker.history.clone();
+        let history = builder.history.clone();
         SampleDatabase { files, history, flushed }
     }
 
     /// The same database, closed.
     pub(super) fn closed(salt: u64) -> SampleDatabase {
         let machine = MemFs::new();
-        let (maker, _) = build(&machine, salt);
-        let SampleBuilder { db, parts, mut history } = maker;
+        let (builder, _) = build(&machine, salt, true);
+        let SampleBuilder { db, parts, mut history } = builder;
         drop(parts);
         db.close().unwrap();
         history.mark_durable();
@@ -147,7 +174,7 @@ impl SampleDatabase {
     }
 }
 
-fn build(machine: &MemFs, salt: u64) -> (SampleBuilder, usize) {
+fn build(machine: &MemFs, salt: u64, ingests: bool) -> (SampleBuilder, usize) {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     let db = config(Arc::clone(&fs), salt).open().unwrap();
     let mut history = WriteHistory::default();
@@ -157,16 +184,20 @@ fn build(machine: &MemFs, salt: u64) -> (SampleBuilder, usize) {
         parts.push(db.open_partition(name, options(name)).unwrap());
         history.acknowledge_event();
     }
-    let mut maker = SampleBuilder { db, parts, history };
-    (0..12).for_each(|n| maker.commit(n, PersistMode::Buffer));
-    maker.flush();
-    maker.parts.iter().for_each(|part| part.major_compact().unwrap());
-    (12..18).for_each(|n| maker.commit(n, PersistMode::Buffer));
-    maker.flush();
-    let flushed = maker.history.acknowledged;
-    (18..22).for_each(|n| maker.commit(n, PersistMode::Buffer));
-    maker.commit(22, PersistMode::SyncData);
-    maker.history.mark_durable();
-    (23..27).for_each(|n| maker.commit(n, PersistMode::Buffer));
-    (maker, flushed)
+    let mut builder = SampleBuilder { db, parts, history };
+    (0..12).for_each(|n| builder.commit(n, PersistMode::Buffer));
+    builder.flush();
+    builder.parts.iter().for_each(|part| part.major_compact().unwrap());
+    (12..18).for_each(|n| builder.commit(n, PersistMode::Buffer));
+    builder.flush();
+    if ingests {
+        builder.ingest("plain", 40..46);
+        builder.ingest("packed", 10..16);
+    }
+    let flushed = builder.history.acknowledged;
+    (18..22).for_each(|n| builder.commit(n, PersistMode::Buffer));
+    builder.commit(22, PersistMode::SyncData);
+    builder.history.mark_durable();
+    (23..27).for_each(|n| builder.commit(n, PersistMode::Buffer));
+    (builder, flushed)
 }

@@ -125,7 +125,7 @@ fn step_runs_failing_work_last() {
         while failed_in_row < 3 {
             match db.step() {
                 Ok(true) => failed_in_row = 0,
-                Ok(false) => panic!("the damage was mended"),
+                Ok(false) => panic!("the damage was repaired"),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
                     failed_in_row += 1;
@@ -164,7 +164,7 @@ fn blob_gc_continues_when_one_file_is_damaged() {
             assert_eq!(errors.len(), left.len(), "each is tried once");
         }
         assert!(errors.iter().all(|error| error.kind() == ErrorKind::Corruption), "{errors:?}");
-        assert_eq!(stale(&worn), left, "all others are collected");
+        assert_eq!(stale(&worn), left, "blob GC rewrote all other files");
         assert!(db.metrics().blob_bytes_freed > 0);
     }
 }
@@ -176,20 +176,20 @@ fn workers_report_failure_once_and_continue() {
         (fs, Some(damaged))
     };
     for ((fs, damaged), workers) in [(blobs(), 1), (blobs(), 2), ((with_damaged_tables(), None), 1)] {
-        let ears = Arc::new(ErrorListener::default());
-        let listener: Arc<dyn Listener> = Arc::<ErrorListener>::clone(&ears);
+        let recorder = Arc::new(ErrorListener::default());
+        let listener: Arc<dyn Listener> = Arc::<ErrorListener>::clone(&recorder);
         let db = config(&fs).workers(workers).listener(listener).open().unwrap();
         let (quiet, busy) = open_two_partitions(&db);
         (0..10).for_each(|round| write(&busy, round));
         let start = Instant::now();
-        while !is_maintained(&db, &quiet, &busy) || ears.0.lock().unwrap().is_empty() {
-            let told = ears.0.lock().unwrap().clone();
+        while !is_maintained(&db, &quiet, &busy) || recorder.0.lock().unwrap().is_empty() {
+            let told = recorder.0.lock().unwrap().clone();
             assert!(start.elapsed().as_secs() < 120, "{told:?}\n{}\n{}", db.metrics(), busy.metrics());
             std::thread::sleep(Duration::from_millis(10));
         }
         // The work is retried meanwhile, without an event.
         std::thread::sleep(Duration::from_millis(400));
-        let told = ears.0.lock().unwrap().clone();
+        let told = recorder.0.lock().unwrap().clone();
         assert!(told.iter().all(|error| error.kind() == ErrorKind::Corruption), "{told:?}");
         let files = files_named_by(&told);
         let each_once = files.iter().collect::<BTreeSet<_>>().len() == files.len();

@@ -39,7 +39,7 @@ impl FaultFixture {
         batch.commit().map_err(|e| e.kind())
     }
 
-    /// Drops all handles and repairs the device; then all acknowledged writes must be there.
+    /// Drops all handles and repairs the device; then the database must have all acknowledged writes.
     fn reopen(self, keys: &[&str]) -> Database {
         let FaultFixture { machine, fs, db, partition: p } = self;
         fs.clear_faults();
@@ -60,7 +60,7 @@ fn assert_poisoned(stage: &FaultFixture) {
     assert_eq!(stage.db.persist(PersistMode::SyncAll).unwrap_err().kind(), ErrorKind::Poisoned);
     assert_eq!(stage.partition.flush().unwrap_err().kind(), ErrorKind::Poisoned);
     assert_eq!(stage.db.open_partition("new", Default::default()).unwrap_err().kind(), ErrorKind::Poisoned);
-    assert!(stage.partition.contains_key("old").unwrap(), "reads go on");
+    assert!(stage.partition.contains_key("old").unwrap(), "reads continue");
     assert_eq!(stage.partition.iter().count() as u64, stage.partition.len().unwrap());
     assert!(stage.db.metrics().poisoned);
 }
@@ -92,7 +92,7 @@ fn close_after_failed_sync_does_not_sync_again() {
     let syncs = stage.fs.count(OpKind::Sync);
     let FaultFixture { machine, fs, db, partition: p } = stage;
     drop(p);
-    assert!(db.close().is_err(), "a clean close was claimed");
+    assert!(db.close().is_err(), "close returned no error");
     assert_eq!(fs.count(OpKind::Sync), syncs, "a sync was tried again");
     // The next power failure loses the unsynced writes; the result must be a prefix, without damage.
     machine.crash(Survival::Nothing, 0);
@@ -104,7 +104,7 @@ fn table_is_rewritten_when_its_sync_fails() {
     let stage = FaultFixture::new(true);
     stage.fs.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".sst"));
     assert!(stage.partition.flush().is_err());
-    assert!(!stage.db.metrics().poisoned, "a table is no log");
+    assert!(!stage.db.metrics().poisoned, "a failed table sync poisons nothing");
     let tables = |machine: &MemFs| -> Vec<String> {
         let names = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
         names.filter(|name| name.ends_with(".sst")).collect()
@@ -143,13 +143,13 @@ fn writes_resume_when_full_disk_has_space_again() {
             }
             Err(error) => Some(error),
         });
-        assert_eq!(refused.expect("a full disk takes no 10 MB").kind(), ErrorKind::OutOfSpace, "mapped {mapped}");
+        assert_eq!(refused.expect("10 MB do not fit on the disk").kind(), ErrorKind::OutOfSpace, "mapped {mapped}");
         assert_eq!(stage.partition.insert("still full", &value).unwrap_err().kind(), ErrorKind::OutOfSpace);
         assert_eq!(stage.partition.flush().unwrap_err().kind(), ErrorKind::OutOfSpace);
         assert_eq!(stage.db.checkpoint("/copy").unwrap_err().kind(), ErrorKind::OutOfSpace);
         assert!(!stage.machine.exists(Path::new("/copy")).unwrap());
-        assert!(!stage.db.metrics().poisoned, "a full disk is not poison");
-        assert_eq!(stage.partition.len().unwrap(), written.len() as u64 + 1, "reads go on, and show no refused write");
+        assert!(!stage.db.metrics().poisoned, "a full disk poisons nothing");
+        assert_eq!(stage.partition.len().unwrap(), written.len() as u64 + 1, "only accepted writes are visible");
         stage.fs.clear_faults();
         stage.partition.insert("space is back", &value).unwrap();
         stage.synced_insert("synced").unwrap();

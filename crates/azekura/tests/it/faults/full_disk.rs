@@ -41,7 +41,7 @@ struct FullDiskRun {
     machine: MemFs,
     db: Option<(Database, Partition)>,
     acknowledged: Map,
-    /// A write that was in progress when the machine stopped: it may or may not be there.
+    /// A write that was in progress when the machine stopped: it may exist or not.
     unacknowledged: Vec<(Vec<u8>, Option<Vec<u8>>)>,
     rng: SeededRng,
     crashes: u64,
@@ -57,9 +57,9 @@ fn is_out_of_space<T>(result: &Result<T>) -> bool {
 
 impl FullDiskRun {
     fn new(seed: u64, style: FullDiskConfig) -> FullDiskRun {
-        let mut dice = SeededRng::new(seed);
+        let mut rng = SeededRng::new(seed);
         let machine = MemFs::new();
-        machine.set_capacity(Some((3 << 20) + dice.below(2 << 20)));
+        machine.set_capacity(Some((3 << 20) + rng.below(2 << 20)));
         let (map, maybe, story) = (Map::new(), Vec::new(), String::new());
         FullDiskRun {
             style,
@@ -67,7 +67,7 @@ impl FullDiskRun {
             db: None,
             acknowledged: map,
             unacknowledged: maybe,
-            rng: dice,
+            rng,
             crashes: 0,
             log: story,
             outcome_counts: [0; 3],
@@ -80,12 +80,12 @@ impl FullDiskRun {
         let config = Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(self.crashes))).workers(0);
         let config = config.mapped_wal(self.style.mapped).wal_segment_size(256 << 10).max_wal_size(1 << 20);
         let opened = config.cache_size(64 << 10).disk_reserve(self.style.reserve).open();
-        let db = opened.unwrap_or_else(|error| panic!("life {} does not open: {error}", self.crashes));
-        let apart = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(128 << 10);
+        let db = opened.unwrap_or_else(|error| panic!("open after crash {} failed: {error}", self.crashes));
+        let separation = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(128 << 10);
         let options = PartitionCreateOptions::default().max_memtable_size(256 << 10).block_size(1024);
         let options = match (self.style.pool, self.style.separated) {
             (true, _) => options.engine(EngineType::Pmem(PmemOptions::default().max_size(64 << 20))),
-            (_, true) => options.with_kv_separation(apart.direct_write_threshold(5_000)),
+            (_, true) => options.with_kv_separation(separation.direct_write_threshold(5_000)),
             _ => options,
         };
         let p = db.open_partition("p", options).unwrap_or_else(|error| panic!("life {}: {error}", self.crashes));
@@ -187,7 +187,7 @@ impl FullDiskRun {
                 let _ = self.db.as_ref().unwrap().0.step();
             }
         }
-        panic!("the disk does not get full");
+        panic!("the disk never becomes full");
     }
 
     fn work(&mut self) {
@@ -258,7 +258,7 @@ impl FullDiskRun {
             }
             inserted
         });
-        assert!(inserted, "space was made and is not used");
+        assert!(inserted, "the freed space is not used");
         self.outcome_counts[2] += 1;
     }
 

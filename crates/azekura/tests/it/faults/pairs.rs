@@ -17,16 +17,16 @@ type FaultPair = (FaultRunConfig, Vec<(FaultPhase, FaultPlan)>);
 
 /// A random run with two faults: the second one occurs later in the same phase, or in a later phase.
 fn random_pair(seed: u64) -> FaultPair {
-    let mut dice = SeededRng::new(seed ^ 0xFA17);
-    let mut style = FaultRunConfig::new(0, dice.chance_one_in(2));
-    style.blob_file_size = dice.pick(&[8 << 10, 64 << 10, 1 << 20]);
-    style.commits_per_sync = dice.pick(&[1, 1, 2, 3]);
-    style.pool = dice.chance_one_in(3);
-    style.order = dice.pick(&TEST_ORDERS);
-    let first = dice.index(PHASES.len() - 1);
-    let second = (first + dice.index(3)).min(PHASES.len() - 1);
+    let mut rng = SeededRng::new(seed ^ 0xFA17);
+    let mut style = FaultRunConfig::new(0, rng.chance_one_in(2));
+    style.blob_file_size = rng.pick(&[8 << 10, 64 << 10, 1 << 20]);
+    style.commits_per_sync = rng.pick(&[1, 1, 2, 3]);
+    style.pool = rng.chance_one_in(3);
+    style.order = rng.pick(&TEST_ORDERS);
+    let first = rng.index(PHASES.len() - 1);
+    let second = (first + rng.index(3)).min(PHASES.len() - 1);
     let mut fault = || {
-        let op = dice.pick(&[
+        let op = rng.pick(&[
             OpKind::Sync,
             OpKind::Sync,
             OpKind::Sync,
@@ -41,17 +41,17 @@ fn random_pair(seed: u64) -> FaultPair {
             OpKind::Any,
         ]);
         let what = match op {
-            OpKind::Write | OpKind::Read | OpKind::Allocate if dice.chance_one_in(3) => Fault::Short,
-            OpKind::Write | OpKind::Create | OpKind::Allocate if dice.chance_one_in(2) => {
+            OpKind::Write | OpKind::Read | OpKind::Allocate if rng.chance_one_in(3) => Fault::Short,
+            OpKind::Write | OpKind::Create | OpKind::Allocate if rng.chance_one_in(2) => {
                 Fault::Error(ErrorKind::StorageFull)
             }
             _ => Fault::Error(ErrorKind::Other),
         };
-        let reach = 1 << dice.below(6);
-        let plan = FaultPlan::new(op, 1 + dice.below(reach), what);
+        let reach = 1 << rng.below(6);
+        let plan = FaultPlan::new(op, 1 + rng.below(reach), what);
         match op {
             OpKind::Sync | OpKind::Write | OpKind::Create | OpKind::Read | OpKind::Any => {
-                plan.in_path(dice.pick(&[".blob", ".blob", ".sst", ".wal", "MANIFEST", ".pool", ""]))
+                plan.in_path(rng.pick(&[".blob", ".blob", ".sst", ".wal", "MANIFEST", ".pool", ""]))
             }
             _ => plan,
         }
@@ -62,18 +62,18 @@ fn random_pair(seed: u64) -> FaultPair {
 
 /// Runs each pair; `name` describes it.
 fn check_fault_pairs(pairs: impl Iterator<Item = (String, FaultPair)>) {
-    let (mut lives, mut both, mut wrong) = (0, 0, Vec::new());
+    let (mut runs, mut both, mut wrong) = (0, 0, Vec::new());
     for (name, (style, plans)) in pairs {
-        lives += 1;
+        runs += 1;
         match run_with_faults(style, plans) {
             Ok(struck) => both += usize::from(struck > 1),
             Err(what) => wrong.push(format!("{name}: {what}")),
         }
     }
-    println!("{lives} pairs of faults, both struck in {both}, {} wrong", wrong.len());
+    println!("{runs} runs with two faults, {both} reached both, {} violations", wrong.len());
     let shown: Vec<&String> = wrong.iter().take(12).collect();
-    assert!(wrong.is_empty(), "{} of {lives} lives went wrong: {shown:#?}", wrong.len());
-    assert!(both * 4 > lives, "too few second faults struck");
+    assert!(wrong.is_empty(), "{} of {runs} runs violated a rule: {shown:#?}", wrong.len());
+    assert!(both * 4 > runs, "too few runs reached the second fault");
 }
 
 #[test]

@@ -11,16 +11,17 @@ use azekura::{
     PartitionCreateOptions, PersistMode, PmemOptions, Result,
 };
 
+use crate::testkit::atomic_writes::AtomicWrites;
 use crate::testkit::comparators::TestOrder;
 use crate::testkit::test_dir::{read_file, write_file};
 use crate::testkit::{Map, SeededRng};
 
 pub(super) const DIR: &str = "/data/db";
 const CHECKPOINT_DIR: &str = "/copies/copy";
-/// A file of the user, in a directory beside the checkpoint that older versions took for their own.
+/// A file of the user, in a directory beside the checkpoint that older versions removed.
 const FOREIGN_FILE: &str = "/copies/copy.tmp/mine";
 
-/// Puts the file of the user where it is to stay.
+/// Writes the file of the user.
 pub(super) fn put_foreign_file(machine: &MemFs) {
     machine.create_dir_all(Path::new(FOREIGN_FILE).parent().unwrap()).unwrap();
     write_file(machine, Path::new(FOREIGN_FILE), b"mine");
@@ -57,13 +58,13 @@ pub(super) const PHASES: [FaultPhase; 9] = [
 pub(super) struct FaultRunConfig {
     pub(super) workers: usize,
     pub(super) mapped: bool,
-    /// Bytes after which a blob file is full: one large value each, or many.
+    /// Size limit of blob files: each has one large value, or many.
     pub(super) blob_file_size: u64,
-    /// Every how many commits one asks for a sync.
+    /// Every n-th commit requests a sync.
     pub(super) commits_per_sync: u32,
     /// The partition `right` is a pool.
     pub(super) pool: bool,
-    /// Of the keys, which are sealed for it.
+    /// Order of the keys. Each key carries a checksum if the order requires it.
     pub(super) order: TestOrder,
     /// A listener uses the database at each event.
     pub(super) acts: bool,
@@ -87,7 +88,7 @@ impl FaultRunConfig {
     }
 }
 
-/// Uses the database at each event. What it gets may be an error as well as what others get.
+/// Uses the database at each event. Its calls may fail like those of other threads.
 #[derive(Debug, Default)]
 struct Acts(Mutex<Option<Database>>);
 
@@ -108,7 +109,7 @@ impl Listener for Acts {
         // The lock is held during the calls: after `rest` the listener's thread has no handle that keeps the directory
         // locked.
         let db = self.0.lock().unwrap();
-        // A flush of its own is no reason for another one.
+        // It does not react to a flush that it requested itself.
         let own = matches!(event, Event::Flushed { partition, .. } if partition == "listener");
         if let Some(db) = db.as_ref().filter(|_| !own) {
             let _may_fail = self.act(db);
@@ -116,13 +117,13 @@ impl Listener for Acts {
     }
 }
 
-/// One database with the record of what it said. Both partitions get the same writes.
+/// One database and its recorded results. Both partitions get the same writes.
 pub(super) struct FaultRun {
     config: FaultRunConfig,
     fs: Arc<dyn Fs>,
     db: Option<Database>,
     parts: Vec<Partition>,
-    /// For each key the value that was acknowledged last, and those of failed commits since, which may be there or not.
+    /// For each key the last acknowledged value, and the values of later failed commits, which may be visible or not.
     acknowledged: Map,
     unacknowledged: BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>,
     commits: u32,
@@ -150,11 +151,11 @@ fn options(style: FaultRunConfig, name: &str) -> PartitionCreateOptions {
         let sizes = PmemOptions::default().max_size(8 << 20).growth_step(4 << 10);
         return PartitionCreateOptions::default().engine(EngineType::Pmem(sizes));
     }
-    let apart = KvSeparationOptions::default()
+    let separation = KvSeparationOptions::default()
         .separation_threshold(60)
         .blob_file_target_size(style.blob_file_size)
         .direct_write_threshold(120);
-    PartitionCreateOptions::default().block_size(256).max_memtable_size(16 << 10).with_kv_separation(apart)
+    PartitionCreateOptions::default().block_size(256).max_memtable_size(16 << 10).with_kv_separation(separation)
 }
 
 fn open_part(db: &Database, style: FaultRunConfig, name: &str) -> Result<Partition> {
@@ -189,7 +190,7 @@ impl FaultRun {
         }
     }
 
-    /// Lives through one phase. Whatever fails, the next phase tries to go on.
+    /// Runs one phase. After a failure, the next phase continues.
     pub(super) fn run_phase(&mut self, phase: FaultPhase) {
         self.phase = phase;
         match phase {
@@ -247,7 +248,7 @@ impl FaultRun {
         }
     }
 
-    /// The listener keeps the database open no longer.
+    /// Drops the handle of the listener.
     fn rest(&self) {
         let db = self.acts.0.lock().unwrap().take();
         // After the lock is released, because closing delivers events.
@@ -293,22 +294,24 @@ impl FaultRun {
             self.commits += 1;
             let asks = (self.commits + 1).is_multiple_of(self.config.commits_per_sync);
             let mode = if asks { PersistMode::SyncData } else { PersistMode::Buffer };
-            let mut batch = db.batch();
-            batch.durability(mode);
+            let mut commit = AtomicWrites::begin(&db, self.commits.is_multiple_of(2), mode);
             let mut writes = Map::new();
             for _ in 0..3 {
                 let key = self.config.nth_key(self.rng.below(20));
-                // Large ones fill segments, so that the log moves on.
+                // Large values fill segments, so that the WAL starts new ones.
                 let len = if self.rng.chance_one_in(4) { 12_000 } else { 30 };
                 writes.insert(key, [self.commits.to_be_bytes().to_vec(), self.rng.random_bytes(len)].concat());
             }
             let removed = self.config.nth_key(self.rng.below(20));
             writes.remove(&removed);
             for part in &self.parts {
-                writes.iter().for_each(|(key, value)| batch.insert(part, key, value));
-                batch.remove(part, &removed);
+                writes.iter().for_each(|(key, value)| commit.insert(part, key, value));
+                match self.commits.is_multiple_of(3) {
+                    true => commit.remove_range(part, &removed),
+                    false => commit.remove(part, &removed),
+                }
             }
-            let done = self.record_error(batch.commit());
+            let done = self.record_error(commit.commit());
             let all = writes.into_iter().map(|(key, value)| (key, Some(value))).chain([(removed, None)]);
             all.for_each(|(key, value)| self.record(key, value, done.is_some()));
         }
@@ -326,7 +329,7 @@ impl FaultRun {
         }
     }
 
-    /// Whether `found` is what a key may hold.
+    /// Whether `found` is a permitted value of the key.
     fn is_possible_value(&self, key: &[u8], found: Option<&[u8]>) -> bool {
         let failed = self.unacknowledged.get(key).into_iter().flatten();
         failed
@@ -335,7 +338,7 @@ impl FaultRun {
             .any(|v| v == found)
     }
 
-    /// Reads go on whatever has failed, or say what is in their way; they never tell an untruth.
+    /// After any failure, reads return correct data or an error.
     fn read(&mut self) {
         for part in self.parts.clone() {
             for n in 0..20 {
@@ -371,7 +374,7 @@ impl FaultRun {
         assert!(found.len() <= 20);
     }
 
-    /// The device is in order again: the database opens, has everything that was acknowledged, and half of nothing.
+    /// The device works again: the database opens, and has all acknowledged writes and only whole batches.
     pub(super) fn check_after_repair(mut self, machine: &MemFs) {
         self.parts.clear();
         self.rest();
@@ -379,7 +382,7 @@ impl FaultRun {
         self.phase = FaultPhase::Last;
         let fs: Arc<dyn Fs> = Arc::new(machine.clone());
         let style = FaultRunConfig { workers: 0, ..self.config };
-        let db = config(Arc::clone(&fs), style, 999).open().unwrap_or_else(|e| panic!("does not open: {e}"));
+        let db = config(Arc::clone(&fs), style, 999).open().unwrap_or_else(|e| panic!("open: {e}"));
         let read = |name: &str| -> Map {
             let part = open_part(&db, style, name).unwrap();
             part.iter().map(|pair| pair.unwrap()).map(|(k, v)| (k.to_vec(), v.to_vec())).collect()
@@ -396,12 +399,12 @@ impl FaultRun {
         }
     }
 
-    /// Every error has a kind that says what to do, and a poisoned database stays so until it is opened anew.
+    /// Every error has the expected kind, and a poisoned database stays poisoned until it is reopened.
     pub(super) fn check_errors(&self) {
         for (phase, error) in &self.errors {
             let kinds =
                 [ErrorKind::Io, ErrorKind::OutOfSpace, ErrorKind::Poisoned, ErrorKind::Locked, ErrorKind::Closed];
-            // A read that is cut short looks like a file that ends too early, a checkpoint may find half of another.
+            // A short read looks like a truncated file, and a checkpoint may find an incomplete earlier one.
             let short = [ErrorKind::Corruption, ErrorKind::Invalid];
             assert!(kinds.contains(&error.kind()) || short.contains(&error.kind()), "{phase:?}: {error}");
             assert!(!error.message().is_empty());

@@ -90,7 +90,7 @@ pub(super) fn run_with_faults(style: FaultRunConfig, plans: Vec<(FaultPhase, Fau
 }
 
 fn fail_each_call(style: FaultRunConfig, stride: u64) {
-    let (mut lives, mut struck, mut sites) = (0, 0, 0);
+    let (mut runs, mut struck, mut sites) = (0, 0, 0);
     let mut wrong = Vec::new();
     for (op, count) in count_calls(style) {
         sites += count;
@@ -100,7 +100,7 @@ fn fail_each_call(style: FaultRunConfig, stride: u64) {
             while nth <= count {
                 for forever in [false, true] {
                     let plan = FaultPlan::new(op, nth, fault);
-                    lives += 1;
+                    runs += 1;
                     match run_with_faults(
                         style,
                         vec![(FaultPhase::Create, if forever { plan.forever() } else { plan })],
@@ -113,9 +113,9 @@ fn fail_each_call(style: FaultRunConfig, stride: u64) {
             }
         }
     }
-    println!("{style:?}: {sites} calls, {lives} lives with a fault, struck in {struck}, {} wrong", wrong.len());
+    println!("{style:?}: {sites} calls, {runs} runs with a fault, {struck} reached it, {} violations", wrong.len());
     let shown: Vec<&String> = wrong.iter().take(12).collect();
-    assert!(wrong.is_empty(), "{} of {lives} lives went wrong: {shown:#?}", wrong.len());
+    assert!(wrong.is_empty(), "{} of {runs} runs violated a rule: {shown:#?}", wrong.len());
 }
 
 #[test]

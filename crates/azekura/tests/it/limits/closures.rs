@@ -76,7 +76,7 @@ fn get_with_closure_may_close_the_database() {
 #[test]
 fn get_with_closure_may_panic() {
     on_every_tree("panicking", |db, part| {
-        let panic = catch_unwind(AssertUnwindSafe(|| part.get_with("k", |_| panic!("a closure in a bad mood"))));
+        let panic = catch_unwind(AssertUnwindSafe(|| part.get_with("k", |_| panic!("a closure panics"))));
         assert!(panic.is_err());
         part.insert("k", "new").unwrap();
         part.flush().unwrap();

@@ -34,9 +34,9 @@ fn wrong_comparator_is_refused_and_both_named() {
     refused(&db, "when it is open");
     db.close().unwrap();
     let db = open(&machine);
-    refused(&db, "when its comparator has not come");
+    refused(&db, "before its comparator is given");
     ordered(&db, "down", TestOrder::Reversed).unwrap();
-    refused(&db, "when it has come");
+    refused(&db, "after its comparator is given");
     assert_eq!(db.list_partitions(), ["down", "up"]);
 }
 
@@ -115,7 +115,7 @@ fn hashed_blocks_are_refused_without_canonical() {
             name if name.ends_with("reversed") => TestOrder::Reversed,
             _ => TestOrder::AnyCaseHashed,
         };
-        // The same options as before: opening with default options would not ask for hashes.
+        // The same options as before: opening with default options would not enable hashes.
         let part = ordered(&db, &name, order).unwrap();
         (0..300).for_each(|n| part.insert(format!("Key {n}"), format!("{n}")).unwrap());
         part.flush().unwrap();
@@ -154,13 +154,13 @@ fn layouts_of_blocks_mix_in_one_partition() {
         let newest = |n: usize| (0..=round).rev().find(|round| n.is_multiple_of(round + 1)).unwrap();
         let check = |when: &str| {
             for n in 0..400 {
-                let found = part.get(format!("{n:04}")).unwrap().expect("it is there");
+                let found = part.get(format!("{n:04}")).unwrap().expect("the key exists");
                 assert_eq!(*found, *format!("{n} {}", newest(n)).as_bytes(), "{when}");
                 assert!(part.get(format!("{n:04}a")).unwrap().is_none());
             }
             assert_eq!(part.len().unwrap(), 400, "{when}");
         };
-        check("side by side");
+        check("tables of all layouts");
         if round == 3 {
             part.major_compact().unwrap();
             check("merged");

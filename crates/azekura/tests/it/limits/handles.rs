@@ -48,7 +48,7 @@ fn handles_of_a_deleted_partition_are_closed() {
     assert!(closed.iter().all(|kind| *kind == ErrorKind::Closed), "{closed:?}");
     assert!(open_partition(&db, "q").is_empty().unwrap(), "half a batch");
     let again = open_partition(&db, "p");
-    assert!(again.is_empty().unwrap() && other.get("0001").is_err(), "a new partition of the name is another one");
+    assert!(again.is_empty().unwrap() && other.get("0001").is_err(), "a new partition with the same name is distinct");
     again.insert("k", "v").unwrap();
     while db.step().unwrap() {}
     drop((again, other, snapshot, batch, db));
@@ -71,7 +71,7 @@ fn last_handle_of_any_kind_closes_cleanly() {
         drop(batch);
         let kept = handles.swap_remove(usize::from(last));
         drop(handles);
-        assert_eq!(error_kind(config(&machine).open()), ErrorKind::Locked, "a handle is left");
+        assert_eq!(error_kind(config(&machine).open()), ErrorKind::Locked, "a handle still exists");
         drop(kept);
     }
     let db = open(&machine);
@@ -191,7 +191,7 @@ fn close_waits_for_work_of_other_threads() {
                 assert_eq!(compacting.join().unwrap(), ErrorKind::Closed);
                 let pairs: azekura::Result<Vec<_>> = open_partition(&again, "p").iter().collect();
                 assert_eq!(pairs.unwrap().len() as u64, open_partition(&again, "p").len().unwrap());
-                assert!(before == files(), "round {round}: work went on after the close");
+                assert!(before == files(), "round {round}: work continued after the close");
             });
         }
     });
@@ -228,7 +228,7 @@ fn after_close_every_other_handle_is_closed() {
         error_kind(p.len()),
     ];
     assert!(closed.iter().all(|kind| *kind == ErrorKind::Closed), "{closed:?}");
-    assert_eq!(open_partition(&open(&machine), "p").len().unwrap(), 20, "the directory is free");
+    assert_eq!(open_partition(&open(&machine), "p").len().unwrap(), 20, "the directory is unlocked");
     copy.close().unwrap();
 }
 
@@ -257,7 +257,7 @@ fn iterators_outlive_every_handle() {
 fn rewrite_all_tables(machine: &MemFs) {
     let opened: azekura::Result<Database> = config(machine).open();
     match opened {
-        Err(error) => assert_eq!(error.kind(), ErrorKind::Locked, "an iterator may keep it open, and nothing else"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Locked, "only an iterator may keep the database open"),
         Ok(db) => {
             let p = open_partition(&db, "p");
             fill(&p, 0..200);

@@ -44,7 +44,7 @@ fn partition_name_is_any_text_up_to_255_bytes() {
             || n.ends_with(".wal")),
         "{here:?}"
     );
-    assert_eq!(machine.read_dir(Path::new("/")).unwrap().len(), 1, "something was made outside");
+    assert_eq!(machine.read_dir(Path::new("/")).unwrap().len(), 1, "a name created a file outside of the directory");
     db.close().unwrap();
     let db = open(&machine);
     let mut sorted = names.to_vec();
@@ -65,7 +65,7 @@ fn invalid_partition_options_create_nothing() {
     let leveled = |change: &dyn Fn(LeveledOptions) -> LeveledOptions| {
         good().compaction_strategy(CompactionStrategy::Leveled(change(LeveledOptions::default())))
     };
-    let apart = |change: &dyn Fn(KvSeparationOptions) -> KvSeparationOptions| {
+    let separation = |change: &dyn Fn(KvSeparationOptions) -> KvSeparationOptions| {
         good().with_kv_separation(change(KvSeparationOptions::default()))
     };
     let bad = [
@@ -87,11 +87,11 @@ fn invalid_partition_options_create_nothing() {
         ("target_file_size", leveled(&|options| options.target_file_size(1))),
         ("level_size_multiplier", leveled(&|options| options.level_size_multiplier(1))),
         ("base_level_size", leveled(&|options| options.base_level_size(0))),
-        ("separation_threshold", apart(&|options| options.separation_threshold(0))),
-        ("blob_file_target_size", apart(&|options| options.blob_file_target_size(1000))),
-        ("zlib", apart(&|options| options.compression(CompressionType::Miniz(11)))),
-        ("automatic_gc", apart(&|options| options.automatic_gc(Some(0.5)))),
-        ("automatic_gc", apart(&|options| options.automatic_gc(Some(f32::NAN)))),
+        ("separation_threshold", separation(&|options| options.separation_threshold(0))),
+        ("blob_file_target_size", separation(&|options| options.blob_file_target_size(1000))),
+        ("zlib", separation(&|options| options.compression(CompressionType::Miniz(11)))),
+        ("automatic_gc", separation(&|options| options.automatic_gc(Some(0.5)))),
+        ("automatic_gc", separation(&|options| options.automatic_gc(Some(f32::NAN)))),
     ];
     open_partition(&db, "old").insert("k", "v").unwrap();
     for (what, options) in bad {

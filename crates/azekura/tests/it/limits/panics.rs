@@ -1,12 +1,16 @@
 //! User code that panics: the database is poisoned, other reads continue, no call hangs.
 
 use std::cmp::Ordering;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as Memory};
 
 use azekura::fs::SystemEnv;
 use azekura::testing::MemFs;
-use azekura::{Comparator, Database, ErrorKind, Event, Listener, PersistMode};
+use azekura::{
+    Comparator, CompressionType, Database, EngineType, ErrorKind, Event, KvSeparationOptions, Listener,
+    PartitionCreateOptions, PersistMode, PmemOptions,
+};
 
 use super::{config, error_kind, open_partition};
 use crate::testkit::watchdog::run_with_timeout;
@@ -20,7 +24,7 @@ impl Comparator for PanicOnDemandComparator {
         "moody"
     }
     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        assert!(!self.0.load(Memory::SeqCst), "a comparator in a bad mood");
+        assert!(!self.0.load(Memory::SeqCst), "the comparator panics");
         a.cmp(b)
     }
 }
@@ -30,7 +34,7 @@ struct PanicOnFlushListener;
 
 impl Listener for PanicOnFlushListener {
     fn on_event(&self, event: &Event) {
-        assert!(!matches!(event, Event::Flushed { .. }), "a listener in a bad mood");
+        assert!(!matches!(event, Event::Flushed { .. }), "the listener panics");
     }
 }
 
@@ -41,7 +45,7 @@ fn assert_poisoned(db: Database) {
     assert_eq!(error_kind(p.flush()), ErrorKind::Poisoned);
     assert_eq!(error_kind(db.persist(PersistMode::SyncAll)), ErrorKind::Poisoned);
     assert_eq!(error_kind(db.checkpoint("/copy")), ErrorKind::Poisoned);
-    assert_eq!(p.get("k").unwrap().as_deref(), Some(&b"v"[..]), "reads go on");
+    assert_eq!(p.get("k").unwrap().as_deref(), Some(&b"v"[..]), "reads continue");
     assert_eq!(p.len().unwrap(), 1);
     assert!(db.metrics().poisoned);
     drop(p);
@@ -50,21 +54,21 @@ fn assert_poisoned(db: Database) {
 
 fn check_comparator_panic(workers: usize) {
     let machine = MemFs::new();
-    let mood = PanicOnDemandComparator::default();
+    let comparator = PanicOnDemandComparator::default();
     let env = || -> Arc<dyn azekura::fs::Env> { Arc::new(SystemEnv::new()) };
     let db = config(&machine).workers(workers).env(env()).open().unwrap();
     open_partition(&db, "calm").insert("k", "v").unwrap();
-    let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(mood.clone())).unwrap();
+    let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(comparator.clone())).unwrap();
     (0..50u8).for_each(|n| p.insert([n], [n]).unwrap());
-    mood.0.store(true, Memory::SeqCst);
+    comparator.0.store(true, Memory::SeqCst);
     assert_eq!(error_kind(p.insert([7], "new")), ErrorKind::Poisoned);
-    mood.0.store(false, Memory::SeqCst);
-    assert_eq!(p.len().unwrap(), 50, "reads of the partition go on when the comparator has calmed down");
+    comparator.0.store(false, Memory::SeqCst);
+    assert_eq!(p.len().unwrap(), 50, "reads succeed once the comparator no longer panics");
     drop(p);
     assert_poisoned(db);
     let db = config(&machine).open().unwrap();
     assert_eq!(open_partition(&db, "calm").get("k").unwrap().as_deref(), Some(&b"v"[..]));
-    let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(mood)).unwrap();
+    let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(comparator)).unwrap();
     assert_eq!(p.len().unwrap(), 50);
 }
 
@@ -78,21 +82,21 @@ fn a_comparator_that_panics_in_a_write_poisons() {
 fn comparator_panic_in_background_poisons() {
     run_with_timeout("a compaction", || {
         let machine = MemFs::new();
-        let mood = PanicOnDemandComparator::default();
+        let comparator = PanicOnDemandComparator::default();
         let db = config(&machine).open().unwrap();
         open_partition(&db, "calm").insert("k", "v").unwrap();
-        let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(mood.clone())).unwrap();
+        let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(comparator.clone())).unwrap();
         for round in 0..3u8 {
             (0..50u8).for_each(|n| p.insert([n], [round]).unwrap());
             p.flush().unwrap();
         }
-        mood.0.store(true, Memory::SeqCst);
+        comparator.0.store(true, Memory::SeqCst);
         assert_eq!(error_kind(p.major_compact()), ErrorKind::Poisoned);
         drop(p);
         assert_poisoned(db);
-        mood.0.store(false, Memory::SeqCst);
+        comparator.0.store(false, Memory::SeqCst);
         let db = config(&machine).open().unwrap();
-        let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(mood)).unwrap();
+        let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(comparator)).unwrap();
         assert!(p.iter().all(|pair| pair.unwrap().1[..] == [2]));
         assert_eq!(p.len().unwrap(), 50);
     });
@@ -116,4 +120,69 @@ fn a_listener_that_panics_poisons() {
             assert!(open_partition(&config(&machine).open().unwrap(), "calm").contains_key("k").unwrap());
         });
     }
+}
+
+/// Regression: after a comparator had panicked in a step, the next step moved on from an iterator that had stopped
+/// between two entries.
+#[test]
+fn iter_ends_after_a_comparator_panic() {
+    let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
+    for options in [PartitionCreateOptions::default(), PartitionCreateOptions::default().engine(pool)] {
+        let mood = PanicOnDemandComparator::default();
+        let db = config(&MemFs::new()).open().unwrap();
+        let p = db.open_partition_with_comparator("moody", options, Arc::new(mood.clone())).unwrap();
+        for round in 0..3u8 {
+            (0..50u8).for_each(|n| p.insert([n], [round]).unwrap());
+            p.flush().unwrap(); // an LSM iterator merges three tables
+        }
+        let mut panics = 0;
+        for (step, is_backward, is_sought) in
+            (0..9).flat_map(|step| [(step, false, false), (step, true, false), (step, false, true), (step, true, true)])
+        {
+            let mut iter = p.iter();
+            let mut next = || if is_backward { iter.next_back() } else { iter.next() };
+            (0..step).for_each(|_| drop(next().unwrap().unwrap()));
+            if is_sought {
+                iter.seek([20]);
+                iter.seek_back([30]);
+            }
+            mood.0.store(true, Memory::SeqCst);
+            let caught = catch_unwind(AssertUnwindSafe(|| if is_backward { iter.next_back() } else { iter.next() }));
+            mood.0.store(false, Memory::SeqCst);
+            if caught.is_err() {
+                panics += 1;
+                assert!(iter.next().is_none() && iter.next_back().is_none() && iter.next_ref().is_none());
+            }
+            iter.seek([10]);
+            iter.seek_back([40]);
+            let keys: Vec<u8> =
+                iter.map(|pair| pair.unwrap()).inspect(|pair| assert_eq!(*pair.1, [2])).map(|pair| pair.0[0]).collect();
+            assert_eq!(keys, (10..=40).collect::<Vec<u8>>(), "{step} {is_backward} {is_sought}");
+        }
+        assert!(panics >= 9, "{panics}");
+    }
+}
+
+/// A comparator that panics while a batch is applied: the commit returns an error, and no pointer to a blob value stays
+/// in the batch.
+#[test]
+fn batch_is_empty_after_a_comparator_panic() {
+    let mood = PanicOnDemandComparator::default();
+    let db = config(&MemFs::new()).open().unwrap();
+    let separation = KvSeparationOptions::default().compression(CompressionType::None);
+    let blobs = db.open_partition("blobs", PartitionCreateOptions::default().with_kv_separation(separation)).unwrap();
+    let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
+    let options = PartitionCreateOptions::default().engine(pool);
+    let moody = db.open_partition_with_comparator("moody", options, Arc::new(mood.clone())).unwrap();
+    (0..50u8).for_each(|n| moody.insert([n], [n]).unwrap());
+    let mut batch = db.batch();
+    batch.insert(&blobs, "k", vec![7; 1 << 20]);
+    batch.insert(&moody, [7], "new");
+    mood.0.store(true, Memory::SeqCst);
+    let caught = catch_unwind(AssertUnwindSafe(|| batch.commit()));
+    mood.0.store(false, Memory::SeqCst);
+    assert_eq!(error_kind(caught.expect("the panic is caught")), ErrorKind::Poisoned);
+    assert!(batch.is_empty());
+    assert_eq!(error_kind(batch.commit()), ErrorKind::Poisoned);
+    assert!(!blobs.contains_key("k").unwrap());
 }

@@ -35,8 +35,8 @@ fn oversized_key_or_value_is_never_logged() {
             ("a batch with a long value", &mut || batch(&|batch| batch.insert(&p, "k", &value))),
         ],
     );
-    assert!(p.is_empty().unwrap(), "a refused batch left something");
-    // Such a key cannot exist, and reading it is no error.
+    assert!(p.is_empty().unwrap(), "a refused batch changed the partition");
+    // Such a key cannot exist, and reading it is not an error.
     assert_eq!(p.get(&key).unwrap(), None);
     assert!(!p.contains_key(&key).unwrap() && p.size_of(&key).unwrap().is_none());
     assert_eq!(p.multi_get([&key]).unwrap(), [None]);

@@ -49,12 +49,13 @@ pub(super) fn metaphors(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut Lin
 /// The guide for users of other stores.
 const MIGRATING: &str = "crates/azekura/src/guide/migrating.md";
 
-/// A concept has one word: those in the last column of the glossary are not used. The bench and the guide about
-/// migrating speak of other stores in their words, and the changelog names what was renamed.
+/// A concept has one word: those in the last column of the glossary are not used. The bench, the importers and
+/// the guide about migrating speak of other stores in their words, and the changelog names what was renamed.
 pub(super) fn glossary(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     let forbidden = tree.documents.get(GLOSSARY).map_or_else(Vec::new, |text| words_not_used(text));
     let exempt = ["CHANGELOG.md", MIGRATING];
-    let is_exempt = |path: &str| path.starts_with("crates/azekura-bench/") || exempt.contains(&path);
+    let other_stores = ["crates/azekura-bench/", "crates/azekura-cli/src/command/transfer/peer/"];
+    let is_exempt = |path: &str| other_stores.iter().any(|at| path.starts_with(at)) || exempt.contains(&path);
     for (path, line, text) in prose(tree).filter(|(path, ..)| !is_exempt(path)) {
         for word in forbidden.iter().filter(|word| contains_words(text, word)) {
             report.add("glossary", path, line, format!("`{word}`: use the word of {GLOSSARY}"));

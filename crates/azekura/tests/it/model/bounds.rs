@@ -1,5 +1,5 @@
-//! Log and memory within their bounds with zero, one and two workers, while partitions come and go beside all work, and
-//! a listener uses the database at random events.
+//! WAL and memory stay within their bounds with zero, one and two workers, while partitions are created and deleted,
+//! and a listener uses the database at random events.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,23 +21,23 @@ const MAX_WAL_SIZE: u64 = 256 << 10;
 const WAL_SEGMENT_SIZE: u64 = 64 << 10;
 const WRITERS: u64 = 2;
 const PARTITIONS: u64 = 6;
-/// Partitions beside those of the writers: one that is never flushed for its own sake, one of the listener.
+/// Partitions of no writer: one that is never flushed for its own size, and one of the listener.
 const OTHER_PARTITIONS: u64 = 2;
-/// What a partition may keep beside the budget, as `Config::memory_budget` says.
+/// Bytes that a partition may have in addition to the budget, as `Config::memory_budget` says.
 const PARTITION_MEMORY_ALLOWANCE: u64 = 64 << 10;
-/// A memtable that is being filled may allocate so much at once.
+/// Maximum single allocation of an active memtable, in bytes.
 const MEMTABLE_CHUNK: u64 = 2 << 20;
 
-/// What memtables may take, without those that iterators hold.
+/// Bound on the bytes of memtables, without those that iterators pin.
 const MEMORY_BOUND: u64 =
     BUDGET + (WRITERS * PARTITIONS + OTHER_PARTITIONS) * PARTITION_MEMORY_ALLOWANCE + MEMTABLE_CHUNK;
-/// What the log may hold: what it should, and what is written while memtables are flushed that hold it.
+/// Bound on the bytes of the WAL: its maximum, and the bytes written during the flushes that free it.
 const WAL_BOUND: u64 = MAX_WAL_SIZE + 3 * BUDGET;
 
-/// What a run presses against.
+/// The bound that a run reaches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BoundedResource {
-    /// Memtables are as large as they like, and the log is too.
+    /// Memtables and the WAL have no limits of their own.
     Memory,
     /// Memtables are small, and compactions are always wanted.
     Wal,
@@ -67,31 +67,31 @@ impl RandomActionListener {
 impl Listener for RandomActionListener {
     fn on_event(&self, event: &Event) {
         let (acts, deed) = {
-            let mut dice = self.rng.lock().unwrap();
-            (dice.chance_one_in(3), dice.below(6))
+            let mut random = self.rng.lock().unwrap();
+            (random.chance_one_in(3), random.below(6))
         };
         let db = self.db.lock().unwrap().clone();
         let Some(db) = db.filter(|_| acts || matches!(event, Event::Closed)) else { return };
         self.actions.fetch_add(1, Ordering::SeqCst);
         if let Err(error) = self.run_action(&db, deed) {
-            // Partitions go while they are looked at.
+            // Partitions are deleted while this loop reads them.
             assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::NotFound | ErrorKind::Invalid), "{error}");
         }
     }
 }
 
-fn random_partition_options(dice: &mut SeededRng, bound: BoundedResource) -> PartitionCreateOptions {
+fn random_partition_options(random: &mut SeededRng, bound: BoundedResource) -> PartitionCreateOptions {
     let leveled =
         LeveledOptions::default().l0_compaction_trigger(1).base_level_size(64 << 10).target_file_size(32 << 10);
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let options = if bound == BoundedResource::Wal { options.max_memtable_size(32 << 10) } else { options };
-    match dice.chance_one_in(3) {
+    match random.chance_one_in(3) {
         true => options.with_kv_separation(KvSeparationOptions::default().separation_threshold(500)),
         false => options,
     }
 }
 
-/// A writer's partitions, each with what it holds.
+/// The partitions of a writer, each with its expected content.
 type WriterPartitions = BTreeMap<String, (Partition, BTreeMap<u64, u8>)>;
 
 fn check_bounds(db: &Database, workers: usize, bound: BoundedResource) {
@@ -104,26 +104,26 @@ fn check_bounds(db: &Database, workers: usize, bound: BoundedResource) {
 }
 
 fn run_writer(db: &Database, writer: u64, workers: usize, bound: BoundedResource) -> WriterPartitions {
-    let mut dice = SeededRng::new(writer);
+    let mut random = SeededRng::new(writer);
     let mut own = WriterPartitions::new();
     let cold = db.partition("cold").unwrap();
     for n in 0..6_000u64 {
         if n % 256 == 0 {
-            // It holds the log again, and it is too small to be flushed for its own size.
+            // The record keeps the WAL again, and its memtable is too small to be flushed for its size.
             cold.insert("k", "v").unwrap();
         }
-        let name = format!("w{writer}/{}", dice.below(PARTITIONS));
+        let name = format!("w{writer}/{}", random.below(PARTITIONS));
         let (part, book) = own.entry(name.clone()).or_insert_with(|| {
-            let part = db.open_partition(&name, random_partition_options(&mut dice, bound)).unwrap();
+            let part = db.open_partition(&name, random_partition_options(&mut random, bound)).unwrap();
             assert!(part.is_empty().unwrap(), "{name} was deleted, or is new");
             (part, BTreeMap::new())
         });
-        let key = dice.below(2_000);
+        let key = random.below(2_000);
         part.insert(key.to_be_bytes(), vec![n as u8; 900]).unwrap();
         book.insert(key, n as u8);
-        if dice.chance_one_in(200) {
+        if random.chance_one_in(200) {
             let (part, _) = own.remove(&name).unwrap();
-            match dice.chance_one_in(2) {
+            match random.chance_one_in(2) {
                 true => db.delete_partition(part.clone()).unwrap(),
                 false => db.delete_partition_by_name(&name).unwrap(),
             }
@@ -131,7 +131,7 @@ fn run_writer(db: &Database, writer: u64, workers: usize, bound: BoundedResource
         }
         match bound {
             BoundedResource::Memory if workers == 0 => while db.step().unwrap() {},
-            // Fewer steps than there is work.
+            // Fewer steps than the writes cause.
             BoundedResource::Wal if workers == 0 && n % 16 == 0 => drop(db.step().unwrap()),
             _ => {}
         }
@@ -143,8 +143,8 @@ fn run_writer(db: &Database, writer: u64, workers: usize, bound: BoundedResource
 }
 
 fn run_bounds_test(workers: usize, bound: BoundedResource) {
-    let (db, dice) = (Mutex::default(), Mutex::new(SeededRng::new(workers as u64)));
-    let busybody = Arc::new(RandomActionListener { db, rng: dice, actions: AtomicU64::new(0) });
+    let (db, random) = (Mutex::default(), Mutex::new(SeededRng::new(workers as u64)));
+    let busybody = Arc::new(RandomActionListener { db, rng: random, actions: AtomicU64::new(0) });
     let config = || Config::new("/db").env(Arc::new(SystemEnv::new())).workers(workers);
     let machine = MemFs::new();
     let config = || config().fs(Arc::new(machine.clone()));

@@ -8,7 +8,7 @@ use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
 use azekura::{Config, ErrorKind, Iter, KvSeparationOptions, Partition, PartitionCreateOptions};
 
 use crate::pools::{config, open_pool, pool_options};
-use crate::testkit::comparators::TEST_ORDERS;
+use crate::testkit::comparators::{TEST_ORDERS, TestOrder};
 use crate::testkit::property::{check_property, random_seeds};
 use crate::testkit::rng::test_seeds;
 use crate::testkit::{Map, SeededRng};
@@ -182,6 +182,21 @@ fn iter_continues_by_seek_after_read_error() {
     assert_eq!(iter.next_back().unwrap().unwrap().0, [99], "the back is at its bound again");
     let keys: Vec<u8> = iter.map(|pair| pair.unwrap().0[0]).collect();
     assert_eq!(keys, (50..99).collect::<Vec<u8>>());
+}
+
+/// Regression: after a seek, an iterator that could not be created returned nothing, as if there were no such key.
+#[test]
+fn failed_iter_repeats_its_error_after_a_seek() {
+    let db = config(&MemFs::new()).open().unwrap();
+    let part = TestOrder::Reversed.open(&db, "p", PartitionCreateOptions::default()).unwrap();
+    part.insert("a", "1").unwrap();
+    let mut iter = part.prefix("a"); // requires bytewise order
+    for round in 0..3 {
+        assert_eq!(iter.next().unwrap().unwrap_err().kind(), ErrorKind::Invalid, "round {round}");
+        assert!(iter.next().is_none() && iter.next_back().is_none() && iter.next_ref().is_none());
+        if round == 1 { iter.seek_back("a") } else { iter.seek("a") }
+    }
+    assert_eq!(iter.next_back_ref().unwrap().unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 /// Seeks to keys that exist and that do not, in every key order, in both directions.

@@ -15,23 +15,103 @@ pub(super) struct PartitionModel {
     pairs: BTreeMap<Vec<u8>, KeyValue>,
     /// Number of inserts of a key since it was last removed.
     inserts: BTreeMap<Vec<u8>, u32>,
+    /// The hour at which a pair expires, by the canonical form of its key.
+    expires: BTreeMap<Vec<u8>, u64>,
+    /// Operands above a pair that expires, which are all that is left of it then.
+    operands: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 impl PartitionModel {
     pub(super) fn new(order: TestOrder) -> PartitionModel {
-        PartitionModel { order, pairs: BTreeMap::new(), inserts: BTreeMap::new() }
+        PartitionModel {
+            order,
+            pairs: BTreeMap::new(),
+            inserts: BTreeMap::new(),
+            expires: BTreeMap::new(),
+            operands: BTreeMap::new(),
+        }
     }
 
     pub(super) fn insert(&mut self, key: &[u8], value: &[u8]) {
         let canonical = self.order.canonical(key);
         *self.inserts.entry(canonical.clone()).or_default() += 1;
+        self.forget_expiry(&canonical);
         self.pairs.insert(canonical, (key.to_vec(), value.to_vec()));
+    }
+
+    fn forget_expiry(&mut self, canonical: &[u8]) {
+        self.expires.remove(canonical);
+        self.operands.remove(canonical);
+    }
+
+    /// Appends `operand` to the value. Only the first write of an absent key counts as an insert. A pool computes the
+    /// value at once, and it does not expire.
+    pub(super) fn merge(&mut self, key: &[u8], operand: &[u8], is_pool: bool) {
+        let canonical = self.order.canonical(key);
+        match is_pool {
+            true => self.forget_expiry(&canonical),
+            false if self.expires.contains_key(&canonical) => {
+                self.operands.entry(canonical.clone()).or_default().extend_from_slice(operand);
+            }
+            false => {}
+        }
+        self.inserts.entry(canonical.clone()).or_insert(1);
+        let pair = self.pairs.entry(canonical).or_default();
+        pair.0 = key.to_vec();
+        pair.1.extend_from_slice(operand);
+    }
+
+    pub(super) fn insert_until(&mut self, key: &[u8], value: &[u8], hour: u64) {
+        self.insert(key, value);
+        self.expires.insert(self.order.canonical(key), hour);
+    }
+
+    /// Removes the pairs that have expired. They still count as inserted.
+    pub(super) fn expire(&mut self, hour: u64) {
+        let expired: Vec<_> = self
+            .expires
+            .iter()
+            .filter(|(_, expires)| **expires <= hour)
+            .map(|(canonical, _)| canonical.clone())
+            .collect();
+        for canonical in expired {
+            self.expires.remove(&canonical);
+            let left = self.operands.remove(&canonical);
+            match (left, self.pairs.get_mut(&canonical)) {
+                (Some(operands), Some(pair)) => pair.1 = operands,
+                _ => drop(self.pairs.remove(&canonical)),
+            }
+        }
     }
 
     pub(super) fn remove(&mut self, key: &[u8]) {
         let canonical = self.order.canonical(key);
         self.pairs.remove(&canonical);
         self.inserts.remove(&canonical);
+        self.forget_expiry(&canonical);
+    }
+
+    /// Removes the pairs in a range.
+    pub(super) fn remove_range(&mut self, bounds: &ModelBounds) {
+        self.range(bounds).iter().for_each(|(key, _)| self.remove(key));
+    }
+
+    /// Whether the start of a range is above its end.
+    pub(super) fn is_reversed(&self, bounds: &ModelBounds) -> bool {
+        match (&bounds.0, &bounds.1) {
+            (Bound::Unbounded, _) | (_, Bound::Unbounded) => false,
+            (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
+                self.order.canonical(low) > self.order.canonical(high)
+            }
+        }
+    }
+
+    /// The keys of up to `len` successive pairs: the first and the last.
+    pub(super) fn nth_keys(&self, n: u64, len: usize) -> Option<(Vec<u8>, Vec<u8>)> {
+        let from = n as usize % self.pairs.len().max(1);
+        let mut keys = self.pairs.values().map(|(key, _)| key).skip(from).take(len.max(1));
+        let first = keys.next()?;
+        Some((first.clone(), keys.next_back().unwrap_or(first).clone()))
     }
 
     /// Whether `remove_weak` may be used: the key was inserted exactly once since it was last removed.

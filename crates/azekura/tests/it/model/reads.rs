@@ -15,7 +15,13 @@ pub(super) fn assert_item(item: Option<azekura::Result<(Slice, Slice)>>, wanted:
     match (item, wanted) {
         (None, None) => {}
         (Some(Ok((key, value))), Some(pair)) => {
-            assert!(key[..] == pair.0[..] && value[..] == pair.1[..], "{what}: {key:.40?} instead of {:.40?}", pair.0)
+            assert!(
+                key[..] == pair.0[..] && value[..] == pair.1[..],
+                "{what}: {key:.40?} instead of {:.40?} value {:.40?} {:.40?}",
+                pair.0,
+                &value[..],
+                pair.1
+            )
         }
         (Some(Err(error)), _) => panic!("{what}: {error}"),
         (Some(Ok((key, _))), None) => panic!("{what}: {key:.40?} instead of the end"),
@@ -24,11 +30,11 @@ pub(super) fn assert_item(item: Option<azekura::Result<(Slice, Slice)>>, wanted:
 }
 
 /// Consumes an iterator from both ends in random turns.
-pub(super) fn check_iter_both_ends(mut iter: Iter, pairs: Vec<KeyValue>, dice: &mut SeededRng, what: &str) {
+pub(super) fn check_iter_both_ends(mut iter: Iter, pairs: Vec<KeyValue>, rng: &mut SeededRng, what: &str) {
     let mut rest = VecDeque::from(pairs);
-    let way = dice.below(3);
+    let way = rng.below(3);
     loop {
-        let forward = way == 0 || (way == 1 && dice.chance_one_in(2));
+        let forward = way == 0 || (way == 1 && rng.chance_one_in(2));
         let wanted = if forward { rest.pop_front() } else { rest.pop_back() };
         let item = if forward { iter.next() } else { iter.next_back() };
         assert_item(item, wanted.as_ref(), what);
@@ -42,10 +48,10 @@ pub(super) fn check_iter_both_ends(mut iter: Iter, pairs: Vec<KeyValue>, dice: &
 }
 
 /// All reads of one partition.
-pub(super) fn check_partition(half: &OpenPartition, dice: &mut SeededRng, what: &str) {
-    let (part, book) = (&half.part, &half.model);
-    let pairs = book.pairs();
-    check_iter_both_ends(part.iter(), pairs.clone(), dice, what);
+pub(super) fn check_partition(half: &OpenPartition, rng: &mut SeededRng, what: &str) {
+    let (part, model) = (&half.part, &half.model);
+    let pairs = model.pairs();
+    check_iter_both_ends(part.iter(), pairs.clone(), rng, what);
     assert_eq!(part.len().unwrap(), pairs.len() as u64, "{what}: len");
     assert_eq!(part.is_empty().unwrap(), pairs.is_empty(), "{what}: is_empty");
     assert_item(part.first_key_value().transpose(), pairs.first(), what);
@@ -67,8 +73,8 @@ pub(super) fn check_partition(half: &OpenPartition, dice: &mut SeededRng, what: 
 pub(super) fn check_key(half: &OpenPartition, key: &[u8], what: &str) {
     let wanted = half.model.get(key);
     let got = half.part.get(key).unwrap();
-    let lent = half.part.get_with(key, <[u8]>::to_vec).unwrap();
-    assert!(lent.as_deref() == got.as_deref(), "get_with of {key:.40?}");
+    let borrowed = half.part.get_with(key, <[u8]>::to_vec).unwrap();
+    assert!(borrowed.as_deref() == got.as_deref(), "get_with of {key:.40?}");
     assert!(got.as_deref() == wanted.map(|v| &v[..]), "{what}: get of {key:.40?} gives {got:.40?}");
     assert_eq!(half.part.contains_key(key).unwrap(), wanted.is_some(), "{what}: contains_key of {key:.40?}");
     let size = half.part.size_of(key).unwrap();
@@ -93,7 +99,11 @@ impl ModelRun {
 
     pub(super) fn multi_get(&mut self) {
         let name = self.random_partition_name();
-        let keys: Vec<Vec<u8>> = (0..self.rng.below(12)).map(|_| self.likely_key(name)).collect();
+        let count = if self.rng.chance_one_in(4) { self.rng.below(300) } else { self.rng.below(12) };
+        let mut keys: Vec<Vec<u8>> = (0..count).map(|_| self.likely_key(name)).collect();
+        if self.rng.chance_one_in(2) {
+            keys.extend_from_within(..keys.len() / 2); // duplicates
+        }
         let half = &self.partitions[name];
         let got = half.part.multi_get(&keys).unwrap();
         assert_eq!(got.len(), keys.len());
@@ -134,7 +144,7 @@ impl ModelRun {
                 &format!("{name}: prefix {prefix:?}"),
             );
         } else {
-            let refused = iter.next().expect("an item that says why").unwrap_err();
+            let refused = iter.next().expect("the iterator returns an error").unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Invalid);
             assert!(iter.next().is_none());
         }
@@ -162,10 +172,10 @@ impl ModelRun {
         let at = self.rng.index(self.iters.len());
         for _ in 0..self.rng.below(8) {
             let forward = self.rng.chance_one_in(2);
-            let stroll = &mut self.iters[at];
-            let wanted = if forward { stroll.expected.pop_front() } else { stroll.expected.pop_back() };
-            let item = if forward { stroll.iter.next() } else { stroll.iter.next_back() };
-            assert_item(item, wanted.as_ref(), &format!("{}: an old iterator", stroll.partition));
+            let old_iter = &mut self.iters[at];
+            let wanted = if forward { old_iter.expected.pop_front() } else { old_iter.expected.pop_back() };
+            let item = if forward { old_iter.iter.next() } else { old_iter.iter.next_back() };
+            assert_item(item, wanted.as_ref(), &format!("{}: an old iterator", old_iter.partition));
         }
     }
 
@@ -192,23 +202,27 @@ impl ModelRun {
     }
 }
 
-fn check_snapshot_partition(moment: &SnapshotModel, half: &OpenPartition, dice: &mut SeededRng, name: &str) {
-    let (snapshot, part, book): (_, _, &PartitionModel) = (&moment.snapshot, &half.part, &half.model);
+fn check_snapshot_partition(moment: &SnapshotModel, half: &OpenPartition, rng: &mut SeededRng, name: &str) {
+    let (snapshot, part, model): (_, _, &PartitionModel) = (&moment.snapshot, &half.part, &half.model);
     let what = format!("{name}: a snapshot");
-    check_iter_both_ends(snapshot.iter(part), book.pairs(), dice, &what);
+    check_iter_both_ends(snapshot.iter(part), model.pairs(), rng, &what);
     for n in 0..20 {
-        let Some(key) = book.nth_key(dice.next_u64() ^ n) else { break };
+        let Some(key) = model.nth_key(rng.next_u64() ^ n) else { break };
         assert!(snapshot.contains_key(part, &key).unwrap(), "{what}: {key:.40?}");
-        let expected = book.get(&key).map(|v| &v[..]);
+        let expected = model.get(&key).map(|v| &v[..]);
         assert!(snapshot.get(part, &key).unwrap().as_deref() == expected, "{what}: {key:.40?}");
-        let lent = snapshot.get_with(part, &key, <[u8]>::to_vec).unwrap();
-        assert!(lent.as_deref() == expected, "{what}: get_with of {key:.40?}");
+        let borrowed = snapshot.get_with(part, &key, <[u8]>::to_vec).unwrap();
+        assert!(borrowed.as_deref() == expected, "{what}: get_with of {key:.40?}");
     }
-    let bounds = (Bound::Unbounded, book.nth_key(dice.next_u64()).map_or(Bound::Unbounded, Bound::Excluded));
-    check_iter_both_ends(snapshot.range(part, bounds.clone()), book.range(&bounds), dice, &what);
-    assert_eq!(snapshot.keys(part).count(), book.len(), "{what}: keys");
-    assert_eq!(snapshot.is_empty(part).unwrap(), book.len() == 0, "{what}: is_empty");
-    assert_eq!(snapshot.len(part).unwrap(), book.len() as u64, "{what}: len");
-    assert_item(snapshot.first_key_value(part).transpose(), book.pairs().first(), &what);
-    assert_item(snapshot.last_key_value(part).transpose(), book.pairs().last(), &what);
+    let keys: Vec<Vec<u8>> = (0..rng.below(150)).filter_map(|_| model.nth_key(rng.next_u64())).collect();
+    let expected: Vec<_> = keys.iter().map(|key| model.get(key).map(|v| &v[..])).collect();
+    let got = snapshot.multi_get(part, &keys).unwrap();
+    assert!(got.iter().map(|value| value.as_deref()).eq(expected), "{what}: multi_get");
+    let bounds = (Bound::Unbounded, model.nth_key(rng.next_u64()).map_or(Bound::Unbounded, Bound::Excluded));
+    check_iter_both_ends(snapshot.range(part, bounds.clone()), model.range(&bounds), rng, &what);
+    assert_eq!(snapshot.keys(part).count(), model.len(), "{what}: keys");
+    assert_eq!(snapshot.is_empty(part).unwrap(), model.len() == 0, "{what}: is_empty");
+    assert_eq!(snapshot.len(part).unwrap(), model.len() as u64, "{what}: len");
+    assert_item(snapshot.first_key_value(part).transpose(), model.pairs().first(), &what);
+    assert_item(snapshot.last_key_value(part).transpose(), model.pairs().last(), &what);
 }

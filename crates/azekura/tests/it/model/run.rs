@@ -11,7 +11,7 @@ use crate::testkit::comparators::TestOrder;
 use crate::testkit::test_dir::TestDir;
 use crate::testkit::{RandomOptions, SeededRng};
 
-/// The partitions of a run and the orders of their keys.
+/// The partitions of a run with their key orders.
 pub(super) const PARTITIONS: [(&str, TestOrder); 9] = [
     ("one", TestOrder::Bytes),
     ("two/..\u{0}", TestOrder::Bytes),
@@ -24,8 +24,8 @@ pub(super) const PARTITIONS: [(&str, TestOrder); 9] = [
     ("fixed, hashed", TestOrder::ChecksummedNumbersHashed),
 ];
 
-/// How often each thing was done, and what the engine did meanwhile: a generator that never reaches a path proves
-/// nothing about it.
+/// Counts of operations and of the engine's background work. A generator that never reaches a code path does not test
+/// it.
 #[derive(Debug, Default)]
 pub(super) struct ModelCounters {
     pub(super) ops: BTreeMap<&'static str, u64>,
@@ -54,13 +54,13 @@ pub(super) struct OpenPartition {
     pub(super) model: PartitionModel,
 }
 
-/// A snapshot with what it should show.
+/// A snapshot with its expected content.
 pub(super) struct SnapshotModel {
     pub(super) snapshot: Snapshot,
     pub(super) partitions: BTreeMap<&'static str, OpenPartition>,
 }
 
-/// An iterator that is used now and then, with what it has still to give.
+/// A long-lived iterator, with the pairs that it has not returned yet.
 pub(super) struct LongLivedIter {
     pub(super) iter: Iter,
     pub(super) expected: VecDeque<KeyValue>,
@@ -78,6 +78,9 @@ pub(super) struct ModelRun {
     pub(super) rng: SeededRng,
     pub(super) counters: ModelCounters,
     pub(super) checkpoints: u64,
+    /// The wall clock, and its highest value, in hours since the start.
+    pub(super) wall_hour: u64,
+    pub(super) hour: u64,
 }
 
 impl ModelRun {
@@ -93,6 +96,8 @@ impl ModelRun {
             rng: SeededRng::new(seed ^ 0x0DE1),
             counters: ModelCounters::default(),
             checkpoints: 0,
+            wall_hour: 0,
+            hour: 0,
         };
         subject.db = Some(subject.config().open().unwrap());
         subject.open_part(0);
@@ -106,7 +111,7 @@ impl ModelRun {
     }
 
     pub(super) fn db(&self) -> &Database {
-        self.db.as_ref().expect("it is open between two operations")
+        self.db.as_ref().expect("the database is open between two operations")
     }
 
     /// Opens or creates one of [`PARTITIONS`].
@@ -122,7 +127,7 @@ impl ModelRun {
         self.rng.pick(&names)
     }
 
-    /// A key: few letters so that keys meet, and now and then a strange one.
+    /// A random key: of few letters, so that keys repeat, and sometimes an unusual one.
     pub(super) fn random_key(&mut self, name: &str) -> Vec<u8> {
         const LETTERS: &[u8] = b"aAbBz\0\xff";
         let bytes = match self.rng.below(16) {
@@ -148,7 +153,7 @@ impl ModelRun {
         if compressible { vec![b'v'; len as usize] } else { self.rng.random_bytes(len as usize) }
     }
 
-    /// Takes the engine's own figures before a close.
+    /// Adds the metrics of the engine before a close.
     pub(super) fn record_metrics(&mut self) {
         let metrics = self.db().metrics();
         let levels = self.partitions.values().map(|half| half.part.metrics().levels.len()).max().unwrap_or(0);
@@ -161,5 +166,5 @@ impl ModelRun {
 
 /// Opens a partition with its comparator.
 pub(super) fn open_with_order(db: &Database, options: &RandomOptions, name: &str, order: TestOrder) -> Partition {
-    order.open(db, name, options.partition_options(name)).unwrap()
+    order.open_with(db, name, options.partition_options(name), options.merge_operator(name)).unwrap()
 }

@@ -38,9 +38,9 @@ struct ThreadTest {
 
 impl ThreadTest {
     fn write(&self, writer: u64, rounds: u64) {
-        let mut dice = SeededRng::new(writer);
+        let mut rng = SeededRng::new(writer);
         for round in 1..=rounds {
-            let mode = if dice.chance_one_in(50) { PersistMode::SyncData } else { PersistMode::Buffer };
+            let mode = if rng.chance_one_in(50) { PersistMode::SyncData } else { PersistMode::Buffer };
             let mut batch = self.db.batch();
             batch.durability(mode);
             for part in &self.parts {
@@ -67,12 +67,12 @@ impl ThreadTest {
     }
 
     fn read(&self, salt: u64) {
-        let mut dice = SeededRng::new(salt);
+        let mut rng = SeededRng::new(salt);
         let mut seen = [0; WRITERS as usize];
         while !self.stop.load(Ordering::SeqCst) {
-            let writer = dice.below(WRITERS);
+            let writer = rng.below(WRITERS);
             let before = self.rounds[writer as usize].load(Ordering::SeqCst);
-            let way = dice.below(4);
+            let way = rng.below(4);
             let (values, how) = self.read_all_ways(writer, way);
             if let Some(round) = ThreadTest::round_of_values(&values, how) {
                 let least = before.max(seen[writer as usize]);
@@ -143,10 +143,10 @@ impl ThreadTest {
     }
 
     fn run_maintenance(&self) {
-        let mut dice = SeededRng::new(77);
+        let mut rng = SeededRng::new(77);
         while !self.stop.load(Ordering::SeqCst) {
-            let part = &self.parts[dice.index(2)];
-            if dice.chance_one_in(4) {
+            let part = &self.parts[rng.index(2)];
+            if rng.chance_one_in(4) {
                 part.major_compact().unwrap()
             } else {
                 part.flush().unwrap()
@@ -172,7 +172,7 @@ fn run_threads(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
                 })
             })
             .collect();
-        let disturber = scope.spawn(|| stage.run_maintenance());
+        let maintenance = scope.spawn(|| stage.run_maintenance());
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 scope.spawn({
@@ -183,11 +183,11 @@ fn run_threads(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
             .collect();
         let written: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
         stage.stop.store(true, Ordering::SeqCst);
-        let others: Vec<_> = readers.into_iter().chain([disturber]).map(|thread| thread.join()).collect();
+        let others: Vec<_> = readers.into_iter().chain([maintenance]).map(|thread| thread.join()).collect();
         written.into_iter().chain(others).for_each(|joined| joined.unwrap());
     });
     println!("{} rounds of {WRITERS} writers, {} checks", rounds, stage.checks.load(Ordering::Relaxed));
-    assert!(stage.db.metrics().flushes > 2, "nothing moved underneath");
+    assert!(stage.db.metrics().flushes > 2, "there were too few flushes");
     let ThreadTest { db, parts, .. } = stage;
     drop(parts);
     db.close().unwrap();
@@ -214,7 +214,7 @@ fn checkpoint_under_load_is_one_snapshot() {
     let rounds = env_u64("AZEKURA_ROUNDS", 1_200);
     thread::scope(|scope| {
         let copier = scope.spawn(|| stage.run_checkpoints(&fs, Path::new("/copy")));
-        let disturber = scope.spawn(|| stage.run_maintenance());
+        let maintenance = scope.spawn(|| stage.run_maintenance());
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 let stage = &stage;
@@ -223,7 +223,7 @@ fn checkpoint_under_load_is_one_snapshot() {
             .collect();
         let written: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
         stage.stop.store(true, Ordering::SeqCst);
-        let others = [copier.join(), disturber.join()];
+        let others = [copier.join(), maintenance.join()];
         written.into_iter().chain(others).for_each(|joined| joined.unwrap());
     });
     println!("{} copies", stage.checks.load(Ordering::Relaxed));

@@ -1,11 +1,17 @@
 //! Writes and maintenance operations, applied to the database and to the model.
 
-use azekura::PersistMode;
-use azekura::testing::Survival;
+use std::ops::Bound;
+use std::time::Duration;
 
+use azekura::testing::Survival;
+use azekura::{BulkOptions, ErrorKind, PersistMode};
+
+use super::partition_model::{KeyValue, ModelBounds, PartitionModel};
 use super::reads::check_partition;
 use super::run::{ModelRun, OpenPartition, PARTITIONS, open_with_order};
+use crate::testkit::comparators::TestOrder;
 
+const HOUR: Duration = Duration::from_secs(3600);
 const MODES: [PersistMode; 3] = [PersistMode::Buffer, PersistMode::SyncData, PersistMode::SyncAll];
 
 impl ModelRun {
@@ -18,6 +24,65 @@ impl ModelRun {
         let half = self.open_partition(name);
         half.part.insert(&key, &value).unwrap();
         half.model.insert(&key, &value);
+    }
+
+    /// One or several merges of a key.
+    pub(super) fn merge(&mut self) {
+        let name = self.random_partition_name();
+        let key = self.likely_key(name);
+        for _ in 0..self.rng.pick(&[1, 1, 2, 10]) {
+            let operand = self.random_operand();
+            let has_operator = self.options.merge_operator(name).is_some();
+            let is_pool = self.options.is_pool(name);
+            let half = self.open_partition(name);
+            let done = half.part.merge(&key, &operand);
+            if !has_operator {
+                assert_eq!(done.unwrap_err().kind(), ErrorKind::Invalid);
+                return;
+            }
+            done.unwrap();
+            half.model.merge(&key, &operand, is_pool);
+        }
+    }
+
+    /// Short, because values grow by their operands.
+    fn random_operand(&mut self) -> Vec<u8> {
+        let len = if self.rng.chance_one_in(16) { 2_000 } else { self.rng.below(12) };
+        self.rng.random_bytes(len as usize)
+    }
+
+    /// A time to live that ends half an hour after one of the next full hours, and that hour. Sleeps of the engine move
+    /// the clock by much less.
+    fn random_ttl(&mut self) -> (Duration, u64) {
+        let hours = self.rng.below(6);
+        (HOUR * hours as u32 + HOUR / 2, self.hour + hours + 1)
+    }
+
+    pub(super) fn insert_with_ttl(&mut self) {
+        let name = self.random_partition_name();
+        let (key, value, (ttl, hour)) = (self.likely_key(name), self.random_value(), self.random_ttl());
+        let half = self.open_partition(name);
+        half.part.insert_with_ttl(&key, &value, ttl).unwrap();
+        half.model.insert_until(&key, &value, hour);
+    }
+
+    /// Moves the wall clock forward or back. The database has seen the time before the clock goes back.
+    pub(super) fn move_clock(&mut self) {
+        let hours = self.rng.below(5);
+        if self.rng.chance_one_in(3) {
+            self.insert_with_ttl();
+            let back = hours.min(self.wall_hour);
+            self.env.jump_wall_clock(-(back as i64 * HOUR.as_millis() as i64));
+            self.wall_hour -= back;
+        } else {
+            self.set_wall_hour(self.wall_hour + hours);
+        }
+    }
+
+    fn set_wall_hour(&mut self, hour: u64) {
+        self.env.jump_wall_clock((hour - self.wall_hour) as i64 * HOUR.as_millis() as i64);
+        (self.wall_hour, self.hour) = (hour, self.hour.max(hour));
+        self.partitions.values_mut().for_each(|half| half.model.expire(self.hour));
     }
 
     pub(super) fn remove(&mut self) {
@@ -38,6 +103,53 @@ impl ModelRun {
         }
     }
 
+    /// Bounds of a range delete: of a few existing keys, or any.
+    fn removed_bounds(&mut self, name: &str) -> ModelBounds {
+        let (n, len) = (self.rng.next_u64(), self.rng.index(12));
+        let few = self.partitions[name].model.nth_keys(n, len).filter(|_| !self.rng.chance_one_in(4));
+        let Some((low, high)) = few else { return self.bounds(name) };
+        let exclusive = self.rng.chance_one_in(2);
+        (Bound::Included(low), if exclusive { Bound::Excluded(high) } else { Bound::Included(high) })
+    }
+
+    pub(super) fn remove_range(&mut self) {
+        let name = self.random_partition_name();
+        let bounds = self.removed_bounds(name);
+        let half = self.open_partition(name);
+        let done = half.part.remove_range(bounds.clone());
+        match done {
+            Err(error) if half.model.is_reversed(&bounds) => assert_eq!(error.kind(), ErrorKind::Invalid),
+            done => {
+                done.unwrap();
+                half.model.remove_range(&bounds);
+            }
+        }
+    }
+
+    pub(super) fn remove_prefix(&mut self) {
+        let name = self.random_partition_name();
+        let mut prefix = self.likely_key(name);
+        prefix.truncate(4 + self.rng.index(4));
+        let half = self.open_partition(name);
+        let done = half.part.remove_prefix(&prefix);
+        match half.model.order {
+            TestOrder::Bytes => {
+                done.unwrap();
+                half.model.prefix(&prefix).iter().for_each(|(key, _)| half.model.remove(key));
+            }
+            _ => assert_eq!(done.unwrap_err().kind(), ErrorKind::Invalid),
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        let name = self.random_partition_name();
+        let keeps_files = self.options.is_pool(name) || !self.snapshots.is_empty() || !self.iters.is_empty();
+        let half = self.open_partition(name);
+        half.part.clear().unwrap();
+        half.model.remove_range(&(Bound::Unbounded, Bound::Unbounded));
+        assert!(keeps_files || half.part.disk_space() == 0, "{name}: a file is left");
+    }
+
     pub(super) fn open_partition(&mut self, name: &str) -> &mut OpenPartition {
         self.partitions.get_mut(name).expect("it is open")
     }
@@ -47,9 +159,32 @@ impl ModelRun {
         batch.durability(self.rng.clone().pick(&MODES));
         for _ in 0..self.rng.below(20) {
             let name = self.random_partition_name();
+            if self.rng.chance_one_in(12) {
+                let bounds = self.removed_bounds(name);
+                let half = self.open_partition(name);
+                if !half.model.is_reversed(&bounds) {
+                    batch.remove_range(&half.part, bounds.clone());
+                    half.model.remove_range(&bounds);
+                }
+                continue;
+            }
             let key = self.likely_key(name);
             let weak = self.partitions[name].model.may_remove_weakly(&key) && self.rng.chance_one_in(2);
+            if self.options.merge_operator(name).is_some() && self.rng.chance_one_in(4) {
+                let (operand, is_pool) = (self.random_operand(), self.options.is_pool(name));
+                let half = self.open_partition(name);
+                batch.merge(&half.part, &key, &operand);
+                half.model.merge(&key, &operand, is_pool);
+                continue;
+            }
             let (removes, value) = (self.rng.chance_one_in(3), self.random_value());
+            if !removes && self.rng.chance_one_in(4) {
+                let (ttl, hour) = self.random_ttl();
+                let half = self.open_partition(name);
+                batch.insert_with_ttl(&half.part, &key, &value, ttl);
+                half.model.insert_until(&key, &value, hour);
+                continue;
+            }
             let half = self.open_partition(name);
             match (removes, weak) {
                 (false, _) => batch.insert(&half.part, &key, &value),
@@ -59,6 +194,46 @@ impl ModelRun {
             if removes { half.model.remove(&key) } else { half.model.insert(&key, &value) }
         }
         batch.commit().unwrap();
+    }
+
+    /// Entries for one partition: keys of it and others, now and then more than a table or a sort buffer has. A pool
+    /// takes them as one batch, whose size is limited.
+    fn random_entries(&mut self, name: &str) -> Vec<KeyValue> {
+        let count = if self.rng.chance_one_in(8) { 200 } else { self.rng.below(20) };
+        let mut bytes = 0;
+        let mut entries = Vec::new();
+        while entries.len() < count as usize && bytes < 300 << 10 {
+            let entry = (self.likely_key(name), self.random_value());
+            bytes += entry.0.len() + entry.1.len();
+            entries.push(entry);
+        }
+        entries
+    }
+
+    pub(super) fn ingest(&mut self) {
+        let name = self.random_partition_name();
+        let mut model = PartitionModel::new(self.partitions[name].model.order);
+        self.random_entries(name).iter().for_each(|(key, value)| model.insert(key, value));
+        let sorted = model.pairs();
+        let half = self.open_partition(name);
+        assert_eq!(half.part.ingest(sorted.iter().map(|(key, value)| (key, value))).unwrap(), sorted.len() as u64);
+        sorted.iter().for_each(|(key, value)| half.model.insert(key, value));
+        if sorted.len() > 1 {
+            let descending = sorted.iter().rev().map(|(key, value)| (key, value));
+            assert_eq!(half.part.ingest(descending).unwrap_err().kind(), ErrorKind::Invalid);
+        }
+    }
+
+    pub(super) fn bulk(&mut self) {
+        let name = self.random_partition_name();
+        let entries = self.random_entries(name);
+        let options = BulkOptions::default().memory(64 << 10);
+        let half = self.open_partition(name);
+        let given = entries.iter().map(|(key, value)| Ok::<_, azekura::Error>((key, value)));
+        let mut different = PartitionModel::new(half.model.order);
+        entries.iter().for_each(|(key, value)| different.insert(key, value));
+        assert_eq!(half.part.bulk_with_options(given, &options).unwrap(), different.len() as u64);
+        different.pairs().iter().for_each(|(key, value)| half.model.insert(key, value));
     }
 
     pub(super) fn flush(&mut self) {
@@ -98,14 +273,8 @@ impl ModelRun {
             assert_eq!(other.get(b"").unwrap_err().kind(), azekura::ErrorKind::Closed);
             assert_eq!(other.insert(b"", b"").unwrap_err().kind(), azekura::ErrorKind::Closed);
         } else {
-            let options = order.supported_options(
-                self.options.changed_partition_options(name, &format!("{name}{}", self.rng.below(9))),
-            );
-            let opened = match order.comparator() {
-                None => self.db().open_partition(name, options),
-                Some(comparator) => self.db().open_partition_with_comparator(name, options, comparator),
-            };
-            opened.unwrap();
+            let options = self.options.changed_partition_options(name, &format!("{name}{}", self.rng.below(9)));
+            order.open_with(self.db(), name, options, self.options.merge_operator(name)).unwrap();
         }
         let mut names: Vec<&str> = self.partitions.keys().copied().collect();
         names.sort_unstable();
@@ -150,6 +319,7 @@ impl ModelRun {
 
     fn reopen_after_kill(&mut self, books: Vec<(&'static str, super::partition_model::PartitionModel)>, clean: bool) {
         self.test_dir.restart();
+        self.set_wall_hour(self.hour); // an open database forgets the highest time when it is closed
         self.db = Some(self.config().open().unwrap());
         let replayed = self.db().metrics().replayed_records;
         assert!(!clean || replayed == 0, "{replayed} records were replayed after a clean close");
@@ -165,6 +335,7 @@ impl ModelRun {
     /// Copies the database, opens the copy, compares it, writes to it, and deletes it.
     pub(super) fn checkpoint(&mut self) {
         self.checkpoints += 1;
+        self.set_wall_hour(self.hour); // the copy sees the time of its own open
         let path = self.test_dir.dir.with_file_name(format!("copy {}", self.checkpoints));
         self.db().checkpoint(&path).unwrap();
         assert_eq!(self.db().checkpoint(&path).unwrap_err().kind(), azekura::ErrorKind::Invalid, "it exists");

@@ -13,7 +13,7 @@ use super::pool_options;
 use crate::testkit::{SeededRng, env_u64};
 
 const WRITERS: u64 = 3;
-/// Keys that all of them write to.
+/// Keys that all writers write.
 const SHARED: u64 = 4;
 
 struct PoolThreadTest {
@@ -57,15 +57,15 @@ impl PoolThreadTest {
 
     /// A writer finds its acknowledged writes.
     fn write(&self, writer: u64, rounds: u64) {
-        let mut dice = SeededRng::new(writer);
+        let mut rng = SeededRng::new(writer);
         for round in 1..=rounds {
             for which in ["first", "second"] {
                 let key = key(writer, which);
                 self.pool.insert(&key, value(writer, round)).unwrap();
                 assert_eq!(self.round(&key), round);
             }
-            let shared = format!("shared {}", dice.below(SHARED));
-            match dice.chance_one_in(4) {
+            let shared = format!("shared {}", rng.below(SHARED));
+            match rng.chance_one_in(4) {
                 true => self.pool.remove(shared).unwrap(),
                 false => self.pool.insert(shared, value(writer, round)).unwrap(),
             }
@@ -99,16 +99,16 @@ impl PoolThreadTest {
 
     /// Values that were read once never become older.
     fn read(&self, seed: u64) {
-        let (mut dice, mut seen) = (SeededRng::new(seed), [[0; 2]; WRITERS as usize]);
+        let (mut rng, mut seen) = (SeededRng::new(seed), [[0; 2]; WRITERS as usize]);
         while !self.stop.load(Ordering::SeqCst) {
             for _ in 0..50 {
-                let (writer, which) = (dice.below(WRITERS) as usize, dice.below(2) as usize);
+                let (writer, which) = (rng.below(WRITERS) as usize, rng.below(2) as usize);
                 let round = self.round(&key(writer as u64, ["first", "second"][which]));
                 assert!(round >= seen[writer][which], "round {round} behind {:?}", seen[writer]);
                 seen[writer][which] = round;
             }
             self.check_snapshot();
-            if dice.chance_one_in(8) {
+            if rng.chance_one_in(8) {
                 self.pool.flush().unwrap();
             }
             self.checks.fetch_add(1, Ordering::SeqCst);
@@ -281,7 +281,87 @@ fn checkpoint_beside_writers_is_one_snapshot() {
                 assert!(there >= at_least, "{there} of {at_least} in {copy} at {level:?}");
                 all += there;
             }
-            assert_eq!(copied.pool.len().unwrap(), all, "a row has a gap in {copy} at {level:?}");
+            assert_eq!(copied.pool.len().unwrap(), all, "a sequence of keys has a gap in {copy} at {level:?}");
         }
+    }
+}
+
+/// Makes single changes of the pool.
+fn insert_and_remove_until_stopped(stage: &PoolThreadTest) {
+    for n in (0..).take_while(|_| !stage.stop.load(Ordering::SeqCst)) {
+        stage.pool.insert(format!("single {:03}", n % 300), value(9, n)).unwrap();
+        stage.pool.remove(format!("single {:03}", n * 7 % 300)).unwrap();
+    }
+}
+
+/// Each batch replaces all keys of a group by a range delete and inserts of a new generation. Readers see the keys of
+/// one generation, whole, in each kind of read, beside single changes, old snapshots and checkpoints.
+#[test]
+fn range_deletes_beside_readers_are_atomic() {
+    const GROUP: u64 = 150;
+    for level in [PersistenceLevel::WalOnly, PersistenceLevel::PowerLoss] {
+        let fs = MemFs::new();
+        if level > PersistenceLevel::WalOnly {
+            fs.set_mapped_memory(level);
+        }
+        let config = || Config::new("/db").fs(Arc::new(fs.clone()));
+        let stage = PoolThreadTest::open(config());
+        let row = |group: u64, n: u64| format!("group {group} {n:04}");
+        let generation = |bytes: &[u8]| writer_and_round_of(Some(bytes)).1;
+        let replace = |group: u64, round: u64| {
+            let mut batch = stage.db.batch();
+            batch.remove_range(&stage.pool, row(group, 0)..=row(group, 9999));
+            (0..GROUP).for_each(|n| batch.insert(&stage.pool, row(group, n), value(group, round)));
+            batch.insert(&stage.tree, row(group, 0), value(group, round));
+            batch.commit().unwrap();
+        };
+        (0..2).for_each(|group| replace(group, 1));
+        let check = |group: u64, seen: &mut u64| {
+            let snapshot = stage.db.snapshot();
+            let prefix = format!("group {group} ");
+            let of = |pairs: Vec<azekura::Result<(azekura::Slice, azekura::Slice)>>| {
+                pairs.into_iter().map(|pair| generation(&pair.unwrap().1)).collect::<Vec<_>>()
+            };
+            let up = of(snapshot.prefix(&stage.pool, &prefix).collect());
+            let down = of(snapshot.prefix(&stage.pool, &prefix).rev().collect());
+            let round = generation(&snapshot.get(&stage.tree, row(group, 0)).unwrap().unwrap());
+            assert_eq!((up, down), (vec![round; GROUP as usize], vec![round; GROUP as usize]));
+            assert_eq!(generation(&snapshot.get(&stage.pool, row(group, GROUP - 1)).unwrap().unwrap()), round);
+            let newest = generation(&stage.pool.get(row(group, 7)).unwrap().expect("a batch replaces it"));
+            assert!(round >= *seen && newest >= round, "{newest}, {round}, {seen}");
+            *seen = newest;
+        };
+        thread::scope(|scope| {
+            for reader in 0..2 {
+                let (stage, check) = (&stage, &check);
+                scope.spawn(move || {
+                    let mut seen = [0; 2];
+                    while !stage.stop.load(Ordering::SeqCst) {
+                        (0..2).for_each(|group| check(group, &mut seen[group as usize]));
+                        if reader == 0 {
+                            stage.pool.flush().unwrap();
+                        }
+                    }
+                });
+            }
+            let stage = &stage;
+            scope.spawn(move || insert_and_remove_until_stopped(stage));
+            let replace = &replace;
+            let writers: Vec<_> = (0..2)
+                .map(|group| scope.spawn(move || (2..=rounds() / 8).for_each(|round| replace(group, round))))
+                .collect();
+            let results: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+            stage.stop.store(true, Ordering::SeqCst);
+            results.into_iter().for_each(|result| result.unwrap());
+        });
+        let records = stage.pool.metrics().pool.unwrap().records;
+        assert_eq!(records, stage.pool.len().unwrap());
+        let before: Vec<_> = stage.pool.iter().map(Result::unwrap).collect();
+        fs.crash(Survival::Everything, 0);
+        drop(stage);
+        let again = PoolThreadTest::open(config());
+        assert!(again.pool.iter().map(Result::unwrap).eq(before));
+        again.pool.clear().unwrap();
+        assert!(again.pool.is_empty().unwrap());
     }
 }

@@ -102,7 +102,7 @@ fn check_power_losses(seed: u64, steps: &[u64]) -> u64 {
                 let is_same = partition_contents(part) == *model;
                 assert!(is_same, "seed {seed}, step {at}, {survival:?}: {}", part.name);
             }
-            // It goes on, and is opened once more.
+            // The database accepts writes, and opens again.
             let mut after = models.clone();
             (0..5).for_each(|_| random_action(&again, &found, &mut rng.clone(), &mut after));
             drop((found, again));
@@ -189,7 +189,7 @@ fn verifies_clean(fs: &MemFs) -> bool {
     inspect::verify(&(Arc::new(fs.clone()) as Arc<dyn Fs>), Path::new(DIR), &mut |_, _| {}).unwrap().is_clean()
 }
 
-/// Backwards, in bytes.
+/// Descending order of bytes.
 struct BackwardsPoolComparator;
 
 impl Comparator for BackwardsPoolComparator {
@@ -212,7 +212,7 @@ fn open_trusts_closed_pool_but_verify_does_not() {
             true => db.open_partition_with_comparator("pool", pool_options(4 << 20), Arc::new(BackwardsPoolComparator)),
             false => db.open_partition("pool", pool_options(4 << 20)),
         };
-        let value = |n: u32| format!("the value of {n:04}, and no other's");
+        let value = |n: u32| format!("the value that only {n:04} has");
         let db = config(&fs).open().unwrap();
         let part = part_of(&db).unwrap();
         (0..500u32).for_each(|n| part.insert(n.to_be_bytes(), value(n)).unwrap());
@@ -231,7 +231,7 @@ fn open_trusts_closed_pool_but_verify_does_not() {
             assert_eq!(part.get(302u32.to_be_bytes()).unwrap().unwrap(), value(302));
             drop(part);
             db.close().unwrap();
-            assert!(!verifies_clean(&fs), "closing made it right");
+            assert!(!verifies_clean(&fs), "a close hid the changed byte");
         }
         // Opened and not closed: no change was made, but the pool cannot know that.
         let db = config(&fs).open().unwrap();
@@ -290,7 +290,7 @@ fn unassigned_seqno_in_pool_is_corruption() {
     let fs = persistent_memory_fs();
     let db = config(&fs).open().unwrap();
     let part = open_pool(&db, "pool");
-    let value = |n: u32| format!("the value of {n:04}, and no other's");
+    let value = |n: u32| format!("the value that only {n:04} has");
     (0..500u32).for_each(|n| part.insert(n.to_be_bytes(), value(n)).unwrap());
     drop(part);
     db.close().unwrap();

@@ -46,7 +46,7 @@ fn check(part: &Partition, model: &Map, when: &str) {
     }
 }
 
-/// The files after a kill or a power loss. They are opened for reading only, then for writing, and hold `model`.
+/// The files after a kill or a power loss. A read-only open and a read-write open both find `model`.
 fn check_after_crash(fs: &MemFs, survival: Survival, sizes: (u64, u64), model: &Map, when: &str) -> MemFs {
     let fs = fs.fork();
     crash_or_kill(&fs, survival, 7);

@@ -102,7 +102,7 @@ fn the_interval_is_kept_by_steps_without_workers() {
         assert!(db.step().unwrap() && !db.step().unwrap());
         assert_eq!(db.metrics().wal_syncs, syncs + 1);
         p.insert("k", "v").unwrap();
-        assert!(!db.step().unwrap(), "the interval is not over");
+        assert!(!db.step().unwrap(), "the interval has not passed");
     }
 }
 
@@ -225,7 +225,7 @@ fn check_action_at(at: &'static str, what: &'static str, deed: ListenerAction, w
             wait_until(&format!("{what} at {at} with {workers} workers"), heard);
             drop(db);
         } else {
-            drop(db); // by hand an error is returned, and not told
+            drop(db); // without workers, calls return errors and send no event
         }
         drop(doer.db.lock().unwrap().take());
         if let Some(Err(error)) = &*doer.result.lock().unwrap() {
@@ -233,7 +233,7 @@ fn check_action_at(at: &'static str, what: &'static str, deed: ListenerAction, w
             assert!(kinds.contains(&error.kind()), "{what} at {at}: {error}");
         }
         // The lock is released, possibly a little later: the listener has dropped the last handle.
-        wait_until("the directory is free", || manual_config(machine.clone()).workers(0).open().is_ok());
+        wait_until("the directory is unlocked", || manual_config(machine.clone()).workers(0).open().is_ok());
         let mut heard = doer.events.lock().unwrap().clone();
         assert_eq!((heard.remove(0), heard.pop()), ("opened", Some("closed")), "{what} at {at}: {heard:?}");
     });
@@ -274,7 +274,7 @@ fn a_listener_opens_again_when_it_is_closed() {
         open_partition(&db, "p").insert("k", "v").unwrap();
         db.close().unwrap();
         let opened = opener.1.lock().unwrap().take();
-        opened.expect("it was told before close returned").unwrap();
+        opened.expect("`Closed` was delivered before close returned").unwrap();
     }
 }
 
@@ -333,7 +333,7 @@ fn writer_gets_no_error_of_deleted_partition() {
         let live = db.open_partition("live", small_memtable_options()).unwrap();
         let closed = gate.block();
         // A flush compares keys if it merges two memtables.
-        wait_until("the worker flushes what will be gone", || {
+        wait_until("the worker flushes the partition to delete", || {
             (0..2u8).for_each(|n| gone.insert([n], [n; 500]).unwrap());
             thread::sleep(Duration::from_millis(10));
             gate.waiting.load(Memory::SeqCst) > 0
@@ -343,7 +343,7 @@ fn writer_gets_no_error_of_deleted_partition() {
             let writer = scope.spawn(|| (0..200u8).try_for_each(|n| live.insert([n], [n; 500])));
             wait_until("the writer waits for a flush", || live.metrics().sealed_memtables >= 5);
             let deleted = scope.spawn(|| db.delete_partition(gone));
-            wait_until("it is gone", || !db.partition_exists("gone"));
+            wait_until("the partition is deleted", || !db.partition_exists("gone"));
             drop(closed);
             writer.join().unwrap().unwrap();
             deleted.join().unwrap().unwrap();
@@ -388,7 +388,7 @@ fn work_on_a_deleted_partition_says_closed() {
         let names = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
         names.filter(|name| name.ends_with(".blob")).count() + table_files(&machine, Path::new("/db")).len()
     };
-    wait_until("the space of deleted partitions is given back", || {
+    wait_until("the space of deleted partitions is freed", || {
         open_partition(&db, "p").get("k").unwrap();
         left() == 0
     });
@@ -415,7 +415,7 @@ fn wal_is_retired_while_compactions_are_pending() {
     for n in 0..2_000u32 {
         hot.insert((n.wrapping_mul(2_654_435_761)).to_be_bytes(), [7; 1_000]).unwrap();
         if n % 16 == 0 {
-            // The flush, and one step of the compaction that is always due.
+            // The flush, and one step of the compaction that is always pending.
             assert!(db.step().unwrap() && db.step().unwrap());
         }
         most = most.max(db.metrics().wal_live_bytes);
@@ -489,7 +489,7 @@ fn active_memtables_are_within_the_budget() {
         // One memtable is active while writers are stopped: it may allocate once more.
         let bound = BUDGET + 40 * PARTITION_MEMORY_ALLOWANCE + (2 << 20);
         assert!(most <= bound, "{workers} workers: {most} bytes of memtables");
-        wait_until("flushes have come to their end", || {
+        wait_until("all flushes have ended", || {
             while workers == 0 && db.step().unwrap() {}
             let metrics = db.metrics();
             metrics.sealed_memtable_bytes == 0
@@ -498,7 +498,7 @@ fn active_memtables_are_within_the_budget() {
         let metrics = db.metrics();
         assert!(
             metrics.flushes < 2 * 20_000_000 / PARTITION_MEMORY_ALLOWANCE,
-            "{} flushes: they are tiny",
+            "{} flushes are too many: their memtables are tiny",
             metrics.flushes
         );
         let sum = metrics.active_memtable_bytes + metrics.sealed_memtable_bytes + metrics.pinned_memtable_bytes;
@@ -523,7 +523,7 @@ fn writes_continue_when_iters_pin_the_budget() {
     (0..8_000u32).for_each(|n| p.insert(n.to_be_bytes(), [7; 1_000]).unwrap());
     assert_eq!(walks.iter_mut().map(|walk| walk.count()).max(), Some(8 * 800));
     drop(walks);
-    wait_until("memory is given back", || {
+    wait_until("memory is freed", || {
         p.get("k").unwrap();
         db.metrics().pinned_memtable_bytes == 0
     });
@@ -691,7 +691,7 @@ fn a_comparator_drops_the_last_handle() {
         *dropper.slot.lock().unwrap() = Some((db, p));
         drop(closed);
         let opened = Mutex::new(None);
-        wait_until("the directory is free", || {
+        wait_until("the directory is unlocked", || {
             *opened.lock().unwrap() = manual_config(machine.clone()).workers(0).open().ok();
             opened.lock().unwrap().is_some()
         });
@@ -778,7 +778,7 @@ fn a_merge_yields_when_a_flush_waits_for_space() {
         thread::sleep(Duration::from_millis(50));
         drop(holding);
         merge.join().unwrap();
-        assert_eq!(db.metrics().compactions, 0, "the merge went on to its end");
+        assert_eq!(db.metrics().compactions, 0, "the compaction did not yield");
         flush.join().unwrap().unwrap();
     });
     while db.step().unwrap() {}
@@ -848,7 +848,7 @@ fn budget_holds_after_small_memtables_are_gone() {
     let db = manual_config(MemFs::new()).workers(0).memory_budget(SMALL_BUDGET).open().unwrap();
     let parts: Vec<_> = (0..100).map(|n| open_partition(&db, &format!("p{n}"))).collect();
     parts.iter().for_each(|p| p.insert("k", [7; 40_000]).unwrap());
-    assert!(db.metrics().active_memtable_bytes > 3 * SMALL_BUDGET, "they were sealed");
+    assert!(db.metrics().active_memtable_bytes > 3 * SMALL_BUDGET, "the memtables were sealed");
     parts.iter().for_each(|p| p.flush().unwrap());
     let mut most = 0;
     for n in 0..3_000u32 {
@@ -877,7 +877,7 @@ impl Comparator for FlushesOther {
         {
             let meet = self.meet.as_ref().unwrap();
             meet.fetch_add(1, Memory::SeqCst);
-            wait_until("both are inside of a flush", || meet.load(Memory::SeqCst) == 2);
+            wait_until("both flushes are running", || meet.load(Memory::SeqCst) == 2);
             let flushed = other.flush();
             *self.flushed.lock().unwrap() = Some(flushed);
         }
@@ -913,4 +913,30 @@ fn comparators_may_not_flush_each_others_work() {
         }
         assert!(parts.iter().all(|p| p.flush().is_ok() && p.len().unwrap() == 500));
     });
+}
+
+/// Inserts a record when dropped.
+struct InsertOnDrop(Partition);
+
+impl Drop for InsertOnDrop {
+    fn drop(&mut self) {
+        self.0.insert("dropped", "v").unwrap();
+    }
+}
+
+/// A program panics, and a destructor that runs because of it writes to the database. The write returned `Ok`, but its
+/// leader took the panic of the program for its own and poisoned the database for all threads.
+#[test]
+fn commit_during_unwinding_does_not_poison() {
+    let db = open(&MemFs::new(), "/db", 1);
+    let p = open_partition(&db, "p");
+    let guard = InsertOnDrop(p.clone());
+    let unwound = thread::spawn(move || {
+        let _guard = guard;
+        panic!("the program");
+    });
+    assert!(unwound.join().is_err());
+    p.insert("later", "v").unwrap();
+    assert_eq!(p.len().unwrap(), 2);
+    db.close().unwrap();
 }

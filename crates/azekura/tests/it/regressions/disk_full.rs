@@ -19,52 +19,52 @@ fn config(fs: Arc<dyn Fs>) -> Config {
 }
 
 fn separated() -> PartitionCreateOptions {
-    let apart = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(64 << 10);
+    let separation = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(64 << 10);
     PartitionCreateOptions::default()
         .max_memtable_size(16 << 10)
-        .with_kv_separation(apart.direct_write_threshold(4_000))
+        .with_kv_separation(separation.direct_write_threshold(4_000))
 }
 
 /// Many small tables and blob files in two partitions.
 fn open_with_many_files(db: &Database, rounds: u8) -> (Partition, Partition) {
     let plain = db.open_partition("plain", PartitionCreateOptions::default()).unwrap();
-    let apart = db.open_partition("apart", separated()).unwrap();
+    let separation = db.open_partition("apart", separated()).unwrap();
     for round in 0..rounds {
         plain.insert([round], [round; 50]).unwrap();
         plain.flush().unwrap();
-        apart.insert([round], [round; 300]).unwrap();
-        apart.flush().unwrap();
+        separation.insert([round], [round; 300]).unwrap();
+        separation.flush().unwrap();
     }
-    (plain, apart)
+    (plain, separation)
 }
 
 /// Every kind of call, in an order in which each needs files that the one before does not.
 fn call_every_api(db: &Database, rounds: u8) {
     let plain = db.partition("plain").unwrap();
-    let apart = db.partition("apart").unwrap();
+    let separation = db.partition("apart").unwrap();
     for _ in 0..2 {
         for round in 0..rounds {
             assert_eq!(plain.get([round]).unwrap().as_deref(), Some(&[round; 50][..]));
-            assert_eq!(apart.get([round]).unwrap().as_deref(), Some(&[round; 300][..]));
+            assert_eq!(separation.get([round]).unwrap().as_deref(), Some(&[round; 300][..]));
         }
         // Segments are begun, direct blob writes are made, everything is synced.
-        let mut dice = SeededRng::new(3);
+        let mut rng = SeededRng::new(3);
         for n in 0..30u8 {
             let mut batch = db.batch();
             batch.durability(PersistMode::SyncData);
-            batch.insert(&plain, [200, n], dice.random_bytes(7_000));
-            batch.insert(&apart, [200, n], dice.random_bytes(5_000));
+            batch.insert(&plain, [200, n], rng.random_bytes(7_000));
+            batch.insert(&separation, [200, n], rng.random_bytes(5_000));
             batch.commit().unwrap();
         }
         plain.flush().unwrap();
-        apart.flush().unwrap();
+        separation.flush().unwrap();
         db.open_partition("another", Default::default()).unwrap().insert("k", "v").unwrap();
         assert_eq!(plain.iter().count(), usize::from(rounds) + 30);
     }
     plain.major_compact().unwrap();
-    apart.gc_scan().unwrap();
-    apart.gc_with_space_amp_target(1.0).unwrap();
-    assert_eq!(apart.iter().filter(|pair| pair.is_ok()).count(), usize::from(rounds) + 30);
+    separation.gc_scan().unwrap();
+    separation.gc_with_space_amp_target(1.0).unwrap();
+    assert_eq!(separation.iter().filter(|pair| pair.is_ok()).count(), usize::from(rounds) + 30);
     while db.step().unwrap() {}
 }
 
@@ -79,7 +79,7 @@ fn every_call_succeeds_when_few_files_may_open() {
     let db = config(Arc::clone(&shared)).open().unwrap();
     open_with_many_files(&db, ROUNDS);
     call_every_api(&db, ROUNDS);
-    assert!(fs.open_count() > 40, "the bound is on nothing: {}", fs.open_count());
+    assert!(fs.open_count() > 40, "too few open files for the test: {}", fs.open_count());
     // The rest of the process suddenly needs most of the file handles.
     fs.limit_open(Some(14));
     call_every_api(&db, ROUNDS);
@@ -106,34 +106,34 @@ fn no_state_is_left_when_no_file_could_open() {
         let machine = MemFs::new();
         let fs = FaultFs::new(Arc::new(machine.clone()));
         let db = config(Arc::new(fs.clone())).open().unwrap();
-        let (plain, apart) = open_with_many_files(&db, 3);
-        let mut dice = SeededRng::new(9);
+        let (plain, separation) = open_with_many_files(&db, 3);
+        let mut rng = SeededRng::new(9);
         let (mut sure, mut failed) = (Vec::new(), 0);
         for n in 0..60u8 {
             // A few free descriptors at some times, none at others.
             fs.limit_open(Some(3 + usize::from(n % (held + 1))));
             let mut batch = db.batch();
             batch.durability(PersistMode::SyncData);
-            batch.insert(&plain, [100, n], dice.random_bytes(4_000));
-            batch.insert(&apart, [100, n], dice.random_bytes(4_000 + 20 * usize::from(n)));
+            batch.insert(&plain, [100, n], rng.random_bytes(4_000));
+            batch.insert(&separation, [100, n], rng.random_bytes(4_000 + 20 * usize::from(n)));
             match batch.commit() {
                 Ok(()) => sure.push(n),
                 Err(_) => failed += 1,
             }
-            let _ = (plain.flush(), apart.flush(), db.step());
+            let _ = (plain.flush(), separation.flush(), db.step());
         }
-        assert!(failed > 0, "held {held}: the limit does not reach");
+        assert!(failed > 0, "held {held}: the limit had no effect");
         fs.limit_open(None);
         assert!(!db.metrics().poisoned, "held {held}");
         plain.insert("after", "v").unwrap();
         db.persist(PersistMode::SyncAll).unwrap();
         plain.major_compact().unwrap();
-        apart.major_compact().unwrap();
+        separation.major_compact().unwrap();
         let db = super::open(&super::after_power_loss(&machine), "/db", 7);
-        let (plain, apart) = (db.partition("plain").unwrap(), db.partition("apart").unwrap());
+        let (plain, separation) = (db.partition("plain").unwrap(), db.partition("apart").unwrap());
         for n in sure {
             assert!(
-                plain.contains_key([100, n]).unwrap() && apart.get([100, n]).unwrap().is_some(),
+                plain.contains_key([100, n]).unwrap() && separation.get([100, n]).unwrap().is_some(),
                 "held {held}: {n}"
             );
         }
@@ -148,16 +148,16 @@ fn writes_go_on_when_a_directory_did_not_open() {
     let machine = MemFs::new();
     let fs = FaultFs::new(Arc::new(machine.clone()));
     let db = config(Arc::new(fs.clone())).open().unwrap();
-    let apart = db.open_partition("apart", separated()).unwrap();
+    let separation = db.open_partition("apart", separated()).unwrap();
     for round in 0..3u8 {
-        apart.insert([round], [round; 5_000]).unwrap();
+        separation.insert([round], [round; 5_000]).unwrap();
         fs.limit_open(Some(fs.open_count()));
         assert_eq!(db.persist(PersistMode::SyncAll).unwrap_err().kind(), ErrorKind::Io, "{round}");
         fs.limit_open(None);
         db.persist(PersistMode::SyncAll).unwrap();
-        apart.flush().unwrap();
+        separation.flush().unwrap();
     }
-    apart.insert("last", [7; 5_000]).unwrap();
+    separation.insert("last", [7; 5_000]).unwrap();
     db.persist(PersistMode::SyncData).unwrap();
     let db = super::open(&super::after_power_loss(&machine), "/db", 7);
     assert_eq!(db.partition("apart").unwrap().iter().filter(|pair| pair.is_ok()).count(), 4);
@@ -189,24 +189,24 @@ fn a_process_may_open_64_files() {
     assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
 }
 
-fn insert_until_full(p: &Partition, dice: &mut SeededRng) -> Vec<[u8; 4]> {
-    insert_from_until_full(p, dice, 0)
+fn insert_until_full(p: &Partition, rng: &mut SeededRng) -> Vec<[u8; 4]> {
+    insert_from_until_full(p, rng, 0)
 }
 
 /// Inserts the numbers from `first` on, and returns those before the first refused one.
-fn insert_from_until_full(p: &Partition, dice: &mut SeededRng, first: u32) -> Vec<[u8; 4]> {
+fn insert_from_until_full(p: &Partition, rng: &mut SeededRng, first: u32) -> Vec<[u8; 4]> {
     let mut keys = Vec::new();
     for n in first..first + 100_000 {
-        match p.insert(n.to_be_bytes(), dice.random_bytes(1_000)) {
+        match p.insert(n.to_be_bytes(), rng.random_bytes(1_000)) {
             Ok(()) => keys.push(n.to_be_bytes()),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{error}");
-                assert!(!p.contains_key(n.to_be_bytes()).unwrap(), "a refused write is there");
+                assert!(!p.contains_key(n.to_be_bytes()).unwrap(), "a refused write is visible");
                 return keys;
             }
         }
     }
-    panic!("the disk does not get full");
+    panic!("the disk never becomes full");
 }
 
 /// Inserts as soon as writing resumes: a task that uses the reserve delays that until it ends.
@@ -238,9 +238,9 @@ fn full_disk_empties_when_all_is_removed() {
     p.major_compact().unwrap();
     insert_when_resumed(&p, "small", "value");
     // Inserts may be refused for a moment, while a flush or a compaction uses the reserve and the space of its input.
-    let (mut again, mut dice) = (Vec::new(), SeededRng::new(2));
+    let (mut again, mut rng) = (Vec::new(), SeededRng::new(2));
     for _ in 0..1_000 {
-        again.extend(insert_from_until_full(&p, &mut dice, again.len() as u32));
+        again.extend(insert_from_until_full(&p, &mut rng, again.len() as u32));
         if again.len() > keys.len() / 2 {
             break;
         }
@@ -308,9 +308,9 @@ fn removals_pass_when_inserts_are_refused() {
         for writer in 0..2u8 {
             let p = p.clone();
             scope.spawn(move || {
-                let mut dice = SeededRng::new(u64::from(writer));
+                let mut rng = SeededRng::new(u64::from(writer));
                 for n in 0..200u8 {
-                    let refused = p.insert([writer, n], dice.random_bytes(20_000));
+                    let refused = p.insert([writer, n], rng.random_bytes(20_000));
                     assert!(refused.is_ok() || refused.is_err_and(|error| error.kind() == ErrorKind::OutOfSpace));
                 }
             });
@@ -354,17 +354,17 @@ fn pools_reach_their_files_on_full_disks() {
     }
 }
 
-/// A reserve that was found at opening was divided as if the checkpoints of pools took nothing: what was kept for them
-/// went to compactions, and after a reopen on a full disk no checkpoint ran.
+/// A reserve that was found at opening was divided as if the checkpoints of pools took nothing: the part for
+/// checkpoints went to compactions, and after a reopen on a full disk no checkpoint ran.
 #[test]
 fn reserve_is_kept_for_pools_after_reopening() {
     let machine = MemFs::new();
     let open = || config(Arc::new(machine.clone())).mapped_wal(false).open().unwrap();
     let db = open();
     let tables = db.open_partition("tables", Default::default()).unwrap();
-    let mut dice = SeededRng::new(1);
+    let mut rng = SeededRng::new(1);
     for round in 0..6u8 {
-        (0..40u8).for_each(|n| tables.insert([n, round], dice.random_bytes(20_000)).unwrap());
+        (0..40u8).for_each(|n| tables.insert([n, round], rng.random_bytes(20_000)).unwrap());
         tables.flush().unwrap();
     }
     let pool = EngineType::Pmem(PmemOptions::default().max_size(64 << 20));
@@ -381,7 +381,7 @@ fn reserve_is_kept_for_pools_after_reopening() {
     let db = open();
     let found = reserve();
     assert!(found < full && found > 0, "{found} of {full} bytes");
-    // The space of what a compaction reads is not free while an iterator holds it.
+    // The input files of a compaction stay on disk while an iterator uses them.
     let tables = db.partition("tables").unwrap();
     let mut iter = tables.iter();
     iter.next().unwrap().unwrap();
@@ -399,10 +399,10 @@ fn few_files_stay_open_when_values_are_large() {
         let fs = FaultFs::new(Arc::new(machine.clone()));
         let db = config(Arc::new(fs.clone())).workers(workers).open().unwrap();
         // The pointers alone would fit one memtable.
-        let apart = db.open_partition("apart", separated().max_memtable_size(4 << 20)).unwrap();
-        let (mut dice, mut most) = (SeededRng::new(5), 0);
+        let separation = db.open_partition("apart", separated().max_memtable_size(4 << 20)).unwrap();
+        let (mut rng, mut most) = (SeededRng::new(5), 0);
         for n in 0..3_000u32 {
-            apart.insert(n.to_be_bytes(), dice.random_bytes(5_000)).unwrap();
+            separation.insert(n.to_be_bytes(), rng.random_bytes(5_000)).unwrap();
             if workers == 0 {
                 db.step().unwrap();
             }

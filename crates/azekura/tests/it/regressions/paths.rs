@@ -43,9 +43,9 @@ const NAMES: [&str; 3] = ["plain", "apart", "pool"];
 impl RelativePathDatabase {
     fn open() -> RelativePathDatabase {
         let db = Config::new("data").workers(0).wal_segment_size(64 << 10).max_open_files(8).open().unwrap();
-        let apart = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(4 << 10);
+        let separation = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(4 << 10);
         let options = |name: &str| match name {
-            "apart" => azekura::PartitionCreateOptions::default().with_kv_separation(apart.clone()),
+            "apart" => azekura::PartitionCreateOptions::default().with_kv_separation(separation.clone()),
             "pool" => azekura::PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default())),
             _ => Default::default(),
         };

@@ -38,8 +38,8 @@ type ComparisonHook = Box<dyn FnOnce() + Send>;
 struct ComparisonHookComparator(Mutex<Option<ComparisonHook>>);
 
 impl ComparisonHookComparator {
-    fn set_hook(&self, errand: impl FnOnce() + Send + 'static) {
-        *self.0.lock().unwrap() = Some(Box::new(errand));
+    fn set_hook(&self, call: impl FnOnce() + Send + 'static) {
+        *self.0.lock().unwrap() = Some(Box::new(call));
     }
 }
 
@@ -49,8 +49,8 @@ impl Comparator for ComparisonHookComparator {
     }
 
     fn compare(&self, a: &[u8], b: &[u8]) -> Order {
-        let errand = self.0.lock().unwrap().take();
-        errand.into_iter().for_each(|errand| errand());
+        let call = self.0.lock().unwrap().take();
+        call.into_iter().for_each(|call| call());
         a.cmp(b)
     }
 }
@@ -79,13 +79,13 @@ fn overwrite_freed_space(part: &Partition) {
 }
 
 fn assert_closed<T: std::fmt::Debug>(read: Result<T>) {
-    let error = read.expect_err("the database was closed and its files are another's");
+    let error = read.expect_err("the database was closed and another process uses its files");
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
 }
 
-/// A read in a pool on tmpfs was under way when the database was closed, opened again and written to: it copied what
-/// the new writes had left there, and returned the value of another key, or `None` for one that was never removed. Here
-/// the comparator of the read does all of it.
+/// A read in a pool on tmpfs was in progress when the database was closed, opened again and written to. The read copied
+/// bytes of the new writes, and returned the value of another key, or `None` for a key that was never removed. Here the
+/// comparator of the read makes these calls.
 #[test]
 fn read_is_closed_when_pool_is_reopened_under_it() {
     type ReadCall = fn(&Partition) -> Result<Option<Vec<u8>>>;
@@ -95,9 +95,9 @@ fn read_is_closed_when_pool_is_reopened_under_it() {
         |part| Ok(part.range(key(31)..).next().transpose()?.map(|(_, value)| value.to_vec())),
         |part| Ok(part.range(..=key(31)).next_back().transpose()?.map(|(_, value)| value.to_vec())),
         |part| {
-            let mut walk = part.range(key(31)..);
-            let lent = walk.next_ref().transpose()?.map(|(_, value)| value.to_vec());
-            Ok(lent)
+            let mut iter = part.range(key(31)..);
+            let borrowed = iter.next_ref().transpose()?.map(|(_, value)| value.to_vec());
+            Ok(borrowed)
         },
     ];
     for read in reads {
@@ -118,12 +118,12 @@ fn read_is_closed_when_pool_is_reopened_under_it() {
             db.close().unwrap();
         });
         assert_closed(read(&part));
-        assert!(order.0.lock().unwrap().is_none(), "the read compared");
+        assert!(order.0.lock().unwrap().is_none(), "the read called the comparator");
     }
 }
 
-/// The same with the reader in another thread than the one that closes: the directory is not given free while a read is
-/// inside a pool that is memory, so the read finds what was there.
+/// The same with the reader in another thread than the one that closes. The lock of the directory is not released while
+/// a read uses a mapped pool, so the read finds the old content.
 #[test]
 fn close_waits_for_reads_inside_a_memory_pool() {
     let (fs, order) = (tmpfs_machine(), Arc::new(ComparisonHookComparator::default()));
@@ -134,13 +134,13 @@ fn close_waits_for_reads_inside_a_memory_pool() {
     let (closing, beside, after) = (Arc::clone(&closer), part.clone(), fs.clone());
     order.set_hook(move || {
         *closing.lock().unwrap() = Some(thread::spawn(move || db.close().unwrap()));
-        // Until the closing thread has come to where it waits.
+        // Gives the closing thread time to wait for the read.
         while beside.get(key(1)).is_ok() {
             thread::yield_now();
         }
         for salt in 0..20 {
             thread::yield_now();
-            assert_eq!(config(&after, salt).open().unwrap_err().kind(), ErrorKind::Locked, "a read is under way");
+            assert_eq!(config(&after, salt).open().unwrap_err().kind(), ErrorKind::Locked, "a read is in progress");
         }
     });
     assert_closed(part.get(key(31)));
@@ -148,7 +148,7 @@ fn close_waits_for_reads_inside_a_memory_pool() {
     config(&fs, 2).open().unwrap();
 }
 
-/// An iterator of a pool that is memory went on over the bytes of whatever opened the file after it.
+/// An iterator of a mapped pool read the bytes of the database that opened the file after it.
 #[test]
 fn iters_are_closed_when_database_is_reopened() {
     let lsm = PartitionCreateOptions::default;
@@ -160,12 +160,12 @@ fn iters_are_closed_when_database_is_reopened() {
         let snapshot = db.snapshot();
         let (mut up, mut down, mut both, mut entries) =
             (part.iter(), part.iter(), snapshot.iter(&part), part.entries());
-        let (mut fresh, mut lent) = (part.iter(), part.iter());
+        let (mut fresh, mut borrowed) = (part.iter(), part.iter());
         up.next().unwrap().unwrap();
         down.next_back().unwrap().unwrap();
         both.next().unwrap().unwrap();
         both.next_back().unwrap().unwrap();
-        lent.next_ref().unwrap().unwrap();
+        borrowed.next_ref().unwrap().unwrap();
         let entry = entries.next().unwrap().unwrap();
         db.close().unwrap();
         let db = config(&fs, 2).open().unwrap();
@@ -175,15 +175,15 @@ fn iters_are_closed_when_database_is_reopened() {
         assert_closed(both.next_back().unwrap());
         assert_closed(entries.next().unwrap());
         assert_closed(fresh.next().unwrap());
-        assert_closed(lent.next_ref().unwrap());
+        assert_closed(borrowed.next_ref().unwrap());
         assert_closed(snapshot.get(&part, key(3)));
         assert_closed(part.insert(key(3), "v"));
         assert!([up.next(), down.next(), both.next(), fresh.next_back()].iter().all(Option::is_none), "it has ended");
-        assert_eq!(entry.value().unwrap(), value(0), "it was read before");
+        assert_eq!(entry.value().unwrap(), value(0), "the value was read before");
     }
 }
 
-/// A partition that is deleted under its readers, and made again under its name, shows them what was there.
+/// Readers of a partition that is deleted and created again under its name get the old content.
 #[test]
 fn pool_iters_continue_when_partition_is_deleted() {
     for (fs, options) in [
@@ -210,7 +210,7 @@ fn pool_iters_continue_when_partition_is_deleted() {
     }
 }
 
-/// What readers beside closing, opening and deleting share.
+/// State shared by the readers and the thread that closes, opens and deletes.
 struct ConcurrentReaders {
     current_partition: RwLock<Partition>,
     stop: AtomicBool,
@@ -218,10 +218,13 @@ struct ConcurrentReaders {
 }
 
 impl ConcurrentReaders {
-    /// Reads in one of several ways; what is found is the value of its key, of any round.
+    /// Reads in one of several ways, and checks that each value belongs to its key, in any round.
     fn read_randomly(&self, way: u64) {
         let right = |n: u64, bytes: &[u8]| {
-            assert!(bytes.len() == 2000 && bytes.iter().all(|byte| *byte == n as u8), "way {way}: not of key {n}");
+            assert!(
+                bytes.len() == 2000 && bytes.iter().all(|byte| *byte == n as u8),
+                "way {way}: the value of another key than {n}"
+            );
         };
         let number = |key: &[u8]| u64::from_be_bytes(key.try_into().expect("keys have eight bytes"));
         let mut n = way;
@@ -230,9 +233,10 @@ impl ConcurrentReaders {
             let part = self.current_partition.read().unwrap().clone();
             let read = || -> Result<()> {
                 match way % 4 {
-                    0 => right(n, &part.get(key(n))?.expect("it is never removed")),
+                    0 => right(n, &part.get(key(n))?.expect("the key is never removed")),
                     1 => {
-                        let (found, bytes) = part.range(key(n)..).next().transpose()?.expect("it is never removed");
+                        let (found, bytes) =
+                            part.range(key(n)..).next().transpose()?.expect("the key is never removed");
                         assert_eq!(number(&found), n);
                         right(n, &bytes);
                     }
@@ -244,8 +248,8 @@ impl ConcurrentReaders {
                         }
                     }
                     _ => {
-                        let (mut walk, mut n) = (part.iter(), 0);
-                        while let Some(pair) = walk.next_ref() {
+                        let (mut iter, mut n) = (part.iter(), 0);
+                        while let Some(pair) = iter.next_ref() {
                             let (found, bytes) = pair?;
                             assert_eq!(number(found), n);
                             right(n, bytes);
@@ -380,7 +384,7 @@ fn older_image_is_refused() {
     let files = pool_images_after_reopens(&fs, 3, 1);
     for (life, bytes) in files.iter().enumerate().take(2) {
         write_file(&fs, Path::new(POOL_PATH), bytes);
-        assert_refused(&fs, &format!("the image of life {life}"));
+        assert_refused(&fs, &format!("the image of open {life}"));
     }
     write_file(&fs, Path::new(POOL_PATH), &files[2]);
     assert_eq!(open_pool_database(&fs).unwrap().partition("p").unwrap().len().unwrap(), 3);
@@ -445,8 +449,8 @@ fn pool_that_cannot_be_reserved_is_not_created() {
         };
         // An address space of 47 bits does not hold eight of them.
         let made: Vec<_> = (0..9).map_while(|n| huge(n).ok()).collect();
-        assert!(made.len() < 9 && huge(99).is_err(), "all were reserved");
-        assert_eq!(db.list_partitions().len(), 1 + made.len(), "one that failed is there");
+        assert!(made.len() < 9 && huge(99).is_err(), "the address space of all pools was reserved");
+        assert_eq!(db.list_partitions().len(), 1 + made.len(), "a failed creation left a partition");
         made.iter().for_each(|part| part.insert("k", "v").unwrap());
         let count = made.len();
         drop(made);
@@ -469,7 +473,7 @@ impl Comparator for SuffixNumberComparator {
 
     fn compare(&self, a: &[u8], b: &[u8]) -> Order {
         let number = |key: &[u8]| {
-            assert!(key.len() == 5 && key[0] == b'k', "it was shown {key:?}, which nobody has inserted");
+            assert!(key.len() == 5 && key[0] == b'k', "the comparator got {key:?}, which was never inserted");
             u32::from_le_bytes(key[1..].try_into().expect("four bytes"))
         };
         let order = number(a).cmp(&number(b));
@@ -494,7 +498,7 @@ fn check_partition(part: &Partition, wanted: &std::collections::BTreeMap<u32, u8
     if descending {
         rows.reverse();
     }
-    let pairs = |walk: azekura::Iter| walk.map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())).unwrap());
+    let pairs = |iter: azekura::Iter| iter.map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())).unwrap());
     assert!(pairs(part.iter()).eq(rows.iter().cloned()), "forward");
     assert!(part.iter().rev().map(|pair| pair.unwrap().0.to_vec()).eq(rows.iter().rev().map(|row| row.0.clone())));
     for n in (0..330).step_by(3) {
@@ -566,13 +570,14 @@ fn late_comparator_with_smaller_max_size_opens() {
     let small = PartitionCreateOptions::default().engine(EngineType::Pmem(small));
     let part = db.open_partition_with_comparator("p", small, order()).unwrap();
     assert_eq!(part.len().unwrap(), 300);
-    // Only space that is free in the pool already is given to new records.
-    let refused = (400..600).find_map(|n| part.insert(suffix_number_key(n), vec![1; 4000]).err()).expect("it is full");
+    // New records get only space that is free in the pool already.
+    let refused =
+        (400..600).find_map(|n| part.insert(suffix_number_key(n), vec![1; 4000]).err()).expect("the pool is full");
     assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
 }
 
-/// A comparator that reads and writes its own database during a write, under the lock of a leaf that it may need
-/// itself: the call must not wait forever, so it is refused or done, and nothing is lost.
+/// A comparator that reads and writes its own database during a write, while the writer holds a leaf lock that these
+/// calls may need. The calls must not wait forever: each is refused or succeeds, and nothing is lost.
 #[test]
 fn comparator_that_reads_its_own_pool_is_served() {
     let (fs, order) = (MemFs::new(), Arc::new(ComparisonHookComparator::default()));
@@ -676,9 +681,9 @@ fn shadow_of_a_killed_process_is_made_durable() {
     }
 }
 
-/// A checkpoint failed because its shadow could not be synced, and left it whole in the page cache. The system may have
-/// dropped what it could not write, and the next sync reports success. So the process after a kill counted the shadow
-/// as durable and gave back the log that it stood for; power loss then took synced records.
+/// A checkpoint failed because its shadow could not be synced, and left the whole shadow in the page cache. The system
+/// may have dropped the pages that it could not write, and the next sync reports success. The process after a kill
+/// therefore counted the shadow as durable and freed the WAL that it replaced. Power loss then lost synced records.
 #[test]
 fn shadow_of_a_failed_checkpoint_is_not_used() {
     for has_image in [false, true] {
@@ -703,7 +708,7 @@ fn shadow_of_a_failed_checkpoint_is_not_used() {
         fs.freeze_after(Some(0));
         drop(db);
         fs.freeze_after(None);
-        // What the failed sync did not write, the next one does not write either.
+        // The next sync does not write the pages that the failed sync did not write.
         fault_at_sync(Fault::LyingSync);
         let db = open(2);
         assert_eq!(pool(&db).len().unwrap(), 5);

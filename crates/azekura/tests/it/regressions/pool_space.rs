@@ -69,7 +69,7 @@ fn insert_until_full(part: &Partition, from: u32, value: &[u8]) -> u32 {
 #[test]
 fn a_full_pool_opens_when_killed() {
     for (seed, step) in [(1, 4 << 20), (2, 4 << 20), (3, 64 << 10), (4, 4 << 10)] {
-        let (options, mut dice) = (pool_options(1 << 20, step), SeededRng::new(seed));
+        let (options, mut rng) = (pool_options(1 << 20, step), SeededRng::new(seed));
         let mut machine = MemFs::new();
         let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
         for life in 0..3 {
@@ -79,14 +79,14 @@ fn a_full_pool_opens_when_killed() {
                 assert_eq!(part.get(key).unwrap().as_deref(), Some(value.as_slice()));
             }
             for _ in 0..700 {
-                let key = dice.below(500).to_be_bytes().to_vec();
-                let len = dice.pick(&[20_000, 5_000, 900, 60]);
-                let value = vec![dice.next_u64() as u8; len];
+                let key = rng.below(500).to_be_bytes().to_vec();
+                let len = rng.pick(&[20_000, 5_000, 900, 60]);
+                let value = vec![rng.next_u64() as u8; len];
                 match part.insert(&key, &value) {
                     Ok(()) => drop(model.insert(key, value)),
                     Err(error) => {
                         assert_eq!(error.kind(), ErrorKind::OutOfSpace);
-                        let gone: Vec<_> = model.keys().filter(|_| dice.chance_one_in(8)).cloned().collect();
+                        let gone: Vec<_> = model.keys().filter(|_| rng.chance_one_in(8)).cloned().collect();
                         gone.iter().for_each(|key| part.remove(key).unwrap());
                         gone.iter().for_each(|key| drop(model.remove(key)));
                     }
@@ -116,7 +116,7 @@ fn a_lowered_pool_opens_when_killed() {
     (2500..3000u32).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
     let before = after_kill(&machine);
     let part = db.open_partition("p", pool_options(1 << 20, 64 << 10)).unwrap();
-    assert_eq!(part.metrics().pool.unwrap().checkpoints, 1, "the log is not left to a smaller pool");
+    assert_eq!(part.metrics().pool.unwrap().checkpoints, 1, "lowering `max_size` takes a checkpoint");
     let options = pool_options(1 << 20, 64 << 10);
     // The size was lowered when the database was opened again, too.
     for machine in [after_kill(&machine), before] {
@@ -141,17 +141,17 @@ fn a_lowered_pool_opens_when_killed() {
 #[test]
 fn kills_do_not_let_a_pool_grow() {
     let options = pool_options(256 << 10, 16 << 10);
-    let (mut machine, mut dice, mut sizes) = (MemFs::new(), SeededRng::new(5), Vec::new());
+    let (mut machine, mut rng, mut sizes) = (MemFs::new(), SeededRng::new(5), Vec::new());
     for _ in 0..30 {
         let (_db, part) = open(&machine, &options);
         for _ in 0..150 {
-            let key = dice.below(100).to_be_bytes();
-            let value = vec![1; dice.pick(&[10, 900, 5_000, 30_000])];
+            let key = rng.below(100).to_be_bytes();
+            let value = vec![1; rng.pick(&[10, 900, 5_000, 30_000])];
             if part.insert(key, value).is_err() {
-                (0..100).filter(|_| dice.chance_one_in(3)).for_each(|n: u64| part.remove(n.to_be_bytes()).unwrap());
+                (0..100).filter(|_| rng.chance_one_in(3)).for_each(|n: u64| part.remove(n.to_be_bytes()).unwrap());
             }
         }
-        if dice.chance_one_in(3) {
+        if rng.chance_one_in(3) {
             part.flush().unwrap();
         }
         sizes.push(part.metrics().pool.unwrap().bytes);
@@ -205,7 +205,7 @@ fn removals_under_a_snapshot_are_bounded() {
     let count = insert_until_full(&part, 0, b"v");
     let snapshot = db.snapshot();
     let refused = (0..count).find_map(|n| part.remove(n.to_be_bytes()).err().map(|error| (n, error)));
-    let (n, error) = refused.expect("so many are not kept");
+    let (n, error) = refused.expect("the bound on versions refuses a removal");
     assert!(error.kind() == ErrorKind::OutOfSpace && error.to_string().contains("snapshot"), "{error}");
     assert!(error.to_string().contains(&format!("{n} records old")), "{error}");
     let mut batch = db.batch();
@@ -250,7 +250,7 @@ fn a_batch_keeps_no_more_than_is_allowed() {
         batch.commit()
     };
     let kept = || part.metrics().pool.unwrap().version_bytes;
-    batch_of(0..10_000, Some("v")).expect("what replaces nothing keeps nothing");
+    batch_of(0..10_000, Some("v")).expect("a batch that replaces nothing retains nothing");
     // No snapshot is needed: replaced versions are retained until the whole batch is visible.
     for value in [None, Some("w")] {
         let error = batch_of(0..10_000, value).unwrap_err();
@@ -262,9 +262,9 @@ fn a_batch_keeps_no_more_than_is_allowed() {
     assert_eq!(twice.commit().unwrap_err().kind(), ErrorKind::OutOfSpace, "a batch replaces its own records, too");
     let snapshot = db.snapshot();
     let refused = (0..10_000u32).step_by(1000).find_map(|n| Some((n, batch_of(n..n + 1000, None).err()?)));
-    let (n, error) = refused.expect("so many are not kept");
+    let (n, error) = refused.expect("the bound on versions refuses a removal");
     assert!(n >= 2000 && error.to_string().contains("snapshot"), "{n}: {error}");
-    assert!(kept() <= 1 << 20, "{} bytes are kept", kept());
+    assert!(kept() <= 1 << 20, "{} bytes are retained", kept());
     assert_eq!((snapshot.len(&part).unwrap(), part.len().unwrap()), (10_000, u64::from(10_000 - n)));
     drop(snapshot);
     (n..10_000).step_by(1000).for_each(|n| batch_of(n..n + 1000, None).unwrap());
@@ -362,4 +362,34 @@ fn reverse_range_begins_at_its_upper_bound() {
         assert_eq!((&*included, &*excluded), (&pair[1][..], &pair[0][..]));
     }
     db.close().unwrap();
+}
+
+/// The space of expired records was reused while an iterator still had their slots, and read other records there.
+#[test]
+fn an_iterator_outlives_the_removal_of_expired_records() {
+    let (machine, env) = (MemFs::new(), TestEnv::new(1));
+    let fs: Arc<dyn Fs> = Arc::new(machine);
+    let db = Config::new(Path::new("/db")).fs(fs).env(Arc::new(env.clone())).workers(0).open().unwrap();
+    let part = db.open_partition("p", pool_options(64 << 10, 4 << 10)).unwrap();
+    let lasting = |n: u32| n < 8 || n.is_multiple_of(4);
+    for n in 0..40u32 {
+        match lasting(n) {
+            true => part.insert(n.to_be_bytes(), [1; 200]).unwrap(),
+            false => part.insert_with_ttl(n.to_be_bytes(), [2; 200], Duration::from_secs(1)).unwrap(),
+        }
+    }
+    env.advance(Duration::from_secs(2));
+    let mut iter = part.iter();
+    let mut found = vec![iter.next().unwrap().unwrap()];
+    part.major_compact().unwrap();
+    let mut others = 1000u32..;
+    while part.insert(others.next().unwrap().to_be_bytes(), [0xff; 200]).is_ok() {}
+    found.extend(iter.by_ref().map(|pair| pair.unwrap()));
+    let expected: Vec<u32> = (0..40).filter(|n| lasting(*n)).collect();
+    assert_eq!(found.len(), expected.len());
+    assert!(found.iter().zip(expected).all(|((key, value), n)| **key == n.to_be_bytes() && **value == [1; 200]));
+    let count = part.len().unwrap();
+    drop(iter);
+    while part.insert(others.next().unwrap().to_be_bytes(), [0xff; 200]).is_ok() {}
+    assert!(part.len().unwrap() >= count + 15, "the space of expired records is free after the iterator");
 }

@@ -25,13 +25,13 @@ fn a_retried_flush_names_no_removed_blob_file() {
     let fs = FaultFs::new(Arc::new(machine.clone()));
     let db = Config::new(Path::new("/db")).fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(1))).workers(0);
     let db = db.wal_segment_size(64 << 10).open().unwrap();
-    let apart = KvSeparationOptions::default()
+    let separation = KvSeparationOptions::default()
         .separation_threshold(100)
         .blob_file_target_size(1 << 20)
         .direct_write_threshold(500)
         .automatic_gc(None)
         .compression(CompressionType::None);
-    let p = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(apart)).unwrap();
+    let p = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(separation)).unwrap();
     let put = |key: &str, byte: u8| {
         let mut batch = db.batch();
         batch.durability(PersistMode::SyncData);
@@ -137,9 +137,9 @@ fn a_range_passes_no_removed_keys_beyond_its_end() {
 /// after reopening, and background work does if much of it can be dropped.
 #[test]
 fn superseded_values_go_after_their_snapshot() {
-    let apart = KvSeparationOptions::default().separation_threshold(500).automatic_gc(None);
+    let separation = KvSeparationOptions::default().separation_threshold(500).automatic_gc(None);
     let options = PartitionCreateOptions::default().compression(CompressionType::None);
-    for options in [options.clone(), options.with_kv_separation(apart)] {
+    for options in [options.clone(), options.with_kv_separation(separation)] {
         for way in ["compaction", "background", "reopen"] {
             let machine = MemFs::new();
             let mut db = open(&machine, "/db", 1);
@@ -152,7 +152,7 @@ fn superseded_values_go_after_their_snapshot() {
             let rewrites = db.metrics().compactions;
             p.major_compact().unwrap();
             while db.step().unwrap() {}
-            assert_eq!(db.metrics().compactions, rewrites, "nothing can go while the snapshot is there");
+            assert_eq!(db.metrics().compactions, rewrites, "the snapshot needs all versions");
             drop(snapshot);
             match way {
                 "background" => while db.step().unwrap() {},
@@ -169,7 +169,7 @@ fn superseded_values_go_after_their_snapshot() {
             let rewrites = db.metrics().compactions;
             p.major_compact().unwrap();
             while db.step().unwrap() {}
-            assert_eq!(db.metrics().compactions, rewrites, "{way}: a rewrite that drops nothing");
+            assert_eq!(db.metrics().compactions, rewrites, "{way}: a compaction that drops nothing");
         }
     }
 }
@@ -226,7 +226,7 @@ fn options_stay_when_they_cannot_be_stored() {
     assert_eq!(db.open_partition("p", small()).unwrap_err().kind(), ErrorKind::OutOfSpace);
     faults.clear_faults();
     write(&p);
-    assert_eq!(p.metrics().sealed_memtables, 0, "options of a call that failed are in force");
+    assert_eq!(p.metrics().sealed_memtables, 0, "the options of a failed call are in effect");
     db.open_partition("p", small()).unwrap();
     write(&p);
     assert!(p.metrics().sealed_memtables > 0);
@@ -254,9 +254,9 @@ fn a_pool_keeps_its_size_when_lowering_fails() {
     faults.inject(FaultPlan::new(OpKind::Write, 1, Fault::Error(io::ErrorKind::StorageFull)).forever());
     assert_eq!(db.open_partition("p", sized(128 << 10)).unwrap_err().kind(), ErrorKind::OutOfSpace);
     faults.clear_faults();
-    write(100).expect("the limit of a call that failed is in force");
+    write(100).expect("the limit of a failed call is in effect");
     db.open_partition("p", sized(128 << 10)).unwrap();
-    assert_eq!(write(0).unwrap_err().kind(), ErrorKind::OutOfSpace, "the limit is not in force");
+    assert_eq!(write(0).unwrap_err().kind(), ErrorKind::OutOfSpace, "the limit has no effect");
 }
 
 /// The name of a rewritten manifest could not be synced, because no directory could be opened. That failed the next
@@ -278,7 +278,7 @@ fn a_partition_is_gone_when_its_creation_fails() {
     let fail_once = || faults.inject(FaultPlan::new(OpKind::SyncDir, 1, Fault::TooManyOpenFiles));
     fail_once();
     let stepped = (0..10).map(|_| db.step()).find(Result::is_err);
-    assert_eq!(stepped.expect("the manifest is not written anew").unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(stepped.expect("the manifest is not rewritten").unwrap_err().kind(), ErrorKind::Io);
     fail_once();
     assert_eq!(db.open_partition("new", Default::default()).unwrap_err().kind(), ErrorKind::Io);
     faults.clear_faults();
@@ -306,7 +306,7 @@ fn a_deleted_partition_slows_no_writer() {
         live.insert(key, vec![1; 100_000]).unwrap();
         db.metrics().stall_time - before
     };
-    assert!(!stall_of("before").is_zero(), "the debt does not slow");
+    assert!(!stall_of("before").is_zero(), "L0 tables do not delay writers");
     db.delete_partition(gone).unwrap();
     assert!(stall_of("after").is_zero());
 }

@@ -39,7 +39,7 @@ fn partition_keys(db: &Database, name: &str) -> Vec<String> {
     open_partition(db, name).keys().map(|key| String::from_utf8(key.unwrap().to_vec()).unwrap()).collect()
 }
 
-/// What a killed process leaves.
+/// The files that a killed process leaves.
 fn after_kill(machine: &MemFs) -> MemFs {
     let copy = machine.fork();
     copy.crash(Survival::Everything, 0);
@@ -50,7 +50,7 @@ fn marker_value(n: u32) -> String {
     format!("MARKER-{n:08}-")
 }
 
-/// The segment that holds the bytes, its length up to the last byte that is not zero, and where they stand.
+/// The segment that contains the bytes, its length up to the last nonzero byte, and the offset of the bytes.
 fn find_in_wal(machine: &MemFs, what: &[u8]) -> (String, u64, u64) {
     for entry in machine.read_dir(Path::new("/db")).unwrap().into_iter().filter(|e| e.name.ends_with(".wal")) {
         let bytes = read_file(machine, &Path::new("/db").join(&entry.name));
@@ -98,8 +98,8 @@ fn database_with_uneven_flushes(names: [&str; 2], count: u32, flushed: &[&str]) 
     after_kill(&machine)
 }
 
-/// Writes and syncs on what `machine` holds, again and again, killing the process each time; every open, in every mode,
-/// shows all of it.
+/// Writes and syncs on the files of `machine` repeatedly, killing the process each time. Every open, in every mode,
+/// must find all of it.
 fn check_recovery_is_stable(machine: &MemFs, first_mode: RecoveryMode) {
     let (mut machine, mut wrote) = (machine.fork(), Vec::new());
     for (n, mode) in [first_mode].into_iter().chain(MODES).chain([first_mode]).enumerate() {
@@ -144,7 +144,34 @@ fn half_batches_are_refused_or_salvaged() {
     }
 }
 
-/// A log that was cut, or was zeroed from some place on, holds no watermark that says how far it was durable; the
+/// The manifest of a checkpoint states the end of the WAL, and so does that of a database that was opened again. Damage
+/// below it made `PointInTime` refuse, although no permanent file had the commits behind the damage.
+#[test]
+fn point_in_time_goes_back_before_a_recorded_end() {
+    for is_checkpoint in [true, false] {
+        let machine = database_with_uneven_flushes(["a", "b"], 6, &[]);
+        let db = open_as(&machine, 2, RecoveryMode::Strict).unwrap();
+        if is_checkpoint {
+            db.checkpoint("/copy").unwrap();
+        }
+        let machine = after_kill(&machine);
+        if is_checkpoint {
+            machine.rename(Path::new("/db"), Path::new("/original")).unwrap();
+            machine.rename(Path::new("/copy"), Path::new("/db")).unwrap();
+            machine.sync_dir(Path::new("/")).unwrap();
+        }
+        damage_record(&machine, 4);
+        assert!(open_as(&machine.fork(), 3, RecoveryMode::Strict).is_err());
+        let db = open_as(&machine.fork(), 3, RecoveryMode::PointInTime).unwrap();
+        assert_eq!((partition_keys(&db, "a").len(), partition_keys(&db, "b").len()), (3, 3));
+        drop(db);
+        for mode in [RecoveryMode::PointInTime, RecoveryMode::Salvage] {
+            check_recovery_is_stable(&machine, mode);
+        }
+    }
+}
+
+/// A WAL that was truncated or zeroed from an offset on has no watermark that shows how far it was durable, but the
 /// tables of one partition do. It opened with all of one partition and half of the other.
 #[test]
 fn wal_ending_below_flushed_seqno_is_damaged() {
@@ -165,7 +192,7 @@ fn wal_ending_below_flushed_seqno_is_damaged() {
     }
 }
 
-/// `Strict` refused damage in log that nothing needs any more.
+/// `Strict` refused damage in a part of the WAL that no partition needs.
 #[test]
 fn unneeded_damage_is_no_obstacle() {
     for mode in MODES {
@@ -181,7 +208,7 @@ fn unneeded_damage_is_no_obstacle() {
         drop(db);
         check_recovery_is_stable(&machine, mode);
         damage_record(&machine, 8);
-        assert!(open_as(&machine.fork(), 2, RecoveryMode::Strict).is_err(), "but this one is needed");
+        assert!(open_as(&machine.fork(), 2, RecoveryMode::Strict).is_err(), "this record is needed");
         let db = open_as(&machine.fork(), 2, RecoveryMode::PointInTime).unwrap();
         assert_eq!((partition_keys(&db, "a").len(), partition_keys(&db, "b").len()), (7, 7));
         drop(db);
@@ -233,8 +260,8 @@ fn spares_of_dropped_segments_are_no_damage() {
     }
 }
 
-/// Power loss at every operation of an open that accepts damage: a later open in the same mode shows the same, and
-/// `Strict` refuses, or shows it too.
+/// Power fails at every operation of an open that accepts damage. A later open in the same mode finds the same content;
+/// `Strict` refuses, or finds it too.
 #[test]
 fn a_recovery_cut_short_can_be_begun_again() {
     for (flushed, mode) in [(&["a"][..], RecoveryMode::Salvage), (&["a", "b"], RecoveryMode::PointInTime)] {
@@ -272,7 +299,7 @@ fn a_recovery_cut_short_can_be_begun_again() {
     }
 }
 
-/// Opening for reading follows the same rules and writes nothing.
+/// A read-only open follows the same rules and writes nothing.
 #[test]
 fn readers_follow_the_same_rules() {
     let machine = database_with_uneven_flushes(["a", "b"], 6, &["a"]);
@@ -347,7 +374,7 @@ fn any_wal_damage_gives_one_snapshot_or_error() {
     assert!(opened > 100 && refused > 100, "{opened} opened, {refused} refused");
 }
 
-/// The number of a stray file was taken for one of the database's: counting on from it overflowed, or began anew at 0.
+/// A stray file's number was taken for a number of the database: the next number overflowed, or started at 0 again.
 #[test]
 fn stray_files_use_up_no_numbers() {
     for stray in [u64::MAX, u64::MAX - 1, 1 << 62] {
@@ -374,7 +401,7 @@ fn stray_files_use_up_no_numbers() {
         }
         let entries = machine.read_dir(Path::new("/db")).unwrap();
         let mine = entries.into_iter().filter(|entry| !names.contains(&entry.name));
-        assert!(mine.into_iter().all(|entry| entry.name.len() < 20), "numbers go on behind {stray}");
+        assert!(mine.into_iter().all(|entry| entry.name.len() < 20), "file numbers continue after {stray}");
     }
 }
 
@@ -400,8 +427,8 @@ fn wal_is_complete_after_closes_and_power_loss() {
     }
 }
 
-/// A partition that has nothing to flush kept its position at the beginning of the log, so that all of the log was
-/// needed: `Strict` and `PointInTime` refused damage although everything was in permanent files.
+/// A partition without records to flush kept its position at the start of the WAL, so that all of the WAL counted as
+/// needed: `Strict` and `PointInTime` refused damage although every record was in tables or images.
 #[test]
 fn damage_is_passed_over_beside_idle_partitions() {
     for names in [["a", "b"], ["pool a", "b"]] {
@@ -409,7 +436,7 @@ fn damage_is_passed_over_beside_idle_partitions() {
             let machine = MemFs::new();
             let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
             idle.iter().for_each(|name| drop(open_partition(&db, name)));
-            // One that had something once.
+            // One partition had records before.
             if let Some(name) = idle.last() {
                 open_partition(&db, name).insert("k", "v").unwrap();
                 open_partition(&db, name).flush().unwrap();
@@ -432,8 +459,9 @@ fn damage_is_passed_over_beside_idle_partitions() {
     }
 }
 
-/// What the manifest says of all partitions holds for those too that have a commit in the log only, and not for what is
-/// not durable: neither is a record lost, nor does a log look damaged that power loss has cut.
+/// The flushed position that the manifest records for all partitions covers partitions that have a commit in the WAL
+/// only, and excludes commits that are not durable. No record is lost, and a WAL that power loss truncated does not
+/// look damaged.
 #[test]
 fn unflushed_commits_are_needed_beside_flushes() {
     for survival in [Survival::Nothing, Survival::Everything] {
@@ -454,14 +482,14 @@ fn unflushed_commits_are_needed_beside_flushes() {
             for mode in MODES {
                 let db = open_as(&crashed.fork(), 2, mode).unwrap_or_else(|e| panic!("{survival:?} {n} {mode:?}: {e}"));
                 let (in_a, in_b) = (partition_keys(&db, "a"), partition_keys(&db, "b"));
-                assert_eq!(in_b.len(), in_a.len().div_ceil(3), "{survival:?} {n} {mode:?}: no single moment");
+                assert_eq!(in_b.len(), in_a.len().div_ceil(3), "{survival:?} {n} {mode:?}: not one point in time");
                 assert!(survival == Survival::Nothing || in_a.len() as u64 == n + 1, "{n} {mode:?}");
             }
         }
     }
 }
 
-/// The manifest gets one short edit for a flush beside partitions that have nothing to flush, however many there are.
+/// A flush writes one short edit to the manifest, however many other partitions have nothing to flush.
 #[test]
 fn manifest_stays_small_beside_idle_partitions() {
     let machine = MemFs::new();
@@ -476,8 +504,8 @@ fn manifest_stays_small_beside_idle_partitions() {
     assert!(length() - before < 20 * 400, "{} bytes for a flush", (length() - before) / 20);
 }
 
-/// `Salvage` ended the log at a commit of a partition that the manifest had lost, and wrote that commit and those
-/// behind it to the new log all the same: the next open found it again, and refused.
+/// `Salvage` ended the WAL at a commit of a partition that the manifest had lost, but wrote that commit and later ones
+/// to the new WAL. The next open found the commit again, and refused.
 #[test]
 fn salvage_leaves_out_commits_of_lost_partitions() {
     let machine = MemFs::new();
@@ -488,7 +516,7 @@ fn salvage_leaves_out_commits_of_lost_partitions() {
     let len = manifest().length().unwrap();
     open_partition(&db, "lost").insert("k", "v").unwrap();
     write_batches(&db, ["pool a", "b"], 3..=4);
-    // Its image says that the log was durable beyond.
+    // The image of the pool records that the WAL was durable beyond this commit.
     open_partition(&db, "pool a").flush().unwrap();
     let machine = after_kill(&machine);
     truncate_file(&machine, "MANIFEST", len);
@@ -500,7 +528,7 @@ fn salvage_leaves_out_commits_of_lost_partitions() {
     check_recovery_is_stable(&machine, RecoveryMode::Salvage);
 }
 
-/// Batches over two partitions, whose log takes many pages.
+/// Batches over two partitions, whose WAL takes many pages.
 fn long_batches(db: &Database, numbers: std::ops::RangeInclusive<u32>, mode: PersistMode) {
     for n in numbers {
         let mut batch = db.batch();
@@ -512,7 +540,7 @@ fn long_batches(db: &Database, numbers: std::ops::RangeInclusive<u32>, mode: Per
     }
 }
 
-/// Both partitions have flushed the damaged part of the log, and need the rest of it. Their tables make the manifest
+/// Both partitions have flushed the damaged part of the WAL, and need the rest of it. Their tables make the manifest
 /// large.
 fn long_log(count: u32) -> MemFs {
     let machine = MemFs::new();
@@ -530,8 +558,8 @@ fn counts(db: &Database) -> (u64, u64) {
     (open_partition(db, "a").len().unwrap(), open_partition(db, "b").len().unwrap())
 }
 
-/// The new log that a killed `Salvage` had begun said that it was durable. So the torn tail of the old log, behind
-/// which `Salvage` had gone on, looked damaged, and `Strict` refused what it would have opened before.
+/// The new WAL that a killed `Salvage` had started was marked as durable. So the torn tail of the old WAL, which
+/// `Salvage` had skipped, looked damaged, and `Strict` refused a WAL that it would have opened before.
 #[test]
 fn strict_opens_when_a_salvage_was_killed() {
     let machine = MemFs::new();
@@ -560,8 +588,8 @@ fn strict_opens_when_a_salvage_was_killed() {
     assert!(salvaged > 0);
 }
 
-/// Each process that was killed while it wrote the log anew left segments, which took the disk reserve: after a few of
-/// them a full disk had no space for the next one. And two attempts of one open, the second with space from the
+/// Each process that was killed during a rewrite of the WAL left segments that used the disk reserve: after a few of
+/// them a full disk had no space for the next rewrite. And two attempts of one open, the second with space from the
 /// reserve, used the same epochs: one segment looked like a copy of the other.
 #[test]
 fn damaged_logs_open_when_killed_on_full_disks() {
@@ -583,8 +611,8 @@ fn damaged_logs_open_when_killed_on_full_disks() {
     }
 }
 
-/// On a full disk the old log was cut behind the damage, to gain space, before the manifest named the new log: a
-/// process that was killed then left no log at all.
+/// On a full disk the old WAL was truncated behind the damage, to free space, before the manifest named the new WAL: a
+/// process that was killed then left no WAL.
 #[test]
 fn old_logs_stay_until_the_new_is_named() {
     let base = long_log(60);
@@ -606,8 +634,8 @@ fn old_logs_stay_until_the_new_is_named() {
     }
 }
 
-/// The end of the log was not synced when the process was killed. The new log said that its commits are durable, which
-/// was not yet true of the originals: power loss while it was written made them look damaged.
+/// The end of the WAL was not synced when the process was killed. The new WAL marked its commits as durable, which the
+/// originals were not yet: power loss during the rewrite made them look damaged.
 #[test]
 fn originals_are_durable_before_their_copies() {
     let machine = MemFs::new();
@@ -631,12 +659,12 @@ fn originals_are_durable_before_their_copies() {
             return;
         }
     }
-    panic!("it does not open");
+    panic!("the database does not open");
 }
 
-/// The manifest had lost its end, the log was damaged, and the disk was full: `PointInTime` failed, or was killed,
+/// The manifest had lost its end, the WAL was damaged, and the disk was full: `PointInTime` failed, or was killed,
 /// after it had removed segments that the manifest no longer listed. They were data for `Salvage`, and for `Strict` the
-/// proof that the log had gone on: `Strict` then opened without the commits.
+/// proof that the WAL continued: `Strict` then opened without the commits.
 #[test]
 fn failed_open_removes_no_segment_of_the_log() {
     let machine = MemFs::new();

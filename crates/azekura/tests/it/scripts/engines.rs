@@ -1,9 +1,11 @@
 //! The engines that a script runs on.
 
+use std::time::Duration;
+
 use azekura::testing::MemFs;
 use azekura::{
     CompactionStrategy, CompressionType, DataBlockIndexType, EngineType, KvSeparationOptions, LeveledOptions,
-    PartitionCreateOptions, PersistenceLevel, PmemOptions,
+    PartitionComponents, PartitionCreateOptions, PersistenceLevel, PmemOptions, merge_operators,
 };
 
 /// A kind of tree with its options.
@@ -36,7 +38,10 @@ pub(super) struct ScriptOptions {
     pub(super) separation_threshold: Option<u32>,
     pub(super) direct_write_threshold: u32,
     pub(super) automatic_gc: Option<f32>,
+    pub(super) default_ttl: Option<Duration>,
     pub(super) pool_max_size: u64,
+    /// `append` (with a separator `+`) or `max`.
+    pub(super) merge_operator: Option<String>,
 }
 
 impl Default for ScriptOptions {
@@ -52,7 +57,21 @@ impl Default for ScriptOptions {
             separation_threshold: Some(50),
             direct_write_threshold: 1 << 20,
             automatic_gc: None,
+            default_ttl: None,
             pool_max_size: 1 << 20,
+            merge_operator: None,
+        }
+    }
+}
+
+impl ScriptOptions {
+    pub(super) fn components(&self) -> PartitionComponents {
+        let components = PartitionComponents::default();
+        match self.merge_operator.as_deref() {
+            None => components,
+            Some("append") => components.merge_operator(merge_operators::append("+")),
+            Some("max") => components.merge_operator(merge_operators::max()),
+            Some(other) => panic!("there is no operator {other:?}"),
         }
     }
 }
@@ -99,12 +118,14 @@ impl ScriptEngine {
     pub(super) fn partition_options(self, options: &ScriptOptions) -> PartitionCreateOptions {
         if self.is_pool() {
             let sizes = PmemOptions::default().max_size(options.pool_max_size).growth_step(4 << 10);
-            return PartitionCreateOptions::default().engine(EngineType::Pmem(sizes));
+            let common = PartitionCreateOptions::default().default_ttl(options.default_ttl);
+            return common.engine(EngineType::Pmem(sizes));
         }
         let common = PartitionCreateOptions::default()
             .block_size(256)
             .compression(CompressionType::None)
             .max_memtable_size(options.max_memtable_size)
+            .default_ttl(options.default_ttl)
             .compaction_strategy(CompactionStrategy::Leveled(options.leveled.clone()));
         match (self, options.separation_threshold) {
             (ScriptEngine::Lsm(kind), _) => common.data_block_index_type(kind),

@@ -13,7 +13,8 @@ use azekura::testing::{MemFs, Survival, TestEnv};
 use azekura::{Config, Database, Entry, Gc, Iter, Partition, PersistMode, Result, Snapshot, inspect};
 
 use super::engines::{ScriptEngine, ScriptOptions};
-use super::text::{ScriptBounds, append_wrapped, parse_bounds, parse_keys, parse_number, show_bytes};
+use super::text::{ScriptBounds, append_wrapped, parse_bounds, parse_keys, parse_number, parse_ttl, show_bytes};
+use super::transactions::ScriptTransactions;
 
 /// The partition that commands use until `use` names another one.
 const FIRST_PARTITION: &str = "p";
@@ -27,6 +28,9 @@ pub(super) struct ScriptRun {
     dir: String,
     /// Number of opens so far: each gets its own random numbers.
     opens: u64,
+    env: TestEnv,
+    /// How far `clock` has moved the wall clock, in milliseconds.
+    clock_ms: i64,
     options: ScriptOptions,
     wal_segment_size: u64,
     max_wal_size: u64,
@@ -37,6 +41,7 @@ pub(super) struct ScriptRun {
     snapshots: BTreeMap<String, Snapshot>,
     iters: BTreeMap<String, Iter>,
     entries: BTreeMap<String, Vec<Entry>>,
+    transactions: ScriptTransactions,
 }
 
 impl ScriptRun {
@@ -47,6 +52,8 @@ impl ScriptRun {
             fs: MemFs::new(),
             dir: "/db".into(),
             opens: 0,
+            env: TestEnv::new(0),
+            clock_ms: 0,
             options: ScriptOptions::default(),
             wal_segment_size: 64 << 10,
             max_wal_size: 1 << 20,
@@ -56,6 +63,7 @@ impl ScriptRun {
             snapshots: BTreeMap::new(),
             iters: BTreeMap::new(),
             entries: BTreeMap::new(),
+            transactions: ScriptTransactions::default(),
         };
         engine.prepare_fs(&run.fs);
         run.open().unwrap();
@@ -68,12 +76,21 @@ impl ScriptRun {
         let (name, rest) = command.split_once(' ').unwrap_or((command, ""));
         let words: Vec<&str> = rest.split_whitespace().collect();
         let done = match name {
-            "put" | "remove" | "remove-weak" | "batch" | "persist" => self.write(name, rest),
-            "get" | "match" | "len" | "size" | "first" | "last" | "contains" => self.read(name, &words, output),
+            "put" | "put-ttl" | "merge" | "remove" | "remove-weak" | "batch" | "persist" => self.write(name, rest),
+            "clock" => self.move_clock(words[0]),
+            "remove-range" | "clear" => self.remove_range(&words),
+            "ingest" | "bulk" => self.load(name, rest, output),
+            "get" | "match" | "match-many" | "len" | "size" | "first" | "last" | "contains" => {
+                self.read(name, &words, output)
+            }
             "scan" | "keys" | "iter" | "next" | "back" => self.iterate(name, &words, output),
             "entries" | "value" | "snapshot" | "drop" => self.hold(name, &words, output),
             "flush" | "compact" | "step" | "steps" | "gc" => self.maintain(name, &words, output),
             "create" | "use" | "delete" | "options" | "config" => self.configure(name, &words),
+            "begin" | "tx" => {
+                let db = self.db.as_ref().expect("the script opened the database");
+                self.transactions.run(db, &self.partition, name, &words, output)
+            }
             "kind" | "shape" | "persistence" | "blobs" | "metrics" | "partitions" | "files" | "verify" => {
                 self.report(name, &words, output)
             }
@@ -87,7 +104,7 @@ impl ScriptRun {
     fn config(&self) -> Config {
         Config::new(&self.dir)
             .fs(Arc::new(self.fs.clone()))
-            .env(Arc::new(TestEnv::new(self.opens)))
+            .env(Arc::new(self.env.clone()))
             .workers(0)
             .wal_segment_size(self.wal_segment_size)
             .max_wal_size(self.max_wal_size)
@@ -95,7 +112,17 @@ impl ScriptRun {
 
     fn open(&mut self) -> Result<()> {
         self.opens += 1;
+        self.env = TestEnv::new(self.opens);
+        self.env.jump_wall_clock(self.clock_ms);
         self.db = Some(self.config().open()?);
+        Ok(())
+    }
+
+    /// `clock MS`: moves the wall clock by this many milliseconds, also across reopening.
+    fn move_clock(&mut self, ms: &str) -> Result<()> {
+        let ms: i64 = parse_number(ms);
+        self.clock_ms += ms;
+        self.env.jump_wall_clock(ms);
         Ok(())
     }
 
@@ -106,7 +133,8 @@ impl ScriptRun {
     /// Opens or creates a partition with the present options.
     fn open_partition(&self, name: &str) -> Result<Partition> {
         let engine = *self.other_engines.get(name).unwrap_or(&self.engine);
-        self.db().open_partition(name, engine.partition_options(&self.options))
+        let (options, components) = (engine.partition_options(&self.options), self.options.components());
+        self.db().open_partition_with(name, options, components)
     }
 
     fn current(&self) -> Result<Partition> {
@@ -123,6 +151,7 @@ impl ScriptRun {
 
     /// Drops everything that is open.
     fn drop_handles(&mut self) {
+        self.transactions.clear();
         self.snapshots.clear();
         self.iters.clear();
         self.entries.clear();
@@ -168,7 +197,9 @@ impl ScriptRun {
         Ok(())
     }
 
-    /// `put KEY VALUE`, `remove KEY`, `remove-weak KEY`; `batch [sync] WRITE; WRITE …`; `persist`.
+    /// `put KEY VALUE`, `put-ttl KEY VALUE MS`, `merge KEY OPERAND`, `remove KEY`, `remove-weak KEY`;
+    /// `batch [sync] WRITE; WRITE …`, whose writes are `put`, `put-ttl`, `merge`, `remove` and `remove-range BOUNDS`;
+    /// `persist`.
     fn write(&self, name: &str, rest: &str) -> Result<()> {
         if name == "persist" {
             return self.db().persist(PersistMode::SyncData);
@@ -182,10 +213,21 @@ impl ScriptRun {
             batch.durability(mode);
             for write in writes.split(';') {
                 let words: Vec<&str> = write.split_whitespace().collect();
+                if let ["remove-range", bounds] = words[..]
+                    && let Some(ScriptBounds::Range(low, high)) = parse_bounds(bounds)
+                {
+                    batch.remove_range::<String>(&self.current()?, (low, high));
+                    continue;
+                }
                 let (partition, keys) = self.target(words[1])?;
                 for key in parse_keys(keys) {
                     match words[0] {
                         "put" => batch.insert(&partition, &key.key, key.value(words[2])),
+                        "merge" => batch.merge(&partition, &key.key, key.value(words[2])),
+                        "put-ttl" => {
+                            let ttl = parse_ttl(words[3]);
+                            batch.insert_with_ttl(&partition, &key.key, key.value(words[2]), ttl);
+                        }
                         "remove" => batch.remove(&partition, &key.key),
                         other => panic!("a batch has no {other:?}"),
                     }
@@ -198,10 +240,42 @@ impl ScriptRun {
         for key in parse_keys(keys) {
             match name {
                 "put" => partition.insert(&key.key, key.value(words.get(1).unwrap_or(&"")))?,
+                "merge" => partition.merge(&key.key, key.value(words.get(1).unwrap_or(&"")))?,
+                "put-ttl" => partition.insert_with_ttl(&key.key, key.value(words[1]), parse_ttl(words[2]))?,
                 "remove" => partition.remove(&key.key)?,
                 _ => partition.remove_weak(&key.key)?,
             }
         }
+        Ok(())
+    }
+
+    /// `remove-range BOUNDS`, `clear`.
+    fn remove_range(&self, words: &[&str]) -> Result<()> {
+        let partition = self.current()?;
+        match words.first().map(|word| parse_bounds(word).expect("bounds of a range")) {
+            None => partition.clear(),
+            Some(ScriptBounds::All) => partition.remove_range::<String>(..),
+            Some(ScriptBounds::Prefix(prefix)) => partition.remove_prefix(prefix),
+            Some(ScriptBounds::Range(low, high)) => partition.remove_range::<String>((low, high)),
+        }
+    }
+
+    /// `ingest KEY VALUE; KEY VALUE …`, `bulk KEY VALUE; KEY VALUE …`.
+    fn load(&self, name: &str, rest: &str, output: &mut String) -> Result<()> {
+        let mut entries = Vec::new();
+        for write in rest.split(';') {
+            let words: Vec<&str> = write.split_whitespace().collect();
+            if let Some(keys) = words.first() {
+                let value = words.get(1).unwrap_or(&"");
+                entries.extend(parse_keys(keys).into_iter().map(|key| (key.key.clone(), key.value(value))));
+            }
+        }
+        let partition = self.current()?;
+        let count = match name {
+            "ingest" => partition.ingest(entries)?,
+            _ => partition.bulk(entries)?,
+        };
+        writeln!(output, "{count} keys").unwrap();
         Ok(())
     }
 
@@ -211,7 +285,8 @@ impl ScriptRun {
         Some(self.snapshots.get(name).unwrap_or_else(|| panic!("there is no snapshot {name:?}")))
     }
 
-    /// `get KEY`, `match KEYS VALUE`, `len`, `size KEY`, `contains KEY`, `first`, `last`; each with `@SNAPSHOT`.
+    /// `get KEY`, `match KEYS VALUE`, `match-many KEYS` (those that exist), `len`, `size KEY`, `contains KEY`, `first`,
+    /// `last`; each with `@SNAPSHOT`.
     fn read(&self, name: &str, words: &[&str], output: &mut String) -> Result<()> {
         let snapshot = self.snapshot(words);
         let words = if snapshot.is_some() { &words[..words.len() - 1] } else { words };
@@ -231,6 +306,15 @@ impl ScriptRun {
                     matches += usize::from(get(&key.key)?.is_some_and(|value| value[..] == key.value(words[1])));
                 }
                 writeln!(output, "{matches} of {}", keys.len()).unwrap();
+            }
+            "match-many" => {
+                let keys = parse_keys(keys);
+                let keys = keys.iter().map(|key| &key.key);
+                let found = match snapshot {
+                    Some(snapshot) => snapshot.multi_get(&part, keys)?,
+                    None => part.multi_get(keys)?,
+                };
+                writeln!(output, "{} of {}", found.iter().flatten().count(), found.len()).unwrap();
             }
             "len" => {
                 let len = snapshot.map_or_else(|| part.len(), |snapshot| snapshot.len(&part))?;
@@ -416,6 +500,8 @@ impl ScriptRun {
             "threshold" => options.separation_threshold = (value != "none").then(|| parse_number(value)),
             "direct-write" => options.direct_write_threshold = parse_number(value),
             "auto-gc" => options.automatic_gc = (value != "none").then(|| parse_number(value)),
+            "operator" => options.merge_operator = (value != "none").then(|| value.into()),
+            "ttl" => options.default_ttl = (value != "none").then(|| parse_ttl(value)),
             "pool-size" => options.pool_max_size = parse_number(value),
             "wal-segment" => self.wal_segment_size = parse_number(value),
             "max-wal" => self.max_wal_size = parse_number(value),
@@ -461,6 +547,7 @@ impl ScriptRun {
         let metrics = self.db().metrics();
         match name {
             "flushes" => metrics.flushes,
+            "ingests" => metrics.ingests,
             "compactions" => metrics.compactions,
             "trivial-moves" => metrics.trivial_moves,
             "blob-gc-runs" => metrics.blob_gc_runs,

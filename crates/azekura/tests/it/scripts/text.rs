@@ -5,6 +5,7 @@
 //! - `a..c`, `a..=c`, `>a..c`, `..c`, `prefix=a`: bounds of an iterator.
 
 use std::ops::Bound;
+use std::time::Duration;
 
 /// A key of a script with the text that replaces `{}` in its value: its number, or the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +42,11 @@ pub(super) fn parse_keys(word: &str) -> Vec<ScriptKey> {
 
 pub(super) fn parse_number<N: std::str::FromStr>(word: &str) -> N {
     word.parse().unwrap_or_else(|_| panic!("{word:?} is no number"))
+}
+
+/// A time to live of this many milliseconds.
+pub(super) fn parse_ttl(word: &str) -> Duration {
+    Duration::from_millis(parse_number(word))
 }
 
 /// The bounds of an iterator.

@@ -105,7 +105,7 @@ fn at_rest_stale_values_go_by_themselves() {
     insert_round(&part, 0..100, 0);
     part.flush().unwrap();
     insert_round(&part, (0..100).filter(|n| n % 5 != 0), 1);
-    wait_until("half of all is stale and stays", || {
+    wait_until("half of all bytes are stale and remain", || {
         let metrics = part.metrics();
         let amp = |m: &azekura::PartitionMetrics| m.blob_bytes() as f64 / m.referenced_blob_bytes() as f64;
         db.metrics().flushes >= 2 && metrics.referenced_blob_bytes() < 110_000 && amp(&metrics) < 1.6
@@ -252,7 +252,7 @@ fn check_random_gc(seed: u64, lists: &[Vec<u64>]) {
     let keys: Vec<Vec<u8>> = std::mem::take(&mut model.current).into_keys().collect();
     keys.iter().for_each(|key| part.remove(key).unwrap());
     part.gc_with_space_amp_target(3.0).unwrap();
-    assert_eq!(part.gc_scan().unwrap(), GcReport::default(), "seed {seed}: nothing is left");
+    assert_eq!(part.gc_scan().unwrap(), GcReport::default(), "seed {seed}: no blob file remains");
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn gc_on_full_disk_fails_without_damage() {
                 part.flush().unwrap();
                 blob_files(&machine) == part.metrics().blob_files.len()
             };
-            wait_until("what was begun is there still", only_named);
+            wait_until("files of the interrupted blob GC remain", only_named);
             let check = |part: &Partition| {
                 (0..100).for_each(|n| {
                     let wanted = value(n, u32::from(n % 2 == 0));
@@ -300,7 +300,7 @@ fn gc_on_full_disk_fails_without_damage() {
             part.gc_with_space_amp_target(1.0).unwrap();
             check(&part);
             assert_eq!(part.gc_scan().unwrap().total_blobs, 100);
-            wait_until("what was collected is there still", only_named);
+            wait_until("files that blob GC replaced remain", only_named);
             drop((part, db));
             check(&config(&fs).open().unwrap().partition("p").unwrap());
         }

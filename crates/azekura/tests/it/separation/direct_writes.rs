@@ -20,9 +20,9 @@ const ENOSPC: Fault = Fault::Error(io::ErrorKind::StorageFull);
 
 /// Values of 500 bytes and more are large.
 fn direct_write_options(target_size: u64) -> PartitionCreateOptions {
-    let apart = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(target_size);
-    let apart = apart.compression(CompressionType::None).automatic_gc(None);
-    PartitionCreateOptions::default().with_kv_separation(apart.direct_write_threshold(500))
+    let separation = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(target_size);
+    let separation = separation.compression(CompressionType::None).automatic_gc(None);
+    PartitionCreateOptions::default().with_kv_separation(separation.direct_write_threshold(500))
 }
 
 fn open(fs: &Arc<dyn Fs>) -> (Database, Partition) {
@@ -118,7 +118,7 @@ fn direct_write_stores_pointer_in_wal_and_memory() {
     check_keys(&part, 50, 1);
     part.flush().unwrap();
     check_keys(&part, 50, 1);
-    assert!(db.metrics().flushed_bytes < 10_000, "a flush writes none of them again");
+    assert!(db.metrics().flushed_bytes < 10_000, "a flush rewrites no direct value");
     assert!((0..50).all(|n| snapshot.get(&part, key(n)).unwrap().unwrap() == value(n, 0, 1000)));
     drop(snapshot);
     part.major_compact().unwrap();
@@ -216,7 +216,7 @@ fn batch_with_direct_blobs_is_atomic() {
             batch.remove(&other, format!("small {n}"));
         }
         let (_, before) = after_kill(&machine);
-        assert!(orphaned_blob_files(&before) > 0, "what is written ahead of its commit is nobody's yet");
+        assert!(orphaned_blob_files(&before) > 0, "a blob file has no owner before its first commit");
         batch.commit().unwrap();
         let (_, after) = after_kill(&machine);
         for fs in [&fs, &after] {
@@ -299,7 +299,7 @@ fn failed_blob_sync_fails_commit_or_poisons() {
     insert_round_synced(&db, &part, 0, 0).unwrap();
     faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
     assert_eq!(insert_round_synced(&db, &part, 1, 0).unwrap_err().kind(), ErrorKind::Io);
-    assert!(!db.metrics().poisoned && part.get(key(1)).unwrap().is_none(), "nobody else lost anything");
+    assert!(!db.metrics().poisoned && part.get(key(1)).unwrap().is_none(), "no other write is affected");
     (1..5).for_each(|n| insert_round_synced(&db, &part, n, 0).unwrap());
     part.flush().unwrap();
     check_keys(&part, 5, 0);
@@ -373,7 +373,7 @@ fn flipped_direct_blob_byte_loses_nothing_synced() {
             Err(error) => {
                 assert!(matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Unsupported), "{error}");
                 assert_eq!(error.file(), Some(path.as_path()), "{error}");
-                assert!(at < 64 + 3 * 526, "{at}: above what was synced the log ends: {error}");
+                assert!(at < 64 + 3 * 526, "{at}: the WAL ends above its synced part: {error}");
                 assert_eq!(dir_contents(&copy, Path::new(DIR)), before, "a failed open changes nothing");
                 let report = inspect::verify(&fs, Path::new(DIR), &mut |_, _| {}).unwrap();
                 assert!(!report.is_clean());
@@ -387,7 +387,7 @@ fn flipped_direct_blob_byte_loses_nothing_synced() {
                 }
             }
             Ok(db) => {
-                assert!(at >= 64 + 3 * 526, "{at}: what was synced is damaged");
+                assert!(at >= 64 + 3 * 526, "{at}: the damaged value was synced");
                 let part = db.partition("p").unwrap();
                 let count = (at - 64) / 526;
                 assert_eq!(part.len().unwrap(), count as u64, "{at}");
@@ -400,7 +400,7 @@ fn flipped_direct_blob_byte_loses_nothing_synced() {
         if at >= 64 {
             let db = config(Arc::new(salvaged)).recovery_mode(RecoveryMode::Salvage).open().unwrap();
             let part = db.partition("p").unwrap();
-            assert_eq!(part.len().unwrap(), 5, "{at}: all but one is got out");
+            assert_eq!(part.len().unwrap(), 5, "{at}: all commits but one are recovered");
         }
     }
     assert!(corrupt > 300 && ended > 300, "{corrupt} {ended}");
@@ -597,10 +597,11 @@ fn writers_at_once_lose_nothing_where_some_fail() {
 fn default_direct_write_threshold_is_one_mib() {
     let (_, fs) = new_machine();
     let db = config(Arc::clone(&fs)).open().unwrap();
-    let apart = |threshold| KvSeparationOptions::default().separation_threshold(threshold);
+    let separation = |threshold| KvSeparationOptions::default().separation_threshold(threshold);
     for (name, threshold, is_early) in [("p", 1 << 10, true), ("q", 2 << 20, false)] {
-        let part =
-            db.open_partition(name, PartitionCreateOptions::default().with_kv_separation(apart(threshold))).unwrap();
+        let part = db
+            .open_partition(name, PartitionCreateOptions::default().with_kv_separation(separation(threshold)))
+            .unwrap();
         let before = db.metrics().direct_blob_bytes;
         for len in [(1 << 20) - 1, 1 << 20] {
             part.insert(format!("{len}"), value(1, 1, len)).unwrap();
@@ -611,7 +612,7 @@ fn default_direct_write_threshold_is_one_mib() {
     let plain = db.open_partition("r", PartitionCreateOptions::default()).unwrap();
     let before = db.metrics().direct_blob_bytes;
     plain.insert("k", value(1, 1, 3 << 20)).unwrap();
-    assert_eq!(db.metrics().direct_blob_bytes, before, "without separation all goes by the log");
+    assert_eq!(db.metrics().direct_blob_bytes, before, "without separation all values go through the WAL");
 }
 
 /// On disk, with the least memory that the options allow.
@@ -650,7 +651,7 @@ fn commit(db: &Database, part: &Partition, k: u32, mode: PersistMode) -> azekura
     batch.commit()
 }
 
-fn run_until_crash(fs: &Arc<dyn Fs>, told: &mut AckedCommits) -> azekura::Result<()> {
+fn run_until_crash(fs: &Arc<dyn Fs>, reported: &mut AckedCommits) -> azekura::Result<()> {
     let open = || {
         let db = config(Arc::clone(fs)).mapped_wal(false).open()?;
         let part = db.open_partition("p", direct_write_options(2 << 10))?;
@@ -660,7 +661,7 @@ fn run_until_crash(fs: &Arc<dyn Fs>, told: &mut AckedCommits) -> azekura::Result
     for k in 0..14 {
         let mode = if k % 4 == 1 { PersistMode::SyncData } else { PersistMode::Buffer };
         commit(&db, &part, k, mode)?;
-        told.acknowledged = k + 1;
+        reported.acknowledged = k + 1;
         match k {
             3 | 8 => part.flush()?,
             6 => db.persist(PersistMode::SyncAll)?,
@@ -674,7 +675,7 @@ fn run_until_crash(fs: &Arc<dyn Fs>, told: &mut AckedCommits) -> azekura::Result
             _ if mode == PersistMode::Buffer => continue,
             _ => {}
         }
-        told.durable = k + 1;
+        reported.durable = k + 1;
     }
     Ok(())
 }
@@ -699,8 +700,8 @@ fn crash_at_any_op_orphans_no_direct_blob_file() {
     for ops in 0.. {
         let (machine, fs) = new_machine();
         machine.freeze_after(Some(ops));
-        let mut told = AckedCommits::default();
-        let ended = run_until_crash(&fs, &mut told);
+        let mut reported = AckedCommits::default();
+        let ended = run_until_crash(&fs, &mut reported);
         assert!(ended.is_ok() || machine.is_frozen(), "{ended:?}");
         for (salt, survival) in [
             (0, Survival::Nothing),
@@ -714,12 +715,12 @@ fn crash_at_any_op_orphans_no_direct_blob_file() {
             copy.crash(survival, ops * 5 + salt);
             let fs: Arc<dyn Fs> = Arc::new(copy);
             let (_db, part) = open(&fs);
-            let least = if survival == Survival::Everything { told.acknowledged } else { told.durable };
-            check_prefix(&part, least, told.acknowledged + 1);
+            let least = if survival == Survival::Everything { reported.acknowledged } else { reported.durable };
+            check_prefix(&part, least, reported.acknowledged + 1);
             assert_clean(&fs);
         }
         if !machine.is_frozen() {
-            assert!(ops > 100, "{ops} operations are a short life");
+            assert!(ops > 100, "{ops} operations are too few");
             return;
         }
     }

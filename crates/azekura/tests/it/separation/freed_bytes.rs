@@ -7,9 +7,9 @@ use azekura::{
 use std::sync::Arc;
 
 fn options(automatic: Option<f32>) -> PartitionCreateOptions {
-    let apart = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(8 << 10);
-    let apart = apart.compression(CompressionType::None).automatic_gc(automatic);
-    PartitionCreateOptions::default().with_kv_separation(apart)
+    let separation = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(8 << 10);
+    let separation = separation.compression(CompressionType::None).automatic_gc(automatic);
+    PartitionCreateOptions::default().with_kv_separation(separation)
 }
 
 /// 200 values of 1,000 bytes, every other of them overwritten; compaction has counted the stale ones.

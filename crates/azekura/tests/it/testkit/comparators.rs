@@ -3,7 +3,10 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use azekura::{Comparator, DataBlockIndexType, Database, Partition, PartitionCreateOptions, Result};
+use azekura::{
+    Comparator, DataBlockIndexType, Database, MergeOperator, Partition, PartitionComponents, PartitionCreateOptions,
+    PrefixExtractor, Result,
+};
 
 /// The order of a partition's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +52,15 @@ impl TestOrder {
         }
     }
 
-    /// The options without what this order refuses: where equal keys cannot be hashed, no layout of blocks that does.
+    /// The options without those that this order refuses: if equal keys cannot be hashed, no block layout with
+    /// hashes; unless the order is that of bytes, no prefix extractor.
     pub(crate) fn supported_options(self, options: PartitionCreateOptions) -> PartitionCreateOptions {
         match self {
-            TestOrder::AnyCase => options.data_block_index_type(DataBlockIndexType::BinarySearch),
-            _ => options,
+            TestOrder::Bytes => options,
+            TestOrder::AnyCase => options
+                .prefix_extractor(None::<PrefixExtractor>)
+                .data_block_index_type(DataBlockIndexType::BinarySearch),
+            _ => options.prefix_extractor(None::<PrefixExtractor>),
         }
     }
 
@@ -70,11 +77,25 @@ impl TestOrder {
     /// # Errors
     /// Those of opening.
     pub(crate) fn open(self, db: &Database, name: &str, options: PartitionCreateOptions) -> Result<Partition> {
-        let options = self.supported_options(options);
-        match self.comparator() {
-            None => db.open_partition(name, options),
-            Some(comparator) => db.open_partition_with_comparator(name, options, comparator),
+        self.open_with(db, name, options, None)
+    }
+
+    /// As [`open`](TestOrder::open), with a merge operator.
+    pub(crate) fn open_with(
+        self,
+        db: &Database,
+        name: &str,
+        options: PartitionCreateOptions,
+        operator: Option<Arc<dyn MergeOperator>>,
+    ) -> Result<Partition> {
+        let mut components = PartitionComponents::default();
+        if let Some(comparator) = self.comparator() {
+            components = components.comparator(comparator);
         }
+        if let Some(operator) = operator {
+            components = components.merge_operator(operator);
+        }
+        db.open_partition_with(name, self.supported_options(options), components)
     }
 
     /// A key that this order accepts, made of any bytes. The orders that panic on unknown byte strings accept keys that
@@ -91,7 +112,7 @@ impl TestOrder {
         [&body[..], &key_checksum(&body)].concat()
     }
 
-    /// Panics if `key` is none that [`valid_key`](TestOrder::valid_key) made.
+    /// Panics if `key` was not made by [`valid_key`](TestOrder::valid_key) made.
     fn check_valid(self, key: &[u8]) {
         let body = match self {
             TestOrder::ChecksummedReversed if key.len() >= 2 => &key[..key.len() - 2],
@@ -104,7 +125,7 @@ impl TestOrder {
         assert!(key.ends_with(&key_checksum(body)), "{self:?} was given {key:.20?}");
     }
 
-    /// A form of `key` that compares as bytes as `key` does in this order; equal keys have the same one.
+    /// A form of `key` whose byte order is this order; equal keys have equal forms.
     pub(crate) fn canonical(self, key: &[u8]) -> Vec<u8> {
         match self {
             TestOrder::Bytes => key.to_vec(),

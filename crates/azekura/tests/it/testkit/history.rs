@@ -55,7 +55,7 @@ pub(crate) struct WriteHistory {
 impl WriteHistory {
     /// Records that an event is about to be requested. There is one at a time.
     pub(crate) fn begin_event(&mut self, event: HistoryEvent) {
-        assert_eq!(self.acknowledged, self.events.len(), "one at a time");
+        assert_eq!(self.acknowledged, self.events.len(), "an earlier event is not acknowledged");
         self.events.push(event);
     }
 
@@ -204,7 +204,7 @@ mod tests {
         let early = State::from([("b".to_owned(), Map::new())]);
         assert_eq!(history.matching_prefix(&early, 0), Ok(2));
         assert!(history.matching_prefix(&early, 1).unwrap_err().contains("\"a\" is gone"));
-        let stranger = State::from([("c".to_owned(), Map::new())]);
-        assert!(history.matching_prefix(&stranger, 0).is_err());
+        let foreign = State::from([("c".to_owned(), Map::new())]);
+        assert!(history.matching_prefix(&foreign, 0).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! A whole database as plain maps, read in every way there is.
+//! A whole database as plain maps, read by iteration in both directions and by gets.
 
 use azekura::{Database, Partition, Result};
 

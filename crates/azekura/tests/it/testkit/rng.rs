@@ -6,9 +6,9 @@ pub(crate) struct SeededRng(u64);
 
 impl SeededRng {
     pub(crate) fn new(seed: u64) -> SeededRng {
-        let mut dice = SeededRng(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ 0x5DEE_CE66);
-        dice.next_u64();
-        dice
+        let mut rng = SeededRng(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ 0x5DEE_CE66);
+        rng.next_u64();
+        rng
     }
 
     /// 64 random bits.

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Far above the time that a slow machine needs.
+/// Time limit, far above the time that a slow machine needs.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs `body` on another thread and fails if it takes longer than two minutes. Passes a panic of `body` on.

@@ -1,0 +1,109 @@
+//! The keys and ranges that a transaction has read.
+
+use std::sync::{Arc, Mutex};
+
+use crate::base::KeyOrder;
+use crate::base::sync::lock;
+use crate::db::catalog::PartitionState;
+use crate::db::commit_check::ReadsOfPartition;
+use crate::db::state::scanned_range::{OwnedRange, ScannedRange, range_bytes};
+use crate::mem::slice::Slice;
+
+/// A sorted list of keys is made when this many keys were added.
+const SORT_KEYS_MIN: usize = 64;
+/// Assumed memory of a range that an iterator still changes.
+const OPEN_RANGE_BYTES: usize = 1 << 10;
+
+/// Tracked reads, with absent keys, in bounded memory: the transaction compares [`bytes`](ReadSet::bytes) with its
+/// limit.
+#[derive(Default)]
+pub(crate) struct ReadSet {
+    partitions: Vec<PartitionReads>,
+}
+
+struct PartitionReads {
+    partition: Arc<PartitionState>,
+    keys: Vec<Slice>,
+    key_bytes: usize,
+    /// Number of keys at which duplicates are removed.
+    sort_at: usize,
+    /// Ranges of iterators that may still be in use.
+    open: Vec<Arc<Mutex<ScannedRange>>>,
+    closed: Vec<OwnedRange>,
+    closed_bytes: usize,
+}
+
+impl ReadSet {
+    fn partition(&mut self, partition: &Arc<PartitionState>) -> &mut PartitionReads {
+        let known = self.partitions.iter().position(|reads| reads.partition.id == partition.id);
+        let at = known.unwrap_or_else(|| {
+            self.partitions.push(PartitionReads {
+                partition: Arc::clone(partition),
+                keys: Vec::new(),
+                key_bytes: 0,
+                sort_at: SORT_KEYS_MIN,
+                open: Vec::new(),
+                closed: Vec::new(),
+                closed_bytes: 0,
+            });
+            self.partitions.len() - 1
+        });
+        &mut self.partitions[at]
+    }
+
+    /// Adds a key that was read, present or not.
+    pub(crate) fn add_key(&mut self, partition: &Arc<PartitionState>, key: &[u8]) {
+        let reads = self.partition(partition);
+        if reads.keys.last().is_some_and(|last| **last == *key) {
+            return;
+        }
+        reads.keys.push(Slice::from(key));
+        reads.key_bytes += key_bytes(key);
+        if reads.keys.len() >= reads.sort_at {
+            reads.keys.sort_unstable();
+            reads.keys.dedup();
+            reads.key_bytes = reads.keys.iter().map(|key| key_bytes(key)).sum();
+            reads.sort_at = (2 * reads.keys.len()).max(SORT_KEYS_MIN);
+        }
+    }
+
+    /// Adds the range of a new iterator, which is empty until the iterator has read something.
+    pub(crate) fn add_range(
+        &mut self,
+        partition: &Arc<PartitionState>,
+        order: KeyOrder,
+        bounds: OwnedRange,
+    ) -> Arc<Mutex<ScannedRange>> {
+        let reads = self.partition(partition);
+        for ended in reads.open.extract_if(.., |range| Arc::strong_count(range) == 1) {
+            for range in lock(&ended).ranges() {
+                reads.closed_bytes += range_bytes(&range);
+                reads.closed.push(range);
+            }
+        }
+        let range = Arc::new(Mutex::new(ScannedRange::new(order, bounds)));
+        reads.open.push(Arc::clone(&range));
+        range
+    }
+
+    /// Approximate memory in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let of = |reads: &PartitionReads| reads.key_bytes + reads.closed_bytes + reads.open.len() * OPEN_RANGE_BYTES;
+        self.partitions.iter().map(of).sum::<usize>() as u64
+    }
+
+    /// Takes everything that was read until now.
+    pub(crate) fn take(&mut self) -> Vec<ReadsOfPartition> {
+        let reads = std::mem::take(&mut self.partitions).into_iter().map(|reads| {
+            let open = reads.open.iter().flat_map(|range| lock(range).ranges());
+            let ranges = reads.closed.into_iter().chain(open).collect();
+            ReadsOfPartition { partition: reads.partition, keys: reads.keys, ranges }
+        });
+        reads.filter(|reads| !reads.keys.is_empty() || !reads.ranges.is_empty()).collect()
+    }
+}
+
+/// Memory of a key in bytes. A short key is part of its `Slice`.
+fn key_bytes(key: &[u8]) -> usize {
+    size_of::<Slice>() + key.len()
+}

@@ -1,0 +1,314 @@
+//! The state of a transaction: its snapshot, its reads and its writes. [`Transaction`](crate::Transaction) and its
+//! untracked reads are the public calls.
+
+use std::fmt;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use crate::base::blob_pointer::BlobPointer;
+use crate::base::key::split_expiry;
+use crate::base::sync::lock;
+use crate::base::{Error, RecordKind, Result};
+use crate::db::batch::{Batch, BatchMark};
+use crate::db::commit_check::CommitCheck;
+use crate::db::config::{PersistMode, PlantedBug};
+use crate::db::handle::DbHandle;
+use crate::db::handle::ExclusiveTurn;
+use crate::db::iter::{DbIter, Iter, IterState, OwnedBounds, prefix_bounds};
+use crate::db::partition::Partition;
+use crate::db::state::scanned_range::range_bytes;
+use crate::db::transaction::read_set::ReadSet;
+use crate::db::transaction::transaction_options::{Isolation, TransactionOptions};
+use crate::db::transaction::transaction_view::{TransactionView, find_last_write};
+use crate::db::writes::overlay::Overlay;
+use crate::engine::{ReadMoment, ReadSeqno, SnapshotGuard};
+use crate::mem::slice::Slice;
+
+/// Up to this many writes, a lookup reads the encoded writes instead of ordering them.
+const SCANNED_WRITES_MAX: u32 = 16;
+
+/// The state of a transaction.
+pub(crate) struct TransactionState {
+    // The order of fields is the order of their drops: the turn ends before the handle, which may close the database.
+    turn: Option<ExclusiveTurn>,
+    snapshot: SnapshotGuard,
+    isolation: Isolation,
+    reads: Arc<Mutex<ReadSet>>,
+    overlay: Mutex<Overlay>,
+    savepoints: Vec<(u64, BatchMark)>,
+    next_savepoint: u64,
+    batch: Batch,
+}
+
+/// What the transaction itself has written for a key.
+enum OwnWrite {
+    Removed,
+    Value(Slice),
+    Blob(BlobPointer, Vec<u8>),
+    /// An operand, which changes an older value.
+    Operand,
+}
+
+impl TransactionState {
+    pub(crate) fn begin(handle: &Arc<DbHandle>, options: &TransactionOptions) -> Result<TransactionState> {
+        let turn = if options.exclusive { Some(ExclusiveTurn::begin(handle)?) } else { None };
+        Ok(TransactionState { turn, ..TransactionState::new(handle, options.isolation) })
+    }
+
+    pub(crate) fn new(handle: &Arc<DbHandle>, isolation: Isolation) -> TransactionState {
+        TransactionState {
+            turn: None,
+            snapshot: handle.inner.snapshots.register(),
+            isolation,
+            reads: Arc::default(),
+            overlay: Mutex::default(),
+            savepoints: Vec::new(),
+            next_savepoint: 0,
+            batch: Batch::new(Arc::clone(handle)),
+        }
+    }
+
+    /// Whether reads are recorded. At `Snapshot` isolation only writes are checked, and an exclusive transaction has no
+    /// conflicts.
+    fn tracks_reads(&self) -> bool {
+        self.isolation == Isolation::Serializable && self.turn.is_none()
+    }
+
+    /// Marks the present writes; returns the owner and the number of the mark.
+    pub(crate) fn savepoint(&mut self) -> (Weak<Mutex<ReadSet>>, u64) {
+        let number = self.next_savepoint;
+        self.next_savepoint += 1;
+        self.savepoints.push((number, self.batch.mark()));
+        (Arc::downgrade(&self.reads), number)
+    }
+
+    /// Discards the writes since a mark.
+    pub(crate) fn rollback_to(&mut self, owner: &Weak<Mutex<ReadSet>>, number: u64) -> Result<()> {
+        if !Weak::ptr_eq(owner, &Arc::downgrade(&self.reads)) {
+            return Err(Error::invalid("the savepoint belongs to another transaction"));
+        }
+        let found = self.savepoints.binary_search_by_key(&number, |(number, _)| *number);
+        let at = found.map_err(|_| Error::invalid("the savepoint was discarded by a rollback to an earlier one"))?;
+        self.savepoints.truncate(at + 1);
+        self.batch.reset_to(self.savepoints[at].1);
+        *lock(&self.overlay) = Overlay::default();
+        Ok(())
+    }
+
+    pub(crate) fn durability(&mut self, mode: PersistMode) {
+        self.batch.durability(mode);
+    }
+
+    pub(crate) fn commit(mut self) -> Result<()> {
+        self.take_turn()?;
+        let inner = &self.batch.handle().inner;
+        if self.batch.is_empty() && inner.writer.is_none() {
+            return inner.check_open();
+        }
+        let mut reads = lock(&self.reads).take();
+        if inner.settings.has_planted_bug(PlantedBug::UntrackedTransactions) {
+            reads.clear();
+        }
+        let includes_writes = self.isolation == Isolation::Snapshot;
+        let check = (includes_writes || !reads.is_empty() || self.turn.is_some())
+            .then(|| Arc::new(CommitCheck::new(reads, includes_writes, self.turn.is_some(), self.snapshot.seqno())));
+        self.batch.commit_with_check(check.as_ref(), self.turn.take())
+    }
+
+    /// The exclusive turn, if there is one, belongs to the calling thread from now on.
+    fn take_turn(&self) -> Result<()> {
+        self.turn.as_ref().map_or(Ok(()), ExclusiveTurn::move_to_this_thread)
+    }
+
+    /// Adds a write. After an error nothing has changed.
+    pub(crate) fn write(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
+        self.begin_write(partition, key, value)?;
+        self.batch.try_push(partition, kind, key, value)
+    }
+
+    fn begin_write(&self, partition: &Partition, key: &[u8], value: &[u8]) -> Result<()> {
+        self.take_turn()?;
+        partition.check_same_database(self.batch.handle())?;
+        partition.state.tree()?;
+        let value_len = if partition.state.uses_direct_write(value.len()) { 0 } else { value.len() };
+        self.check_memory(lock(&self.reads).bytes(), key.len() + value_len)
+    }
+
+    /// Adds a write that expires after `ttl_ms` milliseconds. After an error nothing has changed.
+    pub(crate) fn write_expiring(
+        &mut self,
+        partition: &Partition,
+        key: &[u8],
+        value: &[u8],
+        ttl_ms: u64,
+    ) -> Result<()> {
+        self.begin_write(partition, key, value)?;
+        self.batch.try_push_value(partition, key, value, Some(ttl_ms))
+    }
+
+    /// Adds a range delete. After an error nothing has changed.
+    pub(crate) fn remove_bounds(&mut self, partition: &Partition, bounds: &OwnedBounds) -> Result<()> {
+        self.take_turn()?;
+        partition.check_same_database(self.batch.handle())?;
+        self.check_memory(lock(&self.reads).bytes(), range_bytes(bounds))?;
+        self.batch.remove_bounds(partition, bounds)
+    }
+
+    /// Fails if the transaction has too little memory for `added` more bytes of writes or reads. Writes count twice,
+    /// because a read may order them.
+    fn check_memory(&self, read_bytes: u64, added: usize) -> Result<()> {
+        let limit = self.batch.handle().inner.settings.memory_budget / 2;
+        let written = self.batch.writes().0.len() + self.savepoints.len() * size_of::<(u64, BatchMark)>();
+        if read_bytes + 2 * (written + added) as u64 <= limit {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("the transaction needs more than half the memory budget ({limit} bytes)")))
+    }
+
+    /// Records a read of `key`.
+    fn track_key(&self, partition: &Partition, key: &[u8]) -> Result<()> {
+        let mut reads = lock(&self.reads);
+        self.check_memory(reads.bytes(), key.len())?;
+        reads.add_key(&partition.state, key);
+        Ok(())
+    }
+
+    /// Returns the value of `key`, and records the read if `tracked`.
+    pub(crate) fn read(&self, partition: &Partition, key: &[u8], tracked: bool) -> Result<Option<Slice>> {
+        partition.check_same_database(self.batch.handle())?;
+        match self.own_write(partition, key)? {
+            Some(OwnWrite::Removed) => return Ok(None),
+            Some(OwnWrite::Value(value)) => return Ok(Some(value)),
+            Some(OwnWrite::Blob(_, pointer)) => {
+                return partition.state.tree()?.view().blob_resolver().resolve(&pointer).map(Some);
+            }
+            Some(OwnWrite::Operand) => return self.read_merged(partition, key, tracked),
+            None => {}
+        }
+        if tracked && self.tracks_reads() {
+            self.track_key(partition, key)?;
+        }
+        partition.get_at(key, ReadSeqno::At(self.snapshot.moment()))
+    }
+
+    /// Returns the length of the value of `key`, and records the read if `tracked`.
+    pub(crate) fn read_size(&self, partition: &Partition, key: &[u8], tracked: bool) -> Result<Option<u32>> {
+        partition.check_same_database(self.batch.handle())?;
+        match self.own_write(partition, key)? {
+            Some(OwnWrite::Removed) => return Ok(None),
+            // Values are at most 4 GiB - 1, so the cast loses nothing.
+            Some(OwnWrite::Value(value)) => return Ok(Some(value.len() as u32)),
+            Some(OwnWrite::Blob(pointer, _)) => return Ok(Some(pointer.value_len)),
+            Some(OwnWrite::Operand) => {
+                return Ok(self.read_merged(partition, key, tracked)?.map(|value| value.len() as u32));
+            }
+            None => {}
+        }
+        if tracked && self.tracks_reads() {
+            self.track_key(partition, key)?;
+        }
+        partition.size_of_at(key, ReadSeqno::At(self.snapshot.moment()))
+    }
+
+    /// Returns the value of `key`, for which the transaction has written operands.
+    fn read_merged(&self, partition: &Partition, key: &[u8], tracked: bool) -> Result<Option<Slice>> {
+        let order = partition.state.tree()?.key_order();
+        let is_own = self.overlay_with_all_writes()?.has_base(partition.state.id, order, key)?;
+        if tracked && self.tracks_reads() && !is_own {
+            self.track_key(partition, key)?;
+        }
+        let bounds = (Bound::Included(key.to_vec()), Bound::Included(key.to_vec()));
+        let entry = Iter(IterState::new(self.try_iter(partition, &bounds))).next().transpose()?;
+        Ok(entry.map(|(_, value)| value))
+    }
+
+    /// Returns what the transaction has written for `key`, if anything.
+    fn own_write(&self, partition: &Partition, key: &[u8]) -> Result<Option<OwnWrite>> {
+        let (payload, count, partitions) = self.batch.writes();
+        if !partitions.iter().any(|written| written.id == partition.state.id) {
+            return Ok(None);
+        }
+        self.batch.handle().inner.check_open()?;
+        let order = partition.state.tree()?.key_order();
+        // A write expires after the moment that the transaction reads.
+        let own = |(kind, value): (RecordKind, &[u8])| match split_expiry(kind, value)? {
+            (_, RecordKind::Put, value) => Ok(OwnWrite::Value(Slice::from(value))),
+            (_, RecordKind::BlobPointer, value) => Ok(OwnWrite::Blob(BlobPointer::decode(value)?, value.to_vec())),
+            (_, RecordKind::Merge, _) => Ok(OwnWrite::Operand),
+            _ => Ok(OwnWrite::Removed),
+        };
+        if count <= SCANNED_WRITES_MAX {
+            return find_last_write(payload, partition.state.id, order, key)?.map(own).transpose();
+        }
+        let overlay = self.overlay_with_all_writes()?;
+        let last = overlay.find_last_write(partition.state.id, order, key);
+        last.map(|(kind, value)| own((kind, &value))).transpose()
+    }
+
+    fn overlay_with_all_writes(&self) -> Result<MutexGuard<'_, Overlay>> {
+        let (payload, _, partitions) = self.batch.writes();
+        let mut overlay = lock(&self.overlay);
+        overlay.apply(payload, partitions, self.snapshot.seqno())?;
+        Ok(overlay)
+    }
+
+    pub(crate) fn iter_state(&self, partition: &Partition, bounds: OwnedBounds, tracked: bool) -> IterState {
+        match self.try_iter(partition, &bounds) {
+            Ok(iter) if tracked && self.tracks_reads() => self.track_iter(partition, iter, bounds),
+            iter => IterState::new(iter),
+        }
+    }
+
+    pub(crate) fn prefix_state(&self, partition: &Partition, prefix: &[u8], tracked: bool) -> IterState {
+        match partition.check_prefix_order() {
+            Ok(()) => self.iter_state(partition, prefix_bounds(prefix), tracked),
+            Err(error) => IterState::new(Err(error)),
+        }
+    }
+
+    fn try_iter(&self, partition: &Partition, bounds: &OwnedBounds) -> Result<DbIter> {
+        let handle = self.batch.handle();
+        partition.check_same_database(handle)?;
+        let (_, count, partitions) = self.batch.writes();
+        if !partitions.iter().any(|written| written.id == partition.state.id) {
+            return partition.db_iter(bounds.clone(), self.snapshot.clone());
+        }
+        let overlay = self.overlay_with_all_writes()?;
+        let Some(writes) = overlay.memtable(partition.state.id).cloned() else {
+            return partition.db_iter(bounds.clone(), self.snapshot.clone());
+        };
+        let tree = partition.state.tree()?;
+        let (order, snapshot) = (tree.key_order().clone(), self.snapshot.moment());
+        let range_deletes = writes.range_tombstones_arc();
+        let view = TransactionView {
+            tree: tree.view(),
+            order: order.clone(),
+            snapshot,
+            writes,
+            range_deletes,
+            merge_operator: partition.state.merge_operator_if_known().cloned(),
+        };
+        partition.state.tree()?; // otherwise the iterator may read a tree that was emptied by a deletion
+        let at = ReadMoment { seqno: snapshot.seqno.plus(u64::from(count)), ..snapshot };
+        let view = Arc::new(view);
+        Ok(DbIter::with_view(Arc::clone(handle), view, order, bounds.clone(), self.snapshot.clone(), at))
+    }
+
+    fn track_iter(&self, partition: &Partition, iter: DbIter, bounds: OwnedBounds) -> IterState {
+        let order = match partition.state.tree() {
+            Ok(tree) => tree.key_order().clone(),
+            Err(error) => return IterState::new(Err(error)),
+        };
+        let mut reads = lock(&self.reads);
+        match self.check_memory(reads.bytes(), 0) {
+            Ok(()) => IterState::Tracked(Box::new(iter), reads.add_range(&partition.state, order, bounds)),
+            Err(error) => IterState::new(Err(error)),
+        }
+    }
+
+    pub(crate) fn debug(&self, f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
+        let mut shown = f.debug_struct(name);
+        shown.field("isolation", &self.isolation).field("exclusive", &self.turn.is_some());
+        shown.field("writes", &self.batch.len()).finish_non_exhaustive()
+    }
+}

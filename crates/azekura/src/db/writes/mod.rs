@@ -1,0 +1,7 @@
+//! Writes before their commit.
+//!
+//! Modules, in reading order: [`overlay`] (ordered by key, for reads), [`pool_merge`] (operands for pools become
+//! values).
+
+pub(crate) mod overlay;
+pub(crate) mod pool_merge;

@@ -1,0 +1,229 @@
+//! Hides the entries of one source that a range delete covers. Where all entries of the source in a covered span are
+//! older than the range delete, the iterator seeks past the span and does not read it.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use crate::base::key_range::{KeyBoundary, KeyRange};
+use crate::base::shared_bytes::SharedBytes;
+use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::iter::iter::InternalIter;
+use crate::iter::range_tombstones::{RangeTombstoneSpan, RangeTombstones};
+
+/// An iterator over one source that can skip entries by their sequence numbers.
+pub(crate) trait SkippingIter: InternalIter {
+    /// Moves from the current entry, which is before `boundary`, to the next entry that is behind `boundary`, or may
+    /// have the sequence number `seqno` or a higher one. Returns false if that may be the current entry, and then does
+    /// not move.
+    fn skip_forward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool>;
+
+    /// The same backward, from an entry behind `boundary`.
+    fn skip_backward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool>;
+}
+
+/// Moves to the first entry behind `boundary`.
+pub(crate) fn seek_behind<I: InternalIter>(iter: &mut I, boundary: &KeyBoundary, order: &KeyOrder) -> Result<()> {
+    match boundary {
+        KeyBoundary::Min => iter.seek_to_first(),
+        KeyBoundary::Before(key) => iter.seek(InternalKey::before_versions_of(key)),
+        KeyBoundary::After(key) => {
+            iter.seek(InternalKey::new(key, SeqNo::ZERO))?;
+            while iter.head().is_some_and(|(at, _)| order.keys_equal(at.user_key, key)) {
+                iter.next()?;
+            }
+            Ok(())
+        }
+        KeyBoundary::Max => {
+            iter.seek_to_last()?;
+            if iter.valid() { iter.next() } else { Ok(()) }
+        }
+    }
+}
+
+/// Moves to the last entry before `boundary`.
+pub(crate) fn seek_before<I: InternalIter>(iter: &mut I, boundary: &KeyBoundary, order: &KeyOrder) -> Result<()> {
+    match boundary {
+        KeyBoundary::Before(key) => iter.seek_before(InternalKey::before_versions_of(key)),
+        KeyBoundary::Max => iter.seek_to_last(),
+        KeyBoundary::After(_) | KeyBoundary::Min => {
+            seek_behind(iter, boundary, order)?;
+            match iter.valid() {
+                true => iter.prev(),
+                false => iter.seek_to_last(),
+            }
+        }
+    }
+}
+
+/// The entries of `iter` that no range delete covers.
+pub(crate) fn hide_covered(
+    iter: impl SkippingIter + 'static,
+    tombstones: Option<RangeTombstoneReader>,
+    bounds: (Bound<&Vec<u8>>, Bound<&Vec<u8>>),
+) -> Box<dyn InternalIter> {
+    match tombstones {
+        Some(tombstones) => Box::new(RangeDeleteFilter::new(iter, tombstones, bounds)),
+        None => Box::new(iter),
+    }
+}
+
+/// The range tombstones that apply to a source: its own and those of newer sources.
+#[derive(Clone)]
+pub(crate) struct RangeTombstoneReader {
+    sets: Arc<[Arc<RangeTombstones>]>,
+    at: SeqNo,
+    order: KeyOrder,
+}
+
+impl RangeTombstoneReader {
+    /// `None` if there are no range tombstones. The reader reads at `at`.
+    pub(crate) fn new(sets: Vec<Arc<RangeTombstones>>, at: SeqNo, order: KeyOrder) -> Option<RangeTombstoneReader> {
+        let sets: Vec<_> = sets.into_iter().filter(|set| !set.is_empty()).collect();
+        (!sets.is_empty()).then(|| RangeTombstoneReader { sets: sets.into(), at, order })
+    }
+
+    /// The keys around `key` that have the same range tombstones.
+    pub(crate) fn span(&self, key: &[u8]) -> RangeTombstoneSpan {
+        let mut sets = self.sets.iter();
+        let first = sets.next().map(|set| set.span(key, self.at, &self.order));
+        let all = KeyRange { start: KeyBoundary::Min, end: KeyBoundary::Max };
+        let mut span = first.unwrap_or(RangeTombstoneSpan { range: all, seqno: SeqNo::ZERO });
+        for set in sets {
+            let other = set.span(key, self.at, &self.order);
+            if other.range.start.cmp(&span.range.start, &self.order).is_gt() {
+                span.range.start = other.range.start;
+            }
+            if other.range.end.cmp(&span.range.end, &self.order).is_lt() {
+                span.range.end = other.range.end;
+            }
+            span.seqno = span.seqno.max(other.seqno);
+        }
+        span
+    }
+}
+
+/// Iterates over the entries of a source that no range delete covers. It may return covered entries outside of its
+/// bounds, because it does not move beyond them.
+pub(crate) struct RangeDeleteFilter<C> {
+    inner: C,
+    tombstones: RangeTombstoneReader,
+    /// The bounds of the keys that the reader requests.
+    bounds: KeyRange,
+    /// The span of the current entry; `None` after a seek.
+    span: Option<RangeTombstoneSpan>,
+}
+
+impl<C: SkippingIter> RangeDeleteFilter<C> {
+    pub(crate) fn new(
+        inner: C,
+        tombstones: RangeTombstoneReader,
+        (start, end): (Bound<&Vec<u8>>, Bound<&Vec<u8>>),
+    ) -> RangeDeleteFilter<C> {
+        let own = |key: &Vec<u8>| Arc::from(key.as_slice());
+        let bounds = KeyRange::between(start.map(own), end.map(own));
+        RangeDeleteFilter { inner, tombstones, bounds, span: None }
+    }
+
+    /// Moves forward from a covered entry to the first one that is not covered.
+    fn settle_forward(&mut self) -> Result<()> {
+        let RangeDeleteFilter { inner, tombstones, bounds, span } = self;
+        let order = &tombstones.order;
+        while let Some((key, _)) = inner.head() {
+            let known = span.as_ref().is_some_and(|span| span.range.end.cmp_key(key.user_key, order).is_gt());
+            if !known {
+                *span = Some(tombstones.span(key.user_key));
+            }
+            let Some(RangeTombstoneSpan { range, seqno }) = span else { return Ok(()) };
+            if key.seqno >= *seqno || bounds.end.cmp_key(key.user_key, order).is_lt() {
+                return Ok(());
+            }
+            let nearer = if range.end.cmp(&bounds.end, order).is_lt() { &range.end } else { &bounds.end };
+            if !inner.skip_forward(nearer, *seqno, order)? {
+                inner.next()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves backward from a covered entry to the last one that is not covered.
+    fn settle_backward(&mut self) -> Result<()> {
+        let RangeDeleteFilter { inner, tombstones, bounds, span } = self;
+        let order = &tombstones.order;
+        while let Some((key, _)) = inner.head() {
+            let known = span.as_ref().is_some_and(|span| span.range.start.cmp_key(key.user_key, order).is_lt());
+            if !known {
+                *span = Some(tombstones.span(key.user_key));
+            }
+            let Some(RangeTombstoneSpan { range, seqno }) = span else { return Ok(()) };
+            if key.seqno >= *seqno || bounds.start.cmp_key(key.user_key, order).is_gt() {
+                return Ok(());
+            }
+            let nearer = if range.start.cmp(&bounds.start, order).is_gt() { &range.start } else { &bounds.start };
+            if !inner.skip_backward(nearer, *seqno, order)? {
+                inner.prev()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<C: SkippingIter> InternalIter for RangeDeleteFilter<C> {
+    fn seek_to_first(&mut self) -> Result<()> {
+        self.span = None;
+        self.inner.seek_to_first()?;
+        self.settle_forward()
+    }
+
+    fn seek_to_last(&mut self) -> Result<()> {
+        self.span = None;
+        self.inner.seek_to_last()?;
+        self.settle_backward()
+    }
+
+    fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.span = None;
+        self.inner.seek(target)?;
+        self.settle_forward()
+    }
+
+    fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.span = None;
+        self.inner.seek_before(target)?;
+        self.settle_backward()
+    }
+
+    fn next(&mut self) -> Result<()> {
+        self.inner.next()?;
+        self.settle_forward()
+    }
+
+    fn prev(&mut self) -> Result<()> {
+        self.inner.prev()?;
+        self.settle_backward()
+    }
+
+    fn next_key(&mut self) -> Result<Option<(InternalKey<'_>, RecordKind)>> {
+        self.next()?;
+        Ok(self.inner.head())
+    }
+
+    fn valid(&self) -> bool {
+        self.inner.valid()
+    }
+
+    fn entry(&self) -> EntryRef<'_> {
+        self.inner.entry()
+    }
+
+    fn current(&self) -> Option<EntryRef<'_>> {
+        self.inner.current()
+    }
+
+    fn head(&self) -> Option<(InternalKey<'_>, RecordKind)> {
+        self.inner.head()
+    }
+
+    fn shared_value(&self) -> Option<SharedBytes> {
+        self.inner.shared_value()
+    }
+}

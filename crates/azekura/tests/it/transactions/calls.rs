@@ -1,0 +1,296 @@
+//! What the calls return, and that a call that fails changes nothing.
+
+use azekura::{Config, ErrorKind, KvSeparationOptions, PersistMode, Slice, Transaction, TransactionOptions};
+
+use super::{Fixture, lsm_options};
+
+fn pairs(iter: impl Iterator<Item = azekura::Result<(Slice, Slice)>>) -> String {
+    let pair = |pair: azekura::Result<(Slice, Slice)>| {
+        let (key, value) = pair.unwrap();
+        format!("{}={}", key.escape_ascii(), value.escape_ascii())
+    };
+    iter.map(pair).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn own_writes_are_read_back() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        for key in ["a", "c", "e"] {
+            p.insert(key, "old").unwrap();
+        }
+        let mut tx = fixture.db.transaction();
+        p.insert("d", "later").unwrap(); // not in the snapshot
+        p.insert("c", "later").unwrap();
+        tx.insert(p, "b", "new").unwrap();
+        tx.insert(p, "c", "new").unwrap();
+        tx.remove(p, "e").unwrap();
+        for more in [0, 20] {
+            (0..more).for_each(|n| tx.insert(p, [b'x', n], [n]).unwrap());
+            assert_eq!(tx.get(p, "b").unwrap().unwrap(), "new");
+            assert_eq!((tx.get(p, "e").unwrap(), tx.get(p, "d").unwrap()), (None, None));
+            assert_eq!(tx.multi_get(p, ["a", "e"]).unwrap(), [Some("old".into()), None]);
+            assert_eq!((tx.size_of(p, "c").unwrap(), tx.size_of(p, "e").unwrap()), (Some(3), None));
+            assert!(tx.contains_key(p, "a").unwrap() && !tx.contains_key(p, "e").unwrap());
+            assert_eq!(pairs(tx.range(p, .."x")), "a=old b=new c=new");
+            assert_eq!(pairs(tx.range(p, .."x").rev()), "c=new b=new a=old");
+            assert_eq!(pairs(tx.prefix(p, "b")), "b=new");
+            assert_eq!(tx.iter(p).count(), 3 + usize::from(more));
+            assert_eq!(tx.untracked().keys(p).count(), 3 + usize::from(more));
+        }
+        assert_eq!(tx.first_key_value(p).unwrap().unwrap().0, "a");
+        assert_eq!(tx.last_key_value(p).unwrap().unwrap().0, [b'x', 19]);
+        assert_eq!(pairs(p.range(.."x")), "a=old c=later d=later e=old");
+    }
+}
+
+#[test]
+fn ends_of_an_iterator_meet_and_seek() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        for n in (0..10u8).step_by(2) {
+            p.insert([b'a' + n], [n]).unwrap(); // a c e g i
+        }
+        let mut tx = fixture.db.transaction();
+        for n in (1..10u8).step_by(4) {
+            tx.insert(p, [b'a' + n], [n]).unwrap(); // b f j
+        }
+        tx.remove(p, "e").unwrap();
+        let mut keys = tx.keys(p);
+        let mut step = |forward| {
+            let key = if forward { keys.next() } else { keys.next_back() };
+            key.map_or("-".into(), |key| String::from_utf8(key.unwrap().to_vec()).unwrap())
+        };
+        let order = [true, false, true, false, false, true, true, false, true];
+        assert_eq!(order.map(&mut step).concat(), "ajbigcf--");
+        keys.seek("d");
+        assert_eq!(keys.next().unwrap().unwrap(), "f");
+        keys.seek_back("z");
+        assert_eq!(keys.next_back().unwrap().unwrap(), "j");
+        keys.seek("e");
+        assert_eq!(keys.next().unwrap().unwrap(), "f");
+    }
+}
+
+#[test]
+fn iterators_do_not_see_later_writes() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        p.insert("a", "1").unwrap();
+        let mut tx = fixture.db.transaction();
+        tx.insert(p, "b", "1").unwrap();
+        let iter = tx.iter(p);
+        tx.insert(p, "a", "2").unwrap();
+        tx.insert(p, "c", "2").unwrap();
+        assert_eq!(pairs(tx.iter(p)), "a=2 b=1 c=2");
+        assert_eq!(pairs(iter), "a=1 b=1");
+    }
+}
+
+#[test]
+fn rollback_restores_writes() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        let mut tx = fixture.db.transaction();
+        tx.insert(p, "a", "1").unwrap();
+        let first = tx.savepoint();
+        tx.insert(p, "a", "2").unwrap();
+        tx.insert(fixture.other(p), "other", "2").unwrap();
+        let iter = tx.iter(p);
+        let second = tx.savepoint();
+        tx.remove(p, "a").unwrap();
+        assert_eq!(pairs(tx.iter(p)), "");
+        tx.rollback_to(&second).unwrap();
+        assert_eq!(pairs(tx.iter(p)), "a=2");
+        tx.remove(p, "a").unwrap();
+        tx.rollback_to(&first).unwrap();
+        assert_eq!(pairs(tx.iter(p)), "a=1");
+        assert_eq!(pairs(iter), "a=2", "an iterator keeps the writes that it was made with");
+        assert_eq!(tx.rollback_to(&second).unwrap_err().kind(), ErrorKind::Invalid);
+        let other = fixture.db.transaction().savepoint();
+        assert_eq!(tx.rollback_to(&other).unwrap_err().kind(), ErrorKind::Invalid);
+        tx.rollback_to(&first).unwrap();
+        tx.commit().unwrap();
+        assert_eq!(pairs(p.iter()), "a=1");
+        assert!(fixture.other(p).get("other").unwrap().is_none());
+        p.remove("a").unwrap();
+    }
+}
+
+#[test]
+fn bad_calls_are_typed_errors() {
+    let fixture = Fixture::new();
+    let (db, p) = (&fixture.db, &fixture.lsm);
+    let foreign = Fixture::new();
+    let mut tx = db.transaction();
+    let kind = |result: azekura::Result<()>| result.unwrap_err().kind();
+    assert_eq!(kind(tx.insert(&foreign.lsm, "k", "v")), ErrorKind::Invalid);
+    assert_eq!(kind(tx.get(&foreign.pool, "k").map(drop)), ErrorKind::Invalid);
+    assert_eq!(kind(tx.iter(&foreign.lsm).next().unwrap().map(drop)), ErrorKind::Invalid);
+    assert_eq!(kind(tx.insert(p, [0; 65_536], "")), ErrorKind::Invalid);
+    assert_eq!(kind(tx.insert(p, "k", vec![0; 9 << 20])), ErrorKind::Invalid, "over the memory limit");
+    let doomed = db.open_partition("doomed", lsm_options()).unwrap();
+    let mut late = db.transaction();
+    late.insert(&doomed, "k", "v").unwrap();
+    late.insert(p, "k", "late").unwrap();
+    db.delete_partition(doomed.clone()).unwrap();
+    assert_eq!(kind(tx.insert(&doomed, "k", "v")), ErrorKind::Closed);
+    assert_eq!(kind(late.commit()), ErrorKind::Closed);
+    tx.insert(p, "k", "v").unwrap();
+    tx.commit().unwrap();
+    assert_eq!(p.get("k").unwrap().unwrap(), "v");
+
+    let mut after_close = db.transaction();
+    after_close.insert(p, "k", "closed").unwrap();
+    db.clone().close().unwrap();
+    assert_eq!(kind(after_close.get(p, "k").map(drop)), ErrorKind::Closed);
+    assert_eq!(kind(after_close.insert(p, "k", "v")), ErrorKind::Closed);
+    assert_eq!(kind(after_close.commit()), ErrorKind::Closed);
+    read_only_transactions_read(&fixture);
+}
+
+/// A database that is open for reading only has transactions that read.
+fn read_only_transactions_read(fixture: &Fixture) {
+    let reader = Config::new(&fixture.dir.dir).fs(fixture.dir.fs.clone()).open_read_only().unwrap();
+    let p = reader.partition("lsm").unwrap();
+    let mut tx = reader.transaction();
+    assert_eq!(tx.get(&p, "k").unwrap().unwrap(), "v");
+    tx.insert(&p, "k", "w").unwrap();
+    assert_eq!(tx.commit().unwrap_err().kind(), ErrorKind::Invalid);
+    let only_reads = reader.transaction();
+    assert!(only_reads.contains_key(&p, "k").unwrap());
+    only_reads.commit().unwrap();
+    let exclusive = reader.transaction_with(TransactionOptions::default().exclusive(true));
+    assert_eq!(exclusive.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn memory_of_a_transaction_is_bounded() {
+    let fixture = Fixture::new();
+    let p = &fixture.lsm;
+    let mut tx = fixture.db.transaction();
+    tx.insert(p, "first", "kept").unwrap();
+    let refused = (0..1_000_000u32).find_map(|n| tx.get(p, [&n.to_be_bytes()[..], &[0; 200]].concat()).err());
+    assert_eq!(refused.unwrap().kind(), ErrorKind::Invalid);
+    assert_eq!(tx.untracked().get(p, "first").unwrap().unwrap(), "kept");
+    tx.commit().unwrap();
+    assert_eq!(p.get("first").unwrap().unwrap(), "kept");
+    let mut tx = fixture.db.transaction();
+    let refused = (0..100_000u32).find_map(|n| tx.insert(p, n.to_be_bytes(), [0; 1000]).err());
+    assert_eq!(refused.unwrap().kind(), ErrorKind::Invalid);
+    let (reads, tx) = (tx.untracked().keys(p).count(), tx);
+    tx.commit().unwrap();
+    assert_eq!(p.len().unwrap(), reads as u64);
+}
+
+#[test]
+fn large_values_go_to_blob_files() {
+    let fixture = Fixture::new();
+    let separation = KvSeparationOptions::default().separation_threshold(100).direct_write_threshold(1000);
+    let p = fixture.db.open_partition("blobs", lsm_options().with_kv_separation(separation)).unwrap();
+    let value = |n: u8| vec![n; 5000];
+    let mut tx = fixture.db.transaction();
+    tx.insert(&p, "a", value(1)).unwrap();
+    let before = tx.savepoint();
+    tx.insert(&p, "a", value(2)).unwrap();
+    assert_eq!((tx.get(&p, "a").unwrap().unwrap(), tx.size_of(&p, "a").unwrap()), (value(2).into(), Some(5000)));
+    assert_eq!(tx.iter(&p).next().unwrap().unwrap().1, value(2));
+    tx.rollback_to(&before).unwrap();
+    assert_eq!(tx.entries(&p).next().unwrap().unwrap().value().unwrap(), value(1));
+    tx.commit().unwrap();
+    assert_eq!(p.get("a").unwrap().unwrap(), value(1));
+
+    let mut lost = fixture.db.transaction();
+    assert!(lost.contains_key(&p, "a").unwrap());
+    lost.insert(&p, "b", value(3)).unwrap();
+    p.insert("a", value(4)).unwrap();
+    assert_eq!(lost.commit().unwrap_err().kind(), ErrorKind::Conflict);
+    p.flush().unwrap();
+    assert_eq!((p.get("a").unwrap().unwrap(), p.get("b").unwrap()), (value(4).into(), None));
+}
+
+#[test]
+fn empty_transactions_succeed() {
+    let fixture = Fixture::new();
+    let mut tx: Transaction = fixture.db.transaction();
+    tx.durability(PersistMode::SyncAll);
+    assert!(tx.get(&fixture.lsm, "a").unwrap().is_none());
+    fixture.lsm.insert("a", "1").unwrap();
+    tx.commit().unwrap(); // it read one state, and wrote nothing
+}
+
+#[test]
+fn expected_values_decide_over_a_batch() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        let other = fixture.other(p);
+        p.insert("a", "1").unwrap();
+        let commit = |key: &str, expected: Option<&[u8]>| {
+            let mut batch = fixture.db.batch();
+            batch.expect(p, key, expected);
+            batch.insert(other, "written", key);
+            batch.commit()
+        };
+        for (key, expected) in [("a", None), ("a", Some(&b"2"[..])), ("b", Some(b"1")), ("b", Some(b""))] {
+            let error = commit(key, expected).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Conflict);
+            assert_eq!(error.conflicting_key(), Some((&*p.name, key.as_bytes())));
+            assert!(other.get("written").unwrap().is_none());
+        }
+        for (key, expected) in [("a", Some(&b"1"[..])), ("b", None)] {
+            commit(key, expected).unwrap();
+            assert_eq!(other.take("written").unwrap().unwrap(), key);
+        }
+        let mut batch = fixture.db.batch();
+        batch.expect(p, "a", None);
+        assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::Conflict, "without writes");
+        batch.commit().unwrap(); // empty again
+        p.remove("a").unwrap();
+    }
+}
+
+#[test]
+fn single_key_operations_are_exact() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        assert!(p.compare_and_swap("k", None, None).unwrap());
+        assert!(!p.compare_and_swap("k", Some(b"1"), Some(b"2")).unwrap());
+        assert!(p.insert_if_absent("k", "1").unwrap() && !p.insert_if_absent("k", "2").unwrap());
+        assert!(p.compare_and_swap("k", Some(b"1"), Some(b"2")).unwrap());
+        assert_eq!(p.fetch_update("k", |old| Some([old.unwrap(), b"!"].concat())).unwrap().unwrap(), "2");
+        assert_eq!(p.get("k").unwrap().unwrap(), "2!");
+        assert_eq!(p.fetch_update("k", |_| None::<Vec<u8>>).unwrap().unwrap(), "2!");
+        assert_eq!(p.fetch_update("k", |old| old.map(<[u8]>::to_vec)).unwrap(), None);
+        assert_eq!(p.take("k").unwrap(), None);
+        p.insert("k", "3").unwrap();
+        assert_eq!(p.take("k").unwrap().unwrap(), "3");
+        assert!(p.is_empty().unwrap());
+        assert_eq!(p.insert_if_absent([0; 65_536], "").unwrap_err().kind(), ErrorKind::Invalid);
+    }
+}
+
+#[test]
+fn concurrent_updates_of_a_key_all_count() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        let number = |bytes: Option<&[u8]>| bytes.map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    for _ in 0..100 {
+                        p.fetch_update("n", |old| Some((number(old) + 1).to_le_bytes())).unwrap();
+                        fixture
+                            .db
+                            .transact(|tx| {
+                                let next = number(tx.get(p, "n")?.as_deref()) + 1;
+                                tx.insert(p, "n", next.to_le_bytes())
+                            })
+                            .unwrap();
+                    }
+                });
+            }
+            threads.spawn(|| (0..200u8).for_each(|n| p.insert([n, n], "noise").unwrap()));
+        });
+        assert_eq!(number(p.get("n").unwrap().as_deref()), 800);
+    }
+}

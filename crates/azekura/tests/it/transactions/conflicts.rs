@@ -1,0 +1,270 @@
+//! Which changes of other commits interfere with which reads.
+
+use azekura::{ErrorKind, Isolation, Partition, Transaction, TransactionOptions};
+
+use super::Fixture;
+
+type Read = fn(&mut Transaction, &Partition);
+type Change = fn(&Partition);
+type Changes = &'static [(&'static str, Change)];
+
+/// The keys before each case: `b`, `d`, `f`.
+fn fill(p: &Partition) {
+    for pair in p.keys().collect::<azekura::Result<Vec<_>>>().unwrap() {
+        p.remove(pair).unwrap();
+    }
+    for key in ["b", "d", "f"] {
+        p.insert(key, "old").unwrap();
+    }
+}
+
+/// Reads, with the changes that interfere with them, and changes that do not.
+const CASES: &[(&str, Read, Changes, Changes)] = &[
+    (
+        "get of a present key",
+        |tx, p| drop(tx.get(p, "b").unwrap()),
+        &[("insert", |p| p.insert("b", "new").unwrap()), ("remove", |p| p.remove("b").unwrap())],
+        &[("insert", |p| p.insert("c", "new").unwrap()), ("remove", |p| p.remove("d").unwrap())],
+    ),
+    (
+        "lookups of an absent key",
+        |tx, p| assert!(tx.size_of(p, "c").unwrap().is_none() && !tx.contains_key(p, "c").unwrap()),
+        &[("insert", |p| p.insert("c", "new").unwrap())],
+        &[("insert", |p| p.insert("b", "new").unwrap())],
+    ),
+    (
+        "multi_get",
+        |tx, p| assert_eq!(tx.multi_get(p, ["a", "f"]).unwrap().len(), 2),
+        &[("insert", |p| p.insert("a", "new").unwrap()), ("remove", |p| p.remove("f").unwrap())],
+        &[("insert", |p| p.insert("d", "new").unwrap())],
+    ),
+    (
+        "first_key_value",
+        |tx, p| assert_eq!(tx.first_key_value(p).unwrap().unwrap().0, "b"),
+        &[("insert before", |p| p.insert("a", "new").unwrap()), ("remove", |p| p.remove("b").unwrap())],
+        &[("insert after", |p| p.insert("c", "new").unwrap()), ("remove after", |p| p.remove("d").unwrap())],
+    ),
+    (
+        "last_key_value",
+        |tx, p| assert_eq!(tx.last_key_value(p).unwrap().unwrap().0, "f"),
+        &[("insert after", |p| p.insert("g", "new").unwrap()), ("replace", |p| p.insert("f", "new").unwrap())],
+        &[("insert before", |p| p.insert("e", "new").unwrap())],
+    ),
+    (
+        "two steps of an iterator",
+        |tx, p| assert_eq!(tx.iter(p).take(2).count(), 2),
+        &[("in the gap", |p| p.insert("c", "new").unwrap()), ("the last one", |p| p.insert("d", "new").unwrap())],
+        &[("behind", |p| p.insert("e", "new").unwrap()), ("behind", |p| p.remove("f").unwrap())],
+    ),
+    (
+        "an empty range",
+        |tx, p| assert_eq!(tx.range(p, "g".."x").count(), 0),
+        &[("inside", |p| p.insert("h", "new").unwrap()), ("its start", |p| p.insert("g", "new").unwrap())],
+        &[("its end", |p| p.insert("x", "new").unwrap()), ("outside", |p| p.insert("a", "new").unwrap())],
+    ),
+    (
+        "keys from the back",
+        |tx, p| assert_eq!(tx.keys(p).next_back().unwrap().unwrap(), "f"),
+        &[("remove", |p| p.remove("f").unwrap()), ("insert after", |p| p.insert("z", "new").unwrap())],
+        &[("insert before", |p| p.insert("a", "new").unwrap())],
+    ),
+    (
+        "a prefix",
+        |tx, p| assert_eq!(tx.prefix(p, "d").count(), 1),
+        &[("inside", |p| p.insert("dd", "new").unwrap())],
+        &[("outside", |p| p.insert("e", "new").unwrap())],
+    ),
+    (
+        "a sought position",
+        |tx, p| {
+            let mut keys = tx.keys(p);
+            keys.seek("e");
+            assert_eq!(keys.next().unwrap().unwrap(), "f");
+        },
+        &[("in the gap", |p| p.insert("e", "new").unwrap()), ("the key", |p| p.remove("f").unwrap())],
+        &[("before", |p| p.insert("d", "new").unwrap())],
+    ),
+    (
+        "untracked reads",
+        |tx, p| {
+            assert_eq!(tx.untracked().iter(p).count(), 3);
+            assert!(tx.untracked().contains_key(p, "b").unwrap());
+        },
+        &[],
+        &[("insert", |p| p.insert("b", "new").unwrap()), ("remove", |p| p.remove("d").unwrap())],
+    ),
+    (
+        "an own write",
+        |tx, p| {
+            tx.insert(p, "own", "written").unwrap();
+            assert!(tx.get(p, "own").unwrap().is_some());
+        },
+        &[],
+        &[("insert", |p| p.insert("own", "other").unwrap())],
+    ),
+];
+
+/// Commits a transaction that has read, after `change`, and optionally maintenance.
+fn commit_after(fixture: &Fixture, p: &Partition, read: Read, change: Change, flushed: bool) -> Option<ErrorKind> {
+    fill(p);
+    if flushed {
+        p.flush().unwrap();
+    }
+    let mut tx = fixture.db.transaction();
+    tx.insert(fixture.other(p), "x", "written").unwrap();
+    read(&mut tx, p);
+    change(p);
+    if flushed {
+        p.flush().unwrap();
+        p.major_compact().unwrap();
+    }
+    let committed = tx.commit();
+    assert_eq!(committed.is_ok(), fixture.other(p).take("x").unwrap().is_some());
+    committed.err().map(|error| error.kind())
+}
+
+#[test]
+fn tracked_reads_conflict_with_their_changes() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        for flushed in [false, true] {
+            for (name, read, interfering, others) in CASES {
+                let case = |change: &str| format!("{name}, {change}, in {}, flushed: {flushed}", p.name);
+                for (change, apply) in *interfering {
+                    let found = commit_after(&fixture, p, *read, *apply, flushed);
+                    assert_eq!(found, Some(ErrorKind::Conflict), "{}", case(change));
+                }
+                for (change, apply) in *others {
+                    assert_eq!(commit_after(&fixture, p, *read, *apply, flushed), None, "{}", case(change));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn conflict_names_partition_and_key() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        fill(p);
+        let mut tx = fixture.db.transaction();
+        assert_eq!(tx.range(p, "c".."e").count(), 1);
+        tx.insert(fixture.other(p), "x", "y").unwrap();
+        p.remove("d").unwrap();
+        let error = tx.commit().unwrap_err();
+        assert_eq!(error.conflicting_key(), Some((&*p.name, &b"d"[..])));
+        assert!(!error.to_string().contains("\"d\""), "messages contain no keys: {error}");
+        assert!(fixture.other(p).get("x").unwrap().is_none());
+    }
+}
+
+#[test]
+fn blind_writes_conflict_at_snapshot_isolation() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        for (isolation, wins) in [(Isolation::Serializable, true), (Isolation::Snapshot, false)] {
+            for removes in [false, true] {
+                fill(p);
+                let mut tx = fixture.db.transaction_with(TransactionOptions::default().isolation(isolation)).unwrap();
+                if removes {
+                    tx.remove(p, "b").unwrap()
+                } else {
+                    tx.insert(p, "b", "mine").unwrap()
+                }
+                p.insert("b", "other").unwrap();
+                assert_eq!(tx.commit().is_ok(), wins);
+                let expected = if wins { (!removes).then_some("mine") } else { Some("other") };
+                assert_eq!(p.get("b").unwrap(), expected.map(Into::into));
+            }
+        }
+    }
+}
+
+#[test]
+fn reads_may_be_changed_at_snapshot_isolation() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        fill(p);
+        let options = TransactionOptions::default().isolation(Isolation::Snapshot);
+        let mut tx = fixture.db.transaction_with(options).unwrap();
+        assert_eq!(tx.iter(p).count(), 3);
+        tx.insert(p, "x", "mine").unwrap();
+        p.insert("b", "other").unwrap();
+        tx.commit().unwrap();
+    }
+}
+
+/// A key that was written again with the same value, or removed and inserted again, has changed for this check. A key
+/// that was inserted and removed again in a pool may be unchanged.
+#[test]
+fn key_that_was_restored_may_conflict() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        fill(p);
+        let mut tx = fixture.db.transaction();
+        assert_eq!(tx.get(p, "b").unwrap().unwrap(), "old");
+        tx.insert(p, "x", "mine").unwrap();
+        p.remove("b").unwrap();
+        p.insert("b", "old").unwrap();
+        assert_eq!(tx.commit().unwrap_err().kind(), ErrorKind::Conflict);
+    }
+}
+
+#[test]
+fn commits_conflict_across_partitions() {
+    let fixture = Fixture::new();
+    let (left, right) = (&fixture.lsm, &fixture.pool);
+    let (mut a, mut b) = (fixture.db.transaction(), fixture.db.transaction());
+    assert!(a.get(left, "k").unwrap().is_none() && b.get(right, "k").unwrap().is_none());
+    a.insert(right, "k", "a").unwrap();
+    b.insert(left, "k", "b").unwrap();
+    a.commit().unwrap();
+    assert_eq!(b.commit().unwrap_err().conflicting_key(), Some(("pool", &b"k"[..])));
+    assert!(left.get("k").unwrap().is_none());
+}
+
+/// A full pool returns the space that a commit has reserved, if the commit conflicts.
+#[test]
+fn conflict_releases_reservations() {
+    let fixture = Fixture::new();
+    let p = &fixture.pool;
+    let len = 1 << 20;
+    for round in 0..100u8 {
+        let mut tx = fixture.db.transaction();
+        assert!(tx.get(p, "k").unwrap().is_none_or(|value| value[0] == round - 1));
+        tx.insert(p, "large", vec![round; len]).unwrap();
+        p.insert("k", [round]).unwrap();
+        assert_eq!(tx.commit().unwrap_err().kind(), ErrorKind::Conflict);
+    }
+    assert!(p.get("large").unwrap().is_none());
+    p.insert("large", vec![1; len]).unwrap();
+}
+
+/// Range deletes of other commits, and of the transaction itself.
+#[test]
+fn range_deletes_take_part_in_conflicts() {
+    let fixture = Fixture::new();
+    let p = &fixture.lsm;
+    let reads: [(&str, Read, bool); 4] = [
+        ("key inside", |tx, p| assert!(tx.contains_key(p, "d").unwrap()), true),
+        ("key outside", |tx, p| assert!(tx.contains_key(p, "f").unwrap()), false),
+        ("overlapping range", |tx, p| assert_eq!(tx.range(p, "d".."z").count(), 2), true),
+        ("other range", |tx, p| assert_eq!(tx.range(p, "e".."z").count(), 1), false),
+    ];
+    for (name, read, conflicts) in reads {
+        for flushed in [false, true] {
+            let expected = conflicts.then_some(ErrorKind::Conflict);
+            let found = commit_after(&fixture, p, read, |p| p.remove_range("c".."e").unwrap(), flushed);
+            assert_eq!(found, expected, "{name}, flushed: {flushed}");
+        }
+    }
+    for (isolation, wins) in [(Isolation::Serializable, true), (Isolation::Snapshot, false)] {
+        fill(p);
+        let mut tx = fixture.db.transaction_with(TransactionOptions::default().isolation(isolation)).unwrap();
+        tx.remove_range(p, "c"..="d").unwrap();
+        assert!(tx.get(p, "d").unwrap().is_none() && tx.untracked().keys(p).count() == 2);
+        p.insert("c", "other").unwrap();
+        assert_eq!(tx.commit().is_ok(), wins);
+        assert_eq!(p.contains_key("c").unwrap(), !wins);
+    }
+}
