@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::encoding::TextEncoding;
-use crate::partition_options::{PartitionOptionArgs, partition_name};
+use crate::partition_options::{PartitionOptionArgs, partition_name, time_to_live};
 use crate::size::SIZE_HELP;
 
 /// Directory of the database unless `--db` is given.
@@ -43,7 +43,8 @@ const CREATE_EXAMPLES: &str = "Examples:
   azekura partitions create --db my.db users
   azekura partitions create --db my.db pages --kv-separation 1KiB --blob-file-size 256MiB
   azekura partitions create --db my.db logs --compression-per-level lz4,miniz:6 --block-size 16KiB
-  azekura partitions create --db my.db counters --engine pmem --pool-max-size 64MiB";
+  azekura partitions create --db my.db counters --engine pmem --pool-max-size 64MiB
+  azekura partitions create --db my.db visits --merge-operator u64-add";
 
 /// Inspect, fill, verify and compact azekura databases.
 ///
@@ -95,12 +96,27 @@ pub(crate) enum Command {
                             cafe"
     )]
     Put(PutArgs),
+    /// Change the value of a key by the merge operator of its partition, which must exist.
+    ///
+    /// `partitions create --merge-operator` sets the operator. A counter adds a number of 8 little-endian bytes.
+    #[command(
+        after_help = "Examples:\n  azekura partitions create --db my.db notes --merge-operator append:,\n  azekura \
+                            merge --db my.db --partition notes ada mathematician\n  azekura merge --db my.db \
+                            --partition visits --hex 61 0100000000000000"
+    )]
+    Merge(PutArgs),
     /// Print the value of a key; exits with 1 if the key does not exist.
     #[command(after_help = "Examples:\n  azekura get --db my.db greeting\n  azekura get --db my.db photo > cat.jpg")]
     Get(GetArgs),
-    /// Remove keys; a key that does not exist is no error.
-    #[command(after_help = "Example:\n  azekura del --db my.db greeting photo")]
+    /// Remove keys, or a range of keys; a key that does not exist is no error.
+    #[command(
+        after_help = "Examples:\n  azekura del --db my.db greeting photo\n  azekura del --db my.db --prefix user:\n  \
+                            azekura del --db my.db --from a --to b"
+    )]
     Del(DelArgs),
+    /// Remove all entries of a partition, and give the disk space back.
+    #[command(after_help = "Example:\n  azekura clear --db my.db --partition users")]
+    Clear(PartitionArg),
     /// List entries, sorted by key.
     ///
     /// Each line is a key, a tab and a value. Bytes that are not printable are shown as \xNN; on a terminal long values
@@ -113,7 +129,7 @@ pub(crate) enum Command {
     /// Count entries.
     #[command(after_help = "Example:\n  azekura count --db my.db --prefix user:")]
     Count(CountArgs),
-    /// Store a directory (path → content), CSV, JSON lines or a native export.
+    /// Store a directory (path → content), CSV, JSON lines, a native export or a database of another engine.
     ///
     /// CSV has a first row that names the columns: "key" and "value" for UTF-8 text, or "key_hex", "key_base64",
     /// "key_escape" and so on. A JSON line is {"key": "text", "value": "text"}, with the same names for other
@@ -126,9 +142,15 @@ pub(crate) enum Command {
     /// beyond the limits of the database are skipped and reported, and the exit code is 1. Only a native export has an
     /// end mark: CSV and JSON lines that were cut off between two entries look complete. A partition that exists keeps
     /// its options.
+    ///
+    /// With --from, SOURCE is a database of another engine, which is only read, and which no other program may have
+    /// open for writing. Its tables become partitions of the same name; the table without a name is "default". The
+    /// whole source is read and checked first: if it is damaged, or has a key or a value beyond the limits, nothing is
+    /// stored. A failure while entries are stored removes the partitions that the import created.
     #[command(after_help = "Examples:\n  azekura import --db my.db ~/documents\n  azekura import --db my.db \
                             entries.csv --key-encoding hex\n  azekura import --db my.db backup.azk --dry-run\n  zcat \
-                            entries.jsonl.gz | azekura import --db my.db -")]
+                            entries.jsonl.gz | azekura import --db my.db -\n  azekura import --db my.db --from redb \
+                            old.redb --table users --partition people")]
     Import(ImportArgs),
     /// Write a partition out as a directory (key → path), CSV or JSON lines, or all partitions as a native file.
     ///
@@ -235,7 +257,7 @@ pub(crate) struct HexArg {
     pub(crate) hex: bool,
 }
 
-/// Arguments of `put`.
+/// Arguments of `put` and `merge`.
 #[derive(Args, Debug)]
 pub(crate) struct PutArgs {
     #[command(flatten)]
@@ -244,12 +266,15 @@ pub(crate) struct PutArgs {
     pub(crate) hex: HexArg,
     /// The key.
     pub(crate) key: OsString,
-    /// The value; "-" reads it from standard input.
+    /// The value or operand; "-" reads it from standard input.
     #[arg(required_unless_present = "file")]
     pub(crate) value: Option<OsString>,
     /// Take the value from this file.
     #[arg(long, value_name = "FILE", conflicts_with = "value")]
     pub(crate) file: Option<PathBuf>,
+    /// The entry expires after this number of seconds.
+    #[arg(long, value_name = "SECONDS", value_parser = time_to_live)]
+    pub(crate) ttl: Option<Duration>,
 }
 
 /// Arguments of `get`.
@@ -270,8 +295,14 @@ pub(crate) struct DelArgs {
     pub(crate) partition: PartitionArg,
     #[command(flatten)]
     pub(crate) hex: HexArg,
+    #[command(flatten)]
+    pub(crate) range: RangeArgs,
     /// The keys; one commit removes all of them.
-    #[arg(required = true, value_name = "KEY")]
+    #[arg(
+        required_unless_present_any = ["prefix", "from", "to"],
+        conflicts_with_all = ["prefix", "from", "to"],
+        value_name = "KEY"
+    )]
     pub(crate) keys: Vec<OsString>,
 }
 
@@ -375,13 +406,38 @@ pub(crate) struct EncodingArgs {
     pub(crate) value_encoding: Option<TextEncoding>,
 }
 
+/// Engines whose databases `import --from` reads.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PeerEngine {
+    /// Column families become partitions.
+    Rocksdb,
+    /// One partition.
+    Leveldb,
+    /// Tables become partitions; keys and values are byte strings, text, integers, bool or char.
+    Redb,
+    /// Trees become partitions.
+    Sled,
+    /// Named databases become partitions.
+    Lmdb,
+    /// Keyspaces become partitions; Fjall 3.
+    Fjall,
+}
+
+impl PeerEngine {
+    /// The name on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().expect("no engine is hidden").get_name().to_string()
+    }
+}
+
 /// Arguments of `import`.
 #[derive(Args, Debug)]
 pub(crate) struct ImportArgs {
     /// Name of the partition [default: `default`; for `native` the names in the file].
     ///
     /// With a native file of one partition, this is the name of the new partition. With a native file of several, only
-    /// the partition of this name is stored.
+    /// the partition of this name is stored. With --from, this is the name of the new partition, and --table chooses
+    /// the table unless there is only one.
     #[arg(long, value_name = "NAME")]
     pub(crate) partition: Option<String>,
     /// A directory or a file; "-" reads standard input.
@@ -390,6 +446,21 @@ pub(crate) struct ImportArgs {
     /// end in .csv, else `jsonl`].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) format: Option<TransferFormat>,
+    /// Import a database of another engine; SOURCE is its directory or file.
+    ///
+    /// Needs a program that was built with the feature of the importer, for example `import-redb`, or `import-all`.
+    #[arg(long, value_enum, value_name = "ENGINE",
+        conflicts_with_all = ["format", "key_encoding", "value_encoding", "ignore_options"])]
+    pub(crate) from: Option<PeerEngine>,
+    /// Only this table of the other engine, in the word of that engine a tree, for example; can be repeated.
+    #[arg(long, value_name = "NAME", requires = "from")]
+    pub(crate) table: Vec<String>,
+    /// Import a database of sled or Fjall also if the engine ignores a part of its log, which may be damaged.
+    #[arg(long, requires = "from")]
+    pub(crate) allow_torn_log: bool,
+    /// Read the database of the other engine in this process, also if its library may crash.
+    #[arg(long, hide = true, requires = "from")]
+    pub(crate) in_process: bool,
     #[command(flatten)]
     pub(crate) encodings: EncodingArgs,
     /// Only check SOURCE, and report what would be stored; opens no database.

@@ -72,6 +72,15 @@ impl CliError {
         CliError::new(3, "input", message.into(), Some(file.as_ref()))
     }
 
+    /// This program has no importer for databases of the engine `name`.
+    pub(crate) fn without_importer(name: &str) -> CliError {
+        let message = format!(
+            "this azekura was built without the importer for {name}; build it with `cargo install azekura-cli \
+             --features import-{name}`"
+        );
+        CliError::new(3, "unsupported", message, None)
+    }
+
     /// The error at byte `offset` of its file.
     pub(crate) fn at_offset(self, offset: u64) -> CliError {
         CliError { offset: Some(offset), ..self }
@@ -86,6 +95,25 @@ impl CliError {
     /// An operating-system error of `action` (a verb phrase) on `file`.
     pub(crate) fn os(action: &str, file: impl AsRef<Path>, source: io::Error) -> CliError {
         CliError::new(3, "io", format!("cannot {action}: {source}"), Some(file.as_ref()))
+    }
+
+    /// Another program has the source of an import open.
+    #[cfg(any(feature = "_peer-copy", feature = "_peer-library", feature = "import-redb"))]
+    pub(crate) fn source_in_use(file: impl AsRef<Path>) -> CliError {
+        CliError::new(4, "locked", "another program has this database open; stop it first".into(), Some(file.as_ref()))
+    }
+
+    /// A library that an importer loads at run time is missing or unusable.
+    #[cfg(feature = "_peer-library")]
+    pub(crate) fn library_missing(message: String) -> CliError {
+        CliError::new(3, "unsupported", message, None)
+    }
+
+    /// The error that another process of this program reported as JSON with this exit code.
+    #[cfg(feature = "import-lmdb")]
+    pub(crate) fn of_process(code: u8, error: &Value) -> CliError {
+        let text = |field: &str| error[field].as_str().unwrap_or_default().to_string();
+        CliError::new(code, &text("kind"), text("message"), error["file"].as_str().map(Path::new))
     }
 
     /// Failure of the writer process of the demo.

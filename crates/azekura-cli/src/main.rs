@@ -3,7 +3,7 @@
 //! Reading order: `args` (commands and options; `partition_options` and `size`: those of new partitions), `command`
 //! (one file per family of commands; `demo` has a folder), `open` (databases and partitions), `output`, `display` and
 //! `progress` (what is printed), `encoding` and `path_key` (bytes as text and as paths), `error` (error messages and
-//! exit codes), `lock_holder` (processes that have a database open), `interrupt` (Ctrl-C).
+//! exit codes), `lock_holder` (processes that have a database open), `interrupt` (Ctrl-C), `temporary_directory`.
 
 mod args;
 mod command;
@@ -18,6 +18,7 @@ mod partition_options;
 mod path_key;
 mod progress;
 mod size;
+mod temporary_directory;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -51,8 +52,10 @@ fn run(command: Command, db: Option<&Path>, output: &mut CommandOutput) -> Resul
         Command::Demo(args) => demo::run(&args, kept, output),
         Command::DemoWriter(args) => demo::run_writer(&args, db),
         Command::Put(args) => point::put(&args, db, output),
+        Command::Merge(args) => point::merge(&args, db, output),
         Command::Get(args) => point::get(&args, db, output),
         Command::Del(args) => point::del(&args, db, output),
+        Command::Clear(args) => point::clear(&args, db, output),
         Command::Scan(args) => range::scan(&args, db, output),
         Command::Count(args) => range::count(&args, db, output),
         Command::Import(args) => transfer::import(&args, db, output),

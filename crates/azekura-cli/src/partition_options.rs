@@ -1,8 +1,12 @@
-//! The options of `partitions create`, and the `PartitionCreateOptions` that they describe.
+//! The options of `partitions create`, and the `PartitionCreateOptions` and `PartitionComponents` that they describe.
+
+use std::sync::Arc;
+
+use std::time::Duration;
 
 use azekura::{
     CompactionStrategy, CompressionType, DataBlockIndexType, EngineType, FilterPolicy, KvSeparationOptions,
-    LeveledOptions, PartitionCreateOptions, PmemOptions,
+    LeveledOptions, MergeOperator, PartitionComponents, PartitionCreateOptions, PmemOptions, merge_operators,
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum, value_parser};
@@ -12,6 +16,9 @@ use crate::size::size_in;
 
 /// Longest name of a partition in bytes.
 const NAME_LEN_MAX: usize = 255;
+
+/// Longest separator of the merge operator `append` in bytes.
+const SEPARATOR_LEN_MAX: usize = 64;
 
 /// Maximum number of codecs of `--compression-per-level`.
 const LEVELS_MAX: usize = 64;
@@ -29,12 +36,41 @@ pub(crate) enum EngineArg {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct AutomaticGcArg(Option<f32>);
 
+/// A merge operator of azekura.
+#[derive(Debug, Clone, PartialEq)]
+enum MergeOperatorArg {
+    U64Add,
+    I64Add,
+    Max,
+    SetUnion,
+    /// With its separator.
+    Append(String),
+}
+
+impl MergeOperatorArg {
+    fn operator(&self) -> Arc<dyn MergeOperator> {
+        match self {
+            MergeOperatorArg::U64Add => merge_operators::u64_add(),
+            MergeOperatorArg::I64Add => merge_operators::i64_add(),
+            MergeOperatorArg::Max => merge_operators::max(),
+            MergeOperatorArg::SetUnion => merge_operators::set_union(),
+            MergeOperatorArg::Append(separator) => merge_operators::append(separator),
+        }
+    }
+}
+
 /// Options of a new partition. An option that is not given has the default of the engine.
 #[derive(Args, Debug, Clone, Default, PartialEq)]
 pub(crate) struct PartitionOptionArgs {
     /// Storage engine; it cannot be changed later [default: lsm].
     #[arg(long, value_enum, value_name = "ENGINE")]
     engine: Option<EngineArg>,
+    /// Merge operator: u64-add, i64-add, max, set-union, append or append:SEPARATOR; it cannot be changed later.
+    #[arg(long, value_name = "OPERATOR", value_parser = merge_operator)]
+    merge_operator: Option<MergeOperatorArg>,
+    /// Entries that are put without a time to live expire after this number of seconds [default: never].
+    #[arg(long, value_name = "SECONDS", value_parser = time_to_live)]
+    default_ttl: Option<Duration>,
     #[command(flatten)]
     pool: PoolArgs,
     #[command(flatten)]
@@ -138,6 +174,12 @@ struct BlobArgs {
     blob_gc: Option<AutomaticGcArg>,
 }
 
+/// Parses a time to live, a number of seconds.
+pub(crate) fn time_to_live(text: &str) -> Result<Duration, String> {
+    let ttl = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    ttl.filter(|ttl| !ttl.is_zero()).ok_or_else(|| "expected a number of seconds above 0".into())
+}
+
 /// Parses the name of a partition.
 pub(crate) fn partition_name(text: &str) -> Result<String, String> {
     match text.len() {
@@ -183,6 +225,23 @@ fn automatic_gc(text: &str) -> Result<AutomaticGcArg, String> {
     target.map(|target| AutomaticGcArg(Some(target))).ok_or_else(|| "expected a number of at least 1, or off".into())
 }
 
+fn merge_operator(text: &str) -> std::result::Result<MergeOperatorArg, String> {
+    match text {
+        "u64-add" => Ok(MergeOperatorArg::U64Add),
+        "i64-add" => Ok(MergeOperatorArg::I64Add),
+        "max" => Ok(MergeOperatorArg::Max),
+        "set-union" => Ok(MergeOperatorArg::SetUnion),
+        "append" => Ok(MergeOperatorArg::Append(String::new())),
+        _ => match text.strip_prefix("append:") {
+            Some(separator) if separator.len() <= SEPARATOR_LEN_MAX => {
+                Ok(MergeOperatorArg::Append(separator.to_owned()))
+            }
+            Some(_) => Err(format!("the separator has more than {SEPARATOR_LEN_MAX} bytes")),
+            None => Err("expected u64-add, i64-add, max, set-union, append or append:SEPARATOR".into()),
+        },
+    }
+}
+
 /// `options` changed by `set`, if there is a value.
 fn with<O, T>(options: O, value: Option<T>, set: impl FnOnce(O, T) -> O) -> O {
     match value {
@@ -206,7 +265,15 @@ impl PartitionOptionArgs {
             return Err(CliError::usage(format!("--compression-per-level takes at most {LEVELS_MAX} codecs")));
         }
         if self.engine == Some(EngineArg::Pmem) {
-            let PartitionOptionArgs { engine: _, pool: _, tables, compaction, blobs } = self;
+            let PartitionOptionArgs {
+                engine: _,
+                merge_operator: _,
+                default_ttl: _,
+                pool: _,
+                tables,
+                compaction,
+                blobs,
+            } = self;
             let lsm = (tables, compaction, blobs);
             if lsm != (&TableArgs::default(), &CompactionArgs::default(), &BlobArgs::default()) {
                 return Err(CliError::usage(
@@ -214,17 +281,29 @@ impl PartitionOptionArgs {
                      --pool-max-size and --pool-growth-step",
                 ));
             }
-            return Ok(PartitionCreateOptions::default().engine(EngineType::Pmem(self.pool.to_options())));
+            return Ok(PartitionCreateOptions::default()
+                .default_ttl(self.default_ttl)
+                .engine(EngineType::Pmem(self.pool.to_options())));
         }
         if self.pool != PoolArgs::default() {
             return Err(CliError::usage("--pool-max-size and --pool-growth-step need --engine pmem"));
         }
-        let options = self.tables.apply_to(PartitionCreateOptions::default());
+        let options = self.tables.apply_to(PartitionCreateOptions::default().default_ttl(self.default_ttl));
         let options = with(options, self.compaction.memtable_size, PartitionCreateOptions::max_memtable_size);
         let strategy = CompactionStrategy::Leveled(self.compaction.to_options());
         let separation = self.blobs.to_options();
         let options = options.compaction_strategy(strategy);
         Ok(with(options, separation, PartitionCreateOptions::with_kv_separation))
+    }
+
+    /// The merge operator of the new partition.
+    pub(crate) fn to_components(&self) -> PartitionComponents {
+        let components = PartitionComponents::default();
+        with(
+            components,
+            self.merge_operator.as_ref().map(MergeOperatorArg::operator),
+            PartitionComponents::merge_operator,
+        )
     }
 
     fn compression_levels(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use azekura::{Database, PartitionCreateOptions};
+use azekura::{Database, PartitionComponents, PartitionCreateOptions};
 use serde_json::json;
 
 use crate::args::{PartitionsAction, PartitionsArgs};
@@ -20,9 +20,9 @@ pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) 
             Ok(CommandOutcome::Success)
         }
         PartitionsAction::Create { name, options } => {
-            let create_options = options.to_options()?;
+            let (create_options, components) = (options.to_options()?, options.to_components());
             let db = open::open_or_create(db)?;
-            let created = create(&db, name, create_options)?;
+            let created = create(&db, name, create_options, components)?;
             db.close()?;
             print_created(output, name, created, options)?;
             Ok(CommandOutcome::Success)
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) 
             let db = open::open_existing(db)?;
             let existed = db.partition_exists(name);
             if existed {
-                db.delete_partition(open::existing_partition(&db, name)?)?;
+                db.delete_partition_by_name(name)?;
             }
             db.close()?;
             print_dropped(output, name, existed)?;
@@ -50,10 +50,15 @@ pub(crate) fn print_names(db: &Database, output: &mut CommandOutput) -> Result<(
 }
 
 /// Creates a partition; returns false if it exists, and then changes nothing.
-pub(crate) fn create(db: &Database, name: &str, options: PartitionCreateOptions) -> Result<bool> {
+pub(crate) fn create(
+    db: &Database,
+    name: &str,
+    options: PartitionCreateOptions,
+    components: PartitionComponents,
+) -> Result<bool> {
     let created = !db.partition_exists(name);
     if created {
-        drop(db.open_partition(name, options)?);
+        drop(db.open_partition_with(name, options, components)?);
     }
     Ok(created)
 }

@@ -1,4 +1,4 @@
-//! `put`, `get`, `del`: single keys.
+//! `put`, `merge`, `get`, `del`: single keys, and the removal of ranges; `clear`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,7 +8,8 @@ use std::path::Path;
 use azekura::{Database, Partition};
 use serde_json::{Map, Value, json};
 
-use crate::args::{DelArgs, GetArgs, PutArgs};
+use crate::args::{DelArgs, GetArgs, PartitionArg, PutArgs};
+use crate::command::range::{self, ScanBounds};
 use crate::error::{CliError, CommandOutcome, Result, print_error};
 use crate::open;
 use crate::output::CommandOutput;
@@ -18,11 +19,29 @@ use crate::{display, encoding};
 pub(crate) fn put(args: &PutArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let (key, value) = entry_to_put(args)?;
     let target = open::partition_to_write(db, &args.partition.name)?;
-    let stored = target.partition.insert(&key, &value);
+    let stored = insert(args, &target.partition, &key, &value);
     target.close(stored.is_ok())?;
     stored?;
     print_put(args, &key, &value, output)?;
     Ok(CommandOutcome::Success)
+}
+
+/// Writes one operand.
+pub(crate) fn merge(args: &PutArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let (key, operand) = entry_to_put(args)?;
+    let db = open::open_existing(db)?;
+    open::existing_partition(&db, &args.partition.name)?.merge(&key, &operand)?;
+    db.close()?;
+    print_put(args, &key, &operand, output)?;
+    Ok(CommandOutcome::Success)
+}
+
+/// Stores an entry, with the time to live of the arguments.
+pub(crate) fn insert(args: &PutArgs, partition: &Partition, key: &[u8], value: &[u8]) -> azekura::Result<()> {
+    match args.ttl {
+        Some(ttl) => partition.insert_with_ttl(key, value, ttl),
+        None => partition.insert(key, value),
+    }
 }
 
 /// The key and the value of the arguments. Reads the file or the standard input that has the value.
@@ -38,7 +57,7 @@ pub(crate) fn entry_to_put(args: &PutArgs) -> Result<(Vec<u8>, Vec<u8>)> {
     Ok((key, value))
 }
 
-/// Prints the stored entry as JSON, and nothing as text.
+/// Prints the stored entry or operand as JSON, and nothing as text.
 pub(crate) fn print_put(args: &PutArgs, key: &[u8], value: &[u8], output: &mut CommandOutput) -> Result<()> {
     if !output.json() {
         return Ok(());
@@ -118,37 +137,78 @@ pub(crate) fn print_get(
     Ok(())
 }
 
-/// Removes keys in one commit.
+/// What `del` removes.
+pub(crate) enum Removal {
+    Keys(Vec<Vec<u8>>),
+    /// The keys of a range; `None` if no key can be in it.
+    Range(Option<ScanBounds>),
+}
+
+/// Removes keys, or a range of keys, in one commit.
 pub(crate) fn del(args: &DelArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let keys = keys_to_remove(args)?;
+    let removal = removal(args)?;
     let db = open::open_existing(db)?;
     let partition = open::existing_partition(&db, &args.partition.name)?;
-    let existed = remove_in(&db, &partition, &keys)?;
+    let existed = remove_in(&db, &partition, &removal)?;
     drop(partition);
     db.close()?;
-    print_removed(keys.len(), existed, output)?;
+    print_removed(&removal, existed, output)?;
     Ok(CommandOutcome::Success)
 }
 
-/// The keys of the arguments.
-pub(crate) fn keys_to_remove(args: &DelArgs) -> Result<Vec<Vec<u8>>> {
-    args.keys.iter().map(|k| encoding::argument_bytes(k, args.hex.hex)).collect()
+/// The keys or the range of the arguments.
+pub(crate) fn removal(args: &DelArgs) -> Result<Removal> {
+    if args.keys.is_empty() {
+        return range::bounds(&args.range, args.hex.hex).map(Removal::Range);
+    }
+    let keys: Result<_> = args.keys.iter().map(|k| encoding::argument_bytes(k, args.hex.hex)).collect();
+    keys.map(Removal::Keys)
 }
 
-/// Removes keys in one commit. Returns how many of them existed.
-pub(crate) fn remove_in(db: &Database, partition: &Partition, keys: &[Vec<u8>]) -> Result<u64> {
-    let mut batch = db.batch();
+/// Removes keys in one commit. Returns how many of the named keys existed.
+pub(crate) fn remove_in(db: &Database, partition: &Partition, removal: &Removal) -> Result<u64> {
     let mut existed = 0u64;
-    for key in keys {
-        existed += u64::from(partition.contains_key(key)?);
-        batch.remove(partition, key);
+    if let Removal::Keys(keys) = removal {
+        for key in keys {
+            existed += u64::from(partition.contains_key(key)?);
+        }
+    }
+    let mut batch = db.batch();
+    match removal {
+        Removal::Keys(keys) => keys.iter().for_each(|key| batch.remove(partition, key)),
+        Removal::Range(Some(bounds)) => batch.remove_range(partition, bounds.clone()),
+        Removal::Range(None) => {}
     }
     batch.commit()?;
     Ok(existed)
 }
 
-/// Prints how many keys existed.
-pub(crate) fn print_removed(asked: usize, existed: u64, output: &mut CommandOutput) -> Result<()> {
-    let text = format!("{existed} of {} removed", display::plural(asked as u64, "key"));
-    output.json_or_text(json!({ "asked": asked, "existed": existed }), text)
+/// Prints how many keys existed, or that a range was removed.
+pub(crate) fn print_removed(removal: &Removal, existed: u64, output: &mut CommandOutput) -> Result<()> {
+    let Removal::Keys(keys) = removal else {
+        return output.json_or_text(json!({ "range_removed": true }), "range removed");
+    };
+    let text = format!("{existed} of {} removed", display::plural(keys.len() as u64, "key"));
+    output.json_or_text(json!({ "asked": keys.len(), "existed": existed }), text)
+}
+
+/// Removes all entries of a partition.
+pub(crate) fn clear(args: &PartitionArg, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let db = open::open_existing(db)?;
+    let partition = open::existing_partition(&db, &args.name)?;
+    clear_in(&partition, output)?;
+    drop(partition);
+    db.close()?;
+    Ok(CommandOutcome::Success)
+}
+
+/// Removes all entries of a partition in an open database, and prints its size on disk before and after.
+pub(crate) fn clear_in(partition: &Partition, output: &mut CommandOutput) -> Result<()> {
+    let before = partition.disk_space();
+    partition.clear()?;
+    let after = partition.disk_space();
+    output.json_or_text(
+        json!({ "name": &*partition.name, "bytes_before": before, "bytes_after": after }),
+        format!("{}: {} before, {} now", partition.name, display::bytes(before), display::bytes(after)),
+    )
 }

@@ -327,7 +327,7 @@ pub(crate) fn metrics_json(m: &Metrics) -> Value {
     cache["blob"] = kind(&m.cache.blob);
     let mut object = fields_json! { m,
         commits records user_bytes wal_bytes wal_syncs direct_blob_bytes wal_live_bytes wal_segments flushes
-        flushed_bytes
+        flushed_bytes ingests ingested_bytes
         compactions trivial_moves compaction_bytes_read compaction_bytes_written blob_gc_runs blob_gc_bytes_read
         blob_gc_bytes_written blob_bytes_freed manifest_bytes memtable_bytes open_snapshots
         oldest_snapshot_age poisoned replayed_records
@@ -350,6 +350,8 @@ pub(crate) fn partition_json(partition: &PartitionMetrics) -> Value {
     let level = |l: &LevelMetrics| fields_json!(l, level runs tables bytes raw_bytes entries tombstones);
     let mut object =
         fields_json!(partition, name memtable_bytes sealed_memtables disk_bytes pinned_bytes has_kv_separation);
+    object["range_tombstones"] = json!(partition.range_tombstones);
+    object["range_deleted_bytes"] = json!(partition.range_deleted_bytes);
     object["levels"] = partition.levels.iter().map(level).collect();
     object["blob_files"] = json!(partition.blob_files.len());
     object["blob_bytes"] = json!(partition.blob_bytes());
@@ -415,6 +417,13 @@ pub(crate) fn print_partition(partition: &PartitionMetrics, output: &mut Command
     }
     if !used.is_empty() {
         output.line(table)?;
+    }
+    if partition.range_tombstones > 0 {
+        output.line(format!(
+            "{} over about {} of tables",
+            plural(partition.range_tombstones as u64, "range tombstone"),
+            bytes(partition.range_deleted_bytes)
+        ))?;
     }
     if !partition.blob_files.is_empty() {
         output.line(format!(

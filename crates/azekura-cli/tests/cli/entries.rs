@@ -21,6 +21,69 @@ fn put_get_scan_count_del_agree() {
 }
 
 #[test]
+fn ranges_are_removed_and_partitions_cleared() {
+    let p = CliFixture::new();
+    for key in ["user:1", "user:2", "a", "b", "c"] {
+        p.ok(&format!("put --db d {key} value"));
+    }
+    assert_eq!(p.ok("del --db d --prefix user:"), "range removed\n");
+    assert_eq!(p.ok("del --db d --from a --to c --json"), "{\"range_removed\":true}\n");
+    assert_eq!(p.ok("del --db d --from c --to c"), "range removed\n");
+    assert_eq!(p.ok("scan --db d --keys-only"), "c\n");
+    assert_eq!(p.run("del --db d --from b --to a").code, Some(2));
+    assert_eq!(p.run("del --db d c --prefix a").code, Some(2));
+    assert_eq!(p.run("del --db d").code, Some(2));
+    assert!(p.ok("clear --db d").ends_with("0 B now\n"));
+    assert_eq!(p.ok("count --db d"), "0\n");
+}
+
+#[test]
+fn merges_need_an_operator_and_change_values() {
+    let p = CliFixture::new();
+    for engine in ["lsm", "pmem"] {
+        p.ok(&format!("partitions create --db d {engine} --engine {engine} --merge-operator append:,"));
+        for word in ["a", "b"] {
+            p.ok(&format!("merge --db d --partition {engine} key {word}"));
+        }
+        assert_eq!(p.ok(&format!("get --db d --partition {engine} key")), "a,b");
+    }
+    p.ok("partitions create --db d sum --merge-operator u64-add");
+    assert_eq!(p.run("merge --db d --partition sum key 1").code, Some(3), "not 8 bytes");
+    p.ok("merge --db d --partition sum --hex 00 ff00000000000000");
+    p.ok("merge --db d --partition sum --hex 00 0200000000000000");
+    assert_eq!(p.ok("get --db d --partition sum --hex 00"), "0101000000000000\n");
+    p.ok("put --db d key value");
+    assert_eq!(p.run("merge --db d key value").code, Some(3), "no operator");
+    assert_eq!(p.run("merge --db d --partition missing key value").code, Some(3));
+    assert_eq!(p.run("partitions create --db d other --merge-operator min").code, Some(2));
+    let shell =
+        p.run_with_input(["shell", "--db", "d"], b"use lsm\nmerge key c\nbegin\nmerge key d\ncommit\nget key\n");
+    assert!(String::from_utf8_lossy(&shell.out).contains("a,b,c,d"), "{shell:?}");
+}
+
+#[test]
+fn entries_expire_after_their_time_to_live() {
+    let p = CliFixture::new();
+    p.ok("put --db d long value --ttl 1000000");
+    p.ok("put --db d short value --ttl 0.001");
+    p.ok("partitions create --db d --default-ttl 0.001 cache");
+    p.ok("partitions create --db d --default-ttl 0.001 --engine pmem pool");
+    p.ok("put --db d --partition cache key value");
+    p.ok("put --db d --partition cache long value --ttl 1e6");
+    p.ok("put --db d --partition pool key value");
+    assert_eq!(p.ok("scan --db d"), "long\tvalue\n");
+    assert_eq!(p.ok("scan --db d --partition cache"), "long\tvalue\n");
+    assert_eq!(p.ok("count --db d --partition pool"), "0\n");
+    assert_eq!(p.run("get --db d short").code, Some(1));
+    p.ok("compact --db d");
+    p.ok("verify --db d");
+    assert_eq!(p.ok("scan --db d"), "long\tvalue\n");
+    for bad in ["0", "-1", "x", "1e300"] {
+        assert_eq!(p.run(&format!("put --db d key value --ttl={bad}")).code, Some(2));
+    }
+}
+
+#[test]
 fn put_reads_argument_file_and_stdin() {
     let p = CliFixture::new();
     let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();

@@ -91,7 +91,7 @@ fn one_output_has_one_encoding_and_states_it() {
         .map(|(key, value)| format!("{{\"key\":\"{key}\",\"value_hex\":\"{value}\"}}\n"))
         .concat();
     assert_eq!(p.ok("scan --db d --json"), lines);
-    assert_eq!(p.ok("scan --db d --json --limit 1"), "{\"key\":\"a\",\"value\":\"1\"}\n", "only what is listed counts");
+    assert_eq!(p.ok("scan --db d --json --limit 1"), "{\"key\":\"a\",\"value\":\"1\"}\n", "the limit applies");
     assert_eq!(p.ok("scan --db d --json --limit 1 --hex"), "{\"key_hex\":\"61\",\"value_hex\":\"31\"}\n");
     assert_eq!(p.ok("scan --db d --json --reverse --keys-only"), "{\"key\":\"c\"}\n{\"key\":\"b\"}\n{\"key\":\"a\"}\n");
     assert_eq!(p.ok("export --db d -"), lines);
@@ -255,7 +255,7 @@ fn damaged_native_files_change_nothing() {
         bad[at] ^= 0x10;
         check(&bad, &format!("byte {at} changed"));
     }
-    check(&[&good[..], b"x"].concat(), "a byte more");
+    check(&[&good[..], b"x"].concat(), "one extra byte");
     let ran = p.run("import --db e all.azk --format csv");
     assert!(ran.code == Some(3) && ran.err.contains("native"), "{ran:?}");
     // From standard input the entries before the damage are stored, and the message says so.

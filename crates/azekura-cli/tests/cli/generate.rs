@@ -11,7 +11,7 @@ fn every_command_has_a_man_page() {
     for (page, text) in
         [("azekura.1", "azekura-put(1)"), ("azekura-put.1", "standard input"), ("azekura-gc-run.1", "--space-amp")]
     {
-        // Where `man` is missing, the source of the page must do. In it, roff escapes each hyphen.
+        // Where `man` is missing, the test checks the source of the page, in which roff escapes each hyphen.
         let shown = Command::new("man").arg("-l").arg(p.path("pages").join(page)).env("MANWIDTH", "200").output();
         let shown = match shown {
             Ok(shown) => {

@@ -8,6 +8,7 @@ mod fixture;
 mod formats;
 mod generate;
 mod partitions;
+mod peers;
 mod repair;
 mod shell;
 mod terminal;

@@ -292,34 +292,132 @@ fn no_older_version_replaces_a_lost_one() {
     }
 }
 
+/// A new version of each key in the log and in a newer table: damage in the old table loses none of those keys.
 #[test]
-fn damaged_pool_is_reported() {
+fn keys_with_newer_versions_elsewhere_are_recovered() {
     let p = CliFixture::new();
-    let db = Config::new(p.path("d")).open().unwrap();
+    let db = Config::new(p.path("live")).open().unwrap();
+    let plain = db.open_partition("plain", PartitionCreateOptions::default().block_size(1 << 10)).unwrap();
+    (0..ENTRIES).for_each(|n| plain.insert(key(n), "old").unwrap());
+    plain.major_compact().unwrap();
+    let newer = |n: &u32| !n.is_multiple_of(3);
+    (0..ENTRIES / 2).filter(newer).for_each(|n| plain.insert(key(n), value(n)).unwrap());
+    (0..ENTRIES / 2).filter(|n| n % 9 == 0).for_each(|n| plain.remove(key(n)).unwrap());
+    plain.flush().unwrap();
+    (ENTRIES / 2..ENTRIES).filter(newer).for_each(|n| plain.insert(key(n), value(n)).unwrap());
+    (ENTRIES / 2..ENTRIES).filter(|n| n % 9 == 0).for_each(|n| plain.remove(key(n)).unwrap());
+    db.persist(azekura::PersistMode::SyncAll).unwrap();
+    std::fs::create_dir(p.path("d")).unwrap();
+    for entry in std::fs::read_dir(p.path("live")).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), p.path("d").join(entry.file_name())).unwrap();
+    }
+    let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+    let tables = azekura::inspect::tables(&fs, &p.path("d")).unwrap();
+    let oldest = tables.iter().max_by_key(|table| table.level).unwrap();
+    assert!(oldest.level > 0 && tables.len() == 2, "{tables:?}");
+    let table = p.path(format!("d/{:06}.sst", oldest.id));
+    let good = std::fs::read(&table).unwrap();
+    let mut run = 0;
+    let blocks = good.len() * 3 / 4;
+    for offsets in [
+        vec![100],
+        vec![blocks / 2],
+        vec![blocks / 5, blocks / 2, blocks - 1],
+        (0..20).map(|n| 100 + n * blocks / 20).collect(),
+    ] {
+        flip(&table, &offsets);
+        run += 1;
+        let report = p.run(&format!("repair d --out out{run} --json"));
+        assert_eq!(report.code, Some(1), "{offsets:?}: {report:?}");
+        let json: Value = serde_json::from_slice(&report.out).unwrap();
+        let ranges = json["partitions"][0]["lost_ranges"].as_array().unwrap();
+        assert!(!ranges.is_empty() && ranges.iter().all(|range| range["recovered"].as_u64().unwrap() > 0), "{json}");
+        let out = Config::new(p.path(format!("out{run}"))).open_read_only().unwrap().partition("plain").unwrap();
+        for n in 0..ENTRIES {
+            let found = out.get(key(n)).unwrap();
+            match n % 9 {
+                0 => assert_eq!(found, None, "{offsets:?}: {n} was removed"),
+                3 | 6 => assert!(found.is_none_or(|found| found == "old"), "{offsets:?}: {n}"),
+                _ => assert_eq!(found.as_deref(), Some(&*value(n)), "{offsets:?}: {n} is in a newer table or the log"),
+            }
+        }
+        std::fs::write(&table, &good).unwrap();
+    }
+}
+
+/// A manifest that has lost its end: no wrong value, and no success unless everything was recovered.
+#[test]
+fn truncated_manifest_loses_nothing_silently() {
+    let p = CliFixture::new();
+    make_database(&p);
+    let manifest = p.path("d/MANIFEST");
+    let good = std::fs::read(&manifest).unwrap();
+    let used = good.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    for length in (0..used).step_by(used / 14) {
+        std::fs::write(&manifest, &good[..length]).unwrap();
+        let (ran, report, recovered) = repair(&p, &format!("out{length}"));
+        assert!(matches!(ran.code, Some(0 | 1 | 3 | 5)), "{length}: {ran:?}");
+        if ran.code == Some(0) {
+            let count = recovered.get("plain").map_or(0, Vec::len);
+            assert_eq!(count, ENTRIES as usize + 500, "{length}: {report}");
+        }
+    }
+}
+
+/// A pool that cannot be read: the other partitions are recovered, and the records that were written after the last
+/// checkpoint of the pool.
+#[test]
+fn damaged_pool_does_not_stop_the_others() {
+    let p = CliFixture::new();
+    let db = Config::new(p.path("live")).open().unwrap();
     let pool = EngineType::Pmem(PmemOptions::default());
     let memory = db.open_partition("memory", PartitionCreateOptions::default().engine(pool)).unwrap();
     let plain = db.open_partition("plain", PartitionCreateOptions::default()).unwrap();
-    (0..2000).for_each(|n| memory.insert(key(n), value(n)).unwrap());
+    (0..1500).for_each(|n| memory.insert(key(n), value(n)).unwrap());
+    (1500..2000).for_each(|n| memory.insert(key(n), "old").unwrap());
     (0..2000).for_each(|n| plain.insert(key(n), value(n)).unwrap());
+    let is_mapped = memory.metrics().pool.unwrap().persistence != azekura::PersistenceLevel::WalOnly;
     memory.flush().unwrap();
-    drop((memory, plain));
-    db.close().unwrap();
-    let (ran, _, recovered) = repair(&p, "good");
-    assert_eq!((ran.code, recovered["memory"].len()), (Some(0), 2000));
+    (1500..2500).for_each(|n| memory.insert(key(n), value(n)).unwrap());
+    (1600..1700).for_each(|n| memory.remove(key(n)).unwrap());
+    db.persist(azekura::PersistMode::SyncAll).unwrap();
+    std::fs::create_dir(p.path("d")).unwrap();
+    for entry in std::fs::read_dir(p.path("live")).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), p.path("d").join(entry.file_name())).unwrap();
+    }
     let pool = files(&p, "pool").pop().unwrap();
     let good = std::fs::read(&pool).unwrap();
-    let check = |ran: CliResult, place: &str| {
-        assert_eq!(ran.code, Some(5), "{place}: {ran:?}");
-        let error = ran.error();
-        let named = error["file"].as_str().unwrap().ends_with(".pool");
-        assert!(named && error["message"].as_str().unwrap().contains("nothing was recovered"), "{place}: {error}");
-        assert!(!p.path("out").exists());
-    };
-    for at in [0, 5000] {
-        flip(&pool, &[at]);
-        check(repair(&p, "out").0, &at.to_string());
+    let mut run = 0;
+    let mut harmless = 0;
+    for damage in [Some(0), Some(70), Some(5000), Some(good.len() / 2), None] {
+        match damage {
+            Some(at) => flip(&pool, &[at]),
+            None => std::fs::remove_file(&pool).unwrap(),
+        }
+        run += 1;
+        let (ran, report, recovered) = repair(&p, &format!("out{run}"));
+        assert_eq!(recovered["plain"].len(), 2000, "{damage:?}: {report}");
+        if ran.code == Some(0) {
+            assert_eq!(recovered["memory"].len(), 2400, "{damage:?}: the byte has no meaning: {report}");
+            harmless += 1;
+            std::fs::write(&pool, &good).unwrap();
+            continue;
+        }
+        assert_eq!(ran.code, Some(1), "{damage:?}: {ran:?}");
+        let memory = &report["partitions"][0];
+        assert_eq!(memory["name"], "memory");
+        if is_mapped {
+            assert!(memory["unreadable"].is_string() && !recovered.contains_key("memory"), "{damage:?}: {report}");
+        } else {
+            let expected: Vec<u32> = (1500..2500).filter(|n| !(1600..1700).contains(n)).collect();
+            assert_eq!(recovered["memory"], expected, "{damage:?}: {report}");
+            let range = &memory["lost_ranges"][0];
+            assert!(range["after_hex"].is_null() && range["before_hex"].is_null(), "{damage:?}: {report}");
+            assert_eq!(range["recovered"], 900);
+        }
+        let file = report["damaged_files"][0]["file"].as_str().unwrap_or_default();
+        assert!(file.ends_with(".pool"), "{damage:?}: {report}");
         std::fs::write(&pool, &good).unwrap();
     }
-    std::fs::remove_file(&pool).unwrap();
-    check(repair(&p, "out").0, "missing");
+    assert!(harmless <= 2, "{harmless}");
 }

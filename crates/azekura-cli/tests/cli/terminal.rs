@@ -21,7 +21,7 @@ pub(crate) struct Terminal {
     keyboard: File,
     output: Receiver<Vec<u8>>,
     text: String,
-    /// Everything before this position was waited for.
+    /// `wait_for` has consumed the output before this position.
     seen: usize,
 }
 
@@ -59,7 +59,7 @@ impl Terminal {
         self.wait_for(expected);
     }
 
-    /// Waits until `expected` is printed behind what was waited for before.
+    /// Waits until `expected` is printed after the output that earlier calls waited for.
     pub(crate) fn wait_for(&mut self, expected: &str) {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -44,7 +44,7 @@ fn directory_round_trips() {
     assert!(before == after, "the copy differs");
     assert_eq!(p.run("get --db d plain.txt").out, b"hello\n");
     let again = p.run("export --db d out");
-    assert_eq!(again.code, Some(3), "a directory that holds something is refused");
+    assert_eq!(again.code, Some(3), "a directory that is not empty is refused");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn json_lines_round_trip() {
     for line in lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
         assert!(serde_json::from_slice::<serde_json::Value>(line).unwrap().is_object());
     }
-    assert!(p.run("export --db d -").out == lines, "a file and standard output get the same");
+    assert!(p.run("export --db d -").out == lines, "a file and standard output get equal bytes");
     assert!(p.run("scan --db d --json").out == lines, "scan prints what import reads");
     assert_eq!(p.json("import --db e all.jsonl")["entries"], 8);
     let piped = p.run_with_input(["import", "--db", "f", "-"], &lines);
@@ -107,7 +107,7 @@ fn import_skips_and_reports_unreadable_input() {
     let p = CliFixture::new();
     make_files(&p.path("in"));
     std::os::unix::fs::symlink("nowhere", p.path("in/link")).unwrap();
-    assert_eq!(p.json("import --db d in")["left_out"], serde_json::json!([]), "links are no files");
+    assert_eq!(p.json("import --db d in")["left_out"], serde_json::json!([]), "links are not files");
     assert_eq!(p.run("import --db d nowhere").code, Some(3));
     let long = format!("{{\"key\":\"{}\",\"value\":\"\"}}\n{{\"key\":\"short\",\"value\":\"\"}}\n", "k".repeat(70_000));
     let ran = p.run_with_input(["import", "--db", "e", "-", "--json"], long.as_bytes());
@@ -142,7 +142,7 @@ fn failed_import_leaves_no_partition() {
         assert_eq!(p.ok("partitions --db d list"), "old\n", "{input:.20}");
     }
     assert_eq!(p.run_with_input(["import", "--db", "d", "--partition", "new", "-"], b"").code, Some(0));
-    assert_eq!(p.ok("partitions --db d list"), "new\nold\n", "empty input is no bad input");
+    assert_eq!(p.ok("partitions --db d list"), "new\nold\n", "empty input is valid");
 }
 
 /// After a damaged table or a full disk, a truncated file remained, which looked complete.

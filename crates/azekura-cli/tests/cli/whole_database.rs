@@ -195,7 +195,7 @@ fn watched_stats_follow_writers() {
     let last = until("second partition", &|reading| reading["partitions"][1]["name"] == "more");
     assert!(last["reading"].as_u64() > locked["reading"].as_u64(), "{last}");
     drop(lines);
-    assert_eq!(child.wait().unwrap().code(), Some(0), "a closed output ends it");
+    assert_eq!(child.wait().unwrap().code(), Some(0), "a closed output ends the command");
 }
 
 #[test]

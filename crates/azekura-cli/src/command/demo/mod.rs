@@ -1,8 +1,7 @@
 //! `demo`: stores real files, kills the writer process, recovers, and checks the result.
 //!
 //! `run` executes the steps. `input` lists the files and defines the puts; `writer` has both sides of the writer
-//! process, which reports each put through a pipe; `check` compares the database with these acknowledgements;
-//! `temporary_directory` removes everything that the demo creates, also after Ctrl-C.
+//! process, which reports each put through a pipe; `check` compares the database with these acknowledgements.
 //!
 //! Invariants: the n-th acknowledgement belongs to the n-th put. A put counts as acknowledged once the parent process
 //! has received its complete record. The demo keeps in memory the list of files, 16 bytes per put, and the content of
@@ -11,7 +10,6 @@
 mod check;
 mod input;
 mod run;
-mod temporary_directory;
 mod writer;
 
 pub(crate) use run::run;

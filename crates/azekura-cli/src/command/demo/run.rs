@@ -9,13 +9,13 @@ use serde_json::{Map, Value, json};
 
 use super::check::{ContentDigest, compare_acknowledged, scan};
 use super::input::{CountedItems, InputFiles};
-use super::temporary_directory::TemporaryDirectory;
 use super::writer::{self, AckRecord, WriterProcess, acknowledged_bytes};
 use crate::args::DemoArgs;
 use crate::command::{stats, verify};
 use crate::display::{bytes, count, duration, plural};
 use crate::error::{CliError, CommandOutcome, Result};
 use crate::output::CommandOutput;
+use crate::temporary_directory::TemporaryDirectory;
 use crate::{encoding, interrupt};
 
 /// Number of memtables that a small input fills, by generated versions of its files.

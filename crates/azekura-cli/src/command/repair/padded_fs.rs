@@ -1,5 +1,5 @@
-//! A read-only view of a file system in which some files have another length. The engine opens no database that lacks
-//! bytes of a file, but reads the other files if the lost bytes appear as zeros, which no checksum accepts.
+//! A read-only view of a file system in which some files have another length or content. The engine opens no database
+//! that lacks bytes of a file, but reads the other files if the lost bytes appear as zeros, which no checksum accepts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,25 +8,38 @@ use std::sync::Arc;
 use azekura::fs::{DirEntry, DiskFs, File, FileLock, Fs, LockMode, Mapping, OpenMode};
 use azekura::{Error, ErrorKind, PersistenceLevel, Result};
 
+/// Name of the manifest in a database directory.
+pub(super) const MANIFEST_NAME: &str = "MANIFEST";
+
 /// A file system on which the files in `lengths` have these lengths, by name. Bytes that are not on disk are zero.
 #[derive(Debug)]
 pub(super) struct PaddedFs {
     pub(super) inner: DiskFs,
     pub(super) lengths: BTreeMap<String, u64>,
+    /// The content of the manifest, unless it is the one on disk.
+    pub(super) manifest: Option<Arc<[u8]>>,
 }
 
 impl PaddedFs {
     fn length_of(&self, path: &Path) -> Option<u64> {
-        self.lengths.get(path.file_name()?.to_str()?).copied()
+        let name = path.file_name()?.to_str()?;
+        let manifest = self.manifest.as_ref().filter(|_| name == MANIFEST_NAME);
+        manifest.map(|bytes| bytes.len() as u64).or_else(|| self.lengths.get(name).copied())
     }
 }
 
 /// A file of another length than on disk.
 #[derive(Debug)]
 struct PaddedFile {
-    /// `None` if the file is missing.
-    inner: Option<Arc<dyn File>>,
+    content: PaddedContent,
     length: u64,
+}
+
+#[derive(Debug)]
+enum PaddedContent {
+    Missing,
+    OnDisk(Arc<dyn File>),
+    InMemory(Arc<[u8]>),
 }
 
 fn read_only<T>() -> Result<T> {
@@ -39,8 +52,12 @@ impl Fs for PaddedFs {
             return read_only();
         }
         let Some(length) = self.length_of(path) else { return self.inner.open(path, mode) };
-        let inner = if self.inner.exists(path)? { Some(self.inner.open(path, mode)?) } else { None };
-        Ok(Arc::new(PaddedFile { inner, length }))
+        let content = match &self.manifest {
+            Some(bytes) if path.ends_with(MANIFEST_NAME) => PaddedContent::InMemory(Arc::clone(bytes)),
+            _ if self.inner.exists(path)? => PaddedContent::OnDisk(self.inner.open(path, mode)?),
+            _ => PaddedContent::Missing,
+        };
+        Ok(Arc::new(PaddedFile { content, length }))
     }
 
     fn create_dir_all(&self, _: &Path) -> Result<()> {
@@ -104,9 +121,15 @@ impl File for PaddedFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let wanted = usize::try_from(self.length.saturating_sub(offset)).map_or(buf.len(), |left| left.min(buf.len()));
         let buf = &mut buf[..wanted];
-        let n = match &self.inner {
-            Some(file) => file.read_at(buf, offset)?,
-            None => 0,
+        let n = match &self.content {
+            PaddedContent::OnDisk(file) => file.read_at(buf, offset)?,
+            PaddedContent::InMemory(bytes) => {
+                let at = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+                let n = buf.len().min(bytes.len() - at);
+                buf[..n].copy_from_slice(&bytes[at..at + n]);
+                n
+            }
+            PaddedContent::Missing => 0,
         };
         buf[n..].fill(0);
         Ok(wanted)

@@ -1,17 +1,16 @@
 //! The command `repair`: opens the damaged database, copies every partition, and reports what is lost.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use azekura::Error;
 use azekura::fs::{DiskFs, Fs};
 use azekura::inspect::{self, TableReport, VerifyReport};
-use azekura::{Config, Database, Error, RecoveryMode};
 use serde_json::{Value, json};
 
 use crate::args::RepairArgs;
-use crate::command::repair::padded_fs::PaddedFs;
-use crate::command::repair::salvage::{self, PartitionLosses};
+use crate::command::repair::damaged_database::DamagedDatabase;
+use crate::command::repair::salvage::{self, LostRange, PartitionLosses};
 use crate::command::transfer::{EntryLoader, LoadMode};
 use crate::command::{stats, verify};
 use crate::error::{CliError, CommandOutcome, Result, engine_error_json};
@@ -41,23 +40,40 @@ pub(crate) fn repair(args: &RepairArgs, db: &Path, output: &mut CommandOutput) -
         Ok(tables) => tables,
         Err(error) => return Err(without_manifest(&fs, &verified, &error)),
     };
-    let database = open_damaged(source, &fs, &tables).map_err(|error| not_opened(&error))?;
-    let mut names = database.list_partitions();
+    let damaged = DamagedDatabase::open(source, &fs, &tables).map_err(|error| not_opened(&error))?;
+    let mut names = damaged.database.list_partitions();
     names.sort();
+    let unnamed = newer_than_manifest(&verified, &tables);
     let mut loader =
         EntryLoader::new(&args.out, "default", LoadMode::Store, ProgressReporter::spinner(json, "Repairing"));
     let mut reports = Vec::new();
     for name in names {
-        reports.push(copy_partition(&database, name, &tables, &mut loader)?);
+        reports.push(copy_partition(&damaged, name, &tables, &mut loader)?);
     }
+    for pool in damaged.pools.iter().filter(|pool| !pool.has_wal_records) {
+        let (name, unreadable) = (pool.partition.clone(), Some(pool.error.to_string()));
+        reports.push(PartitionReport { name, entries: 0, bytes: 0, unreadable, losses: PartitionLosses::default() });
+    }
+    reports.sort_by(|a, b| a.name.cmp(&b.name));
     let mut stored = CommandOutcome::Success;
     if reports.iter().any(|report| report.unreadable.is_none()) {
         stored = loader.finish()?.print_skipped(args.errors.all_errors, json);
     } else {
         open::open_or_create(&args.out)?.close()?;
     }
-    let printed = print(args, &verified, &reports, output)?;
+    let printed = print(args, &verified, &reports, &unnamed, output)?;
     Ok(if stored == CommandOutcome::Success { printed } else { stored })
+}
+
+/// Names of the tables whose file numbers are above those of all tables of the manifest. Either a flush or a compaction
+/// had not finished, or the manifest has lost its end.
+fn newer_than_manifest(verified: &VerifyReport, tables: &[TableReport]) -> Vec<String> {
+    let highest = tables.iter().map(|table| table.id).max().unwrap_or(0);
+    let names = verified.files.iter().filter(|file| file.kind == "left over" && file.bytes > 0);
+    let names = names.filter_map(|file| file.path.file_name()?.to_str());
+    let is_newer =
+        |name: &&str| name.strip_suffix(".sst").and_then(|id| id.parse::<u64>().ok()).is_some_and(|id| id > highest);
+    names.filter(is_newer).map(String::from).collect()
 }
 
 /// Fails unless `out` can become a new database.
@@ -73,36 +89,36 @@ fn check_target(source: &Path, out: &Path) -> Result<()> {
     }
 }
 
-/// Opens the database read-only. Shows files that are too short, too long or missing as if they had the length that
-/// the manifest states.
-fn open_damaged(source: &Path, fs: &Arc<dyn Fs>, tables: &[TableReport]) -> azekura::Result<Database> {
-    let mut lengths: BTreeMap<String, u64> = BTreeMap::new();
-    lengths.extend(tables.iter().map(|table| (format!("{:06}.sst", table.id), table.bytes)));
-    lengths.extend(inspect::blobs(fs, source)?.iter().map(|file| (format!("{:06}.blob", file.id), file.bytes)));
-    lengths.retain(|name, length| source.join(name).metadata().map_or(true, |data| data.len() != *length));
-    let config = Config::new(source).recovery_mode(RecoveryMode::Salvage);
-    if lengths.is_empty() {
-        return config.open_read_only();
-    }
-    config.fs(Arc::new(PaddedFs { inner: DiskFs::new(), lengths })).open_read_only()
-}
-
+/// Copies a partition. First scans it around its damage. Then looks up each key in the lost ranges that the other
+/// tables, or the log, hold: a lookup ends at the newest version of the key, so it fails only if that may be in a
+/// damaged block.
 fn copy_partition(
-    database: &Database,
+    damaged: &DamagedDatabase,
     name: String,
     tables: &[TableReport],
     loader: &mut EntryLoader<'_>,
 ) -> Result<PartitionReport> {
     let (entries, bytes) = (loader.report.entries, loader.report.bytes);
-    let (losses, unreadable) = match database.partition(&name) {
+    let pool = damaged.pools.iter().find(|pool| pool.partition == name);
+    let (losses, unreadable) = match damaged.database.partition(&name) {
         Err(error) => (PartitionLosses::default(), Some(error.to_string())),
         Ok(partition) => {
             loader.begin_partition(&name, partition.options())?;
-            let largest = tables.iter().filter(|table| table.partition == name).map(|table| &*table.largest).max();
-            let losses = salvage::salvage(&partition, largest.unwrap_or_default(), |key, value| {
+            let mut put = |key: &[u8], value: &[u8]| {
                 loader.progress.add(1);
                 loader.put(key, value, || encoding::escaped(key))
-            })?;
+            };
+            let largest = tables.iter().filter(|table| table.partition == name).map(|table| &*table.largest).max();
+            let mut losses = salvage::salvage(&partition, largest.unwrap_or_default(), &mut put)?;
+            if !losses.ranges.is_empty()
+                && let Ok(others) = damaged.without_tables_of(losses.ranges.iter().map(|range| &range.error))
+                && let Ok(others) = others.partition(&name)
+            {
+                salvage::look_up_in_lost_ranges(&partition, &others, &mut losses, &mut put)?;
+            }
+            if let Some(pool) = pool {
+                losses.ranges.push(LostRange::whole(pool.error.clone(), loader.report.entries - entries));
+            }
             (losses, None)
         }
     };
@@ -144,19 +160,22 @@ fn print(
     args: &RepairArgs,
     verified: &VerifyReport,
     reports: &[PartitionReport],
+    unnamed: &[String],
     output: &mut CommandOutput,
 ) -> Result<CommandOutcome> {
     let problems = verify::problem_lines(verified);
     let is_whole = |report: &PartitionReport| {
         report.unreadable.is_none() && report.losses.ranges.is_empty() && report.losses.values.is_empty()
     };
-    let outcome = CommandOutcome::success_if(problems.is_empty() && reports.iter().all(is_whole));
+    let is_complete = problems.is_empty() && unnamed.is_empty() && reports.iter().all(is_whole);
+    let outcome = CommandOutcome::success_if(is_complete);
     if output.json() {
         let partitions: Vec<Value> = reports.iter().map(report_json).collect();
         output.line(json!({
             "out": args.out.to_string_lossy(),
             "partitions": partitions,
             "damaged_files": verify::damaged_json(verified),
+            "tables_newer_than_manifest": unnamed,
             "dropped_after_damage": verified.dropped_after_damage.as_ref().map(stats::dropped_json),
         }))?;
         return Ok(outcome);
@@ -169,6 +188,13 @@ fn print(
     output.line(format!("{} damaged.", display::plural(problems.len() as u64, "file")))?;
     output.error_lines(&problems, args.errors.all_errors)?;
     output.line(format!("The recovered entries are in {}.", args.out.display()))?;
+    if !unnamed.is_empty() {
+        let (tables, names) = (display::plural(unnamed.len() as u64, "table"), unnamed.join(", "));
+        output.line(format!(
+            "{tables} newer than the manifest: {names}. If the manifest has lost its end, their entries are missing, \
+             and some entries may be older."
+        ))?;
+    }
     if problems.iter().any(|problem| problem.contains(".wal")) {
         output.line("The log is damaged: commits may be missing, and some entries may be older than others.")?;
     }
@@ -183,7 +209,11 @@ fn loss_lines(report: &PartitionReport) -> Vec<String> {
             key.as_ref().map_or(otherwise.into(), |key| encoding::escaped(&key[..key.len().min(100)]))
         };
         let (after, before) = (key(&range.after, "the start"), key(&range.before, "the end"));
-        format!("lost: all keys after {after} and before {before}: {}", range.error)
+        let except = match range.recovered {
+            0 => String::new(),
+            count => format!(", except {} whose newest version is elsewhere", display::plural(count, "key")),
+        };
+        format!("lost: all keys after {after} and before {before}{except}: {}", range.error)
     });
     let values =
         report.losses.values.iter().map(|(key, error)| {
@@ -197,7 +227,8 @@ fn report_json(report: &PartitionReport) -> Value {
     let ranges: Vec<Value> = (report.losses.ranges.iter())
         .map(|range| {
             let (after, before) = (range.after.as_ref().map(hex), range.before.as_ref().map(hex));
-            json!({ "after_hex": after, "before_hex": before, "problem": engine_error_json(&range.error) })
+            let (recovered, problem) = (range.recovered, engine_error_json(&range.error));
+            json!({ "after_hex": after, "before_hex": before, "recovered": recovered, "problem": problem })
         })
         .collect();
     let values: Vec<Value> = (report.losses.values.iter())

@@ -5,6 +5,8 @@
 //! of the same block, and no key between them can be read.
 //!
 //! The scan merges all tables. So no older version of a key is read where the block with its newer version is damaged.
+//! A lookup of one key searches from new to old and ends at the first version, so it also succeeds in the range of a
+//! damaged block if a newer table or the log has the key.
 
 use azekura::{Entries, Entry, Error, Partition};
 
@@ -21,6 +23,15 @@ pub(super) struct LostRange {
     /// A readable position after the range; `None` if it extends to the end of the partition.
     pub(super) before: Option<Vec<u8>>,
     pub(super) error: Error,
+    /// Number of keys in the range that were recovered nevertheless.
+    pub(super) recovered: u64,
+}
+
+impl LostRange {
+    /// All keys of a partition, except `recovered` ones.
+    pub(super) fn whole(error: Error, recovered: u64) -> LostRange {
+        LostRange { after: None, before: None, error, recovered }
+    }
 }
 
 /// What could not be read of a partition.
@@ -69,7 +80,7 @@ pub(super) fn salvage(
                 // The scan fails behind the last key, or where it was started.
                 let failed = last_key.as_ref().map_or(Vec::new(), |key| [key, &[0][..]].concat()).max(start);
                 let before = salvager.next_readable(failed, &error);
-                let range = LostRange { after: last_key.clone(), before: before.clone(), error };
+                let range = LostRange { after: last_key.clone(), before: before.clone(), error, recovered: 0 };
                 losses.ranges.push(range);
                 let Some(next) = before else { return Ok(losses) };
                 salvager.entries.seek(&next);
@@ -77,6 +88,34 @@ pub(super) fn salvage(
             }
         }
     }
+}
+
+/// Calls `put` with every entry in the lost ranges whose key is in `others`, a view of the partition without its
+/// damaged tables, and whose newest version can be read. Counts them in the ranges.
+pub(super) fn look_up_in_lost_ranges(
+    partition: &Partition,
+    others: &Partition,
+    losses: &mut PartitionLosses,
+    mut put: impl FnMut(&[u8], &[u8]) -> Result<()>,
+) -> Result<()> {
+    for range in &mut losses.ranges {
+        let mut entries = others.entries();
+        if let Some(after) = &range.after {
+            entries.seek([after, &[0][..]].concat());
+        }
+        // After an error the rest of the range is lost, as it is reported already.
+        while let Some(Ok(entry)) = entries.next() {
+            let key = entry.key();
+            if range.before.as_ref().is_some_and(|before| **key >= **before) {
+                break;
+            }
+            if let Ok(Some(value)) = partition.get(key) {
+                put(key, &value)?;
+                range.recovered += 1;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn put_entry(

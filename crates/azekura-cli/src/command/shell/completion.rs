@@ -79,7 +79,7 @@ impl CompletionSource {
         }
         let position = positional_words(command, &before[1..]);
         match (command.get_name(), position) {
-            ("get" | "put", 0) | ("remove", _) => WordKind::Keys,
+            ("get" | "put" | "merge", 0) | ("remove", _) => WordKind::Keys,
             ("use" | "drop", 0) => WordKind::Partitions,
             _ => {
                 let positional = command.get_positionals().nth(position);

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::shell_command::{self, DurabilityArg, ShellCommand};
 use super::words;
 use crate::args::{CountArgs, DelArgs, GetArgs, PartitionFilter, PutArgs, ScanArgs, ShellArgs};
-use crate::command::point::{self, ValueForm};
+use crate::command::point::{self, Removal, ValueForm};
 use crate::command::stats::StatsReading;
 use crate::command::{maintenance, partitions, range};
 use crate::display::{self, plural};
@@ -114,7 +114,9 @@ impl<'a> ShellSession<'a> {
             ShellCommand::Drop { partition } => self.drop_partition(&partition, output),
             ShellCommand::Get(args) => self.get(&args, output),
             ShellCommand::Put(args) => self.put(&args, output),
+            ShellCommand::Merge(args) => self.merge(&args, output),
             ShellCommand::Remove(args) => self.remove(&args, output),
+            ShellCommand::Clear(args) => self.clear(&args.name, output),
             ShellCommand::Scan(args) => self.scan(&args, output),
             ShellCommand::Count(args) => self.count(&args, output),
             ShellCommand::Begin => self.begin(output),
@@ -164,8 +166,8 @@ impl<'a> ShellSession<'a> {
     }
 
     fn create(&mut self, name: &str, options: &PartitionOptionArgs, output: &mut CommandOutput) -> Result<()> {
-        let create_options = options.to_options()?;
-        let created = partitions::create(self.existing_or_new()?, name, create_options)?;
+        let (create_options, components) = (options.to_options()?, options.to_components());
+        let created = partitions::create(self.existing_or_new()?, name, create_options, components)?;
         partitions::print_created(output, name, created, options)
     }
 
@@ -190,18 +192,16 @@ impl<'a> ShellSession<'a> {
     }
 
     fn put(&mut self, args: &PutArgs, output: &mut CommandOutput) -> Result<()> {
-        if args.value.as_deref() == Some(OsStr::new("-")) {
-            return Err(CliError::usage(
-                "\"-\" would read standard input, which has the commands; give the value or --file (a hyphen is \"2d\" \
-                 with --hex)",
-            ));
-        }
-        let (key, value) = point::entry_to_put(args)?;
+        let (key, value) = entry_without_stdin(args)?;
         let name = &args.partition.name;
         let (partition, created) = open::partition_or_new(self.existing_or_new()?, name)?;
+        let insert = |batch: &mut Batch| match args.ttl {
+            Some(ttl) => batch.insert_with_ttl(&partition, &key, &value, ttl),
+            None => batch.insert(&partition, &key, &value),
+        };
         if self.batch.is_some() {
-            self.add_to_batch(|batch| batch.insert(&partition, &key, &value))?;
-        } else if let Err(error) = partition.insert(&key, &value) {
+            self.add_to_batch(insert)?;
+        } else if let Err(error) = point::insert(args, &partition, &key, &value) {
             if created {
                 self.existing()?.delete_partition_by_name(name)?;
             }
@@ -210,16 +210,43 @@ impl<'a> ShellSession<'a> {
         point::print_put(args, &key, &value, output)
     }
 
+    fn merge(&mut self, args: &PutArgs, output: &mut CommandOutput) -> Result<()> {
+        self.check_writable()?;
+        let (key, operand) = entry_without_stdin(args)?;
+        let partition = self.existing_partition(&args.partition.name)?;
+        match self.batch.is_some() {
+            true => self.add_to_batch(|batch| batch.merge(&partition, &key, &operand))?,
+            false => partition.merge(&key, &operand)?,
+        }
+        point::print_put(args, &key, &operand, output)
+    }
+
     fn remove(&mut self, args: &DelArgs, output: &mut CommandOutput) -> Result<()> {
         self.check_writable()?;
-        let keys = point::keys_to_remove(args)?;
+        let removal = point::removal(args)?;
         let partition = self.existing_partition(&args.partition.name)?;
         if self.batch.is_none() {
-            let existed = point::remove_in(self.existing()?, &partition, &keys)?;
-            return point::print_removed(keys.len(), existed, output);
+            let existed = point::remove_in(self.existing()?, &partition, &removal)?;
+            return point::print_removed(&removal, existed, output);
         }
-        keys.iter().try_for_each(|key| self.add_to_batch(|batch| batch.remove(&partition, key)))?;
-        if output.json() { output.line(json!({ "asked": keys.len() })) } else { Ok(()) }
+        match &removal {
+            Removal::Keys(keys) => {
+                keys.iter().try_for_each(|key| self.add_to_batch(|batch| batch.remove(&partition, key)))?;
+            }
+            Removal::Range(Some(bounds)) => {
+                self.add_to_batch(|batch| batch.remove_range(&partition, bounds.clone()))?;
+            }
+            Removal::Range(None) => {}
+        }
+        if output.json() { output.line(json!({ "asked": args.keys.len() })) } else { Ok(()) }
+    }
+
+    fn clear(&mut self, name: &str, output: &mut CommandOutput) -> Result<()> {
+        self.check_writable()?;
+        if self.batch.is_some() {
+            return Err(CliError::usage("a partition cannot be cleared within a batch; `commit` or `abort` it first"));
+        }
+        point::clear_in(&self.existing_partition(name)?, output)
     }
 
     /// Adds a write to the batch. A write that breaks a limit discards the batch.
@@ -328,4 +355,18 @@ fn os_string(bytes: Vec<u8>) -> Result<OsString> {
 fn os_string(bytes: Vec<u8>) -> Result<OsString> {
     let text = String::from_utf8(bytes);
     text.map(OsString::from).map_err(|_| CliError::usage("a word is not UTF-8; give its bytes with --hex"))
+}
+
+/// The key and the value of the arguments.
+///
+/// # Errors
+/// `Usage` if the value would be read from standard input.
+fn entry_without_stdin(args: &PutArgs) -> Result<(Vec<u8>, Vec<u8>)> {
+    if args.value.as_deref() == Some(OsStr::new("-")) {
+        return Err(CliError::usage(
+            "\"-\" would read standard input, which has the commands; give the value or --file (a hyphen is \"2d\" \
+             with --hex)",
+        ));
+    }
+    point::entry_to_put(args)
 }

@@ -6,11 +6,11 @@ use azekura::PersistMode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use super::words::WORDS_HELP;
-use crate::args::{CountArgs, DelArgs, GetArgs, PartitionFilter, PutArgs, ScanArgs};
+use crate::args::{CountArgs, DelArgs, GetArgs, PartitionArg, PartitionFilter, PutArgs, ScanArgs};
 use crate::partition_options::{PartitionOptionArgs, partition_name};
 
 /// Commands with the option `--partition`, whose default is the partition in use.
-const WITH_PARTITION: [&str; 5] = ["get", "put", "remove", "scan", "count"];
+const WITH_PARTITION: [&str; 7] = ["get", "put", "merge", "remove", "clear", "scan", "count"];
 
 /// One line of the shell.
 #[derive(Parser, Debug)]
@@ -54,9 +54,13 @@ pub(super) enum ShellCommand {
     Get(GetArgs),
     /// Store an entry, or add it to the batch.
     Put(PutArgs),
-    /// Remove keys, or add that to the batch.
+    /// Change the value of a key by the merge operator of the partition, or add that to the batch.
+    Merge(PutArgs),
+    /// Remove keys or a range of keys, or add that to the batch.
     #[command(visible_alias = "del")]
     Remove(DelArgs),
+    /// Remove all entries of a partition, and give the disk space back.
+    Clear(PartitionArg),
     /// List entries, sorted by key. The writes of a batch are not visible before `commit`.
     Scan(ScanArgs),
     /// Count entries.
@@ -121,7 +125,8 @@ pub(super) fn definition(partition: &str) -> clap::Command {
     let set_default = |command: clap::Command| command.mut_arg("name", |arg| arg.default_value(partition.to_string()));
     let all = ShellLine::command();
     let all = WITH_PARTITION.iter().fold(all, |all, name| all.mut_subcommand(name, set_default));
-    all.mut_subcommand("put", |put| put.mut_arg("value", |value| value.help("The value")))
+    let without_stdin = |command: clap::Command| command.mut_arg("value", |value| value.help("The value or operand"));
+    all.mut_subcommand("put", without_stdin).mut_subcommand("merge", without_stdin)
 }
 
 /// Parses the words of a line. `definition` can be used again.

@@ -41,6 +41,9 @@ pub(crate) struct EntryLoader<'a> {
     name: String,
     options: PartitionCreateOptions,
     target: Option<TargetPartition>,
+    /// Names of the partitions that this import created, and whether it wrote to another one.
+    created: Vec<String>,
+    wrote_to_existing: bool,
     batch_bytes: u64,
     /// Entries of the current partition.
     partition_entries: u64,
@@ -58,6 +61,8 @@ impl<'a> EntryLoader<'a> {
             name: name.into(),
             options: PartitionCreateOptions::default(),
             target: None,
+            created: Vec::new(),
+            wrote_to_existing: false,
             batch_bytes: 0,
             partition_entries: 0,
             report: TransferReport::default(),
@@ -85,6 +90,9 @@ impl<'a> EntryLoader<'a> {
         let db = self.db.as_ref().expect("it was opened above");
         if self.target.is_none() {
             let (partition, created) = open::open_or_create_partition(db, &self.name, self.options.clone())?;
+            if created {
+                self.created.push(self.name.clone());
+            }
             self.target = Some(TargetPartition { partition, created, batch: db.batch() });
         }
         Ok(self.target.as_mut().expect("it was opened above"))
@@ -99,7 +107,10 @@ impl<'a> EntryLoader<'a> {
         let bytes = (key.len() + value.len()) as u64;
         if bytes >= BATCH_BYTES || key.len() > KEY_BYTES_MAX {
             self.commit()?;
-            match self.target()?.partition.insert(key, value) {
+            let target = self.target()?;
+            let (stored, is_existing) = (target.partition.insert(key, value), !target.created);
+            self.wrote_to_existing |= is_existing && stored.is_ok();
+            match stored {
                 Ok(()) => self.count(key, value),
                 Err(error) if error.kind() == ErrorKind::Invalid => self.report.skip(name(), error.message()),
                 Err(error) => return Err(error.into()),
@@ -135,7 +146,10 @@ impl<'a> EntryLoader<'a> {
     fn commit(&mut self) -> Result<()> {
         self.batch_bytes = 0;
         if let (Some(db), Some(target)) = (&self.db, &mut self.target) {
-            std::mem::replace(&mut target.batch, db.batch()).commit()?;
+            let mut batch = std::mem::replace(&mut target.batch, db.batch());
+            let is_existing = !target.created && !batch.is_empty();
+            batch.commit()?;
+            self.wrote_to_existing |= is_existing;
         }
         Ok(())
     }
@@ -166,6 +180,18 @@ impl<'a> EntryLoader<'a> {
         let (stored, kept) = (self.mode == LoadMode::Store, self.partition_entries > 0);
         let entries = self.close(kept)?.entries;
         Ok(if stored { entries } else { 0 })
+    }
+
+    /// Deletes the partitions that this import created, and closes the database. Returns whether entries remain that
+    /// this import stored in other partitions.
+    #[cfg_attr(not(feature = "_peer"), allow(dead_code, reason = "only the importers of other engines call this"))]
+    pub(super) fn abandon(mut self) -> Result<bool> {
+        drop(self.target.take());
+        if let Some(db) = self.db {
+            self.created.iter().try_for_each(|name| db.delete_partition_by_name(name))?;
+            db.close()?;
+        }
+        Ok(self.wrote_to_existing)
     }
 
     fn close(mut self, kept: bool) -> Result<TransferReport> {

@@ -6,9 +6,11 @@ use std::path::Path;
 
 use azekura::Database;
 
-use crate::args::{EncodingArgs, ExportArgs, ImportArgs, TransferFormat};
+use crate::args::{EncodingArgs, ExportArgs, ImportArgs, PeerEngine, TransferFormat};
 use crate::command::transfer::loader::{EntryLoader, LoadMode};
 use crate::command::transfer::native::{self, NativeSelection};
+#[cfg(feature = "_peer")]
+use crate::command::transfer::peer;
 use crate::command::transfer::report::TransferReport;
 use crate::command::transfer::text_fields::OutputEncodings;
 use crate::command::transfer::writer::ExportWriter;
@@ -26,6 +28,9 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 /// Stores a directory or a file in the database.
 pub(crate) fn import(args: &ImportArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    if let Some(engine) = args.from {
+        return import_from(engine, args, db, output);
+    }
     let source = &*args.source;
     let is_dir = args.format.map_or(source.is_dir(), |format| format == TransferFormat::Dir);
     let mode = if args.dry_run { LoadMode::Check } else { LoadMode::Store };
@@ -41,6 +46,19 @@ pub(crate) fn import(args: &ImportArgs, db: &Path, output: &mut CommandOutput) -
         import_stream(args, db, mode, output.json())?
     };
     report.print(if args.dry_run { "can be stored" } else { "stored" }, args.errors.all_errors, output)
+}
+
+/// Stores a database of another engine.
+#[cfg(feature = "_peer")]
+fn import_from(engine: PeerEngine, args: &ImportArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let report = peer::import(engine, args, db, output.json())?;
+    report.print(if args.dry_run { "can be stored" } else { "stored" }, args.errors.all_errors, output)
+}
+
+/// No importer is built in.
+#[cfg(not(feature = "_peer"))]
+fn import_from(engine: PeerEngine, _: &ImportArgs, _: &Path, _: &mut CommandOutput) -> Result<CommandOutcome> {
+    Err(CliError::without_importer(&engine.name()))
 }
 
 /// Reads the source once.

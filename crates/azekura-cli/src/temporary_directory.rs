@@ -1,4 +1,4 @@
-//! A temporary directory that is removed at the end of the demo, also after Ctrl-C.
+//! A temporary directory that is removed at the end of the command, also after Ctrl-C.
 
 use std::fs::{self, DirBuilder};
 use std::path::{Path, PathBuf};
@@ -21,18 +21,18 @@ fn owner_only() -> DirBuilder {
 
 /// The directory.
 #[derive(Debug)]
-pub(super) struct TemporaryDirectory(PathBuf);
+pub(crate) struct TemporaryDirectory(PathBuf);
 
 impl TemporaryDirectory {
     /// Creates a new directory that only this user can read.
-    pub(super) fn create() -> Result<TemporaryDirectory> {
+    pub(crate) fn create() -> Result<TemporaryDirectory> {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos());
-        let path = std::env::temp_dir().join(format!("azekura-demo-{}-{nanos}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("azekura-{}-{nanos}", std::process::id()));
         owner_only().create(&path).map_err(|e| CliError::os("create a temporary directory", &path, e))?;
         Ok(TemporaryDirectory(path))
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }
