@@ -71,7 +71,7 @@ fn a_writer_beside_readers_has_figures() {
 
 #[test]
 fn a_child_whose_time_is_up_is_a_row_and_the_run_goes_on() {
-    // No time at all to load in: the row says so, and as it is azekura's, the run ends with an error.
+    // With a load timeout of 0 s, the row has the error, and the run fails because the row is azekura's.
     let output = bench("run --workload readrandom,fillrandom --n 200000 --rounds 2 --limit 0 --json");
     assert!(!output.status.success());
     let rows = objects(&output);

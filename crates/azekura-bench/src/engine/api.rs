@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::measure::device::processors;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -101,6 +101,15 @@ impl<'a> Scan<'a> {
     }
 }
 
+/// Records of a batch where an engine has no call for sorted data.
+const INGEST_BATCH: usize = 1000;
+
+/// Passes all records on to its argument.
+pub(crate) type Records<'a> = &'a mut dyn FnMut(&mut dyn FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()>;
+
+/// Returns the new value of the key at a position, from its value.
+pub(crate) type Change<'a> = &'a mut dyn FnMut(usize, &[u8]) -> Result<Vec<u8>>;
+
 /// Receives a record and returns whether the scan continues.
 pub(crate) type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
 
@@ -117,6 +126,27 @@ pub(crate) trait Engine: Send + std::marker::Sync {
 
     /// Writes records as one batch or transaction, as durable as a put.
     fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()>;
+
+    /// Changes the values of `keys`, which exist, as one serializable transaction, as durable as a put. Calls `change`
+    /// again if the transaction is repeated.
+    fn transact(&self, _keys: &[Vec<u8>], _change: Change<'_>) -> Result<()> {
+        bail!("no transactions that read and write: the adapter of this engine has none")
+    }
+
+    /// Writes the records that `records` passes on, in ascending key order, with the engine's call for sorted data; by
+    /// default in batches.
+    fn ingest(&self, records: Records<'_>) -> Result<()> {
+        let mut batch: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        records(&mut |key, value| {
+            batch.push((key.to_vec(), value.to_vec()));
+            if batch.len() == INGEST_BATCH {
+                self.put_batch(&batch)?;
+                batch.clear();
+            }
+            Ok(())
+        })?;
+        self.put_batch(&batch)
+    }
 
     /// Looks one key up; passes the value on and returns whether there was one.
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool>;
@@ -155,6 +185,11 @@ pub(crate) trait Engine: Send + std::marker::Sync {
     fn close(self: Box<Self>) -> Result<()> {
         Ok(())
     }
+}
+
+/// The value of a key of [`Engine::transact`].
+pub(crate) fn existing<V>(value: Option<V>) -> Result<V> {
+    value.context("a key of a transaction does not exist")
 }
 
 /// Passes a found value on; returns whether there was one.

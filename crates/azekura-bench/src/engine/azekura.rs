@@ -1,6 +1,8 @@
 //! azekura, through its public interface.
 
-use crate::engine::{BLOOM_BITS, Compression, Engine, Options, PARTITION, Scan, Sync, Visit, found, object};
+use crate::engine::{
+    BLOOM_BITS, Change, Compression, Engine, Options, PARTITION, Records, Scan, Sync, Visit, existing, found, object,
+};
 use crate::error::Result;
 use ::azekura::{
     CompactionStrategy, CompressionType, Config, Database, EngineType, FilterPolicy, KvSeparationOptions,
@@ -90,6 +92,31 @@ impl Engine for AzekuraEngine {
         let mut batch = self.database.batch();
         records.iter().for_each(|(key, value)| batch.insert(&self.partition, key, value));
         Ok(batch.commit()?)
+    }
+
+    fn transact(&self, keys: &[Vec<u8>], change: Change<'_>) -> Result<()> {
+        let mut failed = Ok(());
+        self.database.transact(|tx| {
+            for (position, key) in keys.iter().enumerate() {
+                let value = tx.get(&self.partition, key)?;
+                match existing(value).and_then(|value| change(position, &value)) {
+                    Ok(value) => tx.insert(&self.partition, key, value)?,
+                    Err(error) => {
+                        failed = Err(error);
+                        return Ok(());
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        failed
+    }
+
+    fn ingest(&self, records: Records<'_>) -> Result<()> {
+        let mut ingest = self.partition.start_ingest()?;
+        records(&mut |key, value| Ok(ingest.insert(key, value)?))?;
+        ingest.commit()?;
+        Ok(())
     }
 
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {

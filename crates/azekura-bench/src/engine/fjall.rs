@@ -1,10 +1,16 @@
-//! Fjall 3.
+//! Fjall 3, and its database with optimistic transactions.
 
-use crate::engine::{BLOOM_BITS, Compression, Engine, Options, PARTITION, Scan, Sync, Visit, found, object, visit};
+use crate::engine::{
+    BLOOM_BITS, Change, Compression, Engine, Options, PARTITION, Scan, Sync, Visit, existing, found, object, visit,
+};
 use crate::error::Result;
 use ::fjall::compaction::Leveled;
 use ::fjall::config::{BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
-use ::fjall::{CompressionType, Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, PersistMode};
+use ::fjall::{
+    CompressionType, Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, OptimisticTxDatabase, PersistMode,
+    Readable,
+};
+use anyhow::bail;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -13,6 +19,8 @@ use std::time::Duration;
 struct FjallEngine {
     keyspace: Keyspace,
     database: Database,
+    /// `database` as a database with transactions.
+    transactional: Option<OptimisticTxDatabase>,
     options: Options,
 }
 
@@ -23,7 +31,26 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
         .worker_threads(options.workers.max(1))
         .journal_compression(codec(options))
         .open()?;
-    FjallEngine::keyspace(database, PARTITION, options)
+    FjallEngine::keyspace(database, None, PARTITION, options)
+}
+
+/// Opens or creates a Fjall database at `dir` for optimistic transactions.
+pub(crate) fn open_transactional(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    let database = OptimisticTxDatabase::builder(dir)
+        .cache_size(options.cache_bytes)
+        .worker_threads(options.workers.max(1))
+        .journal_compression(codec(options))
+        .open()?;
+    FjallEngine::keyspace(database.inner().clone(), Some(database), PARTITION, options)
+}
+
+/// The mode that makes writes as durable as the options ask.
+fn persist_mode(options: &Options) -> PersistMode {
+    match options.sync {
+        Sync::None => PersistMode::Buffer,
+        Sync::Data => PersistMode::SyncData,
+        Sync::All => PersistMode::SyncAll,
+    }
 }
 
 fn codec(options: &Options) -> CompressionType {
@@ -49,17 +76,21 @@ fn keyspace_options(options: &Options) -> KeyspaceCreateOptions {
 }
 
 impl FjallEngine {
-    fn keyspace(database: Database, name: &str, options: &Options) -> Result<Box<dyn Engine>> {
+    fn keyspace(
+        database: Database,
+        transactional: Option<OptimisticTxDatabase>,
+        name: &str,
+        options: &Options,
+    ) -> Result<Box<dyn Engine>> {
         let keyspace = database.keyspace(name, || keyspace_options(options))?;
-        Ok(Box::new(FjallEngine { keyspace, database, options: options.clone() }))
+        Ok(Box::new(FjallEngine { keyspace, database, transactional, options: options.clone() }))
     }
 
     /// Makes all writes so far as durable as the options ask.
     fn persist(&self) -> Result<()> {
         match self.options.sync {
             Sync::None => Ok(()),
-            Sync::Data => Ok(self.database.persist(PersistMode::SyncData)?),
-            Sync::All => Ok(self.database.persist(PersistMode::SyncAll)?),
+            Sync::Data | Sync::All => Ok(self.database.persist(persist_mode(&self.options))?),
         }
     }
 }
@@ -80,6 +111,22 @@ impl Engine for FjallEngine {
         records.iter().for_each(|(key, value)| batch.insert(&self.keyspace, key.as_slice(), value.as_slice()));
         batch.commit()?;
         self.persist()
+    }
+
+    fn transact(&self, keys: &[Vec<u8>], change: Change<'_>) -> Result<()> {
+        let Some(database) = &self.transactional else {
+            bail!("no transactions that read and write: use the engine `fjall-tx`")
+        };
+        loop {
+            let mut transaction = database.write_tx()?.durability(Some(persist_mode(&self.options)));
+            for (position, key) in keys.iter().enumerate() {
+                let value = change(position, &existing(transaction.get(&self.keyspace, key)?)?)?;
+                transaction.insert(&self.keyspace, key.as_slice(), value);
+            }
+            if transaction.commit()?.is_ok() {
+                return Ok(());
+            }
+        }
     }
 
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
@@ -110,7 +157,7 @@ impl Engine for FjallEngine {
     }
 
     fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
-        FjallEngine::keyspace(self.database.clone(), name, &self.options)
+        FjallEngine::keyspace(self.database.clone(), self.transactional.clone(), name, &self.options)
     }
 
     fn stats(&self) -> Map<String, Value> {

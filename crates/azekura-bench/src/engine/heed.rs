@@ -2,10 +2,10 @@
 
 #![allow(unsafe_code)]
 
-use crate::engine::{Engine, Options, PARTITION, Scan, Sync, Visit, found, visit};
+use crate::engine::{Change, Engine, Options, PARTITION, Records, Scan, Sync, Visit, existing, found, visit};
 use crate::error::{Error, Result};
 use ::heed::types::Bytes;
-use ::heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, RwTxn};
+use ::heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, PutFlags, RwTxn};
 use anyhow::{Context, ensure};
 use std::path::Path;
 use std::time::Duration;
@@ -69,6 +69,21 @@ impl Engine for HeedEngine {
 
     fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         self.write(|transaction| records.iter().try_for_each(|(key, value)| self.database.put(transaction, key, value)))
+    }
+
+    fn transact(&self, keys: &[Vec<u8>], change: Change<'_>) -> Result<()> {
+        let mut transaction = self.env.write_txn()?;
+        for (position, key) in keys.iter().enumerate() {
+            let value = change(position, existing(self.database.get(&transaction, key)?)?)?;
+            self.database.put(&mut transaction, key, &value)?;
+        }
+        Ok(transaction.commit()?)
+    }
+
+    fn ingest(&self, records: Records<'_>) -> Result<()> {
+        let mut transaction = self.env.write_txn()?;
+        records(&mut |key, value| Ok(self.database.put_with_flags(&mut transaction, PutFlags::APPEND, key, value)?))?;
+        Ok(transaction.commit()?)
     }
 
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {

@@ -1,7 +1,7 @@
 //! A map as an engine, for tests of the harness: right, or wrong in one chosen way.
 
 use crate::engine::map::MapEngine;
-use crate::engine::{Engine, Scan, Visit};
+use crate::engine::{Change, Engine, Scan, Visit, existing};
 use crate::error::Result;
 
 /// The one thing a [`Memory`] does wrong.
@@ -86,6 +86,17 @@ impl Engine for Memory {
 
     fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         records.iter().try_for_each(|(key, value)| self.put(key, value))
+    }
+
+    /// Not isolated: the threads of a workload change different keys.
+    fn transact(&self, keys: &[Vec<u8>], change: Change<'_>) -> Result<()> {
+        for (position, key) in keys.iter().enumerate() {
+            let mut value = None;
+            self.get(key, &mut |bytes| value = Some(bytes.to_vec()))?;
+            let value = change(position, &existing(value)?)?;
+            self.put(key, &value)?;
+        }
+        Ok(())
     }
 
     fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()> {

@@ -25,5 +25,6 @@ mod smoke;
 pub(crate) mod surrealkv;
 
 pub(crate) use api::{
-    BLOOM_BITS, Compression, Engine, Options, PARTITION, Scan, Sync, Visit, bytes, found, object, visit,
+    BLOOM_BITS, Change, Compression, Engine, Options, PARTITION, Records, Scan, Sync, Visit, bytes, existing, found,
+    object, visit,
 };

@@ -35,6 +35,8 @@ fn find(name: &str) -> Result<OpenFn> {
         OUR_POOLS => super::azekura::open_pool,
         #[cfg(feature = "fjall")]
         "fjall" => super::fjall::open,
+        #[cfg(feature = "fjall")]
+        "fjall-tx" => super::fjall::open_transactional,
         #[cfg(feature = "rocksdb")]
         "rocksdb" => |dir, options| super::rocksdb::open(dir, options, false, false),
         #[cfg(feature = "rocksdb")]
@@ -53,7 +55,7 @@ fn find(name: &str) -> Result<OpenFn> {
     Ok(open)
 }
 
-/// The engines that run here, azekura first, without the variants of RocksDB.
+/// The engines that run here, azekura first, without the variants of Fjall and RocksDB.
 pub(crate) fn names() -> Vec<&'static str> {
     ENGINES.into_iter().filter(|name| find(name).is_ok()).collect()
 }

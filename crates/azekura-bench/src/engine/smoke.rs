@@ -156,6 +156,34 @@ fn try_partition(name: &str, dir: &Path, options: &Options) {
     engine.close().unwrap();
 }
 
+/// Two threads change the same two keys: no change is lost, and both keys always have the same value.
+fn try_transactions(name: &str, dir: &Path, options: &Options) {
+    let engine = registry::open(name, dir, options).unwrap();
+    let keys = [key(0), key(1)];
+    engine.put_batch(&[(key(0), vec![0]), (key(1), vec![0])]).unwrap();
+    if let Err(error) = engine.transact(&keys, &mut |_, value| Ok(value.to_vec())) {
+        return assert!(error.to_string().contains("no transactions"), "{name}: {error}");
+    }
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    let mut values = [0; 2];
+                    let add_one = &mut |position: usize, value: &[u8]| {
+                        values[position] = value[0];
+                        Ok(vec![value[0] + 1])
+                    };
+                    engine.transact(&keys, add_one).unwrap();
+                    assert_eq!(values[0], values[1], "{name}");
+                }
+            });
+        }
+    });
+    assert_eq!(keys.map(|key| get(engine.as_ref(), &key).unwrap()), [[40], [40]], "{name}");
+    engine.transact(&[key(2)], &mut |_, value| Ok(value.to_vec())).unwrap_err();
+    engine.close().unwrap();
+}
+
 /// Many threads write and read through one handle, each write synced.
 fn try_threads(name: &str, dir: &Path, options: &Options) {
     let engine = registry::open(name, dir, options).unwrap();
@@ -179,6 +207,9 @@ fn engines() -> Vec<&'static str> {
     let mut engines = registry::names();
     if engines.contains(&"rocksdb") {
         engines.push("rocksdb-hash");
+    }
+    if engines.contains(&"fjall") {
+        engines.push("fjall-tx");
     }
     engines
 }
@@ -211,6 +242,14 @@ fn every_engine_has_partitions_or_says_that_it_has_none() {
     for name in engines() {
         let dir = tempfile::tempdir().unwrap();
         try_partition(name, dir.path(), &options(Sync::None, Compression::None, None));
+    }
+}
+
+#[test]
+fn transactions_are_atomic_and_isolated() {
+    for name in engines() {
+        let dir = tempfile::tempdir().unwrap();
+        try_transactions(name, dir.path(), &options(Sync::None, Compression::None, None));
     }
 }
 

@@ -535,7 +535,7 @@ pub(crate) mod tests {
         let scans = "scan10 scan100 seekrandom readseq scan10-reverse scan100-reverse readreverse";
         let fills = "fillseq fillrandom fillsync bulkload blobload";
         let gets = "readrandom readzipf blobread ycsb-c ycsb-d partitions64 readwhilewriting";
-        let updates = "overwrite bloboverwrite ycsb-a ycsb-b ycsb-f";
+        let updates = "overwrite bloboverwrite transactions ycsb-a ycsb-b ycsb-f";
         for (lie, names) in [
             (Lie::Stale, [updates, "readwhilewriting", ""]),
             (Lie::Forgets, [fills, gets, "readseq readreverse queue ycsb-e"]),

@@ -21,6 +21,8 @@ pub(crate) enum Step {
     Insert,
     /// Writes the next records of the thread as one batch.
     Batch,
+    /// Writes all records of the thread with the engine's call for sorted data.
+    Ingest,
     /// Writes the next generation of a record.
     Update,
     /// Reads a record.
@@ -29,6 +31,8 @@ pub(crate) enum Step {
     Missing,
     /// Reads a record, then writes its next generation.
     ReadModifyWrite,
+    /// Reads records and writes their next generations, as one transaction.
+    Transact,
     /// Reads records from a chosen one on.
     Scan,
     /// Reads all records.
@@ -102,17 +106,17 @@ impl Workload {
 
     /// Whether it changes records that may have been changed before.
     pub(crate) fn updates(&self) -> bool {
-        self.has(&[Step::Update, Step::ReadModifyWrite]) || self.beside.is_some()
+        self.has(&[Step::Update, Step::ReadModifyWrite, Step::Transact]) || self.beside.is_some()
     }
 
     /// Whether it writes.
     pub(crate) fn writes(&self) -> bool {
-        self.updates() || self.has(&[Step::Insert, Step::Batch, Step::Queue])
+        self.updates() || self.has(&[Step::Insert, Step::Batch, Step::Ingest, Step::Queue])
     }
 
     /// Whether it ends with the data set, because each record is written once.
     pub(crate) fn fills(&self) -> bool {
-        self.steps.len() == 1 && self.has(&[Step::Insert, Step::Batch])
+        self.steps.len() == 1 && self.has(&[Step::Insert, Step::Batch, Step::Ingest])
     }
 
     /// The options it runs with; some workloads need their own.
@@ -140,7 +144,7 @@ mod tests {
 
     #[test]
     fn every_workload_is_complete() {
-        assert_eq!(WORKLOADS.len(), 29);
+        assert_eq!(WORKLOADS.len(), 31);
         for workload in WORKLOADS.iter() {
             assert!(!workload.name.is_empty() && !workload.about.is_empty());
             assert_eq!(workload.steps.values().sum::<u64>(), 100, "{}", workload.name);

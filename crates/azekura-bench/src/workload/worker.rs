@@ -18,6 +18,10 @@ use std::time::{Duration, Instant};
 
 /// Records that a queue appends, and consumes, in one step.
 const QUEUE_STEP: u64 = 10;
+/// Records of an ingest between two looks at the time limit.
+const INGEST_STEP: u64 = 1_000;
+/// Records that a transaction reads and writes.
+const TRANSACTION_RECORDS: usize = 4;
 /// Bits of an index that count within one queue.
 const QUEUE_BITS: u32 = 40;
 /// Longest sleep of a paced writer, so that it ends with the readers.
@@ -175,6 +179,7 @@ impl<'a> Worker<'a> {
                 self.count += 1;
             }
             Step::Batch => return self.insert_batch(meter),
+            Step::Ingest => return self.ingest(meter),
             Step::Update if self.is_early(meter) => return Ok(()),
             Step::Update => self.update(false, meter)?,
             Step::Read => {
@@ -188,6 +193,7 @@ impl<'a> Worker<'a> {
                 ensure!(!found, wrong("a key that was never written was found"));
             }
             Step::ReadModifyWrite => self.update(true, meter)?,
+            Step::Transact => self.transact(meter)?,
             Step::Scan => self.scan()?,
             Step::ScanAll => return self.scan_all(meter),
             Step::Queue => return self.queue(meter),
@@ -201,7 +207,7 @@ impl<'a> Worker<'a> {
         while !meter.over() {
             self.step(&mut meter)?;
         }
-        if self.workload.has(&[Step::Batch]) {
+        if self.workload.has(&[Step::Batch, Step::Ingest]) {
             self.shared.engine.sync()?;
         }
         Ok(meter.tally)
@@ -277,6 +283,28 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
+    fn ingest(&mut self, meter: &mut Meter<'_>) -> Result<()> {
+        let (Shared { shape, engine, .. }, share, mut next) = (self.shared, self.share, self.count);
+        let (key, value) = (&mut self.key, &mut self.value);
+        engine.ingest(&mut |write| {
+            while !meter.over() {
+                let (end, mut bytes) = (next + meter.left().min(INGEST_STEP), 0);
+                for index in (next..end).map(|i| share.nth(i)) {
+                    shape.key(index, key);
+                    shape.value(index, FIRST_GENERATION, value);
+                    bytes += (key.len() + value.len()) as u64;
+                    write(key, value)?;
+                }
+                meter.wrote(bytes, true);
+                meter.done(end - next);
+                next = end;
+            }
+            Ok(())
+        })?;
+        self.count = next;
+        Ok(())
+    }
+
     /// Whether the next update is not due yet; sleeps until then, but not for long.
     fn is_early(&mut self, meter: &mut Meter<'_>) -> bool {
         let Some(interval) = self.interval else { return false };
@@ -299,6 +327,32 @@ impl<'a> Worker<'a> {
         ensure!(unchanged, wrong(format!("record {index} changed, although only this thread writes it")));
         self.put(index, before + 1, false, meter)?;
         self.shared.generations.acknowledge(index, before + 1);
+        Ok(())
+    }
+
+    /// Reads records and writes their next generations, as one transaction.
+    fn transact(&mut self, meter: &mut Meter<'_>) -> Result<()> {
+        let Shared { shape, engine, generations, .. } = self.shared;
+        let mut indices: Vec<u64> = (0..TRANSACTION_RECORDS).map(|_| self.pick()).collect();
+        indices.iter_mut().for_each(|index| *index = self.share.nearest(*index));
+        indices.sort_unstable();
+        indices.dedup();
+        let mut keys = vec![Vec::new(); indices.len()];
+        indices.iter().zip(&mut keys).for_each(|(index, key)| shape.key(*index, key));
+        engine.transact(&keys, &mut |position, value| {
+            let (index, mut new) = (indices[position], Vec::new());
+            let before = generations.of(index);
+            ensure!(
+                shape.check(index, value) == Some(before),
+                wrong(format!("record {index} is wrong in a transaction"))
+            );
+            shape.value(index, before + 1, &mut new);
+            Ok(new)
+        })?;
+        for index in indices {
+            meter.wrote(shape.record_bytes(index), false);
+            generations.acknowledge(index, generations.of(index) + 1);
+        }
         Ok(())
     }
 
