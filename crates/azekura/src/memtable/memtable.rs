@@ -297,7 +297,6 @@ impl Memtable {
     }
 
     #[inline]
-    #[inline]
     fn hash_with(&self, key: &[u8], scratch: &mut Vec<u8>) -> Option<u64> {
         if self.equality_is_bytewise {
             return Some(key_hash(self.hash_seed, key));

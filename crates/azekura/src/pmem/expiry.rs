@@ -14,7 +14,7 @@ use crate::pmem::allocator::PoolRange;
 use crate::pmem::inner::LeafTarget;
 use crate::pmem::leaf::{LeafAddr, PoolLeaf};
 use crate::pmem::persistence::{PersistSite, PersistenceBackend};
-use crate::pmem::tree::PoolTree;
+use crate::pmem::tree::{PoolTree, SweepProgress};
 
 /// Number of leaves that one call of [`PoolTree::sweep_expired`] visits.
 const SWEEP_LEAVES_MAX: usize = 512;
@@ -70,6 +70,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
         self.retire_swept()?;
         Ok((removed, !sweep.is_running))
+    }
+
+    /// Keeps a pass from changing the pool until the guard is dropped.
+    pub(crate) fn block_sweeps(&self) -> MutexGuard<'_, SweepProgress> {
+        lock(&self.expiry.sweep)
     }
 
     /// Retires the space of removed records that no iterator can read any more. Iterators read the slots of a leaf

@@ -172,7 +172,6 @@ impl RecordLogWriter {
     }
 
     #[inline]
-    #[inline]
     fn add_frame(
         &mut self,
         place: &LogFileIdentity,

@@ -373,7 +373,7 @@ impl<M: PersistenceBackend> PoolDurability<M> for MappedPoolDurability {
         let name = PoolFileKind::Pool.name(self.location.partition);
         // Otherwise the copy may lack an expired record that is not in the WAL, and have the header from before its
         // removal: then the WAL would be replayed with an older record of its key.
-        let _no_sweep = lock(&tree.expiry.sweep);
+        let _no_sweep = tree.block_sweeps();
         tree.with_structure_locked(|| copy_region(&*self.location.fs, tree.region(), &dir.join(name)))
     }
 
