@@ -18,7 +18,6 @@ mod fuzz_replay;
 mod ingest;
 mod kill;
 mod limits;
-mod lint;
 mod merge;
 mod model;
 mod multi_get;

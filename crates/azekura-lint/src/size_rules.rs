@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::LintReport;
-use super::import_graph::ImportGraph;
-use super::source::words_from;
-use super::tree::SourceTree;
+use crate::LintReport;
+use crate::import_graph::ImportGraph;
+use crate::source::words_from;
+use crate::tree::SourceTree;
 
 const MOD_FILE_LINES_MAX: usize = 60;
 const FILE_LINES_MAX: usize = 800;
@@ -14,7 +14,7 @@ const FOLDER_FILES_MAX: usize = 25;
 const COLUMNS_MAX: usize = 120;
 
 /// `mod.rs` documents the folder and names its modules; it defines nothing.
-pub(super) fn mod_files(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn mod_files(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     const DEFINITIONS: &[&str] = &["fn", "struct", "enum", "trait", "impl", "union", "static", "macro_rules"];
     for (path, source) in tree.sources.iter().filter(|(path, _)| path.ends_with("/mod.rs")) {
         let lines = source.lines();
@@ -37,7 +37,7 @@ pub(super) fn mod_files(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut Lin
     }
 }
 
-pub(super) fn file_lengths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn file_lengths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in &tree.sources {
         let lines = source.lines_without_tests();
         if lines > FILE_LINES_MAX {
@@ -47,7 +47,7 @@ pub(super) fn file_lengths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut 
     }
 }
 
-pub(super) fn function_lengths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn function_lengths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in &tree.sources {
         for function in source.functions() {
             let lines = function.last_line - function.first_line + 1;
@@ -59,7 +59,7 @@ pub(super) fn function_lengths(tree: &SourceTree, _: &ImportGraph<'_>, report: &
     }
 }
 
-pub(super) fn folder_sizes(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn folder_sizes(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     let mut folders: BTreeMap<&str, usize> = BTreeMap::new();
     for path in tree.sources.keys() {
         *folders.entry(path.rsplit_once('/').map_or("", |(folder, _)| folder)).or_default() += 1;
@@ -69,7 +69,7 @@ pub(super) fn folder_sizes(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut 
     }
 }
 
-pub(super) fn line_widths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn line_widths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in &tree.sources {
         for (i, line) in source.text.lines().enumerate() {
             let columns = line.chars().count();

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::source::{RustSource, matching_bracket, words_from};
-use super::tree::SourceTree;
+use crate::source::{RustSource, matching_bracket, words_from};
+use crate::tree::SourceTree;
 
 /// Layer and folders of the engine. Each folder and each file directly below `src` must be listed.
 const LAYERS: &[(u32, &[&str])] = &[
@@ -19,40 +19,40 @@ const LAYERS: &[(u32, &[&str])] = &[
 ];
 
 /// The crate root, also where it is called `main.rs`.
-pub(super) const ROOT: &str = "lib.rs";
+pub(crate) const ROOT: &str = "lib.rs";
 
 /// One path in the code of one file that leads to another file of the same crate.
-pub(super) struct Import {
-    pub(super) from: String,
-    pub(super) to: String,
-    pub(super) line: usize,
+pub(crate) struct Import {
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) line: usize,
     /// The path as it is written.
-    pub(super) path: String,
+    pub(crate) path: String,
     /// Compiled for tests only.
-    pub(super) test: bool,
+    pub(crate) test: bool,
     /// Imports all items of `path`.
-    pub(super) glob: bool,
+    pub(crate) glob: bool,
 }
 
-pub(super) struct ImportGraph<'a> {
+pub(crate) struct ImportGraph<'a> {
     tree: &'a SourceTree,
-    pub(super) src: &'static str,
-    pub(super) imports: Vec<Import>,
+    pub(crate) src: &'static str,
+    pub(crate) imports: Vec<Import>,
 }
 
 /// The layer of a folder, or of a file directly below `src`.
-pub(super) fn layer_of(folder: &str) -> Option<u32> {
+pub(crate) fn layer_of(folder: &str) -> Option<u32> {
     LAYERS.iter().find(|(_, folders)| folders.contains(&folder)).map(|(layer, _)| *layer)
 }
 
 /// The folder that a file below `src` belongs to; a file directly below `src` is a folder of its own.
-pub(super) fn folder_of(file: &str) -> &str {
+pub(crate) fn folder_of(file: &str) -> &str {
     file.split_once('/').map_or_else(|| file.strip_suffix(".rs").unwrap_or(file), |(folder, _)| folder)
 }
 
 impl<'a> ImportGraph<'a> {
     /// The imports of the crate with the sources in `src`, a path that ends with `/`.
-    pub(super) fn new(tree: &'a SourceTree, src: &'static str) -> ImportGraph<'a> {
+    pub(crate) fn new(tree: &'a SourceTree, src: &'static str) -> ImportGraph<'a> {
         let exports = ModuleExports::new(tree, src);
         let mut imports = Vec::new();
         for (file, source) in tree.sources_in(src) {
@@ -77,7 +77,7 @@ impl<'a> ImportGraph<'a> {
 
     /// Imports between folders in code that is not for tests, without those of `lib`, which re-exports from all
     /// folders.
-    pub(super) fn folder_imports(&self) -> BTreeMap<&str, BTreeSet<&str>> {
+    pub(crate) fn folder_imports(&self) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for import in self.imports.iter().filter(|import| !import.test) {
             let (from, to) = (folder_of(&import.from), folder_of(&import.to));
@@ -89,7 +89,7 @@ impl<'a> ImportGraph<'a> {
     }
 
     /// The imports as the decision record lists them.
-    pub(super) fn import_list(&self) -> String {
+    pub(crate) fn import_list(&self) -> String {
         let imports = self.folder_imports();
         let mut lines = Vec::new();
         for folder in LAYERS.iter().rev().flat_map(|(_, folders)| *folders) {

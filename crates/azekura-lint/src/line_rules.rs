@@ -1,9 +1,9 @@
 //! Rules about single lines of code and comments.
 
-use super::LintReport;
-use super::import_graph::ImportGraph;
-use super::source::{RustSource, words_from};
-use super::tree::{ENGINE, SourceTree};
+use crate::LintReport;
+use crate::import_graph::ImportGraph;
+use crate::source::{RustSource, words_from};
+use crate::tree::{ENGINE, SourceTree};
 
 /// Files of the bench with unsafe code: calls of C libraries of two peers, and a baseline that flushes cache lines.
 const UNSAFE_PEER_PATHS: &[&str] = &[
@@ -24,7 +24,7 @@ fn may_be_unsafe(path: &str) -> bool {
     engine.is_some_and(|file| file == "vfs/mmap.rs" || file.starts_with("vfs/mmap/") || file.starts_with("mem/"))
 }
 
-pub(super) fn unsafe_locations(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn unsafe_locations(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in tree.sources.iter().filter(|(path, _)| !may_be_unsafe(path)) {
         let forbids = |at: usize| source.code[..at].ends_with("deny(") || source.code[..at].ends_with("forbid(");
         let offends = |at, word| word == "unsafe" || (word == "unsafe_code" && !forbids(at));
@@ -37,7 +37,7 @@ pub(super) fn unsafe_locations(tree: &SourceTree, _: &ImportGraph<'_>, report: &
 
 /// Each unsafe block and impl has a comment that says why it is sound; an unsafe function documents the duties of its
 /// caller.
-pub(super) fn safety_comments(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn safety_comments(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in tree.sources.iter().filter(|(path, _)| may_be_unsafe(path)) {
         let lines: Vec<&str> = source.text.lines().collect();
         for (at, word) in source.words().filter(|(_, word)| *word == "unsafe") {
@@ -74,7 +74,7 @@ fn has_safety_comment(lines: &[&str], wanted: &str) -> bool {
 }
 
 /// No code is unfinished, tests included.
-pub(super) fn unfinished(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn unfinished(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in &tree.sources {
         for (at, word) in source.words() {
             let is_macro = source.code[at + word.len()..].starts_with('!');
@@ -86,7 +86,7 @@ pub(super) fn unfinished(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut Li
 }
 
 /// Old code is in the history of Git, not in comments.
-pub(super) fn commented_out(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn commented_out(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     const STARTS: &[&str] = &[
         "let ", "fn ", "pub ", "pub(", "use ", "mod ", "impl ", "struct ", "enum ", "if ", "for ", "while ", "match ",
         "return ", "self.", "assert", "#[", "} else", "}",
@@ -104,7 +104,7 @@ pub(super) fn commented_out(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut
 }
 
 /// A result that cannot be an error is unwrapped by `expect` with the reason.
-pub(super) fn unwraps(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn unwraps(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in &tree.sources {
         for (at, _) in source.code.match_indices(".unwrap()").filter(|(at, _)| !source.is_test(*at)) {
             report.add("unwrap", path, source.line_of(at), "`.unwrap()` outside of tests");
@@ -113,7 +113,7 @@ pub(super) fn unwraps(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintR
 }
 
 /// Open work belongs in an issue.
-pub(super) fn markers(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn markers(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     const MARKERS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
     for (path, source) in &tree.sources {
         for (at, comment) in &source.comments {
@@ -131,7 +131,7 @@ pub(super) fn markers(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintR
 
 /// The engine uses the operating system through `vfs` only, and prints nothing. `clippy.toml` bans the functions of
 /// std; this rule bans the rest.
-pub(super) fn host_access(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn host_access(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (file, source) in tree.engine().filter(|(file, _)| !file.starts_with("vfs/")) {
         let banned = |code: &RustSource, at: usize, word: &str| match word {
             // `mem` may ask for huge pages.
@@ -150,7 +150,7 @@ pub(super) fn host_access(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut L
 }
 
 /// No text names a path of a developer's machine.
-pub(super) fn absolute_paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn absolute_paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     const PLACES: &[&str] = &[concat!("/ho", "me/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
     let sources = tree.sources.iter().map(|(path, source)| (path, source.text.as_str()));
     let papers = tree.documents.iter().map(|(path, text)| (path, text.as_str()));

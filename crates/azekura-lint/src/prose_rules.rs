@@ -1,9 +1,9 @@
 //! Rules about the words of comments and documents.
 
-use super::LintReport;
-use super::import_graph::ImportGraph;
-use super::source::words_from;
-use super::tree::SourceTree;
+use crate::LintReport;
+use crate::import_graph::ImportGraph;
+use crate::source::words_from;
+use crate::tree::SourceTree;
 
 /// The glossary lists words that are not used.
 const GLOSSARY: &str = "docs/glossary.md";
@@ -29,7 +29,7 @@ const METAPHORS: &[&str] = &[
 ];
 
 /// A sentence names its actor: a thread, a file, the caller.
-pub(super) fn persons(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn persons(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, line, text) in prose(tree) {
         for word in PERSONS.iter().filter(|word| contains_words(text, word)) {
             report.add("person", path, line, format!("`{word}`: name the thread, the object or the caller"));
@@ -38,7 +38,7 @@ pub(super) fn persons(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintR
 }
 
 /// A sentence uses the terms of the field.
-pub(super) fn metaphors(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn metaphors(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, line, text) in prose(tree) {
         for word in METAPHORS.iter().filter(|word| contains_words(text, word)) {
             report.add("metaphor", path, line, format!("`{word}`: use the term of the field"));
@@ -51,7 +51,7 @@ const MIGRATING: &str = "crates/azekura/src/guide/migrating.md";
 
 /// A concept has one word: those in the last column of the glossary are not used. The bench, the importers and
 /// the guide about migrating speak of other stores in their words, and the changelog names what was renamed.
-pub(super) fn glossary(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn glossary(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     let forbidden = tree.documents.get(GLOSSARY).map_or_else(Vec::new, |text| words_not_used(text));
     let exempt = ["CHANGELOG.md", MIGRATING];
     let other_stores = ["crates/azekura-bench/", "crates/azekura-cli/src/command/transfer/peer/"];

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::LintReport;
-use super::import_graph::ImportGraph;
-use super::source::words_from;
-use super::tree::{ENGINE, SourceTree};
+use crate::LintReport;
+use crate::import_graph::ImportGraph;
+use crate::source::words_from;
+use crate::tree::{ENGINE, SourceTree};
 
 const FORBIDDEN_FILE_NAMES: &[&str] = &["util", "utils", "common", "helpers", "helper", "types", "misc"];
 
 /// A file is named after one noun; names that fit any content are forbidden.
-pub(super) fn file_names(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn file_names(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for path in tree.sources.keys() {
         for part in path.trim_end_matches(".rs").split('/').filter(|part| FORBIDDEN_FILE_NAMES.contains(part)) {
             report.add("file-name", path, 1, format!("`{part}` fits any content; name the noun"));
@@ -20,7 +20,7 @@ pub(super) fn file_names(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut Li
 
 /// Every type name of the engine has one definition, tests excepted. Two definitions in one file are the variants of a
 /// type for different platforms.
-pub(super) fn type_names(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn type_names(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     const KEYWORDS: &[&str] = &["struct", "enum", "trait", "union", "type"];
     let mut defined: BTreeMap<&str, &str> = BTreeMap::new();
     for (file, source) in tree.engine() {

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::LintReport;
-use super::import_graph::{Import, ImportGraph, ROOT, folder_of, layer_of};
-use super::tree::{ENGINE, SourceTree};
+use crate::LintReport;
+use crate::import_graph::{Import, ImportGraph, ROOT, folder_of, layer_of};
+use crate::tree::{ENGINE, SourceTree};
 
 /// The decision record whose fenced block lists every import between folders.
-pub(super) const RECORD: &str = "docs/decisions/0002-imports-between-folders.md";
+pub(crate) const RECORD: &str = "docs/decisions/0002-imports-between-folders.md";
 
 /// Crates beside the engine.
 const OTHER_CRATES: &[&str] = &["crates/azekura-cli/src/", "crates/azekura-bench/src/"];
@@ -27,7 +27,7 @@ fn report_import(report: &mut LintReport, rule: &'static str, import: &Import, w
 
 /// A folder imports from lower layers only, not from another folder of its own layer; also in tests. Tests of every
 /// layer may import from [`TESTING`].
-pub(super) fn layers(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn layers(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     for (file, _) in tree.engine() {
         if layer_of(folder_of(file)).is_none() {
             report.add("layers", &format!("{ENGINE}{file}"), 1, format!("`{}` belongs to no layer", folder_of(file)));
@@ -48,7 +48,7 @@ pub(super) fn layers(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut Li
 }
 
 /// No file imports from `lib.rs`, which only re-exports.
-pub(super) fn root_imports(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn root_imports(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     for import in graph.imports.iter().filter(|i| i.to == ROOT && i.from != ROOT) {
         report_import(
             report,
@@ -60,7 +60,7 @@ pub(super) fn root_imports(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut
 }
 
 /// No cycle of imports between files, in the engine, the CLI and the bench.
-pub(super) fn cycles(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn cycles(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     report_cycles(graph, FILE_CYCLE, report, |file, _| file.to_string());
     for src in OTHER_CRATES {
         report_cycles(&ImportGraph::new(tree, src), FILE_CYCLE, report, |file, _| file.to_string());
@@ -68,7 +68,7 @@ pub(super) fn cycles(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut Li
 }
 
 /// No cycle of imports between the subfolders of a folder, so that they have an order.
-pub(super) fn subfolder_cycles(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn subfolder_cycles(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     let subfolder = |file: &str, other: &str| {
         let shared = file.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
         let start = file[..shared].rfind('/').map_or(0, |slash| slash + 1);
@@ -122,7 +122,7 @@ fn reachable<'a>(next: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &str) -> BTr
 }
 
 /// Other files are named by their path from the crate root.
-pub(super) fn super_paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn super_paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (file, source) in tree.engine() {
         for (at, word) in source.words().filter(|(_, word)| *word == "super") {
             if source.code[at + word.len()..].starts_with("::") && !source.is_test(at) {
@@ -134,7 +134,7 @@ pub(super) fn super_paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut L
 }
 
 /// The re-exports of a `mod.rs` are for other folders; the files of its own folder do not use them.
-pub(super) fn own_mod_file(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn own_mod_file(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     for import in graph.imports.iter().filter(|i| !i.test && !i.glob) {
         if import.to.strip_suffix("mod.rs").is_some_and(|folder| import.from.starts_with(folder)) {
             report_import(
@@ -148,7 +148,7 @@ pub(super) fn own_mod_file(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut
 }
 
 /// A glob of a module hides which items are used; a glob of an enum does not.
-pub(super) fn globs(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn globs(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     for import in graph.imports.iter().filter(|i| !i.test && i.glob && i.from != ROOT) {
         let last = import.path.rsplit("::").next().unwrap_or_default();
         if !last.starts_with(char::is_uppercase) {
@@ -158,7 +158,7 @@ pub(super) fn globs(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintRe
 }
 
 /// A new import between folders needs a line in the decision record.
-pub(super) fn unlisted_imports(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn unlisted_imports(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     let listed = recorded_imports(tree);
     let mut seen = BTreeSet::new();
     for import in graph.imports.iter().filter(|i| !i.test) {
@@ -171,7 +171,7 @@ pub(super) fn unlisted_imports(tree: &SourceTree, graph: &ImportGraph<'_>, repor
 }
 
 /// The record lists no import that does not exist. Imports of folders that do not exist yet may be listed.
-pub(super) fn stale_record_lines(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn stale_record_lines(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     let found = graph.folder_imports();
     let exists = |folder: &str| tree.engine().any(|(file, _)| folder_of(file) == folder);
     for ((from, to), line) in recorded_imports(tree) {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::import_rules::RECORD;
-use super::tree::{ENGINE, SourceTree};
-use super::{LINT_RULES, run_lints};
+use crate::import_rules::RECORD;
+use crate::tree::{ENGINE, SourceTree};
+use crate::{LINT_RULES, run_lints};
 
 /// A small tree without violations.
 fn valid_tree() -> Vec<(String, String)> {
@@ -255,7 +255,7 @@ fn similar_valid_text_is_accepted() {
         ("table/a.rs", "const R: &str = r#\"dbg!(\"{\") unsafe {\"#;\nfn f() { g(br\"{\") }\n"),
         ("table/a.rs", "const C: [char; 3] = ['{', '\\'', '\"'];\nfn f<'a>(_: &'a str) {}\n"),
         ("table/a.rs", "/* unsafe /* nested */ todo!() */\nfn f() {}\n"),
-        ("table/a.rs", "pub(in crate::table) struct X;\npub(super) struct Y;\n"),
+        ("table/a.rs", "pub(in crate::table) struct X;\npub(crate) struct Y;\n"),
         ("table/a.rs", "use crate::base::error::Kind::*;\n"),
         ("table/a.rs", "#![deny(unsafe_code)]\n"),
         ("table/a.rs", "#[cfg(test)]\nmod tests {\n    use super::*;\n    fn f() { g().unwrap() }\n}\n"),
@@ -291,7 +291,7 @@ fn longest_function_and_file_are_allowed() {
 #[test]
 fn import_graph_lists_layers_and_imports() {
     let tree = SourceTree::from_files(valid_tree());
-    let graph = super::ImportGraph::new(&tree, ENGINE);
+    let graph = crate::import_graph::ImportGraph::new(&tree, ENGINE);
     assert_eq!(graph.import_list(), "table -> block, base\nblock -> base");
     let printed = graph.to_string();
     let table = printed.lines().find(|line| line.contains("table")).expect("table has a line");

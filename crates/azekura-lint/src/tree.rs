@@ -3,23 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::source::RustSource;
+use crate::source::RustSource;
 
 /// The folder of the engine's sources.
-pub(super) const ENGINE: &str = "crates/azekura/src/";
+pub(crate) const ENGINE: &str = "crates/azekura/src/";
 
 /// Text files by their path from the root of the repository, with `/` as separator.
-pub(super) struct SourceTree {
+pub(crate) struct SourceTree {
     /// Text files other than Rust sources.
-    pub(super) documents: BTreeMap<String, String>,
-    pub(super) sources: BTreeMap<String, RustSource>,
+    pub(crate) documents: BTreeMap<String, String>,
+    pub(crate) sources: BTreeMap<String, RustSource>,
     /// The paths of all files and directories.
     names: BTreeSet<String>,
 }
 
 impl SourceTree {
     /// Reads the repository, without build output and generated files.
-    pub(super) fn read(root: &Path) -> SourceTree {
+    pub(crate) fn read(root: &Path) -> SourceTree {
         let mut files = Vec::new();
         let mut folders = vec![String::new()];
         while let Some(folder) = folders.pop() {
@@ -40,7 +40,7 @@ impl SourceTree {
     }
 
     /// A tree of these files.
-    pub(super) fn from_files(files: impl IntoIterator<Item = (String, String)>) -> SourceTree {
+    pub(crate) fn from_files(files: impl IntoIterator<Item = (String, String)>) -> SourceTree {
         let mut tree = SourceTree { documents: BTreeMap::new(), sources: BTreeMap::new(), names: BTreeSet::new() };
         for (path, text) in files {
             for (i, _) in path.match_indices('/') {
@@ -58,17 +58,17 @@ impl SourceTree {
     }
 
     /// Whether a file or a directory of that name exists.
-    pub(super) fn exists(&self, path: &str) -> bool {
+    pub(crate) fn exists(&self, path: &str) -> bool {
         path.is_empty() || self.names.contains(path)
     }
 
     /// The sources of the engine, by their path below [`ENGINE`].
-    pub(super) fn engine(&self) -> impl Iterator<Item = (&str, &RustSource)> {
+    pub(crate) fn engine(&self) -> impl Iterator<Item = (&str, &RustSource)> {
         self.sources_in(ENGINE)
     }
 
     /// The sources in a folder, by their path below it.
-    pub(super) fn sources_in(&self, folder: &str) -> impl Iterator<Item = (&str, &RustSource)> {
+    pub(crate) fn sources_in(&self, folder: &str) -> impl Iterator<Item = (&str, &RustSource)> {
         self.sources.iter().filter_map(move |(path, source)| Some((path.strip_prefix(folder)?, source)))
     }
 
@@ -83,7 +83,8 @@ impl SourceTree {
         for (path, source) in &mut self.sources {
             let below =
                 |root: &String| path.strip_prefix(root.as_str()).is_some_and(|r| r == ".rs" || r.starts_with('/'));
-            if path.contains("/tests/") || path.starts_with("fuzz/") || roots.iter().any(below) {
+            let is_test_folder = ["fuzz/", "crates/azekura-lint/"].iter().any(|folder| path.starts_with(folder));
+            if path.contains("/tests/") || is_test_folder || roots.iter().any(below) {
                 source.mark_as_test();
             }
         }
@@ -95,7 +96,7 @@ fn is_generated(path: &str, name: &str) -> bool {
 }
 
 /// Joins a path to the folder of `from` and resolves `.` and `..`; `None` if the result is outside of the repository.
-pub(super) fn resolve_relative(from: &str, path: &str) -> Option<String> {
+pub(crate) fn resolve_relative(from: &str, path: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
     for part in path.split('/') {

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use super::LintReport;
-use super::import_graph::ImportGraph;
-use super::source::{RustSource, matching_bracket, words_from};
-use super::tree::{ENGINE, SourceTree, resolve_relative};
+use crate::LintReport;
+use crate::import_graph::ImportGraph;
+use crate::source::{RustSource, matching_bracket, words_from};
+use crate::tree::{ENGINE, SourceTree, resolve_relative};
 
 /// The document that describes the layers and flows.
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
@@ -29,7 +29,7 @@ fn included_files(source: &RustSource) -> impl Iterator<Item = (usize, Option<&s
 }
 
 /// Each format document is included by the code that implements it.
-pub(super) fn formats_included(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn formats_included(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     let mut included = BTreeSet::new();
     for (path, source) in &tree.sources {
         included.extend(included_files(source).filter_map(|(_, target)| resolve_relative(path, target?)));
@@ -39,7 +39,7 @@ pub(super) fn formats_included(tree: &SourceTree, _: &ImportGraph<'_>, report: &
     }
 }
 
-pub(super) fn includes_exist(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn includes_exist(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in &tree.sources {
         for (at, target) in included_files(source) {
             let exists =
@@ -54,7 +54,7 @@ pub(super) fn includes_exist(tree: &SourceTree, _: &ImportGraph<'_>, report: &mu
 }
 
 /// Links from one document to a file, or to a heading of a document.
-pub(super) fn links(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn links(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, text) in tree.documents.iter().filter(|(path, _)| path.ends_with(".md")) {
         for (line, target) in link_targets(text) {
             if target.contains("://") || target.starts_with("mailto:") {
@@ -75,7 +75,7 @@ pub(super) fn links(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintRep
 }
 
 /// Every source file that [`ARCHITECTURE`] names in backticks exists: below the engine's sources, or below the crate.
-pub(super) fn paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     let Some(text) = tree.documents.get(ARCHITECTURE) else { return };
     for (line, content) in lines_outside_fences(text) {
         for path in content.split('`').skip(1).step_by(2).filter(|span| span.ends_with(".rs") && span.contains('/')) {
@@ -88,7 +88,7 @@ pub(super) fn paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintRep
 
 /// Every public function, method and type of the engine has an example in its documentation, which asserts a result.
 /// The compiler refuses `pub` for items that the crate does not export.
-pub(super) fn examples(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+pub(crate) fn examples(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (file, source) in tree.engine().filter(|(file, _)| !FILES_WITHOUT_EXAMPLES.contains(file)) {
         for (at, name) in public_items(source) {
             let line = source.line_of(at);

@@ -4,28 +4,28 @@
 
 use std::ops::Range;
 
-pub(super) struct RustSource {
-    pub(super) text: String,
+pub(crate) struct RustSource {
+    pub(crate) text: String,
     /// The text with comments and the insides of strings and characters blanked, byte for byte.
-    pub(super) code: String,
+    pub(crate) code: String,
     /// Comments with the offset of their first `/`.
-    pub(super) comments: Vec<(usize, String)>,
+    pub(crate) comments: Vec<(usize, String)>,
     /// String literals with the offset of their opening quote.
-    pub(super) strings: Vec<(usize, String)>,
+    pub(crate) strings: Vec<(usize, String)>,
     /// Offsets that are compiled for tests only.
     tests: Vec<Range<usize>>,
     line_starts: Vec<usize>,
 }
 
 /// A function with a body.
-pub(super) struct Function {
-    pub(super) name: String,
-    pub(super) first_line: usize,
-    pub(super) last_line: usize,
+pub(crate) struct Function {
+    pub(crate) name: String,
+    pub(crate) first_line: usize,
+    pub(crate) last_line: usize,
 }
 
 impl RustSource {
-    pub(super) fn new(text: String) -> RustSource {
+    pub(crate) fn new(text: String) -> RustSource {
         let mut scanner =
             SourceScanner { text: text.as_bytes(), at: 0, code: text.clone().into_bytes(), tokens: Vec::new() };
         scanner.run();
@@ -42,41 +42,41 @@ impl RustSource {
     }
 
     /// Counted from 1.
-    pub(super) fn line_of(&self, offset: usize) -> usize {
+    pub(crate) fn line_of(&self, offset: usize) -> usize {
         self.line_starts.partition_point(|start| *start <= offset)
     }
 
     /// Lines in the file.
-    pub(super) fn lines(&self) -> usize {
+    pub(crate) fn lines(&self) -> usize {
         self.text.lines().count()
     }
 
     /// Lines that are not compiled for tests only.
-    pub(super) fn lines_without_tests(&self) -> usize {
+    pub(crate) fn lines_without_tests(&self) -> usize {
         let tests: usize = self.tests.iter().map(|r| self.line_of(r.end - 1) - self.line_of(r.start) + 1).sum();
         self.lines().saturating_sub(tests)
     }
 
-    pub(super) fn is_test(&self, offset: usize) -> bool {
+    pub(crate) fn is_test(&self, offset: usize) -> bool {
         self.tests.iter().any(|range| range.contains(&offset))
     }
 
-    pub(super) fn mark_as_test(&mut self) {
+    pub(crate) fn mark_as_test(&mut self) {
         self.tests = std::iter::once(0..self.text.len().max(1)).collect();
     }
 
     /// The words of the code with their offsets: identifiers, keywords, and numbers.
-    pub(super) fn words(&self) -> impl Iterator<Item = (usize, &str)> {
+    pub(crate) fn words(&self) -> impl Iterator<Item = (usize, &str)> {
         words_from(&self.code, 0)
     }
 
     /// Names of `mod name;` under `cfg(test)` or the feature `testing`.
-    pub(super) fn test_modules(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn test_modules(&self) -> impl Iterator<Item = &str> {
         self.modules().filter(|(offset, _)| self.is_test(*offset)).map(|(_, name)| name)
     }
 
     /// Every `mod name;` or `mod name {` with its offset.
-    pub(super) fn modules(&self) -> impl Iterator<Item = (usize, &str)> {
+    pub(crate) fn modules(&self) -> impl Iterator<Item = (usize, &str)> {
         self.words().filter(|(_, word)| *word == "mod").filter_map(|(at, _)| {
             let (_, name) = words_from(&self.code, at + 3).next()?;
             Some((at, name))
@@ -84,14 +84,14 @@ impl RustSource {
     }
 
     /// The string literal that the code at `offset` begins with, after blanks and opening brackets.
-    pub(super) fn string_at(&self, offset: usize) -> Option<&str> {
+    pub(crate) fn string_at(&self, offset: usize) -> Option<&str> {
         let skipped = self.code[offset..].find(|c: char| !c.is_whitespace() && c != '(')?;
         let quoted = self.strings.iter().find(|(at, _)| *at == offset + skipped)?;
         Some(quoted.1.trim_matches('"'))
     }
 
     /// Functions with a body, those inside of others too.
-    pub(super) fn functions(&self) -> Vec<Function> {
+    pub(crate) fn functions(&self) -> Vec<Function> {
         let mut found = Vec::new();
         for (at, _) in self.words().filter(|(_, word)| *word == "fn") {
             let after = &self.code[at + 2..];
@@ -113,7 +113,7 @@ impl RustSource {
 }
 
 /// Words of `code` from offset `from` on.
-pub(super) fn words_from(code: &str, from: usize) -> impl Iterator<Item = (usize, &str)> {
+pub(crate) fn words_from(code: &str, from: usize) -> impl Iterator<Item = (usize, &str)> {
     let mut at = from;
     std::iter::from_fn(move || {
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
@@ -140,7 +140,7 @@ fn find_outside_brackets(code: &str, from: usize, wanted: impl Fn(u8) -> bool) -
 }
 
 /// The offset of the bracket that closes the one at `open`, or the end of the code.
-pub(super) fn matching_bracket(code: &str, open: usize) -> usize {
+pub(crate) fn matching_bracket(code: &str, open: usize) -> usize {
     let mut depth = 0i32;
     for (i, byte) in code.bytes().enumerate().skip(open) {
         match byte {
