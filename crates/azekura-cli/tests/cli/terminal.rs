@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use super::fixture::CliFixture;
 
 /// Longest time that a test waits for an output.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A program at a terminal, and what it has printed.
 pub(crate) struct Terminal {

@@ -16,6 +16,8 @@ use std::ops::Deref;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+#[cfg(any(test, feature = "testing"))]
+use crate::mem::atomic::yield_now;
 use crate::mem::atomic::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, TryLockError,
     lock, process_wide, spin_loop, thread_local,
@@ -278,6 +280,23 @@ impl RetireEpoch {
     pub(crate) fn others_unpinned(self) -> bool {
         let own = HANDLE.try_with(|handle| handle.0.number).ok();
         slots().all(|slot| Some(slot.number) == own || slot.epoch.load(Ordering::SeqCst) > self.0)
+    }
+}
+
+/// Waits until every other thread that is pinned now has unpinned, and what only they could reach is freed. The calling
+/// thread is not pinned.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn wait_for_readers() {
+    let now = RetireEpoch::advance();
+    loop {
+        if now.others_unpinned() {
+            collect();
+            let free_from = OLDEST_GARBAGE_END.load(Ordering::SeqCst);
+            if free_from == 0 || free_from > now.0 {
+                return;
+            }
+        }
+        yield_now();
     }
 }
 

@@ -6,6 +6,7 @@
 //! - [`MemFs`] keeps files in memory and can lose power in every way that a machine can.
 //! - [`FaultFs`] wraps another file system and fails chosen calls.
 //! - [`decode`] runs one decoder of bytes from disk, for fuzzing.
+//! - [`wait_for_readers`] waits for calls on other threads, whose readers delay the reuse of space and file handles.
 //! - [`TestEnv`] has random bytes from a seed and a clock that the test sets.
 //!
 //! Modules, in reading order: `seeded_rng`, `test_env`, `mem_fs`, `fault_fs`, `fuzz_decoders`.
@@ -22,3 +23,18 @@ pub use fault_fs::{Fault, FaultFrequency, FaultFs, FaultPlan, OpKind};
 pub use fuzz_decoders::{FuzzDecoder, decode};
 pub use mem_fs::{MemFs, Survival};
 pub use test_env::TestEnv;
+
+/// Waits until every call that reads a database on another thread of this process has ended, and its memory is freed.
+///
+/// The threads of a process share the epochs that delay the reuse of memory, pool space and file handles. A test that
+/// expects something to be reusable calls this first, because other tests read at the same time.
+///
+/// # Example
+///
+/// ```
+/// let reader = std::thread::spawn(|| azekura::testing::wait_for_readers());
+/// assert!(reader.join().is_ok());
+/// ```
+pub fn wait_for_readers() {
+    crate::mem::epoch::wait_for_readers();
+}

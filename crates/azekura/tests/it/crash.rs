@@ -2,7 +2,7 @@
 //! database must open, contain a prefix of whole commits at or after the last sync over all partitions, and accept
 //! writes.
 //!
-//! - `AZEKURA_CRASH_POINTS`: crash points to explore.
+//! - `AZEKURA_CRASH_POINTS`: crash points to explore; 240 by default.
 //! - `AZEKURA_SEED`: explore the script of this seed only.
 //! - `AZEKURA_CRASH_AT`: with `AZEKURA_SEED`, explore this crash point only and print its steps.
 //!
@@ -25,7 +25,7 @@ const SCRIPT_STEPS: usize = 45;
 
 #[test]
 fn every_crash_leaves_a_whole_commit_prefix() {
-    let points = env_u64("AZEKURA_CRASH_POINTS", 800);
+    let points = env_u64("AZEKURA_CRASH_POINTS", 240);
     let mut search = CrashSearch::default();
     let (mut left, seeds) = (points, test_seeds(points));
     let is_whole = seeds.len() >= 800;
@@ -50,7 +50,7 @@ fn every_crash_leaves_a_whole_commit_prefix() {
 #[test]
 fn rewritten_manifest_is_never_missing() {
     let mut search = CrashSearch::default();
-    let points = (env_u64("AZEKURA_CRASH_POINTS", 400) / 8).min(300);
+    let points = (env_u64("AZEKURA_CRASH_POINTS", 160) / 8).min(300);
     search.explore(&CrashScript::with_large_manifest(3), &InjectedBug::Nothing, points, 10);
     println!("{search}");
     let list: Vec<String> = search.findings.iter().map(ToString::to_string).collect();

@@ -3,7 +3,8 @@
 //! The only exception is the WAL above its highest durable watermark, where damage looks like power loss: the log ends
 //! there, and valid commits behind it are reported.
 //!
-//! - `AZEKURA_FLIP_STRIDE`: flips only every n-th byte; 1 by default.
+//! - `AZEKURA_FLIP_STRIDE`: flips only every n-th byte; 11 by default.
+//! - `AZEKURA_CUT_STRIDE`: truncates at every n-th length; 31 by default.
 //!
 //! Modules, in reading order: `sample` (the database), `reused_files` (the same after several opens), `check` (the
 //! permitted effects).
@@ -110,18 +111,18 @@ fn check_flipped_bytes(name: &str, sample: &SampleDatabase, stride: usize) {
     assert!(unseen.is_empty(), "{name}: verify finds nothing wrong with {}: {shown:#?}", unseen.len());
 }
 
+fn flip_stride() -> usize {
+    env_u64("AZEKURA_FLIP_STRIDE", 11).max(1) as usize
+}
+
 #[test]
 fn flipped_byte_is_harmless_or_reported() {
-    check_flipped_bytes("flips", &SampleDatabase::new(1), env_u64("AZEKURA_FLIP_STRIDE", 1).max(1) as usize);
+    check_flipped_bytes("flips", &SampleDatabase::new(1), flip_stride());
 }
 
 #[test]
 fn flipped_bytes_in_reused_files_are_reported() {
-    check_flipped_bytes(
-        "flips, worn",
-        &SampleDatabase::with_reused_files(1),
-        env_u64("AZEKURA_FLIP_STRIDE", 1).max(1) as usize * 211,
-    );
+    check_flipped_bytes("flips, worn", &SampleDatabase::with_reused_files(1), flip_stride() * 50);
 }
 
 /// Recovery modes that permit damage open every damaged WAL, and return no pair that was never written.
@@ -151,12 +152,12 @@ fn forgiving_modes_open_and_make_nothing_up() {
 
 #[test]
 fn truncation_is_harmless_or_reported() {
-    let stride = env_u64("AZEKURA_CUT_STRIDE", 3).max(1) as usize;
+    let stride = env_u64("AZEKURA_CUT_STRIDE", 31).max(1) as usize;
     let mut outcomes = DamageOutcomes::default();
     for (sample, stride) in [
         (SampleDatabase::new(2), stride),
         (SampleDatabase::closed(2), stride),
-        (SampleDatabase::with_reused_files(2), stride * 300),
+        (SampleDatabase::with_reused_files(2), stride * 50),
     ] {
         let machine = sample.machine();
         for (name, bytes) in &sample.files {

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::Fs;
-use azekura::testing::{MemFs, Survival, TestEnv};
+use azekura::testing::{MemFs, Survival, TestEnv, wait_for_readers};
 use azekura::{
     Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PersistenceLevel, PmemOptions,
@@ -30,6 +30,19 @@ pub(crate) fn config(fs: &MemFs) -> Config {
 pub(crate) fn pool_options(max_size: u64) -> PartitionCreateOptions {
     let sizes = PmemOptions::default().max_size(max_size).growth_step(4 << 10);
     PartitionCreateOptions::default().engine(EngineType::Pmem(sizes))
+}
+
+/// Whether the pool has no space for the record, also when the readers of other tests have unpinned: threads of this
+/// process share the epochs that delay the reuse of removed space.
+pub(crate) fn is_refused(part: &Partition, key: &[u8], value: &[u8]) -> bool {
+    (0..2).all(|_| match part.insert(key, value) {
+        Ok(()) => false,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::OutOfSpace);
+            wait_for_readers();
+            true
+        }
+    })
 }
 
 pub(crate) fn open_pool(db: &Database, name: &str) -> Partition {

@@ -19,6 +19,8 @@ use azekura::fs::Fs;
 use azekura::testing::{MemFs, Survival, TestEnv};
 use azekura::{Config, Database, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode};
 
+use crate::testkit::watchdog::wait_until;
+
 /// A database without worker threads, on a machine that can lose power.
 fn open(machine: &MemFs, dir: &str, salt: u64) -> Database {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
@@ -230,17 +232,12 @@ fn table_files(machine: &MemFs, dir: &Path) -> Vec<String> {
 
 /// Works until all tables in the directory belong to a partition: a concurrent reader may delay the removal of one.
 pub(crate) fn run_until_no_obsolete_tables(machine: &MemFs, db: &Database, parts: &[Partition]) {
-    for patience in (0..1_000).rev() {
+    wait_until("all tables in the directory belong to a partition", || {
         while db.step().unwrap() {}
         let named: usize = parts.iter().flat_map(|p| p.metrics().levels).map(|level| level.tables).sum();
-        let tables = table_files(machine, db.path());
-        if tables.len() == named {
-            return;
-        }
-        assert!(patience > 0, "{named} tables are named, there are {tables:?}");
         parts.iter().for_each(|p| drop(p.get("k").unwrap()));
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+        table_files(machine, db.path()).len() == named
+    });
 }
 
 /// A partition of several tables with the same keys, and no pending work.
@@ -374,7 +371,7 @@ fn last_handle_removes_its_obsolete_tables() {
         table_files(&machine, Path::new("/db")).len()
     };
     // A reader of another test may use the files a moment longer; then the next open removes them.
-    assert!((0..100).any(|_| left() == 1));
+    wait_until("closing removes the replaced tables", || left() == 1);
 }
 
 #[test]
@@ -387,15 +384,10 @@ fn idle_worker_removes_table_released_by_reader() {
     iter.next().unwrap().unwrap();
     p.major_compact().unwrap();
     drop(iter);
-    for patience in (0..2_000).rev() {
-        let left = table_files(&machine, Path::new("/db"));
-        if left.len() == 1 {
-            return;
-        }
-        assert!(patience > 0, "nobody removed {left:?}");
+    wait_until("the worker removes the replaced tables", || {
         drop(p.get([1]).unwrap());
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+        table_files(&machine, Path::new("/db")).len() == 1
+    });
 }
 
 /// Tables kept the options of the time when the database was opened: a program that changed to cached index and

@@ -12,6 +12,7 @@ use azekura::{
 };
 
 use crate::testkit::comparators::TestOrder;
+use crate::testkit::watchdog::wait_until;
 
 const DIR: &str = "/db";
 const MAX_LOG: u64 = 128 << 10;
@@ -296,15 +297,11 @@ fn spilled_tables_are_removed_on_deletion() {
         (files, inspect::tables(&fs, Path::new(DIR)).unwrap().len())
     };
     // A thread of another test may be pinned in an epoch, which keeps the removed files a little longer.
-    for _ in 0..10_000 {
+    wait_until("all tables have an owner", || {
         let more = db.step().unwrap();
         let (files, tables) = files_and_tables();
-        if !more && files == tables {
-            break;
-        }
-    }
-    let (files, tables) = files_and_tables();
-    assert_eq!(files, tables);
+        !more && files == tables
+    });
 }
 
 #[test]

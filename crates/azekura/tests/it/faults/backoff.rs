@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{MemFs, TestEnv};
@@ -14,6 +14,8 @@ use azekura::{
     CompressionType, Config, Database, Error, ErrorKind, Event, GarbageCollection, KvSeparationOptions, Listener,
     Partition, PartitionCreateOptions,
 };
+
+use crate::testkit::watchdog::wait_until;
 
 const DIR: &str = "/db";
 const MAX_WAL_SIZE: u64 = 256 << 10;
@@ -181,12 +183,9 @@ fn workers_report_failure_once_and_continue() {
         let db = config(&fs).workers(workers).listener(listener).open().unwrap();
         let (quiet, busy) = open_two_partitions(&db);
         (0..10).for_each(|round| write(&busy, round));
-        let start = Instant::now();
-        while !is_maintained(&db, &quiet, &busy) || recorder.0.lock().unwrap().is_empty() {
-            let told = recorder.0.lock().unwrap().clone();
-            assert!(start.elapsed().as_secs() < 120, "{told:?}\n{}\n{}", db.metrics(), busy.metrics());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_until("the failure is reported and all other work done", || {
+            is_maintained(&db, &quiet, &busy) && !recorder.0.lock().unwrap().is_empty()
+        });
         // The work is retried meanwhile, without an event.
         std::thread::sleep(Duration::from_millis(400));
         let told = recorder.0.lock().unwrap().clone();

@@ -8,7 +8,6 @@
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use azekura::fs::Fs;
 use azekura::testing::{MemFs, Survival, TestEnv};
@@ -18,6 +17,7 @@ use azekura::{
 };
 
 use crate::testkit::rng::test_seeds;
+use crate::testkit::watchdog::wait_until;
 use crate::testkit::{FailureReport, Map, SeededRng, env_u64};
 
 const RESERVE: u64 = 1 << 20;
@@ -250,15 +250,13 @@ impl FullDiskRun {
             p.gc_drop_stale_segments().unwrap();
         }
         // A read of another test may keep the replaced files for a moment.
-        let inserted = (0..2_000).any(|_| {
+        wait_until("the freed space is used", || {
             let inserted = self.insert();
             if !inserted {
-                std::thread::sleep(Duration::from_millis(1));
                 let _ = self.db.as_ref().unwrap().0.step();
             }
             inserted
         });
-        assert!(inserted, "the freed space is not used");
         self.outcome_counts[2] += 1;
     }
 
@@ -316,7 +314,7 @@ fn search_fails_when_there_is_no_reserve() {
 fn database_survives_full_disk() {
     let mut counts = [0; 3];
     for seed in test_seeds(env_u64("AZEKURA_CRASH_POINTS", 800) / 64) {
-        let replay = FailureReport::new("database_lives_on_when_the_disk_is_full", seed);
+        let replay = FailureReport::new("database_survives_full_disk", seed);
         let style = random_config(seed, RESERVE);
         replay.set_progress(format_args!("{style:?}"));
         let mut wall = FullDiskRun::new(seed, style);

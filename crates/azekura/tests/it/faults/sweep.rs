@@ -120,19 +120,19 @@ fn fail_each_call(style: FaultRunConfig, stride: u64) {
 
 #[test]
 fn every_call_may_fail() {
-    let stride = env_u64("AZEKURA_FAULT_STRIDE", 5);
+    let stride = env_u64("AZEKURA_FAULT_STRIDE", 19);
     fail_each_call(FaultRunConfig::new(0, false), stride);
     fail_each_call(FaultRunConfig::new(0, true), stride);
 }
 
 #[test]
 fn every_call_may_fail_with_workers() {
-    fail_each_call(FaultRunConfig::new(2, true), env_u64("AZEKURA_FAULT_STRIDE", 5) * 10);
+    fail_each_call(FaultRunConfig::new(2, true), env_u64("AZEKURA_FAULT_STRIDE", 19) * 5);
 }
 
 /// Events are delivered inside of calls that fail; the listener flushes, writes and opens there.
 #[test]
 fn every_call_may_fail_beside_a_listener() {
-    let stride = env_u64("AZEKURA_FAULT_STRIDE", 5) * 20;
+    let stride = env_u64("AZEKURA_FAULT_STRIDE", 19) * 10;
     fail_each_call(FaultRunConfig { acts: true, ..FaultRunConfig::new(0, false) }, stride);
 }

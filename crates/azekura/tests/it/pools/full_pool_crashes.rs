@@ -5,14 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use azekura::testing::{MemFs, Survival};
+use azekura::testing::{MemFs, Survival, wait_for_readers};
 use azekura::{
     Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Slice, Snapshot,
 };
 
-use super::config;
+use super::{config, is_refused};
 use crate::testkit::test_dir::crash_or_kill;
-use crate::testkit::watchdog::wait_until;
 use crate::testkit::{SeededRng, env_u64};
 
 /// A value is one byte, repeated this many times.
@@ -237,37 +236,34 @@ fn run_crash_search(seed: u64, crashes: u64) -> u64 {
 /// Puts records under the keys `prefix` + `from`, `from + 1`, … until the pool is full. Returns how many it took.
 fn fill(part: &Partition, prefix: u8, from: u32) -> u32 {
     let key = |n: u32| [&[prefix][..], &n.to_be_bytes()].concat();
-    let fits = |n: &u32| (0..50).any(|_| part.insert(key(*n), [1; 300]).is_ok());
+    let fits = |n: &u32| !is_refused(part, &key(*n), &[1; 300]);
     (from..).take_while(fits).count() as u32
 }
 
 /// An emptied pool takes nearly as many records as a new one.
 fn check_emptied_pool(fs: &MemFs, sizes: &PoolSizes, seed: u64) {
-    // Space of removed records is free once the readers of other tests, which share the epochs, have unpinned.
-    wait_until(&format!("seed {seed}: an emptied pool takes nearly as many records as a new one"), || {
-        let (_db, parts) = open(fs, &sizes.pool(8));
-        for key in parts[0].keys().map(Result::unwrap).collect::<Vec<_>>() {
-            parts[0].remove(key).unwrap();
-        }
-        let again = fill(&parts[0], 0, 0);
-        let (_new, parts) = open(&MemFs::new(), &sizes.pool(8));
-        again * 10 >= fill(&parts[0], 0, 0) * 9
-    });
+    let (_db, parts) = open(fs, &sizes.pool(8));
+    for key in parts[0].keys().map(Result::unwrap).collect::<Vec<_>>() {
+        parts[0].remove(key).unwrap();
+    }
+    let again = fill(&parts[0], 0, 0);
+    let (_new, parts) = open(&MemFs::new(), &sizes.pool(8));
+    let new = fill(&parts[0], 0, 0);
+    assert!(again * 10 >= new * 9, "seed {seed}: an emptied pool takes {again} records, a new one {new}");
 }
 
 /// A full pool of which every second record was removed takes most of them again, under keys in another part of the
 /// order.
 fn check_thinned_pool(sizes: &PoolSizes, seed: u64) {
-    // Space of removed records is free once the readers of other tests, which share the epochs, have unpinned. A try
-    // that met such a reader has spread its records over the space that was free already, so the next starts anew.
-    wait_until(&format!("seed {seed}: most of the removed records fit again"), || {
-        let (_db, parts) = open(&MemFs::new(), &sizes.pool(8));
-        let count = fill(&parts[0], 0, 0);
-        for key in parts[0].keys().step_by(2).map(Result::unwrap).collect::<Vec<_>>() {
-            parts[0].remove(key).unwrap();
-        }
-        fill(&parts[0], 1, 0) * 10 >= count / 2 * 7
-    });
+    let (_db, parts) = open(&MemFs::new(), &sizes.pool(8));
+    let count = fill(&parts[0], 0, 0);
+    for key in parts[0].keys().step_by(2).map(Result::unwrap).collect::<Vec<_>>() {
+        parts[0].remove(key).unwrap();
+    }
+    // A refused record would be spread over the space that is free already.
+    wait_for_readers();
+    let again = fill(&parts[0], 1, 0);
+    assert!(again * 10 >= count / 2 * 7, "seed {seed}: {again} records fit where {} were removed", count / 2);
 }
 
 #[test]

@@ -3,9 +3,8 @@
 use azekura::testing::{MemFs, Survival};
 use azekura::{Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions};
 
-use super::config;
+use super::{config, is_refused};
 use crate::testkit::test_dir::crash_or_kill;
-use crate::testkit::watchdog::wait_until;
 use crate::testkit::{Map, SeededRng};
 
 /// The smallest `max_size` and `growth_step`, in bytes.
@@ -90,8 +89,7 @@ fn longest_value_fits_and_one_byte_more_fails() {
         let mut model = Map::new();
         for round in 0..6u8 {
             model.insert(key.clone(), vec![round; len]);
-            // The space of the previous value is free once the readers of other tests have unpinned.
-            wait_until(&format!("{when}, round {round}: the value fits"), || part.insert(&key, &model[&key]).is_ok());
+            assert!(!is_refused(&part, &key, &model[&key]), "{when}, round {round}");
             check(&part, &model, &when);
             check_after_crash(&fs, Survival::Everything, sizes, &model, &when);
             if round % 2 == 0 {

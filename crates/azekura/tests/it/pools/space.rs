@@ -1,24 +1,12 @@
 //! Full pools: they can be read, and written again after removals.
 
 use azekura::testing::MemFs;
-use azekura::{ErrorKind, Partition, PersistMode};
+use azekura::{ErrorKind, PersistMode};
 
-use super::{config, open_pool, pool_options};
+use super::{config, is_refused, open_pool, pool_options};
 
 fn key(n: u32) -> [u8; 4] {
     n.wrapping_mul(0x9E37_79B9).to_be_bytes()
-}
-
-/// Whether the pool has no space for the record, also after waiting: removed space is free only when every reader in
-/// this process that may use it has unpinned, and other tests run at the same time.
-fn is_refused(part: &Partition, key: &[u8], value: &[u8]) -> bool {
-    (0..100).all(|_| {
-        let refused = part.insert(key, value).is_err();
-        if refused {
-            std::thread::yield_now();
-        }
-        refused
-    })
 }
 
 #[test]

@@ -211,13 +211,9 @@ fn insert_from_until_full(p: &Partition, rng: &mut SeededRng, first: u32) -> Vec
 
 /// Inserts as soon as writing resumes: a task that uses the reserve delays that until it ends.
 fn insert_when_resumed(p: &Partition, key: &str, value: &str) {
-    let resumed = (0..1_000).any(|_| {
-        let refused =
-            p.insert(key, value).inspect_err(|error| assert_eq!(error.kind(), ErrorKind::OutOfSpace)).is_err();
-        std::thread::sleep(std::time::Duration::from_millis(u64::from(refused) * 10));
-        !refused
+    wait_until("writing resumes, because there is space", || {
+        p.insert(key, value).inspect_err(|error| assert_eq!(error.kind(), ErrorKind::OutOfSpace)).is_ok()
     });
-    assert!(resumed, "there is space, and writing does not resume");
 }
 
 /// A full disk accepted no removal, nothing freed space, and the database did not open again.
@@ -239,14 +235,10 @@ fn full_disk_empties_when_all_is_removed() {
     insert_when_resumed(&p, "small", "value");
     // Inserts may be refused for a moment, while a flush or a compaction uses the reserve and the space of its input.
     let (mut again, mut rng) = (Vec::new(), SeededRng::new(2));
-    for _ in 0..1_000 {
+    wait_until("half as many keys fit again", || {
         again.extend(insert_from_until_full(&p, &mut rng, again.len() as u32));
-        if again.len() > keys.len() / 2 {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    assert!(again.len() > keys.len() / 2, "{} after {}", again.len(), keys.len());
+        again.len() > keys.len() / 2
+    });
     drop(p);
     let _full = db.close();
     let db = open();

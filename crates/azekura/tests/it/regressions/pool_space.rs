@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use azekura::fs::Fs;
-use azekura::testing::{MemFs, Survival, TestEnv};
+use azekura::testing::{MemFs, Survival, TestEnv, wait_for_readers};
 use azekura::{Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PmemOptions, RecoveryMode};
 
+use crate::pools::is_refused;
 use crate::testkit::SeededRng;
 
 fn config(machine: &MemFs) -> Config {
@@ -40,28 +41,9 @@ fn used_bytes(part: &Partition) -> u64 {
     pool.bytes - pool.free_bytes - 448 * pool.free_leaves
 }
 
-/// Whether the record does not fit, also after readers of other tests of this process have unpinned.
-fn is_refused(part: &Partition, key: &[u8], value: &[u8]) -> bool {
-    (0..50).all(|_| match part.insert(key, value) {
-        Ok(()) => false,
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::OutOfSpace);
-            std::thread::yield_now();
-            true
-        }
-    })
-}
-
-/// The number of records that fit. A refused record is tried again, because readers of other tests delay the reuse of
-/// space.
+/// The number of records that fit.
 fn insert_until_full(part: &Partition, from: u32, value: &[u8]) -> u32 {
-    let fits = |n: u32| {
-        (0..50).any(|tries| {
-            std::thread::sleep(Duration::from_millis(tries.min(1)));
-            !is_refused(part, &n.to_be_bytes(), value)
-        })
-    };
-    (from..).find(|n| !fits(*n)).unwrap() - from
+    (from..).find(|n| is_refused(part, &n.to_be_bytes(), value)).unwrap() - from
 }
 
 /// Replay inserts records in another order of sizes than the process did, and did not find the same space: after a
@@ -180,16 +162,7 @@ fn a_half_emptied_pool_takes_as_much_again() {
         let first = insert_until_full(&part, 0, &[1; 100]);
         (0..first).step_by(step).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
         let removed = first / step as u32;
-        let mut second = 0;
-        // Freed space is reused when no thread of the process is pinned. A pinned thread of another test may wait for
-        // a processor, so an insertion may be refused too early.
-        for _ in 0..100 {
-            second += insert_until_full(&part, 10_000_000 + second, &[1; 100]);
-            if second >= removed * 7 / 10 {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        let second = insert_until_full(&part, 10_000_000, &[1; 100]);
         assert!(second >= removed * 7 / 10, "{first} fit, {removed} were removed, then {second} fit");
         (0..first).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
         (0..second).for_each(|n| part.remove((10_000_000 + n).to_be_bytes()).unwrap());
@@ -307,10 +280,11 @@ fn a_batch_needs_leaves_where_its_keys_belong() {
             (first..first + 300).for_each(|n| batch.insert(&part, n.to_be_bytes(), "12345678"));
             batch.commit()
         };
-        // Repeatedly, because readers of other tests delay the reuse of space.
-        let pause = || std::thread::sleep(Duration::from_millis(1));
-        let done = (0..50).map(|_| commit().inspect_err(|_| pause())).find(Result::is_ok);
-        assert!(done.is_some(), "300 records where 1000 were removed: {:?} {:?}", commit(), part.metrics().pool);
+        let done = commit().or_else(|_| {
+            wait_for_readers();
+            commit()
+        });
+        assert!(done.is_ok(), "300 records where 1000 were removed: {done:?} {:?}", part.metrics().pool);
     }
 }
 

@@ -14,6 +14,7 @@ use azekura::{
 
 use super::{DIR, blob_files, config, value};
 use crate::testkit::test_dir::dir_contents;
+use crate::testkit::watchdog::wait_until;
 
 const EIO: Fault = Fault::Error(io::ErrorKind::Other);
 const ENOSPC: Fault = Fault::Error(io::ErrorKind::StorageFull);
@@ -81,13 +82,10 @@ fn assert_clean(fs: &Arc<dyn Fs>) {
 /// Runs background work until every blob file has an owner. A thread of another test may be pinned in an epoch, which
 /// keeps removed files a little longer.
 fn step_until_clean(db: &Database, fs: &Arc<dyn Fs>) {
-    for _ in 0..10_000 {
+    wait_until("every blob file has an owner", || {
         db.step().unwrap();
-        if orphaned_blob_files(fs) == 0 {
-            return;
-        }
-    }
-    assert_clean(fs);
+        orphaned_blob_files(fs) == 0
+    });
 }
 
 /// No file is damaged; this number of blob files has no owner.

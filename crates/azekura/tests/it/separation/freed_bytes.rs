@@ -6,6 +6,8 @@ use azekura::{
 };
 use std::sync::Arc;
 
+use crate::testkit::watchdog::wait_until;
+
 fn options(automatic: Option<f32>) -> PartitionCreateOptions {
     let separation = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(8 << 10);
     let separation = separation.compression(CompressionType::None).automatic_gc(automatic);
@@ -31,14 +33,11 @@ fn live_and_freed_bytes(db: &Database, part: &Partition) -> (u64, u64) {
 
 /// The bytes of blob files once all freed bytes are counted, which a worker does a moment later.
 fn wait_for_freed_bytes(db: &Database, part: &Partition, before: (u64, u64)) -> (u64, u64) {
-    for _ in 0..2_000 {
+    wait_until("all freed bytes are counted", || {
         let after = live_and_freed_bytes(db, part);
-        if after.0 + after.1 == before.0 + before.1 {
-            return after;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    panic!("{before:?} before, {:?} now", live_and_freed_bytes(db, part));
+        after.0 + after.1 == before.0 + before.1
+    });
+    live_and_freed_bytes(db, part)
 }
 
 fn check_freed_bytes(part: &Partition) {

@@ -185,7 +185,7 @@ fn random_steps(rng: &mut SeededRng, n: u64) -> Vec<Step> {
 }
 
 fn judge(history: &History, model: &str) -> Report {
-    let timeout = Duration::from_secs(30);
+    let timeout = Duration::from_secs(3600);
     let opts = Opts { models: vec![model.into()], timeout, ..Opts::default() };
     adya::check(history, Workload::ListAppend, &opts)
 }
