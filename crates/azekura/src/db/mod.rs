@@ -10,7 +10,7 @@
 //! - A failed sync or a panic poisons the database: reads continue, writes fail, and no sync is retried.
 //!
 //! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`components`], [`batch`],
-//! [`range_delete`], [`atomics`] (single-key operations), [`snapshot`], [`iter`], [`entry`], [`transaction`],
+//! [`range_delete`], [`atomics`] (single-key operations), [`snapshot`], [`iter`], [`transaction`],
 //! [`writes`] (before their commit), [`commit_check`] (validation), [`commit`] (group commit), [`reservations`],
 //! [`inner`], [`catalog`], [`spill`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`],
 //! [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
@@ -25,7 +25,6 @@ pub(crate) mod commit_check;
 pub(crate) mod components;
 pub(crate) mod config;
 pub(crate) mod database;
-pub(crate) mod entry;
 pub(crate) mod handle;
 pub(crate) mod ingest;
 pub(crate) mod inner;

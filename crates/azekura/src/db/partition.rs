@@ -11,9 +11,8 @@ use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
 use crate::db::commit::CommitRequest;
 use crate::db::handle::DbHandle;
-use crate::db::iter::{
-    DbIter, Entries, Iter, IterEnd, IterState, Keys, OwnedBounds, Values, own_bounds, prefix_bounds,
-};
+use crate::db::iter::db_iter::{DbIter, IterEnd, OwnedBounds, own_bounds, prefix_bounds};
+use crate::db::iter::iterators::{Entries, Iter, IterState, Keys, Values};
 use crate::db::metrics::PartitionMetrics;
 use crate::db::options::PartitionCreateOptions;
 use crate::db::reservations::DirectBlobWrites;

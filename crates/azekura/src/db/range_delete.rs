@@ -7,7 +7,7 @@ use crate::base::{Error, RecordKind, Result};
 use crate::db::batch::Batch;
 use crate::db::catalog::PartitionState;
 use crate::db::commit::{CommitPath, CommitRequest};
-use crate::db::iter::{OwnedBounds, own_bounds, prefix_bounds};
+use crate::db::iter::db_iter::{OwnedBounds, own_bounds, prefix_bounds};
 use crate::db::partition::{Partition, with_payload};
 use crate::db::worker::{drop_covered_tables_and_wait, flush_and_wait};
 use crate::wal::format::WalRecord;

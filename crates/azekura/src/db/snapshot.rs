@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::base::Result;
 use crate::db::handle::DbHandle;
-use crate::db::iter::{DbIter, Entries, Iter, IterState, Keys, OwnedBounds, Values, own_bounds};
+use crate::db::iter::db_iter::{DbIter, OwnedBounds, own_bounds};
+use crate::db::iter::iterators::{Entries, Iter, IterState, Keys, Values};
 use crate::db::partition::{Partition, count_entries};
 use crate::engine::{ReadSeqno, SnapshotGuard};
 use crate::mem::slice::Slice;

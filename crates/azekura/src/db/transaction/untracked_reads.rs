@@ -4,7 +4,8 @@ use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
 use crate::base::Result;
-use crate::db::iter::{Entries, Iter, Keys, own_bounds};
+use crate::db::iter::db_iter::own_bounds;
+use crate::db::iter::iterators::{Entries, Iter, Keys};
 use crate::db::partition::Partition;
 use crate::db::transaction::transaction_state::TransactionState;
 use crate::mem::slice::Slice;

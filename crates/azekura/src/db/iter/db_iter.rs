@@ -1,19 +1,17 @@
-//! Iterators over a partition, usable from both ends.
+//! The internal iterator over a partition, usable from both ends.
 
-use std::fmt;
 use std::ops::{Bound, RangeBounds};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::key::split_expiry;
 use crate::base::shared_bytes::{SHARED_LEN_MIN, SharedBytes};
-use crate::base::sync::lock;
-use crate::base::{Error, KeyOrder, RecordKind, Result};
-use crate::db::entry::{Entry, EntryValue, UnreadBlob};
+use crate::base::{KeyOrder, RecordKind, Result};
 use crate::db::handle::DbHandle;
 use crate::db::inner::closed_error;
+use crate::db::iter::entry::{Entry, EntryValue, UnreadBlob};
 use crate::db::state::partition_tree::PartitionTree;
-use crate::db::state::scanned_range::{OwnedRange, ScannedRange};
+use crate::db::state::scanned_range::OwnedRange;
 use crate::engine::{self, EngineView, ReadMoment, SnapshotGuard};
 use crate::iter::InternalIter;
 use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter, is_after_start, is_before_end};
@@ -78,8 +76,8 @@ pub(crate) struct DbIter {
     _snapshot: SnapshotGuard,
     /// Entries with higher sequence numbers are not visible.
     read_at: ReadMoment,
-    front: FrontIter,
-    back: BackIter,
+    pub(super) front: FrontIter,
+    pub(super) back: BackIter,
     /// The last key returned by each end; set once both ends are in use.
     front_key: Option<Vec<u8>>,
     back_key: Option<Vec<u8>>,
@@ -338,7 +336,7 @@ impl DbIter {
 
     /// Returns the key at an end. This and the following methods require that the last [`step`](DbIter::step) of that
     /// end returned true.
-    fn key(&self, end: IterEnd) -> Slice {
+    pub(super) fn key(&self, end: IterEnd) -> Slice {
         let key = match end {
             IterEnd::Front => self.front.as_ref().map(ForwardVisibleIter::key),
             IterEnd::Back => self.back.as_ref().map(BackwardVisibleIter::key),
@@ -348,7 +346,7 @@ impl DbIter {
 
     /// Returns `own(key)` and the value at an end; reads a blob value. After an error the iterator has ended.
     #[inline]
-    fn pair<K>(&mut self, end: IterEnd, own: impl FnOnce(&[u8]) -> K) -> Result<(K, Slice)> {
+    pub(super) fn pair<K>(&mut self, end: IterEnd, own: impl FnOnce(&[u8]) -> K) -> Result<(K, Slice)> {
         let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
         if kind != RecordKind::BlobPointer {
             // Before the copy, because `bytes` are in memory of the iterator, and without `check_read`, as in `step`.
@@ -372,12 +370,12 @@ impl DbIter {
     /// Returns whether [`next_pair_ref`](DbIter::next_pair_ref) may be used: the back is unused, and the front
     /// resolves visibility without copying.
     #[inline]
-    fn is_forward_only(&self) -> bool {
+    pub(super) fn is_forward_only(&self) -> bool {
         self.back.is_none() && !self.has_sought && self.front.as_ref().is_some_and(ForwardVisibleIter::has_next_ref)
     }
 
     /// Moves the front and returns its entry by reference. Requires [`is_forward_only`](DbIter::is_forward_only).
-    fn next_pair_ref(&mut self) -> Result<Option<(&[u8], &[u8])>> {
+    pub(super) fn next_pair_ref(&mut self) -> Result<Option<(&[u8], &[u8])>> {
         let DbIter { front: Some(front), phase, handle, .. } = self else { return Ok(None) };
         if *phase != IterPhase::Running {
             return Ok(None);
@@ -392,7 +390,7 @@ impl DbIter {
     }
 
     /// Returns key and value at an end by reference.
-    fn pair_ref(&mut self, end: IterEnd) -> Result<(&[u8], &[u8])> {
+    pub(super) fn pair_ref(&mut self, end: IterEnd) -> Result<(&[u8], &[u8])> {
         let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
         let mut blob_value = match kind {
             RecordKind::BlobPointer => read_blob(&mut self.blob_resolver, &self.view, bytes).map(Some),
@@ -409,7 +407,7 @@ impl DbIter {
     }
 
     /// Returns the entry at an end without reading a blob value. After an error the iterator has ended.
-    fn entry(&mut self, end: IterEnd) -> Result<Entry> {
+    pub(super) fn entry(&mut self, end: IterEnd) -> Result<Entry> {
         let mut entry = self.read_entry(end);
         self.handle.inner.check_read(&mut entry);
         entry.inspect_err(|_| self.phase = IterPhase::Failed)
@@ -441,7 +439,7 @@ fn read_blob(
 
 /// Returns key, record kind, and value or blob pointer at an end, without an expiry time.
 #[inline(always)]
-fn entry_at<'a>(front: &'a FrontIter, back: &'a BackIter, end: IterEnd) -> (&'a [u8], RecordKind, &'a [u8]) {
+pub(super) fn entry_at<'a>(front: &'a FrontIter, back: &'a BackIter, end: IterEnd) -> (&'a [u8], RecordKind, &'a [u8]) {
     let (key, (kind, value)) = match end {
         IterEnd::Front => {
             front.as_ref().map(|front| front.entry()).map(|entry| (entry.user_key, (entry.kind, entry.value)))
@@ -480,289 +478,11 @@ fn copy_key_to(target: &mut Option<Vec<u8>>, key: &[u8]) {
     buffer.extend_from_slice(key);
 }
 
-/// An iterator, or the error that prevented its creation.
-pub(crate) enum IterState {
-    Active(Box<DbIter>),
-    /// An iterator of a transaction, which records what it reads.
-    Tracked(Box<DbIter>, Arc<Mutex<ScannedRange>>),
-    Failed {
-        error: Error,
-        /// Whether a step has returned the error. A seek makes the next step return it again, because `None` would
-        /// mean that there is no such key.
-        is_returned: bool,
-    },
-}
-
-impl IterState {
-    pub(crate) fn new(iter: Result<DbIter>) -> IterState {
-        match iter {
-            Ok(iter) => IterState::Active(Box::new(iter)),
-            Err(error) => IterState::Failed { error, is_returned: false },
-        }
-    }
-
-    /// Moves an end and returns the iterator; `None` if that end has no more entries.
-    #[inline]
-    fn step(&mut self, end: IterEnd) -> Option<Result<&mut DbIter>> {
-        match self {
-            IterState::Failed { is_returned: true, .. } => None,
-            IterState::Failed { error, is_returned } => {
-                *is_returned = true;
-                Some(Err(error.clone()))
-            }
-            IterState::Active(iter) => match iter.step(end) {
-                Ok(true) => Some(Ok(iter)),
-                Ok(false) => None,
-                Err(error) => Some(Err(error)),
-            },
-            IterState::Tracked(iter, range) => IterState::step_tracked(iter, range, end),
-        }
-    }
-
-    #[cold]
-    fn step_tracked<'a>(
-        iter: &'a mut DbIter,
-        range: &Mutex<ScannedRange>,
-        end: IterEnd,
-    ) -> Option<Result<&'a mut DbIter>> {
-        let stepped = match iter.step(end) {
-            Ok(stepped) => stepped,
-            Err(error) => return Some(Err(error)),
-        };
-        let key = stepped.then(|| entry_at(&iter.front, &iter.back, end).0);
-        match end {
-            IterEnd::Front => lock(range).step_front(key),
-            IterEnd::Back => lock(range).step_back(key),
-        }
-        stepped.then_some(Ok(iter))
-    }
-
-    fn seek(&mut self, end: IterEnd, key: &[u8]) {
-        match self {
-            IterState::Active(iter) => iter.seek(end, key),
-            IterState::Failed { is_returned, .. } => *is_returned = false,
-            IterState::Tracked(iter, range) => {
-                iter.seek(end, key);
-                match end {
-                    IterEnd::Front => lock(range).seek_front(key),
-                    IterEnd::Back => lock(range).seek_back(key),
-                }
-            }
-        }
-    }
-
-    /// Moves an end and returns key and value, borrowed until the next step.
-    fn step_ref(&mut self, end: IterEnd) -> Option<Result<(&[u8], &[u8])>> {
-        if let (IterState::Active(iter), IterEnd::Front) = (&mut *self, end)
-            && iter.is_forward_only()
-        {
-            let IterState::Active(iter) = self else { return None };
-            return iter.next_pair_ref().transpose();
-        }
-        self.step(end).map(|iter| iter.and_then(|iter| iter.pair_ref(end)))
-    }
-}
-
-macro_rules! iterator {
-    ($(#[$doc:meta])* $name:ident, $item:ty, $shape:expr) => {
-        $(#[$doc])*
-        ///
-        /// Reads one snapshot for its whole lifetime. Owns its tables and memtables, and keeps the database open.
-        /// Ends after an error; a seek starts it again, with the other end at its bound.
-        #[must_use = "iterators do nothing unless consumed"]
-        pub struct $name(pub(crate) IterState);
-
-        impl $name {
-            /// Moves the front of the iterator to `key`: the next step returns the first item whose key is at or
-            /// after `key`, within the bounds of the iterator.
-            ///
-            /// The front can move in both directions, also after the iterator has ended. The back keeps its position;
-            /// the iterator then has the items from `key` up to the back.
-            ///
-            /// ```
-            /// # fn main() -> azekura::Result<()> {
-            /// # let dir = tempfile::tempdir().unwrap();
-            /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-            /// let words = db.open_partition("words", Default::default())?;
-            /// for word in ["ant", "bee", "cat"] {
-            ///     words.insert(word, "")?;
-            /// }
-            /// let mut keys = words.keys();
-            /// keys.seek("bat");
-            /// assert_eq!(keys.next().transpose()?.as_deref(), Some(&b"bee"[..]));
-            /// # Ok(()) }
-            /// ```
-            pub fn seek(&mut self, key: impl AsRef<[u8]>) {
-                self.0.seek(IterEnd::Front, key.as_ref());
-            }
-
-            /// Moves the back of the iterator to `key`: the next step from the back returns the last item whose key
-            /// is at or before `key`, within the bounds of the iterator. The front keeps its position.
-            ///
-            /// ```
-            /// # fn main() -> azekura::Result<()> {
-            /// # let dir = tempfile::tempdir().unwrap();
-            /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-            /// let words = db.open_partition("words", Default::default())?;
-            /// for word in ["ant", "bee", "cat"] {
-            ///     words.insert(word, "")?;
-            /// }
-            /// let mut keys = words.keys();
-            /// keys.seek_back("bat");
-            /// assert_eq!(keys.next_back().transpose()?.as_deref(), Some(&b"ant"[..]));
-            /// # Ok(()) }
-            /// ```
-            pub fn seek_back(&mut self, key: impl AsRef<[u8]>) {
-                self.0.seek(IterEnd::Back, key.as_ref());
-            }
-        }
-
-        impl Iterator for $name {
-            type Item = Result<$item>;
-
-            fn next(&mut self) -> Option<Result<$item>> {
-                self.0.step(IterEnd::Front).map(|iter| iter.and_then(|iter| $shape(iter, IterEnd::Front)))
-            }
-        }
-
-        impl DoubleEndedIterator for $name {
-            fn next_back(&mut self) -> Option<Result<$item>> {
-                self.0.step(IterEnd::Back).map(|iter| iter.and_then(|iter| $shape(iter, IterEnd::Back)))
-            }
-        }
-
-        impl std::iter::FusedIterator for $name {}
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name)).finish_non_exhaustive()
-            }
-        }
-    };
-}
-
-iterator!(
-    /// Iterates over key-value pairs in key order.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let fruit = db.open_partition("fruit", Default::default())?;
-    /// fruit.insert("apple", "red")?;
-    /// fruit.insert("pear", "green")?;
-    /// let mut pairs = fruit.iter();
-    /// let (first, last) = (pairs.next().unwrap()?, pairs.next_back().unwrap()?);
-    /// assert_eq!((first.0, last.0), ("apple".into(), "pear".into()));
-    /// assert!(pairs.next().is_none()); // the ends have met
-    /// # Ok(()) }
-    /// ```
-    Iter, (Slice, Slice), |iter: &mut DbIter, end| iter.pair(end, |key| Slice::from(key)));
-impl Iter {
-    /// Returns the next pair like [`next`](Iterator::next), but borrows key and value until the next step instead of
-    /// copying them.
-    ///
-    /// This is the fastest way to read many records. Both methods advance the same position.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let words = db.open_partition("words", azekura::PartitionCreateOptions::default())?;
-    /// words.insert("a", "1")?;
-    /// words.insert("b", "22")?;
-    /// let (mut bytes, mut records) = (0, words.iter());
-    /// while let Some(record) = records.next_ref() {
-    ///     let (_key, value) = record?;
-    ///     bytes += value.len();
-    /// }
-    /// assert_eq!(bytes, 3);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// `Io`, `Corruption` or `Closed` from reading; the iterator ends after an error.
-    pub fn next_ref(&mut self) -> Option<Result<(&[u8], &[u8])>> {
-        self.0.step_ref(IterEnd::Front)
-    }
-
-    /// Returns the next pair from the back like [`next_back`](DoubleEndedIterator::next_back), but borrows key and
-    /// value, as [`next_ref`](Iter::next_ref) does.
-    ///
-    /// # Errors
-    /// `Io`, `Corruption` or `Closed` from reading; the iterator ends after an error.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let log = db.open_partition("log", Default::default())?;
-    /// for second in [10u64, 20, 30] {
-    ///     log.insert(second.to_be_bytes(), "event")?;
-    /// }
-    /// let mut newest_first = log.iter();
-    /// let (second, _event) = newest_first.next_back_ref().unwrap()?;
-    /// assert_eq!(second, 30u64.to_be_bytes());
-    /// # Ok(()) }
-    /// ```
-    pub fn next_back_ref(&mut self) -> Option<Result<(&[u8], &[u8])>> {
-        self.0.step_ref(IterEnd::Back)
-    }
-}
-
-iterator!(
-    /// Iterates over keys in order; blob values are not read.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let users = db.open_partition("users", Default::default())?;
-    /// users.insert("ada", "mathematician")?;
-    /// users.insert("grace", "admiral")?;
-    /// let descending: Vec<_> = users.keys().rev().map(|key| key.unwrap()).collect();
-    /// assert_eq!(descending, ["grace", "ada"]);
-    /// # Ok(()) }
-    /// ```
-    Keys, Slice, |iter: &mut DbIter, end| Ok(iter.key(end)));
-iterator!(
-    /// Iterates over values in the order of their keys.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let stock = db.open_partition("stock", Default::default())?;
-    /// stock.insert("apples", 41u64.to_le_bytes())?;
-    /// stock.insert("pears", 7u64.to_le_bytes())?;
-    /// let mut total = 0;
-    /// for count in stock.values() {
-    ///     total += u64::from_le_bytes((&*count?).try_into().unwrap());
-    /// }
-    /// assert_eq!(total, 48);
-    /// # Ok(()) }
-    /// ```
-    Values, Slice, |iter: &mut DbIter, end| iter.pair(end, |_| ()).map(|(_, value)| value));
-iterator!(
-    /// Iterates over entries in key order; blob values are read on request.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let photos = db.open_partition("photos", Default::default())?;
-    /// photos.insert("moon", vec![7; 2_000])?;
-    /// photos.insert("sky", vec![7; 100_000])?;
-    /// let largest = photos.entries().map(|photo| photo.unwrap()).max_by_key(|photo| photo.size()).unwrap();
-    /// assert_eq!((&**largest.key(), largest.value()?.len()), (&b"sky"[..], 100_000)); // reads one value
-    /// # Ok(()) }
-    /// ```
-    Entries, Entry, |iter: &mut DbIter, end| iter.entry(end));
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::db::config::Config;
+    use crate::db::iter::iterators::IterState;
     use crate::db::options::{EngineType, PartitionCreateOptions};
     use crate::pmem::options::PmemOptions;
     use crate::pmem::pool_iter::VALUES_READ;
