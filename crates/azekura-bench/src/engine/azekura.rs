@@ -75,6 +75,7 @@ fn partition_options(options: &Options) -> PartitionCreateOptions {
 impl AzekuraEngine {
     fn open(database: Database, name: &str, created_with: PartitionCreateOptions) -> Result<Box<dyn Engine>> {
         let partition = database.open_partition(name, created_with.clone())?;
+        partition.set_options(created_with.clone())?; // an existing partition may have other ones
         Ok(Box::new(AzekuraEngine { partition, database, created_with }))
     }
 }

@@ -309,6 +309,18 @@ impl PartitionState {
         PartitionCreateOptions::decode(&lock(&self.settings))
     }
 
+    /// Checks that `options` are for the engine of the partition.
+    pub(crate) fn check_engine(&self, options: &PartitionCreateOptions) -> Result<()> {
+        if (options.engine == EngineType::Lsm) == (self.engine == EngineKind::Lsm) {
+            return Ok(());
+        }
+        let wanted = options.engine.kind_in(false);
+        Err(Error::invalid(format!(
+            "partition {:?} was created with the engine {:?} and cannot have {wanted:?}",
+            self.name, self.engine
+        )))
+    }
+
     /// Whether `options` lower the size limit of a pool below the stored one. The WAL was written under the stored
     /// limit, so it must not be replayed under the lower one.
     pub(crate) fn lowers_max_size(&self, options: &PartitionCreateOptions) -> Result<bool> {
@@ -583,7 +595,8 @@ impl Catalog {
     /// Prepares an existing partition for a caller. Builds its tree, if the tree was waiting for the comparator.
     ///
     /// # Errors
-    /// `Invalid` if the comparator is not the one the partition was created with, or if `options` do not fit it.
+    /// `Invalid` if the comparator or the engine of `options` is not the one the partition was created with, or if
+    /// `options` do not fit the comparator.
     pub(crate) fn open(
         &self,
         state: &Arc<PartitionState>,
@@ -600,17 +613,9 @@ impl Catalog {
                 order.name()
             )));
         }
-        if (options.engine == EngineType::Lsm) != (state.engine == EngineKind::Lsm) {
-            let wanted = options.engine.kind_in(false);
-            return Err(Error::invalid(format!(
-                "partition {:?} was created with the engine {:?} and cannot be opened with {wanted:?}",
-                state.name, state.engine
-            )));
-        }
+        state.check_engine(options)?;
         options.check_order(&order)?;
         if state.tree.get().is_none() {
-            // With the stored options, because the records in the WAL were written under them. New options apply to
-            // new data only.
             self.build_tree(state, order, &state.stored_options()?, ReplayPhase::After)?;
         }
         state.set_components(components);

@@ -103,8 +103,8 @@ impl Config {
 impl Database {
     /// Opens the partition `name`, and creates it with `options` if it does not exist.
     ///
-    /// The name has 1 to 255 bytes of UTF-8. For an existing partition the options apply to data written from now on;
-    /// the options that place index and filter blocks also apply to tables that were not read yet.
+    /// The name has 1 to 255 bytes of UTF-8. An existing partition keeps the options that are stored with it;
+    /// [`Partition::set_options`] changes them. Only the engine of `options` must be that of the partition.
     ///
     /// Creation is atomic, and as durable as the default durability of the database. Every later sync of the WAL
     /// makes it durable too.
@@ -121,8 +121,9 @@ impl Database {
     /// let options = PartitionCreateOptions::default().compression(CompressionType::Miniz(6));
     /// let log = db.open_partition("log", options.clone())?; // created
     /// log.insert("1", "started")?;
-    /// let same = db.open_partition("log", options)?; // exists
+    /// let same = db.open_partition("log", Default::default())?; // exists, and keeps its options
     /// assert_eq!(same.get("1")?.unwrap(), "started");
+    /// assert_eq!(same.options(), options);
     /// # Ok(()) }
     /// ```
     pub fn open_partition(&self, name: &str, options: PartitionCreateOptions) -> Result<Partition> {
@@ -294,7 +295,7 @@ impl Database {
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 
-    /// Opens a partition that exists: gives it components and replaces its options. The caller holds the lock for
+    /// Opens a partition that exists with its stored options, and gives it components. The caller holds the lock for
     /// changes of partitions.
     fn open_existing(
         &self,
@@ -303,44 +304,13 @@ impl Database {
         components: &PartitionComponents,
     ) -> Result<()> {
         let inner = &self.handle.inner;
-        let work = inner.begin_work()?;
+        let _work = inner.begin_work()?;
         let new_operator = state.new_merge_operator(components)?;
         if new_operator.is_some() {
             inner.writer()?;
         }
         inner.catalog.open(state, components, options)?;
-        if let Some(operator) = new_operator {
-            inner.store_merge_operator(state, operator)?;
-        }
-        drop(work);
-        self.replace_options(state, options).inspect_err(|_| {
-            let old_options = state.stored_options();
-            let _kept_on_failure = old_options.and_then(|old| inner.catalog.set_options(state, &old));
-        })
-    }
-
-    /// Applies new options to an existing partition and stores them. After a failure the old options are still
-    /// stored, and the caller applies them again.
-    fn replace_options(&self, state: &Arc<PartitionState>, options: &PartitionCreateOptions) -> Result<()> {
-        let inner = &self.handle.inner;
-        let settings = options.encode();
-        let is_stored = state.has_settings(&settings);
-        let work = inner.begin_work()?;
-        inner.catalog.set_options(state, options)?;
-        if inner.writer.is_none() || is_stored {
-            return Ok(());
-        }
-        // `flush_and_wait` begins work of its own.
-        drop(work);
-        if state.lowers_max_size(options)? {
-            worker::flush_and_wait(inner, state)?;
-        }
-        let _work = inner.begin_work()?;
-        let edits = [VersionEdit::PartitionSettings { partition: state.id, settings: settings.clone() }];
-        let version_set = &inner.writer()?.version_set;
-        inner.poison.poison_on_failure(inner.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&edits)))?;
-        state.note_settings(settings);
-        Ok(())
+        new_operator.map_or(Ok(()), |operator| inner.store_merge_operator(state, operator))
     }
 
     /// Deletes a partition and its data durably.

@@ -9,11 +9,12 @@
 //! - No thread holds a lock that a reader needs during a sync or a read from disk.
 //! - A failed sync or a panic poisons the database: reads continue, writes fail, and no sync is retried.
 //!
-//! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`components`], [`batch`],
-//! [`range_delete`], [`atomics`] (single-key operations), [`snapshot`], [`iter`], [`transaction`],
-//! [`writes`] (before their commit), [`commit_check`] (validation), [`commit`] (group commit), [`reservations`],
-//! [`inner`], [`catalog`], [`spill`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`],
-//! [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
+//! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`partition_options`] (of an
+//! existing partition), [`components`], [`batch`], [`range_delete`], [`atomics`] (single-key operations), [`snapshot`],
+//! [`iter`], [`transaction`], [`writes`] (before their commit), [`commit_check`] (validation), [`commit`]
+//! (group commit), [`reservations`], [`inner`], [`catalog`], [`spill`], [`state`] (parts of the database's state),
+//! [`recovery`], [`worker`], [`ingest`], [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing,
+//! exclusive turns), [`metrics`].
 
 pub(crate) mod atomics;
 pub(crate) mod batch;
@@ -32,6 +33,7 @@ pub(crate) mod iter;
 pub(crate) mod metrics;
 pub(crate) mod options;
 pub(crate) mod partition;
+pub(crate) mod partition_options;
 pub(crate) mod range_delete;
 pub(crate) mod recovery;
 pub(crate) mod reservations;

@@ -14,7 +14,6 @@ use crate::db::handle::DbHandle;
 use crate::db::iter::db_iter::{DbIter, IterEnd, OwnedBounds, own_bounds, prefix_bounds};
 use crate::db::iter::iterators::{Entries, Iter, IterState, Keys, Values};
 use crate::db::metrics::PartitionMetrics;
-use crate::db::options::PartitionCreateOptions;
 use crate::db::reservations::DirectBlobWrites;
 use crate::db::state::partition_expiry::ttl_ms;
 use crate::db::state::partition_tree::PartitionTree;
@@ -84,25 +83,6 @@ pub(crate) fn begin_pointer(value: &mut Vec<u8>, expires_ms: Option<u64>) -> Rec
 impl Partition {
     pub(crate) fn new(state: Arc<PartitionState>, handle: Arc<DbHandle>) -> Partition {
         Partition { name: Arc::clone(&state.name), state, handle }
-    }
-
-    /// Returns the stored options: those with which the partition was created or last opened.
-    ///
-    /// ```
-    /// # use azekura::{Config, PartitionCreateOptions};
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = Config::new(dir.path().join("db")).open()?;
-    /// let options = PartitionCreateOptions::default().block_size(16 << 10);
-    /// let logs = db.open_partition("logs", options.clone())?;
-    /// assert_eq!(logs.options(), options);
-    /// let copy = db.open_partition("copy of logs", logs.options())?;
-    /// assert_eq!(copy.options(), options);
-    /// # Ok(()) }
-    /// ```
-    pub fn options(&self) -> PartitionCreateOptions {
-        // A partition whose stored options cannot be decoded is never opened, and only encoded options replace them.
-        self.state.stored_options().unwrap_or_default()
     }
 
     /// Sets the value of a key, and replaces its previous value.

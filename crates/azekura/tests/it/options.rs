@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use azekura::testing::MemFs;
 use azekura::{
-    CompactionStrategy, CompressionType, Config, DataBlockIndexType, EngineType, FilterPolicy, KvSeparationOptions,
-    LeveledOptions, Metrics, PartitionCreateOptions, PartitionMetrics, PmemOptions, Settings,
+    CompactionStrategy, CompressionType, Config, DataBlockIndexType, EngineType, ErrorKind, FilterPolicy,
+    KvSeparationOptions, LeveledOptions, Metrics, PartitionCreateOptions, PartitionMetrics, PmemOptions, Settings,
 };
 
 fn json_round_trip<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
@@ -60,6 +60,43 @@ fn options_and_metrics_round_trip_as_json() {
     assert_eq!((metrics.commits, metrics.flushes), (1, 1));
     let metrics: PartitionMetrics = json_round_trip(&part.metrics());
     assert_eq!(metrics, part.metrics());
+}
+
+/// Regression: every open replaced the stored options by those that it was given, without notice. A program that opened
+/// a partition with `Default::default()` reset a TTL, a block size or the limit of a pool.
+#[test]
+fn open_keeps_options_that_set_options_changes() {
+    let fs = MemFs::new();
+    let config = || Config::new(Path::new("/db")).fs(Arc::new(fs.clone())).workers(0);
+    let sized = |bytes| EngineType::Pmem(PmemOptions::default().max_size(bytes));
+    let ttl = Duration::from_secs(60);
+    let (lsm, pool) = (PartitionCreateOptions::default(), PartitionCreateOptions::default().engine(sized(1 << 20)));
+    for (name, first, second, other_engine) in [
+        ("lsm", lsm.clone().block_size(1 << 10), lsm.clone().default_ttl(ttl), pool.clone()),
+        ("pool", pool.clone(), lsm.clone().engine(sized(2 << 20)).default_ttl(ttl), lsm),
+    ] {
+        let db = config().open().unwrap();
+        let part = db.open_partition(name, first.clone()).unwrap();
+        assert_eq!(db.open_partition(name, second.clone()).unwrap().options(), first);
+        part.set_options(second.clone()).unwrap();
+        assert_eq!(db.partition(name).unwrap().options(), second);
+        for wrong in [other_engine.clone(), first.clone().block_size(1)] {
+            assert_eq!(part.set_options(wrong).unwrap_err().kind(), ErrorKind::Invalid);
+        }
+        assert_eq!(db.open_partition(name, other_engine).unwrap_err().kind(), ErrorKind::Invalid);
+        db.close().unwrap();
+        assert_eq!(part.set_options(first.clone()).unwrap_err().kind(), ErrorKind::Closed);
+        let reader = config().open_read_only().unwrap();
+        let part = reader.open_partition(name, first.clone()).unwrap();
+        assert_eq!(part.set_options(first.clone()).unwrap_err().kind(), ErrorKind::Invalid, "read-only");
+        assert_eq!(part.options(), second);
+        drop((reader, part));
+        let db = config().open().unwrap();
+        assert_eq!(db.open_partition(name, first.clone()).unwrap().options(), second);
+        let part = db.partition(name).unwrap();
+        db.delete_partition(part.clone()).unwrap();
+        assert_eq!(part.set_options(first).unwrap_err().kind(), ErrorKind::Closed);
+    }
 }
 
 /// The names in JSON are those of the methods that set the options, and options that are left out have defaults.

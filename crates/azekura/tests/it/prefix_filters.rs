@@ -181,7 +181,8 @@ fn random_scans_agree_with_a_map() {
         let db = database(&place);
         let mut model = BTreeMap::new();
         for round in 0..12 {
-            let partition = db.open_partition("p", options(rng.pick(&EXTRACTORS))).unwrap();
+            let partition = db.open_partition("p", Default::default()).unwrap();
+            partition.set_options(options(rng.pick(&EXTRACTORS))).unwrap();
             for _ in 0..rng.below(60) {
                 let key = random_key(&mut rng);
                 if rng.chance_one_in(5) {

@@ -401,7 +401,8 @@ fn open_options_decide_index_and_filter_pinning() {
     let mut held = Vec::new();
     for (life, cached) in [false, true, true, false].into_iter().enumerate() {
         let db = open(&machine, "/db", life as u64);
-        let p = db.open_partition("p", options(cached)).unwrap();
+        let p = db.open_partition("p", Default::default()).unwrap();
+        p.set_options(options(cached)).unwrap();
         if life == 0 {
             (0..20_000).for_each(|i| p.insert(format!("key {i:05}"), "value").unwrap());
             p.flush().unwrap();

@@ -69,7 +69,7 @@ fn with_damaged_blob_files() -> (Arc<dyn Fs>, BTreeSet<String>) {
     }
     worn.major_compact().unwrap();
     assert!(worn.metrics().stale_blob_bytes() > 90_000, "{}", worn.metrics());
-    db.open_partition("worn", options(Some(1.0))).unwrap();
+    worn.set_options(options(Some(1.0))).unwrap();
     drop(worn);
     db.close().unwrap();
     // The first files are half stale; the files of the second round are not.

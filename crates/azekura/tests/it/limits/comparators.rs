@@ -148,7 +148,8 @@ fn layouts_of_blocks_mix_in_one_partition() {
             None => options,
             Some(index_type) => options.data_block_index_type(index_type),
         };
-        let part = db.open_partition("p", options).unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        part.set_options(options).unwrap();
         (0..400).step_by(round + 1).for_each(|n| part.insert(format!("{n:04}"), format!("{n} {round}")).unwrap());
         part.flush().unwrap();
         let newest = |n: usize| (0..=round).rev().find(|round| n.is_multiple_of(round + 1)).unwrap();

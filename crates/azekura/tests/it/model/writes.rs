@@ -259,7 +259,7 @@ impl ModelRun {
         self.db().persist(mode).unwrap();
     }
 
-    /// Opens a partition, deletes one, or reopens one with other options.
+    /// Opens a partition, deletes one, or opens one again and changes its options.
     pub(super) fn change_partitions(&mut self) {
         let index = self.rng.index(PARTITIONS.len());
         let (name, order) = PARTITIONS[index];
@@ -274,7 +274,11 @@ impl ModelRun {
             assert_eq!(other.insert(b"", b"").unwrap_err().kind(), azekura::ErrorKind::Closed);
         } else {
             let options = self.options.changed_partition_options(name, &format!("{name}{}", self.rng.below(9)));
-            order.open_with(self.db(), name, options, self.options.merge_operator(name)).unwrap();
+            let stored = self.partitions[name].part.options();
+            let operator = || self.options.merge_operator(name);
+            let part = order.open_stored(self.db(), name, options.clone(), operator()).unwrap();
+            assert_eq!(part.options(), stored, "an open changes no options");
+            order.open_with(self.db(), name, options, operator()).unwrap();
         }
         let mut names: Vec<&str> = self.partitions.keys().copied().collect();
         names.sort_unstable();

@@ -62,6 +62,7 @@ fn read_pairs(pairs: impl Iterator<Item = azekura::Result<(Slice, Slice)>>) -> P
 fn open(fs: &MemFs, options: &PartitionCreateOptions) -> (Database, [Partition; 2]) {
     let db = config(fs).wal_segment_size(64 << 10).open().unwrap();
     let parts = ["left", "right"].map(|name| db.open_partition(name, options.clone()).unwrap());
+    parts.iter().for_each(|part| part.set_options(options.clone()).unwrap());
     (db, parts)
 }
 
@@ -139,9 +140,7 @@ impl FullPoolRun {
         (0..3).for_each(|_| self.remove_some(2, rng));
         self.eighths = if sizes.max > 64 << 10 { rng.pick(&[2, 4]) } else { 8 };
         let options = sizes.pool(self.eighths);
-        for name in ["left", "right"] {
-            self.db.open_partition(name, options.clone()).unwrap();
-        }
+        self.parts.iter().for_each(|part| part.set_options(options.clone()).unwrap());
     }
 
     /// Removes about one of `one_in` records, which a full pool allows.

@@ -37,7 +37,7 @@ fn full_pool_accepts_writes_after_removals() {
     assert_eq!(part.len().unwrap(), u64::from(count - count / 2 + more));
     assert_eq!(part.insert(key(u32::MAX), [7; 2_000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
     // A higher limit takes effect at once.
-    let part = db.open_partition("pool", pool_options(2 << 20)).unwrap();
+    part.set_options(pool_options(2 << 20)).unwrap();
     part.insert(key(u32::MAX), [7; 2_000]).unwrap();
 }
 

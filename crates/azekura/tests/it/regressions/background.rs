@@ -834,7 +834,7 @@ fn a_listener_opens_when_a_pool_is_lowered() {
         let p = db.open_partition("p", sized(4 << 20)).unwrap();
         p.insert("k", "v").unwrap();
         *opens.0.lock().unwrap() = Some(db.clone());
-        db.open_partition("p", sized(1 << 20)).unwrap();
+        p.set_options(sized(1 << 20)).unwrap();
         drop(opens.0.lock().unwrap().take());
         assert!(opens.1.load(Memory::SeqCst) > 0 && db.partition_exists("listener"));
     });

@@ -553,7 +553,7 @@ fn empty_leaves_at_open_show_no_invented_key() {
     }
 }
 
-/// A pool whose comparator comes late was built under the new options, its records in the WAL were refused under a
+/// A pool whose comparator comes late was built under new options, its records in the WAL were refused under a
 /// smaller `max_size`, and the half restored pool was unusable until the database was reopened.
 #[test]
 fn late_comparator_with_smaller_max_size_opens() {
@@ -568,7 +568,8 @@ fn late_comparator_with_smaller_max_size_opens() {
     let db = config(&killed, 2).open().unwrap();
     let small = PmemOptions::default().max_size(64 << 10).growth_step(4 << 10);
     let small = PartitionCreateOptions::default().engine(EngineType::Pmem(small));
-    let part = db.open_partition_with_comparator("p", small, order()).unwrap();
+    let part = db.open_partition_with_comparator("p", small.clone(), order()).unwrap();
+    part.set_options(small).unwrap();
     assert_eq!(part.len().unwrap(), 300);
     // New records get only space that is free in the pool already.
     let refused =

@@ -25,6 +25,7 @@ fn pool_options(max_size: u64, growth_step: u64) -> PartitionCreateOptions {
 fn open(machine: &MemFs, options: &PartitionCreateOptions) -> (Database, Partition) {
     let db = config(machine).open().unwrap();
     let part = db.open_partition("p", options.clone()).unwrap();
+    part.set_options(options.clone()).unwrap();
     (db, part)
 }
 
@@ -93,13 +94,13 @@ fn a_full_pool_opens_when_killed() {
 #[test]
 fn a_lowered_pool_opens_when_killed() {
     let machine = MemFs::new();
-    let (db, part) = open(&machine, &pool_options(8 << 20, 64 << 10));
+    let (_db, part) = open(&machine, &pool_options(8 << 20, 64 << 10));
     (0..3000u32).for_each(|n| part.insert(n.to_be_bytes(), [7; 1000]).unwrap());
     (2500..3000u32).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
     let before = after_kill(&machine);
-    let part = db.open_partition("p", pool_options(1 << 20, 64 << 10)).unwrap();
-    assert_eq!(part.metrics().pool.unwrap().checkpoints, 1, "lowering `max_size` takes a checkpoint");
     let options = pool_options(1 << 20, 64 << 10);
+    part.set_options(options.clone()).unwrap();
+    assert_eq!(part.metrics().pool.unwrap().checkpoints, 1, "lowering `max_size` takes a checkpoint");
     // The size was lowered when the database was opened again, too.
     for machine in [after_kill(&machine), before] {
         let (db, part) = open(&machine, &options);
@@ -296,9 +297,9 @@ fn a_batch_needs_no_slots_that_packing_fills() {
     const MAX: u64 = 1 << 20;
     for (raised, spread, behind) in [(true, 8, 600), (true, 8, 1500), (true, 6, 600), (false, 8, 600)] {
         let machine = MemFs::new();
-        let (db, mut part) = open(&machine, &pool_options(if raised { MAX / 2 } else { MAX }, 64 << 10));
+        let (db, part) = open(&machine, &pool_options(if raised { MAX / 2 } else { MAX }, 64 << 10));
         if raised {
-            part = db.open_partition("p", pool_options(MAX, 64 << 10)).unwrap();
+            part.set_options(pool_options(MAX, 64 << 10)).unwrap();
         }
         let mut count = 0;
         while part.insert(format!("{count:06}0"), [7; 70]).is_ok() {

@@ -223,11 +223,11 @@ fn options_stay_when_they_cannot_be_stored() {
     let small = || PartitionCreateOptions::default().max_memtable_size(4 << 10);
     let full = Fault::Error(io::ErrorKind::StorageFull);
     faults.inject(FaultPlan::new(OpKind::Write, 1, full).in_path("MANIFEST").forever());
-    assert_eq!(db.open_partition("p", small()).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    assert_eq!(p.set_options(small()).unwrap_err().kind(), ErrorKind::OutOfSpace);
     faults.clear_faults();
     write(&p);
     assert_eq!(p.metrics().sealed_memtables, 0, "the options of a failed call are in effect");
-    db.open_partition("p", small()).unwrap();
+    p.set_options(small()).unwrap();
     write(&p);
     assert!(p.metrics().sealed_memtables > 0);
     drop(p);
@@ -252,10 +252,10 @@ fn a_pool_keeps_its_size_when_lowering_fails() {
     let write = |from: u8| (from..from + 100).try_for_each(|n| p.insert([n], [n; 5_000]));
     write(0).unwrap();
     faults.inject(FaultPlan::new(OpKind::Write, 1, Fault::Error(io::ErrorKind::StorageFull)).forever());
-    assert_eq!(db.open_partition("p", sized(128 << 10)).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    assert_eq!(p.set_options(sized(128 << 10)).unwrap_err().kind(), ErrorKind::OutOfSpace);
     faults.clear_faults();
     write(100).expect("the limit of a failed call is in effect");
-    db.open_partition("p", sized(128 << 10)).unwrap();
+    p.set_options(sized(128 << 10)).unwrap();
     assert_eq!(write(0).unwrap_err().kind(), ErrorKind::OutOfSpace, "the limit has no effect");
 }
 

@@ -130,9 +130,13 @@ impl ScriptRun {
         self.db.as_ref().expect("the script opened the database")
     }
 
-    /// Opens or creates a partition with the present options.
+    fn engine_of(&self, name: &str) -> ScriptEngine {
+        *self.other_engines.get(name).unwrap_or(&self.engine)
+    }
+
+    /// Opens a partition, or creates it with the present options.
     fn open_partition(&self, name: &str) -> Result<Partition> {
-        let engine = *self.other_engines.get(name).unwrap_or(&self.engine);
+        let engine = self.engine_of(name);
         let (options, components) = (engine.partition_options(&self.options), self.options.components());
         self.db().open_partition_with(name, options, components)
     }
@@ -481,7 +485,8 @@ impl ScriptRun {
                     self.set_option(option, value);
                 }
                 if name == "options" {
-                    self.open_partition(&self.partition)?;
+                    let partition = self.open_partition(&self.partition)?;
+                    partition.set_options(self.engine_of(&self.partition).partition_options(&self.options))?;
                 }
             }
         }

@@ -230,7 +230,9 @@ fn check_random_gc(seed: u64, lists: &[Vec<u64>]) {
             .compression(rng.pick(&[CompressionType::None, CompressionType::Lz4]))
             .automatic_gc(rng.pick(&[None, Some(1.0), Some(1.5)]));
         let db = config(&fs).open().unwrap();
-        let part = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(separation)).unwrap();
+        let options = PartitionCreateOptions::default().with_kv_separation(separation);
+        let part = db.open_partition("p", Default::default()).unwrap();
+        part.set_options(options).unwrap();
         let mut model = BlobGcModel { current, snapshots: Vec::new(), iters: Vec::new(), entries: Vec::new() };
         for (at, step) in steps.iter().enumerate() {
             let mut rng = SeededRng::new(*step);

@@ -28,7 +28,8 @@ fn direct_write_options(target_size: u64) -> PartitionCreateOptions {
 
 fn open(fs: &Arc<dyn Fs>) -> (Database, Partition) {
     let db = config(Arc::clone(fs)).open().unwrap();
-    let part = db.open_partition("p", direct_write_options(16 << 10)).unwrap();
+    let part = db.open_partition("p", Default::default()).unwrap();
+    part.set_options(direct_write_options(16 << 10)).unwrap(); // the threshold of direct writes is not stored
     (db, part)
 }
 
@@ -452,7 +453,8 @@ fn options_may_change_with_direct_blobs_in_wal() {
             if reopened {
                 check_keys(&db.partition("p").unwrap(), 30, 0);
             }
-            let part = db.open_partition("p", options.clone()).unwrap();
+            let part = db.open_partition("p", Default::default()).unwrap();
+            part.set_options(options.clone()).unwrap();
             insert_round(&part, 30, 0);
             check_keys(&part, 31, 0);
             part.flush().unwrap();

@@ -65,7 +65,7 @@ fn freed_bytes_of_several_calls_add_up() {
 #[test]
 fn gc_call_returns_only_bytes_it_freed() {
     let (db, part) = open_half_stale(0);
-    let part = db.open_partition("p", options(Some(1.2))).map(|_| part).unwrap();
+    part.set_options(options(Some(1.2))).unwrap();
     let before = live_and_freed_bytes(&db, &part);
     while db.step().unwrap() {}
     let between = live_and_freed_bytes(&db, &part);
@@ -80,7 +80,7 @@ fn gc_call_returns_only_bytes_it_freed() {
     // At the same time: the bytes that the call does not return were freed by the workers.
     let (db, part) = open_half_stale(2);
     let before = live_and_freed_bytes(&db, &part);
-    db.open_partition("p", options(Some(1.0))).unwrap();
+    part.set_options(options(Some(1.0))).unwrap();
     let freed = part.gc_with_space_amp_target(1.0).unwrap();
     let after = wait_for_freed_bytes(&db, &part, before);
     assert!(freed <= before.0 - after.0, "{freed}");

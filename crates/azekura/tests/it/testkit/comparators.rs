@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use azekura::{
-    Comparator, DataBlockIndexType, Database, MergeOperator, Partition, PartitionComponents, PartitionCreateOptions,
-    PrefixExtractor, Result,
+    Comparator, DataBlockIndexType, Database, ErrorKind, MergeOperator, Partition, PartitionComponents,
+    PartitionCreateOptions, PrefixExtractor, Result,
 };
 
 /// The order of a partition's keys.
@@ -82,6 +82,22 @@ impl TestOrder {
 
     /// As [`open`](TestOrder::open), with a merge operator.
     pub(crate) fn open_with(
+        self,
+        db: &Database,
+        name: &str,
+        options: PartitionCreateOptions,
+        operator: Option<Arc<dyn MergeOperator>>,
+    ) -> Result<Partition> {
+        let part = self.open_stored(db, name, options.clone(), operator)?;
+        // Also sets the options of tests, which are not stored. They are valid, so the call is if the database is open
+        // for writing.
+        let changed = part.set_options(self.supported_options(options));
+        changed.or_else(|error| if error.kind() == ErrorKind::Invalid { Ok(()) } else { Err(error) })?;
+        Ok(part)
+    }
+
+    /// Opens a partition with its stored options, or creates it with `options`.
+    pub(crate) fn open_stored(
         self,
         db: &Database,
         name: &str,

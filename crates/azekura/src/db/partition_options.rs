@@ -1,0 +1,92 @@
+//! Reads and changes the options of an existing partition.
+
+use crate::base::Result;
+use crate::base::sync::lock;
+use crate::base::version_edit::VersionEdit;
+use crate::db::options::PartitionCreateOptions;
+use crate::db::partition::Partition;
+use crate::db::state::disk_reserve::ReserveUse;
+use crate::db::worker::flush_and_wait;
+
+impl Partition {
+    /// Returns the stored options: those with which the partition was created, or the last
+    /// [set](Partition::set_options) ones.
+    ///
+    /// ```
+    /// # use azekura::{Config, PartitionCreateOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// let options = PartitionCreateOptions::default().block_size(16 << 10);
+    /// let logs = db.open_partition("logs", options.clone())?;
+    /// assert_eq!(logs.options(), options);
+    /// let copy = db.open_partition("copy of logs", logs.options())?;
+    /// assert_eq!(copy.options(), options);
+    /// # Ok(()) }
+    /// ```
+    pub fn options(&self) -> PartitionCreateOptions {
+        // A partition whose stored options cannot be decoded is never opened, and only encoded options replace them.
+        self.state.stored_options().unwrap_or_default()
+    }
+
+    /// Changes the options of the partition, and stores them: they hold for all of its handles and for later opens.
+    ///
+    /// The change survives the end of the process; a later sync makes it survive power loss. New options apply to data
+    /// written from now on; those that place index and filter blocks also apply to tables that were not read yet. A
+    /// lower [`max_size`](crate::PmemOptions::max_size) of a pool first writes a checkpoint.
+    ///
+    /// # Errors
+    /// `Invalid` if an option is out of range or does not fit the comparator, if the engine is another one than that of
+    /// the partition, or if the database is open for reading only. `Closed`. `Io`, `OutOfSpace`, `Poisoned` from
+    /// writing. After an error the old options hold.
+    ///
+    /// ```
+    /// # use azekura::{CompressionType, Config, PartitionCreateOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// let logs = db.open_partition("logs", Default::default())?;
+    /// logs.set_options(logs.options().compression(CompressionType::Miniz(6)))?; // keeps the other options
+    /// logs.major_compact()?; // writes the existing data anew
+    /// let again = db.open_partition("logs", Default::default())?; // an open changes nothing
+    /// assert_eq!(again.options(), PartitionCreateOptions::default().compression(CompressionType::Miniz(6)));
+    /// # Ok(()) }
+    /// ```
+    pub fn set_options(&self, options: PartitionCreateOptions) -> Result<()> {
+        options.check()?;
+        let inner = &self.handle.inner;
+        let _call = inner.begin_api_call();
+        inner.check_outside()?;
+        let _ddl_guard = lock(&inner.partition_ddl_lock);
+        options.check_order(self.state.tree()?.key_order())?;
+        self.state.check_engine(&options)?;
+        inner.writer()?;
+        self.replace_options(&options).inspect_err(|_| {
+            let old_options = self.state.stored_options();
+            let _kept_on_failure = old_options.and_then(|old| inner.catalog.set_options(&self.state, &old));
+        })
+    }
+
+    /// Applies new options and stores them. After a failure the old options are still stored, and the caller applies
+    /// them again. The caller holds the lock for changes of partitions.
+    fn replace_options(&self, options: &PartitionCreateOptions) -> Result<()> {
+        let (inner, state) = (&self.handle.inner, &self.state);
+        let settings = options.encode();
+        let work = inner.begin_work()?;
+        inner.catalog.set_options(state, options)?;
+        if state.has_settings(&settings) {
+            return Ok(());
+        }
+        // `flush_and_wait` begins work of its own.
+        drop(work);
+        if state.lowers_max_size(options)? {
+            flush_and_wait(inner, state)?;
+        }
+        let _work = inner.begin_work()?;
+        let edits = [VersionEdit::PartitionSettings { partition: state.id, settings: settings.clone() }];
+        let version_set = &inner.writer()?.version_set;
+        inner.poison.poison_on_failure(inner.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&edits)))?;
+        state.note_settings(settings);
+        Ok(())
+    }
+}
