@@ -114,6 +114,7 @@ struct ErrorInner {
     offset: Option<u64>,
     source: Option<Arc<io::Error>>,
     conflict: Option<(Box<str>, Box<[u8]>)>,
+    batch_position: Option<usize>,
 }
 
 impl Error {
@@ -132,6 +133,7 @@ impl Error {
             offset: None,
             source: None,
             conflict: None,
+            batch_position: None,
         }))
     }
 
@@ -192,6 +194,7 @@ impl Error {
             offset: None,
             source: Some(Arc::new(source)),
             conflict: None,
+            batch_position: None,
         }))
     }
 
@@ -228,6 +231,13 @@ impl Error {
     #[must_use]
     pub fn at_offset(mut self, offset: u64) -> Error {
         Arc::make_mut(&mut self.0).offset.get_or_insert(offset);
+        self
+    }
+
+    /// Sets the position of the failed operation in its batch, if it has none.
+    #[cold]
+    pub(crate) fn at_batch_position(mut self, position: usize) -> Error {
+        Arc::make_mut(&mut self.0).batch_position.get_or_insert(position);
         self
     }
 
@@ -301,6 +311,26 @@ impl Error {
         self.0.offset
     }
 
+    /// The position of the operation in its [`Batch`](crate::Batch) that caused the error, if one did. The first
+    /// operation has the position 0.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&fruit, "apple", "red");
+    /// batch.insert(&fruit, [0; 65_536], "the key is too long");
+    /// let error = batch.commit().unwrap_err();
+    /// assert_eq!(error.batch_position(), Some(1));
+    /// assert!(error.to_string().ends_with(" (position 1 in the batch)"));
+    /// # Ok(()) }
+    /// ```
+    pub fn batch_position(&self) -> Option<usize> {
+        self.0.batch_position
+    }
+
     /// The partition and the key that another commit changed, if that caused the error. A transaction that has read a
     /// range may name any changed key of the range.
     ///
@@ -347,16 +377,18 @@ impl fmt::Display for Error {
             (Some(file), None) => write!(f, " ({})", file.display()),
             (None, Some(offset)) => write!(f, " (at byte {offset})"),
             (None, None) => Ok(()),
-        }
+        }?;
+        self.0.batch_position.map_or(Ok(()), |position| write!(f, " (position {position} in the batch)"))
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ErrorInner { kind, message, file, offset, source, conflict: _ } = &*self.0; // messages contain no keys
+        // Without the key of a conflict.
+        let ErrorInner { kind, message, file, offset, source, conflict: _, batch_position } = &*self.0;
         let mut shown = f.debug_struct("Error");
         shown.field("kind", kind).field("message", message).field("file", file).field("offset", offset);
-        shown.field("source", source).finish()
+        shown.field("source", source).field("batch_position", batch_position).finish()
     }
 }
 

@@ -43,7 +43,10 @@ use crate::wal::format::{WalRecord, WalRecordIter, check_key_and_value_lengths, 
 pub struct Batch {
     handle: Arc<DbHandle>,
     payload: Vec<u8>,
+    /// Number of encoded writes.
     count: u32,
+    /// Number of writes and expected values that were given, also of those that failed. Not kept in a transaction.
+    operations: usize,
     partitions: Vec<Arc<PartitionState>>,
     direct_writes: DirectBlobWrites,
     durability: PersistMode,
@@ -51,12 +54,14 @@ pub struct Batch {
     expectation_bytes: u64,
     /// Whether an operand for a pool was added since the batch was empty.
     has_pool_operands: bool,
-    /// Error of the first call that failed. `commit` returns it and writes nothing.
+    /// Error of the first operation that failed. `commit` returns it and writes nothing.
     first_error: Option<Error>,
 }
 
 /// The value that a key must have when the batch is committed; `None`: the key must be absent.
 struct Expectation {
+    /// The position among the operations of the batch.
+    position: usize,
     partition: Partition,
     key: Slice,
     value: Option<Slice>,
@@ -78,6 +83,7 @@ impl Batch {
             handle,
             payload: Vec::new(),
             count: 0,
+            operations: 0,
             partitions: Vec::new(),
             direct_writes: DirectBlobWrites::default(),
             durability,
@@ -200,25 +206,44 @@ impl Batch {
     /// # Ok(()) }
     /// ```
     pub fn expect(&mut self, partition: &Partition, key: impl AsRef<[u8]>, value: Option<&[u8]>) {
-        let key = key.as_ref();
-        let limit = self.handle.inner.settings.memory_budget / 2;
-        let bytes = (size_of::<Expectation>() + key.len() + value.map_or(0, <[u8]>::len)) as u64;
-        let checked = check_key_and_value_lengths(key, &[]).and_then(|()| partition.check_same_database(&self.handle));
-        let checked = checked.and_then(|()| match self.expectation_bytes + bytes <= limit {
-            true => Ok(()),
-            false => Err(Error::invalid(format!("expected values need more than half the memory budget ({limit})"))),
-        });
-        match checked {
-            Ok(()) => {
-                self.expectation_bytes += bytes;
-                let (key, value) = (Slice::from(key), value.map(Slice::from));
-                self.expectations.push(Expectation { partition: partition.clone(), key, value });
+        let (position, key) = (self.operations, key.as_ref());
+        self.push_with(|batch| {
+            let limit = batch.handle.inner.settings.memory_budget / 2;
+            let bytes = (size_of::<Expectation>() + key.len() + value.map_or(0, <[u8]>::len)) as u64;
+            check_key_and_value_lengths(key, &[])?;
+            partition.check_same_database(&batch.handle)?;
+            if batch.expectation_bytes + bytes > limit {
+                let message = format!("expected values need more than half the memory budget ({limit})");
+                return Err(Error::invalid(message));
             }
-            Err(error) => drop(self.first_error.get_or_insert(error)),
-        }
+            batch.expectation_bytes += bytes;
+            let (partition, key, value) = (partition.clone(), Slice::from(key), value.map(Slice::from));
+            batch.expectations.push(Expectation { position, partition, key, value });
+            Ok(())
+        });
     }
 
-    /// Returns the error of the first write that failed.
+    /// Returns the error of the first operation that failed, which [`commit`](Batch::commit) will return. Its
+    /// [`batch_position`](Error::batch_position) tells which operation that was.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&fruit, "apple", "red");
+    /// batch.insert(&fruit, [0; 65_536], "the key is too long");
+    /// batch.insert(&fruit, "pear", "green");
+    /// assert_eq!(batch.error().unwrap().batch_position(), Some(1));
+    /// assert!(batch.commit().is_err());
+    /// # Ok(()) }
+    /// ```
+    pub fn error(&self) -> Option<&Error> {
+        self.first_error.as_ref()
+    }
+
+    /// As [`error`](Batch::error), and removes it.
     pub(crate) fn take_error(&mut self) -> Result<()> {
         self.first_error.take().map_or(Ok(()), Err)
     }
@@ -232,13 +257,15 @@ impl Batch {
         self.push_with(|batch| batch.try_push(partition, kind, key, value));
     }
 
-    /// Runs a write, unless an earlier one failed.
+    /// Counts an operation, and runs it unless an earlier one failed.
     #[inline]
-    pub(crate) fn push_with(&mut self, write: impl FnOnce(&mut Batch) -> Result<()>) {
+    pub(crate) fn push_with(&mut self, operation: impl FnOnce(&mut Batch) -> Result<()>) {
+        let position = self.operations;
+        self.operations += 1;
         if self.first_error.is_none()
-            && let Err(error) = write(self)
+            && let Err(error) = operation(self)
         {
-            self.first_error = Some(error);
+            self.first_error = Some(error.at_batch_position(position));
         }
     }
 
@@ -379,7 +406,7 @@ impl Batch {
         self
     }
 
-    /// Discards all writes, and the error of a write that failed. The durability stays.
+    /// Discards all operations, and the error of one that failed. The durability stays.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -398,6 +425,7 @@ impl Batch {
         self.payload.clear();
         self.payload.shrink_to(KEPT_BUFFER_MAX);
         self.count = 0;
+        self.operations = 0;
         self.partitions.clear();
         self.direct_writes = DirectBlobWrites::default();
         self.expectations.clear();
@@ -406,7 +434,8 @@ impl Batch {
         self.first_error = None;
     }
 
-    /// Returns the number of writes.
+    /// Returns the number of operations that were given since the batch was empty: writes and
+    /// [expected](Batch::expect) values, also those that failed and those behind them.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -425,10 +454,10 @@ impl Batch {
     /// # Ok(()) }
     /// ```
     pub fn len(&self) -> usize {
-        self.count as usize
+        self.operations
     }
 
-    /// Returns whether the batch contains no writes.
+    /// Returns whether no operation was given since the batch was created, committed or cleared.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -443,7 +472,7 @@ impl Batch {
     /// # Ok(()) }
     /// ```
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.operations == 0
     }
 
     /// Commits all writes atomically, with the durability of the batch. An empty batch only syncs what its durability
@@ -452,6 +481,7 @@ impl Batch {
     /// # Errors
     /// `Conflict` if a key does not have its [expected](Batch::expect) value, `Invalid` if a write broke a limit or its
     /// partition belongs to another database (the first such error is returned); otherwise as [`Partition::insert`].
+    /// If one operation caused the error, [`batch_position`](Error::batch_position) is its position.
     /// After an error no write of the batch is visible, with one
     /// exception: if the writes succeeded and only the sync failed, all of them are visible, and the next open
     /// recovers all of them or none. The batch is empty afterwards, also after an error.
@@ -567,9 +597,10 @@ impl Batch {
             let turn = if lost_rounds < LOST_ROUNDS_MAX { None } else { Some(ExclusiveTurn::begin(&self.handle)?) };
             let snapshot = self.handle.inner.snapshots.register();
             let mut reads = Vec::new();
-            for Expectation { partition, key, value } in &self.expectations {
-                if partition.get_at(key, ReadSeqno::At(snapshot.moment()))? != *value {
-                    return Err(conflict(&partition.state, key));
+            for Expectation { position, partition, key, value } in &self.expectations {
+                let found = partition.get_at(key, ReadSeqno::At(snapshot.moment()));
+                if found.map_err(|error| error.at_batch_position(*position))? != *value {
+                    return Err(conflict(&partition.state, key).at_batch_position(*position));
                 }
                 ReadsOfPartition::of(&mut reads, &partition.state).keys.push(key.clone());
             }
@@ -616,6 +647,9 @@ impl<'a, K: AsRef<[u8]>, V: AsRef<[u8]>> Extend<(&'a Partition, K, V)> for Batch
 
 impl std::fmt::Debug for Batch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Batch").field("len", &self.count).field("bytes", &self.payload.len()).finish_non_exhaustive()
+        f.debug_struct("Batch")
+            .field("len", &self.operations)
+            .field("bytes", &self.payload.len())
+            .finish_non_exhaustive()
     }
 }

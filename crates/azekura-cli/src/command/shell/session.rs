@@ -252,9 +252,8 @@ impl<'a> ShellSession<'a> {
     /// Adds a write to the batch. A write that breaks a limit discards the batch.
     fn add_to_batch(&mut self, write: impl FnOnce(&mut Batch)) -> Result<()> {
         let Some(batch) = &mut self.batch else { return Ok(()) };
-        let writes = batch.len();
         write(batch);
-        if batch.len() > writes {
+        if batch.error().is_none() {
             return Ok(());
         }
         // The batch keeps the error, and `commit` returns it and stores nothing.

@@ -103,7 +103,7 @@ impl TransactionState {
     pub(crate) fn commit(mut self) -> Result<()> {
         self.take_turn()?;
         let inner = &self.batch.handle().inner;
-        if self.batch.is_empty() && inner.writer.is_none() {
+        if self.batch.writes().1 == 0 && inner.writer.is_none() {
             return inner.check_open();
         }
         let mut reads = lock(&self.reads).take();
@@ -310,6 +310,6 @@ impl TransactionState {
     pub(crate) fn debug(&self, f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
         let mut shown = f.debug_struct(name);
         shown.field("isolation", &self.isolation).field("exclusive", &self.turn.is_some());
-        shown.field("writes", &self.batch.len()).finish_non_exhaustive()
+        shown.field("writes", &self.batch.writes().1).finish_non_exhaustive()
     }
 }

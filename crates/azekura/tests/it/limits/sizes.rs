@@ -156,6 +156,44 @@ fn an_empty_batch_does_nothing_but_sync() {
     assert_eq!(error_kind(batch.commit()), ErrorKind::Invalid, "a partition of another database");
 }
 
+/// Regression: an operation that failed, and all behind it, did not count, so a loop that commits each 100 operations
+/// collected without end, and the error did not tell which of the operations was wrong.
+#[test]
+fn failed_operations_count_and_have_a_position() {
+    let db = open(&MemFs::new());
+    let p = open_partition(&db, "p");
+    let long = vec![0; KEY_MAX + 1];
+    type Operation = fn(&mut azekura::Batch, &azekura::Partition, &[u8]);
+    let operations: [Operation; 6] = [
+        |batch, p, key| batch.insert(p, key, "v"),
+        |batch, p, key| batch.remove(p, key),
+        |batch, p, key| batch.remove_range(p, key..),
+        |batch, p, key| batch.expect(p, key, None),
+        |batch, p, key| batch.insert_with_ttl(p, key, "v", std::time::Duration::from_secs(1)),
+        |batch, p, key| batch.merge(p, key, "v"),
+    ];
+    for operation in operations {
+        let mut batch = db.batch();
+        batch.insert(&p, "a", "v");
+        batch.expect(&p, "a", None);
+        batch.remove_range(&p, "b".."b"); // writes nothing, and counts
+        assert!(batch.error().is_none());
+        operation(&mut batch, &p, &long);
+        batch.insert(&p, "c", "v");
+        batch.insert(&p, &long, "the second error");
+        assert_eq!((batch.len(), batch.error().and_then(azekura::Error::batch_position)), (6, Some(3)));
+        let error = batch.commit().unwrap_err();
+        assert_eq!((error.kind(), error.batch_position()), (ErrorKind::Invalid, Some(3)), "{error}");
+        assert!(batch.is_empty() && batch.error().is_none());
+    }
+    let mut batch = db.batch();
+    batch.insert(&p, "a", "v");
+    batch.expect(&p, "b", Some(b"v"));
+    let error = batch.commit().unwrap_err();
+    assert_eq!((error.kind(), error.batch_position()), (ErrorKind::Conflict, Some(1)));
+    assert!(p.is_empty().unwrap());
+}
+
 #[test]
 fn batch_is_usable_again_after_commit_or_error() {
     let machine = MemFs::new();
