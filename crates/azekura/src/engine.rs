@@ -12,12 +12,12 @@ use std::sync::Arc;
 use crate::base::key::split_expiry;
 use crate::base::key_range::KeyRange;
 use crate::base::sync::{CachePadded, WakeSignal};
-use crate::base::version_edit::VersionEdit;
+use crate::base::version_edit::{PartitionId, VersionEdit};
 use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
 use crate::iter::dead_ranges::DeadRangesView;
 use crate::mem::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, lock, spin_loop, yield_now,
+    AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, SCHEDULE_EXPLORATION, lock, spin_loop, yield_now,
 };
 use crate::mem::slice::Slice;
 use crate::vfs::expiry_clock::ExpiryClock;
@@ -326,8 +326,38 @@ pub(crate) struct SnapshotList {
     clock: ExpiryClock,
     /// Whether a partition may have records that expire. Set for good before the first of them is visible.
     uses_expiry: AtomicBool,
+    registered: Mutex<RegisteredReaders>,
+}
+
+#[derive(Debug, Default)]
+struct RegisteredReaders {
     /// Ascending. A vector, because most readers register and unregister at its end.
-    registered: Mutex<Vec<(ReadMoment, usize)>>,
+    readers: Vec<RegisteredReader>,
+    /// Number of partitions that were deleted since the database was opened.
+    deletions: u64,
+    /// Last states of deleted partitions that a reader may need, each with the number of deletions up to this one.
+    deleted: Vec<(u64, PartitionId, Arc<dyn EngineView>)>,
+}
+
+/// What one or more readers read.
+#[derive(Debug)]
+struct RegisteredReader {
+    moment: ReadMoment,
+    /// The number of deletions before.
+    deletions: u64,
+    count: usize,
+}
+
+impl RegisteredReaders {
+    fn find(&self, moment: ReadMoment, deletions: u64) -> std::result::Result<usize, usize> {
+        self.readers.binary_search_by_key(&(moment, deletions), |reader| (reader.moment, reader.deletions))
+    }
+}
+
+impl std::fmt::Debug for dyn EngineView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("EngineView")
+    }
 }
 
 impl SnapshotList {
@@ -350,10 +380,6 @@ impl SnapshotList {
         self.clock.now_ms()
     }
 
-    fn lock_registered(&self) -> MutexGuard<'_, Vec<(ReadMoment, usize)>> {
-        lock(&self.registered)
-    }
-
     /// Registers a reader of any partition at the last visible sequence number.
     pub(crate) fn register(self: &Arc<Self>) -> SnapshotGuard {
         self.register_with(&self.uses_expiry)
@@ -362,26 +388,27 @@ impl SnapshotList {
     /// As [`register`](SnapshotList::register). The reader has a time if `uses_expiry` is set, which tells that the
     /// partitions that it reads may have records that expire. It is set before the first of them is visible.
     pub(crate) fn register_with(self: &Arc<Self>, uses_expiry: &AtomicBool) -> SnapshotGuard {
-        let mut held = self.lock_registered();
+        let mut held = lock(&self.registered);
         let seqno = self.visible.get();
         // Behind the visible sequence number: a reader without a time sees no record that expires.
         let now_ms = if uses_expiry.load(Ordering::SeqCst) { self.clock.now_ms() } else { 0 };
         let moment = ReadMoment { seqno, now_ms };
-        match held.last_mut() {
-            Some((last, readers)) if *last == moment => *readers += 1,
+        let deletions = held.deletions;
+        match held.readers.last_mut() {
+            Some(last) if last.moment == moment && last.deletions == deletions => last.count += 1,
             // Neither the last visible sequence number nor the time decreases, so this is near the end.
-            _ => match held.binary_search_by_key(&moment, |(at, _)| *at) {
-                Ok(at) => held[at].1 += 1,
-                Err(at) => held.insert(at, (moment, 1)),
+            _ => match held.find(moment, deletions) {
+                Ok(at) => held.readers[at].count += 1,
+                Err(at) => held.readers.insert(at, RegisteredReader { moment, deletions, count: 1 }),
             },
         }
-        SnapshotGuard { moment, list: Arc::clone(self) }
+        SnapshotGuard { moment, deletions, list: Arc::clone(self) }
     }
 
     /// Returns all registered sequence numbers, ascending, followed by the last visible one.
     pub(crate) fn seqnos(&self) -> Vec<SeqNo> {
-        let held = self.lock_registered();
-        let mut list: Vec<SeqNo> = held.iter().map(|(at, _)| at.seqno).collect();
+        let held = lock(&self.registered);
+        let mut list: Vec<SeqNo> = held.readers.iter().map(|reader| reader.moment.seqno).collect();
         list.push(self.visible.get());
         list.dedup();
         list
@@ -389,10 +416,10 @@ impl SnapshotList {
 
     /// Returns the limits for the current and all later readers.
     pub(crate) fn expiry_limits(&self) -> ExpiryLimits {
-        let held = self.lock_registered();
+        let held = lock(&self.registered);
         let now_ms = self.clock.now_ms();
         let mut lowest = now_ms;
-        let mut readers: Vec<ReadMoment> = held.iter().rev().map(|(reader, _)| *reader).collect();
+        let mut readers: Vec<ReadMoment> = held.readers.iter().rev().map(|reader| reader.moment).collect();
         for reader in &mut readers {
             if reader.now_ms > 0 {
                 lowest = lowest.min(reader.now_ms);
@@ -405,13 +432,13 @@ impl SnapshotList {
 
     /// Returns the lowest sequence number that a current or later reader may read at.
     pub(crate) fn oldest(&self) -> SeqNo {
-        let held = self.lock_registered();
-        held.first().map_or_else(|| self.visible.get(), |(at, _)| at.seqno)
+        let held = lock(&self.registered);
+        held.readers.first().map_or_else(|| self.visible.get(), |reader| reader.moment.seqno)
     }
 
     /// Returns the highest sequence number of a registered reader.
     pub(crate) fn newest_registered(&self) -> Option<SeqNo> {
-        self.lock_registered().last().map(|(at, _)| at.seqno)
+        lock(&self.registered).readers.last().map(|reader| reader.moment.seqno)
     }
 
     #[inline]
@@ -421,7 +448,17 @@ impl SnapshotList {
 
     /// Returns the number of registered readers.
     pub(crate) fn count(&self) -> usize {
-        self.lock_registered().iter().map(|(_, readers)| readers).sum()
+        lock(&self.registered).readers.iter().map(|reader| reader.count).sum()
+    }
+
+    /// Keeps the last state of a partition that is being deleted for the readers that are registered.
+    pub(crate) fn keep_deleted(&self, partition: PartitionId, view: Arc<dyn EngineView>) {
+        let mut held = lock(&self.registered);
+        held.deletions += 1;
+        if !held.readers.is_empty() {
+            let number = held.deletions;
+            held.deleted.push((number, partition, view));
+        }
     }
 }
 
@@ -429,6 +466,7 @@ impl SnapshotList {
 #[derive(Debug)]
 pub(crate) struct SnapshotGuard {
     moment: ReadMoment,
+    deletions: u64,
     list: Arc<SnapshotList>,
 }
 
@@ -440,27 +478,41 @@ impl SnapshotGuard {
     pub(crate) fn moment(&self) -> ReadMoment {
         self.moment
     }
+
+    /// Returns the last state of a partition that was deleted after the reader was registered.
+    pub(crate) fn deleted_view(&self, partition: PartitionId) -> Option<Arc<dyn EngineView>> {
+        let held = lock(&self.list.registered);
+        let mut deleted = held.deleted.iter();
+        let found = deleted.find(|(number, deleted, _)| *deleted == partition && *number > self.deletions);
+        found.map(|(_, _, view)| Arc::clone(view))
+    }
 }
 
 impl Clone for SnapshotGuard {
     fn clone(&self) -> SnapshotGuard {
-        let mut held = self.list.lock_registered();
-        if let Ok(i) = held.binary_search_by_key(&self.moment, |(at, _)| *at) {
-            held[i].1 += 1;
+        let mut held = lock(&self.list.registered);
+        if let Ok(i) = held.find(self.moment, self.deletions) {
+            held.readers[i].count += 1;
         }
         drop(held);
-        SnapshotGuard { moment: self.moment, list: Arc::clone(&self.list) }
+        SnapshotGuard { moment: self.moment, deletions: self.deletions, list: Arc::clone(&self.list) }
     }
 }
 
 impl Drop for SnapshotGuard {
     fn drop(&mut self) {
-        let mut held = self.list.lock_registered();
-        if let Ok(i) = held.binary_search_by_key(&self.moment, |(at, _)| *at) {
-            held[i].1 -= 1;
-            if held[i].1 == 0 {
-                held.remove(i);
-            }
+        let mut held = lock(&self.list.registered);
+        let Ok(i) = held.find(self.moment, self.deletions) else { return };
+        held.readers[i].count -= 1;
+        if held.readers[i].count > 0 {
+            return;
+        }
+        held.readers.remove(i);
+        if !held.deleted.is_empty() {
+            let oldest = held.readers.iter().map(|reader| reader.deletions).min().unwrap_or(u64::MAX);
+            let released: Vec<_> = held.deleted.extract_if(.., |(number, _, _)| *number <= oldest).collect();
+            drop(held);
+            drop(released); // without the lock, because it may free much memory
         }
     }
 }

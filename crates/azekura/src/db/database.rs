@@ -315,7 +315,8 @@ impl Database {
 
     /// Deletes a partition and its data durably.
     ///
-    /// Its other handles return `Closed` from now on. Iterators that were created before continue.
+    /// Its other handles return `Closed` from now on. Iterators and snapshots that were created before continue, and
+    /// keep its data in memory and on disk until they are dropped. Transactions that were begun before return `Closed`.
     ///
     /// # Errors
     /// `Invalid` if the partition belongs to another database. `Closed` if it was deleted already. `Io`,
@@ -382,6 +383,9 @@ impl Database {
         let delete = || {
             writer.wal.sync(inner.last_visible.get(), false)?;
             writer.version_set.log_and_apply(&edits)?;
+            if let Some(tree) = state.tree_if_built() {
+                inner.snapshots.keep_deleted(state.id, Arc::from(tree.view()));
+            }
             state.mark_deleted();
             inner.catalog.remove(&state.name);
             Ok(())

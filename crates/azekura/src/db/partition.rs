@@ -527,7 +527,8 @@ impl Partition {
 
     /// Fails unless the keys with a common prefix are a range.
     pub(crate) fn check_prefix_order(&self) -> Result<()> {
-        match self.state.tree()?.key_order().is_bytewise() {
+        let tree = self.state.tree_if_built().map_or_else(|| self.state.tree(), Ok)?; // also of a deleted partition
+        match tree.key_order().is_bytewise() {
             true => Ok(()),
             false => Err(Error::invalid("prefix() requires bytewise key order; use range() with this comparator")),
         }

@@ -3,9 +3,10 @@
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use crate::base::Result;
+use crate::base::{Error, Result};
 use crate::db::handle::DbHandle;
-use crate::db::iter::db_iter::{DbIter, OwnedBounds, own_bounds};
+use crate::db::iter::db_iter::{DbIter, OwnedBounds, own_bounds, prefix_bounds};
+use crate::db::iter::entry::Entry;
 use crate::db::iter::iterators::{Entries, Iter, IterState, Keys, Values};
 use crate::db::partition::{Partition, count_entries};
 use crate::engine::{ReadSeqno, SnapshotGuard};
@@ -14,7 +15,8 @@ use crate::mem::slice::Slice;
 /// A consistent read-only view of all partitions at one point between two commits.
 ///
 /// Cheap to create and to clone, without lifetimes, `Send` and `Sync`. While a snapshot exists, the versions that it
-/// can read are kept in memory and on disk.
+/// can read are kept in memory and on disk. Reads of a partition that is [deleted](crate::Database::delete_partition)
+/// later go on through its handles.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
@@ -45,7 +47,26 @@ impl Snapshot {
 
     fn db_iter(&self, partition: &Partition, bounds: OwnedBounds) -> Result<DbIter> {
         partition.check_same_database(&self.handle)?;
-        partition.db_iter(bounds, self.guard.clone())
+        let iter = partition.db_iter(bounds.clone(), self.guard.clone());
+        iter.or_else(|error| self.deleted_iter(partition, bounds, error))
+    }
+
+    /// Returns an iterator over a partition that was deleted after the snapshot was created; otherwise `error`.
+    #[cold]
+    fn deleted_iter(&self, partition: &Partition, bounds: OwnedBounds, error: Error) -> Result<DbIter> {
+        let state = &partition.state;
+        let (Some(tree), Some(view)) = (state.tree_if_built(), self.guard.deleted_view(state.id)) else {
+            return Err(error);
+        };
+        let (handle, order) = (Arc::clone(&self.handle), tree.key_order().clone());
+        Ok(DbIter::with_view(handle, view, order, bounds, self.guard.clone(), self.guard.moment()))
+    }
+
+    /// Returns the entry of `key` in a partition that was deleted after the snapshot was created; otherwise `error`.
+    #[cold]
+    fn deleted_entry(&self, partition: &Partition, key: &[u8], error: Error) -> Result<Option<Entry>> {
+        let bounds = (Bound::Included(key.to_vec()), Bound::Included(key.to_vec()));
+        Entries(IterState::new(self.deleted_iter(partition, bounds, error))).next().transpose()
     }
 
     fn db_iter_all(&self, partition: &Partition) -> Result<DbIter> {
@@ -70,7 +91,11 @@ impl Snapshot {
     /// # Ok(()) }
     /// ```
     pub fn get(&self, partition: &Partition, key: impl AsRef<[u8]>) -> Result<Option<Slice>> {
-        partition.get_at(key.as_ref(), self.read_seqno(partition)?)
+        let found = partition.get_at(key.as_ref(), self.read_seqno(partition)?);
+        found.or_else(|error| {
+            let entry = self.deleted_entry(partition, key.as_ref(), error)?;
+            entry.map(|entry| entry.value()).transpose()
+        })
     }
 
     /// Calls `read` with the value that the key had and returns its result; see [`Partition::get_with`].
@@ -96,7 +121,17 @@ impl Snapshot {
         key: impl AsRef<[u8]>,
         read: impl FnOnce(&[u8]) -> R,
     ) -> Result<Option<R>> {
-        partition.get_with_at(key.as_ref(), self.read_seqno(partition)?, read)
+        let mut unused_read = Some(read);
+        let found = partition
+            .get_with_at(key.as_ref(), self.read_seqno(partition)?, |value| unused_read.take().map(|read| read(value)));
+        let found = found.or_else(|error| match unused_read.take() {
+            None => Err(error),
+            Some(read) => {
+                let entry = self.deleted_entry(partition, key.as_ref(), error)?;
+                entry.map(|entry| entry.value().map(|value| Some(read(&value)))).transpose()
+            }
+        })?;
+        Ok(found.flatten())
     }
 
     /// Returns whether the key had a value.
@@ -136,7 +171,11 @@ impl Snapshot {
     /// # Ok(()) }
     /// ```
     pub fn size_of(&self, partition: &Partition, key: impl AsRef<[u8]>) -> Result<Option<u32>> {
-        partition.size_of_at(key.as_ref(), self.read_seqno(partition)?)
+        let found = partition.size_of_at(key.as_ref(), self.read_seqno(partition)?);
+        found.or_else(|error| {
+            let entry = self.deleted_entry(partition, key.as_ref(), error)?;
+            Ok(entry.map(|entry| entry.size()))
+        })
     }
 
     /// Returns the values that many keys had, in the order of `keys`.
@@ -163,7 +202,12 @@ impl Snapshot {
         keys: impl IntoIterator<Item = K>,
     ) -> Result<Vec<Option<Slice>>> {
         partition.check_same_database(&self.handle)?;
-        partition.multi_get_at(keys, self.guard.moment())
+        let keys: Vec<K> = keys.into_iter().collect();
+        let found = partition.multi_get_at(&keys, self.guard.moment());
+        found.or_else(|error| match self.guard.deleted_view(partition.state.id) {
+            None => Err(error),
+            Some(_) => keys.iter().map(|key| self.get(partition, key)).collect(),
+        })
     }
 
     /// Iterates over all key-value pairs of the snapshot in key order.
@@ -216,10 +260,8 @@ impl Snapshot {
     /// # Ok(()) }
     /// ```
     pub fn prefix(&self, partition: &Partition, prefix: impl AsRef<[u8]>) -> Iter {
-        let iter = partition
-            .check_same_database(&self.handle)
-            .and_then(|()| partition.prefix_iter(prefix.as_ref(), self.guard.clone()));
-        Iter(IterState::new(iter))
+        let order = partition.check_prefix_order();
+        Iter(IterState::new(order.and_then(|()| self.db_iter(partition, prefix_bounds(prefix.as_ref())))))
     }
 
     /// Iterates over all keys of the snapshot in order.

@@ -40,12 +40,13 @@ fn handles_of_a_deleted_partition_are_closed() {
         error_kind(other.iter().next().unwrap()),
         error_kind(other.range("a"..).next_back().unwrap()),
         error_kind(other.prefix("a").next().unwrap()),
-        error_kind(snapshot.get(&other, "0001")),
-        error_kind(snapshot.iter(&other).next().unwrap()),
+        error_kind(db.snapshot().get(&other, "0001")),
+        error_kind(db.snapshot().iter(&other).next().unwrap()),
         error_kind(batch.commit()),
         error_kind(db.delete_partition(p)),
     ];
     assert!(closed.iter().all(|kind| *kind == ErrorKind::Closed), "{closed:?}");
+    assert_eq!(snapshot.get(&other, "0001").unwrap().unwrap(), "value 1", "it was created before");
     assert!(open_partition(&db, "q").is_empty().unwrap(), "half a batch");
     let again = open_partition(&db, "p");
     assert!(again.is_empty().unwrap() && other.get("0001").is_err(), "a new partition with the same name is distinct");
@@ -266,5 +267,59 @@ fn rewrite_all_tables(machine: &MemFs) {
             p.major_compact().unwrap();
             db.close().unwrap();
         }
+    }
+}
+
+/// Regression: a snapshot lost a partition that was deleted after it, although iterators kept theirs: the reads of one
+/// point in time failed one after the other.
+#[test]
+fn snapshot_outlives_delete_partition() {
+    let machine = MemFs::new();
+    let db = open(&machine);
+    let separation = azekura::KvSeparationOptions::default().separation_threshold(1_000);
+    let separated = azekura::PartitionCreateOptions::default().with_kv_separation(separation);
+    for (name, options) in [("tree", separated), ("pool", crate::pools::pool_options(8 << 20))] {
+        let p = db.open_partition(name, options).unwrap();
+        let value = |n: u8, round: u8| vec![n ^ round; if n.is_multiple_of(3) { 2_000 } else { 20 }];
+        (0..50u8).for_each(|n| p.insert([n / 10, n], value(n, 1)).unwrap());
+        p.flush().unwrap();
+        let before = db.snapshot();
+        (0..50u8).step_by(2).for_each(|n| p.insert([n / 10, n], value(n, 2)).unwrap());
+        p.remove([4, 49]).unwrap();
+        p.insert([9], "new").unwrap();
+        let (last, tx, mut lazy) = (db.snapshot(), db.transaction(), before.keys(&p));
+        let other_handle = p.clone();
+        db.delete_partition(p).unwrap();
+        let (p, later) = (other_handle, db.snapshot());
+        while db.step().unwrap() {} // removes what is obsolete
+        assert_eq!(error_kind(p.get([0, 0])), ErrorKind::Closed);
+        assert_eq!(error_kind(later.get(&p, [0, 0])), ErrorKind::Closed, "a snapshot after the deletion");
+        assert_eq!(error_kind(later.multi_get(&p, [[0, 0]])), ErrorKind::Closed);
+        assert_eq!(error_kind(later.keys(&p).next().unwrap()), ErrorKind::Closed);
+        assert_eq!(error_kind(tx.get(&p, [0, 0])), ErrorKind::Closed, "its commit would fail");
+        let copy = last.clone(); // reads on after the first one was dropped
+        drop(last);
+        for (snapshot, round, len) in [(&before, 1, 50), (&copy, 2, 50)] {
+            assert_eq!(snapshot.len(&p).unwrap(), len);
+            let keys: Vec<[u8; 2]> = (0..49u8).map(|n| [n / 10, n]).collect();
+            let wanted = |n: u8| value(n, if n.is_multiple_of(2) { round } else { 1 });
+            for (key, found) in keys.iter().zip(snapshot.multi_get(&p, &keys).unwrap()) {
+                assert_eq!(found.unwrap(), wanted(key[1]));
+                assert_eq!(snapshot.get(&p, key).unwrap().unwrap(), wanted(key[1]));
+                assert_eq!(snapshot.get_with(&p, key, <[u8]>::len).unwrap(), Some(wanted(key[1]).len()));
+                assert_eq!(snapshot.size_of(&p, key).unwrap(), Some(wanted(key[1]).len() as u32));
+            }
+            assert_eq!(snapshot.contains_key(&p, [4, 49]).unwrap(), round == 1);
+            assert_eq!(snapshot.get(&p, [9]).unwrap().is_some(), round == 2);
+            assert!(snapshot.get(&p, "absent").unwrap().is_none());
+            let third: Vec<_> = snapshot.prefix(&p, [3]).rev().map(|pair| pair.unwrap().1).collect();
+            assert_eq!(third, (30..40u8).rev().map(wanted).collect::<Vec<_>>());
+            let sizes = snapshot.range(&p, [2u8]..[3]).map(|pair| pair.unwrap().1.len()).sum::<usize>();
+            assert_eq!(sizes, (20..30u8).map(|n| wanted(n).len()).sum::<usize>());
+            assert_eq!(snapshot.first_key_value(&p).unwrap().unwrap().0, [0, 0]);
+        }
+        assert!(lazy.next().unwrap().is_ok() && lazy.count() == 49);
+        drop((before, copy, tx, later));
+        crate::regressions::run_until_no_obsolete_tables(&machine, &db, &[]);
     }
 }
