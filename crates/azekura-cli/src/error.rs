@@ -8,8 +8,6 @@ use std::process::ExitCode;
 use azekura::{Error, ErrorKind};
 use serde_json::{Value, json};
 
-use crate::lock_holder::{self, LockHolder};
-
 /// A result whose error ends the command.
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
 
@@ -190,7 +188,6 @@ impl CliError {
 }
 
 impl From<Error> for CliError {
-    /// If the database is locked, the message names the processes that have it open, where the system lists them.
     fn from(error: Error) -> CliError {
         let code = match error.kind() {
             ErrorKind::Locked => 4,
@@ -198,14 +195,11 @@ impl From<Error> for CliError {
             _ => 3,
         };
         let locked = error.file().filter(|_| error.kind() == ErrorKind::Locked);
-        let holders = locked.map_or_else(Vec::new, lock_holder::holders_of);
-        let holding = lock_holder::describe(&holders).map_or(String::new(), |clause| format!("; {clause}"));
-        let message = format!("{}{holding}", error.message());
         CliError {
             offset: error.offset(),
-            text: format!("{error}{holding}").into(),
-            holders: holders.into(),
-            ..CliError::new(code, &kind_word(error.kind()), message, error.file())
+            text: error.to_string().into(),
+            holders: locked.map_or_else(Vec::new, lock_holders).into(),
+            ..CliError::new(code, &kind_word(error.kind()), error.message().to_owned(), error.file())
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Reading order: `args` (commands and options; `partition_options` and `size`: those of new partitions), `command`
 //! (one file per family of commands; `demo` has a folder), `open` (databases and partitions), `output`, `display` and
 //! `progress` (what is printed), `encoding` and `path_key` (bytes as text and as paths), `error` (error messages and
-//! exit codes), `lock_holder` (processes that have a database open), `interrupt` (Ctrl-C), `temporary_directory`.
+//! exit codes), `interrupt` (Ctrl-C), `temporary_directory`.
 
 mod args;
 mod command;
@@ -11,7 +11,6 @@ mod display;
 mod encoding;
 mod error;
 mod interrupt;
-mod lock_holder;
 mod open;
 mod output;
 mod partition_options;

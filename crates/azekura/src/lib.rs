@@ -97,6 +97,7 @@ pub mod fs {
     pub use crate::vfs::disk::DiskFs;
     pub use crate::vfs::env::{Env, SystemEnv, Thread};
     pub use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
+    pub use crate::vfs::lock_holder::{LockHolder, lock_holders};
 }
 
 /// The merge operators of this crate: counters, appended values, the greatest value, and sets. [`Database::partition`]

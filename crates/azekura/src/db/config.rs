@@ -231,6 +231,8 @@ pub struct Config {
     pub(crate) fs: Arc<dyn Fs>,
     pub(crate) env: Arc<dyn Env>,
     pub(crate) listener: Option<Arc<dyn Listener>>,
+    /// The longest wait for the lock of the directory.
+    pub(crate) lock_wait: Duration,
 }
 
 impl Default for Config {
@@ -261,6 +263,7 @@ impl Config {
             settings: Settings::default(),
             fs: Arc::new(DiskFs::new()),
             env: Arc::new(SystemEnv::new()),
+            lock_wait: Duration::ZERO,
             listener: None,
         }
     }
@@ -567,6 +570,33 @@ impl Config {
     #[must_use]
     pub fn plant_bug(mut self, bug: PlantedBug) -> Config {
         self.settings.planted_bug = Some(bug);
+        self
+    }
+
+    /// Sets how long opening waits while another handle has the directory locked, before it returns `Locked`. Default:
+    /// 0, do not wait.
+    ///
+    /// For example, a service waits this way for its predecessor to end. The time is that of the
+    /// [environment](Config::env).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::Config;
+    /// use std::time::Duration;
+    /// let db = Config::new(&path).open()?;
+    /// let next = std::thread::spawn({
+    ///     let config = Config::new(&path).wait_for_lock(Duration::from_secs(60));
+    ///     move || config.open()
+    /// });
+    /// db.close()?;
+    /// assert!(next.join().unwrap().is_ok()); // opened once the lock was free
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn wait_for_lock(mut self, longest: Duration) -> Config {
+        self.lock_wait = longest;
         self
     }
 

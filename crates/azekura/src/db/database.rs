@@ -54,7 +54,8 @@ impl Config {
     /// Opens the database, and creates it if the directory is missing or empty.
     ///
     /// # Errors
-    /// `Locked` if the database is open elsewhere, in this process or another. `Invalid` if the directory contains
+    /// `Locked` if the database is open elsewhere, in this process or another, which the message names where the
+    /// operating system tells; see [`wait_for_lock`](Config::wait_for_lock). `Invalid` if the directory contains
     /// other files or a setting is out of range. `Corruption` if a file is missing, truncated or damaged.
     /// `Unsupported` if the format is newer. `Io`, `OutOfSpace`. A failed open changes nothing.
     ///

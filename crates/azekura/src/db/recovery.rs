@@ -21,6 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::base::event::Event;
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
@@ -56,6 +57,10 @@ use crate::wal::reader::removable_segments;
 use crate::wal::segment::WAL_PAGE_SIZE;
 use crate::wal::writer::SKIPPED_EPOCHS_MAX;
 use crate::wal::{self, PartitionSeqno, RecoveryMode, Wal, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
+
+/// The first and the longest pause between two attempts to lock the directory.
+const LOCK_PAUSE_MIN: Duration = Duration::from_millis(1);
+const LOCK_PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// Contents of a database directory.
 #[derive(Default)]
@@ -132,7 +137,7 @@ pub(crate) fn open(mut config: Config) -> Result<Arc<DbHandle>> {
     let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
     check_listing(&dir, &list_directory(&*fs, &dir)?)?;
     let created = create_dirs(&*fs, &dir)?;
-    let lock = fs.lock_dir(&dir, LockMode::Exclusive)?;
+    let lock = lock_dir(&config, LockMode::Exclusive)?;
     let listing = list_directory(&*fs, &dir)?;
     check_listing(&dir, &listing)?;
     if !listing.has_manifest {
@@ -160,10 +165,32 @@ pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<DbHandle>> {
         check_listing(&dir, &listing)?;
         return Err(Error::new(ErrorKind::NotFound, "there is no database here").in_file(dir));
     }
-    let lock = fs.lock_dir(&dir, LockMode::Shared)?;
+    let lock = lock_dir(&config, LockMode::Shared)?;
     let mut state = RecoveryState::read(&config, list_directory(&*fs, &dir)?, &limited, true)?;
     let report = state.replay(&config)?;
     state.finish_read_only(config, &report, lock, start)
+}
+
+/// Locks the directory. Tries again while another handle holds the lock, for at most the configured time.
+fn lock_dir(config: &Config, mode: LockMode) -> Result<Box<dyn FileLock>> {
+    let start = config.env.monotonic_ns();
+    let (mut slept, mut pause) = (Duration::ZERO, LOCK_PAUSE_MIN);
+    loop {
+        match config.fs.lock_dir(&config.path, mode) {
+            Err(error) if error.kind() == ErrorKind::Locked => {
+                let elapsed = Duration::from_nanos(config.env.monotonic_ns().saturating_sub(start));
+                // The sleeps too, so that the wait ends if the clock does not advance.
+                let rest = config.lock_wait.saturating_sub(elapsed.max(slept));
+                if rest.is_zero() {
+                    return Err(error);
+                }
+                config.env.sleep(pause.min(rest));
+                slept += pause.min(rest);
+                pause = (pause * 2).min(LOCK_PAUSE_MAX);
+            }
+            locked => return locked,
+        }
+    }
 }
 
 /// Writes the first manifest. The database exists once the manifest has its name.

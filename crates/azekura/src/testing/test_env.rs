@@ -1,7 +1,7 @@
 //! A deterministic environment.
 
 use std::fmt;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -36,6 +36,7 @@ pub struct TestEnv(Arc<TestEnvState>);
 struct TestEnvState {
     elapsed_ns: AtomicU64,
     wall_ms: AtomicI64,
+    runs_backwards: AtomicBool,
     rng: Mutex<SeededRng>,
 }
 
@@ -45,6 +46,7 @@ impl TestEnv {
         TestEnv(Arc::new(TestEnvState {
             elapsed_ns: AtomicU64::new(0),
             wall_ms: AtomicI64::new(TEST_START_MS),
+            runs_backwards: AtomicBool::new(false),
             rng: Mutex::new(SeededRng::new(seed, 0)),
         }))
     }
@@ -52,6 +54,12 @@ impl TestEnv {
     /// Advances both clocks.
     pub fn advance(&self, duration: Duration) {
         self.0.elapsed_ns.fetch_add(duration.as_nanos() as u64, Ordering::SeqCst);
+    }
+
+    /// Lets the clocks go back from now on: each reading is 1 ms before the one before it.
+    pub fn run_backwards(&self) {
+        self.0.elapsed_ns.fetch_add(1 << 50, Ordering::SeqCst); // enough for a thousand million readings
+        self.0.runs_backwards.store(true, Ordering::SeqCst);
     }
 
     /// Changes the wall clock by `ms` milliseconds, which may be negative. The monotonic clock does not change.
@@ -67,7 +75,8 @@ impl Env for TestEnv {
     }
 
     fn monotonic_ns(&self) -> u64 {
-        self.0.elapsed_ns.load(Ordering::SeqCst)
+        let step = if self.0.runs_backwards.load(Ordering::SeqCst) { 1_000_000 } else { 0 };
+        self.0.elapsed_ns.fetch_sub(step, Ordering::SeqCst)
     }
 
     fn random(&self, out: &mut [u8]) {

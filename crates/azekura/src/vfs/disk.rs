@@ -12,6 +12,7 @@ use crate::base::{Error, ErrorKind, Result};
 use crate::vfs::disk_file::{DiskFile, io_error_at_path};
 use crate::vfs::env::process_token;
 use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LOCK_FILE_NAME, LockMode, OpenMode, PersistenceLevel};
+use crate::vfs::lock_holder::{self, lock_holders};
 use crate::vfs::platform::{extras, family};
 
 /// The file system of the machine.
@@ -251,7 +252,9 @@ impl DiskLock {
         match locked {
             Ok(()) => Ok(DiskLock { file, process: process_token() }),
             Err(TryLockError::WouldBlock) => {
-                Err(Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path))
+                let holding =
+                    lock_holder::describe(&lock_holders(path)).map_or(String::new(), |who| format!(": {who}"));
+                Err(Error::new(ErrorKind::Locked, format!("another handle holds the lock{holding}")).in_file(path))
             }
             Err(TryLockError::Error(e)) => Err(io_error_at_path("lock", path, e)),
         }

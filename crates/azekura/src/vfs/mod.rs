@@ -8,9 +8,9 @@
 //! - `write_at` writes everything or fails. `read_at` and `write_at` retry interrupted calls.
 //! - Unsafe code is in `mmap.rs` only.
 //!
-//! Modules, in reading order: [`fs`] (the interface), [`env`](mod@env), [`expiry_clock`], [`disk`] with [`disk_file`]
-//! and [`platform`]; on Linux `direct_io` and `mmap`; above the interface: [`open_files`] (open handles and their
-//! limit), [`read_ahead`], [`read_many`], [`buffered_writer`].
+//! Modules, in reading order: [`fs`] (the interface), [`env`](mod@env), [`expiry_clock`], [`lock_holder`], [`disk`]
+//! with [`disk_file`] and [`platform`]; on Linux `direct_io` and `mmap`; above the interface: [`open_files`] (open
+//! handles and their limit), [`read_ahead`], [`read_many`], [`buffered_writer`].
 
 #![expect(
     clippy::disallowed_methods,
@@ -26,6 +26,7 @@ pub(crate) mod disk_file;
 pub(crate) mod env;
 pub(crate) mod expiry_clock;
 pub(crate) mod fs;
+pub(crate) mod lock_holder;
 #[cfg(target_os = "linux")]
 pub(crate) mod mmap;
 pub(crate) mod open_files;

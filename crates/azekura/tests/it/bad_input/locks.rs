@@ -3,8 +3,12 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
-use azekura::ErrorKind;
+use azekura::fs::Env;
+use azekura::testing::{MemFs, TestEnv};
+use azekura::{Config, ErrorKind};
 
 use super::{config, expect_error};
 
@@ -45,6 +49,8 @@ fn a_second_opening_is_locked_in_this_process() {
     for opened in [config(&dir).open(), config(&dir).open_read_only()] {
         let error = expect_error(opened);
         assert_eq!((error.kind(), error.file()), (ErrorKind::Locked, Some(&*dir.join("LOCK"))), "{error}");
+        let named = error.message().contains(&format!("this process ({}) has the database open", std::process::id()));
+        assert!(named || !cfg!(target_os = "linux"), "{error}");
     }
     db.open_partition("p", Default::default()).unwrap().insert("k", "v").unwrap();
     drop(db);
@@ -62,11 +68,37 @@ fn lock_is_held_across_processes_until_exit() {
     drop(db);
     let (mut child, word) = start_lock_holder(&dir);
     assert_eq!(word, "holds");
-    assert_eq!(expect_error(config(&dir).open()).kind(), ErrorKind::Locked);
+    let error = expect_error(config(&dir).open());
+    assert_eq!(error.kind(), ErrorKind::Locked);
+    assert!(error.message().contains(&format!("process {} (", child.id())) || !cfg!(target_os = "linux"), "{error}");
     assert_eq!(expect_error(config(&dir).open_read_only()).kind(), ErrorKind::Locked);
     child.kill().unwrap();
     child.wait().unwrap();
     config(&dir).open().unwrap();
+}
+
+/// Regression: a service that replaces another one had to poll, because the second open failed at once.
+#[test]
+fn open_waits_for_lock_by_the_env_clock() {
+    let (fs, env) = (MemFs::new(), TestEnv::new(1));
+    let config = || Config::new(Path::new("/db")).fs(Arc::new(fs.clone())).env(Arc::new(env.clone())).workers(0);
+    let first = config().open().unwrap();
+    let waiting = || config().wait_for_lock(Duration::from_secs(3));
+    for opened in [waiting().open(), waiting().open_read_only()] {
+        assert_eq!(expect_error(opened).kind(), ErrorKind::Locked);
+    }
+    assert_eq!(env.monotonic_ns(), 6_000_000_000, "no pause reaches beyond the end");
+    env.run_backwards(); // the pauses are counted
+    assert_eq!(expect_error(waiting().open()).kind(), ErrorKind::Locked);
+    let (env, year) = (TestEnv::new(2), Duration::from_secs(365 * 86_400));
+    std::thread::scope(|threads| {
+        let second = threads.spawn(|| config().env(Arc::new(env.clone())).wait_for_lock(year).open().unwrap());
+        while env.monotonic_ns() < 1_000_000_000 {
+            std::thread::yield_now(); // it has not slept for a second yet
+        }
+        drop(first);
+        second.join().unwrap().close().unwrap();
+    });
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Names the processes that hold the lock of a database, where the operating system lists them.
+//! Finds the processes that hold the lock of a database, where the operating system lists them.
 
 use std::fmt;
 use std::fs;
@@ -7,15 +7,30 @@ use std::path::Path;
 /// Number of processes that a message names.
 const NAMED_MAX: usize = 3;
 
-/// A process that holds a lock.
+/// A process that holds a lock; see [`lock_holders`].
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// use azekura::Config;
+/// let db = Config::new(&path).open()?;
+/// let error = Config::new(&path).open().unwrap_err(); // `Locked`, and the message names the process too
+/// for holder in azekura::fs::lock_holders(error.file().unwrap()) {
+///     assert!(holder.is_writer && holder.pid == Some(std::process::id()));
+///     println!("{holder}"); // process 4711 ("indexer"), or: this process (4711)
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LockHolder {
+#[non_exhaustive]
+pub struct LockHolder {
     /// `None` if the process is in another PID namespace.
-    pub(crate) pid: Option<u32>,
+    pub pid: Option<u32>,
     /// Name of the program; `None` if this process may not read it.
-    pub(crate) name: Option<String>,
+    pub name: Option<String>,
     /// Whether the process writes; a database that is open for reading has a shared lock.
-    pub(crate) is_writer: bool,
+    pub is_writer: bool,
 }
 
 /// Example: `process 4711 ("indexer")`.
@@ -44,8 +59,14 @@ pub(crate) fn describe(holders: &[LockHolder]) -> Option<String> {
     Some(format!("{names} {verb} the database open for {}", if is_writer { "writing" } else { "reading" }))
 }
 
-/// The processes that hold a lock on `path`, a file or a directory. Empty if the system does not list them.
-pub(crate) fn holders_of(path: &Path) -> Vec<LockHolder> {
+/// Returns the processes that hold a lock on `path`: the file of a [`Locked`](crate::ErrorKind::Locked) error. Empty if
+/// the operating system does not list them. Linux does.
+///
+/// ```
+/// # let dir = tempfile::tempdir().unwrap();
+/// assert!(azekura::fs::lock_holders(&dir.path().join("LOCK")).is_empty()); // there is no such file
+/// ```
+pub fn lock_holders(path: &Path) -> Vec<LockHolder> {
     let (Some(file), Ok(table)) = (lock_table_id(path), fs::read_to_string("/proc/locks")) else {
         return Vec::new();
     };
@@ -120,12 +141,12 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn own_lock_is_of_this_process() {
+    fn lock_of_this_process_is_found() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(holders_of(&dir.path().join("LOCK")), []);
+        assert_eq!(lock_holders(&dir.path().join("LOCK")), []);
         let file = fs::File::create(dir.path().join("LOCK")).unwrap();
         file.try_lock().unwrap();
-        let holders = holders_of(&dir.path().join("LOCK"));
+        let holders = lock_holders(&dir.path().join("LOCK"));
         assert_eq!(
             describe(&holders).unwrap(),
             format!("this process ({}) has the database open for writing", std::process::id())
