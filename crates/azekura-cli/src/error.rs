@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use azekura::fs::{LockHolder, lock_holders};
 use azekura::{Error, ErrorKind};
 use serde_json::{Value, json};
 

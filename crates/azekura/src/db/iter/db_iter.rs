@@ -334,14 +334,14 @@ impl DbIter {
         Ok(true)
     }
 
-    /// Returns the key at an end. This and the following methods require that the last [`step`](DbIter::step) of that
-    /// end returned true.
-    pub(super) fn key(&self, end: IterEnd) -> Slice {
+    /// Returns the key at an end by reference. This and the following methods require that the last
+    /// [`step`](DbIter::step) of that end returned true.
+    pub(super) fn key(&self, end: IterEnd) -> &[u8] {
         let key = match end {
             IterEnd::Front => self.front.as_ref().map(ForwardVisibleIter::key),
             IterEnd::Back => self.back.as_ref().map(BackwardVisibleIter::key),
         };
-        Slice::from(key.expect(STEPPED))
+        key.expect(STEPPED)
     }
 
     /// Returns `own(key)` and the value at an end; reads a blob value. After an error the iterator has ended.
@@ -482,7 +482,7 @@ fn copy_key_to(target: &mut Option<Vec<u8>>, key: &[u8]) {
 mod tests {
     use super::*;
     use crate::db::config::Config;
-    use crate::db::iter::iterators::IterState;
+    use crate::db::iter::iterators::{Iter, IterState};
     use crate::db::options::{EngineType, PartitionCreateOptions};
     use crate::pmem::options::PmemOptions;
     use crate::pmem::pool_iter::VALUES_READ;
@@ -512,6 +512,61 @@ mod tests {
         assert_eq!(reads(&|| part.len().unwrap() as usize, 50), 0);
         assert_eq!(reads(&|| part.iter().count(), 50), 50, "the counter does not count");
         assert_eq!(reads(&|| part.iter().rev().count(), 50), 50);
+    }
+
+    /// Regression: only unbounded iterators left values unread: `prefix` and `range` read each value of a pool and each
+    /// blob, although a caller used the keys only.
+    #[test]
+    fn bounded_keys_and_entries_read_no_values() {
+        let fs = Arc::new(MemFs::new());
+        let db = Config::new(std::path::Path::new("/db")).fs(fs).workers(0).open().unwrap();
+        let separation = crate::lsm::options::KvSeparationOptions::default().separation_threshold(1_000);
+        let separated = PartitionCreateOptions::default().with_kv_separation(separation);
+        let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
+        for (name, options) in [("blobs", separated), ("pool", pool)] {
+            let part = db.open_partition(name, options).unwrap();
+            (0..50u8).for_each(|n| part.insert([n / 10, n], [n; 3000]).unwrap());
+            part.flush().unwrap();
+            let (snapshot, tx) = (db.snapshot(), db.transaction());
+            let untracked = tx.untracked();
+            let blob_reads = || {
+                let blob = db.metrics().cache.blob;
+                blob.hits + blob.misses
+            };
+            let prefixes: [&dyn Fn() -> Iter; 6] = [
+                &|| part.prefix([2]),
+                &|| part.range([2]..[3]),
+                &|| snapshot.prefix(&part, [2]),
+                &|| snapshot.range(&part, [2]..[3]),
+                &|| tx.prefix(&part, [2]),
+                &|| untracked.range(&part, [2]..[3]),
+            ];
+            for iter in prefixes {
+                let wanted: Vec<_> = (20..30u8).map(|n| Slice::from([2, n])).collect();
+                let values: Vec<_> = iter().values().map(|value| value.unwrap()[0]).collect();
+                assert_eq!(values, (20..30).collect::<Vec<u8>>());
+                let before = (VALUES_READ.get(), blob_reads());
+                assert_eq!(iter().keys().collect::<Result<Vec<_>>>().unwrap(), wanted);
+                let mut descending = iter().keys().rev().collect::<Result<Vec<_>>>().unwrap();
+                descending.reverse();
+                assert_eq!(descending, wanted);
+                let mut lent = (iter(), iter());
+                for (front, back) in wanted.iter().zip(wanted.iter().rev()) {
+                    assert_eq!(lent.0.next_key_ref().unwrap().unwrap(), &**front);
+                    assert_eq!(lent.1.next_back_key_ref().unwrap().unwrap(), &**back);
+                }
+                assert!(lent.0.next_key_ref().is_none() && lent.1.next_back_key_ref().is_none());
+                assert_eq!((VALUES_READ.get(), blob_reads()), before, "{name}");
+                let sizes: Vec<_> = iter().entries().map(|entry| entry.unwrap().size()).collect();
+                assert_eq!(sizes, [3000; 10]);
+                assert_eq!(blob_reads(), before.1, "{name}");
+                let mut mixed = iter(); // keeps its position
+                assert_eq!(mixed.next_key_ref().unwrap().unwrap(), [2, 20]);
+                assert_eq!(mixed.next_ref().unwrap().unwrap().0, [2, 21]);
+                assert_eq!(mixed.next_back().unwrap().unwrap().0, [2, 29]);
+                assert_eq!(mixed.keys().collect::<Result<Vec<_>>>().unwrap(), wanted[2..9]);
+            }
+        }
     }
 
     /// Regression: `entries()` went on after an error of its own.

@@ -81,6 +81,11 @@ impl IterState {
         }
     }
 
+    /// Moves an end and returns the key, borrowed until the next step.
+    fn step_key_ref(&mut self, end: IterEnd) -> Option<Result<&[u8]>> {
+        self.step(end).map(|iter| iter.map(|iter| iter.key(end)))
+    }
+
     /// Moves an end and returns key and value, borrowed until the next step.
     fn step_ref(&mut self, end: IterEnd) -> Option<Result<(&[u8], &[u8])>> {
         if let (IterState::Active(iter), IterEnd::Front) = (&mut *self, end)
@@ -238,6 +243,102 @@ impl Iter {
     pub fn next_back_ref(&mut self) -> Option<Result<(&[u8], &[u8])>> {
         self.0.step_ref(IterEnd::Back)
     }
+
+    /// Moves to the next pair like [`next_ref`](Iter::next_ref), and borrows its key only. Reads no blob value.
+    ///
+    /// # Errors
+    /// `Io`, `Corruption` or `Closed` from reading; the iterator ends after an error.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// photos.insert("moon", vec![7; 100_000])?;
+    /// photos.insert("sky", vec![7; 200_000])?;
+    /// let (mut key_bytes, mut names) = (0, photos.iter());
+    /// while let Some(name) = names.next_key_ref() {
+    ///     key_bytes += name?.len();
+    /// }
+    /// assert_eq!(key_bytes, 7);
+    /// # Ok(()) }
+    /// ```
+    pub fn next_key_ref(&mut self) -> Option<Result<&[u8]>> {
+        self.0.step_key_ref(IterEnd::Front)
+    }
+
+    /// Moves to the next pair from the back like [`next_back_ref`](Iter::next_back_ref), and borrows its key only.
+    ///
+    /// # Errors
+    /// As [`next_key_ref`](Iter::next_key_ref).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// fruit.insert("pear", "green")?;
+    /// assert_eq!(fruit.iter().next_back_key_ref().unwrap()?, b"pear");
+    /// # Ok(()) }
+    /// ```
+    pub fn next_back_key_ref(&mut self) -> Option<Result<&[u8]>> {
+        self.0.step_key_ref(IterEnd::Back)
+    }
+
+    /// Turns this iterator into one over the keys, within the same bounds and from the same position. It reads no blob
+    /// value.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let users = db.open_partition("users", Default::default())?;
+    /// users.insert("ada/name", "Ada")?;
+    /// users.insert("ada/photo", vec![7; 100_000])?;
+    /// users.insert("adam/name", "Adam")?;
+    /// let keys = users.prefix("ada/").keys().collect::<azekura::Result<Vec<_>>>()?;
+    /// assert_eq!(keys, ["ada/name", "ada/photo"]);
+    /// assert_eq!(db.snapshot().range(&users, "adam".."b").keys().count(), 1); // also of a snapshot or transaction
+    /// # Ok(()) }
+    /// ```
+    pub fn keys(self) -> Keys {
+        Keys(self.0)
+    }
+
+    /// Turns this iterator into one over the values, within the same bounds and from the same position.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// fruit.insert("pear", "green")?;
+    /// assert_eq!(fruit.range("b"..).values().next().unwrap()?, "green");
+    /// # Ok(()) }
+    /// ```
+    pub fn values(self) -> Values {
+        Values(self.0)
+    }
+
+    /// Turns this iterator into one over entries, within the same bounds and from the same position. Blob values are
+    /// read on request.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let photos = db.open_partition("photos", Default::default())?;
+    /// photos.insert("2026/moon", vec![7; 100_000])?;
+    /// photos.insert("2025/sky", vec![7; 200_000])?;
+    /// let sizes: Vec<u32> = photos.prefix("2026/").entries().map(|photo| photo.unwrap().size()).collect();
+    /// assert_eq!(sizes, [100_000]); // reads no value
+    /// # Ok(()) }
+    /// ```
+    pub fn entries(self) -> Entries {
+        Entries(self.0)
+    }
 }
 
 iterator!(
@@ -254,7 +355,7 @@ iterator!(
     /// assert_eq!(descending, ["grace", "ada"]);
     /// # Ok(()) }
     /// ```
-    Keys, Slice, |iter: &mut DbIter, end| Ok(iter.key(end)));
+    Keys, Slice, |iter: &mut DbIter, end| Ok(Slice::from(iter.key(end))));
 iterator!(
     /// Iterates over values in the order of their keys.
     ///
