@@ -729,7 +729,8 @@ pub(crate) trait Engine: Send + Sync {
     /// Returns the current state of the tree; its files and memtables are kept until the view is dropped.
     fn view(&self) -> Box<dyn EngineView>;
 
-    /// Number of records, approximate while other threads write. Every version of an overwritten key may count.
+    /// Number of records less removals, approximate while other threads write. Every version of an overwritten key may
+    /// count.
     fn approximate_len(&self) -> u64;
 
     /// Applies a record of the WAL again, at open. Size limits do not hold until [`end_replay`](Engine::end_replay),

@@ -350,6 +350,7 @@ pub(crate) fn partition_json(partition: &PartitionMetrics) -> Value {
     let level = |l: &LevelMetrics| fields_json!(l, level runs tables bytes raw_bytes entries tombstones);
     let mut object =
         fields_json!(partition, name memtable_bytes sealed_memtables disk_bytes pinned_bytes has_kv_separation);
+    object["memtable_tombstones"] = json!(partition.memtable_tombstones);
     object["range_tombstones"] = json!(partition.range_tombstones);
     object["range_deleted_bytes"] = json!(partition.range_deleted_bytes);
     object["levels"] = partition.levels.iter().map(level).collect();

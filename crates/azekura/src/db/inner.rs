@@ -638,7 +638,7 @@ impl DbInner {
             self.work_available.notify_all();
             self.task_done.wait_past(seen, 100);
         }
-        self.counters.stall_ns.fetch_add(self.env.monotonic_ns() - start, Ordering::Relaxed);
+        self.counters.stall_ns.fetch_add(self.env.monotonic_ns().saturating_sub(start), Ordering::Relaxed);
         Ok(())
     }
 

@@ -360,6 +360,9 @@ pub struct PartitionMetrics {
     pub memtable_bytes: u64,
     /// Sealed memtables that wait for a flush.
     pub sealed_memtables: usize,
+    /// Tombstones of single keys in memtables, including sealed ones. A scan passes over them. A worker flushes a
+    /// memtable with 10,000 of them that nothing was written to for a second, and compactions then drop them.
+    pub memtable_tombstones: u64,
     /// Bytes of tables and blob files, or of the pool, on disk.
     pub disk_bytes: u64,
     /// Bytes of memory that open tables and blob files hold outside the block cache.
@@ -461,6 +464,7 @@ impl PartitionMetrics {
         let lsm = tree.metrics();
         metrics.memtable_bytes = lsm.memtable_bytes + lsm.sealed_bytes;
         metrics.sealed_memtables = tree.pressure().sealed_memtables;
+        metrics.memtable_tombstones = lsm.memtable_tombstones;
         metrics.pinned_bytes = lsm.pinned_bytes;
         metrics.range_tombstones = lsm.range_tombstones;
         metrics.range_deleted_bytes = lsm.range_deleted_bytes;
@@ -554,6 +558,9 @@ impl fmt::Display for PartitionMetrics {
         for l in &self.levels {
             write!(f, "{:>5} {:>5} {:>7} {:>13}", l.level, l.runs, l.tables, l.bytes)?;
             writeln!(f, " {:>13} {:>13}", l.entries, l.tombstones)?;
+        }
+        if self.memtable_tombstones > 0 {
+            writeln!(f, "tombstones in memtables: {}", self.memtable_tombstones)?;
         }
         if self.range_tombstones > 0 {
             let (count, bytes) = (self.range_tombstones, self.range_deleted_bytes);

@@ -617,8 +617,10 @@ impl Partition {
         count_entries(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())?)
     }
 
-    /// Returns an estimate of the number of keys, from counters. Overwritten and removed keys count until a
-    /// compaction drops them.
+    /// Returns an estimate of the number of keys, from counters: records less removals.
+    ///
+    /// Replaced values, expired records and keys that a range delete covers count until a compaction drops them.
+    /// Until then the removal of an absent key counts as the removal of another one. Exact in a pool.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -630,6 +632,8 @@ impl Partition {
     /// assert_eq!((fruit.approximate_len(), fruit.len()?), (2, 1)); // the replaced value counts
     /// fruit.major_compact()?;
     /// assert_eq!(fruit.approximate_len(), 1);
+    /// fruit.remove("apple")?;
+    /// assert_eq!(fruit.approximate_len(), 0);
     /// # Ok(()) }
     /// ```
     pub fn approximate_len(&self) -> u64 {

@@ -649,7 +649,7 @@ impl RecoveryState {
         start: u64,
         poison: Option<Arc<DbPoison>>,
     ) -> DbInner {
-        let ns = config.env.monotonic_ns() - start;
+        let ns = config.env.monotonic_ns().saturating_sub(start);
         DbInner::new(DbInnerArgs {
             fs: config.fs,
             env: config.env,

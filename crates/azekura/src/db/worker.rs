@@ -560,7 +560,8 @@ fn next_retry_ns(inner: &DbInner) -> Option<u64> {
     tasks.chain(inner.wal_backoff.remaining_ns(now)).min()
 }
 
-/// Seals idle memtables that may hide many stale blob values, because their staleness is unknown until they are
+/// Seals idle memtables with many tombstones, which slow scans until a compaction drops them, and those that
+/// may hide many stale blob values, because their staleness is unknown until they are
 /// flushed. `resting` maps a partition to the last observed state of its memtable and the time of the last change, in
 /// nanoseconds. Returns whether a memtable was sealed.
 fn seal_idle_memtables(inner: &DbInner, resting: &mut HashMap<PartitionId, (SeqNo, u64)>) -> bool {
@@ -685,6 +686,46 @@ fn compact_until_done(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::db::config::Config;
+    use crate::testing::{MemFs, TestEnv};
+
+    /// Regression: a memtable of tombstones stayed as long as nothing was written, so the first key cost half a second
+    /// after a million removals. No metric showed the tombstones, and `approximate_len` counted each as a key.
+    #[test]
+    fn idle_memtable_of_tombstones_is_compacted() {
+        let env = TestEnv::new(1);
+        let config = Config::new("/db").fs(Arc::new(MemFs::new())).env(Arc::new(env.clone())).workers(0);
+        let db = config.open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        let keys = || (0..20_000u32).map(u32::to_be_bytes);
+        keys().for_each(|key| part.insert(key, "").unwrap());
+        part.insert([255], "").unwrap();
+        part.flush().unwrap();
+        let (inner, mut resting) = (&part.handle.inner, HashMap::new());
+        let mut is_sealed_later = || {
+            let at_once = seal_idle_memtables(inner, &mut resting);
+            env.advance(Duration::from_nanos(IDLE_MEMTABLE_NS));
+            assert!(!at_once);
+            seal_idle_memtables(inner, &mut resting)
+        };
+        keys().take(9_999).for_each(|key| part.remove(key).unwrap());
+        assert!(!is_sealed_later(), "too few tombstones");
+        keys().skip(9_999).for_each(|key| part.remove_weak(key).unwrap());
+        let counts = || {
+            let metrics = part.metrics();
+            let in_tables: u64 = metrics.levels.iter().map(|level| level.tombstones).sum();
+            (metrics.memtable_tombstones, in_tables, part.approximate_len())
+        };
+        assert_eq!(counts(), (20_000, 0, 1));
+        assert!(is_sealed_later());
+        assert_eq!(counts(), (20_000, 0, 1), "in a sealed memtable");
+        while step(inner).unwrap() {}
+        assert_eq!(counts(), (0, 0, 1));
+        assert!(!is_sealed_later());
+        part.remove([255]).unwrap();
+        part.flush().unwrap();
+        assert_eq!(part.approximate_len(), 0, "a tombstone in a table");
+    }
 
     #[test]
     fn flush_first_then_most_urgent_of_each_task() {

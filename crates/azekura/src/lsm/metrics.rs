@@ -48,6 +48,8 @@ pub(crate) struct LsmMetrics {
     /// Bytes of the active memtable.
     pub(crate) memtable_bytes: u64,
     pub(crate) sealed_bytes: u64,
+    /// Tombstones in all memtables.
+    pub(crate) memtable_tombstones: u64,
     /// Bytes of memory that open tables and blob files use outside of the cache.
     pub(crate) pinned_bytes: u64,
     /// Fragments of range tombstones, in memtables and flushed.
@@ -78,6 +80,7 @@ impl LsmTree {
             levels: levels.collect(),
             memtable_bytes: now.active.bytes(),
             sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
+            memtable_tombstones: now.sealed.iter().chain([&now.active]).map(|memtable| memtable.tombstones()).sum(),
             pinned_bytes: table_bytes + blob_file_bytes + now.version.range_tombstones().bytes(),
             range_tombstones: now.range_tombstones().iter().map(|set| set.len()).sum(),
             range_deleted_bytes: now.version.tables().map(|(_, table)| table.covered_bytes()).sum(),

@@ -22,6 +22,10 @@ const STEP_BYTES: u64 = if cfg!(test) { 1 << 10 } else { 4 << 20 };
 /// again.
 const AUTOMATIC_TARGET_FACTOR: f64 = 0.93;
 
+/// An idle memtable with this many tombstones is flushed, so that a compaction can drop them. A scan passes over about
+/// 3,000 tombstones in a millisecond.
+const IDLE_TOMBSTONES_MIN: u64 = 10_000;
+
 impl LsmTree {
     /// Whether the tree has values in blob files, or will write such values.
     pub(crate) fn has_kv_separation(&self) -> bool {
@@ -129,15 +133,18 @@ impl LsmTree {
         self.options().kv_separation.as_ref().and_then(|separation| separation.automatic_gc)
     }
 
-    /// The last record of the active memtable, if the memtable may hide more bytes of blob files than the target of
-    /// background blob GC allows.
+    /// The last record of the active memtable, if the memtable has many tombstones, or may hide more bytes of blob
+    /// files than the target of background blob GC allows.
     pub(crate) fn memtable_hiding_seqno(&self) -> Option<SeqNo> {
-        let target = self.automatic_target()?;
+        let target = self.automatic_target();
         self.current.with(|now| {
             let totals = now.version.blobs().totals();
-            let hides = !now.active.is_empty()
-                && totals.bytes > 0
-                && totals.exceed_space_amp(target, now.version.estimated_blob_bytes(now.active.len()));
+            let hides = now.active.tombstones() >= IDLE_TOMBSTONES_MIN
+                || target.is_some_and(|target| {
+                    !now.active.is_empty()
+                        && totals.bytes > 0
+                        && totals.exceed_space_amp(target, now.version.estimated_blob_bytes(now.active.len()))
+                });
             hides.then(|| now.active.largest_seqno())
         })
     }

@@ -466,13 +466,14 @@ impl Engine for LsmTree {
         Box::new(LsmView { super_version, context, uses_prefix_filters, dead_ranges, merge_operator })
     }
 
-    /// Number of entries in tables and memtables. In tables, each tombstone cancels one other entry. Every version of
-    /// an overwritten key counts.
+    /// Number of entries in tables and memtables, where each tombstone cancels itself and an entry that is not newer.
+    /// Every version of an overwritten key counts.
     fn approximate_len(&self) -> u64 {
         let now = self.current.get();
-        let tables: u64 =
-            now.version.levels().map(|(_, level)| level.entries.saturating_sub(2 * level.tombstones)).sum();
-        tables + now.active.len() + now.sealed.iter().map(|memtable| memtable.len()).sum::<u64>()
+        let levels = now.version.levels().rev().map(|(_, level)| (level.entries, level.tombstones));
+        let memtables = now.sealed.iter().rev().chain([&now.active]);
+        let oldest_first = levels.chain(memtables.map(|memtable| (memtable.len(), memtable.tombstones())));
+        oldest_first.fold(0, |live: u64, (entries, tombstones)| (live + entries).saturating_sub(2 * tombstones))
     }
 
     /// Inserts a record of the WAL at open.

@@ -48,6 +48,8 @@ pub(crate) struct Memtable {
 struct MemtableWriteState {
     writer: Mutex<MemtableWriter>,
     len: AtomicU64,
+    /// Records that are tombstones.
+    tombstones: AtomicU64,
     lowest: AtomicU64,
     highest: AtomicU64,
     /// The lowest and the highest sequence number of a range delete; 0 if there is none.
@@ -95,6 +97,7 @@ impl Memtable {
             write_state: MemtableWriteState {
                 writer: Mutex::new(writer),
                 len: AtomicU64::new(0),
+                tombstones: AtomicU64::new(0),
                 lowest: AtomicU64::new(u64::MAX),
                 highest: AtomicU64::new(0),
                 lowest_range_delete: AtomicU64::new(0),
@@ -175,9 +178,13 @@ impl Memtable {
         if let Some(position) = position {
             self.hashes.put(hashes, position, at);
         }
-        let MemtableWriteState { len, lowest, highest, referenced_blob_bytes: pointed, .. } = &self.write_state;
+        let MemtableWriteState { len, tombstones, lowest, highest, referenced_blob_bytes: pointed, .. } =
+            &self.write_state;
         if entry.kind.without_expiry() == RecordKind::BlobPointer {
             count_blob_pointer(pointers, pointed, &entry);
+        }
+        if entry.kind.is_tombstone() {
+            tombstones.store(tombstones.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
         len.store(len.load(Ordering::Relaxed) + 1, Ordering::Release);
         lowest.store(lowest.load(Ordering::Relaxed).min(entry.seqno.0), Ordering::Release);
@@ -356,6 +363,11 @@ impl Memtable {
     /// Number of records, without range deletes.
     pub(crate) fn len(&self) -> u64 {
         self.write_state.len.load(Ordering::Acquire)
+    }
+
+    /// Number of records that are tombstones.
+    pub(crate) fn tombstones(&self) -> u64 {
+        self.write_state.tombstones.load(Ordering::Relaxed)
     }
 
     /// Whether there are records, other than range deletes.

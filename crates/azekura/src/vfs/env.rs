@@ -60,7 +60,8 @@ pub trait Env: Send + Sync {
     /// The wall clock in milliseconds since 1970. It may jump.
     fn now_ms(&self) -> u64;
 
-    /// A clock that never goes back, in nanoseconds since an arbitrary start.
+    /// A clock that never goes back, in nanoseconds since an arbitrary start. If it goes back all the same, intervals
+    /// count as 0.
     fn monotonic_ns(&self) -> u64;
 
     /// Fills `out` with random bytes. They are unpredictable in production.

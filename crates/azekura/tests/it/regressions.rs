@@ -38,6 +38,35 @@ fn after_power_loss(machine: &MemFs) -> MemFs {
     after
 }
 
+/// The monotonic clock of an `Env` of a program may be wrong and go back: in builds with overflow checks the open
+/// panicked, and a write that had waited for memory did. In other builds the metrics were absurd.
+#[test]
+fn env_clock_that_goes_back_is_harmless() {
+    let (machine, env) = (MemFs::new(), TestEnv::new(1));
+    env.run_backwards();
+    let ttl = std::time::Duration::from_secs(1);
+    for workers in [0, 2] {
+        let config = Config::new("/db").fs(Arc::new(machine.clone())).env(Arc::new(env.clone())).workers(workers);
+        let db = config.memory_budget(1 << 20).sync_interval(Some(ttl / 1000)).open().unwrap();
+        let p = db.open_partition("p", PartitionCreateOptions::default().max_memtable_size(64 << 10)).unwrap();
+        for n in 0..1_000u32 {
+            p.insert(n.to_be_bytes(), [7; 4_000]).unwrap();
+            if workers == 0 {
+                while db.step().unwrap() {}
+            }
+        }
+        p.insert_with_ttl("k", "v", ttl).unwrap();
+        p.major_compact().unwrap();
+        db.persist(PersistMode::SyncAll).unwrap();
+        let metrics = db.metrics();
+        assert!(metrics.stall_time.max(metrics.recovery_time) < ttl, "{metrics}");
+        assert_eq!(p.len().unwrap(), 1_001);
+        db.close().unwrap();
+        let reader = Config::new("/db").fs(Arc::new(machine.clone())).env(Arc::new(env.clone())).open_read_only();
+        assert_eq!(reader.unwrap().metrics().recovery_time.as_nanos(), 0);
+    }
+}
+
 #[test]
 fn empty_partition_does_not_pin_wal_segments() {
     let machine = MemFs::new();
