@@ -26,7 +26,6 @@ use crate::lsm::tree::{LsmTree, check_files};
 use crate::memtable::memtable::MemtableMemory;
 use crate::pmem::pool::{ManifestPoolInfo, PmemEngine, PoolLocation, StoredPool};
 use crate::table::obsolete_files::ObsoleteFiles;
-use crate::vfs::fs::PersistenceLevel;
 use crate::vfs::open_files::{DataFileKind, DataFiles};
 use crate::vfs::{Env, Fs};
 
@@ -92,6 +91,31 @@ const DELETED: u8 = 1;
 /// Handles of a closed database return `Closed`.
 const CLOSED: u8 = 2;
 
+/// What the files of a pool contained when they were read. Kept beside the tree, because while the tree is being
+/// built neither `stored_pool` nor `tree` has the pool.
+#[derive(Clone, Copy)]
+struct PoolAtOpen {
+    file_id: Option<[u8; 16]>,
+    /// The files had every record up to this sequence number, and perhaps records up to `highest`.
+    applied: SeqNo,
+    highest: SeqNo,
+    is_mapped: bool,
+    survives_power_loss: bool,
+}
+
+impl PoolAtOpen {
+    fn new(pool: &StoredPool) -> PoolAtOpen {
+        let (applied, highest) = pool.seqnos_at_open();
+        PoolAtOpen {
+            file_id: pool.file_id(),
+            applied,
+            highest,
+            is_mapped: pool.is_mapped(),
+            survives_power_loss: pool.survives_power_loss(),
+        }
+    }
+}
+
 /// State of a partition that all its handles share.
 pub(crate) struct PartitionState {
     pub(crate) id: PartitionId,
@@ -111,19 +135,20 @@ pub(crate) struct PartitionState {
     /// The encoded options, as stored in the manifest.
     settings: Mutex<Vec<u8>>,
     /// Records of the WAL for a partition whose comparator was not given yet, by ascending sequence number. Not
-    /// larger than the WAL. Empty once the records are [spilled](PartitionState::note_spilled) or the tree is built.
+    /// larger than the WAL. Empty once the records are [spilled](PartitionState::note_spilled) or the tree is built: a
+    /// build removes them after it has set `tree`, so a thread that finds none here finds them in the tree.
     buffered_records: Mutex<Arc<Vec<PendingRecord>>>,
     /// Records up to this sequence number are in permanent files, so the WAL is not needed for them. Set by the first
     /// record of a replay.
     permanent_at_open: OnceLock<SeqNo>,
     /// Direct blob files that `buffered_records` may point into, if the database is open read-only.
     direct_blobs: Mutex<Vec<Arc<DirectBlobFile>>>,
-    /// State of the partition in the manifest when the database was opened; taken when the tree is built.
-    /// `stored_pool` holds the files of a pool in the same way.
+    /// State of the partition in the manifest when the database was opened; taken when the tree is built, and locked
+    /// until it is set. `stored_pool` holds the files of a pool in the same way, but is not locked meanwhile.
     stored_partition: Mutex<Option<PartitionManifestState>>,
     stored_pool: Mutex<Option<StoredPool>>,
-    /// File id of a pool, read from its files at open. `None` for an LSM partition.
-    pub(crate) pool_file_id: Option<[u8; 16]>,
+    /// What the files of a pool contained at open. `None` for an LSM partition.
+    pool_at_open: Option<PoolAtOpen>,
     /// The error of a failed build of the tree. The build has consumed its inputs, so it cannot be tried again.
     build_error: Mutex<Option<Error>>,
 }
@@ -327,12 +352,12 @@ impl PartitionState {
         Ok(self.pool_if_built().is_some() && options.pmem().lowers_max_size(&self.stored_options()?.pmem()))
     }
 
-    /// The lowest sequence number of the partition whose record is only in the WAL.
+    /// The lowest sequence number of the partition whose record is only in the WAL. Does not wait for a tree that is
+    /// being built.
     pub(crate) fn first_unflushed(&self) -> Option<SeqNo> {
-        match self.tree.get() {
-            Some(tree) => tree.first_unflushed(),
-            None => lock(&self.buffered_records).first().map(|record| record.seqno),
-        }
+        // The buffer is read first, because a build sets the tree before it empties the buffer.
+        let buffered = lock(&self.buffered_records).first().map(|record| record.seqno);
+        buffered.or_else(|| self.tree.get()?.first_unflushed())
     }
 
     /// The records of the WAL that wait for the comparator. Empty once the tree is built or the records are spilled.
@@ -352,8 +377,8 @@ impl PartitionState {
     /// Removes spilled tables whose records are all in the pool, both from this partition and from `manifest_state`,
     /// from which the manifest is rewritten. For an LSM partition the edit of a flush removes them.
     pub(crate) fn forget_applied(&self, manifest_state: &mut PartitionManifestState) {
-        let Some((applied, _)) = self.pool_at_open() else { return };
-        manifest_state.spilled.retain(|_, table| table.largest_seqno > applied);
+        let Some(pool) = &self.pool_at_open else { return };
+        manifest_state.spilled.retain(|_, table| table.largest_seqno > pool.applied);
         if let Some(stored) = &mut *lock(&self.stored_partition) {
             stored.spilled.clone_from(&manifest_state.spilled);
         }
@@ -361,7 +386,9 @@ impl PartitionState {
 
     /// Adds a blob file that recovery made of a direct blob file. Only records of the WAL point into it.
     pub(crate) fn add_blob_file(&self, file: BlobFileMeta) {
-        match (self.lsm_if_built(), &mut *lock(&self.stored_partition)) {
+        // Locked first, so that no tree is being built.
+        let mut stored = lock(&self.stored_partition);
+        match (self.lsm_if_built(), &mut *stored) {
             (Some(tree), _) => tree.add_blob_files(vec![file]),
             (None, Some(stored)) => drop(stored.blob_files.insert(file.number, file)),
             (None, None) => {}
@@ -370,6 +397,7 @@ impl PartitionState {
 
     /// Adds a direct blob file that the WAL points into, and that a read-only open cannot finish.
     pub(crate) fn add_direct_blob_file(&self, file: Arc<DirectBlobFile>) {
+        let _no_build = lock(&self.stored_partition);
         match self.lsm_if_built() {
             Some(tree) => tree.add_direct_blob_files([file]),
             None => lock(&self.direct_blobs).push(file),
@@ -383,8 +411,7 @@ impl PartitionState {
 
     /// Whether a record is durable as soon as it is replayed into this partition.
     pub(crate) fn survives_power_loss(&self) -> bool {
-        let built = self.tree.get().map(|tree| tree.persistence_level() == PersistenceLevel::PowerLoss);
-        built.unwrap_or_else(|| lock(&self.stored_pool).as_ref().is_some_and(StoredPool::survives_power_loss))
+        self.pool_at_open.is_some_and(|pool| pool.survives_power_loss)
     }
 
     /// Copies the files of a pool that was not built because its comparator is missing. Nothing changes these files
@@ -393,22 +420,14 @@ impl PartitionState {
         lock(&self.stored_pool).as_ref().map_or(Ok(()), |pool| pool.copy_to(dir))
     }
 
-    /// The sequence numbers in the files of a pool when it was opened: all records up to the first one, and possibly
-    /// some up to the second one.
-    fn pool_at_open(&self) -> Option<(SeqNo, SeqNo)> {
-        let stored = lock(&self.stored_pool).as_ref().map(StoredPool::seqnos_at_open);
-        stored.or_else(|| self.tree.get()?.pmem().map(|pool| (pool.flushed_through(), pool.max_seqno_at_open())))
+    /// File id of a pool, read from its files at open. `None` for an LSM partition.
+    pub(crate) fn pool_file_id(&self) -> Option<[u8; 16]> {
+        self.pool_at_open?.file_id
     }
 
     /// The highest sequence number that the files of a pool may have contained at open.
     pub(crate) fn highest_in_pool(&self) -> SeqNo {
-        self.pool_at_open().unwrap_or_default().1
-    }
-
-    /// Whether the partition is a pool on a mapped file.
-    fn is_mapped_pool(&self) -> bool {
-        let built = self.tree.get().map(|tree| tree.persistence_level() > PersistenceLevel::WalOnly);
-        built.unwrap_or_else(|| lock(&self.stored_pool).as_ref().is_some_and(StoredPool::is_mapped))
+        self.pool_at_open.map_or(SeqNo::ZERO, |pool| pool.highest)
     }
 
     /// Requirements on the WAL that follow from the permanent files, before anything is replayed. Records up to the
@@ -417,13 +436,13 @@ impl PartitionState {
     /// contain such a number, and does not prove how far the WAL was durable.
     pub(crate) fn wal_needs(&self, stored: &PartitionManifestState, pools_skip_log: bool) -> (SeqNo, SeqNo) {
         let (permanent, durable) = (stored.permanent(), stored.durable_seqno());
-        let Some((applied, highest)) = self.pool_at_open() else { return (permanent, durable) };
+        let Some(pool) = &self.pool_at_open else { return (permanent, durable) };
         let proven = match self.engine {
-            EngineKind::Pmem if !pools_skip_log => highest,
-            _ if self.is_mapped_pool() => applied,
+            EngineKind::Pmem if !pools_skip_log => pool.highest,
+            _ if pool.is_mapped => pool.applied,
             _ => SeqNo::ZERO,
         };
-        (permanent.max(applied), durable.max(proven))
+        (permanent.max(pool.applied), durable.max(proven))
     }
 
     /// The highest sequence number in a pool whose changes may be missing in the WAL; zero for other partitions.
@@ -444,7 +463,7 @@ impl PartitionState {
         let permanent = *self.permanent_at_open.get_or_init(|| {
             let stored = lock(&self.stored_partition);
             let permanent = stored.as_ref().map_or(SeqNo::ZERO, PartitionManifestState::permanent);
-            permanent.max(self.pool_at_open().unwrap_or_default().0)
+            permanent.max(self.pool_at_open.map_or(SeqNo::ZERO, |pool| pool.applied))
         });
         if entry.seqno <= permanent {
             return Ok(false);
@@ -652,8 +671,8 @@ impl Catalog {
         // If the build fails or panics, a later call must not build an empty tree from the inputs that remain.
         let again = format!("partition {:?} could not be opened before: open the database anew", state.name);
         *lock(&state.build_error) = Some(Error::new(ErrorKind::Closed, again));
-        // Locked until the tree is set, so that a reader of buffered records finds either the records or the tree.
-        let mut pending = lock(&state.buffered_records);
+        // Not locked, because a comparator may take long, and a thread that retires WAL segments reads the buffer.
+        let pending = state.pending();
         let built = self.make_tree(state, stored.take(), &pending, order, options).and_then(|tree| {
             // Before the tree is set, because other threads can use the tree afterwards.
             if log == ReplayPhase::After {
@@ -665,7 +684,7 @@ impl Catalog {
             Ok(tree) => {
                 let set = state.tree.set(tree);
                 debug_assert!(set.is_ok(), "the lock on `stored` lets one builder in");
-                *pending = Arc::default();
+                *lock(&state.buffered_records) = Arc::default();
                 *lock(&state.build_error) = None;
                 Ok(())
             }
@@ -756,7 +775,7 @@ fn new_state(
         permanent_at_open: OnceLock::new(),
         direct_blobs: Mutex::default(),
         stored_partition: Mutex::new(stored),
-        pool_file_id: pool.as_ref().and_then(StoredPool::file_id),
+        pool_at_open: pool.as_ref().map(PoolAtOpen::new),
         stored_pool: Mutex::new(pool),
         build_error: Mutex::default(),
     })

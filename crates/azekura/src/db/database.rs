@@ -279,7 +279,7 @@ impl Database {
             location.as_ref().map_or(Ok(()), |location| location.publish_file())?;
             let state = inner.catalog.create_tree(meta, order, options);
             let state = state.inspect_err(|_| location.iter().for_each(|location| location.remove_published_file()))?;
-            let file_id = state.pool_file_id;
+            let file_id = state.pool_file_id();
             Ok((state, file_id))
         };
         let operator = components.merge_operator.as_ref();

@@ -586,7 +586,7 @@ impl RecoveryState {
     /// manifest.
     fn record_pool_file_ids(&mut self) {
         for (id, state) in &self.by_id {
-            if let (Some(stored), Some(file_id)) = (self.manifest_state.partitions.get_mut(id), state.pool_file_id) {
+            if let (Some(stored), Some(file_id)) = (self.manifest_state.partitions.get_mut(id), state.pool_file_id()) {
                 stored.pool_file_id = Some(file_id);
             }
         }

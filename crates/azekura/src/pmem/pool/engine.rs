@@ -91,9 +91,6 @@ pub(crate) fn uses_mapped_pools(fs: &dyn Fs, dir: &Path) -> bool {
 pub(crate) trait PmemEngine: Engine {
     fn set_options(&self, options: &PmemOptions) -> Result<()>;
 
-    /// The highest sequence number that its files may have contained when it was opened.
-    fn max_seqno_at_open(&self) -> SeqNo;
-
     fn pool_stats(&self) -> PoolStats;
 }
 
@@ -278,10 +275,6 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> PmemEngine for PoolEngine<M, K
         *lock(&self.options) = options.clone();
         self.tree.versions.set_limit(options.max_size);
         Ok(())
-    }
-
-    fn max_seqno_at_open(&self) -> SeqNo {
-        self.durability.seqnos_at_open().1
     }
 
     fn pool_stats(&self) -> PoolStats {
