@@ -271,19 +271,28 @@ impl DirectBlobAppender {
     /// or after an offset. `close` excludes further writers.
     ///
     /// # Errors
-    /// `Poisoned` if bytes of other threads may be lost too, because these may be acknowledged. Else the error of the
-    /// sync. The file is then usable only up to its durable length, unless the process had too many open files.
-    pub(crate) fn sync_for_commit(&self, own: impl Fn(u64) -> u64, close: impl FnOnce()) -> Result<()> {
+    /// `Poisoned` if bytes of other threads may be lost too, because these may be acknowledged. The file then stays in
+    /// `unsynced`, so that every later sync of the WAL fails too. It also stays there if the process has too many open
+    /// files, because a later sync may succeed. Else the error of the sync: the file, with the number `id`, is usable
+    /// only up to its durable length, and is removed from `unsynced`.
+    pub(crate) fn sync_for_commit(
+        &self,
+        id: FileNumber,
+        unsynced: &UnsyncedBlobFiles,
+        own: impl Fn(u64) -> u64,
+        close: impl FnOnce(),
+    ) -> Result<()> {
         self.sync().map_err(|error| {
             if error.is_too_many_open_files() {
                 return error;
             }
             close();
             let synced = self.synced();
-            match self.written() - synced == own(synced) {
-                true => error,
-                false => error.with_kind(ErrorKind::Poisoned),
+            if self.written() - synced != own(synced) {
+                return error.with_kind(ErrorKind::Poisoned);
             }
+            unsynced.remove(id);
+            error
         })
     }
 }

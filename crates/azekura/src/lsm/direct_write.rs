@@ -124,8 +124,8 @@ impl LsmTree {
                 behind.map(|pointer| pointer.frame_len).sum::<u64>()
                     + if synced == 0 { FileHeader::LEN as u64 } else { 0 }
             };
-            let synced = file.appender()?.sync_for_commit(own, || self.close_direct_blob_file(id));
-            synced.inspect_err(|_| self.context.unsynced_blobs.remove(id))?;
+            let close = || self.close_direct_blob_file(id);
+            file.appender()?.sync_for_commit(id, &self.context.unsynced_blobs, own, close)?;
         }
         Ok(())
     }
@@ -156,9 +156,8 @@ impl LsmTree {
             }
             let meta = state.writer.finish().map_err(|error| error.in_file(file.path()))?;
             appender.record_write(meta.size, file.id, &self.context.unsynced_blobs);
-            let synced = appender.sync_for_commit(|_| meta.size - end, || {});
+            appender.sync_for_commit(file.id, &self.context.unsynced_blobs, |_| meta.size - end, || {})?;
             self.context.unsynced_blobs.remove(file.id);
-            synced?;
             state.finished_meta = Some(meta);
         }
         outputs.blobs.extend(state.finished_meta.clone());

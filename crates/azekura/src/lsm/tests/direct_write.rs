@@ -215,6 +215,39 @@ fn failed_sync_poisons_only_if_shared() {
     let error = fixture.tree.sync_direct_writes([&claim]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Poisoned);
     fixture.check_reads();
+    // A sync of the WAL that began before the database was poisoned must not succeed without that value.
+    fixture.tree.context.unsynced_blobs.sync_all().unwrap_err();
+}
+
+/// The directory could not be opened for a sync of a direct blob file, which is no failed sync. Nevertheless the file
+/// counted as synced from then on, with the acknowledged values in it: by a commit, and by a flush.
+#[test]
+fn file_stays_unsynced_if_no_file_may_open() {
+    let fail_once = |fixture: &LsmFixture, nth| {
+        fixture.faults.inject(FaultPlan::new(OpKind::SyncDir, nth, Fault::TooManyOpenFiles));
+    };
+    let is_synced_now = |fixture: &LsmFixture| {
+        let before = fixture.faults.count(OpKind::SyncDir);
+        fixture.tree.context.unsynced_blobs.sync_all().unwrap();
+        fixture.faults.count(OpKind::SyncDir) > before
+    };
+    let mut fixture = world(1 << 20);
+    fixture.put_direct("a", &value(1));
+    let claim = fixture.tree.write_blob_directly(value(2).as_bytes()).unwrap();
+    fail_once(&fixture, 1);
+    assert!(fixture.tree.sync_direct_writes([&claim]).unwrap_err().is_too_many_open_files());
+    assert!(is_synced_now(&fixture), "after a commit");
+    drop(claim);
+
+    let mut fixture = world(1 << 20);
+    fixture.put_direct("a", &value(1));
+    fixture.tree.seal();
+    fail_once(&fixture, 2); // the first one is for the table
+    assert!(fixture.run(Task::Flush, false).unwrap_err().is_too_many_open_files());
+    assert!(is_synced_now(&fixture), "after a flush");
+    fixture.run(Task::Flush, false).unwrap();
+    fixture.check_reads();
+    fixture.check_files();
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{FaultFs, MemFs, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
 use azekura::{
     Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PmemOptions,
@@ -120,6 +120,18 @@ fn no_state_is_left_when_no_file_could_open() {
                 Ok(()) => sure.push(n),
                 Err(_) => failed += 1,
             }
+            // Durable with the next sync that succeeds, also if the sync of another value of its blob file fails.
+            let buffered = separation.insert([101, n], rng.random_bytes(4_000)).is_ok();
+            let mut batch = db.batch();
+            batch.durability(PersistMode::SyncData);
+            batch.insert(&separation, [102, n], rng.random_bytes(4_000));
+            let _ = batch.commit();
+            fs.limit_open(None);
+            if db.persist(PersistMode::SyncData).is_ok() && buffered && n % 7 == 0 {
+                let after = super::open(&super::after_power_loss(&machine), "/db", 7);
+                assert!(after.partition("apart").unwrap().get([101, n]).unwrap().is_some(), "held {held}: {n}");
+            }
+            fs.limit_open(Some(3 + usize::from(n % (held + 1))));
             let _ = (plain.flush(), separation.flush(), db.step());
         }
         assert!(failed > 0, "held {held}: the limit had no effect");
@@ -139,6 +151,27 @@ fn no_state_is_left_when_no_file_could_open() {
         }
         assert!(plain.contains_key("after").unwrap());
     }
+}
+
+/// A commit with a requested sync could not open the directory to make the name of a blob file durable. From then on
+/// the file counted as synced, so a later sync did not make the acknowledged values in it durable, and power loss took
+/// the file away.
+#[test]
+fn persist_covers_a_blob_file_that_failed_before() {
+    let machine = MemFs::new();
+    let fs = FaultFs::new(Arc::new(machine.clone()));
+    let db = config(Arc::new(fs.clone())).open().unwrap();
+    let separation = db.open_partition("apart", separated()).unwrap();
+    db.persist(PersistMode::SyncAll).unwrap();
+    separation.insert("buffered", [1; 5_000]).unwrap();
+    fs.inject(FaultPlan::new(OpKind::SyncDir, 1, Fault::TooManyOpenFiles));
+    let mut batch = db.batch();
+    batch.durability(PersistMode::SyncData);
+    batch.insert(&separation, "synced", [2; 5_000]);
+    assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::Io);
+    db.persist(PersistMode::SyncAll).unwrap();
+    let after = super::open(&super::after_power_loss(&machine), "/db", 7);
+    assert_eq!(after.partition("apart").unwrap().get("buffered").unwrap().as_deref(), Some(&[1; 5_000][..]));
 }
 
 /// A sync of the WAL first makes the name of a blob file durable, and the directory cannot be opened. Earlier, that
