@@ -531,7 +531,8 @@ pub(crate) trait EngineHost: Send + Sync {
         SeqNo::ZERO
     }
 
-    /// Writes the edits to the manifest as one batch and syncs it.
+    /// Writes the edits to the manifest as one batch and syncs it. After any error but `Poisoned` the manifest does not
+    /// have the edits, so the call may be repeated with the same edits or with others.
     fn commit_edits(&self, edits: &[VersionEdit]) -> Result<()>;
 
     /// Returns the sequence numbers that snapshots read at, ascending, ending with the last visible one. The task

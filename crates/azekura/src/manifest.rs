@@ -20,7 +20,14 @@ pub(crate) const MANIFEST_TEMP_NAME: &str = "MANIFEST.tmp";
 
 /// The manifest, open for appending. Thread safe.
 ///
-/// Lock order: `sync_lock`, then `file_state`. Only a rewrite holds `file_state` during a sync.
+/// Lock order: `sync_lock`, then `file_state`. Only a rewrite holds `file_state` during a sync, and the first append
+/// after a rewrite that could not open the directory.
+///
+/// Once [`Manifest::sync`] has returned, every edit that was appended before is durable, or the manifest is poisoned.
+/// So no caller commits an edit again:
+/// - No edit is appended before the name of the file is durable, because the sync of the directory may have to be
+///   repeated.
+/// - A rewrite first syncs the old file, so that its edits are durable in the old file and in the new one.
 #[derive(Debug)]
 pub(crate) struct Manifest {
     fs: Arc<dyn Fs>,
@@ -37,6 +44,8 @@ struct ManifestFileState {
     identity: LogFileIdentity,
     /// Offset of the next frame.
     end_offset: u64,
+    /// Number of records that were written to earlier files of this manifest.
+    earlier_records: u64,
     /// Number of the last record that was written. The first record of a file has number 1.
     last_seqno: SeqNo,
     /// Number of the last record that is known to be durable.
@@ -97,14 +106,15 @@ impl Manifest {
     /// also power loss.
     ///
     /// # Errors
-    /// `OutOfSpace`: nothing was appended, and a later call may succeed. After any other failure, this and every
-    /// later call returns `Poisoned`.
+    /// `OutOfSpace`, and `Io` if the process has too many open files: nothing was appended, and a later call may
+    /// succeed. After any other failure, this and every later call returns `Poisoned`.
     pub(crate) fn append(&self, edits: &[VersionEdit]) -> Result<()> {
         self.poison.check()?;
         if edits.is_empty() {
             return Ok(());
         }
         let mut log = self.lock_file_state();
+        self.sync_name(&mut log)?;
         let end = log.end_offset;
         log.append(edits).map_err(|error| {
             // A part of the record may be in the file. It is removed, because a shorter record written over it would
@@ -119,17 +129,15 @@ impl Manifest {
     /// Makes all appended edits durable. Concurrent callers share one sync, and appending threads do not wait for it.
     ///
     /// # Errors
-    /// `Poisoned`, in this and every later call, once a sync has failed. `Io` if the process has too many open files;
-    /// then a later call may succeed.
+    /// `Poisoned`, in this and every later call, once a sync has failed.
     pub(crate) fn sync(&self) -> Result<()> {
         self.poison.check()?;
-        let wanted = self.lock_file_state().last_seqno;
+        let wanted = self.lock_file_state().records();
         let _turn = self.lock_sync();
         self.poison.check()?;
         let (file, last) = {
-            let mut log = self.lock_file_state();
-            self.sync_name(&mut log)?;
-            if log.durable_seqno >= wanted || log.durable_seqno >= log.last_seqno {
+            let log = self.lock_file_state();
+            if log.durable_records() >= wanted {
                 return Ok(());
             }
             (Arc::clone(&log.file), log.last_seqno)
@@ -156,20 +164,24 @@ impl Manifest {
     ///
     /// # Errors
     /// `Io` and `OutOfSpace`: the old manifest remains in use. `Io` because of too many open files may also mean that
-    /// the new one is in use; the next [`Manifest::sync`] makes its name durable. `Poisoned` if it is unknown which
-    /// of the two power loss would leave.
+    /// the new one is in use; the next [`Manifest::append`] makes its name durable. `Poisoned` if a sync has failed.
     pub(crate) fn rewrite(&self, file_id: [u8; 16], live: &[VersionEdit]) -> Result<()> {
         let _turn = self.lock_sync();
         let mut log = self.lock_file_state();
         self.poison.check()?;
-        let new = ManifestFileState::create(&*self.fs, &self.dir, file_id, live)?;
+        if log.durable_seqno < log.last_seqno {
+            log.file.sync_data().map_err(|e| self.poison.set(e))?;
+            log.durable_seqno = log.last_seqno;
+        }
+        let mut new = ManifestFileState::create(&*self.fs, &self.dir, file_id, live)?;
         install_new_manifest(&*self.fs, &self.dir)?;
+        new.earlier_records = log.records();
         *log = new;
         self.sync_name(&mut log)
     }
 
     /// Makes the name of a new manifest durable. If the directory cannot be opened, no sync has failed, and the next
-    /// sync of the manifest tries again.
+    /// append tries again.
     fn sync_name(&self, log: &mut ManifestFileState) -> Result<()> {
         if !log.name_durable {
             let synced = self.fs.sync_dir(&self.dir);
@@ -214,6 +226,7 @@ impl ManifestFileState {
             file,
             identity: place,
             end_offset: end,
+            earlier_records: 0,
             last_seqno: last,
             durable_seqno: SeqNo::ZERO,
             name_durable: false,
@@ -230,6 +243,16 @@ impl ManifestFileState {
         };
         fill().inspect_err(|_| drop(fs.remove_file(&path)))?;
         Ok(log)
+    }
+
+    /// Number of records that were written to this and all earlier files.
+    fn records(&self) -> u64 {
+        self.earlier_records + self.last_seqno.0
+    }
+
+    /// Number of these that are known to be durable.
+    fn durable_records(&self) -> u64 {
+        self.earlier_records + self.durable_seqno.0
     }
 
     fn append(&mut self, edits: &[VersionEdit]) -> Result<()> {
@@ -554,10 +577,30 @@ mod tests {
         let _held_by_a_sync = Arc::clone(&manifest.lock_file_state().file);
         faulty.limit_open(Some(faulty.open_count() + 1));
         assert!(manifest.rewrite([2; 16], &edits(0..3)).unwrap_err().is_too_many_open_files());
-        manifest.append(&edits(3..4)).unwrap();
-        assert!(manifest.sync().unwrap_err().is_too_many_open_files());
-        faulty.limit_open(None);
         manifest.sync().unwrap();
+        assert!(manifest.append(&edits(3..4)).unwrap_err().is_too_many_open_files());
+        faulty.limit_open(None);
+        assert_eq!(load(&fs).unwrap().edits, edits(0..3), "a call that is repeated would append its edits twice");
+        manifest.commit(&edits(3..4)).unwrap();
         assert_eq!(load(&fs).unwrap().edits, edits(0..4));
+    }
+
+    /// A thread had appended an edit, and another one rewrote the manifest before the first one's sync. That sync
+    /// failed because the directory could not be opened, although the edit was applied. Power loss leaves the old
+    /// manifest or the new one.
+    #[test]
+    fn appended_edit_is_durable_beside_a_rewrite() {
+        for survival in [Survival::Nothing, Survival::MetadataOnly, Survival::Everything] {
+            let machine = MemFs::new();
+            let faulty = FaultFs::new(Arc::new(machine.clone()));
+            let (_, manifest) = create_manifest(faulty.clone());
+            manifest.append(&edits(3..4)).unwrap();
+            faulty.inject(FaultPlan::new(OpKind::SyncDir, 1, Fault::TooManyOpenFiles));
+            assert!(manifest.rewrite([2; 16], &edits(0..4)).unwrap_err().is_too_many_open_files());
+            manifest.sync().unwrap();
+            machine.crash(survival, 1);
+            let fs: Arc<dyn Fs> = Arc::new(machine);
+            assert_eq!(load(&fs).unwrap().edits, edits(0..4), "{survival:?}");
+        }
     }
 }

@@ -287,8 +287,7 @@ impl Database {
         let created = writer.version_set.create_partition(meta, operator_name, prepare);
         let state = inner.poison.poison_on_failure(created)?;
         if inner.settings.durability != PersistMode::Buffer || is_mapped {
-            let synced = inner.poison.poison_on_failure(writer.version_set.sync());
-            synced.map_err(|error| inner.undo_creation(&state, error))?;
+            inner.poison.poison_on_failure(writer.version_set.sync())?;
         }
         state.set_components(components);
         operator.into_iter().for_each(|operator| state.set_merge_operator(operator));

@@ -700,20 +700,6 @@ impl DbInner {
         state.set_merge_operator(operator);
         Ok(())
     }
-
-    /// Drops a partition whose creation is in the manifest but could not be made durable, and returns `error`. If the
-    /// drop fails too, the database is poisoned. The pool's files are left for the next open to remove: as long as
-    /// the creation may be durable and the drop is not, the database does not open without them.
-    pub(crate) fn undo_creation(&self, state: &PartitionState, error: Error) -> Error {
-        let drop_edits = [VersionEdit::PartitionDropped { partition: state.id }];
-        let dropped = self
-            .writer()
-            .and_then(|writer| self.with_reserve(ReserveUse::Flush, || writer.version_set.log_and_apply(&drop_edits)));
-        match dropped {
-            Ok(()) => error,
-            Err(drop_error) => self.poison.set(drop_error),
-        }
-    }
 }
 
 /// Writes that expire.

@@ -367,8 +367,8 @@ fn spill_holders(inner: &DbInner) -> Result<bool> {
         inner.sync_wal_through(last)?;
         let edit = |table: &TableMeta| VersionEdit::TableSpilled { partition: partition.id, table: table.clone() };
         let written = writer.version_set.log_and_apply(&outputs.tables.iter().map(edit).collect::<Vec<VersionEdit>>());
-        // The manifest may name the tables after any failure but `OutOfSpace`, so they must not be removed.
-        if !written.as_ref().is_err_and(|error| error.kind() == ErrorKind::OutOfSpace) {
+        // The manifest may name the tables after `Poisoned`, so they must not be removed.
+        if !written.as_ref().is_err_and(|error| error.kind() != ErrorKind::Poisoned) {
             outputs.keep();
         }
         inner.poison.poison_on_failure(written)?;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::base::key::put_expiry;
 use crate::base::sync::lock;
 use crate::base::version_edit::{FileNumber, INGEST_PLACEHOLDER, PartitionId, TableMeta, VersionEdit, WalEpoch};
-use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::iter::InternalIter;
 use crate::lsm::compaction_picker::level_targets;
@@ -202,14 +202,12 @@ impl LsmTree {
         let details = tables.iter().flat_map(|(_, table)| table.detail_edits(partition));
         let edits = blob_edits.chain(tables.iter().map(added)).chain(details).chain([used_up]);
         let committed = self.commit_edits(edits, host);
-        match committed.as_ref().map_err(Error::kind) {
-            Err(ErrorKind::OutOfSpace | ErrorKind::Closed) => {
-                ingest.outputs.discard(); // the manifest does not contain the edits
-                return committed.map(|()| TaskReport::default());
+        if let Err(error) = committed {
+            // The manifest may contain the edits after `Poisoned` only.
+            if error.kind() != ErrorKind::Poisoned {
+                ingest.outputs.discard();
             }
-            Err(ErrorKind::Poisoned) => return committed.map(|()| TaskReport::default()),
-            // With any other error, the manifest contains the edits, and its next sync makes them durable.
-            _ => {}
+            return Err(error);
         }
         let report = TaskReport {
             level: tables.iter().map(|(level, _)| *level).min().unwrap_or_default(),
@@ -227,7 +225,7 @@ impl LsmTree {
         }
         self.apply_change(change);
         self.dead_ranges.note_ingest();
-        committed.map(|()| report)
+        Ok(report)
     }
 }
 

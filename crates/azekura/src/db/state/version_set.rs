@@ -101,7 +101,8 @@ impl VersionSet {
     /// makes it durable.
     ///
     /// # Errors
-    /// `Closed` if the partition of an edit was dropped meanwhile; then nothing is written. Those of the manifest.
+    /// `Closed` if the partition of an edit was dropped meanwhile, and those of the manifest. After any error but
+    /// `Poisoned` nothing is written or applied, so the call may be repeated.
     pub(crate) fn log_and_apply(&self, edits: &[VersionEdit]) -> Result<()> {
         self.log_and_apply_locked(&mut lock(&self.state), edits)
     }
@@ -116,10 +117,15 @@ impl VersionSet {
             manifest_state.check(edit)?;
         }
         self.manifest.append(edits)?;
-        edits.iter().try_for_each(|edit| manifest_state.apply(edit))
+        // The manifest has edits that the state refuses, so the two differ from now on.
+        let applied = edits.iter().try_for_each(|edit| manifest_state.apply(edit));
+        applied.map_err(|error| error.with_kind(ErrorKind::Poisoned))
     }
 
     /// Writes a batch of edits and syncs the manifest.
+    ///
+    /// # Errors
+    /// As [`log_and_apply`](VersionSet::log_and_apply): a sync of edits that were applied succeeds or poisons.
     pub(crate) fn log_and_apply_durably(&self, edits: &[VersionEdit]) -> Result<()> {
         self.log_and_apply(edits)?;
         self.manifest.sync()

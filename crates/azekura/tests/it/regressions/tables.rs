@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 use azekura::fs::Fs;
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
 use azekura::{
-    CompactionStrategy, Comparator, CompressionType, Config, EngineType, ErrorKind, Event, KvSeparationOptions,
-    LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions,
+    CompactionStrategy, Comparator, CompressionType, Config, Database, EngineType, ErrorKind, Event, GarbageCollection,
+    KvSeparationOptions, LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Result,
 };
 
 use super::{open, open_partition};
@@ -259,27 +259,78 @@ fn a_pool_keeps_its_size_when_lowering_fails() {
     assert_eq!(write(0).unwrap_err().kind(), ErrorKind::OutOfSpace, "the limit has no effect");
 }
 
-/// The name of a rewritten manifest could not be synced, because no directory could be opened. That failed the next
-/// creation after its edit: the manifest had the partition, and the database did not.
-#[test]
-fn a_partition_is_gone_when_its_creation_fails() {
+/// A database whose manifest was rewritten while the directory could not be opened, so that the name of the manifest is
+/// not durable. Its partition `p` has 12 tables and 12 blob files before `prepare`, and the WAL is durable.
+fn open_after_failed_rewrite(prepare: impl FnOnce(&Partition)) -> (MemFs, FaultFs, Database, Partition) {
     let machine = MemFs::new();
     let faults = FaultFs::new(Arc::new(machine.clone()));
     let config = Config::new("/db").fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(1)));
     let db = config.workers(0).durability(PersistMode::SyncData).open().unwrap();
     let leveled = LeveledOptions::default().l0_compaction_trigger(1_000);
+    let separation = KvSeparationOptions::default().separation_threshold(100).automatic_gc(None);
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
-    let p = db.open_partition("p", options).unwrap();
+    let p = db.open_partition("p", options.with_kv_separation(separation)).unwrap();
     // The manifest has the first and the last key of each table.
     for n in 0..12u8 {
-        p.insert(vec![n; 65_000], "v").unwrap();
+        p.insert(vec![n; 65_000], [n; 200]).unwrap();
         p.flush().unwrap();
     }
-    let fail_once = || faults.inject(FaultPlan::new(OpKind::SyncDir, 1, Fault::TooManyOpenFiles));
-    fail_once();
+    prepare(&p);
+    fail_next_sync_of_directory(&faults, 1);
     let stepped = (0..10).map(|_| db.step()).find(Result::is_err);
     assert_eq!(stepped.expect("the manifest is not rewritten").unwrap_err().kind(), ErrorKind::Io);
-    fail_once();
+    (machine, faults, db, p)
+}
+
+fn fail_next_sync_of_directory(faults: &FaultFs, nth: u64) {
+    faults.inject(FaultPlan::new(OpKind::SyncDir, nth, Fault::TooManyOpenFiles));
+}
+
+type PartitionCall = fn(&Partition) -> Result<()>;
+
+/// The name of a rewritten manifest was not durable, and a flush, a compaction or blob GC could not make it durable,
+/// because no directory could be opened. The edits of the task were applied before that error, so each attempt of the
+/// task failed: the manifest added a table twice, or removed a table that it did not have.
+#[test]
+fn tasks_succeed_after_a_manifest_had_no_name() {
+    let tasks: [(&str, PartitionCall); 3] = [
+        ("flush", |p| p.flush()),
+        ("compaction", |p| p.major_compact()),
+        ("blob GC", |p| p.gc_with_space_amp_target(1.0).map(drop)),
+    ];
+    for (task, run) in tasks {
+        for nth in 1..=3 {
+            let (machine, faults, db, p) = open_after_failed_rewrite(|p| {
+                p.insert("key", "value").unwrap();
+                if task != "flush" {
+                    (0..4u8).for_each(|n| p.insert(vec![n; 65_000], "small").unwrap());
+                    p.flush().unwrap();
+                }
+                if task == "blob GC" {
+                    p.major_compact().unwrap();
+                }
+            });
+            fail_next_sync_of_directory(&faults, nth);
+            let first = run(&p);
+            faults.clear_faults();
+            assert!(first.is_ok() || first.is_err_and(|error| error.kind() == ErrorKind::Io), "{task} {nth}");
+            run(&p).unwrap_or_else(|error| panic!("{task} {nth}: {error}"));
+            assert!(!db.metrics().poisoned);
+            assert_eq!(p.get("key").unwrap().unwrap(), "value");
+            drop(p);
+            db.close().unwrap();
+            let db = open(&machine, "/db", 2);
+            assert_eq!(db.partition("p").unwrap().len().unwrap(), 13, "{task} {nth}");
+        }
+    }
+}
+
+/// The name of a rewritten manifest could not be synced, because no directory could be opened. That failed the next
+/// creation after its edit: the manifest had the partition, and the database did not.
+#[test]
+fn a_partition_is_gone_when_its_creation_fails() {
+    let (machine, faults, db, _p) = open_after_failed_rewrite(|_| {});
+    fail_next_sync_of_directory(&faults, 1);
     assert_eq!(db.open_partition("new", Default::default()).unwrap_err().kind(), ErrorKind::Io);
     faults.clear_faults();
     assert!(!db.partition_exists("new") && !db.metrics().poisoned);
