@@ -42,31 +42,32 @@ enum BlobFileExtent {
     Growing { file: Option<Arc<dyn File>>, file_id: [u8; 16], end: AtomicU64 },
 }
 
-/// Read-ahead state of a sequential caller.
+/// Read-ahead state of a sequential caller, which may move from one file to another.
 pub(crate) struct BlobReadAhead {
     read_ahead: ReadAhead,
-    /// End of the last frame, where an adjacent frame begins.
-    expected: u64,
+    /// File and end of the last frame, where an adjacent frame begins.
+    expected: Option<(FileNumber, u64)>,
 }
 
 impl BlobReadAhead {
     /// For any access pattern: starts read-ahead once values are adjacent.
     pub(crate) fn adaptive() -> BlobReadAhead {
-        BlobReadAhead { read_ahead: ReadAhead::adaptive(), expected: 0 }
+        BlobReadAhead { read_ahead: ReadAhead::adaptive(), expected: None }
     }
 
     /// For a caller that reads the whole file sequentially: starts read-ahead at once.
     pub(crate) fn eager() -> BlobReadAhead {
-        BlobReadAhead { read_ahead: ReadAhead::eager(), expected: 0 }
+        BlobReadAhead { read_ahead: ReadAhead::eager(), expected: None }
     }
 
-    /// Notes that the caller moves to the frame at `handle`, also if the value is in the cache.
-    fn advance_to(&mut self, handle: BlockHandle) {
-        if handle.offset != self.expected {
+    /// Notes that the caller moves to the frame at `handle` of `file`, also if the value is in the cache.
+    fn advance_to(&mut self, file: FileNumber, handle: BlockHandle) {
+        // The buffer has bytes of the last file.
+        if self.expected != Some((file, handle.offset)) {
             self.read_ahead.reset();
         }
         self.read_ahead.note_sequential_read();
-        self.expected = handle.offset.saturating_add(handle.len);
+        self.expected = Some((file, handle.offset.saturating_add(handle.len)));
     }
 }
 
@@ -219,7 +220,7 @@ impl BlobFile {
     pub(crate) fn read(&self, pointer: &BlobPointer, mut ahead: Option<&mut BlobReadAhead>) -> Result<Slice> {
         let handle = self.find_frame(pointer).map_err(|error| self.with_location(error, pointer.frame_offset))?;
         if let Some(ahead) = &mut ahead {
-            ahead.advance_to(handle);
+            ahead.advance_to(self.id, handle);
         }
         let value = match self.cache.get::<CachedBlobValue>(self.id, handle.offset, BlockKind::Blob, None) {
             Some(value) => value,
@@ -356,7 +357,7 @@ impl BlobFile {
         let file_id = self.file_id()?;
         let check = |bytes: &[u8]| read(&BlockFrame::check(bytes, file_id, handle.offset, BlockKind::Blob)?);
         let in_place = || {
-            ahead.advance_to(handle);
+            ahead.advance_to(self.id, handle);
             match self.read_window(handle, ahead)? {
                 Some(bytes) => check(&bytes),
                 None => check(&self.read_bytes(handle.offset, handle.len)?),
