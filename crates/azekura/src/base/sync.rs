@@ -8,7 +8,9 @@
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{
+    Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult,
+};
 
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -20,6 +22,26 @@ pub(crate) fn read<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 
 pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks `mutex` if no thread holds it, also after a panic of a thread that held it.
+#[expect(clippy::disallowed_methods, reason = "all other code calls this function")]
+pub(crate) fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    unless_held(mutex.try_lock())
+}
+
+/// As [`try_lock`], for a shared lock.
+#[expect(clippy::disallowed_methods, reason = "all other code calls this function")]
+pub(crate) fn try_read<T: ?Sized>(lock: &RwLock<T>) -> Option<RwLockReadGuard<'_, T>> {
+    unless_held(lock.try_read())
+}
+
+fn unless_held<G>(tried: TryLockResult<G>) -> Option<G> {
+    match tried {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// A value that many threads write, on two cache lines of its own, because processors fetch cache lines in pairs.
@@ -89,5 +111,29 @@ impl WakeSignal {
         let rings = lock(&self.generation);
         let timeout = std::time::Duration::from_millis(ms);
         drop(self.condvar.wait_timeout_while(rings, timeout, |rings| *rings == seen));
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the test uses scoped threads, which `Env` does not offer")]
+mod tests {
+    use super::*;
+
+    /// Regression: after a panic of a thread that held a lock, every `Mutex::try_lock` fails, and callers took the lock
+    /// for a held one for ever.
+    #[test]
+    fn try_lock_succeeds_after_a_holder_panicked() {
+        let (mutex, shared) = (Mutex::new(1), RwLock::new(2));
+        let panicked = std::thread::scope(|scope| {
+            let holder = scope.spawn(|| {
+                let _held = (lock(&mutex), write(&shared));
+                panic!("while it holds both");
+            });
+            holder.join()
+        });
+        assert!(panicked.is_err() && mutex.is_poisoned() && shared.is_poisoned());
+        assert_eq!((try_lock(&mutex).as_deref(), try_read(&shared).as_deref()), (Some(&1), Some(&2)));
+        let _held = (lock(&mutex), write(&shared));
+        assert!(try_lock(&mutex).is_none() && try_read(&shared).is_none());
     }
 }

@@ -309,7 +309,7 @@ impl Database {
         if new_operator.is_some() {
             inner.writer()?;
         }
-        inner.catalog.open(state, components, options)?;
+        worker::catch_panics(inner, || inner.catalog.open(state, components, options))?;
         new_operator.map_or(Ok(()), |operator| inner.store_merge_operator(state, operator))
     }
 

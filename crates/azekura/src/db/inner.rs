@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use crate::base::event::{DroppedAfterDamage, Event};
 use crate::base::key::{EXPIRY_LEN, NEVER_MS, VALUE_LEN_MAX};
 use crate::base::merge_operator::MergeOperator;
-use crate::base::sync::{WakeSignal, lock, read, write};
+use crate::base::sync::{WakeSignal, lock, read, try_lock, try_read, write};
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
@@ -480,8 +480,8 @@ impl DbInner {
     /// short. Does nothing and returns false while other work runs exclusively with space that the reserve has
     /// released, because the reserve would take this space back.
     pub(crate) fn fill_reserve(&self) -> bool {
-        let may_fill = self.disk_space_lock.try_read();
-        may_fill.is_ok() && self.fill_reserve_now()
+        let may_fill = try_read(&self.disk_space_lock);
+        may_fill.is_some() && self.fill_reserve_now()
     }
 
     fn wait_for_space<T>(&self, need: ReserveUse, wait: impl FnOnce() -> T) -> T {
@@ -540,7 +540,7 @@ impl DbInner {
     /// [`BUDGET_SEAL_BYTES_MIN`] are not sealed, so that a database with very many partitions does not write tiny
     /// tables.
     pub(crate) fn seal_largest(&self) {
-        let Ok(_one) = self.seal_lock.try_lock() else { return };
+        let Some(_one) = try_lock(&self.seal_lock) else { return };
         if !self.memory_is_full() {
             return;
         }

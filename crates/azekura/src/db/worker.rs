@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::base::event::Event;
-use crate::base::sync::lock;
+use crate::base::sync::{lock, try_lock};
 use crate::base::version_edit::{PartitionId, TableMeta, VersionEdit};
 use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::db::catalog::PartitionState;
@@ -287,7 +287,7 @@ pub(crate) fn record_task(inner: &DbInner, partition: &PartitionState, task: Tas
 pub(crate) fn catch_panics<T>(inner: &DbInner, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let _inside = inner.enter();
     catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(inner.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))))
+        .unwrap_or_else(|_| Err(inner.poison.set(Error::new(ErrorKind::Poisoned, "a comparator or a task panicked"))))
 }
 
 /// Removes one batch of obsolete tables and blob files; false if there were none.
@@ -353,7 +353,7 @@ fn spill_holders(inner: &DbInner) -> Result<bool> {
     let (Some(oldest), Some(writer)) = (oldest_held(inner), &inner.writer) else { return Ok(false) };
     // The lock keeps partitions from being deleted and comparators from being given meanwhile. If it is held, a later
     // call tries again.
-    let Ok(_names) = inner.partition_ddl_lock.try_lock() else { return Ok(false) };
+    let Some(_names) = try_lock(&inner.partition_ddl_lock) else { return Ok(false) };
     let mut spilled = false;
     for partition in inner.catalog.all() {
         let pending = partition.pending();

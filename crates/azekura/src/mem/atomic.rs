@@ -57,6 +57,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Locks `mutex` if no thread holds it, also after a panic of a thread that held it.
+#[expect(clippy::disallowed_methods, reason = "code that the explorer runs calls this function")]
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 /// Whether the explorer or Miri explores thread schedules. Then capacities and retry limits are small, so that a
 /// scenario of a few records reaches rare states.
 pub(crate) const SCHEDULE_EXPLORATION: bool = cfg!(any(azekura_explore, miri));

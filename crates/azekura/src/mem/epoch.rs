@@ -19,8 +19,8 @@ use std::sync::Arc;
 #[cfg(any(test, feature = "testing"))]
 use crate::mem::atomic::yield_now;
 use crate::mem::atomic::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, TryLockError,
-    lock, process_wide, spin_loop, thread_local,
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, lock,
+    process_wide, spin_loop, thread_local, try_lock,
 };
 
 /// Value of a slot while its thread is not pinned; no epoch reaches it.
@@ -208,11 +208,7 @@ impl Drop for Pin {
 fn collect() -> bool {
     COLLECT_REQUESTED.store(true, Ordering::SeqCst);
     while COLLECT_REQUESTED.load(Ordering::SeqCst) {
-        let garbage = match GARBAGE.try_lock() {
-            Ok(garbage) => garbage,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(garbage) = try_lock(&GARBAGE) else { return false };
         COLLECT_REQUESTED.store(false, Ordering::SeqCst);
         drop(take_free(garbage)); // after the lock is released, because dropping a value may replace or free others
     }

@@ -8,7 +8,7 @@
 
 use crate::base::version_edit::ExpiryTimes;
 use crate::base::{Result, SeqNo};
-use crate::mem::atomic::{MutexGuard, Ordering, lock};
+use crate::mem::atomic::{MutexGuard, Ordering, lock, try_lock};
 use crate::mem::epoch::Pin;
 use crate::pmem::allocator::PoolRange;
 use crate::pmem::inner::LeafTarget;
@@ -29,7 +29,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// Whether a pass runs, or should begin because about one record in `share` has expired. Reads no clock if no
     /// record expires.
     pub(crate) fn is_sweep_due(&self, share: u64) -> bool {
-        let is_running = self.expiry.sweep.try_lock().map_or(true, |sweep| sweep.is_running);
+        let is_running = try_lock(&self.expiry.sweep).is_none_or(|sweep| sweep.is_running);
         let times = *lock(&self.expiry.times);
         if is_running || times.entries == 0 || self.replaying.load(Ordering::Acquire) {
             return is_running;

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use crate::base::sync::lock;
+use crate::base::sync::{lock, try_lock};
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
@@ -178,7 +178,7 @@ impl PoolDurability<PoolImage> for PoolCheckpointer {
     }
 
     fn is_checkpoint_running(&self) -> bool {
-        *lock(&self.min_flushing_seqno) != NO_SEQNO || self.checkpoint_lock.try_lock().is_err()
+        *lock(&self.min_flushing_seqno) != NO_SEQNO || try_lock(&self.checkpoint_lock).is_none()
     }
 
     fn checkpoint(&self, tree: &PoolTree<PoolImage>, host: &dyn EngineHost) -> Result<TaskReport> {

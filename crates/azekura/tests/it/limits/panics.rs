@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as Memory};
 
 use azekura::fs::SystemEnv;
-use azekura::testing::MemFs;
+use azekura::testing::{MemFs, Survival};
 use azekura::{
     Comparator, CompressionType, Database, EngineType, ErrorKind, Event, KvSeparationOptions, Listener,
     PartitionCreateOptions, PersistMode, PmemOptions,
@@ -76,6 +76,32 @@ fn check_comparator_panic(workers: usize) {
 fn a_comparator_that_panics_in_a_write_poisons() {
     run_with_timeout("by hand", || check_comparator_panic(0));
     run_with_timeout("with workers", || check_comparator_panic(2));
+}
+
+/// A comparator that panicked while its partition was opened did not poison the database. It left a lock poisoned,
+/// which background work took for a held one, so that the WAL grew without bound.
+#[test]
+fn comparator_panic_while_opening_poisons() {
+    run_with_timeout("opening", || {
+        let comparator = PanicOnDemandComparator::default();
+        let open = |db: &Database| {
+            db.open_partition_with_comparator("moody", Default::default(), Arc::new(comparator.clone()))
+        };
+        let machine = MemFs::new();
+        let db = config(&machine).open().unwrap();
+        open_partition(&db, "calm").insert("k", "v").unwrap();
+        let p = open(&db).unwrap();
+        (0..50u8).for_each(|n| p.insert([n], [n]).unwrap());
+        let killed = machine.fork();
+        killed.crash(Survival::Everything, 0);
+        let db = config(&killed).open().unwrap();
+        comparator.0.store(true, Memory::SeqCst);
+        assert_eq!(error_kind(open(&db)), ErrorKind::Poisoned);
+        comparator.0.store(false, Memory::SeqCst);
+        assert_poisoned(db);
+        let db = config(&killed).open().unwrap();
+        assert_eq!(open(&db).unwrap().len().unwrap(), 50);
+    });
 }
 
 #[test]
