@@ -63,10 +63,11 @@ pub trait Comparator: Send + Sync {
     /// Compares two user keys. The comparator may read the database. It must not write to it, and must not wait for a
     /// thread that writes, because a writer may hold locks while it calls the comparator.
     ///
-    /// Flushes, compactions and blob GC also call the comparator. Inside these tasks, calls that wait for such tasks
-    /// return `Invalid`, also on other databases of the process: `flush`, `major_compact`, blob GC, `checkpoint`,
-    /// opening and deleting partitions, `step` and `close`. If the comparator drops the last handle of a database
-    /// with workers inside a task, a worker of that database closes it after the task has ended.
+    /// Writes, flushes, compactions and blob GC call the comparator. Inside of them, calls that write, or that wait for
+    /// writes or such tasks, return `Invalid`, also on other databases of the process: `insert` and all other writes,
+    /// commits, exclusive transactions, `flush`, `major_compact`, blob GC, `checkpoint`, opening and deleting
+    /// partitions, `step` and `close`. The write or the task continues. If the comparator drops the last handle of a
+    /// database with workers inside a task, a worker of that database closes it after the task has ended.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

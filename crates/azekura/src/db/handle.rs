@@ -220,7 +220,9 @@ impl ExclusiveTurn {
     /// # Errors
     /// `Invalid` if this thread holds a turn, or the database is open for reading only; `Poisoned`, `Closed`.
     pub(crate) fn begin(handle: &Arc<DbHandle>) -> Result<ExclusiveTurn> {
-        handle.inner.writer()?.committer.begin_turn()?;
+        let writer = handle.inner.writer()?;
+        handle.inner.check_outside()?;
+        writer.committer.begin_turn()?;
         Ok(ExclusiveTurn { handle: Arc::clone(handle) })
     }
 

@@ -21,7 +21,7 @@ use crate::db::state::disk_reserve::{DiskReserve, ReserveUse};
 use crate::db::state::event_queue::DbPoison;
 use crate::db::state::sharded_counter::ShardedCounter;
 use crate::db::state::version_set::VersionSet;
-use crate::db::state::work_tracker::{WorkGuard, WorkTracker, is_at_work};
+use crate::db::state::work_tracker::{WorkGuard, WorkTracker, WriteMark, is_at_work};
 use crate::db::state::write_stall::{AccruedDelay, WriteStallLimits, delay_ns_per_kib, must_stop_writes};
 use crate::engine::{EngineHost, LastVisibleSeqno, Pressure, SingleCommit, SnapshotList};
 use crate::lsm::direct_file::DirectBlobWrite;
@@ -160,7 +160,8 @@ pub(crate) struct ApiCallGuard<'a>(&'a DbInner);
 impl Drop for ApiCallGuard<'_> {
     fn drop(&mut self) {
         // Inside work, the listener could not close the database. The call that runs the work delivers the events.
-        if !std::thread::panicking() && !is_at_work() {
+        // In a forked child, the lock on the events may never be released.
+        if !std::thread::panicking() && !is_at_work() && !self.0.is_forked() {
             let poison = &self.0.poison;
             poison.record_delivery(poison.events().deliver_at_call_end());
         }
@@ -288,12 +289,11 @@ impl DbInner {
         self.active_work.begin()
     }
 
-    /// Fails with `Invalid` if the calling thread is inside work on any database. For calls that may wait until work
-    /// has ended.
+    /// For calls that may wait for locks, until work has ended or until other writes have ended. Fails with `Closed` in
+    /// a forked child, where a lock may never be released, and with `Invalid` inside work and writes.
     pub(crate) fn check_outside(&self) -> Result<()> {
-        let message = "a comparator called what waits for background work, which waits for the comparator: make this \
-                       call outside of the comparator";
-        if is_at_work() { Err(Error::invalid(message)) } else { Ok(()) }
+        self.check_process()?;
+        check_not_called_back()
     }
 
     /// Signals background threads and waiting writers to stop, and does not wait for them.
@@ -324,6 +324,7 @@ impl DbInner {
     pub(crate) fn write_blob_directly(&self, partition: &PartitionState, value: &[u8]) -> Result<DirectBlobWrite> {
         let _call = self.begin_api_call();
         self.writer()?;
+        check_not_called_back()?;
         let tree = partition.lsm()?;
         self.check_disk_reserve()?;
         self.delay_write(value.len() as u64)?;
@@ -360,6 +361,8 @@ impl DbInner {
     ) -> Result<()> {
         let change = || {
             let writer = self.writer()?;
+            check_not_called_back()?;
+            let _write = WriteMark::new();
             let tree = partition.tree()?;
             let len = record_len(record);
             self.check_size(len)?;
@@ -421,6 +424,8 @@ impl DbInner {
     /// synced to make it durable.
     fn write(&self, commit: CommitRequest<'_>, bytes: u64) -> Result<SeqNo> {
         let writer = self.writer()?;
+        check_not_called_back()?;
+        let _write = WriteMark::new();
         self.check_size(commit.payload.len() as u64)?;
         let mut needs_preparation = false;
         for partition in commit.partitions {
@@ -778,6 +783,14 @@ impl EngineHost for DbInner {
         let is_held = self.flushes_held.load(Ordering::Relaxed) > 0;
         self.closing.load(Ordering::Relaxed) || is_held || self.settings.workers == 1 && gives_way()
     }
+}
+
+/// Fails with `Invalid` if a comparator makes the call inside work or a write, on any database. The call could wait for
+/// the comparator, or for a thread that waits for the comparator.
+fn check_not_called_back() -> Result<()> {
+    let message = "a comparator made a call that waits for writes or background work, which wait for the comparator: \
+                   make this call outside of the comparator";
+    if is_at_work() { Err(Error::invalid(message)) } else { Ok(()) }
 }
 
 #[cold]

@@ -57,8 +57,8 @@ thread_local! {
 
 /// Encodes `record` into the buffer of this thread and calls `write` with the encoded WAL payload.
 pub(crate) fn with_payload<R>(record: &WalRecord<'_>, write: impl FnOnce(&[u8]) -> R) -> R {
-    // A comparator may itself write during a write: the nested write finds an empty buffer and allocates. A
-    // thread-local destructor may write after this buffer was destroyed: that write allocates too.
+    // A comparator may call a write during a write, which is refused: the nested call finds an empty buffer and
+    // allocates. A thread-local destructor may write after this buffer was destroyed: that write allocates too.
     let mut payload = PAYLOAD.try_with(|kept| std::mem::take(&mut *kept.borrow_mut())).unwrap_or_default();
     payload.clear();
     put_record(&mut payload, record);

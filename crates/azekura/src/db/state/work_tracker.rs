@@ -28,13 +28,33 @@ struct State {
 pub(crate) struct WorkGuard<'a>(&'a WorkTracker, PhantomData<*const ()>);
 
 thread_local! {
-    /// Running work of the thread, on all databases of the process.
+    /// Running work and writes of the thread, on all databases of the process.
     static THREAD_WORK: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns whether the calling thread is inside work on any database. Then a comparator has made the call, or has
-/// dropped a handle, and the thread must not wait for work: it could wait for itself, or two threads could wait for
-/// each other if the comparators of two databases call the other database.
+/// Marks the calling thread as inside a write until dropped. A write may lead the group commit or hold locks of a pool
+/// while it calls a comparator. Closing does not wait for it, so it costs no shared memory.
+#[derive(Debug)]
+pub(crate) struct WriteMark(PhantomData<*const ()>);
+
+impl WriteMark {
+    #[inline]
+    pub(crate) fn new() -> WriteMark {
+        THREAD_WORK.set(THREAD_WORK.get() + 1);
+        WriteMark(PhantomData)
+    }
+}
+
+impl Drop for WriteMark {
+    fn drop(&mut self) {
+        THREAD_WORK.set(THREAD_WORK.get() - 1);
+    }
+}
+
+/// Returns whether the calling thread is inside work or a write on any database. Then a comparator has made the call,
+/// or has dropped a handle, and the thread must not write or wait for work: it could wait for itself, or two threads
+/// could wait for each other if the comparators of two databases call the other database.
+#[inline]
 pub(crate) fn is_at_work() -> bool {
     THREAD_WORK.get() > 0
 }

@@ -14,6 +14,7 @@ use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
 use azekura::{
     CompactionStrategy, Comparator, Config, Database, EngineType, ErrorKind, Event, GarbageCollection,
     KvSeparationOptions, LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Result,
+    TransactionOptions,
 };
 
 use super::{open, open_partition, table_files};
@@ -579,7 +580,8 @@ fn a_partition_is_deleted_by_its_name() {
 
 type Call = fn(&Database, &Partition) -> Result<()>;
 
-/// Every call that waits for background work, or for a lock that another thread holds while it waits for that.
+/// Every call that writes or waits for background work, or for a lock that another thread holds while it waits for
+/// these.
 const WAITING_CALLS: &[(&str, Call)] = &[
     ("flush", |_, p| p.flush()),
     ("compact", |_, p| p.major_compact()),
@@ -591,9 +593,23 @@ const WAITING_CALLS: &[(&str, Call)] = &[
     ("delete by name", |db, _| db.delete_partition_by_name("p")),
     ("step", |db, _| db.step().map(drop)),
     ("close", |db, _| db.clone().close()),
+    ("insert", |_, p| p.insert("nested", "v")),
+    ("large insert", |_, p| p.insert("nested", vec![1; 2 << 20])),
+    ("remove", |_, p| p.remove("nested")),
+    ("remove range", |_, p| p.remove_range("a".."b")),
+    ("clear", |_, p| p.clear()),
+    ("ingest", |_, p| p.ingest([("nested", "v")]).map(drop)),
+    ("batch", |db, p| {
+        let mut batch = db.batch();
+        batch.insert(p, "nested", "v");
+        batch.insert(p, "nested, too", "v");
+        batch.commit()
+    }),
+    ("transaction", |db, p| db.transact(|tx| tx.insert(p, "nested", "v"))),
+    ("exclusive", |db, _| db.transaction_with(TransactionOptions::default().exclusive(true)).map(drop)),
 ];
 
-/// Orders by bytes. In the first comparison of a flush, on any thread, it makes the call in the slot.
+/// Orders by bytes. The next comparison, on any thread, makes all calls with the handles in the slot.
 #[derive(Default)]
 struct Caller {
     slot: Mutex<Option<(Database, Partition)>>,
@@ -644,6 +660,39 @@ fn a_comparator_in_a_flush_may_not_wait_for_it() {
         }
         p.flush().unwrap();
         assert_eq!((p.len().unwrap(), db.list_partitions().len()), (20, 1));
+    }
+}
+
+/// A comparator that was called by a write, and wrote or waited for writes itself, waited for the leader of the group
+/// commit, which was its own thread. So did every later write. The calls are refused now, and the write continues.
+#[test]
+fn a_comparator_in_a_write_may_not_wait_for_it() {
+    let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(4 << 20)));
+    let separated = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
+    for options in [separated, pool] {
+        run_with_timeout("a write", move || {
+            let caller = Arc::new(Caller::default());
+            let db = manual_config(MemFs::new()).workers(0).open().unwrap();
+            let p = db.open_partition_with_comparator("p", options, caller.clone()).unwrap();
+            (0..50u8).for_each(|n| p.insert([n], "v").unwrap());
+            let single = || p.insert([7], "new");
+            let several = || {
+                let mut batch = db.batch();
+                (7..9u8).for_each(|n| batch.insert(&p, [n], "newer"));
+                batch.commit()
+            };
+            let writes: [&dyn Fn() -> Result<()>; 2] = [&single, &several];
+            for write in writes {
+                *caller.slot.lock().unwrap() = Some((db.clone(), p.clone()));
+                write().unwrap();
+                let results = std::mem::take(&mut *caller.results.lock().unwrap());
+                assert_eq!(results.len(), WAITING_CALLS.len());
+                for (what, result) in results {
+                    assert_eq!(result.expect_err(what).kind(), ErrorKind::Invalid, "{what}");
+                }
+            }
+            assert_eq!((p.len().unwrap(), db.list_partitions().len(), db.metrics().poisoned), (50, 1, false));
+        });
     }
 }
 

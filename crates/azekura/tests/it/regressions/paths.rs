@@ -5,14 +5,20 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 
 use azekura::fs::{Env, Fs, OpenMode, Thread};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
-use azekura::{Config, Database, EngineType, ErrorKind, KvSeparationOptions, Partition, PersistMode, PmemOptions};
+use azekura::{
+    Batch, Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PersistMode,
+    PmemOptions, TransactionOptions,
+};
 
+use super::comparators::CallingComparator;
 use super::{after_power_loss, open, open_partition};
 use crate::kill::test_process;
 use crate::testkit::test_dir::{read_file, write_file};
+use crate::testkit::watchdog::run_with_timeout;
 
 fn error_kind<T>(result: azekura::Result<T>) -> ErrorKind {
     result.map(drop).unwrap_err().kind()
@@ -405,6 +411,71 @@ impl Env for ForkEnv {
     }
 }
 
+/// Every call that writes, flushes or closes returns `Closed`.
+fn check_calls_of_child(db: &Database, p: &Partition, pool: &Partition, mut batch: Batch) {
+    let outcomes: BTreeMap<&str, ErrorKind> = BTreeMap::from([
+        ("insert", error_kind(p.insert("no", "v"))),
+        ("large", error_kind(p.insert("no", vec![1; 2 << 20]))),
+        ("remove", error_kind(p.remove("k"))),
+        ("pool", error_kind(pool.insert("no", "v"))),
+        ("batch", error_kind(batch.commit())),
+        ("flush", error_kind(p.flush())),
+        ("pool flush", error_kind(pool.flush())),
+        ("compact", error_kind(p.major_compact())),
+        ("blob GC", error_kind(p.gc_with_space_amp_target(1.0))),
+        ("clear", error_kind(p.clear())),
+        ("ingest", error_kind(p.ingest([("no", "v")]))),
+        ("exclusive", error_kind(db.transaction_with(TransactionOptions::default().exclusive(true)))),
+        ("persist", error_kind(db.persist(PersistMode::SyncAll))),
+        ("step", error_kind(db.step())),
+        ("open", error_kind(db.open_partition("new", Default::default()))),
+        ("again", error_kind(db.open_partition("p", Default::default()))),
+        ("delete", error_kind(db.delete_partition(p.clone()))),
+        ("delete by name", error_kind(db.delete_partition_by_name("p"))),
+        ("checkpoint", error_kind(db.checkpoint("/copy"))),
+        ("close", error_kind(db.clone().close())),
+    ]);
+    assert!(outcomes.values().all(|kind| *kind == ErrorKind::Closed), "{outcomes:?}");
+}
+
+/// Calls that open or delete a partition took a lock before they looked whether the process was forked. If a thread of
+/// the parent held the lock at the fork, the child waited for ever.
+#[test]
+fn a_forked_child_waits_for_no_lock() {
+    run_with_timeout("a call of the child", || {
+        let machine = MemFs::new();
+        let comparator = Arc::new(CallingComparator::default());
+        let late =
+            |db: &Database| db.open_partition_with_comparator("late", Default::default(), comparator.clone()).map(drop);
+        let db = open(&machine, "/db", 1);
+        let p = db.open_partition_with_comparator("late", Default::default(), comparator.clone()).unwrap();
+        (0..2u8).for_each(|n| p.insert([n], "v").unwrap());
+        let killed = machine.fork();
+        killed.crash(Survival::Everything, 0);
+        let process = Arc::new(AtomicU64::new(1));
+        let env = Arc::new(ForkEnv { env: TestEnv::new(2), process: Arc::clone(&process) });
+        let db = Config::new("/db").fs(Arc::new(killed)).env(env).workers(0).open().unwrap();
+        let (p, pool) = (open_partition(&db, "p"), db.open_partition("pool", pool_options()).unwrap());
+        let mut batch = db.batch();
+        batch.insert(&p, "no", "v");
+        let ((entered, inside), (leave, left)) = (channel(), channel());
+        comparator.call_once(move || {
+            entered.send(()).unwrap();
+            left.recv().unwrap();
+        });
+        std::thread::scope(|scope| {
+            let opening = scope.spawn(|| late(&db));
+            inside.recv().unwrap();
+            process.store(2, Ordering::SeqCst);
+            check_calls_of_child(&db, &p, &pool, batch);
+            process.store(1, Ordering::SeqCst);
+            leave.send(()).unwrap();
+            opening.join().unwrap().unwrap();
+        });
+        db.close().unwrap();
+    });
+}
+
 /// A forked child wrote to its parent's WAL, flushed to its parent's files when it ended, and released its parent's
 /// lock.
 #[test]
@@ -420,24 +491,7 @@ fn a_forked_child_cannot_touch_the_files() {
     let ops = machine.op_count();
     // The calls of the child.
     process.store(2, Ordering::SeqCst);
-    let outcomes: BTreeMap<&str, ErrorKind> = BTreeMap::from([
-        ("insert", error_kind(p.insert("no", "v"))),
-        ("large", error_kind(p.insert("no", vec![1; 2 << 20]))),
-        ("remove", error_kind(p.remove("k"))),
-        ("pool", error_kind(pool.insert("no", "v"))),
-        ("batch", error_kind(batch.commit())),
-        ("flush", error_kind(p.flush())),
-        ("pool flush", error_kind(pool.flush())),
-        ("compact", error_kind(p.major_compact())),
-        ("persist", error_kind(db.persist(PersistMode::SyncAll))),
-        ("step", error_kind(db.step())),
-        ("open", error_kind(db.open_partition("new", Default::default()))),
-        ("again", error_kind(db.open_partition("p", Default::default()))),
-        ("delete", error_kind(db.delete_partition(p.clone()))),
-        ("checkpoint", error_kind(db.checkpoint("/copy"))),
-        ("close", error_kind(db.clone().close())),
-    ]);
-    assert!(outcomes.values().all(|kind| *kind == ErrorKind::Closed), "{outcomes:?}");
+    check_calls_of_child(&db, &p, &pool, batch);
     drop((p, pool, db));
     assert_eq!(machine.op_count(), ops);
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
