@@ -5,23 +5,24 @@
 //! two steps: the tree *chooses* a [`Task`] from plain values, and *runs* it when `db` calls it. Background threads
 //! and a test that runs one task at a time therefore execute the same code.
 
+mod snapshot_list;
+
 use std::ops::Bound;
 use std::path::Path;
-use std::sync::Arc;
 
-use crate::base::key::split_expiry;
 use crate::base::key_range::KeyRange;
 use crate::base::sync::{CachePadded, WakeSignal};
-use crate::base::version_edit::{PartitionId, VersionEdit};
+use crate::base::version_edit::VersionEdit;
 use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
 use crate::iter::dead_ranges::DeadRangesView;
-use crate::mem::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, SCHEDULE_EXPLORATION, lock, spin_loop, yield_now,
-};
+use crate::mem::atomic::{AtomicU64, AtomicUsize, Ordering, SCHEDULE_EXPLORATION, spin_loop, yield_now};
 use crate::mem::slice::Slice;
-use crate::vfs::expiry_clock::ExpiryClock;
 use crate::vfs::fs::PersistenceLevel;
+
+pub(crate) use snapshot_list::{
+    ExpiryLimits, LastVisibleSeqno, PartitionReaders, ReadMoment, SnapshotGuard, SnapshotList,
+};
 
 /// State of a tree from which `db` computes write stalls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -59,65 +60,6 @@ pub(crate) enum ReadSeqno {
     Latest,
     /// What a registered snapshot reads.
     At(ReadMoment),
-}
-
-/// What a reader sees: the records up to a sequence number that have not expired at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ReadMoment {
-    pub(crate) seqno: SeqNo,
-    /// In milliseconds since 1970. 0 if the reader has no time, because it can see no record that expires, except in
-    /// its own transaction: nothing has expired then.
-    pub(crate) now_ms: u64,
-}
-
-impl From<SeqNo> for ReadMoment {
-    /// A reader that sees expired records too.
-    fn from(seqno: SeqNo) -> ReadMoment {
-        ReadMoment { seqno, now_ms: 0 }
-    }
-}
-
-/// Until when a record must have expired, so that no reader sees it: what the registered readers and all later ones
-/// have in common. The default is that no record has expired.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ExpiryLimits {
-    /// The sequence number of each registered reader, ascending, with the lowest time of the reader and all behind it.
-    readers: Vec<ReadMoment>,
-    /// The lowest time of later readers.
-    pub(crate) now_ms: u64,
-}
-
-impl ExpiryLimits {
-    /// A record with this sequence number that expires at or before the result has expired for every reader that can
-    /// see it.
-    pub(crate) fn limit_ms(&self, seqno: SeqNo) -> u64 {
-        let at = self.readers.partition_point(|reader| reader.seqno < seqno);
-        self.readers.get(at).map_or(self.now_ms, |reader| reader.now_ms)
-    }
-
-    /// Whether an entry has expired for every reader that can see it.
-    ///
-    /// # Errors
-    /// As [`split_expiry`].
-    #[inline]
-    pub(crate) fn is_expired(&self, entry: &EntryRef<'_>) -> Result<bool> {
-        Ok(entry.kind.has_expiry() && split_expiry(entry.kind, entry.value)?.0 <= self.limit_ms(entry.seqno))
-    }
-}
-
-/// The newest sequence number that readers may see. `db` advances it by whole commits; the trees read it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LastVisibleSeqno(Arc<CachePadded<AtomicU64>>);
-
-impl LastVisibleSeqno {
-    #[inline]
-    pub(crate) fn get(&self) -> SeqNo {
-        SeqNo(self.0.0.load(Ordering::Acquire))
-    }
-
-    pub(crate) fn publish(&self, seqno: SeqNo) {
-        self.0.0.store(seqno.0, Ordering::Release);
-    }
 }
 
 /// Size of the completion ring: how many sequence numbers may be finished ahead of the oldest unfinished one. A power
@@ -311,208 +253,6 @@ impl SeqnoAllocator {
     fn wake_sleepers(&self) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.wakeup.notify_all();
-        }
-    }
-}
-
-/// List of what snapshots and iterators read, with the number of readers of each.
-///
-/// A reader chooses its sequence number and registers it under one lock. Flushes and compactions read the list under
-/// the same lock. A version is therefore dropped only if no registered reader needs it, because later readers choose
-/// a sequence number at or above the newest one in the list. The same holds for the time of readers.
-#[derive(Debug)]
-pub(crate) struct SnapshotList {
-    visible: LastVisibleSeqno,
-    clock: ExpiryClock,
-    /// Whether a partition may have records that expire. Set for good before the first of them is visible.
-    uses_expiry: AtomicBool,
-    registered: Mutex<RegisteredReaders>,
-}
-
-#[derive(Debug, Default)]
-struct RegisteredReaders {
-    /// Ascending. A vector, because most readers register and unregister at its end.
-    readers: Vec<RegisteredReader>,
-    /// Number of partitions that were deleted since the database was opened.
-    deletions: u64,
-    /// Last states of deleted partitions that a reader may need, each with the number of deletions up to this one.
-    deleted: Vec<(u64, PartitionId, Arc<dyn EngineView>)>,
-}
-
-/// What one or more readers read.
-#[derive(Debug)]
-struct RegisteredReader {
-    moment: ReadMoment,
-    /// The number of deletions before.
-    deletions: u64,
-    count: usize,
-}
-
-impl RegisteredReaders {
-    fn find(&self, moment: ReadMoment, deletions: u64) -> std::result::Result<usize, usize> {
-        self.readers.binary_search_by_key(&(moment, deletions), |reader| (reader.moment, reader.deletions))
-    }
-}
-
-impl std::fmt::Debug for dyn EngineView {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("EngineView")
-    }
-}
-
-impl SnapshotList {
-    /// A list for trees in which nothing expires.
-    pub(crate) fn new(visible: LastVisibleSeqno) -> Arc<SnapshotList> {
-        SnapshotList::with_clock(visible, ExpiryClock::default())
-    }
-
-    pub(crate) fn with_clock(visible: LastVisibleSeqno, clock: ExpiryClock) -> Arc<SnapshotList> {
-        Arc::new(SnapshotList { visible, clock, uses_expiry: AtomicBool::new(false), registered: Mutex::default() })
-    }
-
-    /// Tells that a partition may have records that expire from now on.
-    pub(crate) fn note_expiry_use(&self) {
-        self.uses_expiry.store(true, Ordering::SeqCst);
-    }
-
-    /// The time, which never goes back; see [`ExpiryClock`].
-    pub(crate) fn now_ms(&self) -> u64 {
-        self.clock.now_ms()
-    }
-
-    /// Registers a reader of any partition at the last visible sequence number.
-    pub(crate) fn register(self: &Arc<Self>) -> SnapshotGuard {
-        self.register_with(&self.uses_expiry)
-    }
-
-    /// As [`register`](SnapshotList::register). The reader has a time if `uses_expiry` is set, which tells that the
-    /// partitions that it reads may have records that expire. It is set before the first of them is visible.
-    pub(crate) fn register_with(self: &Arc<Self>, uses_expiry: &AtomicBool) -> SnapshotGuard {
-        let mut held = lock(&self.registered);
-        let seqno = self.visible.get();
-        // Behind the visible sequence number: a reader without a time sees no record that expires.
-        let now_ms = if uses_expiry.load(Ordering::SeqCst) { self.clock.now_ms() } else { 0 };
-        let moment = ReadMoment { seqno, now_ms };
-        let deletions = held.deletions;
-        match held.readers.last_mut() {
-            Some(last) if last.moment == moment && last.deletions == deletions => last.count += 1,
-            // Neither the last visible sequence number nor the time decreases, so this is near the end.
-            _ => match held.find(moment, deletions) {
-                Ok(at) => held.readers[at].count += 1,
-                Err(at) => held.readers.insert(at, RegisteredReader { moment, deletions, count: 1 }),
-            },
-        }
-        SnapshotGuard { moment, deletions, list: Arc::clone(self) }
-    }
-
-    /// Returns all registered sequence numbers, ascending, followed by the last visible one.
-    pub(crate) fn seqnos(&self) -> Vec<SeqNo> {
-        let held = lock(&self.registered);
-        let mut list: Vec<SeqNo> = held.readers.iter().map(|reader| reader.moment.seqno).collect();
-        list.push(self.visible.get());
-        list.dedup();
-        list
-    }
-
-    /// Returns the limits for the current and all later readers.
-    pub(crate) fn expiry_limits(&self) -> ExpiryLimits {
-        let held = lock(&self.registered);
-        let now_ms = self.clock.now_ms();
-        let mut lowest = now_ms;
-        let mut readers: Vec<ReadMoment> = held.readers.iter().rev().map(|reader| reader.moment).collect();
-        for reader in &mut readers {
-            if reader.now_ms > 0 {
-                lowest = lowest.min(reader.now_ms);
-            }
-            reader.now_ms = lowest;
-        }
-        readers.reverse();
-        ExpiryLimits { readers, now_ms }
-    }
-
-    /// Returns the lowest sequence number that a current or later reader may read at.
-    pub(crate) fn oldest(&self) -> SeqNo {
-        let held = lock(&self.registered);
-        held.readers.first().map_or_else(|| self.visible.get(), |reader| reader.moment.seqno)
-    }
-
-    /// Returns the highest sequence number of a registered reader.
-    pub(crate) fn newest_registered(&self) -> Option<SeqNo> {
-        lock(&self.registered).readers.last().map(|reader| reader.moment.seqno)
-    }
-
-    #[inline]
-    pub(crate) fn visible(&self) -> SeqNo {
-        self.visible.get()
-    }
-
-    /// Returns the number of registered readers.
-    pub(crate) fn count(&self) -> usize {
-        lock(&self.registered).readers.iter().map(|reader| reader.count).sum()
-    }
-
-    /// Keeps the last state of a partition that is being deleted for the readers that are registered.
-    pub(crate) fn keep_deleted(&self, partition: PartitionId, view: Arc<dyn EngineView>) {
-        let mut held = lock(&self.registered);
-        held.deletions += 1;
-        if !held.readers.is_empty() {
-            let number = held.deletions;
-            held.deleted.push((number, partition, view));
-        }
-    }
-}
-
-/// Registration of one reader, removed on drop.
-#[derive(Debug)]
-pub(crate) struct SnapshotGuard {
-    moment: ReadMoment,
-    deletions: u64,
-    list: Arc<SnapshotList>,
-}
-
-impl SnapshotGuard {
-    pub(crate) fn seqno(&self) -> SeqNo {
-        self.moment.seqno
-    }
-
-    pub(crate) fn moment(&self) -> ReadMoment {
-        self.moment
-    }
-
-    /// Returns the last state of a partition that was deleted after the reader was registered.
-    pub(crate) fn deleted_view(&self, partition: PartitionId) -> Option<Arc<dyn EngineView>> {
-        let held = lock(&self.list.registered);
-        let mut deleted = held.deleted.iter();
-        let found = deleted.find(|(number, deleted, _)| *deleted == partition && *number > self.deletions);
-        found.map(|(_, _, view)| Arc::clone(view))
-    }
-}
-
-impl Clone for SnapshotGuard {
-    fn clone(&self) -> SnapshotGuard {
-        let mut held = lock(&self.list.registered);
-        if let Ok(i) = held.find(self.moment, self.deletions) {
-            held.readers[i].count += 1;
-        }
-        drop(held);
-        SnapshotGuard { moment: self.moment, deletions: self.deletions, list: Arc::clone(&self.list) }
-    }
-}
-
-impl Drop for SnapshotGuard {
-    fn drop(&mut self) {
-        let mut held = lock(&self.list.registered);
-        let Ok(i) = held.find(self.moment, self.deletions) else { return };
-        held.readers[i].count -= 1;
-        if held.readers[i].count > 0 {
-            return;
-        }
-        held.readers.remove(i);
-        if !held.deleted.is_empty() {
-            let oldest = held.readers.iter().map(|reader| reader.deletions).min().unwrap_or(u64::MAX);
-            let released: Vec<_> = held.deleted.extract_if(.., |(number, _, _)| *number <= oldest).collect();
-            drop(held);
-            drop(released); // without the lock, because it may free much memory
         }
     }
 }
@@ -720,7 +460,8 @@ pub(crate) trait Engine: Send + Sync {
 
     /// Returns whether the state of `key` may differ from its state at `since`: false only if both are equal. Takes
     /// also changes into account that are applied and not visible yet. A sequence number at or below `since` must be
-    /// registered as a snapshot, and every change up to `since` must be applied.
+    /// registered as a snapshot, the key must not have changed between the two, and every change up to `since` must be
+    /// applied.
     fn changed_since(&self, key: &[u8], since: SeqNo) -> Result<bool>;
 
     /// Returns a key within `bounds` whose state may differ from its state at `since`, if there is one; otherwise as
@@ -797,69 +538,4 @@ pub(crate) trait Engine: Send + Sync {
     /// have ended. Its files are removed or become obsolete, those in use when their last reader releases them. The
     /// next open removes files whose removal failed.
     fn discard(&self);
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::testing::TestEnv;
-
-    #[test]
-    fn lists_each_moment_once_and_the_newest_always() {
-        let visible = LastVisibleSeqno::default();
-        let points = SnapshotList::new(visible.clone());
-        assert_eq!(points.seqnos(), [SeqNo(0)]);
-        visible.publish(SeqNo(5));
-        let (a, b) = (points.register(), points.register());
-        visible.publish(SeqNo(9));
-        let c = points.register();
-        assert_eq!(points.seqnos(), [SeqNo(5), SeqNo(9)]);
-        assert_eq!((points.oldest(), points.visible()), (SeqNo(5), SeqNo(9)));
-        assert_eq!(points.newest_registered(), Some(SeqNo(9)));
-        drop(a);
-        let d = b.clone();
-        drop(b);
-        visible.publish(SeqNo(12));
-        assert_eq!(points.seqnos(), [SeqNo(5), SeqNo(9), SeqNo(12)]);
-        assert_eq!(points.count(), 2);
-        drop((c, d));
-        assert_eq!(points.seqnos(), [SeqNo(12)]);
-        assert_eq!(points.newest_registered(), None);
-        assert_eq!(points.oldest(), SeqNo(12));
-    }
-
-    #[test]
-    fn expired_for_the_oldest_reader_that_sees_it() {
-        let (env, visible) = (TestEnv::new(1), LastVisibleSeqno::default());
-        let list = SnapshotList::with_clock(visible.clone(), ExpiryClock::new(Arc::new(env.clone())));
-        let pass = || env.advance(Duration::from_secs(1));
-        visible.publish(SeqNo(5));
-        let timeless = list.register();
-        assert_eq!(timeless.moment(), ReadMoment::from(SeqNo(5)));
-        list.note_expiry_use();
-        let first = list.register();
-        pass();
-        let second = list.register();
-        pass();
-        visible.publish(SeqNo(9));
-        let third = list.register();
-        pass();
-        assert_eq!(list.seqnos(), [SeqNo(5), SeqNo(9)]);
-        let start = first.moment().now_ms;
-        let limits = || {
-            let limits = list.expiry_limits();
-            [1, 5, 6, 9, 10].map(|seqno| limits.limit_ms(SeqNo(seqno)) - start)
-        };
-        assert_eq!(limits(), [0, 0, 2_000, 2_000, 3_000]);
-        drop((first, timeless));
-        assert_eq!(limits(), [1_000, 1_000, 2_000, 2_000, 3_000]);
-        env.jump_wall_clock(-9_000);
-        let fourth = list.register();
-        assert_eq!((fourth.moment().now_ms, list.count()), (start + 3_000, 3), "the clock has jumped back");
-        drop((second, third, fourth));
-        assert_eq!(limits(), [3_000; 5]);
-        assert_eq!(ExpiryLimits::default().limit_ms(SeqNo(1)), 0);
-    }
 }

@@ -511,7 +511,7 @@ impl Partition {
     }
 
     pub(crate) fn register_snapshot(&self) -> SnapshotGuard {
-        self.handle.inner.snapshots.register_with(self.state.expiry.is_used_flag())
+        self.handle.inner.snapshots.register_for(self.state.id, self.state.expiry.is_used_flag())
     }
 
     pub(crate) fn db_iter(&self, bounds: OwnedBounds, snapshot: SnapshotGuard) -> Result<DbIter> {

@@ -12,7 +12,7 @@ use crate::pmem::tree::PoolTree;
 
 impl<M: PersistenceBackend> PoolTree<M> {
     /// Whether the state of `key` differs from its state at `since`. A sequence number at or below `since` is
-    /// registered, so a record that was removed since is retained.
+    /// registered, and the key has not changed between the two. So a record that was removed since is retained.
     pub(crate) fn changed_since(&self, key: &[u8], since: SeqNo) -> Result<bool> {
         let pin = self.pin()?;
         let pending = self.range_deletes.set_at(SeqNo::MAX);
@@ -21,13 +21,12 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
         Ok(match self.find_newest(key, &pin)? {
             Some(record) => record.seqno > since,
-            None => self.versions.find(key, since).is_some_and(|(kind, _)| !kind.is_tombstone()),
+            None => self.versions.find(key, since).is_some(),
         })
     }
 
     /// Returns a key within `bounds` that has a record above `since`, or was removed after `since`. Reads every
-    /// record within the bounds. The records stay readable, because a record that is replaced meanwhile is retained
-    /// for the registered sequence number.
+    /// record within the bounds.
     pub(crate) fn range_changed_since(
         self: &Arc<Self>,
         bounds: KeyBounds<'_>,
@@ -48,6 +47,6 @@ impl<M: PersistenceBackend> PoolTree<M> {
         if let Some(key) = find_newer_key(&mut records, order, bounds, since)? {
             return Ok(Some(key));
         }
-        self.versions.find_removed_key(order, bounds, since)
+        self.versions.find_changed_key(order, bounds, since)
     }
 }

@@ -34,7 +34,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         if is_running || times.entries == 0 || self.replaying.load(Ordering::Acquire) {
             return is_running;
         }
-        let expired = times.estimate_expired(self.versions.snapshots().expiry_limits().limit_ms(SeqNo::ZERO));
+        let expired = times.estimate_expired(self.versions.readers().expiry_limits().limit_ms(SeqNo::ZERO));
         expired > 0 && expired >= self.len() / share
     }
 
@@ -50,7 +50,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let mut sweep = lock(&self.expiry.sweep);
         self.forget_versions()?; // a key with retained versions is skipped
         if !sweep.is_running {
-            sweep.limit_ms = self.versions.snapshots().expiry_limits().limit_ms(SeqNo::ZERO);
+            sweep.limit_ms = self.versions.readers().expiry_limits().limit_ms(SeqNo::ZERO);
             (sweep.is_running, sweep.next_key) = (true, None);
             *lock(&self.expiry.times) = ExpiryTimes::default();
         }
@@ -58,39 +58,19 @@ impl<M: PersistenceBackend> PoolTree<M> {
         for _ in 0..SWEEP_LEAVES_MAX {
             let (gone, next_key) = self.sweep_leaf(sweep.next_key.as_deref(), sweep.limit_ms, visible)?;
             removed += gone.len() as u64;
-            if !gone.is_empty() {
-                // Readers that are registered from now on do not find the records.
-                lock(&self.expiry.unretired).push((self.versions.snapshots().visible().plus(1), gone));
-            }
+            self.retire_all(gone)?;
             sweep.next_key = next_key;
             if sweep.next_key.is_none() {
                 sweep.is_running = false;
                 break;
             }
         }
-        self.retire_swept()?;
         Ok((removed, !sweep.is_running))
     }
 
     /// Keeps a pass from changing the pool until the guard is dropped.
     pub(crate) fn block_sweeps(&self) -> MutexGuard<'_, SweepProgress> {
         lock(&self.expiry.sweep)
-    }
-
-    /// Retires the space of removed records that no iterator can read any more. Iterators read the slots of a leaf
-    /// first, and the records later. Returns whether there was any.
-    pub(crate) fn retire_swept(&self) -> Result<bool> {
-        let snapshots = self.versions.snapshots();
-        let oldest = snapshots.newest_registered().map_or(SeqNo::MAX, |_| snapshots.oldest());
-        let unread: Vec<_> = {
-            let mut unretired = lock(&self.expiry.unretired);
-            let (unread, kept) = std::mem::take(&mut *unretired).into_iter().partition(|(until, _)| *until <= oldest);
-            *unretired = kept;
-            unread
-        };
-        let was_any = !unread.is_empty();
-        unread.into_iter().try_for_each(|(_, ranges)| self.retire_all(ranges))?;
-        Ok(was_any)
     }
 
     /// Removes the expired records of the leaf of `key`, or of the first leaf, and counts the others that expire.

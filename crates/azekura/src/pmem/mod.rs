@@ -17,9 +17,9 @@
 //! Modules, lowest first: [`record`], [`leaf`] (their formats, and the order of a leaf's slots), [`dirty_pages`],
 //! [`persistence`] (how changes become durable), [`allocator`], [`inner`] (inner nodes), [`versions`] (replaced
 //! versions), [`pending_range_deletes`], [`tree`], [`write`](mod@write) (also the reservations of a batch),
-//! [`split_merge`], [`range_delete`], [`expiry`] (removes expired records), [`multi_get`], [`pool_iter`], [`changes`]
-//! (for the validation of transactions), [`pool_header`], [`options`], and [`pool`] (files, recovery, and the engine
-//! that `db` calls).
+//! [`split_merge`], [`range_delete`], [`expiry`] (removes expired records), [`multi_get`],
+//! [`leaf_prefetcher`], [`pool_iter`], [`changes`] (for the validation of transactions), [`pool_header`], [`options`],
+//! and [`pool`] (files, recovery, and the engine that `db` calls).
 #![deny(unsafe_code)]
 
 pub(crate) mod allocator;
@@ -28,6 +28,7 @@ pub(crate) mod dirty_pages;
 pub(crate) mod expiry;
 pub(crate) mod inner;
 pub(crate) mod leaf;
+pub(crate) mod leaf_prefetcher;
 pub(crate) mod multi_get;
 pub(crate) mod options;
 pub(crate) mod pending_range_deletes;

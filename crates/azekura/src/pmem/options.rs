@@ -49,10 +49,11 @@ impl PmemOptions {
     /// key and its value. The pool is created with `growth_step` bytes, or with `max_size` bytes if that is less.
     /// Default: 1 GiB.
     ///
-    /// Old values that snapshots and iterators need count too. The entries that point to these values take additional
-    /// memory ([`PoolMetrics::version_bytes`](crate::PoolMetrics)): at most an eighth of this size, or 1 MiB if that is
-    /// more. When this limit is reached, puts and removals are `OutOfSpace` until the oldest snapshot is dropped; the
-    /// message contains its age. Lack of space in the pool does not prevent removals.
+    /// Old values that snapshots, and iterators over this partition, need count too: for each of them the value that a
+    /// key had at that time, if it was replaced or removed since. The entries that point to these values take
+    /// additional memory ([`PoolMetrics::version_bytes`](crate::PoolMetrics)): at most an eighth of this size, or 1 MiB
+    /// if that is more. When this limit is reached, puts and removals are `OutOfSpace` until the oldest snapshot is
+    /// dropped; the message contains its age. Lack of space in the pool does not prevent removals.
     ///
     /// The same memory is used for the records that a batch replaces and removes, until the whole batch is visible. A
     /// batch that needs more memory than is free waits for other batches. A batch that does not fit alone is

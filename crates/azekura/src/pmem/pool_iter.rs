@@ -1,9 +1,10 @@
 //! Iteration over the records that are visible at one sequence number.
 //!
 //! The iterator reads one leaf at a time: its slots in key order, merged with the retained versions of the leaf. The
-//! records are copied in batches. They stay readable until then because the sequence number is registered as a
-//! snapshot; this includes records that are newer than the snapshot and are skipped, since a record that replaces
-//! them is newer still. The iterator continues by key, so leaves may be split and merged meanwhile.
+//! records are copied in batches. Until then the visible ones stay readable because the sequence number is registered
+//! as a snapshot. The slots may include records that are skipped, because they are newer than the snapshot or have
+//! expired. Such a record may be retired between two batches; then the leaf is read again
+//! ([`PoolTree::retirements`]). The iterator continues by key, so leaves may be split and merged meanwhile.
 //!
 //! Memory has a high latency and serves many requests at once. So the records of a batch are copied by one loop that
 //! does nothing else, and while one leaf is iterated, the records of the next leaf and the slots of the leaf after it
@@ -18,10 +19,12 @@ use crate::base::{EntryRef, InternalKey, RecordKind, Result, SeqNo};
 use crate::engine::{KeyBounds, ReadMoment};
 use crate::iter::InternalIter;
 use crate::iter::range_tombstones::RangeTombstones;
-use crate::mem::atomic::Ordering;
+use crate::mem::atomic::{Ordering, SCHEDULE_EXPLORATION};
+use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::pmem::inner::{LeafTarget, key_prefix_u64};
 use crate::pmem::leaf::{LEAF_LEN, LeafAddr, SLOTS, set_bits};
+use crate::pmem::leaf_prefetcher::{LeafPrefetcher, prefetch_slot_record};
 use crate::pmem::persistence::PersistenceBackend;
 use crate::pmem::record::{LeafSlot, PoolRecord};
 use crate::pmem::tree::{PoolTree, TreeStep};
@@ -30,7 +33,7 @@ use crate::pmem::tree::{PoolTree, TreeStep};
 const PREFETCH_DISTANCE: usize = 8;
 /// Number of records that are copied first in the first leaf of an iteration; each further batch there has twice as
 /// many, and in later leaves a batch has all of them.
-const FIRST_BATCH: usize = 8;
+const FIRST_BATCH: usize = if SCHEDULE_EXPLORATION { 1 } else { 8 };
 
 /// A shared key prefix shorter than this many bytes is not skipped when keys are sorted, because the 8-byte prefixes
 /// of the keys then still differ after it.
@@ -47,6 +50,8 @@ struct LeafView {
     high: Option<Vec<u8>>,
     /// The 8-byte prefix of `high`: a key with a lower prefix is before `high`. 0 if prefixes are not comparable.
     high_prefix: u64,
+    /// [`PoolTree::retirements`] before the leaf was read.
+    retirements: u64,
 }
 
 /// An iterator over the newest versions at one registered sequence number, in key order. Deleted keys are skipped.
@@ -121,16 +126,17 @@ impl<M: PersistenceBackend> PoolIter<M> {
         self
     }
 
-    /// Loads the leaf of `goal`. `way` is the direction in which the iteration continues.
-    fn load_leaf(&mut self, goal: LeafTarget<'_>, way: ScanDirection) -> Result<()> {
+    /// Loads the leaf of `goal`. `way` is the direction in which the iteration continues. The view is read while `pin`
+    /// is held, or after a check that it [is current](PoolIter::is_view_current).
+    fn load_leaf(&mut self, goal: LeafTarget<'_>, way: ScanDirection, pin: &Pin) -> Result<()> {
         (self.valid, self.direction, self.next_batch_len) = (false, way, FIRST_BATCH);
         self.prefetcher.prefetch_rest(self.tree.region());
         let PoolIter { tree, view, prefetcher: ahead, is_cold: cold, read_seqno, .. } = self;
-        let pin = tree.pin()?;
+        view.retirements = tree.retirements.load(Ordering::SeqCst);
         let hidden = tree.range_deletes.set_at(*read_seqno).filter(|_| tree.is_step_enabled(TreeStep::HideCovered));
         let (slots, mut valid, order, number, version) = loop {
             let shape = tree.structure_version.load(Ordering::Acquire);
-            let found = tree.inner.find_position(goal, &pin);
+            let found = tree.inner.find_position(goal, pin);
             let leaf = tree.leaf(LeafAddr(found.leaf));
             tree.region().prefetch(leaf.offset, LEAF_LEN);
             let version = tree.leaf_orders.version(leaf.order_id);
@@ -219,7 +225,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
         valid: u64,
         hidden: Option<&RangeTombstones>,
     ) -> Result<bool> {
-        let (mut tombstones, mut kept) = (Vec::new(), Vec::new());
+        let mut kept = Vec::new();
         let PoolIter { tree, view, read_seqno: point, bounds: (start, end), .. } = self;
         let (order, end, low, high) = (&tree.key_order, &*end, view.low.as_deref(), view.high.as_deref());
         // If a bound is inside the range of the leaf, only versions within the bound are read, because an emptied
@@ -239,21 +245,20 @@ impl<M: PersistenceBackend> PoolIter<M> {
                 }
         };
         tree.versions.visit_range(low, is_past, *point, |entry, slot| {
-            match slot {
-                _ if hidden.is_some_and(|set| set.covering_seqno(entry.user_key, *point, order) > entry.seqno) => {}
-                Some(slot) if entry.kind == RecordKind::Put => kept.push(PoolRecord::read(tree.region(), slot)?),
-                _ => tombstones.push((entry.user_key.to_vec(), entry.seqno)),
+            if hidden.is_none_or(|set| set.covering_seqno(entry.user_key, *point, order) <= entry.seqno) {
+                kept.push(PoolRecord::read(tree.region(), slot)?);
             }
             Ok(())
         })?;
-        if kept.is_empty() && tombstones.is_empty() {
+        if kept.is_empty() {
             return Ok(false);
         }
         self.read_records(slots, valid, true)?;
         self.records.append(&mut kept);
         self.sort();
-        self.keep_newest_versions(&tombstones);
-        let PoolIter { view, records, sorted, .. } = self;
+        let PoolIter { tree, view, records, sorted, .. } = self;
+        // A record that was being replaced was found both in the leaf and here.
+        sorted.dedup_by(|b, a| tree.cmp_keys(&records[a.1 as usize], &records[b.1 as usize]).is_eq());
         view.slots.clear();
         view.slots.extend(sorted.iter().map(|(_, n)| records[*n as usize].slot()));
         Ok(true)
@@ -278,24 +283,10 @@ impl<M: PersistenceBackend> PoolIter<M> {
         tree.sort_records(records, common, sorted);
     }
 
-    /// Keeps only the newest version of each key, and removes keys whose newest version is a tombstone.
-    fn keep_newest_versions(&mut self, tombstones: &[(Vec<u8>, SeqNo)]) {
-        let PoolIter { tree, records, sorted, .. } = self;
-        sorted.dedup_by(|b, a| tree.cmp_keys(&records[a.1 as usize], &records[b.1 as usize]).is_eq());
-        for (key, seqno) in tombstones {
-            let found = sorted.binary_search_by(|(_, n)| tree.cmp_key(&records[*n as usize], key));
-            if let Ok(at) = found
-                && records[sorted[at].1 as usize].seqno < *seqno
-            {
-                sorted.remove(at);
-            }
-        }
-    }
-
     /// Copies visible records of the view from index `at` on, in the direction of the iteration, and positions the
     /// iterator on the first of them. Returns false if there is none: the view has no more records, or the rest is
-    /// newer than the snapshot or belongs to the next leaf.
-    fn fill_batch(&mut self, mut at: usize) -> Result<bool> {
+    /// newer than the snapshot or belongs to the next leaf. The view is current, and stays so while `_pin` is held.
+    fn fill_batch(&mut self, mut at: usize, _pin: &Pin) -> Result<bool> {
         let PoolIter {
             tree,
             read_seqno: point,
@@ -308,7 +299,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
             is_cold: cold,
             ..
         } = self;
-        let (region, _pin) = (tree.region(), tree.pin()?);
+        let region = tree.region();
         loop {
             batch.clear();
             if *want > FIRST_BATCH {
@@ -338,10 +329,10 @@ impl<M: PersistenceBackend> PoolIter<M> {
     }
 
     /// Positions the iterator on the first entry from index `at` on, in this leaf or a later one.
-    fn scan_forward(&mut self, mut at: usize) -> Result<()> {
+    fn scan_forward(&mut self, mut at: usize, mut pin: Pin) -> Result<()> {
         self.valid = false;
         self.direction = ScanDirection::Forward;
-        while !self.fill_batch(at)? {
+        while !self.fill_batch(at, &pin)? {
             let Some(high) = self.view.high.take() else { return Ok(()) };
             // All keys of later leaves are at or behind `high`.
             let ends = match &self.bounds.1 {
@@ -352,22 +343,23 @@ impl<M: PersistenceBackend> PoolIter<M> {
             if ends {
                 return Ok(());
             }
-            self.load_leaf(LeafTarget::Key(&high), ScanDirection::Forward)?;
+            pin = self.repin(pin)?;
+            self.load_leaf(LeafTarget::Key(&high), ScanDirection::Forward, &pin)?;
             self.next_batch_len = SLOTS;
             at = if self.view.low.as_deref() == Some(&high) {
                 0
             } else {
-                self.lower_bound(InternalKey::before_versions_of(&high))?
+                self.lower_bound(InternalKey::before_versions_of(&high), &pin)?
             };
         }
         Ok(())
     }
 
     /// Positions the iterator on the last entry before index `end`, in this leaf or an earlier one.
-    fn scan_backward(&mut self, mut end: usize) -> Result<()> {
+    fn scan_backward(&mut self, mut end: usize, mut pin: Pin) -> Result<()> {
         self.valid = false;
         self.direction = ScanDirection::Backward;
-        while !self.fill_batch(end.wrapping_sub(1))? {
+        while !self.fill_batch(end.wrapping_sub(1), &pin)? {
             let Some(low) = self.view.low.take() else { return Ok(()) };
             // All keys of earlier leaves are before `low`.
             if let Bound::Included(start) | Bound::Excluded(start) = &self.bounds.0
@@ -375,12 +367,37 @@ impl<M: PersistenceBackend> PoolIter<M> {
             {
                 return Ok(());
             }
-            self.load_leaf(LeafTarget::BeforeKey(&low), ScanDirection::Backward)?;
+            pin = self.repin(pin)?;
+            self.load_leaf(LeafTarget::BeforeKey(&low), ScanDirection::Backward, &pin)?;
             self.next_batch_len = SLOTS;
             let all = self.view.high.as_deref() == Some(&low);
-            end = if all { self.view.slots.len() } else { self.lower_bound(InternalKey::before_versions_of(&low))? };
+            end = if all {
+                self.view.slots.len()
+            } else {
+                self.lower_bound(InternalKey::before_versions_of(&low), &pin)?
+            };
         }
         Ok(())
+    }
+
+    /// Unpins, so that a scan over many leaves does not delay the reuse of space, and pins again.
+    fn repin(&self, pin: Pin) -> Result<Pin> {
+        drop(pin);
+        self.tree.pin()
+    }
+
+    /// Whether all records of the view are readable: none was retired since the leaf was read. If so, they stay
+    /// readable while the pin is held.
+    #[inline]
+    fn is_view_current(&self, _pin: &Pin) -> bool {
+        self.tree.retirements.load(Ordering::SeqCst) == self.view.retirements
+    }
+
+    /// Loads the leaf of the current entry again. Returns the key of the entry.
+    #[cold]
+    fn reload_leaf(&mut self, way: ScanDirection, pin: &Pin) -> Result<Vec<u8>> {
+        let key = self.batch.key().0.user_key.to_vec();
+        self.load_leaf(LeafTarget::Key(&key), way, pin).map(|()| key)
     }
 
     #[inline]
@@ -391,9 +408,9 @@ impl<M: PersistenceBackend> PoolIter<M> {
     }
 
     /// Number of entries of the view that are before `target`.
-    fn lower_bound(&self, target: InternalKey<'_>) -> Result<usize> {
+    fn lower_bound(&self, target: InternalKey<'_>, _pin: &Pin) -> Result<usize> {
         let PoolIter { tree, view, .. } = self;
-        let (slots, _pin) = (&view.slots, tree.pin()?);
+        let slots = &view.slots;
         // The records that the first comparisons may read are prefetched together, and later all that remain.
         for part in 1..8 {
             self.prefetch_slot(slots.len() * part / 8);
@@ -418,9 +435,8 @@ impl<M: PersistenceBackend> PoolIter<M> {
     }
 
     /// Number of entries of the view whose keys are at or before `key`.
-    fn end_of_versions(&self, key: &[u8]) -> Result<usize> {
-        let mut end = self.lower_bound(InternalKey::new(key, SeqNo::ZERO))?;
-        let _pin = self.tree.pin()?;
+    fn end_of_versions(&self, key: &[u8], pin: &Pin) -> Result<usize> {
+        let mut end = self.lower_bound(InternalKey::new(key, SeqNo::ZERO), pin)?;
         while let Some(slot) = self.view.slots.get(end) {
             let record = PoolRecord::read(self.tree.region(), *slot)?;
             if self.tree.cmp_key(&record, key).is_ne() {
@@ -453,42 +469,46 @@ impl ScanDirection {
 
 impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
     fn seek_to_first(&mut self) -> Result<()> {
-        self.load_leaf(LeafTarget::First, ScanDirection::Forward)?;
-        self.scan_forward(0)
+        let pin = self.tree.pin()?;
+        self.load_leaf(LeafTarget::First, ScanDirection::Forward, &pin)?;
+        self.scan_forward(0, pin)
     }
 
     /// To the last entry within the upper bound. `seek` ends at that bound, and a caller that found no entry behind it
     /// expects the one before it here.
     fn seek_to_last(&mut self) -> Result<()> {
+        let pin = self.tree.pin()?;
         let end = match self.bounds.1.clone() {
             Bound::Unbounded => {
-                self.load_leaf(LeafTarget::Last, ScanDirection::Backward)?;
+                self.load_leaf(LeafTarget::Last, ScanDirection::Backward, &pin)?;
                 self.view.slots.len()
             }
             Bound::Excluded(key) => {
-                self.load_leaf(LeafTarget::Key(&key), ScanDirection::Backward)?;
-                self.lower_bound(InternalKey::before_versions_of(&key))?
+                self.load_leaf(LeafTarget::Key(&key), ScanDirection::Backward, &pin)?;
+                self.lower_bound(InternalKey::before_versions_of(&key), &pin)?
             }
             Bound::Included(key) => {
-                self.load_leaf(LeafTarget::Key(&key), ScanDirection::Backward)?;
-                self.end_of_versions(&key)?
+                self.load_leaf(LeafTarget::Key(&key), ScanDirection::Backward, &pin)?;
+                self.end_of_versions(&key, &pin)?
             }
         };
-        self.scan_backward(end)
+        self.scan_backward(end, pin)
     }
 
     fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
-        self.load_leaf(LeafTarget::Key(target.user_key), ScanDirection::Forward)?;
-        let at = self.lower_bound(target)?;
+        let pin = self.tree.pin()?;
+        self.load_leaf(LeafTarget::Key(target.user_key), ScanDirection::Forward, &pin)?;
+        let at = self.lower_bound(target, &pin)?;
         (at..at + PREFETCH_DISTANCE).for_each(|at| self.prefetch_slot(at));
-        self.scan_forward(at)
+        self.scan_forward(at, pin)
     }
 
     fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
-        self.load_leaf(LeafTarget::Key(target.user_key), ScanDirection::Backward)?;
-        let end = self.lower_bound(target)?;
+        let pin = self.tree.pin()?;
+        self.load_leaf(LeafTarget::Key(target.user_key), ScanDirection::Backward, &pin)?;
+        let end = self.lower_bound(target, &pin)?;
         (end.saturating_sub(PREFETCH_DISTANCE)..end).for_each(|at| self.prefetch_slot(at));
-        self.scan_backward(end)
+        self.scan_backward(end, pin)
     }
 
     #[inline]
@@ -498,7 +518,15 @@ impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
             self.prefetcher.prefetch_record(self.tree.region());
             return Ok(());
         }
-        self.scan_forward(self.batch.slot_index() + 1)
+        let pin = self.tree.pin()?;
+        let at = match self.is_view_current(&pin) {
+            true => self.batch.slot_index() + 1,
+            false => {
+                let key = self.reload_leaf(ScanDirection::Forward, &pin)?;
+                self.end_of_versions(&key, &pin)?
+            }
+        };
+        self.scan_forward(at, pin)
     }
 
     #[inline]
@@ -508,7 +536,15 @@ impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
             self.prefetcher.prefetch_record(self.tree.region());
             return Ok(());
         }
-        self.scan_backward(self.batch.slot_index())
+        let pin = self.tree.pin()?;
+        let end = match self.is_view_current(&pin) {
+            true => self.batch.slot_index(),
+            false => {
+                let key = self.reload_leaf(ScanDirection::Backward, &pin)?;
+                self.lower_bound(InternalKey::before_versions_of(&key), &pin)?
+            }
+        };
+        self.scan_backward(end, pin)
     }
 
     #[inline]
@@ -723,78 +759,6 @@ impl RecordReadBatch {
         };
         EntryRef { user_key: self.key_of(record), seqno: record.seqno, kind: RecordKind::Put, value }
     }
-}
-
-/// Maximum number of bytes of a record that are prefetched.
-const PREFETCH_LEN_MAX: u64 = 256;
-
-/// The next two leaves of an iteration, as far as they are known.
-#[derive(Default)]
-pub(crate) struct LeafPrefetcher {
-    next_leaf: Option<LeafAddr>,
-    leaf_after_next: Option<LeafAddr>,
-    /// Valid slots of `next_leaf`, once `slots_known` is set. The first `prefetched` of them are prefetched.
-    slots: Vec<u64>,
-    slots_known: bool,
-    prefetched: usize,
-}
-
-impl LeafPrefetcher {
-    /// Whether records of this leaf were prefetched.
-    pub(crate) fn has_prefetched(&self, leaf: LeafAddr) -> bool {
-        self.next_leaf == Some(leaf) && self.slots_known
-    }
-
-    /// Sets the leaves that come next, and prefetches them.
-    pub(crate) fn begin<M: PersistenceBackend>(
-        &mut self,
-        tree: &PoolTree<M>,
-        next: Option<LeafAddr>,
-        behind: Option<LeafAddr>,
-    ) {
-        let is_there = next.is_some() && self.leaf_after_next == next;
-        (self.next_leaf, self.leaf_after_next, self.slots_known, self.prefetched) = (next, behind, false, 0);
-        self.slots.clear();
-        let new = [next.filter(|_| !is_there), behind];
-        for addr in new.into_iter().flatten() {
-            tree.region().prefetch(addr.offset(), LEAF_LEN);
-            tree.leaf_orders.prefetch(addr.order_id());
-        }
-        if is_there {
-            self.read_slots(tree);
-        }
-    }
-
-    /// Reads the slots of the next leaf, if they are not known. By now that leaf should be in the processor's cache.
-    pub(crate) fn read_slots<M: PersistenceBackend>(&mut self, tree: &PoolTree<M>) {
-        if let Some(addr) = self.next_leaf.filter(|_| !self.slots_known) {
-            let leaf = tree.leaf(addr);
-            let slots = leaf.slot_words();
-            self.slots.extend(set_bits(leaf.commit_word().valid_slots()).map(|n| slots[n]));
-            self.slots_known = true;
-        }
-    }
-
-    /// Prefetches one record of the next leaf.
-    #[inline]
-    pub(crate) fn prefetch_record(&mut self, region: &Region) {
-        if let Some(slot) = self.slots.get(self.prefetched) {
-            prefetch_slot_record(region, LeafSlot(*slot));
-            self.prefetched += 1;
-        }
-    }
-
-    /// Prefetches the remaining records of the next leaf.
-    pub(crate) fn prefetch_rest(&mut self, region: &Region) {
-        self.slots[self.prefetched..].iter().for_each(|slot| prefetch_slot_record(region, LeafSlot(*slot)));
-        self.prefetched = self.slots.len();
-    }
-}
-
-/// Prefetches a record.
-#[inline]
-pub(crate) fn prefetch_slot_record(region: &Region, slot: LeafSlot) {
-    region.prefetch(slot.offset(), slot.len().unwrap_or(PREFETCH_LEN_MAX).min(PREFETCH_LEN_MAX));
 }
 
 #[cfg(test)]

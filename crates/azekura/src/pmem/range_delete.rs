@@ -62,7 +62,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         if range.is_empty(&self.key_order) {
             return Err(Error::corruption("the start of a range delete is not before its end"));
         }
-        self.range_deletes.add(range, entry.seqno, self.versions.snapshots().visible(), &self.key_order);
+        self.range_deletes.add(range, entry.seqno, self.versions.readers().visible(), &self.key_order);
         Ok(())
     }
 
@@ -81,7 +81,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         // Without older readers and older versions, no covered record is retained. No record is newer, unless one was
         // applied after the range delete: by the same group, or before a crash.
         let is_unneeded = !self.replaying.load(Ordering::Acquire)
-            && last <= self.versions.snapshots().oldest()
+            && last <= self.versions.readers().oldest()
             && self.versions.is_empty();
         if is_unneeded {
             self.versions.raise_dropped_through(last);
@@ -148,6 +148,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         drop(locked);
         freed.leaves.iter().for_each(|leaf| self.leaf_orders.free_id(leaf.order_id()));
         let offsets = freed.leaves.iter().map(|leaf| leaf.offset()).collect();
+        self.count_retirement();
         self.lock_allocator()?.retire_all(freed.records, offsets);
         drop(structure);
         sparse.iter().try_for_each(|key| self.merge_or_unlink_leaf(key))?;
@@ -202,7 +203,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             record.read_key(self.region(), &mut key);
             if record.seqno < seqno && (is_inside || fragment.range.contains(&key, order)) {
                 slots |= 1 << n;
-                if !self.retain_version(&key, record, seqno, true)? {
+                if !self.retain_version(&key, record, seqno)? {
                     freed.records.push((record.offset, record.buffer_len()));
                 }
             }
@@ -225,11 +226,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// snapshots and records. Less is needed if a snapshot is dropped before the batch is visible, more if one is made.
     #[cold]
     pub(crate) fn range_delete_version_bytes(&self, changes: &[PlannedChange<'_>]) -> Result<u64> {
-        if self.versions.snapshots().count() == 0 {
+        if self.versions.readers().count() == 0 {
             return Ok(0);
         }
         let puts = changes.iter().filter(|change| change.value_len.is_some());
-        let mut total = puts.map(|put| RetainedVersions::bytes_most(put.key.len(), true)).sum();
+        let mut total = puts.map(|put| RetainedVersions::bytes_most(put.key.len())).sum();
         for range in changes.iter().filter_map(|change| change.range.as_ref()) {
             let mut next = self.version_bytes_of_leaf(range, first_leaf_of(range), &mut total)?;
             while let Some(key) = next {
@@ -253,7 +254,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let slots: Vec<_> = set_bits(leaf.commit_word().valid_slots()).map(|n| leaf.slot(n)).collect();
         slots.iter().for_each(|slot| self.prefetch_record(*slot));
         for slot in slots {
-            *total += RetainedVersions::bytes_most(PoolRecord::read(self.region(), slot)?.key_len, true);
+            *total += RetainedVersions::bytes_most(PoolRecord::read(self.region(), slot)?.key_len);
         }
         let continues = range_of(&position).end.cmp(&range.end, &self.key_order).is_lt();
         Ok(position.high.filter(|_| continues).map(<[u8]>::to_vec))

@@ -1,19 +1,17 @@
 //! The persistent B+ tree of one pool: its shared state, its locks, and point reads.
 
-use std::sync::Arc;
-
 use crate::base::checksum::{key_hash, location_seed};
 use crate::base::key::KEY_LEN_MAX;
 use crate::base::version_edit::ExpiryTimes;
 use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
-use crate::engine::{ReadMoment, SnapshotList};
+use crate::engine::{PartitionReaders, ReadMoment};
 use crate::mem::atomic::{
     AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, fence, lock,
 };
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::mem::slice::Slice;
-use crate::pmem::allocator::{Allocator, PoolRange, PoolUsage, ThreadCaches};
+use crate::pmem::allocator::{Allocator, PoolUsage, ThreadCaches};
 use crate::pmem::inner::{InnerTree, LeafTarget};
 use crate::pmem::leaf::{LEAF_LEN, LeafAddr, LeafCheckSeed, LeafCommitWord, LeafOrderCache, PoolLeaf, SLOTS, set_bits};
 use crate::pmem::pending_range_deletes::PendingRangeDeletes;
@@ -65,6 +63,8 @@ pub(crate) enum TreeStep {
     EpochReclaim,
     /// Retain the versions that a snapshot needs.
     RetainVersions,
+    /// Count the retirements of records that iterators may have found.
+    CountRetirements,
     /// Hide the records that a pending range delete covers.
     HideCovered,
     /// Keep the sequence number through which a mapped pool contains the WAL below pending range deletes.
@@ -102,9 +102,6 @@ pub(crate) struct PoolExpiry {
     /// are still counted.
     pub(crate) times: Mutex<ExpiryTimes>,
     pub(crate) sweep: Mutex<SweepProgress>,
-    /// Space of removed records, and a sequence number: an iterator that reads below it may still have their slots.
-    /// Its memory is a part of that of the records, whose space is in the pool until it is retired.
-    pub(crate) unretired: Mutex<Vec<(SeqNo, Vec<PoolRange>)>>,
 }
 
 #[derive(Default)]
@@ -154,6 +151,11 @@ pub(crate) struct PoolTree<M> {
     pub(crate) thread_caches: ThreadCaches,
     pub(crate) versions: RetainedVersions,
     pub(crate) range_deletes: PendingRangeDeletes,
+    /// Number of times that records were retired which an iterator does not read, but may have found in a leaf: those
+    /// that are newer than its sequence number, and expired ones. An iterator that finds another number than when it
+    /// read a leaf reads the leaf again. Raised when the records are not in their leaves any more, before they are
+    /// retired.
+    pub(crate) retirements: AtomicU64,
     /// Number of records at open.
     pub(crate) records_at_open: AtomicU64,
     pub(crate) leaf_count: AtomicU64,
@@ -203,7 +205,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         order: KeyOrder,
         options: &PoolOptions,
         found: (InnerTree, Allocator, u64, u64),
-        snapshots: Arc<SnapshotList>,
+        readers: PartitionReaders,
     ) -> PoolTree<M> {
         let (inner, space, len, leaves) = found;
         let stripe = || LeafLockStripe {
@@ -217,8 +219,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
             file_id,
             bytes_identify_keys: order.equality_is_bytewise(),
             slots_per_leaf: options.slots_per_leaf.clamp(4, SLOTS),
-            versions: RetainedVersions::new(order.clone(), snapshots, options.len_max),
+            versions: RetainedVersions::new(order.clone(), readers, options.len_max),
             range_deletes: PendingRangeDeletes::new(),
+            retirements: AtomicU64::new(0),
             key_order: order,
             inner,
             leaf_orders: LeafOrderCache::new(options.len_max.max(backend.region().len())),
@@ -501,9 +504,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
 
     fn get_with<T>(&self, key: &[u8], read: impl Fn(&Region, u64, usize) -> T) -> Result<Option<T>> {
         let pin = self.pin()?;
-        let now_ms = || self.versions.snapshots().now_ms();
+        let now_ms = || self.versions.readers().now_ms();
         loop {
-            let at = self.versions.snapshots().visible();
+            let at = self.versions.readers().visible();
             let pending = self.range_deletes.first();
             let newest = self.find_newest(key, &pin)?;
             if let Some(record) = newest.filter(|record| record.seqno <= at) {
@@ -517,7 +520,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             // The version that was visible at `at` may have been replaced or removed, the change published, and the
             // version dropped since. Then the lookup is repeated at a later sequence number.
             if self.versions.is_complete_since(at) {
-                return version.map_or(Ok(None), |(kind, slot)| self.read_version(kind, slot, now_ms, &read));
+                return version.map_or(Ok(None), |slot| self.read_version(slot, now_ms, &read));
             }
         }
     }
@@ -558,7 +561,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             };
         }
         match self.versions.find(key, at.seqno) {
-            Some((kind, slot)) => self.read_version(kind, slot, || at.now_ms, &read),
+            Some(slot) => self.read_version(slot, || at.now_ms, &read),
             None => Ok(None),
         }
     }
@@ -593,14 +596,10 @@ impl<M: PersistenceBackend> PoolTree<M> {
 
     fn read_version<T>(
         &self,
-        kind: RecordKind,
         slot: LeafSlot,
         now_ms: impl FnOnce() -> u64,
         read: &impl Fn(&Region, u64, usize) -> T,
     ) -> Result<Option<T>> {
-        if kind.is_tombstone() {
-            return Ok(None);
-        }
         self.read_unexpired(&PoolRecord::read(self.region(), slot)?, now_ms, read)
     }
 

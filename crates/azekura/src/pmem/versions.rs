@@ -1,10 +1,16 @@
 //! Replaced and deleted records, retained while readers may need them.
 //!
 //! A reader at a snapshot that finds a newer record in the tree, or none, searches here. Before a record is removed
-//! from its leaf, its slot is inserted into a volatile table under its key and sequence number. For a removal, a
-//! tombstone is inserted as well. Entries do not move when leaves are split or merged, and the records themselves
-//! stay where they are in the pool. Tables are filled one after another. The oldest table is dropped as a whole once
-//! no snapshot is older than the newest replacement in it; then the space of its records is freed.
+//! from its leaf, its slot is inserted into a volatile table under its key and sequence number, together with the
+//! sequence number of the change that replaces or removes it: readers from the first up to the second see the record.
+//! Entries do not move when leaves are split or merged, and the records themselves stay where they are in the pool.
+//!
+//! An entry is **needed** while a registered reader sees it, or a later reader may, because its change is not visible
+//! yet. So of the versions of a key between two registered readers only the newest is needed. Tables are filled one
+//! after another. When the newest table is full and at least half of its entries are not needed, it is written anew
+//! with the others. A table without a needed entry is dropped as a whole. All tables are checked before a change is
+//! refused for lack of space. The space of the records of dropped entries is freed; iterators that may have their slots
+//! notice it ([`PoolTree::retire_all`](crate::pmem::tree::PoolTree::retire_all)).
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -12,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex as BatchMutex, PoisonError};
 
 use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
-use crate::engine::{KeyBounds, SnapshotList};
+use crate::engine::{KeyBounds, PartitionReaders};
 use crate::iter::InternalIter;
 use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, Ordering, SCHEDULE_EXPLORATION};
 use crate::mem::epoch::EpochCell;
@@ -30,17 +36,119 @@ const TABLE_POOL_SHARE: u64 = 16;
 const MEMORY_POOL_SHARE: u64 = 8;
 /// The limit of the entries' memory is at least this many bytes.
 const MEMORY_MIN: u64 = 1 << 20;
+/// All entries are checked again for the same readers only after 1 / `RECHECK_SHARE` as many were added.
+const RECHECK_SHARE: u64 = 32;
 
-/// Length in bytes of an entry's value: the word of a slot, and the length of the record's buffer.
-const VALUE_LEN: usize = 16;
+/// Length in bytes of an entry's value.
+const VALUE_LEN: usize = 24;
+
+/// The value of an entry: where the record is, and the change that replaced or removed it.
+#[derive(Clone, Copy)]
+struct RetainedRecord {
+    slot: LeafSlot,
+    buffer_len: u64,
+    by: SeqNo,
+}
+
+impl RetainedRecord {
+    fn encode(&self) -> [u8; VALUE_LEN] {
+        let mut value = [0; VALUE_LEN];
+        for (out, word) in value.chunks_exact_mut(8).zip([self.slot.0, self.buffer_len, self.by.0]) {
+            out.copy_from_slice(&word.to_le_bytes());
+        }
+        value
+    }
+
+    fn of(entry: &EntryRef<'_>) -> RetainedRecord {
+        let word = |n: usize| u64::from_le_bytes(entry.value[8 * n..][..8].try_into().expect("eight bytes"));
+        RetainedRecord { slot: LeafSlot(word(0)), buffer_len: word(1), by: SeqNo(word(2)) }
+    }
+}
 
 /// Entries sorted by key and sequence number.
 struct VersionTable {
     entries: Arc<Memtable>,
-    /// The highest sequence number of a change that replaced or removed a record in this table or in an earlier one:
-    /// a reader at that sequence number or a later one needs neither.
-    max_replacing_seqno: AtomicU64,
+    /// No reader below the first number sees an entry, and none at the second or above.
+    min_seqno: AtomicU64,
+    max_by: AtomicU64,
+    /// Bytes of the records.
     bytes: AtomicU64,
+}
+
+impl VersionTable {
+    fn new(order: &KeyOrder) -> VersionTable {
+        VersionTable {
+            entries: Arc::new(Memtable::new(order.clone(), 0)),
+            min_seqno: AtomicU64::new(u64::MAX),
+            max_by: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// From which sequence number on and below which one readers may see an entry.
+    fn bounds(&self) -> (SeqNo, SeqNo) {
+        (SeqNo(self.min_seqno.load(Ordering::Relaxed)), SeqNo(self.max_by.load(Ordering::Relaxed)))
+    }
+
+    /// Adds an entry. Returns false if it is there already.
+    fn insert(&self, key: &[u8], seqno: SeqNo, record: RetainedRecord) -> Result<bool> {
+        self.min_seqno.fetch_min(seqno.0, Ordering::Relaxed);
+        self.max_by.fetch_max(record.by.0, Ordering::Relaxed);
+        let entry = EntryRef { user_key: key, seqno, kind: RecordKind::Put, value: &record.encode() };
+        match self.entries.insert(entry) {
+            Err(error) if self.entries.get(key, None, seqno).is_none_or(|entry| entry.seqno != seqno) => Err(error),
+            Err(_) => Ok(false),
+            Ok(()) => {
+                self.bytes.fetch_add(record.buffer_len, Ordering::Relaxed);
+                Ok(true)
+            }
+        }
+    }
+
+    /// Calls `visit` for each entry. Those of one key come by ascending sequence number.
+    fn for_each(&self, mut visit: impl FnMut(EntryRef<'_>, RetainedRecord) -> Result<()>) -> Result<()> {
+        let mut cursor = self.entries.iter();
+        cursor.seek_to_last()?;
+        while let Some(entry) = cursor.current() {
+            visit(entry, RetainedRecord::of(&entry))?;
+            cursor.prev()?;
+        }
+        Ok(())
+    }
+}
+
+/// What readers need, as of one point in time.
+struct NeededSeqnos {
+    registered: Vec<SeqNo>,
+    /// A change above this number may not be visible yet, or is a range delete whose records may be in their leaves.
+    settled: SeqNo,
+}
+
+impl NeededSeqnos {
+    /// Whether a current or later reader may read at a sequence number from `from` on and below `to`.
+    fn contains(&self, from: SeqNo, to: SeqNo) -> bool {
+        let first = self.registered.partition_point(|seqno| *seqno < from);
+        to > self.settled || self.registered.get(first).is_some_and(|seqno| *seqno < to)
+    }
+}
+
+/// Which tables are checked entry by entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CheckedTables {
+    /// None: only those without a needed entry are dropped.
+    None,
+    Newest,
+    All,
+}
+
+/// State of the writers.
+#[derive(Default)]
+struct WrittenTables {
+    list: VecDeque<Arc<VersionTable>>,
+    /// The readers when all tables were last checked: their sequence numbers except for the last visible one.
+    checked_readers: Option<Vec<SeqNo>>,
+    /// Number of entries that were added since, or whose changes were not settled then.
+    unchecked: u64,
 }
 
 /// The tables of one tree. Thread safe: writers are serialized by a lock, readers never wait.
@@ -54,38 +162,32 @@ pub(crate) struct RetainedVersions {
     /// Bytes of memory reserved for batches that are not applied yet, or not visible yet.
     reserved: BatchMutex<Reserved>,
     reservation_ended: Condvar,
-    snapshots: Arc<SnapshotList>,
+    readers: PartitionReaders,
     /// From the oldest to the newest table. Entries are inserted into the newest.
     tables: EpochCell<Vec<Arc<VersionTable>>>,
     /// Number of retained versions.
     version_count: AtomicU64,
     /// Whether there are full tables, which get no more entries.
     has_full_tables: AtomicBool,
-    write_tables: Mutex<VecDeque<Arc<VersionTable>>>,
+    written: Mutex<WrittenTables>,
 }
 
 impl RetainedVersions {
     /// No versions, for a pool of at most `len_max` bytes.
-    pub(crate) fn new(order: KeyOrder, snapshots: Arc<SnapshotList>, len_max: u64) -> RetainedVersions {
-        let tables = EpochCell::new(Arc::new(Vec::new()));
-        let bytes_max = TABLE_BYTES_MAX.min(len_max / TABLE_POOL_SHARE);
-        let (len, memory, writing) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(VecDeque::new()));
-        let (forgotten, has_older) = (AtomicU64::new(0), AtomicBool::new(false));
-        let memory_max = AtomicU64::new(memory_max_of(len_max));
-        let (reserved, reservation_ended) = (BatchMutex::new(Reserved::default()), Condvar::new());
+    pub(crate) fn new(order: KeyOrder, readers: PartitionReaders, len_max: u64) -> RetainedVersions {
         RetainedVersions {
             order,
-            table_bytes_max: bytes_max,
-            dropped_through: forgotten,
-            memory_bytes: memory,
-            memory_bytes_max: memory_max,
-            reserved,
-            reservation_ended,
-            snapshots,
-            tables,
-            version_count: len,
-            has_full_tables: has_older,
-            write_tables: writing,
+            table_bytes_max: TABLE_BYTES_MAX.min(len_max / TABLE_POOL_SHARE),
+            dropped_through: AtomicU64::new(0),
+            memory_bytes: AtomicU64::new(0),
+            memory_bytes_max: AtomicU64::new(memory_max_of(len_max)),
+            reserved: BatchMutex::new(Reserved::default()),
+            reservation_ended: Condvar::new(),
+            readers,
+            tables: EpochCell::new(Arc::new(Vec::new())),
+            version_count: AtomicU64::new(0),
+            has_full_tables: AtomicBool::new(false),
+            written: Mutex::new(WrittenTables::default()),
         }
     }
 
@@ -95,16 +197,15 @@ impl RetainedVersions {
     }
 
     #[inline]
-    pub(crate) fn snapshots(&self) -> &SnapshotList {
-        &self.snapshots
+    pub(crate) fn readers(&self) -> &PartitionReaders {
+        &self.readers
     }
 
-    /// Retains `old`, the record of `key` that the change `by` replaces or, with `removed`, deletes. Returns false if
-    /// no reader can need it. Called before the record is removed from its leaf. Also returns the space of versions
-    /// that became stale.
+    /// Retains `old`, the record of `key` that the change `by` replaces or removes. Returns false if no reader can need
+    /// it. Called before the record is removed from its leaf. Also returns the space of versions that are not needed
+    /// any more. `settled` returns a number below every range delete whose records may still be in their leaves.
     ///
-    /// Only a range delete can be visible to all readers, because it removes records after its publication. If an older
-    /// version of the key is retained, which readers of other versions keep, a tombstone hides it.
+    /// Only a range delete can be visible already, because it removes records after its publication.
     ///
     /// # Errors
     /// `OutOfSpace` if there is no memory, and `Poisoned`; then the record is not retained.
@@ -113,55 +214,35 @@ impl RetainedVersions {
         key: &[u8],
         old: &PoolRecord,
         by: SeqNo,
-        removed: bool,
+        settled: impl Fn() -> SeqNo,
     ) -> Result<(bool, Vec<PoolRange>)> {
-        let mut tables = self.write_tables.lock().map_err(poisoned)?;
-        let oldest = self.snapshots.oldest();
-        if by <= oldest {
+        let mut written = self.written.lock().map_err(poisoned)?;
+        if by <= self.readers.visible() && !self.readers.may_read_between(old.seqno, by) {
             self.raise_dropped_through(by);
-            let older = |table: &Arc<VersionTable>| table.entries.get(key, table.entries.hash_of(key), by).is_some();
-            if removed
-                && tables.iter().any(older)
-                && let Some(newest) = tables.back()
-            {
-                newest.entries.insert(EntryRef { user_key: key, seqno: by, kind: RecordKind::Delete, value: &[] })?;
-            }
             return Ok((false, Vec::new()));
         }
         let mut freed = Vec::new();
-        let full = |table: &Arc<VersionTable>| {
-            table.entries.len() >= TABLE_ENTRIES_MAX || table.bytes.load(Ordering::Relaxed) >= self.table_bytes_max
-        };
-        let is_full = tables.back().is_none_or(full);
-        if is_full || tables.len() > 1 && is_stale(&tables[0], oldest) {
-            freed = self.drop_stale_tables(&mut tables);
+        if written.list.back().is_none_or(|newest| self.is_full(newest, 1)) {
+            freed = self.drop_unneeded(&mut written, CheckedTables::Newest, settled);
+            // A table that is nearly full again would be checked again soon.
+            if written.list.back().is_none_or(|newest| self.is_full(newest, 2)) {
+                written.list.push_back(Arc::new(VersionTable::new(&self.order)));
+                self.publish(&written.list);
+            }
         }
-        if is_full || tables.is_empty() {
-            let entries = Arc::new(Memtable::new(self.order.clone(), 0));
-            let before = tables.back().map_or(0, |table| table.max_replacing_seqno.load(Ordering::Relaxed));
-            let (replaced_by, bytes) = (AtomicU64::new(before), AtomicU64::new(0));
-            tables.push_back(Arc::new(VersionTable { entries, max_replacing_seqno: replaced_by, bytes }));
-            self.publish(&tables);
+        let newest = written.list.back().expect("there is a newest table");
+        // The entry exists already if an earlier removal has failed.
+        if newest.insert(key, old.seqno, RetainedRecord { slot: old.slot(), buffer_len: old.buffer_len(), by })? {
+            written.unchecked += 1;
+            self.version_count.fetch_add(1, Ordering::Release);
         }
-        let table = tables.back().expect("there is a newest table");
-        table.max_replacing_seqno.fetch_max(by.0, Ordering::Relaxed);
-        let mut value = [0; VALUE_LEN];
-        value[..8].copy_from_slice(&old.slot().0.to_le_bytes());
-        value[8..].copy_from_slice(&old.buffer_len().to_le_bytes());
-        let entered =
-            table.entries.insert(EntryRef { user_key: key, seqno: old.seqno, kind: RecordKind::Put, value: &value });
-        // The entry exists already if an earlier removal failed while it inserted the tombstone.
-        let there = || table.entries.get(key, None, old.seqno).is_some_and(|entry| entry.seqno == old.seqno);
-        match entered {
-            Err(error) if !there() => return Err(error),
-            Err(_) => {}
-            Ok(()) => drop(table.bytes.fetch_add(old.buffer_len(), Ordering::Relaxed)),
-        }
-        if removed {
-            table.entries.insert(EntryRef { user_key: key, seqno: by, kind: RecordKind::Delete, value: &[] })?;
-        }
-        self.version_count.fetch_add(1, Ordering::Release);
         Ok((true, freed))
+    }
+
+    /// Whether a table has at least 1 / `share` of the maximum number of entries, or of bytes.
+    fn is_full(&self, table: &VersionTable, share: u64) -> bool {
+        table.entries.len() >= TABLE_ENTRIES_MAX / share
+            || table.bytes.load(Ordering::Relaxed) >= self.table_bytes_max / share
     }
 
     /// Records that replaced or removed by changes up to `by` are not retained. Called before they are removed.
@@ -176,61 +257,107 @@ impl RetainedVersions {
         self.tables.store(Arc::new(tables.iter().cloned().collect()));
     }
 
-    /// Drops the tables that no reader needs. Returns the space of their records, which pinned readers may still
-    /// read.
-    fn drop_stale_tables(&self, tables: &mut VecDeque<Arc<VersionTable>>) -> Vec<PoolRange> {
-        let oldest = self.snapshots.oldest();
-        let mut gone = Vec::new();
-        while let Some(first) = tables.front()
-            && is_stale(first, oldest)
-        {
-            gone.extend(tables.pop_front());
-        }
-        if gone.is_empty() {
+    /// Drops tables without a needed entry, and from `checked` tables the entries that are not needed. Returns the
+    /// space of the records, which pinned readers may still read. Drops nothing if there is no memory for new tables.
+    fn drop_unneeded(
+        &self,
+        written: &mut WrittenTables,
+        checked: CheckedTables,
+        settled: impl Fn() -> SeqNo,
+    ) -> Vec<PoolRange> {
+        let registered = self.readers.seqnos();
+        let visible = registered.last().copied().unwrap_or_default();
+        // Read behind the visible number: a range delete is pending before it is visible.
+        let needed = NeededSeqnos { settled: settled().min(visible), registered };
+        let mut rewriter =
+            TableRewriter { versions: self, needed, kept: VecDeque::new(), open: None, stale: Stale::default() };
+        if rewriter.run(&written.list, checked).is_err() {
             return Vec::new();
         }
-        // `dropped_through` is raised before a reader can miss the dropped tables.
-        let through = gone.iter().map(|table| table.max_replacing_seqno.load(Ordering::Relaxed)).max();
-        self.dropped_through.fetch_max(through.unwrap_or_default(), Ordering::Release);
-        self.publish(tables);
-        let mut freed = Vec::new();
-        for table in &gone {
-            let mut cursor = table.entries.iter();
-            let mut met = cursor.seek_to_first();
-            while let (Ok(()), Some(entry)) = (met, cursor.current()) {
-                freed.extend(slot_of_entry(&entry).zip(entry.value.last_chunk().map(|len| u64::from_le_bytes(*len))));
-                met = cursor.next();
-            }
+        let TableRewriter { mut needed, mut kept, open, stale, .. } = rewriter;
+        if checked == CheckedTables::All {
+            needed.registered.pop();
+            (written.checked_readers, written.unchecked) = (Some(needed.registered), stale.unsettled);
         }
-        self.version_count.fetch_sub(freed.len() as u64, Ordering::Release);
-        freed.into_iter().map(|(slot, len)| (slot.offset(), len)).collect()
+        if stale.ranges.is_empty() {
+            return Vec::new();
+        }
+        // `dropped_through` is raised before a reader can miss the dropped entries.
+        self.raise_dropped_through(stale.through);
+        kept.extend(open.map(Arc::new));
+        written.list = kept;
+        self.publish(&written.list);
+        self.version_count.fetch_sub(stale.ranges.len() as u64, Ordering::Release);
+        stale.ranges
     }
 
-    /// Drops the tables that no reader needs. Returns the space of their records.
-    pub(crate) fn drop_stale(&self) -> Result<Vec<PoolRange>> {
-        let mut tables = self.write_tables.lock().map_err(poisoned)?;
-        Ok(self.drop_stale_tables(&mut tables))
+    /// Drops the versions that no reader needs. Returns the space of their records. Does nothing if the readers are
+    /// those of the last call, and few entries may have become stale since. `settled`: see
+    /// [`retain`](RetainedVersions::retain).
+    pub(crate) fn drop_stale(&self, settled: impl Fn() -> SeqNo) -> Result<Vec<PoolRange>> {
+        let mut written = self.written.lock().map_err(poisoned)?;
+        let mut now = self.readers.seqnos();
+        now.pop();
+        let count = self.version_count.load(Ordering::Relaxed);
+        let few = if count < TABLE_ENTRIES_MAX { 0 } else { count / RECHECK_SHARE };
+        if written.unchecked <= few && written.checked_readers.as_ref() == Some(&now) {
+            return Ok(Vec::new());
+        }
+        Ok(self.drop_unneeded(&mut written, CheckedTables::All, settled))
     }
 
-    /// Whether there is a full table that no reader needs.
+    /// Drops the full tables that no reader needs. Returns the space of their records. `settled`: see
+    /// [`retain`](RetainedVersions::retain).
+    pub(crate) fn drop_stale_tables(&self, settled: impl Fn() -> SeqNo) -> Result<Vec<PoolRange>> {
+        let mut written = self.written.lock().map_err(poisoned)?;
+        Ok(self.drop_unneeded(&mut written, CheckedTables::None, settled))
+    }
+
+    /// Whether the oldest of several tables is not needed.
     #[inline]
-    pub(crate) fn has_stale_tables(&self) -> bool {
+    pub(crate) fn has_stale_table(&self) -> bool {
         self.has_full_tables.load(Ordering::Acquire) && {
             let tables = self.tables.load();
-            tables.first().is_some_and(|first| is_stale(first, self.snapshots.oldest()))
+            tables.first().is_some_and(|first| {
+                let (from, to) = first.bounds();
+                !self.readers.may_read_between(from, to)
+            })
         }
     }
 
-    /// The tables that a reader at `at` needs. It sees the replacements of all records in the other tables.
-    fn tables_needed_at(tables: &[Arc<VersionTable>], at: SeqNo) -> &[Arc<VersionTable>] {
-        let stale = tables.iter().take_while(|table| is_stale(table, at)).count();
-        &tables[stale..]
+    /// Whether any table but the newest is not needed.
+    pub(crate) fn has_stale_tables(&self) -> bool {
+        self.has_full_tables.load(Ordering::Acquire) && {
+            let registered = self.readers.seqnos();
+            let settled = registered.last().copied().unwrap_or_default();
+            let needed = NeededSeqnos { registered, settled };
+            let tables = self.tables.load();
+            let is_stale = |table: &Arc<VersionTable>| {
+                let (from, to) = table.bounds();
+                !needed.contains(from, to)
+            };
+            tables.split_last().is_some_and(|(_newest, full)| full.iter().any(is_stale))
+        }
+    }
+
+    /// The tables in which a reader at `at` may see an entry.
+    fn tables_needed_at(tables: &[Arc<VersionTable>], at: SeqNo) -> impl Iterator<Item = &VersionTable> {
+        tables.iter().map(|table| &**table).filter(move |table| {
+            let (from, to) = table.bounds();
+            from <= at && at < to
+        })
     }
 
     /// Number of tables that a lookup at `at` searches.
     #[cfg(test)]
     pub(crate) fn tables_searched_at(&self, at: SeqNo) -> usize {
-        RetainedVersions::tables_needed_at(&self.tables.load(), at).len()
+        RetainedVersions::tables_needed_at(&self.tables.load(), at).count()
+    }
+
+    /// Number of retained versions.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> u64 {
+        self.version_count.load(Ordering::Acquire)
     }
 
     /// Bytes of memory that the entries take, as of the last change of the list of tables: later entries of the
@@ -245,9 +372,8 @@ impl RetainedVersions {
     }
 
     /// Maximum number of bytes of memory for retaining a record with a key of `key_len` bytes.
-    pub(crate) fn bytes_most(key_len: usize, removed: bool) -> u64 {
-        let entry = |value_len| Memtable::bytes_most(key_len, value_len);
-        entry(VALUE_LEN) + if removed { entry(0) } else { 0 }
+    pub(crate) fn bytes_most(key_len: usize) -> u64 {
+        Memtable::bytes_most(key_len, VALUE_LEN)
     }
 
     /// Checks whether a single change may replace or remove a record. It ignores reservations: one entry more or less
@@ -332,7 +458,7 @@ impl RetainedVersions {
 
     #[cold]
     fn memory_limit_error(&self) -> Error {
-        let (oldest, visible) = (self.snapshots.oldest(), self.snapshots.visible());
+        let (oldest, visible) = (self.readers.oldest(), self.readers.visible());
         let behind = visible.0.saturating_sub(oldest.0);
         let message = format!(
             "{} bytes of memory say what was replaced or removed since the oldest snapshot or iterator, which is \
@@ -365,17 +491,17 @@ impl RetainedVersions {
         self.dropped_through.load(Ordering::Acquire) <= at.0
     }
 
-    /// The newest retained version of `key` that is not newer than `at`.
-    pub(crate) fn find(&self, key: &[u8], at: SeqNo) -> Option<(RecordKind, LeafSlot)> {
+    /// The retained version of `key` that a reader at `at` sees.
+    pub(crate) fn find(&self, key: &[u8], at: SeqNo) -> Option<LeafSlot> {
         if self.is_empty() {
             return None;
         }
         let tables = self.tables.load();
-        let found = RetainedVersions::tables_needed_at(&tables, at).iter().filter_map(|table| {
+        RetainedVersions::tables_needed_at(&tables, at).find_map(|table| {
             let entry = table.entries.get(key, table.entries.hash_of(key), at)?;
-            Some((entry.seqno, entry.kind, slot_of_entry(&entry).unwrap_or(LeafSlot(0))))
-        });
-        found.max_by_key(|(seqno, _, _)| *seqno).map(|(_, kind, slot)| (kind, slot))
+            let record = RetainedRecord::of(&entry);
+            (at < record.by).then_some(record.slot)
+        })
     }
 
     /// Whether any version of `key` is retained.
@@ -385,8 +511,9 @@ impl RetainedVersions {
         !self.is_empty() && self.tables.load().iter().any(has_key)
     }
 
-    /// Returns a key within `bounds` that was removed after `since`, a registered sequence number or a later one.
-    pub(crate) fn find_removed_key(
+    /// Returns a key within `bounds` that had a version at `since` which was replaced or removed since. A sequence
+    /// number at or below `since` is registered, and the key has not changed between the two.
+    pub(crate) fn find_changed_key(
         &self,
         order: &KeyOrder,
         (start, end): KeyBounds<'_>,
@@ -405,7 +532,7 @@ impl RetainedVersions {
                 Bound::Excluded(key) => cursor.seek(InternalKey::new(key, SeqNo::ZERO))?,
             }
             while let Some(entry) = cursor.current().filter(|entry| !is_past_end(entry.user_key)) {
-                if entry.kind.is_tombstone() && entry.seqno > since {
+                if entry.seqno <= since && since < RetainedRecord::of(&entry).by {
                     return Ok(Some(entry.user_key.to_vec()));
                 }
                 cursor.next()?;
@@ -414,14 +541,14 @@ impl RetainedVersions {
         Ok(None)
     }
 
-    /// Calls `visit` for each retained version not newer than `at`, of the keys from `low` up to the first key that
-    /// `is_past` accepts.
+    /// Calls `visit` for each retained version that a reader at `at` sees, of the keys from `low` up to the first key
+    /// that `is_past` accepts.
     pub(crate) fn visit_range(
         &self,
         low: Option<&[u8]>,
         is_past: impl Fn(&[u8]) -> bool,
         at: SeqNo,
-        mut visit: impl FnMut(EntryRef<'_>, Option<LeafSlot>) -> Result<()>,
+        mut visit: impl FnMut(EntryRef<'_>, LeafSlot) -> Result<()>,
     ) -> Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -436,13 +563,80 @@ impl RetainedVersions {
                 if is_past(entry.user_key) {
                     break;
                 }
-                if entry.seqno <= at {
-                    visit(entry, slot_of_entry(&entry))?;
+                let record = RetainedRecord::of(&entry);
+                if entry.seqno <= at && at < record.by {
+                    visit(entry, record.slot)?;
                 }
                 cursor.next()?;
             }
         }
         Ok(())
+    }
+}
+
+/// Entries that are not needed.
+#[derive(Default)]
+struct Stale {
+    /// The space of the records.
+    ranges: Vec<PoolRange>,
+    /// The highest change that replaced or removed one.
+    through: SeqNo,
+    /// Number of entries in the checked tables that are needed because their changes are not settled.
+    unsettled: u64,
+}
+
+/// Sorts tables and entries into needed and stale ones.
+struct TableRewriter<'a> {
+    versions: &'a RetainedVersions,
+    needed: NeededSeqnos,
+    kept: VecDeque<Arc<VersionTable>>,
+    /// The table that needed entries are copied to.
+    open: Option<VersionTable>,
+    stale: Stale,
+}
+
+impl TableRewriter<'_> {
+    fn run(&mut self, tables: &VecDeque<Arc<VersionTable>>, checked: CheckedTables) -> Result<()> {
+        for (n, table) in tables.iter().enumerate() {
+            let (is_newest, (from, to)) = (n + 1 == tables.len(), table.bounds());
+            let is_needed = self.needed.contains(from, to);
+            let is_copied = match checked {
+                CheckedTables::None => !is_needed && !is_newest,
+                CheckedTables::Newest => {
+                    !is_needed || is_newest && self.count_stale(table)? >= table.entries.len().div_ceil(2)
+                }
+                // A table with few entries takes much more memory than these.
+                CheckedTables::All => self.count_stale(table)? > 0 || table.entries.len() < TABLE_ENTRIES_MAX / 2,
+            };
+            if is_copied { self.copy_needed(table)? } else { self.kept.push_back(Arc::clone(table)) }
+        }
+        Ok(())
+    }
+
+    fn count_stale(&mut self, table: &VersionTable) -> Result<u64> {
+        let (mut count, settled) = (0, self.needed.settled);
+        table.for_each(|entry, record| {
+            count += u64::from(!self.needed.contains(entry.seqno, record.by));
+            self.stale.unsettled += u64::from(record.by > settled);
+            Ok(())
+        })?;
+        Ok(count)
+    }
+
+    /// Copies the needed entries of `table`.
+    fn copy_needed(&mut self, table: &VersionTable) -> Result<()> {
+        table.for_each(|entry, record| {
+            if !self.needed.contains(entry.seqno, record.by) {
+                self.stale.ranges.push((record.slot.offset(), record.buffer_len));
+                self.stale.through = self.stale.through.max(record.by);
+                return Ok(());
+            }
+            if self.open.as_ref().is_some_and(|open| self.versions.is_full(open, 1)) {
+                self.kept.extend(self.open.take().map(Arc::new));
+            }
+            let open = self.open.get_or_insert_with(|| VersionTable::new(&self.versions.order));
+            open.insert(entry.user_key, entry.seqno, record).map(drop)
+        })
     }
 }
 
@@ -480,16 +674,6 @@ fn memory_max_of(len_max: u64) -> u64 {
     MEMORY_MIN.max(len_max / MEMORY_POOL_SHARE)
 }
 
-/// Whether readers at `oldest` and at later sequence numbers need no entry of a table.
-fn is_stale(table: &VersionTable, oldest: SeqNo) -> bool {
-    table.max_replacing_seqno.load(Ordering::Relaxed) <= oldest.0
-}
-
-/// The slot in an entry; `None` for a tombstone.
-fn slot_of_entry(entry: &EntryRef<'_>) -> Option<LeafSlot> {
-    entry.value.first_chunk().map(|word| LeafSlot(u64::from_le_bytes(*word)))
-}
-
 /// The error for a lock whose holder panicked.
 #[cold]
 pub(crate) fn poisoned<T>(_: T) -> Error {
@@ -501,12 +685,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::base::version_edit::PartitionId;
+    use crate::engine::{LastVisibleSeqno, SnapshotList};
     use crate::testing::seeded_rng::SeededRng;
     use crate::vfs::env::{Env, SystemEnv};
 
     #[test]
     fn entries_take_no_more_than_their_bound() {
-        for (key_len, removed) in [(1, false), (8, true), (40, false), (100, true), (1000, true), (65_535, true)] {
+        for key_len in [1, 8, 40, 100, 1000, 65_535] {
             let entries = Memtable::new(KeyOrder::bytewise(), 0);
             let (mut dice, mut most) = (SeededRng::new(key_len as u64, 0), 128 << 10);
             for n in 1..=TABLE_ENTRIES_MAX.min((8 << 20) / key_len as u64) {
@@ -515,11 +701,7 @@ mod tests {
                 let seqno = SeqNo(2 * n);
                 let value = &[0; VALUE_LEN];
                 entries.insert(EntryRef { user_key: &key, seqno, kind: RecordKind::Put, value }).unwrap();
-                if removed {
-                    let (seqno, kind) = (seqno.plus(1), RecordKind::Delete);
-                    entries.insert(EntryRef { user_key: &key, seqno, kind, value: &[] }).unwrap();
-                }
-                most += RetainedVersions::bytes_most(key_len, removed);
+                most += RetainedVersions::bytes_most(key_len);
                 assert!(entries.bytes() <= most, "{n} keys of {key_len}: {} of {most}", entries.bytes());
             }
         }
@@ -529,8 +711,8 @@ mod tests {
     /// ones arrived.
     #[test]
     fn batches_that_wait_are_served_in_order() {
-        let points = SnapshotList::new(crate::engine::LastVisibleSeqno::default());
-        let (versions, env) = (Arc::new(RetainedVersions::new(KeyOrder::bytewise(), points, 0)), SystemEnv::new());
+        let readers = SnapshotList::new(LastVisibleSeqno::default()).readers_of(PartitionId(1));
+        let (versions, env) = (Arc::new(RetainedVersions::new(KeyOrder::bytewise(), readers, 0)), SystemEnv::new());
         let most = versions.memory_max();
         let first = versions.try_reserve(most / 2).unwrap();
         let wait_for = |bytes| {

@@ -134,7 +134,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// necessary, because a record whose sequence number takes fewer bytes than allocated gets a shorter buffer,
     /// which is later too short for the next record of its size.
     pub(crate) fn seqno_estimate(&self, changes: usize) -> SeqNo {
-        SeqNo((self.versions.snapshots().visible().0 + changes as u64 + SEQNO_LEAD).min(SeqNo::MAX.0))
+        SeqNo((self.versions.readers().visible().0 + changes as u64 + SEQNO_LEAD).min(SeqNo::MAX.0))
     }
 
     /// Locks the allocator and releases the leaf reservations that have ended.
@@ -187,7 +187,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         };
         let Some(seqno) = assign_seqno()? else { return Ok(RemoveOutcome::NoSeqno) };
         let Some(place) = found.filter(|place| place.record.seqno < seqno) else { return Ok(RemoveOutcome::Absent) };
-        let kept = self.retain_version(key, &place.record, seqno, true)?;
+        let kept = self.retain_version(key, &place.record, seqno)?;
         let left = self.commit_without_slot(leaf, commit, &place, fingerprint);
         self.backend.publish(leaf.offset, left.0);
         self.backend.flush(leaf.offset, 8, PersistSite::RemoveCommit);
@@ -244,9 +244,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
             Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
             done => return done,
         };
-        let was_swept = self.retire_swept()?;
-        let (freed, shelved) = (self.versions.drop_stale()?, self.thread_caches.drain());
-        if was_swept || !freed.is_empty() || !shelved.is_empty() {
+        let (freed, shelved) = (self.versions.drop_stale(|| self.settled_seqno())?, self.thread_caches.drain());
+        if !freed.is_empty() || !shelved.is_empty() {
             self.retire_all(freed)?;
             let mut space = self.lock_allocator()?;
             shelved.into_iter().for_each(|run| space.free(run));
@@ -270,7 +269,17 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// ended.
     #[inline]
     pub(crate) fn drop_stale_versions(&self) -> Result<()> {
-        if !self.versions.has_stale_tables() { Ok(()) } else { self.retire_all(self.versions.drop_stale()?) }
+        if !self.versions.has_stale_table() { Ok(()) } else { self.drop_stale_tables() }
+    }
+
+    /// Frees all full tables of retained versions that no reader needs any more.
+    pub(crate) fn drop_stale_tables(&self) -> Result<()> {
+        self.retire_all(self.versions.drop_stale_tables(|| self.settled_seqno())?)
+    }
+
+    /// A sequence number below every range delete whose records may still be in their leaves.
+    pub(crate) fn settled_seqno(&self) -> SeqNo {
+        SeqNo(self.range_deletes.first().0 - 1)
     }
 
     /// Drops stale versions, then fails if the retained versions exceed their memory limit.
@@ -282,19 +291,32 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.versions.check_memory_limit()
     }
 
-    /// Drops all retained versions that no reader needs any more, and retires their space and that of expired records.
+    /// Drops all retained versions that no reader needs any more, and retires their space.
     pub(crate) fn forget_versions(&self) -> Result<()> {
-        self.retire_swept()?;
-        self.retire_all(self.versions.drop_stale()?)
+        self.retire_all(self.versions.drop_stale(|| self.settled_seqno())?)
     }
 
-    /// Retires the space of records to which no leaf and no retained version points.
+    /// Retires the space of records to which no leaf and no retained version points. An iterator may have their slots
+    /// if they are not visible to it; see [`retirements`](PoolTree::retirements).
     pub(crate) fn retire_all(&self, ranges: Vec<PoolRange>) -> Result<()> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        self.count_retirement();
         let mut space = self.lock_allocator()?;
         for range in ranges {
             if self.is_step_enabled(TreeStep::EpochReclaim) { space.retire(range) } else { space.free(range) }
         }
         Ok(())
+    }
+
+    /// Makes iterators read their leaves again before they continue.
+    pub(crate) fn count_retirement(&self) {
+        if self.is_step_enabled(TreeStep::CountRetirements) {
+            // Before the epoch that the retired space gets: a thread that is pinned and loads the old number keeps the
+            // space from being reused.
+            self.retirements.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     /// Finds the leaf of `key` and locks it.
@@ -335,7 +357,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
         let entry = EntryRef { seqno, ..entry };
         let kept = match &old {
-            Some(old) => self.retain_version(entry.user_key, &old.record, entry.seqno, false)?,
+            Some(old) => self.retain_version(entry.user_key, &old.record, entry.seqno)?,
             None => true,
         };
         let n = commit.first_free_slot().expect("one slot is always free");
@@ -369,14 +391,12 @@ impl<M: PersistenceBackend> PoolTree<M> {
     }
 
     /// Retains a record that the change `by` replaces or removes. Returns false if no reader can need it.
-    pub(crate) fn retain_version(&self, key: &[u8], record: &PoolRecord, by: SeqNo, removed: bool) -> Result<bool> {
+    pub(crate) fn retain_version(&self, key: &[u8], record: &PoolRecord, by: SeqNo) -> Result<bool> {
         if !self.is_step_enabled(TreeStep::RetainVersions) || self.replaying.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let (kept, freed) = self.versions.retain(key, record, by, removed)?;
-        if !freed.is_empty() {
-            self.retire_all(freed)?;
-        }
+        let (kept, freed) = self.versions.retain(key, record, by, || self.settled_seqno())?;
+        self.retire_all(freed)?;
         Ok(kept)
     }
 
@@ -397,7 +417,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
 
 /// Maximum number of bytes of memory for the version that `change`, of one key, replaces or removes.
 fn version_bytes_max(change: &PlannedChange<'_>) -> u64 {
-    RetainedVersions::bytes_most(change.key.len(), change.value_len.is_none())
+    RetainedVersions::bytes_most(change.key.len())
 }
 
 /// Whether a change concerns one key.

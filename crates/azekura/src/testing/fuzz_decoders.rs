@@ -189,7 +189,8 @@ fn decode_pool(bytes: &[u8]) -> Result<()> {
     for check_level in [PoolCheckLevel::StructureOnly, PoolCheckLevel::Full] {
         let Some(loaded) = ImageStore::open(&fs, dir, partition, 0, false, true, None)?.1 else { return Ok(()) };
         let (order, snapshots) = (KeyOrder::bytewise(), SnapshotList::new(LastVisibleSeqno::default()));
-        outcome = pool_recovery::open_with(loaded.image, order, &PoolOptions::default(), snapshots, check_level, None)
+        let readers = snapshots.readers_of(partition);
+        outcome = pool_recovery::open_with(loaded.image, order, &PoolOptions::default(), readers, check_level, None)
             .map(drop);
     }
     outcome

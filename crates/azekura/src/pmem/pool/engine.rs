@@ -9,7 +9,8 @@ use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{
     AssignSeqnoFn, BatchReservation, BlobResolver, Engine, EngineHost, EngineView, KeyBounds, LastVisibleSeqno,
-    PlannedChange, Pressure, ReadMoment, ReadSeqno, RecordReservation, SingleCommit, SnapshotList, Task, TaskReport,
+    PartitionReaders, PlannedChange, Pressure, ReadMoment, ReadSeqno, RecordReservation, SingleCommit, SnapshotList,
+    Task, TaskReport,
 };
 use crate::iter::InternalIter;
 use crate::mem::persist;
@@ -42,6 +43,11 @@ impl PoolLocation {
         self.dir.join(PoolFileKind::Pool.name(self.partition))
     }
 
+    /// The readers that may read the pool.
+    pub(crate) fn readers(&self) -> PartitionReaders {
+        self.snapshots.readers_of(self.partition)
+    }
+
     /// Creates the file of an empty mapped pool, under a temporary name that no partition uses.
     ///
     /// # Errors
@@ -56,7 +62,7 @@ impl PoolLocation {
         let mut file_id = [0; 16];
         self.env.random(&mut file_id);
         let order = KeyOrder::bytewise(); // nothing is compared yet
-        drop(pool_recovery::create(backend, file_id, order, &options.pool_options(), Arc::clone(&self.snapshots))?);
+        drop(pool_recovery::create(backend, file_id, order, &options.pool_options(), self.readers())?);
         file.sync_all()
     }
 
@@ -193,7 +199,7 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> PoolEngine<M, K> {
     /// Removes expired records from a bounded number of leaves. Returns their number, and whether the pass over all
     /// leaves has ended.
     fn sweep_expired(&self) -> Result<(u64, bool)> {
-        let visible = self.tree.versions.snapshots().visible();
+        let visible = self.tree.versions.readers().visible();
         let pin = self.tree.pin()?; // closing waits for it
         self.durability.before_sweep(&self.tree, visible);
         drop(pin);
@@ -448,7 +454,7 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
         match task {
             Task::Flush => self.durability.checkpoint(&self.tree, host),
             Task::Compact => {
-                self.tree.drop_stale_versions()?;
+                self.tree.drop_stale_tables()?;
                 if self.is_sweep_due(forced) {
                     self.sweep_expired()?;
                 }

@@ -168,6 +168,8 @@ fn image_recovers_after_many_checkpoints() {
     assert_eq!(life.store.disk_bytes(), 0);
     life.store.copy_to(Path::new("/nowhere")).unwrap();
     life.run(40).unwrap();
+    life.image.grow(600 * PAGE).unwrap();
+    life.checkpoint().unwrap();
     life.assert_recovers(&fs, "after a life");
     assert!(life.image.region().len() > PAGES_PER_GROUP * PAGE, "more than one group");
     assert!(life.store.disk_bytes() >= life.image.region().len());
@@ -556,7 +558,7 @@ fn assert_recovers_between(fs: &MemFs, options: &PoolOptions, at_cut: &[u64], at
     fork.crash(Survival::Nothing, 0);
     let loaded = open(&(Arc::new(fork) as Arc<dyn Fs>), false, false).unwrap().1.unwrap();
     let visible = LastVisibleSeqno::default();
-    let readers = SnapshotList::new(visible.clone());
+    let readers = SnapshotList::new(visible.clone()).readers_of(PARTITION);
     let (tree, report) = pool_recovery::open_with(
         loaded.image,
         KeyOrder::bytewise(),
@@ -592,7 +594,7 @@ fn checkpoint_beside_writers_is_one_moment() {
         // The pool is small, so that leaves and buffers are reused soon.
         let options = PoolOptions { len_max: 512 * PAGE, grow_by: 4 * PAGE, slots_per_leaf: slots };
         let visible = LastVisibleSeqno::default();
-        let readers = SnapshotList::new(visible.clone());
+        let readers = SnapshotList::new(visible.clone()).readers_of(PARTITION);
         let image = PoolImage::new(options.len_max).unwrap();
         let tree = pool_recovery::create(image, [5; 16], KeyOrder::bytewise(), &options, readers).unwrap();
         let numbers_of_keys = || (0..KEYS).map(|_| AtomicU64::new(0)).collect();

@@ -199,11 +199,11 @@ impl StoredPool {
     /// `Corruption` if it is not a valid pool with keys in that order, `OutOfSpace` if there is no memory.
     pub(crate) fn open(self, order: KeyOrder, options: &PmemOptions, is_new: bool) -> Result<Arc<dyn PmemEngine>> {
         let StoredPool { location, files: form, seqnos_at_open: at_open, check_level, .. } = self;
-        let (pool, snapshots, path, env) =
-            (options.pool_options(), Arc::clone(&location.snapshots), location.path(), Arc::clone(&location.env));
+        let (pool, readers, path, env) =
+            (options.pool_options(), location.readers(), location.path(), Arc::clone(&location.env));
         match form {
             StoredPoolFiles::Image(store, Some(image)) => {
-                let opened = pool_recovery::open_with(image, order, &pool, snapshots, check_level, Some(&*env));
+                let opened = pool_recovery::open_with(image, order, &pool, readers, check_level, Some(&*env));
                 let tree = opened
                     .and_then(|opened| check_recovered_tree(opened, at_open))
                     .map_err(|error| error.in_file(&path))?;
@@ -214,11 +214,11 @@ impl StoredPool {
                 location.env.random(&mut file_id);
                 let least = if is_new { pool.len_max } else { pool.grow_by.max(2 * PAGE).min(pool.len_max) };
                 let image = PoolImage::for_existing(least, options.reserved_address_len(location.wal_bytes))?;
-                let tree = pool_recovery::create(image, file_id, order, &pool, snapshots)?;
+                let tree = pool_recovery::create(image, file_id, order, &pool, readers)?;
                 Ok(Arc::new(PoolEngine::new(tree, PoolCheckpointer::new(*store, location, at_open), options)))
             }
             StoredPoolFiles::Mapped(backend) => {
-                let opened = pool_recovery::open_with(backend, order, &pool, snapshots, check_level, Some(&*env));
+                let opened = pool_recovery::open_with(backend, order, &pool, readers, check_level, Some(&*env));
                 let tree = opened
                     .and_then(|opened| check_recovered_tree(opened, at_open))
                     .map_err(|error| error.in_file(&path))?;

@@ -10,7 +10,7 @@ use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::sync::WakeSignal;
 use crate::base::version_edit::ExpiryTimes;
 use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
-use crate::engine::SnapshotList;
+use crate::engine::PartitionReaders;
 use crate::mem::atomic::{AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, lock};
 use crate::mem::region::{PAGE, Region};
 use crate::mem::simd::prefetch;
@@ -637,7 +637,7 @@ pub(crate) fn create<M: PersistenceBackend>(
     file_id: [u8; 16],
     order: KeyOrder,
     options: &PoolOptions,
-    snapshots: Arc<SnapshotList>,
+    readers: PartitionReaders,
 ) -> Result<PoolTree<M>> {
     let least = 2 * PAGE;
     let len = options.grow_by.max(least).min(options.len_max) / PAGE * PAGE;
@@ -657,7 +657,7 @@ pub(crate) fn create<M: PersistenceBackend>(
     space.set_addresses(backend.region().reserved());
     space.add_free_at_open((HEAD_LEAF_OFFSET + LEAF_LEN, len - HEAD_LEAF_OFFSET - LEAF_LEN));
     let inner = InnerTree::bulk_load(&[(Vec::new(), HEAD_LEAF_OFFSET)], order.clone());
-    let mut tree = PoolTree::assemble(backend, file_id, order, options, (inner, space, 0, 1), snapshots);
+    let mut tree = PoolTree::assemble(backend, file_id, order, options, (inner, space, 0, 1), readers);
     tree.inner = InnerTree::bulk_load(
         &[(Vec::new(), tree.leaf_orders.new_leaf_addr(HEAD_LEAF_OFFSET).0)],
         tree.key_order.clone(),
@@ -674,7 +674,7 @@ pub(crate) fn open_with<M: PersistenceBackend>(
     backend: M,
     order: KeyOrder,
     options: &PoolOptions,
-    snapshots: Arc<SnapshotList>,
+    readers: PartitionReaders,
     check_level: PoolCheckLevel,
     env: Option<&dyn Env>,
 ) -> Result<(PoolTree<M>, PoolRecoveryReport)> {
@@ -685,7 +685,7 @@ pub(crate) fn open_with<M: PersistenceBackend>(
     let inner = InnerTree::bulk_load(&[(Vec::new(), HEAD_LEAF_OFFSET)], order.clone());
     let mut space = Allocator::new(len, options.len_max, options.grow_by);
     space.set_addresses(region.reserved());
-    let tree = PoolTree::assemble(backend, file_id, order, options, (inner, space, 0, 0), snapshots);
+    let tree = PoolTree::assemble(backend, file_id, order, options, (inner, space, 0, 0), readers);
     let (mut tree, used, found) = PoolRecovery::new(tree, check_level).run(env)?;
     for (at, word) in &found.repairs {
         tree.backend.publish(*at, *word);
@@ -801,8 +801,9 @@ impl UsedSpaceBitmap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::version_edit::PartitionId;
     use crate::base::{ErrorKind, SeqNo};
-    use crate::engine::LastVisibleSeqno;
+    use crate::engine::{LastVisibleSeqno, SnapshotList};
     use crate::pmem::leaf::set_bits;
     use crate::pmem::persistence::PoolImage;
     use crate::vfs::env::SystemEnv;
@@ -811,24 +812,24 @@ mod tests {
         PoolOptions { len_max: 64 << 20, grow_by: 64 * PAGE, slots_per_leaf: 20 }
     }
 
-    fn new_snapshots() -> Arc<SnapshotList> {
+    fn new_readers() -> PartitionReaders {
         let visible = LastVisibleSeqno::default();
         visible.publish(SeqNo::MAX);
-        SnapshotList::new(visible)
+        SnapshotList::new(visible).readers_of(PartitionId(1))
     }
 
     fn reopen_bytes(bytes: &[u8], env: Option<&dyn Env>) -> Result<(PoolTree<PoolImage>, PoolRecoveryReport)> {
         let image = PoolImage::new(options().len_max).unwrap();
         image.grow(bytes.len() as u64).unwrap();
         image.load_words(0, bytes);
-        open_with(image, KeyOrder::bytewise(), &options(), new_snapshots(), PoolCheckLevel::Full, env)
+        open_with(image, KeyOrder::bytewise(), &options(), new_readers(), PoolCheckLevel::Full, env)
     }
 
     /// Any number of threads finds the same records, and refuses the same damage.
     #[test]
     fn parallel_open_equals_single_threaded() {
         let image = PoolImage::new(options().len_max).unwrap();
-        let tree = create(image, [3; 16], KeyOrder::bytewise(), &options(), new_snapshots()).unwrap();
+        let tree = create(image, [3; 16], KeyOrder::bytewise(), &options(), new_readers()).unwrap();
         let key = |n: u64| (n * 7919 % 10_007).to_be_bytes();
         for n in 0..10_007 {
             tree.put(&key(n), SeqNo(n + 1), &[n as u8; 30]).unwrap();
@@ -873,7 +874,7 @@ mod tests {
     fn leaf_goes_when_all_of_it_is_in_the_next() {
         for left in 0..8 {
             let image = PoolImage::new(options().len_max).unwrap();
-            let tree = create(image, [3; 16], KeyOrder::bytewise(), &options(), new_snapshots()).unwrap();
+            let tree = create(image, [3; 16], KeyOrder::bytewise(), &options(), new_readers()).unwrap();
             let keys: Vec<_> = (0..300u64).map(u64::to_be_bytes).collect();
             for (key, n) in keys.iter().zip(1..) {
                 tree.put(key, SeqNo(n), &[7; 30]).unwrap();

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::fixture::{FILE_ID, PoolFixture, PoolOp, PoolTreeModel};
+use super::fixture::{FILE_ID, POOL, PoolFixture, PoolOp, PoolTreeModel};
 use super::model::options;
 use crate::base::checksum::xxh3;
 use crate::base::{ErrorKind, KeyOrder, SeqNo};
@@ -485,7 +485,7 @@ fn half_created_pool_is_refused_or_empty() {
         let options = options(LEN_MAX, 4);
         let sim = Sim::new(&[], LEN_MAX, granularity, None);
         sim.start_recording();
-        let readers = || SnapshotList::new(LastVisibleSeqno::default());
+        let readers = || SnapshotList::new(LastVisibleSeqno::default()).readers_of(POOL);
         let tree = create(sim, FILE_ID, KeyOrder::bytewise(), &options, readers()).unwrap();
         let (mut refused, mut opened) = (0, 0);
         for point in tree.backend.take_crash_points() {

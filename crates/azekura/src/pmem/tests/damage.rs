@@ -1,6 +1,6 @@
 //! Pools with arbitrary bytes give the right data or an error, and never panic.
 
-use super::fixture::{FILE_ID, PoolFixture, PoolOp, PoolTreeModel};
+use super::fixture::{FILE_ID, POOL, PoolFixture, PoolOp, PoolTreeModel};
 use super::model::options;
 use crate::base::{Error, ErrorKind, KeyOrder};
 use crate::engine::{LastVisibleSeqno, SnapshotList};
@@ -126,7 +126,7 @@ fn full_check_finds_all_damage_of_clean_pool() {
             sim,
             KeyOrder::bytewise(),
             &options(LEN_MAX, 6),
-            SnapshotList::new(LastVisibleSeqno::default()),
+            SnapshotList::new(LastVisibleSeqno::default()).readers_of(POOL),
             PoolCheckLevel::Full,
             None,
         );

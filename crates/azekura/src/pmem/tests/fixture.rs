@@ -5,6 +5,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::base::key_range::KeyRange;
+use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::LastVisibleSeqno;
 use crate::engine::SnapshotList;
@@ -20,6 +21,8 @@ use crate::pmem::record::PoolRecord;
 use crate::pmem::tree::{HEAD_LEAF_OFFSET, PoolOptions, PoolTree};
 
 pub(crate) const FILE_ID: [u8; 16] = [0x5A; 16];
+/// The partition of the tree.
+pub(crate) const POOL: PartitionId = PartitionId(1);
 
 pub(crate) type PoolTreeModel = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -71,7 +74,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
 
     pub(crate) fn create_with_order(backend: M, options: &PoolOptions, order: KeyOrder) -> PoolFixture<M> {
         let (visible, snapshots) = new_snapshots(0);
-        let tree = create(backend, FILE_ID, order, options, Arc::clone(&snapshots)).unwrap();
+        let tree = create(backend, FILE_ID, order, options, snapshots.readers_of(POOL)).unwrap();
         PoolFixture { tree: Arc::new(tree), visible, snapshots, seqno: 0 }
     }
 
@@ -90,7 +93,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
         } else {
             PoolCheckLevel::Full
         };
-        let (tree, report) = open_with(backend, order, options, Arc::clone(&snapshots), check_level, None)?;
+        let (tree, report) = open_with(backend, order, options, snapshots.readers_of(POOL), check_level, None)?;
         tree.clear_clean_shutdown_mark();
         visible.publish(report.max_seqno);
         Ok((PoolFixture { tree: Arc::new(tree), visible, snapshots, seqno: report.max_seqno.0 }, report))
@@ -182,7 +185,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
             (leaves, records) = (leaves + 1, records + all.len() as u64);
             at = leaf.next_leaf(tree.check_seed).unwrap();
         }
-        for range in tree.versions.drop_stale().unwrap() {
+        for range in tree.versions.drop_stale(|| tree.settled_seqno()).unwrap() {
             tree.lock_allocator().unwrap().retire(range);
         }
         let (usage, in_use) = tree.usage().unwrap();

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::fixture::{FILE_ID, PoolFixture, PoolOp, PoolTreeModel, range_record};
+use super::fixture::{FILE_ID, POOL, PoolFixture, PoolOp, PoolTreeModel, range_record};
 use super::model::{new_fixture, options, reopen_fixture};
 use crate::base::version_edit::{PartitionId, VersionEdit};
 use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
@@ -257,7 +257,8 @@ fn replayed_contents(image: &[u8], granularity: PersistGranularity, wal: &[Logge
     let (visible, fs) = (LastVisibleSeqno::default(), MemFs::new());
     let snapshots = SnapshotList::new(visible.clone());
     let order = KeyOrder::bytewise();
-    let (tree, report) = open_with(sim, order, &sim_options(), snapshots, PoolCheckLevel::Full, None)?;
+    let readers = snapshots.readers_of(POOL);
+    let (tree, report) = open_with(sim, order, &sim_options(), readers, PoolCheckLevel::Full, None)?;
     let durability = MappedPoolDurability::new(location(&fs, &visible), "/pool".into(), (applied, report.max_seqno));
     let engine = PoolEngine::new(tree, durability, &PmemOptions::default());
     for record in wal.iter().filter(|record| record.seqno > applied) {
@@ -280,7 +281,7 @@ fn crash_mapped_pool(
     let location = location(&fs, &visible);
     let sim = Sim::new(&[], SIM_LEN_MAX, granularity, None);
     let snapshots = Arc::clone(&location.snapshots);
-    let tree = create(sim, FILE_ID, KeyOrder::bytewise(), &sim_options(), Arc::clone(&snapshots)).unwrap();
+    let tree = create(sim, FILE_ID, KeyOrder::bytewise(), &sim_options(), location.readers()).unwrap();
     let durability = MappedPoolDurability::new(location, "/pool".into(), (SeqNo::ZERO, SeqNo::ZERO));
     let engine = PoolEngine::new(tree, durability, &PmemOptions::default());
     engine.end_replay().unwrap();

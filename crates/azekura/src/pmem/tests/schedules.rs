@@ -207,6 +207,17 @@ fn read_while_space_is_reused() {
     });
 }
 
+/// A scan at the first change finds slots of newer records. These are replaced, and their space is reused.
+const NEWER: &[ScheduledChange] = &[Put(10), Put(20), Put(20), Put(20), Put(15), Put(20), Put(15), Put(20)];
+
+#[test]
+fn scan_while_newer_records_are_reused() {
+    explore(|| {
+        let shared = ScheduleFixture::new(NEWER, 1, None);
+        race(&shared, &[ScheduleFixture::check_scan, ScheduleFixture::check_scan], &[&[2, 3, 4, 5, 6, 7, 8]]);
+    });
+}
+
 /// Two keys exchange their slots, so that the order of the slots is reversed.
 const SWAPS: &[ScheduledChange] = &[Put(10), Put(20), Put(20), Put(10), Put(20)];
 

@@ -1,12 +1,43 @@
 //! Full pools: they can be read, and written again after removals.
 
 use azekura::testing::MemFs;
-use azekura::{ErrorKind, PersistMode};
+use azekura::{ErrorKind, Partition, PersistMode};
 
 use super::{config, is_refused, open_pool, pool_options};
 
 fn key(n: u32) -> [u8; 4] {
     n.wrapping_mul(0x9E37_79B9).to_be_bytes()
+}
+
+/// Regression: while any snapshot or iterator existed, also one that could not read the pool, every replaced value
+/// stayed in the pool. After some rounds of writes the pool was full.
+#[test]
+fn readers_keep_one_value_of_each_key() {
+    let fs = MemFs::new();
+    let db = config(&fs).open().unwrap();
+    let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();
+    let other = db.open_partition("other", pool_options(1 << 20)).unwrap();
+    let write = |part: &Partition, round: u8| {
+        (0..64u32).for_each(|n| assert!(!is_refused(part, &key(n), &[round; 1000]), "round {round}, key {n}"));
+    };
+    write(&part, 0);
+    write(&other, 0);
+    let (snapshot, mut iter, mut elsewhere) = (db.snapshot(), part.iter(), other.iter());
+    let mut seen = vec![iter.next().unwrap().unwrap()];
+    assert!(elsewhere.next().is_some());
+    (1..100).for_each(|round| write(&part, round));
+    let pool = part.metrics().pool.unwrap();
+    assert!(pool.bytes - pool.free_bytes < 400_000, "{pool:?}");
+    seen.extend(iter.map(Result::unwrap));
+    assert_eq!(seen.len(), 64);
+    assert!(seen.iter().all(|(_, value)| *value == [0; 1000]));
+    assert!((0..64).all(|n| snapshot.get(&part, key(n)).unwrap().unwrap() == [0; 1000]));
+    // The iterator of the other pool keeps nothing here: a snapshot is not needed for a full pool.
+    drop(snapshot);
+    (100..200).for_each(|round| write(&part, round));
+    let entries: Vec<_> = (0..64u32).map(|n| part.get(key(n)).unwrap().unwrap()).collect();
+    assert!(entries.iter().all(|value| *value == [199; 1000]));
+    assert_eq!(elsewhere.count(), 63);
 }
 
 #[test]
@@ -67,13 +98,15 @@ fn snapshot_pinning_full_pool_is_reported() {
     let fs = MemFs::new();
     let db = config(&fs).open().unwrap();
     let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();
-    part.insert("k", [0; 100]).unwrap();
+    // More than half of the pool, so that it has no space for the old and the new values.
+    let keys = || (0..5_000).map(key);
+    keys().for_each(|key| part.insert(key, [0; 100]).unwrap());
     let snapshot = db.snapshot();
-    let refused = (0..).find_map(|n: u32| part.insert("k", [n as u8; 100]).err()).unwrap();
+    let refused = keys().find_map(|key| part.insert(key, [1; 100]).err()).unwrap();
     assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
-    assert_eq!(snapshot.get(&part, "k").unwrap().unwrap(), [0; 100]);
+    assert!(keys().all(|key| snapshot.get(&part, key).unwrap().unwrap() == [0; 100]));
     assert!(part.metrics().pool.unwrap().version_bytes > 0);
     drop(snapshot);
-    assert!(!is_refused(&part, b"k", &[9; 100]));
-    assert_eq!(part.get("k").unwrap().unwrap(), [9; 100]);
+    assert!(keys().all(|key| !is_refused(&part, &key, &[9; 100])));
+    assert!(keys().all(|key| part.get(key).unwrap().unwrap() == [9; 100]));
 }

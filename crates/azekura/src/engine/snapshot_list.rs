@@ -1,0 +1,430 @@
+//! The sequence numbers and the times at which readers read, and the list of those that are registered.
+
+use std::sync::Arc;
+
+use crate::base::key::split_expiry;
+use crate::base::sync::CachePadded;
+use crate::base::version_edit::PartitionId;
+use crate::base::{EntryRef, Result, SeqNo};
+use crate::engine::EngineView;
+use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::vfs::expiry_clock::ExpiryClock;
+
+/// What a reader sees: the records up to a sequence number that have not expired at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ReadMoment {
+    pub(crate) seqno: SeqNo,
+    /// In milliseconds since 1970. 0 if the reader has no time, because it can see no record that expires, except in
+    /// its own transaction: nothing has expired then.
+    pub(crate) now_ms: u64,
+}
+
+impl From<SeqNo> for ReadMoment {
+    /// A reader that sees expired records too.
+    fn from(seqno: SeqNo) -> ReadMoment {
+        ReadMoment { seqno, now_ms: 0 }
+    }
+}
+
+/// Until when a record must have expired, so that no reader sees it: what the registered readers and all later ones
+/// have in common. The default is that no record has expired.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ExpiryLimits {
+    /// The sequence number of each registered reader, ascending, with the lowest time of the reader and all behind it.
+    readers: Vec<ReadMoment>,
+    /// The lowest time of later readers.
+    pub(crate) now_ms: u64,
+}
+
+impl ExpiryLimits {
+    /// A record with this sequence number that expires at or before the result has expired for every reader that can
+    /// see it.
+    pub(crate) fn limit_ms(&self, seqno: SeqNo) -> u64 {
+        let at = self.readers.partition_point(|reader| reader.seqno < seqno);
+        self.readers.get(at).map_or(self.now_ms, |reader| reader.now_ms)
+    }
+
+    /// Whether an entry has expired for every reader that can see it.
+    ///
+    /// # Errors
+    /// As [`split_expiry`].
+    #[inline]
+    pub(crate) fn is_expired(&self, entry: &EntryRef<'_>) -> Result<bool> {
+        Ok(entry.kind.has_expiry() && split_expiry(entry.kind, entry.value)?.0 <= self.limit_ms(entry.seqno))
+    }
+}
+
+/// The newest sequence number that readers may see. `db` advances it by whole commits; the trees read it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LastVisibleSeqno(pub(super) Arc<CachePadded<AtomicU64>>);
+
+impl LastVisibleSeqno {
+    #[inline]
+    pub(crate) fn get(&self) -> SeqNo {
+        SeqNo(self.0.0.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn publish(&self, seqno: SeqNo) {
+        self.0.0.store(seqno.0, Ordering::Release);
+    }
+}
+
+/// What one or more readers read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct ReaderScope {
+    moment: ReadMoment,
+    /// The only partition that they may read; `None` if they may read any.
+    partition: Option<PartitionId>,
+    /// The number of partitions that were deleted before.
+    deletions: u64,
+}
+
+impl ReaderScope {
+    /// Whether they may read `partition`, or any partition if it is `None`.
+    fn may_read(&self, partition: Option<PartitionId>) -> bool {
+        partition.is_none() || self.partition.is_none() || self.partition == partition
+    }
+}
+
+#[derive(Debug, Default)]
+struct RegisteredReaders {
+    /// What they read, ascending, with their number. A vector, because most readers register and unregister at its end.
+    scopes: Vec<(ReaderScope, usize)>,
+    /// Number of partitions that were deleted since the database was opened.
+    deletions: u64,
+    /// Last states of deleted partitions that a reader may need, each with the number of deletions up to this one.
+    deleted: Vec<(u64, PartitionId, Arc<dyn EngineView>)>,
+}
+
+impl RegisteredReaders {
+    fn find(&self, scope: &ReaderScope) -> std::result::Result<usize, usize> {
+        self.scopes.binary_search_by_key(scope, |(scope, _)| *scope)
+    }
+
+    /// What the readers read that may read `partition`, ascending, or all readers if it is `None`.
+    fn of(&self, partition: Option<PartitionId>) -> impl DoubleEndedIterator<Item = &(ReaderScope, usize)> {
+        self.scopes.iter().filter(move |(scope, _)| scope.may_read(partition))
+    }
+}
+
+impl std::fmt::Debug for dyn EngineView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("EngineView")
+    }
+}
+
+/// List of what snapshots and iterators read, with the number of readers of each.
+///
+/// A reader chooses its sequence number and registers it under one lock. Flushes and compactions read the list under
+/// the same lock. A version is therefore dropped only if no registered reader needs it, because later readers choose
+/// a sequence number at or above the newest one in the list. The same holds for the time of readers.
+#[derive(Debug)]
+pub(crate) struct SnapshotList {
+    visible: LastVisibleSeqno,
+    clock: ExpiryClock,
+    /// Whether a partition may have records that expire. Set for good before the first of them is visible.
+    uses_expiry: AtomicBool,
+    registered: Mutex<RegisteredReaders>,
+}
+
+impl SnapshotList {
+    /// A list for trees in which nothing expires.
+    pub(crate) fn new(visible: LastVisibleSeqno) -> Arc<SnapshotList> {
+        SnapshotList::with_clock(visible, ExpiryClock::default())
+    }
+
+    pub(crate) fn with_clock(visible: LastVisibleSeqno, clock: ExpiryClock) -> Arc<SnapshotList> {
+        Arc::new(SnapshotList { visible, clock, uses_expiry: AtomicBool::new(false), registered: Mutex::default() })
+    }
+
+    /// Tells that a partition may have records that expire from now on.
+    pub(crate) fn note_expiry_use(&self) {
+        self.uses_expiry.store(true, Ordering::SeqCst);
+    }
+
+    /// The time, which never goes back; see [`ExpiryClock`].
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+
+    fn lock_registered(&self) -> MutexGuard<'_, RegisteredReaders> {
+        lock(&self.registered)
+    }
+
+    /// Registers a reader of any partition at the last visible sequence number.
+    pub(crate) fn register(self: &Arc<Self>) -> SnapshotGuard {
+        self.register_as(None, &self.uses_expiry)
+    }
+
+    /// Registers a reader of one partition at the last visible sequence number. The reader has a time if `uses_expiry`
+    /// is set, which tells that the partition may have records that expire. It is set before the first of them is
+    /// visible.
+    pub(crate) fn register_for(self: &Arc<Self>, partition: PartitionId, uses_expiry: &AtomicBool) -> SnapshotGuard {
+        self.register_as(Some(partition), uses_expiry)
+    }
+
+    fn register_as(self: &Arc<Self>, partition: Option<PartitionId>, uses_expiry: &AtomicBool) -> SnapshotGuard {
+        let mut held = self.lock_registered();
+        let seqno = self.visible.get();
+        // Behind the visible sequence number: a reader without a time sees no record that expires.
+        let now_ms = if uses_expiry.load(Ordering::SeqCst) { self.clock.now_ms() } else { 0 };
+        let moment = ReadMoment { seqno, now_ms };
+        let scope = ReaderScope { moment, partition, deletions: held.deletions };
+        match held.scopes.last_mut() {
+            Some((last, count)) if *last == scope => *count += 1,
+            // Neither the last visible sequence number nor the time decreases, so this is near the end.
+            _ => match held.find(&scope) {
+                Ok(at) => held.scopes[at].1 += 1,
+                Err(at) => held.scopes.insert(at, (scope, 1)),
+            },
+        }
+        SnapshotGuard { scope, list: Arc::clone(self) }
+    }
+
+    /// Returns all registered sequence numbers, ascending, followed by the last visible one.
+    pub(crate) fn seqnos(&self) -> Vec<SeqNo> {
+        self.seqnos_of(None)
+    }
+
+    fn seqnos_of(&self, partition: Option<PartitionId>) -> Vec<SeqNo> {
+        let held = self.lock_registered();
+        let mut list: Vec<SeqNo> = held.of(partition).map(|(scope, _)| scope.moment.seqno).collect();
+        list.push(self.visible.get());
+        list.dedup();
+        list
+    }
+
+    /// Returns the limits for the current and all later readers.
+    pub(crate) fn expiry_limits(&self) -> ExpiryLimits {
+        self.expiry_limits_of(None)
+    }
+
+    fn expiry_limits_of(&self, partition: Option<PartitionId>) -> ExpiryLimits {
+        let held = self.lock_registered();
+        let now_ms = self.clock.now_ms();
+        let mut lowest = now_ms;
+        let mut readers: Vec<ReadMoment> = held.of(partition).rev().map(|(scope, _)| scope.moment).collect();
+        for reader in &mut readers {
+            if reader.now_ms > 0 {
+                lowest = lowest.min(reader.now_ms);
+            }
+            reader.now_ms = lowest;
+        }
+        readers.reverse();
+        ExpiryLimits { readers, now_ms }
+    }
+
+    /// Returns the lowest sequence number that a current or later reader may read at.
+    pub(crate) fn oldest(&self) -> SeqNo {
+        self.oldest_of(None)
+    }
+
+    fn oldest_of(&self, partition: Option<PartitionId>) -> SeqNo {
+        let held = self.lock_registered();
+        let first = held.of(partition).next();
+        first.map_or_else(|| self.visible.get(), |(scope, _)| scope.moment.seqno)
+    }
+
+    /// Returns the highest sequence number of a registered reader.
+    pub(crate) fn newest_registered(&self) -> Option<SeqNo> {
+        self.lock_registered().scopes.last().map(|(scope, _)| scope.moment.seqno)
+    }
+
+    #[inline]
+    pub(crate) fn visible(&self) -> SeqNo {
+        self.visible.get()
+    }
+
+    /// Returns the number of registered readers.
+    pub(crate) fn count(&self) -> usize {
+        self.count_of(None)
+    }
+
+    fn count_of(&self, partition: Option<PartitionId>) -> usize {
+        let held = self.lock_registered();
+        held.of(partition).map(|(_, count)| count).sum()
+    }
+
+    /// Keeps the last state of a partition that is being deleted for the readers that are registered.
+    pub(crate) fn keep_deleted(&self, partition: PartitionId, view: Arc<dyn EngineView>) {
+        let mut held = self.lock_registered();
+        held.deletions += 1;
+        if !held.scopes.is_empty() {
+            let number = held.deletions;
+            held.deleted.push((number, partition, view));
+        }
+    }
+
+    /// The readers that may read `partition`.
+    pub(crate) fn readers_of(self: &Arc<Self>, partition: PartitionId) -> PartitionReaders {
+        PartitionReaders { list: Arc::clone(self), partition: Some(partition) }
+    }
+}
+
+/// The registered readers that may read one partition, and all later readers. A reader of other partitions only does
+/// not count.
+#[derive(Clone, Debug)]
+pub(crate) struct PartitionReaders {
+    list: Arc<SnapshotList>,
+    partition: Option<PartitionId>,
+}
+
+impl PartitionReaders {
+    /// As [`SnapshotList::now_ms`].
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.list.now_ms()
+    }
+
+    /// As [`SnapshotList::seqnos`].
+    pub(crate) fn seqnos(&self) -> Vec<SeqNo> {
+        self.list.seqnos_of(self.partition)
+    }
+
+    /// As [`SnapshotList::expiry_limits`].
+    pub(crate) fn expiry_limits(&self) -> ExpiryLimits {
+        self.list.expiry_limits_of(self.partition)
+    }
+
+    /// As [`SnapshotList::oldest`].
+    pub(crate) fn oldest(&self) -> SeqNo {
+        self.list.oldest_of(self.partition)
+    }
+
+    /// The last visible sequence number.
+    #[inline]
+    pub(crate) fn visible(&self) -> SeqNo {
+        self.list.visible()
+    }
+
+    /// As [`SnapshotList::count`].
+    pub(crate) fn count(&self) -> usize {
+        self.list.count_of(self.partition)
+    }
+
+    /// Whether a current or later reader may read at a sequence number from `from` on and below `to`.
+    pub(crate) fn may_read_between(&self, from: SeqNo, to: SeqNo) -> bool {
+        let held = self.list.lock_registered();
+        let first = held.scopes.partition_point(|(scope, _)| scope.moment.seqno < from);
+        let mut between = held.scopes[first..].iter().take_while(|(scope, _)| scope.moment.seqno < to);
+        to > self.list.visible() || between.any(|(scope, _)| scope.may_read(self.partition))
+    }
+}
+
+/// Registration of one reader, removed on drop.
+#[derive(Debug)]
+pub(crate) struct SnapshotGuard {
+    scope: ReaderScope,
+    list: Arc<SnapshotList>,
+}
+
+impl SnapshotGuard {
+    pub(crate) fn seqno(&self) -> SeqNo {
+        self.scope.moment.seqno
+    }
+
+    pub(crate) fn moment(&self) -> ReadMoment {
+        self.scope.moment
+    }
+
+    /// Returns the last state of a partition that was deleted after the reader was registered.
+    pub(crate) fn deleted_view(&self, partition: PartitionId) -> Option<Arc<dyn EngineView>> {
+        let held = self.list.lock_registered();
+        let mut deleted = held.deleted.iter();
+        let found = deleted.find(|(number, deleted, _)| *deleted == partition && *number > self.scope.deletions);
+        found.map(|(_, _, view)| Arc::clone(view))
+    }
+}
+
+impl Clone for SnapshotGuard {
+    fn clone(&self) -> SnapshotGuard {
+        let mut held = self.list.lock_registered();
+        if let Ok(i) = held.find(&self.scope) {
+            held.scopes[i].1 += 1;
+        }
+        drop(held);
+        SnapshotGuard { scope: self.scope, list: Arc::clone(&self.list) }
+    }
+}
+
+impl Drop for SnapshotGuard {
+    fn drop(&mut self) {
+        let mut held = self.list.lock_registered();
+        let Ok(i) = held.find(&self.scope) else { return };
+        held.scopes[i].1 -= 1;
+        if held.scopes[i].1 > 0 {
+            return;
+        }
+        held.scopes.remove(i);
+        if !held.deleted.is_empty() {
+            let oldest = held.scopes.iter().map(|(scope, _)| scope.deletions).min().unwrap_or(u64::MAX);
+            let released: Vec<_> = held.deleted.extract_if(.., |(number, _, _)| *number <= oldest).collect();
+            drop(held);
+            drop(released); // without the lock, because it may free much memory
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::testing::TestEnv;
+
+    #[test]
+    fn lists_each_moment_once_and_the_newest_always() {
+        let visible = LastVisibleSeqno::default();
+        let points = SnapshotList::new(visible.clone());
+        assert_eq!(points.seqnos(), [SeqNo(0)]);
+        visible.publish(SeqNo(5));
+        let (a, b) = (points.register(), points.register());
+        visible.publish(SeqNo(9));
+        let c = points.register();
+        assert_eq!(points.seqnos(), [SeqNo(5), SeqNo(9)]);
+        assert_eq!((points.oldest(), points.visible()), (SeqNo(5), SeqNo(9)));
+        assert_eq!(points.newest_registered(), Some(SeqNo(9)));
+        drop(a);
+        let d = b.clone();
+        drop(b);
+        visible.publish(SeqNo(12));
+        assert_eq!(points.seqnos(), [SeqNo(5), SeqNo(9), SeqNo(12)]);
+        assert_eq!(points.count(), 2);
+        drop((c, d));
+        assert_eq!(points.seqnos(), [SeqNo(12)]);
+        assert_eq!(points.newest_registered(), None);
+        assert_eq!(points.oldest(), SeqNo(12));
+    }
+
+    #[test]
+    fn expired_for_the_oldest_reader_that_sees_it() {
+        let (env, visible) = (TestEnv::new(1), LastVisibleSeqno::default());
+        let list = SnapshotList::with_clock(visible.clone(), ExpiryClock::new(Arc::new(env.clone())));
+        let pass = || env.advance(Duration::from_secs(1));
+        visible.publish(SeqNo(5));
+        let timeless = list.register();
+        assert_eq!(timeless.moment(), ReadMoment::from(SeqNo(5)));
+        list.note_expiry_use();
+        let first = list.register();
+        pass();
+        let second = list.register();
+        pass();
+        visible.publish(SeqNo(9));
+        let third = list.register();
+        pass();
+        assert_eq!(list.seqnos(), [SeqNo(5), SeqNo(9)]);
+        let start = first.moment().now_ms;
+        let limits = || {
+            let limits = list.expiry_limits();
+            [1, 5, 6, 9, 10].map(|seqno| limits.limit_ms(SeqNo(seqno)) - start)
+        };
+        assert_eq!(limits(), [0, 0, 2_000, 2_000, 3_000]);
+        drop((first, timeless));
+        assert_eq!(limits(), [1_000, 1_000, 2_000, 2_000, 3_000]);
+        env.jump_wall_clock(-9_000);
+        let fourth = list.register();
+        assert_eq!((fourth.moment().now_ms, list.count()), (start + 3_000, 3), "the clock has jumped back");
+        drop((second, third, fourth));
+        assert_eq!(limits(), [3_000; 5]);
+        assert_eq!(ExpiryLimits::default().limit_ms(SeqNo(1)), 0);
+    }
+}
