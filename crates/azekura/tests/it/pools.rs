@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::Fs;
-use azekura::testing::{MemFs, Survival, TestEnv, wait_for_readers};
+use azekura::testing::{FaultFs, MemFs, Survival, TestEnv, wait_for_readers};
 use azekura::{
     Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PersistenceLevel, PmemOptions,
@@ -68,6 +68,34 @@ fn engine_is_fixed_and_unsupported_calls_fail() {
     part.major_compact().unwrap();
     assert_eq!(part.metrics().pool.unwrap().checkpoints, 1);
     assert!(part.disk_space() >= 100_000);
+}
+
+/// Regression: each pool kept two files open, which no limit counted. Some hundred pools could not be opened, or not
+/// flushed, by a process with the usual limits.
+#[test]
+fn pools_keep_no_files_open() {
+    let machine = MemFs::new();
+    let open = || {
+        let fs = FaultFs::new(Arc::new(machine.clone()));
+        let config = Config::new(DIR).fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(1))).workers(0);
+        (config.open().unwrap(), fs)
+    };
+    let (db, fs) = open();
+    let before = fs.open_count();
+    for round in 0..2 {
+        for n in 0..30 {
+            fs.limit_open(Some(before + 3));
+            let part = db.open_partition(&format!("p{n}"), pool_options(64 << 10)).unwrap();
+            part.insert("k", [round]).unwrap();
+            part.flush().unwrap();
+        }
+        assert_eq!(fs.open_count(), before);
+    }
+    db.checkpoint("/copy").unwrap();
+    db.close().unwrap();
+    let (db, fs) = open();
+    assert!(fs.open_count() <= before, "{} files are open, {before} before", fs.open_count());
+    assert_eq!(db.partition("p7").unwrap().get("k").unwrap().unwrap(), [1]);
 }
 
 /// The cost of a checkpoint follows the number of changes, and the checkpoint frees the WAL.

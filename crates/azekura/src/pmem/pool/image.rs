@@ -1,7 +1,8 @@
 //! The files of a pool whose image is in memory: checkpoints write to them, and opening loads the image.
 //!
 //! Thread safe. Checkpoints and copies exclude each other, also during syncs. Readers and writers of the tree do not
-//! wait for them, except a writer that finds too many copied pages (see [`dirty_pages`](crate::pmem::dirty_pages)).
+//! wait for them, except a writer that finds too many copied pages (see [`dirty_pages`](crate::pmem::dirty_pages)). The
+//! files are open only while they are read or written, so that any number of pools needs few file handles.
 //!
 //! Several threads load an image, each a group of pages at a time in file order, so that the read-ahead of the system
 //! serves all of them. A group is checked and copied while it is in the processor's cache. If the shadow contains a
@@ -99,8 +100,9 @@ pub(crate) struct ImageStore {
 
 #[derive(Default)]
 struct ImageFiles {
-    pool: Option<Arc<dyn File>>,
-    shadow: Option<Arc<dyn File>>,
+    /// Whether the files exist and belong to the pool.
+    has_pool: bool,
+    has_shadow: bool,
     /// Whether the directory entries survive power loss.
     names_are_durable: bool,
     /// The last permanent checkpoint.
@@ -173,8 +175,7 @@ impl ImageStore {
 
     /// Removes the files, as far as possible. No checkpoint follows.
     pub(crate) fn remove(&self) {
-        let mut files = lock(&self.files);
-        drop((files.pool.take(), files.shadow.take()));
+        let _files = lock(&self.files);
         for path in [self.path.clone(), self.shadow_path()] {
             let _found_by_the_next_open = self.fs.remove_file(&path);
         }
@@ -202,10 +203,9 @@ impl ImageStore {
         grows.saturating_add(shadow_len(changed.min(pages) + checks + 1).saturating_sub(shadow))
     }
 
-    fn update_disk_bytes(&self, files: &ImageFiles) -> Result<()> {
-        let len = |file: &Option<Arc<dyn File>>| file.as_ref().map_or(Ok(0), |file| file.length());
-        self.disk_bytes[0].store(len(&files.pool)?, Ordering::Relaxed);
-        self.disk_bytes[1].store(len(&files.shadow)?, Ordering::Relaxed);
+    fn update_disk_bytes(&self, pool: &dyn File, shadow: Option<&dyn File>) -> Result<()> {
+        self.disk_bytes[0].store(pool.length()?, Ordering::Relaxed);
+        self.disk_bytes[1].store(shadow.map_or(Ok(0), |shadow| shadow.length())?, Ordering::Relaxed);
         Ok(())
     }
 
@@ -220,6 +220,7 @@ impl ImageStore {
         page.truncate(got);
         let head = ImageHeader::decode(&page);
         let shadow_path = self.shadow_path();
+        let mut shadow_file = None;
         if self.fs.exists(&shadow_path)? {
             let shadow = self.fs.open(&shadow_path, mode)?;
             // A device that ignores a sync may leave a shadow that is older than the pool file. Such a shadow is
@@ -237,13 +238,13 @@ impl ImageStore {
                 shadow.sync_data()?;
                 self.fs.sync_dir(&self.dir)?;
             }
-            files.shadow = Some(shadow);
+            shadow_file = Some(shadow);
         }
-        files.pool = Some(Arc::clone(&pool));
+        (files.has_pool, files.has_shadow) = (true, shadow_file.is_some());
         files.names_are_durable = !self.read_only;
         files.is_raw = files.pending_shadow.is_none() && FileHeader::decode(FileKind::Pool, &page).is_ok();
         // Opening changes no file: the next checkpoint first copies the pages of the shadow to the pool file.
-        let newer = files.pending_shadow.as_ref().zip(files.shadow.as_deref());
+        let newer = files.pending_shadow.as_ref().zip(shadow_file.as_deref());
         let loaded = match files.is_raw {
             true => load_raw(&*pool, len_max).map(LoadedImage::raw),
             false => load_image(&pool, page, newer, self.partition, len_max, env).map(|(image, sums, head)| {
@@ -253,7 +254,7 @@ impl ImageStore {
             }),
         };
         let loaded = loaded.map_err(|error| error.in_file(&self.path))?;
-        self.update_disk_bytes(files)?;
+        self.update_disk_bytes(&*pool, shadow_file.as_deref())?;
         Ok(loaded)
     }
 
@@ -275,9 +276,9 @@ impl ImageStore {
             return Err(Error::invalid("the database is open for reading only"));
         }
         let files = &mut *lock(&self.files);
-        // The shadow must not be overwritten while the pool file still needs its pages.
-        self.apply_pending_shadow(files)?;
         let (pool, shadow) = self.open_for_write(files)?;
+        // The shadow must not be overwritten while the pool file still needs its pages.
+        apply_pending_shadow(files, &*pool, &*shadow)?;
         let replay_from = cut();
         let mut taken = image.snapshot_pages()?;
         let file_id = pool_file_id(image)?;
@@ -316,50 +317,31 @@ impl ImageStore {
         };
         let written = PoolCheckpointStats { pages: changed.len() as u64, bytes: 2 * owed.page_count() * PAGE };
         (files.names_are_durable, files.last, files.pending_shadow) = (true, Some(head), Some(owed));
-        self.apply_pending_shadow(files)?;
+        apply_pending_shadow(files, &*pool, &*shadow)?;
         taken.finish();
-        self.update_disk_bytes(files)?;
+        self.update_disk_bytes(&*pool, Some(&*shadow))?;
         Ok(written)
     }
 
     /// Opens the pool file and the shadow, and creates them if necessary.
     fn open_for_write(&self, files: &mut ImageFiles) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
-        let open = |path: &Path| match self.fs.exists(path)? {
+        // A file that the pool needs and that is missing is an error.
+        let open = |path: &Path, is_there: bool| match is_there || self.fs.exists(path)? {
             true => self.fs.open(path, OpenMode::Write),
             false => self.fs.open(path, OpenMode::Create),
         };
-        let pool = match &files.pool {
-            Some(pool) => Arc::clone(pool),
-            None => Arc::clone(files.pool.insert(open(&self.path)?)),
-        };
-        let shadow = match &files.shadow {
-            Some(shadow) => Arc::clone(shadow),
-            None => {
-                files.names_are_durable = false;
-                // Before the first checkpoint, an existing shadow belongs to no checkpoint of this pool.
-                if files.last.is_none() && self.fs.exists(&self.shadow_path())? {
-                    self.fs.remove_file(&self.shadow_path())?;
-                }
-                Arc::clone(files.shadow.insert(open(&self.shadow_path())?))
+        let pool = open(&self.path, files.has_pool)?;
+        files.has_pool = true;
+        if !files.has_shadow {
+            files.names_are_durable = false;
+            // Before the first checkpoint, an existing shadow belongs to no checkpoint of this pool.
+            if files.last.is_none() && self.fs.exists(&self.shadow_path())? {
+                self.fs.remove_file(&self.shadow_path())?;
             }
-        };
+        }
+        let shadow = open(&self.shadow_path(), files.has_shadow)?;
+        files.has_shadow = true;
         Ok((pool, shadow))
-    }
-
-    /// Copies the pages of a pending shadow to the pool file. Then the shadow is not needed any more.
-    fn apply_pending_shadow(&self, files: &mut ImageFiles) -> Result<()> {
-        let (Some(owed), Some(pool), Some(shadow)) = (&files.pending_shadow, &files.pool, &files.shadow) else {
-            return Ok(());
-        };
-        owed.apply(&**shadow, &**pool)?;
-        pool.sync_data()?;
-        files.pending_shadow = None;
-        // It does not matter whether this succeeds and is durable, because applying the shadow again changes nothing.
-        let _ = match shadow.length() {
-            Ok(len) if len > SHADOW_KEEP_MAX => shadow.set_length(0),
-            _ => invalidate_shadow(&**shadow),
-        };
-        Ok(())
     }
 
     /// Copies the files, as of the last checkpoint, to another directory, and syncs the copies. The caller syncs the
@@ -372,11 +354,10 @@ impl ImageStore {
         if files.last.is_none() && !files.is_raw {
             return Ok(());
         }
-        for (file, kind) in [(&files.pool, PoolFileKind::Pool), (&files.shadow, PoolFileKind::Shadow)] {
-            let needed = kind == PoolFileKind::Pool || files.pending_shadow.is_some();
-            if let Some(file) = file.as_ref().filter(|_| needed) {
-                self.copy(&**file, &dir.join(kind.name(self.partition)))?;
-            }
+        let shadow = self.shadow_path();
+        let shadow = files.pending_shadow.is_some().then_some((&shadow, PoolFileKind::Shadow));
+        for (path, kind) in [(&self.path, PoolFileKind::Pool)].into_iter().chain(shadow) {
+            self.copy(&*self.fs.open(path, OpenMode::Read)?, &dir.join(kind.name(self.partition)))?;
         }
         Ok(())
     }
@@ -396,6 +377,20 @@ impl ImageStore {
         }
         target.sync_data()
     }
+}
+
+/// Copies the pages of a pending shadow to the pool file. Then the shadow is not needed any more.
+fn apply_pending_shadow(files: &mut ImageFiles, pool: &dyn File, shadow: &dyn File) -> Result<()> {
+    let Some(owed) = &files.pending_shadow else { return Ok(()) };
+    owed.apply(shadow, pool)?;
+    pool.sync_data()?;
+    files.pending_shadow = None;
+    // It does not matter whether this succeeds and is durable, because applying the shadow again changes nothing.
+    let _ = match shadow.length() {
+        Ok(len) if len > SHADOW_KEEP_MAX => shadow.set_length(0),
+        _ => invalidate_shadow(shadow),
+    };
+    Ok(())
 }
 
 /// Invalidates a shadow, so that opening ignores it. Not synced.
