@@ -398,7 +398,7 @@ impl Database {
         inner.poison.poison_on_failure(writer.version_set.sync())?;
         inner.catalog.discard(state);
         spilled.into_iter().for_each(|table| inner.obsolete_files().push(DataFileKind::Table, table));
-        inner.update_write_stalls();
+        inner.update_write_stalls_after([state]);
         drop(ddl_guard); // other threads may create and delete partitions meanwhile
         inner.obsolete_files().remove_all();
         inner.work_available.notify_all();

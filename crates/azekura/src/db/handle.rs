@@ -50,6 +50,7 @@ impl DbHandle {
     /// Closes the database. With `report_error` the listener gets the error, because no caller receives it.
     fn close_once(&self, report_error: bool) -> Result<()> {
         let inner = &self.inner;
+        inner.is_flushing_to_close.store(true, Ordering::Release);
         // The first flush runs while other threads may still commit, so the second one has little to flush.
         let mut flushed = if inner.writer.is_some() { self.flush_all() } else { Ok(()) };
         if let Some(writer) = &inner.writer {

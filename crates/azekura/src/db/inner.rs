@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use crate::base::event::{DroppedAfterDamage, Event};
-use crate::base::key::{EXPIRY_LEN, NEVER_MS, VALUE_LEN_MAX};
 use crate::base::merge_operator::MergeOperator;
 use crate::base::sync::{WakeSignal, lock, read, try_lock, try_read, write};
 use crate::base::version_edit::VersionEdit;
@@ -22,8 +21,10 @@ use crate::db::state::event_queue::DbPoison;
 use crate::db::state::sharded_counter::ShardedCounter;
 use crate::db::state::version_set::VersionSet;
 use crate::db::state::work_tracker::{WorkGuard, WorkTracker, WriteMark, is_at_work};
-use crate::db::state::write_stall::{AccruedDelay, WriteStallLimits, delay_ns_per_kib, must_stop_writes};
-use crate::engine::{EngineHost, LastVisibleSeqno, Pressure, SingleCommit, SnapshotList};
+use crate::db::state::write_stall::{
+    AccruedDelay, WorstPressure, WriteStallLimits, delay_ns_per_kib, must_stop_writes,
+};
+use crate::engine::{EngineHost, LastVisibleSeqno, SingleCommit, SnapshotList};
 use crate::lsm::direct_file::DirectBlobWrite;
 use crate::memtable::memtable::MemtableMemory;
 use crate::table::obsolete_files::ObsoleteFiles;
@@ -99,6 +100,8 @@ pub(crate) struct DbInner {
     pub(crate) closing: AtomicBool,
     /// Token of the process that opened the database.
     opened_by_process: u64,
+    /// Closing flushes all partitions. The workers rest, because each looks for tasks in all partitions.
+    pub(crate) is_flushing_to_close: AtomicBool,
     /// Notified when the database begins to close.
     pub(crate) close_requested: WakeSignal,
     /// Running work that changes files of the directory, in all threads. Closing waits for it.
@@ -116,6 +119,7 @@ pub(crate) struct DbInner {
     /// While the active memtables take at most this many bytes, no memtable is large enough to be sealed for the
     /// budget.
     min_active_bytes_to_seal: AtomicU64,
+    worst_pressure: Mutex<WorstPressure>,
     delay_ns_per_kib: AtomicU64,
     accrued_delay: AccruedDelay,
     writes_stopped: AtomicBool,
@@ -201,6 +205,7 @@ impl DbInner {
             task_done: WakeSignal::default(),
             closing: AtomicBool::new(false),
             opened_by_process: process,
+            is_flushing_to_close: AtomicBool::new(false),
             close_requested: WakeSignal::default(),
             active_work: WorkTracker::default(),
             partition_ddl_lock: Mutex::new(()),
@@ -208,6 +213,7 @@ impl DbInner {
             flush_waiting: AtomicBool::new(false),
             seal_lock: Mutex::new(()),
             min_active_bytes_to_seal: AtomicU64::new(0),
+            worst_pressure: Mutex::default(),
             delay_ns_per_kib: AtomicU64::new(0),
             accrued_delay: AccruedDelay::default(),
             writes_stopped: AtomicBool::new(false),
@@ -649,15 +655,20 @@ impl DbInner {
 
     /// Computes the write delay, and whether writes must stop, from the pressure of all trees.
     pub(crate) fn update_write_stalls(&self) {
+        self.update_write_stalls_after(self.catalog.all().iter().map(|partition| &**partition));
+    }
+
+    /// As [`update_write_stalls`](Self::update_write_stalls), when only these partitions have changed.
+    pub(crate) fn update_write_stalls_after<'a>(&self, changed: impl IntoIterator<Item = &'a PartitionState>) {
         let limits = WriteStallLimits { memory_stop: self.settings.memory_budget, ..WriteStallLimits::default() };
-        let mut worst = Pressure::default();
-        for partition in self.catalog.all() {
-            let Some(tree) = partition.tree_if_built() else { continue };
-            let pressure = tree.pressure();
-            worst.sealed_memtables = worst.sealed_memtables.max(pressure.sealed_memtables);
-            worst.l0_runs = worst.l0_runs.max(pressure.l0_runs);
-            worst.compaction_debt = worst.compaction_debt.max(pressure.compaction_debt);
+        let mut pressures = lock(&self.worst_pressure);
+        for partition in changed {
+            // Read under the lock, so that the last update has the last state. A deletion calls this too.
+            let tree = partition.tree_if_built().filter(|_| !partition.is_deleted());
+            pressures.set(partition.id, tree.map(|tree| tree.pressure()));
         }
+        let worst = pressures.worst();
+        drop(pressures);
         self.flush_waiting.store(worst.sealed_memtables > 0, Ordering::Relaxed);
         // Flushes may have freed memory, so an active memtable may be worth sealing sooner.
         self.min_active_bytes_to_seal
@@ -703,44 +714,6 @@ impl DbInner {
         let version_set = &self.writer()?.version_set;
         self.poison.poison_on_failure(self.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&edits)))?;
         state.set_merge_operator(operator);
-        Ok(())
-    }
-}
-
-/// Writes that expire.
-impl DbInner {
-    /// Prepares a write to `partition` that expires after `ttl_ms`. Returns the expiry time.
-    ///
-    /// # Errors
-    /// `Invalid` if the value is too long with an expiry time, or the expiry time does not fit 64 bits. Those of
-    /// writing the manifest before the first such write of the partition. Nothing is logged.
-    pub(crate) fn begin_expiring_write(&self, partition: &PartitionState, ttl_ms: u64, value: &[u8]) -> Result<u64> {
-        let (len, limit) = (value.len(), VALUE_LEN_MAX - EXPIRY_LEN as u64);
-        if len as u64 > limit {
-            let message = format!("value has {len} bytes, at most {limit} are allowed with a time to live");
-            return Err(Error::invalid(message));
-        }
-        let expires_ms = self.snapshots.now_ms().checked_add(ttl_ms).filter(|&time| time < NEVER_MS);
-        let expires_ms = expires_ms.ok_or_else(|| {
-            Error::invalid(format!("a record with a time to live of {ttl_ms} ms would expire after 2^64 ms"))
-        })?;
-        if !partition.expiry.is_used() {
-            self.record_expiry_use(partition)?;
-        }
-        Ok(expires_ms)
-    }
-
-    /// Records in the manifest that `partition` may have records that expire.
-    #[cold]
-    fn record_expiry_use(&self, partition: &PartitionState) -> Result<()> {
-        let _call = self.begin_api_call();
-        let version_set = &self.writer()?.version_set;
-        partition.tree()?;
-        let _work = self.begin_work()?;
-        let edits = [VersionEdit::ExpiryUsed { partition: partition.id }];
-        let recorded = self.with_reserve(ReserveUse::Flush, || version_set.log_and_apply_durably(&edits));
-        self.poison.poison_on_failure(recorded)?;
-        partition.expiry.note_use(&self.snapshots);
         Ok(())
     }
 }

@@ -223,7 +223,7 @@ fn run_accounted(
     if task == Task::Flush && !ended {
         *lock(&inner.flush_error) = result.as_ref().err().cloned();
     }
-    inner.update_write_stalls();
+    inner.update_write_stalls_after([&**partition]);
     if !ended {
         // A task that yielded without progress does not reset its backoff, because it may still fail for the same
         // reason.
@@ -242,7 +242,9 @@ fn run_accounted(
     if !matches!(next, None | Some(Ok(None))) {
         inner.work_available.notify_all();
     }
-    if task == Task::Flush {
+    // Closing retires the WAL when all is flushed.
+    let retires_later = inner.is_flushing_to_close.load(Ordering::Relaxed) && !inner.wal_is_too_large();
+    if task == Task::Flush && !retires_later {
         let retired =
             inner.begin_work().and_then(|_work| inner.with_reserve(ReserveUse::Flush, || give_back_log(inner)));
         update_backoff(inner, &inner.wal_backoff, retired.as_ref().map(|_| false));
@@ -325,7 +327,10 @@ pub(crate) fn retire_wal_segments(inner: &DbInner) -> Result<bool> {
     // Records above this sequence number may be in the WAL and not yet in a memtable. So read it before the trees.
     let visible = inner.last_visible.get();
     let mut through = visible;
-    for partition in inner.catalog.all() {
+    let partitions = inner.catalog.all();
+    #[cfg(test)]
+    crate::db::state::write_stall::count_visits(partitions.len());
+    for partition in partitions {
         if let Some(first) = partition.first_unflushed() {
             through = through.min(SeqNo(first.0.saturating_sub(1)));
         }
@@ -530,6 +535,10 @@ fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
         if let Some(close) = close {
             return close();
         }
+        if inner.is_flushing_to_close.load(Ordering::Acquire) {
+            inner.work_available.wait_past(seen, 1_000);
+            continue;
+        }
         match catch_unwind(AssertUnwindSafe(|| run_next_task(inner, role, RetryPolicy::AfterBackoff))) {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) if is_first && seal_idle_memtables(inner, &mut resting) => {}
@@ -693,6 +702,7 @@ fn compact_until_done(
 mod tests {
     use super::*;
     use crate::db::config::Config;
+    use crate::db::state::write_stall::TREES_VISITED;
     use crate::testing::{MemFs, TestEnv};
 
     fn config() -> Config {
@@ -758,6 +768,20 @@ mod tests {
         part.remove([255]).unwrap();
         part.flush().unwrap();
         assert_eq!(part.approximate_len(), 0, "a tombstone in a table");
+    }
+
+    /// Regression: after each flush, closing went through the trees of all partitions, several times.
+    #[test]
+    fn closing_visits_each_tree_a_few_times() {
+        const PARTITIONS: u64 = 64;
+        let db = config().open().unwrap();
+        for n in 0..PARTITIONS {
+            db.open_partition(&format!("p{n}"), Default::default()).unwrap().insert("k", "v").unwrap();
+        }
+        let before = TREES_VISITED.get();
+        db.close().unwrap();
+        let visits = TREES_VISITED.get() - before;
+        assert!(visits <= 4 * PARTITIONS, "{visits} visits of {PARTITIONS} trees");
     }
 
     #[test]

@@ -2,9 +2,14 @@
 //!
 //! The decisions are pure functions ([`delay_ns_per_kib`], [`must_stop_writes`]). The delay grows smoothly with the
 //! debt, so that the write throughput declines smoothly too. The caller sleeps.
+//!
+//! They need the highest values of all trees. [`WorstPressure`] keeps the trees sorted by each value, so that a change
+//! of one tree does not have to visit all others.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::base::version_edit::PartitionId;
 use crate::engine::Pressure;
 
 /// Minimum sleep in nanoseconds. Shorter delays accumulate until their sum reaches it.
@@ -41,6 +46,62 @@ impl Default for WriteStallLimits {
             l0_runs_full_delay: 36,
             debt_slowdown: 4 << 30,
             debt_full_delay: 32 << 30,
+        }
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Number of trees that this thread has visited after tasks.
+    pub(crate) static TREES_VISITED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+pub(crate) fn count_visits(trees: usize) {
+    TREES_VISITED.set(TREES_VISITED.get() + trees as u64);
+}
+
+/// The pressure of each tree, and the highest values of all trees.
+#[derive(Debug, Default)]
+pub(crate) struct WorstPressure {
+    trees: BTreeMap<PartitionId, Pressure>,
+    /// The trees with a value above 0, by that value: sealed memtables, level 0 runs, compaction debt.
+    sorted: [BTreeSet<(u64, PartitionId)>; 3],
+}
+
+impl WorstPressure {
+    fn values_of(pressure: &Pressure) -> [u64; 3] {
+        [pressure.sealed_memtables as u64, pressure.l0_runs as u64, pressure.compaction_debt]
+    }
+
+    /// Sets the pressure of a tree; `None` if the tree is gone.
+    pub(crate) fn set(&mut self, tree: PartitionId, pressure: Option<Pressure>) {
+        #[cfg(test)]
+        count_visits(1);
+        let old = match pressure {
+            Some(pressure) => self.trees.insert(tree, pressure),
+            None => self.trees.remove(&tree),
+        };
+        let [old, new] = [old, pressure].map(|pressure| WorstPressure::values_of(&pressure.unwrap_or_default()));
+        for (sorted, (old, new)) in self.sorted.iter_mut().zip(old.into_iter().zip(new)) {
+            if old == new {
+                continue;
+            }
+            sorted.remove(&(old, tree));
+            if new > 0 {
+                sorted.insert((new, tree));
+            }
+        }
+    }
+
+    /// The highest values. Those that no decision needs are 0.
+    pub(crate) fn worst(&self) -> Pressure {
+        let [sealed, runs, debt] = [0, 1, 2].map(|n: usize| self.sorted[n].last().map_or(0, |(value, _)| *value));
+        Pressure {
+            sealed_memtables: sealed as usize,
+            l0_runs: runs as usize,
+            compaction_debt: debt,
+            ..Pressure::default()
         }
     }
 }
@@ -88,6 +149,7 @@ impl AccruedDelay {
 #[expect(clippy::disallowed_methods, reason = "a test uses scoped threads, which `Env` does not offer")]
 mod tests {
     use super::*;
+    use crate::testing::seeded_rng::SeededRng;
 
     #[test]
     fn short_delays_accumulate_until_slept() {
@@ -124,6 +186,33 @@ mod tests {
             last = now;
         }
         assert_eq!(at(limits.l0_runs_full_delay), at(1000));
+    }
+
+    #[test]
+    fn worst_pressure_equals_that_of_all_trees() {
+        let (mut rng, mut kept) = (SeededRng::new(7, 0), WorstPressure::default());
+        let mut trees = BTreeMap::new();
+        for _ in 0..2_000 {
+            let tree = PartitionId(rng.below(20) as u64);
+            let pressure = (rng.below(4) > 0).then(|| Pressure {
+                sealed_memtables: rng.below(3),
+                l0_runs: rng.below(5),
+                compaction_debt: rng.below(4) as u64,
+                ..Pressure::default()
+            });
+            kept.set(tree, pressure);
+            match pressure {
+                Some(pressure) => drop(trees.insert(tree, pressure)),
+                None => drop(trees.remove(&tree)),
+            }
+            let worst = kept.worst();
+            assert_eq!(
+                Some(worst.sealed_memtables),
+                trees.values().map(|tree| tree.sealed_memtables).max().or(Some(0))
+            );
+            assert_eq!(Some(worst.l0_runs), trees.values().map(|tree| tree.l0_runs).max().or(Some(0)));
+            assert_eq!(Some(worst.compaction_debt), trees.values().map(|tree| tree.compaction_debt).max().or(Some(0)));
+        }
     }
 
     #[test]

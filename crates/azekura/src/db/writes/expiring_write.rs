@@ -1,0 +1,45 @@
+//! Writes that expire: their expiry times, and the record that a partition may have them.
+
+use crate::base::key::{EXPIRY_LEN, NEVER_MS, VALUE_LEN_MAX};
+use crate::base::version_edit::VersionEdit;
+use crate::base::{Error, Result};
+use crate::db::catalog::PartitionState;
+use crate::db::inner::DbInner;
+use crate::db::state::disk_reserve::ReserveUse;
+
+impl DbInner {
+    /// Prepares a write to `partition` that expires after `ttl_ms`. Returns the expiry time.
+    ///
+    /// # Errors
+    /// `Invalid` if the value is too long with an expiry time, or the expiry time does not fit 64 bits. Those of
+    /// writing the manifest before the first such write of the partition. Nothing is logged.
+    pub(crate) fn begin_expiring_write(&self, partition: &PartitionState, ttl_ms: u64, value: &[u8]) -> Result<u64> {
+        let (len, limit) = (value.len(), VALUE_LEN_MAX - EXPIRY_LEN as u64);
+        if len as u64 > limit {
+            let message = format!("value has {len} bytes, at most {limit} are allowed with a time to live");
+            return Err(Error::invalid(message));
+        }
+        let expires_ms = self.snapshots.now_ms().checked_add(ttl_ms).filter(|&time| time < NEVER_MS);
+        let expires_ms = expires_ms.ok_or_else(|| {
+            Error::invalid(format!("a record with a time to live of {ttl_ms} ms would expire after 2^64 ms"))
+        })?;
+        if !partition.expiry.is_used() {
+            self.record_expiry_use(partition)?;
+        }
+        Ok(expires_ms)
+    }
+
+    /// Records in the manifest that `partition` may have records that expire.
+    #[cold]
+    fn record_expiry_use(&self, partition: &PartitionState) -> Result<()> {
+        let _call = self.begin_api_call();
+        let version_set = &self.writer()?.version_set;
+        partition.tree()?;
+        let _work = self.begin_work()?;
+        let edits = [VersionEdit::ExpiryUsed { partition: partition.id }];
+        let recorded = self.with_reserve(ReserveUse::Flush, || version_set.log_and_apply_durably(&edits));
+        self.poison.poison_on_failure(recorded)?;
+        partition.expiry.note_use(&self.snapshots);
+        Ok(())
+    }
+}
