@@ -34,8 +34,10 @@ const STACK_COPY_LEN_MAX: usize = 32;
 /// An array of words. Thread safe, but only one thread at a time may grow it.
 pub(crate) struct Region {
     start: NonNull<AtomicU64>,
-    /// Length in bytes, a multiple of [`PAGE`]; it never shrinks.
+    /// Length in bytes, a multiple of [`PAGE`].
     len: AtomicU64,
+    /// The highest length so far. The memory below can be accessed, because a thread may follow an outdated offset.
+    accessible: AtomicU64,
     reserved: u64,
     memory: RegionMemory,
 }
@@ -62,7 +64,8 @@ impl Region {
         let reserve = bytes.and_then(AddressReservation::new).ok_or_else(|| out_of_memory(reserved))?;
         let start = reserve.start().cast();
         let reserved = reserve.len() as u64;
-        Ok(Region { start, len: AtomicU64::new(0), reserved, memory: RegionMemory::Private(reserve) })
+        let (len, accessible) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Region { start, len, accessible, reserved, memory: RegionMemory::Private(reserve) })
     }
 
     /// Returns a region over `words`. Its length is 0 until it is grown; by growing it the caller states that the
@@ -77,7 +80,8 @@ impl Region {
             return Err(Error::invalid("mapped memory does not start at a cache line"));
         }
         let reserved = size_of_val(all) as u64 / PAGE * PAGE;
-        Ok(Region { start, len: AtomicU64::new(0), reserved, memory: RegionMemory::Shared(words) })
+        let (len, accessible) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Region { start, len, accessible, reserved, memory: RegionMemory::Shared(words) })
     }
 
     /// Length in bytes.
@@ -99,7 +103,7 @@ impl Region {
         }
     }
 
-    /// Grows the region to `len` bytes, a multiple of [`PAGE`]. It never gets shorter.
+    /// Grows the region to `len` bytes, a multiple of [`PAGE`]. Does nothing if it is longer.
     ///
     /// # Errors
     /// `OutOfSpace` if there is no memory, or `len` exceeds the reserved length; then the region is unchanged.
@@ -112,21 +116,40 @@ impl Region {
         if len <= old {
             return Ok(());
         }
-        if let RegionMemory::Private(reserve) = &self.memory {
+        let accessible = self.accessible.load(Ordering::Acquire);
+        if let RegionMemory::Private(reserve) = &self.memory
+            && len > accessible
+        {
             // Both lengths are at most `reserved`, which fits in a usize.
-            reserve.commit(old as usize, len as usize).ok_or_else(|| out_of_memory(len))?;
+            reserve.commit(accessible as usize, len as usize).ok_or_else(|| out_of_memory(len))?;
         }
+        self.accessible.store(len.max(accessible), Ordering::Release);
         self.len.store(len, Ordering::Release);
         Ok(())
     }
 
+    /// Shortens a private region to `len` bytes, a multiple of [`PAGE`], and gives the memory behind to the system
+    /// where the system can take parts. Nothing behind is used any more. Only the thread that may grow the region may
+    /// call this.
+    pub(crate) fn shrink(&self, len: u64) {
+        assert!(len.is_multiple_of(PAGE), "the length of a region is a multiple of the page size");
+        let old = self.len();
+        if let RegionMemory::Private(reserve) = &self.memory
+            && len < old
+        {
+            self.len.store(len, Ordering::Release);
+            reserve.release(len as usize, old as usize);
+        }
+    }
+
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the first `len` bytes are memory of this region: `grow` committed them, or the caller of `grow`
-        // stated that the file contains them, and `reserved` is their upper bound. They exist as long as
-        // `self.memory`. Every word is a valid atomic, aligned (the memory starts at a cache line), and no reference
-        // of another type to it exists.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), (self.len() / 8) as usize) }
+        let accessible = self.accessible.load(Ordering::Acquire);
+        // SAFETY: the first `accessible` bytes are memory of this region: `grow` committed them, or the caller of
+        // `grow` stated that the file contains them, and `reserved` is their upper bound. They exist as long as
+        // `self.memory`; `shrink` changes their values only. Every word is a valid atomic, aligned (the memory starts
+        // at a cache line), and no reference of another type to it exists.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), (accessible / 8) as usize) }
     }
 
     /// The words that contain the `len` bytes from `at` on.
@@ -639,6 +662,17 @@ impl AddressReservation {
             AddressReservation::Mapped(mapped) => mapped.open(from, to),
         }
     }
+
+    /// Gives the memory of `from..to`, which is committed, back to the system. It can be accessed like before, and
+    /// contains zeros or the old bytes.
+    fn release(&self, from: usize, to: usize) {
+        assert!(from <= to && to <= self.len());
+        match self {
+            AddressReservation::Zeros(_) => {}
+            #[cfg(all(unix, not(miri)))]
+            AddressReservation::Mapped(mapped) => mapped.release(from, to),
+        }
+    }
 }
 
 /// Reserved addresses, to which memory is committed in parts.
@@ -691,7 +725,30 @@ mod mapped {
             }
             Some(())
         }
+
+        /// As [`AddressReservation::release`](crate::mem::region::AddressReservation::release), which has checked the
+        /// range.
+        pub(super) fn release(&self, from: usize, to: usize) {
+            assert!(from <= to && to <= self.len);
+            // SAFETY: the range is within the mapping, which `self` owns, and which is private anonymous memory. The
+            // region accesses it through atomics only.
+            unsafe { advise_unneeded(self.start.add(from).as_ptr().cast(), to - from) };
+        }
     }
+
+    /// # Safety
+    /// The range must be private anonymous memory, and may be accessed only through atomics.
+    #[cfg(target_os = "linux")]
+    unsafe fn advise_unneeded(start: *mut c_void, len: usize) {
+        // SAFETY: the caller ensures that the range is mapped, and that no reference relies on its values. Afterwards
+        // the pages are zero. If the call fails, they keep their bytes.
+        let _ = unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxDontNeed) };
+    }
+
+    /// # Safety
+    /// None.
+    #[cfg(not(target_os = "linux"))]
+    unsafe fn advise_unneeded(_start: *mut c_void, _len: usize) {}
 
     /// # Safety
     /// The range must be mapped.

@@ -603,6 +603,36 @@ impl Allocator {
         Ok(())
     }
 
+    /// Whether at least half of a pool that has grown is free.
+    pub(crate) fn is_mostly_free(&self) -> bool {
+        self.len > 2 * self.grow_by && self.used_bytes() <= self.len / 2
+    }
+
+    /// Shortens a pool that is [mostly free](Allocator::is_mostly_free) by the free space at its end, unless that is
+    /// less than a quarter of it.
+    pub(crate) fn shrink<M: PersistenceBackend>(&mut self, backend: &M) {
+        if self.replaying || self.is_closed || !self.is_mostly_free() {
+            return;
+        }
+        self.reclaim_retired(true);
+        let pieces = self.small_count + self.spans.len();
+        if pieces > COALESCE_ALWAYS_MAX && self.freed_since_coalesce < self.len / 8 {
+            return; // joining them costs more than was freed
+        }
+        if !self.is_coalesced {
+            self.coalesce();
+        }
+        let Some((&at, &len)) = self.spans.last_key_value().filter(|(at, len)| **at + **len == self.len) else {
+            return;
+        };
+        let to = at.next_multiple_of(self.grow_by).max(2 * PAGE);
+        if to <= self.len - self.len / 4 && backend.shrink(to) {
+            self.remove_span(at, len);
+            self.len = to;
+            self.add_free_range((at, to - at));
+        }
+    }
+
     /// Length of the longest free span, in bytes.
     fn longest(&self) -> u64 {
         self.spans_by_len.last().map_or(0, |(len, _)| *len)

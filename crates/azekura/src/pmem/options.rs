@@ -67,6 +67,9 @@ impl PmemOptions {
     /// in the pool before. The pool keeps the memory and the file space that it gets then, but afterwards the used
     /// part does not exceed the limit.
     ///
+    /// When at least half of a pool is free, a flush gives the memory and the file space of the free part at its end
+    /// back. A pool that is a mapped file keeps its length.
+    ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();

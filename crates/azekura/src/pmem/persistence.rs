@@ -89,6 +89,12 @@ pub(crate) trait PersistenceBackend: Send + Sync + 'static {
     /// `OutOfSpace` if there is no space; then nothing was changed.
     fn grow(&self, len: u64) -> Result<()>;
 
+    /// Makes the pool `len` bytes long, a multiple of [`PAGE`], and gives the memory behind back. Nothing behind is in
+    /// use. Returns false, and changes nothing, if the backend keeps its length.
+    fn shrink(&self, _len: u64) -> bool {
+        false
+    }
+
     /// Flushes a range on backends that do not keep the order of stores within a line.
     #[inline]
     fn flush_words(&self, at: u64, len: u64, site: PersistSite) {
@@ -232,6 +238,14 @@ impl PersistenceBackend for PoolImage {
     fn grow(&self, len: u64) -> Result<()> {
         self.dirty_pages.grow(len)?;
         self.region.grow(len)
+    }
+
+    fn shrink(&self, len: u64) -> bool {
+        let old = self.region.len();
+        self.region.shrink(len);
+        // If the image grows again, its file must not keep the old pages.
+        self.dirty_pages.after_store(len, old.saturating_sub(len));
+        true
     }
 }
 

@@ -296,6 +296,19 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.retire_all(self.versions.drop_stale(|| self.settled_seqno())?)
     }
 
+    /// Gives free space at the end of the pool back, if at least half of the pool is free.
+    pub(crate) fn release_free_end(&self) -> Result<()> {
+        self.forget_versions()?;
+        if !self.lock_allocator()?.is_mostly_free() {
+            return Ok(());
+        }
+        let shelved = self.thread_caches.drain();
+        let mut space = self.allocator_after_releases()?;
+        shelved.into_iter().for_each(|run| space.free(run));
+        space.shrink(&self.backend);
+        Ok(())
+    }
+
     /// Retires the space of records to which no leaf and no retained version points. An iterator may have their slots
     /// if they are not visible to it; see [`retirements`](PoolTree::retirements).
     pub(crate) fn retire_all(&self, ranges: Vec<PoolRange>) -> Result<()> {

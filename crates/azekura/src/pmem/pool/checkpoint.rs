@@ -190,6 +190,7 @@ impl PoolDurability<PoolImage> for PoolCheckpointer {
         if self.first_unflushed().is_none() {
             return Ok(TaskReport::default());
         }
+        tree.release_free_end()?;
         let written = self.write_checkpoint(tree, host);
         self.finish_checkpoint(written.is_ok());
         let bytes = written?;

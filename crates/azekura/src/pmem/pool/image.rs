@@ -198,8 +198,9 @@ impl ImageStore {
         }
         let [pool, shadow] = [&self.disk_bytes[0], &self.disk_bytes[1]].map(|bytes| bytes.load(Ordering::Relaxed));
         let pages = len / PAGE;
-        let checks = changed.min(pages.div_ceil(PAGES_PER_GROUP));
         let grows = file_len(len).unwrap_or(u64::MAX).saturating_sub(pool);
+        // Those of changed pages, and of new groups.
+        let checks = changed.saturating_add(grows / PAGE / PAGES_PER_GROUP + 1).min(pages.div_ceil(PAGES_PER_GROUP));
         grows.saturating_add(shadow_len(changed.min(pages) + checks + 1).saturating_sub(shadow))
     }
 
@@ -295,8 +296,8 @@ impl ImageStore {
             image_len: len,
             root_checksum: 0,
         };
-        files.checksums.grow(len / PAGE)?;
-        let before = files.checksums.replace_pages(&changed);
+        files.checksums.reserve(len / PAGE)?;
+        let before = files.checksums.replace_pages(&changed, len / PAGE);
         let finished = finish_shadow(&mut files.checksums, &before, &mut head, writer, &*pool);
         let permanent = finished.and_then(|finished| {
             shadow.sync_data()?;
@@ -384,10 +385,16 @@ fn apply_pending_shadow(files: &mut ImageFiles, pool: &dyn File, shadow: &dyn Fi
     let Some(owed) = &files.pending_shadow else { return Ok(()) };
     owed.apply(shadow, pool)?;
     pool.sync_data()?;
+    let whole = owed.target_file_len();
     files.pending_shadow = None;
+    // The bytes behind the image are ignored.
+    let _ = match pool.length() {
+        Ok(len) if len > whole => pool.set_length(whole),
+        _ => Ok(()),
+    };
     // It does not matter whether this succeeds and is durable, because applying the shadow again changes nothing.
     let _ = match shadow.length() {
-        Ok(len) if len > SHADOW_KEEP_MAX => shadow.set_length(0),
+        Ok(len) if len > SHADOW_KEEP_MAX || len / 2 > whole => shadow.set_length(0),
         _ => invalidate_shadow(shadow),
     };
     Ok(())

@@ -163,10 +163,15 @@ impl ShadowHeader {
 pub(crate) struct SavedChecksums {
     pages: Vec<(u64, u64)>,
     check_pages: Vec<(u64, u64)>,
+    /// The numbers of pages and groups.
+    len: (usize, usize),
+    /// The checksums behind the new end of a shorter image.
+    cut_pages: Vec<u64>,
+    cut_check_pages: Vec<u64>,
 }
 
 impl SavedChecksums {
-    /// Groups that have a changed page, ascending.
+    /// Groups whose check page has changed, ascending.
     pub(crate) fn groups(&self) -> impl Iterator<Item = u64> {
         self.check_pages.iter().map(|(group, _)| *group)
     }
@@ -225,19 +230,42 @@ impl ImageChecksums {
     /// # Errors
     /// `OutOfSpace` if there is no memory.
     pub(crate) fn grow(&mut self, pages: u64) -> Result<()> {
+        self.reserve(pages)?;
         let checks = pages.div_ceil(PAGES_PER_GROUP) as usize;
-        let full = |_| Error::new(ErrorKind::OutOfSpace, "no memory for the checksums of an image");
-        let pages = usize::try_from(pages).unwrap_or(usize::MAX);
-        self.pages.try_reserve(pages.saturating_sub(self.pages.len())).map_err(full)?;
-        self.check_pages.try_reserve(checks.saturating_sub(self.check_pages.len())).map_err(full)?;
-        self.pages.resize(pages.max(self.pages.len()), 0);
+        self.pages.resize((pages as usize).max(self.pages.len()), 0);
         self.check_pages.resize(checks.max(self.check_pages.len()), 0);
         Ok(())
     }
 
-    /// Sets the checksums of changed pages. Returns the old checksums, to be restored if the pages are not written.
-    pub(crate) fn replace_pages(&mut self, changed: &[(u64, u64)]) -> SavedChecksums {
+    /// Allocates memory for the checksums of `pages` pages.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is no memory.
+    pub(crate) fn reserve(&mut self, pages: u64) -> Result<()> {
+        let checks = pages.div_ceil(PAGES_PER_GROUP) as usize;
+        let full = |_| Error::new(ErrorKind::OutOfSpace, "no memory for the checksums of an image");
+        let pages = usize::try_from(pages).unwrap_or(usize::MAX);
+        self.pages.try_reserve(pages.saturating_sub(self.pages.len())).map_err(full)?;
+        self.check_pages.try_reserve(checks.saturating_sub(self.check_pages.len())).map_err(full)
+    }
+
+    /// Sets the number of pages to `len`, for which memory is [reserved](ImageChecksums::reserve), and the checksums of
+    /// changed pages. Returns the old checksums, to be restored if the pages are not written.
+    pub(crate) fn replace_pages(&mut self, changed: &[(u64, u64)], len: u64) -> SavedChecksums {
         let (mut pages, mut checks) = (Vec::with_capacity(changed.len()), Vec::new());
+        let old_len = (self.pages.len(), self.check_pages.len());
+        let cut_pages = self.pages.split_off(old_len.0.min(len as usize));
+        let groups = len.div_ceil(PAGES_PER_GROUP) as usize;
+        let cut_check_pages = self.check_pages.split_off(old_len.1.min(groups));
+        self.pages.resize(len as usize, 0);
+        self.check_pages.resize(groups, 0);
+        // Where the file had pages before it became shorter, it may have their check pages still.
+        checks.extend(old_len.1 as u64..groups as u64);
+        // A check page has no checksums of pages behind the end.
+        let last = len / PAGES_PER_GROUP;
+        if !cut_pages.is_empty() && self.check_pages.get(last as usize).is_some_and(|sum| *sum != 0) {
+            checks.push(last);
+        }
         for (page, sum) in changed {
             pages.push((*page, std::mem::replace(&mut self.pages[*page as usize], *sum)));
             checks.push(page / PAGES_PER_GROUP);
@@ -247,6 +275,9 @@ impl ImageChecksums {
         SavedChecksums {
             pages,
             check_pages: checks.into_iter().map(|group| (group, self.check_pages[group as usize])).collect(),
+            len: old_len,
+            cut_pages,
+            cut_check_pages,
         }
     }
 
@@ -255,6 +286,10 @@ impl ImageChecksums {
     pub(crate) fn restore(&mut self, before: &SavedChecksums) {
         before.pages.iter().for_each(|(page, sum)| self.pages[*page as usize] = *sum);
         before.check_pages.iter().for_each(|(group, sum)| self.check_pages[*group as usize] = *sum);
+        self.pages.truncate(before.len.0);
+        self.pages.extend(&before.cut_pages);
+        self.check_pages.truncate(before.len.1);
+        self.check_pages.extend(&before.cut_check_pages);
     }
 
     /// Encodes the check page of a group from the current checksums.
@@ -541,7 +576,7 @@ mod tests {
         let mut sums = ImageChecksums::default();
         sums.grow(PAGES_PER_GROUP + 3).unwrap();
         let empty = sums.root_checksum(&id);
-        let before = sums.replace_pages(&[(PAGES_PER_GROUP + 1, 77)]);
+        let before = sums.replace_pages(&[(PAGES_PER_GROUP + 1, 77)], PAGES_PER_GROUP + 3);
         assert_eq!(before.groups().collect::<Vec<_>>(), [1]);
         let page = sums.encode_check_page(&id, 1);
         let root = sums.root_checksum(&id);

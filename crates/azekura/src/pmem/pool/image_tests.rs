@@ -105,7 +105,10 @@ impl CheckpointHistory {
                 _ => self.image.publish(at, self.rng.next_u64()),
             }
         }
-        if self.rng.below(4) == 0 {
+        if self.rng.below(8) == 0 {
+            let pages = self.image.region().len() / PAGE;
+            self.image.shrink((3 + self.rng.below(pages as usize) as u64).min(pages) * PAGE);
+        } else if self.rng.below(3) == 0 {
             let more = if self.rng.below(3) == 0 { 600 } else { 2 };
             let _full = self.image.grow(self.image.region().len() + more * PAGE);
         }
