@@ -168,10 +168,7 @@ pub(crate) enum Command {
     ///
     /// Without --all, rows of zeros are left out, and settings that have their default. The settings are those with
     /// which the database was last opened to write.
-    #[command(
-        after_help = "Examples:\n  azekura stats --db my.db\n  azekura stats --db my.db --all --json\n  azekura stats \
-                            --db my.db --watch 5"
-    )]
+    #[command(after_help = "Examples:\n  azekura stats --db my.db\n  azekura stats --db my.db --all --json")]
     Stats(StatsArgs),
     /// Show the levels of each partition: tables, bytes, entries and tombstones, with a bar for the size.
     #[command(after_help = "Example:\n  azekura levels --db my.db")]
@@ -507,19 +504,6 @@ pub(crate) struct StatsArgs {
     /// Also show rows of zeros and default settings; JSON always has them.
     #[arg(long)]
     pub(crate) all: bool,
-    /// Print again every SECONDS, 0.1 to 86400 [default: 2], until Ctrl-C.
-    ///
-    /// Each time the database is opened to read and closed again. So this shows what is stored (files, levels, sizes,
-    /// WAL), not the counters of another process. While another process has the database open to write, there are no
-    /// metrics, and the output says which process it is. A process that opens the database to write during a reading,
-    /// which takes as long as opening the database, is refused as locked.
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = interval)]
-    pub(crate) watch: Option<Duration>,
-}
-
-fn interval(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected a number of seconds from 0.1 to 86400".into())
 }
 
 /// Arguments of `gc`.

@@ -164,12 +164,12 @@ impl CliError {
     }
 
     /// Whether another handle has the database open.
-    pub(crate) fn is_locked(&self) -> bool {
+    fn is_locked(&self) -> bool {
         *self.kind == *kind_word(ErrorKind::Locked)
     }
 
     /// The error as a JSON object. "holders" is present if the database is locked.
-    pub(crate) fn to_json(&self) -> Value {
+    fn to_json(&self) -> Value {
         let mut object = error_json(&self.kind, &self.message, self.file.as_deref(), self.offset);
         if self.is_locked() {
             object["holders"] = self.holders.iter().map(holder_json).collect();

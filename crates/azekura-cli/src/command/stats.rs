@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use azekura::{
     BlobFileMetrics, BlockKindMetrics, Database, DroppedAfterDamage, LevelMetrics, Metrics, PartitionMetrics,
@@ -18,9 +17,6 @@ use crate::output::{CommandOutput, fields_json};
 
 /// Width of the longest bar of `levels`, in characters.
 const LEVEL_BAR_WIDTH: usize = 30;
-
-/// Clears a terminal; the next output is in its upper left corner.
-const CLEAR_SCREEN: &[u8] = b"\x1b[2J\x1b[H";
 
 /// Width of the bar of a fully stale blob file, in characters.
 const BLOB_BAR_WIDTH: usize = 20;
@@ -72,12 +68,9 @@ impl StatsReading {
     }
 }
 
-/// Prints every metric, once or at every interval.
+/// Prints every metric.
 pub(crate) fn stats(args: &StatsArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    if let Some(interval) = args.watch {
-        return watch(args, interval, db, output);
-    }
-    let reading = read_stats(args, db)?;
+    let reading = StatsReading::of(&open::open_read_only(db)?, args.filter.partition.as_deref())?;
     if output.json() {
         output.line(reading.to_json())?;
     } else {
@@ -85,59 +78,6 @@ pub(crate) fn stats(args: &StatsArgs, db: &Path, output: &mut CommandOutput) -> 
         reading.print(args.all, output)?;
     }
     Ok(CommandOutcome::Success)
-}
-
-/// Opens the database to read, and closes it at once.
-fn read_stats(args: &StatsArgs, db: &Path) -> Result<StatsReading> {
-    StatsReading::of(&open::open_read_only(db)?, args.filter.partition.as_deref())
-}
-
-/// Prints the metrics at every interval, until the process is interrupted or its output is closed. Between two readings
-/// the database is closed, so that a writer can open it. While a writer has it open, there are no metrics to print.
-fn watch(args: &StatsArgs, interval: Duration, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let start = Instant::now();
-    for number in 1u64.. {
-        let reading = match read_stats(args, db) {
-            Err(error) if !error.is_locked() => return Err(error),
-            reading => reading,
-        };
-        let since = start.elapsed();
-        if output.json() {
-            let mut object = match &reading {
-                Ok(reading) => reading.to_json(),
-                Err(error) => json!({ "error": error.to_json() }),
-            };
-            object["reading"] = json!(number);
-            object["seconds"] = json!(since.as_secs_f64());
-            output.line(object)?;
-        } else {
-            print_watched(number, since, &reading, args.all, output)?;
-        }
-        output.finish()?;
-        std::thread::sleep(interval);
-    }
-    Ok(CommandOutcome::Success)
-}
-
-fn print_watched(
-    number: u64,
-    since: Duration,
-    reading: &Result<StatsReading>,
-    all: bool,
-    output: &mut CommandOutput,
-) -> Result<()> {
-    if output.is_terminal() {
-        output.write_bytes(CLEAR_SCREEN)?;
-    } else if number > 1 {
-        output.line("")?;
-    }
-    output.line(format!("Reading {number}, {:.1} s after the start. Ctrl-C ends.", since.as_secs_f64()))?;
-    match reading {
-        Ok(reading) => reading.print(all, output),
-        Err(error) => output.line(format!(
-            "No metrics: {error}\nA writer has the database for itself: only its own process can read the counters."
-        )),
-    }
 }
 
 /// Prints the levels of each partition.

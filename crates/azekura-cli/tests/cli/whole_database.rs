@@ -1,8 +1,6 @@
-//! stats (also with --watch), levels, verify, compact, checkpoint.
+//! stats, levels, verify, compact, checkpoint.
 
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::Stdio;
 
 use azekura::Config;
 use serde_json::Value;
@@ -131,6 +129,14 @@ fn every_command_prints_json() {
     assert_eq!(p.json("partitions --db d drop more")["dropped"], true);
 }
 
+/// `stats --watch` opened the database every few seconds, so that the start of a service failed as locked.
+#[test]
+fn stats_are_read_once() {
+    let p = database_with_tables();
+    assert_eq!(p.run("stats --db d --watch 1").code, Some(2));
+    assert!(!p.ok("help stats").contains("watch"));
+}
+
 /// A database that was opened read-only reported 0 bytes for its manifest and its WAL.
 #[test]
 fn stats_report_manifest_and_wal_size() {
@@ -169,49 +175,4 @@ fn stats_show_settings_of_last_writer() {
     assert_eq!((&settings["workers"], &settings["durability"]), (&3.into(), &"Buffer".into()), "{settings}");
     p.ok("put --db d k v");
     assert!(!p.ok("stats --db d").contains("Settings of"), "`put` opens with the defaults");
-}
-
-/// A writer may open the database between two readings. While it is open, each reading says so.
-#[test]
-fn watched_stats_follow_writers() {
-    let p = CliFixture::new();
-    p.ok("put --db d k v");
-    let args = ["stats", "--db", "d", "--watch", "0.1", "--json"];
-    let mut child = p.command(args).stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut until = |what: &str, holds: &dyn Fn(&Value) -> bool| {
-        let readings = lines.by_ref().take(600).map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-        let found = readings.into_iter().find(|reading| holds(reading));
-        found.unwrap_or_else(|| panic!("no reading: {what}"))
-    };
-    let first = until("first", &|reading| reading["disk_bytes"].is_u64());
-    assert_eq!((&first["reading"], &first["partitions"][0]["name"]), (&1.into(), &"default".into()), "{first}");
-    // A reading may have the lock at this moment.
-    let writer = (0..1000).find_map(|_| Config::new(p.path("d")).open().ok()).expect("readings take turns");
-    let locked = until("locked", &|reading| reading["error"]["kind"] == "locked");
-    assert!(locked["disk_bytes"].is_null(), "{locked}");
-    writer.open_partition("more", Default::default()).unwrap();
-    writer.close().unwrap();
-    let last = until("second partition", &|reading| reading["partitions"][1]["name"] == "more");
-    assert!(last["reading"].as_u64() > locked["reading"].as_u64(), "{last}");
-    drop(lines);
-    assert_eq!(child.wait().unwrap().code(), Some(0), "a closed output ends the command");
-}
-
-#[test]
-fn watched_stats_name_the_writer() {
-    let p = CliFixture::new();
-    let writer = Config::new(p.path("d")).open().unwrap();
-    let mut child = p.command(["stats", "--db", "d", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
-    let lines: Vec<_> = BufReader::new(child.stdout.take().unwrap()).lines().take(3).map(Result::unwrap).collect();
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert!(lines[0].starts_with("Reading 1, ") && lines[1].starts_with("No metrics: locked"), "{lines:?}");
-    assert!(!cfg!(target_os = "linux") || lines[1].contains(&std::process::id().to_string()), "{lines:?}");
-    assert!(lines[2].contains("A writer has the database for itself"), "{lines:?}");
-    writer.close().unwrap();
-    for bad in ["0", "-1", "x", "1e9"] {
-        assert_eq!(p.run(&format!("stats --db d --watch={bad}")).code, Some(2), "{bad}");
-    }
-    assert_eq!(p.run("stats --db nowhere --watch").code, Some(3));
 }
