@@ -210,20 +210,23 @@ impl Fs for DiskFs {
 
     fn lock_dir(&self, dir: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
         let path = dir.join(LOCK_FILE_NAME);
-        let file = match self.lock(&path, mode) {
-            Ok(file) => Ok(file),
-            // The lock file is missing and cannot be created: the directory is a copy on a read-only file system.
-            Err(error) if mode == LockMode::Shared && !self.exists(&path)? => Err(error),
-            Err(error) => return Err(error),
+        // A reader does not create a missing lock file, because its lock on the directory excludes writers.
+        let file = match mode == LockMode::Shared && !self.exists(&path)? {
+            true => None,
+            false => Some(self.lock(&path, mode)?),
         };
         let opened = family::open_dir(dir).map_err(|e| io_error_at_path("open the directory", dir, e))?;
-        let Some(opened) = opened else { return Ok(Box::new(DirLock { _dir: None, _file: Some(file?) })) };
-        match DiskLock::acquire(opened, dir, mode) {
-            Ok(dir) => Ok(Box::new(DirLock { _dir: Some(dir), _file: file.ok() })),
-            // The file system does not lock directories (NFS), so the lock on the file must suffice.
-            Err(error) if error.kind() == ErrorKind::Io => Ok(Box::new(DirLock { _dir: None, _file: Some(file?) })),
-            Err(error) => Err(error),
-        }
+        let locked_dir = match opened.map(|opened| DiskLock::acquire(opened, dir, mode)) {
+            Some(Ok(locked)) => Some(locked),
+            Some(Err(error)) if error.kind() != ErrorKind::Io => return Err(error),
+            // The system or the file system (NFS) does not lock directories, so the lock on the file must suffice.
+            Some(Err(_)) | None => None,
+        };
+        let file = match (&locked_dir, file) {
+            (None, None) => Some(self.lock(&path, mode)?),
+            (_, file) => file,
+        };
+        Ok(Box::new(DirLock { _dir: locked_dir, _file: file }))
     }
 
     fn overwrites_in_place(&self, dir: &Path) -> bool {
@@ -323,6 +326,19 @@ pub(crate) mod tests {
         assert_eq!(DiskFs.lock(&path, LockMode::Shared).unwrap_err().kind(), ErrorKind::Locked);
         drop(lock);
         DiskFs.lock(&path, LockMode::Shared).unwrap();
+    }
+
+    /// Every read-only open created the file `LOCK` if it was missing, also in a damaged database that `repair` reads.
+    #[test]
+    fn reader_creates_no_lock_file_when_missing() {
+        let root = tempfile::tempdir().unwrap();
+        let reader = DiskFs.lock_dir(root.path(), LockMode::Shared).unwrap();
+        assert_eq!(DiskFs.read_dir(root.path()).unwrap(), []);
+        assert!(DiskFs.lock_dir(root.path(), LockMode::Shared).is_ok());
+        assert_eq!(DiskFs.lock_dir(root.path(), LockMode::Exclusive).unwrap_err().kind(), ErrorKind::Locked);
+        drop(reader);
+        let _writer = DiskFs.lock_dir(root.path(), LockMode::Exclusive).unwrap();
+        assert_eq!(DiskFs.lock_dir(root.path(), LockMode::Shared).unwrap_err().kind(), ErrorKind::Locked);
     }
 
     #[test]
