@@ -94,6 +94,34 @@ fn intact_database_is_copied_completely() {
     assert_eq!(p.run("repair none --out new").code, Some(3));
 }
 
+/// `--out` was compared with the source as text, so `./d/new` and links created a database inside of the damaged one.
+#[cfg(unix)]
+#[test]
+fn target_inside_of_source_is_refused() {
+    let p = CliFixture::new();
+    p.ok("put --db d key value");
+    std::fs::create_dir(p.path("other")).unwrap();
+    std::os::unix::fs::symlink(p.path("d"), p.path("link")).unwrap();
+    let names = || std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    let before = names();
+    let absolute = p.path("d/new").display().to_string();
+    for (source, out) in [
+        ("d", "./d/new"),
+        ("./d", "d/new"),
+        ("d", &*absolute),
+        ("d", "other/../d/new/deeper"),
+        ("d", "link/new"),
+        ("link", "d/new"),
+    ] {
+        let ran = p.run(&format!("repair {source} --out {out}"));
+        assert!(ran.code == Some(3) && ran.err.contains("must not be in"), "{source} {out}: {ran:?}");
+        assert_eq!(names(), before, "{source} {out}");
+    }
+    assert_eq!(p.run("repair d --out missing/../d/new").code, Some(3));
+    assert_eq!(names(), before);
+    p.ok("repair link --out other");
+}
+
 #[test]
 fn entries_outside_of_damaged_blocks_are_recovered() {
     let p = CliFixture::new();

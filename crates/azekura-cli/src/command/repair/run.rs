@@ -1,6 +1,6 @@
 //! The command `repair`: opens the damaged database, copies every partition, and reports what is lost.
 
-use std::path::Path;
+use std::path::{Component, Path};
 use std::sync::Arc;
 
 use azekura::Error;
@@ -76,16 +76,25 @@ fn newer_than_manifest(verified: &VerifyReport, tables: &[TableReport]) -> Vec<S
     names.filter(is_newer).map(String::from).collect()
 }
 
-/// Fails unless `out` can become a new database.
+/// Fails unless `out` can become a new database outside of `source`, whatever names and links the paths have.
 fn check_target(source: &Path, out: &Path) -> Result<()> {
     let is_free = match out.read_dir() {
         Ok(mut entries) => entries.next().is_none(),
         Err(_) => !out.exists() && !out.is_symlink(),
     };
-    match is_free {
-        false => Err(CliError::input(out, "the target of a repair must be new or an empty directory")),
-        true if out.starts_with(source) => Err(CliError::input(out, "the target must not be in the damaged database")),
-        true => Ok(()),
+    if !is_free {
+        return Err(CliError::input(out, "the target of a repair must be new or an empty directory"));
+    }
+    let resolve = |path: &Path| path.canonicalize().map_err(|e| CliError::os("read the directory", path, e));
+    let out_path = std::path::absolute(out).map_err(|e| CliError::os("read the directory", out, e))?;
+    let existing = out_path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
+    let missing = out_path.strip_prefix(existing).unwrap_or(&out_path);
+    if missing.components().any(|part| part == Component::ParentDir) {
+        return Err(CliError::input(out, "the target has \"..\" behind a directory that does not exist"));
+    }
+    match resolve(existing)?.starts_with(resolve(source)?) {
+        true => Err(CliError::input(out, "the target must not be in the damaged database")),
+        false => Ok(()),
     }
 }
 
