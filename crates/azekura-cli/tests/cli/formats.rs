@@ -108,6 +108,9 @@ fn files_made_by_hand_can_be_imported() {
     let csv = "value,key\r\n\"one, \"\"1\"\"\",a\r\ntwo,\u{fc}";
     std::fs::write(p.path("plain.csv"), format!("\u{feff}{csv}")).unwrap();
     p.ok("import --db d plain.csv");
+    std::fs::write(p.path("quoted.csv"), "\u{feff}\"key\",\"value\"\n\"\",\"\n\"\"\r\"\n").unwrap();
+    p.ok("import --db quoted quoted.csv");
+    assert_eq!(p.ok("scan --db quoted"), "\t\\n\"\\r\n");
     assert_eq!(p.ok("scan --db d"), "a\tone, \"1\"\n\u{fc}\ttwo\n");
     std::fs::write(p.path("hex.csv"), "key,value\n00ff,plain\n").unwrap();
     p.ok("import --db e hex.csv --key-encoding hex");
@@ -134,6 +137,10 @@ fn bad_text_files_change_nothing() {
         ("a.csv", "key,key_hex,value\n1,2,3\n", "two columns for the key"),
         ("a.csv", "key,value\n1,2\n3\n", "line 3 has 1 columns"),
         ("a.csv", "key,value\n1,2\n3,\"cut of", "line 3: a quotation mark"),
+        // An even number of quotation marks was taken, with other contents.
+        ("a.csv", "key,value\n\"abc,1\n\"def,2\nghi,3\n", "line 3: text behind a closing quotation mark"),
+        ("a.csv", "key,value\n\"a\"b,\"c\"d\n", "line 2: text behind"),
+        ("a.csv", "key,value\na \"b\",c\n", "line 2: a quotation mark in a field"),
         ("a.csv", "key_hex,value\n61,2\n6,2\n", "line 3: the key is not hexadecimal"),
         ("a.csv", "key,value_escape\n61,\\q\n", "no escape"),
         ("a.jsonl", "{\"key\":\"a\",\"value\":\"1\"}\n{\"key\":\"b\",\"val", "line 2"),

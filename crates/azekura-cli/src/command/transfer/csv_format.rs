@@ -33,17 +33,86 @@ fn put_row(out: &mut Vec<u8>, key: &str, value: &str) {
     writer.write_record([key, value]).and_then(|()| Ok(writer.flush()?)).expect("writing to memory cannot fail");
 }
 
-/// Counts the quotation marks that were read. A complete CSV text has an even number of them.
-struct QuoteCounter<R> {
+/// Fails at a quotation mark that is not part of valid CSV. The parser would take other contents for such a field, or
+/// join rows.
+struct QuoteChecker<R> {
     input: R,
-    quotes: u64,
+    state: QuoteState,
+    line: u64,
+    offset: u64,
+    /// The line and the offset of the quotation mark that opened the last quoted field.
+    opened: (u64, u64),
 }
 
-impl<R: Read> Read for QuoteCounter<R> {
+/// The place in a field of the next byte.
+#[derive(Clone, Copy)]
+enum QuoteState {
+    Start,
+    Unquoted,
+    Quoted,
+    /// Behind a quotation mark in a quoted field. It ends the field, or is the first of two that stand for one.
+    Ending,
+}
+
+/// A quotation mark that is not valid.
+#[derive(Debug)]
+struct QuoteError {
+    message: String,
+    offset: u64,
+}
+
+impl std::fmt::Display for QuoteError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for QuoteError {}
+
+impl<R> QuoteChecker<R> {
+    fn new(input: R) -> QuoteChecker<R> {
+        QuoteChecker { input, state: QuoteState::Start, line: 1, offset: 0, opened: (1, 0) }
+    }
+
+    fn check(&mut self, byte: u8) -> Result<(), QuoteError> {
+        let is_end = matches!(byte, b',' | b'\r' | b'\n');
+        let is_byte_order_mark = b"\xef\xbb\xbf".get(self.offset as usize) == Some(&byte);
+        self.state = match (self.state, byte) {
+            (QuoteState::Start, _) if is_byte_order_mark => QuoteState::Start,
+            (QuoteState::Start, b'"') => {
+                self.opened = (self.line, self.offset);
+                QuoteState::Quoted
+            }
+            (QuoteState::Start | QuoteState::Unquoted | QuoteState::Ending, _) if is_end => QuoteState::Start,
+            (QuoteState::Unquoted, b'"') => {
+                return Err(self.error("a quotation mark in a field that does not begin with one"));
+            }
+            (QuoteState::Start | QuoteState::Unquoted, _) => QuoteState::Unquoted,
+            (QuoteState::Quoted, b'"') => QuoteState::Ending,
+            (QuoteState::Quoted, _) | (QuoteState::Ending, b'"') => QuoteState::Quoted,
+            (QuoteState::Ending, _) => return Err(self.error("text behind a closing quotation mark")),
+        };
+        self.line += u64::from(byte == b'\n');
+        self.offset += 1;
+        Ok(())
+    }
+
+    fn error(&self, what: &str) -> QuoteError {
+        QuoteError { message: format!("line {}: {what}", self.line), offset: self.offset }
+    }
+}
+
+impl<R: Read> Read for QuoteChecker<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.input.read(buffer)?;
-        self.quotes += buffer[..n].iter().filter(|byte| **byte == b'"').count() as u64;
-        Ok(n)
+        let checked = match (n, self.state) {
+            (0, QuoteState::Quoted) if !buffer.is_empty() => {
+                let (line, offset) = self.opened;
+                Err(QuoteError { message: format!("line {line}: a quotation mark is not closed"), offset })
+            }
+            _ => buffer[..n].iter().try_for_each(|byte| self.check(*byte)),
+        };
+        checked.map(|()| n).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 }
 
@@ -85,35 +154,22 @@ impl Columns {
     }
 }
 
-/// Stores every row. Stores a row only after the next one was read, because a quotation mark that is not closed makes
-/// the rest of the input the last field.
+/// Stores every row.
 pub(super) fn import(
     input: impl Read,
     source: &Path,
     args: EncodingArgs,
     loader: &mut EntryLoader<'_>,
 ) -> Result<(), ImportError> {
-    let input = QuoteCounter { input, quotes: 0 };
-    let mut reader = ReaderBuilder::new().has_headers(false).from_reader(input);
-    let (mut record, mut next) = (ByteRecord::new(), ByteRecord::new());
-    let mut read = |record: &mut ByteRecord, quotes: &mut u64| -> Result<bool, ImportError> {
-        let more = reader.read_byte_record(record).map_err(|error| read_error(error, source))?;
-        *quotes = reader.get_ref().quotes;
-        Ok(more)
-    };
-    let mut quotes = 0;
-    if !read(&mut record, &mut quotes)? {
+    let mut reader = ReaderBuilder::new().has_headers(false).from_reader(QuoteChecker::new(input));
+    let mut record = ByteRecord::new();
+    let mut read = |record: &mut ByteRecord| reader.read_byte_record(record).map_err(|error| read_error(error, source));
+    if !read(&mut record)? {
         return Err(ImportError::input("the input is empty: a first row must name the columns", 0));
     }
     let columns = Columns::of_header(&record, args).map_err(|message| ImportError::input(message, 0))?;
-    let mut more = read(&mut record, &mut quotes)?;
-    while more {
+    while read(&mut record)? {
         let (line, offset) = place(&record);
-        more = read(&mut next, &mut quotes)?;
-        if !more && !quotes.is_multiple_of(2) {
-            let message = format!("line {line}: a quotation mark is not closed, or stands alone in a field");
-            return Err(ImportError::input(message, offset));
-        }
         let field = |column: Column, name: &str| {
             let text = std::str::from_utf8(&record[column.index]).map_err(|_| "is not UTF-8".into());
             let bytes = text.and_then(|text| column.encoding.decode(text));
@@ -121,7 +177,6 @@ pub(super) fn import(
         };
         loader.put(&field(columns.key, "key")?, &field(columns.value, "value")?, || format!("line {line}"))?;
         loader.progress.at_least(offset);
-        std::mem::swap(&mut record, &mut next);
     }
     Ok(())
 }
@@ -134,7 +189,10 @@ fn read_error(error: csv::Error, source: &Path) -> ImportError {
     let offset = error.position().map_or(0, Position::byte);
     let line = error.position().map_or(0, Position::line);
     match error.into_kind() {
-        csv::ErrorKind::Io(error) => CliError::os("read the input", source, error).into(),
+        csv::ErrorKind::Io(error) => match error.downcast::<QuoteError>() {
+            Ok(quotes) => ImportError::input(quotes.message, quotes.offset),
+            Err(error) => CliError::os("read the input", source, error).into(),
+        },
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
             let message = format!("line {line} has {len} columns, the first row has {expected_len}");
             ImportError::input(message, offset)
