@@ -165,3 +165,59 @@ fn failed_export_leaves_no_file() {
     assert_eq!(p.run("export --db d mine.jsonl").code, Some(3));
     assert_eq!(std::fs::read(p.path("mine.jsonl")).unwrap(), b"mine");
 }
+
+/// A killed export left a file of its final name that was cut off behind a whole row, and `import` took it.
+#[cfg(unix)]
+#[test]
+fn interrupted_export_leaves_no_file() {
+    use nix::sys::signal::{Signal, kill};
+    let p = CliFixture::new();
+    let line = |n: u32| format!("{{\"key\":\"k{n:06}\",\"value\":\"{}\"}}\n", "v".repeat(1000));
+    let lines: String = (0..20_000).map(line).collect();
+    assert_eq!(p.run_with_input(["import", "--db", "d", "-"], lines.as_bytes()).code, Some(0));
+    std::fs::create_dir(p.path("to")).unwrap();
+    let names = || std::fs::read_dir(p.path("to")).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    for (signal, target) in [
+        (Signal::SIGTERM, "to/x.jsonl"),
+        (Signal::SIGKILL, "to/x.csv"),
+        (Signal::SIGTERM, "to/x.azk"),
+        (Signal::SIGTERM, "to/x"),
+    ] {
+        let mut child = p.command(["export", "--db", "d", target]).stdout(std::process::Stdio::null()).spawn().unwrap();
+        while names().is_empty() && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        let _ = kill(nix::unistd::Pid::from_raw(child.id() as i32), signal);
+        let ended = child.wait().unwrap();
+        if ended.success() {
+            // The signal was late.
+            p.ok(&format!("import --db {target}-new {target}"));
+            assert_eq!(p.ok(&format!("count --db {target}-new")), "20000\n");
+        } else if signal == Signal::SIGTERM {
+            assert_eq!(ended.code(), Some(130), "{target}");
+            let left = names();
+            assert!(
+                left.is_empty() || left == ["x"] && p.path(target).read_dir().unwrap().next().is_none(),
+                "{left:?}"
+            );
+        } else {
+            assert!(!p.path(target).exists());
+        }
+        std::fs::remove_dir_all(p.path("to")).unwrap();
+        std::fs::create_dir(p.path("to")).unwrap();
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn exported_file_has_ordinary_permissions() {
+    use std::os::unix::fs::PermissionsExt;
+    let p = CliFixture::new();
+    p.ok("put --db d key value");
+    p.ok("export --db d x.csv");
+    std::fs::write(p.path("ordinary"), "").unwrap();
+    let mode = |name: &str| p.path(name).metadata().unwrap().permissions().mode();
+    assert_eq!(mode("x.csv"), mode("ordinary"));
+    let again = p.run("export --db d x.csv");
+    assert!(again.code == Some(3) && again.err.contains("exists"), "{again:?}");
+}

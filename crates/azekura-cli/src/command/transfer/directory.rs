@@ -9,7 +9,9 @@ use walkdir::{DirEntry, WalkDir};
 
 use crate::command::transfer::loader::EntryLoader;
 use crate::command::transfer::report::TransferReport;
+use crate::command::transfer::writer::sync_directory;
 use crate::error::{CliError, Result};
+use crate::interrupt;
 use crate::progress::ProgressReporter;
 use crate::{display, encoding, path_key};
 
@@ -59,15 +61,33 @@ fn import_file(path: &Path, source: &Path, loader: &mut EntryLoader<'_>) -> Resu
 
 /// Writes every value to the file below `target` whose relative path is the key. `target` must be new or empty, so that
 /// it contains no symbolic link to another directory.
+///
+/// The files are written to a temporary directory in `target`, and moved out of it when all are complete and synced. So
+/// an export that was interrupted does not look complete.
 pub(super) fn export(partition: &Partition, target: &Path, json: bool) -> Result<TransferReport> {
     fs::create_dir_all(target).map_err(|e| CliError::os("create the directory", target, e))?;
     let mut names = fs::read_dir(target).map_err(|e| CliError::os("read the directory", target, e))?;
     if names.next().is_some() {
         return Err(CliError::input(target, "the directory must be new or empty"));
     }
+    let unfinished = tempfile::Builder::new().prefix(".azekura-export-").suffix(".tmp").tempdir_in(target);
+    let unfinished = unfinished.map_err(|e| CliError::os("create a directory", target, e))?;
     let progress = ProgressReporter::entries(json, partition.approximate_len(), "Exporting");
+    let report = write_files(partition, unfinished.path(), &progress)?;
+    sync_tree(unfinished.path())?;
+    let moved = fs::read_dir(unfinished.path()).and_then(|mut entries| {
+        entries.try_for_each(|entry| entry.and_then(|entry| fs::rename(entry.path(), target.join(entry.file_name()))))
+    });
+    moved.map_err(|e| CliError::os("move the files to the directory", target, e))?;
+    unfinished.close().map_err(|e| CliError::os("remove the temporary directory in", target, e))?;
+    sync_directory(target).map_err(|e| CliError::os("sync the directory", target, e))?;
+    Ok(report)
+}
+
+fn write_files(partition: &Partition, target: &Path, progress: &ProgressReporter) -> Result<TransferReport> {
     let mut report = TransferReport::default();
     for entry in partition.iter() {
+        interrupt::check()?;
         let (key, value) = entry?;
         let name = || encoding::escaped(&key);
         let Some(relative) = path_key::to_relative_path(&key) else {
@@ -87,7 +107,22 @@ pub(super) fn export(partition: &Partition, target: &Path, json: bool) -> Result
     Ok(report)
 }
 
-/// Writes a new file; removes it after an error, because a truncated file would look complete.
+/// Makes all files and directories below `root` durable. All files are written before, so that the first sync of many
+/// file systems writes most of the others.
+fn sync_tree(root: &Path) -> Result<()> {
+    for entry in WalkDir::new(root).contents_first(true) {
+        interrupt::check()?;
+        let entry = entry.map_err(|e| CliError::os("read the directory", root, e.into()))?;
+        let synced = match entry.file_type().is_dir() {
+            true => sync_directory(entry.path()),
+            false => OpenOptions::new().write(true).open(entry.path()).and_then(|file| file.sync_all()),
+        };
+        synced.map_err(|e| CliError::os("sync", entry.path(), e))?;
+    }
+    Ok(())
+}
+
+/// Writes a new file. Removes it after an error.
 fn write_file(path: &Path, content: &[u8]) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;

@@ -23,6 +23,7 @@ use crate::command::transfer::report::{ImportError, TransferReport};
 use crate::command::transfer::writer::ExportWriter;
 use crate::encoding;
 use crate::error::{CliError, Result};
+use crate::interrupt;
 use crate::open;
 use crate::progress::ProgressReporter;
 
@@ -69,6 +70,7 @@ fn export_entries(
 ) -> Result<()> {
     let mut payload = Vec::new();
     for entry in partition.iter() {
+        interrupt::check()?;
         let (key, value) = entry?;
         payload.extend_from_slice(&(key.len() as u32).to_le_bytes());
         payload.extend_from_slice(&(value.len() as u32).to_le_bytes());

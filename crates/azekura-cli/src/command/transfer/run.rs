@@ -16,6 +16,7 @@ use crate::command::transfer::text_fields::OutputEncodings;
 use crate::command::transfer::writer::ExportWriter;
 use crate::command::transfer::{csv_format, directory, json_lines};
 use crate::error::{CliError, CommandOutcome, Result};
+use crate::interrupt;
 use crate::open;
 use crate::output::CommandOutput;
 use crate::progress::ProgressReporter;
@@ -134,6 +135,7 @@ pub(crate) fn export(args: &ExportArgs, db: &Path, output: &mut CommandOutput) -
     if !is_text && (args.encodings.key_encoding.is_some() || args.encodings.value_encoding.is_some()) {
         return Err(encodings_without_text());
     }
+    interrupt::catch_first()?;
     let json = output.json();
     let database = open::open_read_only(db)?;
     let name = args.partition.as_deref();

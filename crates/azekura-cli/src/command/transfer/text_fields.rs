@@ -7,6 +7,7 @@ use crate::command::transfer::report::TransferReport;
 use crate::command::transfer::writer::ExportWriter;
 use crate::encoding::{self, TextEncoding};
 use crate::error::{CliError, Result};
+use crate::interrupt;
 use crate::progress::ProgressReporter;
 
 /// The encoding of all keys and of all values of one output.
@@ -23,6 +24,7 @@ impl OutputEncodings {
         if args.value_encoding.is_none() {
             for entry in partition.iter() {
                 let (key, value) = entry?;
+                interrupt::check()?;
                 progress.add(1);
                 keys_are_text &= std::str::from_utf8(&key).is_ok();
                 values_are_text &= std::str::from_utf8(&value).is_ok();
@@ -32,6 +34,7 @@ impl OutputEncodings {
             }
         } else if args.key_encoding.is_none() {
             for key in partition.keys() {
+                interrupt::check()?;
                 keys_are_text &= std::str::from_utf8(&key?).is_ok();
                 progress.add(1);
             }
