@@ -321,6 +321,30 @@ pub(crate) fn decode_manifest(bytes: &[u8]) -> Result<LoadedManifest> {
     read_manifest(LogSource::Bytes(bytes))
 }
 
+/// Decodes the edits of a manifest that can be read, also behind damage. They may contradict each other.
+///
+/// # Errors
+/// `Corruption` if too many places look like frames.
+pub(crate) fn salvage_edits(bytes: &[u8]) -> Result<Vec<VersionEdit>> {
+    let mut edits = Vec::new();
+    let head = bytes.get(..FileHeader::LEN).unwrap_or(bytes);
+    let Ok(header) = FileHeader::decode(FileKind::Manifest, head) else { return Ok(edits) };
+    let place = LogFileIdentity { file_id: header.file_id, epoch: 0 };
+    let source = LogSource::Bytes(bytes);
+    let mut reader = RecordLogReader::new(source, place, FileHeader::LEN as u64, SeqNo::ZERO, SeqnoOrder::Rising)?;
+    loop {
+        let at = reader.position();
+        match reader.next()? {
+            LogReadResult::Record(_) => {
+                edits.extend(VersionEdit::decode_batch(reader.payload()?).unwrap_or_default());
+            }
+            LogReadResult::Watermark(_) => {}
+            LogReadResult::End if reader.skip_damage(at)? => {}
+            LogReadResult::End => return Ok(edits),
+        }
+    }
+}
+
 fn read_manifest(source: LogSource<'_>) -> Result<LoadedManifest> {
     let mut head = [0; FileHeader::LEN];
     let len = match source {

@@ -59,7 +59,7 @@ const NUMBER_LIMIT: u64 = 1 << 62;
 const UNRECORDED_NUMBERS_MAX: u64 = 1 << 32;
 
 impl PartitionManifestState {
-    fn new(meta: PartitionMeta) -> PartitionManifestState {
+    pub(crate) fn new(meta: PartitionMeta) -> PartitionManifestState {
         PartitionManifestState {
             meta,
             tables: BTreeMap::new(),
@@ -301,7 +301,8 @@ impl ManifestState {
         Ok(())
     }
 
-    fn raise_next_numbers(&mut self, file: u64, partition: u64, epoch: u32) {
+    /// Makes sure that no new file, partition or segment gets a number below these.
+    pub(crate) fn raise_next_numbers(&mut self, file: u64, partition: u64, epoch: u32) {
         self.next_file_number = self.next_file_number.max(file);
         self.next_partition_id = self.next_partition_id.max(partition);
         self.next_wal_epoch = self.next_wal_epoch.max(epoch);

@@ -2,13 +2,18 @@
 //!
 //! For tools and tests: nothing is written, no lock is taken, and damage is reported instead of returned as an error.
 //!
-//! Modules, in reading order: `report`, `partial_manifest` (for repair), `data_blocks` (for benchmarks).
+//! Modules, in reading order: `report`, `partial_manifest` and `rebuilt_manifest` (for repair), `data_blocks` (for
+//! benchmarks).
 
 pub(crate) mod data_blocks;
 pub(crate) mod partial_manifest;
+pub(crate) mod rebuilt_manifest;
 pub(crate) mod report;
 
 #[doc(hidden)]
 pub use data_blocks::{DataBlockPosition, DataBlocks};
 pub use partial_manifest::{DamagedPool, PartialManifest, partial_manifest};
-pub use report::{BlobReport, FileReport, TableReport, VerifyReport, blobs, tables, verify, verify_file};
+pub use rebuilt_manifest::{RebuiltManifest, rebuilt_manifest};
+pub use report::{
+    BlobReport, FileReport, TableReport, VerifyReport, blobs, last_key_of_block, tables, verify, verify_file,
+};

@@ -9,7 +9,7 @@ use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::event::DroppedAfterDamage;
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::version_edit::{BlobFileMeta, EngineKind, FileNumber, TableBlobUsage, TableMeta};
-use crate::base::{Error, KeyOrder, Result, SeqNo};
+use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::blob::reader::{BlobFile, LiveBlobs, add_references};
 use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
@@ -592,7 +592,7 @@ fn verify_lone_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileNumber) -> Result<(u6
     let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never()));
     let cache = Arc::new(BlockCache::new(0));
     let meta = TableReader::read_meta(&files, &cache, id)?;
-    let comparator = TableReader::read_comparator_name(&files, &cache, id)?;
+    let comparator = TableReader::read_properties(&files, &cache, id)?.comparator;
     let (index_type, _) = verify_table(&files, &cache, &meta, &key_order_for_name(&comparator), 0)?;
     Ok((meta.entries, index_type))
 }
@@ -604,7 +604,41 @@ fn verify_lone_blob_file(fs: &Arc<dyn Fs>, dir: &Path, id: FileNumber) -> Result
     BlobFile::new(files, cache, id, meta.size).verify(&meta)
 }
 
-fn read_whole(file: &dyn File, len: u64) -> Result<Vec<u8>> {
+/// Returns the last key that a damaged block of a table can have, from the index of the table. The offset is that of
+/// the error of the block. `None` if no block begins there.
+///
+/// # Errors
+/// `Io` or `Corruption` if the index cannot be read, `NotFound` if the manifest has no such table.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # let db = azekura::Config::new(&path).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// fruit.insert("apple", "red")?;
+/// fruit.flush()?;
+/// # let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+/// let table = azekura::inspect::tables(&fs, db.path())?[0].id;
+/// let key = azekura::inspect::last_key_of_block(&fs, db.path(), table, 64)?; // the first block follows the header
+/// assert!(key.unwrap() >= b"apple".to_vec());
+/// # Ok(()) }
+/// ```
+pub fn last_key_of_block(fs: &Arc<dyn Fs>, dir: &Path, table: u64, offset: u64) -> Result<Option<Vec<u8>>> {
+    let dir = &*fs.absolute(dir)?;
+    let manifest_state = read_manifest_state(fs, dir)?.0;
+    let mut partitions = manifest_state.partitions.values();
+    let found = partitions.find_map(|p| Some((p, p.all_tables().find(|meta| meta.number.0 == table)?)));
+    let (partition, meta) =
+        found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("the manifest has no table {table}")))?;
+    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never()));
+    let options = TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };
+    let order = key_order_for_name(&partition.meta.comparator);
+    TableReader::open(files, Arc::new(BlockCache::new(0)), meta, order, manifest_state.hash_seed, options)?
+        .last_key_of_block(offset)
+}
+
+pub(crate) fn read_whole(file: &dyn File, len: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let len = usize::try_from(len).ok().filter(|len| bytes.try_reserve_exact(*len).is_ok());
     bytes.resize(len.ok_or_else(|| Error::corruption("no memory for a file of this length"))?, 0);

@@ -107,8 +107,11 @@ impl PendingOutputs {
     pub(crate) fn table_writer(&mut self, options: &TableOptions) -> Result<&mut TableWriter> {
         if self.table.is_none() {
             let (order, seed, created_ms) = (self.context.order.clone(), self.context.hash_seed, self.created_ms);
+            let context = Arc::clone(&self.context);
             self.table = Some(self.create(DataFileKind::Table, |file, _, file_id| {
-                TableWriter::create(file, file_id, options.clone(), order, seed, created_ms)
+                let mut writer = TableWriter::create(file, file_id, options.clone(), order, seed, created_ms)?;
+                writer.set_partition(context.partition, &context.name);
+                Ok(writer)
             })?);
         }
         Ok(&mut self.table.as_mut().expect("it was created above").writer)

@@ -3,7 +3,7 @@
 use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::compression::{Codec, CompressionType};
 use crate::base::key::KEY_LEN_MAX;
-use crate::base::version_edit::ExpiryTimes;
+use crate::base::version_edit::{ExpiryTimes, PartitionId};
 use crate::base::{Error, Result, SeqNo};
 use crate::block::BlockHandle;
 use crate::table::options::DataBlockIndexType;
@@ -15,6 +15,8 @@ pub(crate) const OWN_BLOCK_VALUE_MIN: usize = 32 << 10;
 pub(crate) const SECTION_IGNORABLE: u8 = 0x80;
 /// Tag of the property that names the prefix extractor. Older readers skip it and look up whole keys only.
 const PROPERTY_PREFIX_EXTRACTOR: u8 = 0x97;
+/// 0x98 would share its number with the required property 24.
+const PROPERTY_PARTITION: u8 = 0x99;
 /// Tag of the section of references to blob files. An older reader skips it, and fails at entries with blob pointers.
 const SECTION_BLOB_REFERENCES: u8 = 0x85;
 
@@ -116,6 +118,8 @@ pub(crate) struct TableProperties {
     pub(crate) smallest_superseding_seqno: SeqNo,
     /// The expiry times of the entries; not stored if no entry expires.
     pub(crate) expiry: ExpiryTimes,
+    /// Id and name of the partition, for repair without a manifest. `None` if it is not stored.
+    pub(crate) partition: Option<(PartitionId, String)>,
 }
 
 const PROPERTY_HASH_SEED: u8 = 6;
@@ -202,6 +206,12 @@ impl TableProperties {
         if let Some(extractor) = self.prefix_extractor {
             put(PROPERTY_PREFIX_EXTRACTOR, extractor.name().as_bytes());
         }
+        if let Some((id, name)) = &self.partition {
+            payload.clear();
+            put_varint(&mut payload, id.0);
+            payload.extend_from_slice(name.as_bytes());
+            put(PROPERTY_PARTITION, &payload);
+        }
         if self.expiry.entries > 0 {
             payload.clear();
             self.expiry.encode(&mut payload);
@@ -274,6 +284,12 @@ impl TableProperties {
             }
             PROPERTY_PREFIX_EXTRACTOR => {
                 self.prefix_extractor = PrefixExtractor::from_name(d.take(payload.len())?);
+            }
+            PROPERTY_PARTITION => {
+                let id = PartitionId(d.varint()?);
+                let name = d.take(d.rest().len())?.to_vec();
+                let name = String::from_utf8(name).map_err(|_| Error::corruption("partition name is not UTF-8"))?;
+                self.partition = Some((id, name));
             }
             PROPERTY_EXPIRY => self.expiry = ExpiryTimes::decode(&mut d)?,
             PROPERTY_SMALLEST_KEY => self.smallest_key = decode_key(&mut d)?,
@@ -354,6 +370,7 @@ mod tests {
             superseded_entries: 8,
             smallest_superseding_seqno: SeqNo(11),
             expiry: ExpiryTimes { entries: 2, lowest_ms: 5, highest_ms: 1 << 60 },
+            partition: Some((PartitionId(300), "naïve".into())),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::block::frame::{BlockContents, open_frame};
 use crate::block::restart_block::RestartBlock;
 use crate::block::search::BlockLookup;
 use crate::block::shard::{Cacheable, TopLevelFilterBlock, TopLevelIndexBlock};
-use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
+use crate::block::{Block, BlockCache, BlockHandle, BlockIter, BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, BlockValue, TableBlockSlot, child_handle};
 use crate::table::filter::TableFilter;
@@ -102,16 +102,45 @@ impl TableReader {
         Ok(writer::table_meta(id, fetcher.size, tail.properties()?, &references))
     }
 
-    /// The name of the comparator that a table was written with.
+    /// The properties of a table, from its file alone.
     ///
     /// # Errors
     /// As [`open`](TableReader::open).
-    pub(crate) fn read_comparator_name(
+    pub(crate) fn read_properties(
         files: &Arc<DataFiles>,
         cache: &Arc<BlockCache>,
         id: FileNumber,
-    ) -> Result<String> {
-        TableReader::read_tail(files, cache, id)?.1.properties().map(|properties| properties.comparator)
+    ) -> Result<TableProperties> {
+        TableReader::read_tail(files, cache, id)?.1.properties()
+    }
+
+    /// A key after all keys that a damaged block at this offset can have: the separator of the data block or the index
+    /// partition in the index. `None` if the index names no such block.
+    ///
+    /// # Errors
+    /// `Io` or `Corruption` if the top level of the index cannot be read. Damaged partitions are skipped.
+    pub(crate) fn last_key_of_block(&self, offset: u64) -> Result<Option<Vec<u8>>> {
+        let mut top =
+            BlockIter::new(self.fetcher.read_block::<Block>(self.metaindex.index_top, BlockKind::TopLevelIndex)?);
+        top.seek_to_first()?;
+        while top.valid() {
+            let handle = BlockHandle::decode(top.value())?;
+            if handle.offset == offset {
+                return Ok(Some(top.key().user_key.to_vec()));
+            }
+            if let Ok(block) = self.fetcher.read_block::<Block>(handle, BlockKind::IndexPartition) {
+                let mut partition = BlockIter::new(block);
+                partition.seek_to_first()?;
+                while partition.valid() {
+                    if BlockHandle::decode(partition.value())?.offset == offset {
+                        return Ok(Some(partition.key().user_key.to_vec()));
+                    }
+                    partition.next()?;
+                }
+            }
+            top.next()?;
+        }
+        Ok(None)
     }
 
     fn read_tail(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileNumber) -> Result<(BlockFetcher, TableTail)> {

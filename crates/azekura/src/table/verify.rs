@@ -303,6 +303,7 @@ impl TableVerifier<'_> {
             created_ms: properties.created_ms,
             partitioned: properties.partitioned,
             prefix_extractor: properties.prefix_extractor,
+            partition: properties.partition.clone(),
             ..std::mem::take(&mut self.observed)
         };
         if observed != *properties {

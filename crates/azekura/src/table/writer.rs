@@ -8,7 +8,7 @@ use crate::base::checksum::key_hash;
 use crate::base::compression::CompressionType;
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
 use crate::base::key::split_expiry;
-use crate::base::version_edit::{FileNumber, TableMeta};
+use crate::base::version_edit::{FileNumber, PartitionId, TableMeta};
 use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::frame::put_frame;
 use crate::block::{BlockHandle, BlockKind, DataBlockBuilder, FingerprintBlockBuilder, RestartBlockBuilder};
@@ -86,6 +86,11 @@ impl TableWriter {
             properties,
             scratch: Vec::new(),
         })
+    }
+
+    /// States the partition in the properties.
+    pub(crate) fn set_partition(&mut self, id: PartitionId, name: &str) {
+        self.properties.partition = Some((id, name.to_owned()));
     }
 
     /// Adds the next entry in internal order.

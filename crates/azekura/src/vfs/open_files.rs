@@ -82,7 +82,7 @@ impl DataFileKind {
         }
     }
 
-    fn file_name(self, id: FileNumber) -> String {
+    pub(crate) fn file_name(self, id: FileNumber) -> String {
         format!("{:06}.{}", id.0, self.suffix())
     }
 }

@@ -1,6 +1,7 @@
 #![doc = include_str!("../../docs/format/wal.md")]
 #![doc = include_str!("../../docs/format/commit.md")]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::base::blob_pointer::BlobPointer;
@@ -152,6 +153,25 @@ pub(crate) fn scan_segment_bytes(bytes: &[u8]) -> Result<WalSegmentScan> {
         end_offset: end,
         damage_scan: reader.scan_after_damage()?,
     })
+}
+
+/// The partitions that the commits of a segment name, up to its first damage.
+///
+/// # Errors
+/// `Unsupported` for frames of a newer version.
+pub(crate) fn partitions_of_segment(header: &WalSegmentHeader, bytes: &[u8]) -> Result<BTreeSet<PartitionId>> {
+    let mut partitions = BTreeSet::new();
+    let mut reader = header.reader(LogSource::Bytes(bytes), SeqnoOrder::Consecutive)?;
+    loop {
+        match reader.next()? {
+            LogReadResult::Record(_) => {
+                let records = WalRecordIter::new(reader.payload()?);
+                partitions.extend(records.map_while(Result::ok).map(|record| record.partition));
+            }
+            LogReadResult::Watermark(_) => {}
+            LogReadResult::End => return Ok(partitions),
+        }
+    }
 }
 
 /// One record of a commit, borrowed from the payload.
