@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions};
+use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions, Settings};
 
 use crate::error::{CliError, Result, print_error};
 
@@ -30,7 +30,18 @@ pub(crate) fn is_empty_directory(path: &Path) -> bool {
 
 /// Opens a database, or creates it if it is missing.
 pub(crate) fn open_or_create(path: &Path) -> Result<Database> {
-    Ok(Config::new(path).open()?)
+    open_or_create_for(path, 0)
+}
+
+/// As [`open_or_create`], with memory for an entry of this many bytes.
+pub(crate) fn open_or_create_for(path: &Path, entry_bytes: u64) -> Result<Database> {
+    Ok(Config::new(path).memory_budget(memory_budget_for(entry_bytes)).open()?)
+}
+
+/// The memory budget with which a database can store an entry of this many bytes: an entry may have half of it.
+pub(crate) fn memory_budget_for(entry_bytes: u64) -> u64 {
+    const OVERHEAD: u64 = 1 << 20;
+    (2 * (entry_bytes + OVERHEAD)).max(Settings::default().memory_budget)
 }
 
 /// Opens a partition that must exist, with its stored options.

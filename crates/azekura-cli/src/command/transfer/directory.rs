@@ -16,7 +16,7 @@ use crate::progress::ProgressReporter;
 use crate::{display, encoding, path_key};
 
 /// Stores every regular file below `source` under its relative path. Skips unreadable files.
-pub(super) fn import(source: &Path, db: &Path, mut loader: EntryLoader<'_>) -> Result<TransferReport> {
+pub(super) fn import(source: &Path, db: &Path, loader: &mut EntryLoader<'_>) -> Result<()> {
     if !source.is_dir() {
         return Err(CliError::input(source, "not a directory"));
     }
@@ -27,7 +27,7 @@ pub(super) fn import(source: &Path, db: &Path, mut loader: EntryLoader<'_>) -> R
     };
     for entry in WalkDir::new(source).sort_by_file_name().into_iter().filter_entry(|entry| !is_database(entry)) {
         match entry {
-            Ok(entry) if entry.file_type().is_file() => import_file(entry.path(), source, &mut loader)?,
+            Ok(entry) if entry.file_type().is_file() => import_file(entry.path(), source, loader)?,
             Ok(_) => {}
             Err(error) => {
                 let name = error.path().unwrap_or(source).display().to_string();
@@ -36,7 +36,7 @@ pub(super) fn import(source: &Path, db: &Path, mut loader: EntryLoader<'_>) -> R
             }
         }
     }
-    loader.finish()
+    Ok(())
 }
 
 fn import_file(path: &Path, source: &Path, loader: &mut EntryLoader<'_>) -> Result<()> {

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use azekura::{Batch, Database, ErrorKind, Partition, PartitionCreateOptions};
+use azekura::{Database, ErrorKind, Partition, PartitionCreateOptions};
 
 use crate::command::transfer::report::TransferReport;
 use crate::error::Result;
-use crate::open;
 use crate::progress::ProgressReporter;
+use crate::{encoding, interrupt, open};
 
 /// Limits of one import batch: large enough for throughput, small enough for memory.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -29,7 +29,7 @@ struct TargetPartition {
     partition: Partition,
     /// Whether this import created the partition.
     created: bool,
-    batch: Batch,
+    is_pool: bool,
 }
 
 /// Stores entries in batches. Opens the partition, and creates it if it is missing, at the first entry: input that is
@@ -44,7 +44,11 @@ pub(crate) struct EntryLoader<'a> {
     /// Names of the partitions that this import created, and whether it wrote to another one.
     created: Vec<String>,
     wrote_to_existing: bool,
-    batch_bytes: u64,
+    /// Size of an entry that the database can store, with its memory budget.
+    largest_entry: u64,
+    /// The entries of the next batch.
+    pending: Vec<(Vec<u8>, Vec<u8>)>,
+    pending_bytes: u64,
     /// Entries of the current partition.
     partition_entries: u64,
     pub(crate) report: TransferReport,
@@ -63,7 +67,9 @@ impl<'a> EntryLoader<'a> {
             target: None,
             created: Vec::new(),
             wrote_to_existing: false,
-            batch_bytes: 0,
+            largest_entry: 0,
+            pending: Vec::new(),
+            pending_bytes: 0,
             partition_entries: 0,
             report: TransferReport::default(),
             progress,
@@ -83,23 +89,38 @@ impl<'a> EntryLoader<'a> {
         Ok(())
     }
 
-    fn target(&mut self) -> Result<&mut TargetPartition> {
+    fn target(&mut self) -> Result<&TargetPartition> {
         if self.db.is_none() {
-            self.db = Some(open::open_or_create(self.db_path)?);
+            self.db = Some(open::open_or_create_for(self.db_path, self.largest_entry)?);
         }
         let db = self.db.as_ref().expect("it was opened above");
         if self.target.is_none() {
-            let (partition, created) = open::open_or_create_partition(db, &self.name, self.options.clone())?;
-            if created {
+            let (partition, created_now) = open::open_or_create_partition(db, &self.name, self.options.clone())?;
+            if created_now {
                 self.created.push(self.name.clone());
             }
-            self.target = Some(TargetPartition { partition, created, batch: db.batch() });
+            let is_pool = partition.metrics().pool.is_some();
+            self.target = Some(TargetPartition { partition, created: self.created.contains(&self.name), is_pool });
         }
-        Ok(self.target.as_mut().expect("it was opened above"))
+        Ok(self.target.as_ref().expect("it was opened above"))
+    }
+
+    /// Opens the database again if its memory budget is too small for an entry.
+    fn fit_memory_budget(&mut self, bytes: u64) -> Result<()> {
+        if open::memory_budget_for(bytes) > open::memory_budget_for(self.largest_entry) {
+            self.commit()?;
+            self.target = None;
+            if let Some(db) = self.db.take() {
+                db.close()?;
+            }
+            self.largest_entry = bytes;
+        }
+        Ok(())
     }
 
     /// Adds one entry to the batch. Stores a large entry alone, and skips it if it exceeds the limits of the database.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8], name: impl Fn() -> String) -> Result<()> {
+        interrupt::check()?;
         if self.mode == LoadMode::Check {
             self.check(key, value, name);
             return Ok(());
@@ -107,23 +128,32 @@ impl<'a> EntryLoader<'a> {
         let bytes = (key.len() + value.len()) as u64;
         if bytes >= BATCH_BYTES || key.len() > KEY_BYTES_MAX {
             self.commit()?;
-            let target = self.target()?;
-            let (stored, is_existing) = (target.partition.insert(key, value), !target.created);
-            self.wrote_to_existing |= is_existing && stored.is_ok();
-            match stored {
-                Ok(()) => self.count(key, value),
-                Err(error) if error.kind() == ErrorKind::Invalid => self.report.skip(name(), error.message()),
-                Err(error) => return Err(error.into()),
-            }
-            return Ok(());
+            self.fit_memory_budget(bytes)?;
+            return self.put_one(key, value, name);
         }
+        self.target()?;
+        self.pending.push((key.to_vec(), value.to_vec()));
+        self.pending_bytes += bytes;
+        match self.pending_bytes >= BATCH_BYTES || self.pending.len() >= BATCH_ENTRIES {
+            true => self.commit(),
+            false => Ok(()),
+        }
+    }
+
+    /// Stores one entry. Skips it if it exceeds a limit, or if the pool is full.
+    fn put_one(&mut self, key: &[u8], value: &[u8], name: impl Fn() -> String) -> Result<()> {
         let target = self.target()?;
-        target.batch.insert(&target.partition, key, value);
-        let entries = target.batch.len();
-        self.batch_bytes += bytes;
-        self.count(key, value);
-        if self.batch_bytes >= BATCH_BYTES || entries >= BATCH_ENTRIES {
-            self.commit()?;
+        let (is_pool, is_existing) = (target.is_pool, !target.created);
+        match target.partition.insert(key, value) {
+            Ok(()) => {
+                self.wrote_to_existing |= is_existing;
+                self.count(key, value);
+            }
+            Err(error) if error.kind() == ErrorKind::Invalid => self.report.skip(name(), error.message()),
+            Err(error) if error.kind() == ErrorKind::OutOfSpace && is_pool => {
+                self.report.skip(name(), error.message());
+            }
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }
@@ -143,22 +173,35 @@ impl<'a> EntryLoader<'a> {
         self.partition_entries += 1;
     }
 
-    fn commit(&mut self) -> Result<()> {
-        self.batch_bytes = 0;
-        if let (Some(db), Some(target)) = (&self.db, &mut self.target) {
-            let mut batch = std::mem::replace(&mut target.batch, db.batch());
-            let is_existing = !target.created && !batch.is_empty();
-            batch.commit()?;
-            self.wrote_to_existing |= is_existing;
+    /// Stores the entries of the batch, or none of them. A batch needs more space in a pool than its entries one by
+    /// one, so these are stored alone if the pool has no space for the batch.
+    pub(crate) fn commit(&mut self) -> Result<()> {
+        let entries = std::mem::take(&mut self.pending);
+        self.pending_bytes = 0;
+        let (Some(db), Some(target)) = (&self.db, &self.target) else { return Ok(()) };
+        if entries.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let mut batch = db.batch();
+        entries.iter().for_each(|(key, value)| batch.insert(&target.partition, key, value));
+        match batch.commit() {
+            Ok(()) => {
+                self.wrote_to_existing |= !target.created;
+                entries.iter().for_each(|(key, value)| self.count(key, value));
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::OutOfSpace && target.is_pool => {
+                let name = |key: &[u8]| encoding::escaped(&key[..key.len().min(100)]);
+                entries.iter().try_for_each(|(key, value)| self.put_one(key, value, || name(key)))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Commits the last batch. Unless the partition is `kept` or has entries, it is deleted if this import created it.
     fn end_partition(&mut self, kept: bool) -> Result<()> {
         self.commit()?;
         if let (Some(db), Some(target)) = (&self.db, self.target.take()) {
-            drop(target.batch);
             if target.created && !kept && target.partition.is_empty()? {
                 db.delete_partition(target.partition)?;
             }
@@ -168,6 +211,7 @@ impl<'a> EntryLoader<'a> {
 
     /// Commits the last batch and closes the database. Valid input without entries creates an empty partition.
     pub(crate) fn finish(mut self) -> Result<TransferReport> {
+        self.commit()?;
         let kept = self.report.skipped.is_empty() || self.partition_entries > 0;
         if kept && self.mode == LoadMode::Store {
             self.target()?;
@@ -175,11 +219,15 @@ impl<'a> EntryLoader<'a> {
         self.close(kept)
     }
 
-    /// Commits the entries before an invalid one and closes the database. Returns the number of stored entries.
-    pub(crate) fn finish_after_error(self) -> Result<u64> {
-        let (stored, kept) = (self.mode == LoadMode::Store, self.partition_entries > 0);
-        let entries = self.close(kept)?.entries;
-        Ok(if stored { entries } else { 0 })
+    /// Stores the entries before an error, unless the database refuses that, and closes the database. Returns the
+    /// number of stored entries.
+    pub(crate) fn finish_after_error(mut self) -> u64 {
+        // The error that ends the import is reported.
+        let _ = self.commit();
+        let (is_stored, entries) = (self.mode == LoadMode::Store, self.report.entries);
+        let kept = self.partition_entries > 0;
+        let _ = self.close(kept);
+        if is_stored { entries } else { 0 }
     }
 
     /// Deletes the partitions that this import created, and closes the database. Returns whether entries remain that

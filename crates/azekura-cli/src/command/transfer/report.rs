@@ -64,13 +64,14 @@ impl ImportError {
 
     /// The error of the command. `stored` is the number of entries that were stored before the error.
     pub(super) fn into_cli_error(self, source: &Path, stored: u64) -> CliError {
+        let effect = match stored {
+            0 => "nothing was stored".into(),
+            1 => "1 entry before it was stored".into(),
+            _ => format!("{} before it were stored", display::plural(stored, "entry")),
+        };
         match self {
-            ImportError::Other(error) => error,
+            ImportError::Other(error) => error.with_note(&effect),
             ImportError::Input { message, offset } => {
-                let effect = match stored {
-                    0 => "nothing was stored".into(),
-                    _ => format!("{} before it were stored", display::plural(stored, "entry")),
-                };
                 CliError::input(source, format!("{message}; {effect}")).at_offset(offset)
             }
         }

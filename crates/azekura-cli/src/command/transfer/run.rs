@@ -11,7 +11,7 @@ use crate::command::transfer::loader::{EntryLoader, LoadMode};
 use crate::command::transfer::native::{self, NativeSelection};
 #[cfg(feature = "_peer")]
 use crate::command::transfer::peer;
-use crate::command::transfer::report::TransferReport;
+use crate::command::transfer::report::{ImportError, TransferReport};
 use crate::command::transfer::text_fields::OutputEncodings;
 use crate::command::transfer::writer::ExportWriter;
 use crate::command::transfer::{csv_format, directory, json_lines};
@@ -32,13 +32,16 @@ pub(crate) fn import(args: &ImportArgs, db: &Path, output: &mut CommandOutput) -
     if let Some(engine) = args.from {
         return import_from(engine, args, db, output);
     }
+    interrupt::catch_first()?;
     let source = &*args.source;
     let is_dir = args.format.map_or(source.is_dir(), |format| format == TransferFormat::Dir);
     let mode = if args.dry_run { LoadMode::Check } else { LoadMode::Store };
     let report = if is_dir {
         let name = args.partition.as_deref().unwrap_or(DEFAULT_PARTITION);
         let progress = ProgressReporter::spinner(output.json(), "Importing");
-        directory::import(source, db, EntryLoader::new(db, name, mode, progress))?
+        let mut loader = EntryLoader::new(db, name, mode, progress);
+        let read = directory::import(source, db, &mut loader).map_err(ImportError::from);
+        finish_import(read, source, loader)?
     } else {
         // What can be read twice is checked first, so that bad input changes nothing.
         if !args.dry_run && source.is_file() {
@@ -91,10 +94,19 @@ fn import_stream(args: &ImportArgs, db: &Path, mode: LoadMode, json: bool) -> Re
             native::import(input, source, selection, &mut loader)
         }
     };
+    finish_import(read, source, loader)
+}
+
+/// Closes the database. The error of an import states how much was stored.
+fn finish_import(
+    read: Result<(), ImportError>,
+    source: &Path,
+    loader: EntryLoader<'_>,
+) -> Result<TransferReport> {
     match read {
         Ok(()) => loader.finish(),
         Err(error) => {
-            let stored = loader.finish_after_error()?;
+            let stored = loader.finish_after_error();
             Err(error.into_cli_error(source, stored))
         }
     }
