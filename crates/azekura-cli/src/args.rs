@@ -195,11 +195,14 @@ pub(crate) enum Command {
     /// new database with its options. The report has the number of recovered entries of each partition, the ranges of
     /// keys that are lost, and the damaged files.
     ///
-    /// A damaged block loses all keys of its range, because tables overlap and an older version of a key must not
-    /// replace a newer one that is lost. If the header or the index of a table is damaged, that is the range of the
-    /// table or of a part of it. A damaged value in a blob file loses one entry. A damaged log loses the damaged
-    /// commits only; entries may then be of different times. Without a readable manifest, or with a damaged pool of an
-    /// in-memory partition, nothing can be recovered. Exits with 1 if anything is lost or damaged.
+    /// A damaged block loses the keys of its range whose newest version may be in it, because an older version of a key
+    /// must not replace a newer one that is lost; --older-versions recovers the older versions, which may also be of
+    /// removed keys. If the header or the index of a table is damaged, that is the range of the table or of a part of
+    /// it. A damaged value in a blob file loses one entry. A damaged log loses the damaged commits only; entries may
+    /// then be of different times. A damaged pool loses the records before the last part of the log. If the manifest
+    /// cannot be read, a new one is built from the properties of the tables, the pools and the log: then removed keys
+    /// and older values may be there, and partitions may have default options. Exits with 1 if anything is lost or
+    /// damaged.
     #[command(after_help = "Examples:\n  azekura repair my.db --out repaired.db\n  azekura repair --db my.db --out \
                             repaired.db --all-errors")]
     Repair(RepairArgs),
@@ -387,6 +390,9 @@ pub(crate) struct RepairArgs {
     /// Directory of the new database; it must not exist, or be empty.
     #[arg(long, value_name = "NEWPATH")]
     pub(crate) out: PathBuf,
+    /// Recover older versions of keys whose newest version is damaged; the report names these keys.
+    #[arg(long)]
+    pub(crate) older_versions: bool,
     #[command(flatten)]
     pub(crate) errors: ErrorListArgs,
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::fs::{DirEntry, DiskFs, File, FileLock, Fs, LockMode, Mapping, OpenMode};
+use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
 use azekura::{Error, ErrorKind, PersistenceLevel, Result};
 
 /// Name of the manifest in a database directory.
@@ -14,7 +14,7 @@ pub(super) const MANIFEST_NAME: &str = "MANIFEST";
 /// A file system on which the files in `lengths` have these lengths, by name. Bytes that are not on disk are zero.
 #[derive(Debug)]
 pub(super) struct PaddedFs {
-    pub(super) inner: DiskFs,
+    pub(super) inner: Arc<dyn Fs>,
     pub(super) lengths: BTreeMap<String, u64>,
     /// The content of the manifest, unless it is the one on disk.
     pub(super) manifest: Option<Arc<[u8]>>,
@@ -73,6 +73,10 @@ impl Fs for PaddedFs {
         entries.retain(|entry| !self.lengths.contains_key(&entry.name));
         let patched = |(name, len): (&String, &u64)| DirEntry { name: name.clone(), len: *len, is_file: true };
         entries.extend(self.lengths.iter().map(patched));
+        if let Some(bytes) = &self.manifest {
+            entries.retain(|entry| entry.name != MANIFEST_NAME);
+            entries.push(DirEntry { name: MANIFEST_NAME.into(), len: bytes.len() as u64, is_file: true });
+        }
         Ok(entries)
     }
 

@@ -1,6 +1,6 @@
 //! The command `repair`: opens the damaged database, copies every partition, and reports what is lost.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use azekura::Error;
@@ -28,6 +28,15 @@ struct PartitionReport {
     losses: PartitionLosses,
 }
 
+/// What a repair has recovered and lost.
+struct RepairReport {
+    reports: Vec<PartitionReport>,
+    /// Tables that are newer than the manifest.
+    unnamed: Vec<String>,
+    /// Files that could not be used; `None` unless the manifest had to be rebuilt.
+    left_out: Option<Vec<(PathBuf, Error)>>,
+}
+
 /// Copies what is intact of the database at `args.path` to a new database.
 pub(crate) fn repair(args: &RepairArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let source = args.path.as_deref().unwrap_or(db);
@@ -36,19 +45,21 @@ pub(crate) fn repair(args: &RepairArgs, db: &Path, output: &mut CommandOutput) -
     let json = output.json();
     let verified = verify::verify_files(source, json)?;
     let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
-    let tables = match inspect::tables(&fs, source) {
-        Ok(tables) => tables,
-        Err(error) => return Err(without_manifest(&fs, &verified, &error)),
+    let (rebuilt, tables) = match inspect::tables(&fs, source) {
+        Ok(tables) => (None, tables),
+        // The manifest cannot be read.
+        Err(_) => (Some(inspect::rebuilt_manifest(&fs, source).map_err(|error| not_opened(&error))?), Vec::new()),
     };
-    let damaged = DamagedDatabase::open(source, &fs, &tables).map_err(|error| not_opened(&error))?;
+    let (manifest, left_out) = rebuilt.map(|rebuilt| (rebuilt.bytes, rebuilt.left_out)).unzip();
+    let damaged = DamagedDatabase::open(source, &fs, manifest).map_err(|error| not_opened(&error))?;
     let mut names = damaged.database.list_partitions();
     names.sort();
-    let unnamed = newer_than_manifest(&verified, &tables);
+    let unnamed = if damaged.is_rebuilt { Vec::new() } else { newer_than_manifest(&verified, &tables) };
     let mut loader =
         EntryLoader::new(&args.out, "default", LoadMode::Store, ProgressReporter::spinner(json, "Repairing"));
     let mut reports = Vec::new();
     for name in names {
-        reports.push(copy_partition(&damaged, name, &tables, &mut loader)?);
+        reports.push(copy_partition(&damaged, name, args.older_versions, &mut loader)?);
     }
     for pool in damaged.pools.iter().filter(|pool| !pool.has_wal_records) {
         let (name, unreadable) = (pool.partition.clone(), Some(pool.error.to_string()));
@@ -61,7 +72,7 @@ pub(crate) fn repair(args: &RepairArgs, db: &Path, output: &mut CommandOutput) -
     } else {
         open::open_or_create(&args.out)?.close()?;
     }
-    let printed = print(args, &verified, &reports, &unnamed, output)?;
+    let printed = print(args, &verified, &RepairReport { reports, unnamed, left_out }, output)?;
     Ok(if stored == CommandOutcome::Success { printed } else { stored })
 }
 
@@ -104,7 +115,7 @@ fn check_target(source: &Path, out: &Path) -> Result<()> {
 fn copy_partition(
     damaged: &DamagedDatabase,
     name: String,
-    tables: &[TableReport],
+    older_versions: bool,
     loader: &mut EntryLoader<'_>,
 ) -> Result<PartitionReport> {
     let (entries, bytes) = (loader.report.entries, loader.report.bytes);
@@ -117,14 +128,15 @@ fn copy_partition(
                 loader.progress.add(1);
                 loader.put(key, value, || encoding::escaped(key))
             };
-            let largest = tables.iter().filter(|table| table.partition == name).map(|table| &*table.largest).max();
-            let mut losses = salvage::salvage(&partition, largest.unwrap_or_default(), &mut put)?;
+            let mut losses = salvage::salvage(&partition, |error| damaged.last_damaged_key(error), &mut put)?;
             if !losses.ranges.is_empty()
+                && !damaged.is_rebuilt
                 && let Ok(others) = damaged.without_tables_of(losses.ranges.iter().map(|range| &range.error))
                 && let Ok(others) = others.partition(&name)
             {
-                salvage::look_up_in_lost_ranges(&partition, &others, &mut losses, &mut put)?;
+                salvage::look_up_in_lost_ranges(&partition, &others, older_versions, &mut losses, &mut put)?;
             }
+            loader.commit()?;
             if let Some(pool) = pool {
                 losses.ranges.push(LostRange::whole(pool.error.clone(), loader.report.entries - entries));
             }
@@ -133,30 +145,6 @@ fn copy_partition(
     };
     let (entries, bytes) = (loader.report.entries - entries, loader.report.bytes - bytes);
     Ok(PartitionReport { name, entries, bytes, unreadable, losses })
-}
-
-/// The error for a database whose manifest cannot be read.
-fn without_manifest(fs: &Arc<dyn Fs>, verified: &VerifyReport, error: &Error) -> CliError {
-    let (mut tables, mut entries) = (0, 0);
-    for file in &verified.files {
-        if let Ok(report) = inspect::verify_file(fs, &file.path)
-            && report.kind == "table"
-            && report.problem.is_none()
-        {
-            tables += 1;
-            entries += report.entries;
-        }
-    }
-    let intact = format!("{} with {}", display::plural(tables, "table"), display::plural(entries, "entry"));
-    CliError::damaged(
-        error,
-        format!(
-            "the manifest cannot be read ({}), and only it states which files form which partition: nothing was \
-             recovered. Intact without it: {intact}. Put a MANIFEST from a copy of this directory in its place, or \
-             restore a checkpoint",
-            error.message()
-        ),
-    )
 }
 
 /// The error for a database that cannot be opened even in salvage mode.
@@ -168,11 +156,13 @@ fn not_opened(error: &Error) -> CliError {
 fn print(
     args: &RepairArgs,
     verified: &VerifyReport,
-    reports: &[PartitionReport],
-    unnamed: &[String],
+    repair: &RepairReport,
     output: &mut CommandOutput,
 ) -> Result<CommandOutcome> {
-    let problems = verify::problem_lines(verified);
+    let RepairReport { reports, unnamed, left_out } = repair;
+    let mut problems = verify::problem_lines(verified);
+    let left_out_files = left_out.iter().flatten();
+    problems.extend(left_out_files.clone().map(|(path, error)| format!("{}: not used: {error}", path.display())));
     let is_whole = |report: &PartitionReport| {
         report.unreadable.is_none() && report.losses.ranges.is_empty() && report.losses.values.is_empty()
     };
@@ -180,10 +170,16 @@ fn print(
     let outcome = CommandOutcome::success_if(is_complete);
     if output.json() {
         let partitions: Vec<Value> = reports.iter().map(report_json).collect();
+        let mut damaged_files = verify::damaged_json(verified);
+        damaged_files.extend(
+            left_out_files
+                .map(|(path, error)| json!({ "file": path.to_string_lossy(), "problem": engine_error_json(error) })),
+        );
         output.line(json!({
             "out": args.out.to_string_lossy(),
             "partitions": partitions,
-            "damaged_files": verify::damaged_json(verified),
+            "damaged_files": damaged_files,
+            "manifest_rebuilt": left_out.is_some(),
             "tables_newer_than_manifest": unnamed,
             "dropped_after_damage": verified.dropped_after_damage.as_ref().map(stats::dropped_json),
         }))?;
@@ -197,6 +193,12 @@ fn print(
     output.line(format!("{} damaged.", display::plural(problems.len() as u64, "file")))?;
     output.error_lines(&problems, args.errors.all_errors)?;
     output.line(format!("The recovered entries are in {}.", args.out.display()))?;
+    if left_out.is_some() {
+        output.line(
+            "The manifest was rebuilt from the tables, the pools and the log: partitions may have default options or \
+             names of their files, and removed keys and older values may be there.",
+        )?;
+    }
     if !unnamed.is_empty() {
         let (tables, names) = (display::plural(unnamed.len() as u64, "table"), unnamed.join(", "));
         output.line(format!(
@@ -224,11 +226,15 @@ fn loss_lines(report: &PartitionReport) -> Vec<String> {
         };
         format!("lost: all keys after {after} and before {before}{except}: {}", range.error)
     });
+    let older = report.losses.ranges.iter().flat_map(|range| &range.older).map(|key| {
+        let key = encoding::escaped(&key[..key.len().min(100)]);
+        format!("older version of {key}: a newer one, or its removal, may be lost")
+    });
     let values =
         report.losses.values.iter().map(|(key, error)| {
             format!("lost: the value of {}: {error}", encoding::escaped(&key[..key.len().min(100)]))
         });
-    unreadable.chain(ranges).chain(values).collect()
+    unreadable.chain(ranges).chain(older).chain(values).collect()
 }
 
 fn report_json(report: &PartitionReport) -> Value {
@@ -237,7 +243,9 @@ fn report_json(report: &PartitionReport) -> Value {
         .map(|range| {
             let (after, before) = (range.after.as_ref().map(hex), range.before.as_ref().map(hex));
             let (recovered, problem) = (range.recovered, engine_error_json(&range.error));
-            json!({ "after_hex": after, "before_hex": before, "recovered": recovered, "problem": problem })
+            let older: Vec<_> = range.older.iter().map(hex).collect();
+            json!({ "after_hex": after, "before_hex": before, "recovered": recovered, "older_versions_hex": older,
+                "problem": problem })
         })
         .collect();
     let values: Vec<Value> = (report.losses.values.iter())
