@@ -32,11 +32,11 @@ Errors are sentences on standard error. With --json they are one object there:
 
 /// Help text below the list of commands.
 const START: &str = "Start here:
-  azekura demo                        store your own files, kill the writer, recover, check
-  azekura put --db my.db hello world  write one entry
-  azekura scan --db my.db             list all entries
-  azekura help put                    more about one command
-  azekura help exit-codes             what the exit codes mean";
+  azekura demo                                 store your own files, kill the writer, recover, check
+  azekura put --db my.db --create hello world  write one entry to a new database
+  azekura scan --db my.db                      list all entries
+  azekura help put                             more about one command
+  azekura help exit-codes                      what the exit codes mean";
 
 /// Help text of `partitions create`.
 const CREATE_EXAMPLES: &str = "Examples:
@@ -65,7 +65,8 @@ pub(crate) struct Cli {
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
-    /// Directory of the database [default: .azekura_data; `demo`: a temporary directory].
+    /// Directory of the database [default: that in the environment variable AZEKURA_DB, else .azekura_data; `demo`: a
+    /// temporary directory].
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) db: Option<PathBuf>,
 
@@ -89,11 +90,11 @@ pub(crate) enum Command {
                             every check passed."
     )]
     Demo(DemoArgs),
-    /// Write one entry; creates the database and the partition if they are missing.
+    /// Write one entry; the partition must exist unless --create is given.
     #[command(
-        after_help = "Examples:\n  azekura put --db my.db greeting \"hello world\"\n  azekura put --db my.db photo \
-                            --file cat.jpg\n  date | azekura put --db my.db now -\n  azekura put --db my.db --hex 00ff \
-                            cafe"
+        after_help = "Examples:\n  azekura put --db my.db --create greeting \"hello world\"\n  azekura put --db my.db \
+                            photo --file cat.jpg\n  date | azekura put --db my.db now -\n  azekura put --db my.db \
+                            --hex 00ff cafe"
     )]
     Put(PutArgs),
     /// Change the value of a key by the merge operator of its partition, which must exist.
@@ -104,7 +105,7 @@ pub(crate) enum Command {
                             merge --db my.db --partition notes ada mathematician\n  azekura merge --db my.db \
                             --partition visits --hex 61 0100000000000000"
     )]
-    Merge(PutArgs),
+    Merge(EntryArgs),
     /// Print the value of a key; exits with 1 if the key does not exist.
     #[command(after_help = "Examples:\n  azekura get --db my.db greeting\n  azekura get --db my.db photo > cat.jpg")]
     Get(GetArgs),
@@ -225,13 +226,13 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  azekura partitions --db my.db list\n  azekura partitions --db my.db create users\n  \
                             azekura partitions --db my.db create pages --kv-separation 1KiB\n  azekura partitions \
-                            --db my.db drop users"
+                            --db my.db drop users --yes"
     )]
     Partitions(PartitionsArgs),
     /// Write man pages or shell completions of this program.
     #[command(
-        after_help = "Examples:\n  azekura generate man /usr/local/share/man/man1\n  azekura generate completions \
-                            completions"
+        after_help = "Examples:\n  azekura generate man --dir /usr/local/share/man/man1\n  azekura generate man \
+                            partitions create | man -l -\n  azekura generate completions bash > azekura.bash"
     )]
     Generate(GenerateArgs),
     /// Explain the exit codes.
@@ -257,9 +258,9 @@ pub(crate) struct HexArg {
     pub(crate) hex: bool,
 }
 
-/// Arguments of `put` and `merge`.
+/// The entry of `put` and `merge`.
 #[derive(Args, Debug)]
-pub(crate) struct PutArgs {
+pub(crate) struct EntryArgs {
     #[command(flatten)]
     pub(crate) partition: PartitionArg,
     #[command(flatten)]
@@ -272,6 +273,16 @@ pub(crate) struct PutArgs {
     /// Take the value from this file.
     #[arg(long, value_name = "FILE", conflicts_with = "value")]
     pub(crate) file: Option<PathBuf>,
+}
+
+/// Arguments of `put`.
+#[derive(Args, Debug)]
+pub(crate) struct PutArgs {
+    #[command(flatten)]
+    pub(crate) entry: EntryArgs,
+    /// Create the database and the partition if they are missing.
+    #[arg(long)]
+    pub(crate) create: bool,
     /// The entry expires after this number of seconds.
     #[arg(long, value_name = "SECONDS", value_parser = time_to_live)]
     pub(crate) ttl: Option<Duration>,
@@ -409,6 +420,29 @@ pub(crate) struct EncodingArgs {
     pub(crate) value_encoding: Option<TextEncoding>,
 }
 
+/// Columns of CSV.
+#[derive(Args, Debug, Clone, Default, PartialEq)]
+pub(crate) struct CsvArgs {
+    /// Name of the column with the keys, with or without the suffix of its encoding [default: key]. `import` ignores
+    /// other columns if this option or the next is given.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) key_column: Option<String>,
+    /// Name of the column with the values, likewise [default: value].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) value_column: Option<String>,
+    /// The character between two columns, "\t" for a tabulator [default: ","].
+    #[arg(long, value_name = "CHARACTER", value_parser = delimiter)]
+    pub(crate) delimiter: Option<u8>,
+}
+
+fn delimiter(text: &str) -> Result<u8, String> {
+    match text.as_bytes() {
+        b"\\t" => Ok(b'\t'),
+        [byte] if byte.is_ascii() && !b"\"\r\n".contains(byte) => Ok(*byte),
+        _ => Err("expected one ASCII character that is neither a quotation mark nor the end of a line".into()),
+    }
+}
+
 /// Engines whose databases `import --from` reads.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeerEngine {
@@ -453,7 +487,8 @@ pub(crate) struct ImportArgs {
     ///
     /// Needs a program that was built with the feature of the importer, for example `import-redb`, or `import-all`.
     #[arg(long, value_enum, value_name = "ENGINE",
-        conflicts_with_all = ["format", "key_encoding", "value_encoding", "ignore_options"])]
+        conflicts_with_all = ["format", "key_encoding", "value_encoding", "key_column", "value_column", "delimiter",
+            "ignore_options"])]
     pub(crate) from: Option<PeerEngine>,
     /// Only this table of the other engine, in the word of that engine a tree, for example; can be repeated.
     #[arg(long, value_name = "NAME", requires = "from")]
@@ -466,6 +501,8 @@ pub(crate) struct ImportArgs {
     pub(crate) in_process: bool,
     #[command(flatten)]
     pub(crate) encodings: EncodingArgs,
+    #[command(flatten)]
+    pub(crate) csv: CsvArgs,
     /// Only check SOURCE, and report what would be stored; opens no database.
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -490,6 +527,8 @@ pub(crate) struct ExportArgs {
     pub(crate) format: Option<TransferFormat>,
     #[command(flatten)]
     pub(crate) encodings: EncodingArgs,
+    #[command(flatten)]
+    pub(crate) csv: CsvArgs,
     #[command(flatten)]
     pub(crate) errors: ErrorListArgs,
 }
@@ -613,10 +652,23 @@ pub(crate) enum PartitionsAction {
         options: Box<PartitionOptionArgs>,
     },
     /// Delete a partition and all its entries; exits with 1 if it does not exist.
+    ///
+    /// Asks at a terminal. Elsewhere, --yes is needed.
+    #[command(after_help = "Example:\n  azekura partitions drop --db my.db users --yes")]
     Drop {
         /// The name.
         name: String,
+        #[command(flatten)]
+        confirmation: ConfirmationArg,
     },
+}
+
+/// Whether to ask before something is deleted.
+#[derive(Args, Debug, Clone, Copy)]
+pub(crate) struct ConfirmationArg {
+    /// Delete without asking.
+    #[arg(long)]
+    pub(crate) yes: bool,
 }
 
 /// Arguments of `generate`.
@@ -625,8 +677,12 @@ pub(crate) struct GenerateArgs {
     /// What to write.
     #[arg(value_enum)]
     pub(crate) kind: GenerateKind,
-    /// The directory for the files; created if it is missing.
-    pub(crate) dir: PathBuf,
+    /// The shell, or the words of a command (default: the page of `azekura`); written to standard output.
+    #[arg(conflicts_with = "dir")]
+    pub(crate) of: Vec<String>,
+    /// Write the files of all shells or commands to this directory, which is created if it is missing.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
 }
 
 /// Files that `generate` writes.

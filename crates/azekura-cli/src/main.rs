@@ -46,7 +46,9 @@ fn main() -> ExitCode {
 
 fn run(command: Command, db: Option<&Path>, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let kept = db;
-    let db = db.unwrap_or(Path::new(DEFAULT_PATH));
+    let from_environment = std::env::var_os("AZEKURA_DB").filter(|path| !path.is_empty());
+    let default = from_environment.as_deref().map_or(Path::new(DEFAULT_PATH), Path::new);
+    let db = db.unwrap_or(default);
     match command {
         Command::Demo(args) => demo::run(&args, kept, output),
         Command::DemoWriter(args) => demo::run_writer(&args, db),

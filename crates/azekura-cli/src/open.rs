@@ -15,12 +15,17 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Database> {
 
 /// Opens a database for commands that change it.
 pub(crate) fn open_existing(path: &Path) -> Result<Database> {
+    open_existing_for(path, 0)
+}
+
+/// As [`open_existing`], with memory for an entry of this many bytes.
+pub(crate) fn open_existing_for(path: &Path, entry_bytes: u64) -> Result<Database> {
     check_directory(path)?;
     // The engine would create a database in an empty directory, and says what is wrong with any other one.
     if is_empty_directory(path) {
         return Err(CliError::input(path, "there is no database here: the directory is empty"));
     }
-    Ok(Config::new(path).open()?)
+    Ok(Config::new(path).memory_budget(memory_budget_for(entry_bytes)).open()?)
 }
 
 /// Whether a database would be created here.
@@ -109,11 +114,22 @@ impl WritablePartition {
     }
 }
 
-/// Opens the partition to write to; creates it and its database if they are missing.
-pub(crate) fn partition_to_write(path: &Path, name: &str) -> Result<WritablePartition> {
-    let db = open_or_create(path)?;
-    let (partition, created) = partition_or_new(&db, name)?;
+/// Opens the partition to write to, with memory for an entry of this many bytes. With `create`, creates it and its
+/// database if they are missing.
+pub(crate) fn partition_to_write(path: &Path, name: &str, create: bool, entry_bytes: u64) -> Result<WritablePartition> {
+    let db = if create { open_or_create_for(path, entry_bytes)? } else { open_existing_for(path, entry_bytes)? };
+    let (partition, created) = partition_to_put(&db, name, create)?;
     Ok(WritablePartition { db, partition, created })
+}
+
+/// Opens a partition to write to. With `create`, creates it if it is missing, and then returns true with it.
+pub(crate) fn partition_to_put(db: &Database, name: &str, create: bool) -> Result<(Partition, bool)> {
+    match create {
+        true => open_or_create_partition(db, name, PartitionCreateOptions::default()),
+        false => existing_partition(db, name)
+            .map(|partition| (partition, false))
+            .map_err(|error| error.with_note("`put --create` creates it")),
+    }
 }
 
 /// Opens a partition with its stored options, or creates it with `options`. Returns whether it was created.
@@ -127,11 +143,6 @@ pub(crate) fn open_or_create_partition(
     Ok((partition, created))
 }
 
-/// Opens a partition; creates it if it is missing, and then returns true with it.
-pub(crate) fn partition_or_new(db: &Database, name: &str) -> Result<(Partition, bool)> {
-    open_or_create_partition(db, name, PartitionCreateOptions::default())
-}
-
 /// Fails unless `path` is a directory. The message says which commands create a database.
 pub(crate) fn check_directory(path: &Path) -> Result<()> {
     let message = match path.metadata() {
@@ -139,7 +150,7 @@ pub(crate) fn check_directory(path: &Path) -> Result<()> {
         Ok(_) => "a database is a directory; this is not",
         Err(_) if path.is_symlink() => "this is a symbolic link to a path that does not exist",
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            "there is no database here; `put`, `import` and `partitions create` create one"
+            "there is no database here; `put --create`, `import` and `partitions create` create one"
         }
         Err(error) => return Err(CliError::os("read the directory", path, error)),
     };

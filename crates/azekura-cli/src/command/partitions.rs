@@ -1,12 +1,13 @@
 //! `partitions`: list, create, drop.
 
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 use azekura::{Database, PartitionComponents, PartitionCreateOptions};
 use serde_json::json;
 
-use crate::args::{PartitionsAction, PartitionsArgs};
-use crate::error::{CommandOutcome, Result};
+use crate::args::{ConfirmationArg, PartitionsAction, PartitionsArgs};
+use crate::error::{CliError, CommandOutcome, Result};
 use crate::open;
 use crate::output::CommandOutput;
 use crate::partition_options::PartitionOptionArgs;
@@ -27,7 +28,8 @@ pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) 
             print_created(output, name, created, options)?;
             Ok(CommandOutcome::Success)
         }
-        PartitionsAction::Drop { name } => {
+        PartitionsAction::Drop { name, confirmation } => {
+            confirm_drop(name, *confirmation)?;
             let db = open::open_existing(db)?;
             let existed = db.partition_exists(name);
             if existed {
@@ -37,6 +39,30 @@ pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) 
             print_dropped(output, name, existed)?;
             Ok(CommandOutcome::success_if(existed))
         }
+    }
+}
+
+/// Asks whether a partition may be deleted, unless `--yes` is given.
+///
+/// # Errors
+/// `Usage` if there is no terminal to ask at, `Negative` if the answer is not yes.
+pub(crate) fn confirm_drop(name: &str, confirmation: ConfirmationArg) -> Result<()> {
+    if confirmation.yes {
+        return Ok(());
+    }
+    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+        return Err(CliError::usage(format!(
+            "this deletes the partition \"{name}\" and all its entries; confirm it with --yes"
+        )));
+    }
+    let read_error = |error| CliError::os("read", "standard input", error);
+    eprint!("Delete the partition \"{name}\" and all its entries? [y/N] ");
+    io::stderr().flush().map_err(read_error)?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer).map_err(read_error)?;
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(CliError::negative("nothing was deleted")),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use azekura::{Database, Partition};
 use serde_json::{Map, Value, json};
 
-use crate::args::{DelArgs, GetArgs, PartitionArg, PutArgs};
+use crate::args::{DelArgs, EntryArgs, GetArgs, PartitionArg, PutArgs};
 use crate::command::range::{self, ScanBounds};
 use crate::error::{CliError, CommandOutcome, Result, print_error};
 use crate::open;
@@ -17,19 +17,20 @@ use crate::{display, encoding};
 
 /// Stores one entry.
 pub(crate) fn put(args: &PutArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let (key, value) = entry_to_put(args)?;
-    let target = open::partition_to_write(db, &args.partition.name)?;
+    let (key, value) = entry_to_put(&args.entry)?;
+    let bytes = (key.len() + value.len()) as u64;
+    let target = open::partition_to_write(db, &args.entry.partition.name, args.create, bytes)?;
     let stored = insert(args, &target.partition, &key, &value);
     target.close(stored.is_ok())?;
     stored?;
-    print_put(args, &key, &value, output)?;
+    print_put(&args.entry, &key, &value, output)?;
     Ok(CommandOutcome::Success)
 }
 
 /// Writes one operand.
-pub(crate) fn merge(args: &PutArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn merge(args: &EntryArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let (key, operand) = entry_to_put(args)?;
-    let db = open::open_existing(db)?;
+    let db = open::open_existing_for(db, (key.len() + operand.len()) as u64)?;
     open::existing_partition(&db, &args.partition.name)?.merge(&key, &operand)?;
     db.close()?;
     print_put(args, &key, &operand, output)?;
@@ -45,7 +46,7 @@ pub(crate) fn insert(args: &PutArgs, partition: &Partition, key: &[u8], value: &
 }
 
 /// The key and the value of the arguments. Reads the file or the standard input that has the value.
-pub(crate) fn entry_to_put(args: &PutArgs) -> Result<(Vec<u8>, Vec<u8>)> {
+pub(crate) fn entry_to_put(args: &EntryArgs) -> Result<(Vec<u8>, Vec<u8>)> {
     let hex = args.hex.hex;
     let key = encoding::argument_bytes(&args.key, hex)?;
     let value = match (&args.file, &args.value) {
@@ -58,7 +59,7 @@ pub(crate) fn entry_to_put(args: &PutArgs) -> Result<(Vec<u8>, Vec<u8>)> {
 }
 
 /// Prints the stored entry or operand as JSON, and nothing as text.
-pub(crate) fn print_put(args: &PutArgs, key: &[u8], value: &[u8], output: &mut CommandOutput) -> Result<()> {
+pub(crate) fn print_put(args: &EntryArgs, key: &[u8], value: &[u8], output: &mut CommandOutput) -> Result<()> {
     if !output.json() {
         return Ok(());
     }

@@ -120,7 +120,7 @@ fn gc_without_separation_fails_with_advice() {
     {
         assert_eq!(p.run(&format!("gc run --db d {bad}")).code, Some(2), "{bad}");
     }
-    p.ok("put --db other k v");
+    p.ok("put --create --db other k v");
     for line in ["gc scan --db other", "gc run --db other", "blobs --db other"] {
         assert!(p.ok(line).contains("No partition has key-value separation"), "{line}");
     }

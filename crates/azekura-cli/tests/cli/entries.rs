@@ -6,7 +6,7 @@ use super::fixture::CliFixture;
 fn put_get_scan_count_del_agree() {
     let p = CliFixture::new();
     for (key, value) in [("user:1", "ann"), ("user:2", "bob"), ("other", "x")] {
-        p.ok(&format!("put --db d {key} {value}"));
+        p.ok(&format!("put --create --db d {key} {value}"));
     }
     assert_eq!(p.ok("get --db d user:2"), "bob");
     assert_eq!(p.ok("scan --db d"), "other\tx\nuser:1\tann\nuser:2\tbob\n");
@@ -16,7 +16,7 @@ fn put_get_scan_count_del_agree() {
     let gone = p.run("get --db d user:1");
     assert_eq!((gone.code, gone.out.as_slice()), (Some(1), &b""[..]));
     assert_eq!(p.ok("count --db d"), "2\n");
-    p.ok("put --db d other y");
+    p.ok("put --create --db d other y");
     assert_eq!(p.ok("get --db d other"), "y");
 }
 
@@ -24,7 +24,7 @@ fn put_get_scan_count_del_agree() {
 fn ranges_are_removed_and_partitions_cleared() {
     let p = CliFixture::new();
     for key in ["user:1", "user:2", "a", "b", "c"] {
-        p.ok(&format!("put --db d {key} value"));
+        p.ok(&format!("put --create --db d {key} value"));
     }
     assert_eq!(p.ok("del --db d --prefix user:"), "range removed\n");
     assert_eq!(p.ok("del --db d --from a --to c --json"), "{\"range_removed\":true}\n");
@@ -52,7 +52,7 @@ fn merges_need_an_operator_and_change_values() {
     p.ok("merge --db d --partition sum --hex 00 ff00000000000000");
     p.ok("merge --db d --partition sum --hex 00 0200000000000000");
     assert_eq!(p.ok("get --db d --partition sum --hex 00"), "0101000000000000\n");
-    p.ok("put --db d key value");
+    p.ok("put --create --db d key value");
     assert_eq!(p.run("merge --db d key value").code, Some(3), "no operator");
     assert_eq!(p.run("merge --db d --partition missing key value").code, Some(3));
     assert_eq!(p.run("partitions create --db d other --merge-operator min").code, Some(2));
@@ -64,13 +64,13 @@ fn merges_need_an_operator_and_change_values() {
 #[test]
 fn entries_expire_after_their_time_to_live() {
     let p = CliFixture::new();
-    p.ok("put --db d long value --ttl 1000000");
-    p.ok("put --db d short value --ttl 0.001");
+    p.ok("put --create --db d long value --ttl 1000000");
+    p.ok("put --create --db d short value --ttl 0.001");
     p.ok("partitions create --db d --default-ttl 0.001 cache");
     p.ok("partitions create --db d --default-ttl 0.001 --engine pmem pool");
-    p.ok("put --db d --partition cache key value");
-    p.ok("put --db d --partition cache long value --ttl 1e6");
-    p.ok("put --db d --partition pool key value");
+    p.ok("put --create --db d --partition cache key value");
+    p.ok("put --create --db d --partition cache long value --ttl 1e6");
+    p.ok("put --create --db d --partition pool key value");
     assert_eq!(p.ok("scan --db d"), "long\tvalue\n");
     assert_eq!(p.ok("scan --db d --partition cache"), "long\tvalue\n");
     assert_eq!(p.ok("count --db d --partition pool"), "0\n");
@@ -79,7 +79,7 @@ fn entries_expire_after_their_time_to_live() {
     p.ok("verify --db d");
     assert_eq!(p.ok("scan --db d"), "long\tvalue\n");
     for bad in ["0", "-1", "x", "1e300"] {
-        assert_eq!(p.run(&format!("put --db d key value --ttl={bad}")).code, Some(2));
+        assert_eq!(p.run(&format!("put --create --db d key value --ttl={bad}")).code, Some(2));
     }
 }
 
@@ -88,21 +88,21 @@ fn put_reads_argument_file_and_stdin() {
     let p = CliFixture::new();
     let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
     std::fs::write(p.path("file"), &bytes).unwrap();
-    p.ok("put --db d f --file file");
+    p.ok("put --create --db d f --file file");
     assert_eq!(p.run("get --db d f").out, bytes);
-    let piped = p.run_with_input(["put", "--db", "d", "stdin", "-"], &bytes);
+    let piped = p.run_with_input(["put", "--create", "--db", "d", "stdin", "-"], &bytes);
     assert_eq!(piped.code, Some(0), "{piped:?}");
     assert_eq!(p.run("get --db d stdin").out, bytes);
-    assert_eq!(p.run_args(["put", "--db", "d", "", ""]).code, Some(0), "the empty key and value are legal");
+    assert_eq!(p.run_args(["put", "--create", "--db", "d", "", ""]).code, Some(0), "the empty key and value are legal");
     assert_eq!(p.run_args(["get", "--db", "d", ""]).code, Some(0));
-    assert_eq!(p.run("put --db d key value --file file").code, Some(2));
-    assert_eq!(p.run("put --db d key").code, Some(2));
+    assert_eq!(p.run("put --create --db d key value --file file").code, Some(2));
+    assert_eq!(p.run("put --create --db d key").code, Some(2));
 }
 
 #[test]
 fn hex_keys_and_values_round_trip() {
     let p = CliFixture::new();
-    p.ok("put --db d --hex 00ff CAFE");
+    p.ok("put --create --db d --hex 00ff CAFE");
     assert_eq!(p.ok("get --db d --hex 00ff"), "cafe\n");
     assert_eq!(p.run("get --db d --hex 00FF").code, Some(0));
     assert_eq!(p.ok("scan --db d --hex"), "00ff\tcafe\n");
@@ -148,14 +148,48 @@ fn partitions_can_be_created_used_and_dropped() {
     let p = CliFixture::new();
     p.ok("partitions --db d create users");
     p.ok("partitions --db d create users");
-    p.ok("put --db d --partition events e1 1");
-    p.ok("put --db d --partition users u1 1");
+    p.ok("put --create --db d --partition events e1 1");
+    p.ok("put --create --db d --partition users u1 1");
     assert_eq!(p.ok("partitions --db d list"), "events\nusers\n");
     assert_eq!(p.ok("scan --db d --partition users"), "u1\t1\n");
     let unknown = p.run("get --db d key");
     assert_eq!(unknown.code, Some(3), "{unknown:?}");
     assert!(unknown.err.contains("\"default\"") && unknown.err.contains("events, users"), "{unknown:?}");
-    p.ok("partitions --db d drop users");
-    assert_eq!(p.run("partitions --db d drop users").code, Some(1));
+    p.ok("partitions --db d drop users --yes");
+    assert_eq!(p.run("partitions --db d drop users --yes").code, Some(1));
     assert_eq!(p.json("partitions --db d list"), serde_json::json!({"partitions": ["events"]}));
+}
+
+/// `put` with a wrong name created a partition or a database.
+#[test]
+fn put_creates_nothing_without_flag() {
+    let p = CliFixture::new();
+    let refused = p.run("put --db d key value");
+    assert!(refused.code == Some(3) && refused.err.contains("put --create"), "{refused:?}");
+    assert!(!p.path("d").exists());
+    p.ok("put --db d --create key value");
+    p.ok("put --db d key other");
+    let refused = p.run("put --db d --partition uesrs key value");
+    assert!(refused.code == Some(3) && refused.err.contains("`put --create` creates it"), "{refused:?}");
+    assert_eq!(p.ok("partitions --db d list"), "default\n");
+}
+
+#[test]
+fn dropping_needs_a_confirmation() {
+    let p = CliFixture::new();
+    p.ok("put --db d --create key value");
+    let refused = p.run("partitions drop --db d default");
+    assert!(refused.code == Some(2) && refused.err.contains("--yes"), "{refused:?}");
+    assert_eq!(p.ok("count --db d"), "1\n");
+    p.ok("partitions drop --db d default --yes");
+}
+
+#[test]
+fn database_is_named_by_the_environment() {
+    let p = CliFixture::new();
+    let run = |args: &[&str]| p.command(args).env("AZEKURA_DB", p.path("from env")).output().unwrap();
+    assert!(run(&["put", "--create", "key", "value"]).status.success());
+    assert_eq!(run(&["get", "key"]).stdout, b"value");
+    assert!(!run(&["get", "key", "--db", "other"]).status.success());
+    assert!(p.path("from env").is_dir() && !p.path(".azekura_data").exists());
 }

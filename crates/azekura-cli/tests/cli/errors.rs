@@ -45,7 +45,7 @@ fn foreign_directory_is_refused_and_unchanged() {
     std::fs::write(p.path("holiday/photo.jpg"), "not a table").unwrap();
     std::fs::write(p.path("file"), "not even a directory").unwrap();
     for line in [
-        "put --db holiday k v",
+        "put --create --db holiday k v",
         "get --db holiday k",
         "import --db holiday tmp",
         "compact --db holiday",
@@ -68,11 +68,11 @@ fn foreign_directory_is_refused_and_unchanged() {
 #[test]
 fn open_database_is_locked() {
     let p = CliFixture::new();
-    p.ok("put --db d k v");
+    p.ok("put --create --db d k v");
     let writer = Config::new(p.path("d")).open().unwrap();
     for line in [
         "get --db d k",
-        "put --db d k v",
+        "put --create --db d k v",
         "stats --db d",
         "verify --db d",
         "compact --db d",
@@ -98,7 +98,7 @@ fn open_database_is_locked() {
     for line in READING {
         assert_eq!(p.run(line).code, Some(0), "{line} beside a reader");
     }
-    let refused = p.run("put --db d k v");
+    let refused = p.run("put --create --db d k v");
     assert_eq!(refused.code, Some(4));
     assert!(!cfg!(target_os = "linux") || refused.err.contains("open for reading"), "{refused:?}");
     assert_eq!(p.run("gc run --db d").code, Some(4));
@@ -109,7 +109,7 @@ fn open_database_is_locked() {
 #[test]
 fn reading_commands_change_nothing() {
     let p = CliFixture::new();
-    p.ok("put --db d k v");
+    p.ok("put --create --db d k v");
     let state = || -> Vec<_> {
         let files = walkdir::WalkDir::new(p.path("d")).sort_by_file_name().into_iter().map(Result::unwrap);
         let files = files.filter(|entry| entry.file_type().is_file());
@@ -135,7 +135,7 @@ fn usage_error_is_printed_as_text_and_json() {
     assert!(error["message"].as_str().is_some_and(|m| m.contains("<KEY>")), "{error}");
     assert_eq!(p.run("fly").code, Some(2));
     let long = "k".repeat(70_000);
-    let ran = p.run_args(["put", "--db", "d", &long, "v"]);
+    let ran = p.run_args(["put", "--create", "--db", "d", &long, "v"]);
     assert_eq!(ran.code, Some(3), "{ran:?}");
     assert!(ran.err.contains("65535") || ran.err.contains("65,535"), "{ran:?}");
 }
@@ -159,7 +159,7 @@ fn every_command_has_help() {
 #[test]
 fn closed_pipes_do_not_change_the_exit_code() {
     let p = CliFixture::new();
-    p.ok("put --db d k v");
+    p.ok("put --create --db d k v");
     let closed = || {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
@@ -187,7 +187,8 @@ fn closed_pipes_do_not_change_the_exit_code() {
 fn no_database_is_made_by_maintenance() {
     let p = CliFixture::new();
     std::fs::create_dir(p.path("empty")).unwrap();
-    for line in ["compact", "del k", "gc run --space-amp 1.5", "partitions drop p", "get k", "stats", "checkpoint copy"]
+    for line in
+        ["compact", "del k", "gc run --space-amp 1.5", "partitions drop p --yes", "get k", "stats", "checkpoint copy"]
     {
         let ran = p.run(&format!("{line} --db empty"));
         assert!(ran.code == Some(3) && ran.err.contains("no database here"), "{line}: {ran:?}");
@@ -199,7 +200,8 @@ fn no_database_is_made_by_maintenance() {
 fn dangling_link_has_its_own_error() {
     let p = CliFixture::new();
     std::os::unix::fs::symlink("nowhere", p.path("link")).unwrap();
-    for line in ["get --db link k", "stats --db link", "put --db link k v", "import --db link tmp", "verify --db link"]
+    for line in
+        ["get --db link k", "stats --db link", "put --create --db link k v", "import --db link tmp", "verify --db link"]
     {
         let ran = p.run(line);
         assert_eq!(ran.code, Some(3), "{line}: {ran:?}");

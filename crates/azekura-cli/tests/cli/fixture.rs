@@ -35,6 +35,7 @@ impl CliFixture {
     pub(crate) fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_azekura"));
         command.args(args).current_dir(self.dir.path()).env("TMPDIR", self.path("tmp"));
+        command.env_remove("AZEKURA_DB");
         command
     }
 

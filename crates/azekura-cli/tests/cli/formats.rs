@@ -128,7 +128,7 @@ fn files_made_by_hand_can_be_imported() {
 #[test]
 fn bad_text_files_change_nothing() {
     let p = CliFixture::new();
-    p.ok("put --db d old value");
+    p.ok("put --create --db d old value");
     let cases = [
         ("a.csv", "", "empty"),
         ("a.csv", "a,b\n1,2\n", "must name the columns"),
@@ -268,4 +268,32 @@ fn damaged_native_files_change_nothing() {
     // From standard input the entries before the damage are stored, and the message says so.
     let ran = p.run_with_input(["import", "--db", "e", "-"], &good[..good.len() - 1]);
     assert!(ran.code == Some(3) && ran.err.contains("before it were stored"), "{ran:?}");
+}
+
+#[test]
+fn csv_columns_and_delimiter_can_be_named() {
+    let p = CliFixture::new();
+    std::fs::write(p.path("a.csv"), "id;name;note\n1;ann;x\n2;\"b;ob\";y\n").unwrap();
+    p.ok("import --db d a.csv --key-column id --value-column name --delimiter ;");
+    assert_eq!(p.ok("scan --db d"), "1\tann\n2\tb;ob\n");
+    p.ok("export --db d b.csv --key-column id --value-column name --delimiter \\t");
+    assert_eq!(std::fs::read_to_string(p.path("b.csv")).unwrap(), "id\tname\n1\tann\n2\tb;ob\n");
+    p.ok("export --db d c.csv --key-column id --key-encoding hex");
+    assert!(std::fs::read_to_string(p.path("c.csv")).unwrap().starts_with("id_hex,value\n31,ann\n"));
+    p.ok("import --db e c.csv --key-column id");
+    assert_eq!(p.ok("count --db e"), "2\n");
+    let missing = p.run("import --db d a.csv --key-column none --delimiter ;");
+    assert!(missing.code == Some(3) && missing.err.contains("no column \"none\""), "{missing:?}");
+    assert_eq!(p.run("import --db d a.csv --delimiter ab").code, Some(2));
+    assert_eq!(p.run("export --db d x.jsonl --delimiter ;").code, Some(2));
+}
+
+/// A failed import said nothing about the batches that were stored before the failure.
+#[test]
+fn failed_import_says_how_much_it_stored() {
+    let p = CliFixture::new();
+    let good: String = (0..1500).map(|n| format!("{{\"key\":\"{n}\",\"value\":\"v\"}}\n")).collect();
+    let ran = p.run_with_input(["import", "--db", "d", "-"], format!("{good}bad\n").as_bytes());
+    assert!(ran.code == Some(3) && ran.err.contains("1,500 entries before it were stored"), "{ran:?}");
+    assert_eq!(p.ok("count --db d"), "1500\n");
 }

@@ -23,7 +23,7 @@ fn options_change_how_data_is_stored() {
     let p = CliFixture::new();
     p.ok("partitions --db d create pool --engine pmem --pool-max-size 1MiB --pool-growth-step 64KiB");
     assert_eq!(partition(&p, "pool")["pool"]["bytes"], 64 << 10);
-    let full = p.run_with_input(["put", "--db", "d", "--partition", "pool", "k", "-"], &[0; 2 << 20]);
+    let full = p.run_with_input(["put", "--create", "--db", "d", "--partition", "pool", "k", "-"], &[0; 2 << 20]);
     assert_eq!(full.code, Some(3), "{full:?}");
     assert!(full.err.contains("out of space"), "{full:?}");
 

@@ -26,10 +26,10 @@ fn script_runs_every_command() {
         &p,
         "# comment, then an empty line\n\n\
          create users --compression miniz:6\ncreate pages --kv-separation 1KiB\npartitions\n\
-         put k v\nuse users\nput a 1\nput b 2\nput c 3\nscan\nget b\nremove a missing\ncount\n\
+         put --create k v\nuse users\nput a 1\nput b 2\nput c 3\nscan\nget b\nremove a missing\ncount\n\
          scan --from b --reverse --limit 1\nscan --prefix c --keys-only\nget k --partition default\n\
          flush --partition users\ncompact --partition users\npersist\npersist sync-data\n\
-         drop pages\npartitions\nquit\nthis is not read\n",
+         drop pages --yes\npartitions\nquit\nthis is not read\n",
     );
     let compacted = out.lines().find(|line| line.starts_with("users: ") && line.ends_with(" now"));
     let out: String = out.lines().filter(|line| !line.starts_with("users: ")).map(|line| format!("{line}|")).collect();
@@ -47,7 +47,7 @@ fn script_runs_every_command() {
 #[test]
 fn words_have_quotes_escapes_and_hex() {
     let p = CliFixture::new();
-    ok(&p, "put 'two words' \"a\\tb\\\"\"\nput \\x00\\xff ''\nput --hex cafe 00\nput caf\u{e9} \\u{e9}\n");
+    ok(&p, "put --create 'two words' \"a\\tb\\\"\"\nput \\x00\\xff ''\nput --hex cafe 00\nput caf\u{e9} \\u{e9}\n");
     let scanned = "\\x00\\xff\t\ncaf\u{e9}\t\u{e9}\ntwo words\ta\\tb\"\n\\xca\\xfe\t\\x00\n";
     assert_eq!(p.ok("scan --db d"), scanned);
     assert_eq!(ok(&p, "scan"), scanned, "a last line without its end");
@@ -63,7 +63,7 @@ fn batch_is_atomic_and_can_be_aborted() {
     let p = CliFixture::new();
     let out = ok(
         &p,
-        "create other\nput a 1\nbegin\nput b 2\nput --partition other c 3\nremove a\nscan\n\
+        "create other\nput --create a 1\nbegin\nput b 2\nput --partition other c 3\nremove a\nscan\n\
          commit --durability sync-data\nscan\nscan --partition other\n\
          begin\nput z 9\nabort\nbegin\nrollback\nbegin\ncommit\ncount\n",
     );
@@ -90,7 +90,7 @@ fn batch_is_atomic_and_can_be_aborted() {
 #[test]
 fn first_failing_command_ends_a_script() {
     let p = CliFixture::new();
-    ok(&p, "put a 1\n");
+    ok(&p, "put --create a 1\n");
     for (bad, why) in [
         ("fly", "there is no command \"fly\""),
         ("get", "<KEY>"),
@@ -131,7 +131,7 @@ fn only_writes_create_a_database() {
     assert_eq!(p.run("shell --db d --read-only").code, Some(3));
     ok(&p, "create x\n");
     assert_eq!(p.ok("partitions list --db d"), "x\n");
-    let refused = script(&p, &format!("put {} v\n", "k".repeat(70_000)));
+    let refused = script(&p, &format!("put --create {} v\n", "k".repeat(70_000)));
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert_eq!(p.ok("partitions list --db d"), "x\n", "no partition without an entry");
     std::fs::write(p.path("file"), "no database").unwrap();
@@ -141,7 +141,7 @@ fn only_writes_create_a_database() {
 #[test]
 fn read_only_shell_writes_nothing() {
     let p = CliFixture::new();
-    p.ok("put --db d k v");
+    p.ok("put --create --db d k v");
     let reader = Config::new(p.path("d")).open_read_only().unwrap();
     let run = |lines: &str| p.run_with_input(["shell", "--db", "d", "--read-only"], lines.as_bytes());
     let read = run("get k\nscan\ncount\npartitions\nstats\nuse default\n");
@@ -160,8 +160,8 @@ fn read_only_shell_writes_nothing() {
 #[test]
 fn script_prints_json() {
     let p = CliFixture::new();
-    let lines =
-        "put k v\nget k\nbegin\nremove k\ncommit\nscan\ncount\nuse default\npartitions\nflush\npersist\nget k\n";
+    let lines = "put --create k v\nget k\nbegin\nremove k\ncommit\nscan\ncount\nuse default\npartitions\nflush\n\
+                 persist\nget k\n";
     let ran = p.run_with_input(["shell", "--db", "d", "--json"], lines.as_bytes());
     assert_eq!(ran.code, Some(1), "{ran:?}");
     let printed: Vec<Value> = ran.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -181,7 +181,7 @@ fn typed_lines_are_completed_and_kept() {
     let mut shell = Terminal::run(&p, &["shell", "--db", "d"]);
     shell.wait_for("`help` lists the commands.");
     shell.wait_for("default> ");
-    shell.type_until("put user:1 ann\r", "default> ");
+    shell.type_until("put --create user:1 ann\r", "default> ");
     shell.type_until("put user:2 bob\r", "default> ");
     shell.type_until("put \"two words\" x\r", "default> ");
     shell.type_until("get us\t", "get user:");
@@ -209,7 +209,7 @@ fn typed_lines_are_completed_and_kept() {
     shell.type_until("\x04", "");
     assert_eq!(shell.end(), Some(0));
     let history = std::fs::read_to_string(p.path("history")).unwrap();
-    assert!(history.contains("put user:1 ann\n") && history.contains("use pages"), "{history}");
+    assert!(history.contains("put --create user:1 ann\n") && history.contains("use pages"), "{history}");
     assert_eq!(p.ok("scan --db d --partition pages"), "k\tv\n");
 }
 

@@ -52,7 +52,7 @@ fn json_lines_round_trip() {
     let p = CliFixture::new();
     make_files(&p.path("in"));
     p.ok("import --db d in");
-    p.ok("put --db d --hex 00 0001ff");
+    p.ok("put --create --db d --hex 00 0001ff");
     assert_eq!(p.json("export --db d all.jsonl")["entries"], 8);
     let lines = std::fs::read(p.path("all.jsonl")).unwrap();
     for line in lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
@@ -91,7 +91,7 @@ fn bad_json_line_is_reported_with_number() {
 fn export_skips_unsafe_path_keys() {
     let p = CliFixture::new();
     for key in ["fine", "../escape", "/absolute", "a//b", "dir", "dir/file"] {
-        p.ok(&format!("put --db d {key} x"));
+        p.ok(&format!("put --create --db d {key} x"));
     }
     let ran = p.run("export --db d out --json");
     assert_eq!(ran.code, Some(1), "{ran:?}");
@@ -134,10 +134,10 @@ fn failed_import_leaves_no_partition() {
     for (input, code) in [("nonsense\n", 3), (&*long, 1), ("{}", 3)] {
         assert_eq!(p.run_with_input(["import", "--db", "none", "-"], b"nonsense").code, Some(3));
         assert!(!p.path("none").exists());
-        p.ok("put --db d --partition old k v");
+        p.ok("put --create --db d --partition old k v");
         let ran = p.run_with_input(["import", "--db", "d", "--partition", "new", "-"], input.as_bytes());
         assert_eq!(ran.code, Some(code), "{ran:?}");
-        let ran = p.run_args(["put", "--db", "d", "--partition", "new", &"k".repeat(70_000), "v"]);
+        let ran = p.run_args(["put", "--create", "--db", "d", "--partition", "new", &"k".repeat(70_000), "v"]);
         assert_eq!(ran.code, Some(3), "{ran:?}");
         assert_eq!(p.ok("partitions --db d list"), "old\n", "{input:.20}");
     }
@@ -213,11 +213,61 @@ fn interrupted_export_leaves_no_file() {
 fn exported_file_has_ordinary_permissions() {
     use std::os::unix::fs::PermissionsExt;
     let p = CliFixture::new();
-    p.ok("put --db d key value");
+    p.ok("put --create --db d key value");
     p.ok("export --db d x.csv");
     std::fs::write(p.path("ordinary"), "").unwrap();
     let mode = |name: &str| p.path(name).metadata().unwrap().permissions().mode();
     assert_eq!(mode("x.csv"), mode("ordinary"));
     let again = p.run("export --db d x.csv");
     assert!(again.code == Some(3) && again.err.contains("exists"), "{again:?}");
+}
+
+/// A batch needs more space in a pool than its entries one by one, so the export of a full pool could not be imported,
+/// and `repair` ended at it.
+#[test]
+fn full_pool_can_be_imported_and_repaired() {
+    let p = CliFixture::new();
+    p.ok("partitions create --db d cache --engine pmem --pool-max-size 1MiB");
+    p.ok("put --create --db d --partition users alice 1");
+    let db = azekura::Config::new(p.path("d")).open().unwrap();
+    let cache = db.partition("cache").unwrap();
+    let put = |n: u32| cache.insert(format!("key{:08}", n * 7919 % 200_000), format!("value{n:020}"));
+    let stored = (0..200_000).take_while(|n| put(*n).is_ok()).count();
+    drop(cache);
+    db.close().unwrap();
+    p.ok("export --db d x.azk");
+    p.ok("import --db new x.azk");
+    p.ok("repair d --out out");
+    for db in ["new", "out"] {
+        assert_eq!(p.ok(&format!("count --db {db} --partition cache")), format!("{stored}\n"));
+        assert_eq!(p.ok(&format!("count --db {db} --partition users")), "1\n");
+    }
+}
+
+/// The entries that a pool has no space for are reported, and the partitions behind it are stored.
+#[test]
+fn entries_beyond_a_pool_are_skipped() {
+    let p = CliFixture::new();
+    p.ok("partitions create --db d cache --engine pmem --pool-max-size 1MiB");
+    let lines: String =
+        (0..3).map(|n| format!("{{\"key\":\"{n}\",\"value\":\"{}\"}}\n", "v".repeat(600_000))).collect();
+    let ran = p.run_with_input(["import", "--db", "d", "--partition", "cache", "-"], lines.as_bytes());
+    assert!(ran.code == Some(1) && ran.err.contains("skipped 1: "), "{ran:?}");
+    assert_eq!(ran.text(), "1 entry, 585.9 KiB stored\n");
+}
+
+/// The budget was that of new databases, so an entry of more than 256 MiB was exported and skipped by the import.
+#[test]
+fn large_entries_are_stored_with_enough_memory() {
+    let p = CliFixture::new();
+    let value = vec![b'v'; 270_000_000];
+    std::fs::write(p.path("value"), &value).unwrap();
+    p.ok("put --create --db d large --file value");
+    p.ok("export --db d x.azk");
+    for line in ["import --db new x.azk", "repair d --out out"] {
+        p.ok(line);
+    }
+    for db in ["new", "out"] {
+        assert_eq!(p.ok(&format!("scan --db {db} --sizes")), "large\t270000000\n");
+    }
 }

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use azekura::Config;
-use serde_json::Value;
 
 use super::fixture::CliFixture;
 
@@ -95,15 +94,15 @@ fn damaged_table_error_names_the_file() {
 #[test]
 fn checkpoint_opens_and_stays_unchanged() {
     let p = database_with_tables();
-    p.ok("put --db d --partition second k v");
+    p.ok("put --create --db d --partition second k v");
     let before = p.run("export --db d -").out;
     let json = p.json("checkpoint --db d copy");
     assert_eq!(json["partitions"], 2);
-    p.ok("put --db d key00003 later");
+    p.ok("put --create --db d key00003 later");
     assert!(p.run("export --db copy -").out == before, "the copy differs");
     assert_eq!(p.ok("get --db copy --partition second k"), "v");
     p.ok("verify --db copy");
-    p.ok("put --db copy own 1");
+    p.ok("put --create --db copy own 1");
     assert_eq!(p.run("get --db d own").code, Some(1));
     let again = p.run("checkpoint --db d copy");
     assert_eq!(again.code, Some(3), "an existing path is refused: {again:?}");
@@ -112,7 +111,7 @@ fn checkpoint_opens_and_stays_unchanged() {
 #[test]
 fn every_command_prints_json() {
     let p = database_with_tables();
-    assert_eq!(p.json("put --db d k v")["bytes"], 1);
+    assert_eq!(p.json("put --create --db d k v")["bytes"], 1);
     assert_eq!(p.json("get --db d k"), serde_json::json!({"key": "k", "value": "v", "found": true}));
     assert_eq!(p.json("del --db d k"), serde_json::json!({"asked": 1, "existed": 1}));
     let missing = p.run("get --db d k --json");
@@ -126,7 +125,7 @@ fn every_command_prints_json() {
     }
     assert!(p.json("levels --db d --partition default")["partitions"][0]["levels"].is_array());
     assert_eq!(p.json("partitions --db d create more")["created"], true);
-    assert_eq!(p.json("partitions --db d drop more")["dropped"], true);
+    assert_eq!(p.json("partitions --db d drop more --yes")["dropped"], true);
 }
 
 /// `stats --watch` opened the database every few seconds, so that the start of a service failed as locked.
@@ -141,7 +140,7 @@ fn stats_are_read_once() {
 #[test]
 fn stats_report_manifest_and_wal_size() {
     let p = CliFixture::new();
-    p.ok("put --db d k v");
+    p.ok("put --create --db d k v");
     let stats = p.json("stats --db d");
     let manifest = std::fs::metadata(p.path("d/MANIFEST")).unwrap().len();
     assert_eq!(stats["manifest_bytes"], manifest);
@@ -173,6 +172,6 @@ fn stats_show_settings_of_last_writer() {
     assert!(!some.contains("wal_segment_size") && all.contains("wal_segment_size"), "{all}");
     let settings = &p.json("stats --db d")["settings"];
     assert_eq!((&settings["workers"], &settings["durability"]), (&3.into(), &"Buffer".into()), "{settings}");
-    p.ok("put --db d k v");
+    p.ok("put --create --db d k v");
     assert!(!p.ok("stats --db d").contains("Settings of"), "`put` opens with the defaults");
 }

@@ -4,7 +4,7 @@ use std::ops::Bound;
 
 use azekura::Database;
 
-use super::shell_command;
+use super::shell_command::{self, ShellMode};
 use super::words::{self, Word};
 use crate::command::range;
 use crate::encoding;
@@ -60,7 +60,7 @@ impl CompletionSource {
 
     fn kind_of_last(&self, before: &[String], word: &Word) -> WordKind {
         let Some(name) = before.first() else { return WordKind::Commands };
-        let all = shell_command::definition(&self.partition);
+        let all = shell_command::definition(&self.partition, ShellMode::default());
         let Some(command) = all.find_subcommand(name) else {
             return if name == "help" { WordKind::Commands } else { WordKind::Unknown };
         };
@@ -123,7 +123,7 @@ impl CompletionSource {
 }
 
 fn command_names() -> Vec<String> {
-    let all = shell_command::definition("");
+    let all = shell_command::definition("", ShellMode::default());
     let names = all.get_subcommands().map(|command| command.get_name().to_string());
     names.chain(["help".to_string()]).collect()
 }

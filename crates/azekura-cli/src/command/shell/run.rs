@@ -14,7 +14,7 @@ use crate::output::CommandOutput;
 /// Reads and carries out commands until the end of standard input. At a terminal the user edits lines, and an error
 /// does not end the shell.
 pub(crate) fn run(args: &ShellArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let mut session = ShellSession::open(args, db)?;
+    let mut session = ShellSession::open(args, db, output.json())?;
     let done = if io::stdin().is_terminal() {
         run_interactive(&mut session, db, output)
     } else {
@@ -61,7 +61,7 @@ fn run_interactive(session: &mut ShellSession<'_>, db: &Path, output: &mut Comma
     interrupt::catch_first()?;
     let mut editor = LineEditor::new()?;
     let version = env!("CARGO_PKG_VERSION");
-    let state = if session.db().is_some() { "" } else { ", which the first `put` or `create` creates" };
+    let state = if session.db().is_some() { "" } else { ", which `create` or `put --create` creates" };
     output.line(format!("azekura {version}, database {}{state}. `help` lists the commands.", db.display()))?;
     loop {
         output.finish()?;

@@ -7,9 +7,11 @@ use azekura::{Batch, Database, Partition};
 use clap::error::ErrorKind;
 use serde_json::json;
 
-use super::shell_command::{self, DurabilityArg, ShellCommand};
+use super::shell_command::{self, DurabilityArg, ShellCommand, ShellMode};
 use super::words;
-use crate::args::{CountArgs, DelArgs, GetArgs, PartitionFilter, PutArgs, ScanArgs, ShellArgs};
+use crate::args::{
+    ConfirmationArg, CountArgs, DelArgs, EntryArgs, GetArgs, PartitionFilter, PutArgs, ScanArgs, ShellArgs,
+};
 use crate::command::point::{self, Removal, ValueForm};
 use crate::command::stats::StatsReading;
 use crate::command::{maintenance, partitions, range};
@@ -31,7 +33,7 @@ pub(super) enum ShellFlow {
 #[derive(Debug)]
 pub(super) struct ShellSession<'a> {
     path: &'a Path,
-    is_read_only: bool,
+    mode: ShellMode,
     /// `None` until a write creates the database.
     db: Option<Database>,
     partition: String,
@@ -42,7 +44,7 @@ pub(super) struct ShellSession<'a> {
 
 impl<'a> ShellSession<'a> {
     /// Opens the database if it exists. A missing one is created by the first write.
-    pub(super) fn open(args: &ShellArgs, path: &'a Path) -> Result<ShellSession<'a>> {
+    pub(super) fn open(args: &ShellArgs, path: &'a Path, json: bool) -> Result<ShellSession<'a>> {
         let db = match args.read_only {
             true => Some(open::open_read_only(path)?),
             false if path.symlink_metadata().is_ok() && !open::is_empty_directory(path) => {
@@ -51,8 +53,9 @@ impl<'a> ShellSession<'a> {
             false => None,
         };
         let partition = args.partition.name.clone();
-        let commands = shell_command::definition(&partition);
-        Ok(ShellSession { path, is_read_only: args.read_only, db, partition, commands, batch: None })
+        let mode = ShellMode { is_read_only: args.read_only, json };
+        let commands = shell_command::definition(&partition, mode);
+        Ok(ShellSession { path, mode, db, partition, commands, batch: None })
     }
 
     /// Closes the database. Writes of a batch that was not committed are discarded.
@@ -80,7 +83,7 @@ impl<'a> ShellSession<'a> {
     pub(super) fn prompt(&self) -> String {
         let state = match self.batch_len() {
             Some(writes) => format!(" (batch of {writes})"),
-            None if self.is_read_only => " (read-only)".into(),
+            None if self.mode.is_read_only => " (read-only)".into(),
             None => String::new(),
         };
         format!("{}{state}> ", encoding::escaped(self.partition.as_bytes()))
@@ -111,7 +114,7 @@ impl<'a> ShellSession<'a> {
             ShellCommand::Partitions => partitions::print_names(self.existing()?, output),
             ShellCommand::Use { partition } => self.use_partition(partition, output),
             ShellCommand::Create { partition, options } => self.create(&partition, &options, output),
-            ShellCommand::Drop { partition } => self.drop_partition(&partition, output),
+            ShellCommand::Drop { partition, confirmation } => self.drop_partition(&partition, confirmation, output),
             ShellCommand::Get(args) => self.get(&args, output),
             ShellCommand::Put(args) => self.put(&args, output),
             ShellCommand::Merge(args) => self.merge(&args, output),
@@ -148,7 +151,7 @@ impl<'a> ShellSession<'a> {
     }
 
     fn check_writable(&self) -> Result<()> {
-        match self.is_read_only {
+        match self.mode.is_read_only {
             true => Err(CliError::input(self.path, "the shell was started with --read-only, so it cannot write")),
             false => Ok(()),
         }
@@ -160,7 +163,7 @@ impl<'a> ShellSession<'a> {
 
     fn use_partition(&mut self, name: String, output: &mut CommandOutput) -> Result<()> {
         self.existing_partition(&name)?;
-        self.commands = shell_command::definition(&name);
+        self.commands = shell_command::definition(&name, self.mode);
         self.partition = name;
         if output.json() { output.line(json!({ "partition": self.partition })) } else { Ok(()) }
     }
@@ -171,7 +174,7 @@ impl<'a> ShellSession<'a> {
         partitions::print_created(output, name, created, options)
     }
 
-    fn drop_partition(&mut self, name: &str, output: &mut CommandOutput) -> Result<()> {
+    fn drop_partition(&mut self, name: &str, confirmation: ConfirmationArg, output: &mut CommandOutput) -> Result<()> {
         self.check_writable()?;
         if self.batch.is_some() {
             return Err(CliError::usage("a partition cannot be dropped within a batch; `commit` or `abort` it first"));
@@ -180,6 +183,7 @@ impl<'a> ShellSession<'a> {
         if !db.partition_exists(name) {
             return Err(CliError::negative(format!("no partition is named \"{name}\"")));
         }
+        partitions::confirm_drop(name, confirmation)?;
         db.delete_partition_by_name(name)?;
         partitions::print_dropped(output, name, true)
     }
@@ -192,9 +196,11 @@ impl<'a> ShellSession<'a> {
     }
 
     fn put(&mut self, args: &PutArgs, output: &mut CommandOutput) -> Result<()> {
-        let (key, value) = entry_without_stdin(args)?;
-        let name = &args.partition.name;
-        let (partition, created) = open::partition_or_new(self.existing_or_new()?, name)?;
+        self.check_writable()?;
+        let (key, value) = entry_without_stdin(&args.entry)?;
+        let name = &args.entry.partition.name;
+        let db = if args.create { self.existing_or_new()? } else { self.existing()? };
+        let (partition, created) = open::partition_to_put(db, name, args.create)?;
         let insert = |batch: &mut Batch| match args.ttl {
             Some(ttl) => batch.insert_with_ttl(&partition, &key, &value, ttl),
             None => batch.insert(&partition, &key, &value),
@@ -207,10 +213,10 @@ impl<'a> ShellSession<'a> {
             }
             return Err(error.into());
         }
-        point::print_put(args, &key, &value, output)
+        point::print_put(&args.entry, &key, &value, output)
     }
 
-    fn merge(&mut self, args: &PutArgs, output: &mut CommandOutput) -> Result<()> {
+    fn merge(&mut self, args: &EntryArgs, output: &mut CommandOutput) -> Result<()> {
         self.check_writable()?;
         let (key, operand) = entry_without_stdin(args)?;
         let partition = self.existing_partition(&args.partition.name)?;
@@ -278,7 +284,8 @@ impl<'a> ShellSession<'a> {
             let open = plural(writes as u64, "write");
             return Err(CliError::usage(format!("a batch of {open} is open; `commit` or `abort` it first")));
         }
-        self.batch = Some(self.existing_or_new()?.batch());
+        self.check_writable()?;
+        self.batch = Some(self.existing()?.batch());
         if output.json() { output.line(json!({ "batch": 0 })) } else { Ok(()) }
     }
 
@@ -360,7 +367,7 @@ fn os_string(bytes: Vec<u8>) -> Result<OsString> {
 ///
 /// # Errors
 /// `Usage` if the value would be read from standard input.
-fn entry_without_stdin(args: &PutArgs) -> Result<(Vec<u8>, Vec<u8>)> {
+fn entry_without_stdin(args: &EntryArgs) -> Result<(Vec<u8>, Vec<u8>)> {
     if args.value.as_deref() == Some(OsStr::new("-")) {
         return Err(CliError::usage(
             "\"-\" would read standard input, which has the commands; give the value or --file (a hyphen is \"2d\" \

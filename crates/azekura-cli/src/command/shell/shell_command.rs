@@ -6,11 +6,27 @@ use azekura::PersistMode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use super::words::WORDS_HELP;
-use crate::args::{CountArgs, DelArgs, GetArgs, PartitionArg, PartitionFilter, PutArgs, ScanArgs};
+use crate::args::{
+    ConfirmationArg, CountArgs, DelArgs, EntryArgs, GetArgs, PartitionArg, PartitionFilter, PutArgs, ScanArgs,
+};
 use crate::partition_options::{PartitionOptionArgs, partition_name};
 
 /// Commands with the option `--partition`, whose default is the partition in use.
 const WITH_PARTITION: [&str; 7] = ["get", "put", "merge", "remove", "clear", "scan", "count"];
+
+/// Commands with the option `--hex`.
+const WITH_HEX: [&str; 6] = ["get", "put", "merge", "remove", "scan", "count"];
+
+/// Commands that a shell that was started with --read-only does not have.
+const WRITES: [&str; 12] =
+    ["create", "drop", "put", "merge", "remove", "clear", "begin", "commit", "abort", "flush", "compact", "persist"];
+
+/// What the commands of a shell depend on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ShellMode {
+    pub(super) is_read_only: bool,
+    pub(super) json: bool,
+}
 
 /// One line of the shell.
 #[derive(Parser, Debug)]
@@ -46,16 +62,20 @@ pub(super) enum ShellCommand {
         options: Box<PartitionOptionArgs>,
     },
     /// Delete a partition and all its entries.
+    ///
+    /// Asks at a terminal. In a script, --yes is needed.
     Drop {
         /// Its name.
         partition: String,
+        #[command(flatten)]
+        confirmation: ConfirmationArg,
     },
     /// Print the value of a key, as one line with escapes.
     Get(GetArgs),
     /// Store an entry, or add it to the batch.
     Put(PutArgs),
     /// Change the value of a key by the merge operator of the partition, or add that to the batch.
-    Merge(PutArgs),
+    Merge(EntryArgs),
     /// Remove keys or a range of keys, or add that to the batch.
     #[command(visible_alias = "del")]
     Remove(DelArgs),
@@ -120,13 +140,23 @@ impl DurabilityArg {
     }
 }
 
-/// The definition of all commands, while `partition` is in use.
-pub(super) fn definition(partition: &str) -> clap::Command {
+/// The definition of all commands, while `partition` is in use. Its help shows those that apply.
+pub(super) fn definition(partition: &str, mode: ShellMode) -> clap::Command {
     let set_default = |command: clap::Command| command.mut_arg("name", |arg| arg.default_value(partition.to_string()));
     let all = ShellLine::command();
     let all = WITH_PARTITION.iter().fold(all, |all, name| all.mut_subcommand(name, set_default));
     let without_stdin = |command: clap::Command| command.mut_arg("value", |value| value.help("The value or operand"));
-    all.mut_subcommand("put", without_stdin).mut_subcommand("merge", without_stdin)
+    let all = all.mut_subcommand("put", without_stdin).mut_subcommand("merge", without_stdin);
+    let hex = |command: clap::Command| {
+        command.mut_arg("hex", |arg| arg.help("Keys and values in the line and in the output are hexadecimal"))
+    };
+    let all = WITH_HEX.iter().fold(all, |all, name| all.mut_subcommand(name, hex));
+    let for_json = |name: &str, scan: clap::Command| scan.mut_arg(name.to_string(), |arg| arg.hide(!mode.json));
+    let all = all.mut_subcommand("scan", |scan| for_json("value_encoding", for_json("key_encoding", scan)));
+    if !mode.is_read_only {
+        return all;
+    }
+    WRITES.iter().fold(all, |all, name| all.mut_subcommand(name, |command| command.hide(true)))
 }
 
 /// Parses the words of a line. `definition` can be used again.
@@ -144,8 +174,9 @@ mod tests {
 
     #[test]
     fn partition_in_use_is_the_default() {
-        definition("p").debug_assert();
-        let mut users = definition("users");
+        let mode = ShellMode { is_read_only: false, json: false };
+        definition("p", mode).debug_assert();
+        let mut users = definition("users", mode);
         let mut parsed = |line: &str| parse(line.split(' ').map(OsString::from).collect(), &mut users);
         for _ in 0..2 {
             let Ok(ShellCommand::Get(args)) = parsed("get k") else { panic!("not a get") };
@@ -155,5 +186,21 @@ mod tests {
             assert!(parsed("help").unwrap_err().to_string().contains("begins with #"));
             assert!(parsed("fly").unwrap_err().use_stderr());
         }
+    }
+
+    /// The help of a read-only shell listed the commands that write, and that of `merge` a time to live.
+    #[test]
+    fn help_shows_what_applies() {
+        let help = |line: &str, is_read_only, json| {
+            let words = line.split(' ').map(OsString::from).collect();
+            parse(words, &mut definition("p", ShellMode { is_read_only, json })).unwrap_err().to_string()
+        };
+        assert!(help("help", false, false).contains("Store an entry"));
+        let read_only = help("help", true, false);
+        assert!(read_only.contains("List entries") && !read_only.contains("Store") && !read_only.contains("persist"));
+        assert!(help("help scan", false, true).contains("--key-encoding"));
+        assert!(!help("help scan", false, false).contains("--key-encoding"));
+        assert!(!help("help merge", false, false).contains("--ttl"));
+        assert!(!help("help put", false, false).contains("standard input"));
     }
 }

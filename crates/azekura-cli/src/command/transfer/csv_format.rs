@@ -6,7 +6,7 @@ use std::path::Path;
 use azekura::Partition;
 use csv::{ByteRecord, Position, ReaderBuilder, WriterBuilder};
 
-use crate::args::EncodingArgs;
+use crate::args::{CsvArgs, EncodingArgs};
 use crate::command::transfer::loader::EntryLoader;
 use crate::command::transfer::report::{ImportError, TransferReport};
 use crate::command::transfer::text_fields::{OutputEncodings, input_encoding};
@@ -19,17 +19,25 @@ use crate::progress::ProgressReporter;
 pub(super) fn export(
     partition: &Partition,
     encodings: OutputEncodings,
+    csv: &CsvArgs,
     out: &mut ExportWriter<'_>,
     progress: &ProgressReporter,
 ) -> Result<TransferReport> {
     let mut header = Vec::new();
-    put_row(&mut header, &encodings.key.field("key"), &encodings.value.field("value"));
+    let delimiter = csv.delimiter.unwrap_or(b',');
+    let (key, value) = column_names(csv);
+    put_row(&mut header, delimiter, &encodings.key.field(key), &encodings.value.field(value));
     out.put(&header)?;
-    encodings.write_rows(partition, out, progress, put_row)
+    encodings.write_rows(partition, out, progress, |out, key, value| put_row(out, delimiter, key, value))
 }
 
-fn put_row(out: &mut Vec<u8>, key: &str, value: &str) {
-    let mut writer = WriterBuilder::new().buffer_capacity(256).from_writer(out);
+/// The names of the columns for keys and values, without the suffixes of their encodings.
+fn column_names(csv: &CsvArgs) -> (&str, &str) {
+    (csv.key_column.as_deref().unwrap_or("key"), csv.value_column.as_deref().unwrap_or("value"))
+}
+
+fn put_row(out: &mut Vec<u8>, delimiter: u8, key: &str, value: &str) {
+    let mut writer = WriterBuilder::new().delimiter(delimiter).buffer_capacity(256).from_writer(out);
     writer.write_record([key, value]).and_then(|()| Ok(writer.flush()?)).expect("writing to memory cannot fail");
 }
 
@@ -37,6 +45,7 @@ fn put_row(out: &mut Vec<u8>, key: &str, value: &str) {
 /// join rows.
 struct QuoteChecker<R> {
     input: R,
+    delimiter: u8,
     state: QuoteState,
     line: u64,
     offset: u64,
@@ -70,12 +79,12 @@ impl std::fmt::Display for QuoteError {
 impl std::error::Error for QuoteError {}
 
 impl<R> QuoteChecker<R> {
-    fn new(input: R) -> QuoteChecker<R> {
-        QuoteChecker { input, state: QuoteState::Start, line: 1, offset: 0, opened: (1, 0) }
+    fn new(input: R, delimiter: u8) -> QuoteChecker<R> {
+        QuoteChecker { input, delimiter, state: QuoteState::Start, line: 1, offset: 0, opened: (1, 0) }
     }
 
     fn check(&mut self, byte: u8) -> Result<(), QuoteError> {
-        let is_end = matches!(byte, b',' | b'\r' | b'\n');
+        let is_end = matches!(byte, b'\r' | b'\n') || byte == self.delimiter;
         let is_byte_order_mark = b"\xef\xbb\xbf".get(self.offset as usize) == Some(&byte);
         self.state = match (self.state, byte) {
             (QuoteState::Start, _) if is_byte_order_mark => QuoteState::Start,
@@ -130,17 +139,30 @@ struct Columns {
 
 impl Columns {
     /// The columns of a header. The error is a sentence.
-    fn of_header(header: &ByteRecord, args: EncodingArgs) -> Result<Columns, String> {
+    fn of_header(header: &ByteRecord, args: EncodingArgs, csv: &CsvArgs) -> Result<Columns, String> {
+        let (key_name, value_name) = column_names(csv);
+        let ignores_others = csv.key_column.is_some() || csv.value_column.is_some();
         let (mut key, mut value) = (None, None);
-        for (index, field) in header.iter().enumerate() {
-            let field = std::str::from_utf8(field).map_err(|_| "the first row is not UTF-8")?;
-            let column = |name| TextEncoding::of_field(field, name).map(|encoding| (encoding, name));
-            let (encoding, name) = column("key").or_else(|| column("value")).ok_or_else(|| {
-                let names = "\"key\" and \"value\", or \"key_hex\" and so on";
-                format!("the first row must name the columns {names}; it has {field:?}")
-            })?;
-            let (slot, given) =
-                if name == "key" { (&mut key, args.key_encoding) } else { (&mut value, args.value_encoding) };
+        let fields: Vec<&str> = header
+            .iter()
+            .map(std::str::from_utf8)
+            .collect::<Result<_, _>>()
+            .map_err(|_| "the first row is not UTF-8")?;
+        // A column with exactly the given name is preferred to one with the suffix of an encoding.
+        let column = |field: &str, name: &str| {
+            let is_other = ignores_others && field != name && fields.contains(&name);
+            TextEncoding::of_field(field, name).filter(|_| !is_other)
+        };
+        for (index, field) in fields.iter().enumerate() {
+            let (slot, given, name, encoding) = match (column(field, key_name), column(field, value_name)) {
+                (Some(encoding), _) => (&mut key, args.key_encoding, "key", encoding),
+                (None, Some(encoding)) => (&mut value, args.value_encoding, "value", encoding),
+                (None, None) if ignores_others => continue,
+                (None, None) => {
+                    let names = "\"key\" and \"value\", or \"key_hex\" and so on";
+                    return Err(format!("the first row must name the columns {names}; it has {field:?}"));
+                }
+            };
             let encoding = input_encoding(encoding, given, name)?;
             if slot.replace(Column { index, encoding }).is_some() {
                 return Err(format!("the first row names two columns for the {name}"));
@@ -148,8 +170,8 @@ impl Columns {
         }
         match (key, value) {
             (Some(key), Some(value)) => Ok(Columns { key, value }),
-            (None, _) => Err("the first row names no column \"key\"".into()),
-            (_, None) => Err("the first row names no column \"value\"".into()),
+            (None, _) => Err(format!("the first row names no column {key_name:?}")),
+            (_, None) => Err(format!("the first row names no column {value_name:?}")),
         }
     }
 }
@@ -159,15 +181,18 @@ pub(super) fn import(
     input: impl Read,
     source: &Path,
     args: EncodingArgs,
+    csv: &CsvArgs,
     loader: &mut EntryLoader<'_>,
 ) -> Result<(), ImportError> {
-    let mut reader = ReaderBuilder::new().has_headers(false).from_reader(QuoteChecker::new(input));
+    let delimiter = csv.delimiter.unwrap_or(b',');
+    let input = QuoteChecker::new(input, delimiter);
+    let mut reader = ReaderBuilder::new().delimiter(delimiter).has_headers(false).from_reader(input);
     let mut record = ByteRecord::new();
     let mut read = |record: &mut ByteRecord| reader.read_byte_record(record).map_err(|error| read_error(error, source));
     if !read(&mut record)? {
         return Err(ImportError::input("the input is empty: a first row must name the columns", 0));
     }
-    let columns = Columns::of_header(&record, args).map_err(|message| ImportError::input(message, 0))?;
+    let columns = Columns::of_header(&record, args, csv).map_err(|message| ImportError::input(message, 0))?;
     while read(&mut record)? {
         let (line, offset) = place(&record);
         let field = |column: Column, name: &str| {

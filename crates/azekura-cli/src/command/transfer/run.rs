@@ -6,7 +6,7 @@ use std::path::Path;
 
 use azekura::Database;
 
-use crate::args::{EncodingArgs, ExportArgs, ImportArgs, PeerEngine, TransferFormat};
+use crate::args::{CsvArgs, ExportArgs, ImportArgs, PeerEngine, TransferFormat};
 use crate::command::transfer::loader::{EntryLoader, LoadMode};
 use crate::command::transfer::native::{self, NativeSelection};
 #[cfg(feature = "_peer")]
@@ -82,11 +82,12 @@ fn import_stream(args: &ImportArgs, db: &Path, mode: LoadMode, json: bool) -> Re
     {
         return Err(encodings_without_text());
     }
+    check_csv_options(&args.csv, format)?;
     let label = if mode == LoadMode::Check { "Checking" } else { "Importing" };
     let name = args.partition.as_deref().unwrap_or(DEFAULT_PARTITION);
     let mut loader = EntryLoader::new(db, name, mode, ProgressReporter::bytes(json, length, label));
     let read = match format {
-        TransferFormat::Csv => csv_format::import(input, source, args.encodings, &mut loader),
+        TransferFormat::Csv => csv_format::import(input, source, args.encodings, &args.csv, &mut loader),
         TransferFormat::Jsonl | TransferFormat::Dir => json_lines::import(input, source, args.encodings, &mut loader),
         TransferFormat::Native => {
             let selection =
@@ -98,11 +99,7 @@ fn import_stream(args: &ImportArgs, db: &Path, mode: LoadMode, json: bool) -> Re
 }
 
 /// Closes the database. The error of an import states how much was stored.
-fn finish_import(
-    read: Result<(), ImportError>,
-    source: &Path,
-    loader: EntryLoader<'_>,
-) -> Result<TransferReport> {
+fn finish_import(read: Result<(), ImportError>, source: &Path, loader: EntryLoader<'_>) -> Result<TransferReport> {
     match read {
         Ok(()) => loader.finish(),
         Err(error) => {
@@ -147,6 +144,7 @@ pub(crate) fn export(args: &ExportArgs, db: &Path, output: &mut CommandOutput) -
     if !is_text && (args.encodings.key_encoding.is_some() || args.encodings.value_encoding.is_some()) {
         return Err(encodings_without_text());
     }
+    check_csv_options(&args.csv, format)?;
     interrupt::catch_first()?;
     let json = output.json();
     let database = open::open_read_only(db)?;
@@ -167,7 +165,7 @@ pub(crate) fn export(args: &ExportArgs, db: &Path, output: &mut CommandOutput) -
     } else {
         let partition = open::existing_partition(&database, name.unwrap_or(DEFAULT_PARTITION))?;
         let mut out = ExportWriter::open(target, output)?;
-        let written = export_text(&partition, format, args.encodings, &mut out, json);
+        let written = export_text(&partition, format, args, &mut out, json);
         out.finish(written)?
     };
     if to_stdout {
@@ -179,15 +177,15 @@ pub(crate) fn export(args: &ExportArgs, db: &Path, output: &mut CommandOutput) -
 fn export_text(
     partition: &azekura::Partition,
     format: TransferFormat,
-    encodings: EncodingArgs,
+    args: &ExportArgs,
     out: &mut ExportWriter<'_>,
     json: bool,
 ) -> Result<TransferReport> {
     let bar = |label| ProgressReporter::entries(json || out.is_terminal(), partition.approximate_len(), label);
-    let encodings = OutputEncodings::choose(encodings, partition, &bar("Reading"))?;
+    let encodings = OutputEncodings::choose(args.encodings, partition, &bar("Reading"))?;
     let progress = bar("Exporting");
     match format {
-        TransferFormat::Csv => csv_format::export(partition, encodings, out, &progress),
+        TransferFormat::Csv => csv_format::export(partition, encodings, &args.csv, out, &progress),
         _ => json_lines::export(partition, encodings, out, &progress),
     }
 }
@@ -212,6 +210,13 @@ fn approximate_len(db: &Database, names: &[String]) -> u64 {
 
 fn has_extension(path: &Path, known: &[&str]) -> bool {
     path.extension().is_some_and(|extension| known.iter().any(|known| extension.eq_ignore_ascii_case(known)))
+}
+
+fn check_csv_options(csv: &CsvArgs, format: TransferFormat) -> Result<()> {
+    match format == TransferFormat::Csv || *csv == CsvArgs::default() {
+        true => Ok(()),
+        false => Err(CliError::usage("--key-column, --value-column and --delimiter apply to csv only")),
+    }
 }
 
 fn encodings_without_text() -> CliError {

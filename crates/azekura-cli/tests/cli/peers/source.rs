@@ -61,7 +61,7 @@ pub(crate) fn assert_imported(p: &CliFixture, engine: &str, source: &str, db: &s
 
 /// Runs an import that must fail with `code`, and returns its error object. The target keeps its only partition "old".
 pub(crate) fn assert_refused(p: &CliFixture, line: &str, code: i32) -> Value {
-    p.ok("put --db target --partition old k v");
+    p.ok("put --create --db target --partition old k v");
     let mut error = Value::Null;
     for flag in ["--dry-run", ""] {
         let ran = p.run(&format!("import --db target --json {flag} {line}"));
@@ -98,7 +98,7 @@ pub(crate) fn count_refused_damage(
     count: usize,
     check: impl Fn(&CliFixture, &str),
 ) -> usize {
-    p.ok("put --db target --partition old k v");
+    p.ok("put --create --db target --partition old k v");
     let mut refused = 0;
     for (file, content) in files(&p.path(source)).into_iter().filter(|(_, content)| !content.is_empty()) {
         for i in 0..count {
@@ -117,7 +117,7 @@ pub(crate) fn count_refused_damage(
                 _ => panic!("{file} at {place}: {ran:?}"),
             }
             std::fs::remove_dir_all(p.path("target")).unwrap();
-            p.ok("put --db target --partition old k v");
+            p.ok("put --create --db target --partition old k v");
         }
         std::fs::write(&file, content).unwrap();
     }
