@@ -548,12 +548,12 @@ impl Committer {
 
     /// Ends the exclusive turn. May be called while the thread panics: it is no leadership.
     pub(crate) fn end_turn(&self) {
-        let may_open = !self.closed.load(Ordering::Relaxed) && !self.poison.is_set();
         let mut queue = lock(&self.queue);
         queue.turn_owner = None;
-        // A running leader opens allocation at its end. Without a leader, nothing is in progress.
+        // A running leader opens allocation at its end. Without a leader, nothing is in progress: only a leader closes
+        // the database, so this is read behind the lock.
         if !queue.has_leader && self.has_single_changes.load(Ordering::Relaxed) {
-            self.seqnos.open_gate(may_open);
+            self.seqnos.open_gate(!self.closed.load(Ordering::Relaxed) && !self.poison.is_set());
         }
         drop(queue);
         self.turn_ended.notify_all();
@@ -634,7 +634,8 @@ impl Committer {
         }
         self.poison.poison_on_failure(self.wal.append(&frames))?;
         match commits.iter().any(|commit| commit.path == CommitPath::SyncBeforeApply) {
-            true => self.poison.poison_on_failure(self.wal.sync(self.wal.appended(), false)),
+            // The WAL has the commits, so going on without them would use their sequence numbers twice.
+            true => self.wal.sync(self.wal.appended(), false).map_err(|error| self.poison.set(error)),
             false => Ok(()),
         }
     }

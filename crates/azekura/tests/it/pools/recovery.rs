@@ -4,7 +4,10 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
-use azekura::{Comparator, Config, Database, ErrorKind, Partition, PersistMode, PersistenceLevel};
+use azekura::{
+    Comparator, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode,
+    PersistenceLevel,
+};
 
 use super::memory::persistent_memory_fs;
 use super::{config, open_pool, pool_options};
@@ -160,4 +163,32 @@ fn checkpoint_contains_mapped_pool() {
     db.checkpoint("/copy").unwrap();
     let copy = Config::new("/copy").fs(Arc::new(fs.clone())).open().unwrap();
     assert_eq!(copy.partition("pool").unwrap().len().unwrap(), 2);
+}
+
+/// A batch with a pool that survives power loss is synced before it is applied. If too many files were open for that
+/// sync, the batch was refused but stayed in the WAL: single changes took its sequence numbers, and the next open
+/// applied the half of it that they had not overwritten.
+#[test]
+fn batch_that_cannot_be_synced_is_whole_or_absent() {
+    let machine = persistent_memory_fs();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let db = config(&machine).fs(Arc::new(faults.clone())).open().unwrap();
+    let pool = open_pool(&db, "pool");
+    let separated = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
+    let lsm = db.open_partition("lsm", separated).unwrap();
+    pool.insert("a", "before").unwrap();
+    lsm.insert("large", vec![1; 2 << 20]).unwrap(); // a blob file whose directory is not synced
+    faults.inject(FaultPlan::new(OpKind::SyncDir, 1, Fault::TooManyOpenFiles));
+    let mut batch = db.batch();
+    batch.insert(&pool, "a", "batch");
+    batch.insert(&pool, "b", "batch");
+    assert!(batch.commit().is_err());
+    assert_eq!(faults.fault_count(), 1);
+    faults.clear_faults();
+    assert!(pool.insert("a", "single").is_err(), "the sequence numbers of the batch are used twice");
+    let killed = machine.fork();
+    let db = config(&killed).open().unwrap();
+    let pool = open_pool(&db, "pool");
+    let (a, b) = (pool.get("a").unwrap().unwrap(), pool.get("b").unwrap());
+    assert_eq!(a == "batch", b.is_some_and(|b| b == "batch"), "a is {a:?}");
 }
