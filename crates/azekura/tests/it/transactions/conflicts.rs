@@ -1,6 +1,9 @@
 //! Which changes of other commits interfere with which reads.
 
-use azekura::{ErrorKind, Isolation, Partition, Transaction, TransactionOptions};
+use std::sync::Arc;
+
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
+use azekura::{Config, ErrorKind, Isolation, Iter, Partition, PartitionCreateOptions, Transaction, TransactionOptions};
 
 use super::Fixture;
 
@@ -266,5 +269,36 @@ fn range_deletes_take_part_in_conflicts() {
         p.insert("c", "other").unwrap();
         assert_eq!(tx.commit().is_ok(), wins);
         assert_eq!(p.contains_key("c").unwrap(), !wins);
+    }
+}
+
+/// A seek behind a failed step moves both ends of an iterator back to their bounds. The transaction forgot what the
+/// other end had read, and committed although one of these keys had changed.
+#[test]
+fn reads_count_when_a_failed_step_restarts_them() {
+    for front in [true, false] {
+        let faults = FaultFs::new(Arc::new(MemFs::new()));
+        let config = Config::new("/db").fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(1))).workers(0);
+        let db = config.open().unwrap();
+        let p = db.open_partition("p", PartitionCreateOptions::default().block_size(256)).unwrap();
+        (b'a'..=b'j').for_each(|key| p.insert([key], [key; 3000]).unwrap());
+        p.flush().unwrap();
+        let mut tx = db.transaction();
+        let mut iter = tx.iter(&p);
+        let step = |iter: &mut Iter, front: bool| if front { iter.next() } else { iter.next_back() };
+        let keys: Vec<_> = (0..3).map(|_| step(&mut iter, !front).unwrap().unwrap().0).collect();
+        faults.inject(FaultPlan::new(OpKind::Read, 1, Fault::Error(std::io::ErrorKind::Other)));
+        assert!(step(&mut iter, front).unwrap().is_err());
+        faults.clear_faults();
+        if front {
+            iter.seek("a")
+        } else {
+            iter.seek_back("j")
+        }
+        assert_eq!(step(&mut iter, !front).unwrap().unwrap().0, keys[0]);
+        drop(iter);
+        p.insert(&keys[2], "changed").unwrap();
+        tx.insert(&p, "sum", "of all keys").unwrap();
+        assert_eq!(tx.commit().unwrap_err().kind(), ErrorKind::Conflict, "{keys:?}");
     }
 }
