@@ -455,6 +455,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
     }
 
+    /// The lowest sequence number of the range deletes whose records are not removed yet.
+    pub(crate) fn first_pending_range_delete(&self) -> SeqNo {
+        self.range_deletes.first()
+    }
+
     /// The leaf to which `key` belongs now. Prefetches its header.
     #[inline]
     pub(crate) fn guess_leaf(&self, key: &[u8], pin: &Pin) -> LeafGuess {
@@ -465,9 +470,14 @@ impl<M: PersistenceBackend> PoolTree<M> {
     }
 
     /// As [`get_at`](PoolTree::get_at). Searches the guessed leaf first, which is the only one unless keys have moved
-    /// since the guess. `pin` was held at the guess.
-    pub(crate) fn get_guessed(&self, key: &[u8], guess: LeafGuess, at: ReadMoment, pin: &Pin) -> Result<Option<Slice>> {
-        let pending = self.range_deletes.first();
+    /// since the guess. `pin` was held at the guess, before which the caller loaded the pending range delete.
+    pub(crate) fn get_guessed(
+        &self,
+        key: &[u8],
+        guess: LeafGuess,
+        (at, pending): (ReadMoment, SeqNo),
+        pin: &Pin,
+    ) -> Result<Option<Slice>> {
         let leaf = self.leaf(guess.leaf);
         let changes = self.slot_version(leaf.offset).load(Ordering::Acquire);
         let newest = match self.find_in_leaf(leaf, leaf.commit_word(), key, guess.fingerprint)? {

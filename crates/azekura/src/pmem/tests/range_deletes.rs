@@ -442,3 +442,23 @@ fn checkpoint_ends_below_pending_range_delete() {
         assert_eq!(contents(&*again, host.visible.get()), model);
     }
 }
+
+/// Regression: a group of `multi_get` found the leaves of its keys first and loaded the pending range deletes second.
+/// If a range delete that it sees completed in between, an unlinked leaf still had the removed record.
+#[test]
+fn guessed_leaf_is_not_read_after_removal() {
+    let (mut fixture, _) = filled(&options(4 << 20, SLOTS), 2_000);
+    let (low, high) = range_record(&key(500), &key(1_500));
+    fixture.seqno += 1;
+    let seqno = SeqNo(fixture.seqno);
+    let entry = EntryRef { user_key: &low, seqno, kind: RecordKind::RangeDelete, value: &high };
+    fixture.tree.add_range_delete(entry).unwrap();
+    fixture.visible.publish(seqno);
+    let reader = fixture.snapshots.register();
+    let pin = fixture.tree.pin().unwrap();
+    let pending = fixture.tree.first_pending_range_delete();
+    let guess = fixture.tree.guess_leaf(&key(1_000), &pin);
+    fixture.tree.remove_covered(seqno).unwrap();
+    let found = fixture.tree.get_guessed(&key(1_000), guess, (reader.seqno().into(), pending), &pin).unwrap();
+    assert_eq!(found.as_deref(), None);
+}
