@@ -181,9 +181,11 @@ impl ManifestRebuild {
                 Err(error) => self.leave_out(DataFileKind::Table.file_name(number), error),
             }
         }
-        // The records of a table are in no part of the WAL that is still needed.
+        // The records of a flushed table are in no part of the WAL that is still needed. An ingested table tells
+        // nothing of older records.
         for partition in self.state.partitions.values_mut() {
-            let flushed = partition.tables.values().map(|(_, table)| table.largest_seqno).max().unwrap_or_default();
+            let flushed = partition.tables.values().filter(|(_, table)| table.global_seqno.is_none());
+            let flushed = flushed.map(|(_, table)| table.largest_seqno).max().unwrap_or_default();
             partition.flushed_seqno = partition.flushed_seqno.max(flushed);
             partition.spilled.retain(|_, table| table.largest_seqno > flushed);
         }

@@ -3,9 +3,9 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::Error;
 use azekura::fs::{DiskFs, Fs};
 use azekura::inspect::{self, TableReport, VerifyReport};
+use azekura::{Error, ErrorKind};
 use serde_json::{Value, json};
 
 use crate::args::RepairArgs;
@@ -47,7 +47,7 @@ pub(crate) fn repair(args: &RepairArgs, db: &Path, output: &mut CommandOutput) -
     let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
     let (rebuilt, tables) = match inspect::tables(&fs, source) {
         Ok(tables) => (None, tables),
-        // The manifest cannot be read.
+        Err(error) if !may_rebuild(&error) => return Err(not_opened(&error)),
         Err(_) => (Some(inspect::rebuilt_manifest(&fs, source).map_err(|error| not_opened(&error))?), Vec::new()),
     };
     let (manifest, left_out) = rebuilt.map(|rebuilt| (rebuilt.bytes, rebuilt.left_out)).unzip();
@@ -145,6 +145,12 @@ fn copy_partition(
     };
     let (entries, bytes) = (loader.report.entries - entries, loader.report.bytes - bytes);
     Ok(PartitionReport { name, entries, bytes, unreadable, losses })
+}
+
+/// Whether a rebuilt manifest can help: not if this version cannot read the manifest, or the system refuses it.
+fn may_rebuild(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    error.kind() != ErrorKind::Unsupported && source.is_none_or(|source| source.kind() == std::io::ErrorKind::NotFound)
 }
 
 /// The error for a database that cannot be opened even in salvage mode.

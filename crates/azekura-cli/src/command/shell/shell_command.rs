@@ -151,7 +151,7 @@ pub(super) fn definition(partition: &str, mode: ShellMode) -> clap::Command {
         command.mut_arg("hex", |arg| arg.help("Keys and values in the line and in the output are hexadecimal"))
     };
     let all = WITH_HEX.iter().fold(all, |all, name| all.mut_subcommand(name, hex));
-    let for_json = |name: &str, scan: clap::Command| scan.mut_arg(name.to_string(), |arg| arg.hide(!mode.json));
+    let for_json = |name: &'static str, scan: clap::Command| scan.mut_arg(name, |arg| arg.hide(!mode.json));
     let all = all.mut_subcommand("scan", |scan| for_json("value_encoding", for_json("key_encoding", scan)));
     if !mode.is_read_only {
         return all;

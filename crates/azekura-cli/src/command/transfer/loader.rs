@@ -201,10 +201,12 @@ impl<'a> EntryLoader<'a> {
     /// Commits the last batch. Unless the partition is `kept` or has entries, it is deleted if this import created it.
     fn end_partition(&mut self, kept: bool) -> Result<()> {
         self.commit()?;
-        if let (Some(db), Some(target)) = (&self.db, self.target.take()) {
-            if target.created && !kept && target.partition.is_empty()? {
-                db.delete_partition(target.partition)?;
-            }
+        if let (Some(db), Some(target)) = (&self.db, self.target.take())
+            && target.created
+            && !kept
+            && target.partition.is_empty()?
+        {
+            db.delete_partition(target.partition)?;
         }
         Ok(())
     }

@@ -20,7 +20,8 @@ pub(super) struct SourceCopy {
 }
 
 impl SourceCopy {
-    /// Copies all files of the directory `source`. File systems that can share extents copy no data.
+    /// Copies all files of the directory `source`, but not a file `LOCK`, because closing it would release the record
+    /// lock of this process. File systems that can share extents copy no data.
     pub(super) fn of(source: &Path) -> Result<SourceCopy> {
         let copy = SourceCopy { directory: TemporaryDirectory::create()? };
         for entry in WalkDir::new(source) {
@@ -30,7 +31,7 @@ impl SourceCopy {
             let target = copy.path().join(relative);
             if entry.file_type().is_dir() {
                 fs::create_dir_all(&target).map_err(|e| CliError::os("create a temporary directory", &target, e))?;
-            } else if entry.file_type().is_file() {
+            } else if entry.file_type().is_file() && entry.file_name() != "LOCK" {
                 fs::copy(entry.path(), &target).map_err(|e| CliError::os("copy the file", entry.path(), e))?;
             }
         }
