@@ -32,7 +32,7 @@ use crate::lsm::tree::LsmTree;
 /// use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let db = Config::new(dir.path().join("db")).open()?;
+/// # let db = Config::new(dir.path().join("db")).workers(0).open()?;
 /// let options = PartitionCreateOptions::default()
 ///     .with_kv_separation(KvSeparationOptions::default().automatic_gc(None));
 /// let pages = db.open_partition("pages", options)?;
@@ -67,7 +67,7 @@ pub trait GarbageCollection {
     /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// # let db = Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let separation = KvSeparationOptions::default().automatic_gc(None);
     /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
     /// pages.insert("page", vec![1; 5_000])?;
@@ -93,7 +93,7 @@ pub trait GarbageCollection {
     /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// # let db = Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let separation = KvSeparationOptions::default().automatic_gc(None);
     /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
     /// pages.gc_with_space_amp_target(2.0)?; // at most two bytes on disk for each byte that a new reader can read
@@ -114,7 +114,7 @@ pub trait GarbageCollection {
     /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// # let db = Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let options = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
     /// # let pages = db.open_partition("pages", options)?;
     /// pages.gc_with_staleness_threshold(0.7)?; // files with 70 % or more stale data
@@ -135,7 +135,7 @@ pub trait GarbageCollection {
     /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// # let db = Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let options = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
     /// # let queue = db.open_partition("queue", options)?;
     /// queue.insert("job 1", vec![1; 5_000])?;
@@ -156,7 +156,7 @@ pub trait GarbageCollection {
     /// # use azekura::{Config, Gc, KvSeparationOptions, PartitionCreateOptions};
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// # let db = Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let separation = KvSeparationOptions::default().automatic_gc(None);
     /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
     /// let report = Gc::scan(&pages)?;
@@ -176,7 +176,7 @@ pub trait GarbageCollection {
     /// # use azekura::{Gc, KvSeparationOptions, PartitionCreateOptions};
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let separation = KvSeparationOptions::default().automatic_gc(None);
     /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
     /// pages.insert("page", vec![1; 5_000])?;
@@ -199,7 +199,7 @@ pub trait GarbageCollection {
     /// # use azekura::{Gc, KvSeparationOptions, PartitionCreateOptions};
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let separation = KvSeparationOptions::default().automatic_gc(None);
     /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
     /// pages.insert("page", vec![1; 5_000])?;
@@ -222,7 +222,7 @@ pub trait GarbageCollection {
     /// # use azekura::{Gc, KvSeparationOptions, PartitionCreateOptions};
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let separation = KvSeparationOptions::default().automatic_gc(None);
     /// # let queue = db.open_partition("queue", PartitionCreateOptions::default().with_kv_separation(separation))?;
     /// queue.insert("job 1", vec![1; 5_000])?;
@@ -397,7 +397,7 @@ fn rewrite_files(inner: &DbInner, partition: &Arc<PartitionState>, mut chosen: V
 /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let db = Config::new(dir.path().join("db")).open()?;
+/// # let db = Config::new(dir.path().join("db")).workers(0).open()?;
 /// # let separation = KvSeparationOptions::default().automatic_gc(None);
 /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
 /// pages.insert("page", vec![1; 5_000])?;

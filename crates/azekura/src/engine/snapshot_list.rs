@@ -245,11 +245,12 @@ impl SnapshotList {
         held.of(partition).map(|(_, count)| count).sum()
     }
 
-    /// Keeps the last state of a partition that is being deleted for the readers that are registered.
+    /// Keeps the last state of a partition that is being deleted for the registered readers of any partition. An
+    /// iterator, which reads one partition only, keeps its state itself.
     pub(crate) fn keep_deleted(&self, partition: PartitionId, view: Arc<dyn EngineView>) {
         let mut held = self.lock_registered();
         held.deletions += 1;
-        if !held.scopes.is_empty() {
+        if held.scopes.iter().any(|(scope, _)| scope.partition.is_none()) {
             let number = held.deletions;
             held.deleted.push((number, partition, view));
         }
@@ -356,7 +357,8 @@ impl Drop for SnapshotGuard {
         }
         held.scopes.remove(i);
         if !held.deleted.is_empty() {
-            let oldest = held.scopes.iter().map(|(scope, _)| scope.deletions).min().unwrap_or(u64::MAX);
+            let of_any = held.scopes.iter().filter(|(scope, _)| scope.partition.is_none());
+            let oldest = of_any.map(|(scope, _)| scope.deletions).min().unwrap_or(u64::MAX);
             let released: Vec<_> = held.deleted.extract_if(.., |(number, _, _)| *number <= oldest).collect();
             drop(held);
             drop(released); // without the lock, because it may free much memory

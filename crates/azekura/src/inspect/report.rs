@@ -159,7 +159,7 @@ pub struct TableReport {
 /// # let path = dir.path().join("db");
 /// use azekura::fs::{DiskFs, Fs};
 /// use std::sync::Arc;
-/// # let db = azekura::Config::new(&path).open()?;
+/// # let db = azekura::Config::new(&path).workers(0).open()?;
 /// # let fruit = db.open_partition("fruit", Default::default())?;
 /// fruit.insert("apple", "red")?;
 /// fruit.insert("pear", "green")?;

@@ -9,7 +9,7 @@ use crate::lsm::version::HasTableMeta;
 /// ```
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
 /// # let fruit = db.open_partition("fruit", Default::default())?;
 /// fruit.insert("apple", "red")?;
 /// fruit.flush()?;

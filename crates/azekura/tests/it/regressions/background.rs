@@ -595,6 +595,7 @@ const WAITING_CALLS: &[(&str, Call)] = &[
     ("close", |db, _| db.clone().close()),
     ("insert", |_, p| p.insert("nested", "v")),
     ("large insert", |_, p| p.insert("nested", vec![1; 2 << 20])),
+    ("insert with a time to live", |_, p| p.insert_with_ttl("nested", "v", Duration::from_secs(1))),
     ("remove", |_, p| p.remove("nested")),
     ("remove range", |_, p| p.remove_range("a".."b")),
     ("clear", |_, p| p.clear()),

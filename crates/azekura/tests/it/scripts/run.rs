@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::Fs;
-use azekura::testing::{MemFs, Survival, TestEnv};
+use azekura::testing::{MemFs, Survival, TestEnv, wait_for_readers};
 use azekura::{Config, Database, Entry, Gc, Iter, Partition, PersistMode, Result, Snapshot, inspect};
 
 use super::engines::{ScriptEngine, ScriptOptions};
@@ -73,6 +73,7 @@ impl ScriptRun {
 
     /// Runs one command and appends its output.
     pub(super) fn run_command(&mut self, command: &str, output: &mut String) {
+        wait_for_readers();
         let (name, rest) = command.split_once(' ').unwrap_or((command, ""));
         let words: Vec<&str> = rest.split_whitespace().collect();
         let done = match name {
