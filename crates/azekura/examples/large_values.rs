@@ -40,12 +40,13 @@ fn main() -> Result<()> {
     assert_eq!(snapshot.get(&pictures, [5])?.expect("was inserted")[0], 5);
     drop(snapshot);
 
-    // First the files without any live value, which costs no copy; then as many files as the target requires.
+    // First the files without any live value, which costs no copy; then as many files as the target requires. A
+    // compaction that a worker runs meanwhile also deletes files without live values.
     let dropped = pictures.gc_drop_stale_segments()?;
     let collected = pictures.gc_with_space_amp_target(1.2)?;
     let report = pictures.gc_scan()?;
     println!("{dropped} bytes freed without a copy, {collected} more by blob GC; now\n{report}");
-    assert!(dropped + collected > 0 && report.space_amp() <= 1.2);
+    assert!(report.space_amp() <= 1.2);
     assert_eq!(pictures.get([99])?.expect("was not changed"), vec![99; 64 << 10]);
 
     drop(pictures);

@@ -120,7 +120,7 @@ impl Partition {
     /// later. The time is that of [`Env::now_ms`](crate::fs::Env::now_ms), in milliseconds. While the database is open,
     /// it does not go back: if the wall clock is set back, records expire when it has caught up. A later
     /// [`insert`](Partition::insert) without a TTL sets a value that does not expire, unless the partition has a
-    /// [default TTL](PartitionCreateOptions::default_ttl). The first call for a partition syncs the manifest.
+    /// [default TTL](crate::PartitionCreateOptions::default_ttl). The first call for a partition syncs the manifest.
     ///
     /// # Errors
     /// As [`insert`](Partition::insert). `Invalid` if `ttl` is 0, if the record would expire 2^64 ms or more after
