@@ -25,7 +25,7 @@ fn blob(n: u32) -> Vec<u8> {
 
 /// A database with one table of "plain", a table and a blob file of "blobs", and entries of "plain" in the WAL only.
 fn make_database(p: &CliFixture) {
-    let db = Config::new(p.path("live")).open().unwrap();
+    let db = Config::new(p.path("live")).workers(0).open().unwrap();
     let options = PartitionCreateOptions::default().block_size(1 << 10);
     let plain = db.open_partition("plain", options.clone()).unwrap();
     (0..ENTRIES).for_each(|n| plain.insert(key(n), value(n)).unwrap());
@@ -266,7 +266,7 @@ fn damage_loses_one_block_whatever_keys() {
     let with_prefix: Keys = |n| format!("{}{n:06}", "p".repeat(260));
     for keys in [with_last, with_prefix] {
         let p = CliFixture::new();
-        let db = Config::new(p.path("d")).open().unwrap();
+        let db = Config::new(p.path("d")).workers(0).open().unwrap();
         let partition = db.open_partition("default", PartitionCreateOptions::default().block_size(1 << 10)).unwrap();
         (0..=2000).for_each(|n| partition.insert(keys(n), [7; 60]).unwrap());
         partition.major_compact().unwrap();
@@ -283,7 +283,7 @@ fn damage_loses_one_block_whatever_keys() {
 #[test]
 fn older_versions_are_recovered_if_asked() {
     let p = CliFixture::new();
-    let db = Config::new(p.path("d")).open().unwrap();
+    let db = Config::new(p.path("d")).workers(0).open().unwrap();
     let partition = db.open_partition("default", PartitionCreateOptions::default()).unwrap();
     (0..1000).for_each(|n| partition.insert(key(n), "old").unwrap());
     partition.major_compact().unwrap();
@@ -320,7 +320,7 @@ fn source_without_lock_file_stays_unchanged() {
 #[test]
 fn error_lists_are_capped() {
     let p = CliFixture::new();
-    let db = Config::new(p.path("d")).open().unwrap();
+    let db = Config::new(p.path("d")).workers(0).open().unwrap();
     let partition = db.open_partition("default", PartitionCreateOptions::default().block_size(64)).unwrap();
     (0..3000).for_each(|n| partition.insert(key(n), value(n)).unwrap());
     partition.major_compact().unwrap();
@@ -341,7 +341,7 @@ fn error_lists_are_capped() {
 fn no_older_version_replaces_a_lost_one() {
     let p = CliFixture::new();
     let versioned = |n: u32, version: u32| format!("{n}-{version}-").repeat(20).into_bytes();
-    let db = Config::new(p.path("d")).open().unwrap();
+    let db = Config::new(p.path("d")).workers(0).open().unwrap();
     let options = PartitionCreateOptions::default().block_size(512).max_memtable_size(64 << 10);
     let partition = db.open_partition("default", options).unwrap();
     let newest = |n: u32| 3 - n % 3;
@@ -349,6 +349,7 @@ fn no_older_version_replaces_a_lost_one() {
         (0..2000)
             .filter(|n| version <= newest(*n))
             .for_each(|n| partition.insert(key(n), versioned(n, version)).unwrap());
+        partition.flush().unwrap();
     }
     (0..2000).filter(|n| n % 7 == 0).for_each(|n| partition.remove(key(n)).unwrap());
     partition.flush().unwrap();
@@ -397,7 +398,7 @@ fn no_older_version_replaces_a_lost_one() {
 #[test]
 fn keys_with_newer_versions_elsewhere_are_recovered() {
     let p = CliFixture::new();
-    let db = Config::new(p.path("live")).open().unwrap();
+    let db = Config::new(p.path("live")).workers(0).open().unwrap();
     let plain = db.open_partition("plain", PartitionCreateOptions::default().block_size(1 << 10)).unwrap();
     (0..ENTRIES).for_each(|n| plain.insert(key(n), "old").unwrap());
     plain.major_compact().unwrap();
@@ -470,7 +471,7 @@ fn truncated_manifest_loses_nothing_silently() {
 #[test]
 fn damaged_pool_does_not_stop_the_others() {
     let p = CliFixture::new();
-    let db = Config::new(p.path("live")).open().unwrap();
+    let db = Config::new(p.path("live")).workers(0).open().unwrap();
     let pool = EngineType::Pmem(PmemOptions::default());
     let memory = db.open_partition("memory", PartitionCreateOptions::default().engine(pool)).unwrap();
     let plain = db.open_partition("plain", PartitionCreateOptions::default()).unwrap();

@@ -24,7 +24,7 @@ use crate::vfs::fs::PersistenceLevel;
 /// ```
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
 /// # let fruit = db.open_partition("fruit", Default::default())?;
 /// fruit.insert("apple", "red")?;
 /// fruit.flush()?;
@@ -55,7 +55,7 @@ pub struct BlockKindMetrics {
 /// ```
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
 /// # let fruit = db.open_partition("fruit", Default::default())?;
 /// # fruit.insert("apple", "red")?;
 /// # fruit.flush()?;
@@ -115,7 +115,7 @@ impl CacheMetrics {
 /// ```
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
 /// # let fruit = db.open_partition("fruit", Default::default())?;
 /// fruit.insert("apple", "red")?;
 /// fruit.flush()?;
@@ -268,7 +268,7 @@ impl Metrics {
     /// ```
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let log = db.open_partition("log", Default::default())?;
     /// # assert_eq!(db.metrics().write_amplification(), 0.0);
     /// for line in 0..100u32 {
@@ -338,7 +338,7 @@ impl fmt::Display for Metrics {
 /// ```
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
 /// # let fruit = db.open_partition("fruit", Default::default())?;
 /// fruit.insert("apple", "red")?;
 /// fruit.flush()?;
@@ -388,7 +388,7 @@ pub struct PartitionMetrics {
 /// # use azekura::{Config, EngineType, PartitionCreateOptions};
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let db = Config::new(dir.path().join("db")).open()?;
+/// # let db = Config::new(dir.path().join("db")).workers(0).open()?;
 /// # let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(Default::default()));
 /// let counters = db.open_partition("counters", pool)?;
 /// counters.insert("visits", "1")?;
@@ -484,7 +484,7 @@ impl PartitionMetrics {
     /// ```
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
     /// # use azekura::{KvSeparationOptions, PartitionCreateOptions};
     /// # let separated = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
     /// # let photos = db.open_partition("photos", separated)?;
@@ -503,7 +503,7 @@ impl PartitionMetrics {
     /// ```
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
     /// # use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
     /// # let separation = KvSeparationOptions::default().compression(CompressionType::None);
     /// # let photos = db.open_partition("photos", PartitionCreateOptions::default().with_kv_separation(separation))?;
@@ -523,7 +523,7 @@ impl PartitionMetrics {
     /// ```
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
     /// # use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
     /// # let separation = KvSeparationOptions::default().automatic_gc(None).compression(CompressionType::None);
     /// # let photos = db.open_partition("photos", PartitionCreateOptions::default().with_kv_separation(separation))?;

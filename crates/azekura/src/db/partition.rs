@@ -649,7 +649,7 @@ impl Partition {
     /// ```
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let fruit = db.open_partition("fruit", Default::default())?;
     /// fruit.insert("apple", "red")?;
     /// assert_eq!((fruit.metrics().levels.len(), db.metrics().flushes), (0, 0));
@@ -675,7 +675,7 @@ impl Partition {
     /// ```
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let fruit = db.open_partition("fruit", Default::default())?;
     /// fruit.insert("apple", "red")?;
     /// fruit.insert("pear", "green")?;
@@ -713,7 +713,7 @@ impl Partition {
     /// ```
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let db = azekura::Config::new(dir.path().join("db")).workers(0).open()?;
     /// # let photos = db.open_partition("photos", Default::default())?;
     /// photos.insert("sky", (0..100_000).map(|n| (n % 251) as u8).collect::<Vec<_>>())?;
     /// assert_eq!(photos.disk_space(), 0); // only in the WAL and in memory

@@ -112,7 +112,7 @@ struct BlobLocation {
 /// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let db = Config::new(dir.path().join("db")).open()?;
+/// # let db = Config::new(dir.path().join("db")).workers(0).open()?;
 /// # let separation = KvSeparationOptions::default().automatic_gc(None);
 /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separation))?;
 /// for round in 0..2u8 {
