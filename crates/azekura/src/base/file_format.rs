@@ -17,7 +17,8 @@ pub(crate) enum FileKind {
 }
 
 impl FileKind {
-    fn magic(self) -> [u8; 8] {
+    /// The first bytes of a file of this kind.
+    pub(crate) fn magic(self) -> [u8; 8] {
         *match self {
             FileKind::Table => b"AZEKTBL\n",
             FileKind::Blob => b"AZEKBLB\n",

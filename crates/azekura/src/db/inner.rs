@@ -367,8 +367,7 @@ impl DbInner {
     ) -> Result<()> {
         let change = || {
             let writer = self.writer()?;
-            check_not_called_back()?;
-            let _write = WriteMark::new();
+            let _write = begin_write()?;
             let tree = partition.tree()?;
             let len = record_len(record);
             self.check_size(len)?;
@@ -430,8 +429,7 @@ impl DbInner {
     /// synced to make it durable.
     fn write(&self, commit: CommitRequest<'_>, bytes: u64) -> Result<SeqNo> {
         let writer = self.writer()?;
-        check_not_called_back()?;
-        let _write = WriteMark::new();
+        let _write = begin_write()?;
         self.check_size(commit.payload.len() as u64)?;
         let mut needs_preparation = false;
         for partition in commit.partitions {
@@ -764,6 +762,13 @@ fn check_not_called_back() -> Result<()> {
     let message = "a comparator made a call that waits for writes or background work, which wait for the comparator: \
                    make this call outside of the comparator";
     if is_at_work() { Err(Error::invalid(message)) } else { Ok(()) }
+}
+
+/// Marks the thread as inside a write, unless it [was called back](check_not_called_back).
+#[inline]
+fn begin_write() -> Result<WriteMark> {
+    check_not_called_back()?;
+    Ok(WriteMark::new())
 }
 
 #[cold]

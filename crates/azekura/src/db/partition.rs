@@ -88,8 +88,8 @@ impl Partition {
     /// Sets the value of a key, and replaces its previous value.
     ///
     /// # Errors
-    /// `Invalid` if the key has more than 65,535 bytes, the value more than 4 GiB − 1, or the value more than half the
-    /// memory budget and is not written directly to a blob file, or if the database is open for reading only.
+    /// `Invalid` if the key has more than 65,535 bytes, the value more than 4 GiB − 1, or the value more than half
+    /// the memory budget and is not written directly to a blob file, or if the database is open for reading only.
     /// `OutOfSpace`, `Io` or `Poisoned` if the write to the WAL or to the blob file fails. `OutOfSpace` if a pool is
     /// full. `Closed` if the database is closed or the partition was deleted.
     ///

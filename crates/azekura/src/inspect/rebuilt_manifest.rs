@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::base::comparator::BYTEWISE_NAME;
+use crate::base::file_format::FileKind;
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::version_edit::{
     BlobFileMeta, BlobFileSection, EngineKind, FileNumber, PartitionId, PartitionMeta, TableBlobUsage,
@@ -14,7 +15,7 @@ use crate::blob::reader::BlobFile;
 use crate::block::cache::BlockCache;
 use crate::inspect::report::read_whole;
 use crate::manifest::{MANIFEST_NAME, encode_manifest, salvage_edits};
-use crate::pmem::pool::{self, ImageHeader, PoolFileKind};
+use crate::pmem::pool::{self, ImageHeader, PAGE_LEN, PoolFileKind};
 use crate::table::reader::TableReader;
 use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
 use crate::vfs::{Fs, OpenMode};
@@ -105,7 +106,7 @@ impl ManifestRebuild {
         let cache = Arc::new(BlockCache::new(0));
         let state = ManifestState::default();
         let mut rebuild = ManifestRebuild { fs: Arc::clone(fs), dir, names, files, cache, state, left_out: Vec::new() };
-        let manifest = rebuild.read(MANIFEST_NAME).unwrap_or_default();
+        let manifest = rebuild.read(MANIFEST_NAME, u64::MAX).unwrap_or_default();
         for edit in salvage_edits(&manifest).unwrap_or_default() {
             // An edit that refers to lost ones is lost, too.
             let _ = rebuild.state.apply(&edit);
@@ -120,9 +121,10 @@ impl ManifestRebuild {
         Ok(rebuild)
     }
 
-    fn read(&self, name: &str) -> Result<Vec<u8>> {
+    /// The first `len` bytes of a file, or all of a shorter one.
+    fn read(&self, name: &str, len: u64) -> Result<Vec<u8>> {
         let file = self.fs.open(&self.dir.join(name), OpenMode::Read)?;
-        read_whole(&*file, file.length()?)
+        read_whole(&*file, file.length()?.min(len))
     }
 
     fn numbers(&self, kind: DataFileKind) -> Vec<FileNumber> {
@@ -251,11 +253,12 @@ impl ManifestRebuild {
                 continue;
             }
             let name = PoolFileKind::Pool.name(id);
-            let (engine, flushed) = match self.read(&name).and_then(|bytes| match bytes.starts_with(b"AZEKPMP\n") {
-                true => Ok((EngineKind::PmemMapped, Default::default())),
-                false => ImageHeader::decode(bytes.get(..4096).unwrap_or(&bytes))
-                    .map(|header| (EngineKind::Pmem, header.replay_from)),
-            }) {
+            let read =
+                self.read(&name, PAGE_LEN as u64).and_then(|page| match page.starts_with(&FileKind::Pool.magic()) {
+                    true => Ok((EngineKind::PmemMapped, Default::default())),
+                    false => ImageHeader::decode(&page).map(|header| (EngineKind::Pmem, header.replay_from)),
+                });
+            let (engine, flushed) = match read {
                 Ok(read) => read,
                 Err(error) => {
                     self.leave_out(name, error);
@@ -270,7 +273,7 @@ impl ManifestRebuild {
     fn add_wal(&mut self) {
         let mut segments = BTreeMap::new();
         for (name, number) in self.names.keys().filter_map(|name| Some((name, parse_segment_name(name)?))) {
-            let Some(bytes) = self.read(name).ok().filter(|_| number.0 < FILE_NUMBER_LIMIT) else { continue };
+            let Some(bytes) = self.read(name, u64::MAX).ok().filter(|_| number.0 < FILE_NUMBER_LIMIT) else { continue };
             if let Ok(header) = WalSegmentHeader::decode(&bytes)
                 && header.epoch.0 != 0
             {

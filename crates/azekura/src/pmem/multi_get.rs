@@ -22,12 +22,10 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let mut values = Vec::with_capacity(keys.len());
         for keys in keys.chunks(GROUP_LEN) {
             let pin = self.pin()?;
-            // Before the guesses: a range delete that completes behind them leaves its records in unlinked leaves.
-            let pending = self.first_pending_range_delete();
             let guesses: Vec<LeafGuess> = keys.iter().map(|key| self.guess_leaf(key, &pin)).collect();
             self.prefetch_records(&guesses, &pin);
             for (key, guess) in keys.iter().zip(guesses) {
-                values.push(self.get_guessed(key, guess, (at, pending), &pin)?);
+                values.push(self.get_guessed(key, guess, at, &pin)?);
             }
         }
         Ok(values)

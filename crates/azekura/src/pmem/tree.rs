@@ -180,6 +180,9 @@ pub(crate) struct LeafEntry {
 /// The leaf to which a key belonged at one time.
 #[derive(Clone, Copy)]
 pub(crate) struct LeafGuess {
+    /// The lowest pending range delete before the leaf was found: one that completes later leaves its records in
+    /// unlinked leaves.
+    pending: SeqNo,
     /// `structure_version` before the leaf was found.
     shape: u64,
     pub(crate) leaf: LeafAddr,
@@ -455,29 +458,19 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
     }
 
-    /// The lowest sequence number of the range deletes whose records are not removed yet.
-    pub(crate) fn first_pending_range_delete(&self) -> SeqNo {
-        self.range_deletes.first()
-    }
-
     /// The leaf to which `key` belongs now. Prefetches its header.
     #[inline]
     pub(crate) fn guess_leaf(&self, key: &[u8], pin: &Pin) -> LeafGuess {
+        let pending = self.range_deletes.first();
         let shape = self.structure_version.load(Ordering::Acquire);
         let leaf = LeafAddr(self.inner.find_leaf(LeafTarget::Key(key), pin));
         self.region().prefetch(leaf.offset(), LEAF_HEADER_LEN);
-        LeafGuess { shape, leaf, fingerprint: self.fingerprint(key) }
+        LeafGuess { pending, shape, leaf, fingerprint: self.fingerprint(key) }
     }
 
     /// As [`get_at`](PoolTree::get_at). Searches the guessed leaf first, which is the only one unless keys have moved
-    /// since the guess. `pin` was held at the guess, before which the caller loaded the pending range delete.
-    pub(crate) fn get_guessed(
-        &self,
-        key: &[u8],
-        guess: LeafGuess,
-        (at, pending): (ReadMoment, SeqNo),
-        pin: &Pin,
-    ) -> Result<Option<Slice>> {
+    /// since the guess. `pin` was held at the guess.
+    pub(crate) fn get_guessed(&self, key: &[u8], guess: LeafGuess, at: ReadMoment, pin: &Pin) -> Result<Option<Slice>> {
         let leaf = self.leaf(guess.leaf);
         let changes = self.slot_version(leaf.offset).load(Ordering::Acquire);
         let newest = match self.find_in_leaf(leaf, leaf.commit_word(), key, guess.fingerprint)? {
@@ -485,7 +478,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             None if self.is_unchanged(leaf.offset, changes, guess.shape) => None,
             None => self.find_newest(key, pin)?,
         };
-        self.visible_version(key, newest, at, pending, Region::slice)
+        self.visible_version(key, newest, at, guess.pending, Region::slice)
     }
 
     /// Whether the leaf and the structure are unchanged since these versions were loaded: then the slots read in

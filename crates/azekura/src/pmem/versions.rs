@@ -315,7 +315,7 @@ impl RetainedVersions {
 
     /// Whether the oldest of several tables is not needed.
     #[inline]
-    pub(crate) fn has_stale_table(&self) -> bool {
+    pub(crate) fn is_oldest_table_stale(&self) -> bool {
         self.has_full_tables.load(Ordering::Acquire) && {
             let tables = self.tables.load();
             tables.first().is_some_and(|first| {

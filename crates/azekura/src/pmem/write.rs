@@ -269,7 +269,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// ended.
     #[inline]
     pub(crate) fn drop_stale_versions(&self) -> Result<()> {
-        if !self.versions.has_stale_table() { Ok(()) } else { self.drop_stale_tables() }
+        if !self.versions.is_oldest_table_stale() { Ok(()) } else { self.drop_stale_tables() }
     }
 
     /// Frees all full tables of retained versions that no reader needs any more.

@@ -46,8 +46,8 @@ const FUZZ_TARGETS: &[FuzzTarget] = &[
     ("wal_frame", |bytes| decode(FuzzDecoder::WalFrame, bytes)),
 ];
 
-/// Inputs named `good-…` decode, inputs named `bad-…` give an error of kind corruption, and all other inputs must not
-/// panic.
+/// Inputs named `good-…` decode, inputs named `bad-…` give an error of kind corruption, and all other inputs must
+/// not panic.
 #[test]
 fn corpus_inputs_give_expected_results() {
     let mut inputs = 0;

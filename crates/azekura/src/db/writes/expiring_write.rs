@@ -14,7 +14,6 @@ impl DbInner {
     /// `Invalid` if the value is too long with an expiry time, or the expiry time does not fit 64 bits. Those of
     /// writing the manifest before the first such write of the partition. Nothing is logged.
     pub(crate) fn begin_expiring_write(&self, partition: &PartitionState, ttl_ms: u64, value: &[u8]) -> Result<u64> {
-        self.check_outside()?;
         let (len, limit) = (value.len(), VALUE_LEN_MAX - EXPIRY_LEN as u64);
         if len as u64 > limit {
             let message = format!("value has {len} bytes, at most {limit} are allowed with a time to live");
@@ -34,6 +33,7 @@ impl DbInner {
     #[cold]
     fn record_expiry_use(&self, partition: &PartitionState) -> Result<()> {
         let _call = self.begin_api_call();
+        self.check_outside()?;
         let version_set = &self.writer()?.version_set;
         partition.tree()?;
         let _work = self.begin_work()?;

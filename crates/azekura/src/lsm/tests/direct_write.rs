@@ -30,6 +30,20 @@ fn value(n: u32) -> String {
     format!("value {n:04} ").repeat(10)
 }
 
+/// A table refers to the value of `a` in a blob file, for a snapshot before its removal, and a memtable to that of `b`
+/// in the same file.
+fn with_pointers_of_table_and_memtable() -> LsmFixture {
+    let mut fixture = world(1 << 20);
+    fixture.put_direct("a", &value(1));
+    let snapshot = fixture.visible();
+    fixture.host.snapshots.lock().unwrap().push(snapshot);
+    fixture.delete("a");
+    fixture.tree.seal();
+    fixture.put_direct("b", &value(2)); // to the same file, from the next memtable
+    fixture.run(Task::Flush, false).unwrap();
+    fixture
+}
+
 fn named_blob_files(fixture: &LsmFixture) -> Vec<BlobFileMeta> {
     replay(&fixture.host.edits.lock().unwrap()).1
 }
@@ -69,14 +83,7 @@ fn direct_file_is_named_once_tables_refer_to_it() {
 
 #[test]
 fn file_stays_while_memtable_points_into_it() {
-    let mut fixture = world(1 << 20);
-    fixture.put_direct("a", &value(1));
-    let snapshot = fixture.visible();
-    fixture.host.snapshots.lock().unwrap().push(snapshot);
-    fixture.delete("a");
-    fixture.tree.seal();
-    fixture.put_direct("b", &value(2)); // to the same file, from the next memtable
-    fixture.run(Task::Flush, false).unwrap();
+    let fixture = with_pointers_of_table_and_memtable();
     assert_eq!((named_blob_files(&fixture).len(), fixture.tree.direct_blobs.files_with_pointers().len()), (1, 1));
     let file = named_blob_files(&fixture)[0].clone();
     assert_eq!(file.sections[0].values, 2);
@@ -106,14 +113,7 @@ fn file_stays_while_memtable_points_into_it() {
 /// memtable was flushed without the value, `clear` found no table to remove and left the file.
 #[test]
 fn file_goes_when_memtable_had_last_pointer() {
-    let mut fixture = world(1 << 20);
-    fixture.put_direct("a", &value(1));
-    let snapshot = fixture.visible();
-    fixture.host.snapshots.lock().unwrap().push(snapshot);
-    fixture.delete("a");
-    fixture.tree.seal();
-    fixture.put_direct("b", &value(2)); // to the same file, from the next memtable
-    fixture.run(Task::Flush, false).unwrap();
+    let mut fixture = with_pointers_of_table_and_memtable();
     fixture.host.snapshots.lock().unwrap().clear();
     while fixture.tree.compact(true, &fixture.host).unwrap() != Default::default() {}
     fixture.delete("b");

@@ -21,6 +21,6 @@ pub(crate) mod pool_recovery;
 
 pub(crate) use engine::{PmemEngine, PoolLocation, PoolStats, uses_mapped_pools};
 pub(crate) use image::{ImageStore, PoolFileKind, parse_pool_file_name};
-pub(crate) use image_format::ImageHeader;
+pub(crate) use image_format::{ImageHeader, PAGE_LEN};
 pub(crate) use open::{ManifestPoolInfo, StoredPool};
 pub(crate) use pool_recovery::{PoolCheckLevel, PoolRecoveryReport};

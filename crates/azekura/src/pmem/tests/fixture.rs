@@ -101,6 +101,12 @@ impl<M: PersistenceBackend> PoolFixture<M> {
 
     /// Applies a change under the next sequence number, and makes it visible.
     pub(crate) fn apply(&mut self, op: &PoolOp) -> Result<()> {
+        let seqno = self.publish(op)?;
+        self.tree.remove_covered(seqno)
+    }
+
+    /// As [`apply`](PoolFixture::apply), but a range delete remains pending. Returns its sequence number.
+    pub(crate) fn publish(&mut self, op: &PoolOp) -> Result<SeqNo> {
         self.seqno += 1;
         match op {
             PoolOp::Put(key, value) => self.tree.put(key, SeqNo(self.seqno), value)?,
@@ -112,7 +118,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
             }
         }
         self.visible.publish(SeqNo(self.seqno));
-        self.tree.remove_covered(SeqNo(self.seqno))
+        Ok(SeqNo(self.seqno))
     }
 
     /// All records, read by an iterator in forward direction.

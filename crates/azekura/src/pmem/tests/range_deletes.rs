@@ -107,12 +107,8 @@ fn older_version_stays_hidden() {
     let (mut fixture, mut model) = filled(&options(4 << 20, 8), 20);
     let old = fixture.snapshots.register();
     change(&mut fixture, &mut model, PoolOp::Put(key(5), vec![2]));
-    let (low, high) = range_record(&key(0), &key(20));
-    fixture.seqno += 1;
-    let seqno = SeqNo(fixture.seqno);
-    let entry = EntryRef { user_key: &low, seqno, kind: RecordKind::RangeDelete, value: &high };
-    fixture.tree.add_range_delete(entry).unwrap();
-    fixture.visible.publish(seqno);
+    let range_delete = PoolOp::RemoveRange(key(0), key(20));
+    let seqno = fixture.publish(&range_delete).unwrap();
     // Now the pending range delete hides the records, and the version that the snapshot keeps.
     let new = fixture.snapshots.register();
     for _ in 0..2 {
@@ -129,10 +125,7 @@ fn older_version_stays_hidden() {
     }
     // The snapshot is dropped before the second range delete completes, so its records are not retained.
     change(&mut fixture, &mut PoolTreeModel::new(), PoolOp::Put(key(5), vec![3]));
-    fixture.seqno += 1;
-    let seqno = SeqNo(fixture.seqno);
-    fixture.tree.add_range_delete(EntryRef { seqno, ..entry }).unwrap();
-    fixture.visible.publish(seqno);
+    let seqno = fixture.publish(&range_delete).unwrap();
     drop(old);
     let newest = fixture.snapshots.register();
     drop(new);
@@ -448,17 +441,11 @@ fn checkpoint_ends_below_pending_range_delete() {
 #[test]
 fn guessed_leaf_is_not_read_after_removal() {
     let (mut fixture, _) = filled(&options(4 << 20, SLOTS), 2_000);
-    let (low, high) = range_record(&key(500), &key(1_500));
-    fixture.seqno += 1;
-    let seqno = SeqNo(fixture.seqno);
-    let entry = EntryRef { user_key: &low, seqno, kind: RecordKind::RangeDelete, value: &high };
-    fixture.tree.add_range_delete(entry).unwrap();
-    fixture.visible.publish(seqno);
+    let seqno = fixture.publish(&PoolOp::RemoveRange(key(500), key(1_500))).unwrap();
     let reader = fixture.snapshots.register();
     let pin = fixture.tree.pin().unwrap();
-    let pending = fixture.tree.first_pending_range_delete();
     let guess = fixture.tree.guess_leaf(&key(1_000), &pin);
     fixture.tree.remove_covered(seqno).unwrap();
-    let found = fixture.tree.get_guessed(&key(1_000), guess, (reader.seqno().into(), pending), &pin).unwrap();
+    let found = fixture.tree.get_guessed(&key(1_000), guess, reader.seqno().into(), &pin).unwrap();
     assert_eq!(found.as_deref(), None);
 }
