@@ -1,6 +1,5 @@
 //! The file or standard output that an export writes to.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
@@ -87,7 +86,7 @@ fn with_default_permissions(_: &mut tempfile::Builder<'_, '_>) {}
 /// Makes the names of new files in a directory durable.
 #[cfg(unix)]
 pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
+    std::fs::File::open(path)?.sync_all()
 }
 
 /// Elsewhere the file system makes names durable by itself.
