@@ -1,13 +1,11 @@
-//! Locks that ignore poisoning by a panic, a signal that wakes waiting threads, per-thread stripes, and mapped
-//! memory.
+//! Locks that ignore poisoning by a panic, a signal that wakes waiting threads, and per-thread stripes.
 //!
 //! A user's comparator or listener may panic while the engine holds one of its locks. The panic is caught at the
 //! thread's boundary and poisons the *database*. The data under the lock is consistent at every point at which user
 //! code runs, so the lock stays usable and no later caller panics.
 
 use std::cell::Cell;
-use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{
     Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult,
 };
@@ -70,17 +68,6 @@ pub(crate) fn thread_stripe() -> usize {
         own.get()
     });
     own.unwrap_or(0)
-}
-
-/// Memory of a mapped file as atomic words.
-///
-/// An implementation must return the same words at every call, because callers keep references to them.
-pub trait MappedMemory: Send + Sync + fmt::Debug {
-    /// All words. Words after the end of the file must not be accessed.
-    fn atomic_words(&self) -> &[AtomicU64];
-
-    /// Whether stores survive power loss once they are flushed from the processor's caches.
-    fn survives_power_loss(&self) -> bool;
 }
 
 /// Wakes workers, and threads that wait for workers. Thread safe. No other lock is taken under its lock, so it may be

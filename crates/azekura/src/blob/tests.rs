@@ -326,7 +326,11 @@ fn cache_entry_of_other_kind_is_not_a_value() {
     // A page of the index is stored at the offset of a pointer.
     file.read(&pairs[0].0, None).unwrap();
     let page = file.head().unwrap().metaindex.sections[0].pages[0].handle;
-    let cached =
-        fixture.cache.get::<crate::block::shard::CachedBlobValue>(meta.number, page.offset, BlockKind::Blob, None);
+    let cached = fixture.cache.get::<crate::block::cached_block::CachedBlobValue>(
+        meta.number,
+        page.offset,
+        BlockKind::Blob,
+        None,
+    );
     assert!(cached.is_none());
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::base::version_edit::FileNumber;
 use crate::block::BlockKind;
+use crate::block::cached_block::{Cacheable, MemoryCharge, ParentSlot, add_within_limit};
 use crate::block::shard::{BlockKindStats, CacheInsertion, CacheKey, CacheShard, kind_index};
-use crate::block::shard::{Cacheable, MemoryCharge, ParentSlot, add_within_limit};
 use crate::mem::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::mem::buffer_pool::{Buffer, BufferPool};
 use crate::mem::epoch::Pin;
@@ -282,8 +282,8 @@ impl std::fmt::Debug for BlockCache {
 mod tests {
     use super::*;
     use crate::base::{InternalKey, SeqNo};
+    use crate::block::cached_block::IndexPartitionBlock;
     use crate::block::frame::BlockContents;
-    use crate::block::shard::IndexPartitionBlock;
     use crate::block::{Block, RestartBlockBuilder};
     use crate::mem::epoch::tests::wait_until;
     use crate::mem::parent_block::ParentBlock;

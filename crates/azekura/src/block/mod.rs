@@ -9,7 +9,7 @@
 //!
 //! Layouts: `docs/format/block.md`. Modules, in reading order: [`frame`] (also the kinds of blocks), [`search`] (shared
 //! by all layouts), [`hash_index`], [`builder`], [`restart_block`] and [`fingerprint_block`] (the layouts), [`block`]
-//! (a block of either layout), [`iter`], [`bloom`], [`cache`] with its [`shard`] (also the types that the cache holds).
+//! (a block of either layout), [`iter`], [`bloom`], [`cached_block`] (what the cache contains), [`shard`], [`cache`].
 
 #[expect(
     clippy::module_inception,
@@ -19,6 +19,7 @@ pub(crate) mod block;
 pub(crate) mod bloom;
 pub(crate) mod builder;
 pub(crate) mod cache;
+pub(crate) mod cached_block;
 pub(crate) mod fingerprint_block;
 pub(crate) mod frame;
 pub(crate) mod hash_index;

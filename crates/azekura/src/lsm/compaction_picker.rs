@@ -1,10 +1,8 @@
-//! Picks the tables to compact or to move next: a pure function of plain values. Also the state of a compaction in
-//! progress, which may pause between two steps, and what a tree keeps between tasks.
+//! Picks the tables to compact or to move next: a pure function of plain values.
 //!
 //! In this order: levels that exceed their targets; tables with many tombstones, superseded versions, entries that
-//! range deletes cover, or expired entries; in an idle
-//! tree, level 0, for faster reads; tables that may keep too many stale blob bytes; and if forced, everything until the
-//! tree is one run at the bottom without droppable entries.
+//! range deletes cover, or expired entries; in an idle tree, level 0, for faster reads; tables that may keep too many
+//! stale blob bytes; and if forced, everything until the tree is one run at the bottom without droppable entries.
 //!
 //! Leveled compaction: the bottom level has no limit. The target of each level above it is `level_size_multiplier`
 //! times smaller, up to the *base level*, into which level 0 is compacted. In a small tree the bottom is the base
@@ -12,23 +10,17 @@
 //! base level moves up. Data that remains on levels between level 0 and the base level is moved down.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::base::version_edit::{FileNumber, TableMeta};
-use crate::base::{KeyOrder, Result, SeqNo};
+use crate::base::{KeyOrder, SeqNo};
 use crate::engine::ExpiryLimits;
-use crate::iter::InternalIter;
-use crate::lsm::blob_gc::BlobGcJob;
-use crate::lsm::compaction_filter::AppliedFilter;
-use crate::lsm::compaction_iter::{AppliedMergeOperator, CompactionIter};
 use crate::lsm::options::{LeveledOptions, LsmOptions};
-use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter};
-use crate::lsm::read::RunIter;
-use crate::lsm::table_handle::{TableHandle, TreeContext};
-use crate::lsm::version::may_have_covered_entries;
-use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, Level, NUM_LEVELS, SortedRun, Version, disjoint};
+use crate::lsm::version::{
+    BOTTOM_LEVEL, HasTableMeta, Level, NUM_LEVELS, SortedRun, Version, disjoint, may_have_covered_entries,
+};
 
 /// A compaction below level 0 has at most the bytes of this many tables, unless one table alone overlaps more.
 const COMPACTION_TABLES_MAX: u64 = 25;
@@ -816,106 +808,6 @@ mod leveled_tests {
         let shape = LeveledFixture::new(vec![vec![table(4, "b", "f")], vec![table(5, "a", "b")]], deep);
         assert_eq!(compaction_debt(&shape.version, &shape.options), 50 + 200);
     }
-}
-
-/// Runs a [`PickedCompaction`] that is not a trivial move, one step at a time. It may pause between two steps while
-/// flushes add runs to level 0. A job that is dropped before an edit may name its tables leaves no file.
-pub(crate) struct CompactionJob {
-    pub(crate) picked: PickedCompaction,
-    /// The oldest snapshot when the job was created; 0 if there was none.
-    pub(crate) oldest_snapshot: SeqNo,
-    pub(crate) bytes_read: u64,
-    /// `None` once all tables are written and durable.
-    iter: Option<CompactionIter>,
-    output: TableOutputWriter,
-}
-
-impl CompactionJob {
-    /// `snapshots`: those of all readers when the compaction was picked, ascending.
-    pub(crate) fn new(
-        context: &Arc<TreeContext>,
-        options: &LsmOptions,
-        version: &Version<TableHandle>,
-        picked: PickedCompaction,
-        snapshots: Vec<SeqNo>,
-        (filter, merge): (Option<AppliedFilter>, Option<AppliedMergeOperator>),
-        created_ms: u64,
-    ) -> CompactionJob {
-        let chosen: HashSet<FileNumber> =
-            picked.start_level_inputs.iter().chain(&picked.output_level_inputs).copied().collect();
-        let mut bytes_read = 0;
-        let mut inputs: Vec<Box<dyn InternalIter>> = Vec::new();
-        let mut levels = vec![picked.start_level, picked.output_level];
-        levels.dedup();
-        for run in levels.iter().flat_map(|&level| &version.level(level).runs) {
-            let tables = run.tables().iter().filter(|table| chosen.contains(&table.meta().number)).map(Arc::clone);
-            let tables: Vec<Arc<TableHandle>> = tables.collect();
-            bytes_read += tables.iter().map(|table| table.meta().size).sum::<u64>();
-            if !tables.is_empty() {
-                inputs.push(Box::new(RunIter::new(Arc::new(SortedRun::new(tables, &context.order)), context, false)));
-            }
-        }
-        let stay = version.level(picked.output_level).iter().filter(|table| !chosen.contains(&table.meta().number));
-        let output = OutputOptions {
-            table: options.table_options(picked.output_level),
-            target_file_size: options.compaction.target_file_size,
-            separation: None, // values that are stored in tables stay there
-            new_value_separation: options.kv_separation.clone(),
-            output_level_boundaries: stay.map(|table| table.meta().smallest_key.0.clone()).collect(),
-        };
-        let oldest_snapshot = snapshots.first().copied().unwrap_or(SeqNo::ZERO);
-        let older_runs = version.runs_below(picked.output_level);
-        let range_tombstones = Arc::clone(version.range_tombstones());
-        let mut outputs = PendingOutputs::new(context, created_ms);
-        // The set has every range delete up to its newest one.
-        outputs.range_deletes_applied_through = range_tombstones.largest_seqno().min(oldest_snapshot);
-        CompactionJob {
-            picked,
-            oldest_snapshot,
-            bytes_read,
-            iter: Some(
-                CompactionIter::new(&context.order, inputs, snapshots, older_runs, range_tombstones, true)
-                    .with_components(filter, merge)
-                    .with_expiry(context.snapshots.expiry_limits()),
-            ),
-            output: TableOutputWriter::new(outputs, output),
-        }
-    }
-
-    /// Continues for about `budget` bytes; true when all tables are written and durable. A job that has failed must be
-    /// dropped.
-    pub(crate) fn step(&mut self, budget: u64) -> Result<bool> {
-        let Some(iter) = &mut self.iter else { return Ok(true) };
-        if !iter.step(budget, &mut self.output)? {
-            return Ok(false);
-        }
-        self.iter = None;
-        self.output.outputs.finish()?;
-        Ok(true)
-    }
-
-    pub(crate) fn outputs(&mut self) -> &mut PendingOutputs {
-        &mut self.output.outputs
-    }
-
-    /// Makes its tables obsolete.
-    pub(crate) fn discard(self) {
-        self.output.outputs.discard();
-    }
-}
-
-/// The state that compaction and blob GC keep between tasks.
-#[derive(Default)]
-pub(crate) struct CompactionState {
-    pub(crate) compact_pointers: CompactPointers,
-    /// The oldest snapshot when a task last read it. If `None`, every tombstone may be droppable.
-    pub(crate) oldest_snapshot: Option<SeqNo>,
-    /// A compaction that has yielded.
-    pub(crate) paused_compaction: Option<CompactionJob>,
-    /// A blob GC that has yielded.
-    pub(crate) paused_blob_gc: Option<BlobGcJob>,
-    /// Blob files that could not be read. Background blob GC ignores them until the database is reopened.
-    pub(crate) damaged_blob_files: BTreeSet<FileNumber>,
 }
 
 #[cfg(test)]

@@ -20,21 +20,19 @@
 //!
 //! Modules, lowest first: [`options`], [`blob_map`] (handles and references of blob files), [`direct_file`] (blob files
 //! that no edit names yet), [`version`], [`table_handle`], [`output`] (the files that tasks write), [`read`],
-//! [`changes`] (for the validation of transactions), [`merged_values`],
-//! [`compaction_filter`], [`compaction_iter`], [`direct_write`],
-//! [`blob_gc`], [`compaction_picker`], [`tree`] (also the engine interface, which `db` calls), [`metrics`]; the
-//! operations on a tree: [`multi_get`], [`flush`], [`ingest`], [`external_sort`] with its [`entry_buffer`],
-//! [`compact`], [`range_delete`] (also tables in which all has expired), [`run_blob_gc`].
+//! [`changes`] (for the validation of transactions), [`merged_values`], [`compaction_filter`], [`compaction_iter`],
+//! [`direct_write`], [`blob_gc`], [`compaction_picker`], [`compaction_job`], [`tree`] (also the engine interface, which
+//! `db` calls), [`metrics`]; the operations on a tree: [`multi_get`], [`flush`], [`ingest`], [`external_sort`] with its
+//! [`entry_buffer`], [`compact`], [`range_delete`] (also tables in which all has expired), [`run_blob_gc`].
 
 pub(crate) mod blob_gc;
 pub(crate) mod blob_map;
 pub(crate) mod changes;
-pub(crate) mod compaction_picker;
-
 pub(crate) mod compact;
-
 pub(crate) mod compaction_filter;
 pub(crate) mod compaction_iter;
+pub(crate) mod compaction_job;
+pub(crate) mod compaction_picker;
 pub(crate) mod direct_file;
 pub(crate) mod direct_write;
 pub(crate) mod entry_buffer;

@@ -14,7 +14,7 @@ use crate::base::version_edit::{FileNumber, TableMeta, VersionEdit};
 use crate::base::{EntryRef, Error, InternalKey, KeyOrder, Result, SeqNo};
 use crate::engine::{EngineHost, ExpiryLimits, TaskReport};
 use crate::iter::range_tombstones::RangeTombstones;
-use crate::lsm::compaction_picker::CompactionJob;
+use crate::lsm::compaction_job::CompactionJob;
 use crate::lsm::output::UncommittedFlush;
 use crate::lsm::read::SuperVersion;
 use crate::lsm::table_handle::TableHandle;

@@ -9,9 +9,10 @@
 //! Modules, in reading order: [`slice`](mod@slice), [`atomic`] (atomics and locks), [`pages`] (memory in large
 //! units), [`buffer_pool`] (buffers cut from them), [`append_vec`] (grows during reads), [`arena`] (byte records),
 //! [`epoch`] (a pointer that readers follow without a lock), [`parent_block`] (child links to cached blocks),
-//! [`simd`] (vector comparisons and prefetch), [`persist`] (flushes of cache lines), [`region`] (words addressed by
-//! offsets).
+//! [`simd`] (vector comparisons and prefetch), [`persist`] (flushes of cache lines),
+//! [`address_reservation`] (addresses for memory that grows), [`region`] (words addressed by offsets).
 
+pub(crate) mod address_reservation;
 pub(crate) mod append_vec;
 pub(crate) mod arena;
 pub(crate) mod atomic;

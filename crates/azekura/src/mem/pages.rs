@@ -10,6 +10,9 @@ use crate::base::sync::lock;
 /// The size and the alignment of a huge page, in bytes.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
+/// The size of a page, in bytes. Lengths of regions and of pools are multiples of it.
+pub(crate) const PAGE: u64 = 4096;
+
 /// Maximum number of allocations of exactly [`HUGE_PAGE`] bytes that are kept for reuse instead of being returned to
 /// the system. The first touch of fresh memory costs more than everything that an insertion does with it.
 const FREE_LIST_MAX: usize = 16;

@@ -11,7 +11,7 @@ use crate::base::sync::{CachePadded, STRIPE_COUNT, thread_stripe};
 use crate::base::{Error, ErrorKind, Result};
 use crate::mem::atomic::{Mutex, MutexGuard, SCHEDULE_EXPLORATION, lock, spin_loop, yield_now};
 use crate::mem::epoch::RetireEpoch;
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::pmem::leaf::{LEAF_ALIGN, LEAF_LEN};
 use crate::pmem::persistence::PersistenceBackend;
 use crate::pmem::record::{BUFFER_ALIGN, OFFSET_END};

@@ -36,7 +36,8 @@ use std::sync::atomic::AtomicU64;
 use crate::base::sync::WakeSignal;
 use crate::base::{Error, ErrorKind, Result};
 use crate::mem::atomic::{AtomicU8, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, fence, lock, yield_now};
-use crate::mem::region::{PAGE, Region};
+use crate::mem::pages::PAGE;
+use crate::mem::region::Region;
 
 /// A copy of one page of an image.
 pub(crate) type PageCopy = Box<[u8; PAGE as usize]>;

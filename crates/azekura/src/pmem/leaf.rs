@@ -1,7 +1,8 @@
 #![doc = include_str!("../../docs/format/pmem.md")]
 
 use crate::mem::atomic::{Mutex, Ordering, fence, lock};
-use crate::mem::region::{PAGE, Region};
+use crate::mem::pages::PAGE;
+use crate::mem::region::Region;
 use crate::mem::simd::{LANES, matches_in_pair};
 use crate::pmem::record::{BUFFER_ALIGN, LeafSlot, OFFSET_END};
 

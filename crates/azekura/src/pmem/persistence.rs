@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{Error, Result};
+use crate::mem::pages::PAGE;
 use crate::mem::persist::{self, LINE};
-use crate::mem::region::{PAGE, Region};
+use crate::mem::region::Region;
 use crate::pmem::dirty_pages::{DirtyPages, PageSnapshot};
 use crate::vfs::File;
 use crate::vfs::fs::PersistenceLevel;

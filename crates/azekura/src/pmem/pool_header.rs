@@ -2,7 +2,8 @@
 
 use crate::base::checksum::{location_seed, xxh3};
 use crate::base::{Error, Result, SeqNo};
-use crate::mem::region::{PAGE, Region};
+use crate::mem::pages::PAGE;
+use crate::mem::region::Region;
 use crate::pmem::persistence::{PersistSite, PersistenceBackend};
 use crate::pmem::tree::PoolTree;
 

@@ -291,7 +291,7 @@ fn corners(lens: &[usize], show: &mut impl FnMut(&[usize])) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::region::PAGE;
+    use crate::mem::pages::PAGE;
 
     fn states(sim: &Sim, bound: usize) -> Vec<[u64; 10]> {
         let mut states = Vec::new();

@@ -2,7 +2,7 @@
 //! `docs/format/table.md`.
 
 use crate::base::{InternalKey, KeyOrder, Result, SeqNo};
-use crate::block::shard::TopLevelFilterBlock;
+use crate::block::cached_block::TopLevelFilterBlock;
 use crate::block::{BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, TableBlockSlot};

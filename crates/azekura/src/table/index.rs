@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::base::{Error, InternalKey, KeyOrder, Result, SeqNo};
+use crate::block::cached_block::{IndexPartitionBlock, TopLevelIndexBlock};
 use crate::block::restart_block::RestartBlock;
-use crate::block::shard::{IndexPartitionBlock, TopLevelIndexBlock};
 use crate::block::{BlockHandle, BlockKind, RestartBlockBuilder};
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, TableBlockSlot};

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::base::{InternalKey, RecordKind, Result, SeqNo};
-use crate::block::shard::IndexPartitionBlock;
+use crate::block::cached_block::IndexPartitionBlock;
 use crate::block::{Block, BlockHandle, BlockKind, FilterBlock};
 use crate::mem::buffer_pool::Buffer;
 use crate::mem::epoch::Pin;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base::error::EMFILE;
-use crate::base::sync::MappedMemory;
+use crate::base::mapped_memory::MappedMemory;
 use crate::base::{Error, Result};
 use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, PersistenceLevel, check_read_len};
 

@@ -5,7 +5,7 @@ use std::fs::File as StdFile;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::base::sync::MappedMemory;
+use crate::base::mapped_memory::MappedMemory;
 use crate::base::{Error, Result};
 use crate::vfs::fs::{File, Mapping, check_read_len};
 use crate::vfs::platform::{extras, family, family::FileExt};

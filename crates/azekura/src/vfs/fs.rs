@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::base::sync::MappedMemory;
+use crate::base::mapped_memory::MappedMemory;
 use crate::base::{Error, Result};
 
 /// Name of the file that carries a database's lock.

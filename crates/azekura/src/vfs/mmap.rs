@@ -19,7 +19,8 @@ use std::{fmt, io, slice};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-use crate::base::sync::{MappedMemory, lock};
+use crate::base::mapped_memory::MappedMemory;
+use crate::base::sync::lock;
 use crate::base::{Error, Result};
 use crate::vfs::fs::Mapping;
 

@@ -127,7 +127,7 @@ pub(super) mod extras_of_linux {
     use rustix::rand::{GetRandomFlags, getrandom};
 
     use crate::base::Result;
-    use crate::base::sync::MappedMemory;
+    use crate::base::mapped_memory::MappedMemory;
     use crate::vfs::fs::{Mapping, PersistenceLevel};
     pub(crate) use crate::vfs::mmap::wiped_on_fork;
     use crate::vfs::mmap::{DiskMappedMemory, DiskMapping};
@@ -236,7 +236,7 @@ pub(super) mod extras_missing {
     use std::sync::atomic::AtomicU64;
 
     use crate::base::Result;
-    use crate::base::sync::MappedMemory;
+    use crate::base::mapped_memory::MappedMemory;
     use crate::vfs::fs::{Mapping, PersistenceLevel};
 
     pub(crate) fn will_read(_file: &File, _offset: u64, _len: u64) -> bool {

@@ -78,7 +78,7 @@ pub(crate) fn finished<B>(read: RangeRead<B>) -> Result<B> {
 mod tests {
     use super::*;
     use crate::base::ErrorKind;
-    use crate::base::sync::MappedMemory;
+    use crate::base::mapped_memory::MappedMemory;
     use crate::vfs::fs::Mapping;
 
     /// A file of 1000 bytes, each its offset modulo 251. Counts calls.

@@ -17,7 +17,7 @@ use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::sync::lock;
 use crate::base::version_edit::PartitionId;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::pmem::dirty_pages::PageSnapshot;
 use crate::pmem::persistence::{PersistenceBackend, PoolImage};
 use crate::pmem::pool::image_format::{

@@ -8,7 +8,7 @@ use crate::base::coding::ByteReader;
 use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::version_edit::PartitionId;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::vfs::File;
 
 /// Length in bytes of a page of the file, equal to that of a page whose changes are tracked.

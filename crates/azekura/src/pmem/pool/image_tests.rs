@@ -8,7 +8,7 @@ use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::version_edit::PartitionId;
 use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::engine::{LastVisibleSeqno, SnapshotList};
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::persistence::{PersistenceBackend, PoolImage};
 use crate::pmem::pool::image::{ImageStore, LoadedImage, PoolFileKind, parse_pool_file_name};

@@ -7,8 +7,8 @@
 //! - Recovery reads and checks everything first. Then it repairs the leaves that a crash left incomplete, and makes
 //!   them durable before any write. A pool that is refused is unchanged.
 //!
-//! Modules, lowest first: [`image_format`] (also the shadow), [`image`] (files of a pool in memory), [`pool_recovery`]
-//! (also the space that is in use), [`engine`], [`checkpoint`] (durability of images and of mapped files), [`open`].
+//! Modules, lowest first: [`image_format`] (also the shadow), [`image`] (files of a pool in memory), [`used_space`],
+//! [`pool_recovery`], [`engine`], [`checkpoint`] (durability of images and of mapped files), [`open`].
 
 pub(crate) mod checkpoint;
 pub(crate) mod engine;
@@ -18,6 +18,7 @@ pub(crate) mod image_format;
 mod image_tests;
 pub(crate) mod open;
 pub(crate) mod pool_recovery;
+pub(crate) mod used_space;
 
 pub(crate) use engine::{PmemEngine, PoolLocation, PoolStats, uses_mapped_pools};
 pub(crate) use image::{ImageStore, PoolFileKind, parse_pool_file_name};

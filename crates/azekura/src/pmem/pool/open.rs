@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::base::{Error, KeyOrder, Result, SeqNo};
-use crate::mem::region::{PAGE, Region};
+use crate::mem::pages::PAGE;
+use crate::mem::region::Region;
 use crate::pmem::options::PmemOptions;
 use crate::pmem::persistence::{MappedPoolFile, PersistenceBackend, PoolImage};
 use crate::pmem::pool::checkpoint::{MappedPoolDurability, PoolCheckpointer, copy_region};

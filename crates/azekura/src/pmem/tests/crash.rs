@@ -15,7 +15,7 @@ use crate::engine::LastVisibleSeqno;
 use crate::engine::SnapshotList;
 use crate::mem::atomic::Ordering;
 use crate::mem::epoch::tests::wait_until;
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::persistence::{PersistGranularity, PersistSite, PersistenceBackend};
 use crate::pmem::pool::pool_recovery::create;

@@ -5,7 +5,7 @@ use super::model::options;
 use crate::base::{Error, ErrorKind, KeyOrder};
 use crate::engine::{LastVisibleSeqno, SnapshotList};
 use crate::iter::InternalIter;
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::pmem::leaf::{LeafCommitWord, PoolLeaf};
 use crate::pmem::persistence::{PersistGranularity, PersistenceBackend};
 use crate::pmem::pool::pool_recovery::{PoolCheckLevel, open_with, verify_records};

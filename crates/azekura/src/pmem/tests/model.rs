@@ -12,7 +12,7 @@ use crate::mem::atomic::AtomicBool;
 use crate::mem::epoch::Pin;
 use crate::mem::epoch::RetireEpoch;
 use crate::mem::epoch::tests::wait_until;
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::pmem::inner::LeafTarget;
 use crate::pmem::leaf::LeafAddr;
 use crate::pmem::leaf::SLOTS;

@@ -9,7 +9,7 @@ use crate::base::version_edit::{PartitionId, VersionEdit};
 use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{Engine, EngineHost, LastVisibleSeqno, PlannedChange, ReadSeqno, SnapshotList, Task};
 use crate::iter::InternalIter;
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::options::PmemOptions;
 use crate::pmem::persistence::{PersistGranularity, PersistenceBackend, PoolImage};

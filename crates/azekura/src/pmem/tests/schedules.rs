@@ -15,7 +15,7 @@ use crate::base::{EntryRef, RecordKind, SeqNo};
 use crate::iter::InternalIter;
 use crate::mem::atomic::Mutex;
 use crate::mem::explorer::{explore, spawn};
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::pmem::persistence::PoolImage;
 use crate::pmem::tree::TreeStep;
 

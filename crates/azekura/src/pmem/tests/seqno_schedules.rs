@@ -15,7 +15,7 @@ use crate::engine::SeqnoAllocator;
 use crate::iter::InternalIter;
 use crate::mem::atomic::{Mutex, yield_now};
 use crate::mem::explorer::{explore, spawn};
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::pmem::persistence::PoolImage;
 
 /// The step that a test skips.

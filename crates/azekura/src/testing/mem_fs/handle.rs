@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::base::sync::MappedMemory;
+use crate::base::mapped_memory::MappedMemory;
 use crate::base::{Error, Result};
 use crate::testing::mem_fs::content::{MAX_LEN, PAGE};
 use crate::testing::mem_fs::inode::Ino;

@@ -1,0 +1,188 @@
+//! What the cache contains: the types of blocks, the memory that each is charged for, and the handle that owns it.
+
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+
+use crate::base::{Error, Result};
+use crate::block::frame::BlockContents;
+use crate::block::restart_block::RestartBlock;
+use crate::block::{Block, FilterBlock};
+use crate::mem::atomic::{AtomicU64, Ordering};
+use crate::mem::parent_block::{AnyParentBlock, CacheHandle, ParentBlock, RetiredBlock};
+use crate::mem::slice::Slice;
+
+/// An index partition, with a child link for each data block that it names.
+pub(crate) type IndexPartitionBlock = ParentBlock<Block, RestartBlock>;
+/// The top-level index, with a child link for each index partition.
+pub(crate) type TopLevelIndexBlock = ParentBlock<IndexPartitionBlock, RestartBlock>;
+/// The top-level filter, with a child link for each filter partition.
+pub(crate) type TopLevelFilterBlock = ParentBlock<FilterBlock, RestartBlock>;
+
+/// A value of a blob file. The slices returned for it share its bytes.
+pub(crate) struct CachedBlobValue {
+    /// The value, possibly after the header of its frame.
+    bytes: Arc<[u8]>,
+    start: usize,
+}
+
+impl CachedBlobValue {
+    /// The value is `bytes` from `start` on.
+    pub(crate) fn new(bytes: Arc<[u8]>, start: usize) -> CachedBlobValue {
+        CachedBlobValue { bytes, start }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len() - self.start
+    }
+
+    /// Returns the value. Only a short value is copied.
+    pub(crate) fn slice(&self) -> Slice {
+        Slice::from_arc_tail(Arc::clone(&self.bytes), self.start)
+    }
+
+    fn memory(&self) -> usize {
+        // Includes the two reference counts in front of the bytes.
+        size_of::<CachedBlobValue>() + self.bytes.len() + 2 * size_of::<usize>()
+    }
+}
+
+/// A page of the index of a blob file, as stored in its frame.
+pub(crate) struct CachedBlobIndexPage(BlockContents);
+
+impl Deref for CachedBlobIndexPage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Bytes that are reserved in the cache's budget. Dropping the charge releases them, when the block that they were
+/// reserved for is freed.
+pub(crate) struct MemoryCharge {
+    bytes: u64,
+    charged: Arc<AtomicU64>,
+}
+
+impl MemoryCharge {
+    /// Reserves `bytes` if the sum of all charges stays within `capacity`.
+    pub(crate) fn try_new(charged: &Arc<AtomicU64>, bytes: u64, capacity: u64) -> Option<MemoryCharge> {
+        add_within_limit(charged, bytes, capacity).then(|| MemoryCharge { bytes, charged: Arc::clone(charged) })
+    }
+}
+
+impl Drop for MemoryCharge {
+    fn drop(&mut self) {
+        self.charged.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Adds `bytes` to `sum` if the result is at most `limit`. Returns whether it did.
+pub(crate) fn add_within_limit(sum: &AtomicU64, bytes: u64, limit: u64) -> bool {
+    let within = |sum: u64| sum.checked_add(bytes).filter(|sum| *sum <= limit);
+    sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
+}
+
+/// The child link of a parent block that is to point to a block: the parent and the index of the link.
+pub(crate) type ParentSlot<T> = (Weak<AnyParentBlock<T>>, usize);
+
+/// A block in the cache.
+pub(crate) enum CachedBlock {
+    Data(CacheHandle<Block, MemoryCharge>),
+    IndexPartition(CacheHandle<IndexPartitionBlock, MemoryCharge>),
+    TopLevelIndex(CacheHandle<TopLevelIndexBlock, MemoryCharge>),
+    FilterPartition(CacheHandle<FilterBlock, MemoryCharge>),
+    TopLevelFilter(CacheHandle<TopLevelFilterBlock, MemoryCharge>),
+    BlobValue(CacheHandle<CachedBlobValue, MemoryCharge>),
+    BlobIndexPage(CacheHandle<CachedBlobIndexPage, MemoryCharge>),
+}
+
+impl CachedBlock {
+    /// Whether a reader followed the link to this block since the last call.
+    pub(crate) fn take_referenced(&self) -> bool {
+        match self {
+            CachedBlock::Data(handle) => handle.take_referenced(),
+            CachedBlock::IndexPartition(handle) => handle.take_referenced(),
+            CachedBlock::TopLevelIndex(handle) => handle.take_referenced(),
+            CachedBlock::FilterPartition(handle) => handle.take_referenced(),
+            CachedBlock::TopLevelFilter(handle) => handle.take_referenced(),
+            CachedBlock::BlobValue(handle) => handle.take_referenced(),
+            CachedBlock::BlobIndexPage(handle) => handle.take_referenced(),
+        }
+    }
+
+    /// Clears the link. The caller drops the result outside of locks.
+    pub(crate) fn retire(self) -> RetiredBlock {
+        match self {
+            CachedBlock::Data(handle) => handle.retire(),
+            CachedBlock::IndexPartition(handle) => handle.retire(),
+            CachedBlock::TopLevelIndex(handle) => handle.retire(),
+            CachedBlock::FilterPartition(handle) => handle.retire(),
+            CachedBlock::TopLevelFilter(handle) => handle.retire(),
+            CachedBlock::BlobValue(handle) => handle.retire(),
+            CachedBlock::BlobIndexPage(handle) => handle.retire(),
+        }
+    }
+}
+
+/// A type of block that the contents of a frame can be decoded to, and that the cache can contain.
+pub(crate) trait Cacheable: Send + Sync + Sized + 'static {
+    /// # Errors
+    /// `Corruption` or `Unsupported` if the bytes are not such a block.
+    fn decode_body(body: BlockContents) -> Result<Self>;
+    /// Memory use in bytes.
+    fn bytes_held(&self) -> u64;
+    fn into_cached(handle: CacheHandle<Self, MemoryCharge>) -> CachedBlock;
+    /// The cache handle, if the block is of this type.
+    fn cache_handle(cached: &mut CachedBlock) -> Option<&mut CacheHandle<Self, MemoryCharge>>;
+}
+
+/// Decodes a parent block. Its `i`-th child link belongs to its `i`-th entry, which is also its `i`-th restart.
+fn decode_parent_block<T>(body: BlockContents) -> Result<ParentBlock<T, RestartBlock>> {
+    let block = RestartBlock::decode(body)?;
+    let count = block.count();
+    if block.restarts() != count {
+        return Err(Error::corruption("index block has entries that are not restarts"));
+    }
+    Ok(ParentBlock::new(block, count))
+}
+
+fn decode_blob_value(body: BlockContents) -> Result<CachedBlobValue> {
+    Ok(CachedBlobValue::new(Arc::from(&*body), 0))
+}
+
+macro_rules! cacheable {
+    ($type:ty, $variant:ident, $decode:expr, $memory:expr) => {
+        impl Cacheable for $type {
+            fn decode_body(body: BlockContents) -> Result<$type> {
+                $decode(body)
+            }
+            fn bytes_held(&self) -> u64 {
+                $memory(self) as u64
+            }
+            fn into_cached(handle: CacheHandle<$type, MemoryCharge>) -> CachedBlock {
+                CachedBlock::$variant(handle)
+            }
+            fn cache_handle(cached: &mut CachedBlock) -> Option<&mut CacheHandle<$type, MemoryCharge>> {
+                if let CachedBlock::$variant(handle) = cached { Some(handle) } else { None }
+            }
+        }
+    };
+}
+
+fn parent_block_memory<T>(parent: &ParentBlock<T, RestartBlock>) -> usize {
+    parent.memory() + parent.links_memory()
+}
+
+cacheable!(Block, Data, Block::decode, Block::memory);
+cacheable!(FilterBlock, FilterPartition, FilterBlock::decode, FilterBlock::memory);
+cacheable!(IndexPartitionBlock, IndexPartition, decode_parent_block, parent_block_memory);
+cacheable!(TopLevelIndexBlock, TopLevelIndex, decode_parent_block, parent_block_memory);
+cacheable!(TopLevelFilterBlock, TopLevelFilter, decode_parent_block, parent_block_memory);
+cacheable!(CachedBlobValue, BlobValue, decode_blob_value, CachedBlobValue::memory);
+cacheable!(
+    CachedBlobIndexPage,
+    BlobIndexPage,
+    |body: BlockContents| Ok(CachedBlobIndexPage(body)),
+    |page: &CachedBlobIndexPage| page.len() + size_of::<CachedBlobIndexPage>()
+);
