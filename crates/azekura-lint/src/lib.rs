@@ -88,6 +88,9 @@ const LINT_RULES: &[(&str, LintRule)] = &[
     ("example", document_rules::examples),
 ];
 
+/// Rules whose violations are printed and do not fail: a size is a guide, and no file is split to meet it.
+const WARNINGS: [&str; 3] = ["file-length", "function-length", "folder-size"];
+
 fn run_lints(tree: &SourceTree) -> Vec<LintError> {
     let graph = ImportGraph::new(tree, ENGINE);
     let mut report = LintReport::default();
@@ -105,7 +108,9 @@ fn sources_pass_all_lints() {
     let tree = SourceTree::read(&root);
     let graph = ImportGraph::new(&tree, ENGINE);
     println!("{graph}");
-    let errors = run_lints(&tree);
+    let (warnings, errors): (Vec<_>, Vec<_>) =
+        run_lints(&tree).into_iter().partition(|error| WARNINGS.contains(&error.rule));
+    warnings.iter().for_each(|warning| println!("warning: {warning}"));
     let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
     if errors.iter().any(|error| matches!(error.rule, "import-unlisted" | "import-stale")) {
         println!("The imports as found, for {}:\n\n{}", import_rules::RECORD, graph.import_list());
