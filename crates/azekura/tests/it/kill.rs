@@ -4,23 +4,27 @@
 //! The test starts itself as the writer; the writer records acknowledged commits in files outside of the database. A
 //! third process, which has no other database, checks what is left. In a second run one of the writer's partitions
 //! has key-value separation, and the writer runs blob GC continuously. In further runs its partitions are pools: on
-//! disk with continuous checkpoints, and mapped in `/dev/shm`.
+//! disk with continuous checkpoints, and mapped in `/dev/shm`. In a last run its partitions have comparators, which the
+//! writer gives while flushes of another partition retire segments of the WAL.
 //!
 //! - `AZEKURA_KILLS`: number of kills; the other runs have half as many.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use azekura::fs::{DiskFs, Fs};
 use azekura::{
-    Config, Database, EngineType, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
-    PersistMode, PersistenceLevel, PmemOptions,
+    Comparator, Config, Database, EngineType, GarbageCollection, KvSeparationOptions, Partition,
+    PartitionCreateOptions, PersistMode, PersistenceLevel, PmemOptions,
 };
 use tempfile::TempDir;
 
@@ -39,6 +43,10 @@ const PARTITION_NAMES: [&str; 2] = ["left", "right"];
 const BLOB_GC_FLAG_FILE: &str = "collects";
 /// A file that exists if the partitions are pools.
 const POOLS_FLAG_FILE: &str = "pools";
+/// A file that exists if the partitions have comparators.
+const COMPARATORS_FLAG_FILE: &str = "comparators";
+/// The partition whose flushes retire segments of the WAL while the comparators are given.
+const FLUSHED_PARTITION: &str = "flushed";
 /// If the partitions are pools, there is one more, for single changes.
 const SINGLE_WRITE_PARTITION: &str = "alone";
 /// The writer appends one byte for each blob GC that has finished.
@@ -84,6 +92,43 @@ fn has_pools(dir: &Path) -> bool {
     dir.join(POOLS_FLAG_FILE).exists()
 }
 
+fn has_comparators(dir: &Path) -> bool {
+    dir.join(COMPARATORS_FLAG_FILE).exists()
+}
+
+/// Flushes of [`FLUSHED_PARTITION`] by this process.
+static FLUSHES: AtomicU64 = AtomicU64::new(0);
+/// A comparison waits at most this long for a flush.
+const FLUSH_WAIT: Duration = Duration::from_millis(300);
+
+/// The order of bytes, as an order that only the test knows. In the writer, its first comparison waits for a flush, so
+/// that WAL segments are retired while the tree of the partition is built.
+#[derive(Default)]
+struct WaitingComparator {
+    has_waited: AtomicBool,
+}
+
+impl Comparator for WaitingComparator {
+    fn name(&self) -> &str {
+        "waiting"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        if std::env::var_os(WRITER_ENV).is_some() && !self.has_waited.swap(true, Relaxed) {
+            let (before, start) = (FLUSHES.load(Relaxed), Instant::now());
+            // The flush that runs now may have looked at the WAL already, so the end of the next one counts.
+            while FLUSHES.load(Relaxed) < before + 2 && start.elapsed() < FLUSH_WAIT {
+                thread::yield_now();
+            }
+        }
+        a.cmp(b)
+    }
+
+    fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
+        false
+    }
+}
+
 /// Both partitions have direct blob writes; in the last one, more values go to blob files, for blob GC.
 fn open_partitions(dir: &Path, db: &Database) -> azekura::Result<Vec<Partition>> {
     if has_pools(dir) {
@@ -100,8 +145,21 @@ fn open_partitions(dir: &Path, db: &Database) -> azekura::Result<Vec<Partition>>
     let collected = separation.clone().separation_threshold(100).blob_file_target_size(16 << 10);
     let last = if runs_blob_gc(dir) { collected } else { separation.clone() };
     let options = PartitionCreateOptions::default().max_memtable_size(24 << 10).block_size(512);
-    let open = |(name, separation)| db.open_partition(name, options.clone().with_kv_separation(separation));
+    let open = |(name, separation)| open_lsm(dir, db, name, options.clone().with_kv_separation(separation));
     PARTITION_NAMES.into_iter().zip([separation, last]).map(open).collect()
+}
+
+/// If the partitions have comparators, the first one is flushed, so that only the last one has records that are
+/// nowhere but in the WAL.
+fn open_lsm(dir: &Path, db: &Database, name: &str, options: PartitionCreateOptions) -> azekura::Result<Partition> {
+    if !has_comparators(dir) {
+        return db.open_partition(name, options);
+    }
+    let part = db.open_partition_with_comparator(name, options, Arc::new(WaitingComparator::default()))?;
+    if name == PARTITION_NAMES[0] && std::env::var_os(WRITER_ENV).is_some() {
+        part.flush()?;
+    }
+    Ok(part)
 }
 
 fn ack_file(dir: &Path, writer: u64) -> PathBuf {
@@ -124,20 +182,40 @@ fn writer() {
     };
     say("opening");
     let db = open(&dir).unwrap();
-    let parts = open_partitions(&dir, &db).unwrap();
-    say("open");
+    thread::scope(|scope| {
+        if has_comparators(&dir) {
+            scope.spawn(|| fill_segments_until_killed(&dir, &db));
+        }
+        let parts = open_partitions(&dir, &db).unwrap();
+        say("open");
+        write_in_threads_until_killed(&dir, &db, &parts);
+    });
+}
+
+fn write_in_threads_until_killed(dir: &Path, db: &Database, parts: &[Partition]) {
     thread::scope(|scope| {
         for writer in 0..WRITERS {
-            let (dir, db, parts) = (&dir, &db, &parts);
             scope.spawn(move || write_until_killed(dir, db, parts, writer));
         }
-        if runs_blob_gc(&dir) {
-            scope.spawn(|| run_blob_gc_until_killed(&dir, &parts[1]));
+        if runs_blob_gc(dir) {
+            scope.spawn(|| run_blob_gc_until_killed(dir, &parts[1]));
         }
-        if has_pools(&dir) {
-            scope.spawn(|| flush_until_killed(&dir, &parts));
+        if has_pools(dir) {
+            scope.spawn(|| flush_until_killed(dir, parts));
         }
     });
+}
+
+/// Each round fills a segment of the WAL, and its flush retires all segments that no partition needs.
+fn fill_segments_until_killed(dir: &Path, db: &Database) {
+    let mut notes = OpenOptions::new().append(true).create(true).open(dir.join(BLOB_GC_COUNT_FILE)).unwrap();
+    let part = db.open_partition(FLUSHED_PARTITION, PartitionCreateOptions::default()).unwrap();
+    loop {
+        part.insert("key", vec![7; 130 << 10]).unwrap();
+        part.flush().unwrap();
+        FLUSHES.fetch_add(1, Relaxed);
+        notes.write_all(b".").unwrap();
+    }
 }
 
 fn run_blob_gc_until_killed(dir: &Path, part: &Partition) {
@@ -241,7 +319,8 @@ fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u6
 /// The writer's keys and values; the partitions must agree.
 fn writer_state(parts: &[Partition], writer: u64) -> Result<Map, String> {
     let read = |part: &Partition| -> Result<Map, String> {
-        let pairs = part.prefix(format!("w{writer} ")).map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())));
+        let keys = format!("w{writer} ")..format!("w{writer}!");
+        let pairs = part.range(keys).map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())));
         pairs.collect::<azekura::Result<Map>>().map_err(|e| e.to_string())
     };
     let (left, right) = (read(&parts[0])?, read(&parts[1])?);
@@ -314,6 +393,9 @@ fn checker() {
     let Some(dir) = std::env::var_os(CHECKER_ENV).map(PathBuf::from) else { return };
     let (interrupted, replayed) = check_database(&dir);
     println!("\nfound {} {replayed}", u64::from(interrupted));
+    if has_comparators(&dir) {
+        std::process::exit(0);
+    }
 }
 
 /// Opens the database after the kill and compares it with the records. Returns whether there were blob files without
@@ -347,6 +429,11 @@ fn check_database(dir: &Path) -> (bool, u64) {
             .zip(&states)
             .for_each(|(writer, before)| assert_eq!(writer_state(&parts, writer).as_ref(), Ok(before)));
     }
+    if has_comparators(dir) {
+        // This process dies too, so that the next writer finds records in the WAL.
+        std::mem::forget((parts, db));
+        return (interrupted, replayed);
+    }
     drop(parts);
     db.close().unwrap();
     let (owned, there) = blob_files(dir).unwrap();
@@ -359,7 +446,11 @@ fn blob_files(dir: &Path) -> azekura::Result<(BTreeSet<String>, BTreeSet<String>
     let db = Config::new(dir.join("db")).open_read_only()?;
     let mut owned = BTreeSet::new();
     for name in PARTITION_NAMES.iter().filter(|name| db.partition_exists(name)) {
-        owned.extend(db.partition(name)?.metrics().blob_files.iter().map(|file| format!("{:06}.blob", file.id)));
+        let part = match has_comparators(dir) {
+            true => open_lsm(dir, &db, name, PartitionCreateOptions::default())?,
+            false => db.partition(name)?,
+        };
+        owned.extend(part.metrics().blob_files.iter().map(|file| format!("{:06}.blob", file.id)));
     }
     let there = fs::read_dir(dir.join("db")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     Ok((owned, there.filter(|name| name.ends_with(".blob")).collect()))
@@ -404,6 +495,15 @@ fn nothing_is_lost_by_kill_of_pools_in_memory() {
     let counters = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &pools);
     println!("{counters:?}");
     assert!(counters.acknowledged > 0, "{counters:?}");
+}
+
+#[test]
+fn nothing_is_lost_beside_late_comparators() {
+    let test = "kill::nothing_is_lost_beside_late_comparators";
+    let late = || new_test_dir(std::env::temp_dir(), Some(COMPARATORS_FLAG_FILE));
+    let counters = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &late);
+    println!("{counters:?}, `blob_gc_runs` counts the flushes");
+    assert!(counters.acknowledged > 0 && counters.blob_gc_runs > 0, "{counters:?}");
 }
 
 fn plain_dir() -> TempDir {

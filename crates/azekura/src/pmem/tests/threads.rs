@@ -7,7 +7,7 @@ use super::fixture::{PoolFixture, PoolOp};
 use super::model::{new_fixture, options, reopen_fixture};
 use crate::base::{ErrorKind, RecordKind, SeqNo};
 use crate::iter::InternalIter;
-use crate::mem::region::PAGE;
+use crate::mem::pages::PAGE;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::persistence::{MappedPoolFile, PersistenceBackend, PoolImage};
 use crate::pmem::tree::PoolOptions;
@@ -277,10 +277,11 @@ fn copy_has_one_tree_structure() {
                 }
             });
             let copied = fixture.tree.with_structure_locked(|| {
-                let region = fixture.tree.region();
-                copy.grow(region.len())?;
+                // Writers may grow the pool meanwhile; no leaf refers to the new pages.
+                let (region, len) = (fixture.tree.region(), fixture.tree.region().len());
+                copy.grow(len)?;
                 let mut page = [0; PAGE as usize];
-                for at in (0..region.len()).step_by(page.len()) {
+                for at in (0..len).step_by(page.len()) {
                     region.read(at, &mut page);
                     copy.write(at, &[&page]);
                     std::thread::yield_now();
