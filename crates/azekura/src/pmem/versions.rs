@@ -8,9 +8,10 @@
 //! An entry is **needed** while a registered reader sees it, or a later reader may, because its change is not visible
 //! yet. So of the versions of a key between two registered readers only the newest is needed. Tables are filled one
 //! after another. When the newest table is full and at least half of its entries are not needed, it is written anew
-//! with the others. A table without a needed entry is dropped as a whole. All tables are checked before a change is
-//! refused for lack of space. The space of the records of dropped entries is freed; iterators that may have their slots
-//! notice it ([`PoolTree::retire_all`](crate::pmem::tree::PoolTree::retire_all)).
+//! with the others. A table without a needed entry is dropped as a whole. Before a change is refused for lack of space,
+//! every entry is checked that may have become stale since the last such check: all entries if a reader has begun or
+//! ended, otherwise those of tables with new entries. The space of the records of dropped entries is freed; iterators
+//! that may have their slots notice it ([`PoolTree::retire_all`](crate::pmem::tree::PoolTree::retire_all)).
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -36,8 +37,6 @@ const TABLE_POOL_SHARE: u64 = 16;
 const MEMORY_POOL_SHARE: u64 = 8;
 /// The limit of the entries' memory is at least this many bytes.
 const MEMORY_MIN: u64 = 1 << 20;
-/// All entries are checked again for the same readers only after 1 / `RECHECK_SHARE` as many were added.
-const RECHECK_SHARE: u64 = 32;
 
 /// Length in bytes of an entry's value.
 const VALUE_LEN: usize = 24;
@@ -73,6 +72,9 @@ struct VersionTable {
     max_by: AtomicU64,
     /// Bytes of the records.
     bytes: AtomicU64,
+    /// Number of entries that were added since [`WrittenTables::checked_readers`] were registered, or whose changes
+    /// were not settled then. The others are needed by these readers.
+    unchecked: AtomicU64,
 }
 
 impl VersionTable {
@@ -82,6 +84,7 @@ impl VersionTable {
             min_seqno: AtomicU64::new(u64::MAX),
             max_by: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            unchecked: AtomicU64::new(0),
         }
     }
 
@@ -138,7 +141,16 @@ enum CheckedTables {
     /// None: only those without a needed entry are dropped.
     None,
     Newest,
+    /// Those with unchecked entries, for the same readers as the last time.
+    Unchecked,
     All,
+}
+
+impl CheckedTables {
+    /// Whether no table has a stale entry after the check.
+    fn finds_every_stale_entry(self) -> bool {
+        matches!(self, CheckedTables::Unchecked | CheckedTables::All)
+    }
 }
 
 /// State of the writers.
@@ -147,8 +159,6 @@ struct WrittenTables {
     list: VecDeque<Arc<VersionTable>>,
     /// The readers when all tables were last checked: their sequence numbers except for the last visible one.
     checked_readers: Option<Vec<SeqNo>>,
-    /// Number of entries that were added since, or whose changes were not settled then.
-    unchecked: u64,
 }
 
 /// The tables of one tree. Thread safe: writers are serialized by a lock, readers never wait.
@@ -223,7 +233,7 @@ impl RetainedVersions {
         }
         let mut freed = Vec::new();
         if written.list.back().is_none_or(|newest| self.is_full(newest, 1)) {
-            freed = self.drop_unneeded(&mut written, CheckedTables::Newest, settled);
+            freed = self.drop_unneeded(&mut written, CheckedTables::Newest, self.readers.seqnos(), settled);
             // A table that is nearly full again would be checked again soon.
             if written.list.back().is_none_or(|newest| self.is_full(newest, 2)) {
                 written.list.push_back(Arc::new(VersionTable::new(&self.order)));
@@ -233,7 +243,7 @@ impl RetainedVersions {
         let newest = written.list.back().expect("there is a newest table");
         // The entry exists already if an earlier removal has failed.
         if newest.insert(key, old.seqno, RetainedRecord { slot: old.slot(), buffer_len: old.buffer_len(), by })? {
-            written.unchecked += 1;
+            newest.unchecked.fetch_add(1, Ordering::Relaxed);
             self.version_count.fetch_add(1, Ordering::Release);
         }
         Ok((true, freed))
@@ -257,27 +267,29 @@ impl RetainedVersions {
         self.tables.store(Arc::new(tables.iter().cloned().collect()));
     }
 
-    /// Drops tables without a needed entry, and from `checked` tables the entries that are not needed. Returns the
-    /// space of the records, which pinned readers may still read. Drops nothing if there is no memory for new tables.
+    /// Drops tables without a needed entry, and from `checked` tables the entries that the `registered` readers and
+    /// later ones do not need. Returns the space of the records, which pinned readers may still read. Drops nothing if
+    /// there is no memory for new tables.
     fn drop_unneeded(
         &self,
         written: &mut WrittenTables,
         checked: CheckedTables,
+        registered: Vec<SeqNo>,
         settled: impl Fn() -> SeqNo,
     ) -> Vec<PoolRange> {
-        let registered = self.readers.seqnos();
         let visible = registered.last().copied().unwrap_or_default();
         // Read behind the visible number: a range delete is pending before it is visible.
         let needed = NeededSeqnos { settled: settled().min(visible), registered };
         let mut rewriter =
             TableRewriter { versions: self, needed, kept: VecDeque::new(), open: None, stale: Stale::default() };
         if rewriter.run(&written.list, checked).is_err() {
+            written.checked_readers = None;
             return Vec::new();
         }
         let TableRewriter { mut needed, mut kept, open, stale, .. } = rewriter;
         if checked == CheckedTables::All {
             needed.registered.pop();
-            (written.checked_readers, written.unchecked) = (Some(needed.registered), stale.unsettled);
+            written.checked_readers = Some(needed.registered);
         }
         if stale.ranges.is_empty() {
             return Vec::new();
@@ -291,26 +303,22 @@ impl RetainedVersions {
         stale.ranges
     }
 
-    /// Drops the versions that no reader needs. Returns the space of their records. Does nothing if the readers are
-    /// those of the last call, and few entries may have become stale since. `settled`: see
-    /// [`retain`](RetainedVersions::retain).
+    /// Drops all versions that no reader needs. Returns the space of their records. Checks only entries that may have
+    /// become stale since the last call. `settled`: see [`retain`](RetainedVersions::retain).
     pub(crate) fn drop_stale(&self, settled: impl Fn() -> SeqNo) -> Result<Vec<PoolRange>> {
         let mut written = self.written.lock().map_err(poisoned)?;
-        let mut now = self.readers.seqnos();
-        now.pop();
-        let count = self.version_count.load(Ordering::Relaxed);
-        let few = if count < TABLE_ENTRIES_MAX { 0 } else { count / RECHECK_SHARE };
-        if written.unchecked <= few && written.checked_readers.as_ref() == Some(&now) {
-            return Ok(Vec::new());
-        }
-        Ok(self.drop_unneeded(&mut written, CheckedTables::All, settled))
+        let registered = self.readers.seqnos();
+        let readers = registered.split_last().map(|(_visible, readers)| readers);
+        let checked =
+            if written.checked_readers.as_deref() == readers { CheckedTables::Unchecked } else { CheckedTables::All };
+        Ok(self.drop_unneeded(&mut written, checked, registered, settled))
     }
 
     /// Drops the full tables that no reader needs. Returns the space of their records. `settled`: see
     /// [`retain`](RetainedVersions::retain).
     pub(crate) fn drop_stale_tables(&self, settled: impl Fn() -> SeqNo) -> Result<Vec<PoolRange>> {
         let mut written = self.written.lock().map_err(poisoned)?;
-        Ok(self.drop_unneeded(&mut written, CheckedTables::None, settled))
+        Ok(self.drop_unneeded(&mut written, CheckedTables::None, self.readers.seqnos(), settled))
     }
 
     /// Whether the oldest of several tables is not needed.
@@ -367,7 +375,8 @@ impl RetainedVersions {
         self.memory_bytes.load(Ordering::Relaxed)
     }
 
-    fn memory_max(&self) -> u64 {
+    /// Maximum number of bytes of memory for the entries.
+    pub(crate) fn memory_max(&self) -> u64 {
         self.memory_bytes_max.load(Ordering::Relaxed)
     }
 
@@ -581,8 +590,6 @@ struct Stale {
     ranges: Vec<PoolRange>,
     /// The highest change that replaced or removed one.
     through: SeqNo,
-    /// Number of entries in the checked tables that are needed because their changes are not settled.
-    unsettled: u64,
 }
 
 /// Sorts tables and entries into needed and stale ones.
@@ -603,28 +610,40 @@ impl TableRewriter<'_> {
             let is_copied = match checked {
                 CheckedTables::None => !is_needed && !is_newest,
                 CheckedTables::Newest => {
-                    !is_needed || is_newest && self.count_stale(table)? >= table.entries.len().div_ceil(2)
+                    !is_needed || is_newest && self.count_stale(table)?.0 >= table.entries.len().div_ceil(2)
                 }
+                CheckedTables::Unchecked => table.unchecked.load(Ordering::Relaxed) > 0 && self.check(table)? > 0,
                 // A table with few entries takes much more memory than these.
-                CheckedTables::All => self.count_stale(table)? > 0 || table.entries.len() < TABLE_ENTRIES_MAX / 2,
+                CheckedTables::All => self.check(table)? > 0 || table.entries.len() < TABLE_ENTRIES_MAX / 2,
             };
-            if is_copied { self.copy_needed(table)? } else { self.kept.push_back(Arc::clone(table)) }
+            match is_copied {
+                true => self.copy_needed(table, checked)?,
+                false => self.kept.push_back(Arc::clone(table)),
+            }
         }
         Ok(())
     }
 
-    fn count_stale(&mut self, table: &VersionTable) -> Result<u64> {
-        let (mut count, settled) = (0, self.needed.settled);
+    /// Checks all entries of `table`. Returns the number of stale ones.
+    fn check(&self, table: &VersionTable) -> Result<u64> {
+        let (stale, unsettled) = self.count_stale(table)?;
+        table.unchecked.store(stale + unsettled, Ordering::Relaxed);
+        Ok(stale)
+    }
+
+    /// The number of stale entries, and of those that are needed because their changes are not settled.
+    fn count_stale(&self, table: &VersionTable) -> Result<(u64, u64)> {
+        let (mut stale, mut unsettled) = (0, 0);
         table.for_each(|entry, record| {
-            count += u64::from(!self.needed.contains(entry.seqno, record.by));
-            self.stale.unsettled += u64::from(record.by > settled);
+            stale += u64::from(!self.needed.contains(entry.seqno, record.by));
+            unsettled += u64::from(record.by > self.needed.settled);
             Ok(())
         })?;
-        Ok(count)
+        Ok((stale, unsettled))
     }
 
     /// Copies the needed entries of `table`.
-    fn copy_needed(&mut self, table: &VersionTable) -> Result<()> {
+    fn copy_needed(&mut self, table: &VersionTable, checked: CheckedTables) -> Result<()> {
         table.for_each(|entry, record| {
             if !self.needed.contains(entry.seqno, record.by) {
                 self.stale.ranges.push((record.slot.offset(), record.buffer_len));
@@ -635,6 +654,8 @@ impl TableRewriter<'_> {
                 self.kept.extend(self.open.take().map(Arc::new));
             }
             let open = self.open.get_or_insert_with(|| VersionTable::new(&self.versions.order));
+            let is_unchecked = !checked.finds_every_stale_entry() || record.by > self.needed.settled;
+            open.unchecked.fetch_add(u64::from(is_unchecked), Ordering::Relaxed);
             open.insert(entry.user_key, entry.seqno, record).map(drop)
         })
     }

@@ -2,6 +2,7 @@
 
 use super::fixture::{PoolFixture, PoolOp};
 use super::model::new_fixture;
+use crate::mem::epoch::wait_for_readers;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::persistence::PersistenceBackend;
 use crate::pmem::tree::PoolOptions;
@@ -34,4 +35,36 @@ fn record_overhead_is_at_most_40_bytes() {
         let (usage, _) = fixture.tree.usage().unwrap();
         assert!(usage.free_bytes < 2 << 20, "free bytes at the end of a run or a growth step: {}", usage.free_bytes);
     }
+}
+
+/// Regression: beside many retained versions of other keys, a write that found the pool full did not look for stale
+/// versions, because few were added since the last time. With large values these few filled the pool, and every later
+/// write was refused.
+#[test]
+fn few_large_stale_versions_are_found() {
+    let options = PoolOptions { len_max: 64 << 20, grow_by: 1 << 20, slots_per_leaf: SLOTS };
+    let mut fixture = new_fixture(&options);
+    let put_small = |fixture: &mut PoolFixture<_>, value: u8| {
+        for n in 0..5_000u32 {
+            fixture.apply(&PoolOp::Put(n.to_be_bytes().to_vec(), vec![value])).unwrap();
+        }
+    };
+    put_small(&mut fixture, 1);
+    let snapshot = fixture.snapshots.register();
+    put_small(&mut fixture, 2);
+    for n in 0..55u8 {
+        fixture.apply(&PoolOp::Put(vec![n; 5], vec![n; 1 << 20])).unwrap();
+    }
+    fixture.tree.forget_versions().unwrap();
+    for round in 0..500u32 {
+        let put = PoolOp::Put(b"hot".to_vec(), vec![round as u8; 64 << 10]);
+        if fixture.apply(&put).is_err() {
+            wait_for_readers(); // of other tests, which may have kept the space of dropped versions
+            fixture.apply(&put).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        }
+    }
+    assert_eq!(fixture.tree.get_at(&7u32.to_be_bytes(), snapshot.seqno()).unwrap().as_deref(), Some(&[1][..]));
+    drop(snapshot);
+    fixture.check_invariants();
+    assert!(fixture.tree.versions.is_empty());
 }
