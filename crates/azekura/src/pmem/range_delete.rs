@@ -223,21 +223,22 @@ impl<M: PersistenceBackend> PoolTree<M> {
     }
 
     /// Maximum number of bytes of memory for the versions that the range deletes of a batch retain, as of the current
-    /// snapshots and records. Less is needed if a snapshot is dropped before the batch is visible, more if one is made.
+    /// records. They are reserved although there may be no reader yet, because one may begin before the batch is
+    /// visible. Without a reader, range deletes that need more than is allowed are accepted, and this is 0: the limit
+    /// is then exceeded only for readers that begin before the batch is visible, as long as these last.
     #[cold]
     pub(crate) fn range_delete_version_bytes(&self, changes: &[PlannedChange<'_>]) -> Result<u64> {
-        if self.versions.readers().count() == 0 {
-            return Ok(0);
-        }
+        let has_readers = self.versions.readers().count() > 0;
+        let is_too_much = |total: u64| !has_readers && total > self.versions.memory_max();
         let puts = changes.iter().filter(|change| change.value_len.is_some());
         let mut total = puts.map(|put| RetainedVersions::bytes_most(put.key.len())).sum();
         for range in changes.iter().filter_map(|change| change.range.as_ref()) {
             let mut next = self.version_bytes_of_leaf(range, first_leaf_of(range), &mut total)?;
-            while let Some(key) = next {
+            while let Some(key) = next.filter(|_| !is_too_much(total)) {
                 next = self.version_bytes_of_leaf(range, LeafTarget::Key(&key), &mut total)?;
             }
         }
-        Ok(total)
+        Ok(if is_too_much(total) { 0 } else { total })
     }
 
     /// Adds the memory for the records of one leaf to `total`. Returns the first key behind the leaf, if the range
