@@ -394,7 +394,8 @@ impl Allocator {
         self.reclaim_retired(false);
     }
 
-    fn seal_retired_batch(&mut self) {
+    /// Seals the current batch of retired space, so that it is freed after the current readers.
+    pub(crate) fn seal_retired_batch(&mut self) {
         let (records, leaves) = std::mem::take(&mut self.unsealed_retired);
         if !records.is_empty() || !leaves.is_empty() {
             self.retired_batches.push_back(RetiredBatch { since: RetireEpoch::advance(), records, leaves });
@@ -608,29 +609,31 @@ impl Allocator {
         self.len > 2 * self.grow_by && self.used_bytes() <= self.len / 2
     }
 
-    /// Shortens a pool that is [mostly free](Allocator::is_mostly_free) by the free space at its end, unless that is
-    /// less than a quarter of it.
-    pub(crate) fn shrink<M: PersistenceBackend>(&mut self, backend: &M) {
+    /// Shortens a pool that is [mostly free](Allocator::is_mostly_free) by free space at its end, unless that is less
+    /// than a quarter of it. Returns the new length. The caller shortens the backend, which must not grow meanwhile. A
+    /// third of the rest is free, so that the pool neither grows soon nor becomes mostly free again soon.
+    pub(crate) fn cut_free_end(&mut self) -> Option<u64> {
+        self.reclaim_retired(false);
         if self.replaying || self.is_closed || !self.is_mostly_free() {
-            return;
+            return None;
         }
-        self.reclaim_retired(true);
         let pieces = self.small_count + self.spans.len();
         if pieces > COALESCE_ALWAYS_MAX && self.freed_since_coalesce < self.len / 8 {
-            return; // joining them costs more than was freed
+            return None; // joining them costs more than was freed
         }
         if !self.is_coalesced {
             self.coalesce();
         }
-        let Some((&at, &len)) = self.spans.last_key_value().filter(|(at, len)| **at + **len == self.len) else {
-            return;
-        };
-        let to = at.next_multiple_of(self.grow_by).max(2 * PAGE);
-        if to <= self.len - self.len / 4 && backend.shrink(to) {
-            self.remove_span(at, len);
-            self.len = to;
-            self.add_free_range((at, to - at));
+        let (&at, &len) = self.spans.last_key_value().filter(|(at, len)| **at + **len == self.len)?;
+        let least = self.used_bytes() + self.used_bytes() / 2;
+        let to = at.max(least).next_multiple_of(self.grow_by).max(2 * PAGE);
+        if to > self.len - self.len / 4 {
+            return None;
         }
+        self.remove_span(at, len);
+        self.len = to;
+        self.add_free_range((at, to - at));
+        Some(to)
     }
 
     /// Length of the longest free span, in bytes.

@@ -71,7 +71,8 @@ pub(crate) struct DirtyPages {
     /// The number of the snapshot that is being copied, 0 if there is none.
     snapshot_number: AtomicU8,
     before_images: Mutex<BeforeImages>,
-    /// An estimate of the number of marked pages. It may be too high, because two writers may count the same page.
+    /// An estimate of the number of marked pages of the image. It may be too high, because two writers may count the
+    /// same page. Pages behind the end are marked when an image gets shorter, and counted when it grows again.
     changed: AtomicU64,
     /// Signaled when there is space for copies again.
     before_image_freed: WakeSignal,
@@ -169,6 +170,19 @@ impl DirtyPages {
             self.changed.fetch_add(1, Ordering::Relaxed);
         }
         mark.store(1, order);
+    }
+
+    /// Marks the pages from `from` up to `to` (bytes), which are not part of the image any more.
+    pub(crate) fn mark_uncounted(&self, from: u64, to: u64) {
+        let marks = (from / PAGE..to / PAGE).map(|page| self.state_of(page).dirty.swap(1, Ordering::Release));
+        let counted: u64 = marks.map(u64::from).sum();
+        self.changed.fetch_sub(counted.min(self.changed.load(Ordering::Relaxed)), Ordering::Relaxed);
+    }
+
+    /// Counts the marked pages from `from` up to `to` (bytes), which are part of the image from now on.
+    pub(crate) fn count_marks(&self, from: u64, to: u64) {
+        let marks = (from / PAGE..to / PAGE).map(|page| self.state_of(page).dirty.load(Ordering::Relaxed));
+        self.changed.fetch_add(marks.map(u64::from).sum(), Ordering::Relaxed);
     }
 
     /// Number of pages that the next checkpoint copies, or a few more.
@@ -539,6 +553,23 @@ mod tests {
             }
             assert_eq!(image.pages_to_write(), if is_kept { 0 } else { counted });
         }
+    }
+
+    /// Regression: an image that became shorter marked the pages behind its end, and the next snapshot forgot their
+    /// number. When the image grew again, the pages were copied but not counted, so too little disk space was reserved.
+    #[test]
+    fn pages_of_a_regrown_image_are_counted() {
+        let (image, mut page) = (image(20), vec![0; PAGE as usize]);
+        (0..20).for_each(|page| image.store(page * PAGE, 1));
+        image.shrink(8 * PAGE);
+        assert_eq!((image.pages_to_write(), image.dirty_page_count()), (8, 8));
+        let mut cut = image.snapshot_pages().unwrap();
+        while cut.next_page(&mut page).is_some() {}
+        cut.finish();
+        assert_eq!((image.pages_to_write(), image.dirty_page_count()), (0, 0));
+        image.grow(16 * PAGE).unwrap();
+        image.store(9 * PAGE, 1);
+        assert_eq!((image.pages_to_write(), image.dirty_page_count()), (8, 8));
     }
 
     /// A snapshot shows the image at the cut, whatever is stored while it is copied, also after the numbers start

@@ -68,7 +68,7 @@ impl PmemOptions {
     /// part does not exceed the limit.
     ///
     /// When at least half of a pool is free, a flush gives the memory and the file space of the free part at its end
-    /// back. A pool that is a mapped file keeps its length.
+    /// back, but a third of the rest stays free. A pool that is a mapped file keeps its length.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{Error, Result};
+use crate::mem::atomic::{Mutex, MutexGuard, lock};
 use crate::mem::pages::PAGE;
 use crate::mem::persist::{self, LINE};
 use crate::mem::region::Region;
@@ -90,11 +91,14 @@ pub(crate) trait PersistenceBackend: Send + Sync + 'static {
     /// `OutOfSpace` if there is no space; then nothing was changed.
     fn grow(&self, len: u64) -> Result<()>;
 
-    /// Makes the pool `len` bytes long, a multiple of [`PAGE`], and gives the memory behind back. Nothing behind is in
-    /// use. Returns false, and changes nothing, if the backend keeps its length.
-    fn shrink(&self, _len: u64) -> bool {
-        false
+    /// Prevents growth until the guard is dropped. `None` if the backend cannot [`shrink`](PersistenceBackend::shrink).
+    fn block_growth(&self) -> Option<MutexGuard<'_, ()>> {
+        None
     }
+
+    /// Makes the pool `len` bytes long, a multiple of [`PAGE`], and gives the memory behind back. Nothing behind is in
+    /// use, and growth is blocked.
+    fn shrink(&self, _len: u64) {}
 
     /// Flushes a range on backends that do not keep the order of stores within a line.
     #[inline]
@@ -137,6 +141,8 @@ fn reserve_with_fallback<T>(len: u64, len_max: u64, mut reserve: impl FnMut(u64)
 pub(crate) struct PoolImage {
     region: Region,
     dirty_pages: DirtyPages,
+    /// Held while the length changes.
+    resize_lock: Mutex<()>,
 }
 
 impl PoolImage {
@@ -145,7 +151,8 @@ impl PoolImage {
     /// # Errors
     /// `OutOfSpace` if the address space is too small.
     pub(crate) fn new(len_max: u64) -> Result<PoolImage> {
-        Ok(PoolImage { region: Region::private(len_max)?, dirty_pages: DirtyPages::new(len_max)? })
+        let (region, dirty_pages) = (Region::private(len_max)?, DirtyPages::new(len_max)?);
+        Ok(PoolImage { region, dirty_pages, resize_lock: Mutex::new(()) })
     }
 
     /// An empty image into which an existing one of `len` bytes is loaded. It may grow to `len_max` bytes, or as far
@@ -237,16 +244,23 @@ impl PersistenceBackend for PoolImage {
     }
 
     fn grow(&self, len: u64) -> Result<()> {
+        let _resizing = lock(&self.resize_lock);
         self.dirty_pages.grow(len)?;
-        self.region.grow(len)
+        let old = self.region.len();
+        self.region.grow(len)?;
+        self.dirty_pages.count_marks(old, len);
+        Ok(())
     }
 
-    fn shrink(&self, len: u64) -> bool {
+    fn block_growth(&self) -> Option<MutexGuard<'_, ()>> {
+        Some(lock(&self.resize_lock))
+    }
+
+    fn shrink(&self, len: u64) {
         let old = self.region.len();
         self.region.shrink(len);
         // If the image grows again, its file must not keep the old pages.
-        self.dirty_pages.after_store(len, old.saturating_sub(len));
-        true
+        self.dirty_pages.mark_uncounted(len, old);
     }
 }
 

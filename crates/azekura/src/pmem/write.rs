@@ -16,7 +16,7 @@
 use crate::base::key::split_expiry;
 use crate::base::{EntryRef, ErrorKind, RecordKind, Result, SeqNo};
 use crate::engine::{AssignedSeqno, BatchReservation, PlannedChange};
-use crate::mem::atomic::{MutexGuard, Ordering};
+use crate::mem::atomic::{MutexGuard, Ordering, SCHEDULE_EXPLORATION, yield_now};
 use crate::mem::epoch::Pin;
 use crate::pmem::allocator::{Allocator, PoolRange};
 use crate::pmem::inner::LeafTarget;
@@ -29,6 +29,9 @@ use crate::pmem::versions::{RetainedVersions, VersionsGuard};
 /// How far the sequence number of a record is expected to exceed, at most, the last visible one at the time when its
 /// buffer is allocated.
 const SEQNO_LEAD: u64 = 1 << 16;
+
+/// How often a checkpoint yields to readers that keep retired space from being given back.
+const RETIRED_WAIT_YIELDS: usize = if SCHEDULE_EXPLORATION { 0 } else { 64 };
 
 /// Number of bytes of a new buffer that are prefetched while the leaf is searched.
 const RECORD_PREFETCH_LEN: u64 = 256;
@@ -305,7 +308,23 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let shelved = self.thread_caches.drain();
         let mut space = self.allocator_after_releases()?;
         shelved.into_iter().for_each(|run| space.free(run));
-        space.shrink(&self.backend);
+        space.seal_retired_batch();
+        drop(space);
+        for _ in 0..RETIRED_WAIT_YIELDS {
+            if self.lock_allocator()?.reclaim_retired(false) {
+                break;
+            }
+            yield_now();
+        }
+        let mut space = self.lock_allocator()?;
+        // Writers allocate while the memory is given back; only growth waits.
+        let Some(growth) = self.backend.block_growth() else { return Ok(()) };
+        let shorter = space.cut_free_end();
+        drop(space);
+        if let Some(len) = shorter {
+            self.backend.shrink(len);
+        }
+        drop(growth);
         Ok(())
     }
 
