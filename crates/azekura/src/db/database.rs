@@ -269,8 +269,9 @@ impl Database {
         // A mapped pool is durable without the WAL. Its file must be durable before the manifest names the partition,
         // and the partition before any commit to it.
         let is_mapped = engine == EngineKind::PmemMapped;
-        if is_mapped {
-            inner.catalog.pool_location(&meta).create_file(&options.pmem())?;
+        let new_pool = is_mapped.then(|| inner.catalog.pool_location(&meta));
+        if let Some(location) = &new_pool {
+            location.create_file(&options.pmem())?;
         }
         // Every step that can fail runs before the edit, because a partition that is in the manifest but cannot be
         // opened would prevent the database from opening.
@@ -285,6 +286,9 @@ impl Database {
         let operator = components.merge_operator.as_ref();
         let operator_name = operator.map(|operator| operator.name());
         let created = writer.version_set.create_partition(meta, operator_name, prepare);
+        if let (Err(_), Some(location)) = (&created, &new_pool) {
+            location.remove_created_file();
+        }
         let state = inner.poison.poison_on_failure(created)?;
         if inner.settings.durability != PersistMode::Buffer || is_mapped {
             inner.poison.poison_on_failure(writer.version_set.sync())?;

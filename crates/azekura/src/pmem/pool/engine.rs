@@ -51,13 +51,17 @@ impl PoolLocation {
     /// Creates the file of an empty mapped pool, under a temporary name that no partition uses.
     ///
     /// # Errors
-    /// `OutOfSpace` if there is no space, and those of the files.
+    /// `OutOfSpace` if there is no space, and those of the files. Then the file is removed, as far as possible.
     pub(crate) fn create_file(&self, options: &PmemOptions) -> Result<()> {
         let temporary = self.temporary_path();
         if self.fs.exists(&temporary)? {
             self.fs.remove_file(&temporary)?;
         }
-        let file = self.fs.open(&temporary, OpenMode::Create)?;
+        self.try_create_file(&temporary, options).inspect_err(|_| self.remove_created_file())
+    }
+
+    fn try_create_file(&self, temporary: &Path, options: &PmemOptions) -> Result<()> {
+        let file = self.fs.open(temporary, OpenMode::Create)?;
         let backend = MappedPoolFile::new(Arc::clone(&file), options.reserved_address_len(0))?;
         let mut file_id = [0; 16];
         self.env.random(&mut file_id);
@@ -67,9 +71,15 @@ impl PoolLocation {
     }
 
     /// Renames the file that [`create_file`](PoolLocation::create_file) made last to the name of this pool, durably.
+    /// After an error it is removed, as far as possible.
     pub(crate) fn publish_file(&self) -> Result<()> {
         self.fs.rename(&self.temporary_path(), &self.path())?;
-        self.fs.sync_dir(&self.dir)
+        self.fs.sync_dir(&self.dir).inspect_err(|_| self.remove_published_file())
+    }
+
+    /// Removes a file that was created and not renamed, as far as possible.
+    pub(crate) fn remove_created_file(&self) {
+        let _found_by_the_next_open = self.fs.remove_file(&self.temporary_path());
     }
 
     /// Removes the renamed file, as far as possible, because the partition could not be created.

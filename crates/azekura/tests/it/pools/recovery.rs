@@ -1,8 +1,10 @@
 //! Defects that were found by reading the source, each shown by the shortest program.
 
 use std::cmp::Ordering;
+use std::path::Path;
 use std::sync::Arc;
 
+use azekura::fs::Fs;
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
 use azekura::{
     Comparator, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode,
@@ -10,7 +12,7 @@ use azekura::{
 };
 
 use super::memory::persistent_memory_fs;
-use super::{config, open_pool, pool_options};
+use super::{DIR, config, open_pool, pool_options};
 
 /// Orders keys backward or, under the same name, forward.
 struct BackwardOrForward(bool);
@@ -163,6 +165,25 @@ fn checkpoint_contains_mapped_pool() {
     db.checkpoint("/copy").unwrap();
     let copy = Config::new("/copy").fs(Arc::new(fs.clone())).open().unwrap();
     assert_eq!(copy.partition("pool").unwrap().len().unwrap(), 2);
+}
+
+/// Regression: the file of a mapped pool that could not be created, because too many files were open, stayed in the
+/// directory until the next open.
+#[test]
+fn refused_mapped_pool_leaves_no_file() {
+    let plans = [(OpKind::Length, ".shadow"), (OpKind::Sync, ".shadow"), (OpKind::SyncDir, DIR), (OpKind::Rename, "")];
+    for (kind, path) in plans {
+        let machine = persistent_memory_fs();
+        let faults = FaultFs::new(Arc::new(machine.clone()));
+        let db = config(&machine).fs(Arc::new(faults.clone())).open().unwrap();
+        faults.inject(FaultPlan::new(kind, 1, Fault::TooManyOpenFiles).in_path(path));
+        assert!(db.open_partition("pool", pool_options(4 << 20)).is_err(), "{kind:?}");
+        let files = machine.read_dir(Path::new(DIR)).unwrap();
+        let left: Vec<_> = files.iter().filter(|file| file.name.starts_with('p')).map(|file| &file.name).collect();
+        assert!(left.is_empty(), "{kind:?}: {left:?}");
+        faults.clear_faults();
+        open_pool(&db, "pool").insert("k", "v").unwrap();
+    }
 }
 
 /// A batch with a pool that survives power loss is synced before it is applied. If too many files were open for that
