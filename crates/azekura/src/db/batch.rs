@@ -243,11 +243,6 @@ impl Batch {
         self.first_error.as_ref()
     }
 
-    /// As [`error`](Batch::error), and removes it.
-    pub(crate) fn take_error(&mut self) -> Result<()> {
-        self.first_error.take().map_or(Ok(()), Err)
-    }
-
     /// Returns the keys of all writes.
     pub(crate) fn keys(&self) -> Result<Vec<&[u8]>> {
         WalRecordIter::new(&self.payload).map(|record| Ok(record?.key)).collect()
@@ -333,6 +328,11 @@ impl Batch {
     /// The encoded writes, their number, and their partitions.
     pub(crate) fn writes(&self) -> (&[u8], u32, &[Arc<PartitionState>]) {
         (&self.payload, self.count, &self.partitions)
+    }
+
+    /// Bytes of memory of the encoded writes.
+    pub(crate) fn payload_capacity(&self) -> usize {
+        self.payload.capacity()
     }
 
     pub(crate) fn handle(&self) -> &Arc<DbHandle> {
@@ -563,8 +563,9 @@ impl Batch {
             let needs_turn = !is_in_turn && lost_rounds >= LOST_ROUNDS_MAX;
             let turn = if needs_turn { Some(ExclusiveTurn::begin(&self.handle)?) } else { None };
             let snapshot = inner.snapshots.register();
-            let merge = PoolMerge::compute(&self.payload, &self.partitions, snapshot.moment())?;
-            let PoolMerge { payload, count, reads } = merge;
+            let bytes_max = inner.settings.memory_budget / 2;
+            let merge = PoolMerge::compute(&self.payload, &self.partitions, snapshot.moment(), bytes_max)?;
+            let PoolMerge { payload, count, reads, .. } = merge;
             let merge_check = CommitCheck::new(reads, false, is_in_turn || turn.is_some(), snapshot.seqno());
             let merge_check = Arc::new(merge_check.after(check));
             let commit = CommitRequest::new(&payload, count, &self.partitions);

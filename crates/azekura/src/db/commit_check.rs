@@ -18,6 +18,14 @@ use crate::wal::format::WalRecordIter;
 /// Number of lost rounds after which a call that retries takes an exclusive turn.
 pub(crate) const LOST_ROUNDS_MAX: usize = 3;
 
+/// Memory of the counter beside a key that is not part of its [`Slice`], in bytes.
+const KEY_OVERHEAD: usize = 24;
+
+/// Memory of a key in bytes, without its `Slice`. A short key is part of its `Slice`.
+pub(crate) fn key_bytes(key: &[u8]) -> usize {
+    if key.len() < size_of::<Slice>() - 1 { 0 } else { key.len() + KEY_OVERHEAD }
+}
+
 /// The keys and ranges of one partition that must be unchanged.
 pub(crate) struct ReadsOfPartition {
     pub(crate) partition: Arc<PartitionState>,

@@ -47,7 +47,7 @@ const NAME_LEN_MAX: usize = 255;
 /// ```
 #[derive(Clone)]
 pub struct Database {
-    handle: Arc<DbHandle>,
+    pub(crate) handle: Arc<DbHandle>,
 }
 
 impl Config {

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use crate::base::event::Event;
 use crate::base::sync::lock;
 use crate::base::version_edit::PartitionId;
-use crate::base::{Error, KeyOrder, Result};
+use crate::base::{Error, KeyOrder, RecordKind, Result};
 use crate::db::batch::Batch;
 use crate::db::catalog::PartitionState;
 use crate::db::config::PersistMode;
@@ -326,10 +326,8 @@ impl<'a> Ingest<'a> {
         self.last_key.clear();
         self.last_key.extend_from_slice(key);
         match &mut self.target {
-            IngestTarget::Pool(batch) => {
-                batch.insert(self.partition, key, value);
-                batch.take_error()
-            }
+            // Not `insert`, whose errors have a position in the batch, of which the caller does not know.
+            IngestTarget::Pool(batch) => batch.try_push(self.partition, RecordKind::Put, key, value),
             IngestTarget::Lsm(target) => {
                 self.buffer.push(key, value);
                 if self.buffer.memory() < CHUNK_BYTES {
@@ -415,10 +413,7 @@ impl<'a> BulkSession<'a> {
         self.position += 1;
         self.user_bytes += (key.len() + value.len()) as u64;
         match (&mut self.target, &mut self.sorter) {
-            (IngestTarget::Pool(batch), _) => {
-                batch.insert(self.partition, key, value);
-                batch.take_error()
-            }
+            (IngestTarget::Pool(batch), _) => batch.try_push(self.partition, RecordKind::Put, key, value),
             (IngestTarget::Lsm(target), Some(sorter)) => {
                 if sorter.must_write_before(key, value) {
                     target.work(|| sorter.write_run())?;
@@ -456,7 +451,7 @@ fn distinct_keys(batch: &Batch, order: &KeyOrder) -> Result<u64> {
 }
 
 fn commit_to_pool(mut batch: Batch) -> Result<()> {
-    if batch.is_empty() {
+    if batch.writes().1 == 0 {
         return Ok(());
     }
     batch.durability(PersistMode::SyncAll).commit()

@@ -13,6 +13,8 @@
 //! [`address_reservation`] (addresses for memory that grows), [`region`] (words addressed by offsets).
 
 pub(crate) mod address_reservation;
+#[cfg(test)]
+pub(crate) mod allocation_counter;
 pub(crate) mod append_vec;
 pub(crate) mod arena;
 pub(crate) mod atomic;

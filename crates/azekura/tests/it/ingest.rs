@@ -371,7 +371,10 @@ fn batch_limit_holds_for_pools() -> Result<()> {
     let entries = || (0..3_000).map(|n| (key(n), vec![7; 1_000]));
     let taken = Cell::new(0);
     let counted = entries().inspect(|_| taken.set(taken.get() + 1));
-    assert_eq!(pool.ingest(counted).unwrap_err().kind(), ErrorKind::Invalid);
+    let error = pool.ingest(counted).unwrap_err();
+    // Regression: the error had a position in a batch, although the caller made no batch.
+    assert_eq!((error.kind(), error.batch_position()), (ErrorKind::Invalid, None));
+    assert_eq!(pool.bulk(entries()).unwrap_err().batch_position(), None);
     assert!(taken.get() < 2_500, "the call ends with the first entry that does not fit");
     assert!(pool.is_empty()?);
     part.ingest(entries())?;

@@ -5,20 +5,21 @@ use std::sync::{Arc, Mutex};
 use crate::base::KeyOrder;
 use crate::base::sync::lock;
 use crate::db::catalog::PartitionState;
-use crate::db::commit_check::ReadsOfPartition;
-use crate::db::state::scanned_range::{OwnedRange, ScannedRange, range_bytes};
+use crate::db::commit_check::{ReadsOfPartition, key_bytes};
+use crate::db::state::scanned_range::{OwnedRange, ScanMemory, ScannedRange, range_bytes};
 use crate::mem::slice::Slice;
 
 /// A sorted list of keys is made when this many keys were added.
 const SORT_KEYS_MIN: usize = 64;
-/// Assumed memory of a range that an iterator still changes.
-const OPEN_RANGE_BYTES: usize = 1 << 10;
+/// Memory of the counters and the lock beside an open range, in bytes, with its place in a list.
+const OPEN_RANGE_OVERHEAD: usize = 64;
 
 /// Tracked reads, with absent keys, in bounded memory: the transaction compares [`bytes`](ReadSet::bytes) with its
 /// limit.
-#[derive(Default)]
 pub(crate) struct ReadSet {
     partitions: Vec<PartitionReads>,
+    /// The memory of the open ranges.
+    open_memory: Arc<ScanMemory>,
 }
 
 struct PartitionReads {
@@ -27,13 +28,19 @@ struct PartitionReads {
     key_bytes: usize,
     /// Number of keys at which duplicates are removed.
     sort_at: usize,
-    /// Ranges of iterators that may still be in use.
+    /// Ranges of iterators that may still be in use. They count their memory themselves.
     open: Vec<Arc<Mutex<ScannedRange>>>,
     closed: Vec<OwnedRange>,
+    /// Bytes of their keys.
     closed_bytes: usize,
 }
 
 impl ReadSet {
+    /// No reads. The ranges of iterators that are in use may take `open_bytes_max` bytes.
+    pub(crate) fn new(open_bytes_max: u64) -> ReadSet {
+        ReadSet { partitions: Vec::new(), open_memory: Arc::new(ScanMemory::new(open_bytes_max)) }
+    }
+
     fn partition(&mut self, partition: &Arc<PartitionState>) -> &mut PartitionReads {
         let known = self.partitions.iter().position(|reads| reads.partition.id == partition.id);
         let at = known.unwrap_or_else(|| {
@@ -74,22 +81,27 @@ impl ReadSet {
         order: KeyOrder,
         bounds: OwnedRange,
     ) -> Arc<Mutex<ScannedRange>> {
+        let memory = Arc::clone(&self.open_memory);
         let reads = self.partition(partition);
         for ended in reads.open.extract_if(.., |range| Arc::strong_count(range) == 1) {
             for range in lock(&ended).ranges() {
-                reads.closed_bytes += range_bytes(&range);
+                reads.closed_bytes += range_bytes(&range) - size_of::<OwnedRange>();
                 reads.closed.push(range);
             }
         }
-        let range = Arc::new(Mutex::new(ScannedRange::new(order, bounds)));
+        let range = Arc::new(Mutex::new(ScannedRange::new(memory, order, bounds)));
         reads.open.push(Arc::clone(&range));
         range
     }
 
-    /// Approximate memory in bytes.
+    /// Memory in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        let of = |reads: &PartitionReads| reads.key_bytes + reads.closed_bytes + reads.open.len() * OPEN_RANGE_BYTES;
-        self.partitions.iter().map(of).sum::<usize>() as u64
+        let of = |reads: &PartitionReads| {
+            let keys = reads.key_bytes + reads.keys.capacity() * size_of::<Slice>();
+            let closed = reads.closed_bytes + reads.closed.capacity() * size_of::<OwnedRange>();
+            keys + closed + reads.open.capacity() * OPEN_RANGE_OVERHEAD
+        };
+        self.partitions.iter().map(of).sum::<usize>() as u64 + self.open_memory.bytes()
     }
 
     /// Takes everything that was read until now.
@@ -101,9 +113,4 @@ impl ReadSet {
         });
         reads.filter(|reads| !reads.keys.is_empty() || !reads.ranges.is_empty()).collect()
     }
-}
-
-/// Memory of a key in bytes. A short key is part of its `Slice`.
-fn key_bytes(key: &[u8]) -> usize {
-    size_of::<Slice>() + key.len()
 }

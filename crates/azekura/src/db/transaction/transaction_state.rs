@@ -28,6 +28,10 @@ use crate::mem::slice::Slice;
 /// Up to this many writes, a lookup reads the encoded writes instead of ordering them.
 const SCANNED_WRITES_MAX: u32 = 16;
 
+/// When the ranges of the iterators that are in use take more than 1 / `OPEN_RANGES_SHARE` of the memory budget, each
+/// counts as having read all of its bounds.
+const OPEN_RANGES_SHARE: u64 = 8;
+
 /// The state of a transaction.
 pub(crate) struct TransactionState {
     // The order of fields is the order of their drops: the turn ends before the handle, which may close the database.
@@ -61,7 +65,7 @@ impl TransactionState {
             turn: None,
             snapshot: handle.inner.snapshots.register(),
             isolation,
-            reads: Arc::default(),
+            reads: Arc::new(Mutex::new(ReadSet::new(handle.inner.settings.memory_budget / OPEN_RANGES_SHARE))),
             overlay: Mutex::default(),
             savepoints: Vec::new(),
             next_savepoint: 0,
@@ -92,7 +96,7 @@ impl TransactionState {
         let at = found.map_err(|_| Error::invalid("the savepoint was discarded by a rollback to an earlier one"))?;
         self.savepoints.truncate(at + 1);
         self.batch.reset_to(self.savepoints[at].1);
-        *lock(&self.overlay) = Overlay::default();
+        lock(&self.overlay).clear();
         Ok(())
     }
 
@@ -155,12 +159,21 @@ impl TransactionState {
         self.batch.remove_bounds(partition, bounds)
     }
 
-    /// Fails if the transaction has too little memory for `added` more bytes of writes or reads. Writes count twice,
-    /// because a read may order them.
+    /// Bytes of memory that the transaction takes with one more write or read of `added` bytes, if its reads take
+    /// `read_bytes`. The overlay counts before a read needs it, so that no read of own writes exceeds the limit.
+    fn memory_bytes(&self, read_bytes: u64, added: usize) -> u64 {
+        let (payload, count, _) = self.batch.writes();
+        let (payload_len, added) = (payload.len() as u64, added as u64);
+        let encoded = (payload_len + added).max(self.batch.payload_capacity() as u64);
+        let ordered = Overlay::bytes_most(payload_len + added, u64::from(count) + 1).max(lock(&self.overlay).bytes());
+        let savepoints = self.savepoints.capacity() * size_of::<(u64, BatchMark)>();
+        read_bytes + encoded + ordered + savepoints as u64
+    }
+
+    /// Fails if the transaction has too little memory for one more write or read of `added` bytes.
     fn check_memory(&self, read_bytes: u64, added: usize) -> Result<()> {
         let limit = self.batch.handle().inner.settings.memory_budget / 2;
-        let written = self.batch.writes().0.len() + self.savepoints.len() * size_of::<(u64, BatchMark)>();
-        if read_bytes + 2 * (written + added) as u64 <= limit {
+        if self.memory_bytes(read_bytes, added) <= limit {
             return Ok(());
         }
         Err(Error::invalid(format!("the transaction needs more than half the memory budget ({limit} bytes)")))
@@ -301,7 +314,7 @@ impl TransactionState {
             Err(error) => return IterState::new(Err(error)),
         };
         let mut reads = lock(&self.reads);
-        match self.check_memory(reads.bytes(), 0) {
+        match self.check_memory(reads.bytes(), 3 * range_bytes(&bounds)) {
             Ok(()) => IterState::Tracked(Box::new(iter), reads.add_range(&partition.state, order, bounds)),
             Err(error) => IterState::new(Err(error)),
         }
@@ -311,5 +324,62 @@ impl TransactionState {
         let mut shown = f.debug_struct(name);
         shown.field("isolation", &self.isolation).field("exclusive", &self.turn.is_some());
         shown.field("writes", &self.batch.writes().1).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::config::Config;
+    use crate::mem::allocation_counter::allocated_bytes;
+    use crate::testing::MemFs;
+
+    /// Regression: small writes took ten times the memory that was counted, as soon as a read had ordered them. They
+    /// take at most the counted memory, and 128 KiB for each partition.
+    #[test]
+    fn writes_take_no_more_than_is_counted() {
+        let limit = 2 << 20;
+        let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).memory_budget(2 * limit).open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        for value_len in [0, 20, 100, 1_000, 3_000] {
+            let before = allocated_bytes();
+            let mut tx = TransactionState::new(&part.handle, Isolation::Serializable);
+            let value = vec![7; value_len];
+            let write = |tx: &mut TransactionState, n: u32| tx.write(&part, RecordKind::Put, &n.to_be_bytes(), &value);
+            let refused = (0..1_000_000).find(|n| write(&mut tx, *n).is_err()).unwrap();
+            assert!(tx.read(&part, &(refused - 1).to_be_bytes(), true).unwrap().is_some());
+            let (allocated, counted) = (allocated_bytes() - before, tx.memory_bytes(lock(&tx.reads).bytes(), 0) as i64);
+            let most = counted + (128 << 10);
+            assert!(
+                allocated <= most && counted <= limit as i64 + (130 << 10),
+                "{value_len}: {allocated}, counted {counted}"
+            );
+            assert!(counted <= 4 * allocated, "{value_len}: {allocated}, counted {counted}");
+            let held = tx.iter_state(&part, (Bound::Unbounded, Bound::Unbounded), false);
+            let (_, mark) = tx.savepoint();
+            tx.rollback_to(&Arc::downgrade(&tx.reads), mark).unwrap();
+            let ordered = lock(&tx.overlay).bytes();
+            assert!(ordered > 0, "an iterator holds the discarded writes");
+            drop(held);
+            assert_eq!(lock(&tx.overlay).bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn reads_take_no_more_than_is_counted() {
+        let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).memory_budget(4 << 20).open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        for key_len in [4, 22, 23, 100, 1_000] {
+            let tx = TransactionState::new(&part.handle, Isolation::Serializable);
+            let before = allocated_bytes();
+            let read = |n: u32| {
+                let mut key = vec![0; key_len];
+                key[..4].copy_from_slice(&n.to_be_bytes());
+                tx.read(&part, &key, true)
+            };
+            assert!((0..1_000_000).any(|n| read(n).is_err()));
+            let (allocated, counted) = (allocated_bytes() - before, lock(&tx.reads).bytes() as i64);
+            assert!(allocated <= counted + 10_000, "{key_len}: {allocated} bytes are allocated, {counted} counted");
+        }
     }
 }

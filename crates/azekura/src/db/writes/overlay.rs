@@ -1,6 +1,6 @@
 //! Writes that are not committed yet, ordered by key.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::base::key_range::KeyRange;
 use crate::base::version_edit::PartitionId;
@@ -18,6 +18,8 @@ pub(crate) struct Overlay {
     /// Bytes and records of the payload that the memtables contain.
     applied_bytes: usize,
     applied_count: u64,
+    /// Memtables that were discarded, and that iterators may still hold.
+    discarded: Vec<Weak<Memtable>>,
 }
 
 impl Overlay {
@@ -34,7 +36,8 @@ impl Overlay {
         if self.applied_bytes == payload.len() {
             return Ok(());
         }
-        let mut overlay = std::mem::take(self); // stays empty after an error or a panic
+        let mut overlay = std::mem::take(self);
+        self.discarded = overlay.discarded_or_held(); // stays like this after an error or a panic
         for record in WalRecordIter::new(&payload[overlay.applied_bytes..]) {
             let record = record?;
             overlay.applied_count += 1;
@@ -55,6 +58,29 @@ impl Overlay {
         overlay.applied_bytes = payload.len();
         *self = overlay;
         Ok(())
+    }
+
+    /// Discards all writes.
+    pub(crate) fn clear(&mut self) {
+        *self = Overlay { discarded: self.discarded_or_held(), ..Overlay::default() };
+    }
+
+    /// The memtables that remain in memory after this overlay is discarded, as far as iterators hold them.
+    fn discarded_or_held(&self) -> Vec<Weak<Memtable>> {
+        let discarded = self.discarded.iter().filter(|memtable| memtable.strong_count() > 0).cloned();
+        discarded.chain(self.memtables.iter().map(|(_, memtable)| Arc::downgrade(memtable))).collect()
+    }
+
+    /// Upper bound of the memory in bytes that `count` writes take here, which are `payload_len` bytes in the payload:
+    /// for each partition 128 KiB more. Of very long writes each may take half as much again.
+    pub(crate) fn bytes_most(payload_len: u64, count: u64) -> u64 {
+        2 * payload_len + count * Memtable::bytes_most(0, 0)
+    }
+
+    /// Bytes of memory that the writes take here, with those that were discarded and that iterators hold.
+    pub(crate) fn bytes(&self) -> u64 {
+        let discarded = self.discarded.iter().filter_map(Weak::upgrade).map(|memtable| memtable.bytes());
+        discarded.chain(self.memtables.iter().map(|(_, memtable)| memtable.bytes())).sum()
     }
 
     fn memtable_of(&mut self, partition: &PartitionState) -> Result<Arc<Memtable>> {

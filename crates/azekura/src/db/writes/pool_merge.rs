@@ -4,15 +4,14 @@
 use std::sync::Arc;
 
 use crate::base::key::split_expiry;
+use crate::base::key_range::KeyRange;
 use crate::base::merge_operator::merge_fully;
-use crate::base::{RecordKind, Result, SeqNo};
+use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
-use crate::db::commit_check::ReadsOfPartition;
-use crate::db::writes::overlay::Overlay;
+use crate::db::commit_check::{ReadsOfPartition, key_bytes};
 use crate::engine::{ReadMoment, ReadSeqno};
-use crate::iter::InternalIter;
+use crate::iter::range_tombstones::RangeTombstones;
 use crate::mem::slice::Slice;
-use crate::memtable::Memtable;
 use crate::wal::format::{WalRecord, WalRecordIter, put_record};
 
 /// A payload whose operands for pools were replaced by values, and the keys that were read for them.
@@ -22,75 +21,188 @@ pub(crate) struct PoolMerge {
     /// Number of records in `payload`.
     pub(crate) count: u32,
     pub(crate) reads: Vec<ReadsOfPartition>,
+    /// Memory of the keys of `reads` in bytes, without their lists.
+    read_key_bytes: usize,
+    /// Limit of the memory for `payload`, `reads` and the ordered writes of a pool, in bytes.
+    bytes_max: u64,
+}
+
+/// A write of one key. The n-th write of the payload has the number n.
+struct KeyWrite<'a> {
+    key: &'a [u8],
+    value: &'a [u8],
+    number: u32,
+    kind: RecordKind,
+}
+
+/// The writes of one pool.
+#[derive(Default)]
+struct PoolWrites<'a> {
+    /// Ordered by key, those of one key from the newest to the oldest.
+    writes: Vec<KeyWrite<'a>>,
+    /// Each has the number of the write as its sequence number.
+    range_deletes: RangeTombstones,
+}
+
+impl<'a> PoolWrites<'a> {
+    /// Orders the writes of `pool`, of which `payload` has `count`.
+    fn of(payload: &'a [u8], count: usize, pool: &PartitionState, order: &KeyOrder) -> Result<PoolWrites<'a>> {
+        let mut found = PoolWrites { writes: Vec::with_capacity(count), ..PoolWrites::default() };
+        for (record, number) in WalRecordIter::new(payload).zip(1..) {
+            let WalRecord { kind, partition, key, value } = record?;
+            if partition != pool.id {
+                continue;
+            }
+            if kind == RecordKind::RangeDelete {
+                let (range, seqno) = (KeyRange::decode(key, value)?.to_owned(), SeqNo(u64::from(number)));
+                found.range_deletes = found.range_deletes.with_range_delete(range, seqno, &[seqno], order);
+            } else {
+                found.writes.push(KeyWrite { key, value, number, kind });
+            }
+        }
+        found.writes.sort_unstable_by(|a, b| order.cmp(a.key, b.key).then(b.number.cmp(&a.number)));
+        Ok(found)
+    }
 }
 
 impl PoolMerge {
     /// Computes the values from the state at `at`, the moment of a registered snapshot, and from the records
-    /// of `payload`. Each key gets one value, after all other records.
+    /// of `payload`. Each key gets one value, after all other records. This takes at most `bytes_max` bytes of memory
+    /// beyond `payload`.
     ///
     /// # Errors
-    /// `MergeFailed` if an operator fails; `Io` and `Corruption` from reading; `Closed`.
-    pub(crate) fn compute(payload: &[u8], partitions: &[Arc<PartitionState>], at: ReadMoment) -> Result<PoolMerge> {
-        let pools: Vec<&Arc<PartitionState>> =
-            partitions.iter().filter(|partition| partition.pool_if_built().is_some()).collect();
-        let mut merge = PoolMerge::default();
+    /// `MergeFailed` if an operator fails; `Invalid` if there is too little memory; `Io` and `Corruption` from reading;
+    /// `Closed`.
+    pub(crate) fn compute(
+        payload: &[u8],
+        partitions: &[Arc<PartitionState>],
+        at: ReadMoment,
+        bytes_max: u64,
+    ) -> Result<PoolMerge> {
+        let mut pools: Vec<(&Arc<PartitionState>, u64)> =
+            partitions.iter().filter(|partition| partition.pool_if_built().is_some()).map(|pool| (pool, 0)).collect();
+        let mut merge = PoolMerge { bytes_max, ..PoolMerge::default() };
         for record in WalRecordIter::new(payload) {
             let record = record?;
-            if record.kind != RecordKind::Merge || !pools.iter().any(|pool| pool.id == record.partition) {
-                merge.put(&record);
+            let operands = pools.iter_mut().find(|(pool, _)| pool.id == record.partition);
+            match operands.filter(|_| record.kind == RecordKind::Merge) {
+                Some((_, count)) => *count += 1,
+                None => merge.put(&record, 0)?,
             }
         }
-        let mut writes = Overlay::default();
-        writes.apply(payload, partitions, at.seqno)?;
-        for pool in pools {
-            if let Some(memtable) = writes.memtable(pool.id) {
-                merge.add_values(pool, memtable, at)?;
-            }
+        pools.retain(|(_, operands)| *operands > 0);
+        for (pool, _) in pools {
+            let writes = WalRecordIter::new(payload);
+            let count = writes.filter(|record| record.as_ref().is_ok_and(|record| record.partition == pool.id)).count();
+            merge.check_memory(0, count)?;
+            let writes = PoolWrites::of(payload, count, pool, pool.tree()?.key_order())?;
+            merge.add_values(pool, &writes, at)?;
         }
         Ok(merge)
     }
 
-    fn put(&mut self, record: &WalRecord<'_>) {
+    /// Fails if there is too little memory for `added` more bytes of the payload beside space for `writes` writes.
+    fn check_memory(&self, added: usize, writes: usize) -> Result<()> {
+        let payload = (self.payload.len() + added).max(self.payload.capacity());
+        let reads: usize = self.reads.iter().map(|reads| reads.keys.capacity() * size_of::<Slice>()).sum();
+        let bytes = payload + writes * size_of::<KeyWrite<'_>>() + reads + self.read_key_bytes;
+        if bytes as u64 <= self.bytes_max {
+            return Ok(());
+        }
+        let limit = self.bytes_max;
+        Err(Error::invalid(format!("the operands for pools need more than half the memory budget ({limit} bytes)")))
+    }
+
+    fn put(&mut self, record: &WalRecord<'_>, writes: usize) -> Result<()> {
+        self.check_memory(record.key.len() + record.value.len(), writes)?;
         put_record(&mut self.payload, record);
         self.count += 1;
+        Ok(())
     }
 
     /// Adds the value of each key whose newest write is an operand.
-    fn add_values(&mut self, pool: &Arc<PartitionState>, writes: &Arc<Memtable>, at: ReadMoment) -> Result<()> {
+    fn add_values(&mut self, pool: &Arc<PartitionState>, writes: &PoolWrites<'_>, at: ReadMoment) -> Result<()> {
         let tree = pool.tree()?;
         let order = tree.key_order();
-        let range_deletes = writes.range_tombstones_arc();
-        let mut iter = writes.iter();
-        iter.seek_to_first()?;
-        while let Some(newest) = iter.current() {
-            let key = newest.user_key.to_vec();
-            let removed = range_deletes.covering_seqno(&key, SeqNo::MAX, order);
+        for same in writes.writes.chunk_by(|a, b| order.keys_equal(a.key, b.key)) {
+            let key = same[0].key;
+            let removed = writes.range_deletes.covering_seqno(key, SeqNo::MAX, order);
             let mut operands = Vec::new();
             let mut base = None;
-            while let Some(write) = iter.current().filter(|write| order.keys_equal(write.user_key, &key)) {
+            for write in same {
                 let (_, kind, value) = split_expiry(write.kind, write.value)?;
                 match kind {
-                    _ if base.is_some() => {}
-                    RecordKind::Merge if write.seqno > removed => operands.push(value.to_vec()),
-                    RecordKind::Put if write.seqno > removed => base = Some(Some(Slice::from(value))),
+                    RecordKind::Merge if SeqNo(u64::from(write.number)) > removed => operands.push(value),
+                    RecordKind::Put if SeqNo(u64::from(write.number)) > removed => base = Some(Some(value)),
                     _ => base = Some(None),
                 }
-                iter.next()?;
+                if base.is_some() {
+                    break;
+                }
             }
             if operands.is_empty() {
                 continue;
             }
             let existing = match base {
-                Some(base) => base,
+                Some(base) => base.map(Slice::from),
                 None if removed > SeqNo::ZERO => None,
                 None => {
-                    ReadsOfPartition::of(&mut self.reads, pool).keys.push(Slice::from(&key[..]));
-                    tree.get(&key, ReadSeqno::At(at))?
+                    ReadsOfPartition::of(&mut self.reads, pool).keys.push(Slice::from(key));
+                    self.read_key_bytes += key_bytes(key);
+                    tree.get(key, ReadSeqno::At(at))?
                 }
             };
-            let value = merge_fully(&**pool.merge_operator()?, &key, existing.as_deref(), &operands)?;
-            self.put(&WalRecord { kind: RecordKind::Put, partition: pool.id, key: &key, value: &value });
+            let value = merge_fully(&**pool.merge_operator()?, key, existing.as_deref(), &operands)?;
+            let record = WalRecord { kind: RecordKind::Put, partition: pool.id, key, value: &value };
+            self.put(&record, writes.writes.capacity())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ErrorKind;
+    use crate::base::merge_operator::append;
+    use crate::db::components::PartitionComponents;
+    use crate::db::config::Config;
+    use crate::db::options::{EngineType, PartitionCreateOptions};
+    use crate::mem::allocation_counter::peak_bytes;
+    use crate::pmem::options::PmemOptions;
+    use crate::testing::MemFs;
+
+    /// Regression: all writes of a batch with an operand for a pool were ordered in memtables, which took about ten
+    /// times the memory of a batch of small writes.
+    #[test]
+    fn memory_of_operands_is_limited() {
+        let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
+        let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
+        let components = PartitionComponents::default().merge_operator(append(","));
+        let pool = db.open_partition_with("pool", options, components).unwrap();
+        let plain = db.open_partition("plain", Default::default()).unwrap();
+        let mut batch = db.batch();
+        for n in 0..20_000u32 {
+            batch.merge(&pool, n.to_be_bytes(), [7]);
+            batch.insert(&plain, n.to_be_bytes(), [7; 10]);
+        }
+        let (payload, _, partitions) = batch.writes();
+        let snapshot = db.snapshot();
+        let at = crate::engine::ReadMoment::from(db.handle.inner.last_visible.get());
+        let compute = |bytes_max| peak_bytes(|| PoolMerge::compute(payload, partitions, at, bytes_max));
+        let (merge, most) = compute(u64::MAX);
+        assert_eq!(merge.unwrap().count, 40_000);
+        let written = payload.len() as i64;
+        assert!(most < 8 * written, "{most} bytes for a payload of {written}");
+        let (merge, _) = compute(most as u64 * 5 / 4);
+        assert!(merge.is_ok());
+        for part in [2, 4, 100] {
+            let limit = most / part;
+            let (refused, peak) = compute(limit as u64);
+            assert_eq!(refused.err().map(|error| error.kind()), Some(ErrorKind::Invalid));
+            // A vector that grows may be twice as large as its elements.
+            assert!(peak < 2 * limit + 1_000, "{peak} bytes at a limit of {limit}");
+        }
+        drop(snapshot);
     }
 }
