@@ -493,6 +493,20 @@ impl DbInner {
         may_fill.is_some() && self.fill_reserve_now()
     }
 
+    /// Counts `more` trees that were visited after a task; returns the number of all visits.
+    #[cfg(test)]
+    pub(crate) fn count_tree_visits(&self, more: usize) -> u64 {
+        let mut pressures = lock(&self.worst_pressure);
+        pressures.trees_visited += more as u64;
+        pressures.trees_visited
+    }
+
+    /// Number of flushes that wait for another task.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn flushes_waiting_for_space(&self) -> usize {
+        self.flushes_held.load(Ordering::Relaxed)
+    }
+
     fn wait_for_space<T>(&self, need: ReserveUse, wait: impl FnOnce() -> T) -> T {
         let flushes = usize::from(need == ReserveUse::Flush);
         self.flushes_held.fetch_add(flushes, Ordering::Relaxed);

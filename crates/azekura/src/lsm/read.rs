@@ -95,13 +95,19 @@ impl SuperVersionCell {
     }
 }
 
-/// In builds for tests: waits for the readers of a replaced super version, for a bounded time. Otherwise a test that
-/// expects a file to be removed could fail because a thread of another test is pinned and does not run.
+/// In builds for tests: waits for the calls that may read a replaced super version. Otherwise a test that expects a file
+/// to be removed could fail because a thread of another test is pinned and does not run. Gives up when only iterators
+/// hold the super version, or after some time, because a call may wait for the calling thread.
 #[cfg(any(test, feature = "testing"))]
 fn wait_until_dropped(old: &std::sync::Weak<SuperVersion>) {
-    const YIELDS_MAX: usize = 100;
-    for _ in 0..YIELDS_MAX {
-        if old.strong_count() == 0 {
+    use crate::vfs::env::{Env, SystemEnv};
+    const WAIT_NS_MAX: u64 = 5_000_000_000;
+    let (env, replaced) = (SystemEnv::new(), crate::mem::epoch::RetireEpoch::advance());
+    let start_ns = env.monotonic_ns();
+    while old.strong_count() > 0 && env.monotonic_ns() - start_ns < WAIT_NS_MAX {
+        let is_unread = replaced.others_unpinned();
+        drop(Pin::new()); // frees it if it is unread
+        if is_unread {
             return;
         }
         crate::mem::atomic::yield_now();

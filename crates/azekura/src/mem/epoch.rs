@@ -385,6 +385,7 @@ impl<T> Deref for EpochGuard<'_, T> {
 #[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 pub(crate) mod tests {
     use super::*;
+    use crate::vfs::env::{Env, SystemEnv};
 
     /// A value that counts the existing values of its kind, and records whether it was dropped.
     struct Tracked {
@@ -407,17 +408,21 @@ pub(crate) mod tests {
         }
     }
 
-    /// Waits for a condition on freed values. Other tests of this process may hold a pin at any time, but only
-    /// briefly.
+    /// Time limit, far above the time that a slow machine needs.
+    const WAIT_NS_MAX: u64 = 600_000_000_000;
+
+    /// Waits for a condition on freed values. Other tests of this process may hold a pin at any time.
     pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) {
-        for _ in 0..1_000_000 {
+        let env = SystemEnv::new();
+        let start_ns = env.monotonic_ns();
+        loop {
             drop(Pin::new()); // collects garbage
             if condition() {
                 return;
             }
+            assert!(env.monotonic_ns() - start_ns < WAIT_NS_MAX, "the condition did not become true");
             std::thread::yield_now();
         }
-        panic!("the condition did not become true");
     }
 
     #[test]

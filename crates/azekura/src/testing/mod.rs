@@ -7,6 +7,7 @@
 //! - [`FaultFs`] wraps another file system and fails chosen calls.
 //! - [`decode`] runs one decoder of bytes from disk, for fuzzing.
 //! - [`wait_for_readers`] waits for calls on other threads, whose readers delay the reuse of space and file handles.
+//! - [`flushes_waiting_for_space`] counts flushes that wait for another task on a full disk.
 //! - [`TestEnv`] has random bytes from a seed and a clock that the test sets.
 //!
 //! Modules, in reading order: `seeded_rng`, `test_env`, `mem_fs`, `fault_fs`, `fuzz_decoders`.
@@ -18,6 +19,8 @@ pub(crate) mod fuzz_decoders;
 pub(crate) mod mem_fs;
 pub(crate) mod seeded_rng;
 pub(crate) mod test_env;
+
+use crate::db::database::Database;
 
 pub use fault_fs::{Fault, FaultFrequency, FaultFs, FaultPlan, OpKind};
 pub use fuzz_decoders::{FuzzDecoder, decode};
@@ -37,4 +40,19 @@ pub use test_env::TestEnv;
 /// ```
 pub fn wait_for_readers() {
     crate::mem::epoch::wait_for_readers();
+}
+
+/// The number of flushes of `db` that wait because another task runs alone with the disk reserve.
+///
+/// # Example
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// assert_eq!(azekura::testing::flushes_waiting_for_space(&db), 0);
+/// # Ok(()) }
+/// ```
+pub fn flushes_waiting_for_space(db: &Database) -> usize {
+    db.handle.inner.flushes_waiting_for_space()
 }

@@ -50,23 +50,15 @@ impl Default for WriteStallLimits {
     }
 }
 
-#[cfg(test)]
-thread_local! {
-    /// Number of trees that this thread has visited after tasks.
-    pub(crate) static TREES_VISITED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-}
-
-#[cfg(test)]
-pub(crate) fn count_visits(trees: usize) {
-    TREES_VISITED.set(TREES_VISITED.get() + trees as u64);
-}
-
 /// The pressure of each tree, and the highest values of all trees.
 #[derive(Debug, Default)]
 pub(crate) struct WorstPressure {
     trees: BTreeMap<PartitionId, Pressure>,
     /// The trees with a value above 0, by that value: sealed memtables, level 0 runs, compaction debt.
     sorted: [BTreeSet<(u64, PartitionId)>; 3],
+    /// Number of trees that were visited after tasks.
+    #[cfg(test)]
+    pub(crate) trees_visited: u64,
 }
 
 impl WorstPressure {
@@ -77,7 +69,9 @@ impl WorstPressure {
     /// Sets the pressure of a tree; `None` if the tree is gone.
     pub(crate) fn set(&mut self, tree: PartitionId, pressure: Option<Pressure>) {
         #[cfg(test)]
-        count_visits(1);
+        {
+            self.trees_visited += 1;
+        }
         let old = match pressure {
             Some(pressure) => self.trees.insert(tree, pressure),
             None => self.trees.remove(&tree),

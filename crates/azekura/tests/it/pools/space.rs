@@ -1,6 +1,9 @@
 //! Full pools: they can be read, and written again after removals.
 
-use azekura::testing::MemFs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use azekura::testing::{MemFs, TestEnv};
 use azekura::{ErrorKind, Partition, PersistMode};
 
 use super::{config, is_refused, open_pool, pool_options};
@@ -39,6 +42,25 @@ fn readers_keep_one_value_of_each_key() {
     let entries: Vec<_> = (0..64u32).map(|n| part.get(key(n)).unwrap().unwrap()).collect();
     assert!(entries.iter().all(|value| *value == [199; 1000]));
     assert_eq!(elsewhere.count(), 63);
+}
+
+/// Regression: the space of expired records was not used again while readers existed at one sequence number, also if
+/// each of them had begun behind the expiry. Readers that overlap kept a pool full that nothing could write to.
+#[test]
+fn overlapping_readers_keep_no_expired_space() {
+    let (fs, env) = (MemFs::new(), TestEnv::new(1));
+    let db = config(&fs).env(Arc::new(env.clone())).open().unwrap();
+    let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();
+    let ttl = Duration::from_secs(1);
+    let full = (0..).find(|n| part.insert_with_ttl(key(*n), [7; 1_000], ttl).is_err()).unwrap();
+    let mut reader = part.iter();
+    env.advance(2 * ttl);
+    assert!(full > 500 && is_refused(&part, &key(full), &[8; 1_000]), "the reader sees all records");
+    for n in 0..full / 2 {
+        let next = part.iter();
+        drop(std::mem::replace(&mut reader, next));
+        assert!(!is_refused(&part, &key(full + n), &[8; 1_000]), "record {n}");
+    }
 }
 
 /// Regression: a pool never became smaller, neither in memory nor in its file, not even emptied and opened again.

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use azekura::fs::{Fs, SystemEnv};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv, flushes_waiting_for_space};
 use azekura::{
     CompactionStrategy, Comparator, Config, Database, EngineType, ErrorKind, Event, GarbageCollection,
     KvSeparationOptions, LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Result,
@@ -824,8 +824,7 @@ fn a_merge_yields_when_a_flush_waits_for_space() {
         let merge = scope.spawn(|| while faults.fault_count() == 0 && db.step().unwrap() {});
         let holding = held.hold();
         let flush = scope.spawn(|| other.flush());
-        wait_until("the flush begins", || other.metrics().sealed_memtables == 1);
-        thread::sleep(Duration::from_millis(50));
+        wait_until("the flush waits", || flushes_waiting_for_space(&db) == 1);
         drop(holding);
         merge.join().unwrap();
         assert_eq!(db.metrics().compactions, 0, "the compaction did not yield");
