@@ -605,7 +605,7 @@ fn decode_blob_usage(d: &mut ByteReader<'_>) -> Result<Vec<TableBlobUsage>> {
     }
 }
 
-fn put_varints<const N: usize>(out: &mut Vec<u8>, numbers: [u64; N]) {
+pub(crate) fn put_varints<const N: usize>(out: &mut Vec<u8>, numbers: [u64; N]) {
     numbers.into_iter().for_each(|number| put_varint(out, number));
 }
 

@@ -38,14 +38,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::ThreadId;
 
 use crate::base::sync::{WakeSignal, lock};
-use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::commit_check::CommitCheck;
 use crate::db::state::disk_reserve::DiskReserve;
 use crate::db::state::event_queue::DbPoison;
 use crate::engine::{AssignSeqnoFn, Engine, LastVisibleSeqno, RecordReservation, SeqnoAllocator};
-use crate::wal::format::{WalRecord, WalRecordIter, put_record, seqno_gap_commits};
+use crate::wal::format::{IngestMarker, WalRecord, WalRecordIter, seqno_gap_commits};
 use crate::wal::{Wal, WalCommit};
 
 /// A commit that is ready to be written.
@@ -409,7 +408,7 @@ impl Committer {
     /// records as a gap, and publishes the number afterwards. Does nothing if `prepare` returns `None`, or while an
     /// exclusive turn is running.
     ///
-    /// After `install`, a commit names the partition `marker`, which never exists: `install` has recorded in the
+    /// After `install`, a commit names the partition of `marker`, which never exists: `install` has recorded in the
     /// manifest that this id is used up. Recovery refuses a commit that names an id which the manifest does not know,
     /// so a manifest that has lost the edits of `install` is noticed.
     ///
@@ -417,7 +416,7 @@ impl Committer {
     /// Those of the WAL and of the two calls. The number is used up if `install` was called, also after an error.
     pub(crate) fn install_exclusively<P, T>(
         &self,
-        marker: PartitionId,
+        marker: IngestMarker,
         prepare: impl FnOnce() -> Result<Option<P>>,
         install: impl FnOnce(P, SeqNo) -> Result<T>,
     ) -> Result<Option<T>> {
@@ -437,7 +436,7 @@ impl Committer {
                 return installed.map(Some);
             }
             let mut payload = Vec::new();
-            put_record(&mut payload, &WalRecord { kind: RecordKind::Delete, partition: marker, key: &[], value: &[] });
+            marker.put(&mut payload);
             let commit = WalCommit { first_seqno: seqno.plus(1), seqno_count: 1, payload: &payload };
             let appended = self.poison.poison_on_failure(self.wal.append(&[commit]));
             self.last_visible.publish(if appended.is_ok() { seqno.plus(1) } else { seqno });

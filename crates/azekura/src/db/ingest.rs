@@ -13,7 +13,6 @@ use std::sync::atomic::Ordering;
 
 use crate::base::event::Event;
 use crate::base::sync::lock;
-use crate::base::version_edit::PartitionId;
 use crate::base::{Error, KeyOrder, RecordKind, Result};
 use crate::db::batch::Batch;
 use crate::db::catalog::PartitionState;
@@ -26,7 +25,7 @@ use crate::lsm::entry_buffer::EntryBuffer;
 use crate::lsm::external_sort::{ExternalSorter, SortedEntries};
 use crate::lsm::ingest::{IngestOutputs, IngestWriter};
 use crate::lsm::tree::LsmTree;
-use crate::wal::format::check_key_and_value_lengths;
+use crate::wal::format::{IngestMarker, check_key_and_value_lengths};
 
 /// Bytes of entries that are copied before they are written.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -547,10 +546,11 @@ impl LsmTarget<'_> {
     fn install(&self, outputs: IngestOutputs) -> Result<TaskReport> {
         let inner = self.inner;
         let writer = inner.writer()?;
+        let first_table = outputs.first_table();
         let mut outputs = Some(outputs);
         let mut flushes = 0;
         let no_creation = lock(&inner.partition_ddl_lock);
-        let marker = writer.version_set.use_up_partition_id();
+        let marker = IngestMarker { partition: writer.version_set.use_up_partition_id(), first_table };
         drop(no_creation);
         loop {
             writer.committer.wait_for_turn_end()?;
@@ -573,7 +573,7 @@ impl LsmTarget<'_> {
     fn try_install(
         &self,
         writer: &DbWriter,
-        marker: PartitionId,
+        marker: IngestMarker,
         outputs: &mut Option<IngestOutputs>,
         flush: bool,
     ) -> Result<Option<TaskReport>> {
@@ -591,7 +591,7 @@ impl LsmTarget<'_> {
             }
             Ok(outputs.take())
         };
-        let install = |tables, seqno| tree.install_ingest(tables, seqno, marker, &locks, inner);
+        let install = |tables, seqno| tree.install_ingest(tables, seqno, marker.partition, &locks, inner);
         let installed = catch_panics(inner, || writer.committer.install_exclusively(marker, prepare, install));
         drop(locks);
         if !flushed.is_idle() {

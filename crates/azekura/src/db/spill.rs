@@ -17,6 +17,7 @@ use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
 use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter};
 use crate::lsm::table_handle::TreeContext;
+use crate::table::format::TableOrigin;
 use crate::table::options::{FilterPolicy, TableOptions, TableReadOptions};
 use crate::table::reader::TableReader;
 
@@ -69,7 +70,9 @@ pub(crate) fn write(
     };
     let mut sorted: Vec<&PendingRecord> = records.iter().collect();
     sorted.sort_unstable_by(|a, b| a.key.cmp(&b.key).then(b.seqno.cmp(&a.seqno)));
-    let mut output = TableOutputWriter::new(PendingOutputs::new(&Arc::new(context), created_ms), options);
+    let mut outputs = PendingOutputs::new(&Arc::new(context), created_ms);
+    outputs.origin = TableOrigin::Spilled;
+    let mut output = TableOutputWriter::new(outputs, options);
     let mut last = None;
     for record in sorted {
         output.add(record.entry(), last != Some(&record.key))?;

@@ -54,7 +54,8 @@ impl LsmTree {
                 }
                 let (options, merge) = (self.options(), self.applied_merge_operator(&now));
                 let components = (self.applied_filter(&now, plan.output_level), merge);
-                CompactionJob::new(&self.context, &options, &now.version, plan, snapshots, components, host.now_ms())
+                let version = (&*now.version, now.flushed_through);
+                CompactionJob::new(&self.context, &options, version, plan, snapshots, components, host.now_ms())
             }
         };
         while !job.step(STEP_BYTES)? {

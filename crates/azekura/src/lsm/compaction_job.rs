@@ -15,6 +15,7 @@ use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter};
 use crate::lsm::read::RunIter;
 use crate::lsm::table_handle::{TableHandle, TreeContext};
 use crate::lsm::version::{HasTableMeta, SortedRun, Version};
+use crate::table::format::{CompactionOrigin, TableOrigin};
 
 /// Runs a [`PickedCompaction`] that is not a trivial move, one step at a time. It may pause between two steps while
 /// flushes add runs to level 0. A job that is dropped before an edit may name its tables leaves no file.
@@ -29,11 +30,12 @@ pub(crate) struct CompactionJob {
 }
 
 impl CompactionJob {
-    /// `snapshots`: those of all readers when the compaction was picked, ascending.
+    /// `snapshots`: those of all readers when the compaction was picked, ascending. The version has every record up to
+    /// `flushed_through`.
     pub(crate) fn new(
         context: &Arc<TreeContext>,
         options: &LsmOptions,
-        version: &Version<TableHandle>,
+        (version, flushed_through): (&Version<TableHandle>, SeqNo),
         picked: PickedCompaction,
         snapshots: Vec<SeqNo>,
         (filter, merge): (Option<AppliedFilter>, Option<AppliedMergeOperator>),
@@ -67,6 +69,12 @@ impl CompactionJob {
         let mut outputs = PendingOutputs::new(context, created_ms);
         // The set has every range delete up to its newest one.
         outputs.range_deletes_applied_through = range_tombstones.largest_seqno().min(oldest_snapshot);
+        let inputs_replaced = chosen.into_iter().collect::<BTreeSet<_>>().into_iter().collect();
+        outputs.origin = TableOrigin::Compaction(CompactionOrigin {
+            flushed_through,
+            inputs: inputs_replaced,
+            ..Default::default()
+        });
         CompactionJob {
             picked,
             oldest_snapshot,

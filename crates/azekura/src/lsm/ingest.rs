@@ -24,6 +24,7 @@ use crate::lsm::table_handle::TableHandle;
 use crate::lsm::tree::{LsmTree, TaskLockGuard};
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, Version, VersionChange};
 use crate::memtable::Memtable;
+use crate::table::format::TableOrigin;
 
 /// Writes the tables of one ingest. If it is dropped, the files become obsolete.
 pub(crate) struct IngestWriter {
@@ -75,6 +76,11 @@ impl IngestWriter {
 }
 
 impl IngestOutputs {
+    /// The number of the first table, which identifies the ingest.
+    pub(crate) fn first_table(&self) -> FileNumber {
+        self.outputs.tables.first().map_or(FileNumber(0), |table| table.number)
+    }
+
     /// The smallest and the largest user key.
     fn key_range(&self) -> Option<(&[u8], &[u8])> {
         let tables = &self.outputs.tables;
@@ -104,7 +110,8 @@ impl LsmTree {
     pub(crate) fn begin_ingest(&self, first_key: &[u8], now_ms: u64, expires_ms: Option<u64>) -> IngestWriter {
         let options = self.options();
         let level = choose_level(&self.version(), (first_key, first_key), &self.context.order, &options.compaction);
-        let output = PendingOutputs::new(&self.context, now_ms);
+        let mut output = PendingOutputs::new(&self.context, now_ms);
+        output.origin = TableOrigin::Ingest { first_output: FileNumber(0), visible: SeqNo::ZERO };
         let output = TableOutputWriter::new(output, ingest_output_options(&options, level));
         IngestWriter { output, expires_ms, expiring_value: Vec::new() }
     }

@@ -15,6 +15,7 @@ use crate::lsm::direct_file::DirectBlobFile;
 use crate::lsm::options::KvSeparationOptions;
 use crate::lsm::table_handle::TreeContext;
 use crate::memtable::Memtable;
+use crate::table::format::{CompactionOrigin, TableOrigin};
 use crate::table::options::TableOptions;
 use crate::table::writer::TableWriter;
 use crate::vfs::File;
@@ -34,6 +35,8 @@ pub(crate) struct PendingOutputs {
     pub(crate) blobs: Vec<BlobFileMeta>,
     /// See [`TableMeta::range_deletes_applied_through`].
     pub(crate) range_deletes_applied_through: SeqNo,
+    /// What writes the tables. The fields that differ between the tables are set when each is finished.
+    pub(crate) origin: TableOrigin,
     is_kept: bool,
     /// No edit will name the files, so they are not synced.
     is_temporary: bool,
@@ -69,6 +72,7 @@ impl PendingOutputs {
             tables: Vec::new(),
             blobs: Vec::new(),
             range_deletes_applied_through: SeqNo::ZERO,
+            origin: TableOrigin::Flush,
             is_kept: false,
             is_temporary: false,
         }
@@ -78,6 +82,7 @@ impl PendingOutputs {
     pub(crate) fn temporary(context: &Arc<TreeContext>, created_ms: u64) -> PendingOutputs {
         let mut outputs = PendingOutputs::new(context, created_ms);
         outputs.is_temporary = true;
+        outputs.origin = TableOrigin::Temporary;
         outputs
     }
 
@@ -122,7 +127,23 @@ impl PendingOutputs {
     /// # Errors
     /// `Io` and `OutOfSpace`; `Corruption` if two entries point to the same value.
     pub(crate) fn finish_table(&mut self, when: impl FnOnce(&TableWriter) -> bool) -> Result<()> {
-        if let Some(table) = self.table.take_if(|table| when(&table.writer)) {
+        self.finish_table_as(when, false)
+    }
+
+    fn finish_table_as(&mut self, when: impl FnOnce(&TableWriter) -> bool, is_last: bool) -> Result<()> {
+        if let Some(mut table) = self.table.take_if(|table| when(&table.writer)) {
+            let first_output = self.tables.first().map_or(table.id, |first| first.number);
+            let origin = match self.origin.clone() {
+                TableOrigin::Compaction(origin) => {
+                    let ordinal = self.tables.len() as u64;
+                    TableOrigin::Compaction(CompactionOrigin { first_output, ordinal, is_last, ..origin })
+                }
+                TableOrigin::Ingest { .. } => {
+                    TableOrigin::Ingest { first_output, visible: self.context.last_visible.get() }
+                }
+                other => other,
+            };
+            table.writer.set_origin(origin);
             let meta = table.finish(!self.is_temporary, TableWriter::finish)?;
             let range_deletes_applied_through = self.range_deletes_applied_through;
             self.tables.push(TableMeta { range_deletes_applied_through, ..meta });
@@ -160,7 +181,7 @@ impl PendingOutputs {
     /// # Errors
     /// Those of finishing a file, and `Io`.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        self.finish_table(|_| true)?;
+        self.finish_table_as(|_| true, true)?;
         self.finish_blob_file(|_| true)?;
         if self.created.is_empty() { Ok(()) } else { self.context.fs.sync_dir(&self.context.dir) }
     }

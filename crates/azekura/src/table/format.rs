@@ -3,7 +3,7 @@
 use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::compression::{Codec, CompressionType};
 use crate::base::key::KEY_LEN_MAX;
-use crate::base::version_edit::{ExpiryTimes, PartitionId};
+use crate::base::version_edit::{ExpiryTimes, FileNumber, PartitionId, put_varints};
 use crate::base::{Error, Result, SeqNo};
 use crate::block::BlockHandle;
 use crate::table::options::DataBlockIndexType;
@@ -17,6 +17,7 @@ pub(crate) const SECTION_IGNORABLE: u8 = 0x80;
 const PROPERTY_PREFIX_EXTRACTOR: u8 = 0x97;
 /// 0x98 would share its number with the required property 24.
 const PROPERTY_PARTITION: u8 = 0x99;
+const PROPERTY_ORIGIN: u8 = 0x9a;
 /// Tag of the section of references to blob files. An older reader skips it, and fails at entries with blob pointers.
 const SECTION_BLOB_REFERENCES: u8 = 0x85;
 
@@ -79,6 +80,79 @@ impl TableMetaindex {
     }
 }
 
+/// What has written a table, for repair without a manifest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum TableOrigin {
+    /// A flush, or not stored.
+    #[default]
+    Flush,
+    Compaction(CompactionOrigin),
+    /// An ingest whose first table is `first_output`. Its sequence number is above `visible`; the WAL has it (`commit.md`).
+    Ingest {
+        first_output: FileNumber,
+        visible: SeqNo,
+    },
+    /// A sorted part of the input of an ingest. No edit names the table.
+    Temporary,
+    /// Records that wait for the comparator of their partition.
+    Spilled,
+}
+
+/// The compaction that has written a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CompactionOrigin {
+    /// The first table that the compaction has written, the position of this one among them, and whether it is the last.
+    pub(crate) first_output: FileNumber,
+    pub(crate) ordinal: u64,
+    pub(crate) is_last: bool,
+    /// When the compaction began, tables contained every record of the partition up to this sequence number.
+    pub(crate) flushed_through: SeqNo,
+    /// The tables that the outputs replace.
+    pub(crate) inputs: Vec<FileNumber>,
+}
+
+impl TableOrigin {
+    fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            TableOrigin::Flush => {}
+            TableOrigin::Compaction(origin) => {
+                let CompactionOrigin { first_output, ordinal, is_last, flushed_through, inputs } = origin;
+                put_varints(out, [1, first_output.0, *ordinal, u64::from(*is_last), flushed_through.0]);
+                inputs.iter().for_each(|input| put_varint(out, input.0));
+            }
+            TableOrigin::Ingest { first_output, visible } => put_varints(out, [2, first_output.0, visible.0]),
+            TableOrigin::Temporary => put_varint(out, 3),
+            TableOrigin::Spilled => put_varint(out, 4),
+        }
+    }
+
+    /// `Flush` for a kind that this version does not know.
+    fn decode(d: &mut ByteReader<'_>) -> Result<TableOrigin> {
+        Ok(match d.varint()? {
+            1 => {
+                let mut origin = CompactionOrigin {
+                    first_output: FileNumber(d.varint()?),
+                    ordinal: d.varint()?,
+                    is_last: d.varint()? != 0,
+                    flushed_through: checked_seqno(d.varint()?)?,
+                    inputs: Vec::new(),
+                };
+                while !d.is_empty() {
+                    origin.inputs.push(FileNumber(d.varint()?));
+                }
+                TableOrigin::Compaction(origin)
+            }
+            2 => TableOrigin::Ingest { first_output: FileNumber(d.varint()?), visible: checked_seqno(d.varint()?)? },
+            3 => TableOrigin::Temporary,
+            4 => TableOrigin::Spilled,
+            _ => {
+                d.take(d.rest().len())?;
+                TableOrigin::Flush
+            }
+        })
+    }
+}
+
 /// The properties of one table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableProperties {
@@ -120,6 +194,8 @@ pub(crate) struct TableProperties {
     pub(crate) expiry: ExpiryTimes,
     /// Id and name of the partition, for repair without a manifest. `None` if it is not stored.
     pub(crate) partition: Option<(PartitionId, String)>,
+    /// Open tables do not keep it.
+    pub(crate) origin: TableOrigin,
 }
 
 const PROPERTY_HASH_SEED: u8 = 6;
@@ -212,6 +288,11 @@ impl TableProperties {
             payload.extend_from_slice(name.as_bytes());
             put(PROPERTY_PARTITION, &payload);
         }
+        if self.origin != TableOrigin::Flush {
+            payload.clear();
+            self.origin.encode(&mut payload);
+            put(PROPERTY_ORIGIN, &payload);
+        }
         if self.expiry.entries > 0 {
             payload.clear();
             self.expiry.encode(&mut payload);
@@ -291,6 +372,7 @@ impl TableProperties {
                 let name = String::from_utf8(name).map_err(|_| Error::corruption("partition name is not UTF-8"))?;
                 self.partition = Some((id, name));
             }
+            PROPERTY_ORIGIN => self.origin = TableOrigin::decode(&mut d)?,
             PROPERTY_EXPIRY => self.expiry = ExpiryTimes::decode(&mut d)?,
             PROPERTY_SMALLEST_KEY => self.smallest_key = decode_key(&mut d)?,
             PROPERTY_LARGEST_KEY => self.largest_key = decode_key(&mut d)?,
@@ -371,6 +453,13 @@ mod tests {
             smallest_superseding_seqno: SeqNo(11),
             expiry: ExpiryTimes { entries: 2, lowest_ms: 5, highest_ms: 1 << 60 },
             partition: Some((PartitionId(300), "naïve".into())),
+            origin: TableOrigin::Compaction(CompactionOrigin {
+                first_output: FileNumber(300),
+                ordinal: 2,
+                is_last: true,
+                flushed_through: SeqNo(1 << 40),
+                inputs: vec![FileNumber(7), FileNumber(200)],
+            }),
         }
     }
 

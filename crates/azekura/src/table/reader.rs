@@ -16,7 +16,7 @@ use crate::block::{Block, BlockCache, BlockHandle, BlockIter, BlockKind, FilterB
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, BlockValue, TableBlockSlot, child_handle};
 use crate::table::filter::TableFilter;
-use crate::table::format::{TableMetaindex, TableProperties};
+use crate::table::format::{TableMetaindex, TableOrigin, TableProperties};
 use crate::table::index::{TableIndex, entry_continues, single_partition};
 use crate::table::options::TableReadOptions;
 use crate::table::prefix::prefix_hash;
@@ -84,7 +84,8 @@ impl TableReader {
             let filter = tail.open_filter(&fetcher, &properties, options, &order)?;
             Ok((tail.metaindex, properties, index, filter))
         });
-        let (metaindex, properties, index, filter) = opened.map_err(|error| error.in_file(path))?;
+        let (metaindex, mut properties, index, filter) = opened.map_err(|error| error.in_file(path))?;
+        properties.origin = TableOrigin::Flush;
         let hash_seed_matches = properties.hash_seed == db_hash_seed;
         Ok(TableReader { fetcher, order, index, filter, metaindex, properties, meta: meta.clone(), hash_seed_matches })
     }

@@ -304,6 +304,7 @@ impl TableVerifier<'_> {
             partitioned: properties.partitioned,
             prefix_extractor: properties.prefix_extractor,
             partition: properties.partition.clone(),
+            origin: properties.origin.clone(),
             ..std::mem::take(&mut self.observed)
         };
         if observed != *properties {

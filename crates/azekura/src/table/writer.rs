@@ -13,7 +13,7 @@ use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, Se
 use crate::block::frame::put_frame;
 use crate::block::{BlockHandle, BlockKind, DataBlockBuilder, FingerprintBlockBuilder, RestartBlockBuilder};
 use crate::table::filter::FilterBuilder;
-use crate::table::format::{OWN_BLOCK_VALUE_MIN, TableMetaindex, TableProperties};
+use crate::table::format::{OWN_BLOCK_VALUE_MIN, TableMetaindex, TableOrigin, TableProperties};
 use crate::table::index::{IndexBuilder, MetadataPartition, build_top_level};
 use crate::table::options::{DataBlockIndexType, TableOptions};
 use crate::table::prefix::prefix_hash;
@@ -91,6 +91,11 @@ impl TableWriter {
     /// States the partition in the properties.
     pub(crate) fn set_partition(&mut self, id: PartitionId, name: &str) {
         self.properties.partition = Some((id, name.to_owned()));
+    }
+
+    /// States in the properties what has written the table.
+    pub(crate) fn set_origin(&mut self, origin: TableOrigin) {
+        self.properties.origin = origin;
     }
 
     /// Adds the next entry in internal order.

@@ -1,7 +1,6 @@
 #![doc = include_str!("../../docs/format/wal.md")]
 #![doc = include_str!("../../docs/format/commit.md")]
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::base::blob_pointer::BlobPointer;
@@ -100,7 +99,7 @@ pub(crate) fn segment_path(dir: &Path, file: FileNumber) -> PathBuf {
     dir.join(segment_name(file))
 }
 
-fn segment_name(file: FileNumber) -> String {
+pub(crate) fn segment_name(file: FileNumber) -> String {
     format!("{:06}.wal", file.0)
 }
 
@@ -155,21 +154,28 @@ pub(crate) fn scan_segment_bytes(bytes: &[u8]) -> Result<WalSegmentScan> {
     })
 }
 
-/// The partitions that the commits of a segment name, up to its first damage.
+/// Calls `visit` with each commit of a segment that can be read, also behind damage, but not with gaps.
 ///
 /// # Errors
-/// `Unsupported` for frames of a newer version.
-pub(crate) fn partitions_of_segment(header: &WalSegmentHeader, bytes: &[u8]) -> Result<BTreeSet<PartitionId>> {
-    let mut partitions = BTreeSet::new();
-    let mut reader = header.reader(LogSource::Bytes(bytes), SeqnoOrder::Consecutive)?;
+/// `Io`; `Unsupported` for frames of a newer version; `Corruption` if too many places look like frames.
+pub(crate) fn visit_commits(
+    header: &WalSegmentHeader,
+    source: LogSource<'_>,
+    visit: &mut dyn FnMut(WalCommit<'_>),
+) -> Result<()> {
+    let mut reader = header.reader(source, SeqnoOrder::Rising)?;
     loop {
+        let at = reader.position();
         match reader.next()? {
-            LogReadResult::Record(_) => {
-                let records = WalRecordIter::new(reader.payload()?);
-                partitions.extend(records.map_while(Result::ok).map(|record| record.partition));
+            LogReadResult::Record(record) => {
+                let payload = reader.payload()?;
+                if payload != SEQNO_GAP_PAYLOAD {
+                    visit(WalCommit { first_seqno: record.first_seqno, seqno_count: record.count, payload });
+                }
             }
             LogReadResult::Watermark(_) => {}
-            LogReadResult::End => return Ok(partitions),
+            LogReadResult::End if reader.skip_damage(at)? => {}
+            LogReadResult::End => return Ok(()),
         }
     }
 }
@@ -211,6 +217,31 @@ pub(crate) fn check_key_and_value_lengths(key: &[u8], value: &[u8]) -> Result<()
         return Err(Error::invalid(format!("value has {} bytes, at most {VALUE_LEN_MAX} are allowed", value.len())));
     }
     Ok(())
+}
+
+/// The commit that follows an ingest in the WAL, at the next sequence number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IngestMarker {
+    /// An id that no partition has.
+    pub(crate) partition: PartitionId,
+    /// The number of the first table of the ingest.
+    pub(crate) first_table: FileNumber,
+}
+
+impl IngestMarker {
+    /// Appends the only record of the commit.
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        let key = self.first_table.0.to_le_bytes();
+        put_record(out, &WalRecord { kind: RecordKind::Delete, partition: self.partition, key: &key, value: &[] });
+    }
+
+    /// The marker that a payload may be. A remove of a key of eight bytes looks the same, apart from its partition.
+    pub(crate) fn of_payload(payload: &[u8]) -> Option<IngestMarker> {
+        let mut records = WalRecordIter::new(payload);
+        let record = records.next()?.ok().filter(|record| record.kind == RecordKind::Delete)?;
+        let first_table = FileNumber(u64::from_le_bytes(record.key.try_into().ok()?));
+        records.next().is_none().then_some(IngestMarker { partition: record.partition, first_table })
+    }
 }
 
 /// Appends a record.
