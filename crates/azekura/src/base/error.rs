@@ -114,6 +114,7 @@ struct ErrorInner {
     offset: Option<u64>,
     source: Option<Arc<io::Error>>,
     conflict: Option<(Box<str>, Box<[u8]>)>,
+    unmerged_key: Option<Box<[u8]>>,
     batch_position: Option<usize>,
 }
 
@@ -133,6 +134,7 @@ impl Error {
             offset: None,
             source: None,
             conflict: None,
+            unmerged_key: None,
             batch_position: None,
         }))
     }
@@ -194,6 +196,7 @@ impl Error {
             offset: None,
             source: Some(Arc::new(source)),
             conflict: None,
+            unmerged_key: None,
             batch_position: None,
         }))
     }
@@ -204,6 +207,14 @@ impl Error {
         let message = format!("another commit changed a key of partition {partition:?}: try again");
         let mut error = Error::new(ErrorKind::Conflict, message);
         Arc::make_mut(&mut error.0).conflict = Some((partition.into(), key.into()));
+        error
+    }
+
+    /// Creates a [`ErrorKind::MergeFailed`] error for a key.
+    #[cold]
+    pub(crate) fn merge_failed(message: impl Into<String>, key: &[u8]) -> Error {
+        let mut error = Error::new(ErrorKind::MergeFailed, message);
+        Arc::make_mut(&mut error.0).unmerged_key = Some(key.into());
         error
     }
 
@@ -350,6 +361,25 @@ impl Error {
         self.0.conflict.as_ref().map(|(partition, key)| (&**partition, &**key))
     }
 
+    /// The key whose value a merge operator could not compute, if that caused the error.
+    ///
+    /// ```
+    /// # use azekura::{Config, PartitionComponents, merge_operators};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// let components = PartitionComponents::default().merge_operator(merge_operators::u64_add());
+    /// let visits = db.open_partition_with("visits", Default::default(), components)?;
+    /// visits.insert("ada", "not a number of 8 bytes")?;
+    /// visits.merge("ada", 1u64.to_le_bytes())?;
+    /// let error = visits.get("ada").unwrap_err();
+    /// assert_eq!(error.unmerged_key(), Some(&b"ada"[..]));
+    /// # Ok(()) }
+    /// ```
+    pub fn unmerged_key(&self) -> Option<&[u8]> {
+        self.0.unmerged_key.as_deref()
+    }
+
     /// The operating system's error kind, if the operating system caused the error.
     ///
     /// ```
@@ -384,8 +414,8 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the key of a conflict.
-        let ErrorInner { kind, message, file, offset, source, conflict: _, batch_position } = &*self.0;
+        // Without keys.
+        let ErrorInner { kind, message, file, offset, source, conflict: _, unmerged_key: _, batch_position } = &*self.0;
         let mut shown = f.debug_struct("Error");
         shown.field("kind", kind).field("message", message).field("file", file).field("offset", offset);
         shown.field("source", source).field("batch_position", batch_position).finish()

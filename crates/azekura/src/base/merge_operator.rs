@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::base::key::VALUE_LEN_MAX;
-use crate::base::{Error, ErrorKind, Result};
+use crate::base::{Error, Result};
 
 /// Computes the value of a key from its previous value and the operands of [`merge`](crate::Partition::merge).
 ///
@@ -215,7 +215,7 @@ pub(crate) fn merge_fully<T: AsRef<[u8]>>(
     let operands: Vec<&[u8]> = operands.iter().rev().map(AsRef::as_ref).collect();
     let failed = |reason: &str| {
         let message = format!("merge operator {:?} failed for a key: {reason}", operator.name());
-        Error::new(ErrorKind::MergeFailed, message)
+        Error::merge_failed(message, key)
     };
     match catch_unwind(AssertUnwindSafe(|| operator.full_merge(key, existing, &operands))) {
         Ok(Ok(value)) if value.len() as u64 <= VALUE_LEN_MAX => Ok(value),
@@ -491,6 +491,7 @@ impl MergeOperator for SetUnionOperator {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::ErrorKind;
     use crate::testing::seeded_rng::SeededRng;
 
     fn operators() -> [Arc<dyn MergeOperator>; 6] {

@@ -142,6 +142,47 @@ impl Batch {
         self.push_with(|batch| batch.try_push_value(partition, key.as_ref(), value.as_ref(), Some(ttl_ms(ttl)?)));
     }
 
+    /// Sets the value of a key until a point in time, in milliseconds since 1970, as in
+    /// [`Entry::expiry_ms`](crate::Entry::expiry_ms). Without one, the value does not expire, also in a partition with a
+    /// [default TTL](crate::PartitionCreateOptions::default_ttl). A value whose time has come is not visible.
+    ///
+    /// [`commit`](Batch::commit) returns `Invalid` for a time of 2^64 − 1.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let sessions = db.open_partition("sessions", Default::default())?;
+    /// # let copy = db.open_partition("copy", Default::default())?;
+    /// sessions.insert_with_ttl("ada", "logged in", std::time::Duration::from_secs(3600))?;
+    /// let mut batch = db.batch();
+    /// for entry in sessions.entries() {
+    ///     let entry = entry?;
+    ///     batch.insert_with_expiry(&copy, entry.key(), entry.value()?, entry.expiry_ms());
+    /// }
+    /// batch.commit()?;
+    /// let expiry_ms = |of: &azekura::Partition| of.entries().next().unwrap().unwrap().expiry_ms();
+    /// assert_eq!(expiry_ms(&copy), expiry_ms(&sessions));
+    /// # Ok(()) }
+    /// ```
+    pub fn insert_with_expiry(
+        &mut self,
+        partition: &Partition,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        expiry_ms: Option<u64>,
+    ) {
+        let (key, value) = (key.as_ref(), value.as_ref());
+        self.push_with(|batch| {
+            check_key_and_value_lengths(key, value)?;
+            partition.check_same_database(&batch.handle)?;
+            if let Some(expiry_ms) = expiry_ms {
+                batch.handle.inner.begin_write_until(&partition.state, expiry_ms, value)?;
+            }
+            batch.push_expiring(partition, key, value, expiry_ms)
+        });
+    }
+
     /// Removes a key.
     ///
     /// ```
@@ -312,6 +353,17 @@ impl Batch {
         partition.check_same_database(&self.handle)?;
         let expiring = |ttl_ms| self.handle.inner.begin_expiring_write(&partition.state, ttl_ms, value);
         let expires_ms = ttl_ms.map(expiring).transpose()?;
+        self.push_expiring(partition, key, value, expires_ms)
+    }
+
+    /// Adds a value that was checked, and that expires at `expires_ms` if that is given.
+    fn push_expiring(
+        &mut self,
+        partition: &Partition,
+        key: &[u8],
+        value: &[u8],
+        expires_ms: Option<u64>,
+    ) -> Result<()> {
         if partition.state.uses_direct_write(value.len()) {
             return self.write_blob(partition, key, value, expires_ms);
         }

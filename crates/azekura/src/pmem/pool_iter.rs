@@ -595,6 +595,7 @@ thread_local! {
 #[derive(Clone, Copy)]
 struct CopiedRecord {
     seqno: SeqNo,
+    kind: RecordKind,
     /// Offset of the value in the pool.
     value_offset: u64,
     /// Start of the key in the bytes of the batch. `value_start` is that of a copied value.
@@ -628,7 +629,7 @@ impl RecordReadBatch {
     }
 
     /// Copies the record of a slot, with `number` as its slot index, if `keep` accepts its key and sequence number, and
-    /// it has not expired at `now_ms`. The copy is a put without an expiry time. Returns false if the batch has no
+    /// it has not expired at `now_ms`. Returns false if the batch has no
     /// space for it.
     ///
     /// # Errors
@@ -657,18 +658,16 @@ impl RecordReadBatch {
             // 32 bits are enough: the batch has less than `BATCH_BYTES_MAX` bytes before this record, whose copied
             // part has at most a header and a key of 64 KiB, or `COPY_WHOLE_MAX` bytes. The number of slots of a view
             // is limited by the memory for retained versions.
-            let (value_offset, value_len) = match record.kind {
-                RecordKind::Put => (record.value_offset(), record.value_len),
-                _ => match record.unexpired_value(region, now_ms)? {
-                    Some(value) => value,
-                    None => return Ok(true),
-                },
-            };
+            let (value_offset, value_len) = (record.value_offset(), record.value_len);
+            if record.kind != RecordKind::Put && record.unexpired_value(region, now_ms)?.is_none() {
+                return Ok(true);
+            }
             // A value that is not copied, or empty, has its start at the key.
             let value_start = start + (value_offset - record.offset) as usize;
             let is_copied = value_start + value_len <= start + len;
             self.records.push(CopiedRecord {
                 seqno: record.seqno,
+                kind: record.kind,
                 value_offset,
                 key_start: key as u32,
                 key_len: record.key_len as u32,
@@ -740,7 +739,7 @@ impl RecordReadBatch {
     #[inline]
     pub(crate) fn key(&self) -> (InternalKey<'_>, RecordKind) {
         let record = &self.records[self.position];
-        (InternalKey::new(self.key_of(record), record.seqno), RecordKind::Put)
+        (InternalKey::new(self.key_of(record), record.seqno), record.kind)
     }
 
     /// The current record.
@@ -757,7 +756,7 @@ impl RecordReadBatch {
                 value
             }),
         };
-        EntryRef { user_key: self.key_of(record), seqno: record.seqno, kind: RecordKind::Put, value }
+        EntryRef { user_key: self.key_of(record), seqno: record.seqno, kind: record.kind, value }
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobPointer;
-use crate::base::key::split_expiry;
+use crate::base::key::{NEVER_MS, split_expiry};
 use crate::base::shared_bytes::{SHARED_LEN_MIN, SharedBytes};
 use crate::base::{KeyOrder, RecordKind, Result};
 use crate::db::handle::DbHandle;
@@ -391,7 +391,10 @@ impl DbIter {
         handle.inner.check_read(&mut entry);
         let entry = entry?;
         *phase = if entry.is_some() { IterPhase::Running } else { IterPhase::Ended };
-        Ok(entry.map(|entry| (entry.user_key, entry.value)))
+        Ok(entry.map(|entry| match entry.kind {
+            RecordKind::Put => (entry.user_key, entry.value),
+            kind => (entry.user_key, without_expiry(entry.user_key, kind, entry.value).2),
+        }))
     }
 
     /// Returns key and value at an end by reference.
@@ -429,8 +432,19 @@ impl DbIter {
             })),
             _ => EntryValue::Inline(to_slice(&self.front, &self.back, end, bytes)),
         };
-        Ok(Entry { key: Slice::from(key), value })
+        Ok(Entry { key: Slice::from(key), value, expiry_ms: expiry_at(&self.front, &self.back, end) })
     }
+}
+
+/// The expiry time of the entry at an end.
+fn expiry_at(front: &FrontIter, back: &BackIter, end: IterEnd) -> Option<u64> {
+    let (kind, value) = match end {
+        IterEnd::Front => front.as_ref().map(|front| front.entry()).map(|entry| (entry.kind, entry.value)),
+        IterEnd::Back => back.as_ref().map(BackwardVisibleIter::value),
+    }
+    .expect(STEPPED);
+    // The iterator has checked the expiry time.
+    split_expiry(kind, value).ok().map(|(expires_ms, ..)| expires_ms).filter(|&expires_ms| expires_ms < NEVER_MS)
 }
 
 /// Reads the blob value that `pointer` refers to.

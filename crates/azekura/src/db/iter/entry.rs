@@ -31,6 +31,7 @@ use crate::mem::slice::Slice;
 pub struct Entry {
     pub(crate) key: Slice,
     pub(crate) value: EntryValue,
+    pub(crate) expiry_ms: Option<u64>,
 }
 
 #[derive(Clone)]
@@ -91,6 +92,24 @@ impl Entry {
                 read
             }
         }
+    }
+
+    /// Returns when the entry expires, in milliseconds since 1970; see
+    /// [`Partition::insert_with_ttl`](crate::Partition::insert_with_ttl). `None` if it does not expire.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let sessions = db.open_partition("sessions", Default::default())?;
+    /// sessions.insert_with_ttl("ada", "logged in", std::time::Duration::from_secs(3600))?;
+    /// sessions.insert("users", "1")?;
+    /// let expiry: Vec<Option<u64>> = sessions.entries().map(|entry| entry.unwrap().expiry_ms()).collect();
+    /// assert!(expiry[0] > Some(3_600_000) && expiry[1].is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn expiry_ms(&self) -> Option<u64> {
+        self.expiry_ms
     }
 
     /// Returns the length of the value in bytes without reading it.

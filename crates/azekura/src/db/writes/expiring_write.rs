@@ -14,19 +14,28 @@ impl DbInner {
     /// `Invalid` if the value is too long with an expiry time, or the expiry time does not fit 64 bits. Those of
     /// writing the manifest before the first such write of the partition. Nothing is logged.
     pub(crate) fn begin_expiring_write(&self, partition: &PartitionState, ttl_ms: u64, value: &[u8]) -> Result<u64> {
+        let expires_ms = self.snapshots.now_ms().checked_add(ttl_ms).unwrap_or(NEVER_MS);
+        self.begin_write_until(partition, expires_ms, value)?;
+        Ok(expires_ms)
+    }
+
+    /// Prepares a write to `partition` that expires at `expires_ms`.
+    ///
+    /// # Errors
+    /// As [`begin_expiring_write`](DbInner::begin_expiring_write).
+    pub(crate) fn begin_write_until(&self, partition: &PartitionState, expires_ms: u64, value: &[u8]) -> Result<()> {
         let (len, limit) = (value.len(), VALUE_LEN_MAX - EXPIRY_LEN as u64);
         if len as u64 > limit {
             let message = format!("value has {len} bytes, at most {limit} are allowed with a time to live");
             return Err(Error::invalid(message));
         }
-        let expires_ms = self.snapshots.now_ms().checked_add(ttl_ms).filter(|&time| time < NEVER_MS);
-        let expires_ms = expires_ms.ok_or_else(|| {
-            Error::invalid(format!("a record with a time to live of {ttl_ms} ms would expire after 2^64 ms"))
-        })?;
-        if !partition.expiry.is_used() {
-            self.record_expiry_use(partition)?;
+        if expires_ms >= NEVER_MS {
+            return Err(Error::invalid("a record would expire 2^64 ms or more after 1970"));
         }
-        Ok(expires_ms)
+        match partition.expiry.is_used() {
+            true => Ok(()),
+            false => self.record_expiry_use(partition),
+        }
     }
 
     /// Records in the manifest that `partition` may have records that expire.
