@@ -116,8 +116,10 @@ pub(crate) enum Command {
     )]
     Del(DelArgs),
     /// Remove all entries of a partition, and give the disk space back.
-    #[command(after_help = "Example:\n  azekura clear --db my.db --partition users")]
-    Clear(PartitionArg),
+    ///
+    /// Asks at a terminal. Elsewhere, --yes is needed.
+    #[command(after_help = "Example:\n  azekura clear --db my.db --partition users --yes")]
+    Clear(ClearArgs),
     /// List entries, sorted by key.
     ///
     /// Each line is a key, a tab and a value. Bytes that are not printable are shown as \xNN; on a terminal long values
@@ -140,14 +142,16 @@ pub(crate) enum Command {
     /// A file is read and checked to its end before the first entry is stored: a damaged, truncated or wrong file
     /// changes nothing. Entries are then stored in batches of up to 1,000; each batch is stored completely or not at
     /// all, and a failure leaves the batches before it. Standard input is stored batch by batch as it is read. Entries
-    /// beyond the limits of the database are skipped and reported, and the exit code is 1. Only a native export has an
-    /// end mark: CSV and JSON lines that were cut off between two entries look complete. A partition that exists keeps
-    /// its options.
+    /// beyond the limits of the database are skipped and reported, and the exit code is 1; so is what an interrupted
+    /// export to a directory has left. A full pool or a full disk ends the import, and the error says how much is
+    /// stored. Only a native export has an end mark: CSV and JSON lines that were cut off between two entries look
+    /// complete. Only a native export has expiry times. A partition that exists keeps its options.
     ///
     /// With --from, SOURCE is a database of another engine, which is only read, and which no other program may have
     /// open for writing. Its tables become partitions of the same name; the table without a name is "default". The
     /// whole source is read and checked first: if it is damaged, or has a key or a value beyond the limits, nothing is
-    /// stored. A failure while entries are stored removes the partitions that the import created.
+    /// stored. A failure while entries are stored removes the partitions that the import created. Of an entity of
+    /// RocksDB with several columns, only the default column is stored.
     #[command(after_help = "Examples:\n  azekura import --db my.db ~/documents\n  azekura import --db my.db \
                             entries.csv --key-encoding hex\n  azekura import --db my.db backup.azk --dry-run\n  zcat \
                             entries.jsonl.gz | azekura import --db my.db -\n  azekura import --db my.db --from redb \
@@ -155,12 +159,13 @@ pub(crate) enum Command {
     Import(ImportArgs),
     /// Write a partition out as a directory (key → path), CSV or JSON lines, or all partitions as a native file.
     ///
-    /// A native file holds the partitions with their options, checksums and an end mark; `import` creates the
-    /// partitions with these options. CSV and JSON lines have one encoding for all keys and one for all values, which
+    /// A native file holds the partitions with their options, expiry times, checksums and an end mark; `import` creates
+    /// the partitions with these options. CSV and JSON lines have one encoding for all keys and one for all values, which
     /// the name of the column or field states: "key" is UTF-8, the others are "key_hex", "key_base64" and
     /// "key_escape". Without --key-encoding and --value-encoding, all entries are read first to see whether they are
     /// UTF-8. As a directory, keys that are not safe relative paths (absolute, with "..", and so on) are skipped and
-    /// reported, and the exit code is 1. The other formats can hold every key and value.
+    /// reported, and the exit code is 1. The other formats can hold every key and value. CSV, JSON lines and directories
+    /// have no expiry times.
     #[command(after_help = "Examples:\n  azekura export --db my.db backup.azk\n  azekura export --db my.db \
                             entries.csv --key-encoding base64\n  azekura export --db my.db copy-of-documents\n  \
                             azekura export --db my.db - | gzip > entries.jsonl.gz")]
@@ -193,8 +198,9 @@ pub(crate) enum Command {
     /// Copy what is intact of a damaged database to a new one, and report the rest.
     ///
     /// The damaged database is only read. Every partition is read in key order around damaged blocks, and stored in the
-    /// new database with its options. The report has the number of recovered entries of each partition, the ranges of
-    /// keys that are lost, and the damaged files.
+    /// new database with its options and expiry times. The report has the number of recovered entries of each
+    /// partition, the ranges of keys that are lost, and the damaged files. A partition that cannot be created, or whose
+    /// pool is full, is reported, and the others are copied. A full disk ends the repair.
     ///
     /// A damaged block loses the keys of its range whose newest version may be in it, because an older version of a key
     /// must not replace a newer one that is lost; --older-versions recovers the older versions, which may also be of
@@ -202,8 +208,8 @@ pub(crate) enum Command {
     /// it. A damaged value in a blob file loses one entry. A damaged log loses the damaged commits only; entries may
     /// then be of different times. A damaged pool loses the records before the last part of the log. If the manifest
     /// cannot be read, a new one is built from the properties of the tables, the pools and the log: then removed keys
-    /// and older values may be there, and partitions may have default options. Exits with 1 if anything is lost or
-    /// damaged.
+    /// and older values may be there, and partitions may have default options; the report names files that were left
+    /// out, or whose data may be stale. Exits with 1 if anything is lost or damaged.
     #[command(after_help = "Examples:\n  azekura repair my.db --out repaired.db\n  azekura repair --db my.db --out \
                             repaired.db --all-errors")]
     Repair(RepairArgs),
@@ -669,6 +675,15 @@ pub(crate) struct ConfirmationArg {
     /// Delete without asking.
     #[arg(long)]
     pub(crate) yes: bool,
+}
+
+/// Arguments of `clear`.
+#[derive(Args, Debug)]
+pub(crate) struct ClearArgs {
+    #[command(flatten)]
+    pub(crate) partition: PartitionArg,
+    #[command(flatten)]
+    pub(crate) confirmation: ConfirmationArg,
 }
 
 /// Arguments of `generate`.

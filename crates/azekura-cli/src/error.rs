@@ -33,6 +33,9 @@ impl CommandOutcome {
     }
 }
 
+/// Kind of the error of a full pool.
+const POOL_FULL: &str = "pool_full";
+
 /// Reason why a command did not run to its end. `azekura help exit-codes` documents the exit codes.
 #[derive(Debug)]
 pub(crate) struct CliError {
@@ -113,6 +116,17 @@ impl CliError {
     pub(crate) fn of_process(code: u8, error: &Value) -> CliError {
         let text = |field: &str| error[field].as_str().unwrap_or_default().to_string();
         CliError::new(code, &text("kind"), text("message"), error["file"].as_str().map(Path::new))
+    }
+
+    /// The pool of a partition has no space for another entry.
+    pub(crate) fn pool_full(partition: &str, error: &Error) -> CliError {
+        let message = format!("the pool of partition \"{partition}\" is full: {}", error.message());
+        CliError::new(3, POOL_FULL, message, None)
+    }
+
+    /// Whether this is the error of a full pool.
+    pub(crate) fn is_pool_full(&self) -> bool {
+        *self.kind == *POOL_FULL
     }
 
     /// Failure of the writer process of the demo.

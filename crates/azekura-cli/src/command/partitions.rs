@@ -29,7 +29,7 @@ pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) 
             Ok(CommandOutcome::Success)
         }
         PartitionsAction::Drop { name, confirmation } => {
-            confirm_drop(name, *confirmation)?;
+            confirm(&format!("the partition \"{name}\" and all its entries"), *confirmation)?;
             let db = open::open_existing(db)?;
             let existed = db.partition_exists(name);
             if existed {
@@ -42,21 +42,19 @@ pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) 
     }
 }
 
-/// Asks whether a partition may be deleted, unless `--yes` is given.
+/// Asks whether `what` may be deleted, unless `--yes` is given.
 ///
 /// # Errors
 /// `Usage` if there is no terminal to ask at, `Negative` if the answer is not yes.
-pub(crate) fn confirm_drop(name: &str, confirmation: ConfirmationArg) -> Result<()> {
+pub(crate) fn confirm(what: &str, confirmation: ConfirmationArg) -> Result<()> {
     if confirmation.yes {
         return Ok(());
     }
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-        return Err(CliError::usage(format!(
-            "this deletes the partition \"{name}\" and all its entries; confirm it with --yes"
-        )));
+        return Err(CliError::usage(format!("this deletes {what}; confirm it with --yes")));
     }
     let read_error = |error| CliError::os("read", "standard input", error);
-    eprint!("Delete the partition \"{name}\" and all its entries? [y/N] ");
+    eprint!("Delete {what}? [y/N] ");
     io::stderr().flush().map_err(read_error)?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer).map_err(read_error)?;

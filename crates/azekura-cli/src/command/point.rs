@@ -8,7 +8,8 @@ use std::path::Path;
 use azekura::{Database, Partition};
 use serde_json::{Map, Value, json};
 
-use crate::args::{DelArgs, EntryArgs, GetArgs, PartitionArg, PutArgs};
+use crate::args::{ClearArgs, DelArgs, EntryArgs, GetArgs, PutArgs};
+use crate::command::partitions;
 use crate::command::range::{self, ScanBounds};
 use crate::error::{CliError, CommandOutcome, Result, print_error};
 use crate::open;
@@ -193,10 +194,19 @@ pub(crate) fn print_removed(removal: &Removal, existed: u64, output: &mut Comman
     output.json_or_text(json!({ "asked": keys.len(), "existed": existed }), text)
 }
 
+/// Asks whether all entries of a partition may be removed, unless `--yes` is given.
+///
+/// # Errors
+/// As [`partitions::confirm`].
+pub(crate) fn confirm_clear(args: &ClearArgs) -> Result<()> {
+    partitions::confirm(&format!("all entries of the partition \"{}\"", args.partition.name), args.confirmation)
+}
+
 /// Removes all entries of a partition.
-pub(crate) fn clear(args: &PartitionArg, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn clear(args: &ClearArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    confirm_clear(args)?;
     let db = open::open_existing(db)?;
-    let partition = open::existing_partition(&db, &args.name)?;
+    let partition = open::existing_partition(&db, &args.partition.name)?;
     clear_in(&partition, output)?;
     drop(partition);
     db.close()?;

@@ -33,7 +33,13 @@ fn ranges_are_removed_and_partitions_cleared() {
     assert_eq!(p.run("del --db d --from b --to a").code, Some(2));
     assert_eq!(p.run("del --db d c --prefix a").code, Some(2));
     assert_eq!(p.run("del --db d").code, Some(2));
-    assert!(p.ok("clear --db d").ends_with("0 B now\n"));
+    // `clear` removed everything without asking.
+    let refused = p.run("clear --db d");
+    assert!(refused.code == Some(2) && refused.err.contains("--yes"), "{refused:?}");
+    let refused = p.run_with_input(["shell", "--db", "d"], b"clear\n");
+    assert!(refused.code == Some(1) && refused.err.contains("--yes"), "{refused:?}");
+    assert_eq!(p.ok("count --db d"), "1\n");
+    assert!(p.ok("clear --db d --yes").ends_with("0 B now\n"));
     assert_eq!(p.ok("count --db d"), "0\n");
 }
 

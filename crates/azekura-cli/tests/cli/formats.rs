@@ -288,7 +288,7 @@ fn csv_columns_and_delimiter_can_be_named() {
     assert_eq!(p.run("export --db d x.jsonl --delimiter ;").code, Some(2));
 }
 
-/// A failed import said nothing about the batches that were stored before the failure.
+/// A failed import said nothing about the batches that were stored before the failure, unless the input was wrong.
 #[test]
 fn failed_import_says_how_much_it_stored() {
     let p = CliFixture::new();
@@ -296,4 +296,12 @@ fn failed_import_says_how_much_it_stored() {
     let ran = p.run_with_input(["import", "--db", "d", "-"], format!("{good}bad\n").as_bytes());
     assert!(ran.code == Some(3) && ran.err.contains("1,500 entries before it were stored"), "{ran:?}");
     assert_eq!(p.ok("count --db d"), "1500\n");
+    // An error of the database: the pool is full.
+    p.ok("partitions create --db d pool --engine pmem --pool-max-size 64KiB");
+    let large = good.replace("\"v\"", &format!("\"{}\"", "v".repeat(200)));
+    let ran = p.run_with_input(["import", "--db", "d", "--partition", "pool", "-"], large.as_bytes());
+    let stored: u32 = p.ok("count --db d --partition pool").trim().parse().unwrap();
+    assert!((1..1500).contains(&stored) && ran.code == Some(3), "{stored}: {ran:?}");
+    let digits: String = ran.err.chars().filter(|c| *c != ',').collect();
+    assert!(digits.contains(&format!("; {stored} entries before it were stored")), "{stored}: {ran:?}");
 }

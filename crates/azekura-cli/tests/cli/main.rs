@@ -9,6 +9,7 @@ mod formats;
 mod generate;
 mod partitions;
 mod peers;
+mod rebuilt_manifest;
 mod repair;
 mod shell;
 mod terminal;

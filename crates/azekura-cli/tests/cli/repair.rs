@@ -447,6 +447,37 @@ fn keys_with_newer_versions_elsewhere_are_recovered() {
     }
 }
 
+/// A key whose merge operator fails lost all keys behind it.
+#[test]
+fn failing_merges_lose_one_value_each() {
+    let p = CliFixture::new();
+    p.ok("partitions create --db d default --merge-operator u64-add");
+    let db = Config::new(p.path("d")).open().unwrap();
+    let components = azekura::PartitionComponents::default().merge_operator(azekura::merge_operators::u64_add());
+    let counts = db.open_partition_with("default", PartitionCreateOptions::default(), components).unwrap();
+    for n in 0..100 {
+        let base = if n % 30 == 5 { b"no number".to_vec() } else { u64::from(n).to_le_bytes().to_vec() };
+        counts.insert(key(n), base).unwrap();
+        counts.merge(key(n), 1u64.to_le_bytes()).unwrap();
+    }
+    drop(counts);
+    db.close().unwrap();
+    let ran = p.run("repair d --out out --json");
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let report: Value = serde_json::from_slice(&ran.out).unwrap();
+    let partition = &report["partitions"][0];
+    let lost: Vec<_> = partition["lost_values"].as_array().unwrap().iter().map(|value| &value["key_hex"]).collect();
+    let hex = |n: u32| key(n).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    assert_eq!(lost, [5, 35, 65, 95].map(hex).iter().collect::<Vec<_>>(), "{report}");
+    assert_eq!(
+        (&partition["entries"], partition["lost_ranges"].as_array().unwrap().len()),
+        (&96.into(), 0),
+        "{report}"
+    );
+    let out = Config::new(p.path("out")).open_read_only().unwrap().partition("default").unwrap();
+    assert_eq!(out.get(key(99)).unwrap().unwrap(), 100u64.to_le_bytes()[..]);
+}
+
 /// A manifest that has lost its end: no wrong value, and no success unless everything was recovered.
 #[test]
 fn truncated_manifest_loses_nothing_silently() {

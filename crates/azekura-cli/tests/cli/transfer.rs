@@ -169,42 +169,63 @@ fn failed_export_leaves_no_file() {
 /// A killed export left a file of its final name that was cut off behind a whole row, and `import` took it.
 #[cfg(unix)]
 #[test]
+fn killed_export_leaves_no_complete_name() {
+    let p = CliFixture::new();
+    let line = |n: u32| format!("{{\"key\":\"k{n:06}\",\"value\":\"{}\"}}\n", "v".repeat(1000));
+    let lines: String = (0..2_000).map(line).collect();
+    assert_eq!(p.run_with_input(["import", "--db", "d", "-"], lines.as_bytes()).code, Some(0));
+    std::fs::write(p.path("large"), vec![b'v'; 1 << 20]).unwrap();
+    p.ok("put --db d large --file large");
+    for name in ["x.jsonl", "x.csv", "x.azk", "x"] {
+        std::fs::create_dir(p.path("to")).unwrap();
+        // A file that exceeds the limit of 512 KiB ends the process with a signal, as SIGKILL does.
+        let command = format!("ulimit -c 0; ulimit -f 1024; exec \"$0\" export --db d to/{name}");
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &command, env!("CARGO_BIN_EXE_azekura")]).current_dir(p.dir.path());
+        let ended = shell.stdout(std::process::Stdio::null()).status().unwrap();
+        assert_eq!(ended.code(), None, "{name}: {ended:?}");
+        // A directory has the temporary one in it.
+        let is_left =
+            |path: &Path| path.components().any(|part| part.as_os_str().as_bytes().starts_with(b".azekura-export-"));
+        let left = contents(&p.path("to"));
+        assert!(!left.is_empty() && left.keys().all(|path| is_left(path)), "{name}: {:?}", left.keys());
+        let ran = p.run("import --db new to");
+        assert!(ran.code == Some(1) && ran.text().starts_with("0 entries"), "{name}: {ran:?}");
+        std::fs::remove_dir_all(p.path("to")).unwrap();
+    }
+}
+
+/// After Ctrl-C nothing is left. The export is tried again if it had ended before the signal.
+#[cfg(unix)]
+#[test]
 fn interrupted_export_leaves_no_file() {
     use nix::sys::signal::{Signal, kill};
     let p = CliFixture::new();
     let line = |n: u32| format!("{{\"key\":\"k{n:06}\",\"value\":\"{}\"}}\n", "v".repeat(1000));
     let lines: String = (0..20_000).map(line).collect();
     assert_eq!(p.run_with_input(["import", "--db", "d", "-"], lines.as_bytes()).code, Some(0));
-    std::fs::create_dir(p.path("to")).unwrap();
     let names = || std::fs::read_dir(p.path("to")).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
-    for (signal, target) in [
-        (Signal::SIGTERM, "to/x.jsonl"),
-        (Signal::SIGKILL, "to/x.csv"),
-        (Signal::SIGTERM, "to/x.azk"),
-        (Signal::SIGTERM, "to/x"),
-    ] {
-        let mut child = p.command(["export", "--db", "d", target]).stdout(std::process::Stdio::null()).spawn().unwrap();
-        while names().is_empty() && child.try_wait().unwrap().is_none() {
-            std::thread::yield_now();
+    for target in ["to/x.jsonl", "to/x.csv", "to/x.azk", "to/x"] {
+        let mut was_interrupted = false;
+        for _ in 0..50 {
+            std::fs::create_dir(p.path("to")).unwrap();
+            let mut command = p.command(["export", "--db", "d", target]);
+            let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+            while names().is_empty() && child.try_wait().unwrap().is_none() {
+                std::thread::yield_now();
+            }
+            let _ = kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM);
+            was_interrupted = !child.wait().unwrap().success();
+            if was_interrupted {
+                let left = names();
+                let is_empty = || p.path(target).read_dir().unwrap().next().is_none();
+                assert!(left.is_empty() || left == ["x"] && is_empty(), "{target}: {left:?}");
+                std::fs::remove_dir_all(p.path("to")).unwrap();
+                break;
+            }
+            std::fs::remove_dir_all(p.path("to")).unwrap();
         }
-        let _ = kill(nix::unistd::Pid::from_raw(child.id() as i32), signal);
-        let ended = child.wait().unwrap();
-        if ended.success() {
-            // The signal was late.
-            p.ok(&format!("import --db {target}-new {target}"));
-            assert_eq!(p.ok(&format!("count --db {target}-new")), "20000\n");
-        } else if signal == Signal::SIGTERM {
-            assert_eq!(ended.code(), Some(130), "{target}");
-            let left = names();
-            assert!(
-                left.is_empty() || left == ["x"] && p.path(target).read_dir().unwrap().next().is_none(),
-                "{left:?}"
-            );
-        } else {
-            assert!(!p.path(target).exists());
-        }
-        std::fs::remove_dir_all(p.path("to")).unwrap();
-        std::fs::create_dir(p.path("to")).unwrap();
+        assert!(was_interrupted, "{target}: no signal was in time");
     }
 }
 
@@ -244,16 +265,127 @@ fn full_pool_can_be_imported_and_repaired() {
     }
 }
 
-/// The entries that a pool has no space for are reported, and the partitions behind it are stored.
+/// Every entry behind the first one that did not fit was skipped, as if it were damaged.
 #[test]
-fn entries_beyond_a_pool_are_skipped() {
+fn full_pool_ends_an_import() {
     let p = CliFixture::new();
     p.ok("partitions create --db d cache --engine pmem --pool-max-size 1MiB");
     let lines: String =
         (0..3).map(|n| format!("{{\"key\":\"{n}\",\"value\":\"{}\"}}\n", "v".repeat(600_000))).collect();
     let ran = p.run_with_input(["import", "--db", "d", "--partition", "cache", "-"], lines.as_bytes());
-    assert!(ran.code == Some(1) && ran.err.contains("skipped 1: "), "{ran:?}");
-    assert_eq!(ran.text(), "1 entry, 585.9 KiB stored\n");
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(ran.err.contains("the pool of partition \"cache\" is full"), "{ran:?}");
+    assert!(ran.err.contains("1 entry before it was stored") && !ran.err.contains("skipped"), "{ran:?}");
+    assert_eq!(p.ok("count --db d --partition cache"), "1\n");
+    // Smaller entries than the batch are stored one by one before the error.
+    let lines: String =
+        (0..900).map(|n| format!("{{\"key\":\"k{n}\",\"value\":\"{}\"}}\n", "v".repeat(1000))).collect();
+    let ran = p.run_with_input(["import", "--db", "d", "--partition", "cache", "-"], lines.as_bytes());
+    let stored: u32 = p.ok("count --db d --partition cache").trim().parse().unwrap();
+    assert!(ran.code == Some(3) && (300..500).contains(&stored), "{stored}: {ran:?}");
+    assert!(ran.err.contains(&format!("{} entries before it were stored", stored - 1)), "{stored}: {ran:?}");
+}
+
+/// A partition that does not fit into its pool ended the repair. `max_size` may be lowered below what a pool has.
+#[test]
+fn full_pool_does_not_end_a_repair() {
+    let p = CliFixture::new();
+    let db = azekura::Config::new(p.path("d")).open().unwrap();
+    let pool = |size| {
+        let pool = azekura::EngineType::Pmem(azekura::PmemOptions::default().max_size(size));
+        azekura::PartitionCreateOptions::default().engine(pool)
+    };
+    let cache = db.open_partition("cache", pool(8 << 20)).unwrap();
+    (0..2000u32).for_each(|n| cache.insert(n.to_be_bytes(), [7; 1000]).unwrap());
+    cache.set_options(pool(1 << 20)).unwrap();
+    drop(cache);
+    db.close().unwrap();
+    p.ok("put --create --db d --partition users alice 1");
+    let ran = p.run("repair d --out out --json");
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let report: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+    let cache = &report["partitions"][0];
+    assert!(cache["unstored"].as_str().is_some_and(|why| why.contains("is full")), "{report}");
+    assert_eq!(p.ok("count --db out --partition cache"), format!("{}\n", cache["entries"]));
+    assert_eq!(p.ok("count --db out --partition users"), "1\n");
+}
+
+/// The names of all skipped entries were held in memory.
+#[test]
+fn skipped_entries_are_named_up_to_a_limit() {
+    let p = CliFixture::new();
+    let lines: String = (0..1500).map(|n| format!("{{\"key\":\"../{n}\",\"value\":\"\"}}\n")).collect();
+    assert_eq!(p.run_with_input(["import", "--db", "d", "-"], lines.as_bytes()).code, Some(0));
+    let ran = p.run("export --db d out --json");
+    let report: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+    let named = report["left_out"].as_array().unwrap().len();
+    assert_eq!((ran.code, named, report["left_out_more"].as_u64()), (Some(1), 1000, Some(500)), "{named}");
+    let ran = p.run("export --db d other --all-errors");
+    assert!(ran.err.contains("skipped 500 more"), "{ran:?}");
+}
+
+/// What an export that was killed had left became entries of a later import of the directory.
+#[test]
+fn import_skips_what_a_killed_export_left() {
+    let p = CliFixture::new();
+    std::fs::create_dir_all(p.path("in/.azekura-export-Ab12Cd.tmp")).unwrap();
+    for name in ["in/.azekura-export-Ab12Cd.tmp/key", "in/.azekura-export-Xy34Zw.tmp", "in/a", "in/.azekura-export-b"] {
+        std::fs::write(p.path(name), "value").unwrap();
+    }
+    let ran = p.run("import --db d in");
+    assert_eq!((ran.code, ran.text().as_str()), (Some(1), "2 entries, 28 B stored\n"), "{ran:?}");
+    assert!(ran.err.contains("Ab12Cd.tmp: an interrupted export has left it") && ran.err.contains("Xy34Zw"), "{ran:?}");
+    assert_eq!(p.ok("scan --db d --keys-only"), ".azekura-export-b\na\n");
+}
+
+/// Expiry times were lost by native exports and by repair.
+#[test]
+fn expiry_times_are_kept() {
+    let p = CliFixture::new();
+    let hour = std::time::Duration::from_secs(3600);
+    let expiry = |db: &str, name: &str| -> Vec<Option<u64>> {
+        let db = azekura::Config::new(p.path(db)).open_read_only().unwrap();
+        db.partition(name).unwrap().entries().map(|entry| entry.unwrap().expiry_ms()).collect()
+    };
+    let db = azekura::Config::new(p.path("d")).open().unwrap();
+    let pool = azekura::EngineType::Pmem(azekura::PmemOptions::default());
+    let separated = azekura::PartitionCreateOptions::default().with_kv_separation(Default::default());
+    let names = ["default", "memory", "separated"];
+    for (name, options) in
+        names.into_iter().zip([Default::default(), azekura::PartitionCreateOptions::default().engine(pool), separated])
+    {
+        let partition = db.open_partition(name, options.default_ttl(2 * hour)).unwrap();
+        let mut batch = db.batch();
+        for n in 0..100u8 {
+            let value = vec![n; if n % 10 == 0 { 5000 } else { 10 }];
+            match n % 3 {
+                0 => batch.insert_with_ttl(&partition, [n], value, hour),
+                1 => batch.insert_with_expiry(&partition, [n], value, None),
+                _ => batch.insert(&partition, [n], value),
+            }
+        }
+        batch.commit().unwrap();
+    }
+    db.close().unwrap();
+    p.ok("export --db d x.azk");
+    p.ok("import --db imported x.azk");
+    p.ok("repair d --out repaired");
+    for name in names {
+        let original = expiry("d", name);
+        assert_eq!(original.iter().filter(|expiry| expiry.is_none()).count(), 33, "{name}");
+        for db in ["imported", "repaired"] {
+            assert_eq!(expiry(db, name), original, "{db} {name}");
+        }
+    }
+    // A file of version 1 has no expiry times.
+    p.ok("put --create --db plain key value");
+    p.ok("export --db plain y.azk");
+    let mut bytes = std::fs::read(p.path("y.azk")).unwrap();
+    assert_eq!(bytes[8], 2);
+    bytes[8] = 1;
+    std::fs::write(p.path("y.azk"), bytes).unwrap();
+    p.ok("import --db old y.azk");
+    assert_eq!(p.ok("scan --db old"), "key\tvalue\n");
 }
 
 /// The budget was that of new databases, so an entry of more than 256 MiB was exported and skipped by the import.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use azekura::fs::{DiskFs, Fs};
 use azekura::inspect::{self, TableReport, VerifyReport};
-use azekura::{Error, ErrorKind};
+use azekura::{Error, ErrorKind, Partition};
 use serde_json::{Value, json};
 
 use crate::args::RepairArgs;
 use crate::command::repair::damaged_database::DamagedDatabase;
 use crate::command::repair::salvage::{self, LostRange, PartitionLosses};
-use crate::command::transfer::{EntryLoader, LoadMode};
+use crate::command::transfer::{EntryLoader, LoadMode, LoadedExpiry};
 use crate::command::{stats, verify};
 use crate::error::{CliError, CommandOutcome, Result, engine_error_json};
 use crate::output::CommandOutput;
@@ -35,6 +35,8 @@ struct RepairReport {
     unnamed: Vec<String>,
     /// Files that could not be used; `None` unless the manifest had to be rebuilt.
     left_out: Option<Vec<(PathBuf, Error)>>,
+    /// What the rebuilt manifest does not know for certain: files, and a sentence about each.
+    notes: Vec<(PathBuf, String)>,
 }
 
 /// Copies what is intact of the database at `args.path` to a new database.
@@ -50,6 +52,7 @@ pub(crate) fn repair(args: &RepairArgs, db: &Path, output: &mut CommandOutput) -
         Err(error) if !may_rebuild(&error) => return Err(not_opened(&error)),
         Err(_) => (Some(inspect::rebuilt_manifest(&fs, source).map_err(|error| not_opened(&error))?), Vec::new()),
     };
+    let notes = rebuilt.as_ref().map_or_else(Vec::new, |rebuilt| rebuilt.notes.clone());
     let (manifest, left_out) = rebuilt.map(|rebuilt| (rebuilt.bytes, rebuilt.left_out)).unzip();
     let damaged = DamagedDatabase::open(source, &fs, manifest).map_err(|error| not_opened(&error))?;
     let mut names = damaged.database.list_partitions();
@@ -59,7 +62,11 @@ pub(crate) fn repair(args: &RepairArgs, db: &Path, output: &mut CommandOutput) -
         EntryLoader::new(&args.out, "default", LoadMode::Store, ProgressReporter::spinner(json, "Repairing"));
     let mut reports = Vec::new();
     for name in names {
-        reports.push(copy_partition(&damaged, name, args.older_versions, &mut loader)?);
+        let copied = copy_partition(&damaged, name, args.older_versions, &mut loader);
+        let stored = |error: CliError| {
+            error.with_note(&format!("{} recovered before it", display::plural(loader.report.entries, "entry")))
+        };
+        reports.push(copied.map_err(stored)?);
     }
     for pool in damaged.pools.iter().filter(|pool| !pool.has_wal_records) {
         let (name, unreadable) = (pool.partition.clone(), Some(pool.error.to_string()));
@@ -72,7 +79,7 @@ pub(crate) fn repair(args: &RepairArgs, db: &Path, output: &mut CommandOutput) -
     } else {
         open::open_or_create(&args.out)?.close()?;
     }
-    let printed = print(args, &verified, &RepairReport { reports, unnamed, left_out }, output)?;
+    let printed = print(args, &verified, &RepairReport { reports, unnamed, left_out, notes }, output)?;
     Ok(if stored == CommandOutcome::Success { printed } else { stored })
 }
 
@@ -109,9 +116,7 @@ fn check_target(source: &Path, out: &Path) -> Result<()> {
     }
 }
 
-/// Copies a partition. First scans it around its damage. Then looks up each key in the lost ranges that the other
-/// tables, or the log, hold: a lookup ends at the newest version of the key, so it fails only if that may be in a
-/// damaged block.
+/// Copies a partition. A partition that cannot be created, or whose pool is full, does not end the repair.
 fn copy_partition(
     damaged: &DamagedDatabase,
     name: String,
@@ -120,31 +125,57 @@ fn copy_partition(
 ) -> Result<PartitionReport> {
     let (entries, bytes) = (loader.report.entries, loader.report.bytes);
     let pool = damaged.pools.iter().find(|pool| pool.partition == name);
-    let (losses, unreadable) = match damaged.database.partition(&name) {
-        Err(error) => (PartitionLosses::default(), Some(error.to_string())),
-        Ok(partition) => {
-            loader.begin_partition(&name, partition.options())?;
-            let mut put = |key: &[u8], value: &[u8]| {
-                loader.progress.add(1);
-                loader.put(key, value, || encoding::escaped(key))
-            };
-            let mut losses = salvage::salvage(&partition, |error| damaged.last_damaged_key(error), &mut put)?;
-            if !losses.ranges.is_empty()
-                && !damaged.is_rebuilt
-                && let Ok(others) = damaged.without_tables_of(losses.ranges.iter().map(|range| &range.error))
-                && let Ok(others) = others.partition(&name)
-            {
-                salvage::look_up_in_lost_ranges(&partition, &others, older_versions, &mut losses, &mut put)?;
+    let mut losses = PartitionLosses::default();
+    let mut unreadable = None;
+    match damaged.database.partition(&name) {
+        Err(error) => unreadable = Some(error.to_string()),
+        Ok(partition) => match loader.begin_partition(&name, partition.options()) {
+            Err(error) => {
+                loader.give_up_partition();
+                unreadable = Some(format!("the partition cannot be created: {error}"));
             }
-            loader.commit()?;
-            if let Some(pool) = pool {
-                losses.ranges.push(LostRange::whole(pool.error.clone(), loader.report.entries - entries));
+            Ok(()) => {
+                let copied = copy_entries(damaged, &partition, older_versions, loader, &mut losses);
+                if let Err(error) = copied.and_then(|()| loader.commit()) {
+                    if !error.is_pool_full() {
+                        return Err(error);
+                    }
+                    loader.give_up_partition();
+                    losses.unstored = Some(error.to_string());
+                }
+                if let Some(pool) = pool {
+                    losses.ranges.push(LostRange::whole(pool.error.clone(), loader.report.entries - entries));
+                }
             }
-            (losses, None)
-        }
-    };
+        },
+    }
     let (entries, bytes) = (loader.report.entries - entries, loader.report.bytes - bytes);
     Ok(PartitionReport { name, entries, bytes, unreadable, losses })
+}
+
+/// Copies the entries of a partition. First scans it around its damage. Then looks up each key in the lost ranges that
+/// the other tables, or the log, hold: a lookup ends at the newest version of the key, so it fails only if that may be
+/// in a damaged block.
+fn copy_entries(
+    damaged: &DamagedDatabase,
+    partition: &Partition,
+    older_versions: bool,
+    loader: &mut EntryLoader<'_>,
+    losses: &mut PartitionLosses,
+) -> Result<()> {
+    let mut put = |key: &[u8], value: &[u8], expiry_ms: Option<u64>| {
+        loader.progress.add(1);
+        loader.put_expiring(key, value, LoadedExpiry::At(expiry_ms), || encoding::escaped(&key[..key.len().min(100)]))
+    };
+    salvage::salvage(partition, |error| damaged.last_damaged_key(error), losses, &mut put)?;
+    if !losses.ranges.is_empty()
+        && !damaged.is_rebuilt
+        && let Ok(others) = damaged.without_tables_of(losses.ranges.iter().map(|range| &range.error))
+        && let Ok(others) = others.partition(&partition.name)
+    {
+        salvage::look_up_in_lost_ranges(partition, &others, older_versions, losses, &mut put)?;
+    }
+    Ok(())
 }
 
 /// Whether a rebuilt manifest can help: not if this version cannot read the manifest, or the system refuses it.
@@ -165,12 +196,13 @@ fn print(
     repair: &RepairReport,
     output: &mut CommandOutput,
 ) -> Result<CommandOutcome> {
-    let RepairReport { reports, unnamed, left_out } = repair;
+    let RepairReport { reports, unnamed, left_out, notes } = repair;
     let mut problems = verify::problem_lines(verified);
     let left_out_files = left_out.iter().flatten();
     problems.extend(left_out_files.clone().map(|(path, error)| format!("{}: not used: {error}", path.display())));
     let is_whole = |report: &PartitionReport| {
-        report.unreadable.is_none() && report.losses.ranges.is_empty() && report.losses.values.is_empty()
+        let PartitionLosses { ranges, values, unstored } = &report.losses;
+        report.unreadable.is_none() && ranges.is_empty() && values.is_empty() && unstored.is_none()
     };
     let is_complete = problems.is_empty() && unnamed.is_empty() && reports.iter().all(is_whole);
     let outcome = CommandOutcome::success_if(is_complete);
@@ -186,6 +218,7 @@ fn print(
             "partitions": partitions,
             "damaged_files": damaged_files,
             "manifest_rebuilt": left_out.is_some(),
+            "manifest_notes": notes_json(notes),
             "tables_newer_than_manifest": unnamed,
             "dropped_after_damage": verified.dropped_after_damage.as_ref().map(stats::dropped_json),
         }))?;
@@ -204,6 +237,8 @@ fn print(
             "The manifest was rebuilt from the tables, the pools and the log: partitions may have default options or \
              names of their files, and removed keys and older values may be there.",
         )?;
+        let notes: Vec<String> = notes.iter().map(|(file, note)| format!("{}: {note}", file.display())).collect();
+        output.error_lines(&notes, args.errors.all_errors)?;
     }
     if !unnamed.is_empty() {
         let (tables, names) = (display::plural(unnamed.len() as u64, "table"), unnamed.join(", "));
@@ -218,9 +253,14 @@ fn print(
     Ok(outcome)
 }
 
+fn notes_json(notes: &[(PathBuf, String)]) -> Vec<Value> {
+    notes.iter().map(|(file, note)| json!({ "file": file.to_string_lossy(), "note": note })).collect()
+}
+
 /// One line for each loss of a partition.
 fn loss_lines(report: &PartitionReport) -> Vec<String> {
     let unreadable = report.unreadable.iter().map(|why| format!("not recovered: {why}"));
+    let unstored = report.losses.unstored.iter().map(|why| format!("the other entries are not recovered: {why}"));
     let ranges = report.losses.ranges.iter().map(|range| {
         let key = |key: &Option<Vec<u8>>, otherwise: &str| {
             key.as_ref().map_or(otherwise.into(), |key| encoding::escaped(&key[..key.len().min(100)]))
@@ -240,7 +280,7 @@ fn loss_lines(report: &PartitionReport) -> Vec<String> {
         report.losses.values.iter().map(|(key, error)| {
             format!("lost: the value of {}: {error}", encoding::escaped(&key[..key.len().min(100)]))
         });
-    unreadable.chain(ranges).chain(older).chain(values).collect()
+    unreadable.chain(unstored).chain(ranges).chain(older).chain(values).collect()
 }
 
 fn report_json(report: &PartitionReport) -> Value {
@@ -262,6 +302,7 @@ fn report_json(report: &PartitionReport) -> Value {
         "entries": report.entries,
         "bytes": report.bytes,
         "unreadable": report.unreadable,
+        "unstored": report.losses.unstored,
         "lost_ranges": ranges,
         "lost_values": values,
     })

@@ -11,6 +11,9 @@ use azekura::{Entry, Error, Partition};
 
 use crate::error::Result;
 
+/// Stores a key, its value and its expiry time.
+type PutEntry<'a> = dyn FnMut(&[u8], &[u8], Option<u64>) -> Result<()> + 'a;
+
 /// Keys that cannot be read.
 #[derive(Debug)]
 pub(super) struct LostRange {
@@ -36,8 +39,10 @@ impl LostRange {
 #[derive(Debug, Default)]
 pub(super) struct PartitionLosses {
     pub(super) ranges: Vec<LostRange>,
-    /// Keys whose values in blob files cannot be read.
+    /// Keys whose values in blob files cannot be read, or whose merge operator fails.
     pub(super) values: Vec<(Vec<u8>, Error)>,
+    /// Why the rest of the partition could not be stored.
+    pub(super) unstored: Option<String>,
 }
 
 /// Calls `put` with every entry that can be read. `last_damaged_key` is the last key that the damage of an error can
@@ -45,9 +50,9 @@ pub(super) struct PartitionLosses {
 pub(super) fn salvage(
     partition: &Partition,
     last_damaged_key: impl Fn(&Error) -> Option<Vec<u8>>,
-    mut put: impl FnMut(&[u8], &[u8]) -> Result<()>,
-) -> Result<PartitionLosses> {
-    let mut losses = PartitionLosses::default();
+    losses: &mut PartitionLosses,
+    put: &mut PutEntry<'_>,
+) -> Result<()> {
     let mut entries = partition.entries();
     let mut last_key: Option<Vec<u8>> = None;
     // The key from which the scan was continued after damage.
@@ -55,10 +60,17 @@ pub(super) fn salvage(
     while let Some(next) = entries.next() {
         match next {
             Ok(entry) => {
-                put_entry(&entry, &mut losses, &mut put)?;
+                put_entry(&entry, losses, put)?;
                 let key = last_key.get_or_insert_default();
                 key.clear();
                 key.extend_from_slice(entry.key());
+            }
+            // Only this key is lost. The scan goes on behind it.
+            Err(error) if error.unmerged_key().is_some_and(|key| Some(key) > last_key.as_deref()) => {
+                let key = error.unmerged_key().unwrap_or_default().to_vec();
+                entries.seek([&*key, &[0]].concat());
+                losses.values.push((key.clone(), error));
+                last_key = Some(key);
             }
             Err(error) => {
                 let before = last_damaged_key(&error).map(|key| [&*key, &[0]].concat());
@@ -82,7 +94,7 @@ pub(super) fn salvage(
             }
         }
     }
-    Ok(losses)
+    Ok(())
 }
 
 /// Calls `put` with every entry in the lost ranges whose key is in `others`, a view of the partition without its
@@ -93,7 +105,7 @@ pub(super) fn look_up_in_lost_ranges(
     others: &Partition,
     older_versions: bool,
     losses: &mut PartitionLosses,
-    mut put: impl FnMut(&[u8], &[u8]) -> Result<()>,
+    put: &mut PutEntry<'_>,
 ) -> Result<()> {
     for range in &mut losses.ranges {
         let mut entries = others.entries();
@@ -108,12 +120,14 @@ pub(super) fn look_up_in_lost_ranges(
             }
             match partition.get(key) {
                 Ok(Some(value)) => {
-                    put(key, &value)?;
+                    // A lookup does not tell the expiry time. It is that of the other view if this has the same version.
+                    let expiry_ms = entry.expiry_ms().filter(|_| entry.value().is_ok_and(|other| other == value));
+                    put(key, &value, expiry_ms)?;
                     range.recovered += 1;
                 }
                 Err(_) if older_versions => {
                     if let Ok(value) = entry.value() {
-                        put(key, &value)?;
+                        put(key, &value, entry.expiry_ms())?;
                         range.older.push(key.to_vec());
                     }
                 }
@@ -124,13 +138,9 @@ pub(super) fn look_up_in_lost_ranges(
     Ok(())
 }
 
-fn put_entry(
-    entry: &Entry,
-    losses: &mut PartitionLosses,
-    put: &mut impl FnMut(&[u8], &[u8]) -> Result<()>,
-) -> Result<()> {
+fn put_entry(entry: &Entry, losses: &mut PartitionLosses, put: &mut PutEntry<'_>) -> Result<()> {
     match entry.value() {
-        Ok(value) => put(entry.key(), &value),
+        Ok(value) => put(entry.key(), &value, entry.expiry_ms()),
         Err(error) => {
             losses.values.push((entry.key().to_vec(), error));
             Ok(())

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::shell_command::{self, DurabilityArg, ShellCommand, ShellMode};
 use super::words;
 use crate::args::{
-    ConfirmationArg, CountArgs, DelArgs, EntryArgs, GetArgs, PartitionFilter, PutArgs, ScanArgs, ShellArgs,
+    ClearArgs, ConfirmationArg, CountArgs, DelArgs, EntryArgs, GetArgs, PartitionFilter, PutArgs, ScanArgs, ShellArgs,
 };
 use crate::command::point::{self, Removal, ValueForm};
 use crate::command::stats::StatsReading;
@@ -119,7 +119,7 @@ impl<'a> ShellSession<'a> {
             ShellCommand::Put(args) => self.put(&args, output),
             ShellCommand::Merge(args) => self.merge(&args, output),
             ShellCommand::Remove(args) => self.remove(&args, output),
-            ShellCommand::Clear(args) => self.clear(&args.name, output),
+            ShellCommand::Clear(args) => self.clear(&args, output),
             ShellCommand::Scan(args) => self.scan(&args, output),
             ShellCommand::Count(args) => self.count(&args, output),
             ShellCommand::Begin => self.begin(output),
@@ -183,7 +183,7 @@ impl<'a> ShellSession<'a> {
         if !db.partition_exists(name) {
             return Err(CliError::negative(format!("no partition is named \"{name}\"")));
         }
-        partitions::confirm_drop(name, confirmation)?;
+        partitions::confirm(&format!("the partition \"{name}\" and all its entries"), confirmation)?;
         db.delete_partition_by_name(name)?;
         partitions::print_dropped(output, name, true)
     }
@@ -247,12 +247,14 @@ impl<'a> ShellSession<'a> {
         if output.json() { output.line(json!({ "asked": args.keys.len() })) } else { Ok(()) }
     }
 
-    fn clear(&mut self, name: &str, output: &mut CommandOutput) -> Result<()> {
+    fn clear(&mut self, args: &ClearArgs, output: &mut CommandOutput) -> Result<()> {
         self.check_writable()?;
         if self.batch.is_some() {
             return Err(CliError::usage("a partition cannot be cleared within a batch; `commit` or `abort` it first"));
         }
-        point::clear_in(&self.existing_partition(name)?, output)
+        let partition = self.existing_partition(&args.partition.name)?;
+        point::confirm_clear(args)?;
+        point::clear_in(&partition, output)
     }
 
     /// Adds a write to the batch. A write that breaks a limit discards the batch.

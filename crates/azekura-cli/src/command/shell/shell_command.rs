@@ -7,7 +7,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use super::words::WORDS_HELP;
 use crate::args::{
-    ConfirmationArg, CountArgs, DelArgs, EntryArgs, GetArgs, PartitionArg, PartitionFilter, PutArgs, ScanArgs,
+    ClearArgs, ConfirmationArg, CountArgs, DelArgs, EntryArgs, GetArgs, PartitionFilter, PutArgs, ScanArgs,
 };
 use crate::partition_options::{PartitionOptionArgs, partition_name};
 
@@ -80,7 +80,9 @@ pub(super) enum ShellCommand {
     #[command(visible_alias = "del")]
     Remove(DelArgs),
     /// Remove all entries of a partition, and give the disk space back.
-    Clear(PartitionArg),
+    ///
+    /// Asks at a terminal. In a script, --yes is needed.
+    Clear(ClearArgs),
     /// List entries, sorted by key. The writes of a batch are not visible before `commit`.
     Scan(ScanArgs),
     /// Count entries.

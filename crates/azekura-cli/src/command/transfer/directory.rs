@@ -9,13 +9,14 @@ use walkdir::{DirEntry, WalkDir};
 
 use crate::command::transfer::loader::EntryLoader;
 use crate::command::transfer::report::TransferReport;
-use crate::command::transfer::writer::sync_directory;
+use crate::command::transfer::writer::{UNFINISHED_PREFIX, UNFINISHED_SUFFIX, directory_of, sync_directory};
 use crate::error::{CliError, Result};
 use crate::interrupt;
 use crate::progress::ProgressReporter;
 use crate::{display, encoding, path_key};
 
-/// Stores every regular file below `source` under its relative path. Skips unreadable files.
+/// Stores every regular file below `source` under its relative path. Skips unreadable files, and what an export that was
+/// killed has left.
 pub(super) fn import(source: &Path, db: &Path, loader: &mut EntryLoader<'_>) -> Result<()> {
     if !source.is_dir() {
         return Err(CliError::input(source, "not a directory"));
@@ -25,8 +26,15 @@ pub(super) fn import(source: &Path, db: &Path, loader: &mut EntryLoader<'_>) -> 
         let database = || fs::canonicalize(db).ok();
         entry.file_type().is_dir() && fs::canonicalize(entry.path()).is_ok_and(|dir| database() == Some(dir))
     };
-    for entry in WalkDir::new(source).sort_by_file_name().into_iter().filter_entry(|entry| !is_database(entry)) {
+    let mut walk = WalkDir::new(source).sort_by_file_name().into_iter().filter_entry(|entry| !is_database(entry));
+    while let Some(entry) = walk.next() {
         match entry {
+            Ok(entry) if is_unfinished_export(&entry) => {
+                if entry.file_type().is_dir() {
+                    walk.skip_current_dir();
+                }
+                loader.report.skip(entry.path().display().to_string(), "an interrupted export has left it");
+            }
             Ok(entry) if entry.file_type().is_file() => import_file(entry.path(), source, loader)?,
             Ok(_) => {}
             Err(error) => {
@@ -37,6 +45,12 @@ pub(super) fn import(source: &Path, db: &Path, loader: &mut EntryLoader<'_>) -> 
         }
     }
     Ok(())
+}
+
+/// Whether an export that was killed has left this file or directory.
+fn is_unfinished_export(entry: &DirEntry) -> bool {
+    let name = entry.file_name().as_encoded_bytes();
+    entry.depth() > 0 && name.starts_with(UNFINISHED_PREFIX.as_bytes()) && name.ends_with(UNFINISHED_SUFFIX.as_bytes())
 }
 
 fn import_file(path: &Path, source: &Path, loader: &mut EntryLoader<'_>) -> Result<()> {
@@ -65,12 +79,13 @@ fn import_file(path: &Path, source: &Path, loader: &mut EntryLoader<'_>) -> Resu
 /// The files are written to a temporary directory in `target`, and moved out of it when all are complete and synced. So
 /// an export that was interrupted does not look complete.
 pub(super) fn export(partition: &Partition, target: &Path, json: bool) -> Result<TransferReport> {
+    let existing = target.ancestors().find(|dir| dir.exists());
     fs::create_dir_all(target).map_err(|e| CliError::os("create the directory", target, e))?;
     let mut names = fs::read_dir(target).map_err(|e| CliError::os("read the directory", target, e))?;
     if names.next().is_some() {
         return Err(CliError::input(target, "the directory must be new or empty"));
     }
-    let unfinished = tempfile::Builder::new().prefix(".azekura-export-").suffix(".tmp").tempdir_in(target);
+    let unfinished = tempfile::Builder::new().prefix(UNFINISHED_PREFIX).suffix(UNFINISHED_SUFFIX).tempdir_in(target);
     let unfinished = unfinished.map_err(|e| CliError::os("create a directory", target, e))?;
     let progress = ProgressReporter::entries(json, partition.approximate_len(), "Exporting");
     let report = write_files(partition, unfinished.path(), &progress)?;
@@ -81,6 +96,11 @@ pub(super) fn export(partition: &Partition, target: &Path, json: bool) -> Result
     moved.map_err(|e| CliError::os("move the files to the directory", target, e))?;
     unfinished.close().map_err(|e| CliError::os("remove the temporary directory in", target, e))?;
     sync_directory(target).map_err(|e| CliError::os("sync the directory", target, e))?;
+    // The names of the directories that were created are in their parents.
+    for created in target.ancestors().take_while(|dir| Some(*dir) != existing && !dir.as_os_str().is_empty()) {
+        let parent = directory_of(created);
+        sync_directory(parent).map_err(|e| CliError::os("sync the directory", parent, e))?;
+    }
     Ok(report)
 }
 

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use azekura::{Database, ErrorKind, Partition, PartitionCreateOptions};
+use azekura::{Database, Error, ErrorKind, Partition, PartitionCreateOptions};
 
 use crate::command::transfer::report::TransferReport;
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use crate::progress::ProgressReporter;
 use crate::{encoding, interrupt, open};
 
@@ -24,12 +24,33 @@ pub(crate) enum LoadMode {
     Check,
 }
 
+/// When an entry expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LoadedExpiry {
+    /// After the default time to live of its partition, if that has one.
+    Default,
+    /// At this time in milliseconds since 1970, or never.
+    At(Option<u64>),
+}
+
+/// An entry of the next batch.
+struct PendingEntry {
+    key: Vec<u8>,
+    value: Vec<u8>,
+    expiry: LoadedExpiry,
+}
+
 /// The partition that receives entries.
 struct TargetPartition {
     partition: Partition,
     /// Whether this import created the partition.
     created: bool,
     is_pool: bool,
+}
+
+/// Whether a pool has no space for a write. The error of a full disk has the file, or that of the system.
+fn is_full_pool(error: &Error) -> bool {
+    error.kind() == ErrorKind::OutOfSpace && error.os_kind().is_none() && error.file().is_none()
 }
 
 /// Stores entries in batches. Opens the partition, and creates it if it is missing, at the first entry: input that is
@@ -47,7 +68,7 @@ pub(crate) struct EntryLoader<'a> {
     /// Size of an entry that the database can store, with its memory budget.
     largest_entry: u64,
     /// The entries of the next batch.
-    pending: Vec<(Vec<u8>, Vec<u8>)>,
+    pending: Vec<PendingEntry>,
     pending_bytes: u64,
     /// Entries of the current partition.
     partition_entries: u64,
@@ -120,6 +141,17 @@ impl<'a> EntryLoader<'a> {
 
     /// Adds one entry to the batch. Stores a large entry alone, and skips it if it exceeds the limits of the database.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8], name: impl Fn() -> String) -> Result<()> {
+        self.put_expiring(key, value, LoadedExpiry::Default, name)
+    }
+
+    /// As [`put`](EntryLoader::put), with an expiry time.
+    pub(crate) fn put_expiring(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        expiry: LoadedExpiry,
+        name: impl Fn() -> String,
+    ) -> Result<()> {
         interrupt::check()?;
         if self.mode == LoadMode::Check {
             self.check(key, value, name);
@@ -129,10 +161,10 @@ impl<'a> EntryLoader<'a> {
         if bytes >= BATCH_BYTES || key.len() > KEY_BYTES_MAX {
             self.commit()?;
             self.fit_memory_budget(bytes)?;
-            return self.put_one(key, value, name);
+            return self.put_one(key, value, expiry, name);
         }
         self.target()?;
-        self.pending.push((key.to_vec(), value.to_vec()));
+        self.pending.push(PendingEntry { key: key.to_vec(), value: value.to_vec(), expiry });
         self.pending_bytes += bytes;
         match self.pending_bytes >= BATCH_BYTES || self.pending.len() >= BATCH_ENTRIES {
             true => self.commit(),
@@ -140,18 +172,26 @@ impl<'a> EntryLoader<'a> {
         }
     }
 
-    /// Stores one entry. Skips it if it exceeds a limit, or if the pool is full.
-    fn put_one(&mut self, key: &[u8], value: &[u8], name: impl Fn() -> String) -> Result<()> {
-        let target = self.target()?;
-        let (is_pool, is_existing) = (target.is_pool, !target.created);
-        match target.partition.insert(key, value) {
+    /// Stores one entry. Skips it if it exceeds a limit.
+    fn put_one(&mut self, key: &[u8], value: &[u8], expiry: LoadedExpiry, name: impl Fn() -> String) -> Result<()> {
+        let is_existing = !self.target()?.created;
+        let (Some(db), Some(target)) = (&self.db, &self.target) else { return Ok(()) };
+        let stored = match expiry {
+            LoadedExpiry::Default => target.partition.insert(key, value),
+            LoadedExpiry::At(expiry_ms) => {
+                let mut batch = db.batch();
+                batch.insert_with_expiry(&target.partition, key, value, expiry_ms);
+                batch.commit()
+            }
+        };
+        match stored {
             Ok(()) => {
                 self.wrote_to_existing |= is_existing;
                 self.count(key, value);
             }
             Err(error) if error.kind() == ErrorKind::Invalid => self.report.skip(name(), error.message()),
-            Err(error) if error.kind() == ErrorKind::OutOfSpace && is_pool => {
-                self.report.skip(name(), error.message());
+            Err(error) if target.is_pool && is_full_pool(&error) => {
+                return Err(CliError::pool_full(&self.name, &error));
             }
             Err(error) => return Err(error.into()),
         }
@@ -183,16 +223,23 @@ impl<'a> EntryLoader<'a> {
             return Ok(());
         }
         let mut batch = db.batch();
-        entries.iter().for_each(|(key, value)| batch.insert(&target.partition, key, value));
+        for PendingEntry { key, value, expiry } in &entries {
+            match expiry {
+                LoadedExpiry::Default => batch.insert(&target.partition, key, value),
+                LoadedExpiry::At(expiry_ms) => batch.insert_with_expiry(&target.partition, key, value, *expiry_ms),
+            }
+        }
         match batch.commit() {
             Ok(()) => {
                 self.wrote_to_existing |= !target.created;
-                entries.iter().for_each(|(key, value)| self.count(key, value));
+                entries.iter().for_each(|entry| self.count(&entry.key, &entry.value));
                 Ok(())
             }
-            Err(error) if error.kind() == ErrorKind::OutOfSpace && target.is_pool => {
+            Err(error) if target.is_pool && is_full_pool(&error) => {
                 let name = |key: &[u8]| encoding::escaped(&key[..key.len().min(100)]);
-                entries.iter().try_for_each(|(key, value)| self.put_one(key, value, || name(key)))
+                let mut entries = entries.iter();
+                entries
+                    .try_for_each(|PendingEntry { key, value, expiry }| self.put_one(key, value, *expiry, || name(key)))
             }
             Err(error) => Err(error.into()),
         }
@@ -232,6 +279,13 @@ impl<'a> EntryLoader<'a> {
         if is_stored { entries } else { 0 }
     }
 
+    /// Ends the current partition although its last entries cannot be stored.
+    pub(crate) fn give_up_partition(&mut self) {
+        self.pending.clear();
+        self.pending_bytes = 0;
+        self.target = None;
+    }
+
     /// Deletes the partitions that this import created, and closes the database. Returns whether entries remain that
     /// this import stored in other partitions.
     #[cfg_attr(not(feature = "_peer"), allow(dead_code, reason = "only the importers of other engines call this"))]
@@ -250,5 +304,20 @@ impl<'a> EntryLoader<'a> {
             Some(db) => db.close().map(|()| self.report).map_err(Into::into),
             None => Ok(self.report),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A full disk was reported as a full pool, whose entries were skipped.
+    #[test]
+    fn full_disk_is_no_full_pool() {
+        let full = || Error::new(ErrorKind::OutOfSpace, "no space");
+        assert!(is_full_pool(&full()));
+        assert!(!is_full_pool(&full().in_file("db/RESERVE")));
+        let disk = Error::io("write", &std::io::ErrorKind::StorageFull.into());
+        assert!(disk.kind() == ErrorKind::OutOfSpace && !is_full_pool(&disk));
     }
 }

@@ -16,5 +16,5 @@ mod run;
 mod text_fields;
 mod writer;
 
-pub(crate) use loader::{EntryLoader, LoadMode};
+pub(crate) use loader::{EntryLoader, LoadMode, LoadedExpiry};
 pub(crate) use run::{export, import};

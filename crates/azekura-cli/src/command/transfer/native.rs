@@ -7,9 +7,13 @@
 //! header  = kind H, JSON: {"partitions": [name, …]}
 //! begin   = kind P, JSON: {"partition": name, "options": {…}}
 //! entries = kind E, for each entry: length of the key (4 bytes), length of the value (4 bytes), key, value
+//! expiring = kind X, as E, with the expiry time in milliseconds since 1970 (8 bytes) behind the lengths
 //! end     = kind Z, JSON: {"entries": number of all entries}
-//! file    = MAGIC, version, header, (begin, entries*)*, end
+//! file    = MAGIC, version, header, (begin, (entries | expiring)*)*, end
 //! ```
+//!
+//! A file of version 1 has no frames of kind X, and no expiry times: its entries get the default time to live of their
+//! partition. In a file of version 2, entries of kind E do not expire.
 
 use std::io::{self, BufRead, Read};
 use std::path::Path;
@@ -18,7 +22,7 @@ use azekura::{Database, Partition, PartitionCreateOptions};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::command::transfer::loader::EntryLoader;
+use crate::command::transfer::loader::{EntryLoader, LoadedExpiry};
 use crate::command::transfer::report::{ImportError, TransferReport};
 use crate::command::transfer::writer::ExportWriter;
 use crate::encoding;
@@ -29,7 +33,7 @@ use crate::progress::ProgressReporter;
 
 /// First bytes of a native file.
 pub(super) const MAGIC: &[u8; 8] = b"AZEKEXP\n";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Size in bytes at which a frame of entries is written.
 const FRAME_BYTES: usize = 1 << 20;
 
@@ -69,21 +73,26 @@ fn export_entries(
     progress: &ProgressReporter,
 ) -> Result<()> {
     let mut payload = Vec::new();
-    for entry in partition.iter() {
+    let mut kind = b'E';
+    for entry in partition.entries() {
         interrupt::check()?;
-        let (key, value) = entry?;
-        payload.extend_from_slice(&(key.len() as u32).to_le_bytes());
-        payload.extend_from_slice(&(value.len() as u32).to_le_bytes());
-        payload.extend_from_slice(&key);
-        payload.extend_from_slice(&value);
-        report.count(&key, &value);
-        progress.add(1);
-        if payload.len() >= FRAME_BYTES {
-            put_frame(out, b'E', &payload)?;
+        let entry = entry?;
+        let (key, value, expiry_ms) = (entry.key(), entry.value()?, entry.expiry_ms());
+        let entry_kind = if expiry_ms.is_some() { b'X' } else { b'E' };
+        if !payload.is_empty() && (entry_kind != kind || payload.len() >= FRAME_BYTES) {
+            put_frame(out, kind, &payload)?;
             payload.clear();
         }
+        kind = entry_kind;
+        payload.extend_from_slice(&(key.len() as u32).to_le_bytes());
+        payload.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        payload.extend(expiry_ms.iter().flat_map(|expiry_ms| expiry_ms.to_le_bytes()));
+        payload.extend_from_slice(key);
+        payload.extend_from_slice(&value);
+        report.count(key, &value);
+        progress.add(1);
     }
-    if payload.is_empty() { Ok(()) } else { put_frame(out, b'E', &payload) }
+    if payload.is_empty() { Ok(()) } else { put_frame(out, kind, &payload) }
 }
 
 fn put_json_frame(out: &mut ExportWriter<'_>, kind: u8, payload: &Value) -> Result<()> {
@@ -116,7 +125,7 @@ pub(super) fn import(
     loader: &mut EntryLoader<'_>,
 ) -> Result<(), ImportError> {
     let mut frames = FrameReader { input, source, offset: 0 };
-    frames.check_start()?;
+    let version = frames.check_start()?;
     let (names, at) = frames.header()?;
     let renamed = if names.len() == 1 { selection.partition } else { None };
     if let (Some(wanted), true) = (selection.partition, names.len() != 1)
@@ -140,7 +149,7 @@ pub(super) fn import(
                     loader.begin_partition(renamed.unwrap_or(name), options)?;
                 }
             }
-            b'E' if begun > 0 => entries += frame.load_entries(is_selected, loader)?,
+            b'E' | b'X' if begun > 0 => entries += frame.load_entries(version, is_selected, loader)?,
             b'Z' if begun == names.len() && frame.json()?["entries"] == entries => return frames.check_end(),
             _ => return Err(frame.unexpected()),
         }
@@ -178,16 +187,21 @@ impl Frame {
     }
 
     /// Passes the entries to the loader if `is_selected`, and returns their number.
-    fn load_entries(&self, is_selected: bool, loader: &mut EntryLoader<'_>) -> Result<u64, ImportError> {
+    fn load_entries(&self, version: u32, is_selected: bool, loader: &mut EntryLoader<'_>) -> Result<u64, ImportError> {
         let mut rest = &*self.payload;
         let mut entries = 0;
         while !rest.is_empty() {
             let mut take = |n: usize| rest.split_off(..n).ok_or_else(|| self.unexpected());
             let length = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("four bytes")) as usize;
             let (key_len, value_len) = (length(take(4)?), length(take(4)?));
+            let expiry = match (self.kind, version) {
+                (b'X', _) => LoadedExpiry::At(Some(u64::from_le_bytes(take(8)?.try_into().expect("eight bytes")))),
+                (_, 1) => LoadedExpiry::Default,
+                _ => LoadedExpiry::At(None),
+            };
             let (key, value) = (take(key_len)?, take(value_len)?);
             if is_selected {
-                loader.put(key, value, || encoding::escaped(&key[..key.len().min(100)]))?;
+                loader.put_expiring(key, value, expiry, || encoding::escaped(&key[..key.len().min(100)]))?;
             }
             entries += 1;
         }
@@ -216,17 +230,21 @@ impl<R: BufRead> FrameReader<'_, R> {
         Ok(bytes)
     }
 
-    fn check_start(&mut self) -> Result<(), ImportError> {
+    /// Returns the version of the file.
+    fn check_start(&mut self) -> Result<u32, ImportError> {
         let start = self.take(12)?;
         let version = u32::from_le_bytes(start[8..].try_into().expect("four bytes"));
         if !start.starts_with(MAGIC) {
             return Err(ImportError::input("this is not a native export of azekura", 0));
         }
-        if version != VERSION {
-            let message = format!("the file has version {version} of the native format; this program reads {VERSION}");
-            return Err(ImportError::input(message, 8));
+        match version {
+            1..=VERSION => Ok(version),
+            _ => {
+                let message =
+                    format!("the file has version {version} of the native format; this program reads up to {VERSION}");
+                Err(ImportError::input(message, 8))
+            }
         }
-        Ok(())
     }
 
     /// The names of the partitions, and the offset of the header.

@@ -8,12 +8,18 @@ use crate::display;
 use crate::error::{CliError, CommandOutcome, Result, print_error};
 use crate::output::{CommandOutput, capped};
 
+/// Number of skipped entries that a report names. The others are counted.
+const SKIPPED_NAMED: usize = 1000;
+
 /// Counts of stored or written entries, and the skipped ones with the reasons.
 #[derive(Debug, Default)]
 pub(crate) struct TransferReport {
     pub(crate) entries: u64,
     pub(crate) bytes: u64,
+    /// The first skipped entries.
     pub(crate) skipped: Vec<(String, String)>,
+    /// Number of skipped entries that `skipped` lacks.
+    pub(crate) more_skipped: u64,
 }
 
 impl TransferReport {
@@ -23,7 +29,10 @@ impl TransferReport {
     }
 
     pub(super) fn skip(&mut self, name: String, reason: impl Into<String>) {
-        self.skipped.push((name, reason.into()));
+        match self.skipped.len() < SKIPPED_NAMED {
+            true => self.skipped.push((name, reason.into())),
+            false => self.more_skipped += 1,
+        }
     }
 
     /// Prints the counts, followed by `done` ("stored", "written"), and the skipped entries.
@@ -31,7 +40,8 @@ impl TransferReport {
         let skipped: Vec<_> =
             self.skipped.iter().map(|(name, reason)| json!({ "name": name, "reason": reason })).collect();
         output.json_or_text(
-            json!({ "entries": self.entries, "bytes": self.bytes, "left_out": skipped }),
+            json!({ "entries": self.entries, "bytes": self.bytes, "left_out": skipped,
+                "left_out_more": self.more_skipped }),
             format_args!("{}, {} {done}", display::plural(self.entries, "entry"), display::bytes(self.bytes)),
         )?;
         Ok(self.print_skipped(all_errors, output.json()))
@@ -42,7 +52,9 @@ impl TransferReport {
         if !json {
             let lines: Vec<_> = self.skipped.iter().map(|(name, reason)| format!("skipped {name}: {reason}")).collect();
             let (shown, hint) = capped(&lines, all_errors);
-            shown.iter().chain(&hint).for_each(|line| print_error(format_args!("azekura: {line}")));
+            let more =
+                (self.more_skipped > 0).then(|| format!("skipped {} more that are not named", self.more_skipped));
+            shown.iter().chain(&hint).chain(&more).for_each(|line| print_error(format_args!("azekura: {line}")));
         }
         CommandOutcome::success_if(self.skipped.is_empty())
     }

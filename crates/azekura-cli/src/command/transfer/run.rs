@@ -99,8 +99,8 @@ fn import_stream(args: &ImportArgs, db: &Path, mode: LoadMode, json: bool) -> Re
 }
 
 /// Closes the database. The error of an import states how much was stored.
-fn finish_import(read: Result<(), ImportError>, source: &Path, loader: EntryLoader<'_>) -> Result<TransferReport> {
-    match read {
+fn finish_import(read: Result<(), ImportError>, source: &Path, mut loader: EntryLoader<'_>) -> Result<TransferReport> {
+    match read.and_then(|()| loader.commit().map_err(ImportError::from)) {
         Ok(()) => loader.finish(),
         Err(error) => {
             let stored = loader.finish_after_error();

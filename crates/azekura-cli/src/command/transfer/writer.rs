@@ -12,6 +12,10 @@ use crate::output::{self, CommandOutput};
 /// Size of the buffer of a file, in bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
+/// Start and end of the names of exports that are not complete. `import` skips them.
+pub(super) const UNFINISHED_PREFIX: &str = ".azekura-export-";
+pub(super) const UNFINISHED_SUFFIX: &str = ".tmp";
+
 /// Destination of an export.
 pub(super) enum ExportWriter<'a> {
     /// A file in the directory of `path`. It gets this name when it is complete and synced, because a file that was cut
@@ -34,7 +38,7 @@ impl<'a> ExportWriter<'a> {
             return Err(create_error(io::ErrorKind::AlreadyExists.into()));
         }
         let mut builder = tempfile::Builder::new();
-        builder.prefix(".azekura-export-").suffix(".tmp");
+        builder.prefix(UNFINISHED_PREFIX).suffix(UNFINISHED_SUFFIX);
         with_default_permissions(&mut builder);
         let file = builder.tempfile_in(directory_of(target)).map_err(create_error)?;
         Ok(ExportWriter::File { out: BufWriter::with_capacity(BUFFER_BYTES, file), path: target })
@@ -69,7 +73,8 @@ impl<'a> ExportWriter<'a> {
     }
 }
 
-fn directory_of(path: &Path) -> &Path {
+/// The directory that contains a path.
+pub(super) fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

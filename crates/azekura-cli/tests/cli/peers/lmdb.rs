@@ -94,6 +94,27 @@ fn several_values_for_a_key_are_refused() {
     assert!(stored(&p, "d", "users") == numbered(0, 100));
 }
 
+/// The record of a named database whose name is not UTF-8 became an entry, and the database was left out.
+#[test]
+fn name_that_is_not_utf8_is_refused() {
+    let p = CliFixture::new();
+    let env = open(&p.path("s"), EnvFlags::empty());
+    let text = (b"\xfe".to_vec(), vec![b'x'; 48]);
+    fill(&env, &[("users", numbered(0, 100)), ("default", Entries::from([text]))]);
+    let transaction = env.read_txn().unwrap();
+    let unnamed = env.open_database::<Bytes, Bytes>(&transaction, None).unwrap().unwrap();
+    let record = unnamed.get(&transaction, b"users").unwrap().unwrap().to_vec();
+    drop(transaction);
+    write(&env, None, DatabaseFlags::empty(), &[(b"\xff\xfe".to_vec(), record)]);
+    env.prepare_for_closing().wait();
+    let error = assert_refused(&p, "--from lmdb s", 3);
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("\\xff\\xfe") && message.contains("not UTF-8"), "{error}");
+    p.ok("import --db d --from lmdb s --table users --table default");
+    assert!(stored(&p, "d", "users") == numbered(0, 100));
+    assert_eq!(stored(&p, "d", "default").len(), 1);
+}
+
 /// LMDB has no checksums, so not all damage is found, but none may end the command by a signal.
 #[test]
 fn damage_is_refused_and_changes_nothing() {

@@ -75,3 +75,20 @@ fn long_key_is_named_and_changes_nothing() {
         assert!(message.contains("table \"default\", key kkkk") && message.contains("70000 bytes"), "{message}");
     }
 }
+
+/// The log of a database with the option `wal_dir` is in another directory. It was left out without a message.
+#[test]
+fn log_in_another_directory_is_refused() {
+    let p = CliFixture::new();
+    copy_golden(&p, "rocksdb/families", "s");
+    let options = format!("[DBOptions]\n  wal_dir={}\n", p.path("logs").display());
+    std::fs::write(p.path("s/OPTIONS-000017"), &options).unwrap();
+    std::fs::write(p.path("s/OPTIONS-000009"), "[DBOptions]\n  wal_dir=\n").unwrap();
+    if has_library(&p, "rocksdb", "s") {
+        p.ok("import --db d --from rocksdb s");
+    }
+    std::fs::create_dir(p.path("logs")).unwrap();
+    std::fs::rename(p.path("s/000012.log"), p.path("logs/000012.log")).unwrap();
+    let error = assert_refused(&p, "--from rocksdb s", 3);
+    assert!(error["message"].as_str().unwrap().contains("wal_dir"), "{error}");
+}

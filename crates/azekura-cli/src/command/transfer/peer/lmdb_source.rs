@@ -67,45 +67,83 @@ impl LmdbSource {
         }
     }
 
-    /// The names of the named databases, which are keys of the unnamed one.
-    fn names(&self) -> Result<BTreeSet<String>> {
+    /// The named databases, whose names are keys of the unnamed one.
+    fn names(&self) -> Result<DatabaseNames> {
         let mut candidates = Vec::new();
+        let mut names = DatabaseNames::default();
         if let Some(unnamed) = self.database(None)? {
             let (error, transaction) = (library_error(ENGINE, &self.path), self.transaction()?);
+            let last_page = self.env.info().last_page_number;
             for entry in unnamed.iter(&transaction).map_err(&error)? {
                 let (key, value) = entry.map_err(&error)?;
-                if let (Ok(name), DATABASE_RECORD_BYTES) = (std::str::from_utf8(key), value.len())
-                    && !name.contains('\0')
-                {
-                    candidates.push(name.to_string());
+                if value.len() != DATABASE_RECORD_BYTES || key.contains(&0) {
+                    continue;
+                }
+                match std::str::from_utf8(key) {
+                    Ok(name) => candidates.push(name.to_string()),
+                    Err(_) if is_database_record(value, last_page) => _ = names.unreadable.insert(key.to_vec()),
+                    Err(_) => {}
                 }
             }
         }
-        let mut names = BTreeSet::new();
         for name in candidates {
             if self.database(Some(&name))?.is_some() {
-                names.insert(name);
+                names.readable.insert(name);
             }
         }
         Ok(names)
     }
 }
 
+/// The named databases of an environment.
+#[derive(Default)]
+struct DatabaseNames {
+    readable: BTreeSet<String>,
+    /// Names that are not UTF-8, which heed cannot open.
+    unreadable: BTreeSet<Vec<u8>>,
+}
+
+impl DatabaseNames {
+    fn contains(&self, key: &[u8]) -> bool {
+        self.unreadable.contains(key) || std::str::from_utf8(key).is_ok_and(|key| self.readable.contains(key))
+    }
+}
+
+/// Whether a value of the unnamed database can be the record of a named one: the fields of `MDB_db` agree.
+fn is_database_record(value: &[u8], last_page: usize) -> bool {
+    const KNOWN_FLAGS: u16 = 0x7e;
+    const DEPTH_MAX: u16 = 32;
+    let half = |at: usize| u16::from_ne_bytes([value[at], value[at + 1]]);
+    let words: Vec<usize> = value[8..]
+        .chunks_exact(size_of::<usize>())
+        .map(|word| usize::from_ne_bytes(word.try_into().expect("a chunk has the length of a word")))
+        .collect();
+    let (flags, depth) = (half(4), half(6));
+    let [branches, leaves, overflows, entries, root] = words[..] else { return false };
+    let is_empty = depth == 0 && root == usize::MAX && entries == 0;
+    let pages = [branches, leaves, overflows].iter().fold(0usize, |sum, pages| sum.saturating_add(*pages));
+    let is_tree = (1..=DEPTH_MAX).contains(&depth) && leaves > 0 && entries > 0 && root <= last_page;
+    flags & !KNOWN_FLAGS == 0 && (is_empty || is_tree && pages <= last_page)
+}
+
 impl PeerSource for LmdbSource {
     fn tables(&self) -> Result<Vec<SourceTable>> {
-        let named = self.names()?.into_iter().map(SourceTable::new);
-        Ok(std::iter::once(SourceTable::implicit("default", "")).chain(named).collect())
+        let names = self.names()?;
+        let named = names.readable.into_iter().map(SourceTable::new);
+        let unreadable =
+            names.unreadable.into_iter().map(|name| SourceTable::new(name).refused("its name is not UTF-8"));
+        Ok(std::iter::once(SourceTable::implicit("default", "")).chain(named).chain(unreadable).collect())
     }
 
     fn read(&self, table: &SourceTable, visit: &mut EntryVisitor<'_>) -> Result<()> {
-        let names = if table.is_implicit { self.names()? } else { BTreeSet::new() };
+        let names = if table.is_implicit { self.names()? } else { DatabaseNames::default() };
         let name = (!table.is_implicit).then_some(&*table.name);
         let Some(database) = self.database(name)? else { return Ok(()) };
         let (error, transaction) = (library_error(ENGINE, &self.path), self.transaction()?);
         let mut previous: Option<Vec<u8>> = None;
         for entry in database.iter(&transaction).map_err(&error)? {
             let (key, value) = entry.map_err(&error)?;
-            if std::str::from_utf8(key).is_ok_and(|key| names.contains(key)) {
+            if names.contains(key) {
                 continue;
             }
             if previous.as_deref() == Some(key) {

@@ -51,7 +51,7 @@ pub(in crate::command::transfer) fn import(
     #[cfg(not(feature = "import-lmdb"))]
     let checked_elsewhere: Option<TransferReport> = None;
     if let (Some(report), true) = (&checked_elsewhere, args.dry_run) {
-        return Ok(TransferReport { entries: report.entries, bytes: report.bytes, skipped: Vec::new() });
+        return Ok(TransferReport { entries: report.entries, bytes: report.bytes, ..TransferReport::default() });
     }
     let source = caught(engine, &args.source, || open(engine, args)).map_err(nothing_stored)?;
     let import = PeerImport { engine, args, db, json, source: &*source };

@@ -1,0 +1,233 @@
+//! repair of a database whose manifest is lost: what the tables, pools and the log still tell.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use azekura::{Config, Database, EngineType, Partition, PartitionCreateOptions, PersistMode, PmemOptions};
+use serde_json::Value;
+
+use super::fixture::CliFixture;
+
+fn key(n: u32) -> String {
+    format!("key{n:04}")
+}
+
+fn put(partition: &Partition, keys: std::ops::Range<u32>, value: &str) {
+    keys.for_each(|n| partition.insert(key(n), value).unwrap());
+}
+
+fn open(p: &CliFixture) -> Database {
+    Config::new(p.path("live")).workers(0).open().unwrap()
+}
+
+fn partition(db: &Database, name: &str) -> Partition {
+    db.open_partition(name, PartitionCreateOptions::default()).unwrap()
+}
+
+/// Copies the files that `to` does not have.
+fn copy_missing(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        if !target.exists() && entry.file_name() != "LOCK" {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// Copies the open database to "d".
+fn copy_database(p: &CliFixture, db: &Database) {
+    db.persist(PersistMode::SyncAll).unwrap();
+    copy_missing(&p.path("live"), &p.path("d"));
+}
+
+/// The report of a repair of "d", and the entries of its result by partition.
+fn repair(p: &CliFixture, out: &str) -> (Value, BTreeMap<String, BTreeMap<String, String>>) {
+    let ran = p.run(&format!("repair d --out {out} --json"));
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let report: Value = serde_json::from_slice(&ran.out).unwrap();
+    assert_eq!(report["manifest_rebuilt"], true, "{report}");
+    let db = Config::new(p.path(out)).open_read_only().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    let read = |name: &String| {
+        let entries = db.partition(name).unwrap().iter().map(Result::unwrap);
+        (name.clone(), entries.map(|(key, value)| (text(&key), text(&value))).collect())
+    };
+    let recovered = db.list_partitions().iter().map(read).collect();
+    (report, recovered)
+}
+
+fn expected(parts: &[(std::ops::Range<u32>, &str)]) -> BTreeMap<String, String> {
+    parts.iter().flat_map(|(keys, value)| keys.clone().map(|n| (key(n), (*value).to_owned()))).collect()
+}
+
+fn notes(report: &Value) -> String {
+    report["manifest_notes"].to_string()
+}
+
+/// An ingest, with older and newer writes of the same keys in tables, removes and a range delete.
+fn make_ingest(db: &Database) -> BTreeMap<String, String> {
+    let plain = partition(db, "plain");
+    put(&plain, 0..100, "old");
+    plain.flush().unwrap();
+    plain.ingest((0..50).map(|n| (key(n), "ingested"))).unwrap();
+    put(&plain, 0..10, "newer");
+    (80..90).for_each(|n| plain.remove(key(n)).unwrap());
+    plain.flush().unwrap();
+    plain.remove_range(key(60)..key(70)).unwrap();
+    plain.flush().unwrap();
+    put(&plain, 95..120, "log");
+    expected(&[
+        (0..10, "newer"),
+        (10..50, "ingested"),
+        (50..60, "old"),
+        (70..80, "old"),
+        (90..95, "old"),
+        (95..120, "log"),
+    ])
+}
+
+/// Ingested tables got sequence number 1, so that older data won; a flushed range delete was lost although the log has
+/// it; and the commit behind an ingest in the log became an empty partition.
+#[test]
+fn order_of_ingest_is_found_in_the_log() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = make_ingest(&db);
+    let pool = EngineType::Pmem(PmemOptions::default());
+    let memory = db.open_partition("memory", PartitionCreateOptions::default().engine(pool)).unwrap();
+    put(&memory, 0..50, "pool");
+    memory.flush().unwrap();
+    copy_database(&p, &db);
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, recovered) = repair(&p, "out");
+    let names: Vec<_> = recovered.keys().cloned().collect();
+    // Partition 2 is the id of the commit behind the ingest.
+    assert_eq!(names, ["partition-3", "plain"], "{report}");
+    assert_eq!(recovered["plain"], plain, "{report}");
+    assert_eq!(recovered["partition-3"], expected(&[(0..50, "pool")]), "{report}");
+    assert!(notes(&report).contains("the name of this partition is lost"), "{report}");
+    assert!(!notes(&report).contains("ingest"), "{report}");
+}
+
+/// Without the log, commits that were flushed after the ingest was written count as newer, and the report says so.
+#[test]
+fn unknown_order_of_ingest_is_reported() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = partition(&db, "plain");
+    put(&plain, 0..100, "old");
+    plain.flush().unwrap();
+    plain.ingest((0..50).map(|n| (key(n), "ingested"))).unwrap();
+    put(&plain, 0..10, "newer");
+    plain.flush().unwrap();
+    copy_database(&p, &db);
+    for entry in std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.extension().is_some_and(|extension| extension == "wal") || entry.ends_with("MANIFEST") {
+            std::fs::remove_file(entry).unwrap();
+        }
+    }
+    let (report, recovered) = repair(&p, "out");
+    let plain = expected(&[(0..10, "newer"), (10..50, "ingested"), (50..100, "old")]);
+    assert_eq!(recovered["plain"], plain, "{report}");
+    assert!(notes(&report).contains("the place of this ingest among the commits is lost"), "{report}");
+}
+
+/// Files of an ingest that was not committed: with the log it is known that the commit behind it is missing.
+#[test]
+fn uncommitted_ingest_is_reported() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = partition(&db, "plain");
+    put(&plain, 0..10, "old");
+    copy_database(&p, &db);
+    plain.ingest((5..20).map(|n| (key(n), "ingested"))).unwrap();
+    for entry in std::fs::read_dir(p.path("live")).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.extension().is_some_and(|extension| extension == "sst") {
+            std::fs::copy(&entry, p.path("d").join(entry.file_name().unwrap())).unwrap();
+        }
+    }
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, _) = repair(&p, "out");
+    assert!(notes(&report).contains("may not have been committed"), "{report}");
+}
+
+/// A compaction sets sequence numbers to 0 and drops tombstones, so its inputs, which are still on disk, brought back
+/// removed keys and older values. The segments of the log that were kept for reuse did the same.
+#[test]
+fn replaced_tables_do_not_come_back() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = partition(&db, "plain");
+    put(&plain, 0..100, "old");
+    plain.flush().unwrap();
+    (0..50).for_each(|n| plain.remove(key(n)).unwrap());
+    put(&plain, 50..60, "new");
+    plain.flush().unwrap();
+    db.persist(PersistMode::SyncAll).unwrap();
+    copy_missing(&p.path("live"), &p.path("before"));
+    plain.major_compact().unwrap();
+    put(&plain, 60..70, "log");
+    copy_database(&p, &db);
+    let tables = || {
+        std::fs::read_dir(p.path("d"))
+            .unwrap()
+            .filter(|e| e.as_ref().unwrap().path().extension().is_some_and(|e| e == "sst"))
+            .count()
+    };
+    assert_eq!(tables(), 1);
+    for entry in std::fs::read_dir(p.path("before")).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.extension().is_none_or(|extension| extension != "sst") {
+            std::fs::remove_file(entry).unwrap();
+        }
+    }
+    copy_missing(&p.path("before"), &p.path("d"));
+    assert_eq!(tables(), 3);
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, recovered) = repair(&p, "out");
+    assert_eq!(recovered["plain"], expected(&[(50..60, "new"), (60..70, "log"), (70..100, "old")]), "{report}");
+    assert!(notes(&report).contains("not used: the table was removed, or a compaction has replaced it"), "{report}");
+    // Without the compacted table, its inputs are all there is.
+    let compacted = std::fs::read_dir(p.path("d")).unwrap().map(|e| e.unwrap().path());
+    let compacted = compacted.filter(|path| path.extension().is_some_and(|e| e == "sst")).max().unwrap();
+    std::fs::write(compacted, "damaged").unwrap();
+    let (report, recovered) = repair(&p, "inputs");
+    assert_eq!(recovered["plain"].len(), 50, "{report}");
+}
+
+/// A dropped partition whose tables are still on disk came back; if a new one had its name, the new one was renamed.
+#[test]
+fn dropped_partitions_do_not_come_back() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    for name in ["again", "gone", "kept"] {
+        let partition = partition(&db, name);
+        put(&partition, 0..50, "first");
+        partition.flush().unwrap();
+    }
+    db.persist(PersistMode::SyncAll).unwrap();
+    copy_missing(&p.path("live"), &p.path("before"));
+    for name in ["again", "gone"] {
+        db.delete_partition_by_name(name).unwrap();
+    }
+    let again = partition(&db, "again");
+    put(&again, 10..20, "second");
+    again.flush().unwrap();
+    copy_database(&p, &db);
+    copy_missing(&p.path("before"), &p.path("d"));
+    let manifest = std::fs::read(p.path("d/MANIFEST")).unwrap();
+    let mut damaged = manifest;
+    // The first record. Those of this session are behind it.
+    damaged[100] ^= 1;
+    std::fs::write(p.path("d/MANIFEST"), damaged).unwrap();
+    let (report, recovered) = repair(&p, "out");
+    let all =
+        [("again".to_owned(), expected(&[(10..20, "second")])), ("kept".to_owned(), expected(&[(0..50, "first")]))];
+    assert_eq!(recovered, all.clone().into(), "{report}");
+    assert!(notes(&report).contains("not used: its partition was dropped"), "{report}");
+    // Without the manifest nothing tells that "gone" was dropped, but "again" is the new one.
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, recovered) = repair(&p, "none");
+    assert_eq!((&recovered["again"], &recovered["kept"]), (&all[0].1, &all[1].1), "{report}");
+    assert!(!recovered.keys().any(|name| name.starts_with("again") && name != "again"), "{report}");
+}
