@@ -152,6 +152,11 @@ fn merge_runs(mut runs: Vec<(u32, u32)>) -> (Vec<(u32, u32)>, bool) {
         }
         out.push((first, len));
     }
+    debug_assert!(out.iter().all(|(_, len)| *len > 0), "a run has at least one ordinal");
+    debug_assert!(
+        out.windows(2).all(|pair| u64::from(pair[0].0) + u64::from(pair[0].1) < u64::from(pair[1].0)),
+        "runs are ascending and not adjacent"
+    );
     (out, shared)
 }
 

@@ -74,6 +74,7 @@ pub(crate) fn fence_range(fences: &[u8], wanted: u64) -> (usize, usize) {
 /// Number of fences for which `near` is true. They precede all others. There must be at least one fence.
 #[inline]
 fn fences_before(fences: &[u8], near: impl Fn(u64) -> bool) -> usize {
+    debug_assert!(fences.len() >= FENCE_LEN, "there is at least one fence");
     let (mut base, mut size) = (0, fences.len() / FENCE_LEN);
     let is_near = |i| fence_at(fences, i).is_some_and(&near);
     while size > 1 {

@@ -192,6 +192,9 @@ impl CacheShard {
         let stats = &mut self.stats[kind_index(kind)];
         stats.blocks += 1;
         stats.bytes += charge;
+        if cfg!(debug_assertions) {
+            self.check_invariants();
+        }
         true
     }
 
@@ -245,6 +248,9 @@ impl CacheShard {
             let entry = self.map.remove(&HashedCacheKey(key)).expect("found above");
             self.subtract_stats(&entry);
             self.stats[kind_index(entry.kind)].evicted += 1;
+            if cfg!(debug_assertions) {
+                self.check_invariants();
+            }
             return Some((entry.block.retire(), charge));
         }
     }
@@ -284,11 +290,26 @@ impl CacheShard {
             evicted.pinned_bytes += if entry.queue == CacheQueue::Pinned { entry.charge } else { 0 };
             evicted.blocks.push(entry.block.retire());
         }
+        if cfg!(debug_assertions) {
+            self.check_invariants();
+        }
         evicted
     }
 
     pub(crate) fn stats(&self, kind: BlockKind) -> BlockKindStats {
         self.stats[kind_index(kind)]
+    }
+
+    /// Panics if the sums contradict each other. Called after each change; [`check`](CacheShard::check) also looks at
+    /// the blocks.
+    fn check_invariants(&self) {
+        let queued = self.probation.len() + self.main.len();
+        assert!(queued <= self.map.len(), "every key in a queue is in the map");
+        assert!(self.pinned_bytes > 0 || queued == self.map.len(), "a block that is not pinned is in a queue");
+        assert_eq!(self.stats.iter().map(|kind| kind.blocks).sum::<u64>(), self.map.len() as u64);
+        let bytes = self.probation_bytes + self.main_bytes + self.pinned_bytes;
+        assert_eq!(self.stats.iter().map(|kind| kind.bytes).sum::<u64>(), bytes);
+        assert!(self.ghost_set.len() <= self.ghosts.len(), "every ghost is in the queue of ghosts");
     }
 
     /// Panics if the queues, the map and the sums are inconsistent. Returns the bytes of all blocks and of the pinned

@@ -178,6 +178,7 @@ impl SnapshotList {
                 Err(at) => held.scopes.insert(at, (scope, 1)),
             },
         }
+        debug_assert!(held.scopes.is_sorted_by_key(|(scope, _)| *scope), "scopes are in ascending order");
         SnapshotGuard { scope, list: Arc::clone(self) }
     }
 
@@ -191,6 +192,7 @@ impl SnapshotList {
         let mut list: Vec<SeqNo> = held.of(partition).map(|(scope, _)| scope.moment.seqno).collect();
         list.push(self.visible.get());
         list.dedup();
+        debug_assert!(list.is_sorted(), "no reader is registered above the last visible sequence number");
         list
     }
 

@@ -198,6 +198,8 @@ impl RangeTombstones {
         snapshots: &[SeqNo],
         order: &KeyOrder,
     ) -> RangeTombstones {
+        debug_assert!(seqno > self.largest_seqno, "a range delete is newer than all others");
+        debug_assert!(snapshots.is_sorted(), "snapshots are in ascending order");
         let added = RangeTombstone { range, seqnos: Arc::new([seqno]) };
         let first = |chunk: &Arc<Chunk>| chunk.fragments[0].range.start.clone();
         let from = self.chunks.partition_point(|chunk| first(chunk).cmp(&added.range.start, order).is_le());
@@ -284,7 +286,20 @@ impl RangeTombstones {
             set.first_prefixes.splice(chunks.clone(), prefixes);
         }
         set.chunks.splice(chunks, new);
+        if cfg!(debug_assertions) {
+            set.check_invariants(order);
+        }
         set
+    }
+
+    /// Panics if the sums differ from the chunks. It looks at the chunks, not at their fragments, because a set is
+    /// changed often.
+    fn check_invariants(&self, order: &KeyOrder) {
+        assert!(self.chunks.iter().all(|chunk| !chunk.fragments.is_empty()), "a chunk has at least one fragment");
+        assert_eq!(self.len, self.chunks.iter().map(|chunk| chunk.fragments.len()).sum::<usize>());
+        assert_eq!(self.bytes, self.chunks.iter().map(|chunk| chunk.bytes).sum::<u64>());
+        assert_eq!(self.first_prefixes.len(), if order.is_bytewise() { self.chunks.len() } else { 0 });
+        assert!(self.first_prefixes.is_sorted(), "chunks are in key order");
     }
 }
 

@@ -268,6 +268,24 @@ impl BlobMap {
         }
     }
 
+    /// Panics if the references differ from those of `used`, which are those of all tables, or if a logical file is not
+    /// in exactly one blob file.
+    pub(crate) fn check_invariants<'a>(&self, used: impl IntoIterator<Item = &'a TableBlobUsage>) {
+        let sections: usize = self.files.values().map(|handle| handle.meta().sections.len()).sum();
+        assert_eq!(sections, self.locations.len(), "each logical file is in exactly one blob file");
+        let mut references: BTreeMap<FileNumber, (u64, u64)> = BTreeMap::new();
+        for uses in used {
+            let (count, bytes) = references.entry(uses.logical_file).or_default();
+            (*count, *bytes) = (count.saturating_add(uses.count), bytes.saturating_add(uses.bytes));
+        }
+        for (logical, place) in &self.locations {
+            let wanted = references.remove(logical).unwrap_or_default();
+            assert_eq!((place.count, place.bytes), wanted, "references to blob file {}", logical.0);
+            assert!(self.files.contains_key(&place.handle.meta().number), "the version has the file of each value");
+        }
+        assert!(references.is_empty(), "tables point to blob files of their version only");
+    }
+
     /// The blob file that has the values of a logical file.
     pub(crate) fn handle(&self, logical: FileNumber) -> Option<&Arc<BlobHandle>> {
         self.locations.get(&logical).map(|place| &place.handle)

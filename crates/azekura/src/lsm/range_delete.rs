@@ -196,6 +196,7 @@ fn has_drop_reason(version: &Version<TableHandle>) -> bool {
 /// The tables whose every entry is covered for every reader. `snapshots` are ascending; the last one is the last
 /// visible sequence number.
 fn covered_tables<T: HasTableMeta>(version: &Version<T>, snapshots: &[SeqNo], order: &KeyOrder) -> Vec<Arc<T>> {
+    debug_assert!(!snapshots.is_empty() && snapshots.is_sorted(), "the last one is the last visible sequence number");
     let set = version.range_tombstones();
     let stripe = |seqno: SeqNo| snapshots.partition_point(|&snapshot| snapshot < seqno);
     let is_covered = |meta: &TableMeta| {

@@ -377,11 +377,29 @@ impl<T: HasTableMeta> Version<T> {
             levels[0].insert(0, sorted_run(change.flushed, order));
         }
         let levels: Vec<Level<T>> = levels.into_iter().map(Level::new).collect();
-        let is_sorted = |run: &Arc<SortedRun<T>>| {
-            run.tables().windows(2).all(|pair| disjoint(pair[0].meta(), pair[1].meta(), order))
-        };
-        debug_assert!(levels.iter().flat_map(|level| &level.runs).all(is_sorted));
-        Version { levels, blobs, range_tombstones }
+        let version = Version { levels, blobs, range_tombstones };
+        if cfg!(debug_assertions) {
+            version.check_invariants(order);
+        }
+        version
+    }
+
+    /// Panics if the runs, the tables and the blob files contradict each other.
+    fn check_invariants(&self, order: &KeyOrder) {
+        assert_eq!(self.levels.len(), NUM_LEVELS);
+        assert!(self.levels[1..].iter().all(|level| level.runs.len() <= 1), "a level below level 0 is one run");
+        let mut numbers = HashSet::new();
+        for run in self.runs() {
+            assert!(!run.tables().is_empty(), "a run has at least one table");
+            for pair in run.tables().windows(2) {
+                assert!(disjoint(pair[0].meta(), pair[1].meta(), order), "no user key is in two tables of a run");
+            }
+            for meta in run.tables().iter().map(|table| table.meta()) {
+                assert!(numbers.insert(meta.number), "table {} is in the version twice", meta.number.0);
+                assert!(meta.smallest_seqno <= meta.largest_seqno && meta.tombstones <= meta.entries, "{meta:?}");
+            }
+        }
+        self.blobs.check_invariants(self.tables().flat_map(|(_, table)| &table.meta().blob_usage));
     }
 
     fn blobs_with(&self, change: &VersionChange<T>) -> Arc<BlobMap> {

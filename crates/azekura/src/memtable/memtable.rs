@@ -13,7 +13,7 @@ use crate::iter::InternalIter;
 use crate::iter::range_filter::{SkippingIter, seek_before, seek_behind};
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
-use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, Ordering, SCHEDULE_EXPLORATION};
+use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION};
 use crate::mem::epoch::{EpochCell, Pin};
 use crate::memtable::hash_index::{HashIndexWriter, HashLookup, MemtableHashIndex};
 use crate::memtable::record::{MemtableRecords, record_len};
@@ -119,12 +119,13 @@ impl Memtable {
         }
     }
 
-    /// Charges the bytes that were allocated since the last call. The caller holds the lock `writer`.
+    /// Charges the bytes that were allocated since the last call.
     #[inline]
-    fn charge(&self) {
+    fn charge(&self, _lock: &MutexGuard<'_, MemtableWriter>) {
         let range_deletes = self.write_state.range_tombstone_bytes.load(Ordering::Relaxed);
         let bytes = self.records.arena().bytes() + self.tree.bytes() + self.hashes.bytes() + range_deletes;
         let charged = self.write_state.charged.load(Ordering::Relaxed);
+        debug_assert!(bytes >= charged, "the bytes of a memtable never decrease");
         if bytes != charged {
             self.write_state.charged.store(bytes, Ordering::Relaxed);
             self.memory.grow(bytes.saturating_sub(charged));
@@ -142,7 +143,7 @@ impl Memtable {
         let mut writer =
             self.write_state.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
         let inserted = self.insert_as(&mut writer, entry);
-        self.charge(); // includes the allocations of a failed insertion
+        self.charge(&writer); // includes the allocations of a failed insertion
         inserted
     }
 
@@ -202,6 +203,11 @@ impl Memtable {
         let writer =
             self.write_state.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
         let old = self.range_tombstones.load_arc();
+        debug_assert!(snapshots.is_sorted(), "snapshots are in ascending order");
+        debug_assert!(
+            seqno.0 > self.write_state.highest.load(Ordering::Relaxed) && seqno > old.largest_seqno(),
+            "a range delete is newer than everything before it"
+        );
         let new = old.with_range_delete(range, seqno, snapshots, self.records.order());
         let MemtableWriteState { lowest_range_delete: lowest, highest_range_delete: highest, .. } = &self.write_state;
         if !self.has_range_deletes() {
@@ -213,7 +219,7 @@ impl Memtable {
         self.write_state.range_tombstone_bytes.store(bytes, Ordering::Relaxed);
         self.range_tombstones.store(Arc::new(new));
         self.has_range_deletes.store(true, Ordering::Release);
-        self.charge();
+        self.charge(&writer);
         drop(writer);
         Ok(())
     }

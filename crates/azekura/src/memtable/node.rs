@@ -345,6 +345,8 @@ impl MemtableLeaf {
     /// one of them is present twice. Calls `after_each` after each store.
     #[inline]
     fn insert_ref(&self, at: usize, record: u32, shape: MemtableNodeShape, mut after_each: impl FnMut()) {
+        debug_assert!(shape.count < LEAF_CAP, "a full leaf is split first");
+        debug_assert!(at <= shape.count, "entries of a leaf are adjacent");
         let last = if at < shape.count { self.refs[shape.count - 1].load(Ordering::Relaxed) } else { record };
         self.refs[shape.count].store(last, Ordering::Release);
         after_each();
@@ -443,6 +445,8 @@ impl MemtableInnerNode {
 
     /// Inserts a link at index `at`, which is at least 1. The node must not be full.
     pub(crate) fn insert(&self, at: usize, (separator, child): (u32, u32), records: &MemtableRecords) {
+        debug_assert!(at >= Self::FIRST && at <= self.header.shape().count, "the first link has no separator");
+        debug_assert!(self.header.shape().count < self.links.len(), "a full node is split first");
         self.header.begin_write();
         let shape = self.insert_prefix(at, records.get_by_bits(separator).user_key(), records);
         let link = u64::from(separator) << 32 | u64::from(child);
