@@ -95,9 +95,9 @@ impl SuperVersionCell {
     }
 }
 
-/// In builds for tests: waits for the calls that may read a replaced super version. Otherwise a test that expects a file
-/// to be removed could fail because a thread of another test is pinned and does not run. Gives up when only iterators
-/// hold the super version, or after some time, because a call may wait for the calling thread.
+/// In builds for tests: waits for the calls that may read a replaced super version. Otherwise a test that expects a
+/// file to be removed could fail because a thread of another test is pinned and does not run. Gives up when only
+/// iterators hold the super version, or after some time, because a call may wait for the calling thread.
 #[cfg(any(test, feature = "testing"))]
 fn wait_until_dropped(old: &std::sync::Weak<SuperVersion>) {
     use crate::vfs::env::{Env, SystemEnv};

@@ -25,24 +25,32 @@ fn count(bytes: i64) {
 
 // SAFETY: every call is passed on to the system allocator, unchanged.
 unsafe impl GlobalAlloc for CountingAllocator {
+    /// # Safety
+    /// As the same function of [`GlobalAlloc`].
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { System.alloc(layout) }
     }
 
+    /// # Safety
+    /// As the same function of [`GlobalAlloc`].
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { System.alloc_zeroed(layout) }
     }
 
+    /// # Safety
+    /// As the same function of [`GlobalAlloc`].
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         count(new_size as i64 - layout.size() as i64);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { System.realloc(start, layout, new_size) }
     }
 
+    /// # Safety
+    /// As the same function of [`GlobalAlloc`].
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         count(-(layout.size() as i64));
         // SAFETY: the caller keeps the contract of this function.

@@ -48,10 +48,11 @@ pub struct Savepoint {
 /// [`Database::transact`](crate::Database::transact) repeats a transaction until it succeeds.
 ///
 /// `Send`, and without lifetimes. While it exists, the versions that it can read are kept in memory and on disk, and
-/// the database stays open. Its memory is limited: the keys and bounds that it has read, and its writes, take at most half
-/// the memory budget, and 128 KiB more for each partition. A write takes about three times its size and 70 bytes. A call
-/// that would exceed the limit returns `Invalid`, and the transaction stays as it was. Iterators that have little memory
-/// left for the keys that they have read count as having read all of their bounds, which may cause more conflicts.
+/// the database stays open. Its memory is limited: the keys and bounds that it has read, and its writes, take at most
+/// half the memory budget, and 128 KiB more for each partition. A write takes up to four times its size and 100 bytes.
+/// A call that would exceed the limit returns `Invalid`, and the transaction stays as it was. Iterators that have
+/// little memory left for the keys that they have read count as having read all of their bounds, which may cause more
+/// conflicts.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {

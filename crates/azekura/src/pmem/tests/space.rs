@@ -52,7 +52,7 @@ fn few_large_stale_versions_are_found() {
     put_small(&mut fixture, 1);
     let snapshot = fixture.snapshots.register();
     put_small(&mut fixture, 2);
-    for n in 0..55u8 {
+    for n in 0..58u8 {
         fixture.apply(&PoolOp::Put(vec![n; 5], vec![n; 1 << 20])).unwrap();
     }
     fixture.tree.forget_versions().unwrap();

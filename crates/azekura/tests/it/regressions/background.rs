@@ -217,7 +217,7 @@ fn check_action_at(at: &'static str, what: &'static str, deed: ListenerAction, w
         let made = trigger_events(at, &db, &faults);
         if let Err(error) = made {
             let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io, ErrorKind::Invalid];
-            assert!(kinds.contains(&error.kind()), "{what} at {at}: {error}");
+            assert!(kinds.contains(&error.kind()), "{what} at {at}: {:?}: {error}", error.kind());
         }
         if at == "closed" {
             drop(db.close());
@@ -231,7 +231,7 @@ fn check_action_at(at: &'static str, what: &'static str, deed: ListenerAction, w
         drop(doer.db.lock().unwrap().take());
         if let Some(Err(error)) = &*doer.result.lock().unwrap() {
             let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io];
-            assert!(kinds.contains(&error.kind()), "{what} at {at}: {error}");
+            assert!(kinds.contains(&error.kind()), "{what} at {at}: {:?}: {error}", error.kind());
         }
         // The lock is released, possibly a little later: the listener has dropped the last handle.
         wait_until("the directory is unlocked", || manual_config(machine.clone()).workers(0).open().is_ok());
