@@ -43,24 +43,28 @@ const DEAD_KEYS_MIN: u64 = if cfg!(test) { 3 } else { 16 };
 /// A scan looks for a known range at the first of this many deleted keys.
 const LOOKUP_INTERVAL: u64 = if cfg!(test) { 2 } else { 16 };
 
-/// The dead ranges of one tree. Thread safe: the lock is held for comparisons of keys only.
+/// An insertion or a scan that has computed a new state tries this often to set it, while other threads change it.
+const UPDATE_ATTEMPTS_MAX: usize = 64;
+
+/// The dead ranges of one tree. Thread safe. Keys are compared without the lock, because a comparator may scan its own
+/// partition: a thread takes the state, computes a new one, and sets it if no other thread has changed it meanwhile.
 #[derive(Default)]
 pub(crate) struct DeadRanges {
     /// Whether there are ranges or watches. If not, neither insertions nor scans take the lock.
     in_use: AtomicBool,
     generation: AtomicU64,
-    state: Mutex<DeadRangeState>,
+    state: Mutex<Arc<DeadRangeState>>,
+    /// Number of lookups and watches until now.
+    clock: AtomicU64,
     /// Number of deleted keys that scans have passed since insertions went to another memtable.
     passed_keys: AtomicU64,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct DeadRangeState {
     /// Disjoint and ascending.
-    ranges: Vec<DeadRange>,
+    ranges: Vec<Arc<DeadRange>>,
     watches: Vec<DeadRangeWatch>,
-    /// Number of lookups and watches until now.
-    clock: u64,
 }
 
 struct DeadRange {
@@ -68,9 +72,11 @@ struct DeadRange {
     from: SeqNo,
     /// Readers with an earlier time may see a key. 0 if no key has expired.
     from_ms: u64,
-    last_used: u64,
+    /// The number of the last lookup that found it.
+    last_used: AtomicU64,
 }
 
+#[derive(Clone)]
 struct DeadRangeWatch {
     id: u64,
     range: KeyRange,
@@ -87,27 +93,28 @@ impl DeadRanges {
         }
     }
 
+    /// Sets the state that `change` returns for the current one. `change` compares keys, and is called again if another
+    /// thread has changed the state meanwhile; `None` changes nothing.
+    fn update(&self, change: impl Fn(&DeadRangeState) -> Option<DeadRangeState>) {
+        for _ in 0..UPDATE_ATTEMPTS_MAX {
+            let seen = Arc::clone(&lock(&self.state));
+            let Some(new) = change(&seen) else { return };
+            let mut state = lock(&self.state);
+            if Arc::ptr_eq(&seen, &state) {
+                return self.set(&mut state, new);
+            }
+        }
+        self.set(&mut lock(&self.state), DeadRangeState::default()); // to know nothing is correct
+    }
+
+    fn set(&self, state: &mut Arc<DeadRangeState>, new: DeadRangeState) {
+        self.in_use.store(new.is_in_use(), Ordering::Relaxed);
+        *state = Arc::new(new);
+    }
+
     #[cold]
     fn exclude(&self, key: &[u8], order: &KeyOrder) {
-        let mut state = lock(&self.state);
-        for watch in &mut state.watches {
-            if watch.range.contains(key, order) {
-                match watch.direction {
-                    MergeDirection::Forward => watch.range.end = KeyBoundary::Before(key.into()),
-                    MergeDirection::Backward => watch.range.start = KeyBoundary::After(key.into()),
-                }
-            }
-        }
-        let at = state.ranges.partition_point(|dead| dead.range.end.cmp_key(key, order).is_lt());
-        if state.ranges.get(at).is_some_and(|dead| dead.range.contains(key, order)) {
-            let DeadRange { range: KeyRange { start, end }, from, from_ms, last_used } = state.ranges.remove(at);
-            let key: Arc<[u8]> = key.into();
-            let parts = [(KeyBoundary::After(Arc::clone(&key)), end), (start, KeyBoundary::Before(key))];
-            for (start, end) in parts {
-                state.insert(at, DeadRange { range: KeyRange { start, end }, from, from_ms, last_used }, order);
-            }
-        }
-        self.in_use.store(state.is_in_use(), Ordering::Relaxed);
+        self.update(|state| state.without(key, order));
     }
 
     /// Tells that the first record was inserted into the active memtable, before
@@ -126,9 +133,7 @@ impl DeadRanges {
     /// Tells that tables were ingested, which the current super version has, and whose entries are not visible yet.
     pub(crate) fn note_ingest(&self) {
         self.generation.fetch_add(1, Ordering::SeqCst);
-        let mut state = lock(&self.state);
-        (state.ranges, state.watches) = (Vec::new(), Vec::new());
-        self.in_use.store(false, Ordering::Relaxed);
+        self.set(&mut lock(&self.state), DeadRangeState::default());
     }
 
     /// The dead range that contains `key`, for a reader at `at` and the time `now_ms`, and whether a key in it has
@@ -137,16 +142,18 @@ impl DeadRanges {
         if !self.in_use.load(Ordering::Acquire) {
             return None;
         }
-        let mut state = lock(&self.state);
+        let state = Arc::clone(&lock(&self.state));
         let found = state.ranges.partition_point(|dead| dead.range.end.cmp_key(key, order).is_lt());
-        state.clock += 1;
-        let clock = state.clock;
-        let dead = state.ranges.get_mut(found)?;
+        let dead = state.ranges.get(found)?;
         if dead.from > at || dead.from_ms > now_ms || !dead.range.contains(key, order) {
             return None;
         }
-        dead.last_used = clock;
+        dead.last_used.store(self.tick(), Ordering::Relaxed);
         Some((dead.range.clone(), dead.from_ms > 0))
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Registers a watch; `None` if there are too many, or if the super version of the caller is not the current one.
@@ -155,10 +162,10 @@ impl DeadRanges {
         if state.watches.len() >= WATCHES_MAX || range.start.key().len().max(range.end.key().len()) > KEY_LEN_MAX {
             return None;
         }
-        state.clock += 1;
-        let id = state.clock;
-        state.watches.push(DeadRangeWatch { id, range, direction });
-        self.in_use.store(true, Ordering::Relaxed);
+        let id = self.tick();
+        let mut new = DeadRangeState::clone(&state);
+        new.watches.push(DeadRangeWatch { id, range, direction });
+        self.set(&mut state, new);
         drop(state);
         fence(Ordering::SeqCst);
         if self.generation.load(Ordering::SeqCst) != generation {
@@ -169,15 +176,16 @@ impl DeadRanges {
     }
 
     /// Removes a watch, and adds the part of its range that `learned` returns.
-    fn unwatch(&self, id: u64, learned: impl FnOnce(KeyRange) -> Option<(KeyRange, (SeqNo, u64), KeyOrder)>) {
-        let mut state = lock(&self.state);
-        if let Some(at) = state.watches.iter().position(|watch| watch.id == id) {
-            let watch = state.watches.remove(at);
+    fn unwatch(&self, id: u64, learned: impl Fn(KeyRange) -> Option<(KeyRange, (SeqNo, u64), KeyOrder)>) {
+        self.update(|state| {
+            let at = state.watches.iter().position(|watch| watch.id == id)?;
+            let mut new = state.clone();
+            let watch = new.watches.remove(at);
             if let Some((range, from, order)) = learned(watch.range) {
-                state.add(range, from, &order);
+                new.add(range, from, self.tick(), &order);
             }
-        }
-        self.in_use.store(state.is_in_use(), Ordering::Relaxed);
+            Some(new)
+        });
     }
 }
 
@@ -186,8 +194,38 @@ impl DeadRangeState {
         !self.ranges.is_empty() || !self.watches.is_empty()
     }
 
+    /// The state after the insertion of `key`; `None` if that changes nothing.
+    fn without(&self, key: &[u8], order: &KeyOrder) -> Option<DeadRangeState> {
+        let watched: Vec<usize> =
+            (0..self.watches.len()).filter(|&at| self.watches[at].range.contains(key, order)).collect();
+        let at = self.ranges.partition_point(|dead| dead.range.end.cmp_key(key, order).is_lt());
+        let dead = self.ranges.get(at).filter(|dead| dead.range.contains(key, order));
+        if watched.is_empty() && dead.is_none() {
+            return None;
+        }
+        let (mut new, key) = (self.clone(), Arc::<[u8]>::from(key));
+        for at in watched {
+            let watch = &mut new.watches[at];
+            match watch.direction {
+                MergeDirection::Forward => watch.range.end = KeyBoundary::Before(Arc::clone(&key)),
+                MergeDirection::Backward => watch.range.start = KeyBoundary::After(Arc::clone(&key)),
+            }
+        }
+        if let Some(dead) = dead {
+            let KeyRange { start, end } = dead.range.clone();
+            new.ranges.remove(at);
+            let parts = [(KeyBoundary::After(Arc::clone(&key)), end), (start, KeyBoundary::Before(key))];
+            for (start, end) in parts {
+                let last_used = AtomicU64::new(dead.last_used.load(Ordering::Relaxed));
+                let range = KeyRange { start, end };
+                new.insert(at, DeadRange { range, from: dead.from, from_ms: dead.from_ms, last_used }, order);
+            }
+        }
+        Some(new)
+    }
+
     /// Adds a range, joined with those that overlap or touch it.
-    fn add(&mut self, mut range: KeyRange, (mut from, mut from_ms): (SeqNo, u64), order: &KeyOrder) {
+    fn add(&mut self, mut range: KeyRange, (mut from, mut from_ms): (SeqNo, u64), clock: u64, order: &KeyOrder) {
         if range.is_empty(order) {
             return;
         }
@@ -195,16 +233,14 @@ impl DeadRangeState {
         let end = self.ranges.partition_point(|dead| dead.range.start.cmp(&range.end, order).is_le());
         for dead in self.ranges.drain(first..end.max(first)) {
             if dead.range.start.cmp(&range.start, order).is_lt() {
-                range.start = dead.range.start;
+                range.start = dead.range.start.clone();
             }
             if dead.range.end.cmp(&range.end, order).is_gt() {
-                range.end = dead.range.end;
+                range.end = dead.range.end.clone();
             }
             (from, from_ms) = (from.max(dead.from), from_ms.max(dead.from_ms));
         }
-        self.clock += 1;
-        let last_used = self.clock;
-        self.insert(first, DeadRange { range, from, from_ms, last_used }, order);
+        self.insert(first, DeadRange { range, from, from_ms, last_used: AtomicU64::new(clock) }, order);
     }
 
     fn insert(&mut self, at: usize, dead: DeadRange, order: &KeyOrder) {
@@ -212,9 +248,10 @@ impl DeadRangeState {
         if is_long || dead.range.is_empty(order) {
             return;
         }
-        self.ranges.insert(at, dead);
+        self.ranges.insert(at, Arc::new(dead));
         if self.ranges.len() > RANGES_MAX {
-            let oldest = (0..self.ranges.len()).min_by_key(|&at| self.ranges[at].last_used);
+            let last_used = |&at: &usize| self.ranges[at].last_used.load(Ordering::Relaxed);
+            let oldest = (0..self.ranges.len()).min_by_key(last_used);
             oldest.map(|at| self.ranges.remove(at));
         }
     }
@@ -362,16 +399,17 @@ impl DeadKeyWalk {
     /// Tells that the scan has passed all keys before `far`, in its direction, and found none that is visible, or
     /// newer.
     pub(crate) fn finish(&mut self, far: KeyBoundary) {
-        let Some(watch) = self.watch.take() else { return };
+        let Some(watch) = self.watch else { return };
         let (order, from) = (&self.order, (self.from, self.from_ms));
         self.view.ranges.unwatch(watch, |mut range| {
             match self.direction {
-                MergeDirection::Forward if far.cmp(&range.end, order).is_lt() => range.end = far,
-                MergeDirection::Backward if far.cmp(&range.start, order).is_gt() => range.start = far,
+                MergeDirection::Forward if far.cmp(&range.end, order).is_lt() => range.end = far.clone(),
+                MergeDirection::Backward if far.cmp(&range.start, order).is_gt() => range.start = far.clone(),
                 _ => {}
             }
             Some((range, from, order.clone()))
         });
+        self.watch = None; // after a panic of the comparator the watch is canceled
     }
 
     /// As [`finish`](DeadKeyWalk::finish), at the bound of the scan in its direction.
@@ -492,7 +530,11 @@ mod tests {
         for n in 0..100u8 {
             let range =
                 KeyRange { start: KeyBoundary::Before([n, 0][..].into()), end: KeyBoundary::Before([n, 9][..].into()) };
-            lock(&ranges.state).add(range, (SeqNo(1), 0), &order);
+            ranges.update(|state| {
+                let mut new = state.clone();
+                new.add(range.clone(), (SeqNo(1), 0), 1, &order);
+                Some(new)
+            });
         }
         assert_eq!(lock(&ranges.state).ranges.len(), RANGES_MAX);
         let all = || KeyRange { start: KeyBoundary::Min, end: KeyBoundary::Max };
