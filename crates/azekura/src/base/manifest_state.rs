@@ -230,6 +230,66 @@ impl ManifestState {
         }
     }
 
+    /// Checks that these edits can be applied one after the other. Changes nothing.
+    ///
+    /// # Errors
+    /// `Corruption` if an edit contradicts the state or an earlier edit.
+    pub(crate) fn check_all(&self, edits: &[VersionEdit]) -> Result<()> {
+        let mut changed = self.part_named_by(edits);
+        edits.iter().try_for_each(|edit| changed.apply(edit))
+    }
+
+    /// The part of the state that decides whether the edits can be applied: the partitions that they name, each only
+    /// with the tables and blob files that they name.
+    fn part_named_by(&self, edits: &[VersionEdit]) -> ManifestState {
+        let mut part = ManifestState::default();
+        for edit in edits {
+            let (id, table, blob_file) = match edit {
+                VersionEdit::PartitionCreated(meta) => (&meta.id, None, None),
+                VersionEdit::TableAdded { partition, table, .. } | VersionEdit::TableSpilled { partition, table } => {
+                    (partition, Some(&table.number), None)
+                }
+                VersionEdit::TableRemoved { partition, table }
+                | VersionEdit::TableMoved { partition, table, .. }
+                | VersionEdit::RangeDeletesApplied { partition, table, .. }
+                | VersionEdit::TableExpiry { partition, table, .. } => (partition, Some(table), None),
+                VersionEdit::BlobFileAdded { partition, file } => (partition, None, Some(&file.number)),
+                VersionEdit::BlobFileRemoved { partition, file } => (partition, None, Some(file)),
+                VersionEdit::PartitionDropped { partition }
+                | VersionEdit::PartitionSettings { partition, .. }
+                | VersionEdit::Flushed { partition, .. }
+                | VersionEdit::WalDurable { partition, .. }
+                | VersionEdit::RangeTombstones { partition, .. }
+                | VersionEdit::MergeOperator { partition, .. }
+                | VersionEdit::ExpiryUsed { partition }
+                | VersionEdit::PoolFileId { partition, .. } => (partition, None, None),
+                VersionEdit::Database { .. }
+                | VersionEdit::DatabaseSettings { .. }
+                | VersionEdit::NextNumbers { .. }
+                | VersionEdit::WalSegmentAdded { .. }
+                | VersionEdit::WalSegmentRemoved { .. }
+                | VersionEdit::AllFlushed { .. }
+                | VersionEdit::WalEnd { .. } => continue,
+            };
+            let Some(known) = self.partitions.get(id) else { continue };
+            let named = part.partitions.entry(*id).or_insert_with(|| PartitionManifestState {
+                merge_operator: known.merge_operator.clone(),
+                ..PartitionManifestState::new(known.meta.clone())
+            });
+            if let Some(number) = table {
+                named.tables.extend(known.tables.get(number).map(|table| (*number, table.clone())));
+                named.spilled.extend(known.spilled.get(number).map(|table| (*number, table.clone())));
+            }
+            if let Some(number) = blob_file {
+                named.blob_files.extend(known.blob_files.get(number).map(|file| (*number, file.clone())));
+            }
+            if matches!(edit, VersionEdit::RangeTombstones { .. }) {
+                named.range_tombstones.clone_from(&known.range_tombstones);
+            }
+        }
+        part
+    }
+
     /// Applies an edit that was checked.
     pub(crate) fn apply(&mut self, edit: &VersionEdit) -> Result<()> {
         self.check(edit)?;

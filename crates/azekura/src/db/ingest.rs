@@ -84,7 +84,10 @@ impl Partition {
     /// [`PersistMode::SyncAll`](crate::PersistMode), together with all commits before them. Until then none is
     /// visible, and after an error or a crash there is either none or all of them. Snapshots and iterators that exist
     /// already never see them. At the end, other commits wait for two syncs of small writes. If memtables have keys
-    /// in the range of the entries, they are flushed first.
+    /// in the range of the entries, they are flushed first. Without entries, the commits before the call are synced.
+    ///
+    /// A [default time to live](crate::PartitionCreateOptions::default_ttl) counts from the beginning of the call or of
+    /// the [`Ingest`], and in a pool from the call that adds the entry.
     ///
     /// `entries` may use the database while it is iterated. A pool takes the entries as a batch: all of them together
     /// may have at most half the memory budget.
@@ -450,9 +453,6 @@ fn distinct_keys(batch: &Batch, order: &KeyOrder) -> Result<u64> {
 }
 
 fn commit_to_pool(mut batch: Batch) -> Result<()> {
-    if batch.writes().1 == 0 {
-        return Ok(());
-    }
     batch.durability(PersistMode::SyncAll).commit()
 }
 
@@ -477,6 +477,7 @@ impl LsmTarget<'_> {
     /// Runs `write` as work, while the database and the partition are open.
     fn work<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
         let inner = self.inner;
+        inner.check_outside()?;
         let _work = inner.begin_work()?;
         inner.writer()?;
         self.partition.tree()?;
@@ -521,8 +522,10 @@ impl LsmTarget<'_> {
 
     /// Finishes the tables and adds them to the partition.
     fn commit(&mut self, entries: u64, user_bytes: u64) -> Result<()> {
+        self.inner.check_outside()?;
         let Some(writer) = self.writer.take() else {
-            return self.inner.writer().and(self.partition.tree()).map(drop);
+            self.partition.tree()?;
+            return self.inner.persist(PersistMode::SyncAll); // no entries: the commits before them
         };
         let outputs = self.work(|| writer.finish())?;
         let report = self.install(outputs)?;
@@ -536,7 +539,6 @@ impl LsmTarget<'_> {
             tables: report.tables,
             bytes: report.bytes_written,
         });
-        self.inner.update_write_stalls();
         self.inner.work_available.notify_all();
         Ok(())
     }
@@ -546,12 +548,8 @@ impl LsmTarget<'_> {
     fn install(&self, outputs: IngestOutputs) -> Result<TaskReport> {
         let inner = self.inner;
         let writer = inner.writer()?;
-        let first_table = outputs.first_table();
         let mut outputs = Some(outputs);
         let mut flushes = 0;
-        let no_creation = lock(&inner.partition_ddl_lock);
-        let marker = IngestMarker { partition: writer.version_set.use_up_partition_id(), first_table };
-        drop(no_creation);
         loop {
             writer.committer.wait_for_turn_end()?;
             if let Some(outputs) = &outputs
@@ -563,7 +561,7 @@ impl LsmTarget<'_> {
             }
             // The sync while commits wait is then a short one.
             inner.sync_wal_through(inner.last_visible.get())?;
-            if let Some(report) = self.try_install(writer, marker, &mut outputs, flushes == FLUSH_ATTEMPTS)? {
+            if let Some(report) = self.try_install(writer, &mut outputs, flushes == FLUSH_ATTEMPTS)? {
                 return Ok(report);
             }
         }
@@ -573,11 +571,16 @@ impl LsmTarget<'_> {
     fn try_install(
         &self,
         writer: &DbWriter,
-        marker: IngestMarker,
         outputs: &mut Option<IngestOutputs>,
         flush: bool,
     ) -> Result<Option<TaskReport>> {
         let (inner, tree) = (self.inner, self.tree);
+        let Some(first_table) = outputs.as_ref().map(IngestOutputs::first_table) else { return Ok(None) };
+        // Until the edits are written, no partition is created, and `marker` counts as unused. Otherwise a manifest
+        // that ends before the edits could record it as used. Nor is one deleted. Locked before the tree.
+        let _no_creation = lock(&inner.partition_ddl_lock);
+        self.partition.tree()?;
+        let marker = IngestMarker { partition: writer.version_set.next_partition_id(), first_table };
         let _work = inner.begin_work()?;
         let locks = tree.lock_for_ingest();
         let mut flushed = TaskReport::default();
@@ -597,6 +600,7 @@ impl LsmTarget<'_> {
         if !flushed.is_idle() {
             record_task(inner, self.partition, Task::Flush, flushed);
         }
+        inner.update_write_stalls_after([&**self.partition]);
         inner.task_done.notify_all();
         inner.poison.poison_on_failure(installed)
     }
@@ -604,6 +608,9 @@ impl LsmTarget<'_> {
 
 impl Drop for LsmTarget<'_> {
     fn drop(&mut self) {
+        if self.inner.is_forked() {
+            return std::mem::forget(self.writer.take()); // the files and their locks belong to the parent
+        }
         self.writer = None;
         remove_obsolete_files(self.inner);
     }

@@ -487,7 +487,8 @@ impl PartitionCreateOptions {
 
     /// Sets the time to live of records that are written without one: by [`insert`](crate::Partition::insert), in
     /// batches and transactions, by `compare_and_swap` and its relatives, and by ingests. It counts from the write; see
-    /// [`Partition::insert_with_ttl`](crate::Partition::insert_with_ttl). Default: `None`, such records do not expire.
+    /// [`Partition::insert_with_ttl`](crate::Partition::insert_with_ttl) and
+    /// [`Partition::ingest`](crate::Partition::ingest). Default: `None`, such records do not expire.
     /// Changing it does not change existing records. Operands of merges do not expire. Not 0, and less than 2^64 ms.
     ///
     /// ```

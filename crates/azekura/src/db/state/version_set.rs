@@ -82,19 +82,14 @@ impl VersionSet {
         edits.extend(file_id.map(|file_id| VersionEdit::PoolFileId { partition, file_id }));
         edits.extend(merge_operator.map(|name| VersionEdit::MergeOperator { partition, name: name.to_owned() }));
         // One batch: if the manifest contained only the first edit, the partition would exist again after its deletion.
-        let mut new_state = manifest_state.clone();
-        for edit in &edits {
-            new_state.check(edit)?;
-            new_state.apply(edit)?;
-        }
-        self.manifest.append(&edits)?;
-        *manifest_state = new_state;
+        self.append_and_apply(&mut manifest_state, &edits)?;
         Ok(prepared)
     }
 
-    /// Returns a partition id that no partition will have. The caller prevents the creation of partitions meanwhile.
-    pub(crate) fn use_up_partition_id(&self) -> PartitionId {
-        PartitionId(self.next_partition_id.fetch_add(1, Ordering::Relaxed))
+    /// Returns the id that the next partition will have, unless an edit records that it is used up. The caller prevents
+    /// the creation of partitions meanwhile.
+    pub(crate) fn next_partition_id(&self) -> PartitionId {
+        PartitionId(self.next_partition_id.load(Ordering::Relaxed))
     }
 
     /// Writes a batch of edits to the operating system and applies it. The next sync of the manifest or of the WAL
@@ -114,11 +109,16 @@ impl VersionSet {
             {
                 return Err(Error::new(ErrorKind::Closed, format!("partition {} was deleted", partition.0)));
             }
-            manifest_state.check(edit)?;
         }
+        self.append_and_apply(manifest_state, edits)
+    }
+
+    fn append_and_apply(&self, manifest_state: &mut ManifestState, edits: &[VersionEdit]) -> Result<()> {
+        manifest_state.check_all(edits)?;
         self.manifest.append(edits)?;
         // The manifest has edits that the state refuses, so the two differ from now on.
         let applied = edits.iter().try_for_each(|edit| manifest_state.apply(edit));
+        self.next_partition_id.fetch_max(manifest_state.next_partition_id, Ordering::Relaxed);
         applied.map_err(|error| error.with_kind(ErrorKind::Poisoned))
     }
 
@@ -292,5 +292,52 @@ mod tests {
             (manifest_state.partitions.len(), manifest_state.wal_segments.len(), manifest_state.next_partition_id),
             (2, 1, 4)
         );
+    }
+
+    fn version_set_of(edits: &[VersionEdit]) -> VersionSet {
+        let manifest = Manifest::create(Arc::new(MemFs::new()), Path::new("/"), [1; 16], &[]).unwrap();
+        let mut manifest_state = ManifestState { next_partition_id: 9, ..ManifestState::default() };
+        edits.iter().for_each(|edit| manifest_state.apply(edit).unwrap());
+        let (env, unsynced, work) = (Arc::new(TestEnv::new(1)), Arc::default(), Arc::default());
+        VersionSet::new(manifest, manifest_state, Arc::default(), env, unsynced, work)
+    }
+
+    /// Regression: each edit of a batch was checked against the state before the batch. Two edits that contradict each
+    /// other were written, and the next open refused the manifest.
+    #[test]
+    fn contradicting_edits_of_a_batch_are_refused() {
+        let id = PartitionId(1);
+        let meta =
+            PartitionMeta { id, engine: 0, name: "p".to_owned(), comparator: "c".to_owned(), settings: Vec::new() };
+        let name = |name: &str| VersionEdit::MergeOperator { partition: id, name: name.to_owned() };
+        let dropped = VersionEdit::PartitionDropped { partition: id };
+        let batches = [
+            vec![name("a"), name("b")],
+            vec![dropped.clone(), name("a")],
+            vec![dropped.clone(), dropped],
+            vec![name("a"), VersionEdit::TableRemoved { partition: id, table: FileNumber(1) }],
+        ];
+        let version_set = version_set_of(&[VersionEdit::PartitionCreated(meta)]);
+        let (bytes, state) = (version_set.manifest_bytes(), version_set.manifest_state());
+        for batch in batches {
+            assert_eq!(version_set.log_and_apply(&batch).unwrap_err().kind(), ErrorKind::Corruption, "{batch:?}");
+            assert_eq!((version_set.manifest_bytes(), version_set.manifest_state()), (bytes, state.clone()));
+        }
+        version_set.log_and_apply(&[name("a")]).unwrap();
+    }
+
+    /// Regression: an ingest took its partition id before its edits. A manifest that was rewritten in between recorded
+    /// the id as used, and if it lost the edits then, nothing noticed the loss.
+    #[test]
+    fn rewritten_manifest_has_no_id_of_an_unwritten_edit() {
+        let version_set = version_set_of(&[]);
+        let marker = version_set.next_partition_id();
+        let grow = VersionEdit::DatabaseSettings { settings: vec![7; 600_000] };
+        version_set.log_and_apply(&[grow.clone(), grow]).unwrap();
+        assert!(version_set.rewrite_if_grown().unwrap());
+        assert_eq!(version_set.manifest_state().next_partition_id, marker.0);
+        let (file, partition, epoch) = (FileNumber(0), PartitionId(marker.0 + 1), WalEpoch(0));
+        version_set.log_and_apply(&[VersionEdit::NextNumbers { file, partition, epoch }]).unwrap();
+        assert_eq!(version_set.next_partition_id(), partition);
     }
 }
