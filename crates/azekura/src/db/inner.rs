@@ -412,17 +412,23 @@ impl DbInner {
         mode: PersistMode,
     ) -> Result<()> {
         let _call = self.begin_api_call();
-        self.writer()?;
-        if mode != PersistMode::Buffer && !self.settings.has_planted_bug(PlantedBug::WalSyncBeforeBlobs) {
-            // Synced here, so that a failure affects this commit only. The sync of the WAL syncs direct blob writes
-            // of other commits.
-            self.poison.poison_on_failure(ahead.sync())?;
-        }
+        self.sync_direct_writes(ahead, mode)?;
+        self.poison.poison_on_failure(ahead.begin_commit())?;
         let written = self.write(commit, ahead.bytes());
         if written.is_ok() || self.poison.is_set() {
             std::mem::take(ahead).mark_applied();
         }
         self.make_durable(written?, mode)
+    }
+
+    /// Makes direct blob writes durable before their commit, so that a failure affects this commit only. The sync of
+    /// the WAL syncs those of commits that requested no sync. Does nothing for `Buffer`.
+    pub(crate) fn sync_direct_writes(&self, ahead: &DirectBlobWrites, mode: PersistMode) -> Result<()> {
+        self.writer()?;
+        match mode == PersistMode::Buffer || self.settings.has_planted_bug(PlantedBug::WalSyncBeforeBlobs) {
+            true => Ok(()),
+            false => self.poison.poison_on_failure(ahead.sync()),
+        }
     }
 
     /// Commits a batch with `bytes` of direct blob writes. Returns the sequence number through which the WAL must be

@@ -157,6 +157,14 @@ impl DirectBlobWrites {
         Ok(())
     }
 
+    /// Tells that the WAL will have the values, whether they are durable or not.
+    ///
+    /// # Errors
+    /// The error of a failed sync that has lost a value; then the commit must not be written.
+    pub(crate) fn begin_commit(&self) -> Result<()> {
+        self.writes.iter().try_for_each(|(_, write)| write.begin_commit())
+    }
+
     /// Keeps the values. Called when memtables contain pointers to them, or when the state of the commit is unknown.
     pub(crate) fn mark_applied(mut self) {
         self.writes.clear();

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::base::blob_pointer::BlobPointer;
@@ -102,6 +102,16 @@ pub(crate) struct DirectBlobWrite {
     pub(crate) pointer: BlobPointer,
 }
 
+impl DirectBlobWrite {
+    /// Tells that the WAL will point to the value from now on, whether it is durable or not.
+    ///
+    /// # Errors
+    /// The error of a failed sync of the file that has lost the value: then the WAL must not get the pointer.
+    pub(crate) fn begin_commit(&self) -> Result<()> {
+        self.file.appender()?.begin_commit(self.pointer.frame_offset + self.pointer.frame_len)
+    }
+}
+
 /// State of the direct blob files of a tree that is not in the super version. Thread safe.
 #[derive(Default)]
 pub(crate) struct DirectBlobTracker {
@@ -157,7 +167,7 @@ impl UnsyncedBlobFiles {
         lock(&self.files).remove(&id);
     }
 
-    /// Makes all files durable that were added before, by any thread.
+    /// Makes all values durable that commits need and whose files were added before, by any thread.
     ///
     /// # Errors
     /// `Io` if a sync fails or has failed before, because then it is unknown whether the bytes are on the device. `Io`
@@ -165,7 +175,15 @@ impl UnsyncedBlobFiles {
     pub(crate) fn sync_all(&self) -> Result<()> {
         let files = lock(&self.files).clone();
         for (id, file) in files {
-            file.sync()?;
+            match file.sync() {
+                Err(error) if error.is_too_many_open_files() || file.has_lost_commits() => return Err(error),
+                // No commit needs the lost bytes, and none can from now on.
+                Err(_) => {
+                    self.remove(id);
+                    continue;
+                }
+                Ok(()) => {}
+            }
             let mut files = lock(&self.files);
             if file.synced() >= file.written() {
                 files.remove(&id);
@@ -183,6 +201,11 @@ pub(crate) struct DirectBlobAppender {
     pub(crate) state: Mutex<DirectBlobWriterState>,
     written: AtomicU64,
     synced: AtomicU64,
+    /// The end of the last value that the WAL may point to.
+    committed: AtomicU64,
+    /// Whether a sync failed. Set before the syncing thread reads `committed`; a commit reads it after it has set
+    /// `committed`. So the commit finds that its value may be lost, or the syncing thread finds the commit.
+    has_failed: AtomicBool,
     /// Held while the file is synced, because of two concurrent syncs one would wrongly succeed.
     progress: Mutex<BlobFileSyncProgress>,
 }
@@ -215,6 +238,8 @@ impl DirectBlobAppender {
             state: Mutex::new(DirectBlobWriterState { writer, finished_meta: None }),
             written: AtomicU64::new(0),
             synced: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
+            has_failed: AtomicBool::new(false),
             progress: Mutex::default(),
         })
     }
@@ -235,9 +260,25 @@ impl DirectBlobAppender {
         self.synced.load(Ordering::SeqCst)
     }
 
-    /// Whether a sync failed.
+    /// Whether a sync failed. Then the file gets no further values.
     pub(crate) fn has_failed(&self) -> bool {
-        lock(&self.progress).failed.is_some()
+        self.has_failed.load(Ordering::SeqCst)
+    }
+
+    /// Whether the WAL may point to a value that a failed sync has lost.
+    fn has_lost_commits(&self) -> bool {
+        self.committed.load(Ordering::SeqCst) > self.synced()
+    }
+
+    fn begin_commit(&self, end: u64) -> Result<()> {
+        // Held briefly: no sync is made after one has failed.
+        let check = || match self.has_failed() && end > self.synced() {
+            true => lock(&self.progress).failed.clone().map_or(Ok(()), Err),
+            false => Ok(()),
+        };
+        check()?;
+        self.committed.fetch_max(end, Ordering::SeqCst);
+        check()
     }
 
     /// Makes the written bytes and the file name durable.
@@ -260,6 +301,7 @@ impl DirectBlobAppender {
                 return Err(error); // the directory was not opened, so no sync of it failed
             }
             turn.failed = Some(error.clone());
+            self.has_failed.store(true, Ordering::SeqCst);
             return Err(error);
         }
         turn.dir_synced = true;
@@ -267,19 +309,17 @@ impl DirectBlobAppender {
         Ok(())
     }
 
-    /// The same for a writing thread whose bytes are not acknowledged yet. `own` returns how many of its bytes are at
-    /// or after an offset. `close` excludes further writers.
+    /// The same for a thread whose bytes no commit needs yet. `close` excludes further writers.
     ///
     /// # Errors
-    /// `Poisoned` if bytes of other threads may be lost too, because these may be acknowledged. The file then stays in
-    /// `unsynced`, so that every later sync of the WAL fails too. It also stays there if the process has too many open
-    /// files, because a later sync may succeed. Else the error of the sync: the file, with the number `id`, is usable
-    /// only up to its durable length, and is removed from `unsynced`.
+    /// `Poisoned` if values of commits may be lost. The file then stays in `unsynced`, so that every later sync of the
+    /// WAL fails too. It also stays there if the process has too many open files, because a later sync may succeed.
+    /// Else the error of the sync: the file, with the number `id`, is usable only up to its durable length, is removed
+    /// from `unsynced`, and a later commit of a value behind that length [fails](DirectBlobWrite::begin_commit).
     pub(crate) fn sync_for_commit(
         &self,
         id: FileNumber,
         unsynced: &UnsyncedBlobFiles,
-        own: impl Fn(u64) -> u64,
         close: impl FnOnce(),
     ) -> Result<()> {
         self.sync().map_err(|error| {
@@ -287,8 +327,7 @@ impl DirectBlobAppender {
                 return error;
             }
             close();
-            let synced = self.synced();
-            if self.written() - synced != own(synced) {
+            if self.has_lost_commits() {
                 return error.with_kind(ErrorKind::Poisoned);
             }
             unsynced.remove(id);

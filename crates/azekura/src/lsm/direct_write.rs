@@ -23,8 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::base::Result;
-use crate::base::blob_pointer::BlobPointer;
-use crate::base::file_format::FileHeader;
 use crate::base::sync::lock;
 use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId};
 use crate::blob::format::SECTION_VALUES_MAX;
@@ -58,6 +56,7 @@ impl LsmTree {
         let packed = CompressedBlock::new(BlockKind::Blob, separation.compression, value);
         let mut open = lock(&self.direct_blobs.open_file);
         self.check_open()?;
+        open.take_if(|file| file.appender().is_ok_and(|appender| appender.has_failed()));
         if open.is_none() {
             *open = Some(self.create_direct_blob_file()?);
         }
@@ -107,25 +106,15 @@ impl LsmTree {
         direct_blobs.values().map(|file| (file.id, file.path(), file.written())).collect()
     }
 
-    /// Makes the values of some direct writes durable.
+    /// Makes the values of some direct writes durable, whose commits are not in the WAL.
     ///
     /// # Errors
-    /// The error of the sync, if no other commit can have lost data; then the values must be abandoned. Else
-    /// `Poisoned`.
+    /// The error of the sync, if no commit can have lost data; then the values must be abandoned. Else `Poisoned`.
     pub(crate) fn sync_direct_writes<'a>(&self, writes: impl IntoIterator<Item = &'a DirectBlobWrite>) -> Result<()> {
-        let mut files: BTreeMap<FileNumber, (&Arc<DirectBlobFile>, Vec<&BlobPointer>)> = BTreeMap::new();
-        for write in writes {
-            files.entry(write.file.id).or_insert((&write.file, Vec::new())).1.push(&write.pointer);
-        }
-        for (id, (file, pointers)) in files {
-            let own = |synced: u64| {
-                let behind = pointers.iter().filter(|pointer| pointer.frame_offset >= synced);
-                // The header belongs to no value.
-                behind.map(|pointer| pointer.frame_len).sum::<u64>()
-                    + if synced == 0 { FileHeader::LEN as u64 } else { 0 }
-            };
+        let files: BTreeMap<FileNumber, _> = writes.into_iter().map(|write| (write.file.id, &write.file)).collect();
+        for (id, file) in files {
             let close = || self.close_direct_blob_file(id);
-            file.appender()?.sync_for_commit(id, &self.context.unsynced_blobs, own, close)?;
+            file.appender()?.sync_for_commit(id, &self.context.unsynced_blobs, close)?;
         }
         Ok(())
     }
@@ -145,7 +134,6 @@ impl LsmTree {
         let appender = file.appender()?;
         let mut state = lock(&appender.state);
         if state.finished_meta.is_none() {
-            let end = state.writer.end_offset();
             if appender.has_failed() {
                 // `outputs` removes the new file if the flush fails. A later flush creates another one.
                 let durable = appender.synced();
@@ -156,7 +144,7 @@ impl LsmTree {
             }
             let meta = state.writer.finish().map_err(|error| error.in_file(file.path()))?;
             appender.record_write(meta.size, file.id, &self.context.unsynced_blobs);
-            appender.sync_for_commit(file.id, &self.context.unsynced_blobs, |_| meta.size - end, || {})?;
+            appender.sync_for_commit(file.id, &self.context.unsynced_blobs, || {})?;
             self.context.unsynced_blobs.remove(file.id);
             state.finished_meta = Some(meta);
         }

@@ -296,6 +296,7 @@ impl LsmFixture {
     /// Writes a value to a direct blob file, and a record that points to it.
     pub(crate) fn put_direct(&mut self, key: &str, value: &str) {
         let claim = self.tree.write_blob_directly(value.as_bytes()).unwrap();
+        claim.begin_commit().unwrap();
         let mut pointer = Vec::new();
         claim.pointer.encode(&mut pointer);
         self.apply_record(RecordKind::BlobPointer, key.as_bytes(), &pointer, Some(value.as_bytes().to_vec()));

@@ -9,7 +9,7 @@ use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
 use azekura::{
     CompressionType, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode,
-    RecoveryMode, inspect,
+    RecoveryMode, TransactionOptions, inspect,
 };
 
 use super::{DIR, blob_files, config, value};
@@ -314,6 +314,65 @@ fn failed_blob_sync_fails_commit_or_poisons() {
     drop((db, part));
     let (_db, part) = open(&fs);
     check_keys(&part, 6, 0);
+    assert_clean(&fs);
+}
+
+/// A large value of an exclusive transaction was synced behind its commit, so that a failure poisoned the database.
+#[test]
+fn failed_blob_sync_in_a_turn_fails_the_commit() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (db, part) = open(&fs);
+    let commit = |n: u32| {
+        let mut tx = db.transaction_with(TransactionOptions::default().exclusive(true))?;
+        tx.insert(&part, key(n), value(n, 0, 1000))?;
+        tx.durability(PersistMode::SyncData);
+        tx.commit()
+    };
+    commit(0).unwrap();
+    faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+    assert_eq!(commit(1).unwrap_err().kind(), ErrorKind::Io);
+    assert!(!db.metrics().poisoned && part.get(key(1)).unwrap().is_none());
+    (1..3).for_each(|n| commit(n).unwrap());
+    db.persist(PersistMode::SyncAll).unwrap();
+    check_keys(&part, 3, 0);
+}
+
+/// A failed sync poisoned the database if the file had unsynced values of another batch, although that batch was
+/// dropped or not committed yet.
+#[test]
+fn failed_blob_sync_spares_what_is_not_committed() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (db, part) = open(&fs);
+    insert_round_synced(&db, &part, 0, 0).unwrap();
+    let batch_of = |n: u32, mode| {
+        let mut batch = db.batch();
+        batch.durability(mode);
+        batch.insert(&part, key(n), value(n, 0, 1000));
+        batch
+    };
+    for mode in [PersistMode::Buffer, PersistMode::SyncData] {
+        drop(batch_of(9, mode));
+        let mut pending = batch_of(8, mode);
+        faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+        assert_eq!(insert_round_synced(&db, &part, 1, 0).unwrap_err().kind(), ErrorKind::Io);
+        assert!(!db.metrics().poisoned, "no commit has lost a value");
+        assert_eq!(pending.commit().unwrap_err().kind(), ErrorKind::Io, "{mode:?}: its value may be lost");
+        assert!(!db.metrics().poisoned);
+    }
+    // The same, if a sync of the WAL meets them.
+    let mut pending = batch_of(7, PersistMode::Buffer);
+    faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+    db.persist(PersistMode::SyncAll).unwrap();
+    assert_eq!(pending.commit().unwrap_err().kind(), ErrorKind::Io);
+    (1..5).for_each(|n| insert_round_synced(&db, &part, n, 0).unwrap());
+    part.flush().unwrap();
+    check_keys(&part, 5, 0);
+    drop((pending, part));
+    db.close().unwrap();
+    let (_db, part) = open(&fs);
+    check_keys(&part, 5, 0);
     assert_clean(&fs);
 }
 
