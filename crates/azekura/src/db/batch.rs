@@ -650,6 +650,7 @@ impl Batch {
     /// since.
     #[cold]
     fn commit_if_expected(&mut self) -> Result<()> {
+        self.handle.inner.writer()?;
         let mut lost_rounds = 0;
         loop {
             let turn = if lost_rounds < LOST_ROUNDS_MAX { None } else { Some(ExclusiveTurn::begin(&self.handle)?) };

@@ -148,6 +148,7 @@ impl Database {
     /// # Ok(()) }
     /// ```
     pub fn partition(&self, name: &str) -> Result<Partition> {
+        self.handle.inner.check_process()?;
         let missing = || Error::new(ErrorKind::NotFound, format!("partition {name:?} does not exist"));
         let state = self.handle.inner.partition(name).ok_or_else(missing)?;
         state.tree()?;
@@ -421,7 +422,8 @@ impl Database {
     /// # Ok(()) }
     /// ```
     pub fn list_partitions(&self) -> Vec<String> {
-        self.handle.inner.catalog.names()
+        let inner = &self.handle.inner;
+        if inner.is_forked() { Vec::new() } else { inner.catalog.names() }
     }
 
     /// Returns whether the partition `name` exists.

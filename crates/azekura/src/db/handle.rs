@@ -228,7 +228,11 @@ impl ExclusiveTurn {
     }
 
     /// The turn belongs to the calling thread from now on.
+    ///
+    /// # Errors
+    /// `Closed` in a forked child.
     pub(crate) fn move_to_this_thread(&self) -> Result<()> {
+        self.handle.inner.check_process()?;
         match &self.handle.inner.writer {
             Some(writer) => writer.committer.move_turn_to_this_thread(),
             None => return Err(Error::invalid("the database is open for reading only")),
@@ -239,7 +243,7 @@ impl ExclusiveTurn {
 
 impl Drop for ExclusiveTurn {
     fn drop(&mut self) {
-        if let Some(writer) = &self.handle.inner.writer {
+        if let Some(writer) = self.handle.inner.writer.as_ref().filter(|_| !self.handle.inner.is_forked()) {
             writer.committer.end_turn();
         }
     }

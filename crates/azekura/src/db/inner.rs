@@ -98,8 +98,6 @@ pub(crate) struct DbInner {
     /// Notified when a task has ended.
     pub(crate) task_done: WakeSignal,
     pub(crate) closing: AtomicBool,
-    /// Token of the process that opened the database.
-    opened_by_process: u64,
     /// Closing flushes all partitions. The workers rest, because each looks for tasks in all partitions.
     pub(crate) is_flushing_to_close: AtomicBool,
     /// Notified when the database begins to close.
@@ -188,7 +186,6 @@ pub(crate) struct DbInnerArgs {
 
 impl DbInner {
     pub(crate) fn new(parts: DbInnerArgs) -> DbInner {
-        let process = parts.env.process_token();
         DbInner {
             snapshots: Arc::clone(&parts.catalog.resources().snapshots),
             fs: parts.fs,
@@ -204,7 +201,6 @@ impl DbInner {
             recovery_stats: parts.recovery_stats,
             task_done: WakeSignal::default(),
             closing: AtomicBool::new(false),
-            opened_by_process: process,
             is_flushing_to_close: AtomicBool::new(false),
             close_requested: WakeSignal::default(),
             active_work: WorkTracker::default(),
@@ -239,17 +235,16 @@ impl DbInner {
         self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))
     }
 
-    /// Whether this process was forked from the process that opened the database. Files and directory lock belong to
-    /// the parent.
+    /// As [`SnapshotList::is_forked`].
+    #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        self.env.process_token() != self.opened_by_process
+        self.snapshots.is_forked()
     }
 
     /// Fails with `Closed` in a forked child.
+    #[inline]
     pub(crate) fn check_process(&self) -> Result<()> {
-        let message = "the database was opened by the process that this one was forked from: open it here after it is \
-                       closed there";
-        if self.is_forked() { Err(Error::new(ErrorKind::Closed, message)) } else { Ok(()) }
+        if self.is_forked() { Err(forked_error()) } else { Ok(()) }
     }
 
     /// Fails with `Closed` once the database closes.
@@ -715,9 +710,9 @@ impl DbInner {
         ApiCallGuard(self)
     }
 
-    /// The partition with this name, if it exists.
+    /// The partition with this name, if it exists. `None` in a forked child.
     pub(crate) fn partition(&self, name: &str) -> Option<Arc<PartitionState>> {
-        self.catalog.get(name)
+        if self.is_forked() { None } else { self.catalog.get(name) }
     }
 
     fn writer_unless_poisoned(&self) -> Result<&DbWriter> {
@@ -789,6 +784,13 @@ fn check_not_called_back() -> Result<()> {
 fn begin_write() -> Result<WriteMark> {
     check_not_called_back()?;
     Ok(WriteMark::new())
+}
+
+#[cold]
+fn forked_error() -> Error {
+    let message = "the database was opened by the process that this one was forked from: open it here after it is \
+                   closed there";
+    Error::new(ErrorKind::Closed, message)
 }
 
 #[cold]

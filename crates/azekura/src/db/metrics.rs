@@ -209,7 +209,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
+    /// Metrics of 0 in a forked child, which may wait forever for a lock.
     pub(crate) fn of(inner: &DbInner) -> Metrics {
+        if inner.is_forked() {
+            return Metrics::default();
+        }
         let counters = &inner.counters;
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let partitions = inner.catalog.all();
@@ -453,8 +457,12 @@ impl PoolMetrics {
 }
 
 impl PartitionMetrics {
-    pub(crate) fn of(state: &Arc<PartitionState>) -> PartitionMetrics {
+    /// Metrics of 0 in a forked child, which may wait forever for a lock.
+    pub(crate) fn of(state: &Arc<PartitionState>, is_forked: bool) -> PartitionMetrics {
         let mut metrics = PartitionMetrics { name: state.name.to_string(), ..PartitionMetrics::default() };
+        if is_forked {
+            return metrics;
+        }
         if let Some(pool) = state.pool_if_built() {
             let stats = pool.pool_stats();
             metrics.pool = Some(PoolMetrics::of(&stats));

@@ -347,6 +347,7 @@ impl Partition {
     #[inline(always)]
     fn read<T>(&self, read: impl FnOnce(&PartitionTree) -> Result<Option<T>>) -> Result<Option<T>> {
         let tree = self.state.tree()?;
+        self.handle.inner.check_process()?;
         let found = read(tree);
         let is_open = self.handle.inner.is_open_after_read() && (matches!(found, Ok(Some(_))) || self.state.is_open());
         if is_open { found } else { self.ended(found) }
@@ -391,7 +392,9 @@ impl Partition {
     ) -> Result<Vec<Option<Slice>>> {
         let keys: Vec<K> = keys.into_iter().collect();
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-        let found = self.state.tree()?.multi_get(&keys, at);
+        let tree = self.state.tree()?;
+        self.handle.inner.check_process()?;
+        let found = tree.multi_get(&keys, at);
         let is_open = self.handle.inner.is_open_after_read() && self.state.is_open();
         if is_open { found } else { self.ended(found) }
     }
@@ -515,6 +518,7 @@ impl Partition {
     }
 
     pub(crate) fn db_iter(&self, bounds: OwnedBounds, snapshot: SnapshotGuard) -> Result<DbIter> {
+        self.handle.inner.check_process()?;
         let iter = DbIter::new(Arc::clone(&self.handle), self.state.tree()?, bounds, snapshot);
         self.state.tree()?; // otherwise the iterator may read a tree that was emptied by a deletion
         Ok(iter)
@@ -705,7 +709,7 @@ impl Partition {
     /// # Ok(()) }
     /// ```
     pub fn metrics(&self) -> PartitionMetrics {
-        PartitionMetrics::of(&self.state)
+        PartitionMetrics::of(&self.state, self.handle.inner.is_forked())
     }
 
     /// Returns the bytes that the partition's tables and blob files (or its pool) use on disk.

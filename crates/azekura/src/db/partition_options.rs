@@ -26,7 +26,8 @@ impl Partition {
     /// ```
     pub fn options(&self) -> PartitionCreateOptions {
         // A partition whose stored options cannot be decoded is never opened, and only encoded options replace them.
-        self.state.stored_options().unwrap_or_default()
+        let of_parent = self.handle.inner.is_forked().then(PartitionCreateOptions::default);
+        of_parent.unwrap_or_else(|| self.state.stored_options().unwrap_or_default())
     }
 
     /// Changes the options of the partition, and stores them: they hold for all of its handles and for later opens.

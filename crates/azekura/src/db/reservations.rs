@@ -173,6 +173,12 @@ impl DirectBlobWrites {
 
 impl Drop for DirectBlobWrites {
     fn drop(&mut self) {
+        let is_forked = |partition: &PartitionState| {
+            partition.lsm_if_built().is_some_and(|tree| tree.context.snapshots.is_forked())
+        };
+        if self.writes.first().is_some_and(|(partition, _)| is_forked(partition)) {
+            return std::mem::forget(std::mem::take(&mut self.writes)); // the child may wait forever for a lock
+        }
         for (partition, write) in self.writes.drain(..) {
             if let Some(tree) = partition.lsm_if_built() {
                 tree.release_direct_write(&write);

@@ -8,6 +8,7 @@ use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, Result, SeqNo};
 use crate::engine::EngineView;
 use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::vfs::env::OpeningProcess;
 use crate::vfs::expiry_clock::ExpiryClock;
 
 /// What a reader sees: the records up to a sequence number that have not expired at a time.
@@ -118,13 +119,24 @@ impl std::fmt::Debug for dyn EngineView {
 /// A reader chooses its sequence number and registers it under one lock. Flushes and compactions read the list under
 /// the same lock. A version is therefore dropped only if no registered reader needs it, because later readers choose
 /// a sequence number at or above the newest one in the list. The same holds for the time of readers.
-#[derive(Debug)]
+///
+/// A forked child registers and unregisters nothing, because it may wait forever for the lock.
 pub(crate) struct SnapshotList {
     visible: LastVisibleSeqno,
     clock: ExpiryClock,
+    /// `None` without an environment.
+    opened_by: Option<OpeningProcess>,
     /// Whether a partition may have records that expire. Set for good before the first of them is visible.
     uses_expiry: AtomicBool,
     registered: Mutex<RegisteredReaders>,
+    /// Number of removals from the list.
+    removals: AtomicU64,
+}
+
+impl std::fmt::Debug for SnapshotList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SnapshotList").field("registered", &self.registered).finish_non_exhaustive()
+    }
 }
 
 impl SnapshotList {
@@ -134,7 +146,21 @@ impl SnapshotList {
     }
 
     pub(crate) fn with_clock(visible: LastVisibleSeqno, clock: ExpiryClock) -> Arc<SnapshotList> {
-        Arc::new(SnapshotList { visible, clock, uses_expiry: AtomicBool::new(false), registered: Mutex::default() })
+        Arc::new(SnapshotList {
+            visible,
+            opened_by: clock.env().cloned().map(OpeningProcess::new),
+            clock,
+            uses_expiry: AtomicBool::new(false),
+            registered: Mutex::default(),
+            removals: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether this process was forked from the process that opened the database. Files, threads and the directory
+    /// lock belong to the parent.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.opened_by.as_ref().is_some_and(OpeningProcess::has_forked_caller)
     }
 
     /// Tells that a partition may have records that expire from now on.
@@ -164,6 +190,10 @@ impl SnapshotList {
     }
 
     fn register_as(self: &Arc<Self>, partition: Option<PartitionId>, uses_expiry: &AtomicBool) -> SnapshotGuard {
+        if self.is_forked() {
+            let scope = ReaderScope { moment: self.visible.get().into(), partition, deletions: 0 };
+            return SnapshotGuard { scope, list: Arc::clone(self) };
+        }
         let mut held = self.lock_registered();
         let seqno = self.visible.get();
         // Behind the visible sequence number: a reader without a time sees no record that expires.
@@ -304,6 +334,13 @@ impl PartitionReaders {
         self.list.count_of(self.partition)
     }
 
+    /// Number of readers of any partition that have ended. A sequence number that was needed stays needed as long as
+    /// this does not change.
+    #[inline]
+    pub(crate) fn removals(&self) -> u64 {
+        self.list.removals.load(Ordering::Acquire)
+    }
+
     /// Whether a current or later reader may read at a sequence number from `from` on and below `to`.
     pub(crate) fn may_read_between(&self, from: SeqNo, to: SeqNo) -> bool {
         let held = self.list.lock_registered();
@@ -331,6 +368,9 @@ impl SnapshotGuard {
 
     /// Returns the last state of a partition that was deleted after the reader was registered.
     pub(crate) fn deleted_view(&self, partition: PartitionId) -> Option<Arc<dyn EngineView>> {
+        if self.list.is_forked() {
+            return None;
+        }
         let held = self.list.lock_registered();
         let mut deleted = held.deleted.iter();
         let found = deleted.find(|(number, deleted, _)| *deleted == partition && *number > self.scope.deletions);
@@ -340,17 +380,21 @@ impl SnapshotGuard {
 
 impl Clone for SnapshotGuard {
     fn clone(&self) -> SnapshotGuard {
-        let mut held = self.list.lock_registered();
-        if let Ok(i) = held.find(&self.scope) {
-            held.scopes[i].1 += 1;
+        if !self.list.is_forked() {
+            let mut held = self.list.lock_registered();
+            if let Ok(i) = held.find(&self.scope) {
+                held.scopes[i].1 += 1;
+            }
         }
-        drop(held);
         SnapshotGuard { scope: self.scope, list: Arc::clone(&self.list) }
     }
 }
 
 impl Drop for SnapshotGuard {
     fn drop(&mut self) {
+        if self.list.is_forked() {
+            return;
+        }
         let mut held = self.list.lock_registered();
         let Ok(i) = held.find(&self.scope) else { return };
         held.scopes[i].1 -= 1;
@@ -358,6 +402,7 @@ impl Drop for SnapshotGuard {
             return;
         }
         held.scopes.remove(i);
+        self.list.removals.fetch_add(1, Ordering::Release);
         if !held.deleted.is_empty() {
             let of_any = held.scopes.iter().filter(|(scope, _)| scope.partition.is_none());
             let oldest = of_any.map(|(scope, _)| scope.deletions).min().unwrap_or(u64::MAX);
@@ -430,5 +475,37 @@ mod tests {
         drop((second, third, fourth));
         assert_eq!(limits(), [3_000; 5]);
         assert_eq!(ExpiryLimits::default().limit_ms(SeqNo(1)), 0);
+    }
+
+    /// Regression: a forked child that began or ended a reader waited forever if another thread of the parent had held
+    /// the lock of the list at the fork.
+    #[test]
+    fn forked_child_does_not_lock_the_list() {
+        let (env, visible) = (TestEnv::new(1), LastVisibleSeqno::default());
+        let list = SnapshotList::with_clock(visible.clone(), ExpiryClock::new(Arc::new(env.clone())));
+        visible.publish(SeqNo(5));
+        let (of_parent, other) = (list.register(), list.register());
+        let held = list.lock_registered();
+        env.set_process(2);
+        let of_child = list.register();
+        assert_eq!(of_child.clone().seqno(), SeqNo(5));
+        assert!(of_child.deleted_view(PartitionId(1)).is_none());
+        drop((of_parent, of_child));
+        env.set_process(1);
+        drop(held);
+        assert_eq!(list.count(), 2);
+        drop(other);
+    }
+
+    #[test]
+    fn removals_are_counted_when_a_moment_has_no_reader() {
+        let visible = LastVisibleSeqno::default();
+        let list = SnapshotList::new(visible.clone());
+        let readers = list.readers_of(PartitionId(1));
+        let (first, second) = (list.register(), list.register());
+        drop(first);
+        assert_eq!(readers.removals(), 0);
+        drop(second);
+        assert_eq!(readers.removals(), 1);
     }
 }

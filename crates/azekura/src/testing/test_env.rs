@@ -37,6 +37,7 @@ struct TestEnvState {
     elapsed_ns: AtomicU64,
     wall_ms: AtomicI64,
     runs_backwards: AtomicBool,
+    process: AtomicU64,
     rng: Mutex<SeededRng>,
 }
 
@@ -47,6 +48,7 @@ impl TestEnv {
             elapsed_ns: AtomicU64::new(0),
             wall_ms: AtomicI64::new(TEST_START_MS),
             runs_backwards: AtomicBool::new(false),
+            process: AtomicU64::new(1),
             rng: Mutex::new(SeededRng::new(seed, 0)),
         }))
     }
@@ -60,6 +62,12 @@ impl TestEnv {
     pub fn run_backwards(&self) {
         self.0.elapsed_ns.fetch_add(1 << 50, Ordering::SeqCst); // enough for a thousand million readings
         self.0.runs_backwards.store(true, Ordering::SeqCst);
+    }
+
+    /// Sets the [token](Env::process_token) of the process that the callers belong to from now on; 1 at first. So a
+    /// test makes the calls of a forked child.
+    pub fn set_process(&self, token: u64) {
+        self.0.process.store(token, Ordering::SeqCst);
     }
 
     /// Changes the wall clock by `ms` milliseconds, which may be negative. The monotonic clock does not change.
@@ -88,6 +96,10 @@ impl Env for TestEnv {
 
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Thread>> {
         spawn_thread(name, body)
+    }
+
+    fn process_token(&self) -> u64 {
+        self.0.process.load(Ordering::SeqCst)
     }
 
     fn sleep(&self, duration: Duration) {

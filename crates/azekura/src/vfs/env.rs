@@ -4,8 +4,8 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io::Read;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -204,6 +204,27 @@ impl Thread for SystemThread {
 
     fn is_current(&self) -> bool {
         thread::current().id() == self.0.thread().id()
+    }
+}
+
+/// The process that opened a database. A forked child has its objects, but none of its threads: a lock that another
+/// thread held at the fork is never released in the child.
+pub(crate) struct OpeningProcess {
+    env: Arc<dyn Env>,
+    token: u64,
+}
+
+impl OpeningProcess {
+    /// The calling process.
+    pub(crate) fn new(env: Arc<dyn Env>) -> OpeningProcess {
+        let token = env.process_token();
+        OpeningProcess { env, token }
+    }
+
+    /// Whether the calling process was forked from it.
+    #[inline]
+    pub(crate) fn has_forked_caller(&self) -> bool {
+        self.env.process_token() != self.token
     }
 }
 

@@ -18,6 +18,10 @@ impl ExpiryClock {
         ExpiryClock { env: Some(env), highest_ms: AtomicU64::new(1) }
     }
 
+    pub(crate) fn env(&self) -> Option<&Arc<dyn Env>> {
+        self.env.as_ref()
+    }
+
     /// The time in milliseconds since 1970. At least 1, because 0 stands for a reader without a time.
     pub(crate) fn now_ms(&self) -> u64 {
         let Some(env) = &self.env else { return 0 };

@@ -92,6 +92,16 @@ pub(crate) struct DbIter {
     handle: Arc<DbHandle>,
 }
 
+impl Drop for DbIter {
+    /// In a forked child, keeps what would take locks when it is dropped, because the child may wait forever for them.
+    fn drop(&mut self) {
+        if self.handle.inner.is_forked() {
+            std::mem::forget((self.front.take(), self.back.take(), self.blob_resolver.take()));
+            std::mem::forget((Arc::clone(&self.view), std::mem::take(&mut self.last_blob_value)));
+        }
+    }
+}
+
 impl DbIter {
     pub(crate) fn new(
         handle: Arc<DbHandle>,

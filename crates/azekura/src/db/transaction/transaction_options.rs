@@ -71,8 +71,9 @@ impl TransactionOptions {
     /// Sets whether all other commits, batches, single writes and transactions of the database wait from the begin to
     /// the end of this transaction. Its commit has no conflict. Reads do not wait.
     ///
-    /// A write of the same thread that is not part of the transaction returns `Invalid`, because it would wait for
-    /// itself. A transaction that waits for a write of another thread never ends.
+    /// The transaction belongs to the thread that called it last. A write of this thread that is not part of the
+    /// transaction returns `Invalid`, because it would wait for itself. A transaction that waits for a write of another
+    /// thread never ends.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::key::split_expiry;
@@ -57,7 +57,9 @@ enum OwnWrite {
 impl TransactionState {
     pub(crate) fn begin(handle: &Arc<DbHandle>, options: &TransactionOptions) -> Result<TransactionState> {
         let turn = if options.exclusive { Some(ExclusiveTurn::begin(handle)?) } else { None };
-        Ok(TransactionState { turn, ..TransactionState::new(handle, options.isolation) })
+        let mut state = TransactionState::new(handle, options.isolation);
+        state.turn = turn;
+        Ok(state)
     }
 
     pub(crate) fn new(handle: &Arc<DbHandle>, isolation: Isolation) -> TransactionState {
@@ -81,6 +83,7 @@ impl TransactionState {
 
     /// Marks the present writes; returns the owner and the number of the mark.
     pub(crate) fn savepoint(&mut self) -> (Weak<Mutex<ReadSet>>, u64) {
+        let _not_in_a_forked_child = self.enter();
         let number = self.next_savepoint;
         self.next_savepoint += 1;
         self.savepoints.push((number, self.batch.mark()));
@@ -89,6 +92,7 @@ impl TransactionState {
 
     /// Discards the writes since a mark.
     pub(crate) fn rollback_to(&mut self, owner: &Weak<Mutex<ReadSet>>, number: u64) -> Result<()> {
+        self.enter()?;
         if !Weak::ptr_eq(owner, &Arc::downgrade(&self.reads)) {
             return Err(Error::invalid("the savepoint belongs to another transaction"));
         }
@@ -101,11 +105,12 @@ impl TransactionState {
     }
 
     pub(crate) fn durability(&mut self, mode: PersistMode) {
+        let _not_in_a_forked_child = self.enter();
         self.batch.durability(mode);
     }
 
     pub(crate) fn commit(mut self) -> Result<()> {
-        self.take_turn()?;
+        self.enter()?;
         let inner = &self.batch.handle().inner;
         if self.batch.writes().1 == 0 && inner.writer.is_none() {
             return inner.check_open();
@@ -120,8 +125,13 @@ impl TransactionState {
         self.batch.commit_with_check(check.as_ref(), self.turn.take())
     }
 
-    /// The exclusive turn, if there is one, belongs to the calling thread from now on.
-    fn take_turn(&self) -> Result<()> {
+    /// Begins each call: the exclusive turn, if there is one, belongs to the calling thread from now on. Otherwise a
+    /// thread that has only read with the transaction would wait for itself when it writes without the transaction.
+    ///
+    /// # Errors
+    /// `Closed` in a forked child.
+    fn enter(&self) -> Result<()> {
+        self.batch.handle().inner.check_process()?;
         self.turn.as_ref().map_or(Ok(()), ExclusiveTurn::move_to_this_thread)
     }
 
@@ -132,7 +142,7 @@ impl TransactionState {
     }
 
     fn begin_write(&self, partition: &Partition, key: &[u8], value: &[u8]) -> Result<()> {
-        self.take_turn()?;
+        self.enter()?;
         partition.check_same_database(self.batch.handle())?;
         partition.state.tree()?;
         let value_len = if partition.state.uses_direct_write(value.len()) { 0 } else { value.len() };
@@ -153,7 +163,7 @@ impl TransactionState {
 
     /// Adds a range delete. After an error nothing has changed.
     pub(crate) fn remove_bounds(&mut self, partition: &Partition, bounds: &OwnedBounds) -> Result<()> {
-        self.take_turn()?;
+        self.enter()?;
         partition.check_same_database(self.batch.handle())?;
         self.check_memory(lock(&self.reads).bytes(), range_bytes(bounds))?;
         self.batch.remove_bounds(partition, bounds)
@@ -189,6 +199,7 @@ impl TransactionState {
 
     /// Returns the value of `key`, and records the read if `tracked`.
     pub(crate) fn read(&self, partition: &Partition, key: &[u8], tracked: bool) -> Result<Option<Slice>> {
+        self.enter()?;
         partition.check_same_database(self.batch.handle())?;
         match self.own_write(partition, key)? {
             Some(OwnWrite::Removed) => return Ok(None),
@@ -207,6 +218,7 @@ impl TransactionState {
 
     /// Returns the length of the value of `key`, and records the read if `tracked`.
     pub(crate) fn read_size(&self, partition: &Partition, key: &[u8], tracked: bool) -> Result<Option<u32>> {
+        self.enter()?;
         partition.check_same_database(self.batch.handle())?;
         match self.own_write(partition, key)? {
             Some(OwnWrite::Removed) => return Ok(None),
@@ -281,6 +293,7 @@ impl TransactionState {
     }
 
     fn try_iter(&self, partition: &Partition, bounds: &OwnedBounds) -> Result<DbIter> {
+        self.enter()?;
         let handle = self.batch.handle();
         partition.check_same_database(handle)?;
         let (_, count, partitions) = self.batch.writes();
@@ -324,6 +337,15 @@ impl TransactionState {
         let mut shown = f.debug_struct(name);
         shown.field("isolation", &self.isolation).field("exclusive", &self.turn.is_some());
         shown.field("writes", &self.batch.writes().1).finish_non_exhaustive()
+    }
+}
+
+impl Drop for TransactionState {
+    fn drop(&mut self) {
+        if self.batch.handle().inner.is_forked() {
+            let overlay = self.overlay.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(overlay)); // the child may wait forever for a lock
+        }
     }
 }
 

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 
-use azekura::fs::{Env, Fs, OpenMode, Thread};
+use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
 use azekura::{
     Batch, Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PersistMode,
@@ -384,34 +383,7 @@ fn other_names_of_a_directory_are_locked_too() {
     drop(db);
 }
 
-/// An environment in which the test sets the process id.
-struct ForkEnv {
-    env: TestEnv,
-    process: Arc<AtomicU64>,
-}
-
-impl Env for ForkEnv {
-    fn now_ms(&self) -> u64 {
-        self.env.now_ms()
-    }
-    fn monotonic_ns(&self) -> u64 {
-        self.env.monotonic_ns()
-    }
-    fn random(&self, out: &mut [u8]) {
-        self.env.random(out);
-    }
-    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> azekura::Result<Box<dyn Thread>> {
-        self.env.spawn(name, body)
-    }
-    fn sleep(&self, duration: std::time::Duration) {
-        self.env.sleep(duration);
-    }
-    fn process_token(&self) -> u64 {
-        self.process.load(Ordering::SeqCst)
-    }
-}
-
-/// Every call that writes, flushes or closes returns `Closed`.
+/// Every call that reads, writes, flushes or closes returns `Closed`, and others return nothing.
 fn check_calls_of_child(db: &Database, p: &Partition, pool: &Partition, mut batch: Batch) {
     let outcomes: BTreeMap<&str, ErrorKind> = BTreeMap::from([
         ("insert", error_kind(p.insert("no", "v"))),
@@ -434,8 +406,26 @@ fn check_calls_of_child(db: &Database, p: &Partition, pool: &Partition, mut batc
         ("delete by name", error_kind(db.delete_partition_by_name("p"))),
         ("checkpoint", error_kind(db.checkpoint("/copy"))),
         ("close", error_kind(db.clone().close())),
+        ("partition", error_kind(db.partition("p"))),
+        ("get", error_kind(p.get("k"))),
+        ("pool get", error_kind(pool.get("k"))),
+        ("multi_get", error_kind(p.multi_get(["k"]))),
+        ("iter", error_kind(p.iter().next().unwrap())),
+        ("len", error_kind(pool.len())),
+        ("snapshot", error_kind(db.snapshot().get(p, "k"))),
+        ("snapshot iter", error_kind(db.snapshot().keys(p).next().unwrap())),
+        ("transaction", error_kind(db.transaction().get(p, "k"))),
+        ("transact", error_kind(db.transact(|tx| tx.insert(p, "no", "v")))),
+        ("swap", error_kind(p.compare_and_swap("k", None, Some(b"v")))),
+        ("time to live", error_kind(p.insert_with_ttl("no", "v", std::time::Duration::from_secs(1)))),
     ]);
     assert!(outcomes.values().all(|kind| *kind == ErrorKind::Closed), "{outcomes:?}");
+    let mut expecting = db.batch();
+    expecting.insert(p, "no", "v");
+    expecting.expect(p, "k", None);
+    assert_eq!(error_kind(expecting.commit()), ErrorKind::Closed);
+    assert!(db.list_partitions().is_empty() && !db.partition_exists("p"));
+    assert_eq!((db.metrics().partitions, p.metrics().disk_bytes), (0, 0));
 }
 
 /// Calls that open or delete a partition took a lock before they looked whether the process was forked. If a thread of
@@ -452,9 +442,8 @@ fn a_forked_child_waits_for_no_lock() {
         (0..2u8).for_each(|n| p.insert([n], "v").unwrap());
         let killed = machine.fork();
         killed.crash(Survival::Everything, 0);
-        let process = Arc::new(AtomicU64::new(1));
-        let env = Arc::new(ForkEnv { env: TestEnv::new(2), process: Arc::clone(&process) });
-        let db = Config::new("/db").fs(Arc::new(killed)).env(env).workers(0).open().unwrap();
+        let env = TestEnv::new(2);
+        let db = Config::new("/db").fs(Arc::new(killed)).env(Arc::new(env.clone())).workers(0).open().unwrap();
         let (p, pool) = (open_partition(&db, "p"), db.open_partition("pool", pool_options()).unwrap());
         let mut batch = db.batch();
         batch.insert(&p, "no", "v");
@@ -466,9 +455,9 @@ fn a_forked_child_waits_for_no_lock() {
         std::thread::scope(|scope| {
             let opening = scope.spawn(|| late(&db));
             inside.recv().unwrap();
-            process.store(2, Ordering::SeqCst);
+            env.set_process(2);
             check_calls_of_child(&db, &p, &pool, batch);
-            process.store(1, Ordering::SeqCst);
+            env.set_process(1);
             leave.send(()).unwrap();
             opening.join().unwrap().unwrap();
         });
@@ -481,18 +470,22 @@ fn a_forked_child_waits_for_no_lock() {
 #[test]
 fn a_forked_child_cannot_touch_the_files() {
     let machine = MemFs::new();
-    let process = Arc::new(AtomicU64::new(1));
-    let env = Arc::new(ForkEnv { env: TestEnv::new(1), process: Arc::clone(&process) });
-    let db = Config::new("/db").fs(Arc::new(machine.clone())).env(env).workers(0).open().unwrap();
+    let env = TestEnv::new(1);
+    let db = Config::new("/db").fs(Arc::new(machine.clone())).env(Arc::new(env.clone())).workers(0).open().unwrap();
     let (p, pool) = (open_partition(&db, "p"), db.open_partition("pool", pool_options()).unwrap());
     p.insert("k", "v").unwrap();
     let mut batch = db.batch();
     batch.insert(&p, "no", "v");
+    let (mut iter, snapshot, mut tx) = (p.iter(), db.snapshot(), db.transaction());
+    iter.next().unwrap().unwrap();
+    tx.insert(&p, "no", "v").unwrap();
+    let ingest = p.start_ingest().unwrap();
     let ops = machine.op_count();
     // The calls of the child.
-    process.store(2, Ordering::SeqCst);
+    env.set_process(2);
     check_calls_of_child(&db, &p, &pool, batch);
-    drop((p, pool, db));
+    assert_eq!((error_kind(tx.commit()), error_kind(ingest.commit())), (ErrorKind::Closed, ErrorKind::Closed));
+    drop((iter, snapshot, p, pool, db));
     assert_eq!(machine.op_count(), ops);
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     assert_eq!(

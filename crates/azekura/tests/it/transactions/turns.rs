@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use azekura::testing::{FaultFs, MemFs};
-use azekura::{Config, ErrorKind, Partition, PersistMode, TransactionOptions};
+use azekura::{Config, ErrorKind, Partition, PersistMode, Transaction, TransactionOptions};
 
 use super::Fixture;
 use crate::testkit::watchdog::run_with_timeout;
@@ -129,6 +129,38 @@ fn turn_moves_with_its_transaction() {
         });
     });
     p.insert("k", "later").unwrap();
+}
+
+/// A transaction that had moved to another thread and only read there still belonged to the first thread: a write
+/// without the transaction waited for itself on the second thread, and was refused on the first one.
+#[test]
+fn reads_move_the_turn_to_their_thread() {
+    type Call = fn(&mut Transaction, &Partition);
+    let calls: [(&str, Call); 7] = [
+        ("get", |tx, p| drop(tx.get(p, "k").unwrap())),
+        ("size_of", |tx, p| _ = tx.size_of(p, "k").unwrap()),
+        ("iter", |tx, p| drop(tx.iter(p))),
+        ("untracked", |tx, p| drop(tx.untracked().prefix(p, "k"))),
+        ("multi_get", |tx, p| drop(tx.multi_get(p, ["k"]).unwrap())),
+        ("savepoint", |tx, _| drop(tx.savepoint())),
+        ("durability", |tx, _| _ = tx.durability(PersistMode::SyncAll)),
+    ];
+    for (name, call) in calls {
+        run_with_timeout(name, move || {
+            let fixture = Fixture::new();
+            for p in fixture.partitions() {
+                let mut tx = fixture.db.transaction_with(exclusive()).unwrap();
+                thread::scope(|threads| {
+                    threads.spawn(|| {
+                        call(&mut tx, p);
+                        assert_eq!(p.insert("k", "other").unwrap_err().kind(), ErrorKind::Invalid, "{name}");
+                    });
+                });
+                call(&mut tx, p);
+                assert_eq!(p.insert("k", "other").unwrap_err().kind(), ErrorKind::Invalid, "{name}, back again");
+            }
+        });
+    }
 }
 
 #[test]
