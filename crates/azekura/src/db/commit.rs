@@ -18,6 +18,8 @@
 //! handover while such threads wait. After `GATE_ATTEMPTS` attempts the thread queues for leadership. Until the first
 //! single change, allocation stays closed and leaders do not touch it.
 //!
+//! A deletion runs between two commits too. A leader refuses a commit to a deleted partition: nothing of it is logged.
+//!
 //! A commit with a [`CommitCheck`] is validated by the leader when all earlier commits are applied, and is appended and
 //! applied alone. A conflict fails only this commit, and nothing of it was logged.
 //!
@@ -43,7 +45,7 @@ use crate::db::catalog::PartitionState;
 use crate::db::commit_check::CommitCheck;
 use crate::db::state::disk_reserve::DiskReserve;
 use crate::db::state::event_queue::DbPoison;
-use crate::engine::{AssignSeqnoFn, Engine, LastVisibleSeqno, RecordReservation, SeqnoAllocator};
+use crate::engine::{AssignSeqnoFn, LastVisibleSeqno, RecordReservation, SeqnoAllocator};
 use crate::wal::format::{IngestMarker, WalRecord, WalRecordIter, seqno_gap_commits};
 use crate::wal::{Wal, WalCommit};
 
@@ -86,6 +88,11 @@ impl<'a> CommitRequest<'a> {
     /// A commit of records without reservations and checks.
     pub(crate) fn new(payload: &'a [u8], count: u32, partitions: &'a [Arc<PartitionState>]) -> CommitRequest<'a> {
         CommitRequest { payload, count, partitions, reservations: &[], path: CommitPath::Logged, check: None }
+    }
+
+    /// `Closed` if a partition was deleted; for the leader, because a deletion runs between two commits.
+    fn check_partitions(&self) -> Result<()> {
+        self.partitions.iter().try_for_each(|partition| partition.tree().map(drop))
     }
 
     /// Whether the commit belongs to the exclusive turn.
@@ -207,10 +214,7 @@ impl Committer {
             queue.has_leader = true;
             drop(queue);
             let lead = LeaderGuard::begin(self);
-            let written = match commit.check {
-                None => self.write_with_reserve(&[commit]),
-                Some(check) => self.write_validated(&commit, check),
-            };
+            let written = self.write_validated(&commit);
             lead.end();
             return written.map(Some);
         }
@@ -233,20 +237,20 @@ impl Committer {
         }
     }
 
-    /// Makes a single change of `tree`, concurrently with others, and returns its sequence number when it is visible.
+    /// Makes a single change of `partition`, concurrently with others. Returns its sequence number when it is visible.
     /// `payload` is appended to the WAL, if given. On a full disk a removal gets space from the disk reserve.
     ///
     /// # Errors
-    /// `OutOfSpace` from the tree or the WAL, and other errors of the WAL: nothing was changed. `Poisoned` if the
-    /// state is unknown.
+    /// `OutOfSpace` from the tree or the WAL, `Closed`, and other errors of the WAL: nothing was changed. `Poisoned` if
+    /// the state is unknown.
     pub(crate) fn commit_single(
         &self,
-        tree: &dyn Engine,
+        partition: &PartitionState,
         record: &WalRecord<'_>,
         payload: Option<&[u8]>,
     ) -> Result<SeqNo> {
         loop {
-            let done = self.try_commit_single(tree, record, payload);
+            let done = self.try_commit_single(partition, record, payload);
             let removes = payload.is_some() && record.kind.is_removal();
             if removes && is_out_of_space(&done) && self.release_disk_space() {
                 continue;
@@ -261,7 +265,7 @@ impl Committer {
     /// Makes a single change. Returns `None`, and has changed nothing, if an exclusive turn is running.
     fn try_commit_single(
         &self,
-        tree: &dyn Engine,
+        partition: &PartitionState,
         record: &WalRecord<'_>,
         payload: Option<&[u8]>,
     ) -> Result<Option<SeqNo>> {
@@ -271,7 +275,7 @@ impl Committer {
         }
         for _ in 0..GATE_ATTEMPTS {
             for _ in 0..2 {
-                if let Some(seqno) = self.commit_single_concurrently(tree, record, payload)? {
+                if let Some(seqno) = self.commit_single_concurrently(partition, record, payload)? {
                     return Ok(Some(seqno));
                 }
                 self.seqnos.spin_until_open();
@@ -282,7 +286,7 @@ impl Committer {
             if lock(&self.queue).turn_owner.is_some() {
                 return Ok(None);
             }
-            self.commit_single_as_leader(tree, record, payload).map(Some)
+            self.commit_single_as_leader(partition, record, payload).map(Some)
         })
     }
 
@@ -300,14 +304,16 @@ impl Committer {
     /// Makes the change without leadership. Returns `None` if allocation is closed.
     fn commit_single_concurrently(
         &self,
-        tree: &dyn Engine,
+        partition: &PartitionState,
         record: &WalRecord<'_>,
         payload: Option<&[u8]>,
     ) -> Result<Option<SeqNo>> {
         let (mut taken, mut unused) = (None, None);
-        let made = self.write_single(tree, record, &mut || {
+        let made = self.write_single(partition, record, &mut || {
             let mut take = || {
-                taken = self.seqnos.try_allocate();
+                let seqno = self.seqnos.try_allocate();
+                // Read behind the allocation: a deletion closes allocation, and waits for all changes in progress.
+                (taken, unused) = if partition.is_open() { (seqno, None) } else { (None, seqno) };
                 taken
             };
             let Some(payload) = payload else { return Ok(take()) };
@@ -344,13 +350,13 @@ impl Committer {
     /// Makes the change as the leader.
     fn commit_single_as_leader(
         &self,
-        tree: &dyn Engine,
+        partition: &PartitionState,
         record: &WalRecord<'_>,
         payload: Option<&[u8]>,
     ) -> Result<SeqNo> {
         let seqno = self.next_seqno(1)?;
         let mut taken = false;
-        let made = self.write_single(tree, record, &mut || {
+        let made = self.write_single(partition, record, &mut || {
             if let Some(payload) = payload {
                 self.poison.poison_on_failure(self.wal.append_with_assigned_seqno(payload, seqno, || Some(seqno)))?;
             }
@@ -364,11 +370,12 @@ impl Committer {
 
     fn write_single(
         &self,
-        tree: &dyn Engine,
+        partition: &PartitionState,
         record: &WalRecord<'_>,
         assign_seqno: &mut AssignSeqnoFn<'_>,
     ) -> Result<bool> {
         let WalRecord { kind, key, value, .. } = *record;
+        let tree = partition.tree()?;
         catch_unwind(AssertUnwindSafe(|| tree.write_single(kind, key, value, assign_seqno)))
             .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a comparator panicked"))))
     }
@@ -465,7 +472,8 @@ impl Committer {
         }
         let commits: Vec<CommitRequest<'_>> = group.iter().map(|waiter| waiter.commit()).collect();
         let mut outcomes = Vec::with_capacity(commits.len());
-        for run in commits.chunk_by(|a, b| a.check.is_none() && b.check.is_none()) {
+        let may_share = |commit: &CommitRequest<'_>| commit.check.is_none() && commit.check_partitions().is_ok();
+        for run in commits.chunk_by(|a, b| may_share(a) && may_share(b)) {
             self.write_run(run, &mut outcomes);
         }
         lead.end();
@@ -477,17 +485,15 @@ impl Committer {
         own_outcome
     }
 
-    /// Writes a part of a group: commits without checks, or one with a check. Adds the result of each to `outcomes`.
+    /// Writes a part of a group: commits without checks to existing partitions, or any one commit. Adds the result of
+    /// each to `outcomes`.
     fn write_run(&self, commits: &[CommitRequest<'_>], outcomes: &mut Vec<Result<CommitOutcome>>) {
         let guarded = |work: &dyn Fn() -> Result<CommitOutcome>| {
             catch_unwind(AssertUnwindSafe(work))
                 .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"))))
         };
-        if let [commit] = commits
-            && let Some(check) = commit.check
-        {
-            outcomes.push(guarded(&|| self.write_validated(commit, check)));
-            return;
+        if let [commit] = commits {
+            return outcomes.push(guarded(&|| self.write_validated(commit)));
         }
         let result = guarded(&|| self.write_with_reserve(commits));
         // On a full disk, commits that only remove must not fail with the others.
@@ -503,10 +509,12 @@ impl Committer {
     }
 
     /// Validates a commit and writes it, as the leader. A failed validation changes nothing.
-    #[cold]
-    fn write_validated(&self, commit: &CommitRequest<'_>, check: &CommitCheck) -> Result<CommitOutcome> {
+    fn write_validated(&self, commit: &CommitRequest<'_>) -> Result<CommitOutcome> {
         self.next_seqno(0)?; // a closed or poisoned database gets no validation
-        check.validate(commit.payload, commit.partitions, self.last_visible.get())?;
+        commit.check_partitions()?;
+        if let Some(check) = commit.check {
+            check.validate(commit.payload, commit.partitions, self.last_visible.get())?;
+        }
         self.write_with_reserve(std::slice::from_ref(commit))
     }
 
@@ -786,5 +794,116 @@ impl QueuedCommit {
     fn finish(&self, turn: QueuedCommitState) {
         *lock(&self.state) = turn;
         self.woken.notify_one();
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the test uses scoped threads, which `Env` does not offer")]
+mod tests {
+    use super::*;
+    use crate::db::config::{Config, PersistMode};
+    use crate::db::options::{EngineType, PartitionCreateOptions};
+    use crate::db::transaction::transaction_options::TransactionOptions;
+    use crate::lsm::options::KvSeparationOptions;
+    use crate::pmem::options::PmemOptions;
+    use crate::testing::{MemFs, TestEnv};
+
+    type Write<'a> = Box<dyn Fn() -> Result<()> + Send + Sync + 'a>;
+
+    fn wait_until_queued(committer: &Committer, commits: usize) {
+        while lock(&committer.queue).waiting.len() < commits {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Regression: a commit was checked for deleted partitions before it was queued only. A commit that was queued
+    /// behind a deletion returned `Ok` after `delete_partition` had returned. Of a batch the other half was written.
+    #[test]
+    fn commits_behind_a_deletion_write_nothing() {
+        let separated = KvSeparationOptions::default().direct_write_threshold(1 << 10);
+        let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
+        let doomed_options = [
+            PartitionCreateOptions::default().with_kv_separation(separated),
+            PartitionCreateOptions::default().engine(pool),
+        ];
+        for options in doomed_options {
+            let shown = format!("{options:?}");
+            let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
+            let doomed = db.open_partition("doomed", options).unwrap();
+            let other = db.open_partition("other", Default::default()).unwrap();
+            let batch = |durability, value: &[u8]| {
+                let mut batch = db.batch();
+                batch.durability(durability);
+                batch.insert(&other, "half", value);
+                batch.insert(&doomed, "half", value);
+                batch
+            };
+            let is_pool = doomed.state.pool_if_built().is_some();
+            let writes: Vec<Write<'_>> = vec![
+                Box::new(|| batch(PersistMode::Buffer, b"short").commit()),
+                Box::new(|| batch(PersistMode::SyncAll, &[7; 4096]).commit()),
+                Box::new(|| doomed.remove_range("a".."b")),
+                Box::new(|| if is_pool { batch(PersistMode::Buffer, b"").commit() } else { doomed.insert("k", "v") }),
+                Box::new(|| {
+                    let mut expecting = batch(PersistMode::Buffer, b"expected");
+                    expecting.expect(&other, "k", None);
+                    expecting.commit()
+                }),
+                Box::new(|| {
+                    let mut tx = db.transaction();
+                    assert_eq!(tx.get(&other, "half")?, None);
+                    tx.insert(&other, "half", "v")?;
+                    tx.insert(&doomed, "half", "v")?;
+                    tx.commit()
+                }),
+                Box::new(|| {
+                    let mut tx = db.transaction();
+                    assert!(tx.iter(&doomed).next().is_none());
+                    tx.insert(&other, "half", "v")?;
+                    tx.commit()
+                }),
+            ];
+            let committer = &doomed.handle.inner.writer.as_ref().unwrap().committer;
+            let results: Vec<Result<()>> = std::thread::scope(|scope| {
+                let mut threads = Vec::new();
+                committer.run_exclusively(|| {
+                    threads.push(scope.spawn(|| db.delete_partition(doomed.clone())));
+                    wait_until_queued(committer, 1);
+                    for (at, write) in writes.iter().enumerate() {
+                        threads.push(scope.spawn(|| write()));
+                        wait_until_queued(committer, at + 2);
+                    }
+                });
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            results[0].as_ref().unwrap();
+            let kinds: Vec<_> =
+                results[1..].iter().map(|result| result.clone().map_err(|error| error.kind())).collect();
+            assert_eq!(kinds, vec![Err(ErrorKind::Closed); writes.len()], "{shown}");
+            assert!(other.is_empty().unwrap() && !db.metrics().poisoned);
+            other.insert("k", "v").unwrap();
+        }
+    }
+
+    /// Regression: calls of an exclusive transaction in a forked child took the lock of the commit queue. If another
+    /// thread of the parent held it at the fork, they waited forever, and so did the end of the transaction.
+    #[test]
+    fn forked_child_does_not_lock_the_queue() {
+        let env = TestEnv::new(1);
+        let config = Config::new("/db").fs(Arc::new(MemFs::new())).env(Arc::new(env.clone()));
+        let db = config.workers(0).open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        let mut tx = db.transaction_with(TransactionOptions::default().exclusive(true)).unwrap();
+        let committer = &part.handle.inner.writer.as_ref().unwrap().committer;
+        let held = lock(&committer.queue);
+        env.set_process(2);
+        assert_eq!(tx.get(&part, "k").unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(tx.insert(&part, "k", "v").unwrap_err().kind(), ErrorKind::Closed);
+        tx.savepoint();
+        drop(tx);
+        assert_eq!(part.insert("k", "v").unwrap_err().kind(), ErrorKind::Closed);
+        env.set_process(1);
+        drop(held);
+        committer.end_turn(); // the transaction ended in the child only
     }
 }

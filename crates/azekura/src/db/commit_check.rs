@@ -96,6 +96,7 @@ impl CommitCheck {
         if let Some(first) = &self.first {
             first.validate(payload, partitions, visible)?;
         }
+        self.reads.iter().try_for_each(|reads| reads.partition.tree().map(drop))?;
         let since = SeqNo(self.unchanged_through.load(Ordering::Relaxed));
         if since >= visible {
             return Ok(());

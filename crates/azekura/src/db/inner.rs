@@ -363,14 +363,14 @@ impl DbInner {
         let change = || {
             let writer = self.writer()?;
             let _write = begin_write()?;
-            let tree = partition.tree()?;
+            partition.tree()?;
             let len = record_len(record);
             self.check_size(len)?;
             if !record.kind.is_removal() {
                 self.check_disk_reserve()?;
             }
             self.delay_write(len)?;
-            let seqno = self.poison.poison_on_failure(writer.committer.commit_single(&**tree, record, payload))?;
+            let seqno = self.poison.poison_on_failure(writer.committer.commit_single(partition, record, payload))?;
             self.counters.user_bytes.add(len);
             if payload.is_none() {
                 return Ok(());

@@ -1,9 +1,10 @@
 //! Repaired defects, each shown by the shortest program.
 //!
 //! Modules: `golden` (databases written by older versions), and by part of the engine `wal_damage`, `pool_files`,
-//! `pool_space`, `tables`, `background`, `comparators`, `paths`, `disk_full`.
+//! `pool_space`, `tables`, `background`, `comparators`, `commits`, `paths`, `disk_full`.
 
 mod background;
+mod commits;
 mod comparators;
 mod disk_full;
 mod golden;

@@ -1,0 +1,156 @@
+//! Commits beside deletions, and comparators that read their own partition or end an ingest.
+
+use std::cell::Cell;
+use std::cmp::Ordering;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+
+use azekura::testing::MemFs;
+use azekura::{Comparator, Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PmemOptions};
+
+use super::comparators::CallingComparator;
+use super::open_partition;
+use crate::testkit::watchdog::run_with_timeout;
+
+fn open() -> Database {
+    Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap()
+}
+
+fn lsm_and_pool() -> [PartitionCreateOptions; 2] {
+    let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
+    [PartitionCreateOptions::default(), PartitionCreateOptions::default().engine(pool)]
+}
+
+/// Deletes the partition on another thread in the middle of the next comparison.
+fn delete_in_next_comparison(comparator: &CallingComparator, db: &Database, doomed: &Partition) {
+    let (db, doomed) = (db.clone(), doomed.clone());
+    comparator.call_once(move || {
+        std::thread::spawn(move || db.delete_partition(doomed)).join().unwrap().unwrap();
+    });
+}
+
+/// A commit was checked for deleted partitions once, before it was validated and queued. A transaction over two
+/// partitions of which one was deleted in between returned `Ok`, and only its other half was written.
+#[test]
+fn commit_beside_a_deletion_is_whole_or_closed() {
+    run_with_timeout("a commit beside a deletion", || {
+        for (at, gate_options) in lsm_and_pool().into_iter().chain(lsm_and_pool()).enumerate() {
+            let doomed_options = lsm_and_pool()[at / 2].clone();
+            let (db, comparator) = (open(), Arc::new(CallingComparator::default()));
+            let gate = db.open_partition_with_comparator("gate", gate_options, comparator.clone()).unwrap();
+            let doomed = db.open_partition("doomed", doomed_options).unwrap();
+            gate.insert("b", "old").unwrap();
+            let mut tx = db.transaction();
+            assert_eq!(tx.range(&gate, "b"..).count(), 1);
+            tx.insert(&gate, "b", "new").unwrap();
+            tx.insert(&doomed, "b", "new").unwrap();
+            gate.insert("c", "beyond what the transaction has read").unwrap();
+            // The validation of the range compares keys.
+            delete_in_next_comparison(&comparator, &db, &doomed);
+            let committed = tx.commit();
+            assert!(!db.partition_exists("doomed"), "nothing was compared");
+            assert_eq!(committed.unwrap_err().kind(), ErrorKind::Closed);
+            assert_eq!(gate.get("b").unwrap().unwrap(), "old", "half of a commit was written");
+            gate.insert("d", "not poisoned").unwrap();
+        }
+    });
+}
+
+/// The same for a change of a pool that its own thread makes.
+#[test]
+fn pool_change_beside_a_deletion_is_closed() {
+    run_with_timeout("a change beside a deletion", || {
+        let (db, comparator) = (open(), Arc::new(CallingComparator::default()));
+        let [_, options] = lsm_and_pool();
+        for change in [|p: &Partition| p.insert([9; 4], "new"), |p: &Partition| p.remove([0; 4])] {
+            let pool = db.open_partition_with_comparator("pool", options.clone(), comparator.clone()).unwrap();
+            (0..300u32).for_each(|n| pool.insert(n.to_be_bytes(), "old").unwrap());
+            delete_in_next_comparison(&comparator, &db, &pool);
+            let changed = change(&pool);
+            assert!(!db.partition_exists("pool"), "nothing was compared");
+            assert_eq!(changed.unwrap_err().kind(), ErrorKind::Closed);
+            let other = open_partition(&db, "other");
+            other.insert("k", "not poisoned").unwrap();
+        }
+    });
+}
+
+/// Orders by bytes. Each comparison scans the partition in the slot, unless a scan has called it.
+#[derive(Default)]
+struct ScanningComparator {
+    slot: Mutex<Option<Partition>>,
+}
+
+thread_local! {
+    static IS_SCANNING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Comparator for ScanningComparator {
+    fn name(&self) -> &str {
+        "scanning"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        if !IS_SCANNING.replace(true) {
+            let own = self.slot.lock().unwrap().clone();
+            if let Some(own) = own {
+                own.iter().for_each(|pair| drop(pair.unwrap()));
+                own.iter().rev().for_each(|pair| drop(pair.unwrap()));
+            }
+            IS_SCANNING.set(false);
+        }
+        a.cmp(b)
+    }
+}
+
+/// A comparator that scanned its own partition waited for a lock of its own thread: the ranges of deleted keys that
+/// scans remember were compared under it.
+#[test]
+fn a_comparator_may_scan_its_own_partition() {
+    run_with_timeout("a scan by a comparator", || {
+        let (db, comparator) = (open(), Arc::new(ScanningComparator::default()));
+        let p = db.open_partition_with_comparator("p", Default::default(), comparator.clone()).unwrap();
+        let insert = |n: u8| p.insert([n], [n]).unwrap();
+        (0..120).for_each(insert);
+        (20..100).for_each(|n: u8| p.remove([n]).unwrap());
+        *comparator.slot.lock().unwrap() = Some(p.clone());
+        let found = || p.keys().map(|key| key.unwrap()[0]).collect::<Vec<u8>>();
+        let mut keys: Vec<u8> = (0..20).chain(100..120).collect();
+        assert_eq!(found(), keys, "learns the range of deleted keys");
+        for n in [60, 20, 99, 61] {
+            insert(n);
+            keys.push(n);
+            keys.sort_unstable();
+            assert_eq!(found(), keys, "inserted {n}");
+            assert_eq!(p.keys().rev().count(), keys.len());
+        }
+        p.remove([60]).unwrap();
+        p.flush().unwrap();
+        assert_eq!(found().len(), keys.len() - 1);
+        *comparator.slot.lock().unwrap() = None; // it keeps the database open
+    });
+}
+
+/// `Ingest::commit` in a comparator that a write had called waited for the leader of the group commit, which was its
+/// own thread. Only the begin of an ingest was refused there.
+#[test]
+fn an_ingest_may_not_end_in_a_comparator() {
+    run_with_timeout("the end of an ingest", || {
+        for ends_empty in [true, false] {
+            let (db, comparator) = (open(), Arc::new(CallingComparator::default()));
+            let p = db.open_partition_with_comparator("p", Default::default(), comparator.clone()).unwrap();
+            p.insert("b", "1").unwrap();
+            let leaked: &'static Partition = Box::leak(Box::new(p.clone()));
+            let mut ingest = leaked.start_ingest().unwrap();
+            if !ends_empty {
+                ingest.insert("c", "2").unwrap();
+            }
+            let (send, results) = channel();
+            comparator.call_once(move || send.send(ingest.commit()).unwrap());
+            p.insert("a", "3").unwrap();
+            assert_eq!(results.recv().unwrap().unwrap_err().kind(), ErrorKind::Invalid);
+            assert_eq!(p.len().unwrap(), 2);
+            p.ingest([("c", "2")]).unwrap();
+        }
+    });
+}
