@@ -21,7 +21,8 @@ use crate::base::{Error, Result};
 ///   [`partial_merge`](MergeOperator::partial_merge).
 /// - If the operator fails or panics, reads of the key return
 ///   [`MergeFailed`](crate::ErrorKind::MergeFailed) until the key is written anew. Flushes and compactions keep the
-///   operands. Other keys are not affected.
+///   operands. Reads of other keys are not affected. The key ends an iteration that meets it with the error; a
+///   [`seek`](crate::Iter::seek) past it, or a range without it, reads on.
 /// - It may be called from several threads. In a flush or a compaction, the calls that a
 ///   [`Comparator`](crate::Comparator) must not make are `Invalid`.
 ///

@@ -163,6 +163,8 @@ pub(crate) struct MergedValuesIter {
     key: Vec<u8>,
     seqno: SeqNo,
     value: Vec<u8>,
+    /// Why the current entry, which was reached backward, has no value.
+    failed: Option<Error>,
 }
 
 impl MergedValuesIter {
@@ -177,7 +179,8 @@ impl MergedValuesIter {
     ) -> MergedValuesIter {
         let bounds = (bounds.0.cloned(), bounds.1.cloned());
         let (key, value) = (Vec::new(), Vec::new());
-        MergedValuesIter { inner, order, operator, blobs, at, bounds, is_merged: false, key, seqno: SeqNo::ZERO, value }
+        let (is_merged, seqno, failed) = (false, SeqNo::ZERO, None);
+        MergedValuesIter { inner, order, operator, blobs, at, bounds, is_merged, key, seqno, value, failed }
     }
 
     /// Whether the current entry of `inner` is an operand that the reader may see.
@@ -194,21 +197,26 @@ impl MergedValuesIter {
     /// After `inner` has moved forward, or anywhere by a seek forward.
     #[inline]
     fn settle_forward(&mut self) -> Result<()> {
-        self.is_merged = false;
+        (self.is_merged, self.failed) = (false, None);
         if self.is_at_operand() { self.merge() } else { Ok(()) }
     }
 
-    /// After `inner` has moved backward.
+    /// After `inner` has moved backward. If the value cannot be computed, the next step returns the error, because the
+    /// caller may have moved here only to find that the key behind has no further version.
     #[inline]
     fn settle_backward(&mut self) -> Result<()> {
-        self.is_merged = false;
+        (self.is_merged, self.failed) = (false, None);
         if !self.is_at_operand() {
             return Ok(());
         }
         self.key.clear();
         self.key.extend_from_slice(self.inner.entry().user_key);
         self.inner.seek(InternalKey::new(&self.key, self.at.seqno))?;
-        self.settle_forward()
+        if let Err(error) = self.settle_forward() {
+            (self.is_merged, self.failed) = (true, Some(error));
+            self.value.clear();
+        }
+        Ok(())
     }
 
     /// Computes the value at the operand of `inner`.
@@ -271,6 +279,7 @@ impl InternalIter for MergedValuesIter {
     }
 
     fn next(&mut self) -> Result<()> {
+        self.failed.take().map_or(Ok(()), Err)?;
         if !self.is_merged {
             self.inner.next()?;
         }
@@ -278,6 +287,7 @@ impl InternalIter for MergedValuesIter {
     }
 
     fn prev(&mut self) -> Result<()> {
+        self.failed.take().map_or(Ok(()), Err)?;
         match self.is_merged {
             true => self.inner.seek_before(InternalKey::new(&self.key, self.seqno))?,
             false => self.inner.prev()?,

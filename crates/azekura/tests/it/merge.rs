@@ -373,3 +373,39 @@ fn batch_merges_of_a_key_become_one_value() {
     assert_eq!((p.get("c").unwrap().unwrap(), p.get("d").unwrap()), ("2".into(), None));
     assert!(db.metrics().user_bytes < 300_000, "{} bytes were written", db.metrics().user_bytes);
 }
+
+/// One key whose operator fails ends an iteration, as documented. All other keys can be read: by `get`, behind the key
+/// by a seek, and from the other end.
+#[test]
+fn failing_operand_hides_no_other_key() {
+    let (dir, operator) = (TestDir::in_memory(), Arc::new(Unreliable::default()));
+    let db = Config::new(&dir.dir).fs(dir.fs.clone()).workers(0).open().unwrap();
+    let components = PartitionComponents::default().merge_operator(operator.clone());
+    let p = db.open_partition_with("p", lsm_options(), components).unwrap();
+    for key in ["a", "b", "c", "d"] {
+        p.merge(key, if key == "b" { "!" } else { "ok" }).unwrap();
+    }
+    operator.set(FAILS);
+    for _in_memory in [true, false] {
+        assert_eq!(p.get("b").unwrap_err().kind(), ErrorKind::MergeFailed);
+        assert_eq!((p.get("a").unwrap().unwrap(), p.get("c").unwrap().unwrap()), ("ok".into(), "ok".into()));
+        let keys = |iter: azekura::Iter| iter.map(|pair| pair.unwrap().0).collect::<Vec<_>>();
+        let mut iter = p.iter();
+        assert_eq!(iter.next().unwrap().unwrap().0, "a");
+        assert_eq!(iter.next().unwrap().unwrap_err().kind(), ErrorKind::MergeFailed);
+        assert!(iter.next().is_none(), "an error ends the iteration");
+        iter.seek("c");
+        assert_eq!(keys(iter), ["c", "d"], "a seek begins it again");
+        assert_eq!(keys(p.range("b\0"..)), ["c", "d"]);
+        let mut iter = p.iter();
+        assert_eq!(
+            (iter.next_back().unwrap().unwrap().0, iter.next_back().unwrap().unwrap().0),
+            ("d".into(), "c".into())
+        );
+        assert_eq!(iter.next_back().unwrap().unwrap_err().kind(), ErrorKind::MergeFailed);
+        assert_eq!(p.range(.."b").next_back().unwrap().unwrap().0, "a");
+        p.flush().unwrap();
+    }
+    operator.set(WORKS);
+    assert_eq!(p.get("b").unwrap().unwrap(), "!");
+}
