@@ -1,5 +1,5 @@
-//! Rules about documents: each format is described once and included by code, every link and path exists, and every
-//! public item has an example.
+//! Rules about documents: each format is described once and included by code, every link and path exists, the guide can
+//! be read as a file and as documentation of the crate, and every public item has an example.
 
 use std::collections::BTreeSet;
 
@@ -12,6 +12,12 @@ use crate::tree::{ENGINE, SourceTree, resolve_relative};
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 
 const FORMAT_DOCS_DIR: &str = "crates/azekura/docs/format/";
+
+/// The chapters of the user guide, and the file that includes them in the documentation of the crate.
+const GUIDE_DIR: &str = "crates/azekura/docs/guide/";
+const GUIDE_MODULE: &str = "crates/azekura/src/guide.rs";
+/// Where items of the crate are documented.
+const CRATE_DOCS: &str = "https://docs.rs/azekura/";
 
 /// Files of the engine whose public items are for benchmarks only.
 const FILES_WITHOUT_EXAMPLES: &[&str] = &["inspect/data_blocks.rs"];
@@ -55,8 +61,8 @@ pub(crate) fn includes_exist(tree: &SourceTree, _: &ImportGraph<'_>, report: &mu
 
 /// Links from one document to a file, or to a heading of a document.
 pub(crate) fn links(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
-    for (path, text) in tree.documents.iter().filter(|(path, _)| path.ends_with(".md")) {
-        for (line, target) in link_targets(text) {
+    for (path, text) in markdown(tree) {
+        for Link { line, target, .. } in links_in(text) {
             if target.contains("://") || target.starts_with("mailto:") {
                 continue;
             }
@@ -72,6 +78,36 @@ pub(crate) fn links(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintRep
             }
         }
     }
+}
+
+/// A link of the guide to another chapter or to an item has a definition in the file, for its readers, and one of the
+/// same label in [`GUIDE_MODULE`], which rustdoc checks.
+pub(crate) fn guide_links(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    let module = tree.sources.get(GUIDE_MODULE).map_or("", |source| &source.text);
+    for (path, text) in markdown(tree).filter(|(path, _)| path.starts_with(GUIDE_DIR)) {
+        for Link { line, label, target } in links_in(text) {
+            let is_local = !target.contains("://") || target.starts_with(CRATE_DOCS);
+            let is_defined = label.is_some_and(|label| module.contains(&format!("/// [{label}]: crate::")));
+            if is_local && !target.starts_with('#') && !is_defined {
+                report.add("guide-link", path, line, format!("`{target}` has no label that {GUIDE_MODULE} defines"));
+            }
+        }
+    }
+}
+
+/// The web page of the repository shows all lines of a program.
+pub(crate) fn hidden_lines(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    for (path, text) in markdown(tree) {
+        for (line, content, language) in lines_with_language(text) {
+            if language == Some("rust") && (content == "#" || content.starts_with("# ")) {
+                report.add("hidden-line", path, line, "only rustdoc hides this line");
+            }
+        }
+    }
+}
+
+fn markdown(tree: &SourceTree) -> impl Iterator<Item = (&String, &String)> {
+    tree.documents.iter().filter(|(path, _)| path.ends_with(".md"))
 }
 
 /// Every source file that [`ARCHITECTURE`] names in backticks exists: below the engine's sources, or below the crate.
@@ -144,15 +180,25 @@ fn doc_above(source: &RustSource, line: usize) -> String {
     lines.iter().rev().take_while(is_doc).map(|text| format!("{text}\n")).collect()
 }
 
-/// Targets of `[text](target)` outside of fences and code spans, with their lines.
-fn link_targets(text: &str) -> Vec<(usize, &str)> {
+/// `[text](target)`, or a definition `[label]: target`.
+struct Link<'a> {
+    line: usize,
+    label: Option<&'a str>,
+    target: &'a str,
+}
+
+/// Links and definitions outside of fences and code spans.
+fn links_in(text: &str) -> Vec<Link<'_>> {
     let mut found = Vec::new();
     for (line, content) in lines_outside_fences(text) {
+        if let Some((label, target)) = content.strip_prefix('[').and_then(|rest| rest.split_once("]: ")) {
+            found.push(Link { line, label: Some(label), target });
+        }
         for (at, _) in content.match_indices("](") {
             let in_code = content[..at].matches('`').count() % 2 == 1;
             let target = content[at + 2..].split([')', ' ']).next().unwrap_or_default();
             if !in_code {
-                found.push((line, target));
+                found.push(Link { line, label: None, target });
             }
         }
     }
@@ -173,10 +219,15 @@ fn headings(text: &str) -> BTreeSet<String> {
 
 /// Lines outside of fences, counted from 1.
 fn lines_outside_fences(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let mut fenced = false;
+    lines_with_language(text).filter(|(.., language)| language.is_none()).map(|(line, content, _)| (line, content))
+}
+
+/// Lines without those of the fences, counted from 1, with the language of the fences around them.
+fn lines_with_language(text: &str) -> impl Iterator<Item = (usize, &str, Option<&str>)> {
+    let mut language = None;
     text.lines().enumerate().filter_map(move |(i, line)| {
-        let fence = line.trim_start().starts_with("```");
-        fenced ^= fence;
-        (!fenced && !fence).then_some((i + 1, line))
+        let Some(info) = line.trim_start().strip_prefix("```") else { return Some((i + 1, line, language)) };
+        language = if language.is_none() { Some(info.trim()) } else { None };
+        None
     })
 }

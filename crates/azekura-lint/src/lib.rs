@@ -84,6 +84,8 @@ const LINT_RULES: &[(&str, LintRule)] = &[
     ("format-included", document_rules::formats_included),
     ("include-exists", document_rules::includes_exist),
     ("link", document_rules::links),
+    ("guide-link", document_rules::guide_links),
+    ("hidden-line", document_rules::hidden_lines),
     ("path", document_rules::paths),
     ("example", document_rules::examples),
 ];

@@ -16,6 +16,12 @@ fn valid_tree() -> Vec<(String, String)> {
         ),
         (RECORD, "# Imports\n\n```text\ntable -> block, base\nblock -> base\n```\n"),
         ("crates/azekura/docs/format/block.md", "# Block\n"),
+        (
+            "crates/azekura/docs/guide/a.md",
+            "See [`Error`] and [b].\n\n[`Error`]: https://docs.rs/azekura/E\n[b]: b.md\n",
+        ),
+        ("crates/azekura/docs/guide/b.md", "# B\n\n[top](#b)\n\n```rust\n#[derive(Debug)]\n```\n\n```sh\n# c\n```\n"),
+        ("crates/azekura/src/guide.rs", "/// [`Error`]: crate::Error\n/// [b]: crate::guide::b\nmod a {}\n"),
         ("crates/azekura/src/lib.rs", "pub(crate) mod base;\npub use base::error::Error;\n"),
         (
             "crates/azekura/src/base/mod.rs",
@@ -58,6 +64,26 @@ fn rules_broken_by(path: &str, text: &str) -> Vec<&'static str> {
 }
 
 const UNSAFE_BLOCK: &str = "fn f() {\n    let x = 1;\n    let _ = unsafe { g(x) };\n}\n";
+
+/// Violations outside of the engine's sources.
+const ERRORS_ELSEWHERE: &[(&str, &str, &str)] = &[
+    ("format-included", "crates/azekura/docs/format/lonely.md", "# Lonely\n"),
+    ("path", "ARCHITECTURE.md", "See `block/frame.rs` and `block/missing.rs`.\n"),
+    ("link", "README.md", "[a](docs/gone.md)\n"),
+    ("link", "README.md", "[a]\n\n[a]: docs/gone.md\n"),
+    ("link", "crates/azekura/docs/guide/b.md", "[`Error`]\n\n[`Error`]: crate::Error\n"),
+    ("guide-link", "crates/azekura/docs/guide/b.md", "[a](a.md)\n"),
+    ("guide-link", "crates/azekura/docs/guide/b.md", "[a]\n\n[a]: a.md\n"),
+    ("guide-link", "crates/azekura/docs/guide/b.md", "[`F`]\n\n[`F`]: https://docs.rs/azekura/F\n"),
+    ("hidden-line", "README.md", "```rust\n# use a::b;\n```\n"),
+    ("link", "docs/glossary.md", "[a](../README.md#nowhere)\n"),
+    ("absolute-path", "README.md", concat!("See /wo", "rk/notes.\n")),
+    ("person", "README.md", "For somebody.\n"),
+    ("metaphor", "fuzz/README.md", "The house.\n"),
+    ("unwrap", "crates/azekura-cli/src/main.rs", "fn main() { f().unwrap() }\n"),
+    ("unsafe-location", "crates/azekura-bench/src/engine/redb.rs", UNSAFE_BLOCK),
+    ("safety-comment", "crates/azekura-bench/src/engine/heed.rs", UNSAFE_BLOCK),
+];
 
 fn planted_errors() -> Vec<(&'static str, String, String)> {
     let long_function = format!("fn f() {{\n{}}}\n", "    g();\n".repeat(69));
@@ -112,19 +138,7 @@ fn planted_errors() -> Vec<(&'static str, String, String)> {
         ("example", "table/a.rs", "/// ```\npub(crate) fn e() {}\n\npub const fn f() {}\n"),
     ];
     let mut all: Vec<_> = cases.iter().map(|(rule, file, text)| (*rule, source(file), text.to_string())).collect();
-    let other: &[(&'static str, &str, &str)] = &[
-        ("format-included", "crates/azekura/docs/format/lonely.md", "# Lonely\n"),
-        ("path", "ARCHITECTURE.md", "See `block/frame.rs` and `block/missing.rs`.\n"),
-        ("link", "README.md", "[a](docs/gone.md)\n"),
-        ("link", "docs/glossary.md", "[a](../README.md#nowhere)\n"),
-        ("absolute-path", "README.md", concat!("See /wo", "rk/notes.\n")),
-        ("person", "README.md", "For somebody.\n"),
-        ("metaphor", "fuzz/README.md", "The house.\n"),
-        ("unwrap", "crates/azekura-cli/src/main.rs", "fn main() { f().unwrap() }\n"),
-        ("unsafe-location", "crates/azekura-bench/src/engine/redb.rs", UNSAFE_BLOCK),
-        ("safety-comment", "crates/azekura-bench/src/engine/heed.rs", UNSAFE_BLOCK),
-    ];
-    all.extend(other.iter().map(|(rule, path, text)| (*rule, path.to_string(), text.to_string())));
+    all.extend(ERRORS_ELSEWHERE.iter().map(|(rule, path, text)| (*rule, path.to_string(), text.to_string())));
     all
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn metaphors(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut Lin
 }
 
 /// The guide for users of other stores.
-const MIGRATING: &str = "crates/azekura/src/guide/migrating.md";
+const MIGRATING: &str = "crates/azekura/docs/guide/migrating.md";
 
 /// A concept has one word: those in the last column of the glossary are not used. The bench, the importers and
 /// the guide about migrating speak of other stores in their words, and the changelog names what was renamed.

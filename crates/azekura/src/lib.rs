@@ -22,12 +22,67 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The user guide is [`guide`]; it begins with [a first program](guide::first_program).
+//! # Where to continue
 //!
-//! Where to continue: [`Config`] opens a [`Database`]; a [`Database`] has [`Partition`]s, [`Batch`]es and
-//! [`Snapshot`]s; [`PersistMode`] states which failures a commit survives; [`Error`] states what to do.
-//! `ARCHITECTURE.md` in the repository describes the layers, `DURABILITY.md` the guarantees, `docs/format/` the
-//! files.
+//! - The user guide is [`guide`]; it begins with [a first program](guide::first_program).
+//! - [`Config`] opens a [`Database`]; a [`Database`] has [`Partition`]s, [`Batch`]es, [`Snapshot`]s and
+//!   [`Transaction`]s; [`PersistMode`] states which failures a commit survives; [`Error::kind`] says what to do.
+//! - [README], [DURABILITY.md] (each guarantee, and what is not covered), [ARCHITECTURE.md] (layers and flows),
+//!   [features of comparable engines].
+//!
+//! # Features
+//!
+//! - Partitions of two engines: LSM trees for data larger than memory, and [pools](EngineType::Pmem), B+ trees in
+//!   memory. One write-ahead log, one order of commits, batches and snapshots over all of them.
+//! - [Transactions](Database::transact) at serializable or snapshot isolation, [conditional batches](Batch::expect),
+//!   [`compare_and_swap`](Partition::compare_and_swap), [merge operators](merge_operators).
+//! - Iterators in both directions that own what they read; [range deletes](Partition::remove_range);
+//!   [records that expire](Partition::insert_with_ttl); [bulk loads](Partition::ingest).
+//! - [Key-value separation](KvSeparationOptions) with [garbage collection](GarbageCollection); compression per level;
+//!   [comparators](Comparator), [compaction filters](CompactionFilter), [prefix filters](PrefixExtractor).
+//! - [Checkpoints](Database::checkpoint), [verification](inspect::verify), [metrics](Metrics), [events](Listener), and
+//!   the command `azekura` in the crate azekura-cli.
+//!
+//! # Limits
+//!
+//! | | |
+//! |---|---|
+//! | key | 0 to 65,535 bytes |
+//! | value | 4 GiB - 1 byte with key-value separation; otherwise half of the memory budget (256 MiB by default) |
+//! | batch | half of the memory budget; values of 1 MiB or more that go to blob files do not count |
+//! | transaction | half of the memory budget for reads and twice the writes |
+//! | name of a partition | 1 to 255 bytes of UTF-8 |
+//! | pool | [`PmemOptions::max_size`], 1 GiB by default, 8 TiB at most |
+//! | processes | one that writes, or many that read |
+//!
+//! Memory: [`Config::memory_budget`] (512 MiB by default) bounds the memtables, [`Config::cache_size`] (64 MiB) the
+//! block cache, and `max_size` each pool. Memtables that iterators hold, top levels of indexes and filters, and buffers
+//! are not bounded; [operating](guide::operating) lists them.
+//!
+//! # What is not there
+//!
+//! Reading beside a writer in another process, replication, a change feed, incremental backups and backups to object
+//! stores, encryption, an asynchronous interface, compaction strategies other than leveled, more than one compaction of
+//! a partition at a time, a budget for all memory, and interfaces for other languages.
+//!
+//! # Feature flags
+//!
+//! None is on by default.
+//!
+//! - `bytes`: `From<Slice> for bytes::Bytes`.
+//! - `serde`: `Serialize` and `Deserialize` of options, settings and metrics.
+//! - `testing`: simulated file systems with crashes and faults. For tests only, because it can plant bugs.
+//!
+//! # Platforms
+//!
+//! Rust 1.90 or newer; no C compiler. Linux on x86-64 runs all tests. Linux on aarch64, macOS, Windows and FreeBSD are
+//! compiled and not tested. Mapped files and direct I/O are used on Linux only. Version 0.1.0 is the first one: see
+//! [stability](guide::stability) for formats and upgrades.
+//!
+//! [README]: https://github.com/azekura/azekura/blob/main/README.md
+//! [DURABILITY.md]: https://github.com/azekura/azekura/blob/main/DURABILITY.md
+//! [ARCHITECTURE.md]: https://github.com/azekura/azekura/blob/main/ARCHITECTURE.md
+//! [features of comparable engines]: https://github.com/azekura/azekura/blob/main/docs/comparison.md
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

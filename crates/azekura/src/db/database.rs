@@ -105,7 +105,9 @@ impl Database {
     /// Opens the partition `name`, and creates it with `options` if it does not exist.
     ///
     /// The name has 1 to 255 bytes of UTF-8. An existing partition keeps the options that are stored with it;
-    /// [`Partition::set_options`] changes them. Only the engine of `options` must be that of the partition.
+    /// [`Partition::set_options`] changes them. Its engine must be that of `options`, and it must have neither a
+    /// comparator nor a merge operator; [`open_partition_with`](Database::open_partition_with) takes these. The rest of
+    /// `options` has no effect then.
     ///
     /// Creation is atomic, and as durable as the default durability of the database. Every later sync of the WAL
     /// makes it durable too.

@@ -33,8 +33,9 @@ pub enum Isolation {
     /// the transaction has read was changed meanwhile.
     #[default]
     Serializable,
-    /// All reads see one snapshot. A commit fails if a key that it writes was changed meanwhile. Two transactions that
-    /// each write what the other one has read may both commit (write skew).
+    /// All reads see one snapshot and the transaction's own writes. A commit fails if another commit has meanwhile
+    /// changed a key that it inserts, removes or merges, or a key in a range that it removes, whether it has read the
+    /// key or not. Two transactions that each write what the other one has read may both commit (write skew).
     Snapshot,
 }
 
