@@ -240,6 +240,23 @@ fn native_export_carries_options() {
     assert_eq!(open("plain").partition("blobs").unwrap().options(), PartitionCreateOptions::default());
 }
 
+/// A file that the first version of the format has. Every later version reads it.
+#[test]
+fn native_file_of_version_1_is_read() {
+    let p = CliFixture::new();
+    std::fs::write(p.path("old.azk"), include_bytes!("testdata/native-v1.azk")).unwrap();
+    assert_eq!(p.json("import --db d old.azk")["entries"], 3);
+    let pair = |key: &[u8], value: &[u8]| (key.to_vec(), value.to_vec());
+    assert_eq!(entries(&p, "d", "pages"), [pair(b"a", b"1"), pair(b"b", b"2")]);
+    assert_eq!(entries(&p, "d", "pool"), [pair(b"\x00\xff", b"\xca\xfe")]);
+    let db = Config::new(p.path("d")).open_read_only().unwrap();
+    let separated = KvSeparationOptions::default().separation_threshold(1 << 10);
+    let pages = PartitionCreateOptions::default().block_size(16 << 10).with_kv_separation(separated);
+    assert_eq!(db.partition("pages").unwrap().options(), pages);
+    let pool = EngineType::Pmem(PmemOptions::default().max_size(64 << 20));
+    assert_eq!(db.partition("pool").unwrap().options(), PartitionCreateOptions::default().engine(pool));
+}
+
 #[test]
 fn damaged_native_files_change_nothing() {
     let p = CliFixture::new();
