@@ -766,6 +766,25 @@ mod tests {
         assert_eq!(taken + free + (leaves_free - leaves) as u64 * LEAF_LEN, len, "bytes were lost");
     }
 
+    /// Regression: a pool that became shorter kept no free space. A few records more made it grow again, and the next
+    /// checkpoint cut it again.
+    #[test]
+    fn pool_near_a_boundary_keeps_its_length() {
+        let (image, mut space) = test_allocator();
+        let (step, half) = (space.grow_by, space.grow_by / 2);
+        let mut taken: Vec<_> = (0..20).map(|_| space.allocate(&image, half).unwrap()).collect();
+        taken.drain(4..).for_each(|at| space.free((at, half)));
+        assert_eq!((space.cut_free_end(), space.len), (Some(3 * step), 3 * step));
+        image.shrink(3 * step);
+        for _ in 0..5 {
+            taken.extend((0..2).map(|_| space.allocate(&image, half).unwrap()));
+            assert_eq!((space.cut_free_end(), space.len), (None, 3 * step));
+            taken.drain(3..).for_each(|at| space.free((at, half)));
+            assert_eq!((space.cut_free_end(), space.len), (None, 3 * step));
+            taken.push(space.allocate(&image, half).unwrap());
+        }
+    }
+
     #[test]
     fn allocator_neither_loses_nor_doubles_bytes() {
         let (image, mut space) = test_allocator();
