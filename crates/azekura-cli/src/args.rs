@@ -160,12 +160,12 @@ pub(crate) enum Command {
     /// Write a partition out as a directory (key → path), CSV or JSON lines, or all partitions as a native file.
     ///
     /// A native file holds the partitions with their options, expiry times, checksums and an end mark; `import` creates
-    /// the partitions with these options. CSV and JSON lines have one encoding for all keys and one for all values, which
-    /// the name of the column or field states: "key" is UTF-8, the others are "key_hex", "key_base64" and
+    /// the partitions with these options. CSV and JSON lines have one encoding for all keys and one for all values,
+    /// which the name of the column or field states: "key" is UTF-8, the others are "key_hex", "key_base64" and
     /// "key_escape". Without --key-encoding and --value-encoding, all entries are read first to see whether they are
     /// UTF-8. As a directory, keys that are not safe relative paths (absolute, with "..", and so on) are skipped and
-    /// reported, and the exit code is 1. The other formats can hold every key and value. CSV, JSON lines and directories
-    /// have no expiry times.
+    /// reported, and the exit code is 1. The other formats can hold every key and value. CSV, JSON lines and
+    /// directories have no expiry times.
     #[command(after_help = "Examples:\n  azekura export --db my.db backup.azk\n  azekura export --db my.db \
                             entries.csv --key-encoding base64\n  azekura export --db my.db copy-of-documents\n  \
                             azekura export --db my.db - | gzip > entries.jsonl.gz")]

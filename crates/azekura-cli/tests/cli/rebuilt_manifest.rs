@@ -2,8 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use azekura::{Config, Database, EngineType, Partition, PartitionCreateOptions, PersistMode, PmemOptions};
+use azekura::fs::{DirEntry, DiskFs, File, FileLock, Fs, LockMode, Mapping, OpenMode};
+use azekura::{
+    Config, Database, EngineType, Partition, PartitionCreateOptions, PersistMode, PersistenceLevel, PmemOptions,
+};
 use serde_json::Value;
 
 use super::fixture::CliFixture;
@@ -186,13 +191,25 @@ fn replaced_tables_do_not_come_back() {
     std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
     let (report, recovered) = repair(&p, "out");
     assert_eq!(recovered["plain"], expected(&[(50..60, "new"), (60..70, "log"), (70..100, "old")]), "{report}");
-    assert!(notes(&report).contains("not used: the table was removed, or a compaction has replaced it"), "{report}");
-    // Without the compacted table, its inputs are all there is.
-    let compacted = std::fs::read_dir(p.path("d")).unwrap().map(|e| e.unwrap().path());
-    let compacted = compacted.filter(|path| path.extension().is_some_and(|e| e == "sst")).max().unwrap();
-    std::fs::write(compacted, "damaged").unwrap();
-    let (report, recovered) = repair(&p, "inputs");
-    assert_eq!(recovered["plain"].len(), 50, "{report}");
+    let first_report = report;
+    // Without the log and the table with the tombstones, the first input has removed keys and older values.
+    let files = |extension: &str| {
+        let paths = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
+        let mut paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|e| e == extension)).collect();
+        paths.sort();
+        paths
+    };
+    files("wal").iter().chain([&files("sst")[1]]).for_each(|path| std::fs::remove_file(path).unwrap());
+    let (report, recovered) = repair(&p, "without");
+    assert_eq!(recovered["plain"], expected(&[(50..60, "new"), (60..100, "old")]), "{report}");
+    assert!(
+        notes(&first_report).contains("not used: the table was removed, or a compaction has replaced it"),
+        "{first_report}"
+    );
+    // Without the compacted table, its input is all there is.
+    std::fs::write(&files("sst")[1], "damaged").unwrap();
+    let (report, recovered) = repair(&p, "input");
+    assert_eq!(recovered["plain"], expected(&[(0..100, "old")]), "{report}");
 }
 
 /// A dropped partition whose tables are still on disk came back; if a new one had its name, the new one was renamed.
@@ -230,4 +247,135 @@ fn dropped_partitions_do_not_come_back() {
     let (report, recovered) = repair(&p, "none");
     assert_eq!((&recovered["again"], &recovered["kept"]), (&all[0].1, &all[1].1), "{report}");
     assert!(!recovered.keys().any(|name| name.starts_with("again") && name != "again"), "{report}");
+}
+
+/// A table that names no partition, because an earlier version has written it, got the id of a pool, which was then left
+/// out without a message.
+#[test]
+fn unnamed_table_takes_no_id_of_a_pool() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let users = partition(&db, "users");
+    put(&users, 0..10, "user");
+    users.flush().unwrap();
+    let pool = EngineType::Pmem(PmemOptions::default());
+    let memory = db.open_partition("memory", PartitionCreateOptions::default().engine(pool)).unwrap();
+    put(&memory, 0..50, "pool");
+    memory.flush().unwrap();
+    copy_database(&p, &db);
+    std::fs::write(p.path("d/000900.sst"), include_bytes!("unnamed_table.sst")).unwrap();
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, _) = repair(&p, "out");
+    let found = report["partitions"].as_array().unwrap().iter().map(|found| (&found["name"], &found["entries"]));
+    let expected = [("partition-2", 50), ("table-000900", 60), ("users", 10)];
+    let expected = expected.map(|(name, entries)| (Value::from(name), Value::from(entries)));
+    assert_eq!(found.collect::<Vec<_>>(), expected.iter().map(|(a, b)| (a, b)).collect::<Vec<_>>(), "{report}");
+    assert!(notes(&report).contains("the table names no partition"), "{report}");
+}
+
+/// A file system that records the length of the longest read.
+#[derive(Debug)]
+struct MeasuredFs(Arc<dyn Fs>, Arc<AtomicUsize>);
+
+#[derive(Debug)]
+struct MeasuredFile(Arc<dyn File>, Arc<AtomicUsize>);
+
+impl Fs for MeasuredFs {
+    fn open(&self, path: &Path, mode: OpenMode) -> azekura::Result<Arc<dyn File>> {
+        Ok(Arc::new(MeasuredFile(self.0.open(path, mode)?, Arc::clone(&self.1))))
+    }
+
+    fn create_dir_all(&self, path: &Path) -> azekura::Result<()> {
+        self.0.create_dir_all(path)
+    }
+
+    fn read_dir(&self, path: &Path) -> azekura::Result<Vec<DirEntry>> {
+        self.0.read_dir(path)
+    }
+
+    fn exists(&self, path: &Path) -> azekura::Result<bool> {
+        self.0.exists(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> azekura::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> azekura::Result<()> {
+        self.0.remove_file(path)
+    }
+
+    fn remove_dir_all(&self, path: &Path) -> azekura::Result<()> {
+        self.0.remove_dir_all(path)
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> azekura::Result<()> {
+        self.0.hard_link(from, to)
+    }
+
+    fn sync_dir(&self, path: &Path) -> azekura::Result<()> {
+        self.0.sync_dir(path)
+    }
+
+    fn lock(&self, path: &Path, mode: LockMode) -> azekura::Result<Box<dyn FileLock>> {
+        self.0.lock(path, mode)
+    }
+
+    fn overwrites_in_place(&self, dir: &Path) -> bool {
+        self.0.overwrites_in_place(dir)
+    }
+
+    fn persistence_level(&self, dir: &Path) -> PersistenceLevel {
+        self.0.persistence_level(dir)
+    }
+}
+
+impl File for MeasuredFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> azekura::Result<usize> {
+        self.1.fetch_max(buf.len(), Ordering::Relaxed);
+        self.0.read_at(buf, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> azekura::Result<()> {
+        self.0.write_at(bytes, offset)
+    }
+
+    fn length(&self) -> azekura::Result<u64> {
+        self.0.length()
+    }
+
+    fn set_length(&self, len: u64) -> azekura::Result<()> {
+        self.0.set_length(len)
+    }
+
+    fn allocate(&self, len: u64) -> azekura::Result<()> {
+        self.0.allocate(len)
+    }
+
+    fn sync_data(&self) -> azekura::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn sync_all(&self) -> azekura::Result<()> {
+        self.0.sync_all()
+    }
+
+    fn map(&self, len: u64) -> azekura::Result<Option<Box<dyn Mapping>>> {
+        self.0.map(len)
+    }
+}
+
+/// All segments of the WAL were in memory at the same time.
+#[test]
+fn wal_segments_are_read_in_windows() {
+    let p = CliFixture::new();
+    let db = Config::new(p.path("live")).workers(0).wal_segment_size(8 << 20).open().unwrap();
+    put(&partition(&db, "users"), 0..10, "user");
+    let longest = Arc::new(AtomicUsize::new(0));
+    let fs: Arc<dyn Fs> = Arc::new(MeasuredFs(Arc::new(DiskFs::new()), Arc::clone(&longest)));
+    copy_database(&p, &db);
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    azekura::inspect::rebuilt_manifest(&fs, &p.path("d")).unwrap();
+    let longest = longest.load(Ordering::Relaxed);
+    assert!((512..2 << 20).contains(&longest), "{longest}");
 }

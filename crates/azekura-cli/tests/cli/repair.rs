@@ -447,6 +447,29 @@ fn keys_with_newer_versions_elsewhere_are_recovered() {
     }
 }
 
+/// A partition that cannot be created ended the repair. Here the process may not reserve the address space of a pool.
+#[cfg(target_os = "linux")]
+#[test]
+fn partition_that_cannot_be_created_is_reported() {
+    let p = CliFixture::new();
+    p.ok("put --create --db d --partition users ada 1");
+    for (db, partitions) in [("d", 2), ("only", 1)] {
+        p.ok(&format!("partitions create --db {db} zz --engine pmem --pool-max-size 8TiB"));
+        let command = format!("ulimit -v 8000000; exec \"$0\" repair {db} --out {db}-out --json");
+        let mut shell = std::process::Command::new("sh");
+        let ran =
+            shell.args(["-c", &command, env!("CARGO_BIN_EXE_azekura")]).current_dir(p.dir.path()).output().unwrap();
+        assert_eq!(ran.status.code(), Some(1), "{ran:?}");
+        let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
+        let reports = report["partitions"].as_array().unwrap();
+        let why = reports[partitions - 1]["unreadable"].as_str().unwrap();
+        assert!(reports.len() == partitions && why.contains("cannot be created"), "{report}");
+    }
+    assert_eq!(p.ok("partitions list --db d-out"), "users\n");
+    assert_eq!(p.ok("count --db d-out --partition users"), "1\n");
+    assert_eq!(p.ok("partitions list --db only-out"), "");
+}
+
 /// A key whose merge operator fails lost all keys behind it.
 #[test]
 fn failing_merges_lose_one_value_each() {

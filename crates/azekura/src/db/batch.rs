@@ -143,8 +143,8 @@ impl Batch {
     }
 
     /// Sets the value of a key until a point in time, in milliseconds since 1970, as in
-    /// [`Entry::expiry_ms`](crate::Entry::expiry_ms). Without one, the value does not expire, also in a partition with a
-    /// [default TTL](crate::PartitionCreateOptions::default_ttl). A value whose time has come is not visible.
+    /// [`Entry::expiry_ms`](crate::Entry::expiry_ms). Without one, the value does not expire, also in a partition with
+    /// a [default TTL](crate::PartitionCreateOptions::default_ttl). A value whose time has come is not visible.
     ///
     /// [`commit`](Batch::commit) returns `Invalid` for a time of 2^64 − 1.
     ///

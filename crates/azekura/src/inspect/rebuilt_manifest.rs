@@ -19,7 +19,6 @@ use crate::inspect::report::read_whole;
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::manifest::{MANIFEST_NAME, encode_manifest, salvage_edits};
 use crate::pmem::pool::{self, ImageHeader, PAGE_LEN, PoolFileKind};
-use crate::record_log::reader::LogSource;
 use crate::table::format::{TableOrigin, TableProperties};
 use crate::table::reader::TableReader;
 use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
@@ -136,7 +135,10 @@ impl FoundTable {
     fn hides(&self, range: &KeyRange, seqno: SeqNo, order: &KeyOrder) -> bool {
         let overlaps = range.start.cmp_key(&self.meta.largest_key.0, order).is_lt()
             && range.end.cmp_key(&self.meta.smallest_key.0, order).is_gt();
-        overlaps && self.meta.smallest_seqno == SeqNo::ZERO && self.flushed_through() >= seqno
+        // Tables of earlier versions do not state what was flushed when they were written.
+        let has_applied =
+            !matches!(&self.properties.origin, TableOrigin::Compaction(origin) if origin.flushed_through < seqno);
+        overlaps && self.meta.smallest_seqno == SeqNo::ZERO && has_applied
     }
 }
 
@@ -307,8 +309,8 @@ impl ManifestRebuild {
             |path: &PathBuf| replaced.iter().any(|number| path.ends_with(DataFileKind::Table.file_name(*number)));
         self.left_out.retain(|(path, _)| !replaced_file(path));
         for number in unclear.iter().filter(|number| tables.contains_key(number)) {
-            let sentence = "a compaction of this table has not ended, or tables of it are lost: older values and removed \
-                            keys may be back";
+            let sentence = "a compaction of this table has not ended, or tables of it are lost: older values and \
+                            removed keys may be back";
             self.note_table(*number, sentence);
         }
         let temporary: Vec<FileNumber> =
@@ -385,8 +387,8 @@ impl ManifestRebuild {
         }
     }
 
-    /// Adds the tables of ingests with their sequence numbers. The WAL has the number of an ingest as long as it has the
-    /// commit behind it. Otherwise it is above everything that was visible when the ingest was written, and commits
+    /// Adds the tables of ingests with their sequence numbers. The WAL has the number of an ingest as long as it has
+    /// the commit behind it. Otherwise it is above everything that was visible when the ingest was written, and commits
     /// after that time count as newer.
     fn add_ingested_tables(&mut self, tables: &BTreeMap<FileNumber, FoundTable>, wal: &WalFacts) {
         let mut ingests: BTreeMap<FileNumber, Vec<(PartitionId, String, &FoundTable)>> = BTreeMap::new();
@@ -430,7 +432,8 @@ impl ManifestRebuild {
             self.note_table(table.meta.number, sentence);
         } else if has_newer {
             let sentence = format!(
-                "the place of this ingest among the commits is lost: those after sequence number {visible} count as newer"
+                "the place of this ingest among the commits is lost: those after sequence number {visible} count as \
+                 newer"
             );
             self.note_table(table.meta.number, sentence);
         }
@@ -539,6 +542,8 @@ impl ManifestRebuild {
     fn add_wal(&mut self, tables: &BTreeMap<FileNumber, FoundTable>) -> WalFacts {
         let (segments, is_complete) = self.find_segments();
         let mut facts = WalFacts::default();
+        let ingested = tables.values().filter(|table| table.is_ingested());
+        facts.markers = ingested.map(|table| (table.ingest_number(), Vec::new())).collect();
         let first = segments.values().map(|(_, header)| header.first_seqno).min();
         facts.complete_from = first.filter(|_| is_complete);
         let mut written = BTreeSet::new();
@@ -548,7 +553,7 @@ impl ManifestRebuild {
             self.state.wal_segments.insert(*epoch, *number);
             let Ok(file) = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read) else { continue };
             // The replay reports what cannot be read.
-            let _ = visit_commits(header, LogSource::File(&*file), &mut |commit| {
+            let _ = visit_commits(header, &*file, &mut |commit| {
                 self.visit_commit(&commit, tables, &mut facts, &mut written, &mut newest_range_delete);
             });
         }
@@ -562,8 +567,8 @@ impl ManifestRebuild {
         facts
     }
 
-    /// The segments of the WAL, and whether no part of it is missing. Segments that the newest one does not follow, over
-    /// any number of others, are spare files with old records. They are left out, unless they may have newer ones.
+    /// The segments of the WAL, and whether no part of it is missing. Segments that the newest one does not follow,
+    /// over any number of others, are spare files with old records. They are left out, unless they may have newer ones.
     fn find_segments(&mut self) -> (Segments, bool) {
         let mut segments = Segments::new();
         let mut is_complete = true;
@@ -591,9 +596,10 @@ impl ManifestRebuild {
         let first = linked.iter().filter_map(|epoch| segments.get(epoch)).map(|(_, header)| header.first_seqno).min();
         let is_old = |(number, header): &(FileNumber, WalSegmentHeader)| {
             let mut last = header.first_seqno;
-            let read = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read).and_then(|file| {
-                visit_commits(header, LogSource::File(&*file), &mut |commit| last = last.max(commit.first_seqno))
-            });
+            let read = self
+                .fs
+                .open(&self.dir.join(segment_name(*number)), OpenMode::Read)
+                .and_then(|file| visit_commits(header, &*file, &mut |commit| last = last.max(commit.first_seqno)));
             read.is_ok() && first.is_some_and(|first| last < first)
         };
         if is_complete && segments.iter().all(|(epoch, segment)| linked.contains(epoch) || is_old(segment)) {
@@ -613,9 +619,9 @@ impl ManifestRebuild {
         newest: &mut BTreeMap<PartitionId, SeqNo>,
     ) {
         if let Some(marker) = IngestMarker::of_payload(commit.payload)
-            && tables.get(&marker.first_table).is_some_and(FoundTable::is_ingested)
+            && let Some(found) = facts.markers.get_mut(&marker.first_table)
         {
-            facts.markers.entry(marker.first_table).or_default().push((marker.partition, commit.first_seqno));
+            found.push((marker.partition, commit.first_seqno));
         }
         for (at, record) in (0..).zip(WalRecordIter::new(commit.payload).map_while(Result::ok)) {
             let (id, seqno) = (record.partition, commit.first_seqno.plus(at));
@@ -681,175 +687,5 @@ impl ManifestRebuild {
         ManifestState::replay(&edits)?;
         let bytes = encode_manifest(self.state.instance, &edits)?;
         Ok(RebuiltManifest { bytes, left_out: self.left_out, notes: self.notes })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use super::*;
-    use crate::base::EntryRef;
-    use crate::db::config::Config;
-    use crate::db::options::{EngineType, PartitionCreateOptions};
-    use crate::pmem::options::PmemOptions;
-    use crate::table::options::TableOptions;
-    use crate::table::writer::TableWriter;
-    use crate::vfs::disk::DiskFs;
-    use crate::vfs::fs::{DirEntry, PersistenceLevel};
-    use crate::vfs::{File, FileLock, LockMode, Mapping};
-    use crate::wal::RecoveryMode;
-
-    fn disk() -> Arc<dyn Fs> {
-        Arc::new(DiskFs::new())
-    }
-
-    /// Regression: a table that names no partition got the id of a pool, which was then left out without a message.
-    #[test]
-    fn unnamed_table_takes_no_id_of_a_pool() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("db");
-        let db = Config::new(&path).workers(0).open().unwrap();
-        let users = db.open_partition("users", PartitionCreateOptions::default()).unwrap();
-        users.insert("ada", "1").unwrap();
-        users.flush().unwrap();
-        let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
-        let memory = db.open_partition("memory", pool).unwrap();
-        memory.insert("grace", "2").unwrap();
-        memory.flush().unwrap();
-        drop((users, memory));
-        db.close().unwrap();
-        let fs = disk();
-        let file = fs.open(&path.join("000900.sst"), OpenMode::Create).unwrap();
-        let order = KeyOrder::bytewise();
-        let mut table = TableWriter::create(file, [9; 16], TableOptions::default(), order, 0, 0).unwrap();
-        for (key, seqno) in [("k1", 1), ("k2", 2)] {
-            let entry = EntryRef { user_key: key.as_bytes(), seqno: SeqNo(seqno), kind: RecordKind::Put, value: b"3" };
-            table.add(entry).unwrap();
-        }
-        table.finish(FileNumber(900)).unwrap();
-        std::fs::remove_file(path.join(MANIFEST_NAME)).unwrap();
-        let rebuilt = rebuilt_manifest(&fs, &path).unwrap();
-        std::fs::write(path.join(MANIFEST_NAME), &rebuilt.bytes).unwrap();
-        let db = Config::new(&path).recovery_mode(RecoveryMode::Salvage).open_read_only().unwrap();
-        let mut found: Vec<(String, Vec<String>)> = Vec::new();
-        for name in db.list_partitions() {
-            let keys = db.partition(&name).unwrap().keys().map(|key| String::from_utf8(key.unwrap().to_vec()).unwrap());
-            let keys = keys.collect();
-            found.push((name, keys));
-        }
-        let expected = [("partition-2", vec!["grace"]), ("table-000900", vec!["k1", "k2"]), ("users", vec!["ada"])];
-        let expected = expected.map(|(name, keys)| (name.to_owned(), keys.into_iter().map(String::from).collect()));
-        assert_eq!(found, expected, "{rebuilt:?}");
-        assert!(rebuilt.notes.iter().any(|(path, _)| path.ends_with("000900.sst")), "{rebuilt:?}");
-    }
-
-    /// A file system that records the length of the longest read.
-    #[derive(Debug)]
-    struct MeasuredFs(Arc<dyn Fs>, Arc<AtomicUsize>);
-
-    #[derive(Debug)]
-    struct MeasuredFile(Arc<dyn File>, Arc<AtomicUsize>);
-
-    impl Fs for MeasuredFs {
-        fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
-            Ok(Arc::new(MeasuredFile(self.0.open(path, mode)?, Arc::clone(&self.1))))
-        }
-
-        fn create_dir_all(&self, path: &Path) -> Result<()> {
-            self.0.create_dir_all(path)
-        }
-
-        fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
-            self.0.read_dir(path)
-        }
-
-        fn exists(&self, path: &Path) -> Result<bool> {
-            self.0.exists(path)
-        }
-
-        fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-            self.0.rename(from, to)
-        }
-
-        fn remove_file(&self, path: &Path) -> Result<()> {
-            self.0.remove_file(path)
-        }
-
-        fn remove_dir_all(&self, path: &Path) -> Result<()> {
-            self.0.remove_dir_all(path)
-        }
-
-        fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
-            self.0.hard_link(from, to)
-        }
-
-        fn sync_dir(&self, path: &Path) -> Result<()> {
-            self.0.sync_dir(path)
-        }
-
-        fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-            self.0.lock(path, mode)
-        }
-
-        fn overwrites_in_place(&self, dir: &Path) -> bool {
-            self.0.overwrites_in_place(dir)
-        }
-
-        fn persistence_level(&self, dir: &Path) -> PersistenceLevel {
-            self.0.persistence_level(dir)
-        }
-    }
-
-    impl File for MeasuredFile {
-        fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-            self.1.fetch_max(buf.len(), Ordering::Relaxed);
-            self.0.read_at(buf, offset)
-        }
-
-        fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
-            self.0.write_at(bytes, offset)
-        }
-
-        fn length(&self) -> Result<u64> {
-            self.0.length()
-        }
-
-        fn set_length(&self, len: u64) -> Result<()> {
-            self.0.set_length(len)
-        }
-
-        fn allocate(&self, len: u64) -> Result<()> {
-            self.0.allocate(len)
-        }
-
-        fn sync_data(&self) -> Result<()> {
-            self.0.sync_data()
-        }
-
-        fn sync_all(&self) -> Result<()> {
-            self.0.sync_all()
-        }
-
-        fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
-            self.0.map(len)
-        }
-    }
-
-    /// Regression: all segments of the WAL were in memory at the same time.
-    #[test]
-    fn wal_segments_are_read_in_windows() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("db");
-        let db = Config::new(&path).workers(0).wal_segment_size(8 << 20).open().unwrap();
-        let users = db.open_partition("users", PartitionCreateOptions::default()).unwrap();
-        users.insert("ada", "1").unwrap();
-        drop(users);
-        let longest = Arc::new(AtomicUsize::new(0));
-        let fs: Arc<dyn Fs> = Arc::new(MeasuredFs(disk(), Arc::clone(&longest)));
-        std::fs::remove_file(path.join(MANIFEST_NAME)).unwrap();
-        rebuilt_manifest(&fs, &path).unwrap();
-        let longest = longest.load(Ordering::Relaxed);
-        assert!((SEGMENT_HEADER_LEN..2 << 20).contains(&longest), "{longest}");
     }
 }

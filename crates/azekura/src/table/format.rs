@@ -87,7 +87,8 @@ pub(crate) enum TableOrigin {
     #[default]
     Flush,
     Compaction(CompactionOrigin),
-    /// An ingest whose first table is `first_output`. Its sequence number is above `visible`; the WAL has it (`commit.md`).
+    /// An ingest whose first table is `first_output`. Its sequence number is above `visible`; the WAL has it
+    /// (`commit.md`).
     Ingest {
         first_output: FileNumber,
         visible: SeqNo,
@@ -101,7 +102,8 @@ pub(crate) enum TableOrigin {
 /// The compaction that has written a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CompactionOrigin {
-    /// The first table that the compaction has written, the position of this one among them, and whether it is the last.
+    /// The first table that the compaction has written, the position of this one among its tables, and whether it is
+    /// the last.
     pub(crate) first_output: FileNumber,
     pub(crate) ordinal: u64,
     pub(crate) is_last: bool,

@@ -13,6 +13,7 @@ use crate::base::version_edit::{FileNumber, PartitionId, WalEpoch};
 use crate::base::{Error, RecordKind, Result, SeqNo};
 use crate::record_log::frame::LogFileIdentity;
 use crate::record_log::reader::{DamageScan, LogReadResult, LogSource, RecordLogReader, SeqnoOrder};
+use crate::vfs::File;
 use crate::wal::options::WalCommit;
 
 /// Length of a segment header in bytes: one sector, which the device writes completely or not at all. Frames start
@@ -160,10 +161,10 @@ pub(crate) fn scan_segment_bytes(bytes: &[u8]) -> Result<WalSegmentScan> {
 /// `Io`; `Unsupported` for frames of a newer version; `Corruption` if too many places look like frames.
 pub(crate) fn visit_commits(
     header: &WalSegmentHeader,
-    source: LogSource<'_>,
+    file: &dyn File,
     visit: &mut dyn FnMut(WalCommit<'_>),
 ) -> Result<()> {
-    let mut reader = header.reader(source, SeqnoOrder::Rising)?;
+    let mut reader = header.reader(LogSource::File(file), SeqnoOrder::Rising)?;
     loop {
         let at = reader.position();
         match reader.next()? {

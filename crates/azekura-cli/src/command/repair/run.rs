@@ -77,6 +77,7 @@ pub(crate) fn repair(args: &RepairArgs, db: &Path, output: &mut CommandOutput) -
     if reports.iter().any(|report| report.unreadable.is_none()) {
         stored = loader.finish()?.print_skipped(args.errors.all_errors, json);
     } else {
+        drop(loader);
         open::open_or_create(&args.out)?.close()?;
     }
     let printed = print(args, &verified, &RepairReport { reports, unnamed, left_out, notes }, output)?;

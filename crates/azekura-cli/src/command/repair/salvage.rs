@@ -120,7 +120,7 @@ pub(super) fn look_up_in_lost_ranges(
             }
             match partition.get(key) {
                 Ok(Some(value)) => {
-                    // A lookup does not tell the expiry time. It is that of the other view if this has the same version.
+                    // A lookup does not tell the expiry time. It is that of `others` if this has the same version.
                     let expiry_ms = entry.expiry_ms().filter(|_| entry.value().is_ok_and(|other| other == value));
                     put(key, &value, expiry_ms)?;
                     range.recovered += 1;

@@ -15,8 +15,8 @@ use crate::interrupt;
 use crate::progress::ProgressReporter;
 use crate::{display, encoding, path_key};
 
-/// Stores every regular file below `source` under its relative path. Skips unreadable files, and what an export that was
-/// killed has left.
+/// Stores every regular file below `source` under its relative path. Skips unreadable files, and what an export that
+/// was killed has left.
 pub(super) fn import(source: &Path, db: &Path, loader: &mut EntryLoader<'_>) -> Result<()> {
     if !source.is_dir() {
         return Err(CliError::input(source, "not a directory"));

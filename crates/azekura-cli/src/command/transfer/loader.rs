@@ -72,6 +72,8 @@ pub(crate) struct EntryLoader<'a> {
     pending_bytes: u64,
     /// Entries of the current partition.
     partition_entries: u64,
+    /// Whether nothing more is stored in the current partition.
+    has_given_up: bool,
     pub(crate) report: TransferReport,
     pub(crate) progress: ProgressReporter,
 }
@@ -92,6 +94,7 @@ impl<'a> EntryLoader<'a> {
             pending: Vec::new(),
             pending_bytes: 0,
             partition_entries: 0,
+            has_given_up: false,
             report: TransferReport::default(),
             progress,
         }
@@ -104,6 +107,7 @@ impl<'a> EntryLoader<'a> {
         self.name = name.into();
         self.options = options;
         self.partition_entries = 0;
+        self.has_given_up = false;
         if self.mode == LoadMode::Store {
             self.target()?;
         }
@@ -262,7 +266,7 @@ impl<'a> EntryLoader<'a> {
     pub(crate) fn finish(mut self) -> Result<TransferReport> {
         self.commit()?;
         let kept = self.report.skipped.is_empty() || self.partition_entries > 0;
-        if kept && self.mode == LoadMode::Store {
+        if kept && self.mode == LoadMode::Store && !self.has_given_up {
             self.target()?;
         }
         self.close(kept)
@@ -284,6 +288,7 @@ impl<'a> EntryLoader<'a> {
         self.pending.clear();
         self.pending_bytes = 0;
         self.target = None;
+        self.has_given_up = true;
     }
 
     /// Deletes the partitions that this import created, and closes the database. Returns whether entries remain that
