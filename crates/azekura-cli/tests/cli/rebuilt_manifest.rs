@@ -249,8 +249,8 @@ fn dropped_partitions_do_not_come_back() {
     assert!(!recovered.keys().any(|name| name.starts_with("again") && name != "again"), "{report}");
 }
 
-/// A table that names no partition, because an earlier version has written it, got the id of a pool, which was then left
-/// out without a message.
+/// A table that names no partition, because an earlier version has written it, got the id of a pool, which was then
+/// left out without a message.
 #[test]
 fn unnamed_table_takes_no_id_of_a_pool() {
     let p = CliFixture::new();
@@ -370,7 +370,7 @@ impl File for MeasuredFile {
 fn wal_segments_are_read_in_windows() {
     let p = CliFixture::new();
     let db = Config::new(p.path("live")).workers(0).wal_segment_size(8 << 20).open().unwrap();
-    put(&partition(&db, "users"), 0..10, "user");
+    put(&partition(&db, "users"), 0..1000, &"v".repeat(4000));
     let longest = Arc::new(AtomicUsize::new(0));
     let fs: Arc<dyn Fs> = Arc::new(MeasuredFs(Arc::new(DiskFs::new()), Arc::clone(&longest)));
     copy_database(&p, &db);

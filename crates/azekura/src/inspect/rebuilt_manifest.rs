@@ -19,7 +19,7 @@ use crate::inspect::report::read_whole;
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::manifest::{MANIFEST_NAME, encode_manifest, salvage_edits};
 use crate::pmem::pool::{self, ImageHeader, PAGE_LEN, PoolFileKind};
-use crate::table::format::{TableOrigin, TableProperties};
+use crate::table::format::{CompactionOrigin, TableOrigin, TableProperties};
 use crate::table::reader::TableReader;
 use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
 use crate::vfs::{Fs, OpenMode};
@@ -280,21 +280,19 @@ impl ManifestRebuild {
     /// Removes the tables that readable edits remove, or that a compaction has replaced of which all tables are there,
     /// and those that no edit may name.
     fn leave_out_removed(&mut self, tables: &mut BTreeMap<FileNumber, FoundTable>) {
-        let mut outputs: BTreeMap<FileNumber, (BTreeSet<u64>, Option<u64>, &[FileNumber])> = BTreeMap::new();
+        let mut outputs: BTreeMap<FileNumber, Vec<&CompactionOrigin>> = BTreeMap::new();
         for table in tables.values() {
             if let TableOrigin::Compaction(origin) = &table.properties.origin {
-                let (ordinals, last, inputs) = outputs.entry(origin.first_output).or_default();
-                ordinals.insert(origin.ordinal);
-                *inputs = &origin.inputs;
-                if origin.is_last {
-                    *last = Some(origin.ordinal);
-                }
+                outputs.entry(origin.first_output).or_default().push(origin);
             }
         }
         let (mut replaced, mut unclear) = (BTreeSet::new(), BTreeSet::new());
-        for (ordinals, last, inputs) in outputs.into_values() {
-            let is_complete = last.is_some_and(|last| ordinals.iter().copied().eq(0..=last));
-            if is_complete { &mut replaced } else { &mut unclear }.extend(inputs.iter().copied());
+        for outputs in outputs.into_values() {
+            let ordinals: BTreeSet<u64> = outputs.iter().map(|origin| origin.ordinal).collect();
+            let last = outputs.iter().find(|origin| origin.is_last).map(|origin| origin.ordinal);
+            let is_complete = last.is_some_and(|last| ordinals.into_iter().eq(0..=last));
+            let inputs = outputs.iter().flat_map(|origin| origin.inputs.iter().copied());
+            if is_complete { &mut replaced } else { &mut unclear }.extend(inputs);
         }
         for number in self.removed.union(&replaced) {
             if tables.remove(number).is_some() {
@@ -313,9 +311,10 @@ impl ManifestRebuild {
                             removed keys may be back";
             self.note_table(*number, sentence);
         }
-        let temporary: Vec<FileNumber> =
-            tables.extract_if(.., |_, t| t.properties.origin == TableOrigin::Temporary).map(|(n, _)| n).collect();
+        let is_temporary = |table: &FoundTable| table.properties.origin == TableOrigin::Temporary;
+        let temporary: Vec<FileNumber> = tables.iter().filter(|(_, t)| is_temporary(t)).map(|(n, _)| *n).collect();
         for number in temporary {
+            tables.remove(&number);
             self.note_table(number, "not used: a part of the input of an ingest");
         }
     }

@@ -101,8 +101,11 @@ fn name_that_is_not_utf8_is_refused() {
     let env = open(&p.path("s"), EnvFlags::empty());
     let text = (b"\xfe".to_vec(), vec![b'x'; 48]);
     fill(&env, &[("users", numbered(0, 100)), ("default", Entries::from([text]))]);
+    let opened = env.open_databases_and_commit(env.read_txn().unwrap(), |opener, transaction| {
+        opener.open_database::<Bytes, Bytes>(transaction, None).map(CommitOrAbort::<_, ()>::Commit)
+    });
+    let unnamed = opened.unwrap().commit().flatten().unwrap();
     let transaction = env.read_txn().unwrap();
-    let unnamed = env.open_database::<Bytes, Bytes>(&transaction, None).unwrap().unwrap();
     let record = unnamed.get(&transaction, b"users").unwrap().unwrap().to_vec();
     drop(transaction);
     write(&env, None, DatabaseFlags::empty(), &[(b"\xff\xfe".to_vec(), record)]);

@@ -29,7 +29,7 @@ impl DbInner {
             let message = format!("value has {len} bytes, at most {limit} are allowed with a time to live");
             return Err(Error::invalid(message));
         }
-        if expires_ms >= NEVER_MS {
+        if expires_ms == NEVER_MS {
             return Err(Error::invalid("a record would expire 2^64 ms or more after 1970"));
         }
         match partition.expiry.is_used() {

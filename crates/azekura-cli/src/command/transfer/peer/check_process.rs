@@ -24,7 +24,7 @@ pub(super) fn check(args: &ImportArgs) -> Result<TransferReport> {
     match (output.status.code(), parsed(&output.stdout), parsed(&output.stderr)) {
         (Some(0), Some(report), _) => {
             let number = |field: &str| report[field].as_u64().unwrap_or_default();
-            Ok(TransferReport { entries: number("entries"), bytes: number("bytes"), skipped: Vec::new() })
+            Ok(TransferReport { entries: number("entries"), bytes: number("bytes"), ..TransferReport::default() })
         }
         (Some(code), _, Some(error)) => {
             Err(CliError::of_process(u8::try_from(code).unwrap_or(u8::MAX), &error["error"]))
