@@ -240,7 +240,7 @@ fn native_export_carries_options() {
     assert_eq!(open("plain").partition("blobs").unwrap().options(), PartitionCreateOptions::default());
 }
 
-/// A file that the first version of the format has. Every later version reads it.
+/// A file of version 1 of the format. Every later version reads it.
 #[test]
 fn native_file_of_version_1_is_read() {
     let p = CliFixture::new();
