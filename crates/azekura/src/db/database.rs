@@ -317,6 +317,7 @@ impl Database {
             inner.writer()?;
         }
         worker::catch_panics(inner, || inner.catalog.open(state, components, options))?;
+        inner.update_write_stalls_after([&**state]); // the tree may have been built now
         new_operator.map_or(Ok(()), |operator| inner.store_merge_operator(state, operator))
     }
 

@@ -568,22 +568,30 @@ impl DbInner {
         if !self.memory_is_full() {
             return;
         }
-        let trees = self.catalog.all().into_iter().filter_map(|partition| partition.tree_if_built().cloned());
-        let mut large: Vec<_> = trees.map(|tree| (tree.active_bytes(), tree)).collect();
+        let active = |partition: &PartitionState| partition.tree_if_built().map_or(0, |tree| tree.active_bytes());
+        let mut large: Vec<_> = self.catalog.all().into_iter().map(|state| (active(&state), state)).collect();
         large.retain(|(bytes, _)| *bytes >= BUDGET_SEAL_BYTES_MIN);
         large.sort_unstable_by_key(|(bytes, _)| Reverse(*bytes));
         // Each memtable at most once, so that the loop ends even if sealing does not reduce the active bytes.
-        for (_, tree) in large {
+        for (_, partition) in large {
             if !self.memory_is_full() {
                 return;
             }
-            tree.seal();
+            self.seal(&partition);
             self.min_active_bytes_to_seal.store(0, Ordering::Relaxed);
         }
         if self.memory_is_full() {
             // No memtable is large enough until the active memtables have grown.
             self.min_active_bytes_to_seal
                 .store(self.memtable_memory().active() + BUDGET_SEAL_BYTES_MIN, Ordering::Relaxed);
+        }
+    }
+
+    /// Seals the active memtable of a partition.
+    pub(crate) fn seal(&self, partition: &PartitionState) {
+        if let Some(tree) = partition.tree_if_built() {
+            tree.seal();
+            self.update_write_stalls_after([partition]);
         }
     }
 

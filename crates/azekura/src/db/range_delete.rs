@@ -68,12 +68,13 @@ impl Partition {
     /// Removes every key, and gives the disk space back before it returns.
     ///
     /// Flushes the partition, and deletes the tables and blob files that existed at the call. Those that a snapshot or
-    /// an iterator needs are deleted after its release. Keys that other threads insert meanwhile stay. The file of a
-    /// pool keeps its size; its space is free for other records.
+    /// an iterator needs are deleted after its release. A compaction whose edit could not be written is completed
+    /// before. Keys that other threads insert meanwhile stay. The file of a pool keeps its size; its space is free for
+    /// other records.
     ///
     /// # Errors
-    /// As [`remove_range`](Partition::remove_range) and [`flush`](Partition::flush). If only the flush fails, the keys
-    /// are removed, and background work gives the space back later.
+    /// As [`remove_range`](Partition::remove_range) and [`flush`](Partition::flush). If only the flush or the deletion
+    /// of tables fails, the keys are removed, and background work gives the space back later.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

@@ -33,7 +33,8 @@ use crate::db::inner::DbInner;
 use crate::db::spill;
 use crate::db::state::backoff::Backoff;
 use crate::db::state::disk_reserve::ReserveUse;
-use crate::engine::{Engine, EngineHost, Pressure, Task, TaskReport};
+use crate::db::state::partition_tree::PartitionTree;
+use crate::engine::{EngineHost, Pressure, Task, TaskReport};
 use crate::lsm::tree::LsmTree;
 use crate::vfs::env::Thread;
 
@@ -66,6 +67,15 @@ pub(crate) enum WorkerRole {
     All,
     /// Does not run compactions or blob GC and does not remove obsolete files, so that a flush never waits for them.
     FlushesOnly,
+}
+
+/// Whether the thread that runs a task looks for the next one afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AfterTask {
+    /// It runs the next task of any kind itself.
+    Continues,
+    /// A worker must run the next task.
+    WakesWorkers,
 }
 
 /// Whether failed work is tried before its backoff has ended.
@@ -118,13 +128,14 @@ pub(crate) fn step(inner: &DbInner) -> Result<bool> {
     if inner.settings.workers == 0 && sync_if_due(inner)? {
         return Ok(true);
     }
-    let first = run_next_task(inner, WorkerRole::All, RetryPolicy::AfterBackoff);
-    let done = first.and_then(|done| Ok(done || run_next_task(inner, WorkerRole::All, RetryPolicy::Now)?));
+    let run_next = |retry| run_next_task(inner, WorkerRole::All, retry, AfterTask::WakesWorkers);
+    let first = run_next(RetryPolicy::AfterBackoff);
+    let done = first.and_then(|done| Ok(done || run_next(RetryPolicy::Now)?));
     done.map_err(|failed| failed.error)
 }
 
 /// Runs one background task; returns false if there was none that `role` and `retry` allow.
-fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy) -> Result<bool, FailedWork> {
+fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy, after: AfterTask) -> Result<bool, FailedWork> {
     inner.poison.check().map_err(FailedWork::scheduling)?;
     inner.seal_largest(); // recovery may have filled the memory budget
     let oldest = seal_oldest_wal_holders(inner);
@@ -155,7 +166,10 @@ fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy) -> Resul
     }
     if let Some(first) = most_urgent(&candidates) {
         let task = candidates[first].task;
-        run_task_kind(inner, &partitions[first], task, false)?;
+        if after == AfterTask::Continues && candidates.len() > 1 {
+            inner.work_available.notify_all(); // other workers can start the other tasks
+        }
+        run_task_kind(inner, &partitions[first], task, false, after)?;
         return Ok(true);
     }
     if may_tend { maintain_wal_with_backoff(inner) } else { Ok(false) }
@@ -178,12 +192,18 @@ fn update_backoff(inner: &DbInner, backoff: &Backoff, done: Result<bool, &Error>
 
 /// Runs one task of a tree, and updates counters, events and the backoff of the task.
 pub(crate) fn run_task(inner: &DbInner, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<()> {
-    run_task_kind(inner, partition, task, forced).map_err(|failed| failed.error)
+    run_task_kind(inner, partition, task, forced, AfterTask::WakesWorkers).map_err(|failed| failed.error)
 }
 
-fn run_task_kind(inner: &DbInner, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<(), FailedWork> {
+fn run_task_kind(
+    inner: &DbInner,
+    partition: &Arc<PartitionState>,
+    task: Task,
+    forced: bool,
+    after: AfterTask,
+) -> Result<(), FailedWork> {
     let Some(tree) = partition.tree_if_built() else { return Ok(()) };
-    run_accounted(inner, partition, task, || tree.run(task, forced, inner)).map(drop)
+    run_accounted(inner, partition, task, after, || tree.run(task, forced, inner)).map(drop)
 }
 
 /// Runs `work` on an LSM tree as a task of kind `task`. Updates counters, events and the backoff as [`run_task`]
@@ -195,13 +215,14 @@ pub(crate) fn run_lsm_task(
     mut work: impl FnMut(&LsmTree) -> Result<TaskReport>,
 ) -> Result<TaskReport> {
     let Some(tree) = partition.lsm_if_built() else { return Ok(TaskReport::default()) };
-    run_accounted(inner, partition, task, || work(tree)).map_err(|failed| failed.error)
+    run_accounted(inner, partition, task, AfterTask::WakesWorkers, || work(tree)).map_err(|failed| failed.error)
 }
 
 fn run_accounted(
     inner: &DbInner,
     partition: &Arc<PartitionState>,
     task: Task,
+    after: AfterTask,
     mut work: impl FnMut() -> Result<TaskReport>,
 ) -> Result<TaskReport, FailedWork> {
     let need = if task == Task::Flush { ReserveUse::Flush } else { ReserveUse::Compaction };
@@ -238,8 +259,9 @@ fn run_accounted(
     record_task(inner, partition, task, report);
     // The task may have made another one necessary, which this thread may not run. A worker may have found no task
     // before.
-    let next = partition.tree_if_built().map(|tree| catch_panics(inner, || Ok(tree.next_task(false, &[]))));
-    if !matches!(next, None | Some(Ok(None))) {
+    let next = |tree: &PartitionTree| catch_panics(inner, || Ok(tree.next_task(false, &[])));
+    if after == AfterTask::WakesWorkers && partition.tree_if_built().is_some_and(|tree| !matches!(next(tree), Ok(None)))
+    {
         inner.work_available.notify_all();
     }
     // Closing retires the WAL when all is flushed.
@@ -438,7 +460,7 @@ fn seal_oldest_wal_holders(inner: &DbInner) -> Option<SeqNo> {
             && tree.first_unflushed().is_some_and(|first| first <= oldest)
             && tree.pressure().sealed_memtables == 0
         {
-            tree.seal();
+            inner.seal(&partition);
         }
     }
     Some(oldest)
@@ -539,7 +561,9 @@ fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
             inner.work_available.wait_past(seen, 1_000);
             continue;
         }
-        match catch_unwind(AssertUnwindSafe(|| run_next_task(inner, role, RetryPolicy::AfterBackoff))) {
+        // A worker for flushes does not run the compaction that a flush has made necessary.
+        let after = if role == WorkerRole::All { AfterTask::Continues } else { AfterTask::WakesWorkers };
+        match catch_unwind(AssertUnwindSafe(|| run_next_task(inner, role, RetryPolicy::AfterBackoff, after))) {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) if is_first && seal_idle_memtables(inner, &mut resting) => {}
             Ok(Ok(false)) => {
@@ -591,7 +615,7 @@ fn seal_idle_memtables(inner: &DbInner, resting: &mut HashMap<PartitionId, (SeqN
         let Some(last) = tree.memtable_hiding_seqno() else { continue };
         match resting.get(&partition.id) {
             Some(&(before, since)) if before == last && now.saturating_sub(since) >= IDLE_MEMTABLE_NS => {
-                tree.seal();
+                inner.seal(&partition);
                 sealed = true;
             }
             Some(&(before, since)) if before == last => drop(seen.insert(partition.id, (before, since))),
@@ -673,6 +697,8 @@ pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>)
 /// `Closed` if the partition is deleted meanwhile.
 pub(crate) fn drop_covered_tables_and_wait(inner: &DbInner, partition: &Arc<PartitionState>) -> Result<()> {
     if partition.tree()?.lsm().is_some() {
+        // An edit may name its tables, so it must be installed before its inputs are removed.
+        compact_until_done(inner, partition, |tree| tree.finish_kept_compaction(inner))?;
         compact_until_done(inner, partition, |tree| tree.drop_whole_tables(true, inner))?;
         remove_obsolete_files(inner);
     }
@@ -702,7 +728,7 @@ fn compact_until_done(
 mod tests {
     use super::*;
     use crate::db::config::Config;
-    use crate::testing::{MemFs, TestEnv};
+    use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
 
     fn config() -> Config {
         Config::new(std::path::Path::new("/db")).fs(Arc::new(MemFs::new())).workers(0)
@@ -733,6 +759,68 @@ mod tests {
             last_wakes = wakes;
         }
         panic!("level 0 has 100 runs");
+    }
+
+    /// Regression: a worker that left another task woke all workers, although it runs the next task itself.
+    #[test]
+    fn worker_that_continues_wakes_no_others() {
+        let db = config().open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        let inner = &part.handle.inner;
+        let tree = part.state.tree().unwrap();
+        let wakes = |after| {
+            for n in 0..100u8 {
+                part.insert("k", [n]).unwrap();
+                tree.seal();
+                let before = inner.work_available.generation();
+                run_task_kind(inner, &part.state, Task::Flush, false, after).map_err(|failed| failed.error).unwrap();
+                if tree.next_task(false, &[]) == Some(Task::Compact) {
+                    let woken = inner.work_available.generation() > before;
+                    while step(inner).unwrap() {}
+                    return woken;
+                }
+            }
+            panic!("level 0 has 100 runs");
+        };
+        assert!(!wakes(AfterTask::Continues));
+        assert!(wakes(AfterTask::WakesWorkers));
+    }
+
+    /// Regression: the write delay did not count a memtable that was sealed because it was idle, or because it held the
+    /// WAL.
+    #[test]
+    fn sealed_memtables_count_for_write_stalls() {
+        let db = config().open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        let inner = &part.handle.inner;
+        part.insert("k", "v").unwrap();
+        inner.seal(&part.state);
+        assert!(inner.flush_waiting.load(Ordering::Relaxed));
+        part.flush().unwrap();
+        assert!(!inner.flush_waiting.load(Ordering::Relaxed));
+    }
+
+    /// Regression: `clear` returned and left all tables if a compaction waited whose edit could not be written, because
+    /// the disk was full.
+    #[test]
+    fn clear_completes_a_kept_compaction() {
+        let faults = FaultFs::new(Arc::new(MemFs::new()));
+        let db = config().fs(Arc::new(faults.clone())).disk_reserve(0).open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        let tree = part.state.lsm().unwrap();
+        for _ in 0..6 {
+            (0..50u8).for_each(|n| part.insert([n], [n; 100]).unwrap());
+            part.flush().unwrap();
+        }
+        assert!(db.step().unwrap(), "moves the oldest table");
+        let full = Fault::Error(std::io::ErrorKind::StorageFull);
+        faults.inject(FaultPlan::new(OpKind::Write, 1, full).in_path("MANIFEST").forever());
+        assert_eq!(db.step().unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert!(lock(&tree.compaction_state).paused_compaction.is_some());
+        faults.clear_faults();
+        part.clear().unwrap();
+        assert_eq!(part.disk_space(), 0);
+        assert!(lock(&tree.compaction_state).paused_compaction.is_none());
     }
 
     /// Regression: a memtable of tombstones stayed as long as nothing was written, so the first key cost half a second

@@ -69,6 +69,17 @@ impl LsmTree {
         self.install_compaction(job, host).map(Some)
     }
 
+    /// Resumes a paused compaction whose edit could not be committed, because an edit may name its tables. `None` if
+    /// there is none.
+    ///
+    /// # Errors
+    /// Those of a compaction.
+    pub(crate) fn finish_kept_compaction(&self, host: &dyn EngineHost) -> Result<Option<TaskReport>> {
+        let is_kept = |job: &mut CompactionJob| job.outputs().is_kept();
+        let has_kept = lock(&self.compaction_state).paused_compaction.as_mut().is_some_and(is_kept);
+        if has_kept { self.compact_with(true, host, |_| None) } else { Ok(None) }
+    }
+
     /// Sets the filter of compactions that begin from now on.
     pub(crate) fn set_compaction_filter(&self, filter: Arc<dyn CompactionFilter>) {
         *lock(&self.compaction_filter) = Some(filter);

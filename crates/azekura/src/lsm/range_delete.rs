@@ -14,6 +14,7 @@ use crate::base::version_edit::{FileNumber, TableMeta, VersionEdit};
 use crate::base::{EntryRef, Error, InternalKey, KeyOrder, Result, SeqNo};
 use crate::engine::{EngineHost, ExpiryLimits, TaskReport};
 use crate::iter::range_tombstones::RangeTombstones;
+use crate::lsm::blob_gc::BlobGcJob;
 use crate::lsm::compaction_job::CompactionJob;
 use crate::lsm::output::UncommittedFlush;
 use crate::lsm::read::SuperVersion;
@@ -136,6 +137,9 @@ impl LsmTree {
             self.drop_unused_direct_blob_file();
         }
         if numbers.is_empty() && dead.is_empty() {
+            if wait {
+                self.discard_outdated_blob_gc();
+            }
             return Ok(None);
         }
         let partition = self.context.partition;
@@ -156,6 +160,15 @@ impl LsmTree {
         let change = VersionChange { removed: numbers, blobs_removed, range_tombstones, ..VersionChange::default() };
         self.apply_change(change);
         Ok(Some(report))
+    }
+
+    /// Discards a paused blob GC whose files were removed since, because it keeps them open. The caller holds
+    /// `compaction_lock`.
+    fn discard_outdated_blob_gc(&self) {
+        let version = self.version();
+        let is_outdated = |job: &mut BlobGcJob| !job.inputs_exist(version.blobs());
+        let outdated = lock(&self.compaction_state).paused_blob_gc.take_if(is_outdated);
+        outdated.into_iter().for_each(|job| job.outputs.discard());
     }
 
     /// Estimates how many bytes range deletes cover of each table, as far as that is not known. A table that cannot be

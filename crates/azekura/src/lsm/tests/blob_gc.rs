@@ -193,6 +193,21 @@ fn gc_is_abandoned_when_its_inputs_are_gone() {
     assert_eq!(fixture.tree.version().blobs().stats(), []);
 }
 
+/// Regression: `clear` returned while a paused blob GC held the removed files, and their space came back with the next
+/// task only.
+#[test]
+fn removal_of_all_tables_abandons_a_paused_gc() {
+    let mut fixture = half_stale();
+    let chosen = stale_files(&fixture);
+    fixture.host.yields.store(true, Ordering::SeqCst);
+    collect(&fixture, &chosen).unwrap();
+    (0..60).for_each(|i| fixture.delete(&format!("key{i:03}")));
+    fixture.major_compact();
+    while fixture.tree.drop_whole_tables(true, &fixture.host).unwrap().is_some() {}
+    fixture.tree.context.obsolete_files.remove_all();
+    fixture.check_files();
+}
+
 #[test]
 fn refused_gc_edit_is_retried_or_abandoned() {
     for deletes in [false, true] {
