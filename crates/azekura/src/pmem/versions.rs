@@ -70,6 +70,8 @@ struct VersionTable {
     /// No reader below the first number sees an entry, and none at the second or above.
     min_seqno: AtomicU64,
     max_by: AtomicU64,
+    /// The number of removals from the list of readers when a reader was last found that needs it.
+    needed_at: AtomicU64,
     /// Bytes of the records.
     bytes: AtomicU64,
     /// Number of entries that were added since [`WrittenTables::checked_readers`] were registered, or whose changes
@@ -83,6 +85,7 @@ impl VersionTable {
             entries: Arc::new(Memtable::new(order.clone(), 0)),
             min_seqno: AtomicU64::new(u64::MAX),
             max_by: AtomicU64::new(0),
+            needed_at: AtomicU64::new(u64::MAX),
             bytes: AtomicU64::new(0),
             unchecked: AtomicU64::new(0),
         }
@@ -327,8 +330,16 @@ impl RetainedVersions {
         self.has_full_tables.load(Ordering::Acquire) && {
             let tables = self.tables.load();
             tables.first().is_some_and(|first| {
-                let (from, to) = first.bounds();
-                !self.readers.may_read_between(from, to)
+                let ((from, to), removals) = (first.bounds(), self.readers.removals());
+                // Until a reader ends, the answer stays: this comparison takes no lock.
+                if to > self.readers.visible() || first.needed_at.load(Ordering::Relaxed) == removals {
+                    return false;
+                }
+                let is_needed = self.readers.may_read_between(from, to);
+                if is_needed {
+                    first.needed_at.store(removals, Ordering::Relaxed);
+                }
+                !is_needed
             })
         }
     }
