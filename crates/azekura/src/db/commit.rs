@@ -870,7 +870,7 @@ mod tests {
                     threads.push(scope.spawn(|| db.delete_partition(doomed.clone())));
                     wait_until_queued(committer, 1);
                     for (at, write) in writes.iter().enumerate() {
-                        threads.push(scope.spawn(|| write()));
+                        threads.push(scope.spawn(write));
                         wait_until_queued(committer, at + 2);
                     }
                 });
