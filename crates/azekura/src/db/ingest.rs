@@ -363,6 +363,8 @@ impl<'a> Ingest<'a> {
             return Err(Error::invalid("an entry of the ingest was refused, so nothing is committed"));
         }
         let _call = self.partition.handle.inner.begin_api_call();
+        self.partition.handle.inner.check_outside()?;
+        self.partition.state.tree()?;
         let (buffer, entries) = (self.buffer, self.entries);
         match self.target {
             IngestTarget::Pool(batch) => commit_to_pool(batch)?,

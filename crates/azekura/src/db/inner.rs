@@ -393,7 +393,7 @@ impl DbInner {
                 return self.commit_single(partition, &record, logged.then_some(commit.payload), mode);
             }
         }
-        let written = self.write(commit, 0).and_then(|last| self.make_durable(last, mode));
+        let written = self.write(commit, None).and_then(|last| self.make_durable(last, mode));
         written.inspect_err(|_| drop(self.begin_api_call()))
     }
 
@@ -408,8 +408,7 @@ impl DbInner {
     ) -> Result<()> {
         let _call = self.begin_api_call();
         self.sync_direct_writes(ahead, mode)?;
-        self.poison.poison_on_failure(ahead.begin_commit())?;
-        let written = self.write(commit, ahead.bytes());
+        let written = self.write(commit, Some(ahead));
         if written.is_ok() || self.poison.is_set() {
             std::mem::take(ahead).mark_applied();
         }
@@ -426,9 +425,8 @@ impl DbInner {
         }
     }
 
-    /// Commits a batch with `bytes` of direct blob writes. Returns the sequence number through which the WAL must be
-    /// synced to make it durable.
-    fn write(&self, commit: CommitRequest<'_>, bytes: u64) -> Result<SeqNo> {
+    /// Commits a batch. Returns the sequence number through which the WAL must be synced to make it durable.
+    fn write(&self, commit: CommitRequest<'_>, direct_writes: Option<&DirectBlobWrites>) -> Result<SeqNo> {
         let writer = self.writer()?;
         let _write = begin_write()?;
         self.check_size(commit.payload.len() as u64)?;
@@ -444,6 +442,8 @@ impl DbInner {
             // Most of the validation, so that the leader reads only what has changed since.
             check.validate(commit.payload, commit.partitions, self.last_visible.get())?;
         }
+        // As late as possible, because a failed sync of the file poisons the database from now on.
+        self.poison.poison_on_failure(direct_writes.map_or(Ok(()), DirectBlobWrites::begin_commit))?;
         let CommitOutcome { last, sealed, range_deletes } = loop {
             let committed = match needs_preparation {
                 true => self.commit_prepared(writer, commit)?,
@@ -454,6 +454,7 @@ impl DbInner {
                 None => writer.committer.wait_for_turn_end()?,
             }
         };
+        let bytes = direct_writes.map_or(0, DirectBlobWrites::bytes);
         self.counters.user_bytes.add(commit.payload.len() as u64 + bytes);
         // A range delete may change any number of pages of a pool.
         let by_ranges = if range_deletes { RESERVE_CHECK_BYTES } else { 0 };

@@ -103,12 +103,17 @@ pub(crate) struct DirectBlobWrite {
 }
 
 impl DirectBlobWrite {
-    /// Tells that the WAL will point to the value from now on, whether it is durable or not.
+    /// Tells that the WAL may point to the value from now on, whether it is durable or not.
     ///
     /// # Errors
     /// The error of a failed sync of the file that has lost the value: then the WAL must not get the pointer.
     pub(crate) fn begin_commit(&self) -> Result<()> {
-        self.file.appender()?.begin_commit(self.pointer.frame_offset + self.pointer.frame_len)
+        self.file.appender()?.begin_commit(self.end())
+    }
+
+    /// The offset in its file at which the value ends.
+    pub(crate) fn end(&self) -> u64 {
+        self.pointer.frame_offset + self.pointer.frame_len
     }
 }
 

@@ -56,7 +56,11 @@ impl LsmTree {
         let packed = CompressedBlock::new(BlockKind::Blob, separation.compression, value);
         let mut open = lock(&self.direct_blobs.open_file);
         self.check_open()?;
-        open.take_if(|file| file.appender().is_ok_and(|appender| appender.has_failed()));
+        if let Some(failed) = open.take_if(|file| file.appender().is_ok_and(|appender| appender.has_failed()))
+            && !self.direct_blobs.files_with_pointers().contains(&failed.id)
+        {
+            self.drop_direct_blob_files(&[failed]); // no release of a pointer will do it
+        }
         if open.is_none() {
             *open = Some(self.create_direct_blob_file()?);
         }
@@ -111,10 +115,17 @@ impl LsmTree {
     /// # Errors
     /// The error of the sync, if no commit can have lost data; then the values must be abandoned. Else `Poisoned`.
     pub(crate) fn sync_direct_writes<'a>(&self, writes: impl IntoIterator<Item = &'a DirectBlobWrite>) -> Result<()> {
-        let files: BTreeMap<FileNumber, _> = writes.into_iter().map(|write| (write.file.id, &write.file)).collect();
-        for (id, file) in files {
-            let close = || self.close_direct_blob_file(id);
-            file.appender()?.sync_for_commit(id, &self.context.unsynced_blobs, close)?;
+        let mut files: BTreeMap<FileNumber, (&Arc<DirectBlobFile>, u64)> = BTreeMap::new();
+        for write in writes {
+            let (_, end) = files.entry(write.file.id).or_insert((&write.file, 0));
+            *end = write.end().max(*end);
+        }
+        for (id, (file, end)) in files {
+            let appender = file.appender()?;
+            if appender.synced() < end {
+                let close = || self.close_direct_blob_file(id);
+                appender.sync_for_commit(id, &self.context.unsynced_blobs, close)?;
+            }
         }
         Ok(())
     }

@@ -214,8 +214,8 @@ impl<T: HasTableMeta> Version<T> {
     /// first, and adjacent tables are joined to one run while their keys do not overlap.
     ///
     /// # Errors
-    /// `Corruption` for a level that does not exist, a table that is listed twice, or overlapping tables on a level
-    /// below 0.
+    /// `Corruption` for a level that does not exist, a table that is listed twice or whose figures contradict each
+    /// other, or overlapping tables on a level below 0.
     pub(crate) fn restore(tables: Vec<(u8, Arc<T>)>, order: &KeyOrder) -> Result<Version<T>> {
         let mut levels: Vec<Vec<Arc<T>>> = (0..NUM_LEVELS).map(|_| Vec::new()).collect();
         let mut seen = HashSet::new();
@@ -227,6 +227,9 @@ impl<T: HasTableMeta> Version<T> {
             }
             if order.cmp(&meta.smallest_key.0, &meta.largest_key.0).is_gt() {
                 return Err(Error::corruption(format!("smallest key of table {number} is above its largest key")));
+            }
+            if meta.smallest_seqno > meta.largest_seqno || meta.tombstones > meta.entries {
+                return Err(Error::corruption(format!("figures of table {number} contradict each other")));
             }
             let Some(list) = levels.get_mut(usize::from(level)) else {
                 return Err(Error::corruption(format!("table {number} is on level {level}, which does not exist")));

@@ -101,8 +101,8 @@ static FLUSHES: AtomicU64 = AtomicU64::new(0);
 /// A comparison waits at most this long for a flush.
 const FLUSH_WAIT: Duration = Duration::from_millis(300);
 
-/// The order of bytes, as an order that only the test knows. In the writer, its first comparison waits for a flush, so
-/// that WAL segments are retired while the tree of the partition is built.
+/// The order of bytes, as an order that only the test knows. In the writer, the first comparison waits for a flush, so
+/// that WAL segments are retired while the tree of the partition is built. Only while it is built.
 #[derive(Default)]
 struct WaitingComparator {
     has_waited: AtomicBool,
@@ -155,7 +155,9 @@ fn open_lsm(dir: &Path, db: &Database, name: &str, options: PartitionCreateOptio
     if !has_comparators(dir) {
         return db.open_partition(name, options);
     }
-    let part = db.open_partition_with_comparator(name, options, Arc::new(WaitingComparator::default()))?;
+    let comparator = Arc::new(WaitingComparator::default());
+    let part = db.open_partition_with_comparator(name, options, Arc::clone(&comparator) as Arc<dyn Comparator>)?;
+    comparator.has_waited.store(true, Relaxed); // a comparison in a write would keep the flushes from writing
     if name == PARTITION_NAMES[0] && std::env::var_os(WRITER_ENV).is_some() {
         part.flush()?;
     }
@@ -188,14 +190,16 @@ fn writer() {
         }
         let parts = open_partitions(&dir, &db).unwrap();
         say("open");
-        write_in_threads_until_killed(&dir, &db, &parts);
+        write_in_threads_until_killed(&dir, &db, &parts, &say);
     });
 }
 
-fn write_in_threads_until_killed(dir: &Path, db: &Database, parts: &[Partition]) {
+type Say<'a> = &'a (dyn Fn(&str) + Sync);
+
+fn write_in_threads_until_killed(dir: &Path, db: &Database, parts: &[Partition], say: Say<'_>) {
     thread::scope(|scope| {
         for writer in 0..WRITERS {
-            scope.spawn(move || write_until_killed(dir, db, parts, writer));
+            scope.spawn(move || write_until_killed(dir, db, parts, writer, say));
         }
         if runs_blob_gc(dir) {
             scope.spawn(|| run_blob_gc_until_killed(dir, &parts[1]));
@@ -284,7 +288,7 @@ fn removes_as_range(key: &str) -> bool {
     !key.ends_with(['0', '3', '6'])
 }
 
-fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u64) {
+fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u64, say: Say<'_>) {
     let mut notes = OpenOptions::new().append(true).create(true).open(ack_file(dir, writer)).unwrap();
     // The database may have one more commit than the records: the one in progress.
     let mut n = acknowledged_commits(dir, writer);
@@ -294,6 +298,7 @@ fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u6
         n += 1;
         notes.write_all(&n.to_le_bytes()).unwrap();
     }
+    let mut has_acknowledged = false;
     loop {
         n += 1;
         if let Some(alone) = parts.get(2) {
@@ -313,6 +318,10 @@ fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u6
         }
         commit.commit().unwrap();
         notes.write_all(&n.to_le_bytes()).unwrap();
+        if !has_acknowledged {
+            say("acknowledged");
+            has_acknowledged = true;
+        }
     }
 }
 
@@ -533,9 +542,8 @@ fn kill_repeatedly(test: &'static str, kills: u64, fresh_place: &dyn Fn() -> Tem
             count_acknowledged(place.path(), &mut counters);
             place = fresh_place();
         }
-        let word = if kill % 2 == 0 { "opening" } else { "open" };
-        // The time of opening depends on the machine, so this time is extended while the writer has not started to
-        // write.
+        // Every fourth kill comes after a commit, however slow the machine is.
+        let word = ["opening", "open", "opening", "acknowledged"][(kill % 4) as usize];
         let longest = if word == "opening" { rng.pick(&[300, 1_000, 3_000, 10_000]) } else { 60_000 };
         let said = start_and_kill(place.path(), word, Duration::from_micros(rng.below(longest)));
         counters.kills += 1;

@@ -74,7 +74,7 @@ impl TransactionOptions {
     ///
     /// The transaction belongs to the thread that called it last. A write of this thread that is not part of the
     /// transaction returns `Invalid`, because it would wait for itself. A transaction that waits for a write of another
-    /// thread never ends.
+    /// thread never ends; neither does a write of the thread that began it, if another thread called it last.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

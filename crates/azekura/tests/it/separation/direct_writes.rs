@@ -376,6 +376,44 @@ fn failed_blob_sync_spares_what_is_not_committed() {
     assert_clean(&fs);
 }
 
+/// The sync of a later value in the file failed, and with it a batch whose value was durable.
+#[test]
+fn durable_value_outlives_a_later_failed_sync() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (db, part) = open(&fs);
+    let mut pending = db.batch();
+    pending.durability(PersistMode::SyncData);
+    pending.insert(&part, key(1), value(1, 0, 1000));
+    insert_round_synced(&db, &part, 0, 0).unwrap();
+    faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+    assert_eq!(insert_round_synced(&db, &part, 2, 0).unwrap_err().kind(), ErrorKind::Io);
+    pending.commit().unwrap();
+    check_keys(&part, 2, 0);
+}
+
+/// The sync of a file without pointers failed, and the next value got a new file. Nothing removed the old one before
+/// the database was closed.
+#[test]
+fn failed_file_without_pointers_is_removed() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (db, part) = open(&fs);
+    for n in 0..3 {
+        let mut batch = db.batch();
+        batch.insert(&part, key(n), value(n, 0, 1000));
+        drop(batch);
+        faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+        db.persist(PersistMode::SyncAll).unwrap();
+    }
+    insert_round(&part, 0, 0);
+    wait_until("one blob file is left", || {
+        db.step().unwrap();
+        blob_files(&*fs) == 1
+    });
+    check_keys(&part, 1, 0);
+}
+
 #[test]
 fn checkpoints_have_them_and_go_their_own_way() {
     let (_, fs) = new_machine();
