@@ -8,51 +8,26 @@
 //! - [`decode`] runs one decoder of bytes from disk, for fuzzing.
 //! - [`wait_for_readers`] waits for calls on other threads, whose readers delay the reuse of space and file handles.
 //! - [`flushes_waiting_for_space`] counts flushes that wait for another task on a full disk.
+//! - [`is_in_own_process`] runs a test that no other test may disturb.
 //! - [`TestEnv`] has random bytes from a seed and a clock that the test sets.
 //!
-//! Modules, in reading order: `seeded_rng`, `test_env`, `mem_fs`, `fault_fs`, `fuzz_decoders`.
+//! Modules, in reading order: `seeded_rng`, `test_env`, `mem_fs`, `fault_fs`, `fuzz_decoders`, `test_isolation`.
 
-#![expect(clippy::disallowed_methods, reason = "this folder implements the access that clippy.toml bans elsewhere")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "this folder implements the access that clippy.toml bans elsewhere"
+)]
 
 pub(crate) mod fault_fs;
 pub(crate) mod fuzz_decoders;
 pub(crate) mod mem_fs;
 pub(crate) mod seeded_rng;
 pub(crate) mod test_env;
-
-use crate::db::database::Database;
+pub(crate) mod test_isolation;
 
 pub use fault_fs::{Fault, FaultFrequency, FaultFs, FaultPlan, OpKind};
 pub use fuzz_decoders::{FuzzDecoder, decode};
 pub use mem_fs::{MemFs, Survival};
 pub use test_env::TestEnv;
-
-/// Waits until every call that reads a database on another thread of this process has ended, and its memory is freed.
-///
-/// The threads of a process share the epochs that delay the reuse of memory, pool space and file handles. A test that
-/// expects something to be reusable calls this first, because other tests read at the same time.
-///
-/// # Example
-///
-/// ```
-/// let reader = std::thread::spawn(|| azekura::testing::wait_for_readers());
-/// assert!(reader.join().is_ok());
-/// ```
-pub fn wait_for_readers() {
-    crate::mem::epoch::wait_for_readers();
-}
-
-/// The number of flushes of `db` that wait because another task runs alone with the disk reserve.
-///
-/// # Example
-///
-/// ```
-/// # fn main() -> azekura::Result<()> {
-/// # let dir = tempfile::tempdir().unwrap();
-/// let db = azekura::Config::new(dir.path().join("db")).open()?;
-/// assert_eq!(azekura::testing::flushes_waiting_for_space(&db), 0);
-/// # Ok(()) }
-/// ```
-pub fn flushes_waiting_for_space(db: &Database) -> usize {
-    db.handle.inner.flushes_waiting_for_space()
-}
+pub use test_isolation::{flushes_waiting_for_space, is_in_own_process, wait_for_readers};

@@ -10,7 +10,6 @@ use crate::engine::SnapshotGuard;
 use crate::iter::InternalIter;
 use crate::mem::atomic::AtomicBool;
 use crate::mem::epoch::Pin;
-use crate::mem::epoch::RetireEpoch;
 use crate::mem::epoch::tests::wait_until;
 use crate::mem::epoch::wait_for_readers;
 use crate::mem::pages::PAGE;
@@ -21,9 +20,8 @@ use crate::pmem::persistence::{PersistGranularity, PersistenceBackend, PoolImage
 use crate::pmem::pool_iter::PoolIter;
 use crate::pmem::sim::Sim;
 use crate::pmem::tree::{PoolOptions, PoolTree, TreeStep};
+use crate::testing::is_in_own_process;
 use crate::testing::seeded_rng::SeededRng;
-use crate::vfs::Env;
-use crate::vfs::env::SystemEnv;
 
 pub(crate) fn options(len_max: u64, slots: usize) -> PoolOptions {
     PoolOptions { len_max, grow_by: 4 * PAGE, slots_per_leaf: slots }
@@ -302,7 +300,9 @@ fn iterator_reads_no_reused_record() {
 /// from the free ranges, but keys behind all others need new leaves.
 #[test]
 fn sparse_leaves_merge_when_pool_is_full() {
-    let env = SystemEnv::new();
+    if !is_in_own_process("pmem::tests::model::sparse_leaves_merge_when_pool_is_full") {
+        return;
+    }
     for (slots, step) in [(SLOTS, 2), (SLOTS, 3), (SLOTS, 5), (7, 2), (7, 3)] {
         let options = options(64 * PAGE, slots);
         let (mut fixture, mut model) = (new_fixture(&options), PoolTreeModel::new());
@@ -311,17 +311,7 @@ fn sparse_leaves_merge_when_pool_is_full() {
             let mut count = 0;
             for n in next.by_ref() {
                 let op = PoolOp::Put(n.to_be_bytes().to_vec(), vec![n as u8; 60]);
-                // Other tests of this process may be pinned.
-                let done = (0..100).any(|_| {
-                    fixture.apply(&op).is_ok() || {
-                        let moment = RetireEpoch::advance();
-                        while !moment.others_unpinned() {
-                            env.sleep(std::time::Duration::from_millis(1));
-                        }
-                        false
-                    }
-                });
-                if !done {
+                if fixture.apply(&op).is_err() {
                     return count;
                 }
                 op.apply_to(model);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use azekura::testing::{MemFs, TestEnv};
+use azekura::testing::{MemFs, TestEnv, wait_for_readers};
 use azekura::{ErrorKind, Partition, PersistMode};
 
 use super::{config, is_refused, open_pool, pool_options};
@@ -52,7 +52,15 @@ fn overlapping_readers_keep_no_expired_space() {
     let db = config(&fs).env(Arc::new(env.clone())).open().unwrap();
     let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();
     let ttl = Duration::from_secs(1);
-    let full = (0..).find(|n| part.insert_with_ttl(key(*n), [7; 1_000], ttl).is_err()).unwrap();
+    let is_full = |n: u32| {
+        (0..8).all(|_| {
+            part.insert_with_ttl(key(n), [7; 1_000], ttl).is_err_and(|_| {
+                wait_for_readers();
+                true
+            })
+        })
+    };
+    let full = (0..).find(|n| is_full(*n)).unwrap();
     let mut reader = part.iter();
     env.advance(2 * ttl);
     assert!(full > 500 && is_refused(&part, &key(full), &[8; 1_000]), "the reader sees all records");
