@@ -224,14 +224,13 @@ impl<M: PersistenceBackend> PoolTree<M> {
 
     /// Maximum number of bytes of memory for the versions that the range deletes of a batch retain, as of the current
     /// records. They are reserved although there may be no reader yet, because one may begin before the batch is
-    /// visible. Without a reader, range deletes that need more than is allowed are accepted, and this is 0: the limit
-    /// is then exceeded only for readers that begin before the batch is visible, as long as these last.
+    /// visible. 0 if that is more than is allowed and there is no reader. Records that the batch itself puts are not
+    /// retained when its range deletes remove them, because no reader sees a part of a batch.
     #[cold]
     pub(crate) fn range_delete_version_bytes(&self, changes: &[PlannedChange<'_>]) -> Result<u64> {
         let has_readers = self.versions.readers().count() > 0;
         let is_too_much = |total: u64| !has_readers && total > self.versions.memory_max();
-        let puts = changes.iter().filter(|change| change.value_len.is_some());
-        let mut total = puts.map(|put| RetainedVersions::bytes_most(put.key.len())).sum();
+        let mut total = 0;
         for range in changes.iter().filter_map(|change| change.range.as_ref()) {
             let mut next = self.version_bytes_of_leaf(range, first_leaf_of(range), &mut total)?;
             while let Some(key) = next.filter(|_| !is_too_much(total)) {

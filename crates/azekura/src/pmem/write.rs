@@ -467,21 +467,38 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// `OutOfSpace` if the pool is full, or the retained versions take too much memory; then nothing is reserved.
     pub(crate) fn reserve(&self, records: &[PlannedChange<'_>], buffers: &mut [PoolRange]) -> Result<BatchReservation> {
         let mut counted = None;
+        let versions = self.reserve_versions(records, &mut counted)?;
+        let puts = buffers.len();
+        let leaves = if puts == 0 { 0 } else { self.reserve_buffers(records, puts, &mut counted, buffers)? };
+        Ok(BatchReservation { leaves, version_bytes: VersionsGuard::into_bytes(versions) })
+    }
+
+    /// Reserves memory for the versions that a batch replaces or removes. Without a reader, range deletes are not
+    /// refused for lack of memory: then nothing is reserved for the records that they cover. The limit is exceeded only
+    /// for readers that begin before the batch is visible, as long as these last.
+    fn reserve_versions(
+        &self,
+        records: &[PlannedChange<'_>],
+        counted: &mut Option<(u64, usize)>,
+    ) -> Result<VersionsGuard<'_>> {
         let in_ranges = match records.iter().all(is_single) {
             true => 0,
             false => self.range_delete_version_bytes(records)?,
         };
         let most: u64 = records.iter().filter(|change| is_single(change)).map(version_bytes_max).sum();
-        let versions = match self.versions.try_reserve(most + in_ranges) {
-            Some(guard) => guard,
-            None => {
-                let (kept, _) = *counted.insert(self.count_needs(records)?);
-                self.versions.reserve(kept + in_ranges, || self.forget_versions())?
+        if let Some(guard) = self.versions.try_reserve(most + in_ranges) {
+            return Ok(guard);
+        }
+        let (kept, _) = *counted.insert(self.count_needs(records)?);
+        let reserve = |bytes| self.versions.reserve(bytes, || self.forget_versions());
+        match reserve(kept + in_ranges) {
+            Err(error)
+                if error.kind() == ErrorKind::OutOfSpace && in_ranges > 0 && self.versions.readers().count() == 0 =>
+            {
+                reserve(kept)
             }
-        };
-        let puts = buffers.len();
-        let leaves = if puts == 0 { 0 } else { self.reserve_buffers(records, puts, &mut counted, buffers)? };
-        Ok(BatchReservation { leaves, version_bytes: VersionsGuard::into_bytes(versions) })
+            done => done,
+        }
     }
 
     /// Reserves buffers and leaves: as many leaves as `puts` records need at most in any leaves, or, if there is no

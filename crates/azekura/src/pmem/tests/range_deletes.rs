@@ -174,6 +174,46 @@ fn version_memory_is_reserved_for_later_readers() {
     fixture.tree.release_leaf_reservation(reservation);
 }
 
+/// Regression: without a reader, a batch was refused if its range deletes and its replaced records together needed more
+/// memory than is allowed, although the range deletes alone did not. Each record that it puts counted twice.
+#[test]
+fn ranges_and_puts_fit_without_readers() {
+    let (fixture, _) = filled(&options(8 << 20, SLOTS), 6_700);
+    let keys: Vec<_> = (0..6_700).map(key).collect();
+    let reserve = |(first, last): (u32, u32), puts: std::ops::Range<usize>| {
+        let (low, high) = range_record(&key(first), &key(last));
+        let range = Some(crate::base::key_range::KeyRange::decode(&low, &high).unwrap());
+        let puts = keys[puts].iter().map(|key| PlannedChange { key, value_len: Some(40), range: None });
+        let planned: Vec<_> = puts.chain([PlannedChange { key: &low, value_len: None, range }]).collect();
+        let mut buffers = vec![(0, 0); planned.len() - 1];
+        let reservation = fixture.tree.reserve(&planned, &mut buffers)?;
+        buffers.into_iter().for_each(|buffer| fixture.tree.free_reservation(buffer));
+        fixture.tree.release_leaf_reservation(reservation);
+        Ok::<_, crate::base::Error>(reservation.version_bytes)
+    };
+    let limit = fixture.tree.versions.memory_max();
+    // Either part fits, with one record in the range or many.
+    for range in [(0, 1), (0, 3_000)] {
+        let bytes = reserve(range, 2_000..6_000).unwrap_or_else(|error| panic!("{range:?}: {error}"));
+        assert!((limit / 3..=limit).contains(&bytes), "{bytes} of {limit}");
+    }
+    let one_leaf = reserve((0, 1), 0..0).unwrap();
+    assert!(one_leaf < 20_000, "{one_leaf} bytes for the records of a leaf");
+    // A version that is needed, because its change is not visible, takes a part of the limit.
+    fixture.tree.put(&key(7), SeqNo(fixture.seqno + 1), &[1]).unwrap();
+    fixture.visible.publish(SeqNo(fixture.seqno + 1));
+    fixture.tree.put(&key(8), SeqNo(fixture.seqno + 2), &[1]).unwrap();
+    fixture.tree.forget_versions().unwrap();
+    assert!(fixture.tree.versions.memory_bytes() > 0);
+    let reserved: Vec<_> = (5_000..=6_700).step_by(40).map(|count| reserve((0, count), 0..0)).collect();
+    assert!(reserved[0].as_ref().is_ok_and(|bytes| *bytes > limit / 2), "{reserved:?}");
+    assert!(reserved.iter().all(Result::is_ok), "{reserved:?}");
+    assert!(reserved.last().unwrap().as_ref().is_ok_and(|bytes| *bytes == 0), "accepted without a reservation");
+    let snapshot = fixture.snapshots.register();
+    assert_eq!(reserve((0, 3_000), 2_000..6_000).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    drop(snapshot);
+}
+
 #[test]
 fn malformed_ranges_are_corruption() {
     let (fixture, _) = filled(&options(4 << 20, SLOTS), 1);
