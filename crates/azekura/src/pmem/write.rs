@@ -317,7 +317,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
             yield_now();
         }
         let mut space = self.lock_allocator()?;
-        // Writers allocate while the memory is given back; only growth waits.
+        // Writers allocate while the memory is given back, until one has to grow the pool: it waits for this guard with
+        // the allocator locked, so later allocations that need the allocator wait, too.
         let Some(growth) = self.backend.block_growth() else { return Ok(()) };
         let shorter = space.cut_free_end();
         drop(space);
