@@ -9,9 +9,11 @@
 //! yet. So of the versions of a key between two registered readers only the newest is needed. Tables are filled one
 //! after another. When the newest table is full and at least half of its entries are not needed, it is written anew
 //! with the others. A table without a needed entry is dropped as a whole. Before a change is refused for lack of space,
-//! every entry is checked that may have become stale since the last such check: all entries if a reader has begun or
-//! ended, otherwise those of tables with new entries. The space of the records of dropped entries is freed; iterators
-//! that may have their slots notice it ([`PoolTree::retire_all`](crate::pmem::tree::PoolTree::retire_all)).
+//! every table is checked that may have got a stale entry since the last such check: because it has new entries, or
+//! because a reader has ended that may have seen one of its entries. So a check costs what was written during the lives
+//! of the readers that have ended, however many versions an older snapshot needs. The space of the records of dropped
+//! entries is freed; iterators that may have their slots notice it
+//! ([`PoolTree::retire_all`](crate::pmem::tree::PoolTree::retire_all)).
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -133,9 +135,14 @@ struct NeededSeqnos {
 impl NeededSeqnos {
     /// Whether a current or later reader may read at a sequence number from `from` on and below `to`.
     fn contains(&self, from: SeqNo, to: SeqNo) -> bool {
-        let first = self.registered.partition_point(|seqno| *seqno < from);
-        to > self.settled || self.registered.get(first).is_some_and(|seqno| *seqno < to)
+        to > self.settled || is_any_between(&self.registered, from, to)
     }
+}
+
+/// Whether any of `seqnos`, which ascend, is at or above `from` and below `to`.
+fn is_any_between(seqnos: &[SeqNo], from: SeqNo, to: SeqNo) -> bool {
+    let first = seqnos.partition_point(|seqno| *seqno < from);
+    seqnos.get(first).is_some_and(|seqno| *seqno < to)
 }
 
 /// Which tables are checked entry by entry.
@@ -144,23 +151,16 @@ enum CheckedTables {
     /// None: only those without a needed entry are dropped.
     None,
     Newest,
-    /// Those with unchecked entries, for the same readers as the last time.
-    Unchecked,
-    All,
-}
-
-impl CheckedTables {
-    /// Whether no table has a stale entry after the check.
-    fn finds_every_stale_entry(self) -> bool {
-        matches!(self, CheckedTables::Unchecked | CheckedTables::All)
-    }
+    /// Those that may have a stale entry. No other table has one.
+    MaybeStale,
 }
 
 /// State of the writers.
 #[derive(Default)]
 struct WrittenTables {
     list: VecDeque<Arc<VersionTable>>,
-    /// The readers when all tables were last checked: their sequence numbers except for the last visible one.
+    /// The readers at the last check of all tables that may have had a stale entry: their sequence numbers except for
+    /// the last visible one. `None` before the first check.
     checked_readers: Option<Vec<SeqNo>>,
 }
 
@@ -183,6 +183,9 @@ pub(crate) struct RetainedVersions {
     /// Whether there are full tables, which get no more entries.
     has_full_tables: AtomicBool,
     written: Mutex<WrittenTables>,
+    /// Number of entries that were checked.
+    #[cfg(test)]
+    pub(crate) checked_entries: AtomicU64,
 }
 
 impl RetainedVersions {
@@ -201,6 +204,8 @@ impl RetainedVersions {
             version_count: AtomicU64::new(0),
             has_full_tables: AtomicBool::new(false),
             written: Mutex::new(WrittenTables::default()),
+            #[cfg(test)]
+            checked_entries: AtomicU64::new(0),
         }
     }
 
@@ -281,16 +286,19 @@ impl RetainedVersions {
         settled: impl Fn() -> SeqNo,
     ) -> Vec<PoolRange> {
         let visible = registered.last().copied().unwrap_or_default();
+        let ended = written.checked_readers.as_ref().map(|readers| {
+            readers.iter().copied().filter(|reader| registered.binary_search(reader).is_err()).collect()
+        });
         // Read behind the visible number: a range delete is pending before it is visible.
         let needed = NeededSeqnos { settled: settled().min(visible), registered };
-        let mut rewriter =
-            TableRewriter { versions: self, needed, kept: VecDeque::new(), open: None, stale: Stale::default() };
+        let (kept, stale) = (VecDeque::new(), Stale::default());
+        let mut rewriter = TableRewriter { versions: self, needed, ended, kept, open: None, stale };
         if rewriter.run(&written.list, checked).is_err() {
             written.checked_readers = None;
             return Vec::new();
         }
         let TableRewriter { mut needed, mut kept, open, stale, .. } = rewriter;
-        if checked == CheckedTables::All {
+        if checked == CheckedTables::MaybeStale {
             needed.registered.pop();
             written.checked_readers = Some(needed.registered);
         }
@@ -306,15 +314,11 @@ impl RetainedVersions {
         stale.ranges
     }
 
-    /// Drops all versions that no reader needs. Returns the space of their records. Checks only entries that may have
-    /// become stale since the last call. `settled`: see [`retain`](RetainedVersions::retain).
+    /// Drops all versions that no reader needs. Returns the space of their records. Checks only tables that may have
+    /// got a stale entry since the last call. `settled`: see [`retain`](RetainedVersions::retain).
     pub(crate) fn drop_stale(&self, settled: impl Fn() -> SeqNo) -> Result<Vec<PoolRange>> {
         let mut written = self.written.lock().map_err(poisoned)?;
-        let registered = self.readers.seqnos();
-        let readers = registered.split_last().map(|(_visible, readers)| readers);
-        let checked =
-            if written.checked_readers.as_deref() == readers { CheckedTables::Unchecked } else { CheckedTables::All };
-        Ok(self.drop_unneeded(&mut written, checked, registered, settled))
+        Ok(self.drop_unneeded(&mut written, CheckedTables::MaybeStale, self.readers.seqnos(), settled))
     }
 
     /// Drops the full tables that no reader needs. Returns the space of their records. `settled`: see
@@ -607,6 +611,8 @@ struct Stale {
 struct TableRewriter<'a> {
     versions: &'a RetainedVersions,
     needed: NeededSeqnos,
+    /// Those of [`WrittenTables::checked_readers`] that have ended since.
+    ended: Option<Vec<SeqNo>>,
     kept: VecDeque<Arc<VersionTable>>,
     /// The table that needed entries are copied to.
     open: Option<VersionTable>,
@@ -615,24 +621,38 @@ struct TableRewriter<'a> {
 
 impl TableRewriter<'_> {
     fn run(&mut self, tables: &VecDeque<Arc<VersionTable>>, checked: CheckedTables) -> Result<()> {
+        let mut with_stale = Vec::with_capacity(tables.len());
         for (n, table) in tables.iter().enumerate() {
             let (is_newest, (from, to)) = (n + 1 == tables.len(), table.bounds());
             let is_needed = self.needed.contains(from, to);
-            let is_copied = match checked {
+            with_stale.push(match checked {
                 CheckedTables::None => !is_needed && !is_newest,
                 CheckedTables::Newest => {
                     !is_needed || is_newest && self.count_stale(table)?.0 >= table.entries.len().div_ceil(2)
                 }
-                CheckedTables::Unchecked => table.unchecked.load(Ordering::Relaxed) > 0 && self.check(table)? > 0,
-                // A table with few entries takes much more memory than these.
-                CheckedTables::All => self.check(table)? > 0 || table.entries.len() < TABLE_ENTRIES_MAX / 2,
-            };
-            match is_copied {
+                CheckedTables::MaybeStale => self.may_have_stale(table) && self.check(table)? > 0,
+            });
+        }
+        if !with_stale.contains(&true) {
+            return Ok(());
+        }
+        for (table, has_stale) in tables.iter().zip(with_stale) {
+            // A table with few entries takes much more memory than these.
+            let is_sparse = || checked == CheckedTables::MaybeStale && !self.versions.is_full(table, 2);
+            match has_stale || is_sparse() {
                 true => self.copy_needed(table, checked)?,
                 false => self.kept.push_back(Arc::clone(table)),
             }
         }
         Ok(())
+    }
+
+    /// Whether `table` may have a stale entry: it has unchecked entries, or a reader has ended that may have needed
+    /// one.
+    fn may_have_stale(&self, table: &VersionTable) -> bool {
+        let (from, to) = table.bounds();
+        let any_ended = || self.ended.as_ref().is_none_or(|ended| is_any_between(ended, from, to));
+        table.unchecked.load(Ordering::Relaxed) > 0 || any_ended()
     }
 
     /// Checks all entries of `table`. Returns the number of stale ones.
@@ -645,6 +665,8 @@ impl TableRewriter<'_> {
     /// The number of stale entries, and of those that are needed because their changes are not settled.
     fn count_stale(&self, table: &VersionTable) -> Result<(u64, u64)> {
         let (mut stale, mut unsettled) = (0, 0);
+        #[cfg(test)]
+        self.versions.checked_entries.fetch_add(table.entries.len(), Ordering::Relaxed);
         table.for_each(|entry, record| {
             stale += u64::from(!self.needed.contains(entry.seqno, record.by));
             unsettled += u64::from(record.by > self.needed.settled);
@@ -665,7 +687,7 @@ impl TableRewriter<'_> {
                 self.kept.extend(self.open.take().map(Arc::new));
             }
             let open = self.open.get_or_insert_with(|| VersionTable::new(&self.versions.order));
-            let is_unchecked = !checked.finds_every_stale_entry() || record.by > self.needed.settled;
+            let is_unchecked = checked != CheckedTables::MaybeStale || record.by > self.needed.settled;
             open.unchecked.fetch_add(u64::from(is_unchecked), Ordering::Relaxed);
             open.insert(entry.user_key, entry.seqno, record).map(drop)
         })
@@ -737,6 +759,59 @@ mod tests {
                 assert!(entries.bytes() <= most, "{n} keys of {key_len}: {} of {most}", entries.bytes());
             }
         }
+    }
+
+    /// Readers of any age begin and end between searches, changes become visible later, and a range delete is pending
+    /// at times: no search leaves a stale entry, or drops a needed one.
+    #[test]
+    fn search_finds_every_stale_entry() {
+        let visible = LastVisibleSeqno::default();
+        let snapshots = SnapshotList::new(visible.clone());
+        let (mut freed, mut kept) = (0, 0);
+        for seed in 0..20 {
+            let readers = snapshots.readers_of(PartitionId(1));
+            let (versions, mut rng) =
+                (RetainedVersions::new(KeyOrder::bytewise(), readers, 64 << 20), SeededRng::new(seed, 0));
+            let (mut open, mut newest) = (Vec::new(), vec![visible.get(); 200]);
+            let mut seqno = visible.get();
+            for _ in 0..2_000 {
+                match rng.below(8) {
+                    0 => open.push(snapshots.register()),
+                    1 if !open.is_empty() => drop(open.swap_remove(rng.below(open.len()))),
+                    2 => visible.publish(seqno),
+                    _ => {
+                        let (n, settled) = (rng.below(newest.len()), visible.get());
+                        seqno = seqno.plus(1);
+                        let old = PoolRecord {
+                            offset: seqno.0 * 64,
+                            seqno: std::mem::replace(&mut newest[n], seqno),
+                            kind: RecordKind::Put,
+                            key_offset: seqno.0 * 64 + 16,
+                            key_len: 2,
+                            value_len: 8,
+                        };
+                        let key = (n as u16).to_be_bytes();
+                        freed += versions.retain(&key, &old, seqno, || settled).unwrap().1.len();
+                    }
+                }
+                if rng.below(20) > 0 {
+                    continue;
+                }
+                let settled = SeqNo(visible.get().0.saturating_sub(rng.below(3) as u64 * 10));
+                freed += versions.drop_stale(|| settled).unwrap().len();
+                let needed = NeededSeqnos { registered: versions.readers.seqnos(), settled };
+                for table in versions.tables.load().iter() {
+                    let visit = |entry: EntryRef<'_>, record: RetainedRecord| {
+                        assert!(needed.contains(entry.seqno, record.by), "seed {seed}: a stale entry was not found");
+                        kept += 1;
+                        Ok(())
+                    };
+                    table.for_each(visit).unwrap();
+                }
+            }
+            visible.publish(seqno);
+        }
+        assert!(freed > 5_000 && kept > 5_000, "{freed} entries were dropped, {kept} found needed");
     }
 
     /// Regression: later batches got the reservation wherever they fitted, so a large batch waited as long as small

@@ -2,6 +2,7 @@
 
 use super::fixture::{PoolFixture, PoolOp};
 use super::model::new_fixture;
+use crate::mem::atomic::Ordering;
 use crate::mem::epoch::wait_for_readers;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::persistence::PersistenceBackend;
@@ -64,6 +65,37 @@ fn few_large_stale_versions_are_found() {
         }
     }
     assert_eq!(fixture.tree.get_at(&7u32.to_be_bytes(), snapshot.seqno()).unwrap().as_deref(), Some(&[1][..]));
+    drop(snapshot);
+    fixture.check_invariants();
+    assert!(fixture.tree.versions.is_empty());
+}
+
+/// Regression: whenever a reader had begun or ended since the last search for stale versions, each entry was checked. A
+/// full pool with an old snapshot and short readers paid that for each write, while other writers waited.
+#[test]
+fn ended_readers_cause_few_checks() {
+    let options = PoolOptions { len_max: 64 << 20, grow_by: 1 << 20, slots_per_leaf: SLOTS };
+    let mut fixture = new_fixture(&options);
+    let put = |fixture: &mut PoolFixture<_>, n: u32, value: u8| {
+        fixture.apply(&PoolOp::Put(n.to_be_bytes().to_vec(), vec![value])).unwrap();
+    };
+    (0..20_000).for_each(|n| put(&mut fixture, n, 1));
+    let snapshot = fixture.snapshots.register();
+    (0..20_000).for_each(|n| put(&mut fixture, n, 2));
+    fixture.tree.forget_versions().unwrap();
+    let before = fixture.tree.versions.checked_entries.load(Ordering::Relaxed);
+    let tables = fixture.tree.versions.tables_searched_at(snapshot.seqno());
+    assert!(tables >= 9, "{tables} tables");
+    for round in 0..50 {
+        let reader = fixture.snapshots.register();
+        put(&mut fixture, round, 3);
+        fixture.tree.forget_versions().unwrap();
+        drop(reader);
+        fixture.tree.forget_versions().unwrap();
+    }
+    let checked = fixture.tree.versions.checked_entries.load(Ordering::Relaxed) - before;
+    assert_eq!(fixture.tree.versions.len(), 20_000);
+    assert!(checked <= 100 * 2 * 2_048, "{checked} entries were checked");
     drop(snapshot);
     fixture.check_invariants();
     assert!(fixture.tree.versions.is_empty());
