@@ -50,7 +50,7 @@
 //! | key | 0 to 65,535 bytes |
 //! | value | 4 GiB - 1 byte with key-value separation; otherwise half of the memory budget (256 MiB by default) |
 //! | batch | half of the memory budget; values of 1 MiB or more that go to blob files do not count |
-//! | transaction | half of the memory budget for reads and twice the writes |
+//! | transaction | half of the memory budget for reads and for the memory of writes; see [`Transaction`] |
 //! | name of a partition | 1 to 255 bytes of UTF-8 |
 //! | pool | [`PmemOptions::max_size`], 1 GiB by default, 8 TiB at most |
 //! | processes | one that writes, or many that read |

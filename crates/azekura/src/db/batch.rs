@@ -14,11 +14,13 @@ use crate::db::handle::ExclusiveTurn;
 use crate::db::inner::DbInner;
 use crate::db::partition::{KEPT_BUFFER_MAX, Partition, begin_pointer};
 use crate::db::reservations::DirectBlobWrites;
+use crate::db::state::list_growth::{list_bytes, reserve_more};
 use crate::db::state::partition_expiry::ttl_ms;
 use crate::db::writes::pool_merge::PoolMerge;
 use crate::engine::ReadSeqno;
 use crate::mem::slice::Slice;
-use crate::wal::format::{WalRecord, WalRecordIter, check_key_and_value_lengths, put_record};
+use crate::memtable::Memtable;
+use crate::wal::format::{WalRecord, WalRecordIter, check_key_and_value_lengths, put_record, record_len};
 
 /// Collects writes to any partitions of one database and commits them atomically.
 ///
@@ -45,6 +47,8 @@ pub struct Batch {
     payload: Vec<u8>,
     /// Number of encoded writes.
     count: u32,
+    /// Maximum memory of the writes in memtables, in bytes, without the 128 KiB of each memtable.
+    ordered_bytes_max: u64,
     /// Number of writes and expected values that were given, also of those that failed. Not kept in a transaction.
     operations: usize,
     partitions: Vec<Arc<PartitionState>>,
@@ -72,6 +76,7 @@ struct Expectation {
 pub(crate) struct BatchMark {
     payload_len: usize,
     count: u32,
+    ordered_bytes_max: u64,
     partition_count: usize,
     direct_write_count: usize,
 }
@@ -83,6 +88,7 @@ impl Batch {
             handle,
             payload: Vec::new(),
             count: 0,
+            ordered_bytes_max: 0,
             operations: 0,
             partitions: Vec::new(),
             direct_writes: DirectBlobWrites::default(),
@@ -308,6 +314,11 @@ impl Batch {
     /// Changes the value of a key by the merge operator of its partition; see [`Partition::merge`]. It applies to
     /// earlier writes of the batch too.
     ///
+    /// If the partition is a pool, the commit computes the value. That takes a copy of the batch, and for each write
+    /// to the pool up to 100 bytes and its key: at most half the memory budget beyond the copy, else
+    /// [`commit`](Batch::commit) returns `Invalid`. The batch with the computed values must not exceed the limit of
+    /// batches.
+    ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
@@ -382,9 +393,14 @@ impl Batch {
         (&self.payload, self.count, &self.partitions)
     }
 
-    /// Bytes of memory of the encoded writes.
-    pub(crate) fn payload_capacity(&self) -> usize {
-        self.payload.capacity()
+    /// Memory of the encoded writes in bytes, with `more` bytes more.
+    pub(crate) fn payload_bytes(&self, more: usize) -> u64 {
+        list_bytes(&self.payload, more)
+    }
+
+    /// Maximum memory of the writes in memtables, in bytes, without the 128 KiB of each memtable.
+    pub(crate) fn ordered_bytes_max(&self) -> u64 {
+        self.ordered_bytes_max
     }
 
     pub(crate) fn handle(&self) -> &Arc<DbHandle> {
@@ -395,6 +411,7 @@ impl Batch {
         BatchMark {
             payload_len: self.payload.len(),
             count: self.count,
+            ordered_bytes_max: self.ordered_bytes_max,
             partition_count: self.partitions.len(),
             direct_write_count: self.direct_writes.len(),
         }
@@ -404,6 +421,7 @@ impl Batch {
     pub(crate) fn reset_to(&mut self, mark: BatchMark) {
         self.payload.truncate(mark.payload_len);
         self.count = mark.count;
+        self.ordered_bytes_max = mark.ordered_bytes_max;
         self.partitions.truncate(mark.partition_count);
         self.direct_writes.truncate(mark.direct_write_count);
     }
@@ -433,8 +451,11 @@ impl Batch {
         {
             self.partitions.push(Arc::clone(&partition.state));
         }
-        put_record(&mut self.payload, &WalRecord { kind, partition: partition.state.id, key, value });
+        let record = WalRecord { kind, partition: partition.state.id, key, value };
+        reserve_more(&mut self.payload, record_len(&record) as usize);
+        put_record(&mut self.payload, &record);
         self.count += 1;
+        self.ordered_bytes_max += Memtable::bytes_most(key.len(), value.len());
         Ok(())
     }
 
@@ -477,6 +498,7 @@ impl Batch {
         self.payload.clear();
         self.payload.shrink_to(KEPT_BUFFER_MAX);
         self.count = 0;
+        self.ordered_bytes_max = 0;
         self.operations = 0;
         self.partitions.clear();
         self.direct_writes = DirectBlobWrites::default();
@@ -532,7 +554,8 @@ impl Batch {
     ///
     /// # Errors
     /// `Conflict` if a key does not have its [expected](Batch::expect) value, `Invalid` if a write broke a limit or its
-    /// partition belongs to another database (the first such error is returned); otherwise as [`Partition::insert`].
+    /// partition belongs to another database (the first such error is returned), or if [operands](Batch::merge) for
+    /// pools need too much memory; otherwise as [`Partition::insert`].
     /// If one operation caused the error, [`batch_position`](Error::batch_position) is its position.
     /// After an error no write of the batch is visible, with one
     /// exception: if the writes succeeded and only the sync failed, all of them are visible, and the next open

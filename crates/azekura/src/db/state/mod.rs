@@ -9,11 +9,13 @@
 //! [`partition_expiry`], [`event_queue`]
 //! (events for the listener, and the first fatal error), [`work_tracker`] (work that closing waits for),
 //! [`write_stall`], [`backoff`], [`sharded_counter`], [`disk_reserve`] (disk space that ordinary writes cannot use),
-//! [`scanned_range`] (the keys that an iterator of a transaction has read).
+//! [`list_growth`] (lists whose memory is limited), [`scanned_range`] (the keys that an iterator of a transaction has
+//! read).
 
 pub(crate) mod backoff;
 pub(crate) mod disk_reserve;
 pub(crate) mod event_queue;
+pub(crate) mod list_growth;
 pub(crate) mod partition_expiry;
 pub(crate) mod partition_tree;
 pub(crate) mod scanned_range;

@@ -6,6 +6,7 @@ use crate::base::KeyOrder;
 use crate::base::sync::lock;
 use crate::db::catalog::PartitionState;
 use crate::db::commit_check::{ReadsOfPartition, key_bytes};
+use crate::db::state::list_growth::{list_bytes, reserve_more};
 use crate::db::state::scanned_range::{OwnedRange, ScanMemory, ScannedRange, range_bytes};
 use crate::mem::slice::Slice;
 
@@ -64,6 +65,7 @@ impl ReadSet {
         if reads.keys.last().is_some_and(|last| **last == *key) {
             return;
         }
+        reserve_more(&mut reads.keys, 1);
         reads.keys.push(Slice::from(key));
         reads.key_bytes += key_bytes(key);
         if reads.keys.len() >= reads.sort_at {
@@ -86,6 +88,7 @@ impl ReadSet {
         for ended in reads.open.extract_if(.., |range| Arc::strong_count(range) == 1) {
             for range in lock(&ended).ranges() {
                 reads.closed_bytes += range_bytes(&range) - size_of::<OwnedRange>();
+                reserve_more(&mut reads.closed, 1);
                 reads.closed.push(range);
             }
         }
@@ -94,14 +97,14 @@ impl ReadSet {
         range
     }
 
-    /// Memory in bytes.
+    /// Memory in bytes. The lists of keys and ranges count as if they grew for the next one.
     pub(crate) fn bytes(&self) -> u64 {
         let of = |reads: &PartitionReads| {
-            let keys = reads.key_bytes + reads.keys.capacity() * size_of::<Slice>();
-            let closed = reads.closed_bytes + reads.closed.capacity() * size_of::<OwnedRange>();
-            keys + closed + reads.open.capacity() * OPEN_RANGE_OVERHEAD
+            let keys = reads.key_bytes as u64 + list_bytes(&reads.keys, 1);
+            let closed = reads.closed_bytes as u64 + list_bytes(&reads.closed, 1);
+            keys + closed + (reads.open.capacity() * OPEN_RANGE_OVERHEAD) as u64
         };
-        self.partitions.iter().map(of).sum::<usize>() as u64 + self.open_memory.bytes()
+        self.partitions.iter().map(of).sum::<u64>() + self.open_memory.bytes()
     }
 
     /// Takes everything that was read until now.

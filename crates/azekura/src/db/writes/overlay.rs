@@ -71,16 +71,12 @@ impl Overlay {
         discarded.chain(self.memtables.iter().map(|(_, memtable)| Arc::downgrade(memtable))).collect()
     }
 
-    /// Upper bound of the memory in bytes that `count` writes take here, which are `payload_len` bytes in the payload:
-    /// for each partition 128 KiB more. Of very long writes each may take half as much again.
-    pub(crate) fn bytes_most(payload_len: u64, count: u64) -> u64 {
-        2 * payload_len + count * Memtable::bytes_most(0, 0)
-    }
-
-    /// Bytes of memory that the writes take here, with those that were discarded and that iterators hold.
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Bytes of memory that the writes take here, with those that were discarded and that iterators hold. Writes that
+    /// will be applied count, too: all writes take at most `writes_bytes_max`, and for each partition 128 KiB more.
+    pub(crate) fn bytes(&self, writes_bytes_max: u64) -> u64 {
         let discarded = self.discarded.iter().filter_map(Weak::upgrade).map(|memtable| memtable.bytes());
-        discarded.chain(self.memtables.iter().map(|(_, memtable)| memtable.bytes())).sum()
+        let applied: u64 = self.memtables.iter().map(|(_, memtable)| memtable.bytes()).sum();
+        discarded.sum::<u64>() + applied.max(writes_bytes_max)
     }
 
     fn memtable_of(&mut self, partition: &PartitionState) -> Result<Arc<Memtable>> {
