@@ -163,7 +163,7 @@ fn failed_store_removes_new_partitions() {
     p.ok("partitions --db d create z --engine pmem --pool-max-size 64KiB");
     let ran = p.run("import --db d --from redb s.redb --json");
     assert_eq!(ran.code, Some(3), "{ran:?}");
-    assert_eq!(ran.error()["kind"], "out_of_space", "{ran:?}");
+    assert_eq!(ran.error()["kind"], "pool_full", "{ran:?}");
     assert_eq!(p.ok("partitions --db d list"), "z\n");
     let left = stored(&p, "d", "z").len();
     let message = ran.error()["message"].as_str().unwrap().to_string();
