@@ -1,13 +1,14 @@
 //! repair of a database whose manifest is lost: what the tables, pools and the log still tell.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use azekura::fs::{DirEntry, DiskFs, File, FileLock, Fs, LockMode, Mapping, OpenMode};
 use azekura::{
-    Config, Database, EngineType, Partition, PartitionCreateOptions, PersistMode, PersistenceLevel, PmemOptions,
+    CompactionStrategy, CompressionType, Config, Database, EngineType, LeveledOptions, Partition,
+    PartitionCreateOptions, PersistMode, PersistenceLevel, PmemOptions,
 };
 use serde_json::Value;
 
@@ -271,6 +272,230 @@ fn unnamed_table_takes_no_id_of_a_pool() {
     let expected = expected.map(|(name, entries)| (Value::from(name), Value::from(entries)));
     assert_eq!(found.collect::<Vec<_>>(), expected.iter().map(|(a, b)| (a, b)).collect::<Vec<_>>(), "{report}");
     assert!(notes(&report).contains("the table names no partition"), "{report}");
+}
+
+/// A partition whose tables have about 4 KiB, and whose level 0 is compacted from two runs on.
+fn small_tables(db: &Database, name: &str) -> Partition {
+    let leveled = LeveledOptions::default().target_file_size(4 << 10).l0_compaction_trigger(2);
+    let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
+    db.open_partition(name, options.compression(CompressionType::None)).unwrap()
+}
+
+/// The numbers of the tables in a directory.
+fn tables(dir: &Path) -> BTreeSet<u64> {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter_map(|name| name.strip_suffix(".sst")?.parse().ok()).collect()
+}
+
+fn table_name(number: u64) -> String {
+    format!("{number:06}.sst")
+}
+
+/// The tables that the live database has written since the copy to "d".
+fn new_tables(p: &CliFixture) -> Vec<u64> {
+    tables(&p.path("live")).difference(&tables(&p.path("d"))).copied().collect()
+}
+
+fn copy_table(p: &CliFixture, number: u64) {
+    std::fs::copy(p.path("live").join(table_name(number)), p.path("d").join(table_name(number))).unwrap();
+}
+
+/// The sequence number of an ingest is above those of records that are only in the log. A compaction of ingested tables
+/// kept it, and the log was skipped up to it.
+#[test]
+fn compacted_ingest_does_not_skip_the_log() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = small_tables(&db, "plain");
+    let snapshot = db.snapshot();
+    put(&plain, 0..1, "log");
+    for value in ["first", "second", "third"] {
+        plain.ingest((5..10).map(|n| (key(n), value))).unwrap();
+    }
+    while db.step().unwrap() {}
+    copy_database(&p, &db);
+    assert_eq!(plain.metrics().levels[0].runs, 0);
+    drop(snapshot);
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, recovered) = repair(&p, "out");
+    assert_eq!(recovered["plain"], expected(&[(0..1, "log"), (5..10, "third")]), "{report}");
+}
+
+/// Kills a flush of two or more tables behind the first one. `damaged`: the start of the manifest is damaged, and not
+/// all of it lost.
+fn interrupt_flush(p: &CliFixture, damaged: bool) -> (Database, Partition) {
+    let db = open(p);
+    let leveled = LeveledOptions::default().target_file_size(4 << 10);
+    let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
+    let components = azekura::PartitionComponents::default().merge_operator(azekura::merge_operators::u64_add());
+    let counts = db.open_partition_with("counts", options.compression(CompressionType::None), components).unwrap();
+    (0..300).for_each(|n| counts.insert(key(n), 7u64.to_le_bytes()).unwrap());
+    counts.flush().unwrap();
+    let times = if damaged { 2 } else { 0 };
+    (0..times).for_each(|_| (0..300).for_each(|n| counts.merge(key(n), 1u64.to_le_bytes()).unwrap()));
+    // The first table has the highest sequence numbers.
+    (300..600).rev().for_each(|n| counts.insert(key(n), 7u64.to_le_bytes()).unwrap());
+    copy_database(p, &db);
+    counts.flush().unwrap();
+    let written = new_tables(p);
+    assert!(written.len() > 1, "{written:?}");
+    copy_table(p, written[0]);
+    let mut manifest = std::fs::read(p.path("d/MANIFEST")).unwrap();
+    manifest[100] ^= 1;
+    match damaged {
+        true => std::fs::write(p.path("d/MANIFEST"), manifest).unwrap(),
+        false => std::fs::remove_file(p.path("d/MANIFEST")).unwrap(),
+    }
+    (db, counts)
+}
+
+/// The first table of a flush whose end is missing made the log skip the records of the others.
+#[test]
+fn interrupted_flush_does_not_skip_the_log() {
+    let p = CliFixture::new();
+    let _db = interrupt_flush(&p, false);
+    let (report, recovered) = repair(&p, "out");
+    assert_eq!(recovered["counts"].len(), 600, "{report}");
+    assert_eq!(notes(&report), "[]", "{report}");
+    // Without the log, the table has what is left of them.
+    for entry in std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.extension().is_some_and(|extension| extension == "wal") {
+            std::fs::remove_file(entry).unwrap();
+        }
+    }
+    let (report, recovered) = repair(&p, "without");
+    assert!((301..600).contains(&recovered["counts"].len()), "{report}");
+    assert!(notes(&report).contains("the flush of this table has not ended"), "{report}");
+}
+
+/// The operands in the table of such a flush must not count once more when the log is replayed.
+#[test]
+fn interrupted_flush_applies_operands_once() {
+    let p = CliFixture::new();
+    let _db = interrupt_flush(&p, true);
+    let (report, recovered) = repair(&p, "out");
+    let value = |n: u64| String::from_utf8(n.to_le_bytes().to_vec()).unwrap();
+    let sums: BTreeSet<&String> = recovered["counts"].iter().take(300).map(|(_, value)| value).collect();
+    assert_eq!((sums, recovered["counts"].len()), ([&value(9)].into(), 600), "{report}");
+    assert!(notes(&report).contains("the flush has not ended, and the log has its records"), "{report}");
+}
+
+/// A flush finishes the blob files that commits have written behind its tables. The table made the log be skipped, and
+/// a blob file without an end is not used.
+#[test]
+fn flush_without_its_blob_file_is_not_complete() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let options = PartitionCreateOptions::default().with_kv_separation(Default::default());
+    let blobs = db.open_partition("blobs", options).unwrap();
+    let value = "v".repeat(200_000);
+    put(&blobs, 0..5, &value);
+    copy_database(&p, &db);
+    blobs.flush().unwrap();
+    new_tables(&p).iter().for_each(|number| copy_table(&p, *number));
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, recovered) = repair(&p, "out");
+    assert_eq!(recovered["blobs"], expected(&[(0..5, &value)]), "{}", notes(&report));
+}
+
+/// Tables of a compaction that was killed were used in addition to its input.
+#[test]
+fn outputs_of_killed_compaction_are_not_used() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = small_tables(&db, "plain");
+    for value in ["old", "new"] {
+        put(&plain, 0..1000, value);
+        plain.flush().unwrap();
+    }
+    copy_database(&p, &db);
+    plain.major_compact().unwrap();
+    let written = new_tables(&p);
+    assert!(written.len() > 1, "{written:?}");
+    copy_table(&p, written[0]);
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, recovered) = repair(&p, "out");
+    assert_eq!(recovered["plain"], expected(&[(0..1000, "new")]), "{report}");
+    assert!(notes(&report).contains("the compaction has not ended"), "{report}");
+    assert!(!notes(&report).contains("may be back"), "{report}");
+}
+
+/// An input of a compaction whose outputs are replaced, too, was used without a note. Nothing tells that it was
+/// replaced, and the sequence number 0 of the newer value is below its own.
+#[test]
+fn stale_input_of_replaced_output_is_reported() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = partition(&db, "plain");
+    for value in ["older", "old"] {
+        put(&plain, 0..1, value);
+        plain.flush().unwrap();
+    }
+    db.persist(PersistMode::SyncAll).unwrap();
+    copy_missing(&p.path("live"), &p.path("before"));
+    plain.major_compact().unwrap();
+    put(&plain, 0..1, "new");
+    plain.major_compact().unwrap();
+    copy_database(&p, &db);
+    let stale = table_name(*tables(&p.path("before")).last().unwrap());
+    std::fs::copy(p.path("before").join(&stale), p.path("d").join(&stale)).unwrap();
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, _) = repair(&p, "out");
+    assert!(notes(&report).contains("may have replaced this table before a later one"), "{report}");
+}
+
+/// The name of a partition was lost if only ingested tables state it and the log has records of it.
+#[test]
+fn ingested_tables_name_their_partition() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let named = partition(&db, "named");
+    named.ingest((0..10).map(|n| (key(n), "ingested"))).unwrap();
+    put(&named, 10..20, "log");
+    copy_database(&p, &db);
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, recovered) = repair(&p, "out");
+    let named = expected(&[(0..10, "ingested"), (10..20, "log")]);
+    assert_eq!(recovered, [("named".to_owned(), named)].into(), "{report}");
+}
+
+/// A remove of a key of eight bytes looks like the commit behind an ingest. Any table of the ingest has its number.
+#[test]
+fn remove_is_not_taken_for_an_ingest_marker() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = small_tables(&db, "plain");
+    let ghost = partition(&db, "ghost");
+    plain.ingest((0..300).map(|n| (key(n), "ingested"))).unwrap();
+    let (first, last) = (*tables(&p.path("live")).first().unwrap(), *tables(&p.path("live")).last().unwrap());
+    assert!(first < last);
+    put(&plain, 299..300, "newer");
+    plain.flush().unwrap();
+    (0..2).for_each(|_| ghost.remove(first.to_le_bytes()).unwrap());
+    copy_database(&p, &db);
+    (first..last).for_each(|number| std::fs::remove_file(p.path("d").join(table_name(number))).unwrap());
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, recovered) = repair(&p, "out");
+    assert_eq!(recovered["plain"][&key(299)], "newer", "{report}");
+    assert!(recovered["plain"].len() > 1 && !notes(&report).contains("ingest"), "{report}");
+}
+
+/// A range delete of the log hid the entries of an ingest whose place is lost, and the report did not say so.
+#[test]
+fn range_delete_behind_lost_ingest_is_reported() {
+    let p = CliFixture::new();
+    let db = Config::new(p.path("live")).workers(0).wal_segment_size(1 << 20).open().unwrap();
+    let (plain, other) = (partition(&db, "plain"), partition(&db, "other"));
+    plain.ingest((0..10).map(|n| (key(n), "ingested"))).unwrap();
+    put(&other, 0..1000, &"v".repeat(4000));
+    plain.remove_range(key(0)..key(5)).unwrap();
+    copy_database(&p, &db);
+    let names = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
+    let wal = names.filter(|path| path.extension().is_some_and(|extension| extension == "wal")).min().unwrap();
+    std::fs::remove_file(wal).unwrap();
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, _) = repair(&p, "out");
+    assert!(notes(&report).contains("the place of this ingest among the commits is lost"), "{report}");
 }
 
 /// A file system that records the length of the longest read.

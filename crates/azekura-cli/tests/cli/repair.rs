@@ -304,6 +304,38 @@ fn older_versions_are_recovered_if_asked() {
     assert!(text.contains("older version of key000100: a newer one, or its removal, may be lost"), "{text}");
 }
 
+/// A key in the damaged block of one table got the expiry time of an older version with the same value, because the
+/// table with its newest version is damaged elsewhere. The report did not say so.
+#[test]
+fn unknown_expiry_times_are_reported() {
+    let p = CliFixture::new();
+    let db = Config::new(p.path("d")).workers(0).open().unwrap();
+    let partition = db.open_partition("default", PartitionCreateOptions::default().block_size(1 << 10)).unwrap();
+    for (hours, step) in [(1, 1), (2, 2), (3, 1)] {
+        let ttl = std::time::Duration::from_secs(3600 * hours);
+        (0..1000).step_by(step).for_each(|n| partition.insert_with_ttl(key(n), "session", ttl).unwrap());
+        partition.flush().unwrap();
+    }
+    drop(partition);
+    db.close().unwrap();
+    let by_length = files(&p, "sst");
+    let newest = by_length.iter().max().unwrap();
+    flip(&by_length[0], &[600]);
+    let report = || -> Value { serde_json::from_slice(&p.run("repair d --out out --json").out).unwrap() };
+    let unknown = |report: &Value| -> usize {
+        let ranges = report["partitions"][0]["lost_ranges"].as_array().unwrap();
+        ranges.iter().map(|range| range["unknown_expiry_hex"].as_array().unwrap().len()).sum()
+    };
+    let first = report();
+    assert!(unknown(&first) == 0 && first["partitions"][0]["entries"] == 1000, "{first}");
+    flip(newest, &[std::fs::metadata(newest).unwrap().len() as usize / 2]);
+    std::fs::remove_dir_all(p.path("out")).unwrap();
+    let second = report();
+    assert!((1..1000).contains(&unknown(&second)), "{second}");
+    let text = p.run("repair d --out again").text();
+    assert!(text.contains("it may be that of an older version, or missing"), "{text}");
+}
+
 /// A read-only command created the file `LOCK` in its source.
 #[cfg(target_os = "linux")]
 #[test]

@@ -388,6 +388,37 @@ fn expiry_times_are_kept() {
     assert_eq!(p.ok("scan --db old"), "key\tvalue\n");
 }
 
+/// One entry of a native file with the time 2^64 - 1 failed the import of all entries of its batch.
+#[test]
+fn expiry_beyond_the_highest_skips_one_entry() {
+    let p = CliFixture::new();
+    let hour = std::time::Duration::from_secs(3600);
+    let db = azekura::Config::new(p.path("d")).open().unwrap();
+    let options = azekura::PartitionCreateOptions::default().default_ttl(hour);
+    let partition = db.open_partition("default", options).unwrap();
+    ["a", "b", "c"].iter().for_each(|key| partition.insert(key, "value").unwrap());
+    drop(partition);
+    db.close().unwrap();
+    p.ok("export --db d x.azk");
+    let mut bytes = std::fs::read(p.path("x.azk")).unwrap();
+    let length = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+    let mut frame = 12;
+    while bytes[frame] != b'X' {
+        frame += 9 + length(&bytes, frame + 1) + 8;
+    }
+    let end = frame + 9 + length(&bytes, frame + 1);
+    bytes[frame + 9 + 8..][..8].fill(255);
+    let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[frame..end]);
+    bytes[end..end + 8].copy_from_slice(&checksum.to_le_bytes());
+    std::fs::write(p.path("x.azk"), bytes).unwrap();
+    for line in ["import --db new x.azk", "import --db new x.azk --dry-run"] {
+        let ran = p.run(line);
+        assert_eq!(ran.code, Some(1), "{line}: {ran:?}");
+        assert!(ran.err.contains("a: it would expire 2^64 ms or more after 1970"), "{line}: {ran:?}");
+    }
+    assert_eq!(p.ok("scan --db new --keys-only"), "b\nc\n");
+}
+
 /// The budget was that of new databases, so an entry of more than 256 MiB was exported and skipped by the import.
 #[test]
 fn large_entries_are_stored_with_enough_memory() {

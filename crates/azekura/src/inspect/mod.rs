@@ -2,10 +2,11 @@
 //!
 //! For tools and tests: nothing is written, no lock is taken, and damage is reported instead of returned as an error.
 //!
-//! Modules, in reading order: `report`, `partial_manifest` and `rebuilt_manifest` (for repair), `data_blocks` (for
-//! benchmarks).
+//! Modules, in reading order: `report`, `partial_manifest`, `found_tables` and `rebuilt_manifest` (for repair),
+//! `data_blocks` (for benchmarks).
 
 pub(crate) mod data_blocks;
+mod found_tables;
 pub(crate) mod partial_manifest;
 pub(crate) mod rebuilt_manifest;
 pub(crate) mod report;

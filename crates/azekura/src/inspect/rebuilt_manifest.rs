@@ -15,11 +15,12 @@ use crate::base::version_edit::{
 use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::reader::BlobFile;
 use crate::block::cache::BlockCache;
+use crate::inspect::found_tables::{FoundTable, FoundTables, WritingJob, WritingJobs};
 use crate::inspect::report::read_whole;
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::manifest::{MANIFEST_NAME, encode_manifest, salvage_edits};
 use crate::pmem::pool::{self, ImageHeader, PAGE_LEN, PoolFileKind};
-use crate::table::format::{CompactionOrigin, TableOrigin, TableProperties};
+use crate::table::format::TableOrigin;
 use crate::table::reader::TableReader;
 use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
 use crate::vfs::{Fs, OpenMode};
@@ -87,59 +88,22 @@ pub fn rebuilt_manifest(fs: &Arc<dyn Fs>, dir: &Path) -> Result<RebuiltManifest>
     let dir = fs.absolute(dir)?;
     let mut rebuild = ManifestRebuild::begin(fs, dir)?;
     let mut tables = rebuild.read_tables();
-    rebuild.leave_out_removed(&mut tables);
+    let blob_files = rebuild.read_blob_files();
+    let jobs = WritingJobs::new(&tables, |logical| blob_files.contains_key(&logical));
+    let flushed = jobs.flushed_through(&tables);
+    rebuild.leave_out_removed(&mut tables, &jobs);
     rebuild.leave_out_dropped(&mut tables);
-    rebuild.add_named_tables(&tables);
+    rebuild.add_named_partitions(&tables);
+    let segments = rebuild.find_segments();
+    rebuild.leave_out_unfinished_flushes(&mut tables, &jobs, &flushed, &segments);
+    rebuild.add_named_tables(&tables, &flushed);
     rebuild.add_pools();
-    let wal = rebuild.add_wal(&tables);
+    let wal = rebuild.add_wal(&tables, segments);
     rebuild.add_ingested_tables(&tables, &wal);
     rebuild.add_unnamed_tables(&tables);
     rebuild.add_range_tombstones(wal)?;
-    rebuild.add_blob_files();
+    rebuild.add_blob_files(&blob_files);
     rebuild.finish()
-}
-
-/// A table that can be read.
-struct FoundTable {
-    properties: TableProperties,
-    meta: TableMeta,
-}
-
-impl FoundTable {
-    /// Whether its sequence number is in the lost manifest. Several entries of other tables have several numbers.
-    fn is_ingested(&self) -> bool {
-        let is_placeholder =
-            self.meta.smallest_seqno == INGEST_PLACEHOLDER && self.meta.largest_seqno == INGEST_PLACEHOLDER;
-        matches!(self.properties.origin, TableOrigin::Ingest { .. }) || self.meta.entries > 1 && is_placeholder
-    }
-
-    /// The number of the first table of the same ingest.
-    fn ingest_number(&self) -> FileNumber {
-        match self.properties.origin {
-            TableOrigin::Ingest { first_output, .. } => first_output,
-            _ => self.meta.number,
-        }
-    }
-
-    /// All records of the partition up to this sequence number were in tables when this one was written.
-    fn flushed_through(&self) -> SeqNo {
-        match &self.properties.origin {
-            TableOrigin::Compaction(origin) => origin.flushed_through.max(self.meta.largest_seqno),
-            TableOrigin::Flush if !self.is_ingested() => self.meta.largest_seqno,
-            _ => SeqNo::ZERO,
-        }
-    }
-
-    /// Whether a range delete at `seqno` must not be applied again: a compaction has applied it, and then set sequence
-    /// numbers to 0, also of newer entries.
-    fn hides(&self, range: &KeyRange, seqno: SeqNo, order: &KeyOrder) -> bool {
-        let overlaps = range.start.cmp_key(&self.meta.largest_key.0, order).is_lt()
-            && range.end.cmp_key(&self.meta.smallest_key.0, order).is_gt();
-        // Tables of earlier versions do not state what was flushed when they were written.
-        let has_applied =
-            !matches!(&self.properties.origin, TableOrigin::Compaction(origin) if origin.flushed_through < seqno);
-        overlaps && self.meta.smallest_seqno == SeqNo::ZERO && has_applied
-    }
 }
 
 /// What the WAL says.
@@ -147,14 +111,37 @@ impl FoundTable {
 struct WalFacts {
     /// The sequence number of each commit that may be a marker, and its partition, by the first table of the ingest.
     markers: BTreeMap<FileNumber, Vec<(PartitionId, SeqNo)>>,
+    /// The number of records of each partition, and the sequence number of the last one.
+    records: BTreeMap<PartitionId, (u64, SeqNo)>,
     /// The flushed range deletes.
     range_tombstones: BTreeMap<PartitionId, RangeTombstones>,
     /// The first sequence number of the WAL, unless a segment may be missing.
     complete_from: Option<SeqNo>,
 }
 
-/// A segment file, and its header.
-type Segments = BTreeMap<WalEpoch, (FileNumber, WalSegmentHeader)>;
+/// The segment files of the WAL, with their headers.
+struct Segments {
+    by_epoch: BTreeMap<WalEpoch, (FileNumber, WalSegmentHeader)>,
+    /// No segment is missing, apart from the oldest ones.
+    is_complete: bool,
+}
+
+impl Segments {
+    /// The first sequence number of the WAL, unless a segment may be missing.
+    fn complete_from(&self) -> Option<SeqNo> {
+        let first = self.by_epoch.values().map(|(_, header)| header.first_seqno).min();
+        first.filter(|_| self.is_complete)
+    }
+}
+
+/// The sequence number behind `seqno`, or the highest one.
+fn next_seqno(seqno: SeqNo) -> SeqNo {
+    SeqNo(seqno.0 + 1).min(SeqNo::MAX)
+}
+
+fn last_seqno(commit: &WalCommit<'_>) -> SeqNo {
+    SeqNo(commit.first_seqno.0.saturating_add(u64::from(commit.seqno_count)).saturating_sub(1))
+}
 
 struct ManifestRebuild {
     fs: Arc<dyn Fs>,
@@ -256,8 +243,8 @@ impl ManifestRebuild {
     }
 
     /// Reads the properties of all tables.
-    fn read_tables(&mut self) -> BTreeMap<FileNumber, FoundTable> {
-        let mut tables = BTreeMap::new();
+    fn read_tables(&mut self) -> FoundTables {
+        let (mut tables, mut inputs) = (BTreeMap::new(), BTreeMap::new());
         for number in self.numbers(DataFileKind::Table) {
             self.state.raise_next_numbers(number.0 + 1, 0, 0);
             let read = TableReader::read_properties(&self.files, &self.cache, number)
@@ -266,7 +253,9 @@ impl ManifestRebuild {
                 Ok((mut properties, meta)) => {
                     properties.partition = properties.partition.filter(|(id, _)| id.0 < FILE_NUMBER_LIMIT);
                     self.state.hash_seed = properties.hash_seed;
-                    tables.insert(number, FoundTable { properties, meta });
+                    let mut table = FoundTable { properties, meta };
+                    table.share_inputs(&mut inputs);
+                    tables.insert(number, table);
                 }
                 Err(error) if !self.removed.contains(&number) => {
                     self.leave_out(DataFileKind::Table.file_name(number), error);
@@ -279,20 +268,28 @@ impl ManifestRebuild {
 
     /// Removes the tables that readable edits remove, or that a compaction has replaced of which all tables are there,
     /// and those that no edit may name.
-    fn leave_out_removed(&mut self, tables: &mut BTreeMap<FileNumber, FoundTable>) {
-        let mut outputs: BTreeMap<FileNumber, Vec<&CompactionOrigin>> = BTreeMap::new();
-        for table in tables.values() {
-            if let TableOrigin::Compaction(origin) = &table.properties.origin {
-                outputs.entry(origin.first_output).or_default().push(origin);
+    fn leave_out_removed(&mut self, tables: &mut FoundTables, jobs: &WritingJobs) {
+        let is_temporary = |table: &FoundTable| table.properties.origin == TableOrigin::Temporary;
+        let temporary: Vec<FileNumber> = tables.iter().filter(|(_, t)| is_temporary(t)).map(|(n, _)| *n).collect();
+        for number in temporary {
+            tables.remove(&number);
+            self.note_table(number, "not used: a part of the input of an ingest");
+        }
+        let (mut replaced, mut unclear, mut unfinished) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+        for (first, job) in jobs.0.iter().filter(|(_, job)| !job.is_flush) {
+            let is_named = job.outputs.iter().any(|output| self.is_known(*output));
+            let inputs = job.inputs.iter().copied();
+            if job.is_complete {
+                replaced.extend(inputs);
+            } else if !is_named && jobs.is_unfinished_compaction(*first, tables) {
+                unfinished.extend_from_slice(&job.outputs);
+            } else {
+                unclear.extend(inputs);
             }
         }
-        let (mut replaced, mut unclear) = (BTreeSet::new(), BTreeSet::new());
-        for outputs in outputs.into_values() {
-            let ordinals: BTreeSet<u64> = outputs.iter().map(|origin| origin.ordinal).collect();
-            let last = outputs.iter().find(|origin| origin.is_last).map(|origin| origin.ordinal);
-            let is_complete = last.is_some_and(|last| ordinals.into_iter().eq(0..=last));
-            let inputs = outputs.iter().flat_map(|origin| origin.inputs.iter().copied());
-            if is_complete { &mut replaced } else { &mut unclear }.extend(inputs);
+        for number in unfinished {
+            tables.remove(&number);
+            self.note_table(number, "not used: the compaction has not ended, and the tables that it reads are there");
         }
         for number in self.removed.union(&replaced) {
             if tables.remove(number).is_some() {
@@ -306,22 +303,23 @@ impl ManifestRebuild {
         let replaced_file =
             |path: &PathBuf| replaced.iter().any(|number| path.ends_with(DataFileKind::Table.file_name(*number)));
         self.left_out.retain(|(path, _)| !replaced_file(path));
-        for number in unclear.iter().filter(|number| tables.contains_key(number)) {
-            let sentence = "a compaction of this table has not ended, or tables of it are lost: older values and \
-                            removed keys may be back";
-            self.note_table(*number, sentence);
-        }
-        let is_temporary = |table: &FoundTable| table.properties.origin == TableOrigin::Temporary;
-        let temporary: Vec<FileNumber> = tables.iter().filter(|(_, t)| is_temporary(t)).map(|(n, _)| *n).collect();
-        for number in temporary {
-            tables.remove(&number);
-            self.note_table(number, "not used: a part of the input of an ingest");
+        let is_spilled = |table: &FoundTable| table.properties.origin == TableOrigin::Spilled;
+        for (number, table) in tables.iter() {
+            if unclear.contains(number) {
+                let sentence = "a compaction of this table has not ended, or tables of it are lost: older values and \
+                                removed keys may be back";
+                self.note_table(*number, sentence);
+            } else if !table.is_ingested() && !is_spilled(table) && jobs.may_have_replaced(table, tables) {
+                let sentence = "a compaction may have replaced this table before a later one: older values and removed \
+                                keys may be back";
+                self.note_table(*number, sentence);
+            }
         }
     }
 
     /// Removes the partitions that readable edits drop, or whose name a partition with a higher id has, and their
     /// tables. No two partitions have one name at the same time, so the older one was dropped.
-    fn leave_out_dropped(&mut self, tables: &mut BTreeMap<FileNumber, FoundTable>) {
+    fn leave_out_dropped(&mut self, tables: &mut FoundTables) {
         let known = self.state.partitions.values().map(|partition| (partition.meta.id, partition.meta.name.clone()));
         let named = tables.values().filter_map(|table| table.properties.partition.clone());
         let mut newest: BTreeMap<String, PartitionId> = BTreeMap::new();
@@ -342,31 +340,102 @@ impl ManifestRebuild {
         }
     }
 
+    /// Removes the tables of flushes that have not ended, if a merge operator would apply their operands once more when
+    /// the WAL is replayed. They stay if the WAL does not have all of their records. Other records may be in a table and
+    /// in the WAL.
+    fn leave_out_unfinished_flushes(
+        &mut self,
+        tables: &mut FoundTables,
+        jobs: &WritingJobs,
+        flushed: &BTreeMap<PartitionId, SeqNo>,
+        segments: &Segments,
+    ) {
+        let flushed = |job: &WritingJob| job.partition.and_then(|id| flushed.get(&id).copied()).unwrap_or_default();
+        let is_unfinished = |job: &&WritingJob| job.is_flush && !job.is_complete && job.flushed_through > flushed(job);
+        let mut undamaged = None;
+        for job in jobs.0.values().filter(is_unfinished) {
+            let is_named = job.outputs.iter().any(|number| self.is_known(*number));
+            let outputs: Vec<FileNumber> = job.outputs.iter().filter(|n| tables.contains_key(n)).copied().collect();
+            let first = outputs.iter().filter_map(|number| tables.get(number)).map(|t| t.meta.smallest_seqno).min();
+            let Some(first) = first.filter(|_| !is_named) else { continue };
+            let (from, through) = *undamaged.get_or_insert_with(|| self.undamaged_wal(segments));
+            let in_wal = from <= first && flushed(job) < first && job.flushed_through <= through;
+            let partition = job.partition.and_then(|id| self.state.partitions.get(&id));
+            let has_operands = partition.is_some_and(|partition| partition.merge_operator.is_some());
+            for number in outputs {
+                if in_wal && has_operands {
+                    tables.remove(&number);
+                    self.note_table(number, "not used: the flush has not ended, and the log has its records");
+                } else if !in_wal {
+                    let sentence = "the flush of this table has not ended, or files of it are lost: entries may be \
+                                    missing, and operands of a merge operator may count twice";
+                    self.note_table(number, sentence);
+                }
+            }
+        }
+    }
+
+    /// The first and the last sequence number of the WAL. It has all commits between them. If it may not,
+    /// the first is above the last.
+    fn undamaged_wal(&self, segments: &Segments) -> (SeqNo, SeqNo) {
+        let damaged = (SeqNo::MAX, SeqNo::ZERO);
+        let Some(from) = segments.complete_from() else { return damaged };
+        let mut through = SeqNo::ZERO;
+        for (number, header) in segments.by_epoch.values() {
+            let opened = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read);
+            let visited = opened.and_then(|file| {
+                visit_commits(header, &*file, &mut |commit| through = through.max(last_seqno(&commit)))
+            });
+            if !visited.is_ok_and(|is_undamaged| is_undamaged) {
+                return damaged;
+            }
+        }
+        (from, through)
+    }
+
     fn is_known(&self, number: FileNumber) -> bool {
         self.state.partitions.values().any(|p| p.tables.contains_key(&number) || p.spilled.contains_key(&number))
     }
 
-    /// Adds a table that the readable edits do not name to a partition.
-    fn add_table(&mut self, id: PartitionId, name: &str, table: &FoundTable, meta: TableMeta) {
+    /// The partition of a table. A new one gets the comparator of the table.
+    fn partition_of(&mut self, table: &FoundTable, id: PartitionId, name: &str) -> &mut PartitionManifestState {
+        let is_new = !self.state.partitions.contains_key(&id);
         let partition = self.partition(id, EngineKind::Lsm, name);
-        if partition.tables.is_empty() && partition.meta.settings.is_empty() {
+        if is_new {
             partition.meta.comparator.clone_from(&table.properties.comparator);
         }
+        partition
+    }
+
+    /// Adds a table that the readable edits do not name to a partition.
+    fn add_table(&mut self, id: PartitionId, name: &str, table: &FoundTable, meta: TableMeta) {
+        let partition = self.partition_of(table, id, name);
         partition.uses_expiry |= meta.expiry.entries > 0;
         partition.tables.insert(meta.number, (0, meta));
     }
 
-    /// Adds every table to the partition that its properties name, apart from ingested ones. The records of a flushed
-    /// table are in no part of the WAL that is still needed.
-    fn add_named_tables(&mut self, tables: &BTreeMap<FileNumber, FoundTable>) {
-        for (number, table) in tables {
+    /// Creates the partitions that the properties of tables name. Spilled tables do not state the comparator.
+    fn add_named_partitions(&mut self, tables: &FoundTables) {
+        let is_spilled = |table: &&FoundTable| table.properties.origin == TableOrigin::Spilled;
+        let others = tables.values().filter(|table| !is_spilled(table));
+        for table in others.chain(tables.values().filter(is_spilled)) {
+            if let Some((id, name)) = &table.properties.partition {
+                self.partition_of(table, *id, name);
+            }
+        }
+    }
+
+    /// Adds every table to the partition that its properties name, apart from ingested ones. The records of the
+    /// partition that are in tables are in no part of the WAL that is still needed.
+    fn add_named_tables(&mut self, tables: &FoundTables, flushed: &BTreeMap<PartitionId, SeqNo>) {
+        for (number, table) in tables.iter().filter(|(_, table)| table.properties.origin != TableOrigin::Spilled) {
             let Some((id, name)) = &table.properties.partition else { continue };
-            if !table.is_ingested() && table.properties.origin != TableOrigin::Spilled && !self.is_known(*number) {
+            if !table.is_ingested() && !self.is_known(*number) {
                 self.add_table(*id, name, table, table.meta.clone());
             }
-            if let Some(partition) = self.state.partitions.get_mut(id) {
-                partition.flushed_seqno = partition.flushed_seqno.max(table.flushed_through());
-            }
+        }
+        for (id, partition) in &mut self.state.partitions {
+            partition.flushed_seqno = partition.flushed_seqno.max(flushed.get(id).copied().unwrap_or_default());
         }
         for (number, table) in tables {
             let Some((id, _)) = table.properties.partition.as_ref() else { continue };
@@ -389,7 +458,7 @@ impl ManifestRebuild {
     /// Adds the tables of ingests with their sequence numbers. The WAL has the number of an ingest as long as it has
     /// the commit behind it. Otherwise it is above everything that was visible when the ingest was written, and commits
     /// after that time count as newer.
-    fn add_ingested_tables(&mut self, tables: &BTreeMap<FileNumber, FoundTable>, wal: &WalFacts) {
+    fn add_ingested_tables(&mut self, tables: &FoundTables, wal: &WalFacts) {
         let mut ingests: BTreeMap<FileNumber, Vec<(PartitionId, String, &FoundTable)>> = BTreeMap::new();
         for (number, table) in tables.iter().filter(|(_, table)| table.is_ingested()) {
             if let Some((id, name)) = table.properties.partition.clone().filter(|_| !self.is_known(*number)) {
@@ -399,16 +468,19 @@ impl ManifestRebuild {
         for (first, members) in ingests {
             let id = members[0].0;
             let marker = wal.markers.get(&first).into_iter().flatten();
-            let marker = marker.filter(|(of, _)| !self.state.partitions.contains_key(of)).map(|(_, at)| *at).max();
-            let older =
-                tables.range(..first).filter(|(_, t)| t.properties.partition.as_ref().is_some_and(|p| p.0 == id));
-            let older = older.map(|(_, table)| table.flushed_through());
+            // No other record has the partition of a marker, so a remove with another one is no marker.
+            let is_marker = |of: &PartitionId| {
+                !self.state.partitions.contains_key(of) && wal.records.get(of).is_none_or(|(count, _)| *count == 1)
+            };
+            let marker = marker.filter(|(of, _)| is_marker(of)).map(|(_, at)| *at).max();
+            let older = tables.range(..first).filter(|(_, table)| table.is_of(id) && !table.is_ingested());
+            let older = older.map(|(_, table)| table.meta.largest_seqno);
             let visible = members.iter().map(|(_, _, table)| match table.properties.origin {
                 TableOrigin::Ingest { visible, .. } => visible,
                 _ => SeqNo::ZERO,
             });
             let visible = visible.chain(older).max().unwrap_or_default();
-            let seqno = marker.map_or(visible.plus(1), |marker| SeqNo(marker.0.saturating_sub(1)));
+            let seqno = marker.map_or(next_seqno(visible), |marker| SeqNo(marker.0.saturating_sub(1)));
             for (_, name, table) in &members {
                 if marker.is_none() {
                     self.note_lost_seqno(id, table, visible, wal);
@@ -424,9 +496,13 @@ impl ManifestRebuild {
             order.cmp(&other.smallest_key.0, &table.meta.largest_key.0).is_le()
                 && order.cmp(&table.meta.smallest_key.0, &other.largest_key.0).is_le()
         };
-        let others = self.state.partitions.get(&id).into_iter().flat_map(|partition| partition.tables.values());
-        let has_newer = others.into_iter().any(|(_, other)| other.largest_seqno > visible && overlaps(other));
-        if wal.complete_from.is_some_and(|first| first <= visible.plus(1)) {
+        let partition = self.state.partitions.get(&id);
+        let mut others = partition.into_iter().flat_map(|partition| partition.tables.values());
+        let mut range_tombstones = partition.into_iter().flat_map(|partition| partition.range_tombstones.values());
+        let has_newer = others.any(|(_, other)| other.largest_seqno > visible && overlaps(other))
+            || range_tombstones.any(|tombstone| tombstone.seqnos.iter().any(|seqno| *seqno > visible))
+            || wal.records.get(&id).is_some_and(|(_, last)| *last > visible);
+        if wal.complete_from.is_some_and(|first| first <= next_seqno(visible)) {
             let sentence = "used, but the ingest that has written the table may not have been committed";
             self.note_table(table.meta.number, sentence);
         } else if has_newer {
@@ -440,7 +516,7 @@ impl ManifestRebuild {
 
     /// Makes a partition of each table that names none, because an earlier version has written it. All other ids are
     /// known by now.
-    fn add_unnamed_tables(&mut self, tables: &BTreeMap<FileNumber, FoundTable>) {
+    fn add_unnamed_tables(&mut self, tables: &FoundTables) {
         for (number, table) in tables.iter().filter(|(_, table)| table.properties.partition.is_none()) {
             if !self.is_known(*number) {
                 let id = PartitionId(self.state.next_partition_id.max(1));
@@ -454,9 +530,8 @@ impl ManifestRebuild {
         }
     }
 
-    /// Adds the blob files that tables refer to. Where a file is missing or damaged, one is added whose values cannot
-    /// be read.
-    fn add_blob_files(&mut self) {
+    /// Reads the finished blob files, and returns them by the logical files that they contain.
+    fn read_blob_files(&mut self) -> BTreeMap<FileNumber, BlobFileMeta> {
         let mut found: BTreeMap<FileNumber, BlobFileMeta> = BTreeMap::new();
         let blobs = self.files.blob_files();
         for number in self.numbers(DataFileKind::Blob) {
@@ -469,6 +544,12 @@ impl ManifestRebuild {
                 Err(error) => self.leave_out(DataFileKind::Blob.file_name(number), error),
             }
         }
+        found
+    }
+
+    /// Adds the blob files that tables refer to. Where a file is missing or damaged, one is added whose values cannot
+    /// be read.
+    fn add_blob_files(&mut self, found: &BTreeMap<FileNumber, BlobFileMeta>) {
         for partition in self.state.partitions.values_mut() {
             let mut usage: BTreeMap<FileNumber, TableBlobUsage> = BTreeMap::new();
             for used in partition.all_tables().flat_map(|table| table.blob_usage.clone()) {
@@ -538,16 +619,13 @@ impl ManifestRebuild {
     }
 
     /// Adds the WAL segments of the database, and the partitions of their records. No segment is in memory as a whole.
-    fn add_wal(&mut self, tables: &BTreeMap<FileNumber, FoundTable>) -> WalFacts {
-        let (segments, is_complete) = self.find_segments();
-        let mut facts = WalFacts::default();
+    fn add_wal(&mut self, tables: &FoundTables, segments: Segments) -> WalFacts {
+        let mut facts = WalFacts { complete_from: segments.complete_from(), ..WalFacts::default() };
         let ingested = tables.values().filter(|table| table.is_ingested());
         facts.markers = ingested.map(|table| (table.ingest_number(), Vec::new())).collect();
-        let first = segments.values().map(|(_, header)| header.first_seqno).min();
-        facts.complete_from = first.filter(|_| is_complete);
         let mut written = BTreeSet::new();
         let mut newest_range_delete: BTreeMap<PartitionId, SeqNo> = BTreeMap::new();
-        for (epoch, (number, header)) in &segments {
+        for (epoch, (number, header)) in &segments.by_epoch {
             self.state.raise_next_numbers(number.0 + 1, 0, epoch.0.saturating_add(1));
             self.state.wal_segments.insert(*epoch, *number);
             let Ok(file) = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read) else { continue };
@@ -568,8 +646,8 @@ impl ManifestRebuild {
 
     /// The segments of the WAL, and whether no part of it is missing. Segments that the newest one does not follow,
     /// over any number of others, are spare files with old records. They are left out, unless they may have newer ones.
-    fn find_segments(&mut self) -> (Segments, bool) {
-        let mut segments = Segments::new();
+    fn find_segments(&mut self) -> Segments {
+        let mut segments = BTreeMap::new();
         let mut is_complete = true;
         for (name, number) in self.names.keys().filter_map(|name| Some((name, parse_segment_name(name)?))) {
             let header = self.read(name, SEGMENT_HEADER_LEN as u64).and_then(|bytes| WalSegmentHeader::decode(&bytes));
@@ -606,13 +684,13 @@ impl ManifestRebuild {
         } else {
             is_complete = false;
         }
-        (segments, is_complete)
+        Segments { by_epoch: segments, is_complete }
     }
 
     fn visit_commit(
         &mut self,
         commit: &WalCommit<'_>,
-        tables: &BTreeMap<FileNumber, FoundTable>,
+        tables: &FoundTables,
         facts: &mut WalFacts,
         written: &mut BTreeSet<PartitionId>,
         newest: &mut BTreeMap<PartitionId, SeqNo>,
@@ -623,10 +701,12 @@ impl ManifestRebuild {
             found.push((marker.partition, commit.first_seqno));
         }
         for (at, record) in (0..).zip(WalRecordIter::new(commit.payload).map_while(Result::ok)) {
-            let (id, seqno) = (record.partition, commit.first_seqno.plus(at));
+            let (id, seqno) = (record.partition, SeqNo(commit.first_seqno.0.saturating_add(at)).min(SeqNo::MAX));
             if id.0 >= FILE_NUMBER_LIMIT {
                 continue;
             }
+            let (count, last) = facts.records.entry(id).or_default();
+            (*count, *last) = (*count + 1, seqno.max(*last));
             self.state.raise_next_numbers(0, id.0 + 1, 0);
             match record.kind {
                 // A partition that has nothing else is empty, or does not exist, as that of the marker of an ingest.
@@ -648,13 +728,7 @@ impl ManifestRebuild {
     }
 
     /// Whether a range delete of the WAL was flushed, so that replay skips it and only the manifest had it.
-    fn is_lost_range_delete(
-        &self,
-        id: PartitionId,
-        range: &KeyRange,
-        seqno: SeqNo,
-        tables: &BTreeMap<FileNumber, FoundTable>,
-    ) -> bool {
+    fn is_lost_range_delete(&self, id: PartitionId, range: &KeyRange, seqno: SeqNo, tables: &FoundTables) -> bool {
         let order = KeyOrder::bytewise();
         let Some(partition) = self.state.partitions.get(&id) else { return false };
         let is_of_partition = |number: &FileNumber| partition.tables.contains_key(number);
@@ -686,5 +760,18 @@ impl ManifestRebuild {
         ManifestState::replay(&edits)?;
         let bytes = encode_manifest(self.state.instance, &edits)?;
         Ok(RebuiltManifest { bytes, left_out: self.left_out, notes: self.notes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stored sequence number may be the highest one.
+    #[test]
+    fn next_seqno_ends_at_the_highest_one() {
+        assert_eq!((next_seqno(SeqNo(4)), next_seqno(SeqNo::MAX)), (SeqNo(5), SeqNo::MAX));
+        let commit = WalCommit { first_seqno: SeqNo::MAX, seqno_count: u32::MAX, payload: &[] };
+        assert!(last_seqno(&commit) > SeqNo::MAX, "no overflow");
     }
 }

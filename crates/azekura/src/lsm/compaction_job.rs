@@ -15,7 +15,7 @@ use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter};
 use crate::lsm::read::RunIter;
 use crate::lsm::table_handle::{TableHandle, TreeContext};
 use crate::lsm::version::{HasTableMeta, SortedRun, Version};
-use crate::table::format::{CompactionOrigin, TableOrigin};
+use crate::table::format::{JobOrigin, TableOrigin};
 
 /// Runs a [`PickedCompaction`] that is not a trivial move, one step at a time. It may pause between two steps while
 /// flushes add runs to level 0. A job that is dropped before an edit may name its tables leaves no file.
@@ -69,12 +69,8 @@ impl CompactionJob {
         let mut outputs = PendingOutputs::new(context, created_ms);
         // The set has every range delete up to its newest one.
         outputs.range_deletes_applied_through = range_tombstones.largest_seqno().min(oldest_snapshot);
-        let inputs_replaced = chosen.into_iter().collect::<BTreeSet<_>>().into_iter().collect();
-        outputs.origin = TableOrigin::Compaction(CompactionOrigin {
-            flushed_through,
-            inputs: inputs_replaced,
-            ..Default::default()
-        });
+        let inputs_replaced: BTreeSet<FileNumber> = chosen.into_iter().collect();
+        outputs.origin = TableOrigin::Compaction(JobOrigin::new(flushed_through, inputs_replaced));
         CompactionJob {
             picked,
             oldest_snapshot,

@@ -21,6 +21,7 @@ use crate::lsm::table_handle::TableHandle;
 use crate::lsm::tree::{LsmTree, TaskLockGuard};
 use crate::lsm::version::VersionChange;
 use crate::memtable::Memtable;
+use crate::table::format::{JobOrigin, TableOrigin};
 
 impl LsmTree {
     /// Writes all sealed memtables as one run. `wait`: whether to wait while another flush runs.
@@ -100,7 +101,9 @@ impl LsmTree {
             before.sealed.iter().filter(|memtable| memtable.has_range_deletes()).fold(empty, |merged, memtable| {
                 merged.merged_with(&memtable.range_tombstones_arc(), &snapshots, &self.context.order)
             });
-        let mut outputs = self.write_tables(&before, &snapshots, &range_tombstones, host)?;
+        let mut outputs = PendingOutputs::new(&self.context, host.now_ms());
+        outputs.origin = TableOrigin::Flush(JobOrigin::new(through, []));
+        let mut outputs = self.write_tables(&before, &snapshots, &range_tombstones, outputs)?;
         let bytes_written = outputs.finished_bytes();
         // Direct blob files that no flushed table refers to are left as they are. The others are finished. Their
         // acknowledged values are made durable with the WAL first, because a failure of that sync poisons the WAL for
@@ -127,14 +130,14 @@ impl LsmTree {
         }))
     }
 
-    /// Writes the sealed memtables of `before` to tables. `range_tombstones`: those of these memtables; older ones
-    /// cover no entry of them.
+    /// Writes the sealed memtables of `before` to the tables of `outputs`. `range_tombstones`: those of these memtables;
+    /// older ones cover no entry of them.
     fn write_tables(
         &self,
         before: &SuperVersion,
         snapshots: &[SeqNo],
         range_tombstones: &RangeTombstones,
-        host: &dyn EngineHost,
+        mut outputs: PendingOutputs,
     ) -> Result<PendingOutputs> {
         let options = self.options();
         let output = OutputOptions {
@@ -144,7 +147,6 @@ impl LsmTree {
             separation: options.kv_separation.clone(),
             new_value_separation: options.kv_separation.clone(),
         };
-        let mut outputs = PendingOutputs::new(&self.context, host.now_ms());
         let oldest_snapshot = snapshots.first().copied().unwrap_or_default();
         outputs.range_deletes_applied_through = range_tombstones.largest_seqno().min(oldest_snapshot);
         let mut output = TableOutputWriter::new(outputs, output);

@@ -15,7 +15,7 @@ use crate::lsm::direct_file::DirectBlobFile;
 use crate::lsm::options::KvSeparationOptions;
 use crate::lsm::table_handle::TreeContext;
 use crate::memtable::Memtable;
-use crate::table::format::{CompactionOrigin, TableOrigin};
+use crate::table::format::{JobOrigin, TableOrigin};
 use crate::table::options::TableOptions;
 use crate::table::writer::TableWriter;
 use crate::vfs::File;
@@ -72,7 +72,7 @@ impl PendingOutputs {
             tables: Vec::new(),
             blobs: Vec::new(),
             range_deletes_applied_through: SeqNo::ZERO,
-            origin: TableOrigin::Flush,
+            origin: TableOrigin::Unknown,
             is_kept: false,
             is_temporary: false,
         }
@@ -133,11 +133,11 @@ impl PendingOutputs {
     fn finish_table_as(&mut self, when: impl FnOnce(&TableWriter) -> bool, is_last: bool) -> Result<()> {
         if let Some(mut table) = self.table.take_if(|table| when(&table.writer)) {
             let first_output = self.tables.first().map_or(table.id, |first| first.number);
+            let ordinal = self.tables.len() as u64;
+            let at_position = |job: JobOrigin| JobOrigin { first_output, ordinal, is_last, ..job };
             let origin = match self.origin.clone() {
-                TableOrigin::Compaction(origin) => {
-                    let ordinal = self.tables.len() as u64;
-                    TableOrigin::Compaction(CompactionOrigin { first_output, ordinal, is_last, ..origin })
-                }
+                TableOrigin::Flush(job) => TableOrigin::Flush(at_position(job)),
+                TableOrigin::Compaction(job) => TableOrigin::Compaction(at_position(job)),
                 TableOrigin::Ingest { .. } => {
                     TableOrigin::Ingest { first_output, visible: self.context.last_visible.get() }
                 }
@@ -176,13 +176,14 @@ impl PendingOutputs {
         Ok(())
     }
 
-    /// Finishes the files being written, and makes the names of all files durable.
+    /// Finishes the files being written, and makes the names of all files durable. The last table is finished behind the
+    /// blob files, because it states that the output is complete.
     ///
     /// # Errors
     /// Those of finishing a file, and `Io`.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        self.finish_table_as(|_| true, true)?;
         self.finish_blob_file(|_| true)?;
+        self.finish_table_as(|_| true, true)?;
         if self.created.is_empty() { Ok(()) } else { self.context.fs.sync_dir(&self.context.dir) }
     }
 

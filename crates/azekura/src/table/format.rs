@@ -1,5 +1,7 @@
 #![doc = include_str!("../../docs/format/table.md")]
 
+use std::sync::Arc;
+
 use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::compression::{Codec, CompressionType};
 use crate::base::key::KEY_LEN_MAX;
@@ -83,10 +85,11 @@ impl TableMetaindex {
 /// What has written a table, for repair without a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TableOrigin {
-    /// A flush, or not stored.
+    /// Not stored, or of a kind that this version does not know.
     #[default]
-    Flush,
-    Compaction(CompactionOrigin),
+    Unknown,
+    Flush(JobOrigin),
+    Compaction(JobOrigin),
     /// An ingest whose first table is `first_output`. Its sequence number is above `visible`; the WAL has it
     /// (`commit.md`).
     Ingest {
@@ -99,59 +102,72 @@ pub(crate) enum TableOrigin {
     Spilled,
 }
 
-/// The compaction that has written a table.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CompactionOrigin {
-    /// The first table that the compaction has written, the position of this one among its tables, and whether it is
-    /// the last.
+/// The flush or the compaction that has written a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct JobOrigin {
+    /// The first table that the job has written, the position of this one among its tables, and whether it is the last.
     pub(crate) first_output: FileNumber,
     pub(crate) ordinal: u64,
     pub(crate) is_last: bool,
-    /// When the compaction began, tables contained every record of the partition up to this sequence number.
+    /// Every record of the partition up to this sequence number is in tables: once all tables of the flush are
+    /// finished, or when the compaction began.
     pub(crate) flushed_through: SeqNo,
-    /// The tables that the outputs replace.
-    pub(crate) inputs: Vec<FileNumber>,
+    /// The tables that the outputs of a compaction replace.
+    pub(crate) inputs: Arc<[FileNumber]>,
+}
+
+impl JobOrigin {
+    /// A job that has written no table yet.
+    pub(crate) fn new(flushed_through: SeqNo, inputs: impl IntoIterator<Item = FileNumber>) -> JobOrigin {
+        let inputs = inputs.into_iter().collect();
+        JobOrigin { first_output: FileNumber(0), ordinal: 0, is_last: false, flushed_through, inputs }
+    }
+
+    fn put_fields(&self, out: &mut Vec<u8>) {
+        let JobOrigin { first_output, ordinal, is_last, flushed_through, inputs } = self;
+        put_varints(out, [first_output.0, *ordinal, u64::from(*is_last), flushed_through.0, inputs.len() as u64]);
+        inputs.iter().for_each(|input| put_varint(out, input.0));
+    }
+
+    fn read_fields(d: &mut ByteReader<'_>) -> Result<JobOrigin> {
+        let (first_output, ordinal, is_last) = (FileNumber(d.varint()?), d.varint()?, d.varint()? != 0);
+        let flushed_through = checked_seqno(d.varint()?)?;
+        // The count is not trusted: memory grows as inputs are read.
+        let inputs = (0..d.varint()?).map(|_| d.varint().map(FileNumber)).collect::<Result<Vec<_>>>()?.into();
+        Ok(JobOrigin { first_output, ordinal, is_last, flushed_through, inputs })
+    }
 }
 
 impl TableOrigin {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            TableOrigin::Flush => {}
-            TableOrigin::Compaction(origin) => {
-                let CompactionOrigin { first_output, ordinal, is_last, flushed_through, inputs } = origin;
-                put_varints(out, [1, first_output.0, *ordinal, u64::from(*is_last), flushed_through.0]);
-                inputs.iter().for_each(|input| put_varint(out, input.0));
+            TableOrigin::Unknown => {}
+            TableOrigin::Compaction(job) => {
+                put_varint(out, 1);
+                job.put_fields(out);
             }
             TableOrigin::Ingest { first_output, visible } => put_varints(out, [2, first_output.0, visible.0]),
             TableOrigin::Temporary => put_varint(out, 3),
             TableOrigin::Spilled => put_varint(out, 4),
+            TableOrigin::Flush(job) => {
+                put_varint(out, 5);
+                job.put_fields(out);
+            }
         }
     }
 
-    /// `Flush` for a kind that this version does not know.
+    /// Ignores what a later version has added behind the known fields.
     fn decode(d: &mut ByteReader<'_>) -> Result<TableOrigin> {
-        Ok(match d.varint()? {
-            1 => {
-                let mut origin = CompactionOrigin {
-                    first_output: FileNumber(d.varint()?),
-                    ordinal: d.varint()?,
-                    is_last: d.varint()? != 0,
-                    flushed_through: checked_seqno(d.varint()?)?,
-                    inputs: Vec::new(),
-                };
-                while !d.is_empty() {
-                    origin.inputs.push(FileNumber(d.varint()?));
-                }
-                TableOrigin::Compaction(origin)
-            }
+        let origin = match d.varint()? {
+            1 => TableOrigin::Compaction(JobOrigin::read_fields(d)?),
             2 => TableOrigin::Ingest { first_output: FileNumber(d.varint()?), visible: checked_seqno(d.varint()?)? },
             3 => TableOrigin::Temporary,
             4 => TableOrigin::Spilled,
-            _ => {
-                d.take(d.rest().len())?;
-                TableOrigin::Flush
-            }
-        })
+            5 => TableOrigin::Flush(JobOrigin::read_fields(d)?),
+            _ => TableOrigin::Unknown,
+        };
+        d.take(d.rest().len())?;
+        Ok(origin)
     }
 }
 
@@ -290,7 +306,7 @@ impl TableProperties {
             payload.extend_from_slice(name.as_bytes());
             put(PROPERTY_PARTITION, &payload);
         }
-        if self.origin != TableOrigin::Flush {
+        if self.origin != TableOrigin::Unknown {
             payload.clear();
             self.origin.encode(&mut payload);
             put(PROPERTY_ORIGIN, &payload);
@@ -455,12 +471,11 @@ mod tests {
             smallest_superseding_seqno: SeqNo(11),
             expiry: ExpiryTimes { entries: 2, lowest_ms: 5, highest_ms: 1 << 60 },
             partition: Some((PartitionId(300), "naïve".into())),
-            origin: TableOrigin::Compaction(CompactionOrigin {
+            origin: TableOrigin::Compaction(JobOrigin {
                 first_output: FileNumber(300),
                 ordinal: 2,
                 is_last: true,
-                flushed_through: SeqNo(1 << 40),
-                inputs: vec![FileNumber(7), FileNumber(200)],
+                ..JobOrigin::new(SeqNo(1 << 40), [FileNumber(7), FileNumber(200)])
             }),
         }
     }
@@ -484,6 +499,25 @@ mod tests {
         let mut twice = sample_properties().encode();
         twice.extend_from_slice(&[1, 1, 9]);
         assert_eq!(TableProperties::decode(&twice).unwrap_err().kind(), ErrorKind::Corruption);
+    }
+
+    /// A field behind the origin of an ingest made the table unreadable, and one behind that of a compaction became an
+    /// input.
+    #[test]
+    fn later_fields_of_an_origin_are_ignored() {
+        let job = JobOrigin::new(SeqNo(9), [FileNumber(7)]);
+        let ingest = TableOrigin::Ingest { first_output: FileNumber(3), visible: SeqNo(4) };
+        let known = [TableOrigin::Compaction(job.clone()), ingest, TableOrigin::Temporary, TableOrigin::Spilled];
+        for origin in known.into_iter().chain([TableOrigin::Flush(job)]) {
+            let mut bytes = Vec::new();
+            origin.encode(&mut bytes);
+            bytes.extend_from_slice(&[200, 1, 5]);
+            let mut properties = TableProperties::default();
+            assert!(properties.set(PROPERTY_ORIGIN, &bytes).unwrap());
+            assert_eq!(properties.origin, origin);
+        }
+        let huge = [1, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 127, 1];
+        assert!(TableProperties::default().set(PROPERTY_ORIGIN, &huge).is_err());
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl TableReader {
             Ok((tail.metaindex, properties, index, filter))
         });
         let (metaindex, mut properties, index, filter) = opened.map_err(|error| error.in_file(path))?;
-        properties.origin = TableOrigin::Flush;
+        properties.origin = TableOrigin::Unknown;
         let hash_seed_matches = properties.hash_seed == db_hash_seed;
         Ok(TableReader { fetcher, order, index, filter, metaindex, properties, meta: meta.clone(), hash_seed_matches })
     }

@@ -155,7 +155,8 @@ pub(crate) fn scan_segment_bytes(bytes: &[u8]) -> Result<WalSegmentScan> {
     })
 }
 
-/// Calls `visit` with each commit of a segment that can be read, also behind damage, but not with gaps.
+/// Calls `visit` with each commit of a segment that can be read, also behind damage, but not with gaps. Returns false if
+/// there are commits behind damage.
 ///
 /// # Errors
 /// `Io`; `Unsupported` for frames of a newer version; `Corruption` if too many places look like frames.
@@ -163,8 +164,9 @@ pub(crate) fn visit_commits(
     header: &WalSegmentHeader,
     file: &dyn File,
     visit: &mut dyn FnMut(WalCommit<'_>),
-) -> Result<()> {
+) -> Result<bool> {
     let mut reader = header.reader(LogSource::File(file), SeqnoOrder::Rising)?;
+    let mut is_undamaged = true;
     loop {
         let at = reader.position();
         match reader.next()? {
@@ -175,8 +177,8 @@ pub(crate) fn visit_commits(
                 }
             }
             LogReadResult::Watermark(_) => {}
-            LogReadResult::End if reader.skip_damage(at)? => {}
-            LogReadResult::End => return Ok(()),
+            LogReadResult::End if reader.skip_damage(at)? => is_undamaged = false,
+            LogReadResult::End => return Ok(is_undamaged),
         }
     }
 }

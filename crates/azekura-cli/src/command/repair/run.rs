@@ -202,7 +202,7 @@ fn print(
     let left_out_files = left_out.iter().flatten();
     problems.extend(left_out_files.clone().map(|(path, error)| format!("{}: not used: {error}", path.display())));
     let is_whole = |report: &PartitionReport| {
-        let PartitionLosses { ranges, values, unstored } = &report.losses;
+        let PartitionLosses { ranges, values, unstored, has_expiring: _ } = &report.losses;
         report.unreadable.is_none() && ranges.is_empty() && values.is_empty() && unstored.is_none()
     };
     let is_complete = problems.is_empty() && unnamed.is_empty() && reports.iter().all(is_whole);
@@ -277,11 +277,15 @@ fn loss_lines(report: &PartitionReport) -> Vec<String> {
         let key = encoding::escaped(&key[..key.len().min(100)]);
         format!("older version of {key}: a newer one, or its removal, may be lost")
     });
+    let expiry = report.losses.ranges.iter().flat_map(|range| &range.unknown_expiry).map(|key| {
+        let key = encoding::escaped(&key[..key.len().min(100)]);
+        format!("expiry time of {key}: it may be that of an older version, or missing")
+    });
     let values =
         report.losses.values.iter().map(|(key, error)| {
             format!("lost: the value of {}: {error}", encoding::escaped(&key[..key.len().min(100)]))
         });
-    unreadable.chain(unstored).chain(ranges).chain(older).chain(values).collect()
+    unreadable.chain(unstored).chain(ranges).chain(older).chain(expiry).chain(values).collect()
 }
 
 fn report_json(report: &PartitionReport) -> Value {
@@ -291,8 +295,9 @@ fn report_json(report: &PartitionReport) -> Value {
             let (after, before) = (range.after.as_ref().map(hex), range.before.as_ref().map(hex));
             let (recovered, problem) = (range.recovered, engine_error_json(&range.error));
             let older: Vec<_> = range.older.iter().map(hex).collect();
+            let unknown_expiry: Vec<_> = range.unknown_expiry.iter().map(hex).collect();
             json!({ "after_hex": after, "before_hex": before, "recovered": recovered, "older_versions_hex": older,
-                "problem": problem })
+                "unknown_expiry_hex": unknown_expiry, "problem": problem })
         })
         .collect();
     let values: Vec<Value> = (report.losses.values.iter())

@@ -26,12 +26,14 @@ pub(super) struct LostRange {
     pub(super) recovered: u64,
     /// Keys of which a version was recovered, while a newer one may be lost.
     pub(super) older: Vec<Vec<u8>>,
+    /// Keys whose newest version was recovered, while its expiry time is not known.
+    pub(super) unknown_expiry: Vec<Vec<u8>>,
 }
 
 impl LostRange {
     /// All keys of a partition, except `recovered` ones.
     pub(super) fn whole(error: Error, recovered: u64) -> LostRange {
-        LostRange { after: None, before: None, error, recovered, older: Vec::new() }
+        LostRange { after: None, before: None, error, recovered, older: Vec::new(), unknown_expiry: Vec::new() }
     }
 }
 
@@ -41,6 +43,8 @@ pub(super) struct PartitionLosses {
     pub(super) ranges: Vec<LostRange>,
     /// Keys whose values in blob files cannot be read, or whose merge operator fails.
     pub(super) values: Vec<(Vec<u8>, Error)>,
+    /// Whether an entry that was read expires.
+    pub(super) has_expiring: bool,
     /// Why the rest of the partition could not be stored.
     pub(super) unstored: Option<String>,
 }
@@ -60,6 +64,7 @@ pub(super) fn salvage(
     while let Some(next) = entries.next() {
         match next {
             Ok(entry) => {
+                losses.has_expiring |= entry.expiry_ms().is_some();
                 put_entry(&entry, losses, put)?;
                 let key = last_key.get_or_insert_default();
                 key.clear();
@@ -87,6 +92,7 @@ pub(super) fn salvage(
                     error,
                     recovered: 0,
                     older: Vec::new(),
+                    unknown_expiry: Vec::new(),
                 });
                 if is_last {
                     break;
@@ -99,7 +105,8 @@ pub(super) fn salvage(
 
 /// Calls `put` with every entry in the lost ranges whose key is in `others`, a view of the partition without its
 /// damaged tables, and whose newest version can be read. Counts them in the ranges. With `older_versions`, also calls
-/// it with the versions in `others` of keys whose newest version may be lost, and lists these keys.
+/// it with the versions in `others` of keys whose newest version may be lost, and lists these keys. Lists the keys whose
+/// expiry time is not known.
 pub(super) fn look_up_in_lost_ranges(
     partition: &Partition,
     others: &Partition,
@@ -107,6 +114,8 @@ pub(super) fn look_up_in_lost_ranges(
     losses: &mut PartitionLosses,
     put: &mut PutEntry<'_>,
 ) -> Result<()> {
+    // If one table is damaged, a lookup that succeeds has ended before that table, at the version in `others`.
+    let has_same_versions = losses.ranges.iter().all(|range| range.error.file() == losses.ranges[0].error.file());
     for range in &mut losses.ranges {
         let mut entries = others.entries();
         if let Some(after) = &range.after {
@@ -121,8 +130,13 @@ pub(super) fn look_up_in_lost_ranges(
             match partition.get(key) {
                 Ok(Some(value)) => {
                     // A lookup does not tell the expiry time. It is that of `others` if this has the same version.
-                    let expiry_ms = entry.expiry_ms().filter(|_| entry.value().is_ok_and(|other| other == value));
+                    let is_equal = entry.value().is_ok_and(|other| other == value);
+                    let expiry_ms = entry.expiry_ms().filter(|_| is_equal);
                     put(key, &value, expiry_ms)?;
+                    let may_expire = entry.expiry_ms().is_some() || losses.has_expiring && !is_equal;
+                    if may_expire && !(has_same_versions && is_equal) {
+                        range.unknown_expiry.push(key.to_vec());
+                    }
                     range.recovered += 1;
                 }
                 Err(_) if older_versions => {

@@ -157,6 +157,10 @@ impl<'a> EntryLoader<'a> {
         name: impl Fn() -> String,
     ) -> Result<()> {
         interrupt::check()?;
+        if expiry == LoadedExpiry::At(Some(u64::MAX)) {
+            self.report.skip(name(), "it would expire 2^64 ms or more after 1970");
+            return Ok(());
+        }
         if self.mode == LoadMode::Check {
             self.check(key, value, name);
             return Ok(());
