@@ -341,8 +341,8 @@ impl ManifestRebuild {
     }
 
     /// Removes the tables of flushes that have not ended, if a merge operator would apply their operands once more when
-    /// the WAL is replayed. They stay if the WAL does not have all of their records. Other records may be in a table and
-    /// in the WAL.
+    /// the WAL is replayed. They stay if the WAL does not have all of their records. Other records may be in a table
+    /// and in the WAL.
     fn leave_out_unfinished_flushes(
         &mut self,
         tables: &mut FoundTables,

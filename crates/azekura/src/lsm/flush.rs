@@ -130,8 +130,8 @@ impl LsmTree {
         }))
     }
 
-    /// Writes the sealed memtables of `before` to the tables of `outputs`. `range_tombstones`: those of these memtables;
-    /// older ones cover no entry of them.
+    /// Writes the sealed memtables of `before` to the tables of `outputs`. `range_tombstones`: those of these
+    /// memtables; older ones cover no entry of them.
     fn write_tables(
         &self,
         before: &SuperVersion,

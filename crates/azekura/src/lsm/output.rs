@@ -176,8 +176,8 @@ impl PendingOutputs {
         Ok(())
     }
 
-    /// Finishes the files being written, and makes the names of all files durable. The last table is finished behind the
-    /// blob files, because it states that the output is complete.
+    /// Finishes the files being written, and makes the names of all files durable. The last table is finished behind
+    /// the blob files, because it states that the output is complete.
     ///
     /// # Errors
     /// Those of finishing a file, and `Io`.

@@ -155,8 +155,8 @@ pub(crate) fn scan_segment_bytes(bytes: &[u8]) -> Result<WalSegmentScan> {
     })
 }
 
-/// Calls `visit` with each commit of a segment that can be read, also behind damage, but not with gaps. Returns false if
-/// there are commits behind damage.
+/// Calls `visit` with each commit of a segment that can be read, also behind damage, but not with gaps. Returns false
+/// if there are commits behind damage.
 ///
 /// # Errors
 /// `Io`; `Unsupported` for frames of a newer version; `Corruption` if too many places look like frames.

@@ -105,8 +105,8 @@ pub(super) fn salvage(
 
 /// Calls `put` with every entry in the lost ranges whose key is in `others`, a view of the partition without its
 /// damaged tables, and whose newest version can be read. Counts them in the ranges. With `older_versions`, also calls
-/// it with the versions in `others` of keys whose newest version may be lost, and lists these keys. Lists the keys whose
-/// expiry time is not known.
+/// it with the versions in `others` of keys whose newest version may be lost, and lists these keys. Lists the keys
+/// whose expiry time is not known.
 pub(super) fn look_up_in_lost_ranges(
     partition: &Partition,
     others: &Partition,
