@@ -822,28 +822,28 @@ mod tests {
     fn commits_behind_a_deletion_write_nothing() {
         let separated = KvSeparationOptions::default().direct_write_threshold(1 << 10);
         let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
-        let doomed_options = [
+        let options_of_both = [
             PartitionCreateOptions::default().with_kv_separation(separated),
             PartitionCreateOptions::default().engine(pool),
         ];
-        for options in doomed_options {
+        for options in options_of_both {
             let shown = format!("{options:?}");
             let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
-            let doomed = db.open_partition("doomed", options).unwrap();
+            let deleted = db.open_partition("deleted", options).unwrap();
             let other = db.open_partition("other", Default::default()).unwrap();
             let batch = |durability, value: &[u8]| {
                 let mut batch = db.batch();
                 batch.durability(durability);
                 batch.insert(&other, "half", value);
-                batch.insert(&doomed, "half", value);
+                batch.insert(&deleted, "half", value);
                 batch
             };
-            let is_pool = doomed.state.pool_if_built().is_some();
+            let is_pool = deleted.state.pool_if_built().is_some();
             let writes: Vec<Write<'_>> = vec![
                 Box::new(|| batch(PersistMode::Buffer, b"short").commit()),
                 Box::new(|| batch(PersistMode::SyncAll, &[7; 4096]).commit()),
-                Box::new(|| doomed.remove_range("a".."b")),
-                Box::new(|| if is_pool { batch(PersistMode::Buffer, b"").commit() } else { doomed.insert("k", "v") }),
+                Box::new(|| deleted.remove_range("a".."b")),
+                Box::new(|| if is_pool { batch(PersistMode::Buffer, b"").commit() } else { deleted.insert("k", "v") }),
                 Box::new(|| {
                     let mut expecting = batch(PersistMode::Buffer, b"expected");
                     expecting.expect(&other, "k", None);
@@ -853,21 +853,21 @@ mod tests {
                     let mut tx = db.transaction();
                     assert_eq!(tx.get(&other, "half")?, None);
                     tx.insert(&other, "half", "v")?;
-                    tx.insert(&doomed, "half", "v")?;
+                    tx.insert(&deleted, "half", "v")?;
                     tx.commit()
                 }),
                 Box::new(|| {
                     let mut tx = db.transaction();
-                    assert!(tx.iter(&doomed).next().is_none());
+                    assert!(tx.iter(&deleted).next().is_none());
                     tx.insert(&other, "half", "v")?;
                     tx.commit()
                 }),
             ];
-            let committer = &doomed.handle.inner.writer.as_ref().unwrap().committer;
+            let committer = &deleted.handle.inner.writer.as_ref().unwrap().committer;
             let results: Vec<Result<()>> = std::thread::scope(|scope| {
                 let mut threads = Vec::new();
                 committer.run_exclusively(|| {
-                    threads.push(scope.spawn(|| db.delete_partition(doomed.clone())));
+                    threads.push(scope.spawn(|| db.delete_partition(deleted.clone())));
                     wait_until_queued(committer, 1);
                     for (at, write) in writes.iter().enumerate() {
                         threads.push(scope.spawn(write));

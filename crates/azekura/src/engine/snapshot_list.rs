@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_are_counted_when_a_moment_has_no_reader() {
+    fn removals_are_counted_per_moment() {
         let visible = LastVisibleSeqno::default();
         let list = SnapshotList::new(visible.clone());
         let readers = list.readers_of(PartitionId(1));

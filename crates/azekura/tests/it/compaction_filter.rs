@@ -107,7 +107,7 @@ fn snapshots_keep_what_the_filter_removes() {
 }
 
 #[test]
-fn major_compact_filters_data_of_the_bottom_level() {
+fn major_compact_filters_the_bottom_level() {
     let (place, env, filter) = (TestDir::in_memory(), TestEnv::new(2), Arc::<ByFirstByte>::default());
     let db = database(&place, &env);
     let partition = db.open_partition("p", options()).unwrap();
@@ -152,7 +152,7 @@ fn new_values_are_separated_by_their_length() {
 }
 
 #[test]
-fn error_of_filter_fails_compaction_and_keeps_data() {
+fn error_of_filter_keeps_data() {
     let (place, env, filter) = (TestDir::in_memory(), TestEnv::new(4), Arc::<ByFirstByte>::default());
     let db = database(&place, &env);
     let partition = open(&db, &filter);

@@ -329,7 +329,7 @@ mod tests {
     /// Regression: an ingest took its partition id before its edits. A manifest that was rewritten in between recorded
     /// the id as used, and if it lost the edits then, nothing noticed the loss.
     #[test]
-    fn rewritten_manifest_has_no_id_of_an_unwritten_edit() {
+    fn rewritten_manifest_has_no_unwritten_id() {
         let version_set = version_set_of(&[]);
         let marker = version_set.next_partition_id();
         let grow = VersionEdit::DatabaseSettings { settings: vec![7; 600_000] };

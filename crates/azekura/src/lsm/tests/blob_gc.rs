@@ -179,14 +179,20 @@ fn paused_gc_resumes_beside_other_tasks() {
     fixture.check_reads();
 }
 
-#[test]
-fn gc_is_abandoned_when_its_inputs_are_gone() {
+/// A blob GC of the returned files has paused, and then all keys were removed.
+fn paused_gc_without_live_values() -> (LsmFixture, Vec<FileNumber>) {
     let mut fixture = half_stale();
     let chosen = stale_files(&fixture);
     fixture.host.yields.store(true, Ordering::SeqCst);
     collect(&fixture, &chosen).unwrap();
     (0..60).for_each(|i| fixture.delete(&format!("key{i:03}")));
     fixture.major_compact();
+    (fixture, chosen)
+}
+
+#[test]
+fn gc_is_abandoned_when_its_inputs_are_gone() {
+    let (fixture, chosen) = paused_gc_without_live_values();
     assert_eq!(collect(&fixture, &chosen).unwrap(), TaskReport::default());
     fixture.check_reads();
     fixture.check_files();
@@ -197,12 +203,7 @@ fn gc_is_abandoned_when_its_inputs_are_gone() {
 /// task only.
 #[test]
 fn removal_of_all_tables_abandons_a_paused_gc() {
-    let mut fixture = half_stale();
-    let chosen = stale_files(&fixture);
-    fixture.host.yields.store(true, Ordering::SeqCst);
-    collect(&fixture, &chosen).unwrap();
-    (0..60).for_each(|i| fixture.delete(&format!("key{i:03}")));
-    fixture.major_compact();
+    let (fixture, _) = paused_gc_without_live_values();
     while fixture.tree.drop_whole_tables(true, &fixture.host).unwrap().is_some() {}
     fixture.tree.context.obsolete_files.remove_all();
     fixture.check_files();

@@ -190,7 +190,7 @@ fn refused_mapped_pool_leaves_no_file() {
 /// sync, the batch was refused but stayed in the WAL: single changes took its sequence numbers, and the next open
 /// applied the half of it that they had not overwritten.
 #[test]
-fn batch_that_cannot_be_synced_is_whole_or_absent() {
+fn unsynced_batch_is_whole_or_absent() {
     let machine = persistent_memory_fs();
     let faults = FaultFs::new(Arc::new(machine.clone()));
     let db = config(&machine).fs(Arc::new(faults.clone())).open().unwrap();

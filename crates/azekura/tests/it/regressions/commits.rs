@@ -22,10 +22,10 @@ fn lsm_and_pool() -> [PartitionCreateOptions; 2] {
 }
 
 /// Deletes the partition on another thread in the middle of the next comparison.
-fn delete_in_next_comparison(comparator: &CallingComparator, db: &Database, doomed: &Partition) {
-    let (db, doomed) = (db.clone(), doomed.clone());
+fn delete_in_next_comparison(comparator: &CallingComparator, db: &Database, deleted: &Partition) {
+    let (db, deleted) = (db.clone(), deleted.clone());
     comparator.call_once(move || {
-        std::thread::spawn(move || db.delete_partition(doomed)).join().unwrap().unwrap();
+        std::thread::spawn(move || db.delete_partition(deleted)).join().unwrap().unwrap();
     });
 }
 
@@ -35,20 +35,20 @@ fn delete_in_next_comparison(comparator: &CallingComparator, db: &Database, doom
 fn commit_beside_a_deletion_is_whole_or_closed() {
     run_with_timeout("a commit beside a deletion", || {
         for (at, gate_options) in lsm_and_pool().into_iter().chain(lsm_and_pool()).enumerate() {
-            let doomed_options = lsm_and_pool()[at / 2].clone();
+            let deleted_options = lsm_and_pool()[at / 2].clone();
             let (db, comparator) = (open(), Arc::new(CallingComparator::default()));
             let gate = db.open_partition_with_comparator("gate", gate_options, comparator.clone()).unwrap();
-            let doomed = db.open_partition("doomed", doomed_options).unwrap();
+            let deleted = db.open_partition("deleted", deleted_options).unwrap();
             gate.insert("b", "old").unwrap();
             let mut tx = db.transaction();
             assert_eq!(tx.range(&gate, "b"..).count(), 1);
             tx.insert(&gate, "b", "new").unwrap();
-            tx.insert(&doomed, "b", "new").unwrap();
+            tx.insert(&deleted, "b", "new").unwrap();
             gate.insert("c", "beyond what the transaction has read").unwrap();
             // The validation of the range compares keys.
-            delete_in_next_comparison(&comparator, &db, &doomed);
+            delete_in_next_comparison(&comparator, &db, &deleted);
             let committed = tx.commit();
-            assert!(!db.partition_exists("doomed"), "nothing was compared");
+            assert!(!db.partition_exists("deleted"), "nothing was compared");
             assert_eq!(committed.unwrap_err().kind(), ErrorKind::Closed);
             assert_eq!(gate.get("b").unwrap().unwrap(), "old", "half of a commit was written");
             gate.insert("d", "not poisoned").unwrap();

@@ -345,7 +345,7 @@ fn reverse_range_begins_at_its_upper_bound() {
 
 /// The space of expired records was reused while an iterator still had their slots, and read other records there.
 #[test]
-fn an_iterator_outlives_the_removal_of_expired_records() {
+fn iterator_outlives_removal_of_expired_records() {
     let (machine, env) = (MemFs::new(), TestEnv::new(1));
     let fs: Arc<dyn Fs> = Arc::new(machine);
     let db = Config::new(Path::new("/db")).fs(fs).env(Arc::new(env.clone())).workers(0).open().unwrap();

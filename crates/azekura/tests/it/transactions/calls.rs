@@ -129,12 +129,12 @@ fn bad_calls_are_typed_errors() {
     assert_eq!(kind(tx.iter(&foreign.lsm).next().unwrap().map(drop)), ErrorKind::Invalid);
     assert_eq!(kind(tx.insert(p, [0; 65_536], "")), ErrorKind::Invalid);
     assert_eq!(kind(tx.insert(p, "k", vec![0; 9 << 20])), ErrorKind::Invalid, "over the memory limit");
-    let doomed = db.open_partition("doomed", lsm_options()).unwrap();
+    let deleted = db.open_partition("deleted", lsm_options()).unwrap();
     let mut late = db.transaction();
-    late.insert(&doomed, "k", "v").unwrap();
+    late.insert(&deleted, "k", "v").unwrap();
     late.insert(p, "k", "late").unwrap();
-    db.delete_partition(doomed.clone()).unwrap();
-    assert_eq!(kind(tx.insert(&doomed, "k", "v")), ErrorKind::Closed);
+    db.delete_partition(deleted.clone()).unwrap();
+    assert_eq!(kind(tx.insert(&deleted, "k", "v")), ErrorKind::Closed);
     assert_eq!(kind(late.commit()), ErrorKind::Closed);
     tx.insert(p, "k", "v").unwrap();
     tx.commit().unwrap();

@@ -68,8 +68,8 @@ fn other_writes_wait_for_the_turn() {
 
 /// Other writes once waited for the end of the turn, and the turn for the sync of its commit.
 #[test]
-fn other_writes_do_not_wait_for_the_sync_of_a_turn() {
-    run_with_timeout("other_writes_do_not_wait_for_the_sync_of_a_turn", || {
+fn writes_do_not_wait_for_the_sync_of_a_turn() {
+    run_with_timeout("writes_do_not_wait_for_the_sync_of_a_turn", || {
         let fs = FaultFs::new(Arc::new(MemFs::new()));
         let config = Config::new("/db").fs(Arc::new(fs.clone())).workers(0).mapped_wal(false);
         let db = config.durability(PersistMode::SyncData).open().unwrap();
