@@ -1,4 +1,7 @@
 //! Counts the memory that each thread allocates, in tests.
+//!
+//! The threads of a process free what readers of any thread have released. A test that reads or writes a database runs
+//! [in its own process](crate::testing::is_in_own_process).
 
 #![allow(unsafe_code)]
 

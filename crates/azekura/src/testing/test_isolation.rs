@@ -35,8 +35,9 @@ pub fn flushes_waiting_for_space(db: &Database) -> usize {
 /// Runs a test again in a process that runs no other test. True there: the caller does its work then. False in the
 /// calling process, after the other one has ended.
 ///
-/// The threads of a process share the epochs that delay the reuse of pool space. A test that compares how much fits
-/// into a full pool would depend on the readers of other tests. `test` is the test's path, without the crate.
+/// The threads of a process share the epochs that delay the reuse of pool space, and the memory that waits for readers.
+/// A test that compares how much fits into a full pool, or that counts memory, would depend on the readers of other
+/// tests. `test` is the test's path, without the crate.
 ///
 /// # Panics
 /// If the test fails in the other process.

@@ -358,7 +358,7 @@ mod tests {
     use super::*;
     use crate::db::config::Config;
     use crate::mem::allocation_counter::allocated_bytes;
-    use crate::testing::MemFs;
+    use crate::testing::{MemFs, is_in_own_process};
 
     /// Regression: small writes took ten times the memory that was counted, as soon as a read had ordered them. Later,
     /// the list of encoded writes doubled after the check: a transaction took up to 4/3 of its limit, and each later
@@ -366,6 +366,9 @@ mod tests {
     /// take at most the limit, and 128 KiB for each partition.
     #[test]
     fn writes_take_no_more_than_is_counted() {
+        if !is_in_own_process("db::transaction::transaction_state::tests::writes_take_no_more_than_is_counted") {
+            return; // memory of other tests that this thread frees would count
+        }
         let cases = [0, 20, 100, 1_000, 3_000, 4_200, 40_000, 300_000].map(|len| [(len, 4 << 19), (len, 7 << 19)]);
         for (value_len, limit) in cases.into_iter().flatten() {
             let config = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).memory_budget(2 * limit);
@@ -396,6 +399,9 @@ mod tests {
 
     #[test]
     fn reads_take_no_more_than_is_counted() {
+        if !is_in_own_process("db::transaction::transaction_state::tests::reads_take_no_more_than_is_counted") {
+            return; // memory of other tests that this thread frees would count
+        }
         let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).memory_budget(4 << 20).open().unwrap();
         let part = db.open_partition("p", Default::default()).unwrap();
         for key_len in [4, 22, 23, 100, 1_000] {
