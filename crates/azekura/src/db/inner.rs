@@ -14,7 +14,7 @@ use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
 use crate::db::commit::{CommitOutcome, CommitRequest, Committer, is_out_of_space};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
-use crate::db::reservations::{BatchReservations, DirectBlobWrites};
+use crate::db::reservations::{BatchReservations, BegunCommit, DirectBlobWrites};
 use crate::db::state::backoff::Backoff;
 use crate::db::state::disk_reserve::{DiskReserve, ReserveUse};
 use crate::db::state::event_queue::DbPoison;
@@ -443,17 +443,14 @@ impl DbInner {
             check.validate(commit.payload, commit.partitions, self.last_visible.get())?;
         }
         // As late as possible, because a failed sync of the file poisons the database from now on.
-        self.poison.poison_on_failure(direct_writes.map_or(Ok(()), DirectBlobWrites::begin_commit))?;
-        let CommitOutcome { last, sealed, range_deletes } = loop {
-            let committed = match needs_preparation {
-                true => self.commit_prepared(writer, commit)?,
-                false => self.poison.poison_on_failure(writer.committer.commit(commit))?,
-            };
-            match committed {
-                Some(outcome) => break outcome,
-                None => writer.committer.wait_for_turn_end()?,
-            }
-        };
+        let begun = direct_writes.map_or(Ok(BegunCommit::default()), DirectBlobWrites::begin_commit);
+        let mut begun = self.poison.poison_on_failure(begun)?;
+        let committed = self.commit_after_turns(writer, commit, needs_preparation);
+        if committed.is_err() && !self.poison.is_set() {
+            begun.refuse();
+        }
+        drop(begun);
+        let CommitOutcome { last, sealed, range_deletes } = committed?;
         let bytes = direct_writes.map_or(0, DirectBlobWrites::bytes);
         self.counters.user_bytes.add(commit.payload.len() as u64 + bytes);
         // A range delete may change any number of pages of a pool.
@@ -604,6 +601,25 @@ impl DbInner {
         Err(Error::invalid(format!("commit has {size} bytes, more than half the memory budget ({limit})")))
     }
 
+    /// Commits, after the exclusive turns of other threads have ended.
+    fn commit_after_turns(
+        &self,
+        writer: &DbWriter,
+        commit: CommitRequest<'_>,
+        needs_preparation: bool,
+    ) -> Result<CommitOutcome> {
+        loop {
+            let committed = match needs_preparation {
+                true => self.commit_prepared(writer, commit)?,
+                false => self.poison.poison_on_failure(writer.committer.commit(commit))?,
+            };
+            match committed {
+                Some(outcome) => return Ok(outcome),
+                None => writer.committer.wait_for_turn_end()?,
+            }
+        }
+    }
+
     /// Commits to partitions of which at least one must be prepared. Their trees reserve space before the WAL contains
     /// the commit, so that applying it cannot fail.
     fn commit_prepared(&self, writer: &DbWriter, commit: CommitRequest<'_>) -> Result<Option<CommitOutcome>> {
@@ -685,18 +701,18 @@ impl DbInner {
         let limits = WriteStallLimits { memory_stop: self.settings.memory_budget, ..WriteStallLimits::default() };
         let mut pressures = lock(&self.worst_pressure);
         for partition in changed {
-            // Read under the lock, so that the last update has the last state. A deletion calls this too.
+            // Read and stored under the lock, so that the last update has the last state. A deletion calls this too.
             let tree = partition.tree_if_built().filter(|_| !partition.is_deleted());
             pressures.set(partition.id, tree.map(|tree| tree.pressure()));
         }
         let worst = pressures.worst();
-        drop(pressures);
         self.flush_waiting.store(worst.sealed_memtables > 0, Ordering::Relaxed);
         // Flushes may have freed memory, so an active memtable may be worth sealing sooner.
         self.min_active_bytes_to_seal
             .fetch_min(self.memtable_memory().active() + BUDGET_SEAL_BYTES_MIN, Ordering::Relaxed);
         self.delay_ns_per_kib.store(delay_ns_per_kib(&worst, &limits), Ordering::Relaxed);
         self.writes_stopped.store(must_stop_writes(&worst, self.memtable_memory().total(), &limits), Ordering::Relaxed);
+        drop(pressures);
     }
 
     /// Whether the WAL has more bytes than `max_wal_size`, or, while the reserve is short, than

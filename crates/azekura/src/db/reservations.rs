@@ -157,17 +157,44 @@ impl DirectBlobWrites {
         Ok(())
     }
 
-    /// Tells that the WAL will have the values, whether they are durable or not.
+    /// Tells that the WAL may get the pointers to the values, whether they are durable or not.
     ///
     /// # Errors
     /// The error of a failed sync that has lost a value; then the commit must not be written.
-    pub(crate) fn begin_commit(&self) -> Result<()> {
-        self.writes.iter().try_for_each(|(_, write)| write.begin_commit())
+    pub(crate) fn begin_commit(&self) -> Result<BegunCommit<'_>> {
+        let mut begun = BegunCommit { writes: &self.writes[..0], may_be_in_wal: false };
+        for (n, (_, write)) in self.writes.iter().enumerate() {
+            write.begin_commit()?;
+            begun.writes = &self.writes[..=n];
+        }
+        begun.may_be_in_wal = true;
+        Ok(begun)
     }
 
     /// Keeps the values. Called when memtables contain pointers to them, or when the state of the commit is unknown.
     pub(crate) fn mark_applied(mut self) {
         self.writes.clear();
+    }
+}
+
+/// The direct blob writes of a commit in progress. The WAL may have the commit, also after a panic, unless it
+/// [was refused](BegunCommit::refuse).
+#[derive(Default)]
+pub(crate) struct BegunCommit<'a> {
+    writes: &'a [(Arc<PartitionState>, DirectBlobWrite)],
+    may_be_in_wal: bool,
+}
+
+impl BegunCommit<'_> {
+    /// The WAL does not have the commit.
+    pub(crate) fn refuse(&mut self) {
+        self.may_be_in_wal = false;
+    }
+}
+
+impl Drop for BegunCommit<'_> {
+    fn drop(&mut self) {
+        self.writes.iter().for_each(|(_, write)| write.end_commit(self.may_be_in_wal));
     }
 }
 

@@ -103,12 +103,21 @@ pub(crate) struct DirectBlobWrite {
 }
 
 impl DirectBlobWrite {
-    /// Tells that the WAL may point to the value from now on, whether it is durable or not.
+    /// Tells that the WAL may get the pointer from now on, whether the value is durable or not, until
+    /// [`end_commit`](DirectBlobWrite::end_commit).
     ///
     /// # Errors
     /// The error of a failed sync of the file that has lost the value: then the WAL must not get the pointer.
     pub(crate) fn begin_commit(&self) -> Result<()> {
         self.file.appender()?.begin_commit(self.end())
+    }
+
+    /// Ends what [`begin_commit`](DirectBlobWrite::begin_commit) has begun. Unless the WAL may have the pointer, a
+    /// later loss of the value concerns no commit.
+    pub(crate) fn end_commit(&self, may_be_in_wal: bool) {
+        if let Ok(appender) = self.file.appender() {
+            appender.end_commit(self.end(), may_be_in_wal);
+        }
     }
 
     /// The offset in its file at which the value ends.
@@ -206,13 +215,21 @@ pub(crate) struct DirectBlobAppender {
     pub(crate) state: Mutex<DirectBlobWriterState>,
     written: AtomicU64,
     synced: AtomicU64,
-    /// The end of the last value that the WAL may point to.
-    committed: AtomicU64,
-    /// Whether a sync failed. Set before the syncing thread reads `committed`; a commit reads it after it has set
-    /// `committed`. So the commit finds that its value may be lost, or the syncing thread finds the commit.
+    committed: Mutex<CommittedValues>,
+    /// Whether a sync failed. Set before the syncing thread locks `committed`; a commit reads it after it has entered
+    /// itself there. So the commit finds that its value may be lost, or the syncing thread finds the commit.
     has_failed: AtomicBool,
     /// Held while the file is synced, because of two concurrent syncs one would wrongly succeed.
     progress: Mutex<BlobFileSyncProgress>,
+}
+
+/// The values that the WAL may point to, by the offsets of their ends.
+#[derive(Default)]
+struct CommittedValues {
+    /// The last one that the WAL may have.
+    last: u64,
+    /// Those of commits in progress, which may still be refused.
+    in_progress: Vec<u64>,
 }
 
 pub(crate) struct DirectBlobWriterState {
@@ -243,7 +260,7 @@ impl DirectBlobAppender {
             state: Mutex::new(DirectBlobWriterState { writer, finished_meta: None }),
             written: AtomicU64::new(0),
             synced: AtomicU64::new(0),
-            committed: AtomicU64::new(0),
+            committed: Mutex::default(),
             has_failed: AtomicBool::new(false),
             progress: Mutex::default(),
         })
@@ -272,7 +289,9 @@ impl DirectBlobAppender {
 
     /// Whether the WAL may point to a value that a failed sync has lost.
     fn has_lost_commits(&self) -> bool {
-        self.committed.load(Ordering::SeqCst) > self.synced()
+        let committed = lock(&self.committed);
+        let last = committed.in_progress.iter().copied().fold(committed.last, u64::max);
+        last > self.synced()
     }
 
     fn begin_commit(&self, end: u64) -> Result<()> {
@@ -282,8 +301,18 @@ impl DirectBlobAppender {
             false => Ok(()),
         };
         check()?;
-        self.committed.fetch_max(end, Ordering::SeqCst);
-        check()
+        lock(&self.committed).in_progress.push(end);
+        check().inspect_err(|_| self.end_commit(end, false))
+    }
+
+    fn end_commit(&self, end: u64, may_be_in_wal: bool) {
+        let mut committed = lock(&self.committed);
+        if may_be_in_wal {
+            committed.last = committed.last.max(end);
+        }
+        let found = committed.in_progress.iter().position(|other| *other == end);
+        debug_assert!(found.is_some(), "a commit that ends has begun");
+        found.map(|at| committed.in_progress.swap_remove(at));
     }
 
     /// Makes the written bytes and the file name durable.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
 use azekura::{
-    CompressionType, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode,
-    RecoveryMode, TransactionOptions, inspect,
+    CompressionType, Config, Database, EngineType, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions,
+    PersistMode, PmemOptions, RecoveryMode, TransactionOptions, inspect,
 };
 
 use super::{DIR, blob_files, config, value};
@@ -374,6 +374,56 @@ fn failed_blob_sync_spares_what_is_not_committed() {
     let (_db, part) = open(&fs);
     check_keys(&part, 5, 0);
     assert_clean(&fs);
+}
+
+/// A commit that was refused behind the checks for lost values counted as one that the WAL points to: by a full pool, a
+/// conflict, a deleted partition or a full disk. A later failed sync of the file poisoned the database.
+#[test]
+fn failed_blob_sync_spares_refused_commits() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let db = config(Arc::clone(&fs)).mapped_wal(false).open().unwrap();
+    let part = db.open_partition("p", direct_write_options(16 << 10)).unwrap();
+    let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(1 << 20)));
+    let pool = db.open_partition("pool", pool).unwrap();
+    insert_round_synced(&db, &part, 0, 0).unwrap();
+    let full_disk = |kind| {
+        if kind == "full disk" {
+            faults.inject(FaultPlan::new(OpKind::Write, 1, ENOSPC).in_path(".wal"));
+        }
+    };
+    for (n, (kind, expected)) in
+        [("full pool", ErrorKind::OutOfSpace), ("conflict", ErrorKind::Conflict), ("full disk", ErrorKind::OutOfSpace)]
+            .into_iter()
+            .enumerate()
+    {
+        let mut batch = db.batch();
+        batch.durability(PersistMode::Buffer);
+        batch.insert(&part, key(90), value(90, 0, 1000));
+        if kind == "full pool" {
+            batch.insert(&pool, "x", vec![0; 2 << 20]);
+        }
+        let refused = match kind {
+            "conflict" => {
+                let mut tx = db.transaction();
+                assert!(tx.get(&part, key(91)).unwrap().is_none());
+                tx.insert(&part, key(90), value(90, 0, 1000)).unwrap();
+                part.insert(key(91), "short").unwrap();
+                part.remove(key(91)).unwrap();
+                tx.commit()
+            }
+            _ => {
+                full_disk(kind);
+                batch.commit()
+            }
+        };
+        assert_eq!(refused.unwrap_err().kind(), expected, "{kind}");
+        faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+        assert_eq!(insert_round_synced(&db, &part, 1, 0).unwrap_err().kind(), ErrorKind::Io, "{kind}");
+        assert!(!db.metrics().poisoned, "{kind}");
+        insert_round_synced(&db, &part, n as u32 + 1, 0).unwrap();
+    }
+    check_keys(&part, 4, 0);
 }
 
 /// The sync of a later value in the file failed, and with it a batch whose value was durable.
