@@ -49,6 +49,15 @@ pub(crate) struct UnreadBlob {
     pub(crate) handle: Arc<DbHandle>,
 }
 
+impl Drop for UnreadBlob {
+    /// In a forked child, keeps what would take locks when it is dropped, because the child may wait forever for them.
+    fn drop(&mut self) {
+        if self.handle.inner.is_forked() {
+            std::mem::forget(Arc::clone(&self.view));
+        }
+    }
+}
+
 impl Entry {
     /// Returns the key.
     ///
@@ -86,6 +95,7 @@ impl Entry {
         match &self.value {
             EntryValue::Inline(value) => Ok(value.clone()),
             EntryValue::Blob(value) => {
+                value.handle.inner.check_process()?; // first, because a forked child may wait forever for a lock
                 value.handle.inner.check_open()?;
                 let mut read = value.view.blob_resolver().resolve(&value.pointer);
                 value.handle.inner.check_read(&mut read);

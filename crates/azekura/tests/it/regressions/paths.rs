@@ -465,6 +465,27 @@ fn a_forked_child_waits_for_no_lock() {
     });
 }
 
+/// An entry whose value is in a blob file read it in a forked child, through locks that a thread of the parent may have
+/// held at the fork.
+#[test]
+fn entry_in_a_forked_child_reads_no_file() {
+    let machine = MemFs::new();
+    let env = TestEnv::new(1);
+    let db = Config::new("/db").fs(Arc::new(machine.clone())).env(Arc::new(env.clone())).workers(0).open().unwrap();
+    let separated = azekura::PartitionCreateOptions::default().with_kv_separation(Default::default());
+    let part = db.open_partition("p", separated).unwrap();
+    part.insert("k", [7; 10_000]).unwrap();
+    part.flush().unwrap();
+    let entry = part.entries().next().unwrap().unwrap();
+    let ops = machine.op_count();
+    env.set_process(2);
+    assert_eq!(error_kind(entry.value()), ErrorKind::Closed);
+    assert_eq!((entry.size(), machine.op_count()), (10_000, ops));
+    drop(entry.clone());
+    env.set_process(1);
+    assert_eq!(entry.value().unwrap(), [7; 10_000]);
+}
+
 /// A forked child wrote to its parent's WAL, flushed to its parent's files when it ended, and released its parent's
 /// lock.
 #[test]
