@@ -7,8 +7,9 @@ use std::sync::Arc;
 /// An order of keys that the user defines for a partition.
 ///
 /// It must be a total order and must never change. Its [`name`](Comparator::name) is stored with the partition, and
-/// opening the partition with a comparator of another name is an error. A comparator that panics poisons the
-/// database.
+/// opening the partition with a comparator of another name is an error. A comparator that panics in a write or in
+/// background work poisons the database. Nothing is written yet while a commit is validated and while the operands of
+/// a batch for pools are computed: the commit returns `Invalid`. A read passes the panic on to its caller.
 ///
 /// # Byte strings that are passed to a comparator
 /// - keys that were inserted, removed or read, and bounds of ranges;

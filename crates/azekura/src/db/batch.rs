@@ -1,5 +1,6 @@
 //! Implements [`Batch`], a set of writes that is committed atomically.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -315,8 +316,8 @@ impl Batch {
     /// earlier writes of the batch too.
     ///
     /// If the partition is a pool, the commit computes the value. That takes a copy of the batch, and for each write
-    /// to the pool up to 100 bytes and its key: at most half the memory budget beyond the copy, else
-    /// [`commit`](Batch::commit) returns `Invalid`. The batch with the computed values must not exceed the limit of
+    /// to the pool up to 100 bytes and its key, for a range delete 400 bytes and three times its bounds: at most half
+    /// the memory budget beyond the copy, else [`commit`](Batch::commit) returns `Invalid`. The batch with the computed values must not exceed the limit of
     /// batches.
     ///
     /// ```
@@ -644,8 +645,11 @@ impl Batch {
             let turn = if needs_turn { Some(ExclusiveTurn::begin(&self.handle)?) } else { None };
             let snapshot = inner.snapshots.register();
             let bytes_max = inner.settings.memory_budget / 2;
-            let merge = PoolMerge::compute(&self.payload, &self.partitions, snapshot.moment(), bytes_max)?;
-            let PoolMerge { payload, count, reads, .. } = merge;
+            let compute = || PoolMerge::compute(&self.payload, &self.partitions, snapshot.moment(), bytes_max);
+            let merge = catch_unwind(AssertUnwindSafe(compute)).unwrap_or_else(|_| {
+                Err(Error::invalid("a comparator panicked while the operands for pools were computed"))
+            });
+            let PoolMerge { payload, count, reads, .. } = merge?;
             let merge_check = CommitCheck::new(reads, false, is_in_turn || turn.is_some(), snapshot.seqno());
             let merge_check = Arc::new(merge_check.after(check));
             let commit = CommitRequest::new(&payload, count, &self.partitions);

@@ -28,6 +28,9 @@ pub(crate) struct PoolMerge {
     bytes_max: u64,
 }
 
+/// A set of range deletes takes up to this many times its memory while it is changed.
+const RANGE_DELETE_COPIES: u64 = 3;
+
 /// A write of one key. The n-th write of the payload has the number n.
 struct KeyWrite<'a> {
     key: &'a [u8],
@@ -46,8 +49,17 @@ struct PoolWrites<'a> {
 }
 
 impl<'a> PoolWrites<'a> {
-    /// Orders the writes of `pool`, of which `payload` has `count`.
-    fn of(payload: &'a [u8], count: usize, pool: &PartitionState, order: &KeyOrder) -> Result<PoolWrites<'a>> {
+    /// Orders the writes of `pool`, of which `payload` has `count`. `check_memory` gets the bytes of the range deletes.
+    ///
+    /// # Errors
+    /// Those of `check_memory`.
+    fn of(
+        payload: &'a [u8],
+        count: usize,
+        pool: &PartitionState,
+        order: &KeyOrder,
+        check_memory: impl Fn(u64) -> Result<()>,
+    ) -> Result<PoolWrites<'a>> {
         let mut found = PoolWrites { writes: Vec::with_capacity(count), ..PoolWrites::default() };
         for (record, number) in WalRecordIter::new(payload).zip(1..) {
             let WalRecord { kind, partition, key, value } = record?;
@@ -57,6 +69,7 @@ impl<'a> PoolWrites<'a> {
             if kind == RecordKind::RangeDelete {
                 let (range, seqno) = (KeyRange::decode(key, value)?.to_owned(), SeqNo(u64::from(number)));
                 found.range_deletes = found.range_deletes.with_range_delete(range, seqno, &[seqno], order);
+                check_memory(RANGE_DELETE_COPIES * found.range_deletes.bytes())?;
             } else {
                 found.writes.push(KeyWrite { key, value, number, kind });
             }
@@ -89,26 +102,28 @@ impl PoolMerge {
             let operands = pools.iter_mut().find(|(pool, _)| pool.id == record.partition);
             match operands.filter(|_| record.kind == RecordKind::Merge) {
                 Some((_, count)) => *count += 1,
-                None => merge.put(&record, 0)?,
+                None => merge.put(&record, 0, 0)?,
             }
         }
         pools.retain(|(_, operands)| *operands > 0);
         for (pool, _) in pools {
             let writes = WalRecordIter::new(payload);
             let count = writes.filter(|record| record.as_ref().is_ok_and(|record| record.partition == pool.id)).count();
-            merge.check_memory(0, count)?;
-            let writes = PoolWrites::of(payload, count, pool, pool.tree()?.key_order())?;
+            let check_memory = |range_delete_bytes| merge.check_memory(0, count, range_delete_bytes);
+            check_memory(0)?;
+            let writes = PoolWrites::of(payload, count, pool, pool.tree()?.key_order(), check_memory)?;
             merge.add_values(pool, &writes, at)?;
         }
         Ok(merge)
     }
 
     /// Fails if there is too little memory for `added` more bytes of the payload beside space for `writes` writes, of
-    /// which all may be operands of one key.
-    fn check_memory(&self, added: usize, writes: usize) -> Result<()> {
+    /// which all may be operands of one key, and range deletes of a pool of `range_delete_bytes` bytes.
+    fn check_memory(&self, added: usize, writes: usize, range_delete_bytes: u64) -> Result<()> {
         let reads: u64 = self.reads.iter().map(|reads| list_bytes(&reads.keys, 1)).sum();
         let keys = writes * (size_of::<KeyWrite<'_>>() + size_of::<&[u8]>()) + self.read_key_bytes;
-        if list_bytes(&self.payload, added) + reads + keys as u64 <= self.bytes_max {
+        let counted = list_bytes(&self.payload, added) + reads + keys as u64 + range_delete_bytes;
+        if counted <= self.bytes_max {
             return Ok(());
         }
         let limit = self.bytes_max;
@@ -118,9 +133,10 @@ impl PoolMerge {
         )))
     }
 
-    fn put(&mut self, record: &WalRecord<'_>, writes: usize) -> Result<()> {
+    /// Adds a record, beside `writes` writes of a pool and range deletes of `range_delete_bytes` bytes.
+    fn put(&mut self, record: &WalRecord<'_>, writes: usize, range_delete_bytes: u64) -> Result<()> {
         let len = record_len(record) as usize;
-        self.check_memory(len, writes)?;
+        self.check_memory(len, writes, range_delete_bytes)?;
         reserve_more(&mut self.payload, len);
         put_record(&mut self.payload, record);
         self.count += 1;
@@ -163,7 +179,7 @@ impl PoolMerge {
             };
             let value = merge_fully(&**pool.merge_operator()?, key, existing.as_deref(), &operands)?;
             let record = WalRecord { kind: RecordKind::Put, partition: pool.id, key, value: &value };
-            self.put(&record, writes.writes.capacity())?;
+            self.put(&record, writes.writes.capacity(), writes.range_deletes.bytes())?;
         }
         Ok(())
     }
@@ -179,12 +195,15 @@ mod tests {
     use crate::db::options::{EngineType, PartitionCreateOptions};
     use crate::mem::allocation_counter::peak_bytes;
     use crate::pmem::options::PmemOptions;
-    use crate::testing::MemFs;
+    use crate::testing::{MemFs, is_in_own_process};
 
     /// Regression: all writes of a batch with an operand for a pool were ordered in memtables, which took about ten
     /// times the memory of a batch of small writes.
     #[test]
     fn memory_of_operands_is_limited() {
+        if !is_in_own_process("db::writes::pool_merge::tests::memory_of_operands_is_limited") {
+            return; // memory of other tests that this thread frees would count
+        }
         let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
         let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
         let components = PartitionComponents::default().merge_operator(append(","));
@@ -205,12 +224,44 @@ mod tests {
         assert!(most < 8 * written, "{most} bytes for a payload of {written}");
         let beside_copy = most - written;
         let (merge, _) = compute(beside_copy as u64 * 5 / 4);
-        assert!(merge.is_ok());
+        assert_eq!(merge.unwrap().count, 40_000);
         for part in [2, 4, 100] {
             let limit = beside_copy / part;
             let (refused, peak) = compute(limit as u64);
             assert_eq!(refused.err().map(|error| error.kind()), Some(ErrorKind::Invalid));
             assert!(peak < written + limit + 1_000, "{peak} bytes at a limit of {limit} beside {written}");
+        }
+        drop(snapshot);
+    }
+
+    /// Regression: range deletes of a pool counted as much as other writes, and took up to six times the memory.
+    #[test]
+    fn memory_of_range_deletes_is_limited() {
+        if !is_in_own_process("db::writes::pool_merge::tests::memory_of_range_deletes_is_limited") {
+            return; // memory of other tests that this thread frees would count
+        }
+        let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
+        let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
+        let components = PartitionComponents::default().merge_operator(append(","));
+        let pool = db.open_partition_with("pool", options, components).unwrap();
+        let mut batch = db.batch();
+        for n in 0..20_000u32 {
+            batch.remove_range(&pool, (2 * n).to_be_bytes()..(2 * n + 1).to_be_bytes());
+        }
+        batch.merge(&pool, "key", [7]);
+        let (payload, _, partitions) = batch.writes();
+        let snapshot = db.snapshot();
+        let at = crate::engine::ReadMoment::from(db.handle.inner.last_visible.get());
+        let compute = |bytes_max| peak_bytes(|| PoolMerge::compute(payload, partitions, at, bytes_max));
+        let (merge, most) = compute(u64::MAX);
+        assert_eq!(merge.unwrap().count, 20_001);
+        let beside_copy = most - payload.len() as i64;
+        for part in [2, 4, 10] {
+            let limit = beside_copy / part;
+            let (refused, peak) = compute(limit as u64);
+            assert_eq!(refused.err().map(|error| error.kind()), Some(ErrorKind::Invalid), "{limit}");
+            let written = payload.len() as i64;
+            assert!(peak < written + limit + 10_000, "{peak} bytes at a limit of {limit} beside {written}");
         }
         drop(snapshot);
     }

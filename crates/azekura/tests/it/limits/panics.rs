@@ -9,7 +9,7 @@ use azekura::fs::SystemEnv;
 use azekura::testing::{MemFs, Survival};
 use azekura::{
     Comparator, CompressionType, Database, EngineType, ErrorKind, Event, KvSeparationOptions, Listener,
-    PartitionCreateOptions, PersistMode, PmemOptions,
+    PartitionComponents, PartitionCreateOptions, PersistMode, PmemOptions, merge_operators,
 };
 
 use super::{config, error_kind, open_partition};
@@ -187,6 +187,34 @@ fn iter_ends_after_a_comparator_panic() {
         }
         assert!(panics >= 9, "{panics}");
     }
+}
+
+/// Nothing is written yet when a transaction is validated, and when the operands of a batch for a pool are computed: a
+/// panic of the comparator is an error of the commit. In the second case it went on to the caller.
+#[test]
+fn comparator_panic_before_the_log_is_invalid() {
+    let mood = PanicOnDemandComparator::default();
+    let db = config(&MemFs::new()).open().unwrap();
+    let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
+    let options = PartitionCreateOptions::default().engine(pool);
+    let components = PartitionComponents::default().comparator(Arc::new(mood.clone()));
+    let components = components.merge_operator(merge_operators::append(","));
+    let moody = db.open_partition_with("moody", options, components).unwrap();
+    (0..50u8).for_each(|n| moody.insert([n], [n]).unwrap());
+    let mut batch = db.batch();
+    (0..9u8).for_each(|n| batch.merge(&moody, [n], "operand"));
+    let mut tx = db.transaction();
+    assert_eq!(tx.range(&moody, [3]..[9]).count(), 6);
+    tx.insert(&moody, [60], "new").unwrap();
+    moody.insert([70], "newer than the transaction").unwrap();
+    mood.0.store(true, Memory::SeqCst);
+    let results = [catch_unwind(AssertUnwindSafe(|| batch.commit())), catch_unwind(AssertUnwindSafe(|| tx.commit()))];
+    mood.0.store(false, Memory::SeqCst);
+    for result in results {
+        assert_eq!(error_kind(result.expect("the panic is caught")), ErrorKind::Invalid);
+    }
+    assert!(!db.metrics().poisoned && batch.is_empty());
+    assert_eq!(moody.get([3]).unwrap().unwrap(), [3]);
 }
 
 /// A comparator that panics while a batch is applied: the commit returns an error, and no pointer to a blob value stays
