@@ -176,11 +176,11 @@ impl Frame {
     }
 
     fn partition_options(&self, name: &str) -> Result<PartitionCreateOptions, ImportError> {
-        let mut begin = self.json()?;
+        let begin = self.json()?;
         if begin["partition"] != name {
             return Err(self.unexpected());
         }
-        serde_json::from_value(begin["options"].take()).map_err(|error| {
+        serde_json::from_value(begin["options"].clone()).map_err(|error| {
             let message = format!("this version does not know the options of partition \"{name}\" ({error})");
             ImportError::input(message, self.offset)
         })
@@ -250,7 +250,7 @@ impl<R: BufRead> FrameReader<'_, R> {
     /// The names of the partitions, and the offset of the header.
     fn header(&mut self) -> Result<(Vec<String>, u64), ImportError> {
         let frame = self.next()?;
-        let names = frame.json()?["partitions"].take();
+        let names = frame.json()?["partitions"].clone();
         let names = serde_json::from_value(names).ok().filter(|names: &Vec<String>| !names.is_empty());
         match names {
             Some(names) if frame.kind == b'H' => Ok((names, frame.offset)),
@@ -279,6 +279,27 @@ impl<R: BufRead> FrameReader<'_, R> {
                 format!("other data follows the end mark, from byte {}", self.offset),
                 self.offset,
             )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+        let mut frame = [&[kind][..], &(payload.len() as u64).to_le_bytes(), payload].concat();
+        frame.extend(xxh3_64(&frame).to_le_bytes());
+        frame
+    }
+
+    /// A header whose JSON is no object ended the program with a panic.
+    #[test]
+    fn header_that_is_no_object_is_refused() {
+        for payload in [&b"[1]"[..], b"7", b"null", b"{}", b"{\"partitions\":7}", b"{\"partitions\":[]}"] {
+            let mut frames = FrameReader { input: &*frame(b'H', payload), source: Path::new("f"), offset: 0 };
+            let Err(ImportError::Input { message, .. }) = frames.header() else { panic!("it was accepted") };
+            assert!(message.contains("the frame at byte 0 does not belong there"), "{message}");
         }
     }
 }
