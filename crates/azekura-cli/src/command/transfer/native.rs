@@ -36,6 +36,11 @@ pub(super) const MAGIC: &[u8; 8] = b"AZEKEXP\n";
 const VERSION: u32 = 2;
 /// Size in bytes at which a frame of entries is written.
 const FRAME_BYTES: usize = 1 << 20;
+/// Length of the longest key of a database in bytes.
+const KEY_LEN_MAX: u64 = 65_535;
+/// Maximum length of a payload in bytes. A frame of entries that is shorter than [`FRAME_BYTES`] gets one more entry:
+/// two lengths, an expiry time, a key, and a value whose length has 4 bytes. The JSON of all other frames is shorter.
+const FRAME_LEN_MAX: u64 = FRAME_BYTES as u64 + 16 + KEY_LEN_MAX + u32::MAX as u64;
 
 /// Writes the partitions of these names, in this order.
 pub(super) fn export(
@@ -262,6 +267,10 @@ impl<R: BufRead> FrameReader<'_, R> {
         let offset = self.offset;
         let mut frame = self.take(9)?;
         let length = u64::from_le_bytes(frame[1..].try_into().expect("eight bytes"));
+        if length > FRAME_LEN_MAX {
+            let message = format!("damaged: the frame at byte {offset} states a length of {length} bytes");
+            return Err(ImportError::input(message, offset));
+        }
         frame.extend(self.take(length)?);
         let checksum = self.take(8)?;
         if xxh3_64(&frame).to_le_bytes() != *checksum {
@@ -285,6 +294,9 @@ impl<R: BufRead> FrameReader<'_, R> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::io::BufReader;
+
     use super::*;
 
     fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
@@ -300,6 +312,39 @@ mod tests {
             let mut frames = FrameReader { input: &*frame(b'H', payload), source: Path::new("f"), offset: 0 };
             let Err(ImportError::Input { message, .. }) = frames.header() else { panic!("it was accepted") };
             assert!(message.contains("the frame at byte 0 does not belong there"), "{message}");
+        }
+    }
+
+    /// An input without an end that counts the bytes read from it.
+    struct EndlessInput<'a> {
+        start: &'a [u8],
+        bytes_read: &'a Cell<u64>,
+    }
+
+    impl Read for EndlessInput<'_> {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            let total = self.bytes_read.get() + buf.len() as u64;
+            assert!(total <= 1 << 20, "{total} bytes were read");
+            self.bytes_read.set(total);
+            let (start, rest) = buf.split_at_mut(self.start.len().min(buf.len()));
+            self.start.read_exact(start)?;
+            rest.fill(0);
+            Ok(buf.len())
+        }
+    }
+
+    /// A damaged length made an import read the rest of the file into memory before it verified the checksum.
+    #[test]
+    fn too_long_frame_is_not_read() {
+        for length in [FRAME_LEN_MAX + 1, u64::MAX] {
+            let bytes_read = Cell::new(0);
+            let start = [&frame(b'H', b"{}")[..], b"E", &length.to_le_bytes()].concat();
+            let input = BufReader::with_capacity(64, EndlessInput { start: &start, bytes_read: &bytes_read });
+            let mut frames = FrameReader { input, source: Path::new("f"), offset: 0 };
+            assert_eq!(frames.next().unwrap().payload, b"{}");
+            let Err(ImportError::Input { message, offset }) = frames.next() else { panic!("it was accepted") };
+            assert!(message.contains(&format!("a length of {length} bytes")), "{message}");
+            assert_eq!((offset, bytes_read.get()), (19, 64));
         }
     }
 }
