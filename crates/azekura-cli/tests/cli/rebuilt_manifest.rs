@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
 use azekura::fs::{DirEntry, DiskFs, File, FileLock, Fs, LockMode, Mapping, OpenMode};
 use azekura::{
@@ -45,6 +46,18 @@ fn copy_missing(from: &Path, to: &Path) {
 fn copy_database(p: &CliFixture, db: &Database) {
     db.persist(PersistMode::SyncAll).unwrap();
     copy_missing(&p.path("live"), &p.path("d"));
+}
+
+/// Length of the manifest of the live database: the offset of its next record.
+fn manifest_len(p: &CliFixture) -> usize {
+    std::fs::metadata(p.path("live/MANIFEST")).unwrap().len() as usize
+}
+
+/// Damages the record at `offset` of the manifest of "d".
+fn damage_manifest(p: &CliFixture, offset: usize) {
+    let mut manifest = std::fs::read(p.path("d/MANIFEST")).unwrap();
+    manifest[offset + 24] ^= 1;
+    std::fs::write(p.path("d/MANIFEST"), manifest).unwrap();
 }
 
 /// The report of a repair of "d", and the entries of its result by partition.
@@ -496,6 +509,57 @@ fn range_delete_behind_lost_ingest_is_reported() {
     std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
     let (report, _) = repair(&p, "out");
     assert!(notes(&report).contains("the place of this ingest among the commits is lost"), "{report}");
+}
+
+/// Waits until records with a time to live of 1 ms have expired.
+fn wait_for_expiry() {
+    let written = SystemTime::now();
+    while written.elapsed().is_ok_and(|elapsed| elapsed < Duration::from_millis(2)) {}
+}
+
+/// The numbers of recovered entries by partition.
+fn entry_counts(report: &Value) -> Vec<(&str, u64)> {
+    let found = report["partitions"].as_array().unwrap().iter();
+    found.map(|found| (found["name"].as_str().unwrap(), found["entries"].as_u64().unwrap())).collect()
+}
+
+/// Scans of a partition read the time only if the manifest states that it may have records that expire. If only the log
+/// or a pool had them, the expired ones were recovered.
+#[test]
+fn expired_records_of_log_and_pools_stay_away() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let log = partition(&db, "log");
+    let pool = EngineType::Pmem(PmemOptions::default());
+    let memory = db.open_partition("memory", PartitionCreateOptions::default().engine(pool)).unwrap();
+    for partition in [&log, &memory] {
+        put(partition, 0..1, "kept");
+        partition.insert_with_ttl(key(1), "expired", Duration::from_millis(1)).unwrap();
+    }
+    memory.flush().unwrap();
+    wait_for_expiry();
+    copy_database(&p, &db);
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, _) = repair(&p, "out");
+    assert_eq!(entry_counts(&report), [("partition-1", 1), ("partition-2", 1)], "{report}");
+}
+
+/// A table that a readable edit names did not tell that its partition has records that expire, if that edit is lost.
+#[test]
+fn expired_records_of_known_tables_stay_away() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = partition(&db, "plain");
+    let expiry_edit = manifest_len(&p);
+    plain.insert_with_ttl(key(1), "expired", Duration::from_millis(1)).unwrap();
+    plain.flush().unwrap();
+    put(&plain, 0..1, "kept");
+    plain.flush().unwrap();
+    wait_for_expiry();
+    copy_database(&p, &db);
+    damage_manifest(&p, expiry_edit);
+    let (report, _) = repair(&p, "out");
+    assert_eq!(entry_counts(&report), [("plain", 1)], "{report}");
 }
 
 /// A file system that records the length of the longest read.

@@ -409,9 +409,7 @@ impl ManifestRebuild {
 
     /// Adds a table that the readable edits do not name to a partition.
     fn add_table(&mut self, id: PartitionId, name: &str, table: &FoundTable, meta: TableMeta) {
-        let partition = self.partition_of(table, id, name);
-        partition.uses_expiry |= meta.expiry.entries > 0;
-        partition.tables.insert(meta.number, (0, meta));
+        self.partition_of(table, id, name).tables.insert(meta.number, (0, meta));
     }
 
     /// Creates the partitions that the properties of tables name. Spilled tables do not state the comparator.
@@ -756,6 +754,8 @@ impl ManifestRebuild {
             self.state.instance = self.state.id;
         }
         self.state.raise_next_numbers(1, 1, 1);
+        // The WAL, pools and tables of lost edits may have records that expire.
+        self.state.partitions.values_mut().for_each(|partition| partition.uses_expiry = true);
         let edits = self.state.edits();
         ManifestState::replay(&edits)?;
         let bytes = encode_manifest(self.state.instance, &edits)?;
