@@ -53,10 +53,10 @@ fn manifest_len(p: &CliFixture) -> usize {
     std::fs::metadata(p.path("live/MANIFEST")).unwrap().len() as usize
 }
 
-/// Damages the record at `offset` of the manifest of "d".
-fn damage_manifest(p: &CliFixture, offset: usize) {
+/// Damages the records in this part of the manifest of "d".
+fn damage_manifest(p: &CliFixture, part: std::ops::Range<usize>) {
     let mut manifest = std::fs::read(p.path("d/MANIFEST")).unwrap();
-    manifest[offset + 24] ^= 1;
+    manifest[part].iter_mut().for_each(|byte| *byte ^= 0x55);
     std::fs::write(p.path("d/MANIFEST"), manifest).unwrap();
 }
 
@@ -511,6 +511,74 @@ fn range_delete_behind_lost_ingest_is_reported() {
     assert!(notes(&report).contains("the place of this ingest among the commits is lost"), "{report}");
 }
 
+fn remove_wal(p: &CliFixture) {
+    for entry in std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.extension().is_some_and(|extension| extension == "wal") {
+            std::fs::remove_file(entry).unwrap();
+        }
+    }
+}
+
+/// A compaction sets sequence numbers to 0 once it has applied all range deletes. The edit that removed the range
+/// tombstone was lost, and the tombstone of the edits before it hid the newer value in the table of a later compaction.
+#[test]
+fn applied_range_delete_hides_no_newer_value() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = partition(&db, "plain");
+    put(&plain, 5..6, "old");
+    plain.flush().unwrap();
+    plain.remove_range(key(0)..key(10)).unwrap();
+    plain.flush().unwrap();
+    put(&plain, 5..6, "new");
+    plain.flush().unwrap();
+    let lost_from = manifest_len(&p);
+    plain.major_compact().unwrap();
+    let lost = lost_from..manifest_len(&p);
+    put(&plain, 0..1, "other");
+    put(&plain, 9..20, "other");
+    plain.flush().unwrap();
+    plain.major_compact().unwrap();
+    // A range delete that no compaction has seen stays.
+    plain.remove_range(key(15)..key(20)).unwrap();
+    plain.flush().unwrap();
+    copy_database(&p, &db);
+    damage_manifest(&p, lost);
+    let with_log = repair(&p, "out");
+    remove_wal(&p);
+    for (report, recovered) in [with_log, repair(&p, "without")] {
+        assert_eq!(recovered["plain"], expected(&[(0..1, "other"), (5..6, "new"), (9..15, "other")]), "{report}");
+        assert!(notes(&report).contains("are not used: a compaction may have applied them"), "{report}");
+    }
+}
+
+/// The edit that removed a range tombstone was lost. A later range delete overlaps it, and nothing was recovered.
+#[test]
+fn overlapping_range_deletes_are_merged() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let plain = partition(&db, "plain");
+    put(&plain, 0..8, "old");
+    plain.flush().unwrap();
+    plain.remove_range(key(0)..key(8)).unwrap();
+    plain.flush().unwrap();
+    // Keeps the sequence numbers of the newer values.
+    let _snapshot = db.snapshot();
+    put(&plain, 0..10, "new");
+    plain.flush().unwrap();
+    let lost_from = manifest_len(&p);
+    plain.major_compact().unwrap();
+    let lost = lost_from..manifest_len(&p);
+    plain.remove_range(key(5)..key(9)).unwrap();
+    plain.flush().unwrap();
+    copy_database(&p, &db);
+    damage_manifest(&p, lost);
+    remove_wal(&p);
+    let (report, recovered) = repair(&p, "out");
+    assert_eq!(recovered["plain"], expected(&[(0..5, "new"), (9..10, "new")]), "{report}");
+    assert_eq!(notes(&report), "[]", "{report}");
+}
+
 /// Waits until records with a time to live of 1 ms have expired.
 fn wait_for_expiry() {
     let written = SystemTime::now();
@@ -550,14 +618,15 @@ fn expired_records_of_known_tables_stay_away() {
     let p = CliFixture::new();
     let db = open(&p);
     let plain = partition(&db, "plain");
-    let expiry_edit = manifest_len(&p);
+    let lost_from = manifest_len(&p);
     plain.insert_with_ttl(key(1), "expired", Duration::from_millis(1)).unwrap();
+    let lost = lost_from..manifest_len(&p);
     plain.flush().unwrap();
     put(&plain, 0..1, "kept");
     plain.flush().unwrap();
     wait_for_expiry();
     copy_database(&p, &db);
-    damage_manifest(&p, expiry_edit);
+    damage_manifest(&p, lost);
     let (report, _) = repair(&p, "out");
     assert_eq!(entry_counts(&report), [("plain", 1)], "{report}");
 }

@@ -59,16 +59,29 @@ impl FoundTable {
         }
     }
 
-    /// Whether a range delete at `seqno` must not be applied again: a compaction has applied it, and then set sequence
-    /// numbers to 0, also of newer entries.
+    /// See [`hides_range_delete`].
     pub(super) fn hides(&self, range: &KeyRange, seqno: SeqNo, order: &KeyOrder) -> bool {
-        let overlaps = range.start.cmp_key(&self.meta.largest_key.0, order).is_lt()
-            && range.end.cmp_key(&self.meta.smallest_key.0, order).is_gt();
-        // Tables of earlier versions do not state what was flushed when they were written.
-        let has_applied =
-            !matches!(&self.properties.origin, TableOrigin::Compaction(job) if job.flushed_through < seqno);
-        overlaps && self.meta.smallest_seqno == SeqNo::ZERO && has_applied
+        hides_range_delete(&self.meta, &self.properties.origin, range, seqno, order)
     }
+}
+
+/// Whether a range delete at `seqno` must not be applied again because of a table: a compaction has applied it, and then
+/// set sequence numbers to 0, also of newer entries.
+///
+/// [`TableMeta::range_deletes_applied_through`] does not tell it. If it is above `seqno`, the compaction may have found
+/// only newer range deletes, and if it is 0, none at all.
+pub(super) fn hides_range_delete(
+    table: &TableMeta,
+    origin: &TableOrigin,
+    range: &KeyRange,
+    seqno: SeqNo,
+    order: &KeyOrder,
+) -> bool {
+    let overlaps = range.start.cmp_key(&table.largest_key.0, order).is_lt()
+        && range.end.cmp_key(&table.smallest_key.0, order).is_gt();
+    // Tables of earlier versions do not state what was flushed when they were written.
+    let has_applied = !matches!(origin, TableOrigin::Compaction(job) if job.flushed_through < seqno);
+    overlaps && table.smallest_seqno == SeqNo::ZERO && has_applied
 }
 
 /// A flush or a compaction, and those of its tables that are there.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::base::comparator::BYTEWISE_NAME;
 use crate::base::file_format::FileKind;
-use crate::base::key_range::KeyRange;
+use crate::base::key_range::{KeyBoundary, KeyRange, RangeTombstone};
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::version_edit::{
     BlobFileMeta, BlobFileSection, EngineKind, FileNumber, INGEST_PLACEHOLDER, PartitionId, PartitionMeta,
@@ -15,7 +15,7 @@ use crate::base::version_edit::{
 use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::reader::BlobFile;
 use crate::block::cache::BlockCache;
-use crate::inspect::found_tables::{FoundTable, FoundTables, WritingJob, WritingJobs};
+use crate::inspect::found_tables::{FoundTable, FoundTables, WritingJob, WritingJobs, hides_range_delete};
 use crate::inspect::report::read_whole;
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::manifest::{MANIFEST_NAME, encode_manifest, salvage_edits};
@@ -37,7 +37,8 @@ const FILE_NUMBER_LIMIT: u64 = 1 << 61;
 /// A file system that shows [`bytes`](RebuiltManifest::bytes) as the file `MANIFEST` lets a read-only open in the mode
 /// `Salvage` read the database. The levels of its tables are not known, so lookups of single keys may find older
 /// versions; scans find the newest versions. Files that the database no longer used are left out if other files show
-/// that. Range deletes are known from the WAL only. So removed keys and older versions may be there.
+/// that. Range deletes are known from readable edits and the WAL only, and not used if a compaction may have applied
+/// them. So removed keys and older versions may be there.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
@@ -97,6 +98,7 @@ pub fn rebuilt_manifest(fs: &Arc<dyn Fs>, dir: &Path) -> Result<RebuiltManifest>
     let segments = rebuild.find_segments();
     rebuild.leave_out_unfinished_flushes(&mut tables, &jobs, &flushed, &segments);
     rebuild.add_named_tables(&tables, &flushed);
+    rebuild.leave_out_applied_range_deletes(&tables)?;
     rebuild.add_pools();
     let wal = rebuild.add_wal(&tables, segments);
     rebuild.add_ingested_tables(&tables, &wal);
@@ -141,6 +143,33 @@ fn next_seqno(seqno: SeqNo) -> SeqNo {
 
 fn last_seqno(commit: &WalCommit<'_>) -> SeqNo {
     SeqNo(commit.first_seqno.0.saturating_add(u64::from(commit.seqno_count)).saturating_sub(1))
+}
+
+/// Whether a table of a partition [hides](hides_range_delete) a range delete.
+fn hides(partition: &PartitionManifestState, tables: &FoundTables, range: &KeyRange, seqno: SeqNo) -> bool {
+    let order = KeyOrder::bytewise();
+    partition.tables.iter().any(|(number, (_, meta))| match tables.get(number) {
+        Some(table) => table.hides(range, seqno, &order),
+        // A part of the table may be damaged.
+        None => hides_range_delete(meta, &TableOrigin::Unknown, range, seqno, &order),
+    })
+}
+
+/// The set of these fragments, which may overlap. Empty ones are left out.
+fn merged_fragments(mut fragments: Vec<RangeTombstone>, order: &KeyOrder) -> Result<RangeTombstones> {
+    fragments.retain(|fragment| !fragment.range.is_empty(order));
+    fragments.sort_by(|a, b| a.range.start.cmp(&b.range.start, order));
+    let mut disjoint: Vec<Vec<RangeTombstone>> = Vec::new();
+    for fragment in fragments {
+        let is_before = |other: &RangeTombstone| other.range.end.cmp(&fragment.range.start, order).is_le();
+        match disjoint.iter_mut().find(|list| list.last().is_some_and(is_before)) {
+            Some(list) => list.push(fragment),
+            None => disjoint.push(vec![fragment]),
+        }
+    }
+    disjoint.into_iter().try_fold(RangeTombstones::default(), |merged, list| {
+        Ok(merged.merged_with(&RangeTombstones::from_fragments(list, order)?, &[SeqNo::MAX], order))
+    })
 }
 
 struct ManifestRebuild {
@@ -453,6 +482,43 @@ impl ManifestRebuild {
         }
     }
 
+    /// Removes the range deletes of the readable edits that a compaction may have applied, if the edit that removed them
+    /// is lost. The others may overlap, because edits between them are lost.
+    fn leave_out_applied_range_deletes(&mut self, tables: &FoundTables) -> Result<()> {
+        let order = KeyOrder::bytewise();
+        let mut edits = Vec::new();
+        for (id, partition) in self.state.partitions.iter().filter(|(_, known)| !known.range_tombstones.is_empty()) {
+            let is_bytewise = partition.meta.comparator == BYTEWISE_NAME;
+            let removed = partition.range_tombstones.values().map(|fragment| fragment.range.start.clone()).collect();
+            let mut is_applied = false;
+            let mut added = Vec::new();
+            for fragment in partition.range_tombstones.values() {
+                // The order of the keys is not known without the comparator.
+                let whole = KeyRange { start: KeyBoundary::Min, end: KeyBoundary::Max };
+                let range = if is_bytewise { &fragment.range } else { &whole };
+                let is_kept = |seqno: &&SeqNo| !hides(partition, tables, range, **seqno);
+                let seqnos: Arc<[SeqNo]> = fragment.seqnos.iter().filter(is_kept).copied().collect();
+                is_applied |= seqnos.len() < fragment.seqnos.len();
+                if !seqnos.is_empty() {
+                    added.push(RangeTombstone { seqnos, ..fragment.clone() });
+                }
+            }
+            if is_bytewise {
+                added = merged_fragments(added, &order)?.iter().cloned().collect();
+            }
+            if is_applied {
+                let sentence = format!(
+                    "range deletes of partition {:?} are not used: a compaction may have applied them, and later writes \
+                     look older; removed keys may be back",
+                    partition.meta.name
+                );
+                self.notes.push((self.dir.join(MANIFEST_NAME), sentence));
+            }
+            edits.push(VersionEdit::RangeTombstones { partition: *id, removed, added });
+        }
+        edits.iter().try_for_each(|edit| self.state.apply(edit))
+    }
+
     /// Adds the tables of ingests with their sequence numbers. The WAL has the number of an ingest as long as it has
     /// the commit behind it. Otherwise it is above everything that was visible when the ingest was written, and commits
     /// after that time count as newer.
@@ -727,13 +793,11 @@ impl ManifestRebuild {
 
     /// Whether a range delete of the WAL was flushed, so that replay skips it and only the manifest had it.
     fn is_lost_range_delete(&self, id: PartitionId, range: &KeyRange, seqno: SeqNo, tables: &FoundTables) -> bool {
-        let order = KeyOrder::bytewise();
         let Some(partition) = self.state.partitions.get(&id) else { return false };
-        let is_of_partition = |number: &FileNumber| partition.tables.contains_key(number);
         partition.meta.comparator == BYTEWISE_NAME
             && seqno <= partition.flushed_seqno
-            && !range.is_empty(&order)
-            && !tables.iter().any(|(number, table)| is_of_partition(number) && table.hides(range, seqno, &order))
+            && !range.is_empty(&KeyOrder::bytewise())
+            && !hides(partition, tables, range, seqno)
     }
 
     /// Adds the flushed range deletes of the WAL to those of the readable edits.
