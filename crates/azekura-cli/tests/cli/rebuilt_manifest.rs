@@ -411,6 +411,36 @@ fn flush_without_its_blob_file_is_not_complete() {
     assert_eq!(recovered["blobs"], expected(&[(0..5, &value)]), "{}", notes(&report));
 }
 
+/// A flush was killed before it finished the blob file that commits had written their values to. Its tables made the
+/// file count as finished, so that the values were lost, although the log refers to them.
+#[test]
+fn values_of_killed_flush_are_read_by_the_log() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let options = PartitionCreateOptions::default().with_kv_separation(Default::default());
+    let blobs = db.open_partition("blobs", options).unwrap();
+    let value = "v".repeat(2 << 20);
+    put(&blobs, 0..3, &value);
+    put(&blobs, 3..5, "small");
+    copy_database(&p, &db);
+    blobs.flush().unwrap();
+    new_tables(&p).iter().for_each(|number| copy_table(&p, *number));
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, recovered) = repair(&p, "out");
+    let all = expected(&[(0..3, &value), (3..5, "small")]);
+    assert!(recovered["blobs"] == all, "{report}");
+    assert!(notes(&report).contains("the flush has not ended, and the log has its records"), "{report}");
+    // If a value is damaged, the table still has the other records.
+    let mut names = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
+    let blob_file = names.find(|path| path.extension().is_some_and(|extension| extension == "blob")).unwrap();
+    let mut bytes = std::fs::read(&blob_file).unwrap();
+    bytes[1000] ^= 1;
+    std::fs::write(&blob_file, bytes).unwrap();
+    let (report, recovered) = repair(&p, "damaged");
+    assert_eq!(recovered["blobs"], expected(&[(3..5, "small")]), "{report}");
+    assert_eq!(report["partitions"][0]["lost_values"].as_array().unwrap().len(), 3, "{report}");
+}
+
 /// Tables of a compaction that was killed were used in addition to its input.
 #[test]
 fn outputs_of_killed_compaction_are_not_used() {

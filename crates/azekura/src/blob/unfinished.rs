@@ -83,7 +83,11 @@ impl UnfinishedBlobFiles {
         Ok(None)
     }
 
-    fn check_pointer(&mut self, partition: PartitionId, pointer: &BlobPointer) -> Result<()> {
+    /// Checks the value that a pointer of the WAL refers to.
+    ///
+    /// # Errors
+    /// `Corruption` if there is no such value, `Io`, and `Unsupported` for a file of a newer version.
+    pub(crate) fn check_pointer(&mut self, partition: PartitionId, pointer: &BlobPointer) -> Result<()> {
         let id = pointer.logical_file;
         let found = match self.unfinished.entry(id) {
             Entry::Occupied(found) => found.into_mut(),

@@ -14,6 +14,7 @@ use crate::base::version_edit::{
 };
 use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::reader::BlobFile;
+use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
 use crate::inspect::found_tables::{FoundTable, FoundTables, WritingJob, WritingJobs, hides_range_delete};
 use crate::inspect::report::read_whole;
@@ -26,7 +27,8 @@ use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::WalCommit;
 use crate::wal::format::{
-    IngestMarker, SEGMENT_HEADER_LEN, WalRecordIter, WalSegmentHeader, parse_segment_name, segment_name, visit_commits,
+    IngestMarker, SEGMENT_HEADER_LEN, WalRecordIter, WalSegmentHeader, blob_pointers, parse_segment_name, segment_name,
+    visit_commits,
 };
 
 /// Files of a database have numbers below this one. Files with higher numbers are ignored.
@@ -96,7 +98,8 @@ pub fn rebuilt_manifest(fs: &Arc<dyn Fs>, dir: &Path) -> Result<RebuiltManifest>
     rebuild.leave_out_dropped(&mut tables);
     rebuild.add_named_partitions(&tables);
     let segments = rebuild.find_segments();
-    rebuild.leave_out_unfinished_flushes(&mut tables, &jobs, &flushed, &segments);
+    let direct_values = rebuild.check_direct_values(&blob_files, &flushed, &segments);
+    rebuild.leave_out_unfinished_flushes(&mut tables, &jobs, &flushed, &segments, &blob_files, &direct_values);
     rebuild.add_named_tables(&tables, &flushed);
     rebuild.leave_out_applied_range_deletes(&tables)?;
     rebuild.add_pools();
@@ -120,6 +123,9 @@ struct WalFacts {
     /// The first sequence number of the WAL, unless a segment may be missing.
     complete_from: Option<SeqNo>,
 }
+
+/// The blob files without an end that the WAL refers to, with the damage of one value, if there is any.
+type DirectValues = BTreeMap<FileNumber, Option<Error>>;
 
 /// The segment files of the WAL, with their headers.
 struct Segments {
@@ -369,15 +375,50 @@ impl ManifestRebuild {
         }
     }
 
-    /// Removes the tables of flushes that have not ended, if a merge operator would apply their operands once more when
-    /// the WAL is replayed. They stay if the WAL does not have all of their records. Other records may be in a table
-    /// and in the WAL.
+    /// Checks the values in blob files without an end that records of the WAL above the flushed sequence numbers refer
+    /// to. Returns these files with the damage of one value, if there is any.
+    fn check_direct_values(
+        &self,
+        blob_files: &BTreeMap<FileNumber, BlobFileMeta>,
+        flushed: &BTreeMap<PartitionId, SeqNo>,
+        segments: &Segments,
+    ) -> DirectValues {
+        let no_manifest = ManifestState::default();
+        let mut files = UnfinishedBlobFiles::new(&no_manifest, self.files.blob_files(), Arc::clone(&self.cache));
+        let mut checked = DirectValues::new();
+        let is_flushed = |id: PartitionId, seqno: SeqNo| {
+            let known = self.state.partitions.get(&id).map(PartitionManifestState::permanent);
+            known.max(flushed.get(&id).copied()).is_some_and(|through| seqno <= through)
+        };
+        for (number, header) in segments.by_epoch.values() {
+            let Ok(file) = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read) else { continue };
+            // The replay reports what cannot be read.
+            let _ = visit_commits(header, &*file, &mut |commit| {
+                for (id, seqno, pointer) in blob_pointers(&commit).unwrap_or_default() {
+                    let file = pointer.logical_file;
+                    if !blob_files.contains_key(&file) && !is_flushed(id, seqno) && !self.dropped.contains(&id) {
+                        let damage = checked.entry(file).or_default();
+                        *damage = damage.take().or_else(|| files.check_pointer(id, &pointer).err());
+                    }
+                }
+            });
+        }
+        checked
+    }
+
+    /// Removes the tables of flushes that have not ended, if the WAL has all of their records, and
+    /// - a merge operator would apply their operands once more when the WAL is replayed, or
+    /// - one of their blob files has no end. The replay reads its values without it, but not if a table refers to them.
+    ///
+    /// Other records may be in a table and in the WAL.
     fn leave_out_unfinished_flushes(
         &mut self,
         tables: &mut FoundTables,
         jobs: &WritingJobs,
         flushed: &BTreeMap<PartitionId, SeqNo>,
         segments: &Segments,
+        blob_files: &BTreeMap<FileNumber, BlobFileMeta>,
+        direct_values: &DirectValues,
     ) {
         let flushed = |job: &WritingJob| job.partition.and_then(|id| flushed.get(&id).copied()).unwrap_or_default();
         let is_unfinished = |job: &&WritingJob| job.is_flush && !job.is_complete && job.flushed_through > flushed(job);
@@ -391,8 +432,13 @@ impl ManifestRebuild {
             let in_wal = from <= first && flushed(job) < first && job.flushed_through <= through;
             let partition = job.partition.and_then(|id| self.state.partitions.get(&id));
             let has_operands = partition.is_some_and(|partition| partition.merge_operator.is_some());
+            let used = outputs.iter().filter_map(|number| tables.get(number)).flat_map(|t| &t.meta.blob_usage);
+            let mut unfinished = used.map(|usage| usage.logical_file).filter(|file| !blob_files.contains_key(file));
+            // If a value is damaged, the replay skips its whole commit.
+            let is_intact = |file: FileNumber| direct_values.get(&file).is_none_or(Option::is_none);
+            let in_growing_file = unfinished.clone().next().is_some() && unfinished.all(is_intact);
             for number in outputs {
-                if in_wal && has_operands {
+                if in_wal && (has_operands || in_growing_file) {
                     tables.remove(&number);
                     self.note_table(number, "not used: the flush has not ended, and the log has its records");
                 } else if !in_wal {
