@@ -431,14 +431,46 @@ fn values_of_killed_flush_are_read_by_the_log() {
     assert!(recovered["blobs"] == all, "{report}");
     assert!(notes(&report).contains("the flush has not ended, and the log has its records"), "{report}");
     // If a value is damaged, the table still has the other records.
-    let mut names = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
-    let blob_file = names.find(|path| path.extension().is_some_and(|extension| extension == "blob")).unwrap();
-    let mut bytes = std::fs::read(&blob_file).unwrap();
-    bytes[1000] ^= 1;
-    std::fs::write(&blob_file, bytes).unwrap();
+    damage_blob_file(&p);
     let (report, recovered) = repair(&p, "damaged");
     assert_eq!(recovered["blobs"], expected(&[(3..5, "small")]), "{report}");
     assert_eq!(report["partitions"][0]["lost_values"].as_array().unwrap().len(), 3, "{report}");
+}
+
+/// The names of the damaged files that a report contains.
+fn damaged_files(report: &Value) -> Vec<&str> {
+    let files = report["damaged_files"].as_array().unwrap().iter().map(|damaged| damaged["file"].as_str().unwrap());
+    files.map(|file| file.rsplit('/').next().unwrap()).collect()
+}
+
+/// A blob file that commits write large values to has no end before a flush. It was reported as damaged and not used,
+/// although its values were recovered.
+#[test]
+fn growing_blob_file_is_not_damaged() {
+    let p = CliFixture::new();
+    let db = open(&p);
+    let options = PartitionCreateOptions::default().with_kv_separation(Default::default());
+    let blobs = db.open_partition("blobs", options).unwrap();
+    let value = "v".repeat(2 << 20);
+    put(&blobs, 0..2, &value);
+    copy_database(&p, &db);
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
+    let (report, recovered) = repair(&p, "out");
+    assert!(recovered["partition-1"] == expected(&[(0..2, &value)]), "{report}");
+    assert_eq!(damaged_files(&report), ["MANIFEST"], "{report}");
+    damage_blob_file(&p);
+    let (report, recovered) = repair(&p, "damaged");
+    assert!(recovered["partition-1"] == expected(&[(1..2, &value)]), "{report}");
+    assert_eq!(damaged_files(&report), ["MANIFEST", "000002.blob"], "{report}");
+}
+
+/// Damages the first value in the only blob file of "d".
+fn damage_blob_file(p: &CliFixture) {
+    let mut paths = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
+    let path = paths.find(|path| path.extension().is_some_and(|extension| extension == "blob")).unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[1000] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
 }
 
 /// Tables of a compaction that was killed were used in addition to its input.

@@ -91,7 +91,7 @@ pub fn rebuilt_manifest(fs: &Arc<dyn Fs>, dir: &Path) -> Result<RebuiltManifest>
     let dir = fs.absolute(dir)?;
     let mut rebuild = ManifestRebuild::begin(fs, dir)?;
     let mut tables = rebuild.read_tables();
-    let blob_files = rebuild.read_blob_files();
+    let (blob_files, unreadable) = rebuild.read_blob_files();
     let jobs = WritingJobs::new(&tables, |logical| blob_files.contains_key(&logical));
     let flushed = jobs.flushed_through(&tables);
     rebuild.leave_out_removed(&mut tables, &jobs);
@@ -108,6 +108,7 @@ pub fn rebuilt_manifest(fs: &Arc<dyn Fs>, dir: &Path) -> Result<RebuiltManifest>
     rebuild.add_unnamed_tables(&tables);
     rebuild.add_range_tombstones(wal)?;
     rebuild.add_blob_files(&blob_files);
+    rebuild.leave_out_blob_files(unreadable, direct_values);
     rebuild.finish()
 }
 
@@ -640,9 +641,11 @@ impl ManifestRebuild {
         }
     }
 
-    /// Reads the finished blob files, and returns them by the logical files that they contain.
-    fn read_blob_files(&mut self) -> BTreeMap<FileNumber, BlobFileMeta> {
+    /// Reads the finished blob files, and returns them by the logical files that they contain. The others have no end,
+    /// or are damaged.
+    fn read_blob_files(&mut self) -> (BTreeMap<FileNumber, BlobFileMeta>, BTreeMap<FileNumber, Error>) {
         let mut found: BTreeMap<FileNumber, BlobFileMeta> = BTreeMap::new();
+        let mut unreadable = BTreeMap::new();
         let blobs = self.files.blob_files();
         for number in self.numbers(DataFileKind::Blob) {
             self.state.raise_next_numbers(number.0 + 1, 0, 0);
@@ -651,10 +654,10 @@ impl ManifestRebuild {
                 Ok(meta) => {
                     found.extend(meta.sections.iter().map(|s| (s.logical_file, meta.clone())).collect::<Vec<_>>())
                 }
-                Err(error) => self.leave_out(DataFileKind::Blob.file_name(number), error),
+                Err(error) => _ = unreadable.insert(number, error),
             }
         }
-        found
+        (found, unreadable)
     }
 
     /// Adds the blob files that tables refer to. Where a file is missing or damaged, one is added whose values cannot
@@ -689,6 +692,19 @@ impl ManifestRebuild {
                 section.values = section.values.max(used.count);
                 section.bytes = section.bytes.max(used.bytes);
                 file.sections.push(section);
+            }
+        }
+    }
+
+    /// Leaves out the blob files that cannot be read. A file without an end is intact if only the WAL refers to it, and
+    /// finds all values.
+    fn leave_out_blob_files(&mut self, unreadable: BTreeMap<FileNumber, Error>, mut direct_values: DirectValues) {
+        for (number, error) in unreadable {
+            let is_named = self.state.partitions.values().any(|partition| partition.blob_files.contains_key(&number));
+            match direct_values.remove(&number).filter(|_| !is_named) {
+                Some(None) => {}
+                Some(Some(damage)) => self.leave_out(DataFileKind::Blob.file_name(number), damage),
+                None => self.leave_out(DataFileKind::Blob.file_name(number), error),
             }
         }
     }
