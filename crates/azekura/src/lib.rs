@@ -56,8 +56,9 @@
 //! | processes | one that writes, or many that read |
 //!
 //! Memory: [`Config::memory_budget`] (512 MiB by default) bounds the memtables, [`Config::cache_size`] (64 MiB) the
-//! block cache, and `max_size` each pool. Memtables that iterators hold, top levels of indexes and filters, and buffers
-//! are not bounded; [operating](guide::operating) lists them.
+//! block cache, and `max_size` the records of each pool. No bound covers their sum. Memtables that iterators hold, top
+//! levels of indexes and filters, inner nodes of pools, and buffers are not bounded; [operating](guide::operating)
+//! lists all memory.
 //!
 //! # What is not there
 //!
