@@ -317,8 +317,8 @@ impl Batch {
     ///
     /// If the partition is a pool, the commit computes the value. That takes a copy of the batch, and for each write
     /// to the pool up to 100 bytes and its key, for a range delete 400 bytes and three times its bounds: at most half
-    /// the memory budget beyond the copy, else [`commit`](Batch::commit) returns `Invalid`. The batch with the computed values must not exceed the limit of
-    /// batches.
+    /// the memory budget beyond the copy, else [`commit`](Batch::commit) returns `Invalid`. The batch with the computed
+    /// values must not exceed the limit of batches.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

@@ -65,8 +65,8 @@ impl FoundTable {
     }
 }
 
-/// Whether a range delete at `seqno` must not be applied again because of a table: a compaction has applied it, and then
-/// set sequence numbers to 0, also of newer entries.
+/// Whether a range delete at `seqno` must not be applied again because of a table: a compaction has applied it, and
+/// then set sequence numbers to 0, also of newer entries.
 ///
 /// [`TableMeta::range_deletes_applied_through`] does not tell it. If it is above `seqno`, the compaction may have found
 /// only newer range deletes, and if it is 0, none at all.

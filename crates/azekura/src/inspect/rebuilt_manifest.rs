@@ -529,8 +529,8 @@ impl ManifestRebuild {
         }
     }
 
-    /// Removes the range deletes of the readable edits that a compaction may have applied, if the edit that removed them
-    /// is lost. The others may overlap, because edits between them are lost.
+    /// Removes the range deletes of the readable edits that a compaction may have applied, if the edit that removed
+    /// them is lost. The others may overlap, because edits between them are lost.
     fn leave_out_applied_range_deletes(&mut self, tables: &FoundTables) -> Result<()> {
         let order = KeyOrder::bytewise();
         let mut edits = Vec::new();
@@ -555,8 +555,8 @@ impl ManifestRebuild {
             }
             if is_applied {
                 let sentence = format!(
-                    "range deletes of partition {:?} are not used: a compaction may have applied them, and later writes \
-                     look older; removed keys may be back",
+                    "range deletes of partition {:?} are not used: a compaction may have applied them, and later \
+                     writes look older; removed keys may be back",
                     partition.meta.name
                 );
                 self.notes.push((self.dir.join(MANIFEST_NAME), sentence));
