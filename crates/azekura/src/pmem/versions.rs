@@ -7,13 +7,13 @@
 //!
 //! An entry is **needed** while a registered reader sees it, or a later reader may, because its change is not visible
 //! yet. So of the versions of a key between two registered readers only the newest is needed. Tables are filled one
-//! after another. When the newest table is full and at least half of its entries are not needed, it is written anew
-//! with the others. A table without a needed entry is dropped as a whole. Before a change is refused for lack of space,
-//! every table is checked that may have got a stale entry since the last such check: because it has new entries, or
-//! because a reader has ended that may have seen one of its entries. So a check costs what was written during the lives
-//! of the readers that have ended, however many versions an older snapshot needs. The space of the records of dropped
-//! entries is freed; iterators that may have their slots notice it
-//! ([`PoolTree::retire_all`](crate::pmem::tree::PoolTree::retire_all)).
+//! after another: the versions of a key in one table are older than those in any later table. When the newest table is
+//! full and at least half of its entries are not needed, it is written anew with the others. A table without a needed
+//! entry is dropped as a whole. Before a change is refused for lack of space, every table is checked that may have got
+//! a stale entry since the last such check: because it has new entries, or because a reader has ended that may have
+//! seen one of its entries. So a check costs what was written during the lives of the readers that have ended, however
+//! many versions an older snapshot needs. The space of the records of dropped entries is freed; iterators that may have
+//! their slots notice it ([`PoolTree::retire_all`](crate::pmem::tree::PoolTree::retire_all)).
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -293,7 +293,8 @@ impl RetainedVersions {
         let needed = NeededSeqnos { settled: settled().min(visible), registered };
         let (kept, stale) = (VecDeque::new(), Stale::default());
         let mut rewriter = TableRewriter { versions: self, needed, ended, kept, open: None, stale };
-        if rewriter.run(&written.list, checked).is_err() {
+        if let Err(error) = rewriter.run(&written.list, checked) {
+            debug_assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{error}");
             written.checked_readers = None;
             return Vec::new();
         }
@@ -641,10 +642,18 @@ impl TableRewriter<'_> {
             let is_sparse = || checked == CheckedTables::MaybeStale && !self.versions.is_full(table, 2);
             match has_stale || is_sparse() {
                 true => self.copy_needed(table, checked)?,
-                false => self.kept.push_back(Arc::clone(table)),
+                false => {
+                    self.close_open_table(); // its entries are older
+                    self.kept.push_back(Arc::clone(table));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Keeps the table that needed entries are copied to. It gets no more entries.
+    fn close_open_table(&mut self) {
+        self.kept.extend(self.open.take().map(Arc::new));
     }
 
     /// Whether `table` may have a stale entry: it has unchecked entries, or a reader has ended that may have needed
@@ -684,12 +693,21 @@ impl TableRewriter<'_> {
                 return Ok(());
             }
             if self.open.as_ref().is_some_and(|open| self.versions.is_full(open, 1)) {
-                self.kept.extend(self.open.take().map(Arc::new));
+                self.close_open_table();
             }
+            debug_assert!(SCHEDULE_EXPLORATION || self.is_newer_than_kept(&entry), "the tables are out of order");
             let open = self.open.get_or_insert_with(|| VersionTable::new(&self.versions.order));
             let is_unchecked = checked != CheckedTables::MaybeStale || record.by > self.needed.settled;
             open.unchecked.fetch_add(u64::from(is_unchecked), Ordering::Relaxed);
             open.insert(entry.user_key, entry.seqno, record).map(drop)
+        })
+    }
+
+    /// Whether the last kept table has no newer version of the key of `entry`.
+    fn is_newer_than_kept(&self, entry: &EntryRef<'_>) -> bool {
+        self.kept.back().is_none_or(|kept| {
+            let newest = kept.entries.get(entry.user_key, kept.entries.hash_of(entry.user_key), SeqNo::MAX);
+            newest.is_none_or(|newest| newest.seqno <= entry.seqno)
         })
     }
 }
@@ -762,7 +780,8 @@ mod tests {
     }
 
     /// Readers of any age begin and end between searches, changes become visible later, and a range delete is pending
-    /// at times: no search leaves a stale entry, or drops a needed one.
+    /// at times: no search leaves a stale entry, or drops a needed one. In every other run a table is full after a few
+    /// entries.
     #[test]
     fn search_finds_every_stale_entry() {
         let visible = LastVisibleSeqno::default();
@@ -770,8 +789,9 @@ mod tests {
         let (mut freed, mut kept) = (0, 0);
         for seed in 0..20 {
             let readers = snapshots.readers_of(PartitionId(1));
+            let len_max = if seed % 2 == 0 { 64 << 20 } else { 8_192 };
             let (versions, mut rng) =
-                (RetainedVersions::new(KeyOrder::bytewise(), readers, 64 << 20), SeededRng::new(seed, 0));
+                (RetainedVersions::new(KeyOrder::bytewise(), readers, len_max), SeededRng::new(seed, 0));
             let (mut open, mut newest) = (Vec::new(), vec![visible.get(); 200]);
             let mut seqno = visible.get();
             for _ in 0..2_000 {
@@ -812,6 +832,51 @@ mod tests {
             visible.publish(seqno);
         }
         assert!(freed > 5_000 && kept > 5_000, "{freed} entries were dropped, {kept} found needed");
+    }
+
+    /// Regression: a search that kept a full table put the needed entries of sparse older tables behind it. The next
+    /// search that copied both met the versions of a key out of order. It failed and dropped nothing, as did all
+    /// later ones, until the pool refused puts and removals for lack of space.
+    #[test]
+    fn tables_keep_their_order() {
+        let visible = LastVisibleSeqno::default();
+        let snapshots = SnapshotList::new(visible.clone());
+        let readers = snapshots.readers_of(PartitionId(1));
+        let versions = RetainedVersions::new(KeyOrder::bytewise(), readers, 64 << 20);
+        let retain = |key: &[u8], old: u64, by: u64| {
+            let old = PoolRecord {
+                offset: by * 64,
+                seqno: SeqNo(old),
+                kind: RecordKind::Put,
+                key_offset: by * 64 + 16,
+                key_len: key.len(),
+                value_len: 8,
+            };
+            versions.retain(key, &old, SeqNo(by), || visible.get()).unwrap();
+            visible.publish(SeqNo(by));
+        };
+        let register_at = |seqno| {
+            visible.publish(SeqNo(seqno));
+            snapshots.register()
+        };
+        let drop_stale = || versions.drop_stale(|| visible.get()).unwrap().len();
+        let _first = register_at(100);
+        let second = register_at(5_000);
+        retain(b"K", 50, 5_001);
+        (0..2_047u64).for_each(|n| retain(&n.to_be_bytes(), 200 + n, 5_002 + n)); // the first table is full
+        let _third = register_at(8_000);
+        retain(b"K", 5_001, 8_001);
+        (0..1_500u64).for_each(|n| retain(&n.to_be_bytes(), 5_002 + n, 8_002 + n));
+        let fourth = register_at(9_600);
+        retain(b"h", 9_600, 9_601);
+        visible.publish(SeqNo(9_700));
+        drop(second);
+        assert_eq!(drop_stale(), 2_047, "all of the first table but one are stale");
+        drop(fourth);
+        assert_eq!(drop_stale(), 1);
+        for (at, key, is_there) in [(100, "K", true), (8_000, "K", true), (9_600, "h", false)] {
+            assert_eq!(versions.find(key.as_bytes(), SeqNo(at)).is_some(), is_there, "{key} at {at}");
+        }
     }
 
     /// Regression: later batches got the reservation wherever they fitted, so a large batch waited as long as small
