@@ -442,12 +442,14 @@ impl RetainedVersions {
         let place = reserved.next_to_wait;
         reserved.next_to_wait += 1;
         loop {
-            let done =
-                if reserved.first_waiting != place { None } else { self.try_first(&mut reserved, bytes, &forget) };
-            if let Some(done) = done {
-                reserved.first_waiting += 1;
-                self.reservation_ended.notify_all();
-                return done;
+            if reserved.first_waiting == place {
+                let ended = &self.reservation_ended;
+                let mut first = FirstWaiting { reserved: &mut reserved, ended, must_wait: false };
+                let done = self.try_first(first.reserved, bytes, &forget);
+                first.must_wait = done.is_none();
+                if let Some(done) = done {
+                    return done;
+                }
             }
             reserved = self.reservation_ended.wait(reserved).unwrap_or_else(PoisonError::into_inner);
         }
@@ -722,6 +724,23 @@ struct Reserved {
     next_to_wait: u64,
 }
 
+/// The batch at the head of the queue, which leaves the queue when this is dropped, also by a panic of a comparator.
+struct FirstWaiting<'a> {
+    reserved: &'a mut Reserved,
+    ended: &'a Condvar,
+    /// The batch stays at the head of the queue.
+    must_wait: bool,
+}
+
+impl Drop for FirstWaiting<'_> {
+    fn drop(&mut self) {
+        if !self.must_wait {
+            self.reserved.first_waiting += 1;
+            self.ended.notify_all();
+        }
+    }
+}
+
 /// A reservation of memory for the retained versions of a batch. Ends the reservation when dropped.
 pub(crate) struct VersionsGuard<'a> {
     versions: &'a RetainedVersions,
@@ -754,6 +773,7 @@ pub(crate) fn poisoned<T>(_: T) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::time::Duration;
 
     use super::*;
@@ -901,5 +921,17 @@ mod tests {
         drop(first);
         assert!(second.join() && third.join());
         assert!(versions.try_reserve(most).is_some());
+    }
+
+    /// Regression: a comparator that panicked while a batch dropped stale versions left the batch at the head of the
+    /// queue, so every later batch of the pool waited for ever.
+    #[test]
+    fn batch_leaves_the_queue_after_a_panic() {
+        let readers = SnapshotList::new(LastVisibleSeqno::default()).readers_of(PartitionId(1));
+        let versions = RetainedVersions::new(KeyOrder::bytewise(), readers, 0);
+        let panics = || panic!("a comparator panics");
+        assert!(catch_unwind(AssertUnwindSafe(|| versions.reserve(1, panics).is_ok())).is_err());
+        assert!(versions.try_reserve(1).is_some(), "the queue is not empty");
+        assert!(versions.reserve(1, || Ok(())).is_ok());
     }
 }
