@@ -240,3 +240,23 @@ fn batch_is_empty_after_a_comparator_panic() {
     assert_eq!(error_kind(batch.commit()), ErrorKind::Poisoned);
     assert!(!blobs.contains_key("k").unwrap());
 }
+
+/// Regression: a comparator that panicked while a commit reserved space in a pool passed its panic on to the caller of
+/// the commit, and the database was not poisoned.
+#[test]
+fn commit_is_poisoned_by_a_panic_in_reservation() {
+    let mood = PanicOnDemandComparator::default();
+    let db = config(&MemFs::new()).open().unwrap();
+    let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
+    let options = PartitionCreateOptions::default().engine(pool);
+    let moody = db.open_partition_with_comparator("moody", options, Arc::new(mood.clone())).unwrap();
+    (0..200u8).for_each(|n| moody.insert([n], [n]).unwrap());
+    let mut batch = db.batch();
+    batch.remove_range(&moody, [1]..[100]);
+    mood.0.store(true, Memory::SeqCst);
+    let caught = catch_unwind(AssertUnwindSafe(|| batch.commit()));
+    mood.0.store(false, Memory::SeqCst);
+    assert_eq!(error_kind(caught.expect("the panic is caught")), ErrorKind::Poisoned);
+    assert!(db.metrics().poisoned);
+    assert_eq!(moody.len().unwrap(), 200, "nothing of the batch is applied");
+}
