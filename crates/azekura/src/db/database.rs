@@ -278,19 +278,25 @@ impl Database {
         }
         // Every step that can fail runs before the edit, because a partition that is in the manifest but cannot be
         // opened would prevent the database from opening.
+        let mut published = None;
         let prepare = |meta: &PartitionMeta| {
             let location = is_mapped.then(|| inner.catalog.pool_location(meta));
             location.as_ref().map_or(Ok(()), |location| location.publish_file())?;
             let state = inner.catalog.create_tree(meta, order, options);
             let state = state.inspect_err(|_| location.iter().for_each(|location| location.remove_published_file()))?;
             let file_id = state.pool_file_id();
+            published = location;
             Ok((state, file_id))
         };
         let operator = components.merge_operator.as_ref();
         let operator_name = operator.map(|operator| operator.name());
         let created = writer.version_set.create_partition(meta, operator_name, prepare);
-        if let (Err(_), Some(location)) = (&created, &new_pool) {
+        if let (Err(error), Some(location)) = (&created, &new_pool) {
             location.remove_created_file();
+            // A poisoned manifest may contain the edit; then the partition needs its file.
+            if error.kind() != ErrorKind::Poisoned {
+                published.iter().for_each(|location| location.remove_published_file());
+            }
         }
         let state = inner.poison.poison_on_failure(created)?;
         if inner.settings.durability != PersistMode::Buffer || is_mapped {
