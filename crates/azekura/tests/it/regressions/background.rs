@@ -193,7 +193,7 @@ impl Listener for ActionListener {
 }
 
 /// Causes events of all kinds; the wanted event is the last but one if it ends all writing.
-fn trigger_events(at: &str, db: &Database, faults: &FaultFs) -> Result<()> {
+fn trigger_events(at: &str, db: &Database, faults: &FaultFs, workers: usize) -> Result<()> {
     let apart = KvSeparationOptions::default().separation_threshold(1_000).automatic_gc(None);
     let options = PartitionCreateOptions::default().max_memtable_size(16 << 10).with_kv_separation(apart);
     let p = db.open_partition("p", options)?;
@@ -202,6 +202,10 @@ fn trigger_events(at: &str, db: &Database, faults: &FaultFs) -> Result<()> {
         "error" => faults.inject(FaultPlan::new(OpKind::Write, 1, fault).in_path(".sst")),
         "poisoned" => faults.inject(FaultPlan::new(OpKind::Sync, 1, fault).in_path(".wal")),
         _ => {}
+    }
+    if at == "error" && workers > 0 {
+        // The memtable is full. If this thread flushed it too, the fault could be an error of that call.
+        return (0..10u8).try_for_each(|n| p.insert([n], [n; 2_000]));
     }
     for round in 0..4u8 {
         // Half of the older values stay, so that blob GC has work.
@@ -221,7 +225,7 @@ fn check_action_at(at: &'static str, what: &'static str, deed: ListenerAction, w
         let doer = Arc::new(ActionListener { event_kind: at, action: deed, db, result: done, events: heard });
         let db = manual_config(faults.clone()).workers(workers).listener(doer.clone()).open().unwrap();
         *doer.db.lock().unwrap() = Some(db.clone());
-        let made = trigger_events(at, &db, &faults);
+        let made = trigger_events(at, &db, &faults, workers);
         if let Err(error) = made {
             let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io, ErrorKind::Invalid];
             assert!(kinds.contains(&error.kind()), "{what} at {at}: {:?}: {error}", error.kind());
