@@ -226,7 +226,7 @@ fn check_action_at(at: &'static str, what: &'static str, deed: ListenerAction, w
         let db = manual_config(faults.clone()).workers(workers).listener(doer.clone()).open().unwrap();
         *doer.db.lock().unwrap() = Some(db.clone());
         let made = trigger_events(at, &db, &faults, workers);
-        if let Err(error) = made {
+        if let Err(error) = &made {
             let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io, ErrorKind::Invalid];
             assert!(kinds.contains(&error.kind()), "{what} at {at}: {:?}: {error}", error.kind());
         }
@@ -234,7 +234,9 @@ fn check_action_at(at: &'static str, what: &'static str, deed: ListenerAction, w
             drop(db.close());
         } else if at != "error" || workers > 0 {
             let heard = || doer.result.lock().unwrap().is_some();
-            wait_until(&format!("{what} at {at} with {workers} workers"), heard);
+            let events = doer.events.lock().unwrap().clone();
+            let p = db.partition("p").map(|p| p.metrics());
+            wait_until(&format!("{what} at {at} with {workers} workers: {made:?} {events:?} {p:?}"), heard);
             drop(db);
         } else {
             drop(db); // without workers, calls return errors and send no event
