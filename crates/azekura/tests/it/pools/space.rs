@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use azekura::testing::{MemFs, TestEnv, wait_for_readers};
+use azekura::testing::{MemFs, TestEnv, is_in_own_process, wait_for_readers};
 use azekura::{ErrorKind, Partition, PersistMode};
 
 use super::{config, is_refused, open_pool, pool_options};
@@ -107,6 +107,9 @@ fn emptied_pool_shrinks_at_the_checkpoint() {
 
 #[test]
 fn full_pool_accepts_writes_after_removals() {
+    if !is_in_own_process("pools::space::full_pool_accepts_writes_after_removals") {
+        return;
+    }
     let fs = MemFs::new();
     let db = config(&fs).open().unwrap();
     let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();
@@ -141,6 +144,9 @@ fn full_pool_accepts_writes_after_removals() {
 /// limit.
 #[test]
 fn wal_larger_than_pool_is_replayed() {
+    if !is_in_own_process("pools::space::wal_larger_than_pool_is_replayed") {
+        return;
+    }
     let fs = MemFs::new();
     let db = config(&fs).open().unwrap();
     let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();

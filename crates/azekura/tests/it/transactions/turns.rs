@@ -209,6 +209,7 @@ fn transact_makes_progress_under_contention() {
         let is_stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
         thread::scope(|threads| {
             for p in fixture.partitions() {
+                p.insert("hot", "also if the thread gets no turn").unwrap();
                 threads.spawn(move || {
                     (0u64..).take_while(|_| !is_stopped()).for_each(|n| p.insert("hot", n.to_le_bytes()).unwrap())
                 });
