@@ -609,10 +609,7 @@ impl Batch {
     ) -> Result<()> {
         let Some(turn) = turn else { return self.commit_as(check, self.durability) };
         // Large values are synced within the turn: a failure behind the commit would poison the database.
-        let synced = match self.direct_writes.is_empty() {
-            true => Ok(()),
-            false => self.handle.inner.sync_direct_writes(&self.direct_writes, self.durability),
-        };
+        let synced = self.handle.inner.sync_direct_writes(&self.direct_writes, self.durability);
         let committed = synced.and_then(|()| self.commit_as(check, PersistMode::Buffer));
         drop(turn);
         let inner = &self.handle.inner;

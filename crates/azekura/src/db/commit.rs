@@ -34,7 +34,6 @@
 //! leadership over or clear it, also after a panic.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::ThreadId;
@@ -376,8 +375,7 @@ impl Committer {
     ) -> Result<bool> {
         let WalRecord { kind, key, value, .. } = *record;
         let tree = partition.tree()?;
-        catch_unwind(AssertUnwindSafe(|| tree.write_single(kind, key, value, assign_seqno)))
-            .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a comparator panicked"))))
+        self.poison.catch_panics("a comparator panicked", || tree.write_single(kind, key, value, assign_seqno))
     }
 
     /// Assigns `count` sequence numbers to the leader.
@@ -488,10 +486,7 @@ impl Committer {
     /// Writes a part of a group: commits without checks to existing partitions, or any one commit. Adds the result of
     /// each to `outcomes`.
     fn write_run(&self, commits: &[CommitRequest<'_>], outcomes: &mut Vec<Result<CommitOutcome>>) {
-        let guarded = |work: &dyn Fn() -> Result<CommitOutcome>| {
-            catch_unwind(AssertUnwindSafe(work))
-                .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"))))
-        };
+        let guarded = |work: &dyn Fn() -> Result<CommitOutcome>| self.poison.catch_panics("a commit panicked", work);
         if let [commit] = commits {
             return outcomes.push(guarded(&|| self.write_validated(commit)));
         }
@@ -612,8 +607,7 @@ impl Committer {
             }
             many => self.append_to_wal(many, next)?,
         }
-        let applied = catch_unwind(AssertUnwindSafe(|| apply_all(commits, first)))
-            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
+        let applied = self.poison.catch_panics("a comparator panicked", || apply_all(commits, first));
         // The WAL contains these sequence numbers now; continuing without them in memory would use them twice.
         let committed = applied.map_err(|error| self.poison.set(error))?;
         let last = committed.last;
@@ -622,8 +616,7 @@ impl Committer {
         self.records.fetch_add(last.0 + 1 - first.0, Ordering::Relaxed);
         self.last_visible.publish(last);
         if committed.range_deletes {
-            let completed = catch_unwind(AssertUnwindSafe(|| complete_range_deletes(commits)))
-                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
+            let completed = self.poison.catch_panics("a comparator panicked", || complete_range_deletes(commits));
             completed.map_err(|error| self.poison.set(error))?;
         }
         Ok(committed)

@@ -2,7 +2,6 @@
 //! stalls, and the use of the disk reserve.
 
 use std::cmp::Reverse;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
@@ -624,8 +623,7 @@ impl DbInner {
     /// Commits to partitions of which at least one must be prepared. Their trees reserve space before the WAL contains
     /// the commit, so that applying it cannot fail.
     fn commit_prepared(&self, writer: &DbWriter, commit: CommitRequest<'_>) -> Result<Option<CommitOutcome>> {
-        let reserved = catch_unwind(AssertUnwindSafe(|| BatchReservations::reserve(&commit)))
-            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
+        let reserved = self.poison.catch_panics("a comparator panicked", || BatchReservations::reserve(&commit));
         let reserved = self.poison.poison_on_failure(reserved)?;
         let path = reserved.commit_path();
         let committed = self.poison.poison_on_failure(writer.committer.commit(CommitRequest {

@@ -316,8 +316,7 @@ pub(crate) fn record_task(inner: &DbInner, partition: &PartitionState, task: Tas
 /// Runs code that may call a comparator. A panic in it poisons the database.
 pub(crate) fn catch_panics<T>(inner: &DbInner, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let _inside = inner.enter();
-    catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(inner.poison.set(Error::new(ErrorKind::Poisoned, "a comparator or a task panicked"))))
+    inner.poison.catch_panics("a comparator or a task panicked", work)
 }
 
 /// Removes one batch of obsolete tables and blob files; false if there were none.
