@@ -192,10 +192,18 @@ mod tests {
     use crate::base::merge_operator::append;
     use crate::db::components::PartitionComponents;
     use crate::db::config::Config;
+    use crate::db::database::Database;
     use crate::db::options::{EngineType, PartitionCreateOptions};
+    use crate::db::partition::Partition;
     use crate::mem::allocation_counter::peak_bytes;
     use crate::pmem::options::PmemOptions;
     use crate::testing::{MemFs, is_in_own_process};
+
+    fn open_pool(db: &Database) -> Partition {
+        let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
+        let components = PartitionComponents::default().merge_operator(append(","));
+        db.open_partition_with("pool", options, components).unwrap()
+    }
 
     /// Regression: all writes of a batch with an operand for a pool were ordered in memtables, which took about ten
     /// times the memory of a batch of small writes.
@@ -205,9 +213,7 @@ mod tests {
             return; // memory of other tests that this thread frees would count
         }
         let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
-        let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
-        let components = PartitionComponents::default().merge_operator(append(","));
-        let pool = db.open_partition_with("pool", options, components).unwrap();
+        let pool = open_pool(&db);
         let plain = db.open_partition("plain", Default::default()).unwrap();
         let mut batch = db.batch();
         for n in 0..20_000u32 {
@@ -241,9 +247,7 @@ mod tests {
             return; // memory of other tests that this thread frees would count
         }
         let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
-        let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
-        let components = PartitionComponents::default().merge_operator(append(","));
-        let pool = db.open_partition_with("pool", options, components).unwrap();
+        let pool = open_pool(&db);
         let mut batch = db.batch();
         for n in 0..20_000u32 {
             batch.remove_range(&pool, (2 * n).to_be_bytes()..(2 * n + 1).to_be_bytes());
@@ -272,9 +276,7 @@ mod tests {
     fn one_operand_fits_beside_many_writes() {
         let limit = 512 << 10;
         let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).memory_budget(2 * limit).open().unwrap();
-        let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
-        let components = PartitionComponents::default().merge_operator(append(","));
-        let pool = db.open_partition_with("pool", options, components).unwrap();
+        let pool = open_pool(&db);
         let plain = db.open_partition("plain", Default::default()).unwrap();
         for bytes in [limit / 2 + 10_000, limit - 2_000] {
             let mut batch = db.batch();

@@ -15,6 +15,10 @@ use azekura::{
 use super::{config, error_kind, open_partition};
 use crate::testkit::watchdog::run_with_timeout;
 
+fn pool_options() -> PartitionCreateOptions {
+    PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(4 << 20)))
+}
+
 /// A comparator that panics when a flag is set.
 #[derive(Clone, Default)]
 struct PanicOnDemandComparator(Arc<AtomicBool>);
@@ -152,8 +156,7 @@ fn a_listener_that_panics_poisons() {
 /// between two entries.
 #[test]
 fn iter_ends_after_a_comparator_panic() {
-    let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
-    for options in [PartitionCreateOptions::default(), PartitionCreateOptions::default().engine(pool)] {
+    for options in [PartitionCreateOptions::default(), pool_options()] {
         let mood = PanicOnDemandComparator::default();
         let db = config(&MemFs::new()).open().unwrap();
         let p = db.open_partition_with_comparator("moody", options, Arc::new(mood.clone())).unwrap();
@@ -195,11 +198,9 @@ fn iter_ends_after_a_comparator_panic() {
 fn comparator_panic_before_the_log_is_invalid() {
     let mood = PanicOnDemandComparator::default();
     let db = config(&MemFs::new()).open().unwrap();
-    let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
-    let options = PartitionCreateOptions::default().engine(pool);
     let components = PartitionComponents::default().comparator(Arc::new(mood.clone()));
     let components = components.merge_operator(merge_operators::append(","));
-    let moody = db.open_partition_with("moody", options, components).unwrap();
+    let moody = db.open_partition_with("moody", pool_options(), components).unwrap();
     (0..50u8).for_each(|n| moody.insert([n], [n]).unwrap());
     let mut batch = db.batch();
     (0..9u8).for_each(|n| batch.merge(&moody, [n], "operand"));
@@ -225,9 +226,7 @@ fn batch_is_empty_after_a_comparator_panic() {
     let db = config(&MemFs::new()).open().unwrap();
     let separation = KvSeparationOptions::default().compression(CompressionType::None);
     let blobs = db.open_partition("blobs", PartitionCreateOptions::default().with_kv_separation(separation)).unwrap();
-    let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
-    let options = PartitionCreateOptions::default().engine(pool);
-    let moody = db.open_partition_with_comparator("moody", options, Arc::new(mood.clone())).unwrap();
+    let moody = db.open_partition_with_comparator("moody", pool_options(), Arc::new(mood.clone())).unwrap();
     (0..50u8).for_each(|n| moody.insert([n], [n]).unwrap());
     let mut batch = db.batch();
     batch.insert(&blobs, "k", vec![7; 1 << 20]);
@@ -247,9 +246,7 @@ fn batch_is_empty_after_a_comparator_panic() {
 fn commit_is_poisoned_by_a_panic_in_reservation() {
     let mood = PanicOnDemandComparator::default();
     let db = config(&MemFs::new()).open().unwrap();
-    let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
-    let options = PartitionCreateOptions::default().engine(pool);
-    let moody = db.open_partition_with_comparator("moody", options, Arc::new(mood.clone())).unwrap();
+    let moody = db.open_partition_with_comparator("moody", pool_options(), Arc::new(mood.clone())).unwrap();
     (0..200u8).for_each(|n| moody.insert([n], [n]).unwrap());
     let mut batch = db.batch();
     batch.remove_range(&moody, [1]..[100]);

@@ -38,6 +38,11 @@ fn new_machine() -> (MemFs, Arc<dyn Fs>) {
     (machine.clone(), Arc::new(machine))
 }
 
+fn new_faulty_machine() -> (FaultFs, Arc<dyn Fs>) {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    (faults.clone(), Arc::new(faults))
+}
+
 fn key(n: u32) -> String {
     format!("key {n:03}")
 }
@@ -257,8 +262,7 @@ fn a_batch_larger_than_memory_is_no_matter() {
 
 #[test]
 fn write_succeeds_after_disk_full_direct_write() {
-    let faults = FaultFs::new(Arc::new(MemFs::new()));
-    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (faults, fs) = new_faulty_machine();
     let (db, part) = open(&fs);
     insert_round(&part, 0, 0);
     for (op, nth) in [(OpKind::Write, 1), (OpKind::Write, 2)] {
@@ -292,8 +296,7 @@ fn write_succeeds_after_disk_full_direct_write() {
 
 #[test]
 fn failed_blob_sync_fails_commit_or_poisons() {
-    let faults = FaultFs::new(Arc::new(MemFs::new()));
-    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (faults, fs) = new_faulty_machine();
     let (db, part) = open(&fs);
     insert_round_synced(&db, &part, 0, 0).unwrap();
     faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
@@ -320,8 +323,7 @@ fn failed_blob_sync_fails_commit_or_poisons() {
 /// A large value of an exclusive transaction was synced behind its commit, so that a failure poisoned the database.
 #[test]
 fn failed_blob_sync_in_a_turn_fails_the_commit() {
-    let faults = FaultFs::new(Arc::new(MemFs::new()));
-    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (faults, fs) = new_faulty_machine();
     let (db, part) = open(&fs);
     let commit = |n: u32| {
         let mut tx = db.transaction_with(TransactionOptions::default().exclusive(true))?;
@@ -342,8 +344,7 @@ fn failed_blob_sync_in_a_turn_fails_the_commit() {
 /// dropped or not committed yet.
 #[test]
 fn failed_blob_sync_spares_what_is_not_committed() {
-    let faults = FaultFs::new(Arc::new(MemFs::new()));
-    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (faults, fs) = new_faulty_machine();
     let (db, part) = open(&fs);
     insert_round_synced(&db, &part, 0, 0).unwrap();
     let batch_of = |n: u32, mode| {
@@ -380,48 +381,42 @@ fn failed_blob_sync_spares_what_is_not_committed() {
 /// conflict, a deleted partition or a full disk. A later failed sync of the file poisoned the database.
 #[test]
 fn failed_blob_sync_spares_refused_commits() {
-    let faults = FaultFs::new(Arc::new(MemFs::new()));
-    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (faults, fs) = new_faulty_machine();
     let db = config(Arc::clone(&fs)).mapped_wal(false).open().unwrap();
     let part = db.open_partition("p", direct_write_options(16 << 10)).unwrap();
     let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(1 << 20)));
     let pool = db.open_partition("pool", pool).unwrap();
     insert_round_synced(&db, &part, 0, 0).unwrap();
-    let full_disk = |kind| {
-        if kind == "full disk" {
-            faults.inject(FaultPlan::new(OpKind::Write, 1, ENOSPC).in_path(".wal"));
-        }
-    };
-    for (n, (kind, expected)) in
-        [("full pool", ErrorKind::OutOfSpace), ("conflict", ErrorKind::Conflict), ("full disk", ErrorKind::OutOfSpace)]
-            .into_iter()
-            .enumerate()
-    {
+    let batch_of = |pool_len: usize| {
         let mut batch = db.batch();
-        batch.durability(PersistMode::Buffer);
         batch.insert(&part, key(90), value(90, 0, 1000));
-        if kind == "full pool" {
-            batch.insert(&pool, "x", vec![0; 2 << 20]);
-        }
-        let refused = match kind {
-            "conflict" => {
-                let mut tx = db.transaction();
-                assert!(tx.get(&part, key(91)).unwrap().is_none());
-                tx.insert(&part, key(90), value(90, 0, 1000)).unwrap();
-                part.insert(key(91), "short").unwrap();
-                part.remove(key(91)).unwrap();
-                tx.commit()
-            }
-            _ => {
-                full_disk(kind);
-                batch.commit()
-            }
-        };
+        batch.insert(&pool, "x", vec![0; pool_len]);
+        batch
+    };
+    let conflict = || {
+        let mut tx = db.transaction();
+        assert!(tx.get(&part, key(91)).unwrap().is_none());
+        tx.insert(&part, key(90), value(90, 0, 1000)).unwrap();
+        part.insert(key(91), "short").unwrap();
+        part.remove(key(91)).unwrap();
+        tx.commit()
+    };
+    let full_disk = || {
+        let mut batch = batch_of(1);
+        faults.inject(FaultPlan::new(OpKind::Write, 1, ENOSPC).in_path(".wal"));
+        batch.commit()
+    };
+    let full_pool = || batch_of(2 << 20).commit();
+    let commits: [&dyn Fn() -> azekura::Result<()>; 3] = [&full_pool, &conflict, &full_disk];
+    let cases =
+        [("full pool", ErrorKind::OutOfSpace), ("conflict", ErrorKind::Conflict), ("full disk", ErrorKind::OutOfSpace)];
+    for (n, ((kind, expected), commit)) in (1..).zip(cases.into_iter().zip(commits)) {
+        let refused = commit();
         assert_eq!(refused.unwrap_err().kind(), expected, "{kind}");
         faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
         assert_eq!(insert_round_synced(&db, &part, 1, 0).unwrap_err().kind(), ErrorKind::Io, "{kind}");
         assert!(!db.metrics().poisoned, "{kind}");
-        insert_round_synced(&db, &part, n as u32 + 1, 0).unwrap();
+        insert_round_synced(&db, &part, n, 0).unwrap();
     }
     check_keys(&part, 4, 0);
 }
@@ -429,8 +424,7 @@ fn failed_blob_sync_spares_refused_commits() {
 /// The sync of a later value in the file failed, and with it a batch whose value was durable.
 #[test]
 fn durable_value_outlives_a_later_failed_sync() {
-    let faults = FaultFs::new(Arc::new(MemFs::new()));
-    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (faults, fs) = new_faulty_machine();
     let (db, part) = open(&fs);
     let mut pending = db.batch();
     pending.durability(PersistMode::SyncData);
@@ -446,8 +440,7 @@ fn durable_value_outlives_a_later_failed_sync() {
 /// the database was closed.
 #[test]
 fn failed_file_without_pointers_is_removed() {
-    let faults = FaultFs::new(Arc::new(MemFs::new()));
-    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (faults, fs) = new_faulty_machine();
     let (db, part) = open(&fs);
     for n in 0..3 {
         let mut batch = db.batch();
@@ -686,8 +679,7 @@ fn late_comparator_partition_keeps_direct_blobs() {
 
 #[test]
 fn writers_at_once_lose_nothing_where_some_fail() {
-    let faults = FaultFs::new(Arc::new(MemFs::new()));
-    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (faults, fs) = new_faulty_machine();
     let env = Arc::new(azekura::fs::SystemEnv::new());
     let db = Config::new(DIR).fs(Arc::clone(&fs)).env(env).workers(2).open().unwrap();
     let part = db.open_partition("p", direct_write_options(8 << 10).max_memtable_size(64 << 10)).unwrap();
