@@ -69,6 +69,18 @@ impl Drop for UnblockGuard<'_> {
     }
 }
 
+/// Writes to `p`, which has [small memtables](small_memtable_options), until a flush of it waits in a comparison: when
+/// it merges two memtables. Leaves fewer sealed memtables than stop a writer, because the flush cannot free any.
+fn wait_until_a_flush_compares(p: &Partition, comparator: &BlockingComparator) {
+    wait_until("a flush compares", || {
+        if p.metrics().sealed_memtables < 3 {
+            (0..2u8).for_each(|n| p.insert([n], [n; 500]).unwrap());
+        }
+        thread::sleep(Duration::from_millis(10));
+        comparator.waiting.load(Memory::SeqCst) > 0
+    });
+}
+
 /// Level 0 is compacted as soon as it has `trigger` runs.
 fn l0_trigger_options(trigger: u32) -> PartitionCreateOptions {
     let leveled = LeveledOptions::default().l0_compaction_trigger(trigger);
@@ -346,12 +358,7 @@ fn writer_gets_no_error_of_deleted_partition() {
         let gone = db.open_partition_with_comparator("gone", options, gate.clone()).unwrap();
         let live = db.open_partition("live", small_memtable_options()).unwrap();
         let closed = gate.block();
-        // A flush compares keys if it merges two memtables.
-        wait_until("the worker flushes the partition to delete", || {
-            (0..2u8).for_each(|n| gone.insert([n], [n; 500]).unwrap());
-            thread::sleep(Duration::from_millis(10));
-            gate.waiting.load(Memory::SeqCst) > 0
-        });
+        wait_until_a_flush_compares(&gone, &gate);
         thread::scope(|scope| {
             let closed = closed;
             let writer = scope.spawn(|| (0..200u8).try_for_each(|n| live.insert([n], [n; 500])));
@@ -743,12 +750,7 @@ fn a_comparator_drops_the_last_handle() {
         let db = manual_config(machine.clone()).workers(workers).open().unwrap();
         let p = db.open_partition_with_comparator("p", small_memtable_options(), dropper.clone()).unwrap();
         let closed = dropper.gate.block();
-        wait_until("a worker compares", || {
-            // Few records at a time: a writer waits when there is too much to flush.
-            (0..2u8).for_each(|n| p.insert([n], [n; 500]).unwrap());
-            thread::sleep(Duration::from_millis(10));
-            dropper.gate.waiting.load(Memory::SeqCst) > 0
-        });
+        wait_until_a_flush_compares(&p, &dropper.gate);
         *dropper.slot.lock().unwrap() = Some((db, p));
         drop(closed);
         let opened = Mutex::new(None);
