@@ -2,7 +2,7 @@
 //!
 //! The file `RESERVE` in the database directory has allocated space and no content. When the disk is full, the database
 //! truncates the file, and the operation that needs space uses the freed space. The reserve has four parts, so that no
-//! use takes the space of another:
+//! use but that of a flush takes the space of another:
 //! - `open`: opening the database writes a manifest and starts a segment of the write-ahead log (WAL);
 //! - `removes`: the WAL grows for commits that only remove keys;
 //! - `flush`: flushes, and checkpoints of pools, write the records of the WAL to files before they retire its segments;
