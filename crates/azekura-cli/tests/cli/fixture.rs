@@ -32,6 +32,14 @@ impl CliFixture {
         self.dir.path().join(name)
     }
 
+    /// The files of a directory with this extension, by name.
+    pub(crate) fn files(&self, dir: &str, extension: &str) -> Vec<PathBuf> {
+        let paths = std::fs::read_dir(self.path(dir)).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> = paths.filter(|path| path.extension().is_some_and(|e| e == extension)).collect();
+        files.sort();
+        files
+    }
+
     pub(crate) fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_azekura"));
         command.args(args).current_dir(self.dir.path()).env("TMPDIR", self.path("tmp"));

@@ -60,6 +60,11 @@ fn damage_manifest(p: &CliFixture, part: std::ops::Range<usize>) {
     std::fs::write(p.path("d/MANIFEST"), manifest).unwrap();
 }
 
+/// Removes the log of "d".
+fn remove_wal(p: &CliFixture) {
+    p.files("d", "wal").iter().for_each(|segment| std::fs::remove_file(segment).unwrap());
+}
+
 /// The report of a repair of "d", and the entries of its result by partition.
 fn repair(p: &CliFixture, out: &str) -> (Value, BTreeMap<String, BTreeMap<String, String>>) {
     let ran = p.run(&format!("repair d --out {out} --json"));
@@ -141,11 +146,8 @@ fn unknown_order_of_ingest_is_reported() {
     put(&plain, 0..10, "newer");
     plain.flush().unwrap();
     copy_database(&p, &db);
-    for entry in std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path()) {
-        if entry.extension().is_some_and(|extension| extension == "wal") || entry.ends_with("MANIFEST") {
-            std::fs::remove_file(entry).unwrap();
-        }
-    }
+    remove_wal(&p);
+    std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
     let (report, recovered) = repair(&p, "out");
     let plain = expected(&[(0..10, "newer"), (10..50, "ingested"), (50..100, "old")]);
     assert_eq!(recovered["plain"], plain, "{report}");
@@ -161,10 +163,8 @@ fn uncommitted_ingest_is_reported() {
     put(&plain, 0..10, "old");
     copy_database(&p, &db);
     plain.ingest((5..20).map(|n| (key(n), "ingested"))).unwrap();
-    for entry in std::fs::read_dir(p.path("live")).unwrap().map(|entry| entry.unwrap().path()) {
-        if entry.extension().is_some_and(|extension| extension == "sst") {
-            std::fs::copy(&entry, p.path("d").join(entry.file_name().unwrap())).unwrap();
-        }
+    for table in p.files("live", "sst") {
+        std::fs::copy(&table, p.path("d").join(table.file_name().unwrap())).unwrap();
     }
     std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
     let (report, _) = repair(&p, "out");
@@ -188,12 +188,7 @@ fn replaced_tables_do_not_come_back() {
     plain.major_compact().unwrap();
     put(&plain, 60..70, "log");
     copy_database(&p, &db);
-    let tables = || {
-        std::fs::read_dir(p.path("d"))
-            .unwrap()
-            .filter(|e| e.as_ref().unwrap().path().extension().is_some_and(|e| e == "sst"))
-            .count()
-    };
+    let tables = || p.files("d", "sst").len();
     assert_eq!(tables(), 1);
     for entry in std::fs::read_dir(p.path("before")).unwrap().map(|entry| entry.unwrap().path()) {
         if entry.extension().is_none_or(|extension| extension != "sst") {
@@ -207,13 +202,8 @@ fn replaced_tables_do_not_come_back() {
     assert_eq!(recovered["plain"], expected(&[(50..60, "new"), (60..70, "log"), (70..100, "old")]), "{report}");
     let first_report = report;
     // Without the log and the table with the tombstones, the first input has removed keys and older values.
-    let files = |extension: &str| {
-        let paths = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
-        let mut paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|e| e == extension)).collect();
-        paths.sort();
-        paths
-    };
-    files("wal").iter().chain([&files("sst")[1]]).for_each(|path| std::fs::remove_file(path).unwrap());
+    remove_wal(&p);
+    std::fs::remove_file(&p.files("d", "sst")[1]).unwrap();
     let (report, recovered) = repair(&p, "without");
     assert_eq!(recovered["plain"], expected(&[(50..60, "new"), (60..100, "old")]), "{report}");
     assert!(
@@ -221,7 +211,7 @@ fn replaced_tables_do_not_come_back() {
         "{first_report}"
     );
     // Without the compacted table, its input is all there is.
-    std::fs::write(&files("sst")[1], "damaged").unwrap();
+    std::fs::write(&p.files("d", "sst")[1], "damaged").unwrap();
     let (report, recovered) = repair(&p, "input");
     assert_eq!(recovered["plain"], expected(&[(0..100, "old")]), "{report}");
 }
@@ -371,11 +361,7 @@ fn interrupted_flush_does_not_skip_the_log() {
     assert_eq!(recovered["counts"].len(), 600, "{report}");
     assert_eq!(notes(&report), "[]", "{report}");
     // Without the log, the table has what is left of them.
-    for entry in std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path()) {
-        if entry.extension().is_some_and(|extension| extension == "wal") {
-            std::fs::remove_file(entry).unwrap();
-        }
-    }
+    remove_wal(&p);
     let (report, recovered) = repair(&p, "without");
     assert!((301..600).contains(&recovered["counts"].len()), "{report}");
     assert!(notes(&report).contains("the flush of this table has not ended"), "{report}");
@@ -466,11 +452,10 @@ fn growing_blob_file_is_not_damaged() {
 
 /// Damages the first value in the only blob file of "d".
 fn damage_blob_file(p: &CliFixture) {
-    let mut paths = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
-    let path = paths.find(|path| path.extension().is_some_and(|extension| extension == "blob")).unwrap();
-    let mut bytes = std::fs::read(&path).unwrap();
+    let path = &p.files("d", "blob")[0];
+    let mut bytes = std::fs::read(path).unwrap();
     bytes[1000] ^= 1;
-    std::fs::write(&path, bytes).unwrap();
+    std::fs::write(path, bytes).unwrap();
 }
 
 /// Tables of a compaction that was killed were used in addition to its input.
@@ -565,20 +550,10 @@ fn range_delete_behind_lost_ingest_is_reported() {
     put(&other, 0..1000, &"v".repeat(4000));
     plain.remove_range(key(0)..key(5)).unwrap();
     copy_database(&p, &db);
-    let names = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
-    let wal = names.filter(|path| path.extension().is_some_and(|extension| extension == "wal")).min().unwrap();
-    std::fs::remove_file(wal).unwrap();
+    std::fs::remove_file(&p.files("d", "wal")[0]).unwrap();
     std::fs::remove_file(p.path("d/MANIFEST")).unwrap();
     let (report, _) = repair(&p, "out");
     assert!(notes(&report).contains("the place of this ingest among the commits is lost"), "{report}");
-}
-
-fn remove_wal(p: &CliFixture) {
-    for entry in std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path()) {
-        if entry.extension().is_some_and(|extension| extension == "wal") {
-            std::fs::remove_file(entry).unwrap();
-        }
-    }
 }
 
 /// A compaction sets sequence numbers to 0 once it has applied all range deletes. The edit that removed the range

@@ -42,9 +42,9 @@ fn make_database(p: &CliFixture) {
     }
 }
 
+/// The files of "d" with this extension, by length.
 fn files(p: &CliFixture, extension: &str) -> Vec<PathBuf> {
-    let paths = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<_> = paths.filter(|path| path.extension().is_some_and(|e| e == extension)).collect();
+    let mut files = p.files("d", extension);
     files.sort_by_key(|path| std::fs::metadata(path).unwrap().len());
     files
 }

@@ -153,8 +153,7 @@ fn failed_export_leaves_no_file() {
     let lines: String = (0..20_000).map(line).collect();
     assert_eq!(p.run_with_input(["import", "--db", "d", "-"], lines.as_bytes()).code, Some(0));
     p.ok("compact --db d");
-    let tables = || std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
-    let table = tables().find(|path| path.extension().is_some_and(|e| e == "sst")).unwrap();
+    let table = p.files("d", "sst").pop().unwrap();
     let mut bytes = std::fs::read(&table).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

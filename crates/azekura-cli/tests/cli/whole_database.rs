@@ -1,7 +1,5 @@
 //! stats, levels, verify, compact, checkpoint.
 
-use std::path::PathBuf;
-
 use azekura::Config;
 
 use super::fixture::CliFixture;
@@ -17,11 +15,6 @@ fn database_with_tables() -> CliFixture {
     }
     p.ok("del --db d key00001 key00002");
     p
-}
-
-fn tables(p: &CliFixture) -> Vec<PathBuf> {
-    let names = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
-    names.filter(|path| path.extension().is_some_and(|e| e == "sst")).collect()
 }
 
 #[test]
@@ -49,7 +42,7 @@ fn verify_names_file_with_flipped_byte() {
     p.ok("compact --db d");
     assert!(p.ok("verify --db d").contains("No damage found"));
     assert_eq!(p.json("verify --db d")["sound"], true);
-    let table = tables(&p).pop().expect("a compacted database has a table");
+    let table = p.files("d", "sst").pop().expect("a compacted database has a table");
     let good = std::fs::read(&table).unwrap();
     for at in [0, 100, good.len() / 2, good.len() - 1] {
         let mut bad = good.clone();
@@ -78,7 +71,7 @@ fn verify_names_file_with_flipped_byte() {
 fn damaged_table_error_names_the_file() {
     let p = database_with_tables();
     p.ok("compact --db d");
-    let table = tables(&p).pop().unwrap();
+    let table = p.files("d", "sst").pop().unwrap();
     let mut bytes = std::fs::read(&table).unwrap();
     for byte in &mut bytes[200..400] {
         *byte ^= 1;
