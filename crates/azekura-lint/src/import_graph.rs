@@ -13,9 +13,10 @@ const LAYERS: &[(u32, &[&str])] = &[
     (2, &["block", "record_log", "memtable", "engine"]),
     (3, &["table", "blob", "wal", "manifest"]),
     (4, &["lsm", "pmem"]),
-    (5, &["db", "inspect"]),
-    (6, &["lib", "guide"]),
-    (7, &["testing"]),
+    (5, &["tree"]),
+    (6, &["db", "inspect"]),
+    (7, &["lib", "guide"]),
+    (8, &["testing"]),
 ];
 
 /// The crate root, also where it is called `main.rs`.

@@ -1,25 +1,25 @@
 //! The engine interface: what the database requires of a storage engine ([`Engine`]), and the sequence number state
-//! that both share.
+//! that both share ([`SeqnoAllocator`], [`SnapshotList`]).
 //!
 //! `db` owns the sequence numbers, the WAL and the manifest; a tree owns the placement of its records. Long work has
 //! two steps: the tree *chooses* a [`Task`] from plain values, and *runs* it when `db` calls it. Background threads
 //! and a test that runs one task at a time therefore execute the same code.
 
+mod seqno_allocator;
 mod snapshot_list;
 
 use std::ops::Bound;
 use std::path::Path;
 
-use crate::base::key_range::KeyRange;
-use crate::base::sync::{CachePadded, WakeSignal};
+use crate::base::blob_pointer::BlobPointer;
 use crate::base::version_edit::VersionEdit;
 use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
 use crate::iter::dead_ranges::DeadRangesView;
-use crate::mem::atomic::{AtomicU64, AtomicUsize, Ordering, SCHEDULE_EXPLORATION, spin_loop, yield_now};
 use crate::mem::slice::Slice;
 use crate::vfs::fs::PersistenceLevel;
 
+pub(crate) use seqno_allocator::SeqnoAllocator;
 pub(crate) use snapshot_list::{
     ExpiryLimits, LastVisibleSeqno, PartitionReaders, ReadMoment, SnapshotGuard, SnapshotList,
 };
@@ -60,201 +60,6 @@ pub(crate) enum ReadSeqno {
     Latest,
     /// What a registered snapshot reads.
     At(ReadMoment),
-}
-
-/// Size of the completion ring: how many sequence numbers may be finished ahead of the oldest unfinished one. A power
-/// of two.
-const COMPLETION_RING_SIZE: u64 = if SCHEDULE_EXPLORATION { 2 } else { 256 };
-/// Bit of [`SeqnoAllocator::next`] that is set while allocation is closed. Sequence numbers have 56 bits.
-const GATE_CLOSED: u64 = 1 << 63;
-/// Sequence numbers below the maximum that are reserved for the thread that closed allocation (the group-commit
-/// leader).
-const LEADER_SEQNO_HEADROOM: u64 = 1 << 20;
-/// A waiting thread spins `SPIN_ROUNDS` times, yields `YIELD_ROUNDS` times, and then sleeps `SLEEP_MS` milliseconds
-/// per round.
-const SPIN_ROUNDS: usize = if SCHEDULE_EXPLORATION { 0 } else { 64 };
-const YIELD_ROUNDS: usize = if SCHEDULE_EXPLORATION { usize::MAX } else { 256 };
-const SLEEP_MS: u64 = 10;
-
-/// Allocates sequence numbers to concurrent single changes, and publishes them in order.
-///
-/// A thread allocates a sequence number, makes its change, and finishes the number. Numbers become visible in
-/// ascending order without gaps, so no reader sees a change before all changes with lower numbers are made. From its
-/// allocation until it is visible a change is *in progress*. The group-commit leader assigns numbers of its own: it
-/// closes allocation and waits until no change is in progress. No counter is needed, because the changes in progress
-/// are the numbers between the last visible and the last allocated one. Before the first single change, allocation is
-/// closed and the leader need not close it.
-///
-/// A number whose change failed partway is *failed*: no higher number ever becomes visible, and allocation stays
-/// closed. Thread safe.
-#[derive(Debug)]
-pub(crate) struct SeqnoAllocator {
-    /// The next sequence number to allocate, and [`GATE_CLOSED`].
-    next: CachePadded<AtomicU64>,
-    visible: LastVisibleSeqno,
-    /// Completion ring: slot `n % COMPLETION_RING_SIZE` holds `n` if `n` was finished while a lower number was
-    /// unfinished.
-    finished: Box<[AtomicU64]>,
-    /// The lowest failed sequence number; `u64::MAX` if there is none.
-    lowest_failed: AtomicU64,
-    /// Allocated numbers that will never be visible and have no thread any more: the failed ones, and higher ones
-    /// whose threads gave up waiting.
-    abandoned: AtomicU64,
-    /// Number of sleeping threads.
-    sleepers: AtomicUsize,
-    wakeup: WakeSignal,
-}
-
-impl SeqnoAllocator {
-    /// Starts after the last visible sequence number, with allocation closed until the first
-    /// [`open_gate`](SeqnoAllocator::open_gate). Only the thread that closed allocation may publish directly.
-    pub(crate) fn new(visible: LastVisibleSeqno) -> SeqnoAllocator {
-        let next = visible.get().0 + 1;
-        SeqnoAllocator {
-            next: CachePadded(AtomicU64::new(next | GATE_CLOSED)),
-            visible,
-            finished: (0..COMPLETION_RING_SIZE).map(|_| AtomicU64::new(0)).collect(),
-            lowest_failed: AtomicU64::new(u64::MAX),
-            abandoned: AtomicU64::new(0),
-            sleepers: AtomicUsize::new(0),
-            wakeup: WakeSignal::default(),
-        }
-    }
-
-    /// Allocates the next sequence number, or returns `None` while allocation is closed. The caller must
-    /// [finish](SeqnoAllocator::finish) or [fail](SeqnoAllocator::fail) it.
-    #[inline]
-    pub(crate) fn try_allocate(&self) -> Option<SeqNo> {
-        let mut next = self.next.0.load(Ordering::Relaxed);
-        // While allocation is closed, `next` is above every sequence number.
-        while next < SeqNo::MAX.0 - LEADER_SEQNO_HEADROOM {
-            match self.next.0.compare_exchange_weak(next, next + 1, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return Some(SeqNo(next)),
-                Err(other) => next = other,
-            }
-        }
-        None
-    }
-
-    /// Returns the next sequence number; it may already be outdated.
-    pub(crate) fn next(&self) -> SeqNo {
-        SeqNo(self.next.0.load(Ordering::Relaxed) & !GATE_CLOSED)
-    }
-
-    /// Marks the change of `seqno` as made. It becomes visible at once, or when all lower numbers are finished.
-    #[inline]
-    pub(crate) fn finish(&self, seqno: SeqNo) {
-        let visible = &self.visible.0.0;
-        if visible.load(Ordering::Acquire) + 1 == seqno.0 {
-            // No other thread advances from here, because this number was not entered in the ring.
-            visible.store(seqno.0, Ordering::SeqCst);
-        } else {
-            // Waits until the slot is free: a lower number that shares it may be finished but not yet visible.
-            if !self.wait_for(seqno, |now| now + COMPLETION_RING_SIZE >= seqno.0) {
-                return;
-            }
-            self.finished[(seqno.0 % COMPLETION_RING_SIZE) as usize].store(seqno.0, Ordering::SeqCst);
-        }
-        // Either this thread sees that the next number is finished, or the thread of that number sees the new visible
-        // number, because the four accesses have one total order (`SeqCst`).
-        loop {
-            let now = visible.load(Ordering::SeqCst);
-            let next = now + 1;
-            if self.finished[(next % COMPLETION_RING_SIZE) as usize].load(Ordering::SeqCst) != next {
-                break;
-            }
-            let _another_did = visible.compare_exchange(now, next, Ordering::SeqCst, Ordering::Relaxed);
-        }
-        self.wake_sleepers();
-    }
-
-    /// Waits until the finished number `seqno` is visible; returns false if a lower number failed.
-    #[inline]
-    pub(crate) fn wait_until_visible(&self, seqno: SeqNo) -> bool {
-        self.visible.get() >= seqno || self.wait_for(seqno, |now| now >= seqno.0) || {
-            self.abandon();
-            false
-        }
-    }
-
-    /// Marks the change of `seqno` as failed; it may have been made in part.
-    #[cold]
-    pub(crate) fn fail(&self, seqno: SeqNo) {
-        self.next.0.fetch_or(GATE_CLOSED, Ordering::SeqCst);
-        self.lowest_failed.fetch_min(seqno.0, Ordering::SeqCst);
-        self.abandon();
-    }
-
-    #[cold]
-    fn abandon(&self) {
-        self.abandoned.fetch_add(1, Ordering::SeqCst);
-        self.wakeup.notify_all();
-    }
-
-    /// Closes allocation, and waits until no change is in progress. Afterwards the last allocated number is visible,
-    /// unless a number failed. At most one thread may call this at a time.
-    pub(crate) fn close_gate(&self) {
-        let next = self.next.0.fetch_or(GATE_CLOSED, Ordering::SeqCst) & !GATE_CLOSED;
-        if self.visible.get().0 + 1 != next {
-            self.wait_for(SeqNo::ZERO, |now| next - 1 - now == self.abandoned.load(Ordering::SeqCst));
-        }
-    }
-
-    /// Resumes after [`close_gate`](SeqnoAllocator::close_gate): the next number follows the last visible one.
-    /// Allocation opens if `open` is true. Does nothing if a number failed.
-    pub(crate) fn open_gate(&self, open: bool) {
-        if self.lowest_failed.load(Ordering::Relaxed) == u64::MAX {
-            let next = self.visible.get().0 + 1;
-            self.next.0.store(if open { next } else { next | GATE_CLOSED }, Ordering::Release);
-        }
-    }
-
-    /// Spins for at most `SPIN_ROUNDS` rounds until allocation is open.
-    pub(crate) fn spin_until_open(&self) {
-        for _ in 0..SPIN_ROUNDS {
-            if self.next.0.load(Ordering::Relaxed) & GATE_CLOSED == 0 {
-                return;
-            }
-            spin_loop();
-        }
-    }
-
-    /// Waits until `wanted` is true of the visible number; returns false if a number below `seqno` failed.
-    fn wait_for(&self, seqno: SeqNo, wanted: impl Fn(u64) -> bool) -> bool {
-        for round in 0usize.. {
-            // Read before the visible number: numbers below the failed one may still become visible.
-            let lost = self.lowest_failed.load(Ordering::SeqCst) < seqno.0;
-            if wanted(self.visible.0.0.load(Ordering::SeqCst)) {
-                return true;
-            }
-            if lost {
-                return false;
-            }
-            match round {
-                _ if round < SPIN_ROUNDS => spin_loop(),
-                _ if round < SPIN_ROUNDS.saturating_add(YIELD_ROUNDS) => yield_now(),
-                _ => self.sleep(&wanted),
-            }
-        }
-        false
-    }
-
-    #[cold]
-    fn sleep(&self, wanted: &impl Fn(u64) -> bool) {
-        let rings = self.wakeup.generation();
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        if !wanted(self.visible.0.0.load(Ordering::SeqCst)) {
-            self.wakeup.wait_past(rings, SLEEP_MS);
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    #[inline]
-    fn wake_sleepers(&self) {
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            self.wakeup.notify_all();
-        }
-    }
 }
 
 /// Services of `db` for a running task.
@@ -351,35 +156,39 @@ pub(crate) type AssignedSeqno = Result<Option<SeqNo>>;
 /// Assigns the sequence number of a change.
 pub(crate) type AssignSeqnoFn<'a> = dyn FnMut() -> AssignedSeqno + 'a;
 
-/// A change that a batch will make to a tree.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PlannedChange<'a> {
-    pub(crate) key: &'a [u8],
-    /// The length of the value in bytes; `None` for a removal.
-    pub(crate) value_len: Option<usize>,
-    /// The keys that a range delete removes; `None` for a change of one key.
-    pub(crate) range: Option<KeyRange<&'a [u8]>>,
-}
-
-/// Space that a tree reserved for one record: offset and length.
-pub(crate) type RecordReservation = (u64, u64);
-
-/// What a tree reserved for a batch, besides the space of its records.
+/// What a tree holds for a record of a commit, or for all of them, until the commit is applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct BatchReservation {
-    /// Number of leaves for splits.
-    pub(crate) leaves: usize,
-    /// Bytes of memory for replaced versions.
-    pub(crate) version_bytes: u64,
+pub(crate) enum Staged {
+    #[default]
+    Nothing,
+    /// The value is in a blob file. The record has the pointer in place of the value.
+    Blob(BlobPointer),
+    /// Space in a pool for the record: offset and length in bytes.
+    Buffer(u64, u64),
+    /// What the records take besides their buffers: leaves for splits, and bytes of memory for replaced versions.
+    SplitsAndVersions(usize, u64),
 }
+
+impl Staged {
+    /// The pointer to a staged value.
+    pub(crate) fn blob(self) -> Option<BlobPointer> {
+        if let Staged::Blob(pointer) = self { Some(pointer) } else { None }
+    }
+}
+
+/// The records of a batch for one tree, with the number of each in the batch.
+pub(crate) type NumberedRecords<'a> = Vec<(u32, EntryRef<'a>)>;
 
 /// A storage engine of one partition: the one contract that `db` has with its trees.
 ///
-/// A batch is committed in three steps. [`prepare`](Engine::prepare) reserves the space that the batch needs, so that
-/// `apply` does not fail for lack of space. The leader appends the batch to the WAL. [`apply`](Engine::apply) makes the
-/// changes in memory. [`single_commit`](Engine::single_commit) says whether a single record takes the same steps, or
-/// the one step of [`write_single`](Engine::write_single). The default methods are those of a tree that reserves
-/// nothing and is durable through the WAL only.
+/// A batch is committed in four steps. [`stage`](Engine::stage) writes a large value to a blob file when it is added to
+/// the batch. [`sync_staged`](Engine::sync_staged) and [`begin_commit`](Engine::begin_commit) precede its pointer in the
+/// WAL. [`prepare`](Engine::prepare) reserves the space that the batch needs, so that `apply` does not fail for lack
+/// of space. The leader appends the batch to the WAL. [`apply`](Engine::apply) makes the changes in memory.
+/// [`release`](Engine::release) undoes the first two if the batch is not applied.
+/// [`single_commit`](Engine::single_commit) says whether a single record takes these steps, or the one step of
+/// [`write_single`](Engine::write_single). The default methods are those of a tree that stages and reserves nothing,
+/// and is durable through the WAL only.
 pub(crate) trait Engine: Send + Sync {
     fn key_order(&self) -> &KeyOrder;
 
@@ -393,31 +202,53 @@ pub(crate) trait Engine: Send + Sync {
         SingleCommit::InGroup
     }
 
-    /// Reserves space for the records of a batch. `reservations` has one element for each put in `changes`, in the same
-    /// order, and is filled. The caller passes the result to [`release`](Engine::release) when the batch is visible, or
-    /// will not be applied. Waits for other batches that have reserved the needed memory. A caller with several trees
-    /// calls them in the order of their partitions.
+    /// Writes a value to a blob file if it is large, before the commit that will have the pointer.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace` of the file; `Closed` after [`discard`](Engine::discard). Nothing is staged.
+    fn stage(&self, _value: &[u8]) -> Result<Staged> {
+        Ok(Staged::Nothing)
+    }
+
+    /// Makes the values of [`Staged::Blob`] durable, before the WAL has the pointers.
+    ///
+    /// # Errors
+    /// The error of the sync, if no other commit can have lost data; then the values must be released. Else `Poisoned`.
+    fn sync_staged(&self, _staged: &mut dyn Iterator<Item = Staged>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Tells that the WAL may get the pointer to a staged value from now on, whether the value is durable or not, until
+    /// [`end_commit`](Engine::end_commit).
+    ///
+    /// # Errors
+    /// The error of a failed sync that has lost the value: then the WAL must not get the pointer.
+    fn begin_commit(&self, _staged: Staged) -> Result<()> {
+        Ok(())
+    }
+
+    /// Ends what [`begin_commit`](Engine::begin_commit) has begun. Unless the WAL may have the pointer, a later loss of
+    /// the value concerns no commit.
+    fn end_commit(&self, _staged: Staged, _may_be_in_wal: bool) {}
+
+    /// Reserves space for the records of a batch, which `records` returns for this tree. Returns what it reserves for
+    /// each record, with the number of the record, by ascending numbers, and behind them what it reserves for all,
+    /// with the number `u32::MAX`. Waits for other batches that have reserved the needed memory. A caller with several
+    /// trees calls them in the order of their partitions.
     ///
     /// # Errors
     /// `OutOfSpace`; then nothing was reserved.
-    fn prepare(
-        &self,
-        _changes: &[PlannedChange<'_>],
-        _reservations: &mut [RecordReservation],
-    ) -> Result<BatchReservation> {
-        Ok(BatchReservation::default())
+    fn prepare<'a>(&self, _records: &dyn Fn() -> Result<NumberedRecords<'a>>) -> Result<Vec<(u32, Staged)>> {
+        Ok(Vec::new())
     }
 
-    /// Ends the reservation of a batch that was applied or will not be.
-    fn release(&self, _reservation: BatchReservation) {}
-
-    /// Frees the space of a record that was not applied.
-    fn free_reservation(&self, _reservation: RecordReservation) {}
+    /// Ends what is staged, when the batch is visible, or will not be applied.
+    fn release(&self, _staged: Staged, _is_applied: bool) {}
 
     /// Applies one record of a batch in memory; returns true if a memtable is full and needs a flush. The caller holds
     /// the commit order: records arrive with ascending sequence numbers and become visible only when `db` publishes
-    /// them. `reservation` is the space that [`prepare`](Engine::prepare) reserved for the record, if any.
-    fn apply(&self, entry: EntryRef<'_>, reservation: Option<RecordReservation>) -> Result<bool>;
+    /// them. `staged` is what [`prepare`](Engine::prepare) reserved for the record.
+    fn apply(&self, entry: EntryRef<'_>, staged: Staged) -> Result<bool>;
 
     /// Completes the range deletes that were applied since the last call. The leader calls it when the group with them
     /// is visible, before any other change is made. A record of kind [`RangeDelete`](RecordKind::RangeDelete) removes

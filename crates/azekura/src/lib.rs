@@ -139,6 +139,7 @@ pub(crate) mod record_log;
 pub(crate) mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub(crate) mod tree;
 pub(crate) mod vfs;
 pub(crate) mod wal;
 

@@ -24,6 +24,11 @@ pub(crate) struct BlobPointer {
 }
 
 impl BlobPointer {
+    /// The offset at which the value ends in the file to which it was first written.
+    pub(crate) fn frame_end(&self) -> u64 {
+        self.frame_offset + self.frame_len
+    }
+
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.logical_file.0);
         put_varint(out, u64::from(self.ordinal));

@@ -196,6 +196,11 @@ impl EngineKind {
     pub(crate) fn from_number(number: u8) -> Option<EngineKind> {
         [EngineKind::Lsm, EngineKind::Pmem, EngineKind::PmemMapped].into_iter().find(|kind| *kind as u8 == number)
     }
+
+    /// Whether changes of such a tree may be missing in the WAL.
+    pub(crate) fn may_skip_wal(self) -> bool {
+        self == EngineKind::PmemMapped
+    }
 }
 
 /// Metadata of a partition in the manifest.

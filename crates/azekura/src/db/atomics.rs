@@ -44,7 +44,7 @@ impl Partition {
     /// ```
     pub fn merge(&self, key: impl AsRef<[u8]>, operand: impl AsRef<[u8]>) -> Result<()> {
         let (key, operand) = (key.as_ref(), operand.as_ref());
-        if self.state.pool_if_built().is_some() {
+        if self.state.computes_merges() {
             let mut batch = Batch::new(Arc::clone(&self.handle));
             batch.try_push(self, RecordKind::Merge, key, operand)?;
             return batch.commit_with_check(None, None);

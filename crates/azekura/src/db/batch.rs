@@ -4,24 +4,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::key::put_expiry;
 use crate::base::{Error, ErrorKind, RecordKind, Result};
-use crate::db::catalog::PartitionState;
-use crate::db::commit::CommitRequest;
+use crate::db::commit::WriteBatch;
 use crate::db::commit_check::{CommitCheck, LOST_ROUNDS_MAX, ReadsOfPartition, conflict};
 use crate::db::config::PersistMode;
 use crate::db::handle::DbHandle;
 use crate::db::handle::ExclusiveTurn;
-use crate::db::inner::DbInner;
-use crate::db::partition::{KEPT_BUFFER_MAX, Partition, begin_pointer};
-use crate::db::reservations::DirectBlobWrites;
-use crate::db::state::list_growth::{list_bytes, reserve_more};
+use crate::db::partition::{KEPT_BUFFER_MAX, Partition};
+use crate::db::partition_state::PartitionState;
+use crate::db::staged_records::StagedGuard;
+use crate::db::state::list_growth::list_bytes;
 use crate::db::state::partition_expiry::ttl_ms;
-use crate::db::writes::pool_merge::PoolMerge;
+use crate::db::writes::computed_merges::ComputedMerges;
 use crate::engine::ReadSeqno;
 use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
-use crate::wal::format::{WalRecord, WalRecordIter, check_key_and_value_lengths, put_record, record_len};
+use crate::wal::format::{WalRecord, WalRecordIter, check_key_and_value_lengths};
 
 /// Collects writes to any partitions of one database and commits them atomically.
 ///
@@ -52,13 +50,13 @@ pub struct Batch {
     ordered_bytes_max: u64,
     /// Number of writes and expected values that were given, also of those that failed. Not kept in a transaction.
     operations: usize,
-    partitions: Vec<Arc<PartitionState>>,
-    direct_writes: DirectBlobWrites,
+    /// The partitions of the writes, and what their trees have staged.
+    staged: StagedGuard<'static>,
     durability: PersistMode,
     expectations: Vec<Expectation>,
     expectation_bytes: u64,
     /// Whether an operand for a pool was added since the batch was empty.
-    has_pool_operands: bool,
+    has_operands_to_compute: bool,
     /// Error of the first operation that failed. `commit` returns it and writes nothing.
     first_error: Option<Error>,
 }
@@ -78,8 +76,8 @@ pub(crate) struct BatchMark {
     payload_len: usize,
     count: u32,
     ordered_bytes_max: u64,
-    partition_count: usize,
-    direct_write_count: usize,
+    /// As [`counts`](crate::db::staged_records::StagedRecords::counts).
+    staged_counts: (usize, usize),
 }
 
 impl Batch {
@@ -91,12 +89,11 @@ impl Batch {
             count: 0,
             ordered_bytes_max: 0,
             operations: 0,
-            partitions: Vec::new(),
-            direct_writes: DirectBlobWrites::default(),
+            staged: StagedGuard::default(),
             durability,
             expectations: Vec::new(),
             expectation_bytes: 0,
-            has_pool_operands: false,
+            has_operands_to_compute: false,
             first_error: None,
         }
     }
@@ -348,7 +345,7 @@ impl Batch {
         partition.check_same_database(&self.handle)?;
         if kind == RecordKind::Merge {
             partition.state.check_operand(value)?;
-            self.has_pool_operands |= partition.state.pool_if_built().is_some();
+            self.has_operands_to_compute |= partition.state.computes_merges();
         }
         self.write(partition, kind, key, value)
     }
@@ -376,22 +373,17 @@ impl Batch {
         value: &[u8],
         expires_ms: Option<u64>,
     ) -> Result<()> {
-        if partition.state.uses_direct_write(value.len()) {
-            return self.write_blob(partition, key, value, expires_ms);
-        }
-        match expires_ms {
-            None => self.write(partition, RecordKind::Put, key, value),
-            Some(expires_ms) => {
-                let mut expiring = Vec::new();
-                put_expiry(&mut expiring, expires_ms, value);
-                self.write(partition, RecordKind::ExpiringPut, key, &expiring)
-            }
-        }
+        let inner = &self.handle.inner;
+        self.check_count()?;
+        let (payload, staged) = (&mut self.payload, &mut self.staged);
+        let len = inner.put_value(payload, staged, &partition.state, key, value, expires_ms)?;
+        self.count_write(partition, key, len);
+        Ok(())
     }
 
     /// The encoded writes, their number, and their partitions.
     pub(crate) fn writes(&self) -> (&[u8], u32, &[Arc<PartitionState>]) {
-        (&self.payload, self.count, &self.partitions)
+        (&self.payload, self.count, self.staged.partitions())
     }
 
     /// Memory of the encoded writes in bytes, with `more` bytes more.
@@ -413,8 +405,7 @@ impl Batch {
             payload_len: self.payload.len(),
             count: self.count,
             ordered_bytes_max: self.ordered_bytes_max,
-            partition_count: self.partitions.len(),
-            direct_write_count: self.direct_writes.len(),
+            staged_counts: self.staged.counts(),
         }
     }
 
@@ -423,41 +414,25 @@ impl Batch {
         self.payload.truncate(mark.payload_len);
         self.count = mark.count;
         self.ordered_bytes_max = mark.ordered_bytes_max;
-        self.partitions.truncate(mark.partition_count);
-        self.direct_writes.truncate(mark.direct_write_count);
-    }
-
-    #[cold]
-    fn write_blob(&mut self, partition: &Partition, key: &[u8], value: &[u8], expires_ms: Option<u64>) -> Result<()> {
-        let direct_write = self.handle.inner.write_blob_directly(&partition.state, value)?;
-        let mut pointer = Vec::new();
-        let kind = begin_pointer(&mut pointer, expires_ms);
-        direct_write.pointer.encode(&mut pointer);
-        self.direct_writes.add(&partition.state, direct_write);
-        let written = self.write(partition, kind, key, &pointer);
-        if written.is_err() {
-            self.direct_writes.truncate(self.direct_writes.len() - 1);
-        }
-        written
+        self.staged.truncate(mark.staged_counts);
     }
 
     pub(crate) fn write(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
-        let limit = self.handle.inner.settings.memory_budget / 2;
-        let size = self.payload.len() as u64 + key.len() as u64 + value.len() as u64;
-        if size > limit || self.count == u32::MAX {
-            return Err(Error::invalid(format!("batch is larger than half the memory budget ({limit} bytes)")));
-        }
-        if self.partitions.last().is_none_or(|last| last.id != partition.state.id)
-            && !self.partitions.iter().any(|known| known.id == partition.state.id)
-        {
-            self.partitions.push(Arc::clone(&partition.state));
-        }
+        self.check_count()?;
         let record = WalRecord { kind, partition: partition.state.id, key, value };
-        reserve_more(&mut self.payload, record_len(&record) as usize);
-        put_record(&mut self.payload, &record);
-        self.count += 1;
-        self.ordered_bytes_max += Memtable::bytes_most(key.len(), value.len());
+        self.handle.inner.put_record(&mut self.payload, &record)?;
+        self.count_write(partition, key, value.len());
         Ok(())
+    }
+
+    fn check_count(&self) -> Result<()> {
+        if self.count < u32::MAX { Ok(()) } else { Err(Error::invalid("a batch has at most 2^32 - 1 writes")) }
+    }
+
+    fn count_write(&mut self, partition: &Partition, key: &[u8], value_len: usize) {
+        self.staged.add_partition(&partition.state);
+        self.count += 1;
+        self.ordered_bytes_max += Memtable::bytes_most(key.len(), value_len);
     }
 
     /// Sets the durability that [`commit`](Batch::commit) waits for, also for later commits of this batch. Default: the
@@ -501,11 +476,10 @@ impl Batch {
         self.count = 0;
         self.ordered_bytes_max = 0;
         self.operations = 0;
-        self.partitions.clear();
-        self.direct_writes = DirectBlobWrites::default();
+        self.staged = StagedGuard::default();
         self.expectations.clear();
         self.expectation_bytes = 0;
-        self.has_pool_operands = false;
+        self.has_operands_to_compute = false;
         self.first_error = None;
     }
 
@@ -609,7 +583,7 @@ impl Batch {
     ) -> Result<()> {
         let Some(turn) = turn else { return self.commit_as(check, self.durability) };
         // Large values are synced within the turn: a failure behind the commit would poison the database.
-        let synced = self.handle.inner.sync_direct_writes(&self.direct_writes, self.durability);
+        let synced = self.handle.inner.sync_staged(&self.staged, self.durability);
         let committed = synced.and_then(|()| self.commit_as(check, PersistMode::Buffer));
         drop(turn);
         let inner = &self.handle.inner;
@@ -622,17 +596,17 @@ impl Batch {
             inner.writer()?;
             return inner.persist(durability);
         }
-        if self.has_pool_operands {
-            return self.commit_pool_merge(check, durability);
+        if self.has_operands_to_compute {
+            return self.commit_computed_merges(check, durability);
         }
-        let commit = CommitRequest { check, ..CommitRequest::new(&self.payload, self.count, &self.partitions) };
-        commit_request(inner, commit, &mut self.direct_writes, durability)
+        let batch = WriteBatch { check, ..WriteBatch::new(&self.payload, self.count, &self.staged) };
+        inner.write(&batch, durability)
     }
 
-    /// Commits the writes with the values that the operands for pools lead to. Computes them anew if another commit has
+    /// Commits the writes with the values that the operands lead to. Computes them anew if another commit has
     /// changed one of their keys meanwhile. After [`LOST_ROUNDS_MAX`] rounds no other commit can.
     #[cold]
-    fn commit_pool_merge(&mut self, check: Option<&Arc<CommitCheck>>, durability: PersistMode) -> Result<()> {
+    fn commit_computed_merges(&mut self, check: Option<&Arc<CommitCheck>>, durability: PersistMode) -> Result<()> {
         let inner = &self.handle.inner;
         inner.writer()?;
         let is_in_turn = check.is_some_and(|check| check.is_in_turn());
@@ -642,22 +616,24 @@ impl Batch {
             let turn = if needs_turn { Some(ExclusiveTurn::begin(&self.handle)?) } else { None };
             let snapshot = inner.snapshots.register();
             let bytes_max = inner.settings.memory_budget / 2;
-            let compute = || PoolMerge::compute(&self.payload, &self.partitions, snapshot.moment(), bytes_max);
-            let merge = catch_unwind(AssertUnwindSafe(compute)).unwrap_or_else(|_| {
-                Err(Error::invalid("a comparator panicked while the operands for pools were computed"))
-            });
-            let PoolMerge { payload, count, reads, .. } = merge?;
+            let compute =
+                || ComputedMerges::compute(&self.payload, self.staged.partitions(), snapshot.moment(), bytes_max);
+            let merge = catch_unwind(AssertUnwindSafe(compute))
+                .unwrap_or_else(|_| Err(Error::invalid("a comparator panicked while the operands were computed")));
+            let ComputedMerges { payload, count, reads, .. } = merge?;
             let merge_check = CommitCheck::new(reads, false, is_in_turn || turn.is_some(), snapshot.seqno());
             let merge_check = Arc::new(merge_check.after(check));
-            let commit = CommitRequest::new(&payload, count, &self.partitions);
-            let commit = CommitRequest { check: Some(&merge_check), ..commit };
-            // A turn of this call ends before the sync.
+            inner.check_payload_len(payload.len() as u64)?;
+            let batch = WriteBatch { check: Some(&merge_check), ..WriteBatch::new(&payload, count, &self.staged) };
+            // A turn of this call ends before the sync of the WAL. Large values are synced within it, as in
+            // `commit_with_check`.
             let (now, later) =
                 if turn.is_some() { (PersistMode::Buffer, durability) } else { (durability, PersistMode::Buffer) };
-            match commit_request(inner, commit, &mut self.direct_writes, now) {
+            let synced = if turn.is_some() { inner.sync_staged(&self.staged, later) } else { Ok(()) };
+            match synced.and_then(|()| inner.write(&batch, now)) {
                 Err(error) if error.kind() == ErrorKind::Conflict && turn.is_none() && !is_in_turn => {
                     if let Some(check) = check {
-                        check.validate(&payload, &self.partitions, inner.last_visible.get())?;
+                        check.validate(&payload, self.staged.partitions(), inner.last_visible.get())?;
                     }
                     lost_rounds += 1;
                 }
@@ -694,18 +670,6 @@ impl Batch {
                 committed => return committed,
             }
         }
-    }
-}
-
-fn commit_request(
-    inner: &DbInner,
-    commit: CommitRequest<'_>,
-    direct_writes: &mut DirectBlobWrites,
-    durability: PersistMode,
-) -> Result<()> {
-    match direct_writes.is_empty() {
-        true => inner.commit(commit, durability),
-        false => inner.commit_with_direct_writes(commit, direct_writes, durability),
     }
 }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use crate::base::version_edit::FileNumber;
 use crate::base::{Error, Result, SeqNo};
-use crate::db::catalog::PartitionState;
 use crate::db::inner::DbInner;
 use crate::db::partition::Partition;
+use crate::db::partition_state::PartitionState;
 use crate::db::worker::{catch_panics, flush_and_wait, remove_obsolete_files, run_lsm_task};
 use crate::engine::{Task, TaskReport};
 use crate::lsm::blob_gc::{BlobGarbageStats, BlobGcGoal, BlobGcStep, BlobScanResult, next_blob_gc_step};
@@ -371,7 +371,7 @@ fn rewrite_files(inner: &DbInner, partition: &Arc<PartitionState>, mut chosen: V
     let (mut freed, mut failed) = (0, Ok(()));
     while !chosen.is_empty() {
         inner.writer()?;
-        let tree = partition.lsm()?;
+        let tree = partition.tables()?;
         match run_lsm_task(inner, partition, Task::BlobGc, |tree| tree.run_blob_gc(&chosen, true, inner)) {
             Ok(report) => freed += report.bytes_freed,
             Err(error) => {

@@ -24,11 +24,11 @@ use crate::base::manifest_state::ManifestState;
 use crate::base::sync::lock;
 use crate::base::version_edit::FileNumber;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::db::catalog::PartitionState;
 use crate::db::inner::{DbInner, DbWriter};
+use crate::db::partition_state::PartitionState;
 use crate::db::recovery::is_missing;
 use crate::manifest::Manifest;
-use crate::vfs::fs::{PersistenceLevel, create_dirs, sync_parent_dirs};
+use crate::vfs::fs::{create_dirs, sync_parent_dirs};
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::format::segment_path;
 use crate::wal::options::WalSegmentInfo;
@@ -44,7 +44,7 @@ struct CheckpointState {
     manifest_state: ManifestState,
     /// Direct blob files with their paths and lengths in bytes. `manifest_state` may contain some of them too, because
     /// a flush may add them after they are listed.
-    direct_blobs: Vec<(FileNumber, PathBuf, u64)>,
+    unlisted_blobs: Vec<(FileNumber, PathBuf, u64)>,
     /// The highest sequence number that the WAL contains.
     wal_end: SeqNo,
     segments: Vec<WalSegmentInfo>,
@@ -128,12 +128,10 @@ fn copy_database(inner: &DbInner, writer: &DbWriter, tmp: &Path) -> Result<()> {
     let _blocked_checkpoints: Vec<_> = trees().filter_map(|tree| tree.block_checkpoints()).collect();
     let state = writer.committer.run_exclusively(|| {
         // Each commit changes a mapped pool in place, so it is copied here, where writers wait.
-        trees()
-            .filter(|tree| tree.persistence_level() > PersistenceLevel::WalOnly)
-            .try_for_each(|tree| tree.copy_to(tmp))?;
+        trees().filter(|tree| !tree.needs_wal()).try_for_each(|tree| tree.copy_to(tmp))?;
         Ok::<_, Error>(CheckpointState {
             // Listed first, because a flush may add them to the manifest state at any time.
-            direct_blobs: direct_blob_files(inner),
+            unlisted_blobs: unlisted_blob_files(inner),
             manifest_state: writer.version_set.manifest_state(),
             wal_end: writer.wal.appended(),
             segments: writer.wal.segments(),
@@ -160,9 +158,9 @@ fn publish(fs: &dyn Fs, tmp: &Path, path: &Path, created: usize) -> Result<()> {
 }
 
 /// The blob files that WAL records may point to and that no version edit has added.
-fn direct_blob_files(inner: &DbInner) -> Vec<(FileNumber, PathBuf, u64)> {
+fn unlisted_blob_files(inner: &DbInner) -> Vec<(FileNumber, PathBuf, u64)> {
     let partitions = inner.catalog.all();
-    let trees = partitions.iter().filter_map(|partition| partition.lsm_if_built());
+    let trees = partitions.iter().filter_map(|partition| partition.tables_if_built());
     trees.flat_map(|tree| tree.direct_blob_extents()).collect()
 }
 
@@ -170,11 +168,11 @@ fn write_copy(inner: &DbInner, state: &CheckpointState, partitions: &[Arc<Partit
     let fs = &*inner.fs;
     for partition in partitions {
         let Some(tree) = partition.tree_if_built() else {
-            partition.copy_unbuilt_pool(tmp)?;
+            partition.copy_unbuilt(tmp)?;
             continue;
         };
         // Mapped pools were copied between two commits.
-        if tree.persistence_level() == PersistenceLevel::WalOnly {
+        if tree.needs_wal() {
             tree.copy_to(tmp)?;
         }
     }
@@ -193,7 +191,7 @@ fn write_copy(inner: &DbInner, state: &CheckpointState, partitions: &[Arc<Partit
         files.flat_map(|file| &file.sections).any(|section| section.logical_file == logical)
     };
     // Direct blob files are copied, because a hard link would receive the values that the database still appends.
-    for (_, from, len) in state.direct_blobs.iter().filter(|(id, ..)| !has(*id)) {
+    for (_, from, len) in state.unlisted_blobs.iter().filter(|(id, ..)| !has(*id)) {
         let name = from.file_name().ok_or_else(|| Error::invalid("a data file has no name"))?;
         copy_file(fs, from, &tmp.join(name), *len)?;
     }

@@ -27,8 +27,8 @@
 //! conflict. It is no leadership: administrative work between two commits still runs. Commits of other threads return
 //! before they are queued; their threads release all reservations, wait until the turn ends, and try again.
 //!
-//! A commit reserves space in trees and makes its direct blob writes before it is queued
-//! ([`reservations`](crate::db::reservations)). The reservations are undone unless the commit is applied.
+//! A commit reserves space in trees before it is queued ([`StagedGuard`]). The reservations are undone unless the
+//! commit is applied.
 //!
 //! Thread safety: `has_leader` is the lock. The thread that set it may append, apply and publish, and must hand
 //! leadership over or clear it, also after a panic.
@@ -40,58 +40,66 @@ use std::thread::ThreadId;
 
 use crate::base::sync::{WakeSignal, lock};
 use crate::base::{EntryRef, Error, ErrorKind, RecordKind, Result, SeqNo};
-use crate::db::catalog::PartitionState;
 use crate::db::commit_check::CommitCheck;
+use crate::db::partition_state::PartitionState;
+use crate::db::staged_records::{StagedByNumber, StagedGuard, StagedRecords};
 use crate::db::state::disk_reserve::DiskReserve;
 use crate::db::state::event_queue::DbPoison;
-use crate::engine::{AssignSeqnoFn, LastVisibleSeqno, RecordReservation, SeqnoAllocator};
+use crate::engine::{AssignSeqnoFn, LastVisibleSeqno, SeqnoAllocator, SingleCommit};
+use crate::tree::partition_tree::PartitionTree;
 use crate::wal::format::{IngestMarker, WalRecord, WalRecordIter, seqno_gap_commits};
 use crate::wal::{Wal, WalCommit};
 
-/// A commit that is ready to be written.
+/// Records that are committed together.
 #[derive(Clone, Copy)]
-pub(crate) struct CommitRequest<'a> {
+pub(crate) struct WriteBatch<'a> {
+    /// The encoded records.
     pub(crate) payload: &'a [u8],
-    /// Records in the payload, at least 1.
+    /// Number of records, at least 1.
     pub(crate) count: u32,
-    /// All partitions in the payload.
-    pub(crate) partitions: &'a [Arc<PartitionState>],
-    /// Space that trees reserved for the values, in payload order.
-    pub(crate) reservations: &'a [RecordReservation],
-    pub(crate) path: CommitPath,
-    /// What must be unchanged for the commit to be written.
+    /// The only record, if it is at hand. It need not be decoded then.
+    pub(crate) record: Option<WalRecord<'a>>,
+    /// All partitions in the payload, and what their trees have staged.
+    pub(crate) staged: &'a StagedRecords<'a>,
+    /// What must be unchanged for the batch to be written.
     pub(crate) check: Option<&'a Arc<CommitCheck>>,
-}
-
-/// How a commit of the group becomes durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CommitPath {
-    /// Through the WAL.
-    Logged,
-    /// Through the WAL, which must be durable before the commit is applied, because a tree that survives power loss
-    /// without the WAL must not contain part of a commit.
-    SyncBeforeApply,
 }
 
 /// Result of a commit, or of the group it was written with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommitOutcome {
-    /// The last sequence number.
-    pub(crate) last: SeqNo,
+    /// The last sequence number in the WAL, which must be synced through it to make the commit durable.
+    /// [`SeqNo::ZERO`] if the commit is durable without the WAL.
+    pub(crate) wal_end: SeqNo,
     /// Whether a memtable became full and needs a flush.
     pub(crate) sealed: bool,
-    pub(crate) range_deletes: bool,
+    /// Estimated number of pages that the commit has changed in pools: one for each record, `u64::MAX` for a range
+    /// delete.
+    pub(crate) changed_pages: u64,
+    has_range_deletes: bool,
 }
 
-impl<'a> CommitRequest<'a> {
-    /// A commit of records without reservations and checks.
-    pub(crate) fn new(payload: &'a [u8], count: u32, partitions: &'a [Arc<PartitionState>]) -> CommitRequest<'a> {
-        CommitRequest { payload, count, partitions, reservations: &[], path: CommitPath::Logged, check: None }
+/// A change of one pool that is made by its own thread.
+struct SingleChange<'a> {
+    partition: &'a PartitionState,
+    record: WalRecord<'a>,
+    /// What is appended to the WAL, if anything.
+    payload: Option<&'a [u8]>,
+}
+
+impl<'a> WriteBatch<'a> {
+    /// A batch that depends on nothing.
+    pub(crate) fn new(payload: &'a [u8], count: u32, staged: &'a StagedRecords<'a>) -> WriteBatch<'a> {
+        WriteBatch { payload, count, record: None, staged, check: None }
+    }
+
+    pub(crate) fn partitions(&self) -> &'a [Arc<PartitionState>] {
+        self.staged.partitions()
     }
 
     /// `Closed` if a partition was deleted; for the leader, because a deletion runs between two commits.
-    fn check_partitions(&self) -> Result<()> {
-        self.partitions.iter().try_for_each(|partition| partition.tree().map(drop))
+    pub(crate) fn check_partitions(&self) -> Result<()> {
+        self.partitions().iter().try_for_each(|partition| partition.tree().map(drop))
     }
 
     /// Whether the commit belongs to the exclusive turn.
@@ -99,9 +107,38 @@ impl<'a> CommitRequest<'a> {
         self.check.is_some_and(|check| check.is_in_turn())
     }
 
+    /// Calls `visit` with each record and its number.
+    #[inline]
+    fn try_for_each_record(&self, mut visit: impl FnMut(WalRecord<'a>, u32) -> Result<()>) -> Result<()> {
+        match self.record {
+            Some(record) => visit(record, 0),
+            None => WalRecordIter::new(self.payload).zip(0..).try_for_each(|(record, number)| visit(record?, number)),
+        }
+    }
+
     /// Returns whether the commit contains only removals.
     pub(crate) fn only_removes(&self) -> bool {
         WalRecordIter::new(self.payload).all(|record| record.is_ok_and(|record| record.kind.is_removal()))
+    }
+
+    /// The only record, if its tree commits it without a group.
+    #[inline]
+    fn single_change(&self) -> Result<Option<SingleChange<'a>>> {
+        let ([partition], 1, None) = (self.partitions(), self.count, self.check) else { return Ok(None) };
+        let SingleCommit::Concurrent { logged } = partition.single_commit() else { return Ok(None) };
+        let record = match self.record {
+            Some(record) => record,
+            None => WalRecordIter::new(self.payload).next().expect("a batch has records")?,
+        };
+        let change = SingleChange { partition, record, payload: logged.then_some(self.payload) };
+        Ok(Some(change).filter(|_| record.kind != RecordKind::RangeDelete))
+    }
+
+    /// Whether the WAL must be durable before the batch is applied, because a tree that survives power loss without
+    /// the WAL must not contain part of a commit.
+    fn syncs_before_apply(&self) -> bool {
+        let survives = |tree: &PartitionTree| tree.survives_power_loss();
+        self.partitions().iter().any(|partition| partition.tree_if_built().is_some_and(survives))
     }
 
     /// Assigns the commit's sequence numbers.
@@ -116,9 +153,7 @@ impl<'a> CommitRequest<'a> {
 struct QueuedCommit {
     payload: Vec<u8>,
     count: u32,
-    partitions: Vec<Arc<PartitionState>>,
-    reservations: Vec<RecordReservation>,
-    path: CommitPath,
+    staged: StagedRecords<'static>,
     check: Option<Arc<CommitCheck>>,
     state: Mutex<QueuedCommitState>,
     woken: Condvar,
@@ -197,33 +232,66 @@ impl Committer {
         }
     }
 
-    /// Writes, applies and publishes a commit. Returns `None` if an exclusive turn of another transaction is running:
-    /// nothing was done, and the caller releases its reservations and [waits](Committer::wait_for_turn_end).
+    /// Writes, applies and publishes a batch, or makes a single change, which is visible when this returns. Waits
+    /// while an exclusive turn of another thread is running.
     ///
     /// # Errors
-    /// Those of the WAL, and those of the check. `Poisoned` if the WAL has the commit but the trees may not have it;
-    /// then no later commit
-    /// succeeds.
-    pub(crate) fn commit(&self, commit: CommitRequest<'_>) -> Result<Option<CommitOutcome>> {
+    /// Those of the check, of the WAL, and of [preparing](crate::engine::Engine::prepare) the trees: nothing was
+    /// changed. `Poisoned` if the WAL has the commit but the trees may not have it; then no later commit succeeds.
+    pub(crate) fn commit(&self, batch: &WriteBatch<'_>) -> Result<CommitOutcome> {
+        loop {
+            let committed = match batch.single_change()? {
+                Some(change) => self.commit_single(&change)?,
+                None => self.commit_prepared(batch)?,
+            };
+            match committed {
+                Some(outcome) => return Ok(outcome),
+                None => self.wait_for_turn_end()?,
+            }
+        }
+    }
+
+    /// Commits a batch in a group. Its trees reserve space before, so that applying it cannot fail. Returns `None`, and
+    /// has changed nothing, if an exclusive turn of another thread is running.
+    #[inline(never)]
+    fn commit_prepared(&self, batch: &WriteBatch<'_>) -> Result<Option<CommitOutcome>> {
+        let mut prepared = StagedGuard::of(batch.partitions());
+        let reserved = self.poison.catch_panics("a comparator panicked", || prepared.prepare(batch.payload));
+        self.poison.poison_on_failure(reserved)?;
+        let committed = self.commit_in_group(&WriteBatch { staged: &prepared, ..*batch });
+        let committed = self.poison.poison_on_failure(committed);
+        if matches!(committed, Ok(Some(_))) || self.poison.is_set() {
+            prepared.mark_applied();
+        }
+        let count_pages = |outcome: CommitOutcome| {
+            let changed_pages = match outcome.has_range_deletes {
+                _ if prepared.is_empty() => 0,
+                true => u64::MAX,
+                false => u64::from(batch.count),
+            };
+            CommitOutcome { changed_pages, ..outcome }
+        };
+        Ok(committed?.map(count_pages))
+    }
+
+    fn commit_in_group(&self, batch: &WriteBatch<'_>) -> Result<Option<CommitOutcome>> {
         let mut queue = lock(&self.queue);
-        if queue.turn_owner.is_some() && !commit.is_in_turn() {
+        if queue.turn_owner.is_some() && !batch.is_in_turn() {
             return Ok(None);
         }
         if !queue.has_leader {
             queue.has_leader = true;
             drop(queue);
             let lead = LeaderGuard::begin(self);
-            let written = self.write_validated(&commit);
+            let written = self.write_validated(batch);
             lead.end();
             return written.map(Some);
         }
         let waiter = Arc::new(QueuedCommit {
-            payload: commit.payload.to_vec(),
-            count: commit.count,
-            partitions: commit.partitions.to_vec(),
-            reservations: commit.reservations.to_vec(),
-            path: commit.path,
-            check: commit.check.cloned(),
+            payload: batch.payload.to_vec(),
+            count: batch.count,
+            staged: batch.staged.to_owned(),
+            check: batch.check.cloned(),
             state: Mutex::new(QueuedCommitState::Waiting),
             woken: Condvar::new(),
         });
@@ -236,45 +304,39 @@ impl Committer {
         }
     }
 
-    /// Makes a single change of `partition`, concurrently with others. Returns its sequence number when it is visible.
-    /// `payload` is appended to the WAL, if given. On a full disk a removal gets space from the disk reserve.
+    /// Makes a single change, concurrently with others; it is visible when this returns. On a full disk a removal gets
+    /// space from the disk reserve. Returns `None`, and has changed nothing, if an exclusive turn is running.
     ///
     /// # Errors
     /// `OutOfSpace` from the tree or the WAL, `Closed`, and other errors of the WAL: nothing was changed. `Poisoned` if
     /// the state is unknown.
-    pub(crate) fn commit_single(
-        &self,
-        partition: &PartitionState,
-        record: &WalRecord<'_>,
-        payload: Option<&[u8]>,
-    ) -> Result<SeqNo> {
+    fn commit_single(&self, change: &SingleChange<'_>) -> Result<Option<CommitOutcome>> {
+        let is_logged = change.payload.is_some();
         loop {
-            let done = self.try_commit_single(partition, record, payload);
-            let removes = payload.is_some() && record.kind.is_removal();
+            let done = self.try_commit_single(change);
+            let removes = is_logged && change.record.kind.is_removal();
             if removes && is_out_of_space(&done) && self.release_disk_space() {
                 continue;
             }
-            match done? {
-                Some(seqno) => return Ok(seqno),
-                None => self.wait_for_turn_end()?,
-            }
+            let outcome = |seqno| CommitOutcome {
+                wal_end: if is_logged { seqno } else { SeqNo::ZERO },
+                sealed: false,
+                changed_pages: 1,
+                has_range_deletes: false,
+            };
+            return Ok(self.poison.poison_on_failure(done)?.map(outcome));
         }
     }
 
     /// Makes a single change. Returns `None`, and has changed nothing, if an exclusive turn is running.
-    fn try_commit_single(
-        &self,
-        partition: &PartitionState,
-        record: &WalRecord<'_>,
-        payload: Option<&[u8]>,
-    ) -> Result<Option<SeqNo>> {
+    fn try_commit_single(&self, change: &SingleChange<'_>) -> Result<Option<SeqNo>> {
         if !self.has_single_changes.load(Ordering::Relaxed) {
             // The end of this leadership opens allocation.
             self.run_exclusively(|| self.has_single_changes.store(true, Ordering::Relaxed));
         }
         for _ in 0..GATE_ATTEMPTS {
             for _ in 0..2 {
-                if let Some(seqno) = self.commit_single_concurrently(partition, record, payload)? {
+                if let Some(seqno) = self.commit_single_concurrently(change)? {
                     return Ok(Some(seqno));
                 }
                 self.seqnos.spin_until_open();
@@ -285,7 +347,7 @@ impl Committer {
             if lock(&self.queue).turn_owner.is_some() {
                 return Ok(None);
             }
-            self.commit_single_as_leader(partition, record, payload).map(Some)
+            self.commit_single_as_leader(change).map(Some)
         })
     }
 
@@ -301,21 +363,16 @@ impl Committer {
     }
 
     /// Makes the change without leadership. Returns `None` if allocation is closed.
-    fn commit_single_concurrently(
-        &self,
-        partition: &PartitionState,
-        record: &WalRecord<'_>,
-        payload: Option<&[u8]>,
-    ) -> Result<Option<SeqNo>> {
+    fn commit_single_concurrently(&self, change: &SingleChange<'_>) -> Result<Option<SeqNo>> {
         let (mut taken, mut unused) = (None, None);
-        let made = self.write_single(partition, record, &mut || {
+        let made = self.write_single(change, &mut || {
             let mut take = || {
                 let seqno = self.seqnos.try_allocate();
                 // Read behind the allocation: a deletion closes allocation, and waits for all changes in progress.
-                (taken, unused) = if partition.is_open() { (seqno, None) } else { (None, seqno) };
+                (taken, unused) = if change.partition.is_open() { (seqno, None) } else { (None, seqno) };
                 taken
             };
-            let Some(payload) = payload else { return Ok(take()) };
+            let Some(payload) = change.payload else { return Ok(take()) };
             let appended = self.wal.append_with_assigned_seqno(payload, self.seqnos.next(), take);
             if let Err(error) = &appended
                 && error.kind() != ErrorKind::Poisoned
@@ -347,16 +404,11 @@ impl Committer {
     }
 
     /// Makes the change as the leader.
-    fn commit_single_as_leader(
-        &self,
-        partition: &PartitionState,
-        record: &WalRecord<'_>,
-        payload: Option<&[u8]>,
-    ) -> Result<SeqNo> {
+    fn commit_single_as_leader(&self, change: &SingleChange<'_>) -> Result<SeqNo> {
         let seqno = self.next_seqno(1)?;
         let mut taken = false;
-        let made = self.write_single(partition, record, &mut || {
-            if let Some(payload) = payload {
+        let made = self.write_single(change, &mut || {
+            if let Some(payload) = change.payload {
                 self.poison.poison_on_failure(self.wal.append_with_assigned_seqno(payload, seqno, || Some(seqno)))?;
             }
             taken = true;
@@ -367,14 +419,10 @@ impl Committer {
         Ok(seqno)
     }
 
-    fn write_single(
-        &self,
-        partition: &PartitionState,
-        record: &WalRecord<'_>,
-        assign_seqno: &mut AssignSeqnoFn<'_>,
-    ) -> Result<bool> {
-        let WalRecord { kind, key, value, .. } = *record;
-        let tree = partition.tree()?;
+    #[inline]
+    fn write_single(&self, change: &SingleChange<'_>, assign_seqno: &mut AssignSeqnoFn<'_>) -> Result<bool> {
+        let WalRecord { kind, key, value, .. } = change.record;
+        let tree = change.partition.tree()?;
         self.poison.catch_panics("a comparator panicked", || tree.write_single(kind, key, value, assign_seqno))
     }
 
@@ -468,9 +516,9 @@ impl Committer {
                 group.extend(queue.waiting.pop_front());
             }
         }
-        let commits: Vec<CommitRequest<'_>> = group.iter().map(|waiter| waiter.commit()).collect();
+        let commits: Vec<WriteBatch<'_>> = group.iter().map(|waiter| waiter.commit()).collect();
         let mut outcomes = Vec::with_capacity(commits.len());
-        let may_share = |commit: &CommitRequest<'_>| commit.check.is_none() && commit.check_partitions().is_ok();
+        let may_share = |commit: &WriteBatch<'_>| commit.check.is_none() && commit.check_partitions().is_ok();
         for run in commits.chunk_by(|a, b| may_share(a) && may_share(b)) {
             self.write_run(run, &mut outcomes);
         }
@@ -485,7 +533,7 @@ impl Committer {
 
     /// Writes a part of a group: commits without checks to existing partitions, or any one commit. Adds the result of
     /// each to `outcomes`.
-    fn write_run(&self, commits: &[CommitRequest<'_>], outcomes: &mut Vec<Result<CommitOutcome>>) {
+    fn write_run(&self, commits: &[WriteBatch<'_>], outcomes: &mut Vec<Result<CommitOutcome>>) {
         let guarded = |work: &dyn Fn() -> Result<CommitOutcome>| self.poison.catch_panics("a commit panicked", work);
         if let [commit] = commits {
             return outcomes.push(guarded(&|| self.write_validated(commit)));
@@ -504,11 +552,11 @@ impl Committer {
     }
 
     /// Validates a commit and writes it, as the leader. A failed validation changes nothing.
-    fn write_validated(&self, commit: &CommitRequest<'_>) -> Result<CommitOutcome> {
+    fn write_validated(&self, commit: &WriteBatch<'_>) -> Result<CommitOutcome> {
         self.next_seqno(0)?; // a closed or poisoned database gets no validation
         commit.check_partitions()?;
         if let Some(check) = commit.check {
-            check.validate(commit.payload, commit.partitions, self.last_visible.get())?;
+            check.validate(commit.payload, commit.partitions(), self.last_visible.get())?;
         }
         self.write_with_reserve(std::slice::from_ref(commit))
     }
@@ -580,12 +628,10 @@ impl Committer {
     }
 
     /// Writes a group; if the disk is full and all of it only removes, with space from the disk reserve.
-    fn write_with_reserve(&self, commits: &[CommitRequest<'_>]) -> Result<CommitOutcome> {
+    fn write_with_reserve(&self, commits: &[WriteBatch<'_>]) -> Result<CommitOutcome> {
         loop {
             let written = self.write(commits);
-            if !(is_out_of_space(&written)
-                && commits.iter().all(CommitRequest::only_removes)
-                && self.release_disk_space())
+            if !(is_out_of_space(&written) && commits.iter().all(WriteBatch::only_removes) && self.release_disk_space())
             {
                 return written;
             }
@@ -598,11 +644,11 @@ impl Committer {
     }
 
     /// Steps 2 and 3, for the leader. An error that poisons the database is set before leadership is handed over.
-    fn write(&self, commits: &[CommitRequest<'_>]) -> Result<CommitOutcome> {
+    fn write(&self, commits: &[WriteBatch<'_>]) -> Result<CommitOutcome> {
         let first = self.next_seqno(commits.iter().map(|commit| u64::from(commit.count)).sum())?;
         let mut next = first;
         match commits {
-            [one] if one.path == CommitPath::Logged && self.wal.appended().plus(1) == next => {
+            [one] if !one.syncs_before_apply() && self.wal.appended().plus(1) == next => {
                 self.poison.poison_on_failure(self.wal.append(&[one.wal_commit(&mut next)]))?;
             }
             many => self.append_to_wal(many, next)?,
@@ -610,12 +656,12 @@ impl Committer {
         let applied = self.poison.catch_panics("a comparator panicked", || apply_all(commits, first));
         // The WAL contains these sequence numbers now; continuing without them in memory would use them twice.
         let committed = applied.map_err(|error| self.poison.set(error))?;
-        let last = committed.last;
+        let last = committed.wal_end;
         // Before the commit is visible, so that `counts` does not count its records as single changes.
         self.commits.fetch_add(commits.len() as u64, Ordering::Relaxed);
         self.records.fetch_add(last.0 + 1 - first.0, Ordering::Relaxed);
         self.last_visible.publish(last);
-        if committed.range_deletes {
+        if committed.has_range_deletes {
             let completed = self.poison.catch_panics("a comparator panicked", || complete_range_deletes(commits));
             completed.map_err(|error| self.poison.set(error))?;
         }
@@ -624,7 +670,7 @@ impl Committer {
 
     /// Appends the commits of a group to the WAL, and gap records for sequence numbers that single changes used without
     /// the WAL.
-    fn append_to_wal(&self, commits: &[CommitRequest<'_>], mut next: SeqNo) -> Result<()> {
+    fn append_to_wal(&self, commits: &[WriteBatch<'_>], mut next: SeqNo) -> Result<()> {
         let mut frames = Vec::with_capacity(commits.len());
         let mut in_log = self.wal.appended().plus(1);
         for commit in commits {
@@ -633,7 +679,7 @@ impl Committer {
             in_log = next;
         }
         self.poison.poison_on_failure(self.wal.append(&frames))?;
-        match commits.iter().any(|commit| commit.path == CommitPath::SyncBeforeApply) {
+        match commits.iter().any(WriteBatch::syncs_before_apply) {
             // The WAL has the commits, so going on without them would use their sequence numbers twice.
             true => self.wal.sync(self.wal.appended(), false).map_err(|error| self.poison.set(error)),
             false => Ok(()),
@@ -666,38 +712,35 @@ pub(crate) fn is_out_of_space<T>(result: &Result<T>) -> bool {
 }
 
 /// Applies the records of all commits to their trees.
-fn apply_all(commits: &[CommitRequest<'_>], first: SeqNo) -> Result<CommitOutcome> {
+fn apply_all(commits: &[WriteBatch<'_>], first: SeqNo) -> Result<CommitOutcome> {
     let mut seqno = first;
-    let (mut sealed, mut range_deletes) = (false, false);
+    let (mut sealed, mut has_range_deletes) = (false, false);
     for commit in commits {
-        let mut at = 0;
-        let mut reservations = commit.reservations.iter();
-        for record in WalRecordIter::new(commit.payload) {
-            let record = record?;
-            if commit.partitions[at].id != record.partition {
-                at = commit
-                    .partitions
+        let (partitions, mut at) = (commit.partitions(), 0);
+        let mut staged = StagedByNumber::new(commit.staged.records());
+        commit.try_for_each_record(|record, number| {
+            if partitions[at].id != record.partition {
+                at = partitions
                     .iter()
                     .position(|partition| partition.id == record.partition)
                     .ok_or_else(|| Error::invalid("a commit has a record of a partition that it does not list"))?;
             }
             let entry = EntryRef { user_key: record.key, seqno, kind: record.kind, value: record.value };
-            if let Some(tree) = commit.partitions[at].tree_if_built() {
-                let reservation =
-                    if tree.reserves_space_for(record.kind) { reservations.next().copied() } else { None };
-                sealed |= tree.apply(entry, reservation)?;
-                range_deletes |= record.kind == RecordKind::RangeDelete;
+            if let Some(tree) = partitions[at].tree_if_built() {
+                sealed |= tree.apply(entry, staged.take(number))?;
+                has_range_deletes |= record.kind == RecordKind::RangeDelete;
             }
             seqno = seqno.plus(1);
-        }
+            Ok(())
+        })?;
     }
-    Ok(CommitOutcome { last: SeqNo(seqno.0 - 1), sealed, range_deletes })
+    Ok(CommitOutcome { wal_end: SeqNo(seqno.0 - 1), sealed, changed_pages: 0, has_range_deletes })
 }
 
 /// Completes the range deletes of all commits, which are visible.
 #[cold]
-fn complete_range_deletes(commits: &[CommitRequest<'_>]) -> Result<()> {
-    let partitions = commits.iter().flat_map(|commit| commit.partitions);
+fn complete_range_deletes(commits: &[WriteBatch<'_>]) -> Result<()> {
+    let partitions = commits.iter().flat_map(|commit| commit.partitions());
     partitions.filter_map(|partition| partition.tree_if_built()).try_for_each(|tree| tree.complete_range_deletes())
 }
 
@@ -756,24 +799,15 @@ impl QueuedCommit {
         QueuedCommit {
             payload: Vec::new(),
             count: 0,
-            partitions: Vec::new(),
-            reservations: Vec::new(),
-            path: CommitPath::Logged,
+            staged: StagedRecords::default(),
             check: None,
             state: Mutex::new(QueuedCommitState::Waiting),
             woken: Condvar::new(),
         }
     }
 
-    fn commit(&self) -> CommitRequest<'_> {
-        CommitRequest {
-            payload: &self.payload,
-            count: self.count,
-            partitions: &self.partitions,
-            reservations: &self.reservations,
-            path: self.path,
-            check: self.check.as_ref(),
-        }
+    fn commit(&self) -> WriteBatch<'_> {
+        WriteBatch { check: self.check.as_ref(), ..WriteBatch::new(&self.payload, self.count, &self.staged) }
     }
 
     fn wait(&self) -> QueuedCommitState {
@@ -831,7 +865,7 @@ mod tests {
                 batch.insert(&deleted, "half", value);
                 batch
             };
-            let is_pool = deleted.state.pool_if_built().is_some();
+            let is_pool = deleted.state.tree_if_built().is_some_and(|tree| tree.pmem().is_some());
             let writes: Vec<Write<'_>> = vec![
                 Box::new(|| batch(PersistMode::Buffer, b"short").commit()),
                 Box::new(|| batch(PersistMode::SyncAll, &[7; 4096]).commit()),

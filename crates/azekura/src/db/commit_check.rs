@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::key_range::KeyRange;
 use crate::base::{Error, RecordKind, Result, SeqNo};
-use crate::db::catalog::PartitionState;
+use crate::db::partition_state::PartitionState;
 use crate::db::state::scanned_range::OwnedRange;
 use crate::mem::slice::Slice;
 use crate::wal::format::WalRecordIter;

@@ -5,10 +5,9 @@ use std::sync::{Arc, MutexGuard};
 
 use crate::base::comparator::Comparator;
 use crate::base::sync::lock;
-use crate::base::version_edit::{EngineKind, PartitionId, PartitionMeta, VersionEdit};
+use crate::base::version_edit::{PartitionId, PartitionMeta, VersionEdit};
 use crate::base::{Error, ErrorKind, Result};
 use crate::db::batch::Batch;
-use crate::db::catalog::PartitionState;
 use crate::db::checkpoint;
 use crate::db::commit_check::LOST_ROUNDS_MAX;
 use crate::db::components::PartitionComponents;
@@ -17,13 +16,14 @@ use crate::db::handle::DbHandle;
 use crate::db::metrics::Metrics;
 use crate::db::options::PartitionCreateOptions;
 use crate::db::partition::Partition;
+use crate::db::partition_state::PartitionState;
 use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
 use crate::db::state::disk_reserve::ReserveUse;
 use crate::db::transaction::transaction::Transaction;
 use crate::db::transaction::transaction_options::{Isolation, TransactionOptions};
 use crate::db::worker;
-use crate::pmem::pool::uses_mapped_pools;
+use crate::tree::new_tree::{self, NewTree};
 use crate::vfs::open_files::DataFileKind;
 
 /// Longest partition name in bytes. Names are UTF-8 of at least 1 byte and are never used as paths.
@@ -137,7 +137,8 @@ impl Database {
     ///
     /// # Errors
     /// `NotFound` if the partition does not exist; `Invalid` if its comparator, or a merge operator other than those of
-    /// [`merge_operators`](crate::merge_operators), was not given since the database was opened.
+    /// [`merge_operators`](crate::merge_operators), was not given since the database was opened. The error of an earlier
+    /// call that could not read its files.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -154,7 +155,7 @@ impl Database {
         let missing = || Error::new(ErrorKind::NotFound, format!("partition {name:?} does not exist"));
         let state = self.handle.inner.partition(name).ok_or_else(missing)?;
         state.tree()?;
-        state.check_merge_operator_is_known()?;
+        state.merge_operator.check_is_known()?;
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 
@@ -261,7 +262,8 @@ impl Database {
         })?;
         let order = components.key_order();
         options.check_order(&order)?;
-        let engine = options.engine.kind_in(uses_mapped_pools(&*inner.fs, &inner.dir));
+        let resources = inner.catalog.resources();
+        let engine = options.engine.kind_in(new_tree::maps_pools(resources));
         let meta = PartitionMeta {
             id: PartitionId(0), // `create_partition` sets the id
             engine: engine as u8,
@@ -269,37 +271,28 @@ impl Database {
             comparator: order.name().to_owned(),
             settings: options.encode(),
         };
-        // A mapped pool is durable without the WAL. Its file must be durable before the manifest names the partition,
-        // and the partition before any commit to it.
-        let is_mapped = engine == EngineKind::PmemMapped;
-        let new_pool = is_mapped.then(|| inner.catalog.pool_location(&meta));
-        if let Some(location) = &new_pool {
-            location.create_file(&options.pmem())?;
-        }
+        // If the tree has a file of its own, it must be durable before the manifest names the partition.
+        let mut new_tree = NewTree::create(resources, &meta, &options.tree(resources.default_codec))?;
         // Every step that can fail runs before the edit, because a partition that is in the manifest but cannot be
         // opened would prevent the database from opening.
-        let mut published = None;
         let prepare = |meta: &PartitionMeta| {
-            let location = is_mapped.then(|| inner.catalog.pool_location(meta));
-            location.as_ref().map_or(Ok(()), |location| location.publish_file())?;
-            let state = inner.catalog.create_tree(meta, order, options);
-            let state = state.inspect_err(|_| location.iter().for_each(|location| location.remove_published_file()))?;
-            let file_id = state.pool_file_id();
-            published = location;
+            new_tree.publish(resources, meta)?;
+            let state = inner.catalog.create_tree(meta, order, options).inspect_err(|_| new_tree.remove_published())?;
+            let file_id = state.files_at_open.file_id;
             Ok((state, file_id))
         };
         let operator = components.merge_operator.as_ref();
         let operator_name = operator.map(|operator| operator.name());
         let created = writer.version_set.create_partition(meta, operator_name, prepare);
-        if let (Err(error), Some(location)) = (&created, &new_pool) {
-            location.remove_created_file();
+        if let Err(error) = &created {
+            new_tree.remove_created();
             // A poisoned manifest may contain the edit; then the partition needs its file.
             if error.kind() != ErrorKind::Poisoned {
-                published.iter().for_each(|location| location.remove_published_file());
+                new_tree.remove_published();
             }
         }
         let state = inner.poison.poison_on_failure(created)?;
-        if inner.settings.durability != PersistMode::Buffer || is_mapped {
+        if inner.settings.durability != PersistMode::Buffer || new_tree.precedes_commits() {
             inner.poison.poison_on_failure(writer.version_set.sync())?;
         }
         state.set_components(components);
@@ -318,7 +311,7 @@ impl Database {
     ) -> Result<()> {
         let inner = &self.handle.inner;
         let _work = inner.begin_work()?;
-        let new_operator = state.new_merge_operator(components)?;
+        let new_operator = state.merge_operator.new_one(components)?;
         if new_operator.is_some() {
             inner.writer()?;
         }
@@ -393,7 +386,7 @@ impl Database {
         // partition deleted. It is written after a sync of all earlier commits, because it may survive power loss as
         // soon as it is written. This first sync does most of that work while other threads may commit.
         inner.poison.poison_on_failure(writer.wal.sync(inner.last_visible.get(), false))?;
-        let spilled = writer.version_set.spilled_tables_dropped_by(&edits);
+        let obsolete = writer.version_set.spilled_tables_dropped_by(&edits);
         let delete = || {
             writer.wal.sync(inner.last_visible.get(), false)?;
             writer.version_set.log_and_apply(&edits)?;
@@ -410,8 +403,8 @@ impl Database {
         *lock(&inner.flush_error) = None;
         inner.task_done.notify_all();
         inner.poison.poison_on_failure(writer.version_set.sync())?;
-        inner.catalog.discard(state);
-        spilled.into_iter().for_each(|table| inner.obsolete_files().push(DataFileKind::Table, table));
+        state.discard(inner.obsolete_files());
+        obsolete.into_iter().for_each(|table| inner.obsolete_files().push(DataFileKind::Table, table));
         inner.update_write_stalls_after([state]);
         drop(ddl_guard); // other threads may create and delete partitions meanwhile
         inner.obsolete_files().remove_all();

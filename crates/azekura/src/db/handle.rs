@@ -7,14 +7,13 @@ use crate::base::event::Event;
 use crate::base::sync::lock;
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, Result};
-use crate::db::catalog::PartitionState;
 use crate::db::inner::DbInner;
+use crate::db::partition_state::PartitionState;
 use crate::db::state::disk_reserve::ReserveUse;
 use crate::db::state::work_tracker::is_at_work;
 use crate::db::worker::{BackgroundThreads, flush_and_wait, retire_wal_segments};
 use crate::mem::atomic::yield_now;
 use crate::mem::epoch::RetireEpoch;
-use crate::vfs::fs::PersistenceLevel;
 
 /// Maximum number of threads that flush while a database closes.
 const CLOSING_THREADS_MAX: usize = 8;
@@ -71,7 +70,7 @@ impl DbHandle {
             // is released, also after an error, because another process may open the files then.
             trees.iter().for_each(|tree| tree.stop_writes());
             inner.obsolete_files().close();
-            if trees.iter().any(|tree| tree.persistence_level() > PersistenceLevel::WalOnly) {
+            if !trees.iter().all(|tree| tree.needs_wal()) {
                 self.wait_for_reads();
             }
         }

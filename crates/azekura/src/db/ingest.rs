@@ -15,10 +15,10 @@ use crate::base::event::Event;
 use crate::base::sync::lock;
 use crate::base::{Error, KeyOrder, RecordKind, Result};
 use crate::db::batch::Batch;
-use crate::db::catalog::PartitionState;
 use crate::db::config::PersistMode;
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::partition::Partition;
+use crate::db::partition_state::PartitionState;
 use crate::db::worker::{catch_panics, flush_and_wait, record_task, remove_obsolete_files};
 use crate::engine::{EngineHost, Task, TaskReport};
 use crate::lsm::entry_buffer::EntryBuffer;
@@ -230,13 +230,13 @@ fn check_entry(position: u64, key: &[u8], value: &[u8]) -> Result<()> {
 
 /// Where the entries of a call go.
 enum IngestTarget<'a> {
-    Lsm(Box<LsmTarget<'a>>),
+    Tables(Box<TableTarget<'a>>),
     /// The batch for a pool.
-    Pool(Batch),
+    Batch(Batch),
 }
 
 /// Writes entries to the tables of an LSM partition. Removes the files when it is dropped before the commit.
-struct LsmTarget<'a> {
+struct TableTarget<'a> {
     inner: &'a DbInner,
     partition: &'a Arc<PartitionState>,
     tree: &'a LsmTree,
@@ -329,8 +329,8 @@ impl<'a> Ingest<'a> {
         self.last_key.extend_from_slice(key);
         match &mut self.target {
             // Not `insert`, whose errors have a position in the batch, of which the caller does not know.
-            IngestTarget::Pool(batch) => batch.try_push(self.partition, RecordKind::Put, key, value),
-            IngestTarget::Lsm(target) => {
+            IngestTarget::Batch(batch) => batch.try_push(self.partition, RecordKind::Put, key, value),
+            IngestTarget::Tables(target) => {
                 self.buffer.push(key, value);
                 if self.buffer.memory() < CHUNK_BYTES {
                     return Ok(());
@@ -367,8 +367,8 @@ impl<'a> Ingest<'a> {
         self.partition.state.tree()?;
         let (buffer, entries) = (self.buffer, self.entries);
         match self.target {
-            IngestTarget::Pool(batch) => commit_to_pool(batch)?,
-            IngestTarget::Lsm(mut target) => {
+            IngestTarget::Batch(batch) => commit_batch(batch)?,
+            IngestTarget::Tables(mut target) => {
                 target.write_buffer(&buffer)?;
                 target.commit(entries, self.user_bytes)?;
             }
@@ -405,8 +405,8 @@ impl<'a> BulkSession<'a> {
         }
         let target = IngestTarget::begin(partition)?;
         let sorter = match &target {
-            IngestTarget::Lsm(target) => Some(ExternalSorter::new(target.tree, memory, inner.now_ms())),
-            IngestTarget::Pool(_) => None,
+            IngestTarget::Tables(target) => Some(ExternalSorter::new(target.tree, memory, inner.now_ms())),
+            IngestTarget::Batch(_) => None,
         };
         Ok(BulkSession { partition, target, sorter, position: 0, user_bytes: 0 })
     }
@@ -417,32 +417,32 @@ impl<'a> BulkSession<'a> {
         self.position += 1;
         self.user_bytes += (key.len() + value.len()) as u64;
         match (&mut self.target, &mut self.sorter) {
-            (IngestTarget::Pool(batch), _) => batch.try_push(self.partition, RecordKind::Put, key, value),
-            (IngestTarget::Lsm(target), Some(sorter)) => {
+            (IngestTarget::Batch(batch), _) => batch.try_push(self.partition, RecordKind::Put, key, value),
+            (IngestTarget::Tables(target), Some(sorter)) => {
                 if sorter.must_write_before(key, value) {
                     target.work(|| sorter.write_run())?;
                 }
                 sorter.push(key, value);
                 Ok(())
             }
-            (IngestTarget::Lsm(_), None) => Err(Error::invalid("the entries have no sorter")),
+            (IngestTarget::Tables(_), None) => Err(Error::invalid("the entries have no sorter")),
         }
     }
 
     fn commit(self) -> Result<u64> {
         match (self.target, self.sorter) {
-            (IngestTarget::Lsm(mut target), Some(sorter)) => {
+            (IngestTarget::Tables(mut target), Some(sorter)) => {
                 let sorted = target.work(|| sorter.finish())?;
                 let entries = target.write_sorted(sorted)?;
                 target.commit(entries, self.user_bytes)?;
                 Ok(entries)
             }
-            (IngestTarget::Pool(batch), _) => {
+            (IngestTarget::Batch(batch), _) => {
                 let keys = distinct_keys(&batch, self.partition.state.tree()?.key_order())?;
-                commit_to_pool(batch)?;
+                commit_batch(batch)?;
                 Ok(keys)
             }
-            (IngestTarget::Lsm(_), None) => Ok(0),
+            (IngestTarget::Tables(_), None) => Ok(0),
         }
     }
 }
@@ -454,7 +454,7 @@ fn distinct_keys(batch: &Batch, order: &KeyOrder) -> Result<u64> {
     Ok(keys.len() as u64)
 }
 
-fn commit_to_pool(mut batch: Batch) -> Result<()> {
+fn commit_batch(mut batch: Batch) -> Result<()> {
     batch.durability(PersistMode::SyncAll).commit()
 }
 
@@ -468,14 +468,14 @@ impl<'a> IngestTarget<'a> {
                 let ttl_ms = partition.state.expiry.default_ttl_ms();
                 let expires_ms = ttl_ms.map(|ttl_ms| inner.begin_expiring_write(&partition.state, ttl_ms, &[]));
                 let (expires_ms, partition) = (expires_ms.transpose()?, &partition.state);
-                IngestTarget::Lsm(Box::new(LsmTarget { inner, partition, tree, expires_ms, writer: None }))
+                IngestTarget::Tables(Box::new(TableTarget { inner, partition, tree, expires_ms, writer: None }))
             }
-            None => IngestTarget::Pool(Batch::new(Arc::clone(&partition.handle))),
+            None => IngestTarget::Batch(Batch::new(Arc::clone(&partition.handle))),
         })
     }
 }
 
-impl LsmTarget<'_> {
+impl TableTarget<'_> {
     /// Runs `write` as work, while the database and the partition are open.
     fn work<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
         let inner = self.inner;
@@ -608,7 +608,7 @@ impl LsmTarget<'_> {
     }
 }
 
-impl Drop for LsmTarget<'_> {
+impl Drop for TableTarget<'_> {
     fn drop(&mut self) {
         if self.inner.is_forked() {
             return std::mem::forget(self.writer.take()); // the files and their locks belong to the parent

@@ -6,32 +6,35 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
+use crate::base::blob_pointer::BlobPointer;
 use crate::base::event::{DroppedAfterDamage, Event};
+use crate::base::key::put_expiry;
 use crate::base::merge_operator::MergeOperator;
 use crate::base::sync::{WakeSignal, lock, read, try_lock, try_read, write};
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
-use crate::db::catalog::{Catalog, PartitionState};
-use crate::db::commit::{CommitOutcome, CommitRequest, Committer, is_out_of_space};
+use crate::db::catalog::Catalog;
+use crate::db::commit::{CommitOutcome, Committer, WriteBatch, is_out_of_space};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
-use crate::db::reservations::{BatchReservations, BegunCommit, DirectBlobWrites};
+use crate::db::partition_state::PartitionState;
+use crate::db::staged_records::{StagedGuard, StagedRecords};
 use crate::db::state::backoff::Backoff;
 use crate::db::state::disk_reserve::{DiskReserve, ReserveUse};
 use crate::db::state::event_queue::DbPoison;
+use crate::db::state::list_growth::reserve_more;
 use crate::db::state::sharded_counter::ShardedCounter;
 use crate::db::state::version_set::VersionSet;
 use crate::db::state::work_tracker::{WorkGuard, WorkTracker, WriteMark, is_at_work};
 use crate::db::state::write_stall::{
     AccruedDelay, WorstPressure, WriteStallLimits, delay_ns_per_kib, must_stop_writes,
 };
-use crate::engine::{EngineHost, LastVisibleSeqno, SingleCommit, SnapshotList};
-use crate::lsm::direct_file::DirectBlobWrite;
+use crate::engine::{EngineHost, LastVisibleSeqno, SnapshotList, Staged};
 use crate::memtable::memtable::MemtableMemory;
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::vfs::open_files::DataFileKind;
 use crate::vfs::{Env, FileLock, Fs};
 use crate::wal::Wal;
-use crate::wal::format::{WalRecord, WalRecordIter, record_len};
+use crate::wal::format::{WalRecord, put_record, record_len};
 
 /// The memory budget does not cause a memtable of fewer bytes than this to be sealed.
 const BUDGET_SEAL_BYTES_MIN: u64 = 64 << 10;
@@ -316,23 +319,93 @@ impl DbInner {
         &self.catalog.resources().obsolete_files
     }
 
-    /// Writes a large value of a partition with key-value separation to a blob file before the commit that will
-    /// contain the pointer.
+    /// Encodes a value as the last record of `payload`. A large one is staged in `staged`, and the record has the
+    /// pointer. Returns the length of the encoded value.
     ///
     /// # Errors
-    /// As [`commit`](DbInner::commit). A failure leaves at most stale bytes in the blob file.
+    /// `Invalid` if the payload would be too large; those of [`stage`](DbInner::stage). Nothing is added.
+    pub(crate) fn put_value(
+        &self,
+        payload: &mut Vec<u8>,
+        staged: &mut StagedGuard<'_>,
+        partition: &Arc<PartitionState>,
+        key: &[u8],
+        value: &[u8],
+        expires_ms: Option<u64>,
+    ) -> Result<usize> {
+        let id = partition.id;
+        let counts = staged.counts();
+        // The options may change meanwhile; the tree alone decides whether it stages the value.
+        let pointer = match partition.stages_value(value.len()) {
+            true => self.stage(partition, staged, value)?,
+            false => None,
+        };
+        let mut encoded = Vec::new();
+        if let Some(expires_ms) = expires_ms {
+            put_expiry(&mut encoded, expires_ms, if pointer.is_none() { value } else { &[] });
+        }
+        let kind = match (pointer, expires_ms) {
+            (None, None) => {
+                self.put_record(payload, &WalRecord { kind: RecordKind::Put, partition: id, key, value })?;
+                return Ok(value.len());
+            }
+            (None, Some(_)) => RecordKind::ExpiringPut,
+            (Some(_), None) => RecordKind::BlobPointer,
+            (Some(_), Some(_)) => RecordKind::ExpiringBlobPointer,
+        };
+        if let Some(pointer) = pointer {
+            pointer.encode(&mut encoded);
+        }
+        let put = self.put_record(payload, &WalRecord { kind, partition: id, key, value: &encoded });
+        put.inspect_err(|_| staged.truncate(counts)).map(|()| encoded.len())
+    }
+
+    /// Encodes a record as the last one of `payload`.
+    ///
+    /// # Errors
+    /// `Invalid` if the payload would exceed half the memory budget.
+    #[inline]
+    pub(crate) fn put_record(&self, payload: &mut Vec<u8>, record: &WalRecord<'_>) -> Result<()> {
+        let len = record_len(record);
+        self.check_payload_len(payload.len() as u64 + len)?;
+        reserve_more(payload, len as usize);
+        put_record(payload, record);
+        Ok(())
+    }
+
+    /// # Errors
+    /// `Invalid` if a payload of this length exceeds half the memory budget.
+    #[inline]
+    pub(crate) fn check_payload_len(&self, len: u64) -> Result<()> {
+        let limit = self.settings.memory_budget / 2;
+        if len <= limit { Ok(()) } else { Err(too_large_error(len, limit)) }
+    }
+
+    /// Stages a large value of `partition`, and adds it to `staged`. Returns the pointer, or `None` if the tree stages
+    /// nothing; then the value belongs into the record.
+    ///
+    /// # Errors
+    /// As [`write`](DbInner::write). A failure leaves at most stale bytes in a blob file.
     #[cold]
-    pub(crate) fn write_blob_directly(&self, partition: &PartitionState, value: &[u8]) -> Result<DirectBlobWrite> {
+    fn stage(
+        &self,
+        partition: &Arc<PartitionState>,
+        staged: &mut StagedGuard<'_>,
+        value: &[u8],
+    ) -> Result<Option<BlobPointer>> {
         let _call = self.begin_api_call();
         self.writer()?;
         check_not_called_back()?;
-        let tree = partition.lsm()?;
+        let tree = partition.tree()?;
         self.check_disk_reserve()?;
         self.delay_write(value.len() as u64)?;
         let _work = self.begin_work()?;
-        let write = tree.write_blob_directly(value)?;
-        self.counters.direct_blob_bytes.fetch_add(write.pointer.frame_len, Ordering::Relaxed);
-        Ok(write)
+        let pointer = tree.stage(value)?.blob();
+        if let Some(pointer) = pointer {
+            staged.add(partition, Staged::Blob(pointer));
+            self.counters.direct_blob_bytes.fetch_add(pointer.frame_len, Ordering::Relaxed);
+        }
+        Ok(pointer)
     }
 
     /// Admits an ingest: delays the caller as a writer of [`INGEST_DELAY_BYTES`].
@@ -351,118 +424,72 @@ impl DbInner {
         read(&self.disk_space_lock)
     }
 
-    /// Makes a single change of `partition` in the calling thread, and returns when the change is as durable as `mode`
-    /// requires. `payload` is appended to the WAL; `None` if the tree is durable without the WAL.
-    pub(crate) fn commit_single(
-        &self,
-        partition: &PartitionState,
-        record: &WalRecord<'_>,
-        payload: Option<&[u8]>,
-        mode: PersistMode,
-    ) -> Result<()> {
-        let change = || {
-            let writer = self.writer()?;
-            let _write = begin_write()?;
-            partition.tree()?;
-            let len = record_len(record);
-            self.check_size(len)?;
-            if !record.kind.is_removal() {
-                self.check_disk_reserve()?;
-            }
-            self.delay_write(len)?;
-            let seqno = self.poison.poison_on_failure(writer.committer.commit_single(partition, record, payload))?;
-            self.counters.user_bytes.add(len);
-            if payload.is_none() {
-                return Ok(());
-            }
-            self.grow_reserve_with_wal(len + POOL_PAGE);
-            self.make_durable(seqno, mode)
-        };
-        change().inspect_err(|_| drop(self.begin_api_call()))
-    }
-
-    /// Writes a commit, and returns when it is as durable as `mode` requires.
-    pub(crate) fn commit(&self, commit: CommitRequest<'_>, mode: PersistMode) -> Result<()> {
-        if let [partition] = commit.partitions
-            && commit.count == 1
-            && commit.check.is_none()
-            && let SingleCommit::Concurrent { logged } = partition.single_commit()
-        {
-            let record = WalRecordIter::new(commit.payload).next().expect("a commit has records")?;
-            if record.kind != RecordKind::RangeDelete {
-                return self.commit_single(partition, &record, logged.then_some(commit.payload), mode);
-            }
-        }
-        let written = self.write(commit, None).and_then(|last| self.make_durable(last, mode));
+    /// Writes a batch, and returns when it is as durable as `mode` requires.
+    ///
+    /// # Errors
+    /// Those of [`Partition::insert`](crate::Partition::insert) and of the check of the batch.
+    pub(crate) fn write(&self, batch: &WriteBatch<'_>, mode: PersistMode) -> Result<()> {
+        let written = self.write_visibly(batch, mode).and_then(|wal_end| self.make_durable(wal_end, mode));
         written.inspect_err(|_| drop(self.begin_api_call()))
     }
 
-    /// As [`commit`](Self::commit), for a commit with direct blob writes. Takes them unless the commit fails; then
-    /// their values become stale when the caller drops them.
-    #[cold]
-    pub(crate) fn commit_with_direct_writes(
-        &self,
-        commit: CommitRequest<'_>,
-        ahead: &mut DirectBlobWrites,
-        mode: PersistMode,
-    ) -> Result<()> {
-        let _call = self.begin_api_call();
-        self.sync_direct_writes(ahead, mode)?;
-        let written = self.write(commit, Some(ahead));
-        if written.is_ok() || self.poison.is_set() {
-            std::mem::take(ahead).mark_applied();
-        }
-        self.make_durable(written?, mode)
-    }
-
-    /// Makes direct blob writes durable before their commit, so that a failure affects this commit only. The sync of
-    /// the WAL syncs those of commits that requested no sync. Does nothing for `Buffer`.
-    pub(crate) fn sync_direct_writes(&self, ahead: &DirectBlobWrites, mode: PersistMode) -> Result<()> {
+    /// Makes staged values durable before their commit, so that a failure affects this commit only. The sync of the
+    /// WAL syncs those of commits that requested no sync. Does nothing for `Buffer`.
+    pub(crate) fn sync_staged(&self, staged: &StagedRecords<'_>, mode: PersistMode) -> Result<()> {
         self.writer()?;
-        match mode == PersistMode::Buffer || self.settings.has_planted_bug(PlantedBug::WalSyncBeforeBlobs) {
+        match staged.is_empty()
+            || mode == PersistMode::Buffer
+            || self.settings.has_planted_bug(PlantedBug::WalSyncBeforeBlobs)
+        {
             true => Ok(()),
-            false => self.poison.poison_on_failure(ahead.sync()),
+            false => self.poison.poison_on_failure(staged.sync()),
         }
     }
 
     /// Commits a batch. Returns the sequence number through which the WAL must be synced to make it durable.
-    fn write(&self, commit: CommitRequest<'_>, direct_writes: Option<&DirectBlobWrites>) -> Result<SeqNo> {
+    fn write_visibly(&self, batch: &WriteBatch<'_>, mode: PersistMode) -> Result<SeqNo> {
         let writer = self.writer()?;
         let _write = begin_write()?;
-        self.check_size(commit.payload.len() as u64)?;
-        let mut needs_preparation = false;
-        for partition in commit.partitions {
-            needs_preparation |= partition.tree()?.needs_preparation();
-        }
-        if writer.reserve.is_short() && !commit.only_removes() {
+        let len = batch.payload.len() as u64;
+        debug_assert!(self.check_payload_len(len).is_ok(), "the length is checked when records are added");
+        batch.check_partitions()?;
+        if writer.reserve.is_short() && !batch.only_removes() {
             self.check_disk_reserve()?;
         }
-        self.delay_write(commit.payload.len() as u64)?;
-        if let Some(check) = commit.check {
+        self.delay_write(len)?;
+        if let Some(check) = batch.check {
             // Most of the validation, so that the leader reads only what has changed since.
-            check.validate(commit.payload, commit.partitions, self.last_visible.get())?;
+            check.validate(batch.payload, batch.partitions(), self.last_visible.get())?;
         }
-        // As late as possible, because a failed sync of the file poisons the database from now on.
-        let begun = direct_writes.map_or(Ok(BegunCommit::default()), DirectBlobWrites::begin_commit);
-        let mut begun = self.poison.poison_on_failure(begun)?;
-        let committed = self.commit_after_turns(writer, commit, needs_preparation);
-        if committed.is_err() && !self.poison.is_set() {
-            begun.refuse();
+        let committed = match batch.staged.is_empty() {
+            true => writer.committer.commit(batch),
+            false => self.commit_staged(writer, batch, mode),
+        };
+        let CommitOutcome { wal_end, sealed, changed_pages, .. } = committed?;
+        self.counters.user_bytes.add(len + batch.staged.value_bytes());
+        if wal_end > SeqNo::ZERO {
+            self.grow_reserve_with_wal(len.saturating_add(changed_pages.saturating_mul(POOL_PAGE)));
         }
-        drop(begun);
-        let CommitOutcome { last, sealed, range_deletes } = committed?;
-        let bytes = direct_writes.map_or(0, DirectBlobWrites::bytes);
-        self.counters.user_bytes.add(commit.payload.len() as u64 + bytes);
-        // A range delete may change any number of pages of a pool.
-        let by_ranges = if range_deletes { RESERVE_CHECK_BYTES } else { 0 };
-        let dirtied = if needs_preparation { u64::from(commit.count) * POOL_PAGE + by_ranges } else { 0 };
-        self.grow_reserve_with_wal(commit.payload.len() as u64 + dirtied);
         if sealed || self.memory_is_full() {
             self.seal_largest();
             self.update_write_stalls();
             self.work_available.notify_all();
         }
-        Ok(last)
+        Ok(wal_end)
+    }
+
+    /// Commits a batch with staged values.
+    #[cold]
+    fn commit_staged(&self, writer: &DbWriter, batch: &WriteBatch<'_>, mode: PersistMode) -> Result<CommitOutcome> {
+        self.sync_staged(batch.staged, mode)?;
+        // As late as possible, because a failed sync of the file poisons the database from now on.
+        let mut begun = self.poison.poison_on_failure(batch.staged.begin_commit())?;
+        let committed = writer.committer.commit(batch);
+        match committed.is_ok() || self.poison.is_set() {
+            true => batch.staged.mark_applied(),
+            false => begun.refuse(),
+        }
+        committed
     }
 
     /// Fails with `OutOfSpace` while the disk reserve is short and cannot be filled. Then only removals are accepted.
@@ -478,6 +505,7 @@ impl DbInner {
     /// Counts bytes that a commit appended to the WAL or changed in pools. After every [`RESERVE_CHECK_BYTES`], grows
     /// the reserve to the size that the WAL and the pools require.
     fn grow_reserve_with_wal(&self, bytes: u64) {
+        let bytes = bytes.min(RESERVE_CHECK_BYTES);
         if self.wal_bytes_since_reserve_check.fetch_add(bytes, Ordering::Relaxed) + bytes >= RESERVE_CHECK_BYTES {
             self.wal_bytes_since_reserve_check.store(0, Ordering::Relaxed);
             self.fill_reserve();
@@ -517,8 +545,9 @@ impl DbInner {
     fn fill_reserve_now(&self) -> bool {
         let Some(writer) = &self.writer else { return true };
         let was_short = writer.reserve.is_short();
-        let pool_bytes = self.catalog.pool_checkpoint_bytes();
-        let wanted = writer.reserve.wanted(writer.wal.live_bytes(), pool_bytes, writer.version_set.manifest_bytes());
+        let checkpoint_bytes = self.catalog.checkpoint_bytes();
+        let wanted =
+            writer.reserve.wanted(writer.wal.live_bytes(), checkpoint_bytes, writer.version_set.manifest_bytes());
         let full = writer.reserve.fill(wanted) || writer.wal.remove_spare_files() && writer.reserve.fill(wanted);
         if full && was_short {
             self.work_available.notify_all();
@@ -591,50 +620,6 @@ impl DbInner {
             tree.seal();
             self.update_write_stalls_after([partition]);
         }
-    }
-
-    fn check_size(&self, size: u64) -> Result<()> {
-        let limit = self.settings.memory_budget / 2;
-        if size <= limit {
-            return Ok(());
-        }
-        Err(Error::invalid(format!("commit has {size} bytes, more than half the memory budget ({limit})")))
-    }
-
-    /// Commits, after the exclusive turns of other threads have ended.
-    fn commit_after_turns(
-        &self,
-        writer: &DbWriter,
-        commit: CommitRequest<'_>,
-        needs_preparation: bool,
-    ) -> Result<CommitOutcome> {
-        loop {
-            let committed = match needs_preparation {
-                true => self.commit_prepared(writer, commit)?,
-                false => self.poison.poison_on_failure(writer.committer.commit(commit))?,
-            };
-            match committed {
-                Some(outcome) => return Ok(outcome),
-                None => writer.committer.wait_for_turn_end()?,
-            }
-        }
-    }
-
-    /// Commits to partitions of which at least one must be prepared. Their trees reserve space before the WAL contains
-    /// the commit, so that applying it cannot fail.
-    fn commit_prepared(&self, writer: &DbWriter, commit: CommitRequest<'_>) -> Result<Option<CommitOutcome>> {
-        let reserved = self.poison.catch_panics("a comparator panicked", || BatchReservations::reserve(&commit));
-        let reserved = self.poison.poison_on_failure(reserved)?;
-        let path = reserved.commit_path();
-        let committed = self.poison.poison_on_failure(writer.committer.commit(CommitRequest {
-            reservations: reserved.records(),
-            path,
-            ..commit
-        }));
-        if matches!(committed, Ok(Some(_))) || self.poison.is_set() {
-            reserved.mark_applied();
-        }
-        committed
     }
 
     pub(crate) fn make_durable(&self, last: SeqNo, mode: PersistMode) -> Result<()> {
@@ -810,6 +795,11 @@ fn check_not_called_back() -> Result<()> {
 fn begin_write() -> Result<WriteMark> {
     check_not_called_back()?;
     Ok(WriteMark::new())
+}
+
+#[cold]
+fn too_large_error(len: u64, limit: u64) -> Error {
+    Error::invalid(format!("the write has {len} bytes, more than half the memory budget ({limit})"))
 }
 
 #[cold]

@@ -8,12 +8,13 @@ use std::time::Duration;
 use crate::base::event::DroppedAfterDamage;
 use crate::block::cache::{BlockCache, CacheStats};
 use crate::block::frame::BlockKind;
-use crate::db::catalog::PartitionState;
 use crate::db::inner::DbInner;
+use crate::db::partition_state::PartitionState;
 use crate::engine::Engine;
 use crate::lsm::blob_map::BlobFileMetrics;
 use crate::lsm::metrics::LevelMetrics;
 use crate::pmem::pool::PoolStats;
+use crate::tree::partition_tree::PartitionTree;
 use crate::vfs::fs::PersistenceLevel;
 
 /// Cache counters of one kind of block.
@@ -246,7 +247,7 @@ impl Metrics {
             manifest_bytes: inner.recovery_stats.manifest_bytes,
             ..Metrics::default()
         };
-        for tree in partitions.iter().filter_map(|partition| partition.lsm_if_built()) {
+        for tree in partitions.iter().filter_map(|partition| partition.tables_if_built()) {
             let memtables = tree.metrics();
             metrics.active_memtable_bytes += memtables.memtable_bytes;
             metrics.sealed_memtable_bytes += memtables.sealed_bytes;
@@ -463,12 +464,12 @@ impl PartitionMetrics {
         if is_forked {
             return metrics;
         }
-        if let Some(pool) = state.pool_if_built() {
+        if let Some(pool) = state.tree_if_built().and_then(PartitionTree::pmem) {
             let stats = pool.pool_stats();
             metrics.pool = Some(PoolMetrics::of(&stats));
             metrics.disk_bytes = stats.disk_bytes;
         }
-        let Some(tree) = state.lsm_if_built() else { return metrics };
+        let Some(tree) = state.tables_if_built() else { return metrics };
         let lsm = tree.metrics();
         metrics.memtable_bytes = lsm.memtable_bytes + lsm.sealed_bytes;
         metrics.sealed_memtables = tree.pressure().sealed_memtables;

@@ -12,9 +12,9 @@
 //! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`partition_options`] (of an
 //! existing partition), [`components`], [`batch`], [`range_delete`], [`atomics`] (single-key operations), [`snapshot`],
 //! [`iter`], [`transaction`], [`writes`] (before their commit), [`commit_check`] (validation), [`commit`]
-//! (group commit), [`reservations`], [`inner`], [`catalog`], [`spill`], [`state`] (parts of the database's state),
-//! [`recovery`], [`worker`], [`ingest`], [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing,
-//! exclusive turns), [`metrics`].
+//! (group commit), [`staged_records`], [`inner`], [`catalog`], [`partition_state`], [`partition_merge_operator`],
+//! [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`], [`blob_gc`] (blob GC on request),
+//! [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
 
 pub(crate) mod atomics;
 pub(crate) mod batch;
@@ -33,12 +33,13 @@ pub(crate) mod iter;
 pub(crate) mod metrics;
 pub(crate) mod options;
 pub(crate) mod partition;
+pub(crate) mod partition_merge_operator;
 pub(crate) mod partition_options;
+pub(crate) mod partition_state;
 pub(crate) mod range_delete;
 pub(crate) mod recovery;
-pub(crate) mod reservations;
 pub(crate) mod snapshot;
-pub(crate) mod spill;
+pub(crate) mod staged_records;
 pub(crate) mod state;
 pub(crate) mod transaction;
 pub(crate) mod worker;

@@ -11,6 +11,7 @@ use crate::lsm::options::{KvSeparationOptions, LeveledOptions, LsmOptions};
 use crate::pmem::options::{PMEM_OPTIONS_FIELD, PmemOptions};
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions};
 use crate::table::prefix::PrefixExtractor;
+use crate::tree::partition_tree::TreeOptions;
 
 /// Field of the stored options with the name of the prefix extractor.
 const PREFIX_EXTRACTOR_FIELD: u64 = 20;
@@ -74,6 +75,11 @@ pub enum EngineType {
 }
 
 impl EngineType {
+    /// Whether a tree of `kind` has this engine.
+    pub(crate) fn is_kind(&self, kind: EngineKind) -> bool {
+        (*self == EngineType::Lsm) == (kind == EngineKind::Lsm)
+    }
+
     /// Returns the stored engine kind. `memory` says whether files of the directory are mapped as memory.
     pub(crate) fn kind_in(&self, memory: bool) -> EngineKind {
         match self {
@@ -539,14 +545,6 @@ impl PartitionCreateOptions {
         self.default_ttl.and_then(|ttl| ttl_ms(ttl).ok())
     }
 
-    /// Returns the pool options, or their defaults for an LSM partition.
-    pub(crate) fn pmem(&self) -> PmemOptions {
-        match &self.engine {
-            EngineType::Pmem(options) => options.clone(),
-            EngineType::Lsm => PmemOptions::default(),
-        }
-    }
-
     /// Returns `Invalid` if an option is out of its range.
     pub(crate) fn check(&self) -> Result<()> {
         let range = |what: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
@@ -587,18 +585,23 @@ impl PartitionCreateOptions {
         }
     }
 
-    /// Returns the options of the LSM tree.
-    pub(crate) fn lsm(&self, default_codec: CompressionType) -> LsmOptions {
+    /// Returns the options of the tree.
+    pub(crate) fn tree(&self, default_codec: CompressionType) -> TreeOptions {
         let CompactionStrategy::Leveled(leveled) = &self.strategy;
         let codec = self.compression.unwrap_or(default_codec);
         let index_type = self.data_block_index_type.unwrap_or(self.table.data_block_index_type);
-        LsmOptions {
+        let lsm = LsmOptions {
             max_memtable_size: self.max_memtable_size,
             compaction: leveled.clone(),
             table: TableOptions { compression: codec, data_block_index_type: index_type, ..self.table.clone() },
             compression_per_level: self.compression_per_level.clone(),
             kv_separation: self.kv_separation.clone(),
-        }
+        };
+        let pmem = match &self.engine {
+            EngineType::Pmem(options) => options.clone(),
+            EngineType::Lsm => PmemOptions::default(),
+        };
+        TreeOptions { lsm, pmem }
     }
 
     /// Encodes the options for the manifest, so that a tool that opens the partition without options uses the same

@@ -6,21 +6,20 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::key::put_expiry;
 use crate::base::{Error, ErrorKind, RecordKind, Result};
-use crate::db::catalog::PartitionState;
-use crate::db::commit::CommitRequest;
+use crate::db::commit::WriteBatch;
 use crate::db::handle::DbHandle;
 use crate::db::iter::db_iter::{DbIter, IterEnd, OwnedBounds, own_bounds, prefix_bounds};
 use crate::db::iter::iterators::{Entries, Iter, IterState, Keys, Values};
 use crate::db::metrics::PartitionMetrics;
-use crate::db::reservations::DirectBlobWrites;
+use crate::db::partition_state::PartitionState;
+use crate::db::staged_records::StagedGuard;
 use crate::db::state::partition_expiry::ttl_ms;
-use crate::db::state::partition_tree::PartitionTree;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
-use crate::engine::{ReadMoment, ReadSeqno, SingleCommit, SnapshotGuard};
+use crate::engine::{ReadMoment, ReadSeqno, SnapshotGuard};
 use crate::mem::slice::Slice;
-use crate::wal::format::{WalRecord, check_key_and_value_lengths, put_record};
+use crate::tree::partition_tree::PartitionTree;
+use crate::wal::format::{WalRecord, check_key_and_value_lengths};
 
 /// A named, ordered map of bytes to bytes in a [`Database`](crate::Database).
 ///
@@ -55,29 +54,17 @@ thread_local! {
     static PAYLOAD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Encodes `record` into the buffer of this thread and calls `write` with the encoded WAL payload.
-pub(crate) fn with_payload<R>(record: &WalRecord<'_>, write: impl FnOnce(&[u8]) -> R) -> R {
+/// Calls `write` with an empty buffer of this thread for a WAL payload.
+pub(crate) fn with_payload<R>(write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     // A comparator may call a write during a write, which is refused: the nested call finds an empty buffer and
     // allocates. A thread-local destructor may write after this buffer was destroyed: that write allocates too.
     let mut payload = PAYLOAD.try_with(|kept| std::mem::take(&mut *kept.borrow_mut())).unwrap_or_default();
     payload.clear();
-    put_record(&mut payload, record);
-    let result = write(&payload);
+    let result = write(&mut payload);
     if payload.capacity() <= KEPT_BUFFER_MAX {
         let _ends_with_its_thread = PAYLOAD.try_with(|kept| *kept.borrow_mut() = payload);
     }
     result
-}
-
-/// The kind of a record with a blob pointer, to whose value this adds the expiry time.
-pub(crate) fn begin_pointer(value: &mut Vec<u8>, expires_ms: Option<u64>) -> RecordKind {
-    match expires_ms {
-        None => RecordKind::BlobPointer,
-        Some(expires_ms) => {
-            put_expiry(value, expires_ms, &[]);
-            RecordKind::ExpiringBlobPointer
-        }
-    }
 }
 
 impl Partition {
@@ -107,9 +94,11 @@ impl Partition {
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        let (key, value) = (key.as_ref(), value.as_ref());
         match self.state.expiry.default_ttl_ms() {
-            None => self.write(RecordKind::Put, key.as_ref(), value.as_ref()),
-            Some(ttl_ms) => self.insert_expiring(key.as_ref(), value.as_ref(), ttl_ms),
+            None if self.state.stages_value(value.len()) => self.write_value(key, value, None),
+            None => self.write(RecordKind::Put, key, value),
+            Some(ttl_ms) => self.insert_expiring(key, value, ttl_ms),
         }
     }
 
@@ -149,12 +138,7 @@ impl Partition {
     pub(crate) fn insert_expiring(&self, key: &[u8], value: &[u8], ttl_ms: u64) -> Result<()> {
         check_key_and_value_lengths(key, value)?;
         let expires_ms = self.handle.inner.begin_expiring_write(&self.state, ttl_ms, value)?;
-        if self.state.uses_direct_write(value.len()) {
-            return self.write_blob(key, value, Some(expires_ms));
-        }
-        let mut expiring = Vec::new();
-        put_expiry(&mut expiring, expires_ms, value);
-        self.write(RecordKind::ExpiringPut, key, &expiring)
+        self.write_value(key, value, Some(expires_ms))
     }
 
     /// Removes a key. Removing a key that has no value is not an error.
@@ -206,45 +190,29 @@ impl Partition {
         self.write(RecordKind::SingleDelete, key.as_ref(), &[])
     }
 
+    /// Commits a value that is staged or expires.
+    #[cold]
+    fn write_value(&self, key: &[u8], value: &[u8], expires_ms: Option<u64>) -> Result<()> {
+        check_key_and_value_lengths(key, value)?;
+        let inner = &self.handle.inner;
+        with_payload(|payload| {
+            let mut staged = StagedGuard::of(std::slice::from_ref(&self.state));
+            inner.put_value(payload, &mut staged, &self.state, key, value, expires_ms)?;
+            inner.write(&WriteBatch::new(payload, 1, &staged), inner.settings.durability)
+        })
+    }
+
+    /// Commits a record.
     pub(crate) fn write(&self, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
         check_key_and_value_lengths(key, value)?;
         let inner = &self.handle.inner;
-        if kind == RecordKind::Put && self.state.uses_direct_write(value.len()) {
-            return self.write_blob(key, value, None);
-        }
-        if value.len() as u64 > inner.settings.memory_budget / 2 {
-            let limit = inner.settings.memory_budget / 2;
-            let message = format!("value has {} bytes, more than half the memory budget ({limit})", value.len());
-            return Err(Error::invalid(message));
-        }
-        let (record, mode) = (WalRecord { kind, partition: self.state.id, key, value }, inner.settings.durability);
-        match self.state.single_commit() {
-            SingleCommit::InGroup => with_payload(&record, |payload| {
-                let partitions = std::slice::from_ref(&self.state);
-                inner.commit(CommitRequest::new(payload, 1, partitions), mode)
-            }),
-            SingleCommit::Concurrent { logged: true } => {
-                with_payload(&record, |payload| inner.commit_single(&self.state, &record, Some(payload), mode))
-            }
-            SingleCommit::Concurrent { logged: false } => inner.commit_single(&self.state, &record, None, mode),
-        }
-    }
-
-    /// Writes a large value directly to a blob file, then commits a record with the blob pointer.
-    #[cold]
-    pub(crate) fn write_blob(&self, key: &[u8], value: &[u8], expires_ms: Option<u64>) -> Result<()> {
-        let inner = &self.handle.inner;
-        let direct_write = inner.write_blob_directly(&self.state, value)?;
-        let (mut pointer, mut payload) = (Vec::new(), Vec::new());
-        let mut direct_writes = DirectBlobWrites::default();
-        let kind = begin_pointer(&mut pointer, expires_ms);
-        direct_write.pointer.encode(&mut pointer);
-        direct_writes.add(&self.state, direct_write);
-        let record = WalRecord { kind, partition: self.state.id, key, value: &pointer };
-        put_record(&mut payload, &record);
-        let partitions = std::slice::from_ref(&self.state);
-        let commit = CommitRequest::new(&payload, 1, partitions);
-        inner.commit_with_direct_writes(commit, &mut direct_writes, inner.settings.durability)
+        with_payload(|payload| {
+            let record = WalRecord { kind, partition: self.state.id, key, value };
+            inner.put_record(payload, &record)?;
+            let staged = StagedGuard::of(std::slice::from_ref(&self.state));
+            let batch = WriteBatch { record: Some(record), ..WriteBatch::new(payload, 1, &staged) };
+            inner.write(&batch, inner.settings.durability)
+        })
     }
 
     /// Returns the value of a key, or `None` if it has none.

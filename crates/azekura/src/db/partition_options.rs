@@ -80,7 +80,7 @@ impl Partition {
         }
         // `flush_and_wait` begins work of its own.
         drop(work);
-        if state.lowers_max_size(options)? {
+        if inner.catalog.lowers_max_size(state, options)? {
             flush_and_wait(inner, state)?;
         }
         let _work = inner.begin_work()?;

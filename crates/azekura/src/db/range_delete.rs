@@ -5,12 +5,10 @@ use std::ops::{Bound, RangeBounds};
 use crate::base::key_range::KeyRange;
 use crate::base::{Error, RecordKind, Result};
 use crate::db::batch::Batch;
-use crate::db::catalog::PartitionState;
-use crate::db::commit::{CommitPath, CommitRequest};
 use crate::db::iter::db_iter::{OwnedBounds, own_bounds, prefix_bounds};
-use crate::db::partition::{Partition, with_payload};
+use crate::db::partition::Partition;
+use crate::db::partition_state::PartitionState;
 use crate::db::worker::{drop_covered_tables_and_wait, flush_and_wait};
-use crate::wal::format::WalRecord;
 
 impl Partition {
     /// Removes every key in `range`, by one record, however many keys there are.
@@ -103,13 +101,7 @@ impl Partition {
         let Some(range) = checked_range(&self.state, bounds)? else { return Ok(()) };
         let mut value = Vec::new();
         range.encode_value(&mut value);
-        let (partition, key) = (self.state.id, range.encoded_key());
-        with_payload(&WalRecord { kind: RecordKind::RangeDelete, partition, key, value: &value }, |payload| {
-            let partitions = std::slice::from_ref(&self.state);
-            let (reservations, path) = (&[][..], CommitPath::Logged);
-            let commit = CommitRequest { payload, count: 1, partitions, reservations, path, check: None };
-            inner.commit(commit, inner.settings.durability)
-        })
+        self.write(RecordKind::RangeDelete, range.encoded_key(), &value)
     }
 }
 

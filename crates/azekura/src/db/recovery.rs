@@ -24,25 +24,27 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::base::event::Event;
-use crate::base::manifest_state::{ManifestState, PartitionManifestState};
+use crate::base::manifest_state::ManifestState;
 use crate::base::sync::WakeSignal;
-use crate::base::version_edit::{EngineKind, FileNumber, PartitionId, VersionEdit, WalEpoch};
+use crate::base::version_edit::{FileNumber, PartitionId, VersionEdit, WalEpoch};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
-use crate::db::catalog::{Catalog, PartitionState, TreeResources};
+use crate::db::catalog::Catalog;
 use crate::db::commit::Committer;
 use crate::db::config::{Config, PlantedBug, Settings};
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbInnerArgs, DbWriter, RecoveryStats};
+use crate::db::partition_state::PartitionState;
 use crate::db::state::disk_reserve::DiskReserve;
 use crate::db::state::event_queue::DbPoison;
 use crate::db::state::version_set::VersionSet;
-use crate::db::{spill, worker};
+use crate::db::worker;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
+use crate::lsm::tree_context::{TreeContext, TreeResources};
 use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
-use crate::pmem::pool;
 use crate::table::obsolete_files::ObsoleteFiles;
+use crate::tree::{spilled_records, stored_tree};
 use crate::vfs::expiry_clock::ExpiryClock;
 use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME, create_dirs, sync_parent_dirs};
 use crate::vfs::open_files::{
@@ -69,7 +71,8 @@ struct DirectoryListing {
     /// Lengths in bytes: of tables and blob files by kind and number, and of WAL segments by number.
     data: HashMap<(DataFileKind, FileNumber), u64>,
     segments: HashMap<FileNumber, u64>,
-    pools: Vec<(PartitionId, PathBuf)>,
+    /// Files of trees other than tables and blob files.
+    tree_files: Vec<(PartitionId, PathBuf)>,
     /// A file name that azekura does not use, if there is one.
     foreign: Option<String>,
 }
@@ -84,8 +87,8 @@ fn list_directory(fs: &dyn Fs, dir: &Path) -> Result<DirectoryListing> {
             listing.data.insert((kind, id), entry.len);
         } else if let Some(id) = parse_segment_name(&entry.name) {
             listing.segments.insert(id, entry.len);
-        } else if let Some((partition, _)) = pool::parse_pool_file_name(&entry.name) {
-            listing.pools.push((partition, dir.join(&entry.name)));
+        } else if let Some(partition) = stored_tree::partition_of_file(&entry.name) {
+            listing.tree_files.push((partition, dir.join(&entry.name)));
         } else if entry.name == MANIFEST_NAME {
             listing.has_manifest = true;
         } else if ![LOCK_FILE_NAME, DISK_RESERVE_FILE_NAME, MANIFEST_TEMP_NAME].contains(&entry.name.as_str()) {
@@ -100,7 +103,7 @@ impl DirectoryListing {
     fn forget_unowned_files(&mut self, manifest_state: &ManifestState) {
         self.data.retain(|(_, id), _| id.0 < manifest_state.file_number_limit());
         self.segments.retain(|id, _| id.0 < manifest_state.file_number_limit());
-        self.pools.retain(|(id, _)| id.0 < manifest_state.partition_id_limit());
+        self.tree_files.retain(|(id, _)| id.0 < manifest_state.partition_id_limit());
     }
 }
 
@@ -109,7 +112,7 @@ fn check_listing(dir: &Path, listing: &DirectoryListing) -> Result<()> {
     if listing.has_manifest {
         return Ok(());
     }
-    if !listing.data.is_empty() || !listing.segments.is_empty() || !listing.pools.is_empty() {
+    if !listing.data.is_empty() || !listing.segments.is_empty() || !listing.tree_files.is_empty() {
         let message = "the manifest is missing, but data files or log segments are here: restore it from a copy";
         return Err(Error::corruption(message).in_file(dir.join(MANIFEST_NAME)));
     }
@@ -120,12 +123,6 @@ fn check_listing(dir: &Path, listing: &DirectoryListing) -> Result<()> {
         }
         None => Ok(()),
     }
-}
-
-/// Bytes that the records of all spilled tables took in the WAL, at most.
-fn spilled_bytes(manifest_state: &ManifestState) -> u64 {
-    let tables = manifest_state.partitions.values().flat_map(|partition| partition.spilled.values());
-    tables.map(spill::log_bytes).fold(0, u64::saturating_add)
 }
 
 /// Opens a database for reading and writing. Creates it if the directory is empty or does not exist.
@@ -147,7 +144,7 @@ pub(crate) fn open(mut config: Config) -> Result<Arc<DbHandle>> {
         create_database(&*config.env, &fs, &dir)?;
     }
     let mut state = RecoveryState::read(&config, listing, &limited, false)?;
-    state.sync_for_pools(&config)?;
+    state.sync_before_replay(&config)?;
     let report = state.replay(&config)?;
     state.finish(config, report, lock, start)
 }
@@ -212,10 +209,10 @@ struct RecoveryState {
     manifest_state: ManifestState,
     listing: DirectoryListing,
     catalog: Catalog,
-    resources: TreeResources,
+    resources: Arc<TreeResources>,
     by_id: HashMap<PartitionId, Arc<PartitionState>>,
     /// Unfinished direct blob files that the WAL points into.
-    direct_blobs: UnfinishedBlobFiles,
+    unfinished_blobs: UnfinishedBlobFiles,
     /// Whether the recovery mode skips damage.
     is_salvage: bool,
     /// First sequence numbers of skipped commits: these point to lost values, or name partitions that the manifest
@@ -250,7 +247,7 @@ impl RecoveryState {
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(WakeSignal::default());
         let visible = LastVisibleSeqno::default();
-        let parts = TreeResources {
+        let parts = Arc::new(TreeResources {
             snapshots: SnapshotList::with_clock(visible.clone(), ExpiryClock::new(Arc::clone(&config.env))),
             last_visible: visible,
             read_only,
@@ -265,10 +262,14 @@ impl RecoveryState {
             next_file_id: Arc::new(AtomicU64::new(next_file)),
             default_codec: config.settings.compression,
             unsynced_blobs: Arc::default(),
-            wal_bytes: listing.segments.values().sum::<u64>().saturating_add(spilled_bytes(&manifest_state)),
+            wal_bytes: listing
+                .segments
+                .values()
+                .sum::<u64>()
+                .saturating_add(spilled_records::wal_bytes(&manifest_state)),
             memtable_memory: Arc::default(),
-        };
-        let catalog = Catalog::new(parts.clone());
+        });
+        let catalog = Catalog::new(Arc::clone(&parts));
         let mut by_id = HashMap::new();
         for (id, stored) in &mut manifest_state.partitions {
             let partition = catalog.restore_partition(stored.clone(), &listing.data)?;
@@ -284,7 +285,7 @@ impl RecoveryState {
             catalog,
             resources: parts,
             by_id,
-            direct_blobs: left,
+            unfinished_blobs: left,
             is_salvage: salvages,
             skipped_commits: skipped,
             manifest_bytes,
@@ -292,10 +293,10 @@ impl RecoveryState {
         })
     }
 
-    /// Syncs manifest and WAL before the replay if a pool is durable without the WAL. Otherwise power loss could
-    /// leave a part of a commit in the pool and nothing of it in the WAL.
-    fn sync_for_pools(&self, config: &Config) -> Result<()> {
-        if !self.by_id.values().any(|partition| partition.survives_power_loss()) {
+    /// Syncs manifest and WAL before the replay if a tree is durable without the WAL. Otherwise power loss could
+    /// leave a part of a commit in the tree and nothing of it in the WAL.
+    fn sync_before_replay(&self, config: &Config) -> Result<()> {
+        if !self.by_id.values().any(|partition| partition.files_at_open.survives_power_loss) {
             return Ok(());
         }
         let (fs, dir) = (&config.fs, &config.path);
@@ -314,19 +315,18 @@ impl RecoveryState {
             wal::replay(fs, &config.path, id, options, &mut |commit| self.replay_commit(&commit, &manifest))?;
         report.has_gaps |= !self.skipped_commits.is_empty();
         self.by_id.values().try_for_each(|partition| partition.end_replay())?;
-        self.resources.next_file_id.fetch_max(self.direct_blobs.next_file_number(), Ordering::Relaxed);
+        self.resources.next_file_id.fetch_max(self.unfinished_blobs.next_file_number(), Ordering::Relaxed);
         Ok(report)
     }
 
     /// Replay options that follow from the manifest and from the files of the partitions.
     fn replay_options(&self, config: &Config) -> WalReplayOptions {
-        let memory = |p: &PartitionManifestState| p.meta.engine == EngineKind::PmemMapped as u8;
-        let pools_skip_log = self.manifest_state.partitions.values().any(memory);
+        let has_unlogged = self.by_id.values().any(|partition| partition.may_skip_wal());
         let (mut held, mut from) = (PartitionSeqno::default(), SeqNo::MAX);
         let mut durable = PartitionSeqno { seqno: self.manifest_state.all_flushed, partition: String::new() };
         for (id, stored) in &self.manifest_state.partitions {
             let Some(partition) = self.by_id.get(id) else { continue };
-            let (needs_nothing, proven) = partition.wal_needs(stored, pools_skip_log);
+            let (needs_nothing, proven) = partition.wal_needs(stored, has_unlogged);
             from = from.min(needs_nothing);
             for (mark, seqno) in [(&mut durable, proven), (&mut held, partition.highest_unlogged_seqno())] {
                 if seqno > mark.seqno {
@@ -365,7 +365,7 @@ impl RecoveryState {
                 return Ok(Some(Error::corruption(message).in_file(manifest)));
             }
         }
-        if let Some(reason) = self.direct_blobs.check_commit(&blob_pointers(commit)?)? {
+        if let Some(reason) = self.unfinished_blobs.check_commit(&blob_pointers(commit)?)? {
             if !self.is_salvage {
                 return Ok(Some(reason));
             }
@@ -402,8 +402,8 @@ impl RecoveryState {
 
     /// The last sequence number in use. Pools may have used higher ones than the WAL contains.
     fn last_seqno(&self, report: &WalReplayReport) -> SeqNo {
-        let pools = self.by_id.values().map(|partition| partition.highest_in_pool()).max().unwrap_or_default();
-        report.last_seqno.max(pools)
+        let in_trees = self.by_id.values().map(|partition| partition.files_at_open.highest).max();
+        report.last_seqno.max(in_trees.unwrap_or_default())
     }
 
     /// Makes the replayed WAL durable. If the replay found gaps, rewrites the WAL without them, so that every later
@@ -466,11 +466,16 @@ impl RecoveryState {
         report.spare_files.len() < before
     }
 
+    /// A context of no partition.
+    fn context(&self) -> TreeContext {
+        TreeContext::new(&self.resources, KeyOrder::bytewise(), PartitionId(0), "")
+    }
+
     /// Makes ordinary blob files of the unfinished direct blob files, and adds them to their partitions and to the
     /// manifest state. The caller then writes the manifest.
-    fn adopt_direct_blobs(&mut self, now_ms: u64) -> Result<()> {
-        let context = Arc::new(self.resources.context(KeyOrder::bytewise(), PartitionId(0), ""));
-        for (id, file) in self.direct_blobs.adopt(&context, now_ms)? {
+    fn adopt_unfinished_blobs(&mut self, now_ms: u64) -> Result<()> {
+        let context = Arc::new(self.context());
+        for (id, file) in self.unfinished_blobs.adopt(&context, now_ms)? {
             if let (Some(manifest_state), Some(partition)) =
                 (self.manifest_state.partitions.get_mut(&id), self.by_id.get(&id))
             {
@@ -489,10 +494,10 @@ impl RecoveryState {
         start: u64,
     ) -> Result<Arc<DbHandle>> {
         self.resources.last_visible.publish(self.last_seqno(report));
-        let context = self.resources.context(KeyOrder::bytewise(), PartitionId(0), "");
-        for (id, file) in self.direct_blobs.open_read_only(&context) {
+        let context = self.context();
+        for (id, file) in self.unfinished_blobs.open_read_only(&context) {
             if let Some(partition) = self.by_id.get(&id) {
-                partition.add_direct_blob_file(file);
+                partition.add_unfinished_blobs(file);
             }
         }
         let inner = self.into_inner(config, None, report, lock, start, None);
@@ -512,13 +517,14 @@ impl RecoveryState {
         self.check_id_limits(last, &report).map_err(|error| error.in_file(dir))?;
         let log_bytes = report.segments.iter().map(|segment| segment.end_offset).sum();
         let (max, manifest_bytes) = (config.settings.disk_reserve, self.manifest_bytes);
-        let pool_bytes = self.catalog.pool_checkpoint_bytes();
-        let reserve = DiskReserve::open_existing(Arc::clone(fs), dir, max, log_bytes, pool_bytes, manifest_bytes)?;
+        let checkpoint_bytes = self.catalog.checkpoint_bytes();
+        let reserve =
+            DiskReserve::open_existing(Arc::clone(fs), dir, max, log_bytes, checkpoint_bytes, manifest_bytes)?;
         let reserve = Arc::new(reserve);
         let damaged = report.has_gaps || report.dropped_after_damage.is_some();
         let report = self.make_wal_durable_when_full(&config, report, &reserve)?;
         let mut space = SpaceReclaimer { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };
-        while let Err(error) = self.adopt_direct_blobs(config.env.now_ms()) {
+        while let Err(error) = self.adopt_unfinished_blobs(config.env.now_ms()) {
             space.reclaim(&self, error)?;
         }
         self.manifest_state.next_file_number = self.resources.next_file_id.load(Ordering::Relaxed);
@@ -528,7 +534,7 @@ impl RecoveryState {
             report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
         self.manifest_state.wal_end = Some((ended, end));
         self.manifest_state.settings = config.settings.encode();
-        self.record_pool_file_ids();
+        self.record_file_ids();
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
         let edits = self.manifest_state.edits();
@@ -584,9 +590,11 @@ impl RecoveryState {
 
     /// Records the file ids of pools in the manifest state, because older versions did not write them to the
     /// manifest.
-    fn record_pool_file_ids(&mut self) {
+    fn record_file_ids(&mut self) {
         for (id, state) in &self.by_id {
-            if let (Some(stored), Some(file_id)) = (self.manifest_state.partitions.get_mut(id), state.pool_file_id()) {
+            if let (Some(stored), Some(file_id)) =
+                (self.manifest_state.partitions.get_mut(id), state.files_at_open.file_id)
+            {
                 stored.pool_file_id = Some(file_id);
             }
         }
@@ -614,13 +622,14 @@ impl RecoveryState {
     fn remove_orphans(&self, config: &Config, report: &WalReplayReport) -> u64 {
         let kept: HashSet<FileNumber> =
             report.segments.iter().map(|s| s.file).chain(report.spare_files.iter().copied()).collect();
-        let pools = self.listing.pools.iter().filter(|(id, _)| !self.manifest_state.partitions.contains_key(id));
+        let tree_files =
+            self.listing.tree_files.iter().filter(|(id, _)| !self.manifest_state.partitions.contains_key(id));
         let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
         let paths = self
             .unreferenced_data_files()
             .map(|(kind, id)| self.data_path(kind, id))
             .chain(segments.map(|id| segment_path(&config.path, *id)))
-            .chain(pools.map(|(_, path)| path.clone()));
+            .chain(tree_files.map(|(_, path)| path.clone()));
         paths.filter(|path| config.fs.remove_file(path).is_ok()).count() as u64
     }
 
@@ -728,7 +737,7 @@ impl SpaceReclaimer<'_> {
         fs.sync_dir(dir)?;
         let unfinished = state
             .unreferenced_data_files()
-            .filter(|(kind, id)| *kind == DataFileKind::Table || !state.direct_blobs.contains(*id));
+            .filter(|(kind, id)| *kind == DataFileKind::Table || !state.unfinished_blobs.contains(*id));
         Ok(unfinished.filter(|(kind, id)| fs.remove_file(&state.data_path(*kind, *id)).is_ok()).count() > 0)
     }
 

@@ -27,15 +27,14 @@ use std::time::Duration;
 use crate::base::event::Event;
 use crate::base::sync::{lock, try_lock};
 use crate::base::version_edit::{PartitionId, TableMeta, VersionEdit};
-use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
-use crate::db::catalog::PartitionState;
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::inner::DbInner;
-use crate::db::spill;
+use crate::db::partition_state::PartitionState;
 use crate::db::state::backoff::Backoff;
 use crate::db::state::disk_reserve::ReserveUse;
-use crate::db::state::partition_tree::PartitionTree;
 use crate::engine::{EngineHost, Pressure, Task, TaskReport};
 use crate::lsm::tree::LsmTree;
+use crate::tree::partition_tree::PartitionTree;
 use crate::vfs::env::Thread;
 
 /// How long a memtable must be unchanged before a worker considers it idle: 1 second.
@@ -214,7 +213,7 @@ pub(crate) fn run_lsm_task(
     task: Task,
     mut work: impl FnMut(&LsmTree) -> Result<TaskReport>,
 ) -> Result<TaskReport> {
-    let Some(tree) = partition.lsm_if_built() else { return Ok(TaskReport::default()) };
+    let Some(tree) = partition.tables_if_built() else { return Ok(TaskReport::default()) };
     run_accounted(inner, partition, task, AfterTask::WakesWorkers, || work(tree)).map_err(|failed| failed.error)
 }
 
@@ -373,30 +372,28 @@ pub(crate) fn retire_wal_segments(inner: &DbInner) -> Result<bool> {
     writer.wal.recycle(&epochs).map(|()| true)
 }
 
-/// Retires WAL segments. If there are none and the WAL is too large, spills the records of partitions whose
-/// comparator is missing, and tries again. False if no segment was retired. Called inside [`DbInner::with_reserve`].
+/// Retires WAL segments. If there are none and the WAL is too large, writes the records of partitions whose comparator
+/// is missing to tables, and tries again. False if no segment was retired. Called inside [`DbInner::with_reserve`].
 fn give_back_log(inner: &DbInner) -> Result<bool> {
-    Ok(retire_wal_segments(inner)? || spill_holders(inner)? && retire_wal_segments(inner)?)
+    Ok(retire_wal_segments(inner)? || write_buffered_records(inner)? && retire_wal_segments(inner)?)
 }
 
-/// If the WAL is too large, spills the buffered records that hold its oldest segment until a comparator is given;
-/// false if there were none.
-fn spill_holders(inner: &DbInner) -> Result<bool> {
+/// If the WAL is too large, writes the buffered records that hold its oldest segment until a comparator is given to
+/// tables; false if there were none.
+fn write_buffered_records(inner: &DbInner) -> Result<bool> {
     let (Some(oldest), Some(writer)) = (oldest_held(inner), &inner.writer) else { return Ok(false) };
     // The lock keeps partitions from being deleted and comparators from being given meanwhile. If it is held, a later
     // call tries again.
     let Some(_names) = try_lock(&inner.partition_ddl_lock) else { return Ok(false) };
-    let mut spilled = false;
+    let mut is_written = false;
     for partition in inner.catalog.all() {
         let pending = partition.pending();
         let (Some(first), Some(last)) = (pending.first(), pending.last()) else { continue };
         if first.seqno > oldest {
             continue;
         }
-        let (last, parts) = (last.seqno, inner.catalog.resources());
-        let context = parts.context(KeyOrder::bytewise(), partition.id, &partition.name);
-        let mut outputs = spill::write(context, parts.default_codec, &pending, inner.env.now_ms())?;
-        inner.sync_wal_through(last)?;
+        let mut outputs = partition.write_pending(&pending, inner.catalog.resources())?;
+        inner.sync_wal_through(last.seqno)?;
         let edit = |table: &TableMeta| VersionEdit::TableSpilled { partition: partition.id, table: table.clone() };
         let written = writer.version_set.log_and_apply(&outputs.tables.iter().map(edit).collect::<Vec<VersionEdit>>());
         // The manifest may name the tables after `Poisoned`, so they must not be removed.
@@ -404,10 +401,10 @@ fn spill_holders(inner: &DbInner) -> Result<bool> {
             outputs.keep();
         }
         inner.poison.poison_on_failure(written)?;
-        partition.note_spilled(std::mem::take(&mut outputs.tables));
-        spilled = true;
+        partition.note_written(std::mem::take(&mut outputs.tables));
+        is_written = true;
     }
-    Ok(spilled)
+    Ok(is_written)
 }
 
 /// The last sequence number in the oldest segment of a WAL that is too large. `None` if the WAL is not too large, if
@@ -610,7 +607,7 @@ fn seal_idle_memtables(inner: &DbInner, resting: &mut HashMap<PartitionId, (SeqN
     let mut sealed = false;
     let mut seen = HashMap::new();
     for partition in inner.catalog.all() {
-        let Some(tree) = partition.lsm_if_built() else { continue };
+        let Some(tree) = partition.tables_if_built() else { continue };
         let Some(last) = tree.memtable_hiding_seqno() else { continue };
         match resting.get(&partition.id) {
             Some(&(before, since)) if before == last && now.saturating_sub(since) >= IDLE_MEMTABLE_NS => {
@@ -667,7 +664,7 @@ pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>)
     let through = inner.last_visible.get();
     flush_and_wait(inner, partition)?;
     let tree = partition.tree()?;
-    if let Some(tree) = partition.lsm_if_built() {
+    if let Some(tree) = partition.tables_if_built() {
         let first_filtered = tree.first_filtered_table();
         compact_until_done(inner, partition, |tree| tree.compact_to_bottom(through, inner))?;
         // Each table once, because its replacement cannot be cleaned further.
@@ -806,7 +803,7 @@ mod tests {
         let faults = FaultFs::new(Arc::new(MemFs::new()));
         let db = config().fs(Arc::new(faults.clone())).disk_reserve(0).open().unwrap();
         let part = db.open_partition("p", Default::default()).unwrap();
-        let tree = part.state.lsm().unwrap();
+        let tree = part.state.tables().unwrap();
         for _ in 0..6 {
             (0..50u8).for_each(|n| part.insert([n], [n; 100]).unwrap());
             part.flush().unwrap();

@@ -26,7 +26,8 @@ use crate::lsm::compaction_iter::{CoveringRangeDeletes, DropDecision, VersionDro
 use crate::lsm::direct_file::DirectBlobFile;
 use crate::lsm::output::PendingOutputs;
 use crate::lsm::read::SuperVersion;
-use crate::lsm::table_handle::{TableHandle, TreeContext};
+use crate::lsm::table_handle::TableHandle;
+use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, Version};
 
 /// How stale a blob file is. Bytes are those of frames. Each count is a part of the one before.

@@ -13,7 +13,8 @@ use crate::lsm::compaction_picker::{CompactPointers, PickedCompaction};
 use crate::lsm::options::LsmOptions;
 use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter};
 use crate::lsm::read::RunIter;
-use crate::lsm::table_handle::{TableHandle, TreeContext};
+use crate::lsm::table_handle::TableHandle;
+use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::{HasTableMeta, SortedRun, Version};
 use crate::table::format::{JobOrigin, TableOrigin};
 

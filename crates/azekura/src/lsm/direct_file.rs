@@ -96,36 +96,6 @@ impl DirectBlobFile {
     }
 }
 
-/// A value in a direct blob file that no memtable points to yet.
-pub(crate) struct DirectBlobWrite {
-    pub(crate) file: Arc<DirectBlobFile>,
-    pub(crate) pointer: BlobPointer,
-}
-
-impl DirectBlobWrite {
-    /// Tells that the WAL may get the pointer from now on, whether the value is durable or not, until
-    /// [`end_commit`](DirectBlobWrite::end_commit).
-    ///
-    /// # Errors
-    /// The error of a failed sync of the file that has lost the value: then the WAL must not get the pointer.
-    pub(crate) fn begin_commit(&self) -> Result<()> {
-        self.file.appender()?.begin_commit(self.end())
-    }
-
-    /// Ends what [`begin_commit`](DirectBlobWrite::begin_commit) has begun. Unless the WAL may have the pointer, a
-    /// later loss of the value concerns no commit.
-    pub(crate) fn end_commit(&self, may_be_in_wal: bool) {
-        if let Ok(appender) = self.file.appender() {
-            appender.end_commit(self.end(), may_be_in_wal);
-        }
-    }
-
-    /// The offset in its file at which the value ends.
-    pub(crate) fn end(&self) -> u64 {
-        self.pointer.frame_offset + self.pointer.frame_len
-    }
-}
-
 /// State of the direct blob files of a tree that is not in the super version. Thread safe.
 #[derive(Default)]
 pub(crate) struct DirectBlobTracker {
@@ -134,8 +104,15 @@ pub(crate) struct DirectBlobTracker {
     /// The file that is open for values. A thread holds this lock while it writes a value, so that values follow each
     /// other in the file.
     pub(crate) open_file: Mutex<Option<Arc<DirectBlobFile>>>,
-    /// The number of pointers into each logical file that are neither in tables nor released.
-    pointer_counts: Mutex<BTreeMap<FileNumber, u64>>,
+    /// The pointers into each logical file that are neither in tables nor released.
+    counted_pointers: Mutex<BTreeMap<FileNumber, CountedPointers>>,
+}
+
+#[derive(Default)]
+struct CountedPointers {
+    count: u64,
+    /// `None` for a file of an earlier process.
+    file: Option<Arc<DirectBlobFile>>,
 }
 
 impl DirectBlobTracker {
@@ -143,28 +120,54 @@ impl DirectBlobTracker {
         DirectBlobTracker { threshold: AtomicU64::new(threshold), ..DirectBlobTracker::default() }
     }
 
-    /// Counts a pointer that is in a memtable, or will be.
+    /// Counts a pointer into the logical file `logical` that is in a memtable.
     pub(crate) fn add_pointer(&self, logical: FileNumber) {
-        *lock(&self.pointer_counts).entry(logical).or_default() += 1;
+        lock(&self.counted_pointers).entry(logical).or_default().count += 1;
+    }
+
+    /// Counts a pointer into `file` that a memtable will have.
+    pub(crate) fn add_staged_pointer(&self, file: &Arc<DirectBlobFile>) {
+        let mut counted = lock(&self.counted_pointers);
+        let pointers = counted.entry(file.id).or_default();
+        pointers.count += 1;
+        pointers.file.get_or_insert_with(|| Arc::clone(file));
+    }
+
+    /// The file of a counted pointer to a [staged value](crate::engine::Staged::Blob).
+    ///
+    /// # Errors
+    /// `Closed` after [`forget_files`](DirectBlobTracker::forget_files).
+    pub(crate) fn appender_of(&self, pointer: &BlobPointer) -> Result<Arc<DirectBlobAppender>> {
+        let counted = lock(&self.counted_pointers);
+        let file = counted.get(&pointer.logical_file).and_then(|pointers| pointers.file.as_ref());
+        file.ok_or_else(|| Error::new(ErrorKind::Closed, "the tree is closed"))?.appender().map(Arc::clone)
+    }
+
+    /// Releases the files of all pointers, which will never be read again.
+    pub(crate) fn forget_files(&self) {
+        let forgotten: Vec<_> =
+            lock(&self.counted_pointers).values_mut().map(|pointers| pointers.file.take()).collect();
+        drop(forgotten);
     }
 
     /// Subtracts `by` pointers from the count. True if none is left.
     pub(crate) fn remove_pointers(&self, logical: FileNumber, by: u64) -> bool {
-        let mut counts = lock(&self.pointer_counts);
-        let Some(count) = counts.get_mut(&logical) else { return false };
-        *count = count.saturating_sub(by);
-        let last = *count == 0;
-        if last {
-            counts.remove(&logical);
-        }
-        last
+        let mut counted = lock(&self.counted_pointers);
+        let Some(pointers) = counted.get_mut(&logical) else { return false };
+        debug_assert!(pointers.count >= by, "{by} of {} pointers are released", pointers.count);
+        pointers.count = pointers.count.saturating_sub(by);
+        let is_last = pointers.count == 0;
+        let removed = if is_last { counted.remove(&logical) } else { None };
+        drop(counted);
+        drop(removed);
+        is_last
     }
 
     /// The logical files that memtables may point into. If a thread takes this list first and a version then, all
     /// references to a logical file that is not in the list are in the version. A file that an edit names and that
     /// was removed from the list is never added again.
     pub(crate) fn files_with_pointers(&self) -> BTreeSet<FileNumber> {
-        lock(&self.pointer_counts).keys().copied().collect()
+        lock(&self.counted_pointers).keys().copied().collect()
     }
 }
 
@@ -294,7 +297,11 @@ impl DirectBlobAppender {
         last > self.synced()
     }
 
-    fn begin_commit(&self, end: u64) -> Result<()> {
+    /// Tells that the WAL may point to the value that ends at `end` from now on.
+    ///
+    /// # Errors
+    /// The error of a failed sync that has lost the value.
+    pub(crate) fn begin_commit(&self, end: u64) -> Result<()> {
         // Held briefly: no sync is made after one has failed.
         let check = || match self.has_failed() && end > self.synced() {
             true => lock(&self.progress).failed.clone().map_or(Ok(()), Err),
@@ -305,7 +312,9 @@ impl DirectBlobAppender {
         check().inspect_err(|_| self.end_commit(end, false))
     }
 
-    fn end_commit(&self, end: u64, may_be_in_wal: bool) {
+    /// Ends what [`begin_commit`](DirectBlobAppender::begin_commit) has begun. Unless the WAL may have the pointer, a
+    /// later loss of the value concerns no commit.
+    pub(crate) fn end_commit(&self, end: u64, may_be_in_wal: bool) {
         let mut committed = lock(&self.committed);
         if may_be_in_wal {
             committed.last = committed.last.max(end);
@@ -349,7 +358,7 @@ impl DirectBlobAppender {
     /// `Poisoned` if values of commits may be lost. The file then stays in `unsynced`, so that every later sync of the
     /// WAL fails too. It also stays there if the process has too many open files, because a later sync may succeed.
     /// Else the error of the sync: the file, with the number `id`, is usable only up to its durable length, is removed
-    /// from `unsynced`, and a later commit of a value behind that length [fails](DirectBlobWrite::begin_commit).
+    /// from `unsynced`, and a later commit of a value behind that length [fails](crate::engine::Engine::begin_commit).
     pub(crate) fn sync_for_commit(
         &self,
         id: FileNumber,

@@ -11,7 +11,7 @@
 //!   neither removed nor subject to blob GC.
 //! - The values of failed commits are stale.
 //!
-//! Lock order: `open_file`, then one of `pointer_counts` and the lock under which the super version is replaced.
+//! Lock order: `open_file`, then one of `counted_pointers` and the lock under which the super version is replaced.
 //! Readers take none of them.
 //!
 //! This file also copies the durable values of an unfinished file to a new one, and adopts the direct blob files of an
@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::base::Result;
+use crate::base::blob_pointer::BlobPointer;
 use crate::base::sync::lock;
 use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId};
 use crate::blob::format::SECTION_VALUES_MAX;
@@ -31,11 +32,11 @@ use crate::blob::unfinished::{UnfinishedBlobFile, UnfinishedBlobFiles};
 use crate::blob::writer::DirectBlobWriter;
 use crate::block::frame::CompressedBlock;
 use crate::block::{BlockHandle, BlockKind};
-use crate::lsm::direct_file::{DirectBlobAppender, DirectBlobFile, DirectBlobFiles, DirectBlobWrite, without_files};
+use crate::lsm::direct_file::{DirectBlobAppender, DirectBlobFile, DirectBlobFiles, without_files};
 use crate::lsm::output::PendingOutputs;
 use crate::lsm::read::SuperVersion;
-use crate::lsm::table_handle::TreeContext;
 use crate::lsm::tree::LsmTree;
+use crate::lsm::tree_context::TreeContext;
 use crate::vfs::OpenMode;
 use crate::vfs::open_files::DataFileKind;
 
@@ -46,12 +47,12 @@ impl LsmTree {
         len as u64 >= self.direct_blobs.threshold.load(Ordering::Relaxed)
     }
 
-    /// Writes a value to the open direct blob file. The caller releases the write with
-    /// [`release_direct_write`](LsmTree::release_direct_write) unless a memtable gets the pointer.
+    /// Writes a value to the open direct blob file. The caller [releases](LsmTree::release_pointers) the pointer unless
+    /// a memtable gets it.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file; `Closed` after [`discard`](crate::engine::Engine::discard).
-    pub(crate) fn write_blob_directly(&self, value: &[u8]) -> Result<DirectBlobWrite> {
+    pub(crate) fn write_blob_directly(&self, value: &[u8]) -> Result<BlobPointer> {
         let separation = self.options().kv_separation.clone().unwrap_or_default();
         let packed = CompressedBlock::new(BlockKind::Blob, separation.compression, value);
         let mut open = lock(&self.direct_blobs.open_file);
@@ -66,14 +67,14 @@ impl LsmTree {
         }
         let file = Arc::clone(open.as_ref().expect("it was created above"));
         // Counted before the write, so that the file is in use from its first value on.
-        self.direct_blobs.add_pointer(file.id);
+        self.direct_blobs.add_staged_pointer(&file);
         let pointer = file.append(&packed, &self.context.unsynced_blobs).inspect_err(|_| {
             self.direct_blobs.remove_pointers(file.id, 1); // the file stays open for values
         })?;
         if file.written() >= separation.target_size || u64::from(pointer.ordinal) + 1 >= SECTION_VALUES_MAX {
             *open = None;
         }
-        Ok(DirectBlobWrite { file, pointer })
+        Ok(pointer)
     }
 
     /// Creates a direct blob file and adds it to the super version. The caller holds `open_file`.
@@ -110,19 +111,21 @@ impl LsmTree {
         direct_blobs.values().map(|file| (file.id, file.path(), file.written())).collect()
     }
 
-    /// Makes the values of some direct writes durable, whose commits are not in the WAL.
+    /// Makes some values durable whose pointers are counted and not in the WAL.
     ///
     /// # Errors
     /// The error of the sync, if no commit can have lost data; then the values must be abandoned. Else `Poisoned`.
-    pub(crate) fn sync_direct_writes<'a>(&self, writes: impl IntoIterator<Item = &'a DirectBlobWrite>) -> Result<()> {
-        let mut files: BTreeMap<FileNumber, (&Arc<DirectBlobFile>, u64)> = BTreeMap::new();
-        for write in writes {
-            let (_, end) = files.entry(write.file.id).or_insert((&write.file, 0));
-            *end = write.end().max(*end);
+    pub(crate) fn sync_staged_values(&self, pointers: impl Iterator<Item = BlobPointer>) -> Result<()> {
+        let mut ends: BTreeMap<FileNumber, BlobPointer> = BTreeMap::new();
+        for pointer in pointers {
+            let last = ends.entry(pointer.logical_file).or_insert(pointer);
+            if pointer.frame_end() > last.frame_end() {
+                *last = pointer;
+            }
         }
-        for (id, (file, end)) in files {
-            let appender = file.appender()?;
-            if appender.synced() < end {
+        for (id, last) in ends {
+            let appender = self.direct_blobs.appender_of(&last)?;
+            if appender.synced() < last.frame_end() {
                 let close = || self.close_direct_blob_file(id);
                 appender.sync_for_commit(id, &self.context.unsynced_blobs, close)?;
             }
@@ -161,11 +164,6 @@ impl LsmTree {
         }
         outputs.blobs.extend(state.finished_meta.clone());
         Ok(())
-    }
-
-    /// Releases a direct write whose commit failed.
-    pub(crate) fn release_direct_write(&self, write: &DirectBlobWrite) {
-        self.release_pointers(write.file.id, 1);
     }
 
     /// Subtracts `count` pointers from those of a file. Drops the file if it has no pointers then and no edit names it,
@@ -211,6 +209,8 @@ impl LsmTree {
         let direct_blobs = self.current.with(|now| Arc::clone(&now.direct_blobs));
         let dead: Vec<_> = direct_blobs.values().filter(|file| file.appender.is_some()).map(Arc::clone).collect();
         self.drop_direct_blob_files(&dead);
+        // Last, because the end of a refused commit needs the file until no sync of the WAL syncs it.
+        self.direct_blobs.forget_files();
     }
 }
 

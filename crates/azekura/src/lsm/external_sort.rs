@@ -13,8 +13,9 @@ use crate::iter::merge::MergingIter;
 use crate::lsm::entry_buffer::EntryBuffer;
 use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter};
 use crate::lsm::read::RunIter;
-use crate::lsm::table_handle::{TableHandle, TreeContext};
+use crate::lsm::table_handle::TableHandle;
 use crate::lsm::tree::LsmTree;
+use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::SortedRun;
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, TableReadOptions};
 

@@ -13,7 +13,7 @@ use crate::engine::{BlobResolver, KeyBounds, ReadMoment};
 use crate::iter::InternalIter;
 use crate::iter::visible::{is_after_start, is_before_end};
 use crate::lsm::read::{SuperVersion, missing_blob_file_error};
-use crate::lsm::table_handle::TreeContext;
+use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::HasTableMeta;
 use crate::mem::slice::Slice;
 

@@ -19,8 +19,9 @@
 //! - A task that fails leaves the tree unchanged and can be repeated.
 //!
 //! Modules, lowest first: [`options`], [`blob_map`] (handles and references of blob files), [`direct_file`] (blob files
-//! that no edit names yet), [`version`], [`table_handle`], [`output`] (the files that tasks write), [`read`],
-//! [`changes`] (for the validation of transactions), [`merged_values`], [`compaction_filter`], [`compaction_iter`],
+//! that no edit names yet), [`version`], [`tree_context`], [`table_handle`], [`output`] (the files that tasks write),
+//! [`read`], [`changes`] (for the validation of transactions), [`merged_values`], [`compaction_filter`],
+//! [`compaction_iter`],
 //! [`direct_write`], [`blob_gc`], [`compaction_picker`], [`compaction_job`], [`tree`] (also the engine interface, which
 //! `db` calls), [`metrics`]; the operations on a tree: [`multi_get`], [`flush`], [`ingest`], [`external_sort`] with its
 //! [`entry_buffer`], [`compact`], [`range_delete`] (also tables in which all has expired), [`run_blob_gc`].
@@ -51,4 +52,5 @@ pub(crate) mod table_handle;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;
+pub(crate) mod tree_context;
 pub(crate) mod version;

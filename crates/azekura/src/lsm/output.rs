@@ -13,7 +13,7 @@ use crate::blob::writer::BlobWriter;
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::direct_file::DirectBlobFile;
 use crate::lsm::options::KvSeparationOptions;
-use crate::lsm::table_handle::TreeContext;
+use crate::lsm::tree_context::TreeContext;
 use crate::memtable::Memtable;
 use crate::table::format::{JobOrigin, TableOrigin};
 use crate::table::options::TableOptions;

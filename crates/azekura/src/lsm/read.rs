@@ -19,7 +19,8 @@ use crate::iter::range_filter::{RangeTombstoneReader, SkippingIter, hide_covered
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::blob_map::{BlobHandle, BlobMap};
 use crate::lsm::direct_file::DirectBlobFiles;
-use crate::lsm::table_handle::{TableHandle, TreeContext};
+use crate::lsm::table_handle::TableHandle;
+use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::{HasTableMeta, SortedRun, Version};
 use crate::mem::epoch::{EpochCell, Pin};
 use crate::mem::slice::Slice;

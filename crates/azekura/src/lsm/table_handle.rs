@@ -1,80 +1,15 @@
 //! A table as the versions of a tree refer to it.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId, TableMeta};
-use crate::base::{KeyOrder, Result, SeqNo};
-use crate::blob::reader::BlobFile;
-use crate::block::BlockCache;
-use crate::engine::{LastVisibleSeqno, SnapshotList};
-use crate::lsm::blob_map::BlobHandle;
-use crate::lsm::direct_file::UnsyncedBlobFiles;
+use crate::base::version_edit::TableMeta;
+use crate::base::{Result, SeqNo};
+use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::{HasTableMeta, SupersededVersions};
-use crate::memtable::Memtable;
-use crate::memtable::memtable::MemtableMemory;
-use crate::table::obsolete_files::ObsoleteFiles;
 use crate::table::options::TableReadOptions;
 use crate::table::reader::TableReader;
-use crate::vfs::open_files::{DataFileKind, DataFiles};
-use crate::vfs::{Env, File, Fs};
-
-/// The parts of the database that a tree uses, and the identity of its partition.
-#[derive(Clone)]
-pub(crate) struct TreeContext {
-    pub(crate) fs: Arc<dyn Fs>,
-    pub(crate) dir: PathBuf,
-    pub(crate) files: Arc<DataFiles>,
-    pub(crate) cache: Arc<BlockCache>,
-    pub(crate) obsolete_files: Arc<ObsoleteFiles>,
-    pub(crate) env: Arc<dyn Env>,
-    /// The next free file number of the database.
-    pub(crate) next_file_id: Arc<AtomicU64>,
-    /// Direct blob files of the database. A sync of the WAL syncs them first.
-    pub(crate) unsynced_blobs: Arc<UnsyncedBlobFiles>,
-    pub(crate) last_visible: LastVisibleSeqno,
-    /// The snapshots of all readers of the database.
-    pub(crate) snapshots: Arc<SnapshotList>,
-    /// Counts the memory of all memtables of the database.
-    pub(crate) memtable_memory: Arc<MemtableMemory>,
-    pub(crate) hash_seed: u64,
-    pub(crate) order: KeyOrder,
-    pub(crate) partition: PartitionId,
-    pub(crate) name: String,
-}
-
-impl TreeContext {
-    pub(crate) fn new_file_id(&self) -> FileNumber {
-        FileNumber(self.next_file_id.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// An empty memtable.
-    pub(crate) fn new_memtable(&self) -> Arc<Memtable> {
-        Arc::new(Memtable::with_memory_tracker(Arc::clone(&self.memtable_memory), self.order.clone(), self.hash_seed))
-    }
-
-    /// A handle of a blob file that is read through `file` while it is written. It is readable up to `end`, which
-    /// increases.
-    pub(crate) fn growing_blob_handle(
-        &self,
-        id: FileNumber,
-        file: Option<Arc<dyn File>>,
-        file_id: [u8; 16],
-        end: u64,
-    ) -> Arc<BlobHandle> {
-        let files = self.files.blob_files();
-        let meta = BlobFileMeta { number: id, size: 0, created_ms: 0, sections: Vec::new() };
-        let file = BlobFile::growing(files.clone(), Arc::clone(&self.cache), id, file, file_id, end);
-        BlobHandle::new(meta, file, files, Arc::clone(&self.obsolete_files))
-    }
-
-    pub(crate) fn blob_handle(&self, meta: BlobFileMeta) -> Arc<BlobHandle> {
-        let files = self.files.blob_files();
-        let file = BlobFile::new(files.clone(), Arc::clone(&self.cache), meta.number, meta.size);
-        BlobHandle::new(meta, file, files, Arc::clone(&self.obsolete_files))
-    }
-}
+use crate::vfs::open_files::DataFileKind;
 
 /// A table that is opened on first use. When the last holder drops an obsolete table, its file may be removed; the
 /// holder, which may be any reader, does not remove it. Thread safe.

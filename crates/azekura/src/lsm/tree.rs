@@ -13,8 +13,7 @@ use crate::base::sync::lock;
 use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta, VersionEdit};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{
-    BlobResolver, Engine, EngineHost, EngineView, KeyBounds, Pressure, ReadMoment, ReadSeqno, RecordReservation, Task,
-    TaskReport,
+    BlobResolver, Engine, EngineHost, EngineView, KeyBounds, Pressure, ReadMoment, ReadSeqno, Staged, Task, TaskReport,
 };
 use crate::iter::InternalIter;
 use crate::iter::dead_ranges::{DeadRanges, DeadRangesView};
@@ -29,7 +28,8 @@ use crate::lsm::merged_values::MergedValuesIter;
 use crate::lsm::options::LsmOptions;
 use crate::lsm::output::UncommittedFlush;
 use crate::lsm::read::{ReadAheadBlobResolver, SuperVersion, SuperVersionCell, missing_blob_file_error};
-use crate::lsm::table_handle::{TableHandle, TreeContext};
+use crate::lsm::table_handle::TableHandle;
+use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::{Version, VersionChange};
 use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
@@ -426,7 +426,40 @@ impl Engine for LsmTree {
         &self.context.order
     }
 
-    fn apply(&self, entry: EntryRef<'_>, _reservation: Option<RecordReservation>) -> Result<bool> {
+    fn stage(&self, value: &[u8]) -> Result<Staged> {
+        match self.uses_direct_write(value.len()) {
+            true => self.write_blob_directly(value).map(Staged::Blob),
+            false => Ok(Staged::Nothing),
+        }
+    }
+
+    fn sync_staged(&self, staged: &mut dyn Iterator<Item = Staged>) -> Result<()> {
+        self.sync_staged_values(staged.filter_map(Staged::blob))
+    }
+
+    fn begin_commit(&self, staged: Staged) -> Result<()> {
+        staged
+            .blob()
+            .map_or(Ok(()), |pointer| self.direct_blobs.appender_of(&pointer)?.begin_commit(pointer.frame_end()))
+    }
+
+    fn end_commit(&self, staged: Staged, may_be_in_wal: bool) {
+        // Without a file, all pointers into it are in tables, or the tree is closed.
+        if let Some(pointer) = staged.blob()
+            && let Ok(appender) = self.direct_blobs.appender_of(&pointer)
+        {
+            appender.end_commit(pointer.frame_end(), may_be_in_wal);
+        }
+    }
+
+    fn release(&self, staged: Staged, is_applied: bool) {
+        // A forked child may wait forever for a lock.
+        if let (Some(pointer), false) = (staged.blob(), is_applied || self.context.snapshots.is_forked()) {
+            self.release_pointers(pointer.logical_file, 1);
+        }
+    }
+
+    fn apply(&self, entry: EntryRef<'_>, _staged: Staged) -> Result<bool> {
         self.insert(entry)
     }
 

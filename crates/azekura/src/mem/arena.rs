@@ -128,6 +128,7 @@ impl ArenaWriter {
     /// # Errors
     /// `OutOfSpace` if there is no memory; `Invalid` if the arena has as many chunks as references can number (they
     /// hold between 4 and 32 GiB).
+    #[inline]
     pub(crate) fn append(&mut self, parts: &[&[u8]]) -> Result<ArenaRef> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let padded = len.next_multiple_of(ALIGN).max(ALIGN);

@@ -9,8 +9,7 @@
 //! readers.
 
 use crate::base::key_range::{KeyBoundary, KeyRange, RangeTombstone};
-use crate::base::{EntryRef, Error, Result, SeqNo};
-use crate::engine::PlannedChange;
+use crate::base::{EntryRef, Error, RecordKind, Result, SeqNo};
 use crate::mem::atomic::Ordering;
 use crate::mem::epoch::Pin;
 use crate::pmem::allocator::PoolRange;
@@ -227,11 +226,12 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// visible. 0 if that is more than is allowed and there is no reader. Records that the batch itself puts are not
     /// retained when its range deletes remove them, because no reader sees a part of a batch.
     #[cold]
-    pub(crate) fn range_delete_version_bytes(&self, changes: &[PlannedChange<'_>]) -> Result<u64> {
+    pub(crate) fn range_delete_version_bytes(&self, records: &[(u32, EntryRef<'_>)]) -> Result<u64> {
         let has_readers = self.versions.readers().count() > 0;
         let is_too_much = |total: u64| !has_readers && total > self.versions.memory_max();
         let mut total = 0;
-        for range in changes.iter().filter_map(|change| change.range.as_ref()) {
+        for (_, record) in records.iter().filter(|(_, record)| record.kind == RecordKind::RangeDelete) {
+            let range = &KeyRange::decode(record.user_key, record.value)?;
             let mut next = self.version_bytes_of_leaf(range, first_leaf_of(range), &mut total)?;
             while let Some(key) = next.filter(|_| !is_too_much(total)) {
                 next = self.version_bytes_of_leaf(range, LeafTarget::Key(&key), &mut total)?;

@@ -15,7 +15,7 @@
 
 use crate::base::key::split_expiry;
 use crate::base::{EntryRef, ErrorKind, RecordKind, Result, SeqNo};
-use crate::engine::{AssignedSeqno, BatchReservation, PlannedChange};
+use crate::engine::{AssignedSeqno, Staged};
 use crate::mem::atomic::{MutexGuard, Ordering, SCHEDULE_EXPLORATION, yield_now};
 use crate::mem::epoch::Pin;
 use crate::pmem::allocator::{Allocator, PoolRange};
@@ -148,13 +148,6 @@ impl<M: PersistenceBackend> PoolTree<M> {
             space.release_leaf_reservation(self.released_leaf_reservations.swap(0, Ordering::Relaxed));
         }
         Ok(space)
-    }
-
-    /// Frees a reserved buffer that was not used.
-    pub(crate) fn free_reservation(&self, reservation: PoolRange) {
-        if let Ok(mut space) = self.lock_allocator() {
-            space.free(reservation);
-        }
     }
 
     /// Removes the record of `key`. Returns false if there is no record older than `seqno`.
@@ -448,30 +441,31 @@ impl<M: PersistenceBackend> PoolTree<M> {
     }
 }
 
-/// Maximum number of bytes of memory for the version that `change`, of one key, replaces or removes.
-fn version_bytes_max(change: &PlannedChange<'_>) -> u64 {
-    RetainedVersions::bytes_most(change.key.len())
+/// Maximum number of bytes of memory for the version that a change of one key replaces or removes.
+fn version_bytes_max(record: &EntryRef<'_>) -> u64 {
+    RetainedVersions::bytes_most(record.user_key.len())
 }
 
-/// Whether a change concerns one key.
-fn is_single(change: &PlannedChange<'_>) -> bool {
-    change.range.is_none()
+/// Whether a record concerns one key.
+fn is_single(record: &EntryRef<'_>) -> bool {
+    record.kind != RecordKind::RangeDelete
 }
 
 impl<M: PersistenceBackend> PoolTree<M> {
-    /// Reserves space for the records of a batch. Fills `buffers` with a buffer for each put, to be passed to
-    /// [`put_reserved`](PoolTree::put_reserved) or [`free_reservation`](PoolTree::free_reservation). If this succeeds,
-    /// the caller calls [`release_leaf_reservation`](PoolTree::release_leaf_reservation) afterwards. Waits for other
-    /// batches while these have reserved the memory for versions that it needs.
+    /// Reserves what a batch needs: a buffer for each value, to be passed to
+    /// [`put_reserved`](PoolTree::put_reserved), leaves for splits, and memory for versions. The caller passes all of
+    /// them to [`release`](PoolTree::release) afterwards. Waits for other batches while these have reserved the memory
+    /// for versions that it needs.
     ///
     /// # Errors
     /// `OutOfSpace` if the pool is full, or the retained versions take too much memory; then nothing is reserved.
-    pub(crate) fn reserve(&self, records: &[PlannedChange<'_>], buffers: &mut [PoolRange]) -> Result<BatchReservation> {
+    pub(crate) fn reserve(&self, records: &[(u32, EntryRef<'_>)]) -> Result<Vec<(u32, Staged)>> {
         let mut counted = None;
         let versions = self.reserve_versions(records, &mut counted)?;
-        let puts = buffers.len();
-        let leaves = if puts == 0 { 0 } else { self.reserve_buffers(records, puts, &mut counted, buffers)? };
-        Ok(BatchReservation { leaves, version_bytes: VersionsGuard::into_bytes(versions) })
+        let mut staged = Vec::new();
+        let leaves = self.reserve_buffers(records, &mut counted, &mut staged)?;
+        staged.push((u32::MAX, Staged::SplitsAndVersions(leaves, VersionsGuard::into_bytes(versions))));
+        Ok(staged)
     }
 
     /// Reserves memory for the versions that a batch replaces or removes. Without a reader, range deletes are not
@@ -479,14 +473,15 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// for readers that begin before the batch is visible, as long as these last.
     fn reserve_versions(
         &self,
-        records: &[PlannedChange<'_>],
+        records: &[(u32, EntryRef<'_>)],
         counted: &mut Option<(u64, usize)>,
     ) -> Result<VersionsGuard<'_>> {
-        let in_ranges = match records.iter().all(is_single) {
+        let in_ranges = match records.iter().all(|(_, record)| is_single(record)) {
             true => 0,
             false => self.range_delete_version_bytes(records)?,
         };
-        let most: u64 = records.iter().filter(|change| is_single(change)).map(version_bytes_max).sum();
+        let single = records.iter().map(|(_, record)| record).filter(|record| is_single(record));
+        let most: u64 = single.map(version_bytes_max).sum();
         if let Some(guard) = self.versions.try_reserve(most + in_ranges) {
             return Ok(guard);
         }
@@ -502,15 +497,20 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
     }
 
-    /// Reserves buffers and leaves: as many leaves as `puts` records need at most in any leaves, or, if there is no
-    /// space for these, as many as they need in the leaves to which they belong. Returns the number of leaves.
+    /// Reserves leaves, and buffers, which it adds to `staged`: as many leaves as the values need at most in any
+    /// leaves, or, if there is no space for these, as many as they need in the leaves to which they belong. Returns the
+    /// number of leaves.
     fn reserve_buffers(
         &self,
-        records: &[PlannedChange<'_>],
-        puts: usize,
+        records: &[(u32, EntryRef<'_>)],
         counted: &mut Option<(u64, usize)>,
-        buffers: &mut [PoolRange],
+        staged: &mut Vec<(u32, Staged)>,
     ) -> Result<usize> {
+        let puts = records.iter().filter(|(_, record)| record.kind.is_value()).count();
+        if puts == 0 {
+            return Ok(0);
+        }
+        staged.reserve_exact(puts + 1);
         let end = self.seqno_estimate(records.len());
         // Each leaf that is full now may be split for its first new record. The half that a split leaves behind takes
         // half a leaf's records before it is full again.
@@ -518,7 +518,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let most = puts.min(full) + puts / (self.slots_per_leaf / 2 - 1) + 1;
         let mut leaves = counted.map_or(most, |(_, leaves)| leaves.min(most));
         self.retry_after_reclaim(|| {
-            let full = match self.try_reserve(records, end, leaves, buffers) {
+            let full = match self.try_reserve(records, end, leaves, staged) {
                 Err(error) if error.kind() == ErrorKind::OutOfSpace && counted.is_none() => error,
                 done => return done,
             };
@@ -527,7 +527,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
                 return Err(full);
             }
             leaves = needed;
-            self.try_reserve(records, end, leaves, buffers)
+            self.try_reserve(records, end, leaves, staged)
         })?;
         Ok(leaves)
     }
@@ -535,20 +535,24 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// Reserves all leaves and buffers, or none, under one lock of the allocator.
     fn try_reserve(
         &self,
-        records: &[PlannedChange<'_>],
+        records: &[(u32, EntryRef<'_>)],
         end: SeqNo,
         leaves: usize,
-        buffers: &mut [PoolRange],
+        staged: &mut Vec<(u32, Staged)>,
     ) -> Result<()> {
+        debug_assert!(staged.is_empty());
         let mut space = self.allocator_after_releases()?;
         space.reserve_leaves(&self.backend, leaves)?;
-        let puts = records.iter().filter_map(|record| Some((record.key.len(), record.value_len?)));
-        for (n, (key_len, value_len)) in puts.enumerate() {
-            let len = buffer_len_for(key_len, value_len, end);
+        for (number, record) in records.iter().filter(|(_, record)| record.kind.is_value()) {
+            let len = buffer_len_for(record.user_key.len(), record.value.len(), end);
             match space.allocate(&self.backend, len) {
-                Ok(at) => buffers[n] = (at, len),
+                Ok(at) => staged.push((*number, Staged::Buffer(at, len))),
                 Err(error) => {
-                    buffers[..n].iter().for_each(|reservation| space.free(*reservation));
+                    for (_, buffer) in staged.drain(..) {
+                        if let Staged::Buffer(at, len) = buffer {
+                            space.free((at, len));
+                        }
+                    }
                     space.release_leaf_reservation(leaves);
                     return Err(error);
                 }
@@ -562,16 +566,17 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// additional version is retained for each key that they put and the batch replaces, or the pool grows slightly
     /// beyond its limit
     /// ([`Allocator::allocate_beyond_limit`](crate::pmem::allocator::Allocator::allocate_beyond_limit)).
-    fn count_needs(&self, records: &[PlannedChange<'_>]) -> Result<(u64, usize)> {
-        let mut sorted: Vec<&PlannedChange<'_>> = records.iter().filter(|change| is_single(change)).collect();
-        sorted.sort_by(|a, b| self.key_order.cmp(a.key, b.key));
+    fn count_needs(&self, records: &[(u32, EntryRef<'_>)]) -> Result<(u64, usize)> {
+        let mut sorted: Vec<&EntryRef<'_>> =
+            records.iter().map(|(_, record)| record).filter(|record| is_single(record)).collect();
+        sorted.sort_by(|a, b| self.key_order.cmp(a.user_key, b.user_key));
         let (mut kept, mut leaves, mut all_new) = (0, 0, 0);
         // For the leaf of the previous key: the number of new keys, and its upper bound. Its free slots do not count,
         // because packing and other writers may fill them before the batch is applied.
         let (mut new, mut high) = (0, Some(Vec::new()));
-        for same in sorted.chunk_by(|a, b| self.key_order.keys_equal(a.key, b.key)) {
+        for same in sorted.chunk_by(|a, b| self.key_order.keys_equal(a.user_key, b.user_key)) {
             let pin = self.pin()?;
-            let key = same[0].key;
+            let key = same[0].user_key;
             if high.as_deref().is_some_and(|high| self.key_order.cmp(key, high).is_ge()) {
                 leaves += self.splits_most(new);
                 new = 0;
@@ -580,13 +585,13 @@ impl<M: PersistenceBackend> PoolTree<M> {
             let is_there = self.find_newest(key, &pin)?.is_some();
             // The first change of a key that does not exist replaces nothing.
             kept += same[usize::from(!is_there)..].iter().map(|record| version_bytes_max(record)).sum::<u64>();
-            let is_new = !is_there && same.iter().any(|record| record.value_len.is_some());
+            let is_new = !is_there && same.iter().any(|record| record.kind.is_value());
             new += usize::from(is_new);
             all_new += usize::from(is_new);
         }
         leaves += self.splits_most(new);
         // A leaf that is merged after removals is fuller than before, up to five eighths.
-        let removals = sorted.iter().filter(|record| record.value_len.is_none()).count();
+        let removals = sorted.iter().filter(|record| !record.kind.is_value()).count();
         Ok((kept, leaves + removals.min(all_new / (self.slots_per_leaf * 3 / 8).max(1)) + 1))
     }
 
@@ -595,11 +600,20 @@ impl<M: PersistenceBackend> PoolTree<M> {
         if new > 0 { 1 + (new - 1) / (self.slots_per_leaf / 2 - 1) } else { 0 }
     }
 
-    /// Ends the reservations of a batch that was applied or will not be. The next caller that locks the allocator for
-    /// a reservation or an allocation returns the leaves.
-    #[inline]
-    pub(crate) fn release_leaf_reservation(&self, reservation: BatchReservation) {
-        self.released_leaf_reservations.fetch_add(reservation.leaves, Ordering::Relaxed);
-        self.versions.end_reservation(reservation.version_bytes);
+    /// Ends what was [reserved](PoolTree::reserve) for a batch that was applied or will not be. The next caller that
+    /// locks the allocator for a reservation or an allocation returns the leaves.
+    pub(crate) fn release(&self, staged: Staged, is_applied: bool) {
+        match staged {
+            Staged::Buffer(at, len) if !is_applied => {
+                if let Ok(mut space) = self.lock_allocator() {
+                    space.free((at, len));
+                }
+            }
+            Staged::SplitsAndVersions(leaves, version_bytes) => {
+                self.released_leaf_reservations.fetch_add(leaves, Ordering::Relaxed);
+                self.versions.end_reservation(version_bytes);
+            }
+            _ => {}
+        }
     }
 }

@@ -1,11 +1,12 @@
 //! Records of the WAL that wait for a comparator are spilled to tables if they hold a WAL that is too large.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{MemFs, Survival, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
 use azekura::{
     CompressionType, Config, Database, EngineType, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PmemOptions, Result, inspect,
@@ -316,6 +317,31 @@ fn spilled_tables_go_with_deleted_partition() {
     for name in names {
         assert!(!machine.exists(&Path::new(DIR).join(&name)).unwrap(), "{name} is left");
     }
+}
+
+/// One failed read lost the pool: a checkpoint had no file of it and did not open, and its deletion left the files.
+#[test]
+fn unread_spilled_table_loses_no_pool() {
+    let (machine, mut state) = spilled();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let open = |dir: &str, salt| {
+        let config = Config::new(Path::new(dir)).fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(salt)));
+        config.workers(0).open().unwrap()
+    };
+    let db = open(DIR, 50);
+    faults.inject(FaultPlan::new(OpKind::Read, 1, Fault::Error(io::ErrorKind::Other)).in_path(".sst"));
+    assert_eq!(late(&db, "pool").unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(faults.fault_count(), 1);
+    assert_eq!(db.partition("pool").unwrap_err().kind(), ErrorKind::Io);
+    db.checkpoint("/copy").unwrap();
+    assert!(contents(&open("/copy", 51)).unwrap() == state);
+    db.delete_partition_by_name("pool").unwrap();
+    db.delete_partition_by_name("plain").unwrap();
+    let names = machine.read_dir(Path::new(DIR)).unwrap().into_iter().map(|entry| entry.name);
+    assert_eq!(names.filter(|name| name.contains(".pool")).collect::<Vec<_>>(), [""; 0]);
+    state.retain(|(name, _), _| *name == "tables");
+    let kept = late(&db, "tables").unwrap().iter().count();
+    assert_eq!(kept, state.len());
 }
 
 #[test]

@@ -10,12 +10,12 @@ use crate::base::{KeyOrder, RecordKind, Result};
 use crate::db::handle::DbHandle;
 use crate::db::inner::closed_error;
 use crate::db::iter::entry::{Entry, EntryValue, UnreadBlob};
-use crate::db::state::partition_tree::PartitionTree;
 use crate::db::state::scanned_range::OwnedRange;
 use crate::engine::{self, EngineView, ReadMoment, SnapshotGuard};
 use crate::iter::InternalIter;
 use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter, is_after_start, is_before_end};
 use crate::mem::slice::Slice;
+use crate::tree::partition_tree::PartitionTree;
 
 /// Owned bounds of an iterator.
 pub(crate) type OwnedBounds = OwnedRange;

@@ -54,14 +54,15 @@ pub(crate) struct ReserveParts {
 
 impl ReserveParts {
     /// Returns the wanted sizes for a database with `wal_bytes` of WAL to replay, whose next pool checkpoints write
-    /// `pool_bytes`, and whose manifest has `manifest_bytes`. All parts except `open` have at most `max` bytes
+    /// `checkpoint_bytes`, and whose manifest has `manifest_bytes`. All parts except `open` have at most `max` bytes
     /// together. Pure.
-    pub(crate) fn wanted(max: u64, wal_bytes: u64, pool_bytes: u64, manifest_bytes: u64) -> ReserveParts {
+    pub(crate) fn wanted(max: u64, wal_bytes: u64, checkpoint_bytes: u64, manifest_bytes: u64) -> ReserveParts {
         if max == 0 {
             return ReserveParts::default();
         }
         // A flush writes about as many bytes as its records have in the WAL, plus indexes and filters.
-        let flush = wal_bytes.saturating_add(wal_bytes / 4).saturating_add(WORK_PART_MIN).saturating_add(pool_bytes);
+        let flush =
+            wal_bytes.saturating_add(wal_bytes / 4).saturating_add(WORK_PART_MIN).saturating_add(checkpoint_bytes);
         let round_down = |bytes: u64| bytes / RESERVE_PAGE_BYTES * RESERVE_PAGE_BYTES;
         let compaction = round_down((wal_bytes / 4).saturating_add(WORK_PART_MIN).min(max / 4));
         let removes = round_down((flush / 4).clamp(REMOVES_PART_MIN, REMOVES_PART_MAX).min(max / 4));
@@ -127,12 +128,12 @@ impl DiskReserve {
         dir: &Path,
         max: u64,
         wal_bytes: u64,
-        pool_bytes: u64,
+        checkpoint_bytes: u64,
         manifest_bytes: u64,
     ) -> Result<DiskReserve> {
         let path = dir.join(DISK_RESERVE_FILE_NAME);
         let len = if fs.exists(&path)? { fs.open(&path, OpenMode::Read)?.length()? } else { 0 };
-        let parts = ReserveParts::divide(len, ReserveParts::wanted(max, wal_bytes, pool_bytes, manifest_bytes));
+        let parts = ReserveParts::divide(len, ReserveParts::wanted(max, wal_bytes, checkpoint_bytes, manifest_bytes));
         let state = Mutex::new(DiskReserveState { parts, allocated: false });
         Ok(DiskReserve { fs, path, max, state, short: AtomicBool::new(false) })
     }
@@ -143,8 +144,8 @@ impl DiskReserve {
     }
 
     /// Returns the wanted sizes; see [`ReserveParts::wanted`].
-    pub(crate) fn wanted(&self, wal_bytes: u64, pool_bytes: u64, manifest_bytes: u64) -> ReserveParts {
-        ReserveParts::wanted(self.max, wal_bytes, pool_bytes, manifest_bytes)
+    pub(crate) fn wanted(&self, wal_bytes: u64, checkpoint_bytes: u64, manifest_bytes: u64) -> ReserveParts {
+        ReserveParts::wanted(self.max, wal_bytes, checkpoint_bytes, manifest_bytes)
     }
 
     /// Returns whether the reserve is smaller than wanted, so that ordinary writes fail.

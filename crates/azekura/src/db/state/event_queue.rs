@@ -193,11 +193,13 @@ impl DbPoison {
     }
 
     /// Runs `work`, which may call code of the user. A panic in it poisons the database, and is the error `message`.
+    #[inline]
     pub(crate) fn catch_panics<T>(&self, message: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(self.set(Error::new(ErrorKind::Poisoned, message))))
     }
 
     /// Returns `result`, and poisons the database if it is a `Poisoned` error.
+    #[inline]
     pub(crate) fn poison_on_failure<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| if error.kind() == ErrorKind::Poisoned { self.set(error) } else { error })
     }

@@ -5,8 +5,7 @@
 //! - The manifest state changes only by version edits that are in the manifest.
 //! - Numbers of files, partitions and WAL epochs are never assigned twice, also after reopening.
 //!
-//! Modules, in reading order: [`version_set`] (manifest state and manifest), [`partition_tree`],
-//! [`partition_expiry`], [`event_queue`]
+//! Modules, in reading order: [`version_set`] (manifest state and manifest), [`partition_expiry`], [`event_queue`]
 //! (events for the listener, and the first fatal error), [`work_tracker`] (work that closing waits for),
 //! [`write_stall`], [`backoff`], [`sharded_counter`], [`disk_reserve`] (disk space that ordinary writes cannot use),
 //! [`list_growth`] (lists whose memory is limited), [`scanned_range`] (the keys that an iterator of a transaction has
@@ -17,7 +16,6 @@ pub(crate) mod disk_reserve;
 pub(crate) mod event_queue;
 pub(crate) mod list_growth;
 pub(crate) mod partition_expiry;
-pub(crate) mod partition_tree;
 pub(crate) mod scanned_range;
 pub(crate) mod sharded_counter;
 pub(crate) mod version_set;

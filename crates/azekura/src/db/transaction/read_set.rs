@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::KeyOrder;
 use crate::base::sync::lock;
-use crate::db::catalog::PartitionState;
 use crate::db::commit_check::{ReadsOfPartition, key_bytes};
+use crate::db::partition_state::PartitionState;
 use crate::db::state::list_growth::{list_bytes, reserve_more};
 use crate::db::state::scanned_range::{OwnedRange, ScanMemory, ScannedRange, range_bytes};
 use crate::mem::slice::Slice;

@@ -150,7 +150,7 @@ impl TransactionState {
         self.enter()?;
         partition.check_same_database(self.batch.handle())?;
         partition.state.tree()?;
-        let value_len = if partition.state.uses_direct_write(value.len()) { 0 } else { value.len() };
+        let value_len = if partition.state.stages_value(value.len()) { 0 } else { value.len() };
         self.check_memory(lock(&self.reads).bytes(), key.len() + value_len + RECORD_OVERHEAD_MAX)
     }
 
@@ -317,7 +317,7 @@ impl TransactionState {
             snapshot,
             writes,
             range_deletes,
-            merge_operator: partition.state.merge_operator_if_known().cloned(),
+            merge_operator: partition.state.merge_operator.if_known().cloned(),
         };
         partition.state.tree()?; // otherwise the iterator may read a tree that was emptied by a deletion
         let at = ReadMoment { seqno: snapshot.seqno.plus(u64::from(count)), ..snapshot };

@@ -3,8 +3,8 @@
 use crate::base::key::{EXPIRY_LEN, NEVER_MS, VALUE_LEN_MAX};
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, Result};
-use crate::db::catalog::PartitionState;
 use crate::db::inner::DbInner;
+use crate::db::partition_state::PartitionState;
 use crate::db::state::disk_reserve::ReserveUse;
 
 impl DbInner {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use crate::base::key_range::KeyRange;
 use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
-use crate::db::catalog::PartitionState;
+use crate::db::partition_state::PartitionState;
 use crate::iter::InternalIter;
 use crate::memtable::Memtable;
 use crate::wal::format::WalRecordIter;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::base::compression::CompressionType;
 use crate::base::version_edit::BlobFileMeta;
 use crate::base::{ErrorKind, KeyOrder};
-use crate::engine::{Engine, ReadSeqno, Task};
+use crate::engine::{Engine, ReadSeqno, Staged, Task};
 use crate::lsm::options::{KvSeparationOptions, LsmOptions};
 use crate::lsm::tests::harness::{LsmFixture, files_in, replay, small_options};
 use crate::mem::epoch::tests::wait_until;
@@ -131,7 +131,7 @@ fn unreferenced_direct_file_is_never_named() {
     let claims: Vec<_> = (0..20).map(|n| fixture.tree.write_blob_directly(value(n).as_bytes()).unwrap()).collect();
     let begun = blob_files(&fixture);
     assert!(begun > 2);
-    claims.into_iter().for_each(|claim| fixture.tree.release_direct_write(&claim));
+    claims.into_iter().for_each(|claim| fixture.tree.release(Staged::Blob(claim), false));
     wait_for_blob_file_count(&fixture, 1); // the file that is open for values
     for n in 0..20 {
         fixture.put_direct("the same key", &value(n));
@@ -193,10 +193,9 @@ fn failed_sync_poisons_only_if_shared() {
     // Only this value follows the durable part of the file.
     let claim = fixture.tree.write_blob_directly(value(2).as_bytes()).unwrap();
     fixture.faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
-    let error = fixture.tree.sync_direct_writes([&claim]).unwrap_err();
+    let error = fixture.tree.sync_staged_values([claim].into_iter()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
-    fixture.tree.release_direct_write(&claim);
-    drop(claim);
+    fixture.tree.release(Staged::Blob(claim), false);
     fixture.tree.context.unsynced_blobs.sync_all().unwrap();
     fixture.put_direct("c", &value(3));
     assert_eq!(blob_files(&fixture), 2, "the file is closed for values");
@@ -212,7 +211,7 @@ fn failed_sync_poisons_only_if_shared() {
     fixture.put_direct("d", &value(4));
     let claim = fixture.tree.write_blob_directly(value(5).as_bytes()).unwrap();
     fixture.faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
-    let error = fixture.tree.sync_direct_writes([&claim]).unwrap_err();
+    let error = fixture.tree.sync_staged_values([claim].into_iter()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Poisoned);
     fixture.check_reads();
     // A sync of the WAL that began before the database was poisoned must not succeed without that value.
@@ -235,9 +234,8 @@ fn file_stays_unsynced_if_no_file_may_open() {
     fixture.put_direct("a", &value(1));
     let claim = fixture.tree.write_blob_directly(value(2).as_bytes()).unwrap();
     fail_once(&fixture, 1);
-    assert!(fixture.tree.sync_direct_writes([&claim]).unwrap_err().is_too_many_open_files());
+    assert!(fixture.tree.sync_staged_values([claim].into_iter()).unwrap_err().is_too_many_open_files());
     assert!(is_synced_now(&fixture), "after a commit");
-    drop(claim);
 
     let mut fixture = world(1 << 20);
     fixture.put_direct("a", &value(1));
@@ -301,9 +299,10 @@ fn readers_find_files_created_during_reads() {
         for n in 1..600u64 {
             let claim = tree.write_blob_directly(value(n as u32 % 9_999).repeat(8).as_bytes()).unwrap();
             pointer.clear();
-            claim.pointer.encode(&mut pointer);
+            claim.encode(&mut pointer);
             let (kind, seqno) = (crate::base::RecordKind::BlobPointer, crate::base::SeqNo(n));
-            tree.apply(crate::base::EntryRef { user_key: b"key", seqno, kind, value: &pointer }, None).unwrap();
+            tree.apply(crate::base::EntryRef { user_key: b"key", seqno, kind, value: &pointer }, Staged::Nothing)
+                .unwrap();
             fixture.host.visible.publish(seqno);
             if n.is_multiple_of(100) {
                 tree.seal();

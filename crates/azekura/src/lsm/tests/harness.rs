@@ -6,14 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::base::compression::CompressionType;
 use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId, TableBlobUsage, TableMeta, VersionEdit};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::BlockCache;
-use crate::engine::{Engine, EngineHost, KeyBounds, LastVisibleSeqno, ReadSeqno, SnapshotList, Task, TaskReport};
+use crate::engine::{
+    Engine, EngineHost, KeyBounds, LastVisibleSeqno, ReadSeqno, SnapshotList, Staged, Task, TaskReport,
+};
 use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter};
 use crate::lsm::options::LsmOptions;
-use crate::lsm::table_handle::TreeContext;
 use crate::lsm::tree::LsmTree;
+use crate::lsm::tree_context::{TreeContext, TreeResources};
 use crate::lsm::version::HasTableMeta;
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::testing::fault_fs::FaultFs;
@@ -227,7 +230,7 @@ fn context(
     let dir = PathBuf::from("/db");
     let files = Arc::new(DataFiles::tables(Arc::clone(&fs), &dir, 4, DirectIoPolicy::never()));
     let cache = Arc::new(BlockCache::new(1 << 20));
-    TreeContext {
+    let resources = TreeResources {
         obsolete_files: Arc::new(ObsoleteFiles::new(Arc::clone(&files), Arc::clone(&cache), Arc::default())),
         files,
         cache,
@@ -240,10 +243,12 @@ fn context(
         snapshots: SnapshotList::new(LastVisibleSeqno::default()),
         memtable_memory: Arc::default(),
         hash_seed: SEED,
-        order: order.clone(),
-        partition: PARTITION,
-        name: "things".into(),
-    }
+        work_available: Arc::default(),
+        read_only: false,
+        default_codec: CompressionType::None,
+        wal_bytes: 0,
+    };
+    TreeContext::new(&Arc::new(resources), order.clone(), PARTITION, "things")
 }
 
 impl LsmFixture {
@@ -295,18 +300,19 @@ impl LsmFixture {
 
     /// Writes a value to a direct blob file, and a record that points to it.
     pub(crate) fn put_direct(&mut self, key: &str, value: &str) {
-        let claim = self.tree.write_blob_directly(value.as_bytes()).unwrap();
-        claim.begin_commit().unwrap();
+        let staged = Staged::Blob(self.tree.write_blob_directly(value.as_bytes()).unwrap());
+        self.tree.begin_commit(staged).unwrap();
         let mut pointer = Vec::new();
-        claim.pointer.encode(&mut pointer);
+        staged.blob().unwrap().encode(&mut pointer);
         self.apply_record(RecordKind::BlobPointer, key.as_bytes(), &pointer, Some(value.as_bytes().to_vec()));
+        self.tree.end_commit(staged, true);
         self.host.visible.publish(SeqNo(self.log.len() as u64));
     }
 
     fn apply_record(&mut self, kind: RecordKind, key: &[u8], value: &[u8], shown: Option<Vec<u8>>) {
         let seqno = self.log.len() as u64 + 1;
         self.log.push((seqno, kind, key.to_vec(), value.to_vec()));
-        self.tree.apply(EntryRef { user_key: key, seqno: SeqNo(seqno), kind, value }, None).unwrap();
+        self.tree.apply(EntryRef { user_key: key, seqno: SeqNo(seqno), kind, value }, Staged::Nothing).unwrap();
         let order = &self.order;
         match self.versions.iter_mut().find(|(other, _)| order.cmp(other, key).is_eq()) {
             Some((_, versions)) => versions.push((seqno, shown)),
@@ -476,7 +482,9 @@ impl LsmFixture {
         let context = context(&self.faults, &self.order, &self.next_file_id, &self.env, &self.host.visible);
         self.tree = LsmTree::restore(context, self.options.clone(), tables, blobs, Vec::new(), flushed).unwrap();
         for (seqno, kind, user, value) in self.log.iter().filter(|record| record.0 > flushed.0) {
-            self.tree.apply(EntryRef { user_key: user, seqno: SeqNo(*seqno), kind: *kind, value }, None).unwrap();
+            self.tree
+                .apply(EntryRef { user_key: user, seqno: SeqNo(*seqno), kind: *kind, value }, Staged::Nothing)
+                .unwrap();
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::base::comparator::Comparator;
 use crate::base::compression::CompressionType;
 use crate::base::version_edit::VersionEdit;
 use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
-use crate::engine::{Engine, EngineHost, ReadSeqno, Task};
+use crate::engine::{Engine, EngineHost, ReadSeqno, Staged, Task};
 use crate::lsm::tests::harness::{ALL, LsmFixture, small_options, tables_in};
 use crate::lsm::tree::check_files;
 use crate::lsm::version::BOTTOM_LEVEL;
@@ -162,7 +162,7 @@ impl EngineHost for WriteDuringFlushHost<'_> {
 
     fn sync_wal_through(&self, through: SeqNo) -> Result<()> {
         let entry = EntryRef { user_key: b"b", seqno: SeqNo(2), kind: RecordKind::Put, value: b"later" };
-        self.0.tree.apply(entry, None)?;
+        self.0.tree.apply(entry, Staged::Nothing)?;
         self.0.tree.seal();
         self.0.host.sync_wal_through(through)
     }
@@ -549,7 +549,7 @@ fn readers_never_miss_a_key_while_tasks_run() {
                     kind: RecordKind::Put,
                     value: value.as_bytes(),
                 };
-                tree.apply(entry, None).unwrap();
+                tree.apply(entry, Staged::Nothing).unwrap();
                 host.visible.publish(SeqNo(seqno));
             }
             if round % 3 == 0 {

@@ -8,9 +8,8 @@ use crate::base::sync::lock;
 use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{
-    AssignSeqnoFn, BatchReservation, BlobResolver, Engine, EngineHost, EngineView, KeyBounds, LastVisibleSeqno,
-    PartitionReaders, PlannedChange, Pressure, ReadMoment, ReadSeqno, RecordReservation, SingleCommit, SnapshotList,
-    Task, TaskReport,
+    AssignSeqnoFn, BlobResolver, Engine, EngineHost, EngineView, KeyBounds, LastVisibleSeqno, NumberedRecords,
+    PartitionReaders, Pressure, ReadMoment, ReadSeqno, SingleCommit, SnapshotList, Staged, Task, TaskReport,
 };
 use crate::iter::InternalIter;
 use crate::mem::persist;
@@ -244,14 +243,10 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> PoolEngine<M, K> {
 }
 
 /// Applies a put, a removal, or a range delete.
-fn apply_entry<M: PersistenceBackend>(
-    tree: &PoolTree<M>,
-    entry: EntryRef<'_>,
-    reservation: Option<RecordReservation>,
-) -> Result<()> {
-    match (entry.kind, reservation) {
-        (RecordKind::Put | RecordKind::ExpiringPut, Some(reservation)) => tree.put_reserved(entry, reservation),
-        (RecordKind::Put | RecordKind::ExpiringPut, None) => tree.put_entry(entry),
+fn apply_entry<M: PersistenceBackend>(tree: &PoolTree<M>, entry: EntryRef<'_>, staged: Staged) -> Result<()> {
+    match (entry.kind, staged) {
+        (RecordKind::Put | RecordKind::ExpiringPut, Staged::Buffer(at, len)) => tree.put_reserved(entry, (at, len)),
+        (RecordKind::Put | RecordKind::ExpiringPut, _) => tree.put_entry(entry),
         (RecordKind::Delete | RecordKind::SingleDelete, _) => tree.remove(entry.user_key, entry.seqno).map(drop),
         (RecordKind::RangeDelete, _) => tree.add_range_delete(entry),
         (kind, _) => Err(unsupported_kind_error(kind)),
@@ -328,26 +323,19 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
         SingleCommit::Concurrent { logged: self.tree.level() == PersistenceLevel::WalOnly }
     }
 
-    fn prepare(
-        &self,
-        changes: &[PlannedChange<'_>],
-        reservations: &mut [RecordReservation],
-    ) -> Result<BatchReservation> {
-        self.retry_after_sweep(|| self.tree.reserve(changes, reservations), || true)
+    fn prepare<'a>(&self, records: &dyn Fn() -> Result<NumberedRecords<'a>>) -> Result<Vec<(u32, Staged)>> {
+        let records = records()?;
+        self.retry_after_sweep(|| self.tree.reserve(&records), || true)
     }
 
-    fn release(&self, reservation: BatchReservation) {
-        self.tree.release_leaf_reservation(reservation);
-    }
-
-    fn free_reservation(&self, reservation: RecordReservation) {
-        self.tree.free_reservation(reservation);
+    fn release(&self, staged: Staged, is_applied: bool) {
+        self.tree.release(staged, is_applied);
     }
 
     #[inline]
-    fn apply(&self, entry: EntryRef<'_>, reservation: Option<RecordReservation>) -> Result<bool> {
+    fn apply(&self, entry: EntryRef<'_>, staged: Staged) -> Result<bool> {
         self.durability.before_logged_write(&self.tree, entry.kind, entry.seqno)?;
-        apply_entry(&self.tree, entry, reservation)?;
+        apply_entry(&self.tree, entry, staged)?;
         Ok(false)
     }
 
@@ -418,7 +406,7 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
     }
 
     fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
-        self.apply(entry, None)?;
+        self.apply(entry, Staged::Nothing)?;
         // There are no readers: nothing is hidden from them, and the next record may put a covered key again.
         if entry.kind == RecordKind::RangeDelete { self.complete_range_deletes() } else { Ok(()) }
     }

@@ -7,7 +7,7 @@ use super::fixture::{FILE_ID, POOL, PoolFixture, PoolOp, PoolTreeModel, range_re
 use super::model::{new_fixture, options, reopen_fixture};
 use crate::base::version_edit::{PartitionId, VersionEdit};
 use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
-use crate::engine::{Engine, EngineHost, LastVisibleSeqno, PlannedChange, ReadSeqno, SnapshotList, Task};
+use crate::engine::{Engine, EngineHost, LastVisibleSeqno, ReadSeqno, SnapshotList, Staged, Task};
 use crate::iter::InternalIter;
 use crate::mem::pages::PAGE;
 use crate::pmem::leaf::SLOTS;
@@ -135,21 +135,25 @@ fn older_version_stays_hidden() {
     assert!(fixture.contents().is_empty());
 }
 
+fn range_delete<'a>(low: &'a [u8], high: &'a [u8]) -> EntryRef<'a> {
+    EntryRef { user_key: low, seqno: SeqNo::ZERO, kind: RecordKind::RangeDelete, value: high }
+}
+
 /// Without snapshots a range delete of any size is accepted; with one, only if memory for all records is allowed.
 #[test]
 fn version_memory_is_reserved_for_snapshots() {
     let (mut fixture, mut model) = filled(&options(4 << 20, SLOTS), 12_000);
     fixture.tree.versions.set_limit(0);
     let (low, high) = range_record(&key(0), &key(12_000));
-    let range = Some(crate::base::key_range::KeyRange::decode(&low, &high).unwrap());
-    let planned = [PlannedChange { key: &low, value_len: None, range }];
-    let reserve = || fixture.tree.reserve(&planned, &mut []);
-    fixture.tree.release_leaf_reservation(reserve().unwrap());
+    let reserve = || fixture.tree.reserve(&[(0, range_delete(&low, &high))]);
+    let release =
+        |staged: Vec<(u32, Staged)>| staged.iter().for_each(|(_, staged)| fixture.tree.release(*staged, true));
+    release(reserve().unwrap());
     let snapshot = fixture.snapshots.register();
     let error = reserve().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{error}");
     drop(snapshot);
-    fixture.tree.release_leaf_reservation(reserve().unwrap());
+    release(reserve().unwrap());
     change(&mut fixture, &mut model, PoolOp::RemoveRange(key(0), key(12_000)));
     assert_eq!(fixture.tree.len(), 0);
     fixture.check_invariants();
@@ -161,17 +165,16 @@ fn version_memory_is_reserved_for_snapshots() {
 fn version_memory_is_reserved_for_later_readers() {
     let (mut fixture, mut model) = filled(&options(4 << 20, SLOTS), 3_000);
     let (low, high) = range_record(&key(0), &key(3_000));
-    let range = Some(crate::base::key_range::KeyRange::decode(&low, &high).unwrap());
-    let planned = [PlannedChange { key: &low, value_len: None, range }];
-    let reservation = fixture.tree.reserve(&planned, &mut []).unwrap();
-    let free = fixture.tree.versions.memory_max() - reservation.version_bytes;
+    let staged = fixture.tree.reserve(&[(0, range_delete(&low, &high))]).unwrap();
+    let [(u32::MAX, Staged::SplitsAndVersions(_, version_bytes))] = staged[..] else { panic!("{staged:?}") };
+    let free = fixture.tree.versions.memory_max() - version_bytes;
     assert!(fixture.tree.versions.try_reserve(free + 1).is_none(), "another batch gets the same memory");
     let snapshot = fixture.snapshots.register();
     change(&mut fixture, &mut model, PoolOp::RemoveRange(key(0), key(3_000)));
     let (retained, table) = (fixture.tree.versions.memory_bytes(), 128 << 10);
-    assert!(retained > 0 && retained <= reservation.version_bytes + table, "{retained} of {reservation:?}");
+    assert!(retained > 0 && retained <= version_bytes + table, "{retained} of {version_bytes}");
     assert_eq!(fixture.tree.get_at(&key(7), snapshot.seqno()).unwrap().as_deref(), Some(&[7; 40][..]));
-    fixture.tree.release_leaf_reservation(reservation);
+    fixture.tree.release(staged[0].1, true);
 }
 
 /// Regression: without a reader, a batch was refused if its range deletes and its replaced records together needed more
@@ -182,14 +185,12 @@ fn ranges_and_puts_fit_without_readers() {
     let keys: Vec<_> = (0..6_700).map(key).collect();
     let reserve = |(first, last): (u32, u32), puts: std::ops::Range<usize>| {
         let (low, high) = range_record(&key(first), &key(last));
-        let range = Some(crate::base::key_range::KeyRange::decode(&low, &high).unwrap());
-        let puts = keys[puts].iter().map(|key| PlannedChange { key, value_len: Some(40), range: None });
-        let planned: Vec<_> = puts.chain([PlannedChange { key: &low, value_len: None, range }]).collect();
-        let mut buffers = vec![(0, 0); planned.len() - 1];
-        let reservation = fixture.tree.reserve(&planned, &mut buffers)?;
-        buffers.into_iter().for_each(|buffer| fixture.tree.free_reservation(buffer));
-        fixture.tree.release_leaf_reservation(reservation);
-        Ok::<_, crate::base::Error>(reservation.version_bytes)
+        let put = |key| EntryRef { user_key: key, seqno: SeqNo::ZERO, kind: RecordKind::Put, value: &[7; 40] };
+        let records = keys[puts].iter().map(|key| put(key)).chain([range_delete(&low, &high)]);
+        let staged = fixture.tree.reserve(&(0..).zip(records).collect::<Vec<_>>())?;
+        staged.iter().for_each(|(_, staged)| fixture.tree.release(*staged, false));
+        let Some((_, Staged::SplitsAndVersions(_, version_bytes))) = staged.last() else { panic!("{staged:?}") };
+        Ok::<_, crate::base::Error>(*version_bytes)
     };
     let limit = fixture.tree.versions.memory_max();
     // Either part fits, with one record in the range or many.
@@ -351,7 +352,7 @@ fn crash_mapped_pool(
                 (1..=1 + rng.below(6) as u64).map(|n| random_record(&mut rng, seqno.plus(n), true)).collect();
             wal.extend(group.iter().cloned());
             for record in &group {
-                engine.apply(record.entry(), None).map_err(|error| error.to_string())?;
+                engine.apply(record.entry(), Staged::Nothing).map_err(|error| error.to_string())?;
                 record.apply_to(&mut model);
             }
             seqno = seqno.plus(group.len() as u64);
@@ -463,7 +464,7 @@ fn checkpoint_ends_below_pending_range_delete() {
         let log = |kind, key: Vec<u8>, value: Vec<u8>, wal: &mut Vec<LoggedRecord>, model: &mut PoolTreeModel| {
             let record = LoggedRecord { seqno: SeqNo(wal.len() as u64 + 1), kind, key, value };
             record.apply_to(model);
-            engine.apply(record.entry(), None).unwrap();
+            engine.apply(record.entry(), Staged::Nothing).unwrap();
             wal.push(record);
         };
         for n in 0..400 {

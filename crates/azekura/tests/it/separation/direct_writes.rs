@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
 use azekura::{
-    CompressionType, Config, Database, EngineType, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions,
-    PersistMode, PmemOptions, RecoveryMode, TransactionOptions, inspect,
+    CompressionType, Config, Database, EngineType, ErrorKind, KvSeparationOptions, MergeOperator, Partition,
+    PartitionComponents, PartitionCreateOptions, PersistMode, PmemOptions, RecoveryMode, TransactionOptions, inspect,
 };
 
 use super::{DIR, blob_files, config, value};
@@ -863,4 +865,82 @@ fn crash_at_any_op_orphans_no_direct_blob_file() {
             return;
         }
     }
+}
+
+/// Between two looks at the threshold, a write lost its value: the record in the WAL was one that no open could replay.
+#[test]
+fn threshold_may_change_during_a_write() {
+    let (_, fs) = new_machine();
+    let (db, part) = open(&fs);
+    let inline = KvSeparationOptions::default().direct_write_threshold(u32::MAX);
+    let inline = PartitionCreateOptions::default().with_kv_separation(inline);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                part.set_options(inline.clone()).unwrap();
+                part.set_options(direct_write_options(1 << 20)).unwrap();
+            }
+        });
+        for n in 0..2_000 {
+            insert_round(&part, n % 8, n);
+            if n % 3 == 0 {
+                part.insert_with_ttl("expires", value(0, n, 1_000), Duration::from_secs(3_600)).unwrap();
+            }
+            assert_eq!(part.get(key(n % 8)).unwrap().unwrap(), value(n % 8, n, 1_000));
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    drop(part);
+    db.close().unwrap();
+    let (_db, part) = open(&fs);
+    for n in 1_992..2_000 {
+        assert_eq!(part.get(key(n % 8)).unwrap().unwrap(), value(n % 8, n, 1_000));
+    }
+    assert_eq!(part.get("expires").unwrap().unwrap(), value(0, 1_998, 1_000));
+}
+
+/// Replaces the value of a key of a pool during the first merges of the key, so that they must be repeated.
+struct Disturber {
+    rounds: AtomicU32,
+    pool: OnceLock<Partition>,
+}
+
+impl MergeOperator for Disturber {
+    fn name(&self) -> &str {
+        "disturber"
+    }
+
+    fn full_merge(&self, _: &[u8], _: Option<&[u8]>, _: &[&[u8]]) -> azekura::Result<Vec<u8>> {
+        let round = self.rounds.fetch_add(1, Ordering::SeqCst);
+        if round < 3 {
+            let pool = self.pool.get().unwrap();
+            std::thread::scope(|scope| scope.spawn(|| pool.insert("key", [round as u8]).unwrap()).join().unwrap());
+        }
+        Ok(b"merged".to_vec())
+    }
+}
+
+/// A batch that repeats the merges of a pool commits in an exclusive turn in the end. Its large values were not synced
+/// before the WAL had their pointers, so a failed sync of the blob file poisoned the database.
+#[test]
+fn failed_sync_in_a_turn_fails_one_commit() {
+    let (faults, fs) = new_faulty_machine();
+    let (db, large) = open(&fs);
+    let operator = Arc::new(Disturber { rounds: AtomicU32::new(0), pool: OnceLock::new() });
+    let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(4 << 20)));
+    let components = PartitionComponents::default().merge_operator(Arc::clone(&operator) as Arc<dyn MergeOperator>);
+    let pool = db.open_partition_with("pool", options, components).unwrap();
+    assert!(operator.pool.set(pool.clone()).is_ok());
+    let mut batch = db.batch();
+    batch.durability(PersistMode::SyncData);
+    batch.insert(&large, "value", [7; 4_000]);
+    batch.merge(&pool, "key", "operand");
+    faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+    assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!((operator.rounds.load(Ordering::SeqCst), faults.fault_count()), (4, 1));
+    assert!(!db.metrics().poisoned);
+    assert_eq!(large.get("value").unwrap(), None);
+    large.insert("value", [8; 4_000]).unwrap();
+    db.persist(PersistMode::SyncData).unwrap();
 }

@@ -12,11 +12,12 @@
 use std::sync::Arc;
 
 use crate::base::compression::CompressionType;
+use crate::base::manifest_state::ManifestState;
 use crate::base::version_edit::TableMeta;
 use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
 use crate::lsm::output::{OutputOptions, PendingOutputs, TableOutputWriter};
-use crate::lsm::table_handle::TreeContext;
+use crate::lsm::tree_context::TreeContext;
 use crate::table::format::TableOrigin;
 use crate::table::options::{FilterPolicy, TableOptions, TableReadOptions};
 use crate::table::reader::TableReader;
@@ -44,10 +45,12 @@ impl PendingRecord {
     }
 }
 
-/// Returns an upper bound of the WAL bytes of the records of a spilled table: keys and values, and at most 32 bytes of
+/// Returns an upper bound of the WAL bytes of all records in spilled tables: keys and values, and at most 32 bytes of
 /// header per record.
-pub(crate) fn log_bytes(table: &TableMeta) -> u64 {
-    table.raw_bytes.saturating_add(table.entries.saturating_mul(32))
+pub(crate) fn wal_bytes(manifest_state: &ManifestState) -> u64 {
+    let tables = manifest_state.partitions.values().flat_map(|partition| partition.spilled.values());
+    let bytes = |table: &TableMeta| table.raw_bytes.saturating_add(table.entries.saturating_mul(32));
+    tables.map(bytes).fold(0, u64::saturating_add)
 }
 
 /// Writes the records to tables. Contents and names of the tables are durable when this returns. They become obsolete

@@ -1,5 +1,5 @@
-//! Operands for pools become values before their commit, so that the write-ahead log (WAL) has no operands for pools,
-//! and the group-commit leader calls no operator.
+//! Operands that a tree does not keep become values before their commit, so that the group-commit leader calls no
+//! operator.
 
 use std::sync::Arc;
 
@@ -7,24 +7,24 @@ use crate::base::key::split_expiry;
 use crate::base::key_range::KeyRange;
 use crate::base::merge_operator::merge_fully;
 use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
-use crate::db::catalog::PartitionState;
 use crate::db::commit_check::{ReadsOfPartition, key_bytes};
+use crate::db::partition_state::PartitionState;
 use crate::db::state::list_growth::{list_bytes, reserve_more};
 use crate::engine::{ReadMoment, ReadSeqno};
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::mem::slice::Slice;
 use crate::wal::format::{WalRecord, WalRecordIter, put_record, record_len};
 
-/// A payload whose operands for pools were replaced by values, and the keys that were read for them.
+/// A payload whose operands were replaced by values, and the keys that were read for them.
 #[derive(Default)]
-pub(crate) struct PoolMerge {
+pub(crate) struct ComputedMerges {
     pub(crate) payload: Vec<u8>,
     /// Number of records in `payload`.
     pub(crate) count: u32,
     pub(crate) reads: Vec<ReadsOfPartition>,
     /// Memory of the keys of `reads` in bytes, without their lists.
     read_key_bytes: usize,
-    /// Limit of the memory for `payload`, `reads` and the ordered writes of a pool, in bytes.
+    /// Limit of the memory for `payload`, `reads` and the ordered writes of a partition, in bytes.
     bytes_max: u64,
 }
 
@@ -39,31 +39,32 @@ struct KeyWrite<'a> {
     kind: RecordKind,
 }
 
-/// The writes of one pool.
+/// The writes of one partition.
 #[derive(Default)]
-struct PoolWrites<'a> {
+struct PartitionWrites<'a> {
     /// Ordered by key, those of one key from the newest to the oldest.
     writes: Vec<KeyWrite<'a>>,
     /// Each has the number of the write as its sequence number.
     range_deletes: RangeTombstones,
 }
 
-impl<'a> PoolWrites<'a> {
-    /// Orders the writes of `pool`, of which `payload` has `count`. `check_memory` gets the bytes of the range deletes.
+impl<'a> PartitionWrites<'a> {
+    /// Orders the writes of a partition, of which `payload` has `count`. `check_memory` gets the bytes of the range
+    /// deletes.
     ///
     /// # Errors
     /// Those of `check_memory`.
     fn of(
         payload: &'a [u8],
         count: usize,
-        pool: &PartitionState,
+        state: &PartitionState,
         order: &KeyOrder,
         check_memory: impl Fn(u64) -> Result<()>,
-    ) -> Result<PoolWrites<'a>> {
-        let mut found = PoolWrites { writes: Vec::with_capacity(count), ..PoolWrites::default() };
+    ) -> Result<PartitionWrites<'a>> {
+        let mut found = PartitionWrites { writes: Vec::with_capacity(count), ..PartitionWrites::default() };
         for (record, number) in WalRecordIter::new(payload).zip(1..) {
             let WalRecord { kind, partition, key, value } = record?;
-            if partition != pool.id {
+            if partition != state.id {
                 continue;
             }
             if kind == RecordKind::RangeDelete {
@@ -79,7 +80,7 @@ impl<'a> PoolWrites<'a> {
     }
 }
 
-impl PoolMerge {
+impl ComputedMerges {
     /// Computes the values from the state at `at`, the moment of a registered snapshot, and from the records
     /// of `payload`. Each key gets one value, after all other records. This takes at most `bytes_max` bytes of memory
     /// beyond `payload` and a copy of it.
@@ -92,33 +93,35 @@ impl PoolMerge {
         partitions: &[Arc<PartitionState>],
         at: ReadMoment,
         bytes_max: u64,
-    ) -> Result<PoolMerge> {
-        let mut pools: Vec<(&Arc<PartitionState>, u64)> =
-            partitions.iter().filter(|partition| partition.pool_if_built().is_some()).map(|pool| (pool, 0)).collect();
-        let mut merge = PoolMerge { bytes_max: bytes_max.saturating_add(payload.len() as u64), ..PoolMerge::default() };
+    ) -> Result<ComputedMerges> {
+        let mut computed: Vec<(&Arc<PartitionState>, u64)> =
+            partitions.iter().filter(|partition| partition.computes_merges()).map(|partition| (partition, 0)).collect();
+        let mut merge =
+            ComputedMerges { bytes_max: bytes_max.saturating_add(payload.len() as u64), ..ComputedMerges::default() };
         merge.payload.reserve_exact(payload.len());
         for record in WalRecordIter::new(payload) {
             let record = record?;
-            let operands = pools.iter_mut().find(|(pool, _)| pool.id == record.partition);
+            let operands = computed.iter_mut().find(|(partition, _)| partition.id == record.partition);
             match operands.filter(|_| record.kind == RecordKind::Merge) {
                 Some((_, count)) => *count += 1,
                 None => merge.put(&record, 0, 0)?,
             }
         }
-        pools.retain(|(_, operands)| *operands > 0);
-        for (pool, _) in pools {
-            let writes = WalRecordIter::new(payload);
-            let count = writes.filter(|record| record.as_ref().is_ok_and(|record| record.partition == pool.id)).count();
+        computed.retain(|(_, operands)| *operands > 0);
+        for (partition, _) in computed {
+            let is_own =
+                |record: &Result<WalRecord<'_>>| record.as_ref().is_ok_and(|record| record.partition == partition.id);
+            let count = WalRecordIter::new(payload).filter(is_own).count();
             let check_memory = |range_delete_bytes| merge.check_memory(0, count, range_delete_bytes);
             check_memory(0)?;
-            let writes = PoolWrites::of(payload, count, pool, pool.tree()?.key_order(), check_memory)?;
-            merge.add_values(pool, &writes, at)?;
+            let writes = PartitionWrites::of(payload, count, partition, partition.tree()?.key_order(), check_memory)?;
+            merge.add_values(partition, &writes, at)?;
         }
         Ok(merge)
     }
 
     /// Fails if there is too little memory for `added` more bytes of the payload beside space for `writes` writes, of
-    /// which all may be operands of one key, and range deletes of a pool of `range_delete_bytes` bytes.
+    /// which all may be operands of one key, and range deletes of a partition of `range_delete_bytes` bytes.
     fn check_memory(&self, added: usize, writes: usize, range_delete_bytes: u64) -> Result<()> {
         let reads: u64 = self.reads.iter().map(|reads| list_bytes(&reads.keys, 1)).sum();
         let keys = writes * (size_of::<KeyWrite<'_>>() + size_of::<&[u8]>()) + self.read_key_bytes;
@@ -128,12 +131,12 @@ impl PoolMerge {
         }
         let limit = self.bytes_max;
         Err(Error::invalid(format!(
-            "the operands for pools need more than half the memory budget beside a copy of the batch, together {limit} \
+            "the operands need more than half the memory budget beside a copy of the batch, together {limit} \
              bytes"
         )))
     }
 
-    /// Adds a record, beside `writes` writes of a pool and range deletes of `range_delete_bytes` bytes.
+    /// Adds a record, beside `writes` writes of a partition and range deletes of `range_delete_bytes` bytes.
     fn put(&mut self, record: &WalRecord<'_>, writes: usize, range_delete_bytes: u64) -> Result<()> {
         let len = record_len(record) as usize;
         self.check_memory(len, writes, range_delete_bytes)?;
@@ -144,8 +147,13 @@ impl PoolMerge {
     }
 
     /// Adds the value of each key whose newest write is an operand.
-    fn add_values(&mut self, pool: &Arc<PartitionState>, writes: &PoolWrites<'_>, at: ReadMoment) -> Result<()> {
-        let tree = pool.tree()?;
+    fn add_values(
+        &mut self,
+        partition: &Arc<PartitionState>,
+        writes: &PartitionWrites<'_>,
+        at: ReadMoment,
+    ) -> Result<()> {
+        let tree = partition.tree()?;
         let order = tree.key_order();
         for same in writes.writes.chunk_by(|a, b| order.keys_equal(a.key, b.key)) {
             let key = same[0].key;
@@ -170,15 +178,15 @@ impl PoolMerge {
                 Some(base) => base.map(Slice::from),
                 None if removed > SeqNo::ZERO => None,
                 None => {
-                    let keys = &mut ReadsOfPartition::of(&mut self.reads, pool).keys;
+                    let keys = &mut ReadsOfPartition::of(&mut self.reads, partition).keys;
                     reserve_more(keys, 1);
                     keys.push(Slice::from(key));
                     self.read_key_bytes += key_bytes(key);
                     tree.get(key, ReadSeqno::At(at))?
                 }
             };
-            let value = merge_fully(&**pool.merge_operator()?, key, existing.as_deref(), &operands)?;
-            let record = WalRecord { kind: RecordKind::Put, partition: pool.id, key, value: &value };
+            let value = merge_fully(&**partition.merge_operator.get()?, key, existing.as_deref(), &operands)?;
+            let record = WalRecord { kind: RecordKind::Put, partition: partition.id, key, value: &value };
             self.put(&record, writes.writes.capacity(), writes.range_deletes.bytes())?;
         }
         Ok(())
@@ -209,7 +217,7 @@ mod tests {
     /// times the memory of a batch of small writes.
     #[test]
     fn memory_of_operands_is_limited() {
-        if !is_in_own_process("db::writes::pool_merge::tests::memory_of_operands_is_limited") {
+        if !is_in_own_process("db::writes::computed_merges::tests::memory_of_operands_is_limited") {
             return; // memory of other tests that this thread frees would count
         }
         let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
@@ -223,7 +231,7 @@ mod tests {
         let (payload, _, partitions) = batch.writes();
         let snapshot = db.snapshot();
         let at = crate::engine::ReadMoment::from(db.handle.inner.last_visible.get());
-        let compute = |bytes_max| peak_bytes(|| PoolMerge::compute(payload, partitions, at, bytes_max));
+        let compute = |bytes_max| peak_bytes(|| ComputedMerges::compute(payload, partitions, at, bytes_max));
         let (merge, most) = compute(u64::MAX);
         assert_eq!(merge.unwrap().count, 40_000);
         let written = payload.len() as i64;
@@ -243,7 +251,7 @@ mod tests {
     /// Regression: range deletes of a pool counted as much as other writes, and took up to six times the memory.
     #[test]
     fn memory_of_range_deletes_is_limited() {
-        if !is_in_own_process("db::writes::pool_merge::tests::memory_of_range_deletes_is_limited") {
+        if !is_in_own_process("db::writes::computed_merges::tests::memory_of_range_deletes_is_limited") {
             return; // memory of other tests that this thread frees would count
         }
         let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
@@ -256,7 +264,7 @@ mod tests {
         let (payload, _, partitions) = batch.writes();
         let snapshot = db.snapshot();
         let at = crate::engine::ReadMoment::from(db.handle.inner.last_visible.get());
-        let compute = |bytes_max| peak_bytes(|| PoolMerge::compute(payload, partitions, at, bytes_max));
+        let compute = |bytes_max| peak_bytes(|| ComputedMerges::compute(payload, partitions, at, bytes_max));
         let (merge, most) = compute(u64::MAX);
         assert_eq!(merge.unwrap().count, 20_001);
         let beside_copy = most - payload.len() as i64;

@@ -1,0 +1,421 @@
+//! A partition: its tree, and what belongs to the partition whether the tree is built or not.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::base::manifest_state::PartitionManifestState;
+use crate::base::merge_operator::MergeOperator;
+use crate::base::sync::lock;
+use crate::base::version_edit::{BlobFileMeta, EngineKind, PartitionId, PartitionMeta, TableMeta};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
+use crate::db::components::PartitionComponents;
+use crate::db::options::PartitionCreateOptions;
+use crate::db::partition_merge_operator::PartitionMergeOperator;
+use crate::db::state::backoff::TaskBackoffs;
+use crate::db::state::partition_expiry::PartitionExpiry;
+use crate::engine::SingleCommit;
+use crate::lsm::direct_file::DirectBlobFile;
+use crate::lsm::output::PendingOutputs;
+use crate::lsm::tree::LsmTree;
+use crate::lsm::tree_context::{TreeContext, TreeResources};
+use crate::table::obsolete_files::ObsoleteFiles;
+use crate::tree::partition_tree::{PartitionTree, TreeOptions};
+use crate::tree::spilled_records::{self, PendingRecord};
+use crate::tree::stored_tree::{FilesAtOpen, StoredTree};
+
+/// Whether a tree is built before or after the WAL is replayed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReplayPhase {
+    /// Built before: the records of the WAL are replayed into the tree afterwards.
+    Before,
+    /// Built after: the replay has buffered the records of the WAL, and building the tree applies them.
+    After,
+}
+
+/// Neither deleted nor closed.
+const OPEN: u8 = 0;
+/// Deleted by [`Database::delete_partition`](crate::Database::delete_partition).
+const DELETED: u8 = 1;
+/// Handles of a closed database return `Closed`.
+const CLOSED: u8 = 2;
+
+/// State of a partition that all its handles share.
+pub(crate) struct PartitionState {
+    pub(crate) id: PartitionId,
+    pub(crate) name: Arc<str>,
+    /// Backoff of failed background tasks.
+    pub(crate) backoffs: TaskBackoffs,
+    comparator: String,
+    pub(crate) merge_operator: PartitionMergeOperator,
+    kind: EngineKind,
+    /// The tree, or the error of its build; not set while the tree is not built. A build consumes its inputs, so a
+    /// failed one cannot be tried again.
+    tree: OnceLock<Result<PartitionTree>>,
+    /// One of [`OPEN`], [`DELETED`], [`CLOSED`].
+    status: AtomicU8,
+    pub(crate) expiry: PartitionExpiry,
+    /// The encoded options, as stored in the manifest.
+    settings: Mutex<Vec<u8>>,
+    pub(crate) files_at_open: FilesAtOpen,
+    /// What the tree is built from; taken by the build, and locked until `tree` is set.
+    stored_tree: Mutex<Option<StoredTree>>,
+    /// Records of the WAL for a partition whose comparator was not given yet, by ascending sequence number. Not
+    /// larger than the WAL. Empty once the records are [spilled](PartitionState::note_written) or the tree is built: a
+    /// build removes them after it has set `tree`, so a thread that finds none here finds them in the tree.
+    buffered_records: Mutex<Arc<Vec<PendingRecord>>>,
+}
+
+impl PartitionState {
+    /// A partition whose tree is not built. `merge_operator`: the name of its merge operator in the manifest.
+    pub(crate) fn new(meta: &PartitionMeta, merge_operator: Option<String>, stored_tree: StoredTree) -> PartitionState {
+        let name: Arc<str> = Arc::from(meta.name.as_str());
+        PartitionState {
+            merge_operator: PartitionMergeOperator::new(Arc::clone(&name), merge_operator),
+            id: meta.id,
+            name,
+            backoffs: TaskBackoffs::default(),
+            comparator: meta.comparator.clone(),
+            kind: stored_tree.kind(),
+            tree: OnceLock::new(),
+            status: AtomicU8::new(OPEN),
+            expiry: PartitionExpiry::default(),
+            settings: Mutex::new(meta.settings.clone()),
+            files_at_open: stored_tree.files_at_open(),
+            stored_tree: Mutex::new(Some(stored_tree)),
+            buffered_records: Mutex::default(),
+        }
+    }
+
+    /// Returns the tree.
+    ///
+    /// # Errors
+    /// `Closed` if the partition was deleted or the database closed, `Invalid` if its comparator was not given
+    /// yet. The error of the build, if the tree could not be built.
+    #[inline]
+    pub(crate) fn tree(&self) -> Result<&PartitionTree> {
+        if !self.is_open() {
+            return Err(self.closed_error());
+        }
+        match self.tree.get() {
+            Some(Ok(tree)) => Ok(tree),
+            unbuilt => Err(self.unbuilt_error(unbuilt)),
+        }
+    }
+
+    /// Checks an operand before it is written.
+    ///
+    /// # Errors
+    /// `Invalid` if there is no operator or it refuses the operand; `Closed`.
+    pub(crate) fn check_operand(&self, operand: &[u8]) -> Result<()> {
+        self.tree()?;
+        self.merge_operator.check_operand(operand)
+    }
+
+    /// Sets the operator, whose name is in the manifest. Keeps one that was set before.
+    pub(crate) fn set_merge_operator(&self, operator: &Arc<dyn MergeOperator>) {
+        let operator = self.merge_operator.set(operator);
+        if let Some(tree) = self.tree_if_built() {
+            tree.set_merge_operator(operator);
+        }
+    }
+
+    /// Gives the tree the components that it can do without.
+    pub(crate) fn set_components(&self, components: &PartitionComponents) {
+        if let (Some(tree), Some(filter)) = (self.tables_if_built(), &components.compaction_filter) {
+            tree.set_compaction_filter(Arc::clone(filter));
+        }
+    }
+
+    /// Whether the partition is neither deleted nor closed.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.status.load(Ordering::Relaxed) == OPEN
+    }
+
+    /// Returns the tree of a partition with tables.
+    ///
+    /// # Errors
+    /// As [`tree`](PartitionState::tree); `Invalid` if the partition has no tables.
+    pub(crate) fn tables(&self) -> Result<&Arc<LsmTree>> {
+        let other =
+            || Error::invalid(format!("partition {:?} has no tables: its engine is {:?}", self.name, self.kind));
+        self.tree()?.lsm().ok_or_else(other)
+    }
+
+    /// The tree, if it has been built. Also for a deleted or closed partition.
+    #[inline]
+    pub(crate) fn tree_if_built(&self) -> Option<&PartitionTree> {
+        self.tree.get()?.as_ref().ok()
+    }
+
+    /// As [`tree_if_built`](Self::tree_if_built), if it has tables.
+    pub(crate) fn tables_if_built(&self) -> Option<&Arc<LsmTree>> {
+        self.tree_if_built().and_then(PartitionTree::lsm)
+    }
+
+    /// How a single record is committed.
+    #[inline]
+    pub(crate) fn single_commit(&self) -> SingleCommit {
+        self.tree_if_built().map_or(SingleCommit::InGroup, PartitionTree::single_commit)
+    }
+
+    /// Whether a value of `len` bytes is staged before its commit.
+    #[inline]
+    pub(crate) fn stages_value(&self, len: usize) -> bool {
+        self.tree_if_built().is_some_and(|tree| tree.stages_value(len))
+    }
+
+    /// Whether the tree is built and keeps no operands of merges.
+    #[inline]
+    pub(crate) fn computes_merges(&self) -> bool {
+        self.tree_if_built().is_some_and(|tree| !tree.keeps_operands())
+    }
+
+    #[cold]
+    pub(crate) fn closed_error(&self) -> Error {
+        match self.is_deleted() {
+            true => Error::new(ErrorKind::Closed, format!("partition {:?} was deleted", self.name)),
+            false => Error::new(ErrorKind::Closed, "the database is closed"),
+        }
+    }
+
+    #[cold]
+    fn unbuilt_error(&self, tree: Option<&Result<PartitionTree>>) -> Error {
+        match tree {
+            Some(Err(error)) => error.clone(),
+            _ => Error::invalid(format!(
+                "partition {:?} was created with the comparator {:?}: open it with open_partition_with_comparator",
+                self.name, self.comparator
+            )),
+        }
+    }
+
+    pub(crate) fn mark_deleted(&self) {
+        self.status.store(DELETED, Ordering::Release);
+    }
+
+    /// Called before the directory lock is released, because another process may change the files afterwards. A
+    /// deleted partition stays deleted.
+    pub(crate) fn mark_closed(&self) {
+        let _deleted_stays = self.status.compare_exchange(OPEN, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.status.load(Ordering::Acquire) == DELETED
+    }
+
+    /// Whether the manifest stores these encoded options.
+    pub(crate) fn has_settings(&self, settings: &[u8]) -> bool {
+        *lock(&self.settings) == settings
+    }
+
+    /// Records the encoded options that the manifest now stores.
+    pub(crate) fn note_settings(&self, settings: Vec<u8>) {
+        *lock(&self.settings) = settings;
+    }
+
+    /// The options that the manifest stores.
+    pub(crate) fn stored_options(&self) -> Result<PartitionCreateOptions> {
+        PartitionCreateOptions::decode(&lock(&self.settings))
+    }
+
+    /// Checks that the partition was created with the order of keys `order`.
+    pub(crate) fn check_comparator(&self, order: &KeyOrder) -> Result<()> {
+        if order.name() == self.comparator {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "partition {:?} was created with the comparator {:?} and cannot be opened with {:?}",
+            self.name,
+            self.comparator,
+            order.name()
+        )))
+    }
+
+    /// Checks that `options` are for the engine of the partition.
+    pub(crate) fn check_engine(&self, options: &PartitionCreateOptions) -> Result<()> {
+        if options.engine.is_kind(self.kind) {
+            return Ok(());
+        }
+        let wanted = options.engine.kind_in(false);
+        Err(Error::invalid(format!(
+            "partition {:?} was created with the engine {:?} and cannot have {wanted:?}",
+            self.name, self.kind
+        )))
+    }
+
+    /// The lowest sequence number of the partition whose record is only in the WAL. Does not wait for a tree that is
+    /// being built.
+    pub(crate) fn first_unflushed(&self) -> Option<SeqNo> {
+        // The buffer is read first, because a build sets the tree before it empties the buffer.
+        let buffered = lock(&self.buffered_records).first().map(|record| record.seqno);
+        buffered.or_else(|| self.tree_if_built()?.first_unflushed())
+    }
+
+    /// The records of the WAL that wait for the comparator. Empty once the tree is built or the records are spilled.
+    pub(crate) fn pending(&self) -> Arc<Vec<PendingRecord>> {
+        Arc::clone(&lock(&self.buffered_records))
+    }
+
+    /// Writes the `pending` records to tables. They become obsolete when the result is dropped without a release.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace`.
+    pub(crate) fn write_pending(
+        &self,
+        pending: &[PendingRecord],
+        resources: &Arc<TreeResources>,
+    ) -> Result<PendingOutputs> {
+        let context = TreeContext::new(resources, KeyOrder::bytewise(), self.id, &self.name);
+        spilled_records::write(context, resources.default_codec, pending, resources.env.now_ms())
+    }
+
+    /// Records that the manifest names tables with all buffered records. The caller prevents the tree from being
+    /// built meanwhile.
+    pub(crate) fn note_written(&self, tables: Vec<TableMeta>) {
+        if let Some(stored) = &mut *lock(&self.stored_tree) {
+            stored.manifest().spilled.extend(tables.into_iter().map(|table| (table.number, table)));
+        }
+        *lock(&self.buffered_records) = Arc::default();
+    }
+
+    /// Removes spilled tables whose records are all in the tree, both from this partition and from `manifest_state`,
+    /// from which the manifest is rewritten.
+    pub(crate) fn forget_applied(&self, manifest_state: &mut PartitionManifestState) {
+        self.files_at_open.forget_applied(manifest_state);
+        if let Some(stored) = &mut *lock(&self.stored_tree) {
+            self.files_at_open.forget_applied(stored.manifest());
+        }
+    }
+
+    /// Adds a blob file that recovery made of an unfinished one. Only records of the WAL point into it.
+    pub(crate) fn add_blob_file(&self, file: BlobFileMeta) {
+        // Locked first, so that no tree is being built.
+        let mut stored = lock(&self.stored_tree);
+        match (self.tree_if_built(), &mut *stored) {
+            (Some(tree), _) => tree.add_blob_file(file),
+            (None, Some(stored)) => drop(stored.manifest().blob_files.insert(file.number, file)),
+            (None, None) => {}
+        }
+    }
+
+    /// Adds an unfinished blob file that the WAL points into, and that a read-only open cannot finish.
+    pub(crate) fn add_unfinished_blobs(&self, file: Arc<DirectBlobFile>) {
+        let mut stored = lock(&self.stored_tree);
+        match (self.tree_if_built(), &mut *stored) {
+            (Some(tree), _) => tree.add_unfinished_blobs(file),
+            (None, Some(stored)) => stored.add_unfinished_blobs(file),
+            (None, None) => {}
+        }
+    }
+
+    /// Ends the replay: all records of the WAL have been applied.
+    pub(crate) fn end_replay(&self) -> Result<()> {
+        self.tree_if_built().map_or(Ok(()), |tree| tree.end_replay())
+    }
+
+    /// Copies the files of a tree that is not built, except tables and blob files. Nothing changes these files
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// Those of the files; the error of the build if it has failed and has taken the files.
+    pub(crate) fn copy_unbuilt(&self, dir: &Path) -> Result<()> {
+        let stored = lock(&self.stored_tree);
+        let is_copied = stored.as_ref().map_or(Ok(false), |stored| stored.copy_to(dir))?;
+        match self.tree.get() {
+            Some(Err(error)) if !is_copied => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Requirements on the WAL that follow from the permanent files, before anything is replayed. Records up to the
+    /// first sequence number are not needed from the WAL. The WAL was durable up to the second. For `has_unlogged` see
+    /// [`FilesAtOpen::wal_needs`].
+    pub(crate) fn wal_needs(&self, stored: &PartitionManifestState, has_unlogged: bool) -> (SeqNo, SeqNo) {
+        let (applied, proven) = self.files_at_open.wal_needs(self.kind, has_unlogged);
+        (stored.permanent().max(applied), stored.durable_seqno().max(proven))
+    }
+
+    /// Whether changes of the tree may be missing in the WAL.
+    pub(crate) fn may_skip_wal(&self) -> bool {
+        self.kind.may_skip_wal()
+    }
+
+    /// The highest sequence number in a tree whose changes may be missing in the WAL; zero for other partitions.
+    pub(crate) fn highest_unlogged_seqno(&self) -> SeqNo {
+        if self.kind.may_skip_wal() { self.files_at_open.highest } else { SeqNo::ZERO }
+    }
+
+    /// Applies a record of the WAL, or buffers it if the tree is not built. Returns false if permanent files contain
+    /// the record already.
+    pub(crate) fn replay(&self, entry: EntryRef<'_>) -> Result<bool> {
+        if let Some(tree) = self.tree_if_built() {
+            if entry.seqno <= tree.flushed_through() {
+                return Ok(false);
+            }
+            tree.replay(entry)?;
+            return Ok(true);
+        }
+        if entry.seqno <= self.files_at_open.permanent {
+            return Ok(false);
+        }
+        Arc::make_mut(&mut *lock(&self.buffered_records)).push(PendingRecord::new(entry));
+        Ok(true)
+    }
+
+    /// Builds the tree, unless it is built.
+    ///
+    /// # Errors
+    /// Those of [`StoredTree::build`]. After an error or a panic the tree is never built.
+    pub(crate) fn build_tree(
+        &self,
+        resources: &Arc<TreeResources>,
+        order: KeyOrder,
+        options: &TreeOptions,
+        phase: ReplayPhase,
+    ) -> Result<()> {
+        let mut stored = lock(&self.stored_tree);
+        if let Some(built) = self.tree.get() {
+            return built.as_ref().map(drop).map_err(Error::clone); // another caller has built it
+        }
+        let Some(mut taken) = stored.take() else {
+            let message = format!("partition {:?} could not be opened before: open the database anew", self.name);
+            return Err(Error::new(ErrorKind::Closed, message));
+        };
+        // Not locked, because a comparator may take long, and a thread that retires WAL segments reads the buffer.
+        let pending = self.pending();
+        let built = taken.build(resources, order, options, &pending).and_then(|tree| {
+            // Before the tree is set, because other threads can use the tree afterwards.
+            if let Some(operator) = self.merge_operator.if_known() {
+                tree.set_merge_operator(operator);
+            }
+            if phase == ReplayPhase::After {
+                tree.end_replay()?;
+            }
+            Ok(tree)
+        });
+        let result = built.as_ref().map(drop).map_err(Error::clone);
+        let set = self.tree.set(built);
+        debug_assert!(set.is_ok(), "the lock on `stored_tree` lets one builder in");
+        match result {
+            Ok(()) => *lock(&self.buffered_records) = Arc::default(),
+            Err(_) => *stored = Some(taken),
+        }
+        result
+    }
+
+    /// Discards a deleted partition. Its files are removed now, or when the last reader releases them.
+    /// The next open removes those of a tree that could not be built.
+    pub(crate) fn discard(&self, obsolete_files: &ObsoleteFiles) {
+        debug_assert!(self.is_deleted(), "only a deleted partition is discarded");
+        if let Some(tree) = self.tree_if_built() {
+            tree.discard();
+        }
+        // The files of a tree that is not built.
+        if let Some(stored) = lock(&self.stored_tree).take() {
+            stored.remove(obsolete_files);
+        }
+        *lock(&self.buffered_records) = Arc::default();
+    }
+}
