@@ -232,19 +232,24 @@ impl Region {
             next += 1;
         };
         for part in parts {
-            let mut chunks = part.chunks_exact(8);
-            for chunk in &mut chunks {
-                let word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
+            let (chunks, rest) = part.as_chunks::<8>();
+            for chunk in chunks {
+                let word = u64::from_le_bytes(*chunk);
                 put(pending | word << filled);
-                pending = if filled == 0 { 0 } else { word >> (64 - filled) };
+                pending = word >> 1 >> (63 - filled);
             }
-            for byte in chunks.remainder() {
-                pending |= u64::from(*byte) << filled;
-                filled += 8;
-                if filled == 64 {
-                    put(pending);
-                    (pending, filled) = (0, 0);
-                }
+            let rest_bits = 8 * rest.len();
+            let rest = match part.last_chunk() {
+                Some(last) if rest_bits > 0 => u64::from_le_bytes(*last) >> (64 - rest_bits),
+                _ => rest.iter().rfold(0, |word, byte| word << 8 | u64::from(*byte)),
+            };
+            pending |= rest << filled;
+            filled += rest_bits;
+            if filled >= 64 {
+                put(pending);
+                filled -= 64;
+                // The rest is shorter than a word, so no bits of it are left if the word is full.
+                pending = rest >> (rest_bits - filled);
             }
         }
         if filled > 0 {

@@ -61,7 +61,8 @@ fn seqno_width(seqno: SeqNo) -> usize {
 
 /// The encoded header of a record: the first bytes of its buffer.
 pub(crate) struct PoolRecordHeader {
-    bytes: [u8; RECORD_HEADER_LEN_MAX],
+    /// One byte longer than a header, because a sequence number is copied as eight bytes.
+    bytes: [u8; RECORD_HEADER_LEN_MAX + 1],
     len: usize,
 }
 
@@ -79,11 +80,12 @@ impl PoolRecordHeader {
         }
         let seqno = entry.seqno.0.to_le_bytes();
         let width = seqno_width(entry.seqno);
-        let mut head = PoolRecordHeader { bytes: [0; RECORD_HEADER_LEN_MAX], len: 4 };
+        let mut head = PoolRecordHeader { bytes: [0; RECORD_HEADER_LEN_MAX + 1], len: 4 };
         head.push(entry.kind.to_byte() | (width as u8) << SEQNO_WIDTH_SHIFT);
         head.push_varint(entry.user_key.len() as u64);
         head.push_varint(entry.value.len() as u64);
-        seqno[..width].iter().for_each(|byte| head.push(*byte));
+        head.bytes[head.len..][..8].copy_from_slice(&seqno);
+        head.len += width;
         Ok(head)
     }
 
