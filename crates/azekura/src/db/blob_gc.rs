@@ -9,7 +9,7 @@ use crate::base::{Error, Result, SeqNo};
 use crate::db::inner::DbInner;
 use crate::db::partition::Partition;
 use crate::db::partition_state::PartitionState;
-use crate::db::worker::{catch_panics, flush_and_wait, remove_obsolete_files, run_lsm_task};
+use crate::db::worker::{flush_and_wait, remove_obsolete_files, run_lsm_task};
 use crate::engine::{Task, TaskReport};
 use crate::lsm::blob_gc::{BlobGarbageStats, BlobGcGoal, BlobGcStep, BlobScanResult, next_blob_gc_step};
 use crate::lsm::tree::LsmTree;
@@ -296,7 +296,7 @@ fn scan_tables(inner: &DbInner, tree: &LsmTree) -> Result<Arc<BlobScanResult>> {
     let mut scan = tree.begin_blob_scan(inner.snapshots.seqnos(), read_only);
     loop {
         let _work = inner.begin_work()?;
-        if catch_panics(inner, || scan.step(SCAN_STEP_ENTRIES))? {
+        if inner.catch_panics(|| scan.step(SCAN_STEP_ENTRIES))? {
             return Ok(tree.finish_blob_scan(scan));
         }
     }

@@ -50,22 +50,6 @@ struct CheckpointState {
     segments: Vec<WalSegmentInfo>,
 }
 
-/// Prevents the recycling of WAL segments until dropped.
-struct WalRecyclingPause<'a>(&'a DbInner);
-
-impl<'a> WalRecyclingPause<'a> {
-    fn new(inner: &'a DbInner) -> WalRecyclingPause<'a> {
-        *lock(&inner.running_checkpoints) += 1;
-        WalRecyclingPause(inner)
-    }
-}
-
-impl Drop for WalRecyclingPause<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.running_checkpoints) -= 1;
-    }
-}
-
 /// Implements [`Database::checkpoint`](crate::Database::checkpoint).
 pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
     let _call = inner.begin_api_call();
@@ -83,7 +67,7 @@ pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
     // While this lock is held, no partition is created or deleted and no tree is built. So the files of a pool without
     // a tree do not change, and `copy_database` can block the checkpoints of every other pool.
     let _ddl_guard = lock(&inner.partition_ddl_lock);
-    let _recycling_pause = WalRecyclingPause::new(inner);
+    let _retirement_pause = writer.wal_maintenance.pause_retirement();
     let created = create_dirs(fs, parent)?;
     for _ in 0..ATTEMPTS {
         let tmp = create_temporary(inner, parent)?;

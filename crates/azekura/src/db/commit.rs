@@ -44,7 +44,7 @@ use crate::db::commit_check::CommitCheck;
 use crate::db::partition_state::PartitionState;
 use crate::db::staged_records::{StagedByNumber, StagedGuard, StagedRecords};
 use crate::db::state::disk_reserve::DiskReserve;
-use crate::db::state::event_queue::DbPoison;
+use crate::db::state::poison::DbPoison;
 use crate::engine::{AssignSeqnoFn, LastVisibleSeqno, SeqnoAllocator, SingleCommit};
 use crate::tree::partition_tree::PartitionTree;
 use crate::wal::format::{IngestMarker, WalRecord, WalRecordIter, seqno_gap_commits};

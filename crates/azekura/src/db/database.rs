@@ -315,8 +315,8 @@ impl Database {
         if new_operator.is_some() {
             inner.writer()?;
         }
-        worker::catch_panics(inner, || inner.catalog.open(state, components, options))?;
-        inner.update_write_stalls_after([&**state]); // the tree may have been built now
+        inner.catch_panics(|| inner.catalog.open(state, components, options))?;
+        inner.write_controller.update([&**state]); // the tree may have been built now
         new_operator.map_or(Ok(()), |operator| inner.store_merge_operator(state, operator))
     }
 
@@ -400,15 +400,15 @@ impl Database {
         let written = inner.with_reserve(ReserveUse::Flush, || writer.committer.run_exclusively(delete));
         inner.poison.poison_on_failure(written)?;
         // Writers of other partitions no longer wait for flushes of this partition, so its flush error is cleared.
-        *lock(&inner.flush_error) = None;
-        inner.task_done.notify_all();
+        inner.write_controller.clear_flush_error();
+        inner.background.notify_task_end();
         inner.poison.poison_on_failure(writer.version_set.sync())?;
         state.discard(inner.obsolete_files());
         obsolete.into_iter().for_each(|table| inner.obsolete_files().push(DataFileKind::Table, table));
-        inner.update_write_stalls_after([state]);
+        inner.write_controller.update([state]);
         drop(ddl_guard); // other threads may create and delete partitions meanwhile
         inner.obsolete_files().remove_all();
-        inner.work_available.notify_all();
+        inner.background.wake_workers();
         Ok(())
     }
 

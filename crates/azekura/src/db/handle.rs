@@ -11,7 +11,7 @@ use crate::db::inner::DbInner;
 use crate::db::partition_state::PartitionState;
 use crate::db::state::disk_reserve::ReserveUse;
 use crate::db::state::work_tracker::is_at_work;
-use crate::db::worker::{BackgroundThreads, flush_and_wait, retire_wal_segments};
+use crate::db::worker::{BackgroundThreads, flush_and_wait};
 use crate::mem::atomic::yield_now;
 use crate::mem::epoch::RetireEpoch;
 
@@ -49,17 +49,17 @@ impl DbHandle {
     /// Closes the database. With `report_error` the listener gets the error, because no caller receives it.
     fn close_once(&self, report_error: bool) -> Result<()> {
         let inner = &self.inner;
-        inner.is_flushing_to_close.store(true, Ordering::Release);
+        inner.background.begin_flushing_to_close();
         // The first flush runs while other threads may still commit, so the second one has little to flush.
         let mut flushed = if inner.writer.is_some() { self.flush_all() } else { Ok(()) };
         if let Some(writer) = &inner.writer {
             writer.committer.close();
             flushed = flushed.and_then(|()| self.flush_all());
         }
-        inner.stop_work();
+        inner.background.stop_and_wait();
         let BackgroundThreads { workers, listener } = std::mem::take(&mut *lock(&self.threads));
         for thread in workers {
-            // A comparator may drop the last handle on a worker thread. That worker ends when it reads `closing`.
+            // A comparator may drop the last handle on a worker thread. That worker ends at its next step.
             if !thread.is_current() && !thread.join() {
                 inner.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"));
             }
@@ -83,7 +83,7 @@ impl DbHandle {
             writer.wal.stop_writes();
         }
         inner.catalog.all().iter().for_each(|partition| partition.mark_closed());
-        *lock(&inner.dir_lock) = None;
+        inner.release_dir_lock();
         if let Err(error) = &finished
             && report_error
         {
@@ -103,14 +103,14 @@ impl DbHandle {
     /// to the pool files once the directory is unlocked. A read takes microseconds, unless its comparator blocks. A
     /// read that outlasts the wait, or whose comparator called `close`, copies its value, and then fails with `Closed`.
     fn wait_for_reads(&self) {
-        let (epoch, done) = (RetireEpoch::advance(), &self.inner.task_done);
+        let (epoch, background) = (RetireEpoch::advance(), &self.inner.background);
         for round in 0..READER_WAIT_ROUNDS {
             if epoch.others_unpinned() {
                 return;
             }
             match round < READER_SPIN_ROUNDS {
                 true => yield_now(),
-                false => done.wait_past(done.generation(), 1),
+                false => background.wait_for_task_end(background.task_end_generation(), 1),
             }
         }
     }
@@ -165,15 +165,14 @@ impl DbHandle {
         inner.with_reserve(ReserveUse::Flush, || writer.committer.append_seqno_gap())?;
         inner.with_reserve(ReserveUse::Flush, || writer.wal.seal())?;
         writer.wal.sync(inner.last_visible.get(), false)?;
-        inner.with_reserve(ReserveUse::Flush, || retire_wal_segments(inner))?;
+        inner.with_reserve(ReserveUse::Flush, || writer.wal_maintenance.retire_segments())?;
         writer.wal.release_space();
         let end = writer.wal.segments().last().map(|segment| segment.epoch);
         if let Some(epoch) = end {
             let edits = [VersionEdit::WalEnd { epoch, seqno: inner.last_visible.get() }];
             inner.with_reserve(ReserveUse::Flush, || writer.version_set.log_and_apply_durably(&edits))?;
         }
-        inner.fill_reserve();
-        writer.reserve.shrink(writer.version_set.manifest_bytes());
+        writer.space.shrink_reserve();
         writer.version_set.sync()
     }
 }
@@ -202,8 +201,7 @@ impl Drop for DbHandle {
         let threads = std::mem::take(threads);
         let (inner, closed) = (Arc::clone(&self.inner), AtomicBool::new(true));
         let later = DbHandle { inner, threads: Mutex::new(threads), closed };
-        *lock(&self.inner.left_to_close) = Some(Box::new(move || _ = later.close_once(true)));
-        self.inner.work_available.notify_all();
+        self.inner.background.defer_close(Box::new(move || _ = later.close_once(true)));
     }
 }
 

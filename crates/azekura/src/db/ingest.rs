@@ -9,7 +9,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::base::event::Event;
 use crate::base::sync::lock;
@@ -19,7 +18,7 @@ use crate::db::config::PersistMode;
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::partition::Partition;
 use crate::db::partition_state::PartitionState;
-use crate::db::worker::{catch_panics, flush_and_wait, record_task, remove_obsolete_files};
+use crate::db::worker::{flush_and_wait, record_task, remove_obsolete_files};
 use crate::engine::{EngineHost, Task, TaskReport};
 use crate::lsm::entry_buffer::EntryBuffer;
 use crate::lsm::external_sort::{ExternalSorter, SortedEntries};
@@ -481,10 +480,10 @@ impl TableTarget<'_> {
         let inner = self.inner;
         inner.check_outside()?;
         let _work = inner.begin_work()?;
-        inner.writer()?;
+        let writer = inner.writer()?;
         self.partition.tree()?;
-        let _space = inner.share_disk_space();
-        catch_panics(inner, write)
+        let _space = writer.space.share_disk_space();
+        inner.catch_panics(write)
     }
 
     /// Writes entries in key order to the tables.
@@ -531,17 +530,14 @@ impl TableTarget<'_> {
         };
         let outputs = self.work(|| writer.finish())?;
         let report = self.install(outputs)?;
-        let counters = &self.inner.counters;
-        counters.user_bytes.add(user_bytes);
-        counters.ingests.fetch_add(1, Ordering::Relaxed);
-        counters.ingested_bytes.fetch_add(report.bytes_written, Ordering::Relaxed);
+        self.inner.counters.record_ingest(user_bytes, &report);
         self.inner.emit(&Event::Ingested {
             partition: self.partition.name.to_string(),
             entries,
             tables: report.tables,
             bytes: report.bytes_written,
         });
-        self.inner.work_available.notify_all();
+        self.inner.background.wake_workers();
         Ok(())
     }
 
@@ -556,7 +552,7 @@ impl TableTarget<'_> {
             writer.committer.wait_for_turn_end()?;
             if let Some(outputs) = &outputs
                 && flushes < FLUSH_ATTEMPTS
-                && catch_panics(inner, || self.tree.memtables_overlap(outputs))?
+                && inner.catch_panics(|| self.tree.memtables_overlap(outputs))?
             {
                 flushes += 1;
                 flush_and_wait(inner, self.partition)?;
@@ -597,13 +593,13 @@ impl TableTarget<'_> {
             Ok(outputs.take())
         };
         let install = |tables, seqno| tree.install_ingest(tables, seqno, marker.partition, &locks, inner);
-        let installed = catch_panics(inner, || writer.committer.install_exclusively(marker, prepare, install));
+        let installed = inner.catch_panics(|| writer.committer.install_exclusively(marker, prepare, install));
         drop(locks);
         if !flushed.is_idle() {
             record_task(inner, self.partition, Task::Flush, flushed);
         }
-        inner.update_write_stalls_after([&**self.partition]);
-        inner.task_done.notify_all();
+        inner.write_controller.update([&**self.partition]);
+        inner.background.notify_task_end();
         inner.poison.poison_on_failure(installed)
     }
 }

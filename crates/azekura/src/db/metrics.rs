@@ -234,7 +234,7 @@ impl Metrics {
             blob_gc_bytes_read: load(&counters.blob_gc_bytes_read),
             blob_gc_bytes_written: load(&counters.blob_gc_bytes_written),
             blob_bytes_freed: load(&counters.blob_bytes_freed),
-            stall_time: Duration::from_nanos(load(&counters.stall_ns)),
+            stall_time: Duration::from_nanos(inner.write_controller.stall_ns()),
             cache: CacheMetrics::of(&inner.catalog.resources().cache),
             replayed_records: inner.recovery_stats.records,
             recovery_time: Duration::from_nanos(inner.recovery_stats.elapsed_ns),
@@ -254,7 +254,7 @@ impl Metrics {
         }
         // The total is read last, so that memtables sealed or flushed during the loop are included.
         let in_use = metrics.active_memtable_bytes + metrics.sealed_memtable_bytes;
-        metrics.memtable_bytes = inner.memtable_memory().total().max(in_use);
+        metrics.memtable_bytes = inner.write_buffers.memory_usage().max(in_use);
         metrics.pinned_memtable_bytes = metrics.memtable_bytes - in_use;
         if let Some(writer) = &inner.writer {
             (metrics.commits, metrics.records) = writer.committer.counts();

@@ -12,9 +12,10 @@
 //! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`partition_options`] (of an
 //! existing partition), [`components`], [`batch`], [`range_delete`], [`atomics`] (single-key operations), [`snapshot`],
 //! [`iter`], [`transaction`], [`writes`] (before their commit), [`commit_check`] (validation), [`commit`]
-//! (group commit), [`staged_records`], [`inner`], [`catalog`], [`partition_state`], [`partition_merge_operator`],
-//! [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`], [`blob_gc`] (blob GC on request),
-//! [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
+//! (group commit), [`staged_records`], [`inner`], [`write_controller`] (write stalls), [`write_buffer_manager`] (memory
+//! of memtables), [`space_manager`] (disk space), [`wal_maintenance`], [`catalog`], [`partition_state`],
+//! [`partition_merge_operator`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`], [`blob_gc`] (blob GC on request), [`checkpoint`],
+//! [`handle`] (closing, exclusive turns), [`metrics`].
 
 pub(crate) mod atomics;
 pub(crate) mod batch;
@@ -39,8 +40,12 @@ pub(crate) mod partition_state;
 pub(crate) mod range_delete;
 pub(crate) mod recovery;
 pub(crate) mod snapshot;
+pub(crate) mod space_manager;
 pub(crate) mod staged_records;
 pub(crate) mod state;
 pub(crate) mod transaction;
+pub(crate) mod wal_maintenance;
 pub(crate) mod worker;
+pub(crate) mod write_buffer_manager;
+pub(crate) mod write_controller;
 pub(crate) mod writes;

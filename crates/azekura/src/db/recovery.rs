@@ -31,13 +31,12 @@ use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqN
 use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
 use crate::db::catalog::Catalog;
-use crate::db::commit::Committer;
 use crate::db::config::{Config, PlantedBug, Settings};
 use crate::db::handle::DbHandle;
-use crate::db::inner::{DbInner, DbInnerArgs, DbWriter, RecoveryStats};
+use crate::db::inner::{DbInner, DbWriter, RecoveryStats};
 use crate::db::partition_state::PartitionState;
 use crate::db::state::disk_reserve::DiskReserve;
-use crate::db::state::event_queue::DbPoison;
+use crate::db::state::poison::DbPoison;
 use crate::db::state::version_set::VersionSet;
 use crate::db::worker;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
@@ -208,7 +207,7 @@ fn create_database(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
 struct RecoveryState {
     manifest_state: ManifestState,
     listing: DirectoryListing,
-    catalog: Catalog,
+    catalog: Arc<Catalog>,
     resources: Arc<TreeResources>,
     by_id: HashMap<PartitionId, Arc<PartitionState>>,
     /// Unfinished direct blob files that the WAL points into.
@@ -269,7 +268,7 @@ impl RecoveryState {
                 .saturating_add(spilled_records::wal_bytes(&manifest_state)),
             memtable_memory: Arc::default(),
         });
-        let catalog = Catalog::new(Arc::clone(&parts));
+        let catalog = Arc::new(Catalog::new(Arc::clone(&parts)));
         let mut by_id = HashMap::new();
         for (id, stored) in &mut manifest_state.partitions {
             let partition = catalog.restore_partition(stored.clone(), &listing.data)?;
@@ -554,16 +553,9 @@ impl RecoveryState {
         space.retry_when_full(&self, || wal.start_first_segment())?;
         self.resources.last_visible.publish(last);
         let poison = Arc::new(DbPoison::new(config.listener.clone()));
-        let wal = Arc::new(wal);
-        let committer = Committer::new(
-            Arc::clone(&wal),
-            self.resources.last_visible.clone(),
-            Arc::clone(&poison),
-            Arc::clone(&reserve),
-        );
-        let writer = DbWriter { version_set, wal, committer, reserve };
+        let writer = DbWriter::new(&config.settings, &self.catalog, Arc::new(wal), version_set, &poison, reserve);
         let inner = Arc::new(self.into_inner(config, Some(writer), &report, lock, start, Some(poison)));
-        inner.fill_reserve();
+        inner.writer.iter().for_each(|writer| _ = writer.space.fill_reserve());
         inner.emit(&Event::Opened {
             replayed_records: inner.recovery_stats.records,
             dropped_after_damage: inner.recovery_stats.dropped_after_damage.clone(),
@@ -571,7 +563,7 @@ impl RecoveryState {
         });
         let threads = worker::start(&inner)?;
         inner.poison.record_delivery(inner.poison.events().start_delivery());
-        inner.update_write_stalls();
+        inner.write_controller.update_all(&inner.catalog);
         Ok(DbHandle::new(inner, threads))
     }
 
@@ -658,29 +650,19 @@ impl RecoveryState {
         start: u64,
         poison: Option<Arc<DbPoison>>,
     ) -> DbInner {
-        let ns = config.env.monotonic_ns().saturating_sub(start);
-        DbInner::new(DbInnerArgs {
-            fs: config.fs,
-            env: config.env,
-            dir: config.path,
-            settings: config.settings,
-            last_visible: self.resources.last_visible.clone(),
-            catalog: self.catalog,
-            writer,
-            poison: poison.unwrap_or_else(|| Arc::new(DbPoison::new(config.listener))),
-            recovery_stats: RecoveryStats {
-                records: self.records,
-                elapsed_ns: ns,
-                dropped_after_damage: report.dropped_after_damage.clone(),
-                wal_bytes: report.segments.iter().map(|segment| segment.end_offset).sum(),
-                wal_segments: report.segments.len(),
-                manifest_bytes: self.manifest_bytes,
-                stored_settings: Some(&self.manifest_state.settings)
-                    .filter(|stored| !stored.is_empty())
-                    .and_then(|stored| Settings::decode(stored).ok()),
-            },
-            dir_lock: Some(lock),
-        })
+        let stats = RecoveryStats {
+            records: self.records,
+            elapsed_ns: config.env.monotonic_ns().saturating_sub(start),
+            dropped_after_damage: report.dropped_after_damage.clone(),
+            wal_bytes: report.segments.iter().map(|segment| segment.end_offset).sum(),
+            wal_segments: report.segments.len(),
+            manifest_bytes: self.manifest_bytes,
+            stored_settings: Some(&self.manifest_state.settings)
+                .filter(|stored| !stored.is_empty())
+                .and_then(|stored| Settings::decode(stored).ok()),
+        };
+        let poison = poison.unwrap_or_else(|| Arc::new(DbPoison::new(config.listener.clone())));
+        DbInner::new(config, self.catalog, writer, poison, stats, lock)
     }
 }
 

@@ -21,15 +21,15 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::base::event::Event;
-use crate::base::sync::{lock, try_lock};
+use crate::base::sync::try_lock;
 use crate::base::version_edit::{PartitionId, TableMeta, VersionEdit};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::db::inner::DbInner;
+use crate::db::inner::{DbInner, DbWriter};
 use crate::db::partition_state::PartitionState;
+use crate::db::state::background_work::WorkerStep;
 use crate::db::state::backoff::Backoff;
 use crate::db::state::disk_reserve::ReserveUse;
 use crate::engine::{EngineHost, Pressure, Task, TaskReport};
@@ -110,7 +110,7 @@ impl FailedWork {
     fn backoff<'a>(&'a self, inner: &'a DbInner) -> Option<&'a Backoff> {
         match &self.work {
             WorkKind::Task(partition, task) => Some(partition.backoffs.for_task(*task)),
-            WorkKind::WalAndManifest => Some(&inner.wal_backoff),
+            WorkKind::WalAndManifest => inner.writer.as_ref().map(|writer| &writer.wal_maintenance.backoff),
             WorkKind::Scheduling => None,
         }
     }
@@ -124,7 +124,7 @@ impl FailedWork {
 pub(crate) fn step(inner: &DbInner) -> Result<bool> {
     let _call = inner.begin_api_call();
     inner.check_outside()?;
-    if inner.settings.workers == 0 && sync_if_due(inner)? {
+    if inner.settings.workers == 0 && inner.writer()?.wal_maintenance.sync_if_due()? {
         return Ok(true);
     }
     let run_next = |retry| run_next_task(inner, WorkerRole::All, retry, AfterTask::WakesWorkers);
@@ -136,8 +136,9 @@ pub(crate) fn step(inner: &DbInner) -> Result<bool> {
 /// Runs one background task; returns false if there was none that `role` and `retry` allow.
 fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy, after: AfterTask) -> Result<bool, FailedWork> {
     inner.poison.check().map_err(FailedWork::scheduling)?;
+    let Some(writer) = &inner.writer else { return Ok(false) };
     inner.seal_largest(); // recovery may have filled the memory budget
-    let oldest = seal_oldest_wal_holders(inner);
+    let oldest = seal_oldest_wal_holders(inner, writer);
     let now = inner.env.monotonic_ns();
     let mut candidates = Vec::new();
     let mut partitions = Vec::new();
@@ -145,19 +146,24 @@ fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy, after: A
         let Some(tree) = partition.tree_if_built() else { continue };
         let waiting = partition.backoffs.delayed_tasks(now).filter(|_| retry == RetryPolicy::AfterBackoff);
         let held: Vec<Task> = waiting.map(|(task, _)| task).collect();
-        let task = catch_panics(inner, || Ok(tree.next_task(false, &held))).map_err(FailedWork::scheduling)?;
+        let task = inner.catch_panics(|| Ok(tree.next_task(false, &held))).map_err(FailedWork::scheduling)?;
         let Some(task) = task else { continue };
         if task != Task::Flush && role == WorkerRole::FlushesOnly {
             continue;
         }
-        let holds_log = oldest.is_some_and(|oldest| partition.first_unflushed().is_some_and(|first| first <= oldest));
-        candidates.push(TaskCandidate { task, holds_oldest_wal: holds_log, pressure: tree.pressure() });
+        let holds_oldest_wal =
+            oldest.is_some_and(|oldest| partition.first_unflushed().is_some_and(|first| first <= oldest));
+        candidates.push(TaskCandidate { task, holds_oldest_wal, pressure: tree.pressure() });
         partitions.push(Arc::clone(&partition));
     }
     let flushes = candidates.iter().any(|candidate| candidate.task == Task::Flush);
-    let may_tend = retry == RetryPolicy::Now || inner.wal_backoff.remaining_ns(now).is_none();
+    let may_maintain_wal = retry == RetryPolicy::Now || writer.wal_maintenance.backoff.remaining_ns(now).is_none();
     // Before compactions, because there may always be another compaction to run.
-    if !flushes && may_tend && inner.wal_is_too_large() && maintain_wal_with_backoff(inner)? {
+    if !flushes
+        && may_maintain_wal
+        && writer.wal_maintenance.wal_is_too_large()
+        && maintain_wal_with_backoff(inner, writer)?
+    {
         return Ok(true);
     }
     if !flushes && role == WorkerRole::All && remove_some_obsolete_files(inner).map_err(FailedWork::scheduling)? {
@@ -166,18 +172,18 @@ fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy, after: A
     if let Some(first) = most_urgent(&candidates) {
         let task = candidates[first].task;
         if after == AfterTask::Continues && candidates.len() > 1 {
-            inner.work_available.notify_all(); // other workers can start the other tasks
+            inner.background.wake_workers(); // other workers can start the other tasks
         }
         run_task_kind(inner, &partitions[first], task, false, after)?;
         return Ok(true);
     }
-    if may_tend { maintain_wal_with_backoff(inner) } else { Ok(false) }
+    if may_maintain_wal { maintain_wal_with_backoff(inner, writer) } else { Ok(false) }
 }
 
-fn maintain_wal_with_backoff(inner: &DbInner) -> Result<bool, FailedWork> {
-    let tended = maintain_wal(inner);
-    update_backoff(inner, &inner.wal_backoff, tended.as_ref().map(|_| true));
-    tended.map_err(|error| FailedWork { work: WorkKind::WalAndManifest, error })
+fn maintain_wal_with_backoff(inner: &DbInner, writer: &DbWriter) -> Result<bool, FailedWork> {
+    let maintained = maintain_wal(inner, writer);
+    update_backoff(inner, &writer.wal_maintenance.backoff, maintained.as_ref().map(|_| true));
+    maintained.map_err(|error| FailedWork { work: WorkKind::WalAndManifest, error })
 }
 
 /// Updates the backoff: a failure extends it, `Ok(true)` (work was done) resets it, `Ok(false)` leaves it unchanged.
@@ -226,7 +232,7 @@ fn run_accounted(
 ) -> Result<TaskReport, FailedWork> {
     let need = if task == Task::Flush { ReserveUse::Flush } else { ReserveUse::Compaction };
     let result = inner.begin_work().and_then(|_work| {
-        let result = inner.with_reserve(need, || inner.poison.poison_on_failure(catch_panics(inner, &mut work)));
+        let result = inner.with_reserve(need, || inner.poison.poison_on_failure(inner.catch_panics(&mut work)));
         // Removes files that the task made obsolete. After a failure too, because the disk may be full.
         if task != Task::Flush || result.is_err() {
             inner.obsolete_files().remove_batch();
@@ -241,16 +247,16 @@ fn run_accounted(
     let deleted = result.is_err() && !poisoned && partition.is_deleted();
     let ended = deleted || is_closed;
     if task == Task::Flush && !ended {
-        *lock(&inner.flush_error) = result.as_ref().err().cloned();
+        inner.write_controller.record_flush(result.as_ref().map(drop));
     }
-    inner.update_write_stalls_after([&**partition]);
+    inner.write_controller.update([&**partition]);
     if !ended {
         // A task that yielded without progress does not reset its backoff, because it may still fail for the same
         // reason.
         let done = result.as_ref().map(|report| task == Task::Flush || !report.is_idle());
         update_backoff(inner, partition.backoffs.for_task(task), done);
     }
-    inner.task_done.notify_all();
+    inner.background.notify_task_end();
     let report = match result {
         Err(_) if deleted => return Ok(TaskReport::default()),
         other => other.map_err(|error| FailedWork { work: WorkKind::Task(Arc::clone(partition), task), error })?,
@@ -258,64 +264,45 @@ fn run_accounted(
     record_task(inner, partition, task, report);
     // The task may have made another one necessary, which this thread may not run. A worker may have found no task
     // before.
-    let next = |tree: &PartitionTree| catch_panics(inner, || Ok(tree.next_task(false, &[])));
+    let next = |tree: &PartitionTree| inner.catch_panics(|| Ok(tree.next_task(false, &[])));
     if after == AfterTask::WakesWorkers && partition.tree_if_built().is_some_and(|tree| !matches!(next(tree), Ok(None)))
     {
-        inner.work_available.notify_all();
+        inner.background.wake_workers();
     }
     // Closing retires the WAL when all is flushed.
-    let retires_later = inner.is_flushing_to_close.load(Ordering::Relaxed) && !inner.wal_is_too_large();
-    if task == Task::Flush && !retires_later {
-        let retired =
-            inner.begin_work().and_then(|_work| inner.with_reserve(ReserveUse::Flush, || give_back_log(inner)));
-        update_backoff(inner, &inner.wal_backoff, retired.as_ref().map(|_| false));
+    let retires_later = inner.background.is_flushing_to_close() && !inner.wal_is_too_large();
+    if task == Task::Flush
+        && !retires_later
+        && let Some(writer) = &inner.writer
+    {
+        let retire = || inner.with_reserve(ReserveUse::Flush, || retire_or_spill(inner, writer));
+        let retired = inner.begin_work().and_then(|_work| retire());
+        update_backoff(inner, &writer.wal_maintenance.backoff, retired.as_ref().map(|_| false));
         retired.map_err(|error| FailedWork { work: WorkKind::WalAndManifest, error })?;
     }
     Ok(report)
 }
 
+/// Counts a task that has run, and reports it to the listener.
 pub(crate) fn record_task(inner: &DbInner, partition: &PartitionState, task: Task, report: TaskReport) {
-    let (name, counters) = (partition.name.to_string(), &inner.counters);
-    match task {
-        Task::Flush => {
-            counters.flushes.fetch_add(1, Ordering::Relaxed);
-            counters.flushed_bytes.fetch_add(report.bytes_written, Ordering::Relaxed);
-            inner.emit(&Event::Flushed { partition: name, tables: report.tables, bytes: report.bytes_written });
-        }
-        Task::Compact | Task::BlobGc if report.is_idle() => {}
-        Task::Compact => {
-            let moved = report.bytes_read == 0 && report.bytes_written == 0;
-            let counter = if moved { &counters.trivial_moves } else { &counters.compactions };
-            counter.fetch_add(1, Ordering::Relaxed);
-            counters.compaction_bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
-            counters.compaction_bytes_written.fetch_add(report.bytes_written, Ordering::Relaxed);
-            counters.blob_bytes_freed.fetch_add(report.bytes_freed, Ordering::Relaxed);
-            inner.emit(&Event::Compacted {
-                partition: name,
-                level: report.level,
-                bytes_read: report.bytes_read,
-                bytes_written: report.bytes_written,
-            });
-        }
-        Task::BlobGc => {
-            counters.blob_gc_runs.fetch_add(1, Ordering::Relaxed);
-            counters.blob_gc_bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
-            counters.blob_gc_bytes_written.fetch_add(report.bytes_written, Ordering::Relaxed);
-            counters.blob_bytes_freed.fetch_add(report.bytes_freed, Ordering::Relaxed);
-            inner.emit(&Event::BlobGcCompleted {
-                partition: name,
-                files: report.tables,
-                bytes_written: report.bytes_written,
-                bytes_freed: report.bytes_freed,
-            });
-        }
-    }
-}
-
-/// Runs code that may call a comparator. A panic in it poisons the database.
-pub(crate) fn catch_panics<T>(inner: &DbInner, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let _inside = inner.enter();
-    inner.poison.catch_panics("a comparator or a task panicked", work)
+    inner.counters.record_task(task, &report);
+    let name = partition.name.to_string();
+    inner.emit(&match task {
+        Task::Flush => Event::Flushed { partition: name, tables: report.tables, bytes: report.bytes_written },
+        Task::Compact | Task::BlobGc if report.is_idle() => return,
+        Task::Compact => Event::Compacted {
+            partition: name,
+            level: report.level,
+            bytes_read: report.bytes_read,
+            bytes_written: report.bytes_written,
+        },
+        Task::BlobGc => Event::BlobGcCompleted {
+            partition: name,
+            files: report.tables,
+            bytes_written: report.bytes_written,
+            bytes_freed: report.bytes_freed,
+        },
+    });
 }
 
 /// Removes one batch of obsolete tables and blob files; false if there were none.
@@ -336,52 +323,17 @@ pub(crate) fn remove_obsolete_files(inner: &DbInner) {
     }
 }
 
-/// Retires WAL segments whose records all trees have flushed, and recycles their files; false if there were none.
-/// Does nothing while a checkpoint runs.
-pub(crate) fn retire_wal_segments(inner: &DbInner) -> Result<bool> {
-    let Some(writer) = &inner.writer else { return Ok(false) };
-    let checkpoints = lock(&inner.running_checkpoints);
-    if *checkpoints > 0 {
-        return Ok(false);
-    }
-    // Records above this sequence number may be in the WAL and not yet in a memtable. So read it before the trees.
-    let visible = inner.last_visible.get();
-    let mut through = visible;
-    let partitions = inner.catalog.all();
-    #[cfg(test)]
-    inner.count_tree_visits(partitions.len());
-    for partition in partitions {
-        if let Some(first) = partition.first_unflushed() {
-            through = through.min(SeqNo(first.0.saturating_sub(1)));
-        }
-    }
-    let epochs = writer.wal.retire(through)?;
-    // The manifest must state this, because a partition without records to flush writes no edit. Recovery would
-    // otherwise need the WAL from the last flush of that partition on.
-    let flushed = writer.version_set.all_flushed(through.min(writer.wal.durable()));
-    if epochs.is_empty() {
-        return match inner.poison.poison_on_failure(writer.version_set.log_and_apply(flushed.as_slice())) {
-            // If the disk is full, the edit of the next flush records the same.
-            Err(error) if error.kind() != ErrorKind::OutOfSpace => Err(error),
-            _ => Ok(false),
-        };
-    }
-    let retired = epochs.iter().map(|epoch| VersionEdit::WalSegmentRemoved { epoch: *epoch });
-    let edits: Vec<VersionEdit> = retired.chain(flushed).collect();
-    inner.poison.poison_on_failure(writer.version_set.log_and_apply_durably(&edits))?;
-    writer.wal.recycle(&epochs).map(|()| true)
+/// Retires WAL segments. If there are none and the WAL is too large, spills the records of partitions whose
+/// comparator is missing, and tries again. False if no segment was retired. Called inside [`DbInner::with_reserve`].
+fn retire_or_spill(inner: &DbInner, writer: &DbWriter) -> Result<bool> {
+    let wal = &writer.wal_maintenance;
+    Ok(wal.retire_segments()? || spill_oldest_wal_holders(inner, writer)? && wal.retire_segments()?)
 }
 
-/// Retires WAL segments. If there are none and the WAL is too large, writes the records of partitions whose comparator
-/// is missing to tables, and tries again. False if no segment was retired. Called inside [`DbInner::with_reserve`].
-fn give_back_log(inner: &DbInner) -> Result<bool> {
-    Ok(retire_wal_segments(inner)? || write_buffered_records(inner)? && retire_wal_segments(inner)?)
-}
-
-/// If the WAL is too large, writes the buffered records that hold its oldest segment until a comparator is given to
-/// tables; false if there were none.
-fn write_buffered_records(inner: &DbInner) -> Result<bool> {
-    let (Some(oldest), Some(writer)) = (oldest_held(inner), &inner.writer) else { return Ok(false) };
+/// If the WAL is too large, spills the buffered records that hold its oldest segment until a comparator is given;
+/// false if there were none.
+fn spill_oldest_wal_holders(inner: &DbInner, writer: &DbWriter) -> Result<bool> {
+    let Some(oldest) = writer.wal_maintenance.oldest_held() else { return Ok(false) };
     // The lock keeps partitions from being deleted and comparators from being given meanwhile. If it is held, a later
     // call tries again.
     let Some(_names) = try_lock(&inner.partition_ddl_lock) else { return Ok(false) };
@@ -407,50 +359,35 @@ fn write_buffered_records(inner: &DbInner) -> Result<bool> {
     Ok(is_written)
 }
 
-/// The last sequence number in the oldest segment of a WAL that is too large. `None` if the WAL is not too large, if
-/// a checkpoint copies the WAL, or if the WAL has a single segment and the disk is not full.
-fn oldest_held(inner: &DbInner) -> Option<SeqNo> {
-    let writer = inner.writer.as_ref().filter(|_| inner.wal_is_too_large())?;
-    let segments = writer.wal.segments();
-    // On a full disk the only segment can be retired too, as soon as it is flushed. No segment is retired while a
-    // checkpoint copies the WAL.
-    let full = writer.reserve.is_short();
-    if segments.len() < 2 && !full || *lock(&inner.running_checkpoints) > 0 {
-        return None;
-    }
-    segments.first().map(|segment| segment.last_seqno)
-}
-
 /// WAL and manifest maintenance that no flush triggers. Returns whether anything was done.
-fn maintain_wal(inner: &DbInner) -> Result<bool> {
-    let Some(writer) = &inner.writer else { return Ok(false) };
+fn maintain_wal(inner: &DbInner, writer: &DbWriter) -> Result<bool> {
+    let wal = &writer.wal_maintenance;
     let _work = inner.begin_work()?;
-    let full = writer.reserve.is_short() && !inner.fill_reserve();
+    let full = writer.space.reserve_is_short() && !writer.space.fill_reserve();
     if inner.poison.poison_on_failure(writer.wal.sync_sealed(!full))? {
         return Ok(true);
     }
-    if inner.wal_is_too_large() {
-        if inner.with_reserve(ReserveUse::Flush, || give_back_log(inner))? {
+    if wal.wal_is_too_large() {
+        if inner.with_reserve(ReserveUse::Flush, || retire_or_spill(inner, writer))? {
             return Ok(true);
         }
-        let flushed = || inner.catalog.all().iter().all(|partition| partition.first_unflushed().is_none());
-        if full && *lock(&inner.running_checkpoints) == 0 && flushed() {
+        if full && !wal.is_paused() && wal.all_is_flushed() {
             // All records of the WAL are flushed: beginning another segment makes this one retirable.
             inner.with_reserve(ReserveUse::Flush, || inner.poison.poison_on_failure(writer.wal.seal()))?;
-            inner.with_reserve(ReserveUse::Flush, || retire_wal_segments(inner))?;
-            return Ok(inner.fill_reserve());
+            inner.with_reserve(ReserveUse::Flush, || wal.retire_segments())?;
+            return Ok(writer.space.fill_reserve());
         }
     }
-    if inner.wal_backoff.is_failing() {
-        retire_wal_segments(inner)?;
+    if wal.backoff.is_failing() {
+        wal.retire_segments()?;
     }
     inner.poison.poison_on_failure(writer.version_set.rewrite_if_grown())
 }
 
 /// If the WAL is too large, seals the active memtables that hold its oldest segment. Returns the last sequence number
 /// in that segment: flushes of records up to it are the most urgent.
-fn seal_oldest_wal_holders(inner: &DbInner) -> Option<SeqNo> {
-    let oldest = oldest_held(inner)?;
+fn seal_oldest_wal_holders(inner: &DbInner, writer: &DbWriter) -> Option<SeqNo> {
+    let oldest = writer.wal_maintenance.oldest_held()?;
     for partition in inner.catalog.all() {
         if let Some(tree) = partition.tree_if_built()
             && tree.first_unflushed().is_some_and(|first| first <= oldest)
@@ -478,7 +415,7 @@ pub(crate) struct BackgroundThreads {
 pub(crate) fn start(inner: &Arc<DbInner>) -> Result<BackgroundThreads> {
     let mut threads = BackgroundThreads::default();
     let Err(error) = spawn_threads(inner, &mut threads) else { return Ok(threads) };
-    inner.begin_closing();
+    inner.background.begin_closing();
     threads.workers.into_iter().for_each(|thread| _ = thread.join());
     Err(error)
 }
@@ -508,19 +445,15 @@ fn spawn_threads(inner: &Arc<DbInner>, threads: &mut BackgroundThreads) -> Resul
 /// Syncs the WAL at this interval until the database closes or is poisoned. The thread does nothing
 /// else, so that no other work delays a sync.
 fn sync_periodically(inner: &DbInner, interval: Duration) {
+    let Some(writer) = &inner.writer else { return };
     let ms = interval.as_millis() as u64; // at most 2^40
     let mut pause = ms;
     while !inner.poison.is_set() {
-        let seen = inner.close_requested.generation();
-        if inner.closing.load(Ordering::Acquire) {
-            return;
-        }
-        inner.close_requested.wait_past(seen, pause);
-        if inner.closing.load(Ordering::Acquire) {
+        if inner.background.wait_for_closing(pause) {
             return;
         }
         let start = inner.env.monotonic_ns();
-        if let Err(error) = catch_panics(inner, || sync_all_visible(inner))
+        if let Err(error) = inner.catch_panics(|| writer.wal_maintenance.sync_all_visible())
             && error.kind() != ErrorKind::Poisoned
         {
             inner.emit(&Event::BackgroundError { error });
@@ -530,41 +463,23 @@ fn sync_periodically(inner: &DbInner, interval: Duration) {
     }
 }
 
-/// Without worker threads: syncs the WAL if the sync interval has passed and a visible commit is not durable. Returns
-/// whether it did.
-fn sync_if_due(inner: &DbInner) -> Result<bool> {
-    let (Some(interval), Some(writer)) = (inner.settings.sync_interval, &inner.writer) else { return Ok(false) };
-    let now = inner.env.monotonic_ns();
-    let elapsed = Duration::from_nanos(now.saturating_sub(inner.last_interval_sync_ns.load(Ordering::Relaxed)));
-    let is_over = elapsed >= interval;
-    if !is_over || writer.wal.durable() >= inner.last_visible.get().min(writer.wal.appended()) {
-        return Ok(false);
-    }
-    inner.last_interval_sync_ns.store(now, Ordering::Relaxed);
-    sync_all_visible(inner).map(|()| true)
-}
-
 /// The loop of a worker thread. The first worker also seals idle memtables.
 fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
     let mut resting = HashMap::new();
-    while !inner.closing.load(Ordering::Acquire) {
-        let seen = inner.work_available.generation();
-        let close = lock(&inner.left_to_close).take();
-        if let Some(close) = close {
-            return close();
-        }
-        if inner.is_flushing_to_close.load(Ordering::Acquire) {
-            inner.work_available.wait_past(seen, 1_000);
-            continue;
-        }
+    loop {
+        let seen = match inner.background.next_worker_step() {
+            WorkerStep::FindTask { seen } => seen,
+            WorkerStep::Close(close) => return close(),
+            WorkerStep::End => return,
+        };
         // A worker for flushes does not run the compaction that a flush has made necessary.
         let after = if role == WorkerRole::All { AfterTask::Continues } else { AfterTask::WakesWorkers };
         match catch_unwind(AssertUnwindSafe(|| run_next_task(inner, role, RetryPolicy::AfterBackoff, after))) {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) if is_first && seal_idle_memtables(inner, &mut resting) => {}
             Ok(Ok(false)) => {
-                let pause = next_retry_ns(inner).map(|ns| ns.div_ceil(1_000_000).clamp(1, 1_000));
-                inner.work_available.wait_past(seen, pause.unwrap_or(1_000));
+                let retry_ms = next_retry_ns(inner).map(|ns| ns.div_ceil(1_000_000).max(1));
+                inner.background.wait_for_work(seen, retry_ms);
             }
             Ok(Err(failed)) => report_failure(inner, &failed, seen),
             Err(_) => drop(inner.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"))),
@@ -576,14 +491,14 @@ fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
 /// for a task. If the work has no backoff or the database is poisoned, waits up to 1 second for a signal after
 /// `seen`, so that the worker does not loop.
 fn report_failure(inner: &DbInner, failed: &FailedWork, seen: u64) {
-    inner.task_done.notify_all();
+    inner.background.notify_task_end();
     let backoff = failed.backoff(inner);
     let known = matches!(failed.error.kind(), ErrorKind::Poisoned | ErrorKind::Closed);
     if !known && backoff.is_none_or(|backoff| backoff.should_report(&failed.error)) {
         inner.emit(&Event::BackgroundError { error: failed.error.clone() });
     }
     if backoff.is_none() || inner.poison.is_set() {
-        inner.work_available.wait_past(seen, 1_000);
+        inner.background.wait_for_work(seen, None);
     }
 }
 
@@ -592,7 +507,8 @@ fn next_retry_ns(inner: &DbInner) -> Option<u64> {
     let now = inner.env.monotonic_ns();
     let partitions = inner.catalog.all();
     let tasks = partitions.iter().flat_map(|partition| partition.backoffs.delayed_tasks(now)).map(|(_, ns)| ns);
-    tasks.chain(inner.wal_backoff.remaining_ns(now)).min()
+    let wal = inner.writer.as_ref().and_then(|writer| writer.wal_maintenance.backoff.remaining_ns(now));
+    tasks.chain(wal).min()
 }
 
 /// Seals idle memtables with many tombstones, which slow scans until a compaction drops them, and those that
@@ -622,12 +538,6 @@ fn seal_idle_memtables(inner: &DbInner, resting: &mut HashMap<PartitionId, (SeqN
     sealed
 }
 
-fn sync_all_visible(inner: &DbInner) -> Result<()> {
-    let Some(writer) = &inner.writer else { return Ok(()) };
-    inner.poison.check()?;
-    inner.poison.poison_on_failure(writer.wal.sync(inner.last_visible.get(), false))
-}
-
 /// Flushes all records that are visible in `partition` now, and waits for the flush. Delivers no events, because a
 /// caller may hold locks.
 ///
@@ -638,15 +548,15 @@ pub(crate) fn flush_and_wait(inner: &DbInner, partition: &Arc<PartitionState>) -
     let tree = partition.tree()?;
     tree.seal();
     loop {
-        let seen = inner.task_done.generation();
+        let seen = inner.background.task_end_generation();
         partition.tree()?;
         if tree.first_unflushed().is_none_or(|first| first > target) {
             break;
         }
         inner.poison.check()?;
-        match catch_panics(inner, || Ok(tree.next_task(false, &[])))? {
+        match inner.catch_panics(|| Ok(tree.next_task(false, &[])))? {
             Some(Task::Flush) => run_task(inner, partition, Task::Flush, false)?,
-            _ => inner.task_done.wait_past(seen, 20), // a worker runs the flush
+            _ => inner.background.wait_for_task_end(seen, 20), // a worker runs the flush
         }
     }
     remove_obsolete_files(inner);
@@ -668,7 +578,7 @@ pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>)
         let first_filtered = tree.first_filtered_table();
         compact_until_done(inner, partition, |tree| tree.compact_to_bottom(through, inner))?;
         // Each table once, because its replacement cannot be cleaned further.
-        let unclean = catch_panics(inner, || tree.bottom_tables_to_clean(&inner.snapshots.seqnos(), first_filtered))?;
+        let unclean = inner.catch_panics(|| tree.bottom_tables_to_clean(&inner.snapshots.seqnos(), first_filtered))?;
         compact_until_done(inner, partition, |tree| tree.rewrite_bottom_tables(&unclean, inner))?;
         remove_obsolete_files(inner);
         return Ok(());
@@ -677,7 +587,7 @@ pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>)
         inner.writer()?;
         // With `forced`, `next_task` also returns tasks that other threads run, and running such a task waits for it.
         // `None` means that no task is left.
-        match catch_panics(inner, || Ok(tree.next_task(true, &[])))? {
+        match inner.catch_panics(|| Ok(tree.next_task(true, &[])))? {
             Some(task) => run_task(inner, partition, task, true)?,
             None => break,
         }
@@ -723,6 +633,7 @@ fn compact_until_done(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::sync::lock;
     use crate::db::config::Config;
     use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
 
@@ -745,9 +656,9 @@ mod tests {
         let mut last_wakes = 0;
         for n in 0..100u8 {
             part.insert("k", [n]).unwrap();
-            let before = inner.work_available.generation();
+            let before = inner.background.work_generation();
             part.flush().unwrap();
-            let wakes = inner.work_available.generation() - before;
+            let wakes = inner.background.work_generation() - before;
             if needs_compaction() {
                 assert!(wakes > last_wakes, "nothing told the workers: {wakes} wakes");
                 return;
@@ -768,10 +679,10 @@ mod tests {
             for n in 0..100u8 {
                 part.insert("k", [n]).unwrap();
                 tree.seal();
-                let before = inner.work_available.generation();
+                let before = inner.background.work_generation();
                 run_task_kind(inner, &part.state, Task::Flush, false, after).map_err(|failed| failed.error).unwrap();
                 if tree.next_task(false, &[]) == Some(Task::Compact) {
-                    let woken = inner.work_available.generation() > before;
+                    let woken = inner.background.work_generation() > before;
                     while step(inner).unwrap() {}
                     return woken;
                 }
@@ -791,9 +702,9 @@ mod tests {
         let inner = &part.handle.inner;
         part.insert("k", "v").unwrap();
         inner.seal(&part.state);
-        assert!(inner.flush_waiting.load(Ordering::Relaxed));
+        assert!(inner.write_controller.flush_waiting());
         part.flush().unwrap();
-        assert!(!inner.flush_waiting.load(Ordering::Relaxed));
+        assert!(!inner.write_controller.flush_waiting());
     }
 
     /// Regression: `clear` returned and left all tables if a compaction waited whose edit could not be written, because
@@ -866,9 +777,11 @@ mod tests {
                 db.open_partition(&format!("p{n}"), Default::default()).unwrap().insert("k", "v").unwrap();
             }
             let inner = Arc::clone(&db.handle.inner);
-            let before = inner.count_tree_visits(0);
+            let retirement = &inner.writer.as_ref().unwrap().wal_maintenance;
+            let count = || inner.write_controller.trees_visited() + retirement.trees_visited();
+            let before = count();
             db.close().unwrap();
-            let visits = inner.count_tree_visits(0) - before;
+            let visits = count() - before;
             assert!((PARTITIONS..=4 * PARTITIONS).contains(&visits), "{visits} visits of {PARTITIONS} trees");
         }
     }

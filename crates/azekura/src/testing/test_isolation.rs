@@ -29,7 +29,7 @@ pub fn wait_for_readers() {
 /// # Ok(()) }
 /// ```
 pub fn flushes_waiting_for_space(db: &Database) -> usize {
-    db.handle.inner.flushes_waiting_for_space()
+    db.handle.inner.writer.as_ref().map_or(0, |writer| writer.space.flushes_waiting())
 }
 
 /// Runs a test again in a process that runs no other test. True there: the caller does its work then. False in the
