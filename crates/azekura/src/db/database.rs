@@ -137,8 +137,8 @@ impl Database {
     ///
     /// # Errors
     /// `NotFound` if the partition does not exist; `Invalid` if its comparator, or a merge operator other than those of
-    /// [`merge_operators`](crate::merge_operators), was not given since the database was opened. The error of an earlier
-    /// call that could not read its files.
+    /// [`merge_operators`](crate::merge_operators), was not given since the database was opened. The error of an
+    /// earlier call that could not read its files.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

@@ -14,8 +14,8 @@
 //! [`iter`], [`transaction`], [`writes`] (before their commit), [`commit_check`] (validation), [`commit`]
 //! (group commit), [`staged_records`], [`inner`], [`write_controller`] (write stalls), [`write_buffer_manager`] (memory
 //! of memtables), [`space_manager`] (disk space), [`wal_maintenance`], [`catalog`], [`partition_state`],
-//! [`partition_merge_operator`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`], [`blob_gc`] (blob GC on request), [`checkpoint`],
-//! [`handle`] (closing, exclusive turns), [`metrics`].
+//! [`partition_merge_operator`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`],
+//! [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
 
 pub(crate) mod atomics;
 pub(crate) mod batch;
