@@ -182,9 +182,9 @@ pub(crate) type NumberedRecords<'a> = Vec<(u32, EntryRef<'a>)>;
 /// A storage engine of one partition: the one contract that `db` has with its trees.
 ///
 /// A batch is committed in four steps. [`stage`](Engine::stage) writes a large value to a blob file when it is added
-/// to the batch. [`sync_staged`](Engine::sync_staged) and [`begin_commit`](Engine::begin_commit) precede its pointer in the
-/// WAL. [`prepare`](Engine::prepare) reserves the space that the batch needs, so that `apply` does not fail for lack
-/// of space. The leader appends the batch to the WAL. [`apply`](Engine::apply) makes the changes in memory.
+/// to the batch. [`sync_staged`](Engine::sync_staged) and [`begin_commit`](Engine::begin_commit) precede its pointer in
+/// the WAL. [`prepare`](Engine::prepare) reserves the space that the batch needs, so that `apply` does not fail for
+/// lack of space. The leader appends the batch to the WAL. [`apply`](Engine::apply) makes the changes in memory.
 /// [`release`](Engine::release) undoes the first two if the batch is not applied.
 /// [`single_commit`](Engine::single_commit) says whether a single record takes these steps, or the one step of
 /// [`write_single`](Engine::write_single). The default methods are those of a tree that stages and reserves nothing,

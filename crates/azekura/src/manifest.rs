@@ -493,7 +493,7 @@ mod tests {
 
     #[test]
     fn random_bytes_are_refused() {
-        let mut rng = SeededRng::new(3, 3);
+        let mut rng = SeededRng::with_stream(3, 3);
         let (fs, _manifest) = create_manifest(MemFs::new());
         let good = manifest_bytes(&fs);
         for _ in 0..2000 {

@@ -286,16 +286,10 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::testing::seeded_rng::SeededRng;
 
     fn pointer(logical: u64, ordinal: u32) -> BlobPointer {
         BlobPointer { logical_file: FileNumber(logical), ordinal, frame_offset: 64, frame_len: 20, value_len: 4 }
-    }
-
-    fn random(state: &mut u64, below: u64) -> u64 {
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        (*state >> 8) % below
     }
 
     #[test]
@@ -321,11 +315,11 @@ mod tests {
 
     #[test]
     fn references_match_set_model_in_any_order() {
-        let mut rng = 88_172_645_463_325_252;
+        let mut rng = SeededRng::new(1);
         for round in 0..300 {
             let (mut builder, mut model) = (BlobReferencesBuilder::default(), BTreeMap::<u64, BTreeSet<u32>>::new());
-            for _ in 0..random(&mut rng, 200) {
-                let (logical, ordinal) = (random(&mut rng, 3) * 70, random(&mut rng, 150) as u32);
+            for _ in 0..rng.below(200) {
+                let (logical, ordinal) = (rng.below(3) * 70, rng.below(150));
                 if model.entry(logical).or_default().insert(ordinal) {
                     builder.add(&pointer(logical, ordinal));
                 }

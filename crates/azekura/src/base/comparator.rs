@@ -370,6 +370,7 @@ fn bytewise_separator(start: &[u8], limit: &[u8], out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{TestComparator, TestOrder};
 
     #[test]
     fn separators_lie_between() {
@@ -388,27 +389,9 @@ mod tests {
         assert_eq!(out, b"abd");
     }
 
-    struct Lying;
-    impl Comparator for Lying {
-        fn name(&self) -> &str {
-            "lying"
-        }
-        fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-            b.cmp(a)
-        }
-        fn shortest_separator(&self, _: &[u8], limit: &[u8], out: &mut Vec<u8>) {
-            out.clear();
-            out.extend_from_slice(limit);
-        }
-        fn short_successor(&self, _: &[u8], out: &mut Vec<u8>) {
-            out.clear();
-            out.push(b'{');
-        }
-    }
-
     #[test]
     fn invalid_user_separator_is_not_used() {
-        let order = KeyOrder::custom(Arc::new(Lying));
+        let order = KeyOrder::custom(Arc::new(TestComparator::minimal(TestOrder::Reversed).with_wrong_separators()));
         let mut out = Vec::new();
         order.separator(b"z", b"a", &mut out);
         assert_eq!(out, b"z");

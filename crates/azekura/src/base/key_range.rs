@@ -287,17 +287,7 @@ impl RangeTombstone {
 mod tests {
     use super::*;
     use crate::base::ErrorKind;
-    use crate::base::comparator::Comparator;
-
-    struct IgnoreCase;
-    impl Comparator for IgnoreCase {
-        fn name(&self) -> &str {
-            "ignore case"
-        }
-        fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-            a.to_ascii_lowercase().cmp(&b.to_ascii_lowercase())
-        }
-    }
+    use crate::testing::TestOrder;
 
     /// In ascending order.
     const BOUNDARIES: [KeyBoundary<&[u8]>; 8] = [
@@ -327,7 +317,7 @@ mod tests {
 
     #[test]
     fn equal_keys_are_on_one_side() {
-        let order = KeyOrder::custom(Arc::new(IgnoreCase));
+        let order = KeyOrder::custom(Arc::new(TestOrder::AnyCase));
         for key in [&b"a"[..], b"A"] {
             assert!(KeyBoundary::Before(b"A").cmp_key(key, &order).is_lt());
             assert!(KeyBoundary::After(b"A").cmp_key(key, &order).is_gt());

@@ -524,7 +524,7 @@ mod tests {
     /// However the operands are grouped, the value is the same.
     #[test]
     fn groups_of_operands_do_not_matter() {
-        let mut random = SeededRng::new(7, 0);
+        let mut random = SeededRng::new(7);
         for operator in operators() {
             for round in 0..200 {
                 let count = 1 + random.below(6);

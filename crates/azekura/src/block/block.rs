@@ -149,68 +149,22 @@ impl Block {
 
 #[cfg(test)]
 mod tests {
-    use std::cmp::Ordering;
 
     use super::*;
     use crate::base::checksum::key_hash;
     use crate::base::comparator::Comparator;
     use crate::base::{ErrorKind, SeqNo};
     use crate::block::{BlockIter, DataBlockBuilder, FingerprintBlockBuilder, RestartBlockBuilder};
-
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, n: u64) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 11) % n
-        }
-    }
-
-    /// Compares bytewise, but does not declare it. So keys have no hashes.
-    struct Opaque;
-    impl Comparator for Opaque {
-        fn name(&self) -> &str {
-            "opaque"
-        }
-        fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-            a.cmp(b)
-        }
-    }
-
-    /// The reverse of the byte order.
-    struct Reversed;
-    impl Comparator for Reversed {
-        fn name(&self) -> &str {
-            "reversed"
-        }
-        fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-            b.cmp(a)
-        }
-        fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
-            false
-        }
-    }
-
-    /// Ignores the case of letters. Lower case is the canonical form.
-    struct NoCase;
-    impl Comparator for NoCase {
-        fn name(&self) -> &str {
-            "no case"
-        }
-        fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-            a.to_ascii_lowercase().cmp(&b.to_ascii_lowercase())
-        }
-        fn canonical(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
-            out.extend(key.to_ascii_lowercase());
-            true
-        }
-    }
+    use crate::testing::{SeededRng, TestComparator, TestOrder};
 
     fn orders() -> [KeyOrder; 4] {
         let custom = |comparator: Arc<dyn Comparator>| KeyOrder::custom(comparator);
-        [KeyOrder::bytewise(), custom(Arc::new(Opaque)), custom(Arc::new(Reversed)), custom(Arc::new(NoCase))]
+        [
+            KeyOrder::bytewise(),
+            custom(Arc::new(TestComparator::minimal(TestOrder::Bytes))), // keys have no hashes
+            custom(Arc::new(TestOrder::Reversed)),
+            custom(Arc::new(TestOrder::AnyCaseHashed)),
+        ]
     }
 
     /// Every layout that a data block can have.
@@ -267,7 +221,7 @@ mod tests {
     }
 
     /// Keys with common prefixes, the empty key, letters of both cases, several versions of some keys, and every tag.
-    fn entries(n: u64, random: &mut Random, order: &KeyOrder) -> Vec<Entry> {
+    fn entries(n: u64, random: &mut SeededRng, order: &KeyOrder) -> Vec<Entry> {
         let stem: &[u8] = if random.below(2) == 0 { b"" } else { b"a common stem/" };
         let mut entries = Vec::new();
         for _ in 0..n {
@@ -343,7 +297,7 @@ mod tests {
 
     #[test]
     fn every_lookup_method_finds_every_target() {
-        let mut random = Random(88);
+        let mut random = SeededRng::new(88);
         for round in 0..144 {
             let (layout, order) = (LAYOUTS[round % 9], &orders()[round / 9 % 4]);
             let weak = random.below(3) == 0;
@@ -453,7 +407,7 @@ mod tests {
 
     #[test]
     fn iteration_reverses_at_every_entry() {
-        let mut random = Random(7);
+        let mut random = SeededRng::new(7);
         let order = KeyOrder::bytewise();
         let entries = entries(50, &mut random, &order);
         for layout in LAYOUTS {
@@ -510,7 +464,7 @@ mod tests {
     #[test]
     fn damaged_and_random_blocks_never_panic() {
         const KINDS: [BlockKind; 3] = [BlockKind::Data, BlockKind::DataWithHashIndex, BlockKind::FingerprintData];
-        let mut random = Random(5);
+        let mut random = SeededRng::new(5);
         let order = KeyOrder::bytewise();
         for layout in [Layout::Restarts(3), Layout::Hashed(3, 0.75), Layout::Slots] {
             let mut entries = entries(40, &mut random, &order);

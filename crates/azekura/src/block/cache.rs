@@ -287,6 +287,7 @@ mod tests {
     use crate::block::{Block, RestartBlockBuilder};
     use crate::mem::epoch::tests::wait_until;
     use crate::mem::parent_block::ParentBlock;
+    use crate::testing::seeded_rng::SeededRng;
 
     type Directory = ParentBlock<Block, ()>;
 
@@ -516,12 +517,10 @@ mod tests {
             for thread in 0..4u64 {
                 let (cache, parents, followed) = (&cache, &parents, &followed);
                 scope.spawn(move || {
-                    let mut x = 0x1234_5678 + thread;
+                    let mut rng = SeededRng::new(thread);
                     let mut kept = Vec::new();
                     for round in 0..20_000u64 {
-                        x ^= x << 13;
-                        x ^= x >> 7;
-                        x ^= x << 17;
+                        let x = rng.next_u64();
                         let (file, offset) = (x % 5, x >> 8 & (LINKS - 1));
                         let parent = {
                             let mut parent = parents[file as usize].lock().unwrap();

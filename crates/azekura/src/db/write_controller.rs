@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn worst_pressure_equals_that_of_all_trees() {
-        let (mut rng, mut kept) = (SeededRng::new(7, 0), WorstPressure::default());
+        let (mut rng, mut kept) = (SeededRng::new(7), WorstPressure::default());
         let mut trees = BTreeMap::new();
         for _ in 0..2_000 {
             let tree = PartitionId(rng.below(20) as u64);

@@ -233,36 +233,29 @@ impl InternalIter for VecIter {
 mod tests {
     use super::*;
     use crate::base::RecordKind;
-
-    /// A small generator of random numbers.
-    fn rng(state: &mut u64) -> u64 {
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        *state
-    }
+    use crate::testing::seeded_rng::SeededRng;
 
     #[test]
     fn random_walks_match_one_sorted_vector() {
-        let mut state = 0x9E37_79B9_7F4A_7C15u64;
+        let mut rng = SeededRng::new(1);
         for round in 0..200 {
             let order = KeyOrder::bytewise();
-            let children = 1 + rng(&mut state) as usize % 5;
+            let children = 1 + rng.below(5);
             let mut parts = vec![Vec::new(); children];
-            for seqno in 1..=rng(&mut state) % 40 {
-                let key = vec![b'a' + (rng(&mut state) % 12) as u8];
-                let part = rng(&mut state) as usize % children;
+            for seqno in 1..=rng.below(40) {
+                let key = vec![b'a' + rng.below(12)];
+                let part = rng.below(children);
                 parts[part].push((key, SeqNo(seqno), RecordKind::Put, vec![round as u8]));
             }
             let mut oracle = VecIter::new(order.clone(), parts.concat());
             let boxed = parts.into_iter().map(|p| Box::new(VecIter::new(order.clone(), p)) as Box<dyn InternalIter>);
             let mut merged = MergingIter::new(order.clone(), boxed.collect());
             for _ in 0..100 {
-                let key = [b'a' + (rng(&mut state) % 13) as u8];
-                let target = InternalKey::new(&key, SeqNo(rng(&mut state) % 42));
+                let key = [b'a' + rng.below(13)];
+                let target = InternalKey::new(&key, SeqNo(rng.below(42)));
+                let step = rng.below(10);
                 for cursor in [&mut oracle as &mut dyn InternalIter, &mut merged] {
-                    let mut steps = state;
-                    match rng(&mut steps) % 10 {
+                    match step {
                         0 => cursor.seek_to_first().unwrap(),
                         1 => cursor.seek_to_last().unwrap(),
                         2 => cursor.seek(target).unwrap(),

@@ -424,37 +424,16 @@ fn prune_seqnos(seqnos: &mut Arc<[SeqNo]>, snapshots: &[SeqNo]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::comparator::Comparator;
+    use crate::testing::{SeededRng, TestOrder};
 
-    struct Reversed;
-    impl Comparator for Reversed {
-        fn name(&self) -> &str {
-            "reversed"
-        }
-        fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-            b.cmp(a)
-        }
-    }
-
-    struct SmallRng(u64);
-
-    impl SmallRng {
-        fn below(&mut self, n: u64) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            self.0 % n
-        }
-
-        /// A boundary of the keys `k00`..`k40`, whose first bytes are equal or not.
-        fn boundary(&mut self) -> KeyBoundary {
-            let key = Arc::from(key(self.below(40)));
-            match self.below(12) {
-                0 => KeyBoundary::Min,
-                1 => KeyBoundary::Max,
-                n if n % 2 == 0 => KeyBoundary::Before(key),
-                _ => KeyBoundary::After(key),
-            }
+    /// A boundary of the keys `k00`..`k40`, whose first bytes are equal or not.
+    fn random_boundary(rng: &mut SeededRng) -> KeyBoundary {
+        let key = Arc::from(key(rng.below(40)));
+        match rng.below(12) {
+            0 => KeyBoundary::Min,
+            1 => KeyBoundary::Max,
+            n if n % 2 == 0 => KeyBoundary::Before(key),
+            _ => KeyBoundary::After(key),
         }
     }
 
@@ -486,8 +465,8 @@ mod tests {
             readers
         }
 
-        fn add(&mut self, rng: &mut SmallRng, readers: &[SeqNo]) {
-            let (a, b) = (rng.boundary(), rng.boundary());
+        fn add(&mut self, rng: &mut SeededRng, readers: &[SeqNo]) {
+            let (a, b) = (random_boundary(rng), random_boundary(rng));
             let (start, end) = if a.cmp(&b, &self.order).is_lt() { (a, b) } else { (b, a) };
             let range = KeyRange { start, end };
             let newest = self.all.last().map_or(self.visible, |(_, seqno)| *seqno);
@@ -517,14 +496,14 @@ mod tests {
         }
 
         /// Publishes, and begins or ends a snapshot.
-        fn advance(&mut self, rng: &mut SmallRng) {
+        fn advance(&mut self, rng: &mut SeededRng) {
             if rng.below(2) == 0 {
                 self.visible = self.all.last().map_or(self.visible, |(_, seqno)| *seqno);
             }
             match rng.below(4) {
                 0 => self.snapshots.push(self.visible),
                 1 if !self.snapshots.is_empty() => {
-                    let at = rng.below(self.snapshots.len() as u64) as usize;
+                    let at = rng.below(self.snapshots.len());
                     self.snapshots.swap_remove(at);
                 }
                 _ => {}
@@ -533,13 +512,13 @@ mod tests {
     }
 
     fn orders() -> [KeyOrder; 2] {
-        [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(Reversed))]
+        [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(TestOrder::Reversed))]
     }
 
     #[test]
     fn every_reader_sees_its_range_deletes() {
         for (seed, order) in (1..60u64).flat_map(|seed| orders().map(|order| (seed, order))) {
-            let (mut rng, mut oracle) = (SmallRng(seed), Oracle::new(order));
+            let (mut rng, mut oracle) = (SeededRng::new(seed), Oracle::new(order));
             for _ in 0..30 {
                 let readers = oracle.readers();
                 oracle.add(&mut rng, &readers);
@@ -571,7 +550,7 @@ mod tests {
     #[test]
     fn oracle_finds_lost_range_deletes() {
         let found = (1..20u64).any(|seed| {
-            let (mut rng, mut oracle) = (SmallRng(seed), Oracle::new(KeyOrder::bytewise()));
+            let (mut rng, mut oracle) = (SeededRng::new(seed), Oracle::new(KeyOrder::bytewise()));
             (0..30).any(|_| {
                 oracle.add(&mut rng, &[]);
                 oracle.advance(&mut rng);
@@ -584,7 +563,7 @@ mod tests {
     #[test]
     fn merged_sets_equal_one_set() {
         for (seed, order) in (1..60u64).flat_map(|seed| orders().map(|order| (seed, order))) {
-            let (mut rng, mut oracle) = (SmallRng(seed), Oracle::new(order));
+            let (mut rng, mut oracle) = (SeededRng::new(seed), Oracle::new(order));
             let mut flushed = RangeTombstones::default();
             for _ in 0..6 {
                 oracle.set = RangeTombstones::default(); // a new memtable

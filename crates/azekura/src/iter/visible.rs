@@ -460,6 +460,7 @@ mod tests {
 
     use super::*;
     use crate::iter::merge::VecIter;
+    use crate::testing::seeded_rng::SeededRng;
 
     type Model = BTreeMap<Vec<u8>, Vec<u8>>;
     type Entry = (Vec<u8>, SeqNo, RecordKind, Vec<u8>);
@@ -467,14 +468,11 @@ mod tests {
     /// Every key `a`..`h` with up to 30 versions, some deleted; the model is the state at each sequence number.
     fn history() -> (Vec<Entry>, Vec<Model>) {
         let (mut entries, mut models) = (Vec::new(), vec![Model::new()]);
-        let mut state = 88172645463325252u64;
+        let mut rng = SeededRng::new(1);
         for seqno in 1..=150u64 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let key = vec![b'a' + (state % 8) as u8];
+            let key = vec![b'a' + rng.below(8)];
             let mut model = models.last().unwrap().clone();
-            let kind = if (state >> 20).is_multiple_of(3) { RecordKind::Delete } else { RecordKind::Put };
+            let kind = if rng.chance_one_in(3) { RecordKind::Delete } else { RecordKind::Put };
             let kind = if kind == RecordKind::Put && seqno.is_multiple_of(2) { RecordKind::BlobPointer } else { kind };
             let value = if kind.is_value() { seqno.to_string().into_bytes() } else { Vec::new() };
             match kind.is_value() {

@@ -549,6 +549,7 @@ mod tests {
 
     use super::*;
     use crate::lsm::version::tests::{run, table};
+    use crate::testing::seeded_rng::SeededRng;
 
     type KeyVersions = Vec<(u64, RecordKind)>;
 
@@ -816,21 +817,14 @@ mod tests {
         seen
     }
 
-    fn random(state: &mut u64, below: u64) -> u64 {
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        *state % below
-    }
-
     /// A valid history of one key, newest first, with even sequence numbers. A `SingleDelete` comes only after exactly
     /// one `Put` since the last tombstone of either kind, with operands above it, or after operands only. Before a
     /// `Delete`, the key may have been put any number of times, or never.
-    fn valid_history(rng: &mut u64, len: u64) -> KeyVersions {
+    fn valid_history(rng: &mut SeededRng, len: u64) -> KeyVersions {
         let mut history = KeyVersions::new();
         let mut puts = 0;
         for n in 1..=len {
-            let kind = match random(rng, 10) {
+            let kind = match rng.below(10) {
                 0..4 if puts == 1 => S,
                 4 | 5 => D,
                 6 | 7 => M,
@@ -841,7 +835,7 @@ mod tests {
                 M => puts.max(1),
                 _ => 0,
             };
-            let kind = if kind == P && random(rng, 2) == 0 { B } else { kind };
+            let kind = if kind == P && rng.below(2) == 0 { B } else { kind };
             history.insert(0, (n * 2, kind));
         }
         history
@@ -858,9 +852,9 @@ mod tests {
 
     impl CompactionModel {
         /// Merges some adjacent runs, as a compaction does. False if there was only one.
-        fn merge(&mut self, rng: &mut u64) -> bool {
-            let from = random(rng, self.runs.len() as u64) as usize;
-            let to = (from + 1 + random(rng, 3) as usize).min(self.runs.len());
+        fn merge(&mut self, rng: &mut SeededRng) -> bool {
+            let from = rng.below(self.runs.len());
+            let to = (from + 1 + rng.below(3)).min(self.runs.len());
             let bottom = to == self.runs.len();
             let mut out = survivors(&self.snapshots, &self.runs[from..to].concat(), bottom);
             let retain = VersionDropRules::new(self.snapshots.iter().map(|&p| SeqNo(p)).collect());
@@ -876,19 +870,19 @@ mod tests {
         }
 
         /// Snapshots are dropped, commits are added, and some readers stay at the newest sequence number.
-        fn advance(&mut self, rng: &mut u64) {
+        fn advance(&mut self, rng: &mut SeededRng) {
             let newest = *self.snapshots.last().expect("there is always a newest moment");
             let end = self.history[0].0 + 1;
-            match random(rng, 6) {
+            match rng.below(6) {
                 0 | 1 if self.snapshots.len() > 1 => {
-                    let gone = random(rng, self.snapshots.len() as u64 - 1) as usize;
+                    let gone = rng.below(self.snapshots.len() - 1);
                     self.snapshots.remove(gone);
                 }
                 2 if newest < end => {
-                    if random(rng, 2) == 0 {
+                    if rng.below(2) == 0 {
                         self.snapshots.pop();
                     }
-                    self.snapshots.push(newest + 1 + random(rng, end - newest));
+                    self.snapshots.push(newest + 1 + rng.below(end - newest));
                 }
                 _ => {}
             }
@@ -910,13 +904,13 @@ mod tests {
     /// version of every reader never changes.
     #[test]
     fn merges_in_any_order_keep_visible_values() {
-        let mut rng = 0x9e37_79b9_7f4a_7c15u64;
+        let mut rng = SeededRng::new(1);
         let (mut singles, mut settled) = (0, 0);
         for _ in 0..if cfg!(miri) { 200 } else { 30_000 } {
-            let len = 1 + random(&mut rng, 12);
+            let len = 1 + rng.below(12);
             let history = valid_history(&mut rng, len);
-            let visible = random(&mut rng, 2 * len + 2);
-            let mut snapshots: Vec<u64> = (0..random(&mut rng, 4)).map(|_| random(&mut rng, visible + 1)).collect();
+            let visible = rng.below(2 * len + 2);
+            let mut snapshots: Vec<u64> = (0..rng.below(4)).map(|_| rng.below(visible + 1)).collect();
             snapshots.push(visible);
             snapshots.sort_unstable();
             let runs = history.iter().map(|&version| vec![version]).collect();

@@ -438,6 +438,7 @@ fn sorted_run<T: HasTableMeta>(mut tables: Vec<Arc<T>>, order: &KeyOrder) -> Arc
 pub(crate) mod tests {
     use super::*;
     use crate::base::version_edit::ExpiryTimes;
+    use crate::testing::TestOrder;
 
     /// A table of 100 bytes and 10 entries.
     pub(crate) fn table(id: u64, smallest: &str, largest: &str) -> Arc<TableMeta> {
@@ -479,7 +480,7 @@ pub(crate) mod tests {
             table(2, "longprefix-a", "longprefix-c"),
             table(3, "longprefix-e", "longprefix-g"),
         ];
-        for order in [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(UndeclaredBytewise))] {
+        for order in [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(TestOrder::Bytes))] {
             let run = SortedRun::new(tables.clone(), &order);
             let find = |key: &str| run.find(key.as_bytes(), &order).map(|table| table.number.0);
             let keys = [
@@ -503,17 +504,6 @@ pub(crate) mod tests {
             assert_eq!(overlapping("d", "e"), 1..1);
             assert_eq!(overlapping("longprefix-d", "longprefix-d"), 2..2);
             assert_eq!(overlapping("longprefix-f", "z"), 2..3);
-        }
-    }
-
-    /// The bytewise order, but not declared as such.
-    struct UndeclaredBytewise;
-    impl crate::base::comparator::Comparator for UndeclaredBytewise {
-        fn name(&self) -> &str {
-            "plain"
-        }
-        fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
-            a.cmp(b)
         }
     }
 

@@ -336,13 +336,7 @@ impl BufferSlab {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn next(state: &mut u64) -> usize {
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        (*state >> 20) as usize
-    }
+    use crate::testing::seeded_rng::SeededRng;
 
     fn filled(pool: &Arc<BufferPool>, len: usize, byte: u8) -> Buffer {
         let mut buffer = pool.buffer(len).unwrap();
@@ -354,14 +348,15 @@ mod tests {
     #[test]
     fn buffers_of_all_lengths_never_overlap() {
         let pool = BufferPool::new(3 * HUGE_PAGE as u64);
-        let mut rng = 5;
+        let mut rng = SeededRng::new(5);
         let mut held: Vec<(Buffer, u8)> = Vec::new();
         for round in 0..if cfg!(miri) { 60 } else { 20_000usize } {
-            if held.len() > 300 || (!held.is_empty() && next(&mut rng).is_multiple_of(3)) {
-                let (buffer, byte) = held.swap_remove(next(&mut rng) % held.len());
+            if held.len() > 300 || (!held.is_empty() && rng.chance_one_in(3)) {
+                let (buffer, byte) = held.swap_remove(rng.below(held.len()));
                 assert!(buffer.iter().all(|b| *b == byte));
             } else {
-                let len = next(&mut rng) % [300, 5000, 40_000][next(&mut rng) % 3];
+                let longest = rng.pick(&[300, 5000, 40_000]);
+                let len = rng.below(longest);
                 let mut buffer = filled(&pool, len, round as u8);
                 assert!(buffer.capacity() >= len && buffer.as_ptr().addr().is_multiple_of(ALIGN));
                 if round % 5 == 0 {
@@ -395,17 +390,17 @@ mod tests {
     fn reallocated_blocks_stay_in_huge_pages() {
         let slabs = 16;
         let pool = BufferPool::new((slabs * HUGE_PAGE) as u64);
-        let mut rng = 9;
+        let mut rng = SeededRng::new(9);
         let budget = slabs * HUGE_PAGE * 15 / 16;
         let mut held: VecDeque<Buffer> = VecDeque::new();
         let (mut bytes, mut outside) = (0, 0);
         for _ in 0..60_000 {
-            let buffer = pool.buffer(4000 + next(&mut rng) % 600).unwrap();
+            let buffer = pool.buffer(4000 + rng.below(600)).unwrap();
             bytes += buffer.capacity();
             outside += usize::from(buffer.slab.is_none());
             held.push_back(buffer);
             while bytes > budget {
-                let at = next(&mut rng) % held.len();
+                let at = rng.below(held.len());
                 bytes -= held.swap_remove_back(at).unwrap().capacity();
             }
         }

@@ -89,18 +89,16 @@ pub(crate) fn prefetch_line(at: *const u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::seeded_rng::SeededRng;
 
     #[test]
     fn both_implementations_find_every_byte() {
-        let mut x = 88_172_645_463_325_252u64;
+        let mut rng = SeededRng::new(1);
         for round in 0..40_000u32 {
             let mut lanes = [0u8; LANES];
             for lane in &mut lanes {
-                x ^= x << 13;
-                x ^= x >> 7;
-                x ^= x << 17;
                 // Few distinct values, so that there are many matches, including values around the high bit.
-                *lane = if round % 2 == 0 { (x >> 40) as u8 } else { [0, 1, 0x7f, 0x80, 0x81, 0xff][x as usize % 6] };
+                *lane = if round % 2 == 0 { rng.below(256) as u8 } else { rng.pick(&[0, 1, 0x7f, 0x80, 0x81, 0xff]) };
             }
             let wanted = lanes[round as usize % LANES].wrapping_add(u8::from(round % 3 == 0));
             let expected = lanes.iter().enumerate().map(|(i, lane)| u32::from(*lane == wanted) << i).sum::<u32>();

@@ -598,6 +598,7 @@ impl InternalIter for MemtableIter {
 mod tests {
     use super::*;
     use crate::base::RecordKind;
+    use crate::testing::{TestComparator, TestOrder};
 
     fn put(user_key: &[u8], seqno: u64) -> EntryRef<'_> {
         EntryRef { user_key, seqno: SeqNo(seqno), kind: RecordKind::Put, value: user_key }
@@ -656,17 +657,8 @@ mod tests {
 
     #[test]
     fn comparator_panic_leaves_memtable_readable() {
-        struct PanickingComparator;
-        impl crate::base::comparator::Comparator for PanickingComparator {
-            fn name(&self) -> &str {
-                "panicking"
-            }
-            fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
-                assert!(a != b"bad" && b != b"bad");
-                a.cmp(b)
-            }
-        }
-        let table = Memtable::new(KeyOrder::custom(Arc::new(PanickingComparator)), 1);
+        let order = TestComparator::minimal(TestOrder::Bytes).with_hook(|a, b| assert!(a != b"bad" && b != b"bad"));
+        let table = Memtable::new(KeyOrder::custom(Arc::new(order)), 1);
         table.insert(put(b"a", 1)).unwrap();
         let insert = std::panic::AssertUnwindSafe(|| table.insert(put(b"bad", 2)));
         assert!(std::panic::catch_unwind(insert).is_err());

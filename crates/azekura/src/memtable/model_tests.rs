@@ -5,66 +5,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use crate::base::comparator::Comparator;
 use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, SeqNo};
 use crate::iter::InternalIter;
 use crate::memtable::Memtable;
 use crate::memtable::memtable::MemtableIter;
-
-struct Reversed;
-
-impl Comparator for Reversed {
-    fn name(&self) -> &str {
-        "reversed"
-    }
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        b.cmp(a)
-    }
-    fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
-        false
-    }
-}
-
-/// Upper and lower case are equal. A canonical form is available only if `canonical` is set.
-struct CaseBlind {
-    canonical: bool,
-}
-
-impl Comparator for CaseBlind {
-    fn name(&self) -> &str {
-        "case-blind"
-    }
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        a.to_ascii_lowercase().cmp(&b.to_ascii_lowercase())
-    }
-    fn canonical(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
-        out.extend(key.iter().map(u8::to_ascii_lowercase));
-        self.canonical
-    }
-}
+use crate::testing::{SeededRng, TestOrder};
 
 fn orders() -> Vec<KeyOrder> {
     vec![
         KeyOrder::bytewise(),
-        KeyOrder::custom(Arc::new(Reversed)),
-        KeyOrder::custom(Arc::new(CaseBlind { canonical: false })),
-        KeyOrder::custom(Arc::new(CaseBlind { canonical: true })),
+        KeyOrder::custom(Arc::new(TestOrder::Reversed)),
+        KeyOrder::custom(Arc::new(TestOrder::AnyCase)),
+        KeyOrder::custom(Arc::new(TestOrder::AnyCaseHashed)),
     ]
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        (self.next() >> 11) % n
-    }
 }
 
 /// A pattern of keys: maps a number from 0 on to a key.
@@ -118,14 +71,14 @@ struct Model {
     order: KeyOrder,
     entries: BTreeMap<ModelKey, (RecordKind, Vec<u8>)>,
     table: Arc<Memtable>,
-    random: Random,
+    random: SeededRng,
     keys: Keys,
 }
 
 impl Model {
     fn new(order: KeyOrder, keys: Keys) -> Model {
         let table = Arc::new(Memtable::new(order.clone(), 42));
-        Model { order, entries: BTreeMap::new(), table, random: Random(88_172_645_463_325_252), keys }
+        Model { order, entries: BTreeMap::new(), table, random: SeededRng::new(88_172_645_463_325_252), keys }
     }
 
     fn key(&self, user_key: &[u8], seqno: SeqNo) -> ModelKey {
@@ -319,7 +272,7 @@ impl WriteSchedule {
         assert_eq!(entry.value, entry.seqno.0.to_le_bytes());
     }
 
-    fn check_get(&self, table: &Memtable, random: &mut Random, at: SeqNo) {
+    fn check_get(&self, table: &Memtable, random: &mut SeededRng, at: SeqNo) {
         let user_key = &self.users[random.below(self.users.len() as u64) as usize];
         let hash = if random.below(3) == 0 { None } else { table.hash_of(user_key) };
         let entry = table.get(user_key, hash, at);
@@ -332,7 +285,7 @@ impl WriteSchedule {
 
     /// An iterator that is created at `at` returns each record up to `at` once and in order, in any part of the key
     /// range.
-    fn check_iteration(&self, table: &Arc<Memtable>, random: &mut Random, at: SeqNo) {
+    fn check_iteration(&self, table: &Arc<Memtable>, random: &mut SeededRng, at: SeqNo) {
         let mut iter = table.iter();
         let whole = random.below(4) == 0;
         let forward = random.below(2) == 0;
@@ -388,7 +341,7 @@ fn readers_see_published_records_during_writes() {
             for reader in 1..=3 {
                 let (plan, table, visible, done) = (&plan, &table, &visible, &done);
                 s.spawn(move || {
-                    let mut random = Random(reader * 7_919);
+                    let mut random = SeededRng::new(reader * 7_919);
                     let mut last_round = false;
                     while !last_round {
                         last_round = done.load(std::sync::atomic::Ordering::Acquire);

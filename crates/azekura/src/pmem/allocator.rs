@@ -788,7 +788,7 @@ mod tests {
     #[test]
     fn allocator_neither_loses_nor_doubles_bytes() {
         let (image, mut space) = test_allocator();
-        let mut rng = SeededRng::new(5, 0);
+        let mut rng = SeededRng::new(5);
         let mut taken = BTreeMap::new();
         let mut refused = 0;
         for round in 0..20_000 {

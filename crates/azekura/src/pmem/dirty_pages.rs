@@ -538,7 +538,7 @@ mod tests {
 
     #[test]
     fn changed_pages_are_counted() {
-        let (image, mut rng) = (image(20), SeededRng::new(3, 3));
+        let (image, mut rng) = (image(20), SeededRng::with_stream(3, 3));
         let mut page = vec![0; PAGE as usize];
         for is_kept in [true, false, true, false, false] {
             (0..9).for_each(|_| change(&image, &mut rng));
@@ -578,7 +578,7 @@ mod tests {
     fn snapshot_shows_one_moment() {
         let image = PoolImage::new(40 * PAGE).unwrap();
         image.grow(4 * PAGE).unwrap();
-        let (mut rng, mut file, mut page) = (SeededRng::new(5, 0), Vec::new(), vec![0; PAGE as usize]);
+        let (mut rng, mut file, mut page) = (SeededRng::new(5), Vec::new(), vec![0; PAGE as usize]);
         let mut copied = 0;
         for round in 0..700 {
             (0..rng.below(6)).for_each(|_| change(&image, &mut rng));

@@ -507,18 +507,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::base::comparator::Comparator;
-    use crate::testing::seeded_rng::SeededRng;
-
-    struct ReversedKeyOrder;
-    impl Comparator for ReversedKeyOrder {
-        fn name(&self) -> &str {
-            "reversed"
-        }
-        fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
-            b.cmp(a)
-        }
-    }
+    use crate::testing::{SeededRng, TestOrder};
 
     /// Checks every lookup against a map from separators to leaves. The separator of the leftmost leaf is below all
     /// keys.
@@ -545,7 +534,7 @@ mod tests {
     }
 
     fn keys(count: usize, seed: u64) -> Vec<Vec<u8>> {
-        let mut rng = SeededRng::new(seed, 0);
+        let mut rng = SeededRng::new(seed);
         (0..count)
             .map(|_| match rng.below(4) {
                 0 => format!("user:{:08}", rng.below(10_000)).into_bytes(),
@@ -560,7 +549,7 @@ mod tests {
         let inner = InnerTree::bulk_load(&[(Vec::new(), 1)], KeyOrder::bytewise());
         let mut model = BTreeMap::new();
         let all = keys(6000, 3);
-        let (mut next, mut rng) = (2, SeededRng::new(4, 0));
+        let (mut next, mut rng) = (2, SeededRng::new(4));
         for (n, key) in all.iter().enumerate() {
             if n % 3000 < 2000 {
                 if !key.is_empty() && !model.contains_key(key) {
@@ -623,7 +612,7 @@ mod tests {
 
             all.reverse();
             let leaves: Vec<_> = all.iter().cloned().zip(1..).collect();
-            let reversed = InnerTree::bulk_load(&leaves, KeyOrder::custom(Arc::new(ReversedKeyOrder)));
+            let reversed = InnerTree::bulk_load(&leaves, KeyOrder::custom(Arc::new(TestOrder::Reversed)));
             let pin = Pin::new();
             for (key, leaf) in &leaves {
                 assert_eq!(reversed.find_leaf(LeafTarget::Key(key), &pin), *leaf);
@@ -642,7 +631,7 @@ mod tests {
             for seed in 0..2 {
                 let (inner, stop) = (&inner, &stop);
                 s.spawn(move || {
-                    let mut rng = SeededRng::new(seed, 1);
+                    let mut rng = SeededRng::with_stream(seed, 1);
                     let mut seen = vec![0; count as usize];
                     while !stop.load(Ordering::Relaxed) {
                         let key = rng.below(count as usize) as u64;
@@ -653,7 +642,7 @@ mod tests {
                 });
             }
             let mut order: Vec<u64> = (1..count).collect();
-            let mut rng = SeededRng::new(7, 2);
+            let mut rng = SeededRng::with_stream(7, 2);
             (1..order.len()).for_each(|n| order.swap(n, rng.below(n + 1)));
             for n in order {
                 inner.insert(&n.to_be_bytes(), n);

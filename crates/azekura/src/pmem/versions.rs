@@ -786,7 +786,7 @@ mod tests {
     fn entries_take_no_more_than_their_bound() {
         for key_len in [1, 8, 40, 100, 1000, 65_535] {
             let entries = Memtable::new(KeyOrder::bytewise(), 0);
-            let (mut dice, mut most) = (SeededRng::new(key_len as u64, 0), 128 << 10);
+            let (mut dice, mut most) = (SeededRng::new(key_len as u64), 128 << 10);
             for n in 1..=TABLE_ENTRIES_MAX.min((8 << 20) / key_len as u64) {
                 let mut key = vec![0; key_len];
                 key.iter_mut().take(8).for_each(|byte| *byte = dice.next_u64() as u8);
@@ -811,7 +811,7 @@ mod tests {
             let readers = snapshots.readers_of(PartitionId(1));
             let len_max = if seed % 2 == 0 { 64 << 20 } else { 8_192 };
             let (versions, mut rng) =
-                (RetainedVersions::new(KeyOrder::bytewise(), readers, len_max), SeededRng::new(seed, 0));
+                (RetainedVersions::new(KeyOrder::bytewise(), readers, len_max), SeededRng::new(seed));
             let (mut open, mut newest) = (Vec::new(), vec![visible.get(); 200]);
             let mut seqno = visible.get();
             for _ in 0..2_000 {

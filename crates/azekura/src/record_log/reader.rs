@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn records_round_trip_from_memory_and_file() {
-        let mut rng = SeededRng::new(1, 2);
+        let mut rng = SeededRng::with_stream(1, 2);
         for frame_max in [16, 17, 100, 4096] {
             let records = random_records(&mut rng, 60, 500);
             let bytes = written(frame_max, &records);
@@ -516,7 +516,7 @@ mod tests {
 
     #[test]
     fn damage_ends_reading_and_scan_counts_frames() {
-        let mut rng = SeededRng::new(5, 5);
+        let mut rng = SeededRng::with_stream(5, 5);
         let records = random_records(&mut rng, 30, 80);
         let bytes = written(40, &records);
         for at in (0..bytes.len()).step_by(3) {
@@ -544,7 +544,7 @@ mod tests {
 
     #[test]
     fn random_bytes_contain_no_records() {
-        let mut rng = SeededRng::new(8, 8);
+        let mut rng = SeededRng::with_stream(8, 8);
         for _ in 0..300 {
             let mut bytes: Vec<u8> = (0..rng.below(4000)).map(|_| rng.next_u64() as u8).collect();
             for head in bytes.chunks_exact_mut(24) {

@@ -421,6 +421,7 @@ fn decode_key(d: &mut ByteReader<'_>) -> Result<(Vec<u8>, SeqNo)> {
 mod tests {
     use super::*;
     use crate::base::ErrorKind;
+    use crate::testing::seeded_rng::SeededRng;
 
     #[test]
     fn metaindex_round_trips_and_skips_ignorable() {
@@ -523,15 +524,12 @@ mod tests {
     #[test]
     fn random_bytes_give_errors_at_worst() {
         let good = sample_properties().encode();
-        let mut x = 88_172_645_463_325_252u64;
+        let mut rng = SeededRng::new(1);
         for _ in 0..20_000 {
             let mut bad = good.clone();
             for _ in 0..3 {
-                x ^= x << 13;
-                x ^= x >> 7;
-                x ^= x << 17;
-                let at = x as usize % bad.len();
-                bad[at] = (x >> 32) as u8;
+                let at = rng.below(bad.len());
+                bad[at] = rng.next_u64() as u8;
             }
             if let Ok(properties) = TableProperties::decode(&bad) {
                 assert_eq!(TableProperties::decode(&properties.encode()).unwrap(), properties);

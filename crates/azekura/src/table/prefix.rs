@@ -164,7 +164,7 @@ mod tests {
             keys = longer.collect::<Vec<_>>().into_iter().chain(keys).collect();
         }
         let keys: Vec<Vec<u8>> = keys.into_iter().collect();
-        let mut rng = SeededRng::new(4, 0);
+        let mut rng = SeededRng::new(4);
         let mut found = 0;
         for _ in 0..40_000 {
             let mut pick = || &keys[rng.below(keys.len())][..];

@@ -1,13 +1,11 @@
 //! Tests of whole tables against a model, under every option, and with damage in every byte.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::checksum::{location_seed, xxh3};
-use crate::base::comparator::Comparator;
 use crate::base::compression::CompressionType;
 use crate::base::file_format::FileFooter;
 use crate::base::version_edit::{FileNumber, TableMeta};
@@ -21,8 +19,7 @@ use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, Tabl
 use crate::table::prefix::PrefixExtractor;
 use crate::table::reader::{PointLookup, TableReader};
 use crate::table::writer::TableWriter;
-use crate::testing::MemFs;
-use crate::testing::{Fault, FaultFs, FaultPlan, OpKind};
+use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, TestOrder};
 use crate::vfs::open_files::{DataFiles, DirectIo, DirectIoPolicy};
 use crate::vfs::{Fs, OpenMode};
 
@@ -44,56 +41,6 @@ pub(super) struct FoundEntry {
 impl TableReader {
     pub(super) fn get(&self, lookup: &PointLookup<'_>) -> Result<Option<FoundEntry>> {
         self.get_with(lookup, &Pin::new(), |seqno, kind, value| FoundEntry { seqno, kind, value: value.to_slice() })
-    }
-}
-
-pub(super) struct XorShiftRng(pub(super) u64);
-
-impl XorShiftRng {
-    pub(super) fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
-
-    fn random_bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.below(256) as u8).collect()
-    }
-}
-
-/// Ignores the case of ASCII letters. The canonical form is lower case, if `canonical` is set.
-struct CaseInsensitiveOrder {
-    canonical: bool,
-}
-
-impl Comparator for CaseInsensitiveOrder {
-    fn name(&self) -> &str {
-        "no case"
-    }
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        a.to_ascii_lowercase().cmp(&b.to_ascii_lowercase())
-    }
-    fn canonical(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
-        out.extend(key.to_ascii_lowercase());
-        self.canonical
-    }
-}
-
-struct ReversedOrder;
-
-impl Comparator for ReversedOrder {
-    fn name(&self) -> &str {
-        "reversed"
-    }
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        b.cmp(a)
-    }
-    fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
-        false
-    }
-    fn short_successor(&self, _: &[u8], out: &mut Vec<u8>) {
-        out.clear(); // the empty key is the last one
     }
 }
 
@@ -243,7 +190,7 @@ fn check_table(table: &Arc<TableReader>, rows: &[TableRow], targets: &[(Vec<u8>,
 }
 
 /// Changes direction at random, in the middle of blocks and at their ends.
-fn check_random_steps(table: &Arc<TableReader>, rows: &[TableRow], random: &mut XorShiftRng) {
+fn check_random_steps(table: &Arc<TableReader>, rows: &[TableRow], random: &mut SeededRng) {
     let mut iter = table.iter(true);
     iter.seek_to_first().unwrap();
     let mut at = 0usize;
@@ -266,7 +213,7 @@ fn check_random_steps(table: &Arc<TableReader>, rows: &[TableRow], random: &mut 
     }
 }
 
-fn random_targets(rows: &[TableRow], random: &mut XorShiftRng) -> Vec<(Vec<u8>, SeqNo)> {
+fn random_targets(rows: &[TableRow], random: &mut SeededRng) -> Vec<(Vec<u8>, SeqNo)> {
     let mut targets = vec![(vec![], SeqNo::MAX), (vec![], SeqNo::ZERO), (vec![255; 20], SeqNo(5))];
     for row in rows {
         targets.push((row.user_key.clone(), row.seqno));
@@ -286,7 +233,7 @@ fn random_targets(rows: &[TableRow], random: &mut XorShiftRng) -> Vec<(Vec<u8>, 
 
 /// Keys of few letters in both cases, some with many versions; some values are large, and some entries are
 /// tombstones.
-fn random_rows(n: u64, random: &mut XorShiftRng, order: &KeyOrder) -> Vec<TableRow> {
+fn random_rows(n: u64, random: &mut SeededRng, order: &KeyOrder) -> Vec<TableRow> {
     let mut rows = Vec::new();
     for _ in 0..n {
         let len = random.below(7) as usize;
@@ -305,18 +252,18 @@ fn random_rows(n: u64, random: &mut XorShiftRng, order: &KeyOrder) -> Vec<TableR
 
 #[test]
 fn random_table_matches_model_for_every_option() {
-    let mut random = XorShiftRng(4242);
+    let mut random = SeededRng::new(4242);
     let orders = [
         KeyOrder::bytewise(),
-        KeyOrder::custom(Arc::new(CaseInsensitiveOrder { canonical: false })),
-        KeyOrder::custom(Arc::new(CaseInsensitiveOrder { canonical: true })),
-        KeyOrder::custom(Arc::new(ReversedOrder)),
+        KeyOrder::custom(Arc::new(TestOrder::AnyCase)),
+        KeyOrder::custom(Arc::new(TestOrder::AnyCaseHashed)),
+        KeyOrder::custom(Arc::new(TestOrder::Reversed)),
     ];
     let codecs = [CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(6)];
     let sizes = [64u32, 100, 300, 1024, 4096, 16 << 10];
     for round in 0..96usize {
         let order = &orders[round % 4];
-        let pick = |random: &mut XorShiftRng, n: usize| random.below(n as u64) as usize;
+        let pick = |random: &mut SeededRng, n: usize| random.below(n as u64) as usize;
         let options = TableOptions {
             block_size: sizes[pick(&mut random, 6)],
             restart_interval: [1, 2, 5, 16, 255][pick(&mut random, 5)],
@@ -368,14 +315,14 @@ fn versions_of_one_key_span_index_partitions() {
             assert_eq!(found, expected_get(&rows, b"key", SeqNo(at), &table.order));
             assert_eq!(found.is_some(), at >= 10);
         }
-        check_table(&table, &rows, &random_targets(&rows, &mut XorShiftRng(3)));
+        check_table(&table, &rows, &random_targets(&rows, &mut SeededRng::new(3)));
     }
 }
 
 #[test]
 fn the_longest_keys_and_large_values() {
     let order = KeyOrder::bytewise();
-    let mut random = XorShiftRng(77);
+    let mut random = SeededRng::new(77);
     let mut long = random.random_bytes(65_535);
     let mut rows =
         vec![put(b"", 5, b"value of empty key"), put(&long, 9, &random.random_bytes(100_000)), put(&long, 8, b"old")];
@@ -599,7 +546,7 @@ fn concurrent_reads_are_correct_during_eviction() {
         std::thread::scope(|scope| {
             for thread in 0..3u64 {
                 scope.spawn(move || {
-                    let mut random = XorShiftRng(77 + thread);
+                    let mut random = SeededRng::new(77 + thread);
                     let mut iter = table.iter(thread != 1);
                     for round in 0..3000 {
                         // Half of the lookups use a tenth of the rows, so that some blocks stay in the cache.
@@ -663,7 +610,7 @@ fn small_uncacheable_block_is_pinned_by_table() {
 fn open_takes_two_reads_and_checks_comparator() {
     let rows = sequential_rows(4000);
     let fixture = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
-    let other = TableFixture { order: KeyOrder::custom(Arc::new(ReversedOrder)), ..fixture };
+    let other = TableFixture { order: KeyOrder::custom(Arc::new(TestOrder::Reversed)), ..fixture };
     let error = other.open().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     assert!(error.message().contains("azekura.bytewise") && error.message().contains("reversed"), "{error}");
@@ -731,7 +678,7 @@ fn expect_rows_or_corruption(fixture: &TableFixture, rows: &[TableRow], absent: 
 
 #[test]
 fn flipped_byte_is_corruption_everywhere() {
-    let (rows, _) = rows_with_blob_pointers(40, &mut XorShiftRng(3));
+    let (rows, _) = rows_with_blob_pointers(40, &mut SeededRng::new(3));
     for (i, partition) in (0..6).map(|i| (i, i < 3)) {
         let options = TableOptions {
             block_size: 256,
@@ -803,7 +750,7 @@ fn unreadable_filter_means_may_match() {
             }
         }
         let table = fixture.with_bytes(&bytes).open().unwrap();
-        check_table(&table, &rows, &random_targets(&rows[..100], &mut XorShiftRng(6)));
+        check_table(&table, &rows, &random_targets(&rows[..100], &mut SeededRng::new(6)));
         assert_eq!(table.verify().unwrap_err().kind(), ErrorKind::Corruption);
         let faults = FaultFs::new(Arc::new(fixture.fs.clone()));
         let table = fixture.open_on_fs(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
@@ -842,7 +789,7 @@ fn inconsistent_block_gives_error_not_panic() {
         TableFixture::new(&rows, &options, &KeyOrder::bytewise())
     });
     let goods = fixtures.each_ref().map(TableFixture::bytes);
-    let mut random = XorShiftRng(2024);
+    let mut random = SeededRng::new(2024);
     for round in 0..6000 {
         let (fixture, mut bad) = (&fixtures[round % 3], goods[round % 3].clone());
         let frames = list_frames(&bad);
@@ -895,7 +842,7 @@ fn table_may_mix_blocks_with_and_without_hash() {
     );
     let table = fixture.open().unwrap();
     table.verify().unwrap();
-    check_table(&table, &rows, &random_targets(&rows, &mut XorShiftRng(9))[..3000]);
+    check_table(&table, &rows, &random_targets(&rows, &mut SeededRng::new(9))[..3000]);
 }
 
 #[test]
@@ -954,7 +901,7 @@ fn handles_of_files_are_bounded() {
         file.write_at(&[id], 0).unwrap();
     }
     let files = DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, DirectIoPolicy::never());
-    let mut random = XorShiftRng(1);
+    let mut random = SeededRng::new(1);
     for _ in 0..200 {
         let id = random.below(10);
         let mut byte = [99];
@@ -985,7 +932,7 @@ fn direct_io_applies_when_tables_exceed_memory() {
 
 #[test]
 fn the_same_entries_give_the_same_bytes() {
-    let mut random = XorShiftRng(12);
+    let mut random = SeededRng::new(12);
     let rows = random_rows(100, &mut random, &KeyOrder::bytewise());
     let options = TableOptions { block_size: 512, ..TableOptions::default() };
     let one = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
@@ -998,7 +945,7 @@ fn the_same_entries_give_the_same_bytes() {
 }
 
 /// Rows of values and blob pointers, and the pointers.
-fn rows_with_blob_pointers(n: u64, rng: &mut XorShiftRng) -> (Vec<TableRow>, Vec<BlobPointer>) {
+fn rows_with_blob_pointers(n: u64, rng: &mut SeededRng) -> (Vec<TableRow>, Vec<BlobPointer>) {
     let mut rows = sequential_rows(n);
     let mut pointers = Vec::new();
     for row in rows.iter_mut().filter(|row| row.kind == RecordKind::Put) {
@@ -1023,7 +970,7 @@ fn rows_with_blob_pointers(n: u64, rng: &mut XorShiftRng) -> (Vec<TableRow>, Vec
 #[test]
 fn table_lists_its_blob_references() {
     for (seed, compression) in (1..).zip([CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(3)]) {
-        let (rows, pointers) = rows_with_blob_pointers(900, &mut XorShiftRng(seed));
+        let (rows, pointers) = rows_with_blob_pointers(900, &mut SeededRng::new(seed));
         let fixture =
             TableFixture::new(&rows, &TableOptions { compression, ..TableOptions::default() }, &KeyOrder::bytewise());
         let table = fixture.open().unwrap();
@@ -1058,7 +1005,7 @@ fn write_rows(rows: &[TableRow]) -> Result<TableMeta> {
 
 #[test]
 fn verify_finds_wrong_blob_references() {
-    let (rows, _) = rows_with_blob_pointers(900, &mut XorShiftRng(7));
+    let (rows, _) = rows_with_blob_pointers(900, &mut SeededRng::new(7));
     let mut fixture = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
     fixture.meta.blob_usage[0].bytes += 1;
     let error = fixture.open().unwrap().verify().unwrap_err();

@@ -49,7 +49,7 @@ impl TestEnv {
             wall_ms: AtomicI64::new(TEST_START_MS),
             runs_backwards: AtomicBool::new(false),
             process: AtomicU64::new(1),
-            rng: Mutex::new(SeededRng::new(seed, 0)),
+            rng: Mutex::new(SeededRng::new(seed)),
         }))
     }
 

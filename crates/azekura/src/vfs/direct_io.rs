@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn direct_file_matches_buffered_file() {
         let root = tempfile::tempdir().unwrap();
-        let mut rng = SeededRng::new(1, 0);
+        let mut rng = SeededRng::new(1);
         for round in 0..24u64 {
             let path = root.path().join(format!("{round}"));
             let file = DiskFs.open_direct(&path, OpenMode::Create).unwrap();

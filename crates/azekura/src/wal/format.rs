@@ -410,7 +410,7 @@ mod tests {
         );
         assert_eq!(scan.damage_scan, DamageScan::default());
 
-        let mut rng = SeededRng::new(4, 4);
+        let mut rng = SeededRng::with_stream(4, 4);
         for _ in 0..3000 {
             let mut bad = bytes.clone();
             for _ in 0..1 + rng.below(4) {

@@ -641,7 +641,7 @@ mod tests {
     fn random_commits_come_back_over_several_opens() {
         for (seed, mapped) in [(1, false), (2, true), (3, false), (4, true)] {
             let (_, fs) = mem_fs();
-            let mut rng = SeededRng::new(seed, 0);
+            let mut rng = SeededRng::new(seed);
             let mut wrote: Vec<OwnedWalCommit> = Vec::new();
             for generation in 0..5 {
                 let mini = WalFixture::open(Arc::clone(&fs), wal_options(4096, mapped), generation).unwrap();
@@ -689,7 +689,7 @@ mod tests {
     /// Ten commits over two segments. All but the last three are synced, with a watermark frame after the sync.
     fn small_wal(fs: &Arc<dyn Fs>) -> (WalFixture, Vec<OwnedWalCommit>) {
         let mini = open_wal(fs, 4096);
-        let mut rng = SeededRng::new(9, 9);
+        let mut rng = SeededRng::with_stream(9, 9);
         let mut wrote = Vec::new();
         for i in 0..10 {
             wrote.push(mini.append(1 + i % 3, &random_payload(&mut rng, 30 + 7 * i as usize)).unwrap());
@@ -759,7 +759,7 @@ mod tests {
     fn lost_page_below_watermark_is_corruption() {
         let (mem, fs) = mem_fs();
         let mini = open_wal(&fs, 1 << 20);
-        let mut rng = SeededRng::new(1, 1);
+        let mut rng = SeededRng::with_stream(1, 1);
         let wrote: Vec<OwnedWalCommit> =
             (0..100).map(|_| mini.append(1, &random_payload(&mut rng, 300)).unwrap()).collect();
         mini.sync();
@@ -1007,7 +1007,7 @@ mod tests {
     fn crash_and_replay(seed: u64, mapped: bool) {
         let mem = MemFs::new();
         let fs: Arc<dyn Fs> = Arc::new(mem.clone());
-        let mut rng = SeededRng::new(seed, 77);
+        let mut rng = SeededRng::with_stream(seed, 77);
         let mut kept: Vec<OwnedWalCommit> = Vec::new();
         let mut retired = SeqNo::ZERO;
         for generation in 0..4 {

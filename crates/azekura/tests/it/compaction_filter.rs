@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use azekura::testing::TestEnv;
+use azekura::testing::{SeededRng, TestEnv};
 use azekura::{
     CompactionFilter, CompactionStrategy, Config, Database, EngineType, Error, ErrorKind, FilterContext,
     FilterDecision, FilterValue, KvSeparationOptions, LeveledOptions, Partition, PartitionComponents,
     PartitionCreateOptions, PmemOptions, Result,
 };
 
-use crate::testkit::SeededRng;
-use crate::testkit::rng::test_seeds;
+use crate::testkit::seeds::test_seeds;
 use crate::testkit::test_dir::TestDir;
 
 /// Removes values that begin with `r`, and replaces those that begin with `s` by [`replaced`]. Keeps all others.

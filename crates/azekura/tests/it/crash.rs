@@ -16,7 +16,7 @@ mod script;
 mod search;
 
 use crate::testkit::env_u64;
-use crate::testkit::rng::test_seeds;
+use crate::testkit::seeds::test_seeds;
 use script::CrashScript;
 use search::{CrashSearch, InjectedBug};
 
@@ -51,7 +51,7 @@ fn every_crash_leaves_a_whole_commit_prefix() {
 fn rewritten_manifest_is_never_missing() {
     let mut search = CrashSearch::default();
     let points = (env_u64("AZEKURA_CRASH_POINTS", 160) / 8).min(300);
-    search.explore(&CrashScript::with_large_manifest(3), &InjectedBug::Nothing, points, 10);
+    search.explore(&CrashScript::with_large_manifest(7), &InjectedBug::Nothing, points, 10);
     println!("{search}");
     let list: Vec<String> = search.findings.iter().map(ToString::to_string).collect();
     assert!(list.is_empty(), "{search}:\n{}", list.join("\n"));

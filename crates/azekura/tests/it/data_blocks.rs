@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use azekura::fs::Fs;
 use azekura::inspect::{DataBlockPosition, DataBlocks};
-use azekura::testing::{MemFs, TestEnv};
+use azekura::testing::{MemFs, TestEnv, TestOrder};
 use azekura::{Config, DataBlockIndexType, Database, ErrorKind, PartitionCreateOptions};
-
-use crate::testkit::comparators::TestOrder;
 
 const DIR: &str = "/db";
 const TYPES: [DataBlockIndexType; 3] =

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
-use azekura::testing::{FuzzDecoder, decode};
+use azekura::testing::{Fault, FaultFs, FaultPlan, FuzzDecoder, MemFs, OpKind, SeededRng, decode};
 use azekura::{
     Config, EngineType, ErrorKind, KvSeparationOptions, PartitionCreateOptions, PersistMode, PersistenceLevel,
     PmemOptions, Result,
 };
+
+use crate::testkit::env_u64;
 
 /// Processor time for one input, in a build without optimization.
 const INPUT_MAX: Duration = Duration::from_secs(2);
@@ -67,15 +68,15 @@ fn corpus_inputs_give_expected_results() {
 
 #[test]
 fn mutated_inputs_are_harmless() {
-    let seconds = env_u64_or("AZEKURA_FUZZ_SECONDS", 2);
-    let seed = env_u64_or("AZEKURA_SEED", 1);
+    let seconds = env_u64("AZEKURA_FUZZ_SECONDS", 2);
+    let seed = env_u64("AZEKURA_SEED", 1);
     let share = Duration::from_millis(seconds * 1000 / FUZZ_TARGETS.len() as u64);
     let database = files_of_a_database();
     for (i, target) in FUZZ_TARGETS.iter().enumerate() {
         let mut good: Vec<Vec<u8>> = corpus_inputs(target.0).into_iter().map(|(_, bytes)| bytes).collect();
         good.extend(database.iter().filter(|(name, _)| *name == target.0).map(|(_, bytes)| bytes.clone()));
         assert!(!good.is_empty(), "no input to mutate for {}", target.0);
-        let mut rng = FuzzRng::new(seed ^ ((i as u64) << 32));
+        let mut rng = SeededRng::new(seed ^ ((i as u64) << 32));
         let (start, mut inputs) = (Instant::now(), 0u64);
         while inputs < 100 || start.elapsed() < share {
             let input = mutate(&good, &mut rng);
@@ -207,7 +208,7 @@ fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// One valid input, changed in a few places.
-fn mutate(good: &[Vec<u8>], rng: &mut FuzzRng) -> Vec<u8> {
+fn mutate(good: &[Vec<u8>], rng: &mut SeededRng) -> Vec<u8> {
     const NUMBERS: &[u64] = &[0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 40, u64::MAX];
     let mut input = good[rng.below(good.len())].clone();
     for _ in 0..=rng.below(4) {
@@ -241,32 +242,4 @@ fn mutate(good: &[Vec<u8>], rng: &mut FuzzRng) -> Vec<u8> {
         input.truncate(INPUT_BYTES_MAX);
     }
     input
-}
-
-/// xorshift64*: the same seed, the same inputs.
-struct FuzzRng(u64);
-
-impl FuzzRng {
-    fn new(seed: u64) -> FuzzRng {
-        FuzzRng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn next_u64(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32
-    }
-
-    /// A number in `0..n`; `n` is not 0.
-    fn below(&mut self, n: usize) -> usize {
-        (self.next_u64() % n as u64) as usize
-    }
-}
-
-fn env_u64_or(variable: &str, default: u64) -> u64 {
-    match std::env::var(variable) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, not {text:?}")),
-        Err(_) => default,
-    }
 }

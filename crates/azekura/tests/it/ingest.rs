@@ -11,14 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use azekura::fs::{Fs, SystemEnv};
-use azekura::testing::{MemFs, Survival, TestEnv};
+use azekura::testing::{MemFs, SeededRng, Survival, TestEnv, TestOrder};
 use azekura::{
     BulkOptions, CompactionStrategy, Config, Database, EngineType, Error, ErrorKind, Event, KvSeparationOptions,
     LeveledOptions, Listener, Partition, PartitionCreateOptions, PmemOptions, Result, inspect,
 };
 
-use crate::testkit::SeededRng;
-use crate::testkit::comparators::TEST_ORDERS;
+use crate::testkit::ordered_partitions::open_ordered;
 
 const DIR: &str = "/db";
 
@@ -251,11 +250,11 @@ fn range_delete_in_memory_spares_later_ingest() {
 
 #[test]
 fn bulk_sorts_more_than_its_memory() {
-    for (seed, order) in (0..).zip(TEST_ORDERS) {
+    for (seed, order) in (0..).zip(TestOrder::ALL) {
         let machine = MemFs::new();
         let db = config(&machine).open().unwrap();
         let apart = KvSeparationOptions::default().separation_threshold(500);
-        let part = order.open(&db, "p", small_tables().with_kv_separation(apart)).unwrap();
+        let part = open_ordered(order, &db, "p", small_tables().with_kv_separation(apart), None).unwrap();
         let mut rng = SeededRng::new(seed);
         let mut entries: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         for n in 0..6_000u32 {

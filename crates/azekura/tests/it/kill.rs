@@ -9,7 +9,6 @@
 //!
 //! - `AZEKURA_KILLS`: number of kills; the other runs have half as many.
 
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -22,14 +21,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use azekura::fs::{DiskFs, Fs};
+use azekura::testing::{SeededRng, TestComparator, TestOrder};
 use azekura::{
-    Comparator, Config, Database, EngineType, GarbageCollection, KvSeparationOptions, Partition,
-    PartitionCreateOptions, PersistMode, PersistenceLevel, PmemOptions,
+    Config, Database, EngineType, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
+    PersistMode, PersistenceLevel, PmemOptions,
 };
 use tempfile::TempDir;
 
 use crate::testkit::atomic_writes::{AtomicWrites, ttl_of};
-use crate::testkit::{FailureReport, Map, SeededRng, env_u64};
+
+use crate::testkit::{FailureReport, Map, env_u64};
 
 /// Set in the writer process; the value is the directory.
 const WRITER_ENV: &str = "AZEKURA_KILL_WRITER";
@@ -103,30 +104,17 @@ const FLUSH_WAIT: Duration = Duration::from_millis(300);
 
 /// The order of bytes, as an order that only the test knows. In the writer, the first comparison waits for a flush, so
 /// that WAL segments are retired while the tree of the partition is built. Only while it is built.
-#[derive(Default)]
-struct WaitingComparator {
-    has_waited: AtomicBool,
-}
-
-impl Comparator for WaitingComparator {
-    fn name(&self) -> &str {
-        "waiting"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        if std::env::var_os(WRITER_ENV).is_some() && !self.has_waited.swap(true, Relaxed) {
+fn waiting_comparator(has_waited: &Arc<AtomicBool>) -> TestComparator {
+    let has_waited = Arc::clone(has_waited);
+    TestComparator::new(TestOrder::Bytes).named("waiting").with_hook(move |_, _| {
+        if std::env::var_os(WRITER_ENV).is_some() && !has_waited.swap(true, Relaxed) {
             let (before, start) = (FLUSHES.load(Relaxed), Instant::now());
             // The flush that runs now may have looked at the WAL already, so the end of the next one counts.
             while FLUSHES.load(Relaxed) < before + 2 && start.elapsed() < FLUSH_WAIT {
                 thread::yield_now();
             }
         }
-        a.cmp(b)
-    }
-
-    fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
-        false
-    }
+    })
 }
 
 /// Both partitions have direct blob writes; in the last one, more values go to blob files, for blob GC.
@@ -155,9 +143,9 @@ fn open_lsm(dir: &Path, db: &Database, name: &str, options: PartitionCreateOptio
     if !has_comparators(dir) {
         return db.open_partition(name, options);
     }
-    let comparator = Arc::new(WaitingComparator::default());
-    let part = db.open_partition_with_comparator(name, options, Arc::clone(&comparator) as Arc<dyn Comparator>)?;
-    comparator.has_waited.store(true, Relaxed); // a comparison in a write would keep the flushes from writing
+    let has_waited = Arc::default();
+    let part = db.open_partition_with_comparator(name, options, Arc::new(waiting_comparator(&has_waited)))?;
+    has_waited.store(true, Relaxed); // a comparison in a write would keep the flushes from writing
     if name == PARTITION_NAMES[0] && std::env::var_os(WRITER_ENV).is_some() {
         part.flush()?;
     }

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use azekura::testing::TestEnv;
+use azekura::testing::{SeededRng, TestEnv};
 use azekura::{
     CompactionStrategy, Config, Database, EngineType, Error, ErrorKind, KvSeparationOptions, LeveledOptions,
     MergeOperator, Partition, PartitionComponents, PartitionCreateOptions, PmemOptions, Result, merge_operators,
 };
 
-use crate::testkit::SeededRng;
-use crate::testkit::rng::test_seeds;
+use crate::testkit::seeds::test_seeds;
 use crate::testkit::test_dir::TestDir;
 
 const WORKS: u8 = 0;
@@ -284,7 +283,7 @@ fn values_survive_failures_of_maintenance() {
                     }
                 }
                 15 => snapshots.push((db.snapshot(), model.clone())),
-                16 if !snapshots.is_empty() => drop(snapshots.swap_remove(rng.index(snapshots.len()))),
+                16 if !snapshots.is_empty() => drop(snapshots.swap_remove(rng.below(snapshots.len()))),
                 _ => {
                     operator.set(rng.pick(&[WORKS, FAILS, PANICS]));
                     match rng.below(8) {

@@ -17,11 +17,11 @@ mod writes;
 
 use std::cell::RefCell;
 
-use crate::testkit::SeededRng;
 use crate::testkit::env_u64;
 use crate::testkit::property::{RandomOp, check_property, random_ops};
-use crate::testkit::rng::test_seeds;
+use crate::testkit::seeds::test_seeds;
 use crate::testkit::test_dir::TestDir;
+use azekura::testing::SeededRng;
 use run::{ModelCounters, ModelRun};
 
 type ModelOp = fn(&mut ModelRun);

@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use azekura::testing::TestEnv;
+use azekura::testing::{SeededRng, TestEnv, TestOrder};
 use azekura::{
     CompactionStrategy, Config, DataBlockIndexType, Database, ErrorKind, FilterPolicy, Iter, LeveledOptions, Partition,
     PartitionCreateOptions, PrefixExtractor,
 };
 
-use crate::testkit::SeededRng;
-use crate::testkit::comparators::{TEST_ORDERS, TestOrder};
-use crate::testkit::rng::test_seeds;
+use crate::testkit::seeds::test_seeds;
 use crate::testkit::test_dir::TestDir;
 
 fn options(extractor: Option<PrefixExtractor>) -> PartitionCreateOptions {
@@ -93,7 +91,7 @@ fn comparator_that_is_not_bytewise_is_invalid() {
     let db = database(&place);
     let zero = options(Some(PrefixExtractor::Fixed(0)));
     assert_eq!(db.open_partition("p", zero).unwrap_err().kind(), ErrorKind::Invalid);
-    for order in TEST_ORDERS {
+    for order in TestOrder::ALL {
         let options = options(Some(PrefixExtractor::Fixed(2))).data_block_index_type(DataBlockIndexType::BinarySearch);
         let name = format!("{order:?}");
         let opened = match order.comparator() {

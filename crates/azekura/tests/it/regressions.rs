@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::Fs;
-use azekura::testing::{MemFs, Survival, TestEnv};
+use azekura::testing::{MemFs, Survival, TestComparator, TestEnv, TestOrder};
 use azekura::{Config, Database, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode};
 
 use crate::testkit::watchdog::wait_until;
@@ -281,39 +281,21 @@ fn open_with_overlapping_tables(db: &Database, rounds: u8) -> Partition {
     p
 }
 
-type CompareHook = Box<dyn FnOnce() + Send>;
-
-/// Orders by bytes, and calls a function during a comparison, in the middle of a read.
-#[derive(Default)]
-struct HookComparator(std::sync::Mutex<Option<CompareHook>>);
-
-impl azekura::Comparator for HookComparator {
-    fn name(&self) -> &str {
-        "busy"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
-        let call = self.0.lock().unwrap().take();
-        call.into_iter().for_each(|call| call());
-        a.cmp(b)
-    }
-}
-
 #[test]
 fn a_reader_of_another_database_removes_no_files() {
     let (machine, other) = (MemFs::new(), MemFs::new());
     let (db, away) = (open(&machine, "/db", 1), open(&other, "/away", 2));
     let p = open_with_overlapping_tables(&db, 3);
-    let busy = Arc::new(HookComparator::default());
+    let busy = Arc::new(TestComparator::minimal(TestOrder::Bytes));
     let read = away.open_partition_with_comparator("read", Default::default(), busy.clone()).unwrap();
     read.insert("a", "v").unwrap();
     let (compacted, after) = (p.clone(), machine.clone());
-    *busy.0.lock().unwrap() = Some(Box::new(move || {
+    busy.call_once(move || {
         compacted.major_compact().unwrap();
         assert_eq!(table_files(&after, Path::new("/db")).len(), 4, "the reader delays the removal");
-    }));
+    });
     assert_eq!(read.get("a").unwrap().as_deref(), Some(&b"v"[..]));
-    assert!(busy.0.lock().unwrap().is_none(), "the read called the comparator");
+    assert!(!busy.cancel_call(), "the read called the comparator");
     assert_eq!(table_files(&machine, Path::new("/db")).len(), 4, "a reader of another database removed files");
     run_until_no_obsolete_tables(&machine, &db, std::slice::from_ref(&p));
     assert_eq!(table_files(&machine, Path::new("/db")).len(), 1);
@@ -339,18 +321,18 @@ fn file_pinned_at_close_is_removed_by_next_open() {
         }
     };
     assert_eq!(files(), (3, 3));
-    let busy = Arc::new(HookComparator::default());
+    let busy = Arc::new(TestComparator::minimal(TestOrder::Bytes));
     let read = away.open_partition_with_comparator("read", Default::default(), busy.clone()).unwrap();
     read.insert("a", "v").unwrap();
     let closed = files.clone();
-    *busy.0.lock().unwrap() = Some(Box::new(move || {
+    busy.call_once(move || {
         p.major_compact().unwrap();
         drop(p);
         db.close().unwrap();
         assert_eq!(closed(), (4, 3), "the reader delays the removal");
-    }));
+    });
     assert_eq!(read.get("a").unwrap().as_deref(), Some(&b"v"[..]));
-    assert!(busy.0.lock().unwrap().is_none(), "the read called the comparator");
+    assert!(!busy.cancel_call(), "the read called the comparator");
     assert_eq!(files(), (4, 3), "files were removed after the lock was released");
     let db = open(&machine, "/db", 3);
     assert_eq!(files(), (1, 1), "opening removes files without an owner");

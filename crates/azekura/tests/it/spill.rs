@@ -6,13 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv, TestOrder};
 use azekura::{
     CompressionType, Config, Database, EngineType, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PmemOptions, Result, inspect,
 };
 
-use crate::testkit::comparators::TestOrder;
 use crate::testkit::watchdog::wait_until;
 
 const DIR: &str = "/db";

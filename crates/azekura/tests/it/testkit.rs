@@ -1,20 +1,20 @@
 //! Shared parts of the tests.
 //!
-//! Modules, in reading order: `rng` (random numbers from a seed), `property` (random tests by `proptest`),
-//! `comparators` (comparators and their order in a `BTreeMap`), `random_options`, `atomic_writes` (a batch or a
+//! Modules, in reading order: `seeds` (of random tests), `property` (random tests by `proptest`),
+//! `ordered_partitions` (with comparators), `random_options`, `atomic_writes` (a batch or a
 //! transaction), `history` (acknowledged writes, and the states that a crash may leave), `read_database` (a whole
 //! database as plain maps), `test_dir` (the bytes of a directory), `watchdog` (time limits).
 
 pub(crate) mod atomic_writes;
-pub(crate) mod comparators;
 pub(crate) mod history;
+pub(crate) mod ordered_partitions;
 pub(crate) mod property;
 pub(crate) mod random_options;
 pub(crate) mod read_database;
-pub(crate) mod rng;
+pub(crate) mod seeds;
 pub(crate) mod test_dir;
 pub(crate) mod watchdog;
 
 pub(crate) use history::{HistoryEvent, HistoryWrite, Map, State, WriteHistory};
 pub(crate) use random_options::RandomOptions;
-pub(crate) use rng::{FailureReport, SeededRng, env_u64};
+pub(crate) use seeds::{FailureReport, env_u64};

@@ -629,7 +629,7 @@ mod tests {
     fn scans_over_dead_ranges_match_a_model() {
         for seed in 1..=6u64 {
             let (db, part) = open_lsm();
-            let mut rng = SeededRng::new(seed, 0);
+            let mut rng = SeededRng::new(seed);
             let mut random = |below| rng.below(below);
             let mut model = std::collections::BTreeMap::new();
             let mut snapshots = vec![(db.snapshot(), model.clone())];
@@ -723,7 +723,7 @@ mod tests {
                     }
                 });
             }
-            let (mut old, mut rng) = (0u8, SeededRng::new(7, 0));
+            let (mut old, mut rng) = (0u8, SeededRng::new(7));
             for round in 0..20_000u64 {
                 let key = match round % 200 {
                     0..100 => rng.below(256) as u8, // anywhere

@@ -20,6 +20,7 @@ use crate::lsm::tree_context::{TreeContext, TreeResources};
 use crate::lsm::version::HasTableMeta;
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::testing::fault_fs::FaultFs;
+use crate::testing::seeded_rng::SeededRng;
 use crate::testing::{MemFs, Survival};
 use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
 use crate::vfs::{Env, Fs};
@@ -205,7 +206,7 @@ pub(crate) struct LsmFixture {
     pub(crate) tree: LsmTree,
     log: WrittenRecords,
     versions: Vec<(Vec<u8>, ValueHistory)>,
-    random: u64,
+    random: SeededRng,
 }
 
 pub(crate) fn small_options() -> LsmOptions {
@@ -273,15 +274,12 @@ impl LsmFixture {
         };
         let context = context(&faults, &order, &next_file_id, &env, &visible);
         let tree = LsmTree::restore(context, options.clone(), Vec::new(), Vec::new(), Vec::new(), SeqNo::ZERO).unwrap();
-        let (log, versions, random) = (Vec::new(), Vec::new(), seed.max(1));
+        let (log, versions, random) = (Vec::new(), Vec::new(), SeededRng::new(seed));
         LsmFixture { fs, faults, order, options, next_file_id, env, host, tree, log, versions, random }
     }
 
     pub(crate) fn random(&mut self, below: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % below
+        self.random.below(below)
     }
 
     pub(crate) fn visible(&self) -> u64 {
@@ -450,6 +448,7 @@ impl LsmFixture {
     /// Waits for files that epoch pins of other threads keep a little longer, then checks that only named files exist.
     pub(crate) fn check_files(&self) {
         self.tables();
+        drop(self.tree.take_paused()); // no edit names its outputs yet
         let named = named_files(&self.host.edits.lock().unwrap());
         for _ in 0..2_000_000 {
             if files_in(&self.fs) == named {

@@ -1,12 +1,10 @@
 //! Compares a complete tree with a model.
 
-use std::cmp::Ordering as KeyOrdering;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::comparator::Comparator;
 use crate::base::compression::CompressionType;
 use crate::base::version_edit::VersionEdit;
 use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
@@ -14,22 +12,11 @@ use crate::engine::{Engine, EngineHost, ReadSeqno, Staged, Task};
 use crate::lsm::tests::harness::{ALL, LsmFixture, small_options, tables_in};
 use crate::lsm::tree::check_files;
 use crate::lsm::version::BOTTOM_LEVEL;
-use crate::testing::{Fault, FaultPlan, OpKind};
+use crate::testing::{Fault, FaultPlan, OpKind, TestOrder};
 use crate::vfs::open_files::DataFileKind;
 
-/// Keys that differ only in case are equal, and the order is descending.
-struct ReverseCaseInsensitive;
-impl Comparator for ReverseCaseInsensitive {
-    fn name(&self) -> &str {
-        "odd"
-    }
-    fn compare(&self, a: &[u8], b: &[u8]) -> KeyOrdering {
-        b.to_ascii_lowercase().cmp(&a.to_ascii_lowercase())
-    }
-}
-
 pub(crate) fn key_orders() -> [KeyOrder; 2] {
-    [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(ReverseCaseInsensitive))]
+    [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(TestOrder::ReversedAnyCase))]
 }
 
 /// Writes one random record. A `SingleDelete` is written only for a key that was put exactly once since its last

@@ -75,7 +75,7 @@ impl CheckpointHistory {
         Ok(CheckpointHistory {
             store,
             image,
-            rng: SeededRng::new(seed, 0),
+            rng: SeededRng::new(seed),
             round: 0,
             last_durable: None,
             in_progress: None,
@@ -89,7 +89,7 @@ impl CheckpointHistory {
         CheckpointHistory {
             store,
             image: loaded.image,
-            rng: SeededRng::new(seed, 1),
+            rng: SeededRng::with_stream(seed, 1),
             round: 1000,
             last_durable: finished,
             in_progress: None,
@@ -429,7 +429,7 @@ fn damaged_image_is_refused_or_unchanged() {
     assert_eq!(open_bytes(&old_pool, &shadow, false), Some(new.clone()));
     assert_eq!(open_bytes(&old_pool, &shadow, true), Some(new.clone()));
     assert_eq!(open_bytes(&new_pool, &shadow, false), Some(newest.clone()), "a shadow of before");
-    let (mut rng, mut refused) = (SeededRng::new(9, 0), 0);
+    let (mut rng, mut refused) = (SeededRng::new(9), 0);
     for at in (0..new_pool.len()).step_by(29).chain(0..200) {
         let mut bad = new_pool.clone();
         bad[at] ^= 1 << rng.below(8);
@@ -488,7 +488,7 @@ fn parallel_load_equals_single_threaded() {
         loaded.map(|(_, loaded)| state_of(&loaded.unwrap())).map_err(|error| (error.kind(), error.offset()))
     };
     let (pool, shadow) = (contents(&*fs, "p000003.pool"), contents(&*fs, "p000003.shadow"));
-    let (mut rng, mut seen) = (SeededRng::new(3, 3), [0; 3]);
+    let (mut rng, mut seen) = (SeededRng::with_stream(3, 3), [0; 3]);
     for round in 0..80 {
         let (mut pool, mut shadow) = (pool.clone(), shadow.clone());
         for _ in 0..round % 3 {
@@ -608,7 +608,7 @@ fn checkpoint_beside_writers_is_one_moment() {
             for writer in 0..2 {
                 let (fixture, stop) = (&fixture, &stop);
                 s.spawn(move || {
-                    let mut rng = SeededRng::new(writer, 3);
+                    let mut rng = SeededRng::with_stream(writer, 3);
                     while !stop.load(Ordering::Relaxed) {
                         fixture.change(rng.below(KEYS as usize / 2) as u64 * 2 + writer);
                     }

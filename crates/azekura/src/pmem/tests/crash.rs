@@ -83,7 +83,7 @@ impl CrashChecker {
             options: options.clone(),
             granularity,
             fault,
-            rng: SeededRng::new(seed, 1),
+            rng: SeededRng::with_stream(seed, 1),
             counts: CrashTestCounts::default(),
             checked_images: HashMap::new(),
             expect_clean_mark: Some(false),
@@ -278,7 +278,7 @@ fn explore_with(
     opened: impl Fn(&PoolTree<Sim>),
 ) -> Result<CrashTestCounts, String> {
     let options = PoolOptions { grow_by: PAGE, ..options(LEN_MAX, 6) };
-    let mut rng = SeededRng::new(seed, 0);
+    let mut rng = SeededRng::new(seed);
     let mut judge = CrashChecker::new(&options, granularity, fault, seed);
     let sim = Sim::new(&[], LEN_MAX, granularity, fault);
     sim.start_recording();
@@ -489,7 +489,7 @@ fn half_created_pool_is_refused_or_empty() {
         let tree = create(sim, FILE_ID, KeyOrder::bytewise(), &options, readers()).unwrap();
         let (mut refused, mut opened) = (0, 0);
         for point in tree.backend.take_crash_points() {
-            point.images(1000, &mut SeededRng::new(1, 0), |image| {
+            point.images(1000, &mut SeededRng::new(1), |image| {
                 match PoolFixture::open(Sim::new(image, LEN_MAX, granularity, None), &options) {
                     Err(error) => {
                         assert_eq!(error.kind(), ErrorKind::Corruption);

@@ -20,7 +20,7 @@ const LEN_MAX: u64 = 6 * PAGE;
 fn pool() -> (Vec<u8>, PoolTreeModel) {
     let options = options(LEN_MAX, 6);
     let mut fixture = PoolFixture::create(Sim::new(&[], LEN_MAX, PersistGranularity::Line, None), &options);
-    let (mut model, mut rng) = (PoolTreeModel::new(), SeededRng::new(2, 0));
+    let (mut model, mut rng) = (PoolTreeModel::new(), SeededRng::new(2));
     for n in 0..60u8 {
         let op = PoolOp::Put(vec![n.wrapping_mul(37); 1 + rng.below(9)], vec![n; rng.below(100)]);
         fixture.apply(&op).unwrap();
@@ -117,7 +117,7 @@ fn open_and_use(image: &[u8], model: &PoolTreeModel) -> UncheckedOpenOutcome {
 fn full_check_finds_all_damage_of_clean_pool() {
     let (image, model) = clean_pool_bytes();
     assert_eq!(open_and_use(&image, &model), UncheckedOpenOutcome::Right);
-    let (mut rng, mut wrong, mut refused) = (SeededRng::new(17, 0), 0, 0);
+    let (mut rng, mut wrong, mut refused) = (SeededRng::new(17), 0, 0);
     for at in 0..image.len() {
         let mut damaged = image.clone();
         damaged[at] ^= 1 << rng.below(8);
@@ -152,7 +152,7 @@ fn full_check_finds_all_damage_of_clean_pool() {
 #[test]
 fn damaged_clean_pool_never_panics() {
     let (image, model) = clean_pool_bytes();
-    let mut rng = SeededRng::new(19, 0);
+    let mut rng = SeededRng::new(19);
     let mut seen = [0; 3];
     for round in 0..4000 {
         let mut damaged = image.clone();
@@ -179,7 +179,7 @@ fn damaged_clean_pool_never_panics() {
 fn flipped_byte_is_detected_or_harmless() {
     let (image, model) = pool();
     assert_eq!(open_contents(&image).as_ref(), Some(&model));
-    let (mut rng, mut found) = (SeededRng::new(7, 0), 0);
+    let (mut rng, mut found) = (SeededRng::new(7), 0);
     for at in 0..image.len() {
         let mut damaged = image.clone();
         damaged[at] ^= 1 << rng.below(8);
@@ -195,7 +195,7 @@ fn flipped_byte_is_detected_or_harmless() {
 #[test]
 fn arbitrary_bytes_are_refused_or_read() {
     let (image, model) = pool();
-    let mut rng = SeededRng::new(3, 0);
+    let mut rng = SeededRng::new(3);
     let (mut refused, mut unharmed) = (0, 0);
     for round in 0..3000 {
         let mut damaged = image.clone();
@@ -228,7 +228,7 @@ fn arbitrary_bytes_are_refused_or_read() {
 fn nonsense_with_valid_checks_is_refused() {
     let (image, model) = pool();
     let seal = leaf_check_seed(&FILE_ID);
-    let mut rng = SeededRng::new(11, 0);
+    let mut rng = SeededRng::new(11);
     let mut refused = 0;
     let closed = clean_pool_bytes().0;
     for round in 0..3000 {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::fixture::{POOL, PoolFixture, PoolOp, PoolTreeModel};
-use crate::base::comparator::Comparator;
 use crate::base::version_edit::PartitionId;
 use crate::base::{ErrorKind, KeyOrder, Result, SeqNo};
 use crate::engine::SnapshotGuard;
@@ -20,8 +19,7 @@ use crate::pmem::persistence::{PersistGranularity, PersistenceBackend, PoolImage
 use crate::pmem::pool_iter::PoolIter;
 use crate::pmem::sim::Sim;
 use crate::pmem::tree::{PoolOptions, PoolTree, TreeStep};
-use crate::testing::is_in_own_process;
-use crate::testing::seeded_rng::SeededRng;
+use crate::testing::{SeededRng, TestOrder, is_in_own_process};
 
 pub(crate) fn options(len_max: u64, slots: usize) -> PoolOptions {
     PoolOptions { len_max, grow_by: 4 * PAGE, slots_per_leaf: slots }
@@ -63,7 +61,7 @@ fn random_value(rng: &mut SeededRng) -> Vec<u8> {
 fn tree_matches_map_model() {
     for (seed, slots) in [(1, 4), (2, 7), (3, SLOTS)] {
         let options = options(4 << 20, slots);
-        let (mut fixture, mut model, mut rng) = (new_fixture(&options), PoolTreeModel::new(), SeededRng::new(seed, 0));
+        let (mut fixture, mut model, mut rng) = (new_fixture(&options), PoolTreeModel::new(), SeededRng::new(seed));
         for round in 0..8000 {
             let growing = if round / 1500 % 2 == 0 { 7 } else { 2 };
             let op = if rng.chance_in_8(growing) {
@@ -150,7 +148,7 @@ fn ascending_inserts_fill_and_reuse_leaves() {
 fn full_pool_is_writable_after_removals() {
     for slots in [4, SLOTS] {
         let options = options(32 * PAGE, slots);
-        let (mut fixture, mut model, mut rng) = (new_fixture(&options), PoolTreeModel::new(), SeededRng::new(9, 0));
+        let (mut fixture, mut model, mut rng) = (new_fixture(&options), PoolTreeModel::new(), SeededRng::new(9));
         for round in 0..6 {
             let mut refused = 0;
             while refused < 20 {
@@ -407,7 +405,7 @@ fn older_seqno_is_ignored() {
 fn snapshot_shows_only_published_changes() {
     for slots in [4, SLOTS] {
         let options = options(8 << 20, slots);
-        let (mut fixture, mut model, mut rng) = (new_fixture(&options), PoolTreeModel::new(), SeededRng::new(4, 0));
+        let (mut fixture, mut model, mut rng) = (new_fixture(&options), PoolTreeModel::new(), SeededRng::new(4));
         let mut held = Vec::new();
         let keys: Vec<Vec<u8>> = (0..300u16).map(|n| n.to_be_bytes().to_vec()).collect();
         for round in 0..6000 {
@@ -464,25 +462,12 @@ fn snapshot_shows_only_published_changes() {
     }
 }
 
-/// A key order in which different bytes may be equal, and the empty key is not the first.
-struct BackwardsIgnoringCase;
-
-impl Comparator for BackwardsIgnoringCase {
-    fn name(&self) -> &str {
-        "backwards, without regard to case"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
-        b.to_ascii_lowercase().cmp(&a.to_ascii_lowercase())
-    }
-}
-
 #[test]
 fn tree_works_with_custom_comparator() {
     let options = options(4 << 20, 6);
-    let order = KeyOrder::custom(Arc::new(BackwardsIgnoringCase));
+    let order = KeyOrder::custom(Arc::new(TestOrder::ReversedAnyCase));
     let mut fixture = PoolFixture::create_with_order(PoolImage::new(options.len_max).unwrap(), &options, order.clone());
-    let (mut model, mut rng) = (PoolTreeModel::new(), SeededRng::new(6, 0));
+    let (mut model, mut rng) = (PoolTreeModel::new(), SeededRng::new(6));
     for _ in 0..3000 {
         let mut key = format!("{:x}", rng.below(1500)).into_bytes();
         let lower = key.clone();

@@ -330,7 +330,7 @@ fn crash_mapped_pool(
     seed: u64,
     skipped: Option<TreeStep>,
 ) -> std::result::Result<usize, String> {
-    let (visible, fs, mut rng) = (LastVisibleSeqno::default(), MemFs::new(), SeededRng::new(seed, 0));
+    let (visible, fs, mut rng) = (LastVisibleSeqno::default(), MemFs::new(), SeededRng::new(seed));
     let location = location(&fs, &visible);
     let sim = Sim::new(&[], SIM_LEN_MAX, granularity, None);
     let snapshots = Arc::clone(&location.snapshots);

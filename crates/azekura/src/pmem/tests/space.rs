@@ -25,7 +25,7 @@ fn record_overhead_is_at_most_40_bytes() {
         let options = PoolOptions { len_max: 64 << 20, grow_by: 1 << 20, slots_per_leaf: SLOTS };
         let mut fixture = new_fixture(&options);
         fixture.seqno = seqno;
-        let mut rng = SeededRng::new(1, 0);
+        let mut rng = SeededRng::new(1);
         for _ in 0..40_000 {
             let key = [rng.next_u64().to_be_bytes(), rng.next_u64().to_be_bytes()].concat();
             fixture.apply(&PoolOp::Put(key, vec![7; 100])).unwrap();

@@ -104,7 +104,7 @@ fn race<M: PersistenceBackend>(fixture: &PoolFixture<M>, rounds: u64) {
     }
     let (stop, walked) = (AtomicBool::new(false), AtomicU64::new(0));
     let write = |writer: u64| {
-        let mut rng = SeededRng::new(writer, 8);
+        let mut rng = SeededRng::with_stream(writer, 8);
         for round in 1..=rounds {
             let n = rng.below(KEYS as usize / 3) as u64 * 3 + writer;
             // The number of keys rises and falls, so that leaves are split and merged.
@@ -122,7 +122,7 @@ fn race<M: PersistenceBackend>(fixture: &PoolFixture<M>, rounds: u64) {
         for reader in 0..2u64 {
             let (stop, walked) = (&stop, &walked);
             s.spawn(move || {
-                let (mut rng, mut seen) = (SeededRng::new(reader, 9), vec![0; KEYS as usize]);
+                let (mut rng, mut seen) = (SeededRng::with_stream(reader, 9), vec![0; KEYS as usize]);
                 // The reader runs at least once, even if the writers end before it begins.
                 loop {
                     check_gets(fixture, &mut rng, &mut seen);
@@ -267,7 +267,7 @@ fn copy_has_one_tree_structure() {
         let copy = PoolImage::new(options.len_max).unwrap();
         std::thread::scope(|s| {
             s.spawn(|| {
-                let mut rng = SeededRng::new(round, 5);
+                let mut rng = SeededRng::with_stream(round, 5);
                 while !stop.load(Ordering::SeqCst) {
                     let key = key(rng.next_u64());
                     assert!(

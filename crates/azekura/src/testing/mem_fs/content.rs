@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn agrees_with_a_plain_vector() {
-        let mut rng = SeededRng::new(3, 0);
+        let mut rng = SeededRng::new(3);
         let (mut content, mut model) = (FileContent::default(), Vec::new());
         for round in 0..600 {
             let offset = rng.below(700_000);

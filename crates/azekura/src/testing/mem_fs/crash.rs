@@ -32,7 +32,7 @@ const SECTOR: usize = 512;
 
 /// Returns the state of one file or directory after the power failure.
 pub(crate) fn state_after_crash(inode: &Inode, ino: Ino, survival: Survival, seed: u64) -> Inode {
-    let mut rng = SeededRng::new(seed, ino);
+    let mut rng = SeededRng::with_stream(seed, ino);
     match inode {
         Inode::File(file) => Inode::File(surviving_file(file, survival, &mut rng)),
         Inode::Dir(dir) => {
@@ -162,7 +162,7 @@ fn surviving_names(dir: &DirNode, survival: Survival, seed: u64, rng: &mut Seede
             (Survival::Everything | Survival::MetadataOnly, _) => true,
             (Survival::Nothing | Survival::DataOnly, _) => op.must_survive,
             // Both halves of the group use the same random number.
-            (Survival::Random, Some(group)) => op.must_survive || SeededRng::new(seed, !group).chance_in_8(4),
+            (Survival::Random, Some(group)) => op.must_survive || SeededRng::with_stream(seed, !group).chance_in_8(4),
             (Survival::Random, None) => pattern.keeps(index, count, rng),
         };
         if kept {
@@ -191,7 +191,7 @@ mod tests {
     fn every_subset_of_a_few_things_is_drawn() {
         let mut seen = BTreeSet::new();
         for seed in 0..400 {
-            let mut rng = SeededRng::new(seed, 0);
+            let mut rng = SeededRng::new(seed);
             let pattern = SurvivalPattern::draw(&mut rng, 3);
             seen.insert([0, 1, 2].map(|index| pattern.keeps(index, 3, &mut rng)));
         }

@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn pending_changes_are_bounded_and_reach_live() {
-        let mut rng = crate::testing::seeded_rng::SeededRng::new(5, 0);
+        let mut rng = crate::testing::seeded_rng::SeededRng::new(5);
         let mut file = FileNode::default();
         file.set_length(300_000);
         file.store(&[9; 200_000], 0, false);

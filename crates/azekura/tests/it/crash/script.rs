@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{MemFs, Survival, TestEnv};
+use azekura::testing::{MemFs, SeededRng, Survival, TestEnv};
 use azekura::{BulkOptions, Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
 
 use crate::testkit::atomic_writes::{AtomicWrites, ttl_of};
 use crate::testkit::read_database::read_database;
 use crate::testkit::test_dir::crash_or_kill;
-use crate::testkit::{HistoryEvent, HistoryWrite, RandomOptions, SeededRng, State, WriteHistory};
+use crate::testkit::{HistoryEvent, HistoryWrite, RandomOptions, State, WriteHistory};
 
 /// The two directories above it are created with it.
 pub(super) const DIR: &str = "/srv/data/db";
@@ -220,8 +220,8 @@ impl ScriptGenerator {
         let mut removals = self.removals(&name);
         let clears = self.rng.chance_one_in(6);
         if !clears {
-            let first = self.rng.index(removals.len());
-            let len = 1 + self.rng.index(6);
+            let first = self.rng.below(removals.len());
+            let len = 1 + self.rng.below(6);
             removals = removals.into_iter().skip(first).take(len).collect();
         }
         for HistoryWrite { partition, key, .. } in &removals {

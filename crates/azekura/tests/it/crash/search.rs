@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{FaultFs, FaultPlan, MemFs, Survival, TestEnv};
+use azekura::testing::{FaultFs, FaultPlan, MemFs, SeededRng, Survival, TestEnv};
 use azekura::{Config, ErrorKind, PersistMode, RecoveryMode};
 
 use super::script::{CrashScript, DIR, ScriptOutcome, foreign_file, run_script};
 use crate::testkit::read_database::read_database;
 use crate::testkit::test_dir::crash_or_kill;
-use crate::testkit::{HistoryEvent, HistoryWrite, SeededRng, State};
+use crate::testkit::{HistoryEvent, HistoryWrite, State};
 
 const MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
 

@@ -10,15 +10,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::Fs;
-use azekura::testing::{MemFs, Survival, TestEnv};
+use azekura::testing::{MemFs, SeededRng, Survival, TestEnv};
 use azekura::{
     Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PmemOptions, Result,
 };
 
-use crate::testkit::rng::test_seeds;
+use crate::testkit::seeds::test_seeds;
 use crate::testkit::watchdog::wait_until;
-use crate::testkit::{FailureReport, Map, SeededRng, env_u64};
+use crate::testkit::{FailureReport, Map, env_u64};
 
 const RESERVE: u64 = 1 << 20;
 const KEYS: u64 = 20_000;
@@ -155,7 +155,7 @@ impl FullDiskRun {
 
     fn insert(&mut self) -> bool {
         let key = self.key();
-        let len = [300, 1_000, 2_500, 6_000][self.rng.index(4)];
+        let len = [300, 1_000, 2_500, 6_000][self.rng.below(4)];
         let value = self.rng.random_bytes(len);
         self.write(vec![(key, Some(value))])
     }
@@ -164,7 +164,7 @@ impl FullDiskRun {
     /// refusal.
     fn remove(&mut self, count: u64) -> u64 {
         let keys: Vec<Vec<u8>> = self.acknowledged.keys().take(count as usize).cloned().collect();
-        let at_once = [1, 10][self.rng.index(2)];
+        let at_once = [1, 10][self.rng.below(2)];
         let mut removed = 0;
         for some in keys.chunks(at_once) {
             if !self.write(some.iter().map(|key| (key.clone(), None)).collect()) {

@@ -3,15 +3,13 @@
 //! The first fault leads to a state that only error handling produces. The second fault finds steps that the error
 //! handling left incomplete.
 
+use azekura::testing::{Fault, FaultPlan, OpKind, SeededRng, TestOrder};
 use std::io::ErrorKind;
-
-use azekura::testing::{Fault, FaultPlan, OpKind};
 
 use super::run::{FaultPhase, FaultRunConfig, PHASES};
 use super::sweep::run_with_faults;
-use crate::testkit::comparators::TEST_ORDERS;
-use crate::testkit::rng::test_seeds;
-use crate::testkit::{SeededRng, env_u64};
+use crate::testkit::env_u64;
+use crate::testkit::seeds::test_seeds;
 
 type FaultPair = (FaultRunConfig, Vec<(FaultPhase, FaultPlan)>);
 
@@ -22,9 +20,9 @@ fn random_pair(seed: u64) -> FaultPair {
     style.blob_file_size = rng.pick(&[8 << 10, 64 << 10, 1 << 20]);
     style.commits_per_sync = rng.pick(&[1, 1, 2, 3]);
     style.pool = rng.chance_one_in(3);
-    style.order = rng.pick(&TEST_ORDERS);
-    let first = rng.index(PHASES.len() - 1);
-    let second = (first + rng.index(3)).min(PHASES.len() - 1);
+    style.order = rng.pick(&TestOrder::ALL);
+    let first = rng.below(PHASES.len() - 1);
+    let second = (first + rng.below(3)).min(PHASES.len() - 1);
     let mut fault = || {
         let op = rng.pick(&[
             OpKind::Sync,

@@ -5,16 +5,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use azekura::fs::{Fs, SystemEnv};
-use azekura::testing::{MemFs, TestEnv};
+use azekura::testing::{MemFs, SeededRng, TestEnv, TestOrder};
 use azekura::{
     Config, Database, EngineType, ErrorKind, Event, GarbageCollection, KvSeparationOptions, Listener, Partition,
     PartitionCreateOptions, PersistMode, PmemOptions, Result,
 };
 
+use crate::testkit::Map;
 use crate::testkit::atomic_writes::AtomicWrites;
-use crate::testkit::comparators::TestOrder;
+use crate::testkit::ordered_partitions::open_ordered;
 use crate::testkit::test_dir::{read_file, write_file};
-use crate::testkit::{Map, SeededRng};
 
 pub(super) const DIR: &str = "/data/db";
 const CHECKPOINT_DIR: &str = "/copies/copy";
@@ -159,7 +159,7 @@ fn options(style: FaultRunConfig, name: &str) -> PartitionCreateOptions {
 }
 
 fn open_part(db: &Database, style: FaultRunConfig, name: &str) -> Result<Partition> {
-    style.order.open(db, name, options(style, name))
+    open_ordered(style.order, db, name, options(style, name), None)
 }
 
 impl FaultRun {

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use azekura::testing::{MemFs, Survival};
-use azekura::{Comparator, DataBlockIndexType, Database, ErrorKind, Partition, PartitionCreateOptions, Result};
+use azekura::testing::{MemFs, Survival, TestComparator, TestOrder};
+use azekura::{DataBlockIndexType, Database, ErrorKind, Partition, PartitionCreateOptions, Result};
 
 use super::{error_kind, expect_error, open, open_partition};
-use crate::testkit::comparators::TestOrder;
 
 fn ordered(db: &Database, name: &str, order: TestOrder) -> Result<Partition> {
     db.open_partition_with_comparator(name, Default::default(), Arc::new(order))
@@ -42,18 +41,9 @@ fn wrong_comparator_is_refused_and_both_named() {
 
 #[test]
 fn names_of_comparators_have_1_to_255_bytes() {
-    struct NamedComparator(String);
-    impl Comparator for NamedComparator {
-        fn name(&self) -> &str {
-            &self.0
-        }
-        fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
-            a.cmp(b)
-        }
-    }
     let db = open(&MemFs::new());
     for (len, good) in [(0, false), (1, true), (255, true), (256, false)] {
-        let named = Arc::new(NamedComparator("n".repeat(len)));
+        let named = Arc::new(TestComparator::minimal(TestOrder::Bytes).named(&"n".repeat(len)));
         let opened = db.open_partition_with_comparator(&format!("p{len}"), Default::default(), named);
         assert_eq!(opened.is_ok(), good, "{len} bytes");
         assert!(good || error_kind(opened) == ErrorKind::Invalid);

@@ -1,15 +1,13 @@
 //! User code that panics: the database is poisoned, other reads continue, no call hangs.
 
-use std::cmp::Ordering;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering as Memory};
 
 use azekura::fs::SystemEnv;
-use azekura::testing::{MemFs, Survival};
+use azekura::testing::{MemFs, Survival, TestComparator, TestOrder};
 use azekura::{
-    Comparator, CompressionType, Database, EngineType, ErrorKind, Event, KvSeparationOptions, Listener,
-    PartitionComponents, PartitionCreateOptions, PersistMode, PmemOptions, merge_operators,
+    CompressionType, Database, EngineType, ErrorKind, Event, KvSeparationOptions, Listener, PartitionComponents,
+    PartitionCreateOptions, PersistMode, PmemOptions, merge_operators,
 };
 
 use super::{config, error_kind, open_partition};
@@ -19,18 +17,9 @@ fn pool_options() -> PartitionCreateOptions {
     PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(4 << 20)))
 }
 
-/// A comparator that panics when a flag is set.
-#[derive(Clone, Default)]
-struct PanicOnDemandComparator(Arc<AtomicBool>);
-
-impl Comparator for PanicOnDemandComparator {
-    fn name(&self) -> &str {
-        "moody"
-    }
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        assert!(!self.0.load(Memory::SeqCst), "the comparator panics");
-        a.cmp(b)
-    }
+/// The order of bytes, with the default of every optional method.
+fn moody_comparator() -> Arc<TestComparator> {
+    Arc::new(TestComparator::minimal(TestOrder::Bytes).named("moody"))
 }
 
 /// A listener that panics at flushes.
@@ -58,21 +47,21 @@ fn assert_poisoned(db: Database) {
 
 fn check_comparator_panic(workers: usize) {
     let machine = MemFs::new();
-    let comparator = PanicOnDemandComparator::default();
+    let comparator = moody_comparator();
     let env = || -> Arc<dyn azekura::fs::Env> { Arc::new(SystemEnv::new()) };
     let db = config(&machine).workers(workers).env(env()).open().unwrap();
     open_partition(&db, "calm").insert("k", "v").unwrap();
-    let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(comparator.clone())).unwrap();
+    let p = db.open_partition_with_comparator("moody", Default::default(), comparator.clone()).unwrap();
     (0..50u8).for_each(|n| p.insert([n], [n]).unwrap());
-    comparator.0.store(true, Memory::SeqCst);
+    comparator.set_panicking(true);
     assert_eq!(error_kind(p.insert([7], "new")), ErrorKind::Poisoned);
-    comparator.0.store(false, Memory::SeqCst);
+    comparator.set_panicking(false);
     assert_eq!(p.len().unwrap(), 50, "reads succeed once the comparator no longer panics");
     drop(p);
     assert_poisoned(db);
     let db = config(&machine).open().unwrap();
     assert_eq!(open_partition(&db, "calm").get("k").unwrap().as_deref(), Some(&b"v"[..]));
-    let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(comparator)).unwrap();
+    let p = db.open_partition_with_comparator("moody", Default::default(), comparator).unwrap();
     assert_eq!(p.len().unwrap(), 50);
 }
 
@@ -87,10 +76,8 @@ fn a_comparator_that_panics_in_a_write_poisons() {
 #[test]
 fn comparator_panic_while_opening_poisons() {
     run_with_timeout("opening", || {
-        let comparator = PanicOnDemandComparator::default();
-        let open = |db: &Database| {
-            db.open_partition_with_comparator("moody", Default::default(), Arc::new(comparator.clone()))
-        };
+        let comparator = moody_comparator();
+        let open = |db: &Database| db.open_partition_with_comparator("moody", Default::default(), comparator.clone());
         let machine = MemFs::new();
         let db = config(&machine).open().unwrap();
         open_partition(&db, "calm").insert("k", "v").unwrap();
@@ -99,9 +86,9 @@ fn comparator_panic_while_opening_poisons() {
         let killed = machine.fork();
         killed.crash(Survival::Everything, 0);
         let db = config(&killed).open().unwrap();
-        comparator.0.store(true, Memory::SeqCst);
+        comparator.set_panicking(true);
         assert_eq!(error_kind(open(&db)), ErrorKind::Poisoned);
-        comparator.0.store(false, Memory::SeqCst);
+        comparator.set_panicking(false);
         assert_poisoned(db);
         let db = config(&killed).open().unwrap();
         assert_eq!(open(&db).unwrap().len().unwrap(), 50);
@@ -112,21 +99,21 @@ fn comparator_panic_while_opening_poisons() {
 fn comparator_panic_in_background_poisons() {
     run_with_timeout("a compaction", || {
         let machine = MemFs::new();
-        let comparator = PanicOnDemandComparator::default();
+        let comparator = moody_comparator();
         let db = config(&machine).open().unwrap();
         open_partition(&db, "calm").insert("k", "v").unwrap();
-        let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(comparator.clone())).unwrap();
+        let p = db.open_partition_with_comparator("moody", Default::default(), comparator.clone()).unwrap();
         for round in 0..3u8 {
             (0..50u8).for_each(|n| p.insert([n], [round]).unwrap());
             p.flush().unwrap();
         }
-        comparator.0.store(true, Memory::SeqCst);
+        comparator.set_panicking(true);
         assert_eq!(error_kind(p.major_compact()), ErrorKind::Poisoned);
         drop(p);
         assert_poisoned(db);
-        comparator.0.store(false, Memory::SeqCst);
+        comparator.set_panicking(false);
         let db = config(&machine).open().unwrap();
-        let p = db.open_partition_with_comparator("moody", Default::default(), Arc::new(comparator)).unwrap();
+        let p = db.open_partition_with_comparator("moody", Default::default(), comparator).unwrap();
         assert!(p.iter().all(|pair| pair.unwrap().1[..] == [2]));
         assert_eq!(p.len().unwrap(), 50);
     });
@@ -157,9 +144,9 @@ fn a_listener_that_panics_poisons() {
 #[test]
 fn iter_ends_after_a_comparator_panic() {
     for options in [PartitionCreateOptions::default(), pool_options()] {
-        let mood = PanicOnDemandComparator::default();
+        let mood = moody_comparator();
         let db = config(&MemFs::new()).open().unwrap();
-        let p = db.open_partition_with_comparator("moody", options, Arc::new(mood.clone())).unwrap();
+        let p = db.open_partition_with_comparator("moody", options, mood.clone()).unwrap();
         for round in 0..3u8 {
             (0..50u8).for_each(|n| p.insert([n], [round]).unwrap());
             p.flush().unwrap(); // an LSM iterator merges three tables
@@ -175,9 +162,9 @@ fn iter_ends_after_a_comparator_panic() {
                 iter.seek([20]);
                 iter.seek_back([30]);
             }
-            mood.0.store(true, Memory::SeqCst);
+            mood.set_panicking(true);
             let caught = catch_unwind(AssertUnwindSafe(|| if is_backward { iter.next_back() } else { iter.next() }));
-            mood.0.store(false, Memory::SeqCst);
+            mood.set_panicking(false);
             if caught.is_err() {
                 panics += 1;
                 assert!(iter.next().is_none() && iter.next_back().is_none() && iter.next_ref().is_none());
@@ -196,9 +183,9 @@ fn iter_ends_after_a_comparator_panic() {
 /// panic of the comparator is an error of the commit. In the second case it went on to the caller.
 #[test]
 fn comparator_panic_before_the_log_is_invalid() {
-    let mood = PanicOnDemandComparator::default();
+    let mood = moody_comparator();
     let db = config(&MemFs::new()).open().unwrap();
-    let components = PartitionComponents::default().comparator(Arc::new(mood.clone()));
+    let components = PartitionComponents::default().comparator(mood.clone());
     let components = components.merge_operator(merge_operators::append(","));
     let moody = db.open_partition_with("moody", pool_options(), components).unwrap();
     (0..50u8).for_each(|n| moody.insert([n], [n]).unwrap());
@@ -208,9 +195,9 @@ fn comparator_panic_before_the_log_is_invalid() {
     assert_eq!(tx.range(&moody, [3]..[9]).count(), 6);
     tx.insert(&moody, [60], "new").unwrap();
     moody.insert([70], "newer than the transaction").unwrap();
-    mood.0.store(true, Memory::SeqCst);
+    mood.set_panicking(true);
     let results = [catch_unwind(AssertUnwindSafe(|| batch.commit())), catch_unwind(AssertUnwindSafe(|| tx.commit()))];
-    mood.0.store(false, Memory::SeqCst);
+    mood.set_panicking(false);
     for result in results {
         assert_eq!(error_kind(result.expect("the panic is caught")), ErrorKind::Invalid);
     }
@@ -222,18 +209,18 @@ fn comparator_panic_before_the_log_is_invalid() {
 /// in the batch.
 #[test]
 fn batch_is_empty_after_a_comparator_panic() {
-    let mood = PanicOnDemandComparator::default();
+    let mood = moody_comparator();
     let db = config(&MemFs::new()).open().unwrap();
     let separation = KvSeparationOptions::default().compression(CompressionType::None);
     let blobs = db.open_partition("blobs", PartitionCreateOptions::default().with_kv_separation(separation)).unwrap();
-    let moody = db.open_partition_with_comparator("moody", pool_options(), Arc::new(mood.clone())).unwrap();
+    let moody = db.open_partition_with_comparator("moody", pool_options(), mood.clone()).unwrap();
     (0..50u8).for_each(|n| moody.insert([n], [n]).unwrap());
     let mut batch = db.batch();
     batch.insert(&blobs, "k", vec![7; 1 << 20]);
     batch.insert(&moody, [7], "new");
-    mood.0.store(true, Memory::SeqCst);
+    mood.set_panicking(true);
     let caught = catch_unwind(AssertUnwindSafe(|| batch.commit()));
-    mood.0.store(false, Memory::SeqCst);
+    mood.set_panicking(false);
     assert_eq!(error_kind(caught.expect("the panic is caught")), ErrorKind::Poisoned);
     assert!(batch.is_empty());
     assert_eq!(error_kind(batch.commit()), ErrorKind::Poisoned);
@@ -244,15 +231,15 @@ fn batch_is_empty_after_a_comparator_panic() {
 /// the commit, and the database was not poisoned.
 #[test]
 fn commit_is_poisoned_by_a_panic_in_reservation() {
-    let mood = PanicOnDemandComparator::default();
+    let mood = moody_comparator();
     let db = config(&MemFs::new()).open().unwrap();
-    let moody = db.open_partition_with_comparator("moody", pool_options(), Arc::new(mood.clone())).unwrap();
+    let moody = db.open_partition_with_comparator("moody", pool_options(), mood.clone()).unwrap();
     (0..200u8).for_each(|n| moody.insert([n], [n]).unwrap());
     let mut batch = db.batch();
     batch.remove_range(&moody, [1]..[100]);
-    mood.0.store(true, Memory::SeqCst);
+    mood.set_panicking(true);
     let caught = catch_unwind(AssertUnwindSafe(|| batch.commit()));
-    mood.0.store(false, Memory::SeqCst);
+    mood.set_panicking(false);
     assert_eq!(error_kind(caught.expect("the panic is caught")), ErrorKind::Poisoned);
     assert!(db.metrics().poisoned);
     assert_eq!(moody.len().unwrap(), 200, "nothing of the batch is applied");

@@ -7,13 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use azekura::fs::SystemEnv;
-use azekura::testing::MemFs;
+use azekura::testing::{MemFs, SeededRng};
 use azekura::{
     CompactionStrategy, Config, Database, ErrorKind, Event, KvSeparationOptions, LeveledOptions, Listener, Partition,
     PartitionCreateOptions, Result,
 };
 
-use crate::testkit::SeededRng;
 use crate::testkit::watchdog::run_with_timeout;
 
 const BUDGET: u64 = 2 << 20;
@@ -118,7 +117,7 @@ fn run_writer(db: &Database, writer: u64, workers: usize, bound: BoundedResource
             assert!(part.is_empty().unwrap(), "{name} was deleted, or is new");
             (part, BTreeMap::new())
         });
-        let key = random.below(2_000);
+        let key = random.below(2_000u64);
         part.insert(key.to_be_bytes(), vec![n as u8; 900]).unwrap();
         book.insert(key, n as u8);
         if random.chance_one_in(200) {

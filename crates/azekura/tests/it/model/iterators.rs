@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, TestEnv, TestOrder};
 use azekura::{Config, ErrorKind, Iter, KvSeparationOptions, Partition, PartitionCreateOptions};
 
 use crate::pools::{config, open_pool, pool_options};
-use crate::testkit::comparators::{TEST_ORDERS, TestOrder};
+use crate::testkit::Map;
+use crate::testkit::ordered_partitions::open_ordered;
 use crate::testkit::property::{check_property, random_seeds};
-use crate::testkit::rng::test_seeds;
-use crate::testkit::{Map, SeededRng};
+use crate::testkit::seeds::test_seeds;
 
 /// The call that returns the next pair.
 const ACCESS_MODES: u64 = 4;
@@ -36,9 +36,9 @@ fn step_iter(iter: &mut Iter, mode: u64) -> (Option<IterPair>, bool) {
 
 fn random_key(rng: &mut SeededRng) -> Vec<u8> {
     match rng.below(3) {
-        0 => rng.below(400).to_be_bytes().to_vec(),
+        0 => rng.below(400u64).to_be_bytes().to_vec(),
         1 => format!("key {:03}", rng.below(400)).into_bytes(),
-        _ => vec![b'x'; rng.index(200)],
+        _ => vec![b'x'; rng.below(200)],
     }
 }
 
@@ -188,7 +188,7 @@ fn iter_continues_by_seek_after_read_error() {
 #[test]
 fn failed_iter_repeats_its_error_after_a_seek() {
     let db = config(&MemFs::new()).open().unwrap();
-    let part = TestOrder::Reversed.open(&db, "p", PartitionCreateOptions::default()).unwrap();
+    let part = open_ordered(TestOrder::Reversed, &db, "p", Default::default(), None).unwrap();
     part.insert("a", "1").unwrap();
     let mut iter = part.prefix("a"); // requires bytewise order
     for round in 0..3 {
@@ -202,11 +202,11 @@ fn failed_iter_repeats_its_error_after_a_seek() {
 /// Seeks to keys that exist and that do not, in every key order, in both directions.
 #[test]
 fn seeks_follow_every_key_order() {
-    for order in TEST_ORDERS {
+    for order in TestOrder::ALL {
         let fs = MemFs::new();
         let db = config(&fs).open().unwrap();
-        let pool = order.open(&db, "pool", pool_options(4 << 20)).unwrap();
-        let table = order.open(&db, "table", order.supported_options(PartitionCreateOptions::default())).unwrap();
+        let pool = open_ordered(order, &db, "pool", pool_options(4 << 20), None).unwrap();
+        let table = open_ordered(order, &db, "table", Default::default(), None).unwrap();
         let mut rng = SeededRng::new(7);
         let mut random_key = || order.valid_key(&rng.random_bytes(2));
         let mut model = BTreeMap::new();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use crate::testkit::comparators::TestOrder;
+use azekura::testing::TestOrder;
 
 pub(super) type KeyValue = (Vec<u8>, Vec<u8>);
 pub(super) type ModelBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);

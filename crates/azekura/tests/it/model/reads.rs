@@ -3,12 +3,11 @@
 use std::collections::VecDeque;
 use std::ops::Bound;
 
+use azekura::testing::{SeededRng, TestOrder};
 use azekura::{ErrorKind, Iter, Slice};
 
 use super::partition_model::{KeyValue, ModelBounds, PartitionModel};
 use super::run::{LongLivedIter, ModelRun, OpenPartition, SnapshotModel};
-use crate::testkit::SeededRng;
-use crate::testkit::comparators::TestOrder;
 
 /// Compares an item of an iterator with the expected pair.
 pub(super) fn assert_item(item: Option<azekura::Result<(Slice, Slice)>>, wanted: Option<&KeyValue>, what: &str) {
@@ -133,7 +132,7 @@ impl ModelRun {
     pub(super) fn prefix(&mut self) {
         let name = self.random_partition_name();
         let mut prefix = self.likely_key(name);
-        prefix.truncate(self.rng.index(6));
+        prefix.truncate(self.rng.below(6));
         let half = &self.partitions[name];
         let mut iter = half.part.prefix(&prefix);
         if half.model.order == TestOrder::Bytes {
@@ -158,7 +157,7 @@ impl ModelRun {
         let rest = half.model.range(&bounds).into();
         self.iters.push(LongLivedIter { iter: half.part.range(bounds), expected: rest, partition: name });
         if self.iters.len() > 4 {
-            let at = self.rng.index(self.iters.len());
+            let at = self.rng.below(self.iters.len());
             let LongLivedIter { iter, expected: rest, partition: of } = self.iters.swap_remove(at);
             check_iter_both_ends(iter, rest.into(), &mut self.rng, &format!("{of}: an old iterator"));
         }
@@ -169,7 +168,7 @@ impl ModelRun {
         if self.iters.is_empty() {
             return;
         }
-        let at = self.rng.index(self.iters.len());
+        let at = self.rng.below(self.iters.len());
         for _ in 0..self.rng.below(8) {
             let forward = self.rng.chance_one_in(2);
             let old_iter = &mut self.iters[at];
@@ -183,7 +182,7 @@ impl ModelRun {
         let moment = SnapshotModel { snapshot: self.db().snapshot(), partitions: self.partitions.clone() };
         self.snapshots.push(moment);
         if self.snapshots.len() > 4 {
-            let at = self.rng.index(self.snapshots.len());
+            let at = self.rng.below(self.snapshots.len());
             self.snapshots.swap_remove(at);
         }
     }
@@ -192,7 +191,7 @@ impl ModelRun {
         if self.snapshots.is_empty() {
             return;
         }
-        let moment = &self.snapshots[self.rng.index(self.snapshots.len())];
+        let moment = &self.snapshots[self.rng.below(self.snapshots.len())];
         for (name, half) in &moment.partitions {
             // A partition that was deleted since is missing for snapshots too, even if a new partition has its name.
             if self.partitions.get(name).is_some_and(|now| format!("{:?}", now.part) == format!("{:?}", half.part)) {

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use azekura::testing::TestEnv;
+use azekura::testing::{SeededRng, TestEnv, TestOrder};
 use azekura::{Config, Database, Iter, Partition, Snapshot};
 
 use super::partition_model::{KeyValue, PartitionModel};
-use crate::testkit::comparators::TestOrder;
+use crate::testkit::RandomOptions;
+use crate::testkit::ordered_partitions::open_ordered;
 use crate::testkit::test_dir::TestDir;
-use crate::testkit::{RandomOptions, SeededRng};
 
 /// The partitions of a run with their key orders.
 pub(super) const PARTITIONS: [(&str, TestOrder); 9] = [
@@ -166,5 +166,5 @@ impl ModelRun {
 
 /// Opens a partition with its comparator.
 pub(super) fn open_with_order(db: &Database, options: &RandomOptions, name: &str, order: TestOrder) -> Partition {
-    order.open_with(db, name, options.partition_options(name), options.merge_operator(name)).unwrap()
+    open_ordered(order, db, name, options.partition_options(name), options.merge_operator(name)).unwrap()
 }

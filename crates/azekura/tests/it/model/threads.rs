@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use azekura::fs::{DiskFs, Fs};
-use azekura::testing::MemFs;
+use azekura::testing::{MemFs, SeededRng};
 use azekura::{Config, Database, Partition, PartitionCreateOptions, PersistMode};
 
-use crate::testkit::{SeededRng, env_u64};
+use crate::testkit::env_u64;
 
 const WRITERS: u64 = 3;
 const KEYS: u64 = 8;
@@ -145,7 +145,7 @@ impl ThreadTest {
     fn run_maintenance(&self) {
         let mut rng = SeededRng::new(77);
         while !self.stop.load(Ordering::SeqCst) {
-            let part = &self.parts[rng.index(2)];
+            let part = &self.parts[rng.below(2)];
             if rng.chance_one_in(4) {
                 part.major_compact().unwrap()
             } else {

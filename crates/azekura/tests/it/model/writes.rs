@@ -3,13 +3,13 @@
 use std::ops::Bound;
 use std::time::Duration;
 
-use azekura::testing::Survival;
+use azekura::testing::{Survival, TestOrder};
 use azekura::{BulkOptions, ErrorKind, PersistMode};
 
 use super::partition_model::{KeyValue, ModelBounds, PartitionModel};
 use super::reads::check_partition;
 use super::run::{ModelRun, OpenPartition, PARTITIONS, open_with_order};
-use crate::testkit::comparators::TestOrder;
+use crate::testkit::ordered_partitions::{open_ordered, open_stored};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const MODES: [PersistMode; 3] = [PersistMode::Buffer, PersistMode::SyncData, PersistMode::SyncAll];
@@ -105,7 +105,7 @@ impl ModelRun {
 
     /// Bounds of a range delete: of a few existing keys, or any.
     fn removed_bounds(&mut self, name: &str) -> ModelBounds {
-        let (n, len) = (self.rng.next_u64(), self.rng.index(12));
+        let (n, len) = (self.rng.next_u64(), self.rng.below(12));
         let few = self.partitions[name].model.nth_keys(n, len).filter(|_| !self.rng.chance_one_in(4));
         let Some((low, high)) = few else { return self.bounds(name) };
         let exclusive = self.rng.chance_one_in(2);
@@ -129,7 +129,7 @@ impl ModelRun {
     pub(super) fn remove_prefix(&mut self) {
         let name = self.random_partition_name();
         let mut prefix = self.likely_key(name);
-        prefix.truncate(4 + self.rng.index(4));
+        prefix.truncate(4 + self.rng.below(4));
         let half = self.open_partition(name);
         let done = half.part.remove_prefix(&prefix);
         match half.model.order {
@@ -261,7 +261,7 @@ impl ModelRun {
 
     /// Opens a partition, deletes one, or opens one again and changes its options.
     pub(super) fn change_partitions(&mut self) {
-        let index = self.rng.index(PARTITIONS.len());
+        let index = self.rng.below(PARTITIONS.len());
         let (name, order) = PARTITIONS[index];
         if !self.partitions.contains_key(name) {
             assert!(!self.db().partition_exists(name));
@@ -276,9 +276,9 @@ impl ModelRun {
             let options = self.options.changed_partition_options(name, &format!("{name}{}", self.rng.below(9)));
             let stored = self.partitions[name].part.options();
             let operator = || self.options.merge_operator(name);
-            let part = order.open_stored(self.db(), name, options.clone(), operator()).unwrap();
+            let part = open_stored(order, self.db(), name, options.clone(), operator()).unwrap();
             assert_eq!(part.options(), stored, "an open changes no options");
-            order.open_with(self.db(), name, options, operator()).unwrap();
+            open_ordered(order, self.db(), name, options, operator()).unwrap();
         }
         let mut names: Vec<&str> = self.partitions.keys().copied().collect();
         names.sort_unstable();

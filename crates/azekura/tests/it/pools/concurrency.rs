@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use azekura::fs::{DiskFs, Fs, SystemEnv};
-use azekura::testing::{MemFs, Survival};
+use azekura::testing::{MemFs, SeededRng, Survival};
 use azekura::{Config, Database, Partition, PersistenceLevel};
 
 use super::pool_options;
-use crate::testkit::{SeededRng, env_u64};
+use crate::testkit::env_u64;
 
 const WRITERS: u64 = 3;
 /// Keys that all writers write.

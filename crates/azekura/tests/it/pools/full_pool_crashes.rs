@@ -5,14 +5,14 @@
 
 use std::collections::BTreeMap;
 
-use azekura::testing::{MemFs, Survival, is_in_own_process};
+use azekura::testing::{MemFs, SeededRng, Survival, is_in_own_process};
 use azekura::{
     Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Slice, Snapshot,
 };
 
 use super::{config, is_refused};
+use crate::testkit::env_u64;
 use crate::testkit::test_dir::crash_or_kill;
-use crate::testkit::{SeededRng, env_u64};
 
 /// A value is one byte, repeated this many times.
 type PoolRecords = BTreeMap<Vec<u8>, (u8, usize)>;
@@ -84,19 +84,19 @@ impl FullPoolRun {
         let mut new = self.model.clone();
         let done = match rng.below(8) {
             0..=3 => {
-                let (at, key, value) = (rng.index(2), key(rng), FullPoolRun::random_value(sizes, rng));
+                let (at, key, value) = (rng.below(2), key(rng), FullPoolRun::random_value(sizes, rng));
                 new[at].insert(key.clone(), value);
                 self.parts[at].insert(&key, vec![value.0; value.1])
             }
             4 => {
-                let (at, key) = (rng.index(2), key(rng));
+                let (at, key) = (rng.below(2), key(rng));
                 new[at].remove(&key);
                 self.parts[at].remove(&key)
             }
             _ => {
                 let mut batch = self.db.batch();
                 for _ in 0..1 + rng.below(20) {
-                    let (at, key, value) = (rng.index(2), key(rng), FullPoolRun::random_value(sizes, rng));
+                    let (at, key, value) = (rng.below(2), key(rng), FullPoolRun::random_value(sizes, rng));
                     if rng.chance_one_in(3) {
                         batch.remove(&self.parts[at], &key);
                         new[at].remove(&key);
@@ -193,7 +193,7 @@ fn run_crash_search(seed: u64, crashes: u64) -> u64 {
                 _ => {}
             }
             match rng.below(now.flush_every) {
-                0 => now.parts[rng.index(2)].flush().unwrap(),
+                0 => now.parts[rng.below(2)].flush().unwrap(),
                 1 => while now.db.step().unwrap() {},
                 _ => {}
             }

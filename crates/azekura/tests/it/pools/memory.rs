@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use azekura::fs::{DiskFs, Fs, OpenMode};
-use azekura::testing::{MemFs, Survival};
-use azekura::{Comparator, Config, Database, ErrorKind, Partition, PersistMode, PersistenceLevel, inspect};
+use azekura::testing::{MemFs, SeededRng, Survival, TestComparator, TestOrder};
+use azekura::{Config, Database, ErrorKind, Partition, PersistMode, PersistenceLevel, inspect};
 
 use super::{DIR, config, open_pool, pool_options};
+use crate::testkit::env_u64;
 use crate::testkit::property::{check_property, random_seeds};
-use crate::testkit::rng::test_seeds;
-use crate::testkit::{SeededRng, env_u64};
+use crate::testkit::seeds::test_seeds;
 
 /// A machine with persistent memory.
 pub(super) fn persistent_memory_fs() -> MemFs {
@@ -191,19 +191,6 @@ fn verifies_clean(fs: &MemFs) -> bool {
     inspect::verify(&(Arc::new(fs.clone()) as Arc<dyn Fs>), Path::new(DIR), &mut |_, _| {}).unwrap().is_clean()
 }
 
-/// Descending order of bytes.
-struct BackwardsPoolComparator;
-
-impl Comparator for BackwardsPoolComparator {
-    fn name(&self) -> &str {
-        "backwards"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
-        b.cmp(a)
-    }
-}
-
 /// A pool that was closed cleanly is opened without reading every value; `verify` reads each. A pool that was not
 /// closed cleanly is checked fully, also if nothing was changed since it was opened.
 #[test]
@@ -211,7 +198,10 @@ fn open_trusts_closed_pool_but_verify_does_not() {
     for backwards in [false, true] {
         let fs = persistent_memory_fs();
         let part_of = |db: &Database| match backwards {
-            true => db.open_partition_with_comparator("pool", pool_options(4 << 20), Arc::new(BackwardsPoolComparator)),
+            true => {
+                let order = Arc::new(TestComparator::minimal(TestOrder::Reversed));
+                db.open_partition_with_comparator("pool", pool_options(4 << 20), order)
+            }
             false => db.open_partition("pool", pool_options(4 << 20)),
         };
         let value = |n: u32| format!("the value that only {n:04} has");

@@ -1,35 +1,23 @@
 //! Defects that were found by reading the source, each shown by the shortest program.
 
-use std::cmp::Ordering;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::Fs;
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestComparator, TestOrder};
 use azekura::{
-    Comparator, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode,
-    PersistenceLevel,
+    Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode, PersistenceLevel,
 };
 
 use super::memory::persistent_memory_fs;
 use super::{DIR, config, open_pool, pool_options};
 
 /// Orders keys backward or, under the same name, forward.
-struct BackwardOrForward(bool);
-
-impl Comparator for BackwardOrForward {
-    fn name(&self) -> &str {
-        "backward"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        if self.0 { b.cmp(a) } else { a.cmp(b) }
-    }
-}
-
 fn open_backward(db: &Database, honest: bool) -> azekura::Result<Partition> {
-    db.open_partition_with_comparator("pool", pool_options(4 << 20), Arc::new(BackwardOrForward(honest)))
+    let order = if honest { TestOrder::Reversed } else { TestOrder::Bytes };
+    let comparator = Arc::new(TestComparator::minimal(order).named("backward"));
+    db.open_partition_with_comparator("pool", pool_options(4 << 20), comparator)
 }
 
 /// Replayed records must not reset the highest sequence number that a pool has used without the WAL, when the WAL

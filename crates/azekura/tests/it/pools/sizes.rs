@@ -1,11 +1,11 @@
 //! Keys, values and pools at the limits of their sizes, against a map, through kills, power loss and reopening.
 
-use azekura::testing::{MemFs, Survival};
+use azekura::testing::{MemFs, SeededRng, Survival};
 use azekura::{Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions};
 
 use super::{config, is_refused};
+use crate::testkit::Map;
 use crate::testkit::test_dir::crash_or_kill;
-use crate::testkit::{Map, SeededRng};
 
 /// The smallest `max_size` and `growth_step`, in bytes.
 const SMALLEST: (u64, u64) = (64 << 10, 4 << 10);

@@ -1,83 +1,52 @@
 //! Workers, budgets, listeners, deletion of partitions.
 
 use std::cell::RefCell;
-use std::cmp::Ordering;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering as Memory};
+use std::sync::atomic::{AtomicUsize, Ordering as Memory};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use azekura::fs::{Fs, SystemEnv};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv, flushes_waiting_for_space};
+use azekura::testing::{
+    Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, TestComparator, TestEnv, TestOrder, flushes_waiting_for_space,
+};
 use azekura::{
-    CompactionStrategy, Comparator, Config, Database, EngineType, ErrorKind, Event, GarbageCollection,
-    KvSeparationOptions, LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Result,
-    TransactionOptions,
+    CompactionStrategy, Config, Database, EngineType, ErrorKind, Event, GarbageCollection, KvSeparationOptions,
+    LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Result, TransactionOptions,
 };
 
 use super::{open, open_partition, table_files};
-use crate::testkit::SeededRng;
 use crate::testkit::watchdog::{run_with_timeout, wait_until};
 
 fn manual_config(fs: impl Fs + 'static) -> Config {
     Config::new("/db").fs(Arc::new(fs)).env(Arc::new(SystemEnv::new()))
 }
 
-/// Orders by bytes. While it is blocking, threads of the database wait in a comparison.
-#[derive(Default)]
-struct BlockingComparator {
-    /// Wait only in the comparison of equal keys. A flush of a memtable in which no key is twice makes none.
-    only_equal: bool,
-    is_blocking: AtomicBool,
-    waiting: AtomicUsize,
+fn is_worker() -> bool {
+    thread::current().name().is_some_and(|name| name.starts_with("azekura-"))
 }
 
-impl Comparator for BlockingComparator {
-    fn name(&self) -> &str {
-        "gate"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        if self.is_blocking.load(Memory::SeqCst)
-            && (a == b || !self.only_equal)
-            && thread::current().name().is_some_and(|name| name.starts_with("azekura-"))
-        {
-            self.waiting.fetch_add(1, Memory::SeqCst);
-            while self.is_blocking.load(Memory::SeqCst) {
-                thread::sleep(Duration::from_millis(1));
-            }
-        }
-        a.cmp(b)
-    }
+/// Orders by bytes. While it is blocked, workers wait in a comparison.
+fn worker_gate() -> TestComparator {
+    TestComparator::minimal(TestOrder::Bytes).named("gate").waits_if(|_, _| is_worker())
 }
 
-/// Unblocks the comparator when dropped, also by a panic, because a waiting thread would hang the test.
-struct UnblockGuard<'a>(&'a BlockingComparator);
-
-impl BlockingComparator {
-    fn block(&self) -> UnblockGuard<'_> {
-        self.is_blocking.store(true, Memory::SeqCst);
-        UnblockGuard(self)
-    }
-}
-
-impl Drop for UnblockGuard<'_> {
-    fn drop(&mut self) {
-        self.0.is_blocking.store(false, Memory::SeqCst);
-    }
+/// The same, only in the comparison of equal keys. A flush of a memtable in which no key is twice makes none.
+fn equal_keys_gate() -> TestComparator {
+    TestComparator::minimal(TestOrder::Bytes).named("gate").waits_if(|a, b| a == b && is_worker())
 }
 
 /// Writes to `p`, which has [small memtables](small_memtable_options), until a flush of it waits in a comparison: when
 /// it merges two memtables. Leaves fewer sealed memtables than stop a writer, because the flush cannot free any.
-fn wait_until_a_flush_compares(p: &Partition, comparator: &BlockingComparator) {
+fn wait_until_a_flush_compares(p: &Partition, gate: &TestComparator) {
     wait_until("a flush compares", || {
         if p.metrics().sealed_memtables < 3 {
             (0..2u8).for_each(|n| p.insert([n], [n; 500]).unwrap());
         }
         thread::sleep(Duration::from_millis(10));
-        comparator.waiting.load(Memory::SeqCst) > 0
+        gate.waiting() > 0
     });
 }
 
@@ -90,7 +59,7 @@ fn l0_trigger_options(trigger: u32) -> PartitionCreateOptions {
 /// The first worker checked the sync interval only between two tasks: a long compaction made 13 seconds of 50 ms.
 #[test]
 fn the_interval_is_kept_beside_a_compaction() {
-    let gate = Arc::new(BlockingComparator { only_equal: true, ..BlockingComparator::default() });
+    let gate = Arc::new(equal_keys_gate());
     let db = manual_config(MemFs::new()).workers(2).sync_interval(Some(Duration::from_millis(5))).open().unwrap();
     let slow = db.open_partition_with_comparator("slow", l0_trigger_options(2), gate.clone()).unwrap();
     let _closed = gate.block();
@@ -98,7 +67,7 @@ fn the_interval_is_kept_beside_a_compaction() {
         (0..50u8).for_each(|n| slow.insert([n], [round]).unwrap());
         slow.flush().unwrap();
     }
-    wait_until("a worker compacts", || gate.waiting.load(Memory::SeqCst) > 0);
+    wait_until("a worker compacts", || gate.waiting() > 0);
     for _ in 0..3 {
         let syncs = db.metrics().wal_syncs;
         open_partition(&db, "other").insert("k", "v").unwrap();
@@ -353,7 +322,7 @@ fn writer_gets_no_error_of_deleted_partition() {
     let leveled = LeveledOptions::default().l0_compaction_trigger(1_000);
     for options in [small_memtable_options(), separated_options()] {
         let options = options.compaction_strategy(CompactionStrategy::Leveled(leveled.clone()));
-        let gate = Arc::new(BlockingComparator::default());
+        let gate = Arc::new(worker_gate());
         let db = manual_config(MemFs::new()).workers(1).open().unwrap();
         let gone = db.open_partition_with_comparator("gone", options, gate.clone()).unwrap();
         let live = db.open_partition("live", small_memtable_options()).unwrap();
@@ -450,7 +419,7 @@ fn wal_is_retired_while_compactions_are_pending() {
 /// never.
 #[test]
 fn single_worker_flushes_before_compacting() {
-    let gate = Arc::new(BlockingComparator { only_equal: true, ..BlockingComparator::default() });
+    let gate = Arc::new(equal_keys_gate());
     let order = Arc::new(WorkOrderListener::default());
     let db = manual_config(MemFs::new()).workers(1).listener(order.clone()).open().unwrap();
     let slow = db.open_partition_with_comparator("slow", l0_trigger_options(2), gate.clone()).unwrap();
@@ -462,7 +431,7 @@ fn single_worker_flushes_before_compacting() {
     let closed = gate.block();
     write(2);
     slow.flush().unwrap(); // by this thread or by the worker
-    wait_until("the worker compacts", || gate.waiting.load(Memory::SeqCst) > 0);
+    wait_until("the worker compacts", || gate.waiting() > 0);
     let other = db.open_partition("other", small_memtable_options()).unwrap();
     other.insert("k", [0; 5_000]).unwrap();
     assert_eq!(other.metrics().sealed_memtables, 1);
@@ -548,21 +517,13 @@ fn writes_continue_when_iters_pin_the_budget() {
     });
 }
 
-/// Orders by bytes, descending.
-struct ReversedComparator;
-
-impl Comparator for ReversedComparator {
-    fn name(&self) -> &str {
-        "reversed"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        b.cmp(a)
-    }
-}
-
 fn open_reversed(db: &Database) -> Partition {
-    db.open_partition_with_comparator("reversed", separated_options(), Arc::new(ReversedComparator)).unwrap()
+    db.open_partition_with_comparator(
+        "reversed",
+        separated_options(),
+        Arc::new(TestComparator::minimal(TestOrder::Reversed)),
+    )
+    .unwrap()
 }
 
 /// A machine that was killed with records of a partition in its WAL.
@@ -628,26 +589,15 @@ const WAITING_CALLS: &[(&str, Call)] = &[
     ("exclusive", |db, _| db.transaction_with(TransactionOptions::default().exclusive(true)).map(drop)),
 ];
 
-/// Orders by bytes. The next comparison, on any thread, makes all calls with the handles in the slot.
-#[derive(Default)]
-struct Caller {
-    slot: Mutex<Option<(Database, Partition)>>,
-    results: Mutex<Vec<(&'static str, Result<()>)>>,
-}
+type CallResults = Arc<Mutex<Vec<(&'static str, Result<()>)>>>;
 
-impl Comparator for Caller {
-    fn name(&self) -> &str {
-        "caller"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        let taken = self.slot.lock().unwrap().take();
-        if let Some((db, p)) = taken {
-            let results = WAITING_CALLS.iter().map(|(what, call)| (*what, call(&db, &p)));
-            self.results.lock().unwrap().extend(results);
-        }
-        a.cmp(b)
-    }
+/// The next comparison, on any thread, makes all calls.
+fn call_in_comparison(comparator: &TestComparator, db: &Database, p: &Partition, results: &CallResults) {
+    let (db, p, results) = (db.clone(), p.clone(), Arc::clone(results));
+    comparator.call_once(move || {
+        let found = WAITING_CALLS.iter().map(|(what, call)| (*what, call(&db, &p)));
+        results.lock().unwrap().extend(found);
+    });
 }
 
 /// A comparator that was called by a flush and requested another flush, or closed the database, waited for the flush
@@ -656,23 +606,23 @@ impl Comparator for Caller {
 #[test]
 fn a_comparator_in_a_flush_may_not_wait_for_it() {
     for workers in [0, 1] {
-        let caller = Arc::new(Caller::default());
+        let (caller, results) = (Arc::new(TestComparator::minimal(TestOrder::Bytes)), CallResults::default());
         let db = manual_config(MemFs::new()).workers(workers).open().unwrap();
         let p = db.open_partition_with_comparator("p", separated_options(), caller.clone()).unwrap();
-        let (there, with, slot) = (p.clone(), caller.clone(), (db.clone(), p.clone()));
+        let (there, caller, handle, heard) = (p.clone(), caller.clone(), db.clone(), results.clone());
         // On another thread, so that a flush that hangs fails the test.
         let flusher = thread::spawn(move || {
-            while with.results.lock().unwrap().is_empty() {
+            while heard.lock().unwrap().is_empty() {
                 // Several memtables, so that a flush compares their keys; insertions compare, too.
                 (0..20u8).for_each(|n| there.insert([n], vec![n; 1_000]).unwrap());
-                *with.slot.lock().unwrap() = Some(slot.clone());
+                call_in_comparison(&caller, &handle, &there, &heard);
                 there.flush().unwrap();
-                drop(with.slot.lock().unwrap().take());
+                caller.cancel_call();
             }
         });
         wait_until("the flush has ended", || flusher.is_finished());
         flusher.join().unwrap();
-        let results = std::mem::take(&mut *caller.results.lock().unwrap());
+        let results = std::mem::take(&mut *results.lock().unwrap());
         assert_eq!(results.len(), WAITING_CALLS.len());
         for (what, result) in results {
             assert_eq!(result.expect_err(what).kind(), ErrorKind::Invalid, "{what} with {workers} workers");
@@ -690,7 +640,7 @@ fn a_comparator_in_a_write_may_not_wait_for_it() {
     let separated = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
     for options in [separated, pool] {
         run_with_timeout("a write", move || {
-            let caller = Arc::new(Caller::default());
+            let (caller, results) = (Arc::new(TestComparator::minimal(TestOrder::Bytes)), CallResults::default());
             let db = manual_config(MemFs::new()).workers(0).open().unwrap();
             let p = db.open_partition_with_comparator("p", options, caller.clone()).unwrap();
             (0..50u8).for_each(|n| p.insert([n], "v").unwrap());
@@ -702,9 +652,9 @@ fn a_comparator_in_a_write_may_not_wait_for_it() {
             };
             let writes: [&dyn Fn() -> Result<()>; 2] = [&single, &several];
             for write in writes {
-                *caller.slot.lock().unwrap() = Some((db.clone(), p.clone()));
+                call_in_comparison(&caller, &db, &p, &results);
                 write().unwrap();
-                let results = std::mem::take(&mut *caller.results.lock().unwrap());
+                let results = std::mem::take(&mut *results.lock().unwrap());
                 assert_eq!(results.len(), WAITING_CALLS.len());
                 for (what, result) in results {
                     assert_eq!(result.expect_err(what).kind(), ErrorKind::Invalid, "{what}");
@@ -715,29 +665,19 @@ fn a_comparator_in_a_write_may_not_wait_for_it() {
     }
 }
 
-/// Orders by bytes. The first comparison on a worker drops the value in the slot, and panics then if told to.
-#[derive(Default)]
-struct Dropper {
-    slot: Mutex<Option<(Database, Partition)>>,
-    gate: BlockingComparator,
-    panics: bool,
-}
+type HandleSlot = Arc<Mutex<Option<(Database, Partition)>>>;
 
-impl Comparator for Dropper {
-    fn name(&self) -> &str {
-        "dropper"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        let order = self.gate.compare(a, b);
-        if thread::current().name().is_some_and(|name| name.starts_with("azekura-")) {
-            let taken = self.slot.lock().unwrap().take();
-            let panics = self.panics && taken.is_some();
+/// The first comparison on a worker drops the value in the slot, and panics then if `panics`.
+fn dropping_comparator(slot: &HandleSlot, panics: bool) -> TestComparator {
+    let slot = Arc::clone(slot);
+    worker_gate().with_hook(move |_, _| {
+        if is_worker() {
+            let taken = slot.lock().unwrap().take();
+            let panics = panics && taken.is_some();
             drop(taken);
             assert!(!panics, "a comparator panics");
         }
-        order
-    }
+    })
 }
 
 /// Closing waits for the work of all workers: the worker on which a comparator dropped the last handle waited for
@@ -746,12 +686,13 @@ impl Comparator for Dropper {
 fn a_comparator_drops_the_last_handle() {
     for (workers, panics) in [(1, false), (2, false), (3, false), (1, true), (2, true)] {
         let machine = MemFs::new();
-        let dropper = Arc::new(Dropper { panics, ..Dropper::default() });
+        let slot = HandleSlot::default();
+        let dropper = Arc::new(dropping_comparator(&slot, panics));
         let db = manual_config(machine.clone()).workers(workers).open().unwrap();
         let p = db.open_partition_with_comparator("p", small_memtable_options(), dropper.clone()).unwrap();
-        let closed = dropper.gate.block();
-        wait_until_a_flush_compares(&p, &dropper.gate);
-        *dropper.slot.lock().unwrap() = Some((db, p));
+        let closed = dropper.block();
+        wait_until_a_flush_compares(&p, &dropper);
+        *slot.lock().unwrap() = Some((db, p));
         drop(closed);
         let opened = Mutex::new(None);
         wait_until("the directory is unlocked", || {
@@ -765,53 +706,16 @@ fn a_comparator_drops_the_last_handle() {
     }
 }
 
-/// Orders by bytes. After a fault has struck, its comparisons wait until they are released: they belong to a second
-/// attempt.
-struct SecondAttempt {
-    faults: FaultFs,
-    waiting: AtomicUsize,
-    released: AtomicBool,
+/// Orders by bytes. While it is blocked, comparisons wait once a fault has struck: they belong to a second attempt.
+fn second_attempt_gate(faults: &FaultFs) -> Arc<TestComparator> {
+    let faults = faults.clone();
+    Arc::new(TestComparator::minimal(TestOrder::Bytes).waits_if(move |_, _| faults.fault_count() > 0))
 }
 
-impl SecondAttempt {
-    fn new(faults: &FaultFs) -> Arc<SecondAttempt> {
-        let (waiting, released) = Default::default();
-        Arc::new(SecondAttempt { faults: faults.clone(), waiting, released })
-    }
-
-    /// Makes the next write of a table fail, as on a full disk.
-    fn fill_disk(&self) {
-        let full = Fault::Error(io::ErrorKind::StorageFull);
-        self.faults.inject(FaultPlan::new(OpKind::Write, 1, full).in_path(".sst"));
-    }
-
-    /// Unblocks when dropped.
-    fn hold(&self) -> Released<'_> {
-        wait_until("the second attempt compares", || self.waiting.load(Memory::SeqCst) > 0);
-        Released(self)
-    }
-}
-
-struct Released<'a>(&'a SecondAttempt);
-
-impl Drop for Released<'_> {
-    fn drop(&mut self) {
-        self.0.released.store(true, Memory::SeqCst);
-    }
-}
-
-impl Comparator for SecondAttempt {
-    fn name(&self) -> &str {
-        "second attempt"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        while self.faults.fault_count() > 0 && !self.released.load(Memory::SeqCst) {
-            self.waiting.fetch_add(1, Memory::SeqCst);
-            thread::sleep(Duration::from_millis(1));
-        }
-        a.cmp(b)
-    }
+/// Makes the next write of a table fail, as on a full disk.
+fn fill_disk(faults: &FaultFs) {
+    let full = Fault::Error(io::ErrorKind::StorageFull);
+    faults.inject(FaultPlan::new(OpKind::Write, 1, full).in_path(".sst"));
 }
 
 /// The second attempt of a compaction on a full disk uses the reserve alone. Flushes waited until it ended; now the
@@ -819,7 +723,7 @@ impl Comparator for SecondAttempt {
 #[test]
 fn a_merge_yields_when_a_flush_waits_for_space() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
-    let held = SecondAttempt::new(&faults);
+    let held = second_attempt_gate(&faults);
     let db = manual_config(faults.clone()).workers(0).open().unwrap();
     let leveled = LeveledOptions::default().l0_compaction_trigger(2);
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
@@ -831,11 +735,13 @@ fn a_merge_yields_when_a_flush_waits_for_space() {
     }
     let other = open_partition(&db, "other");
     other.insert("k", "v").unwrap();
-    held.fill_disk();
+    fill_disk(&faults);
+    let holding = held.block();
     thread::scope(|scope| {
         // The first steps have less to do.
         let merge = scope.spawn(|| while faults.fault_count() == 0 && db.step().unwrap() {});
-        let holding = held.hold();
+        let holding = holding;
+        wait_until("the second attempt compares", || held.waiting() > 0);
         let flush = scope.spawn(|| other.flush());
         wait_until("the flush waits", || flushes_waiting_for_space(&db) == 1);
         drop(holding);
@@ -853,7 +759,7 @@ fn a_merge_yields_when_a_flush_waits_for_space() {
 fn writers_leave_released_space_to_the_flush() {
     let machine = MemFs::new();
     let faults = FaultFs::new(Arc::new(machine.clone()));
-    let held = SecondAttempt::new(&faults);
+    let held = second_attempt_gate(&faults);
     let db = manual_config(faults.clone()).workers(0).open().unwrap();
     let options = PartitionCreateOptions::default().max_memtable_size(512 << 10);
     let p = db.open_partition_with_comparator("p", options, held.clone()).unwrap();
@@ -861,10 +767,12 @@ fn writers_leave_released_space_to_the_flush() {
     (0..1_500u32).for_each(|n| p.insert(n.to_be_bytes(), SeededRng::new(n.into()).random_bytes(1_000)).unwrap());
     let other = open_partition(&db, "other");
     machine.set_capacity(Some(machine.used_space()));
-    held.fill_disk();
+    fill_disk(&faults);
+    let holding = held.block();
     thread::scope(|scope| {
         let flush = scope.spawn(|| p.flush());
-        let holding = held.hold();
+        let holding = holding;
+        wait_until("the second attempt compares", || held.waiting() > 0);
         assert_eq!(other.insert("k", "v").unwrap_err().kind(), ErrorKind::OutOfSpace);
         drop(holding);
         flush.join().unwrap().expect("the space was released for it");
@@ -920,31 +828,25 @@ fn budget_holds_after_small_memtables_are_gone() {
     assert!(most <= 2 * SMALL_BUDGET, "{most} bytes of active memtables");
 }
 
-/// Orders by bytes. Comparisons on a worker flush a partition of another database, once.
+/// A partition to flush, and the result of its flush.
 #[derive(Default)]
-struct FlushesOther {
-    other: Mutex<Option<Partition>>,
-    meet: Option<Arc<AtomicUsize>>,
+struct OtherFlush {
+    partition: Mutex<Option<Partition>>,
     flushed: Mutex<Option<Result<()>>>,
 }
 
-impl Comparator for FlushesOther {
-    fn name(&self) -> &str {
-        "flushes another"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        if thread::current().name().is_some_and(|name| name.starts_with("azekura-"))
-            && let Some(other) = { self.other.lock().unwrap().take() }
+/// Orders by bytes. The first comparison on a worker flushes the partition in `other`.
+fn flushing_comparator(other: &Arc<OtherFlush>, meet: &Arc<AtomicUsize>) -> TestComparator {
+    let (other, meet) = (Arc::clone(other), Arc::clone(meet));
+    TestComparator::minimal(TestOrder::Bytes).with_hook(move |_, _| {
+        if is_worker()
+            && let Some(partition) = { other.partition.lock().unwrap().take() }
         {
-            let meet = self.meet.as_ref().unwrap();
             meet.fetch_add(1, Memory::SeqCst);
             wait_until("both flushes are running", || meet.load(Memory::SeqCst) == 2);
-            let flushed = other.flush();
-            *self.flushed.lock().unwrap() = Some(flushed);
+            *other.flushed.lock().unwrap() = Some(partition.flush());
         }
-        a.cmp(b)
-    }
+    })
 }
 
 /// The comparators of two databases, each inside of a flush, flushed the other database: each flush waited for the
@@ -953,24 +855,25 @@ impl Comparator for FlushesOther {
 fn comparators_may_not_flush_each_others_work() {
     run_with_timeout("flushing each other", || {
         let meet = Arc::new(AtomicUsize::new(0));
-        let comparators = [0, 1].map(|_| Arc::new(FlushesOther { meet: Some(meet.clone()), ..Default::default() }));
-        let parts: Vec<_> = comparators
+        let others: [Arc<OtherFlush>; 2] = Default::default();
+        let parts: Vec<_> = others
             .iter()
-            .map(|comparator| {
+            .map(|other| {
+                let comparator = Arc::new(flushing_comparator(other, &meet));
                 let db = manual_config(MemFs::new()).workers(1).open().unwrap();
-                db.open_partition_with_comparator("p", small_memtable_options(), comparator.clone()).unwrap()
+                db.open_partition_with_comparator("p", small_memtable_options(), comparator).unwrap()
             })
             .collect();
-        *comparators[0].other.lock().unwrap() = Some(parts[1].clone());
-        *comparators[1].other.lock().unwrap() = Some(parts[0].clone());
+        *others[0].partition.lock().unwrap() = Some(parts[1].clone());
+        *others[1].partition.lock().unwrap() = Some(parts[0].clone());
         thread::scope(|scope| {
             for p in &parts {
                 scope.spawn(|| (0..500u32).for_each(|n| p.insert(n.to_be_bytes(), [0; 500]).unwrap()));
             }
         });
-        for comparator in comparators {
-            wait_until("a flush has asked for another", || comparator.flushed.lock().unwrap().is_some());
-            let flushed = comparator.flushed.lock().unwrap().take().unwrap();
+        for other in others {
+            wait_until("a flush has asked for another", || other.flushed.lock().unwrap().is_some());
+            let flushed = other.flushed.lock().unwrap().take().unwrap();
             assert_eq!(flushed.unwrap_err().kind(), ErrorKind::Invalid);
         }
         assert!(parts.iter().all(|p| p.flush().is_ok() && p.len().unwrap() == 500));

@@ -1,14 +1,12 @@
 //! Commits beside deletions, and comparators that read their own partition or end an ingest.
 
 use std::cell::Cell;
-use std::cmp::Ordering;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
-use azekura::testing::MemFs;
-use azekura::{Comparator, Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PmemOptions};
+use azekura::testing::{MemFs, TestComparator, TestOrder};
+use azekura::{Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PmemOptions};
 
-use super::comparators::CallingComparator;
 use super::open_partition;
 use crate::testkit::watchdog::run_with_timeout;
 
@@ -22,7 +20,7 @@ fn lsm_and_pool() -> [PartitionCreateOptions; 2] {
 }
 
 /// Deletes the partition on another thread in the middle of the next comparison.
-fn delete_in_next_comparison(comparator: &CallingComparator, db: &Database, deleted: &Partition) {
+fn delete_in_next_comparison(comparator: &TestComparator, db: &Database, deleted: &Partition) {
     let (db, deleted) = (db.clone(), deleted.clone());
     comparator.call_once(move || {
         std::thread::spawn(move || db.delete_partition(deleted)).join().unwrap().unwrap();
@@ -36,7 +34,7 @@ fn commit_beside_a_deletion_is_whole_or_closed() {
     run_with_timeout("a commit beside a deletion", || {
         for (at, gate_options) in lsm_and_pool().into_iter().chain(lsm_and_pool()).enumerate() {
             let deleted_options = lsm_and_pool()[at / 2].clone();
-            let (db, comparator) = (open(), Arc::new(CallingComparator::default()));
+            let (db, comparator) = (open(), Arc::new(TestComparator::new(TestOrder::Reversed)));
             let gate = db.open_partition_with_comparator("gate", gate_options, comparator.clone()).unwrap();
             let deleted = db.open_partition("deleted", deleted_options).unwrap();
             gate.insert("b", "old").unwrap();
@@ -60,7 +58,7 @@ fn commit_beside_a_deletion_is_whole_or_closed() {
 #[test]
 fn pool_change_beside_a_deletion_is_closed() {
     run_with_timeout("a change beside a deletion", || {
-        let (db, comparator) = (open(), Arc::new(CallingComparator::default()));
+        let (db, comparator) = (open(), Arc::new(TestComparator::new(TestOrder::Reversed)));
         let [_, options] = lsm_and_pool();
         for change in [|p: &Partition| p.insert([9; 4], "new"), |p: &Partition| p.remove([0; 4])] {
             let pool = db.open_partition_with_comparator("pool", options.clone(), comparator.clone()).unwrap();
@@ -75,32 +73,23 @@ fn pool_change_beside_a_deletion_is_closed() {
     });
 }
 
-/// Orders by bytes. Each comparison scans the partition in the slot, unless a scan has called it.
-#[derive(Default)]
-struct ScanningComparator {
-    slot: Mutex<Option<Partition>>,
-}
-
 thread_local! {
     static IS_SCANNING: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Comparator for ScanningComparator {
-    fn name(&self) -> &str {
-        "scanning"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+/// Each comparison scans the partition in `slot`, unless a scan has called it.
+fn scanning_comparator(slot: &Arc<Mutex<Option<Partition>>>) -> TestComparator {
+    let slot = Arc::clone(slot);
+    TestComparator::minimal(TestOrder::Bytes).with_hook(move |_, _| {
         if !IS_SCANNING.replace(true) {
-            let own = self.slot.lock().unwrap().clone();
+            let own = slot.lock().unwrap().clone();
             if let Some(own) = own {
                 own.iter().for_each(|pair| drop(pair.unwrap()));
                 own.iter().rev().for_each(|pair| drop(pair.unwrap()));
             }
             IS_SCANNING.set(false);
         }
-        a.cmp(b)
-    }
+    })
 }
 
 /// A comparator that scanned its own partition waited for a lock of its own thread: the ranges of deleted keys that
@@ -108,12 +97,13 @@ impl Comparator for ScanningComparator {
 #[test]
 fn a_comparator_may_scan_its_own_partition() {
     run_with_timeout("a scan by a comparator", || {
-        let (db, comparator) = (open(), Arc::new(ScanningComparator::default()));
-        let p = db.open_partition_with_comparator("p", Default::default(), comparator.clone()).unwrap();
+        let (db, slot) = (open(), Arc::new(Mutex::new(None)));
+        let comparator = Arc::new(scanning_comparator(&slot));
+        let p = db.open_partition_with_comparator("p", Default::default(), comparator).unwrap();
         let insert = |n: u8| p.insert([n], [n]).unwrap();
         (0..120).for_each(insert);
         (20..100).for_each(|n: u8| p.remove([n]).unwrap());
-        *comparator.slot.lock().unwrap() = Some(p.clone());
+        *slot.lock().unwrap() = Some(p.clone());
         let found = || p.keys().map(|key| key.unwrap()[0]).collect::<Vec<u8>>();
         let mut keys: Vec<u8> = (0..20).chain(100..120).collect();
         assert_eq!(found(), keys, "learns the range of deleted keys");
@@ -127,7 +117,7 @@ fn a_comparator_may_scan_its_own_partition() {
         p.remove([60]).unwrap();
         p.flush().unwrap();
         assert_eq!(found().len(), keys.len() - 1);
-        *comparator.slot.lock().unwrap() = None; // it keeps the database open
+        *slot.lock().unwrap() = None; // it keeps the database open
     });
 }
 
@@ -137,7 +127,7 @@ fn a_comparator_may_scan_its_own_partition() {
 fn an_ingest_may_not_end_in_a_comparator() {
     run_with_timeout("the end of an ingest", || {
         for ends_empty in [true, false] {
-            let (db, comparator) = (open(), Arc::new(CallingComparator::default()));
+            let (db, comparator) = (open(), Arc::new(TestComparator::new(TestOrder::Reversed)));
             let p = db.open_partition_with_comparator("p", Default::default(), comparator.clone()).unwrap();
             p.insert("b", "1").unwrap();
             let leaked: &'static Partition = Box::leak(Box::new(p.clone()));

@@ -1,47 +1,16 @@
 //! Partitions whose comparator is given late, panics, or calls the database.
 
-use std::cmp::Ordering;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use azekura::fs::{Fs, SystemEnv};
-use azekura::testing::{MemFs, Survival};
-use azekura::{Comparator, Config, EngineType, Partition, PartitionCreateOptions, PersistMode, PmemOptions};
+use azekura::testing::{MemFs, Survival, TestComparator, TestOrder};
+use azekura::{Config, EngineType, Partition, PartitionCreateOptions, PersistMode, PmemOptions};
 
 use super::open_partition;
 use crate::testkit::watchdog::run_with_timeout;
-
-type Call = Box<dyn FnOnce() + Send>;
-
-/// Descending order. The first comparison after [`CallingComparator::call_once`] makes a call.
-#[derive(Default)]
-pub(super) struct CallingComparator {
-    call: Mutex<Option<Call>>,
-}
-
-impl CallingComparator {
-    pub(super) fn call_once(&self, call: impl FnOnce() + Send + 'static) {
-        *self.call.lock().unwrap() = Some(Box::new(call));
-    }
-}
-
-impl Comparator for CallingComparator {
-    fn name(&self) -> &str {
-        "calling"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        let call = self.call.lock().unwrap().take();
-        call.into_iter().for_each(|call| call());
-        b.cmp(a)
-    }
-
-    fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
-        false
-    }
-}
 
 fn config(machine: &MemFs) -> Config {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
@@ -72,7 +41,7 @@ fn late_records_stay_when_the_wal_is_retired() {
 
 fn open_beside_a_flush(options: PartitionCreateOptions) {
     let machine = MemFs::new();
-    let comparator = Arc::new(CallingComparator::default());
+    let comparator = Arc::new(TestComparator::new(TestOrder::Reversed));
     let db = config(&machine).open().unwrap();
     let late = db.open_partition_with_comparator("late", options.clone(), comparator.clone()).unwrap();
     (0..100u8).for_each(|n| late.insert([n], [n; 8]).unwrap());

@@ -5,13 +5,12 @@ use std::process::Command;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, TestEnv};
 use azekura::{
     Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PmemOptions,
 };
 
-use crate::testkit::SeededRng;
 use crate::testkit::watchdog::wait_until;
 
 fn config(fs: Arc<dyn Fs>) -> Config {

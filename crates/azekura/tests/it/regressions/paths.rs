@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestComparator, TestEnv, TestOrder};
 use azekura::{
     Batch, Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PersistMode,
     PmemOptions, TransactionOptions,
 };
 
-use super::comparators::CallingComparator;
 use super::{after_power_loss, open, open_partition};
 use crate::kill::test_process;
 use crate::testkit::test_dir::{read_file, write_file};
@@ -434,7 +433,7 @@ fn check_calls_of_child(db: &Database, p: &Partition, pool: &Partition, mut batc
 fn a_forked_child_waits_for_no_lock() {
     run_with_timeout("a call of the child", || {
         let machine = MemFs::new();
-        let comparator = Arc::new(CallingComparator::default());
+        let comparator = Arc::new(TestComparator::new(TestOrder::Reversed));
         let late =
             |db: &Database| db.open_partition_with_comparator("late", Default::default(), comparator.clone()).map(drop);
         let db = open(&machine, "/db", 1);

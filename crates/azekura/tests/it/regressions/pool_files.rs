@@ -1,13 +1,12 @@
 //! Pool files: creation, images, close and reopen, comparators.
 
-use std::cmp::Ordering as Order;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread;
 
 use azekura::fs::{DiskFs, Fs};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestComparator, TestEnv, TestOrder};
 use azekura::{
     Comparator, Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode,
     PersistenceLevel, PmemOptions, Result, inspect,
@@ -31,28 +30,9 @@ fn tmpfs_machine() -> MemFs {
     fs
 }
 
-type ComparisonHook = Box<dyn FnOnce() + Send>;
-
-/// Orders by bytes. Calls a function, once, in the middle of the next comparison.
-#[derive(Default)]
-struct ComparisonHookComparator(Mutex<Option<ComparisonHook>>);
-
-impl ComparisonHookComparator {
-    fn set_hook(&self, call: impl FnOnce() + Send + 'static) {
-        *self.0.lock().unwrap() = Some(Box::new(call));
-    }
-}
-
-impl Comparator for ComparisonHookComparator {
-    fn name(&self) -> &str {
-        "errands"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Order {
-        let call = self.0.lock().unwrap().take();
-        call.into_iter().for_each(|call| call());
-        a.cmp(b)
-    }
+/// The order of bytes, with the default of every optional method.
+fn plain_order() -> Arc<TestComparator> {
+    Arc::new(TestComparator::minimal(TestOrder::Bytes))
 }
 
 const KEYS: u64 = 60;
@@ -101,24 +81,22 @@ fn read_is_closed_when_pool_is_reopened_under_it() {
         },
     ];
     for read in reads {
-        let (fs, order) = (tmpfs_machine(), Arc::new(ComparisonHookComparator::default()));
+        let (fs, order) = (tmpfs_machine(), plain_order());
         let db = config(&fs, 1).open().unwrap();
         let part = db.open_partition_with_comparator("p", pool_options(), order.clone()).unwrap();
         insert_all(&part);
         assert_eq!(read(&part).unwrap(), Some(value(31)));
         let after = fs.clone();
-        order.set_hook(move || {
+        order.call_once(move || {
             db.close().unwrap();
             let db = config(&after, 2).open().unwrap();
-            let part = db
-                .open_partition_with_comparator("p", pool_options(), Arc::new(ComparisonHookComparator::default()))
-                .unwrap();
+            let part = db.open_partition_with_comparator("p", pool_options(), plain_order()).unwrap();
             overwrite_freed_space(&part);
             drop(part);
             db.close().unwrap();
         });
         assert_closed(read(&part));
-        assert!(order.0.lock().unwrap().is_none(), "the read called the comparator");
+        assert!(!order.cancel_call(), "the read called the comparator");
     }
 }
 
@@ -126,13 +104,13 @@ fn read_is_closed_when_pool_is_reopened_under_it() {
 /// a read uses a mapped pool, so the read finds the old content.
 #[test]
 fn close_waits_for_reads_inside_a_memory_pool() {
-    let (fs, order) = (tmpfs_machine(), Arc::new(ComparisonHookComparator::default()));
+    let (fs, order) = (tmpfs_machine(), plain_order());
     let db = config(&fs, 1).open().unwrap();
     let part = db.open_partition_with_comparator("p", pool_options(), order.clone()).unwrap();
     insert_all(&part);
     let closer = Arc::new(Mutex::new(None));
     let (closing, beside, after) = (Arc::clone(&closer), part.clone(), fs.clone());
-    order.set_hook(move || {
+    order.call_once(move || {
         *closing.lock().unwrap() = Some(thread::spawn(move || db.close().unwrap()));
         // Gives the closing thread time to wait for the read.
         while beside.get(key(1)).is_ok() {
@@ -461,50 +439,23 @@ fn pool_that_cannot_be_reserved_is_not_created() {
     }
 }
 
-/// Orders by the last four bytes of a key as a big-endian number. Panics for a key that no test has inserted or read.
-struct SuffixNumberComparator {
-    descending: bool,
+/// 330 keys that `order` accepts, in its order.
+fn ordered_keys(order: TestOrder) -> Vec<Vec<u8>> {
+    let mut keys: Vec<_> = (0..330u32).map(|n| order.valid_key(&n.to_be_bytes())).collect();
+    keys.sort_by(|a, b| order.compare(a, b));
+    keys
 }
 
-impl Comparator for SuffixNumberComparator {
-    fn name(&self) -> &str {
-        "fixed width"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> Order {
-        let number = |key: &[u8]| {
-            assert!(key.len() == 5 && key[0] == b'k', "the comparator got {key:?}, which was never inserted");
-            u32::from_le_bytes(key[1..].try_into().expect("four bytes"))
-        };
-        let order = number(a).cmp(&number(b));
-        if self.descending { order.reverse() } else { order }
-    }
-
-    fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
-        false
-    }
-}
-
-fn suffix_number_key(n: u32) -> Vec<u8> {
-    let mut key = vec![b'k'];
-    key.extend_from_slice(&n.to_le_bytes());
-    key
-}
-
-/// Compares a partition with its expected content: gets of existing and missing keys, iterators, ranges.
-fn check_partition(part: &Partition, wanted: &std::collections::BTreeMap<u32, u8>, descending: bool) {
-    let mut rows: Vec<(Vec<u8>, Vec<u8>)> =
-        wanted.iter().map(|(n, round)| (suffix_number_key(*n), vec![*round; 9])).collect();
-    if descending {
-        rows.reverse();
-    }
+/// Compares a partition with its expected content: gets of existing and missing keys, iterators, ranges. `wanted` has
+/// the positions of the keys and the bytes of their values.
+fn check_partition(part: &Partition, wanted: &std::collections::BTreeMap<usize, u8>, keys: &[Vec<u8>]) {
+    let rows: Vec<(Vec<u8>, Vec<u8>)> = wanted.iter().map(|(n, round)| (keys[*n].clone(), vec![*round; 9])).collect();
     let pairs = |iter: azekura::Iter| iter.map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())).unwrap());
     assert!(pairs(part.iter()).eq(rows.iter().cloned()), "forward");
     assert!(part.iter().rev().map(|pair| pair.unwrap().0.to_vec()).eq(rows.iter().rev().map(|row| row.0.clone())));
     for n in (0..330).step_by(3) {
-        assert_eq!(part.get(suffix_number_key(n)).unwrap().map(|v| v[0]), wanted.get(&n).copied(), "key {n}");
-        let from = if descending { wanted.range(..=n).count() } else { wanted.range(n..).count() };
-        assert_eq!(part.range(suffix_number_key(n)..).count(), from, "range from {n}");
+        assert_eq!(part.get(&keys[n]).unwrap().map(|v| v[0]), wanted.get(&n).copied(), "key {n}");
+        assert_eq!(part.range(keys[n].clone()..).count(), wanted.range(n..).count(), "range from {n}");
     }
 }
 
@@ -514,40 +465,40 @@ fn check_partition(part: &Partition, wanted: &std::collections::BTreeMap<u32, u8
 /// middle, and the pool is opened again.
 #[test]
 fn empty_leaves_at_open_show_no_invented_key() {
-    for (descending, level) in
-        [(false, PersistenceLevel::WalOnly), (true, PersistenceLevel::WalOnly), (true, PersistenceLevel::PowerLoss)]
+    let (up, down) = (TestOrder::ChecksummedNumbers, TestOrder::ChecksummedReversed);
+    for (order, level) in
+        [(up, PersistenceLevel::WalOnly), (down, PersistenceLevel::WalOnly), (down, PersistenceLevel::PowerLoss)]
     {
-        for gap in [0..47, 0..100, 200..300, 100..250, 0..300u32] {
+        let keys = ordered_keys(order);
+        for gap in [0..47, 0..100, 200..300, 100..250, 0..300] {
             let fs = MemFs::new();
             fs.set_mapped_memory(level);
             let open = |salt| {
                 let db = config(&fs, salt).open().unwrap();
-                let order = Arc::new(SuffixNumberComparator { descending });
-                let part = db.open_partition_with_comparator("p", pool_options(), order).unwrap();
+                let part = db.open_partition_with_comparator("p", pool_options(), Arc::new(order)).unwrap();
                 (db, part)
             };
             let mut wanted = std::collections::BTreeMap::new();
             let (mut db, mut part) = open(1);
-            for n in 0..300 {
-                let n = if descending { 299 - n } else { n };
-                part.insert(suffix_number_key(n), [0; 9]).unwrap();
+            for (n, key) in keys[..300].iter().enumerate() {
+                part.insert(key, [0; 9]).unwrap();
                 wanted.insert(n, 0);
             }
             for round in 1..4u8 {
                 for n in gap.clone() {
-                    part.remove(suffix_number_key(n)).unwrap();
+                    part.remove(&keys[n]).unwrap();
                     wanted.remove(&n);
                 }
-                check_partition(&part, &wanted, descending);
+                check_partition(&part, &wanted, &keys);
                 drop(part);
                 db.close().unwrap();
                 (db, part) = open(u64::from(round) + 1);
-                check_partition(&part, &wanted, descending);
+                check_partition(&part, &wanted, &keys);
                 for n in (0..300).step_by(7) {
-                    part.insert(suffix_number_key(n), [round; 9]).unwrap();
+                    part.insert(&keys[n], [round; 9]).unwrap();
                     wanted.insert(n, round);
                 }
-                check_partition(&part, &wanted, descending);
+                check_partition(&part, &wanted, &keys);
             }
         }
     }
@@ -558,10 +509,11 @@ fn empty_leaves_at_open_show_no_invented_key() {
 #[test]
 fn late_comparator_with_smaller_max_size_opens() {
     let fs = MemFs::new();
-    let order = || Arc::new(SuffixNumberComparator { descending: true });
+    let order = || Arc::new(TestOrder::ChecksummedReversed);
+    let key = |n: u32| order().valid_key(&n.to_be_bytes());
     let db = config(&fs, 1).open().unwrap();
     let part = db.open_partition_with_comparator("p", pool_options(), order()).unwrap();
-    (0..300).for_each(|n| part.insert(suffix_number_key(n), vec![1; 4000]).unwrap());
+    (0..300).for_each(|n| part.insert(key(n), vec![1; 4000]).unwrap());
     db.persist(PersistMode::SyncData).unwrap();
     let killed = fs.fork();
     killed.crash(Survival::Everything, 0);
@@ -572,8 +524,7 @@ fn late_comparator_with_smaller_max_size_opens() {
     part.set_options(small).unwrap();
     assert_eq!(part.len().unwrap(), 300);
     // New records get only space that is free in the pool already.
-    let refused =
-        (400..600).find_map(|n| part.insert(suffix_number_key(n), vec![1; 4000]).err()).expect("the pool is full");
+    let refused = (400..600).find_map(|n| part.insert(key(n), vec![1; 4000]).err()).expect("the pool is full");
     assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
 }
 
@@ -581,12 +532,12 @@ fn late_comparator_with_smaller_max_size_opens() {
 /// calls may need. The calls must not wait forever: each is refused or succeeds, and nothing is lost.
 #[test]
 fn comparator_that_reads_its_own_pool_is_served() {
-    let (fs, order) = (MemFs::new(), Arc::new(ComparisonHookComparator::default()));
+    let (fs, order) = (MemFs::new(), plain_order());
     let db = config(&fs, 1).open().unwrap();
     let part = db.open_partition_with_comparator("p", pool_options(), order.clone()).unwrap();
     insert_all(&part);
     let beside = part.clone();
-    order.set_hook(move || {
+    order.call_once(move || {
         assert_eq!(beside.get(key(7)).unwrap().unwrap(), value(7));
         assert_eq!(beside.len().unwrap(), KEYS);
     });

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use azekura::fs::Fs;
-use azekura::testing::{MemFs, Survival, TestEnv, is_in_own_process, wait_for_readers};
+use azekura::testing::{MemFs, SeededRng, Survival, TestEnv, is_in_own_process, wait_for_readers};
 use azekura::{Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PmemOptions, RecoveryMode};
 
 use crate::pools::is_refused;
-use crate::testkit::SeededRng;
 use crate::testkit::watchdog::wait_until;
 
 fn config(machine: &MemFs) -> Config {
@@ -63,7 +62,7 @@ fn a_full_pool_opens_when_killed() {
                 assert_eq!(part.get(key).unwrap().as_deref(), Some(value.as_slice()));
             }
             for _ in 0..700 {
-                let key = rng.below(500).to_be_bytes().to_vec();
+                let key = rng.below(500u64).to_be_bytes().to_vec();
                 let len = rng.pick(&[20_000, 5_000, 900, 60]);
                 let value = vec![rng.next_u64() as u8; len];
                 match part.insert(&key, &value) {
@@ -129,7 +128,7 @@ fn kills_do_not_let_a_pool_grow() {
     for _ in 0..30 {
         let (_db, part) = open(&machine, &options);
         for _ in 0..150 {
-            let key = rng.below(100).to_be_bytes();
+            let key = rng.below(100u64).to_be_bytes();
             let value = vec![1; rng.pick(&[10, 900, 5_000, 30_000])];
             if part.insert(key, value).is_err() {
                 (0..100).filter(|_| rng.chance_one_in(3)).for_each(|n: u64| part.remove(n.to_be_bytes()).unwrap());

@@ -1,20 +1,18 @@
 //! Tables, blob files, compaction and iteration.
 
-use std::cmp::Ordering;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use azekura::fs::Fs;
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestComparator, TestEnv, TestOrder};
 use azekura::{
-    CompactionStrategy, Comparator, CompressionType, Config, Database, EngineType, ErrorKind, Event, GarbageCollection,
+    CompactionStrategy, CompressionType, Config, Database, EngineType, ErrorKind, Event, GarbageCollection,
     KvSeparationOptions, LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Result,
 };
 
 use super::{open, open_partition};
-use crate::testkit::comparators::TestOrder;
 
 /// A sync of the first direct blob file failed, so a flush carried its durable values over to a new file. The same
 /// flush failed at the second direct blob file and removed the new file, which was remembered as the finished form of
@@ -76,33 +74,16 @@ fn a_comparator_is_given_only_known_keys() {
     }
 }
 
-/// Orders by bytes and counts the comparisons.
-#[derive(Default)]
-struct CountingComparator(AtomicUsize);
-
-impl Comparator for CountingComparator {
-    fn name(&self) -> &str {
-        "counted"
-    }
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        self.0.fetch_add(1, Relaxed);
-        a.cmp(b)
-    }
-    fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
-        false
-    }
-}
-
 /// Comparisons of reads that end within bounds without a visible key.
-fn comparisons_of_empty_reads(p: &Partition, order: &CountingComparator) -> usize {
+fn comparisons_of_empty_reads(p: &Partition, order: &TestComparator) -> u64 {
     let key = |n: u32| n.to_be_bytes();
-    let before = order.0.load(Relaxed);
+    let before = order.comparisons();
     for range in [key(0)..key(20), key(1_500)..key(1_502), key(4_000)..key(5_000)] {
         assert!(p.range(range.clone()).next().is_none());
         assert!(p.range(range.clone()).next_back().is_none());
         assert!(p.range(range).next_ref().is_none());
     }
-    order.0.load(Relaxed) - before
+    order.comparisons() - before
 }
 
 /// A read of a bounded range passed all removed keys outside of its bounds, in both directions: popping the first job
@@ -111,8 +92,8 @@ fn comparisons_of_empty_reads(p: &Partition, order: &CountingComparator) -> usiz
 fn a_range_passes_no_removed_keys_beyond_its_end() {
     let pool = EngineType::Pmem(PmemOptions::default());
     for options in [PartitionCreateOptions::default(), PartitionCreateOptions::default().engine(pool)] {
-        let (db, order) = (open(&MemFs::new(), "/db", 1), Arc::new(CountingComparator::default()));
-        let p = db.open_partition_with_comparator("p", options, Arc::clone(&order) as Arc<dyn Comparator>).unwrap();
+        let (db, order) = (open(&MemFs::new(), "/db", 1), Arc::new(TestComparator::new(TestOrder::Bytes)));
+        let p = db.open_partition_with_comparator("p", options, order.clone()).unwrap();
         let keys = || (1_000..3_000u32).map(u32::to_be_bytes);
         keys().for_each(|key| p.insert(key, "v").unwrap());
         let kept = db.snapshot();

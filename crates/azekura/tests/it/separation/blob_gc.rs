@@ -6,15 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use azekura::fs::Fs;
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, TestEnv};
 use azekura::{
     CompressionType, Config, Database, Entry, ErrorKind, Gc, GcReport, Iter, KvSeparationOptions, Partition,
     PartitionCreateOptions, Result, Snapshot,
 };
 
-use crate::testkit::SeededRng;
 use crate::testkit::property::{check_property, random_seeds};
-use crate::testkit::rng::test_seeds;
+use crate::testkit::seeds::test_seeds;
 use crate::testkit::watchdog::wait_until;
 
 const DIR: &str = "/db";
@@ -138,16 +137,16 @@ impl BlobGcModel {
             assert_eq!(snapshot.len(part).unwrap(), then.len() as u64);
         }
         if !self.entries.is_empty() {
-            let (entry, value) = &self.entries[rng.index(self.entries.len())];
+            let (entry, value) = &self.entries[rng.below(self.entries.len())];
             assert_eq!(entry.value().unwrap(), value);
         }
     }
 
     fn drop_random_views(&mut self, rng: &mut SeededRng) {
         match rng.below(3) {
-            0 if !self.snapshots.is_empty() => drop(self.snapshots.swap_remove(rng.index(self.snapshots.len()))),
+            0 if !self.snapshots.is_empty() => drop(self.snapshots.swap_remove(rng.below(self.snapshots.len()))),
             1 if !self.iters.is_empty() => {
-                let (iter, then) = self.iters.swap_remove(rng.index(self.iters.len()));
+                let (iter, then) = self.iters.swap_remove(rng.below(self.iters.len()));
                 let shown: Vec<_> = iter.map(|pair| pair.unwrap()).collect();
                 assert!(shown.iter().map(|(k, v)| (&**k, &**v)).eq(then.iter().map(|(k, v)| (&**k, &**v))));
             }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestComparator, TestEnv, TestOrder};
 use azekura::{
     CompressionType, Config, Database, EngineType, ErrorKind, KvSeparationOptions, MergeOperator, Partition,
     PartitionComponents, PartitionCreateOptions, PersistMode, PmemOptions, RecoveryMode, TransactionOptions, inspect,
@@ -633,20 +633,6 @@ fn deleting_partition_removes_direct_blob_files() {
     assert_clean(&fs);
 }
 
-/// Orders by bytes, descending.
-#[derive(Debug)]
-struct BackwardComparator;
-
-impl azekura::Comparator for BackwardComparator {
-    fn name(&self) -> &str {
-        "backwards"
-    }
-
-    fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
-        b.cmp(a)
-    }
-}
-
 #[test]
 fn late_comparator_partition_keeps_direct_blobs() {
     let (machine, fs) = new_machine();
@@ -654,7 +640,7 @@ fn late_comparator_partition_keeps_direct_blobs() {
     let open = |db: &Database| {
         let options = direct_write_options(4 << 10);
         let options = options.data_block_index_type(azekura::DataBlockIndexType::BinarySearch);
-        db.open_partition_with_comparator("p", options, Arc::new(BackwardComparator)).unwrap()
+        db.open_partition_with_comparator("p", options, Arc::new(TestComparator::minimal(TestOrder::Reversed))).unwrap()
     };
     let part = open(&db);
     (0..20).for_each(|n| insert_round(&part, n, 0));

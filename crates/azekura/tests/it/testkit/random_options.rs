@@ -4,15 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Env, Fs};
-use azekura::testing::TestEnv;
+use azekura::testing::{SeededRng, TestEnv, TestOrder};
 use azekura::{
     CompactionStrategy, CompressionType, Config, DataBlockIndexType, Database, DirectIo, EngineType, FilterPolicy,
     KvSeparationOptions, LeveledOptions, MergeOperator, Partition, PartitionCreateOptions, PmemOptions,
     PrefixExtractor, Result, merge_operators,
 };
 
-use super::comparators::{TEST_ORDERS, TestOrder};
-use super::rng::SeededRng;
+use super::ordered_partitions::open_ordered;
 
 /// The options of one run, all of them from its seed.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +45,7 @@ impl RandomOptions {
     /// The order of the keys of the partition `name`. [`TestOrder::valid_key`] makes keys for it.
     pub(crate) fn order(&self, name: &str) -> TestOrder {
         let mut rng = self.rng_for(name, 0x04DE);
-        if self.has_orders && rng.chance_one_in(2) { rng.pick(&TEST_ORDERS[1..]) } else { TestOrder::Bytes }
+        if self.has_orders && rng.chance_one_in(2) { rng.pick(&TestOrder::ALL[1..]) } else { TestOrder::Bytes }
     }
 
     /// Whether the partition `name` is a pool.
@@ -59,7 +58,7 @@ impl RandomOptions {
     /// # Errors
     /// Those of opening.
     pub(crate) fn open(&self, db: &Database, name: &str) -> Result<Partition> {
-        self.order(name).open_with(db, name, self.partition_options(name), self.merge_operator(name))
+        open_ordered(self.order(name), db, name, self.partition_options(name), self.merge_operator(name))
     }
 
     /// The merge operator of the partition `name`, which appends operands to the value. Half of the partitions have
@@ -137,7 +136,7 @@ impl RandomOptions {
             options = options.with_kv_separation(separation);
         }
         let extractors = [PrefixExtractor::Fixed(1), PrefixExtractor::Fixed(3), PrefixExtractor::Delimiter(b'0')];
-        options = options.prefix_extractor(extractors.get(self.rng_for(word, 0x9F1E).index(6)).copied());
+        options = options.prefix_extractor(extractors.get(self.rng_for(word, 0x9F1E).below(6)).copied());
         match rng.below(4) {
             0 => options.filter_policy(FilterPolicy::None),
             1 => options.filter_policy(FilterPolicy::Bloom { bits_per_key: 1.0 }),

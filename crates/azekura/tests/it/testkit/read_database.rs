@@ -2,9 +2,9 @@
 
 use azekura::{Database, Partition, Result};
 
-use super::comparators::TestOrder;
 use super::history::{Map, State};
 use super::random_options::RandomOptions;
+use azekura::testing::TestOrder;
 
 /// Every partition with every pair. Each is read forward, backward and key by key; all must agree. The partitions are
 /// opened with the options of `shape`.

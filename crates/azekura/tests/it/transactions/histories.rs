@@ -20,7 +20,9 @@ use azekura::{Config, Database, ErrorKind, Isolation, Partition, PlantedBug, Res
 
 use super::{lsm_options, pool_options};
 use crate::testkit::watchdog::wait_until;
-use crate::testkit::{SeededRng, env_u64};
+use azekura::testing::SeededRng;
+
+use crate::testkit::env_u64;
 
 const THREADS: u64 = 8;
 const HOT_KEYS: u64 = 6;

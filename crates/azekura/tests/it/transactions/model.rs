@@ -6,14 +6,13 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use azekura::testing::TestEnv;
+use azekura::testing::{SeededRng, TestEnv, TestOrder};
 use azekura::{Database, ErrorKind, Isolation, Iter, Partition, Savepoint, Transaction, TransactionOptions};
 
-use crate::testkit::comparators::TestOrder;
 use crate::testkit::property::{RandomOp, check_property, random_ops};
-use crate::testkit::rng::test_seeds;
+use crate::testkit::seeds::test_seeds;
 use crate::testkit::test_dir::TestDir;
-use crate::testkit::{Map, RandomOptions, SeededRng};
+use crate::testkit::{Map, RandomOptions};
 
 const PARTITIONS: [&str; 3] = ["one", "two", "three"];
 const KEYS: u64 = 12;
@@ -102,18 +101,18 @@ impl ModelRun {
         match op.name {
             "begin" if self.open.len() < TRANSACTIONS_MAX => self.begin(&mut rng),
             "plain" => self.write_plainly(&mut rng),
-            "flush" => self.partitions[rng.index(3)].1.flush().unwrap(),
-            "compact" => self.partitions[rng.index(3)].1.major_compact().unwrap(),
+            "flush" => self.partitions[rng.below(3)].1.flush().unwrap(),
+            "compact" => self.partitions[rng.below(3)].1.major_compact().unwrap(),
             "step" => drop(self.db.step().unwrap()),
             _ if self.open.is_empty() => {}
             "commit" | "drop" => {
-                let open = self.open.swap_remove(rng.index(self.open.len()));
+                let open = self.open.swap_remove(rng.below(self.open.len()));
                 if op.name == "commit" {
                     self.commit(open);
                 }
             }
             name => {
-                let at = rng.index(self.open.len());
+                let at = rng.below(self.open.len());
                 let open = &mut self.open[at];
                 match name {
                     "get" => open.get(&self.partitions, &mut rng),
@@ -125,7 +124,7 @@ impl ModelRun {
                         open.savepoints.push((point, open.state.clone(), open.written.len()));
                     }
                     "rollback" if !open.savepoints.is_empty() => {
-                        let at = rng.index(open.savepoints.len());
+                        let at = rng.below(open.savepoints.len());
                         open.savepoints.truncate(at + 1);
                         let (point, state, written) = &open.savepoints[at];
                         open.tx.rollback_to(point).unwrap();
@@ -153,7 +152,7 @@ impl ModelRun {
     }
 
     fn write_plainly(&mut self, rng: &mut SeededRng) {
-        let at = rng.index(3);
+        let at = rng.below(3);
         let (order, p) = &self.partitions[at];
         let key = random_key(*order, rng);
         let value = (!rng.chance_one_in(3)).then(|| random_value(rng));
@@ -251,7 +250,7 @@ impl OpenTransaction {
     }
 
     fn get(&mut self, partitions: &[(TestOrder, Partition)], rng: &mut SeededRng) {
-        let at = rng.index(3);
+        let at = rng.below(3);
         let (order, p) = &partitions[at];
         let key = random_key(*order, rng);
         let canonical = order.canonical(&key);
@@ -271,7 +270,7 @@ impl OpenTransaction {
 
     fn write(&mut self, partitions: &[(TestOrder, Partition)], rng: &mut SeededRng) {
         for _ in 0..rng.pick(&[1, 1, 1, 20]) {
-            let at = rng.index(3);
+            let at = rng.below(3);
             let (order, p) = &partitions[at];
             let key = random_key(*order, rng);
             let value = (!rng.chance_one_in(3)).then(|| random_value(rng));
@@ -293,7 +292,7 @@ impl OpenTransaction {
 
     /// A range delete; all keys of the range count as written.
     fn remove_range(&mut self, partitions: &[(TestOrder, Partition)], rng: &mut SeededRng) {
-        let at = rng.index(3);
+        let at = rng.below(3);
         let (order, p) = &partitions[at];
         let mut keys = [random_key(*order, rng), random_key(*order, rng)];
         keys.sort_by_key(|key| order.canonical(key));
@@ -312,7 +311,7 @@ impl OpenTransaction {
 
     /// Some steps of an iterator over a range, in one direction.
     fn scan(&mut self, partitions: &[(TestOrder, Partition)], rng: &mut SeededRng) {
-        let at = rng.index(3);
+        let at = rng.below(3);
         let (order, p) = &partitions[at];
         let mut bound = || match rng.below(3) {
             0 => Bound::Unbounded,
@@ -320,7 +319,7 @@ impl OpenTransaction {
             _ => Bound::Excluded(random_key(*order, rng)),
         };
         let (low, high) = (bound(), bound());
-        let (forward, steps) = (rng.chance_one_in(2), rng.index(KEYS as usize + 2));
+        let (forward, steps) = (rng.chance_one_in(2), rng.below(KEYS as usize + 2));
         let mut iter: Iter = self.tx.range::<Vec<u8>>(p, (low.clone(), high.clone()));
         let canonical = |bound: Bound<Vec<u8>>| bound.map(|key| order.canonical(&key));
         let (low, high) = (canonical(low), canonical(high));
