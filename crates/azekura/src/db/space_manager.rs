@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 
-use crate::base::sync::{read, try_read, write};
+use crate::base::sync::{CachePadded, read, try_read, write};
 use crate::base::{Error, ErrorKind, Result};
 use crate::db::catalog::Catalog;
 use crate::db::commit::is_out_of_space;
@@ -26,14 +26,15 @@ pub(crate) struct SpaceManager {
     wal: Arc<Wal>,
     version_set: Arc<VersionSet>,
     catalog: Arc<Catalog>,
-    /// Bytes appended to the WAL or changed in pools since the size of the reserve was last checked.
-    bytes_since_reserve_check: AtomicU64,
+    /// Bytes appended to the WAL or changed in pools since the size of the reserve was last checked. On a cache line of
+    /// its own, because each logged commit adds to it, and reads the fields beside it.
+    bytes_since_reserve_check: CachePadded<AtomicU64>,
     /// Work that may need much space holds this lock shared. Work that failed because the disk is full holds it
     /// exclusively for its second attempt, so that no other work takes the space that is freed for it. Locked after
     /// work has begun.
     disk_space_lock: RwLock<()>,
-    /// Number of flushes that wait for `disk_space_lock`. Compactions yield to them, because a compaction may take
-    /// minutes.
+    /// Number of flushes and version edits that wait for `disk_space_lock`. Compactions yield to them, because a
+    /// compaction may take minutes.
     flushes_waiting: AtomicUsize,
 }
 
@@ -49,7 +50,7 @@ impl SpaceManager {
             wal: Arc::clone(wal),
             version_set: Arc::clone(version_set),
             catalog: Arc::clone(catalog),
-            bytes_since_reserve_check: AtomicU64::new(0),
+            bytes_since_reserve_check: CachePadded(AtomicU64::new(0)),
             disk_space_lock: RwLock::new(()),
             flushes_waiting: AtomicUsize::new(0),
         }
@@ -77,8 +78,8 @@ impl SpaceManager {
     /// the reserve to the size that the WAL and the pools require.
     pub(crate) fn grow_reserve_with_wal(&self, bytes: u64) {
         let bytes = bytes.min(RESERVE_CHECK_BYTES);
-        if self.bytes_since_reserve_check.fetch_add(bytes, Ordering::Relaxed) + bytes >= RESERVE_CHECK_BYTES {
-            self.bytes_since_reserve_check.store(0, Ordering::Relaxed);
+        if self.bytes_since_reserve_check.0.fetch_add(bytes, Ordering::Relaxed) + bytes >= RESERVE_CHECK_BYTES {
+            self.bytes_since_reserve_check.0.store(0, Ordering::Relaxed);
             self.fill_reserve();
         }
     }
@@ -102,7 +103,7 @@ impl SpaceManager {
         full
     }
 
-    /// Shrinks the reserve to the wanted size of a cleanly closed database.
+    /// Fills the reserve, then shrinks it to the wanted size of a cleanly closed database.
     pub(crate) fn shrink_reserve(&self) {
         self.fill_reserve();
         self.reserve.shrink(self.version_set.manifest_bytes());
@@ -116,6 +117,7 @@ impl SpaceManager {
 
     /// Runs work that will free space when it is complete. If the disk is full, frees space by removing obsolete
     /// files and spare segments and by releasing a part of the disk reserve, and runs the work once more.
+    /// The caller has begun work, or closes the database.
     pub(crate) fn with_reserve<T>(&self, need: ReserveUse, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         let shared = self.wait_for_space(need, || read(&self.disk_space_lock));
         let result = work();

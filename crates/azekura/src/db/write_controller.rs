@@ -107,21 +107,22 @@ impl WriteController {
     ) -> Result<()> {
         debug_assert!(self.stops_writers, "a worker has to run the flush");
         let start = self.env.monotonic_ns();
-        loop {
+        let ended = loop {
             let seen = background.task_end_generation();
             self.update_all(catalog);
             if !self.is_stopped.load(Ordering::Relaxed) {
-                break;
+                break Ok(());
             }
-            check_writable()?;
-            if let Some(error) = lock(&self.flush_error).clone() {
-                return Err(error);
+            let flush_error = || lock(&self.flush_error).clone().map_or(Ok(()), Err);
+            let error = check_writable().and_then(|()| flush_error());
+            if error.is_err() {
+                break error;
             }
             background.wake_workers();
             background.wait_for_task_end(seen, STOP_CHECK_MS);
-        }
+        };
         self.stall_ns.fetch_add(self.env.monotonic_ns().saturating_sub(start), Ordering::Relaxed);
-        Ok(())
+        ended
     }
 
     /// Computes the write delay, and whether writes must stop, from the pressure of all trees.

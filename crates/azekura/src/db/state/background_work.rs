@@ -70,7 +70,8 @@ impl BackgroundWork {
         self.work_available.notify_all();
     }
 
-    /// Number of calls of [`wake_workers`](Self::wake_workers) so far. Read it before looking for a task.
+    /// Number of notifications of workers so far, also by parts of the database that have the signal. Read it before
+    /// looking for a task.
     pub(crate) fn work_generation(&self) -> u64 {
         self.work_available.generation()
     }
@@ -85,8 +86,8 @@ impl BackgroundWork {
         self.task_ended.notify_all();
     }
 
-    /// Number of calls of [`notify_task_end`](Self::notify_task_end) so far. Read it before the state that a task
-    /// changes.
+    /// Number of notifications that a task, a deletion or an ingest has ended, or that the database closes. Read it
+    /// before the state that a task changes.
     pub(crate) fn task_end_generation(&self) -> u64 {
         self.task_ended.generation()
     }

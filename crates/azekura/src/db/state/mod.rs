@@ -1,16 +1,14 @@
-//! Parts of the state of a database: the version set, the trees of partitions, events, background
-//! work, the disk reserve.
+//! Parts of the state of a database: the version set, events, background work, the disk reserve.
 //!
 //! Invariants:
 //! - The manifest state changes only by version edits that are in the manifest.
 //! - Numbers of files, partitions and WAL epochs are never assigned twice, also after reopening.
 //!
-//! Modules, in reading order: [`version_set`] (manifest state and manifest),
-//! [`partition_expiry`], [`event_queue`] (events for the listener), [`poison`] (the first fatal error),
-//! [`work_tracker`] (work that closing waits for), [`background_work`] (signals of workers, and closing),
-//! [`backoff`], [`sharded_counter`], [`db_counters`], [`disk_reserve`] (disk space that ordinary writes cannot use),
-//! [`list_growth`] (lists whose memory is limited), [`scanned_range`] (the keys that an iterator of a transaction has
-//! read).
+//! Modules, in reading order: [`version_set`] (manifest state and manifest), [`partition_expiry`], [`event_queue`]
+//! (events for the listener), [`poison`] (the first fatal error), [`work_tracker`] (work that closing waits for),
+//! [`background_work`] (signals of workers, and closing), [`backoff`], [`sharded_counter`], [`db_counters`],
+//! [`disk_reserve`] (disk space that ordinary writes cannot use), [`list_growth`] (lists whose memory is limited),
+//! [`scanned_range`] (the keys that an iterator of a transaction has read).
 
 pub(crate) mod background_work;
 pub(crate) mod backoff;
