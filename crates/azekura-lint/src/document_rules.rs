@@ -20,7 +20,8 @@ const GUIDE_MODULE: &str = "crates/azekura/src/guide.rs";
 const CRATE_DOCS: &str = "https://docs.rs/azekura/";
 
 /// Files of the engine whose public items are for benchmarks and tests only.
-const FILES_WITHOUT_EXAMPLES: &[&str] = &["inspect/data_blocks.rs", "testing/comparators.rs", "testing/seeded_rng.rs"];
+const FILES_WITHOUT_EXAMPLES: &[&str] =
+    &["inspect/data_blocks.rs", "testing/comparators.rs", "testing/script.rs", "testing/seeded_rng.rs"];
 /// Traits of the interface to the operating system. One example at `Fs`, `Env`, `File` or `Thread` shows all methods.
 const TRAITS_WITHOUT_METHOD_EXAMPLES: &[&str] = &["Env", "File", "Fs", "Mapping", "MappedMemory", "Thread"];
 /// Types that a program does not use by itself, a type for tests, and the type that contains the README.

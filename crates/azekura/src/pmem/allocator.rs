@@ -741,10 +741,13 @@ impl ThreadCaches {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write;
+
     use super::*;
     use crate::mem::epoch::Pin;
     use crate::mem::epoch::tests::wait_until;
     use crate::pmem::persistence::PoolImage;
+    use crate::testing::script::check_component_script;
     use crate::testing::seeded_rng::SeededRng;
 
     const LEN_MAX: u64 = 1 << 20;
@@ -764,25 +767,6 @@ mod tests {
         assert!(end <= len);
         let taken: u64 = taken.values().sum();
         assert_eq!(taken + free + (leaves_free - leaves) as u64 * LEAF_LEN, len, "bytes were lost");
-    }
-
-    /// Regression: a pool that became shorter kept no free space. A few records more made it grow again, and the next
-    /// checkpoint cut it again.
-    #[test]
-    fn pool_near_a_boundary_keeps_its_length() {
-        let (image, mut space) = test_allocator();
-        let (step, half) = (space.grow_by, space.grow_by / 2);
-        let mut taken: Vec<_> = (0..20).map(|_| space.allocate(&image, half).unwrap()).collect();
-        taken.drain(4..).for_each(|at| space.free((at, half)));
-        assert_eq!((space.cut_free_end(), space.len), (Some(3 * step), 3 * step));
-        image.shrink(3 * step);
-        for _ in 0..5 {
-            taken.extend((0..2).map(|_| space.allocate(&image, half).unwrap()));
-            assert_eq!((space.cut_free_end(), space.len), (None, 3 * step));
-            taken.drain(3..).for_each(|at| space.free((at, half)));
-            assert_eq!((space.cut_free_end(), space.len), (None, 3 * step));
-            taken.push(space.allocate(&image, half).unwrap());
-        }
     }
 
     #[test]
@@ -830,19 +814,6 @@ mod tests {
         assert_eq!(space.find(space.len - LEAF_LEN), Some(LEAF_LEN));
     }
 
-    #[test]
-    fn freed_small_buffers_serve_other_lengths() {
-        let (image, mut space) = test_allocator();
-        let small: Vec<u64> = std::iter::from_fn(|| space.allocate(&image, 48).ok()).collect();
-        // The rest of each run is too short for a buffer.
-        assert!(small.len() as u64 >= LEN_MAX / 48 - 2 * LEN_MAX / RUN, "{}", small.len());
-        small.iter().for_each(|at| space.free((*at, 48)));
-        let other: Vec<u64> = std::iter::from_fn(|| space.allocate(&image, 4000).ok()).collect();
-        assert!(other.len() as u64 >= LEN_MAX / 4000 - 2 * LEN_MAX / RUN, "{}", other.len());
-        other.iter().for_each(|at| space.free((*at, 4000)));
-        space.allocate(&image, LEN_MAX).unwrap();
-    }
-
     /// Regression: each request that failed in a large fragmented pool joined all free ranges.
     #[test]
     fn full_allocator_fails_without_coalescing() {
@@ -865,49 +836,164 @@ mod tests {
         assert!(space.allocate(&image, 4000).is_ok());
     }
 
-    #[test]
-    fn growth_extends_free_span_at_pool_end() {
-        let (image, mut space) = test_allocator();
-        space.allocate(&image, 16 << 10).unwrap();
-        let at = space.allocate(&image, LEN_MAX - (32 << 10)).unwrap();
-        assert_eq!((space.usage().len, at), (LEN_MAX - (16 << 10), 16 << 10));
-        space.free((at, LEN_MAX - (32 << 10)));
-        assert_eq!(space.allocate(&image, LEN_MAX - (16 << 10)).unwrap(), 16 << 10);
-        assert_eq!(space.usage(), PoolUsage { len: LEN_MAX, free_bytes: 0, free_leaves: 0 });
+    /// The script of the allocator, `testdata/scripts/allocator.txt`. Lengths are in bytes, or in KiB with `k`.
+    ///
+    /// - `pool MAX [GROW]`: an empty pool, which grows by GROW (16k). `limit MAX`, `close`, `replay`, `end-replay`.
+    /// - `alloc NAME LEN`, `beyond NAME LEN` (if necessary, beyond the limit), `cache NAME LEN` (refills the cache of
+    ///   a thread), `leaf NAME`, `unreserved NAME`, `merge-leaf NAME`; `fill NAME LEN` and `fill-leaves NAME`: as often
+    ///   as possible; `reserve COUNT`, `release COUNT`.
+    /// - `free NAME…`, `retire NAME…`; `free NAME*` and `free NAME*/STEP`: of a `fill`, every STEP-th. `pin`,
+    ///   `unpin`: a reader. `coalesce`, `cut` (the free end).
+    /// - `map`: what each byte of the pool is used for.
+    struct AllocatorScript {
+        image: PoolImage,
+        space: Allocator,
+        taken: BTreeMap<String, PoolRange>,
+        retired: Vec<PoolRange>,
+        cache: PoolRange,
+        pin: Option<Pin>,
+    }
+
+    impl AllocatorScript {
+        fn new(len_max: u64, grow_by: u64) -> AllocatorScript {
+            let (image, space) = (PoolImage::new(len_max).unwrap(), Allocator::new(0, len_max, grow_by));
+            AllocatorScript { image, space, taken: BTreeMap::new(), retired: Vec::new(), cache: (0, 0), pin: None }
+        }
+
+        fn run_command(&mut self, command: &str, words: &[&str], output: &mut String) {
+            let len = |at: usize| words.get(at).map(|word| parse_len(word));
+            match command {
+                "pool" => *self = AllocatorScript::new(len(0).expect("MAX"), len(1).unwrap_or(16 << 10)),
+                "limit" => self.space.set_limit(len(0).expect("MAX")),
+                "close" => self.space.close(),
+                "replay" => self.space.begin_replay(),
+                "end-replay" => self.space.end_replay(),
+                "fill" | "fill-leaves" => {
+                    let what = if command == "fill" { "alloc" } else { "leaf" };
+                    let one = |script: &mut AllocatorScript| script.allocate(what, len(1).unwrap_or(LEAF_LEN));
+                    let all: Vec<PoolRange> = std::iter::from_fn(|| one(self).ok()).collect();
+                    writeln!(output, "{} times", all.len()).unwrap();
+                    self.taken
+                        .extend(all.into_iter().enumerate().map(|(n, range)| (format!("{}{n:05}", words[0]), range)));
+                }
+                "alloc" | "beyond" | "cache" | "leaf" | "unreserved" | "merge-leaf" => {
+                    match self.allocate(command, len(1).unwrap_or(LEAF_LEN)) {
+                        Ok(range) => {
+                            assert!(self.taken.insert(words[0].into(), range).is_none(), "{} is taken", words[0])
+                        }
+                        Err(error) => writeln!(output, "{}: {:?}", words[0], error.kind()).unwrap(),
+                    }
+                }
+                "reserve" => {
+                    if let Err(error) = self.space.reserve_leaves(&self.image, len(0).expect("COUNT") as usize) {
+                        writeln!(output, "{:?}", error.kind()).unwrap();
+                    }
+                }
+                "release" => self.space.release_leaf_reservation(len(0).expect("COUNT") as usize),
+                "free" | "retire" => {
+                    let names: Vec<String> = words.iter().flat_map(|word| self.named(word)).collect();
+                    names.iter().for_each(|name| self.free(command, name));
+                }
+                "pin" => self.pin = Some(Pin::new()),
+                "unpin" => {
+                    self.pin = None;
+                    self.reclaim();
+                }
+                "coalesce" => self.space.coalesce(),
+                "cut" => {
+                    let cut = self.space.cut_free_end();
+                    cut.into_iter().for_each(|to| self.image.shrink(to));
+                    writeln!(output, "{}", cut.map_or("no".into(), |to| format!("to {to}"))).unwrap();
+                }
+                "map" => self.show_map(output),
+                other => panic!("there is no command {other:?}"),
+            }
+        }
+
+        fn allocate(&mut self, how: &str, len: u64) -> Result<PoolRange> {
+            let AllocatorScript { image, space, cache, .. } = self;
+            let at = match how {
+                "beyond" => space.allocate_beyond_limit(image, |space, image| space.allocate(image, len)),
+                "cache" if cache.1 >= len => {
+                    let (at, rest) = *cache;
+                    *cache = (at + len, rest - len);
+                    Ok(at)
+                }
+                "cache" => space.allocate_or_refill_cache(image, len, cache),
+                "leaf" => space.allocate_leaf(image),
+                "unreserved" => space.allocate_unreserved_leaf(image),
+                "merge-leaf" => space.take_merge_leaf().ok_or_else(|| out_of_space(len)),
+                _ => space.allocate(image, len),
+            };
+            at.map(|at| (at, len))
+        }
+
+        /// The names that a word stands for.
+        fn named(&self, word: &str) -> Vec<String> {
+            let Some((stem, rest)) = word.split_once('*') else { return vec![word.into()] };
+            let step = rest.strip_prefix('/').map_or(1, |step| step.parse().expect("STEP"));
+            self.taken.keys().filter(|name| name.starts_with(stem)).step_by(step).cloned().collect()
+        }
+
+        fn free(&mut self, command: &str, name: &str) {
+            let (at, len) = self.taken.remove(name).unwrap_or_else(|| panic!("{name} is not taken"));
+            match (command, len) {
+                ("free", LEAF_LEN) => return self.space.free_leaf(at),
+                ("free", _) => return self.space.free((at, len)),
+                (_, LEAF_LEN) => self.space.retire_leaf(at),
+                _ => self.space.retire((at, len)),
+            }
+            self.retired.push((at, len));
+            self.reclaim();
+        }
+
+        /// Frees what is retired, if the script has no pin. Other tests of this process may be pinned a moment longer.
+        fn reclaim(&mut self) {
+            if self.pin.is_none() {
+                wait_until(|| self.space.reclaim_retired(true));
+                self.retired.clear();
+            }
+        }
+
+        fn show_map(&self, output: &mut String) {
+            let space = &self.space;
+            let classes = space.classes.iter().enumerate();
+            let small =
+                classes.flat_map(|(class, list)| list.iter().map(move |at| (*at, class_len(class), "free".into())));
+            let spans = space.spans.iter().map(|(at, len)| (*at, *len, "span".into()));
+            let leaves = space.free_leaves.iter().map(|at| (*at, LEAF_LEN, "free leaf".into()));
+            let merge_leaf = space.merge_leaf.iter().map(|at| (*at, LEAF_LEN, "merge leaf".into()));
+            let stem = |name: &str| name.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();
+            let taken = self.taken.iter().map(|(name, (at, len))| (*at, *len, stem(name)));
+            let retired = self.retired.iter().map(|(at, len)| (*at, *len, "retired".to_owned()));
+            let (run, end) = space.run;
+            let rest = [(run, end - run, "run".to_owned()), (self.cache.0, self.cache.1, "cache".to_owned())];
+            let all = small.chain(spans).chain(leaves).chain(merge_leaf).chain(taken).chain(retired).chain(rest);
+            let mut all: Vec<(u64, u64, String)> = all.filter(|(_, len, _)| *len > 0).collect();
+            all.sort();
+            let mut end = 0;
+            for group in all.chunk_by(|a, b| a.1 == b.1 && a.2 == b.2) {
+                let (at, len, what) = &group[0];
+                assert_eq!(*at, end, "the bytes before {what} are lost, or allocated twice");
+                group.windows(2).for_each(|pair| assert_eq!(pair[0].0 + len, pair[1].0, "bytes of {what} are lost"));
+                end = at + len * group.len() as u64;
+                let count = if group.len() > 1 { format!(" * {}", group.len()) } else { String::new() };
+                writeln!(output, "{at:>7} {what} {len}{count}").unwrap();
+            }
+            let PoolUsage { len, free_bytes, free_leaves } = space.usage();
+            assert_eq!(end, len, "the bytes at the end are lost");
+            writeln!(output, "{len:>7} bytes, {free_bytes} free, {free_leaves} free leaves").unwrap();
+        }
+    }
+
+    fn parse_len(word: &str) -> u64 {
+        let (number, unit) = word.strip_suffix('k').map_or((word, 1), |number| (number, 1 << 10));
+        number.parse::<u64>().expect("a length") * unit
     }
 
     #[test]
-    fn free_leaves_become_buffers_when_full() {
-        let (image, mut space) = test_allocator();
-        let leaves: Vec<u64> = std::iter::from_fn(|| space.allocate_leaf(&image).ok()).collect();
-        assert!(leaves.iter().all(|leaf| leaf.is_multiple_of(LEAF_ALIGN)));
-        assert!(leaves.len() as u64 >= LEN_MAX / (LEAF_LEN + LEAF_ALIGN), "{}", leaves.len());
-        leaves.iter().for_each(|leaf| space.free_leaf(*leaf));
-        space.allocate(&image, LEN_MAX / 2).unwrap();
-    }
-
-    #[test]
-    fn reserved_leaves_are_not_allocated() {
-        let (image, mut space) = test_allocator();
-        space.reserve_leaves(&image, 100).unwrap();
-        while space.allocate(&image, 16).is_ok() {}
-        let mut leaves: Vec<u64> = (0..100).map(|_| space.allocate_leaf(&image).unwrap()).collect();
-        assert_eq!(space.allocate_leaf(&image).unwrap_err().kind(), ErrorKind::OutOfSpace);
-        assert_eq!(space.reserve_leaves(&image, 1).unwrap_err().kind(), ErrorKind::OutOfSpace);
-        space.release_leaf_reservation(100);
-        leaves.drain(..).for_each(|leaf| space.free_leaf(leaf));
-        space.allocate(&image, 16).unwrap();
-    }
-
-    #[test]
-    fn retired_buffer_waits_for_pinned_reader() {
-        let (image, mut space) = test_allocator();
-        let at = space.allocate(&image, LEN_MAX - PAGE).unwrap();
-        let pin = Pin::new();
-        space.retire((at, LEN_MAX - PAGE));
-        assert_eq!(space.allocate(&image, 2 * PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
-        assert_eq!(space.usage().free_bytes, LEN_MAX, "the freed buffer is counted");
-        drop(pin);
-        wait_until(|| space.allocate(&image, 2 * PAGE).is_ok());
+    fn allocator_script() {
+        let mut script = AllocatorScript::new(LEN_MAX, 16 << 10);
+        check_component_script("allocator", |command, words, output| script.run_command(command, words, output));
     }
 }

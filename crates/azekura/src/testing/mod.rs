@@ -9,11 +9,12 @@
 //! - [`wait_for_readers`] waits for calls on other threads, whose readers delay the reuse of space and file handles.
 //! - [`flushes_waiting_for_space`] counts flushes that wait for another task on a full disk.
 //! - [`is_in_own_process`] runs a test that no other test may disturb.
+//! - [`check_script`] runs a data-driven script.
 //! - [`TestOrder`] and [`TestComparator`] are the comparators of all tests.
 //! - [`SeededRng`] gives the random numbers of all tests.
 //! - [`TestEnv`] has random bytes from a seed and a clock that the test sets.
 //!
-//! Modules, in reading order: `seeded_rng`, `comparators`, `test_env`, `mem_fs`, `fault_fs`, `fuzz_decoders`,
+//! Modules, in reading order: `seeded_rng`, `comparators`, `script`, `test_env`, `mem_fs`, `fault_fs`, `fuzz_decoders`,
 //! `test_isolation`.
 
 #![expect(
@@ -26,6 +27,7 @@ pub(crate) mod comparators;
 pub(crate) mod fault_fs;
 pub(crate) mod fuzz_decoders;
 pub(crate) mod mem_fs;
+pub(crate) mod script;
 pub(crate) mod seeded_rng;
 pub(crate) mod test_env;
 pub(crate) mod test_isolation;
@@ -34,6 +36,7 @@ pub use comparators::{BlockedComparator, TestComparator, TestOrder};
 pub use fault_fs::{Fault, FaultFrequency, FaultFs, FaultPlan, OpKind};
 pub use fuzz_decoders::{FuzzDecoder, decode};
 pub use mem_fs::{MemFs, Survival};
+pub use script::{SCRIPT_SEPARATOR, check_script, parse_script};
 pub use seeded_rng::SeededRng;
 pub use test_env::TestEnv;
 pub use test_isolation::{flushes_waiting_for_space, is_in_own_process, wait_for_readers};

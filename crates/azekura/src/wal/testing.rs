@@ -1,6 +1,6 @@
 //! A database that consists of a write-ahead log (WAL) and a small manifest, for the tests of this folder.
 //!
-//! Modules: [`manifest`] (records the callbacks of the WAL).
+//! Modules: [`manifest`] (records the callbacks of the WAL), [`reader_script`] (the script of the WAL reader).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ use crate::wal::{
 use crate::wal::testing::manifest::{TestManifest, TestManifestEdit};
 
 mod manifest;
+mod reader_script;
 
 pub(crate) const DATABASE: [u8; 16] = [0xdb; 16];
 

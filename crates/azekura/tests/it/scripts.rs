@@ -15,28 +15,15 @@ mod transactions;
 
 use std::path::PathBuf;
 
-use azekura::testing::is_in_own_process;
+use azekura::testing::{SCRIPT_SEPARATOR, is_in_own_process, parse_script};
 use engines::ScriptEngine;
 use run::ScriptRun;
-
-const SEPARATOR: &str = "----";
 
 /// Commands with their output on each engine.
 struct ScriptBlock {
     /// Commands and comments, as written.
     input: Vec<String>,
     outputs: Vec<(ScriptEngine, String)>,
-}
-
-/// Splits a script into its blocks, without their output. A block without commands has comments only.
-fn parse_blocks(script: &str) -> Vec<ScriptBlock> {
-    let mut blocks = Vec::new();
-    for text in script.split("\n\n").filter(|text| !text.trim().is_empty()) {
-        let lines = text.lines().skip_while(|line| line.is_empty());
-        let input = lines.take_while(|line| !line.starts_with(SEPARATOR)).map(str::to_owned).collect();
-        blocks.push(ScriptBlock { input, outputs: Vec::new() });
-    }
-    blocks
 }
 
 fn is_command(line: &str) -> bool {
@@ -53,7 +40,8 @@ fn script_engines(script: &str) -> Vec<ScriptEngine> {
 
 /// Runs all blocks on all engines and returns the script with the output.
 fn run_script(script: &str) -> String {
-    let mut blocks = parse_blocks(script);
+    let blocks = parse_script(script).into_iter().map(|input| ScriptBlock { input, outputs: Vec::new() });
+    let mut blocks: Vec<ScriptBlock> = blocks.collect();
     let all = script_engines(script);
     for engine in &all {
         let mut run = ScriptRun::new(*engine);
@@ -83,35 +71,14 @@ fn render_block(block: &ScriptBlock, all: &[ScriptEngine]) -> String {
     }
     for (output, engines) in groups {
         let names = if engines == all { String::new() } else { engines::group_names(&engines) };
-        text += &format!("{SEPARATOR}{names}\n{output}");
+        text += &format!("{SCRIPT_SEPARATOR}{names}\n{output}");
     }
     text
 }
 
 /// Runs the script `testdata/{name}.txt` and compares it with its expected output, or rewrites it.
 fn check_script(name: &str) {
-    let path = script_folder().join(name).with_extension("txt");
-    let expected = std::fs::read_to_string(&path).unwrap();
-    let found = run_script(&expected);
-    if std::env::var("UPDATE").is_ok_and(|what| what == "1") {
-        std::fs::write(&path, &found).unwrap();
-        return;
-    }
-    if let Some(line) = first_difference(&expected, &found) {
-        let show = |text: &str| text.lines().skip(line.saturating_sub(8)).take(16).collect::<Vec<_>>().join("\n");
-        panic!(
-            "{name}.txt differs at line {}; UPDATE=1 rewrites it\n\nexpected:\n{}\n\nfound:\n{}",
-            line + 1,
-            show(&expected),
-            show(&found)
-        );
-    }
-}
-
-/// The index of the first line that differs.
-fn first_difference(one: &str, other: &str) -> Option<usize> {
-    let lines = one.lines().count().max(other.lines().count());
-    (0..lines).find(|i| one.lines().nth(*i) != other.lines().nth(*i))
+    azekura::testing::check_script(&script_folder().join(name).with_extension("txt"), run_script);
 }
 
 fn script_folder() -> PathBuf {
@@ -139,6 +106,16 @@ fn compaction() {
 }
 
 #[test]
+fn comparators() {
+    check_script("comparators");
+}
+
+#[test]
+fn disk_full() {
+    check_script("disk_full");
+}
+
+#[test]
 fn expiry() {
     check_script("expiry");
     check_script("expiry_blobs");
@@ -151,6 +128,12 @@ fn expiry_pools() {
     if is_in_own_process("scripts::expiry_pools") {
         check_script("expiry_pools");
     }
+}
+
+#[test]
+fn faults() {
+    check_script("faults");
+    check_script("faults_of_blobs");
 }
 
 #[test]
@@ -221,8 +204,6 @@ fn output_is_grouped_by_engine() {
         "engines: lsm pool\n\n# A comment.\n\nput a 1\nkind\nget a\n---- lsm\nlsm\na=1\n---- pool\npool\na=1\n";
     assert_eq!(found, expected);
     assert_eq!(run_script(&found), found);
-    assert_eq!(first_difference(script, expected), Some(7));
-    assert_eq!(first_difference(script, script), None);
 }
 
 #[test]

@@ -5,6 +5,8 @@
 
 mod blob_gc;
 mod blobs;
+mod compaction_iter_script;
 mod direct_write;
 pub(crate) mod harness;
 mod model;
+mod picker_script;

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use azekura::testing::MemFs;
+use azekura::testing::{MemFs, TestOrder};
 use azekura::{
     CompactionStrategy, CompressionType, DataBlockIndexType, EngineType, KvSeparationOptions, LeveledOptions,
     PartitionComponents, PartitionCreateOptions, PersistenceLevel, PmemOptions, merge_operators,
 };
+
+use crate::testkit::ordered_partitions::supported_options;
 
 /// A kind of tree with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,7 @@ pub(super) struct ScriptOptions {
     pub(super) pool_max_size: u64,
     /// `append` (with a separator `+`) or `max`.
     pub(super) merge_operator: Option<String>,
+    pub(super) order: TestOrder,
 }
 
 impl Default for ScriptOptions {
@@ -60,13 +63,17 @@ impl Default for ScriptOptions {
             default_ttl: None,
             pool_max_size: 1 << 20,
             merge_operator: None,
+            order: TestOrder::Bytes,
         }
     }
 }
 
 impl ScriptOptions {
     pub(super) fn components(&self) -> PartitionComponents {
-        let components = PartitionComponents::default();
+        let mut components = PartitionComponents::default();
+        if let Some(comparator) = self.order.comparator() {
+            components = components.comparator(comparator);
+        }
         match self.merge_operator.as_deref() {
             None => components,
             Some("append") => components.merge_operator(merge_operators::append("+")),
@@ -116,6 +123,10 @@ impl ScriptEngine {
     }
 
     pub(super) fn partition_options(self, options: &ScriptOptions) -> PartitionCreateOptions {
+        supported_options(options.order, self.options_for_bytes(options))
+    }
+
+    fn options_for_bytes(self, options: &ScriptOptions) -> PartitionCreateOptions {
         if self.is_pool() {
             let sizes = PmemOptions::default().max_size(options.pool_max_size).growth_step(4 << 10);
             let common = PartitionCreateOptions::default().default_ttl(options.default_ttl);

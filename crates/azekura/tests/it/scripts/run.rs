@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::Fs;
-use azekura::testing::{MemFs, Survival, TestEnv, wait_for_readers};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv, TestOrder, wait_for_readers};
 use azekura::{Config, Database, Entry, Gc, Iter, Partition, PersistMode, Result, Snapshot, inspect};
 
 use super::engines::{ScriptEngine, ScriptOptions};
@@ -25,6 +26,8 @@ const MAX_STEPS: u32 = 10_000;
 pub(super) struct ScriptRun {
     engine: ScriptEngine,
     fs: MemFs,
+    /// `fs` with the faults of the script. The database uses this one.
+    faults: FaultFs,
     dir: String,
     /// Number of opens so far: each gets its own random numbers.
     opens: u64,
@@ -47,9 +50,11 @@ pub(super) struct ScriptRun {
 impl ScriptRun {
     /// A new database with one partition.
     pub(super) fn new(engine: ScriptEngine) -> ScriptRun {
+        let fs = MemFs::new();
         let mut run = ScriptRun {
             engine,
-            fs: MemFs::new(),
+            faults: FaultFs::new(Arc::new(fs.clone())),
+            fs,
             dir: "/db".into(),
             opens: 0,
             env: TestEnv::new(0),
@@ -79,6 +84,10 @@ impl ScriptRun {
         let done = match name {
             "put" | "put-ttl" | "merge" | "remove" | "remove-weak" | "batch" | "persist" => self.write(name, rest),
             "clock" => self.move_clock(words[0]),
+            "fault" | "disk-full" => {
+                self.make_fail(name, &words);
+                Ok(())
+            }
             "remove-range" | "clear" => self.remove_range(&words),
             "ingest" | "bulk" => self.load(name, rest, output),
             "get" | "match" | "match-many" | "len" | "size" | "first" | "last" | "contains" => {
@@ -87,7 +96,7 @@ impl ScriptRun {
             "scan" | "keys" | "iter" | "next" | "back" => self.iterate(name, &words, output),
             "entries" | "value" | "snapshot" | "drop" => self.hold(name, &words, output),
             "flush" | "compact" | "step" | "steps" | "gc" => self.maintain(name, &words, output),
-            "create" | "use" | "delete" | "options" | "config" => self.configure(name, &words),
+            "create" | "use" | "delete" | "options" | "config" | "comparator" => self.configure(name, &words),
             "begin" | "tx" => {
                 let db = self.db.as_ref().expect("the script opened the database");
                 self.transactions.run(db, &self.partition, name, &words, output)
@@ -104,7 +113,7 @@ impl ScriptRun {
 
     fn config(&self) -> Config {
         Config::new(&self.dir)
-            .fs(Arc::new(self.fs.clone()))
+            .fs(Arc::new(self.faults.clone()))
             .env(Arc::new(self.env.clone()))
             .workers(0)
             .wal_segment_size(self.wal_segment_size)
@@ -125,6 +134,47 @@ impl ScriptRun {
         self.clock_ms += ms;
         self.env.jump_wall_clock(ms);
         Ok(())
+    }
+
+    /// `fault OP [NTH] [forever] [in=PATH] [full | files]`: the NTH next operation of this kind, on a path that
+    /// contains PATH, fails: with an I/O error, because the disk is full, or because too many files are open.
+    /// `fault off`. `disk-full [BYTES]`: this number of bytes is left, none by default. `disk-full off`.
+    fn make_fail(&self, name: &str, words: &[&str]) {
+        match (name, words[..].first().copied()) {
+            ("fault", Some("off")) => self.faults.clear_faults(),
+            ("disk-full", Some("off")) => self.fs.set_capacity(None),
+            ("disk-full", left) => {
+                let left = left.map_or(0, parse_number::<u64>);
+                self.fs.set_capacity(Some(self.fs.used_space() + left));
+            }
+            (_, op) => {
+                let op = match op.expect("a fault has an operation") {
+                    "create" => OpKind::Create,
+                    "read" => OpKind::Read,
+                    "rename" => OpKind::Rename,
+                    "sync" => OpKind::Sync,
+                    "sync-dir" => OpKind::SyncDir,
+                    "write" => OpKind::Write,
+                    other => panic!("{other:?} does not fail"),
+                };
+                let (mut nth, mut fault) = (1, Fault::Error(ErrorKind::Other));
+                let (mut path, mut is_forever) = (None, false);
+                for word in &words[1..] {
+                    match *word {
+                        "forever" => is_forever = true,
+                        "full" => fault = Fault::Error(ErrorKind::StorageFull),
+                        "files" => fault = Fault::TooManyOpenFiles,
+                        word => match word.strip_prefix("in=") {
+                            Some(part) => path = Some(part),
+                            None => nth = parse_number(word),
+                        },
+                    }
+                }
+                let plan = FaultPlan::new(op, nth, fault);
+                let plan = path.map_or(plan.clone(), |path| plan.in_path(path));
+                self.faults.inject(if is_forever { plan.forever() } else { plan });
+            }
+        }
     }
 
     fn db(&self) -> &Database {
@@ -468,8 +518,9 @@ impl ScriptRun {
         Ok(())
     }
 
-    /// `create NAME [ENGINE]`, `use NAME`, `delete NAME`; `options NAME=VALUE …`, which apply to later data of the
-    /// partition; `config NAME=VALUE …`, which applies from the next open.
+    /// `create NAME [ENGINE]`, `use NAME`, `delete NAME`; `comparator ORDER` (`bytes`, `reversed`, `any-case`) for the
+    /// partitions that are created or opened by `create` from then on; `options NAME=VALUE …`, which apply to later
+    /// data of the partition; `config NAME=VALUE …`, which applies from the next open.
     fn configure(&mut self, name: &str, words: &[&str]) -> Result<()> {
         match name {
             "create" => {
@@ -480,6 +531,14 @@ impl ScriptRun {
             }
             "use" => self.partition = words[0].into(),
             "delete" => self.db().delete_partition_by_name(words[0])?,
+            "comparator" => {
+                self.options.order = match words[0] {
+                    "bytes" => TestOrder::Bytes,
+                    "reversed" => TestOrder::Reversed,
+                    "any-case" => TestOrder::AnyCase,
+                    other => panic!("there is no order {other:?}"),
+                };
+            }
             _ => {
                 for word in words {
                     let (option, value) = word.split_once('=').expect("an option has a value");
