@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::base::key::{put_expiry, split_expiry};
 use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta, VersionEdit};
-use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::writer::BlobWriter;
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::direct_file::DirectBlobFile;
@@ -151,6 +151,19 @@ impl PendingOutputs {
         Ok(())
     }
 
+    /// Checks the first key of a table. The table writer checks the others.
+    ///
+    /// # Errors
+    /// `Corruption` if it is not after the previous table, because of damaged input or an inconsistent comparator.
+    fn check_next_key(&self, user_key: &[u8]) -> Result<()> {
+        match self.tables.last().filter(|_| self.table.is_none()) {
+            Some(last) if self.context.order.cmp(&last.largest_key.0, user_key).is_ge() => {
+                Err(Error::corruption("tables are not in order, or the comparator contradicts itself"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The blob file being written. If there is none, begins one.
     ///
     /// # Errors
@@ -268,6 +281,10 @@ impl TableOutputWriter {
     }
 
     /// Adds an entry in internal key order. `new_key`: its user key differs from that of the previous entry.
+    ///
+    /// # Errors
+    /// Those of [`TableWriter::add`] and of finishing a file. `Corruption` also if a table would not begin after the
+    /// previous one.
     pub(crate) fn add(&mut self, entry: EntryRef<'_>, new_key: bool) -> Result<()> {
         self.add_value(entry, new_key, ValueOrigin::Stored)
     }
@@ -279,6 +296,7 @@ impl TableOutputWriter {
             let order = &outputs.context.order;
             let behind = advance_past(&options.output_level_boundaries, next_boundary, entry.user_key, order);
             outputs.finish_table(|table| behind || table.written_bytes() >= options.target_file_size)?;
+            outputs.check_next_key(entry.user_key)?;
         }
         let separation = match origin {
             ValueOrigin::Stored => &options.separation,
@@ -332,6 +350,8 @@ pub(crate) struct UncommittedFlush {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::ErrorKind;
+    use crate::lsm::tests::harness::{LsmFixture, small_options};
 
     #[test]
     fn crossing_a_boundary_is_reported_once() {
@@ -343,5 +363,32 @@ mod tests {
             .map(|k| advance_past(&boundaries, &mut at, k.as_bytes(), &order))
             .collect();
         assert_eq!(passed, [false, false, true, false, true, false]);
+    }
+
+    /// Regression: only the order within a table was checked. A comparator that contradicted itself, or damaged inputs,
+    /// led to tables that overlap. The manifest named them, and the next open failed with `Corruption`.
+    #[test]
+    fn next_table_must_begin_after_the_last_one() {
+        let fixture = LsmFixture::new(KeyOrder::bytewise(), small_options(), 3);
+        let options = OutputOptions {
+            table: fixture.options.table_options(1),
+            target_file_size: 1,
+            output_level_boundaries: Vec::new(),
+            separation: None,
+            new_value_separation: None,
+        };
+        let mut writer = TableOutputWriter::new(PendingOutputs::new(&fixture.tree.context, 0), options);
+        let mut add = |user_key: &[u8], seqno| {
+            writer.add(EntryRef { user_key, seqno: SeqNo(seqno), kind: RecordKind::Put, value: b"v" }, true)
+        };
+        for key in [b"b", b"c"] {
+            add(key, 5).unwrap();
+        }
+        for key in [&b"a"[..], b"b", b"c"] {
+            assert_eq!(add(key, 4).unwrap_err().kind(), ErrorKind::Corruption);
+        }
+        add(b"d", 5).unwrap();
+        writer.outputs.finish().unwrap();
+        assert_eq!(writer.outputs.tables.len(), 3);
     }
 }
