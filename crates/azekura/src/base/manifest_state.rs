@@ -55,6 +55,8 @@ pub(crate) struct ManifestState {
 
 /// Exclusive upper bound of numbers in the manifest, so that there is always a next number.
 const NUMBER_LIMIT: u64 = 1 << 62;
+/// Exclusive upper bound of levels.
+const LEVELS_MAX: u8 = 64;
 /// Maximum count of used numbers that the manifest does not contain yet: those of files that were being written.
 const UNRECORDED_NUMBERS_MAX: u64 = 1 << 32;
 
@@ -174,6 +176,9 @@ impl ManifestState {
                 false => Ok(()),
             }
         };
+        let check_level = |table: &FileNumber, level: u8| {
+            ensure(level < LEVELS_MAX, || format!("table {} is on level {level}", table.0))
+        };
         let has_table = |partition: &PartitionId, table: &FileNumber| match known(partition)?.tables.contains_key(table)
         {
             true => Ok(()),
@@ -201,16 +206,16 @@ impl ManifestState {
             | VersionEdit::ExpiryUsed { partition }
             | VersionEdit::PoolFileId { partition, .. } => known(partition).map(drop),
             VersionEdit::TableAdded { partition, level, table } => {
-                if *level >= 64 {
-                    return Err(Error::corruption(format!("table {} is on level {level}", table.number.0)));
-                }
+                check_level(&table.number, *level)?;
                 is_new(partition, &table.number)
             }
             VersionEdit::TableSpilled { partition, table } => is_new(partition, &table.number),
             VersionEdit::MergeOperator { partition, .. } => ensure(known(partition)?.merge_operator.is_none(), || {
                 format!("the manifest sets the operator of partition {} twice", partition.0)
             }),
-            VersionEdit::TableRemoved { partition, table } | VersionEdit::TableMoved { partition, table, .. } => {
+            VersionEdit::TableRemoved { partition, table } => has_table(partition, table),
+            VersionEdit::TableMoved { partition, table, level } => {
+                check_level(table, *level)?;
                 has_table(partition, table)
             }
             VersionEdit::RangeTombstones { partition, removed, added } => {
@@ -596,6 +601,8 @@ mod tests {
             table(1, 9, 64),
             VersionEdit::TableRemoved { partition: PartitionId(1), table: FileNumber(8) },
             VersionEdit::TableMoved { partition: PartitionId(3), table: FileNumber(7), level: 1 },
+            // Regression: it was applied, and the next manifest contained a table on this level, which is refused.
+            VersionEdit::TableMoved { partition: PartitionId(1), table: FileNumber(7), level: 64 },
             VersionEdit::PartitionDropped { partition: PartitionId(3) },
             VersionEdit::ExpiryUsed { partition: PartitionId(3) },
             VersionEdit::TableExpiry {
