@@ -151,6 +151,12 @@ impl SuperVersion {
         self.has_older_range_deletes || self.active.has_range_deletes()
     }
 
+    /// The highest sequence number in a memtable; 0 if all are empty.
+    pub(crate) fn largest_memtable_seqno(&self) -> SeqNo {
+        let memtables = std::iter::once(&self.active).chain(self.sealed.iter());
+        memtables.map(|memtable| memtable.largest_seqno()).max().unwrap_or_default()
+    }
+
     fn find_older_range_deletes(&self) -> bool {
         !self.version.range_tombstones().is_empty() || self.sealed.iter().any(|memtable| memtable.has_range_deletes())
     }

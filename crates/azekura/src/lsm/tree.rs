@@ -513,8 +513,12 @@ impl Engine for LsmTree {
     /// Inserts a record of the WAL at open.
     ///
     /// # Errors
-    /// As [`insert`](LsmTree::insert).
+    /// `Corruption` if the record is not newer than those before it, because a spilled table is damaged. Otherwise as
+    /// [`insert`](LsmTree::insert).
     fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
+        if entry.seqno <= self.current.with(SuperVersion::largest_memtable_seqno) {
+            return Err(Error::corruption("a replayed record is older than the one before it"));
+        }
         if let Some(pointer) = BlobPointer::of_record(entry.kind, entry.value)? {
             self.direct_blobs.add_pointer(pointer.logical_file);
         }

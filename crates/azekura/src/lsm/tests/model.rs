@@ -554,3 +554,19 @@ fn readers_never_miss_a_key_while_tasks_run() {
         assert_eq!(fixture.tree.get(format!("{i:03}").as_bytes(), ReadSeqno::Latest).unwrap().unwrap(), b"0059");
     }
 }
+
+/// Regression: damaged spilled tables with records that are newer than those of the WAL led to memtables that are not
+/// in the order of their sequence numbers.
+#[test]
+fn replayed_record_must_be_newer() {
+    let fixture = LsmFixture::new(KeyOrder::bytewise(), small_options(), 1);
+    let replay = |user_key: &[u8], seqno| {
+        fixture.tree.replay(EntryRef { user_key, seqno: SeqNo(seqno), kind: RecordKind::Put, value: b"v" })
+    };
+    replay(b"b", 5).unwrap();
+    fixture.tree.seal();
+    for (key, seqno) in [(b"a", 4), (b"c", 5)] {
+        assert_eq!(replay(key, seqno).unwrap_err().kind(), ErrorKind::Corruption);
+    }
+    replay(b"a", 6).unwrap();
+}
