@@ -98,9 +98,10 @@ impl OrdinalSet {
 
     /// Adds all ordinals of `other`.
     pub(crate) fn merge(&mut self, other: &OrdinalSet) {
-        let mut runs = std::mem::take(&mut self.runs);
+        let (before, mut runs) = (self.count(), std::mem::take(&mut self.runs));
         runs.extend_from_slice(&other.runs);
         self.runs = merge_runs(runs).0;
+        debug_assert!(self.count() >= before.max(other.count()), "a union of ordinals loses none");
     }
 
     /// Encodes the number of runs, then for each run the gap after the previous one, and its length minus 1.
@@ -108,6 +109,7 @@ impl OrdinalSet {
         put_varint(out, self.runs.len() as u64);
         let mut end = 0;
         for &(first, len) in &self.runs {
+            debug_assert!(end == 0 || u64::from(first) > end, "runs of ordinals ascend and are not adjacent");
             put_varint(out, u64::from(first) - end);
             put_varint(out, u64::from(len - 1));
             end = u64::from(first) + u64::from(len);
@@ -205,6 +207,7 @@ impl BlobReferences {
         put_varint(&mut out, self.files.len() as u64);
         let mut before = 0;
         for (logical, file) in &self.files {
+            debug_assert_eq!(file.count, file.ordinals.count(), "each reference has an ordinal of its own");
             put_varint(&mut out, logical.0 - before);
             put_varint(&mut out, file.count);
             put_varint(&mut out, file.bytes);

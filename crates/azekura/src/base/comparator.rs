@@ -275,6 +275,13 @@ impl KeyOrder {
         }
     }
 
+    /// Whether the order is that of a comparator of the user. Assertions about the order of keys hold for the others
+    /// only, because a comparator may contradict itself, and must not be called more often in debug builds.
+    #[inline]
+    pub(crate) fn is_custom(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Whether `a` and `b` are the same key.
     #[inline]
     pub(crate) fn keys_equal(&self, a: &[u8], b: &[u8]) -> bool {
@@ -328,6 +335,8 @@ impl KeyOrder {
             }
             _ => bytewise_separator(start, limit, out),
         }
+        debug_assert!(self.is_custom() || start < limit, "a separator lies between two different keys");
+        debug_assert!(self.is_custom() || (start <= &out[..] && &out[..] < limit), "the separator separates the keys");
     }
 
     /// Writes to `out` the last separator of a table: a key `s >= key`. In bytewise order that is `key`, so that a seek

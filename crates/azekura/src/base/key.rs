@@ -128,6 +128,7 @@ pub(crate) const NEVER_MS: u64 = u64::MAX;
 
 /// The value of an expiring record: the expiry time in milliseconds since 1970 (8 bytes, little-endian), then `value`.
 pub(crate) fn put_expiry(out: &mut Vec<u8>, expires_ms: u64, value: &[u8]) {
+    debug_assert!(expires_ms != NEVER_MS, "no record has the expiry time of a value that never expires");
     out.reserve(EXPIRY_LEN + value.len());
     out.extend_from_slice(&expires_ms.to_le_bytes());
     out.extend_from_slice(value);

@@ -166,6 +166,7 @@ impl<'a> KeyRange<&'a [u8]> {
 /// A start in an edit that names fragments by it: after the flags follows the key as a byte string.
 impl KeyBoundary {
     pub(crate) fn encode_start(&self, out: &mut Vec<u8>) {
+        debug_assert!(!matches!(self, KeyBoundary::Max), "no range starts after every key");
         out.push(match self {
             KeyBoundary::Min => START_UNBOUNDED,
             KeyBoundary::After(_) => START_EXCLUSIVE,
@@ -203,8 +204,9 @@ impl<K: AsRef<[u8]>> KeyRange<K> {
         self.start.cmp_key(key, order).is_lt() && self.end.cmp_key(key, order).is_gt()
     }
 
-    /// The bounds of the keys in the range. `Min` as the end and `Max` as the start do not occur in a record.
+    /// The bounds of the keys in the range.
     pub(crate) fn to_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+        debug_assert!(!self.starts_at_max_or_ends_at_min(), "the range has a position between its boundaries");
         let start = match &self.start {
             KeyBoundary::Min | KeyBoundary::Max => Bound::Unbounded,
             KeyBoundary::Before(key) => Bound::Included(key.as_ref().to_vec()),
@@ -218,6 +220,11 @@ impl<K: AsRef<[u8]>> KeyRange<K> {
         (start, end)
     }
 
+    /// Whether the range has no position in any order.
+    fn starts_at_max_or_ends_at_min(&self) -> bool {
+        matches!(self.start, KeyBoundary::Max) || matches!(self.end, KeyBoundary::Min)
+    }
+
     /// The key of the record.
     pub(crate) fn encoded_key(&self) -> &[u8] {
         self.start.key()
@@ -225,6 +232,7 @@ impl<K: AsRef<[u8]>> KeyRange<K> {
 
     /// Appends the value of the record: the flags and the key of the end.
     pub(crate) fn encode_value(&self, out: &mut Vec<u8>) {
+        debug_assert!(!self.starts_at_max_or_ends_at_min(), "an encoded range has a position between its boundaries");
         let start = match &self.start {
             KeyBoundary::Min => START_UNBOUNDED,
             KeyBoundary::After(_) => START_EXCLUSIVE,
@@ -262,6 +270,8 @@ impl RangeTombstone {
 
     /// Appends key and value of the range as byte strings, the number of sequence numbers, and the sequence numbers.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        debug_assert!(!self.seqnos.is_empty(), "a fragment has at least one range delete");
+        debug_assert!(self.seqnos.is_sorted_by(|a, b| a > b), "the range deletes of a fragment are newest first");
         let mut value = Vec::new();
         self.range.encode_value(&mut value);
         put_bytes(out, self.range.encoded_key());

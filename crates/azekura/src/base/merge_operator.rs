@@ -213,6 +213,7 @@ pub(crate) fn merge_fully<T: AsRef<[u8]>>(
     existing: Option<&[u8]>,
     operands: &[T],
 ) -> Result<Vec<u8>> {
+    debug_assert!(!operands.is_empty(), "a value without operands is not merged");
     let operands: Vec<&[u8]> = operands.iter().rev().map(AsRef::as_ref).collect();
     let failed = |reason: &str| {
         let message = format!("merge operator {:?} failed for a key: {reason}", operator.name());
@@ -233,6 +234,7 @@ pub(crate) fn merge_partially<T: AsRef<[u8]>>(
     key: &[u8],
     operands: &[T],
 ) -> Option<Vec<u8>> {
+    debug_assert!(operands.len() >= 2, "there are operands to combine");
     let operands: Vec<&[u8]> = operands.iter().rev().map(AsRef::as_ref).collect();
     let merged = catch_unwind(AssertUnwindSafe(|| operator.partial_merge(key, &operands)));
     merged.ok().flatten().filter(|operand| operand.len() as u64 <= VALUE_LEN_MAX)
@@ -527,12 +529,12 @@ mod tests {
         let mut random = SeededRng::new(7);
         for operator in operators() {
             for round in 0..200 {
-                let count = 1 + random.below(6);
+                let count = 2 + random.below(5);
                 let operands: Vec<Vec<u8>> = (0..count).map(|_| operand(&*operator, &mut random)).collect();
                 let existing = (round % 2 == 0).then(|| operand(&*operator, &mut random));
                 let newest_first: Vec<&[u8]> = operands.iter().rev().map(Vec::as_slice).collect();
                 let whole = merge_fully(&*operator, b"k", existing.as_deref(), &newest_first).unwrap();
-                let (from, to) = (random.below(count), count);
+                let (from, to) = (random.below(count - 1), count);
                 let mut grouped: Vec<Vec<u8>> = newest_first.iter().map(|operand| operand.to_vec()).collect();
                 let joined = merge_partially(&*operator, b"k", &grouped[from..to]).unwrap();
                 grouped.splice(from..to, [joined]);

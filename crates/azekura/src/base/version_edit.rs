@@ -59,6 +59,7 @@ pub(crate) struct ExpiryTimes {
 impl ExpiryTimes {
     /// Counts an entry with this expiry time.
     pub(crate) fn add(&mut self, expires_ms: u64) {
+        debug_assert!(expires_ms < NEVER_MS, "an entry that expires has an expiry time");
         self.lowest_ms = if self.entries == 0 { expires_ms } else { self.lowest_ms.min(expires_ms) };
         self.highest_ms = self.highest_ms.max(expires_ms);
         self.entries += 1;
@@ -82,7 +83,9 @@ impl ExpiryTimes {
         }
         let span = u128::from(self.highest_ms - self.lowest_ms) + 1;
         let passed = (u128::from(now_ms - self.lowest_ms) + 1).min(span);
-        (u128::from(self.entries) * passed / span).max(1) as u64 // not above `entries`
+        let expired = (u128::from(self.entries) * passed / span).max(1);
+        debug_assert!(expired <= u128::from(self.entries), "not more entries have expired than expire");
+        expired as u64
     }
 
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {

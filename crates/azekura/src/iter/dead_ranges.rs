@@ -163,6 +163,7 @@ impl DeadRanges {
             return None;
         }
         let id = self.tick();
+        debug_assert!(state.watches.iter().all(|watch| watch.id != id), "each watch has a number of its own");
         let mut new = DeadRangeState::clone(&state);
         new.watches.push(DeadRangeWatch { id, range, direction });
         self.set(&mut state, new);
@@ -194,6 +195,19 @@ impl DeadRangeState {
         !self.ranges.is_empty() || !self.watches.is_empty()
     }
 
+    /// Panics if the ranges or the watches are not as described.
+    fn check_invariants(&self, order: &KeyOrder) {
+        assert!(self.ranges.len() <= RANGES_MAX && self.watches.len() <= WATCHES_MAX, "ranges and watches are bounded");
+        let key_len = |range: &KeyRange| range.start.key().len().max(range.end.key().len());
+        assert!(self.ranges.iter().all(|dead| key_len(&dead.range) <= KEY_LEN_MAX), "no long key is remembered");
+        if order.is_custom() {
+            return;
+        }
+        assert!(self.ranges.iter().all(|dead| !dead.range.is_empty(order)), "a dead range has a position");
+        let touch = |pair: &[Arc<DeadRange>]| pair[0].range.end.cmp(&pair[1].range.start, order).is_ge();
+        assert!(!self.ranges.windows(2).any(touch), "dead ranges are in key order, and do not touch");
+    }
+
     /// The state after the insertion of `key`; `None` if that changes nothing.
     fn without(&self, key: &[u8], order: &KeyOrder) -> Option<DeadRangeState> {
         let watched: Vec<usize> =
@@ -221,6 +235,9 @@ impl DeadRangeState {
                 new.insert(at, DeadRange { range, from: dead.from, from_ms: dead.from_ms, last_used }, order);
             }
         }
+        if cfg!(debug_assertions) {
+            new.check_invariants(order);
+        }
         Some(new)
     }
 
@@ -241,6 +258,9 @@ impl DeadRangeState {
             (from, from_ms) = (from.max(dead.from), from_ms.max(dead.from_ms));
         }
         self.insert(first, DeadRange { range, from, from_ms, last_used: AtomicU64::new(clock) }, order);
+        if cfg!(debug_assertions) {
+            self.check_invariants(order);
+        }
     }
 
     fn insert(&mut self, at: usize, dead: DeadRange, order: &KeyOrder) {
@@ -331,6 +351,8 @@ impl DeadKeyWalk {
             })
         });
         walk.cancel(); // after an error
+        debug_assert!(walk.direction == direction && walk.at == at, "an iterator has one direction and one reader");
+        debug_assert!(walk.watch.is_none() && walk.dead_keys == 0, "a row of deleted keys begins without a watch");
         (walk.sought, walk.from, walk.from_ms) = (None, at, 0);
         Some(walk)
     }
@@ -400,6 +422,7 @@ impl DeadKeyWalk {
     /// newer.
     pub(crate) fn finish(&mut self, far: KeyBoundary) {
         let Some(watch) = self.watch else { return };
+        debug_assert!(self.from >= self.at, "readers before the scan may see a key of the range");
         let (order, from) = (&self.order, (self.from, self.from_ms));
         self.view.ranges.unwatch(watch, |mut range| {
             match self.direction {

@@ -76,11 +76,18 @@ impl MergingIter {
         for at in (0..self.heap.len() / 2).rev() {
             self.sift_down(at);
         }
+        debug_assert!((1..self.heap.len()).all(|at| self.is_heap_at(at)), "no child is before its parent in the heap");
         Ok(())
+    }
+
+    /// For assertions: whether the entry at index `at` of the heap is not before its parent. True for a custom order.
+    fn is_heap_at(&self, at: usize) -> bool {
+        self.order.is_custom() || at == 0 || !self.comes_before(self.heap[at], self.heap[(at - 1) / 2])
     }
 
     /// Steps the front child in the current direction and restores the heap.
     fn advance(&mut self) -> Result<()> {
+        debug_assert!(!self.heap.is_empty(), "only a valid iterator is moved");
         let front = self.heap[0];
         let child = &mut self.children[front];
         let stepped = match self.direction {
@@ -95,11 +102,14 @@ impl MergingIter {
             self.heap.swap_remove(0);
         }
         self.sift_down(0);
+        debug_assert!((1..self.heap.len().min(3)).all(|at| self.is_heap_at(at)), "the front is the first entry");
         Ok(())
     }
 
     /// Changes the direction at the current entry: moves every other child to the other side of it.
     fn reverse_direction(&mut self, direction: MergeDirection) -> Result<()> {
+        debug_assert!(self.valid(), "the direction changes at an entry");
+        debug_assert!(self.direction != direction, "the direction changes");
         let order = self.order.clone();
         let mut key = std::mem::take(&mut self.reverse_key);
         let entry = self.entry();

@@ -98,6 +98,8 @@ impl RangeTombstoneReader {
             }
             span.seqno = span.seqno.max(other.seqno);
         }
+        debug_assert!(self.order.is_custom() || span.range.contains(key, &self.order), "the key is in its span");
+        debug_assert!(span.seqno <= self.at, "the reader sees the range delete of a span");
         span
     }
 }

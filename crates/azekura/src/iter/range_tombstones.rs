@@ -149,7 +149,9 @@ impl RangeTombstones {
         let next = in_chunk.or_else(|| self.chunks.get(chunk + 1).and_then(|chunk| chunk.fragments.first()));
         let start = last.map_or(KeyBoundary::Min, |fragment| fragment.range.end.clone());
         let end = next.map_or(KeyBoundary::Max, |fragment| fragment.range.start.clone());
-        (KeyRange { start, end }, &[])
+        let gap = KeyRange { start, end };
+        debug_assert!(order.is_custom() || gap.contains(key, order), "a key without fragment is in a gap");
+        (gap, &[])
     }
 
     /// The fragments that overlap the keys `smallest..=largest`.
@@ -159,6 +161,7 @@ impl RangeTombstones {
         largest: &'a [u8],
         order: &'a KeyOrder,
     ) -> impl Iterator<Item = &'a RangeTombstone> {
+        debug_assert!(order.is_custom() || smallest <= largest, "the keys are a range");
         let (first, at) = self.position(smallest, order).unwrap_or_default();
         let chunks = self.chunks.iter().skip(first).enumerate();
         let fragments = chunks.flat_map(move |(n, chunk)| chunk.fragments.iter().skip(if n == 0 { at } else { 0 }));
@@ -200,6 +203,7 @@ impl RangeTombstones {
     ) -> RangeTombstones {
         debug_assert!(seqno > self.largest_seqno, "a range delete is newer than all others");
         debug_assert!(snapshots.is_sorted(), "snapshots are in ascending order");
+        debug_assert!(order.is_custom() || !range.is_empty(order), "a range delete has a position");
         let added = RangeTombstone { range, seqnos: Arc::new([seqno]) };
         let first = |chunk: &Arc<Chunk>| chunk.fragments[0].range.start.clone();
         let from = self.chunks.partition_point(|chunk| first(chunk).cmp(&added.range.start, order).is_le());
@@ -299,7 +303,9 @@ impl RangeTombstones {
         assert_eq!(self.len, self.chunks.iter().map(|chunk| chunk.fragments.len()).sum::<usize>());
         assert_eq!(self.bytes, self.chunks.iter().map(|chunk| chunk.bytes).sum::<u64>());
         assert_eq!(self.first_prefixes.len(), if order.is_bytewise() { self.chunks.len() } else { 0 });
-        assert!(self.first_prefixes.is_sorted(), "chunks are in key order");
+        assert!(order.is_custom() || self.first_prefixes.is_sorted(), "chunks are in key order");
+        assert_eq!(self.len == 0, self.chunks.is_empty(), "an empty set has no chunks");
+        assert!(self.len == 0 || self.largest_seqno > SeqNo::ZERO, "a range delete has a sequence number");
     }
 }
 
@@ -313,6 +319,14 @@ impl Chunk {
             true => fragments.iter().map(|fragment| key_prefix_u64(fragment.range.start.key())).collect(),
             false => Vec::new(),
         };
+        debug_assert!((1..=CHUNK_LEN_MAX).contains(&fragments.len()), "a chunk is neither empty nor too long");
+        debug_assert!(fragments.iter().all(|fragment| !fragment.seqnos.is_empty()), "a fragment has a range delete");
+        let is_valid = |pair: &[RangeTombstone]| pair[0].range.end.cmp(&pair[1].range.start, order).is_le();
+        debug_assert!(order.is_custom() || fragments.windows(2).all(is_valid), "fragments are disjoint and in order");
+        debug_assert!(
+            order.is_custom() || fragments.iter().all(|fragment| !fragment.range.is_empty(order)),
+            "a fragment has a position"
+        );
         Chunk { bytes: fragments.iter().map(bytes).sum(), fragments, prefixes }
     }
 }
@@ -321,6 +335,7 @@ impl Chunk {
 /// order is not bytewise. `wanted`: the first bytes of the key.
 #[inline]
 fn search(prefixes: &[u64], wanted: u64, len: usize, starts_before: impl Fn(usize) -> bool) -> usize {
+    debug_assert!(prefixes.is_empty() || prefixes.len() == len, "each element has a prefix, or none has");
     let (mut from, mut to) = (0, len);
     if !prefixes.is_empty() {
         from = prefixes.partition_point(|&prefix| prefix < wanted);
@@ -392,6 +407,12 @@ struct FragmentList<'a> {
 impl FragmentList<'_> {
     /// Appends a fragment, or joins it with the last one if both are adjacent and have equal sequence numbers.
     fn push(&mut self, mut fragment: RangeTombstone) {
+        let start = &fragment.range.start;
+        debug_assert!(
+            self.order.is_custom()
+                || self.fragments.last().is_none_or(|last| last.range.end.cmp(start, self.order).is_le()),
+            "fragments are appended in key order"
+        );
         prune_seqnos(&mut fragment.seqnos, self.snapshots);
         if let Some(last) = self.fragments.last_mut()
             && last.seqnos == fragment.seqnos
@@ -409,6 +430,7 @@ fn prune_seqnos(seqnos: &mut Arc<[SeqNo]>, snapshots: &[SeqNo]) {
     if seqnos.len() == 1 {
         return;
     }
+    debug_assert!(seqnos.is_sorted_by(|a, b| a > b), "the range deletes of a fragment are newest first");
     let mut needed: Vec<SeqNo> = Vec::with_capacity(seqnos.len());
     for &seqno in seqnos.iter() {
         let at = snapshots.partition_point(|&snapshot| snapshot < seqno);
@@ -416,6 +438,7 @@ fn prune_seqnos(seqnos: &mut Arc<[SeqNo]>, snapshots: &[SeqNo]) {
             needed.push(seqno);
         }
     }
+    debug_assert_eq!(needed.first(), seqnos.first(), "the newest range delete is always needed");
     if needed.len() < seqnos.len() {
         *seqnos = needed.into();
     }

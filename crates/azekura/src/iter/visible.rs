@@ -84,9 +84,10 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
         self.find_visible()
     }
 
-    /// Moves to the next visible key. The iterator must be valid.
+    /// Moves to the next visible key.
     #[inline]
     pub(crate) fn next(&mut self) -> Result<()> {
+        debug_assert!(self.valid, "only a valid iterator is moved");
         self.valid = false;
         if self.is_resolved {
             let (order, end) = (&self.order, &self.end);
@@ -215,6 +216,7 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
     /// Moves to the next visible key and returns its entry.
     #[inline]
     pub(crate) fn next_ref(&mut self) -> Result<Option<EntryRef<'_>>> {
+        debug_assert!(self.has_next_ref(), "only a valid iterator that resolves visibility is moved by reference");
         self.valid = false;
         let (order, end) = (&self.order, &self.end);
         let entry = self.inner.next_ref()?.filter(|entry| is_before_end(order, end, entry.user_key));
@@ -227,20 +229,23 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
         self.valid
     }
 
-    /// The current entry, with its value or a blob pointer, as the kind says. The iterator must be valid.
+    /// The current entry, with its value or a blob pointer, as the kind says.
     #[inline]
     pub(crate) fn entry(&self) -> EntryRef<'_> {
+        debug_assert!(self.valid, "only a valid iterator has an entry");
         self.inner.entry()
     }
 
-    /// The current key. The iterator must be valid. Reads no value.
+    /// The current key. Reads no value.
     #[inline]
     pub(crate) fn key(&self) -> &[u8] {
+        debug_assert!(self.valid, "only a valid iterator has a key");
         self.inner.head().map_or(&[], |(key, _)| key.user_key)
     }
 
-    /// The current value, if it can be shared without a copy. The iterator must be valid.
+    /// The current value, if it can be shared without a copy.
     pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
+        debug_assert!(self.valid, "only a valid iterator has a value");
         self.inner.shared_value()
     }
 }
@@ -321,8 +326,9 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
         self.find_prev_visible()
     }
 
-    /// Moves to the previous visible key. The iterator must be valid.
+    /// Moves to the previous visible key.
     pub(crate) fn prev(&mut self) -> Result<()> {
+        debug_assert!(self.valid, "only a valid iterator is moved");
         self.valid = false;
         if self.is_resolved {
             self.inner.prev()?;
@@ -333,6 +339,7 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
     /// Reads all versions of one key after another, until a key has a visible value.
     fn find_prev_visible(&mut self) -> Result<()> {
         let mut walk = self.walk.take();
+        debug_assert!(walk.as_ref().is_none_or(|walk| !walk.is_watching()), "a step ends the watch that it begins");
         let found = self.pass_hidden_keys(&mut walk);
         self.walk = walk.filter(|_| found.is_ok());
         found
@@ -408,13 +415,14 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
         self.valid
     }
 
-    /// The iterator must be valid.
     pub(crate) fn key(&self) -> &[u8] {
+        debug_assert!(self.valid, "only a valid iterator has a key");
         if self.is_resolved { self.inner.head().map_or(&[], |(key, _)| key.user_key) } else { &self.key }
     }
 
-    /// The value, or a blob pointer, as the kind says. The iterator must be valid.
+    /// The value, or a blob pointer, as the kind says.
     pub(crate) fn value(&self) -> (RecordKind, &[u8]) {
+        debug_assert!(self.valid, "only a valid iterator has a value");
         if self.is_resolved {
             let entry = self.inner.entry();
             return (entry.kind, entry.value);
@@ -422,8 +430,9 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
         (self.kind, self.shared_value.as_deref().unwrap_or(&self.value))
     }
 
-    /// The current value, if it can be shared without a copy. The iterator must be valid.
+    /// The current value, if it can be shared without a copy.
     pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
+        debug_assert!(self.valid, "only a valid iterator has a value");
         if self.is_resolved { self.inner.shared_value() } else { self.shared_value.clone() }
     }
 }

@@ -158,7 +158,13 @@ impl MemtableHashIndex {
         if position.older.is_none() {
             writer.segments[position.segment as usize].1 += 1;
         }
+        debug_assert!(writer.segments[position.segment as usize].1 <= SLOTS, "a segment has a slot for each key");
         let slot = &self.segment(position.segment).0[position.slot];
+        debug_assert_eq!(
+            ArenaRef::from_bits(slot.load(Ordering::Relaxed) as u32),
+            position.older,
+            "the slot is free, or refers to an older version"
+        );
         // Release: a reader that loads the reference also reads the record.
         slot.store(u64::from(position.tag) << 32 | u64::from(record.to_bits()), Ordering::Release);
     }
@@ -179,8 +185,9 @@ impl MemtableHashIndex {
     /// Splits segment `number`, to which the directory entry at `index` refers. If this is the only entry that refers
     /// to it, doubles the directory instead, so that the next call can split. False if neither is possible.
     fn split(&self, writer: &mut HashIndexWriter, number: u32, index: usize) -> bool {
-        let (local, _) = writer.segments[number as usize];
+        let (local, used_slots) = writer.segments[number as usize];
         let depth = self.depth.load(Ordering::Relaxed);
+        debug_assert!(local <= depth, "a directory entry refers to each segment");
         if local == depth {
             // The directory is doubled only while it is in proportion to the number of segments, because uneven
             // hashes would make it grow without bound.
@@ -195,12 +202,17 @@ impl MemtableHashIndex {
         let upper_half = |slot: &u64| slot >> (63 - local) & 1 == 1;
         let old = self.segment(number);
         let used: Vec<u64> = old.0.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|slot| *slot != 0).collect();
+        debug_assert_eq!(used.len(), used_slots, "the writer knows the number of used slots");
         let (upper, lower): (Vec<u64>, Vec<u64>) = used.into_iter().partition(upper_half);
         let fresh = HashSegment::new();
         fresh.fill(&upper);
         let Some(fresh) = self.segments.push(fresh) else { return false };
         let span = 1 << (depth - local);
         let entries = &self.directory(depth)[index / span * span..][..span];
+        debug_assert!(
+            entries.iter().all(|entry| (entry.load(Ordering::Relaxed) >> 32) as u32 == number),
+            "the entries with the bits of the segment refer to it"
+        );
         for entry in entries {
             entry.store(entry.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
@@ -216,6 +228,7 @@ impl MemtableHashIndex {
         }
         writer.segments[number as usize] = (local + 1, lower.len());
         writer.segments.push((local + 1, upper.len()));
+        debug_assert_eq!(writer.segments.len(), self.segments.len() as usize, "the writer knows every segment");
         true
     }
 

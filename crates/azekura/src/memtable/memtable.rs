@@ -154,6 +154,7 @@ impl Memtable {
             RecordKind::RangeDelete => return Err(Error::invalid("a range delete is not an entry")),
             RecordKind::Put | RecordKind::Delete | RecordKind::SingleDelete | RecordKind::Merge => {}
         }
+        debug_assert!(!self.write_state.sealed.load(Ordering::Relaxed), "no record is inserted into a sealed memtable");
         let MemtableWriter { arena, hashes, scratch, blob_pointer_counts: pointers } = writer;
         let hash = self.hash_with(entry.user_key, scratch);
         if let Some(hash) = hash {
@@ -190,18 +191,26 @@ impl Memtable {
         len.store(len.load(Ordering::Relaxed) + 1, Ordering::Release);
         lowest.store(lowest.load(Ordering::Relaxed).min(entry.seqno.0), Ordering::Release);
         highest.store(highest.load(Ordering::Relaxed).max(entry.seqno.0), Ordering::Release);
+        debug_assert!(self.tombstones() <= self.len(), "a tombstone is a record");
+        debug_assert!(
+            (self.smallest_seqno()..=self.largest_seqno()).contains(&entry.seqno),
+            "the record is between the lowest and the highest sequence number"
+        );
         Ok(())
     }
 
-    /// Adds a range delete. It is newer than every record of the memtable. `snapshots`: the sequence numbers that
-    /// readers read at, ascending, the last visible one last. Older range deletes that only readers between two of them
-    /// would need are dropped.
+    /// Adds a range delete. `snapshots`: the sequence numbers that readers read at, the last visible one last. Older
+    /// range deletes that only readers between two of them would need are dropped.
     ///
     /// # Errors
     /// `Poisoned` if a comparator panicked in an earlier call.
     pub(crate) fn insert_range_delete(&self, range: KeyRange, seqno: SeqNo, snapshots: &[SeqNo]) -> Result<()> {
         let writer =
             self.write_state.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
+        debug_assert!(
+            !self.write_state.sealed.load(Ordering::Relaxed),
+            "no range delete is added to a sealed memtable"
+        );
         let old = self.range_tombstones.load_arc();
         debug_assert!(snapshots.is_sorted(), "snapshots are in ascending order");
         debug_assert!(
@@ -270,6 +279,10 @@ impl Memtable {
                         return Some(record.entry());
                     }
                     next = record.older();
+                    debug_assert!(
+                        next.is_none_or(|older| self.records.get(older).seqno() < record.seqno()),
+                        "a version chain leads from newer to older records"
+                    );
                 }
                 if next.is_none() && self.hashes.is_complete() { None } else { self.get_ordered(key, at) }
             }
@@ -300,7 +313,9 @@ impl Memtable {
         let mut leaf = MemtableLeafCopy::new();
         let n = self.tree.seek(&self.records, MemtableSeekTarget::LowerBound(InternalKey::new(key, at)), &mut leaf)?;
         let entry = self.records.get_by_bits(leaf.refs()[n]).entry();
-        self.records.keys_equal(entry.user_key, key).then_some(entry)
+        let found = self.records.keys_equal(entry.user_key, key).then_some(entry);
+        debug_assert!(found.is_none_or(|found| found.seqno <= at), "the reader sees the record");
+        found
     }
 
     /// Returns the hash to look `key` up with, or `None` if the key order does not allow hashing this key.
@@ -454,11 +469,13 @@ impl MemtableMemory {
     }
 
     pub(in crate::memtable) fn seal(&self, bytes: u64) {
-        self.active.fetch_sub(bytes, Ordering::Relaxed);
+        let before = self.active.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "the bytes of a sealed memtable counted as active");
     }
 
     pub(in crate::memtable) fn free(&self, bytes: u64) {
-        self.total.fetch_sub(bytes, Ordering::Relaxed);
+        let before = self.total.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "the bytes of a freed memtable were counted");
     }
 }
 
@@ -489,6 +506,7 @@ impl MemtableIter {
 
     fn seek_to(&mut self, seek_target: MemtableSeekTarget<'_>) {
         self.at = self.table.tree().seek(self.table.records(), seek_target, &mut self.leaf);
+        debug_assert!(self.at.is_none_or(|at| at < self.leaf.refs().len()), "a seek ends at an entry of the leaf");
         if let (Some(at), MemtableSeekTarget::LowerBound(_)) = (self.at, seek_target) {
             self.prefetch(at, at + PREFETCH_DISTANCE);
         }

@@ -80,7 +80,9 @@ impl MemtableNodeShape {
     }
 
     fn to_word(self) -> u64 {
-        // Count, index and length are all below 64.
+        let MemtableNodeShape { count, append_index, common_prefix_len, .. } = self;
+        debug_assert!(count.max(append_index).max(common_prefix_len) < 64, "count, index and length have a byte each");
+        debug_assert!(append_index <= count, "the last insertion is within the node");
         u64::from(self.next) << 32
             | (self.common_prefix_len as u64) << 16
             | (self.append_index as u64) << 8
@@ -131,12 +133,14 @@ impl MemtableNodeHeader {
 
     fn begin_write(&self) {
         let version = self.version.load(Ordering::Relaxed);
+        debug_assert!(version.is_multiple_of(2), "one writer changes a node");
         self.version.store(version + 1, Ordering::Relaxed);
         fence(Ordering::Release);
     }
 
     fn end_write(&self) {
         let version = self.version.load(Ordering::Relaxed);
+        debug_assert!(!version.is_multiple_of(2), "a node that is closed was open");
         self.version.store(version + 1, Ordering::Release);
     }
 
@@ -222,10 +226,11 @@ pub(crate) trait MemtableNode {
     }
 
     /// Makes space at `at` for an entry with key `user_key`, in the key prefixes only. Returns the shape before the
-    /// insertion, with the new length of the common prefix; the caller stores it with the new count. The node is open
-    /// and not full.
+    /// insertion, with the new length of the common prefix; the caller stores it with the new count.
     fn insert_prefix(&self, at: usize, user_key: &[u8], records: &MemtableRecords) -> MemtableNodeShape {
         let mut shape = self.header().shape();
+        debug_assert!(!self.header().version().is_multiple_of(2), "the node is open");
+        debug_assert!(Self::FIRST <= at && at <= shape.count, "entries of a node are adjacent");
         if !records.bytewise() {
             return shape;
         }
@@ -238,13 +243,28 @@ pub(crate) trait MemtableNode {
             prefixes[n + 1].store(prefixes[n].load(Ordering::Relaxed), Ordering::Relaxed);
         }
         prefixes[at].store(word_at(user_key, shape.common_prefix_len), Ordering::Relaxed);
+        debug_assert!(
+            prefixes[at.saturating_sub(1).max(Self::FIRST)..(at + 2).min(shape.count + 1)]
+                .is_sorted_by_key(|prefix| prefix.load(Ordering::Relaxed)),
+            "key prefixes are sorted"
+        );
         shape
     }
 
-    /// Closes a node after an insertion. If the count is a power of two, it first tries to lengthen the common
+    /// For assertions: whether the entry at `at` is between its neighbors. True for a custom order.
+    fn is_sorted_around(&self, at: usize, records: &MemtableRecords) -> bool {
+        let near = at.saturating_sub(1).max(Self::FIRST)..(at + 1).min(self.header().shape().count - 1);
+        // Two records of damaged files may be equal.
+        let is_before_next =
+            |n: usize| records.cmp(self.record(n), records.get_by_bits(self.record(n + 1)).key()).is_le();
+        records.order().is_custom() || near.into_iter().all(is_before_next)
+    }
+
+    /// Closes a node after an insertion at `at`. If the count is a power of two, it first tries to lengthen the common
     /// prefix, because a node that grows at its right end starts empty and is never split in the middle.
-    fn finish_insertion(&self, records: &MemtableRecords) {
+    fn finish_insertion(&self, at: usize, records: &MemtableRecords) {
         let shape = self.header().shape();
+        debug_assert!(self.is_sorted_around(at, records), "entries of a node are in internal order");
         if shape.count.is_power_of_two() {
             self.header().set_shape(self.lengthen_common_prefix(shape, records));
         }
@@ -268,6 +288,11 @@ pub(crate) trait MemtableNode {
 
     /// Recomputes the common prefix and the key prefixes from the first `shape.count` entries.
     fn set_common_prefix(&self, shape: MemtableNodeShape, records: &MemtableRecords) {
+        debug_assert!(
+            shape.common_prefix_len.is_multiple_of(COMMON_PREFIX_LEN_STEP),
+            "a common prefix has whole steps"
+        );
+        debug_assert!(shape.common_prefix_len <= COMMON_PREFIX_LEN_MAX, "a node has space for its common prefix");
         let first = records.get_by_bits(self.record(Self::FIRST)).user_key();
         for (n, word) in self.header().common_prefix.iter().enumerate() {
             let bytes = shape.common_prefix_len.saturating_sub(8 * n).min(8) as u32;
@@ -333,12 +358,12 @@ impl MemtableLeaf {
         }
     }
 
-    /// Inserts `record` with key `user_key` at index `at`. The leaf must not be full.
+    /// Inserts `record` with key `user_key` at index `at`.
     pub(crate) fn insert(&self, at: usize, record: u32, user_key: &[u8], records: &MemtableRecords) {
         self.header.begin_write();
         let shape = self.insert_prefix(at, user_key, records);
         self.insert_ref(at, record, shape, || ());
-        self.finish_insertion(records);
+        self.finish_insertion(at, records);
     }
 
     /// Stores the reference in an open leaf of that shape. After each store the references are sorted, and at most
@@ -380,6 +405,7 @@ impl MemtableLeaf {
 
     /// Keeps the first `count` entries. The other entries are in leaf number `next`.
     pub(crate) fn truncate(&self, count: usize, next: u32, records: &MemtableRecords) {
+        debug_assert!(count <= self.header.shape().count, "a leaf keeps some of its entries");
         self.header.begin_write();
         let shape = self.lengthen_common_prefix(
             MemtableNodeShape { count, append_index: 0, next: next + 1, ..self.header.shape() },
@@ -443,7 +469,7 @@ impl MemtableInnerNode {
         ((link >> 32) as u32, link as u32)
     }
 
-    /// Inserts a link at index `at`, which is at least 1. The node must not be full.
+    /// Inserts a link at index `at`.
     pub(crate) fn insert(&self, at: usize, (separator, child): (u32, u32), records: &MemtableRecords) {
         debug_assert!(at >= Self::FIRST && at <= self.header.shape().count, "the first link has no separator");
         debug_assert!(self.header.shape().count < self.links.len(), "a full node is split first");
@@ -457,15 +483,16 @@ impl MemtableInnerNode {
             self.links[n].store(self.links[n - 1].load(Ordering::Relaxed), Ordering::Release);
         }
         self.links[at].store(link, Ordering::Release);
-        self.finish_insertion(records);
+        self.finish_insertion(at, records);
     }
 
-    /// Returns a new, unpublished right sibling with the links from `from` on, at least one. This node keeps these
+    /// Returns a new, unpublished right sibling with the links from `from` on. This node keeps these
     /// links until [`MemtableInnerNode::truncate`]. The caller inserts the separator of the first of these links into
     /// the parent.
     pub(crate) fn copy_upper(&self, from: usize, records: &MemtableRecords) -> MemtableInnerNode {
         let upper = MemtableInnerNode::empty();
         let mut shape = self.header.shape();
+        debug_assert!(0 < from && from < shape.count, "both nodes have a link");
         copy_words(&upper.header.common_prefix, &self.header.common_prefix);
         copy_words(&upper.links, &self.links[from..shape.count]);
         copy_words(&upper.prefixes, &self.prefixes[from..shape.count]);
@@ -478,6 +505,7 @@ impl MemtableInnerNode {
 
     /// Keeps the first `count` links.
     pub(crate) fn truncate(&self, count: usize, records: &MemtableRecords) {
+        debug_assert!(0 < count && count <= self.header.shape().count, "a node keeps some of its links");
         self.header.begin_write();
         let shape = self.lengthen_common_prefix(MemtableNodeShape { count, ..self.header.shape() }, records);
         self.header.set_shape(shape);

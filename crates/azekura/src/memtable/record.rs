@@ -161,6 +161,8 @@ impl MemtableRecords {
             u16::try_from(entry.user_key.len()).map_err(|_| Error::invalid("key is longer than 65535 bytes"))?;
         let value_len =
             u32::try_from(entry.value.len()).map_err(|_| Error::invalid("value is longer than 4294967295 bytes"))?;
+        debug_assert!(entry.seqno <= SeqNo::MAX, "a sequence number has 56 bits");
+        debug_assert!(entry.kind != RecordKind::RangeDelete, "a range delete is not a record");
         let mut header = [0; HEADER_LEN];
         header[..8].copy_from_slice(&(entry.seqno.0 << 8 | u64::from(entry.kind.to_byte())).to_le_bytes());
         header[8..12].copy_from_slice(&older.map_or(0, ArenaRef::to_bits).to_le_bytes());

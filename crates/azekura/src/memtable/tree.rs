@@ -62,6 +62,7 @@ impl MemtableLeafCopy {
                     MemtableSeekTarget::Last => self.count,
                 };
                 if leaf.header().validate(version) {
+                    debug_assert!(self.rank <= self.count, "the target is in the leaf, or after it");
                     return;
                 }
             }
@@ -109,6 +110,7 @@ impl MemtableLeafCopy {
             self.refs.copy_within(duplicate + 1..self.count, duplicate);
             self.count -= 1;
         }
+        debug_assert!(self.refs().windows(2).all(|pair| pair[0] != pair[1]), "an insertion repeats one entry at most");
     }
 }
 
@@ -279,6 +281,7 @@ impl MemtableTree {
     /// The writer's descent. Nodes do not change during it, because only the writer changes them.
     fn path_to(&self, records: &MemtableRecords, key: InternalKey<'_>) -> (MemtableTreePath, u32) {
         let (height, mut node) = self.root();
+        debug_assert!(height <= HEIGHT_MAX, "a path has space for every level");
         let mut path = MemtableTreePath { steps: [(0, 0); HEIGHT_MAX], len: height };
         for step in &mut path.steps[..height] {
             let inner = self.inner(node);
@@ -302,6 +305,8 @@ impl MemtableTree {
         let (number, at) = (*number, *at);
         let leaf = self.leaf(number);
         let shape = leaf.header().shape();
+        debug_assert_eq!(shape.count, LEAF_CAP, "only a full leaf is split");
+        debug_assert!(at <= shape.count, "the position is in the leaf");
         let ascending = at > 0 && at == shape.append_index;
         let rightmost = at == LEAF_CAP && shape.next == 0;
         let keep = if ascending || rightmost { at } else { LEAF_CAP / 2 };
@@ -314,6 +319,12 @@ impl MemtableTree {
         let separator = upper.record(0);
         let right = self.leaves.push(upper).ok_or_else(no_memory)?;
         self.link(records, &path.steps[..path.len], number, (separator, right))?;
+        debug_assert!(
+            keep == 0
+                || records.order().is_custom()
+                || records.cmp(leaf.record(keep - 1), records.get_by_bits(separator).key()).is_le(),
+            "the entries of the left leaf are not after the separator"
+        );
         leaf.truncate(keep, right, records);
         if into_left {
             leaf.insert(at, bits, user_key, records);
@@ -325,6 +336,7 @@ impl MemtableTree {
     /// sibling, node number `left`. Splits a full parent first. A split root gets a new root above it.
     fn link(&self, records: &MemtableRecords, path: &[(u32, usize)], left: u32, new: (u32, u32)) -> Result<()> {
         let Some((&(number, followed), path)) = path.split_last() else {
+            debug_assert_eq!(self.root().1, left, "a node without parent is the root");
             let root = MemtableInnerNode::with_first_child(left);
             root.insert(1, new, records);
             let root = self.inners.push(root).ok_or_else(no_memory)?;
@@ -333,6 +345,7 @@ impl MemtableTree {
             return Ok(());
         };
         let (inner, at) = (self.inner(number), followed + 1);
+        debug_assert_eq!(inner.link(followed).1, left, "the path leads to the node that was split");
         if inner.header().shape().count < INNER_CAP {
             inner.insert(at, new, records);
             return Ok(());
