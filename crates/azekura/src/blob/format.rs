@@ -97,7 +97,7 @@ impl BlobMetaindex {
 
     /// Checks that the sections are adjacent from the header on, and are followed by the pages, which end at the
     /// metaindex.
-    fn check_layout(&self, offset: u64) -> Result<()> {
+    pub(crate) fn check_layout(&self, offset: u64) -> Result<()> {
         let mut at = FileHeader::LEN as u64;
         for section in &self.sections {
             if section.start_offset != at {

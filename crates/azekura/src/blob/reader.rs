@@ -98,7 +98,9 @@ impl BlobFile {
 
     /// Sets the end of the values of a growing file.
     pub(crate) fn grow_to(&self, end: u64) {
+        debug_assert!(matches!(self.extent, BlobFileExtent::Growing { .. }), "a finished file does not grow");
         if let BlobFileExtent::Growing { end: known, .. } = &self.extent {
+            debug_assert!(known.load(Ordering::Relaxed) <= end, "the end of a growing file does not move back");
             known.store(end, Ordering::Release);
         }
     }

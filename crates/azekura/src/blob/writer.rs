@@ -51,7 +51,7 @@ impl BlobWriter {
         Ok(self.index_builder.add_value(ordinal, frame, value.len()))
     }
 
-    /// Begins a section of copied values. Its logical file must not have a section yet.
+    /// Begins a section of copied values.
     pub(crate) fn begin_section(&mut self, logical: FileNumber) {
         self.index_builder.begin_section(logical, true, self.file_writer.offset());
     }
@@ -85,7 +85,8 @@ impl BlobWriter {
     pub(crate) fn finish(mut self) -> Result<BlobFileMeta> {
         let (tail, meta) = self.index_builder.encode_tail(self.id, &self.file_id, self.file_writer.offset());
         self.file_writer.append_with(|out, _| out.extend_from_slice(&tail))?;
-        self.file_writer.finish()?;
+        let size = self.file_writer.finish()?;
+        debug_assert_eq!(size, meta.size, "the metadata has the size of the file");
         Ok(meta)
     }
 }
@@ -138,6 +139,7 @@ impl BlobIndexBuilder {
 
     /// Adds the frame of a new value, which follows the previous frame.
     fn add_value(&mut self, ordinal: u32, frame: BlockHandle, value_len: usize) -> BlobPointer {
+        debug_assert!(!self.open_section().rewritten, "new values are not in a section of copied values");
         self.add_frame(ordinal, frame);
         BlobPointer {
             logical_file: self.open_section().logical,
@@ -153,6 +155,9 @@ impl BlobIndexBuilder {
     fn add_frame(&mut self, ordinal: u32, written: BlockHandle) {
         let section = self.metaindex.sections.last_mut().expect("a section was begun");
         assert!(section.value_count == 0 || ordinal > self.last_ordinal, "ordinals ascend within a section");
+        debug_assert_eq!(written.offset, section.end_offset(), "a frame follows the previous one");
+        debug_assert!(written.len >= FRAME_HEADER_LEN as u64, "a frame has a header");
+        debug_assert!(section.value_count < SECTION_VALUES_MAX, "a section has an ordinal for each value");
         let full = self.pages.last().is_none_or(|page| page.len() >= INDEX_PAGE_LEN);
         let gap = if section.value_count == 0 || full {
             let handle = BlockHandle::default();
@@ -174,6 +179,12 @@ impl BlobIndexBuilder {
         let mut metaindex = self.metaindex.clone();
         metaindex.sections.retain(|section| section.value_count > 0);
         assert!(!metaindex.sections.is_empty(), "an empty blob file is never written");
+        let page_count: usize = metaindex.sections.iter().map(|section| section.pages.len()).sum();
+        debug_assert_eq!(page_count, self.pages.len(), "each page has a handle");
+        debug_assert!(
+            metaindex.sections.iter().all(|section| section.end_offset() <= offset),
+            "values end at the tail"
+        );
         let (mut out, codec) = (Vec::new(), CompressionType::None);
         let pages = metaindex.sections.iter_mut().flat_map(|section| &mut section.pages);
         for (page, raw) in pages.zip(&self.pages) {
@@ -181,10 +192,12 @@ impl BlobIndexBuilder {
             page.handle = put_frame(&mut out, file_id, at, BlockKind::BlobIndex, codec, raw);
         }
         let at = offset + out.len() as u64;
+        debug_assert!(metaindex.check_layout(at).is_ok(), "sections and pages are adjacent, up to the metaindex");
         let BlockHandle { offset: at, len } =
             put_frame(&mut out, file_id, at, BlockKind::Metaindex, codec, &metaindex.encode());
         let footer = FileFooter { kind: FileKind::Blob, metaindex_offset: at, metaindex_len: len };
         let end = offset + out.len() as u64;
+        debug_assert_eq!(at + len, end, "the footer follows the metaindex");
         out.extend_from_slice(&footer.encode(file_id, end));
         let meta = metaindex.describe_file(id, offset + out.len() as u64);
         (out, meta)

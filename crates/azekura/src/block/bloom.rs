@@ -37,12 +37,14 @@ fn words(hash: u64) -> [u64; 2] {
 
 #[inline]
 fn line_of(hash: u64, lines: usize) -> usize {
+    debug_assert!(lines > 0 && u32::try_from(lines).is_ok(), "a filter has at least one line");
     (((hash >> 32) * lines as u64) >> 32) as usize
 }
 
 /// Calls `probe` with a word index and a bit for each probe until it returns false. Returns whether it never did.
 #[inline]
 fn all_probes(hash: u64, probes: u8, mut probe: impl FnMut(usize, u64) -> bool) -> bool {
+    debug_assert!((1..=PROBES_MAX).contains(&probes), "two words have the probes of a key");
     let mut left = probes;
     for mut rest in words(hash) {
         for _ in 0..left.min(PROBES_PER_WORD) {
@@ -76,6 +78,7 @@ impl FilterBlock {
         words.iter().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
         out.extend_from_slice(&(lines as u32).to_le_bytes());
         out.extend_from_slice(&[probes, BLOCKED_BLOOM, 0, 0]);
+        debug_assert_eq!(out.len(), lines * LINE_LEN + TRAILER_LEN, "a filter is its lines and its trailer");
         out
     }
 

@@ -1,7 +1,8 @@
 //! Builds data blocks: with restart points and prefix compression here, with fingerprints in `fingerprint_block.rs`.
 
-use crate::base::InternalKey;
 use crate::base::coding::{put_varint, varint_len};
+use crate::base::key::KEY_LEN_MAX;
+use crate::base::{InternalKey, SeqNo};
 use crate::block::fingerprint_block::FingerprintBlockBuilder;
 use crate::block::frame::BlockKind;
 use crate::block::hash_index::BlockHashIndexBuilder;
@@ -49,8 +50,7 @@ impl DataBlockBuilder {
         }
     }
 
-    /// Returns the complete block and its kind. The block must not be empty. Call [`DataBlockBuilder::clear`] before
-    /// the next block.
+    /// Returns the complete block and its kind. Call [`DataBlockBuilder::clear`] before the next block.
     pub(crate) fn finish(&mut self) -> (BlockKind, &[u8]) {
         match self {
             DataBlockBuilder::Restart(builder) => (builder.kind(), builder.finish()),
@@ -103,6 +103,7 @@ impl RestartBlockBuilder {
     /// Appends an entry. The caller adds entries in internal order, and starts a new block for a value that would end
     /// past 4 GiB.
     pub(crate) fn add(&mut self, key: InternalKey<'_>, tag: u8, value: &[u8]) {
+        debug_assert!(key.user_key.len() <= KEY_LEN_MAX && key.seqno <= SeqNo::MAX, "a reader accepts the entry");
         let mut shared = 0;
         if self.count == 0 || self.since_restart == self.interval {
             self.restarts.push(u32::try_from(self.out.len()).expect("a block of several entries is far below 4 GiB"));
@@ -120,14 +121,17 @@ impl RestartBlockBuilder {
         self.out.extend_from_slice(value);
         self.last_key.truncate(shared);
         self.last_key.extend_from_slice(rest);
+        debug_assert!(self.last_key == key.user_key, "a key is what it shares with the previous one, and its rest");
         self.since_restart += 1;
         self.count += 1;
+        debug_assert!((1..=self.interval).contains(&self.since_restart), "an interval begins with a restart");
     }
 
     /// Adds the key of the last entry to the hash index, if there is one.
     fn index(&mut self, hash: Option<u64>) {
         if let Some(index) = &mut self.hash_index {
             index.add(hash, self.restarts.len() - 1);
+            debug_assert_eq!(index.entry_count(), self.count as usize, "the index counts every entry");
         }
     }
 
@@ -169,10 +173,12 @@ impl RestartBlockBuilder {
         self.len_of(self.out.len() + entry, self.count as usize + 1, self.restarts.len() + restart)
     }
 
-    /// Returns the complete block, which must not be empty. Call [`RestartBlockBuilder::clear`] before the next
-    /// block.
+    /// Returns the complete block. Call [`RestartBlockBuilder::clear`] before the next block.
     pub(crate) fn finish(&mut self) -> &[u8] {
         assert!(self.count > 0, "an empty block is never written");
+        debug_assert!(self.restarts.is_sorted_by(|a, b| a < b), "restarts are ascending offsets");
+        debug_assert_eq!(self.restarts.len(), self.count.div_ceil(self.interval) as usize, "a restart per interval");
+        let len = self.len();
         for restart in &self.restarts {
             self.out.extend_from_slice(&restart.to_le_bytes());
         }
@@ -183,6 +189,7 @@ impl RestartBlockBuilder {
         self.out.extend_from_slice(&(self.restarts.len() as u32).to_le_bytes());
         self.out.extend_from_slice(&self.count.to_le_bytes());
         self.out.extend_from_slice(&flags.to_le_bytes());
+        debug_assert_eq!(self.out.len(), len, "the length of a block is known before it is finished");
         &self.out
     }
 

@@ -184,9 +184,26 @@ impl BlockCache {
         let pinned = pin && add_within_limit(&self.pinned, charge, self.capacity / PINNED_DIVISOR);
         let new = CacheInsertion { kind, block: Arc::clone(block), charge, parent_slot, pinned };
         if !self.shard(&key).insert(key, new, memory_charge) {
-            self.resident_bytes.fetch_sub(charge, Ordering::Relaxed);
-            self.pinned.fetch_sub(if pinned { charge } else { 0 }, Ordering::Relaxed);
+            self.release(&self.resident_bytes, charge);
+            self.release(&self.pinned, if pinned { charge } else { 0 });
         }
+        if cfg!(debug_assertions) {
+            self.check_invariants();
+        }
+    }
+
+    /// Subtracts bytes of blocks that are not resident or not pinned any more.
+    fn release(&self, sum: &AtomicU64, bytes: u64) {
+        let before = sum.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "the sum includes the bytes of each block");
+    }
+
+    /// Panics if a sum exceeds its limit. The limits hold at any time, also while other threads change the sums.
+    fn check_invariants(&self) {
+        let (resident, pinned) = (self.resident_bytes.load(Ordering::Relaxed), self.pinned.load(Ordering::Relaxed));
+        assert!(self.used() <= self.capacity, "the charges stay within the capacity");
+        assert!(resident <= self.capacity - self.capacity / UNFREED_DIVISOR, "resident blocks leave the slack free");
+        assert!(pinned <= self.capacity / PINNED_DIVISOR, "pinned blocks leave space for others");
     }
 
     /// Evicts blocks until `charge` bytes are free, and reserves them. `None` if other threads took the freed bytes,
@@ -211,7 +228,7 @@ impl BlockCache {
             });
             match evicted {
                 Some((block, freed)) => {
-                    self.resident_bytes.fetch_sub(freed, Ordering::Relaxed);
+                    self.release(&self.resident_bytes, freed);
                     retired.push(block);
                     empty_shards = 0;
                 }
@@ -225,7 +242,7 @@ impl BlockCache {
         }
         let memory_charge = MemoryCharge::try_new(&self.charged, charge, self.capacity);
         if memory_charge.is_none() {
-            self.resident_bytes.fetch_sub(charge, Ordering::Relaxed);
+            self.release(&self.resident_bytes, charge);
         }
         memory_charge
     }
@@ -235,8 +252,8 @@ impl BlockCache {
         let mut retired = Vec::new();
         for shard in &self.shards {
             let removed = lock(shard).remove_file(file);
-            self.resident_bytes.fetch_sub(removed.total_bytes, Ordering::Relaxed);
-            self.pinned.fetch_sub(removed.pinned_bytes, Ordering::Relaxed);
+            self.release(&self.resident_bytes, removed.total_bytes);
+            self.release(&self.pinned, removed.pinned_bytes);
             retired.extend(removed.blocks);
         }
         RetiredBlock::drop_all(retired);
@@ -333,7 +350,7 @@ mod tests {
     }
 
     fn check(cache: &BlockCache) {
-        let sums: Vec<(u64, u64)> = cache.shards.iter().map(|shard| lock(shard).check()).collect();
+        let sums: Vec<(u64, u64)> = cache.shards.iter().map(|shard| lock(shard).check_blocks()).collect();
         let (all, pinned) = sums.iter().fold((0, 0), |(all, pinned), sum| (all + sum.0, pinned + sum.1));
         assert_eq!((all, pinned), (resident_bytes(cache), cache.pinned.load(Ordering::SeqCst)));
         assert!(all <= cache.used() && cache.used() <= cache.capacity());

@@ -28,6 +28,7 @@ pub(crate) struct CachedBlobValue {
 impl CachedBlobValue {
     /// The value is `bytes` from `start` on.
     pub(crate) fn new(bytes: Arc<[u8]>, start: usize) -> CachedBlobValue {
+        debug_assert!(start <= bytes.len(), "the value is a part of the bytes");
         CachedBlobValue { bytes, start }
     }
 
@@ -73,7 +74,8 @@ impl MemoryCharge {
 
 impl Drop for MemoryCharge {
     fn drop(&mut self) {
-        self.charged.fetch_sub(self.bytes, Ordering::Relaxed);
+        let before = self.charged.fetch_sub(self.bytes, Ordering::Relaxed);
+        debug_assert!(before >= self.bytes, "the sum of the charges includes each of them");
     }
 }
 

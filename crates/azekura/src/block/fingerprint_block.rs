@@ -145,6 +145,7 @@ impl FingerprintBlock {
     /// Offset of the `i`-th entry.
     #[inline]
     pub(crate) fn slot(&self, i: usize) -> usize {
+        debug_assert!(i < self.count, "each slot belongs to an entry");
         let at = self.entries_end + self.count + self.width * i;
         let slots = &self.raw()[at..];
         if self.width == NARROW {
@@ -419,6 +420,7 @@ impl FingerprintBlockBuilder {
     /// past 4 GiB. The fingerprint of a key that cannot be hashed is not used: lookups of it, and of every key that
     /// is equal to it, have no hash either and use binary search.
     pub(crate) fn add(&mut self, key: InternalKey<'_>, hash: Option<u64>, tag: u8, value: &[u8]) {
+        debug_assert!(key.user_key.len() <= KEY_LEN_MAX && key.seqno <= SeqNo::MAX, "a reader accepts the entry");
         self.common = self.common_with(key.user_key);
         if self.slots.is_empty() {
             self.first_key.extend_from_slice(key.user_key);
@@ -455,10 +457,12 @@ impl FingerprintBlockBuilder {
         len_of(self.out.len() + entry, self.slots.len() + 1, self.out.len(), self.common_with(key.user_key))
     }
 
-    /// Returns the complete block, which must not be empty. Call [`FingerprintBlockBuilder::clear`] before the next
-    /// block.
+    /// Returns the complete block. Call [`FingerprintBlockBuilder::clear`] before the next block.
     pub(crate) fn finish(&mut self) -> &[u8] {
         assert!(!self.slots.is_empty(), "an empty block is never written");
+        debug_assert_eq!(self.slots.len(), self.fingerprints.len(), "each entry has a fingerprint");
+        debug_assert!(self.common <= self.first_key.len(), "every key begins with the common prefix");
+        let len = self.len();
         let prefix = prefix_of(self.slots.len(), self.common);
         if prefix > 0 {
             self.strip_prefix(prefix);
@@ -472,6 +476,8 @@ impl FingerprintBlockBuilder {
         self.out.extend_from_slice(&(self.slots.len() as u32).to_le_bytes());
         self.out.extend_from_slice(&(prefix as u16).to_le_bytes());
         self.out.extend_from_slice(&[width as u8, 0]);
+        debug_assert!(self.slots.is_sorted_by(|a, b| a < b), "slots are ascending offsets");
+        debug_assert!(self.out.len() <= len, "removing the prefix never makes a block longer than it was estimated");
         &self.out
     }
 
@@ -484,13 +490,15 @@ impl FingerprintBlockBuilder {
             let mut d = ByteReader::new(&self.out[at..next]);
             let len = d.varint().expect("just written") as usize;
             let key_at = next - d.rest().len();
+            debug_assert!(prefix <= len && to <= at, "entries move towards the start of the block");
             self.slots[i] = to as u32;
             let mut rest_len = len - prefix;
             while rest_len >= 0x80 {
                 self.out[to] = rest_len as u8 | 0x80;
                 (to, rest_len) = (to + 1, rest_len >> 7);
             }
-            self.out[to] = rest_len as u8; // never longer than the length that was here
+            self.out[to] = rest_len as u8;
+            debug_assert!(to < key_at + prefix, "a shorter length fits where the length was");
             self.out.copy_within(key_at + prefix..next, to + 1);
             to += 1 + next - key_at - prefix;
         }

@@ -260,6 +260,7 @@ impl<'a> BlockFrame<'a> {
         out.extend_from_slice(self.stored);
         let sum = xxh3(location_seed(file_id, offset), &out[start + 8..]);
         out[start..start + 8].copy_from_slice(&sum.to_le_bytes());
+        debug_assert_eq!((out.len() - start) as u64, self.len(), "a frame is its header and its stored bytes");
         BlockHandle { offset, len: self.len() }
     }
 
@@ -272,6 +273,8 @@ impl<'a> BlockFrame<'a> {
     }
 
     fn unsummed_header(&self) -> [u8; FRAME_HEADER_LEN] {
+        debug_assert!(self.raw_len as u64 <= RAW_LEN_MAX, "a reader accepts the length of the block");
+        debug_assert!(self.codec != Codec::None || self.raw_len == self.stored.len(), "the block is stored as it is");
         let mut header = [0; FRAME_HEADER_LEN];
         (header[8], header[10]) = (self.codec as u8, self.kind as u8);
         header[11..].copy_from_slice(&(self.raw_len as u64).to_le_bytes()[..5]);

@@ -41,11 +41,17 @@ impl BlockHashIndexBuilder {
     /// Adds the next entry, which is in the restart interval of that number. A key that cannot be hashed is not
     /// added: lookups of it, and of every key that is equal to it, have no hash either and use binary search.
     pub(crate) fn add(&mut self, hash: Option<u64>, interval: usize) {
+        debug_assert!(interval == self.intervals || interval + 1 == self.intervals, "intervals follow each other");
         self.entries += 1;
         self.intervals = interval + 1;
         if let (Some(hash), true) = (hash, self.fits()) {
             self.keys.push((hash, interval as u8));
         }
+    }
+
+    /// Number of entries of the current block.
+    pub(crate) fn entry_count(&self) -> usize {
+        self.entries
     }
 
     /// Whether the current block gets an index.
@@ -63,6 +69,7 @@ impl BlockHashIndexBuilder {
 
     /// Appends the buckets. Returns their number.
     pub(crate) fn put(&self, out: &mut Vec<u8>) -> u16 {
+        debug_assert!(self.entries > 0 && self.fits(), "the block gets a hash index");
         let len = self.buckets_of(self.entries, self.intervals);
         let start = out.len();
         out.resize(start + len, EMPTY);
@@ -84,9 +91,10 @@ impl BlockHashIndexBuilder {
     }
 }
 
-/// The bucket of a hash; `buckets` is at least 1. Uses the low half of the hash, because filters use the high half.
+/// The bucket of a hash. Uses the low half of the hash, because filters use the high half.
 #[inline]
 fn bucket_index(hash: u64, buckets: usize) -> usize {
+    debug_assert!((1..=BUCKETS_MAX).contains(&buckets), "a hash index has a bucket");
     (((hash & 0xffff_ffff) * buckets as u64) >> 32) as usize
 }
 

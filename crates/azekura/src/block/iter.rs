@@ -49,10 +49,12 @@ impl BlockIter {
     }
 
     pub(crate) fn tag(&self) -> u8 {
+        debug_assert!(self.valid, "only a valid iterator has a tag");
         self.tag
     }
 
     pub(crate) fn value(&self) -> &[u8] {
+        debug_assert!(self.valid, "only a valid iterator has a value");
         self.block.bytes(self.value.clone())
     }
 

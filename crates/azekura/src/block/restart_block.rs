@@ -162,6 +162,7 @@ impl RestartBlock {
     /// Offset of the `i`-th restart entry.
     #[inline]
     pub(crate) fn restart(&self, i: usize) -> usize {
+        debug_assert!(i < self.restarts, "the block has this restart");
         let at = self.entries_end + 4 * i;
         u32::from_le_bytes(self.raw()[at..at + 4].try_into().expect("four bytes")) as usize
     }
@@ -200,6 +201,7 @@ impl RestartBlock {
     /// Parses the entry at `at`, which must be the offset of an entry.
     #[inline]
     pub(crate) fn parse(&self, at: usize) -> Result<RestartEntry<'_>> {
+        debug_assert!(at < self.entries_end, "an entry begins before the end of the entries");
         let entries = &self.raw()[..self.entries_end];
         let bytes = &entries[at..];
         // Fast path: each length has one byte (keys and values below 128 bytes), and eight bytes follow the tag, in

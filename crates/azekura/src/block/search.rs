@@ -16,9 +16,10 @@ pub(crate) struct BlockLookup<'a> {
     pub(crate) value: &'a [u8],
 }
 
-/// Decodes a varint of `len` bytes, 1..=8, from the low end of `packed`.
+/// Decodes a varint of `len` bytes from the low end of `packed`.
 #[inline]
 pub(crate) fn unpack_varint(packed: u64, len: usize) -> u64 {
+    debug_assert!((1..=8).contains(&len), "the varint is in the packed bytes");
     let x = packed & (u64::MAX >> (64 - 8 * len)) & 0x7f7f_7f7f_7f7f_7f7f;
     let x = (x & 0x007f_007f_007f_007f) | ((x & 0x7f00_7f00_7f00_7f00) >> 1);
     let x = (x & 0x0000_3fff_0000_3fff) | ((x & 0x3fff_0000_3fff_0000) >> 2);
@@ -63,7 +64,7 @@ fn fence_at(fences: &[u8], i: usize) -> Option<u64> {
     bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Range of the fences that are equal to `wanted`, as start and end. There must be at least one fence.
+/// Range of the fences that are equal to `wanted`, as start and end.
 #[inline]
 pub(crate) fn fence_range(fences: &[u8], wanted: u64) -> (usize, usize) {
     let low = fences_before(fences, |fence| fence < wanted);
@@ -71,7 +72,7 @@ pub(crate) fn fence_range(fences: &[u8], wanted: u64) -> (usize, usize) {
     (low, if equal { fences_before(fences, |fence| fence <= wanted) } else { low })
 }
 
-/// Number of fences for which `near` is true. They precede all others. There must be at least one fence.
+/// Number of fences for which `near` is true. They precede all others.
 #[inline]
 fn fences_before(fences: &[u8], near: impl Fn(u64) -> bool) -> usize {
     debug_assert!(fences.len() >= FENCE_LEN, "there is at least one fence");

@@ -79,6 +79,8 @@ enum CacheQueue {
 }
 
 const HITS_MAX: u8 = 3;
+/// In builds with debug assertions, each change of a shard with at most this many blocks checks all of them.
+const CHECKED_BLOCKS_MAX: usize = 16;
 
 /// Counters of one kind of block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -153,6 +155,7 @@ impl CacheShard {
             return None;
         };
         stats.hits += 1;
+        debug_assert!(*hits <= HITS_MAX, "the hits of a block are bounded");
         *hits = HITS_MAX.min(*hits + 1);
         if let Some((parent, at)) = parent_slot {
             handle.link(parent, at);
@@ -230,6 +233,8 @@ impl CacheShard {
             let key = if from_probation { self.probation.pop_front() } else { self.main.pop_front() }?;
             let entry = self.map.get_mut(&HashedCacheKey(key)).expect("every key in a queue is in the map");
             let (charge, queue) = (entry.charge, entry.queue);
+            debug_assert_eq!(queue == CacheQueue::Probation, from_probation, "a block is in the queue that it names");
+            debug_assert!(queue != CacheQueue::Pinned, "a pinned block is in no queue");
             let hits = entry.hits + u8::from(entry.block.take_referenced());
             turns = turns.saturating_sub(1);
             let kept = hits > 0 && turns > 0;
@@ -265,6 +270,7 @@ impl CacheShard {
                 self.ghost_set.remove(&oldest);
             }
         }
+        debug_assert!(self.ghosts.len() <= self.map.len().max(16), "ghosts are bounded by the blocks");
     }
 
     fn subtract_stats(&mut self, entry: &CacheEntry) {
@@ -300,8 +306,8 @@ impl CacheShard {
         self.stats[kind_index(kind)]
     }
 
-    /// Panics if the sums contradict each other. Called after each change; [`check`](CacheShard::check) also looks at
-    /// the blocks.
+    /// Panics if the sums contradict each other, and in a shard with few blocks, if they contradict the blocks. Called
+    /// after each change.
     fn check_invariants(&self) {
         let queued = self.probation.len() + self.main.len();
         assert!(queued <= self.map.len(), "every key in a queue is in the map");
@@ -310,12 +316,23 @@ impl CacheShard {
         let bytes = self.probation_bytes + self.main_bytes + self.pinned_bytes;
         assert_eq!(self.stats.iter().map(|kind| kind.bytes).sum::<u64>(), bytes);
         assert!(self.ghost_set.len() <= self.ghosts.len(), "every ghost is in the queue of ghosts");
+        if self.map.len() <= CHECKED_BLOCKS_MAX {
+            self.check_blocks();
+        }
     }
 
     /// Panics if the queues, the map and the sums are inconsistent. Returns the bytes of all blocks and of the pinned
     /// blocks.
-    #[cfg(test)]
-    pub(crate) fn check(&self) -> (u64, u64) {
+    pub(crate) fn check_blocks(&self) -> (u64, u64) {
+        for (keys, queue) in [(&self.probation, CacheQueue::Probation), (&self.main, CacheQueue::Main)] {
+            let is_here = |key: &CacheKey| self.map.get(&HashedCacheKey(*key)).is_some_and(|e| e.queue == queue);
+            assert!(keys.iter().all(is_here), "a queue has the blocks that name it");
+        }
+        for kind in BlockKind::CACHED {
+            let blocks = self.map.values().filter(|e| kind_index(e.kind) == kind_index(kind));
+            let (count, bytes) = blocks.fold((0, 0), |(count, bytes), e| (count + 1, bytes + e.charge));
+            assert_eq!((self.stats(kind).blocks, self.stats(kind).bytes), (count, bytes), "the counters of {kind:?}");
+        }
         let sum = |queue| self.map.values().filter(|e| e.queue == queue).map(|e| e.charge).sum::<u64>();
         let sums = [CacheQueue::Probation, CacheQueue::Main, CacheQueue::Pinned].map(sum);
         assert_eq!(sums, [self.probation_bytes, self.main_bytes, self.pinned_bytes]);

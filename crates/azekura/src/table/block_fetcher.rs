@@ -35,6 +35,7 @@ pub(crate) struct BlockFetcher {
 
 /// The handle in the `at`-th entry of an index block.
 pub(crate) fn child_handle(block: &RestartBlock, at: usize) -> Result<BlockHandle> {
+    debug_assert!(at < block.count(), "the index block has this entry");
     BlockHandle::decode(block.parse_restart(at)?.value)
 }
 
@@ -205,6 +206,7 @@ impl BlockFetcher {
         frame: Buffer,
         parent_slot: ParentSlot<T>,
     ) -> Result<Arc<T>> {
+        debug_assert_eq!(frame.len() as u64, handle.len, "the frame is all that the handle names");
         let block = open_frame(frame, &self.file_id, handle.offset, kind).and_then(T::decode_body);
         let block = block.map(Arc::new).map_err(|error| self.with_location(error, handle.offset))?;
         self.insert_into_cache(handle, kind, &block, parent_slot);
@@ -358,6 +360,7 @@ impl<T: Cacheable> TableBlockSlot<T> {
 
     /// Takes a block that was already read: keeps it in the table, or inserts it into the cache.
     pub(crate) fn insert_loaded(&self, fetcher: &BlockFetcher, block: Arc<T>) {
+        debug_assert!(self.pinned.get().is_none(), "a block is loaded before the slot is used");
         if self.pin_in_table {
             let _ = self.pinned.set(block);
         } else {
@@ -383,6 +386,7 @@ impl<T: Cacheable> TableBlockSlot<T> {
 
     #[cold]
     fn fetch_slow(&self, fetcher: &BlockFetcher) -> Result<BlockRef<'_, T>> {
+        debug_assert!(self.pin_in_table || self.pinned.get().is_none(), "the block is in the cache or in the table");
         if !self.pin_in_table {
             return Ok(BlockRef::Shared(fetcher.fetch_cached(self.handle, self.kind, self.parent_slot())?));
         }

@@ -50,8 +50,13 @@ impl FilterBuilder {
         if self.keys_per_partition.is_some_and(|keys| self.hashes.len() >= keys) {
             let mut bound = Vec::new();
             order.separator(before, user_key, &mut bound);
+            debug_assert!(
+                order.is_custom() || self.partitions.last().is_none_or(|last| last.key < bound),
+                "the bounds of filter partitions ascend"
+            );
             self.finish_partition(bound);
         }
+        debug_assert!(self.keys == 0 || order.is_custom() || before < user_key, "user keys are added in order");
         self.hashes.push(hash);
         if let Some(prefix) = prefix.filter(|prefix| self.last_prefix != Some(*prefix)) {
             self.hashes.push(prefix);
@@ -61,6 +66,10 @@ impl FilterBuilder {
     }
 
     fn finish_partition(&mut self, bound: Vec<u8>) {
+        debug_assert!(
+            self.keys_per_partition.is_none_or(|keys| self.hashes.len() <= keys + 1),
+            "a partition has at most the prefix of its last key more than its keys"
+        );
         let raw = FilterBlock::build(&self.hashes, self.bits_per_key);
         self.partition_bytes += raw.len() as u64;
         self.partitions.push(MetadataPartition { key: bound, seqno: SeqNo::ZERO, tag: 0, raw });

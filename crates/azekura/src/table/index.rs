@@ -63,6 +63,7 @@ impl IndexBuilder {
     }
 
     fn finish_partition(&mut self) {
+        debug_assert!(!self.block_builder.is_empty(), "a partition has an entry");
         let (key, seqno, tag) = self.last_key.clone();
         let raw = self.block_builder.finish().to_vec();
         self.partition_bytes += raw.len() as u64;
@@ -86,6 +87,11 @@ impl IndexBuilder {
 
 /// Builds the top-level block of `partitions`, which are stored at `handles`.
 pub(crate) fn build_top_level(partitions: &[MetadataPartition], handles: &[BlockHandle]) -> Vec<u8> {
+    debug_assert_eq!(partitions.len(), handles.len(), "each partition has a handle");
+    debug_assert!(
+        handles.windows(2).all(|pair| pair[0].offset + pair[0].len == pair[1].offset),
+        "partitions are adjacent, in the order of their keys"
+    );
     let mut top = RestartBlockBuilder::new(RESTART_INTERVAL);
     let mut value = Vec::new();
     for (partition, handle) in partitions.iter().zip(handles) {
@@ -273,6 +279,7 @@ impl IndexIter {
         near_end: impl FnOnce(usize) -> Option<usize>,
     ) -> Result<()> {
         let Some((partition, at)) = &mut self.partition else { return Ok(()) };
+        debug_assert!(*at < partition.count(), "a valid iterator is at an entry of its partition");
         if let Some(next) = on(*at, partition.count()) {
             *at = next;
             return Ok(());

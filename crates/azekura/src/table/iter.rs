@@ -56,6 +56,7 @@ impl TableIter {
             return Ok(());
         };
         let fetcher = &self.table.fetcher;
+        debug_assert!(at < partition.count(), "the index is at an entry of its partition");
         let block: Arc<Block> =
             fetcher.fetch_child_arc(partition, at, BlockKind::Data, self.fill_cache, Some(&mut self.read_ahead))?;
         let block_iter = match &mut self.data {
@@ -119,6 +120,7 @@ impl TableIter {
         });
         match kind {
             Ok(kind) => {
+                debug_assert!(kind.is_none() || self.index.position().is_some(), "an entry is in a block of the index");
                 self.kind = kind;
                 Ok(())
             }

@@ -186,6 +186,7 @@ fn block_stage<'l: 'p, 'p>(
 
 /// The number of missing blocks that are read in the next round.
 fn round_len(missing: &[MissingBlock<'_>]) -> usize {
+    debug_assert!(!missing.is_empty(), "a round reads a block");
     let mut bytes = 0u64;
     let fits = |block: &&MissingBlock<'_>| {
         bytes = bytes.saturating_add(block.handle.len);
@@ -207,6 +208,8 @@ fn read_round(
     missing: &[MissingBlock<'_>],
     found: &mut impl FnMut(usize, SeqNo, RecordKind, BlockValue<'_>) -> Result<()>,
 ) -> Result<()> {
+    let position = |block: &MissingBlock<'_>| (block.of.table.meta.number, block.handle.offset);
+    debug_assert!(missing.is_sorted_by_key(position), "missing blocks are in the order of files and offsets");
     let mut groups: Vec<&[MissingBlock<'_>]> = Vec::new();
     let mut rest = missing;
     while let Some(first) = rest.first() {
@@ -216,6 +219,7 @@ fn read_round(
         groups.push(group);
         rest = later;
     }
+    debug_assert_eq!(groups.iter().map(|group| group.len()).sum::<usize>(), missing.len(), "each block is in a group");
     let start_read = |group: &&[MissingBlock<'_>]| {
         let (first, last) = (group[0].handle, group[group.len() - 1].handle);
         group[0].of.table.fetcher.start_read(first.offset, last.offset.saturating_add(last.len) - first.offset)
@@ -237,6 +241,7 @@ fn search_group(
     bytes: Buffer,
     found: &mut impl FnMut(usize, SeqNo, RecordKind, BlockValue<'_>) -> Result<()>,
 ) -> Result<()> {
+    debug_assert!(group.iter().all(|block| block.handle.offset >= start), "the read begins at the first block");
     let mut whole = Some(bytes);
     let mut block: Option<(BlockHandle, BlockRef<'_, Block>)> = None;
     for missing in group {

@@ -364,6 +364,7 @@ impl TableTail {
         };
         tail.metaindex = tail.decode_metaindex(fetcher)?;
         tail.extend_to_sections(fetcher)?;
+        debug_assert_eq!(tail.start_offset + tail.bytes.len() as u64, size, "the tail ends with the file");
         Ok(tail)
     }
 

@@ -177,6 +177,7 @@ impl TableWriter {
     }
 
     fn finish_block(&mut self) -> Result<()> {
+        debug_assert!(self.unindexed_block.is_none(), "each data block is in the index before the next one ends");
         let (kind, raw) = self.data.finish();
         let handle = self.out.put_block(kind, self.options.compression, raw)?;
         self.data.clear();
@@ -190,6 +191,7 @@ impl TableWriter {
     /// user key of the block.
     fn index_last_block(&mut self, next: Option<(&[u8], bool)>) {
         let Some(handle) = self.unindexed_block.take() else { return };
+        debug_assert!(self.data.is_empty(), "a data block is indexed before the next one begins");
         let (user_key, seqno) = (&self.last_key.0, self.last_key.1);
         match next {
             Some((_, true)) => self.index.add(InternalKey::new(user_key, seqno), true, handle),
@@ -222,6 +224,7 @@ impl TableWriter {
         }
         self.index_last_block(None);
         self.properties.largest_key = std::mem::take(&mut self.last_key);
+        debug_assert!(self.data.is_empty() && self.unindexed_block.is_none(), "every data block is in the index");
         let compression = self.options.compression;
         let index = self.index.finish();
         let (index_handles, index_bytes) = self.out.put_partitions(BlockKind::IndexPartition, compression, &index)?;
@@ -251,8 +254,29 @@ impl TableWriter {
         let properties = self.properties.encode();
         metaindex.properties = self.out.put_block(BlockKind::Properties, CompressionType::None, &properties)?;
         let size = self.out.finish(&metaindex)?;
+        if cfg!(debug_assertions) {
+            check_written(&self.properties, size, &self.order);
+        }
         Ok(table_meta(id, size, self.properties, &references))
     }
+}
+
+/// Panics if the properties of a table that was written contradict each other. `size`: the length of its file.
+fn check_written(properties: &TableProperties, size: u64, order: &KeyOrder) {
+    let entries = properties.entries;
+    assert!(properties.smallest_seqno <= properties.largest_seqno, "bounds of the sequence numbers");
+    assert!(
+        properties.tombstones <= entries && properties.expiry.entries <= entries,
+        "counts are parts of the entries"
+    );
+    assert!(properties.expiry.lowest_ms <= properties.expiry.highest_ms, "bounds of the expiry times");
+    assert!(properties.superseded_entries < entries, "the newest version of a key is not superseded");
+    let (smallest, largest) = (&properties.smallest_key, &properties.largest_key);
+    assert!(order.is_custom() || smallest.0 <= largest.0, "the first key is not above the last one");
+    assert!(properties.filter_keys + properties.superseded_entries <= entries, "the filter has each user key once");
+    assert!((1..=properties.data_blocks).contains(&properties.index_partitions), "a partition names a data block");
+    let sections = properties.data_bytes + properties.index_bytes + properties.filter_bytes;
+    assert!(sections < size, "the file has all of its sections");
 }
 
 /// The type of the data blocks. An order without hashes gets data blocks without hashes.
@@ -314,7 +338,12 @@ impl TableFileOutput {
     }
 
     fn put_block(&mut self, kind: BlockKind, compression: CompressionType, raw: &[u8]) -> Result<BlockHandle> {
-        self.file_writer.append_with(|out, offset| put_frame(out, &self.file_id, offset, kind, compression, raw))
+        let start = self.offset();
+        let handle = self
+            .file_writer
+            .append_with(|out, offset| put_frame(out, &self.file_id, offset, kind, compression, raw))?;
+        debug_assert_eq!((handle.offset, handle.offset + handle.len), (start, self.offset()), "frames are adjacent");
+        Ok(handle)
     }
 
     /// Writes partitions. Returns their handles and the sum of their lengths in bytes.
@@ -336,6 +365,10 @@ impl TableFileOutput {
     fn finish(mut self, metaindex: &TableMetaindex) -> Result<u64> {
         let BlockHandle { offset, len } =
             self.put_block(BlockKind::Metaindex, CompressionType::None, &metaindex.encode())?;
+        debug_assert!(
+            metaindex.index_top.offset < offset && metaindex.properties.offset < offset,
+            "sections precede it"
+        );
         let footer = FileFooter { kind: FileKind::Table, metaindex_offset: offset, metaindex_len: len }
             .encode(&self.file_id, self.offset());
         self.file_writer.append_with(|out, _| out.extend_from_slice(&footer))?;
