@@ -122,8 +122,12 @@ pub(crate) enum BlobGcStep {
 
 pub(crate) fn next_blob_gc_step(files: &[BlobGarbageStats], goal: BlobGcGoal) -> BlobGcStep {
     match goal {
-        BlobGcGoal::SpaceAmp(target) => files_for_space_amp(files, target),
+        BlobGcGoal::SpaceAmp(target) => {
+            debug_assert!(target >= 1.0, "files have at least their live bytes");
+            files_for_space_amp(files, target)
+        }
         BlobGcGoal::Staleness(threshold) => {
+            debug_assert!((0.0..=1.0).contains(&threshold), "stale bytes are a part of a file");
             let share = |file: &BlobGarbageStats| file.stale() as f64 / file.bytes as f64;
             files_matching(files, |file| file.stale() > 0 && share(file) >= threshold)
         }
@@ -180,8 +184,11 @@ fn cheapest_files(files: &[BlobGarbageStats], wanted: u64) -> Vec<FileNumber> {
         freed -= if dispensable { file.reclaimable() } else { 0 };
         !dispensable
     });
+    debug_assert!(enough.is_none() || freed >= wanted, "the files free the wanted bytes");
+    debug_assert_eq!(freed, stale.iter().map(|file| file.reclaimable()).sum(), "the sum is that of the files");
     let mut chosen: Vec<FileNumber> = stale.iter().map(|file| file.id).collect();
     chosen.sort_unstable();
+    debug_assert!(chosen.is_sorted_by(|a, b| a < b), "a file is chosen once");
     chosen
 }
 
@@ -257,6 +264,7 @@ impl BlobGcJob {
     /// # Errors
     /// Those of reading and writing; `Corruption` if the blob file lacks a referenced value.
     pub(crate) fn step(&mut self, budget: u64) -> Result<bool> {
+        debug_assert!(budget > 0, "a step makes progress");
         let mut left = budget;
         while let Some(section) = self.sections.peek() {
             if left == 0 {
@@ -277,6 +285,7 @@ impl BlobGcJob {
     /// Begins the section of a logical file, in a new file if the current one would become too large: a logical file is
     /// always in a single blob file.
     fn begin_section(&mut self, logical: FileNumber, bytes: u64) -> Result<()> {
+        debug_assert!(self.position.is_none() && bytes > 0, "a section with values begins after the previous one");
         self.outputs.finish_blob_file(|file| file.written_bytes().saturating_add(bytes) > self.target_size)?;
         self.outputs.blob_writer()?.begin_section(logical);
         self.position = Some((0, 0));
@@ -380,6 +389,7 @@ impl CachedBlobScan {
 pub(crate) fn clamp_to_last_record(mut snapshots: Vec<SeqNo>, version: &Version<TableHandle>) -> Vec<SeqNo> {
     let last = version.tables().map(|(_, table)| table.meta().largest_seqno).max().unwrap_or(SeqNo::ZERO);
     let last = last.max(version.range_tombstones().largest_seqno());
+    debug_assert!(snapshots.is_sorted(), "snapshots are in ascending order");
     snapshots.iter_mut().for_each(|point| *point = (*point).min(last));
     snapshots.dedup();
     snapshots
@@ -410,7 +420,7 @@ pub(crate) struct BlobScan {
 }
 
 impl BlobScan {
-    /// Scans the tables of `now`, and its memtables if `memory`. `snapshots`: those of all readers, at least one.
+    /// Scans the tables of `now`, and its memtables if `memory`. `snapshots`: those of all readers.
     /// `counted` was taken before `now`.
     pub(crate) fn new(
         context: &TreeContext,
@@ -419,6 +429,7 @@ impl BlobScan {
         memory: bool,
         counted: BTreeSet<FileNumber>,
     ) -> BlobScan {
+        debug_assert!(!snapshots.is_empty(), "the last visible sequence number is a snapshot");
         let version = Arc::clone(&now.version);
         let sets = now.range_tombstones().into_iter().rev().take(if memory { usize::MAX } else { 1 });
         let empty = RangeTombstones::default();
@@ -504,8 +515,9 @@ impl BlobScan {
         Ok(())
     }
 
-    /// The result, after [`step`](BlobScan::step) has returned true, also in the form that is cached.
+    /// The result, also in the form that is cached.
     pub(crate) fn finish(self) -> (Arc<BlobScanResult>, CachedBlobScan) {
+        debug_assert!(self.started && !self.input.valid(), "the scan has read every entry");
         let blobs = self.version.blobs();
         let figures = |uses: &BlobFileMetrics, logical: &mut dyn Iterator<Item = FileNumber>| {
             let mut figures = BlobGarbageStats {
@@ -522,6 +534,7 @@ impl BlobScan {
             figures
         };
         let files = blobs.handles().zip(blobs.stats()).map(|(handle, uses)| {
+            debug_assert_eq!(handle.meta().number.0, uses.id, "handles and statistics have one order");
             let figures = figures(&uses, &mut handle.meta().sections.iter().map(|section| section.logical_file));
             if BlobMap::has_memory_pointers(handle, &self.files_with_pointers) {
                 figures.assume_all_live()

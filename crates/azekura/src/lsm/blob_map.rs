@@ -244,10 +244,12 @@ impl BlobMap {
             map.adjust_references(uses, u64::saturating_add);
         }
         for uses in lost {
+            debug_assert!(map.has_references(uses), "a table that is removed has added its references");
             map.adjust_references(uses, u64::saturating_sub);
         }
         for id in removed {
-            map.files.remove(id);
+            let file = map.files.remove(id);
+            debug_assert!(file.is_some(), "the version has the file to be removed");
         }
         if !removed.is_empty() {
             map.locations.retain(|_, place| {
@@ -258,6 +260,12 @@ impl BlobMap {
         }
         map.recompute_totals();
         map
+    }
+
+    /// For assertions: whether at least these references are counted.
+    fn has_references(&self, uses: &TableBlobUsage) -> bool {
+        let place = self.locations.get(&uses.logical_file);
+        place.is_some_and(|place| place.count >= uses.count && place.bytes >= uses.bytes)
     }
 
     fn adjust_references(&mut self, uses: &TableBlobUsage, by: impl Fn(u64, u64) -> u64) {
@@ -283,6 +291,9 @@ impl BlobMap {
             assert_eq!((place.count, place.bytes), wanted, "references to blob file {}", logical.0);
             assert!(self.files.contains_key(&place.handle.meta().number), "the version has the file of each value");
         }
+        let (mut recomputed, known) = (self.clone(), self.totals);
+        recomputed.recompute_totals();
+        assert_eq!(recomputed.totals, known, "the totals are the sums over the files");
         assert!(references.is_empty(), "tables point to blob files of their version only");
     }
 

@@ -14,7 +14,7 @@ use crate::lsm::compaction_picker::{CompactionPicker, PickedCompaction};
 use crate::lsm::range_delete::tables_to_estimate;
 use crate::lsm::read::{ReadAheadBlobResolver, SuperVersion};
 use crate::lsm::table_handle::TableHandle;
-use crate::lsm::tree::LsmTree;
+use crate::lsm::tree::{LsmTree, TaskLockGuard};
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, VersionChange};
 
 /// Number of bytes after which a compaction checks whether it should yield. Tests compact less data.
@@ -39,7 +39,7 @@ impl LsmTree {
         host: &dyn EngineHost,
         choose: impl FnOnce(&CompactionPicker<'_, TableHandle>) -> Option<PickedCompaction>,
     ) -> Result<Option<TaskReport>> {
-        let Some(_occupied) = self.compaction_lock.acquire(wait) else { return Ok(None) };
+        let Some(occupied) = self.compaction_lock.acquire(wait) else { return Ok(None) };
         self.check_open()?;
         let paused = lock(&self.compaction_state).paused_compaction.take();
         let mut job = match paused {
@@ -50,7 +50,7 @@ impl LsmTree {
                 let oldest_snapshot = snapshots.first().copied().unwrap_or(SeqNo::ZERO);
                 let Some(plan) = self.with_picker(&now, oldest_snapshot, choose) else { return Ok(None) };
                 if plan.trivial_move {
-                    return self.run_trivial_move(&now, &plan, host).map(Some);
+                    return self.run_trivial_move(&now, &plan, &occupied, host).map(Some);
                 }
                 let (options, merge) = (self.options(), self.applied_merge_operator(&now));
                 let components = (self.applied_filter(&now, plan.output_level), merge);
@@ -62,11 +62,18 @@ impl LsmTree {
             self.check_open()?;
             if host.should_yield() {
                 let report = TaskReport { level: job.picked.output_level, ..TaskReport::default() };
-                lock(&self.compaction_state).paused_compaction = Some(job);
+                self.pause_compaction(job, &occupied);
                 return Ok(Some(report));
             }
         }
-        self.install_compaction(job, host).map(Some)
+        self.install_compaction(job, &occupied, host).map(Some)
+    }
+
+    /// Keeps a compaction for the next task. `held`: the guard of `compaction_lock`.
+    fn pause_compaction(&self, job: CompactionJob, held: &TaskLockGuard<'_>) {
+        debug_assert!(held.holds(&self.compaction_lock), "a compaction that is paused was running");
+        let before = lock(&self.compaction_state).paused_compaction.replace(job);
+        debug_assert!(before.is_none(), "a tree has one paused compaction");
     }
 
     /// Resumes a paused compaction whose edit could not be committed, because an edit may name its tables. `None` if
@@ -178,17 +185,21 @@ impl LsmTree {
         })
     }
 
-    /// Moves tables to another level without rewriting them.
+    /// Moves tables to another level without rewriting them. `held`: the guard of `compaction_lock`.
     fn run_trivial_move(
         &self,
         now: &SuperVersion,
         plan: &PickedCompaction,
+        held: &TaskLockGuard<'_>,
         host: &dyn EngineHost,
     ) -> Result<TaskReport> {
+        debug_assert!(held.holds(&self.compaction_lock), "no other compaction runs");
+        debug_assert!(plan.trivial_move, "a compaction that rewrites tables is a job");
         let (partition, level) = (self.context.partition, plan.output_level);
         let moved = plan.start_level_inputs.iter();
         self.commit_edits(moved.map(|&table| VersionEdit::TableMoved { partition, table, level }), host)?;
         let tables = tables_with_ids(now, plan.start_level, &plan.start_level_inputs);
+        debug_assert_eq!(tables.len(), plan.start_level_inputs.len(), "the version has the tables to be moved");
         self.set_compact_pointer(plan, &tables);
         self.apply_change(VersionChange {
             removed: plan.start_level_inputs.iter().copied().collect(),
@@ -199,8 +210,13 @@ impl LsmTree {
     }
 
     /// Replaces the inputs of a compaction by its outputs. If the edit cannot be committed, the compaction is kept,
-    /// because it is unknown whether the manifest names its tables.
-    fn install_compaction(&self, mut job: CompactionJob, host: &dyn EngineHost) -> Result<TaskReport> {
+    /// because it is unknown whether the manifest names its tables. `held`: the guard of `compaction_lock`.
+    fn install_compaction(
+        &self,
+        mut job: CompactionJob,
+        held: &TaskLockGuard<'_>,
+        host: &dyn EngineHost,
+    ) -> Result<TaskReport> {
         let (plan, bytes_read) = (job.picked.clone(), job.bytes_read);
         let (partition, level) = (self.context.partition, plan.output_level);
         let inputs: HashSet<FileNumber> =
@@ -211,6 +227,13 @@ impl LsmTree {
         let now = self.current.get();
         let upper = tables_with_ids(&now, plan.start_level, &plan.start_level_inputs);
         let obsolete = [&upper[..], &tables_with_ids(&now, plan.output_level, &plan.output_level_inputs)].concat();
+        debug_assert_eq!(
+            obsolete.len(),
+            inputs.len(),
+            "the version has the inputs, because only flushes ran meanwhile"
+        );
+        let input_bytes: u64 = obsolete.iter().map(|table| table.meta().size).sum();
+        debug_assert_eq!(bytes_read, input_bytes, "a compaction reads its inputs");
         // A flush does not refer to an existing file without counted pointers, so a file without references now has
         // none later.
         let lost = obsolete.iter().flat_map(|table| &table.meta().blob_usage);
@@ -220,13 +243,13 @@ impl LsmTree {
         let dead = now.version.blobs().unreferenced(&counted, gained, lost);
         let removed = inputs.iter().map(|&table| VersionEdit::TableRemoved { partition, table });
         let dropped = dead.iter().map(|file| VersionEdit::BlobFileRemoved { partition, file: file.meta().number });
-        let _turn = self.version_change_lock.acquire(true);
-        let range_tombstones = self.range_tombstones_after_compaction(&obsolete, &tables);
-        let changed = range_tombstones.as_deref().map(|set| self.range_tombstones_edit(set));
+        let turn = self.version_change_lock.acquire(true).expect("it waits for the lock");
+        let range_tombstones = self.range_tombstones_after_compaction(&obsolete, &tables, &turn);
+        let changed = range_tombstones.as_deref().map(|set| self.range_tombstones_edit(set, &turn));
         if let Err(error) =
             self.commit_edits(removed.chain(job.outputs().edits(level)).chain(dropped).chain(changed), host)
         {
-            lock(&self.compaction_state).paused_compaction = Some(job);
+            self.pause_compaction(job, held);
             return Err(error);
         }
         let bytes_written = tables.iter().map(|table| table.size).sum();
@@ -260,6 +283,12 @@ impl LsmTree {
     }
 
     fn set_compact_pointer(&self, plan: &PickedCompaction, upper: &[Arc<TableHandle>]) {
+        debug_assert!(
+            self.context.order.is_custom()
+                || plan.start_level == 0
+                || upper.is_sorted_by(|a, b| a.meta().largest_key.0 < b.meta().smallest_key.0),
+            "the tables of a level below level 0 are in key order"
+        );
         if let Some(last) = upper.last().filter(|_| plan.start_level > 0 && plan.start_level != plan.output_level) {
             lock(&self.compaction_state).compact_pointers[usize::from(plan.start_level)] =
                 Some(last.meta().largest_key.0.clone());

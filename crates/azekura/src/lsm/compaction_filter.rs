@@ -245,6 +245,7 @@ impl AppliedFilter {
     /// # Errors
     /// Those of the filter. `Invalid` if a new value is too long, `Corruption` for a damaged pointer.
     pub(crate) fn decide(&mut self, entry: EntryRef<'_>, is_bottom: bool) -> Result<FilterDecision> {
+        debug_assert!(entry.kind.is_value() && entry.kind != RecordKind::Merge, "a filter decides about values");
         if self.is_needed(entry.seqno) {
             return Ok(FilterDecision::Keep);
         }

@@ -34,7 +34,7 @@ use crate::iter::InternalIter;
 use crate::iter::merge::MergingIter;
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::compaction_filter::{AppliedFilter, FilterDecision};
-use crate::lsm::output::{TableOutputWriter, ValueOrigin};
+use crate::lsm::output::{PendingOutputs, TableOutputWriter, ValueOrigin};
 use crate::lsm::table_handle::TableHandle;
 use crate::lsm::version::{HasTableMeta, SortedRun};
 
@@ -47,7 +47,25 @@ pub(crate) struct CompactionIter {
     older_runs: OlderRuns<TableHandle>,
     started: bool,
     in_key: bool,
+    entries_read: EntriesRead,
     versions: KeyVersionWriter,
+}
+
+/// What a [`CompactionIter`] has read, counted in builds with debug assertions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EntriesRead {
+    count: u64,
+    largest_seqno: SeqNo,
+}
+
+impl EntriesRead {
+    /// Panics if the finished tables have more entries, or newer ones, than were read.
+    pub(crate) fn check_written(&self, outputs: &PendingOutputs) {
+        let entries: u64 = outputs.tables.iter().map(|table| table.entries).sum();
+        assert!(entries <= self.count, "at most one entry is written for each that is read");
+        let largest = outputs.tables.iter().map(|table| table.largest_seqno).max();
+        assert!(largest <= Some(self.largest_seqno), "no entry is newer than those that are read");
+    }
 }
 
 impl CompactionIter {
@@ -67,6 +85,7 @@ impl CompactionIter {
             older_runs: OlderRuns::new(order.clone(), older_runs),
             started: false,
             in_key: false,
+            entries_read: EntriesRead::default(),
             versions: KeyVersionWriter {
                 rules: VersionDropRules::new(snapshots),
                 zero_seqnos,
@@ -89,18 +108,26 @@ impl CompactionIter {
         filter: Option<AppliedFilter>,
         merge: Option<AppliedMergeOperator>,
     ) -> CompactionIter {
+        debug_assert!(!self.started, "filter and operator are the same for every key");
         (self.versions.filter, self.versions.merge) = (filter, merge);
         self
     }
 
+    /// What was read until now.
+    pub(crate) fn entries_read(&self) -> EntriesRead {
+        self.entries_read
+    }
+
     /// Drops what has expired by these limits.
     pub(crate) fn with_expiry(mut self, expiry_limits: ExpiryLimits) -> CompactionIter {
+        debug_assert!(!self.started, "the limits are the same for every key");
         self.versions.expiry_limits = expiry_limits;
         self
     }
 
     /// Continues for about `budget` bytes of entries; true at the end.
     pub(crate) fn step(&mut self, budget: u64, output: &mut TableOutputWriter) -> Result<bool> {
+        debug_assert!(budget > 0, "a step makes progress");
         if !self.started {
             self.input.seek_to_first()?;
             self.started = true;
@@ -119,6 +146,10 @@ impl CompactionIter {
             }
             let entry = self.input.entry();
             passed += (entry.user_key.len() + entry.value.len() + size_of::<SeqNo>()) as u64;
+            if cfg!(debug_assertions) {
+                self.entries_read.count += 1;
+                self.entries_read.largest_seqno = self.entries_read.largest_seqno.max(entry.seqno);
+            }
             self.versions.add(entry, output)?;
             self.input.next()?;
         }
@@ -150,6 +181,7 @@ struct KeyVersionWriter {
 
 impl KeyVersionWriter {
     fn begin_key(&mut self, user_key: &[u8], is_base_level_for_key: bool) {
+        debug_assert!(self.pending.is_empty() && self.rules.is_between_keys(), "the previous key is finished");
         self.key.clear();
         self.key.extend_from_slice(user_key);
         self.is_base_level_for_key = is_base_level_for_key;
@@ -160,6 +192,8 @@ impl KeyVersionWriter {
     /// Takes the next older version of the current key.
     #[inline]
     fn add(&mut self, stored: EntryRef<'_>, output: &mut TableOutputWriter) -> Result<()> {
+        let is_custom = self.range_tombstones.order.is_custom();
+        debug_assert!(is_custom || stored.user_key == self.key, "the version is one of the current key");
         // An expired record counts as a tombstone, because older versions must not become visible again.
         let stored = match self.expiry_limits.is_expired(&stored)? {
             true => tombstone(stored.user_key, stored.seqno, RecordKind::Delete),
@@ -180,6 +214,10 @@ impl KeyVersionWriter {
         is_deleted: bool,
         output: &mut TableOutputWriter,
     ) -> Result<()> {
+        debug_assert!(
+            stored.kind == RecordKind::Merge || !self.pending.is_empty(),
+            "the version is an operand or below one"
+        );
         let stripe = self.rules.stripe(stored.seqno);
         if !self.pending.is_empty() && self.pending.stripe != stripe {
             self.finish_operands(OperandBase::Unknown, output)?;
@@ -218,6 +256,7 @@ impl KeyVersionWriter {
     /// them unchanged if the operator fails. True if the result is a value.
     fn finish_operands(&mut self, base: OperandBase<'_>, output: &mut TableOutputWriter) -> Result<bool> {
         let pending = std::mem::take(&mut self.pending);
+        debug_assert!(pending.is_empty() || self.merge.is_some(), "operands are pending only if they can be merged");
         let (Some(merge), Some(&seqno)) = (&mut self.merge, pending.seqnos.first()) else { return Ok(false) };
         let (user_key, operands) = (&*pending.user_key, &*pending.operands);
         if let Some(value) = merge.merge_fully(user_key, base, operands) {
@@ -263,6 +302,7 @@ impl KeyVersionWriter {
             let may_lose_seqno =
                 self.zero_seqnos && self.is_base_level_for_key && self.range_tombstones.seqnos().is_empty();
             let seqno = self.rules.output_seqno(entry.seqno, entry.kind, may_lose_seqno);
+            debug_assert!(self.zero_seqnos || seqno == entry.seqno, "entries of level 0 keep their sequence numbers");
             output.add_value(EntryRef { seqno, ..entry }, !self.key_written, origin)?;
             self.key_written = true;
         }
@@ -339,6 +379,8 @@ impl PendingOperands {
             self.user_key = entry.user_key.to_vec();
             self.stripe = stripe;
         }
+        debug_assert!(entry.kind == RecordKind::Merge, "only operands are pending");
+        debug_assert_eq!(self.stripe, stripe, "pending operands are in one stripe");
         self.seqnos.push(entry.seqno);
         self.operands.push(entry.value.to_vec());
         self.bytes += entry.value.len() + size_of::<Vec<u8>>() + size_of::<SeqNo>();
@@ -393,6 +435,11 @@ impl VersionDropRules {
         VersionDropRules { snapshots, newer: None, deferred: Vec::new() }
     }
 
+    /// Whether no version of a key was passed since the last one was finished.
+    fn is_between_keys(&self) -> bool {
+        self.newer.is_none() && self.deferred.is_empty()
+    }
+
     fn stripe(&self, seqno: SeqNo) -> usize {
         self.snapshots.partition_point(|&point| point < seqno)
     }
@@ -414,6 +461,7 @@ impl VersionDropRules {
         let closed = self.is_closed(stripe);
         if closed && kind != RecordKind::Merge && self.is_below_single_delete(stripe) {
             let single = self.deferred.pop().expect("it was just seen");
+            debug_assert_eq!(single.kind, RecordKind::SingleDelete, "the version above is the last deferred tombstone");
             self.newer = single.newer;
             if kind.is_value() {
                 return DropDecision::Drop;
@@ -446,6 +494,7 @@ impl VersionDropRules {
     /// Whether no reader can see an entry, because one of the range deletes over its key covers it. `covering`: their
     /// sequence numbers, newest first. It is dropped if a newer range delete is in its closed stripe.
     pub(crate) fn is_range_deleted(&self, seqno: SeqNo, covering: &[SeqNo]) -> bool {
+        debug_assert!(covering.is_sorted_by(|a, b| a > b), "range deletes are newest first");
         let Some(next) = covering.iter().rfind(|&&range_delete| range_delete > seqno) else { return false };
         let stripe = self.snapshots.partition_point(|point| point < next);
         stripe < self.snapshots.len() && self.snapshots.partition_point(|&point| point < seqno) == stripe
@@ -525,6 +574,7 @@ pub(crate) struct OlderRuns<T> {
 
 impl<T: HasTableMeta> OlderRuns<T> {
     pub(crate) fn new(order: KeyOrder, runs: Vec<Arc<SortedRun<T>>>) -> OlderRuns<T> {
+        debug_assert!(runs.iter().all(|run| !run.tables().is_empty()), "a run has at least one table");
         OlderRuns { order, runs: runs.into_iter().map(|run| (run, 0)).collect() }
     }
 

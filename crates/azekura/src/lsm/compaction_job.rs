@@ -42,8 +42,13 @@ impl CompactionJob {
         (filter, merge): (Option<AppliedFilter>, Option<AppliedMergeOperator>),
         created_ms: u64,
     ) -> CompactionJob {
+        debug_assert!(!picked.trivial_move, "a trivial move rewrites no table");
+        debug_assert!(snapshots.is_sorted(), "snapshots are in ascending order");
         let chosen: HashSet<FileNumber> =
             picked.start_level_inputs.iter().chain(&picked.output_level_inputs).copied().collect();
+        let input_count = picked.start_level_inputs.len() + picked.output_level_inputs.len();
+        debug_assert_eq!(chosen.len(), input_count, "no table is an input twice");
+        let mut found = 0;
         let mut bytes_read = 0;
         let mut inputs: Vec<Box<dyn InternalIter>> = Vec::new();
         let mut levels = vec![picked.start_level, picked.output_level];
@@ -51,11 +56,13 @@ impl CompactionJob {
         for run in levels.iter().flat_map(|&level| &version.level(level).runs) {
             let tables = run.tables().iter().filter(|table| chosen.contains(&table.meta().number)).map(Arc::clone);
             let tables: Vec<Arc<TableHandle>> = tables.collect();
+            found += tables.len();
             bytes_read += tables.iter().map(|table| table.meta().size).sum::<u64>();
             if !tables.is_empty() {
                 inputs.push(Box::new(RunIter::new(Arc::new(SortedRun::new(tables, &context.order)), context, false)));
             }
         }
+        debug_assert_eq!(found, input_count, "the version has each input on its level");
         let stay = version.level(picked.output_level).iter().filter(|table| !chosen.contains(&table.meta().number));
         let output = OutputOptions {
             table: options.table_options(picked.output_level),
@@ -92,8 +99,12 @@ impl CompactionJob {
         if !iter.step(budget, &mut self.output)? {
             return Ok(false);
         }
+        let read = iter.entries_read();
         self.iter = None;
         self.output.outputs.finish()?;
+        if cfg!(debug_assertions) {
+            read.check_written(&self.output.outputs);
+        }
         Ok(true)
     }
 

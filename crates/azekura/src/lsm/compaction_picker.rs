@@ -57,6 +57,9 @@ pub(crate) fn level_targets<T: HasTableMeta>(version: &Version<T>, options: &Lev
         targets.base_level -= 1;
         targets.bytes[usize::from(targets.base_level)] = bytes;
     }
+    debug_assert!((1..=BOTTOM_LEVEL).contains(&targets.base_level), "the base level is below level 0");
+    debug_assert!(targets.bytes.is_sorted(), "a deeper level has a larger target");
+    debug_assert!(targets.bytes[usize::from(targets.base_level)] > 0, "the base level has a target");
     targets
 }
 
@@ -110,6 +113,43 @@ pub(crate) struct PickedCompaction {
     pub(crate) output_level_inputs: Vec<FileNumber>,
     /// Only the level of the tables changes. No table is rewritten.
     pub(crate) trivial_move: bool,
+}
+
+impl PickedCompaction {
+    /// Panics if the compaction would lose an entry or change the order of two versions of a key.
+    pub(crate) fn check_invariants<T: HasTableMeta>(&self, version: &Version<T>, order: &KeyOrder) {
+        let (from, to) = (self.start_level, self.output_level);
+        assert!(from <= to && (1..=BOTTOM_LEVEL).contains(&to), "tables of level {from} cannot go to level {to}");
+        assert!(from < to || self.output_level_inputs.is_empty(), "a rewrite has inputs of one level");
+        assert!(!self.trivial_move || from < to, "a move changes the level of its tables");
+        assert!(!self.trivial_move || self.output_level_inputs.is_empty(), "moved tables overlap no table");
+        let has_all = |level: u8, inputs: &[FileNumber]| {
+            let found = version.level(level).iter().filter(|table| inputs.contains(&table.meta().number)).count();
+            found == inputs.len()
+        };
+        assert!(!self.start_level_inputs.is_empty(), "a compaction has an input");
+        assert!(has_all(from, &self.start_level_inputs), "level {from} has each input once");
+        assert!(has_all(to, &self.output_level_inputs), "level {to} has each input once");
+        if order.is_custom() {
+            return;
+        }
+        let tables: Vec<&TableMeta> = version.level(from).iter().map(|table| table.meta()).collect();
+        for (at, table) in tables.iter().enumerate().filter(|(_, t)| self.start_level_inputs.contains(&t.number)) {
+            let number = table.number.0;
+            // Level 0 lists newer tables first.
+            let is_above = |older: &&TableMeta| {
+                (!self.trivial_move && self.start_level_inputs.contains(&older.number)) || disjoint(older, table, order)
+            };
+            let stay_below = &tables[if from == 0 { at + 1 } else { tables.len() }..];
+            assert!(stay_below.iter().all(is_above), "table {number} would go below an older table of level 0");
+            for level in from + 1..=to {
+                let overlapping = version.run(level).map(|run| &run.tables()[run.overlapping_tables(table, order)]);
+                let is_input = |other: &T| level == to && self.output_level_inputs.contains(&other.meta().number);
+                let are_inputs = overlapping.unwrap_or_default().iter().all(|other| is_input(other));
+                assert!(are_inputs, "table {number} overlaps a table of level {level} that is no input");
+            }
+        }
+    }
 }
 
 impl<T: HasTableMeta> CompactionPicker<'_, T> {
@@ -315,6 +355,7 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         let mut best: Option<(u8, f64)> = None;
         for level in 0..BOTTOM_LEVEL {
             let score = self.score(&targets, level);
+            debug_assert!(score.is_finite() && score >= 0.0, "a level with a score has a target");
             if score >= 1.0 && best.is_none_or(|(_, other)| score > other) {
                 best = Some((level, score));
             }
@@ -324,7 +365,8 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
             return Some(self.pick_l0(CompactionReason::L0Runs, self.l0_output_level(), true));
         }
         let first = self.next_after_compact_pointer(level);
-        let excess = self.level(level).bytes - targets.bytes[usize::from(level)];
+        // The score is a rounded number.
+        let excess = self.level(level).bytes.saturating_sub(targets.bytes[usize::from(level)]);
         Some(self.pick_from_level(CompactionReason::LevelSize, level, level + 1, first, excess, true))
     }
 
@@ -413,14 +455,34 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
     /// same, rewrites the tables on their level.
     pub(crate) fn merge(&self, reason: CompactionReason, from: u8, to: u8, tables: &[&Arc<T>]) -> PickedCompaction {
         let lower = if from == to { Vec::new() } else { self.overlapping_tables(to, tables) };
-        PickedCompaction {
+        self.checked(PickedCompaction {
             reason,
             start_level: from,
             output_level: to,
             start_level_inputs: file_ids(tables),
             output_level_inputs: file_ids(&lower),
             trivial_move: false,
+        })
+    }
+
+    /// Moves `tables` of level `from`, which overlap no table of `to`, to level `to`.
+    fn move_tables(&self, reason: CompactionReason, from: u8, to: u8, tables: &[&Arc<T>]) -> PickedCompaction {
+        debug_assert!(self.allows_trivial_move(from, to), "a table keeps its compression");
+        self.checked(PickedCompaction {
+            reason,
+            start_level: from,
+            output_level: to,
+            start_level_inputs: file_ids(tables),
+            output_level_inputs: Vec::new(),
+            trivial_move: true,
+        })
+    }
+
+    fn checked(&self, picked: PickedCompaction) -> PickedCompaction {
+        if cfg!(debug_assertions) {
+            picked.check_invariants(self.version, self.order);
         }
+        picked
     }
 
     /// Compacts level 0 into `to`. If there are tables that overlap neither an older table of level 0 nor a table of
@@ -428,12 +490,13 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
     pub(crate) fn pick_l0(&self, reason: CompactionReason, to: u8, move_tombstones: bool) -> PickedCompaction {
         let movable = self.movable_l0_tables(to, move_tombstones);
         if !movable.is_empty() {
-            return PickedCompaction { trivial_move: true, ..self.merge(reason, 0, to, &movable) };
+            return self.move_tables(reason, 0, to, &movable);
         }
         self.merge(reason, 0, to, &self.level(0).iter().collect::<Vec<_>>())
     }
 
     fn movable_l0_tables(&self, to: u8, move_tombstones: bool) -> Vec<&Arc<T>> {
+        debug_assert!(!self.level(0).is_empty(), "level 0 has a table to compact");
         let (mut movable, mut staying): (Vec<&Arc<T>>, Vec<&Arc<T>>) = (Vec::new(), Vec::new());
         if !self.allows_trivial_move(0, to) {
             return movable;
@@ -471,6 +534,8 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
     ) -> PickedCompaction {
         let run = self.version.run(from).expect("the start level has a table at `first`");
         let tables = run.tables();
+        debug_assert!(0 < from && from < to, "level 0 is compacted as a whole");
+        debug_assert!(first < tables.len(), "the start level has a table at `first`");
         let movable = |table: &Arc<T>| {
             self.allows_trivial_move(from, to)
                 && self.overlapping_tables(to, &[table]).is_empty()
@@ -484,7 +549,7 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         });
         let upper: Vec<&Arc<T>> = in_row.collect();
         if !upper.is_empty() {
-            return PickedCompaction { trivial_move: true, ..self.merge(reason, from, to, &upper) };
+            return self.move_tables(reason, from, to, &upper);
         }
         let range = self.expand_inputs(run, first, to);
         self.merge(reason, from, to, &tables[range].iter().collect::<Vec<_>>())
@@ -503,11 +568,13 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         let (_, mut below) = cost(end);
         while end < run.tables().len() {
             let (more_above, more_below) = cost(end + 1);
+            debug_assert!(more_below >= below, "more tables overlap at least as many bytes");
             if more_above + more_below > self.compaction_bytes_max() || more_below > below {
                 break;
             }
             (end, below) = (end + 1, more_below);
         }
+        debug_assert!(first < end && end <= run.tables().len(), "the inputs are tables of the run");
         first..end
     }
 }

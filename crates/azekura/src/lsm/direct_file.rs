@@ -88,6 +88,8 @@ impl DirectBlobFile {
         let mut state = lock(&appender.state);
         let pointer = state.writer.append(&value.frame()).map_err(|error| error.in_file(self.path()))?;
         let end = state.writer.end_offset();
+        debug_assert_eq!(pointer.logical_file, self.id, "a pointer names the file that has the value");
+        debug_assert_eq!(pointer.frame_offset + pointer.frame_len, end, "the value is the last one");
         self.handle.file().grow_to(end);
         self.values.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(pointer.frame_len, Ordering::Relaxed);
@@ -272,6 +274,7 @@ impl DirectBlobAppender {
     /// Records that the file is written up to `end`, and adds the file to `unsynced`. The caller does this before a
     /// frame of the WAL contains a pointer to the new bytes.
     pub(crate) fn record_write(self: &Arc<Self>, end: u64, id: FileNumber, unsynced: &UnsyncedBlobFiles) {
+        debug_assert!(self.written() <= end, "a direct blob file grows");
         self.written.store(end, Ordering::SeqCst);
         lock(&unsynced.files).entry(id).or_insert_with(|| Arc::clone(self));
     }
@@ -348,6 +351,7 @@ impl DirectBlobAppender {
             return Err(error);
         }
         turn.dir_synced = true;
+        debug_assert!(self.synced() < written, "a sync makes more bytes durable");
         self.synced.store(written, Ordering::SeqCst);
         Ok(())
     }

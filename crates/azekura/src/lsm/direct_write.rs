@@ -19,8 +19,8 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 
 use crate::base::Result;
 use crate::base::blob_pointer::BlobPointer;
@@ -63,7 +63,7 @@ impl LsmTree {
             self.drop_direct_blob_files(&[failed]); // no release of a pointer will do it
         }
         if open.is_none() {
-            *open = Some(self.create_direct_blob_file()?);
+            *open = Some(self.create_direct_blob_file(&open)?);
         }
         let file = Arc::clone(open.as_ref().expect("it was created above"));
         // Counted before the write, so that the file is in use from its first value on.
@@ -77,8 +77,12 @@ impl LsmTree {
         Ok(pointer)
     }
 
-    /// Creates a direct blob file and adds it to the super version. The caller holds `open_file`.
-    fn create_direct_blob_file(&self) -> Result<Arc<DirectBlobFile>> {
+    /// Creates a direct blob file and adds it to the super version. `open`: the guard of `open_file`.
+    fn create_direct_blob_file(
+        &self,
+        open: &MutexGuard<'_, Option<Arc<DirectBlobFile>>>,
+    ) -> Result<Arc<DirectBlobFile>> {
+        debug_assert!(open.is_none(), "a tree has one direct blob file that is open for values");
         let context = &self.context;
         let (id, files) = (context.new_file_id(), context.files.blob_files());
         let mut file_id = [0; 16];

@@ -1,6 +1,7 @@
 //! Entries in one allocation, in the order of their arrival until they are sorted.
 
 use crate::base::KeyOrder;
+use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
 
 /// Keys with their values. Used by one thread at a time.
 #[derive(Debug, Default)]
@@ -27,9 +28,10 @@ impl EntryBuffer {
         let _reserved = self.bytes.try_reserve_exact(bytes);
     }
 
-    /// Adds an entry whose lengths were checked.
+    /// Adds an entry.
     #[inline]
     pub(crate) fn push(&mut self, key: &[u8], value: &[u8]) {
+        debug_assert!(key.len() <= KEY_LEN_MAX && value.len() as u64 <= VALUE_LEN_MAX, "the lengths were checked");
         let start = self.bytes.len();
         self.bytes.extend_from_slice(key);
         self.bytes.extend_from_slice(value);
@@ -81,6 +83,10 @@ impl EntryBuffer {
         self.spans.dedup_by(|later, kept| {
             later.key_prefix == kept.key_prefix && order.cmp(later.key(bytes), kept.key(bytes)).is_eq()
         });
+        debug_assert!(
+            order.is_custom() || self.spans.is_sorted_by(|a, b| a.key(bytes) < b.key(bytes)),
+            "each key is in the buffer once, in order"
+        );
     }
 }
 

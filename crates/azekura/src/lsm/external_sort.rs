@@ -85,6 +85,7 @@ impl ExternalSorter {
 
     #[inline]
     pub(crate) fn push(&mut self, key: &[u8], value: &[u8]) {
+        debug_assert!(!self.must_write_before(key, value), "the buffer has space for the entry");
         self.buffer.push(key, value);
     }
 
@@ -93,6 +94,7 @@ impl ExternalSorter {
     /// # Errors
     /// `Io` and `OutOfSpace`.
     pub(crate) fn write_run(&mut self) -> Result<()> {
+        debug_assert!(!self.buffer.is_empty(), "a run file has an entry");
         self.buffers_written += 1;
         self.buffer.sort(&self.context.order);
         let seqno = SeqNo(self.buffers_written);
@@ -107,6 +109,7 @@ impl ExternalSorter {
     }
 
     fn add_run(&mut self, run: Arc<TableHandle>, generation: usize) {
+        debug_assert!(generation <= self.generations.len(), "a run follows the previous generation");
         if self.generations.len() == generation {
             self.generations.push(Vec::new());
         }
@@ -124,10 +127,12 @@ impl ExternalSorter {
             }
             at += 1;
         }
+        debug_assert!(self.generations.iter().all(|runs| runs.len() < MERGE_FAN_IN), "full generations are merged");
         Ok(())
     }
 
     fn merge(&self, runs: Vec<Arc<TableHandle>>) -> Result<Arc<TableHandle>> {
+        debug_assert!((2..=MERGE_FAN_IN).contains(&runs.len()), "a merge has several runs, and a bound of them");
         let mut writer = RunFileWriter::new(&self.context, &self.options, self.now_ms);
         let mut last_key: Option<Vec<u8>> = None;
         let mut merged = self.merging_iter(runs);
@@ -249,6 +254,7 @@ impl RunFileWriter {
         let mut outputs = self.output.outputs;
         outputs.finish_table(|_| true)?;
         let meta = outputs.tables.pop().ok_or_else(|| Error::corruption("a run file has no entries"))?;
+        debug_assert!(outputs.tables.is_empty() && outputs.blobs.is_empty(), "a run file is one table");
         outputs.keep();
         let handle = TableHandle::new(meta, None, self.context, self.read);
         handle.mark_obsolete();

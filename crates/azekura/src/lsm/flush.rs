@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::base::sync::lock;
-use crate::base::version_edit::{FileNumber, VersionEdit};
+use crate::base::version_edit::{FileNumber, TableMeta, VersionEdit};
 use crate::base::{Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::iter::InternalIter;
@@ -30,12 +30,9 @@ impl LsmTree {
         self.flush_exclusively(&occupied, host)
     }
 
-    /// Writes all sealed memtables as one run, for a caller that holds the flush lock.
-    pub(crate) fn flush_exclusively(
-        &self,
-        _flush_lock: &TaskLockGuard<'_>,
-        host: &dyn EngineHost,
-    ) -> Result<TaskReport> {
+    /// Writes all sealed memtables as one run. `held`: the guard of the flush lock.
+    pub(crate) fn flush_exclusively(&self, held: &TaskLockGuard<'_>, host: &dyn EngineHost) -> Result<TaskReport> {
+        debug_assert!(held.holds(&self.flush_lock), "the guard is that of the flush lock");
         self.check_open()?;
         let uncommitted = lock(&self.uncommitted_flush).take();
         let Some(mut written) =
@@ -43,12 +40,13 @@ impl LsmTree {
         else {
             return Ok(TaskReport::default());
         };
-        let _turn = self.version_change_lock.acquire(true);
-        let range_tombstones = self.range_tombstones_after_flush(&written);
-        if let Err(error) = self.commit_flush(&mut written, range_tombstones.as_deref(), host) {
+        let turn = self.version_change_lock.acquire(true).expect("it waits for the lock");
+        let range_tombstones = self.range_tombstones_after_flush(&written, &turn);
+        if let Err(error) = self.commit_flush(&mut written, range_tombstones.as_deref(), &turn, host) {
             // Files that an edit may name are kept, and so is the flush.
             if written.outputs.is_kept() {
-                *lock(&self.uncommitted_flush) = Some(written);
+                let before = lock(&self.uncommitted_flush).replace(written);
+                debug_assert!(before.is_none(), "a tree has one uncommitted flush");
             }
             return Err(error);
         }
@@ -64,6 +62,7 @@ impl LsmTree {
         &self,
         written: &mut UncommittedFlush,
         range_tombstones: Option<&RangeTombstones>,
+        turn: &TaskLockGuard<'_>,
         host: &dyn EngineHost,
     ) -> Result<()> {
         // Through the end of the memtables, not of the output, because a dropped tombstone is a record that becomes
@@ -71,7 +70,7 @@ impl LsmTree {
         host.sync_wal_through(written.through)?;
         let through = self.max_flushed_seqno(written, host);
         let flushed = VersionEdit::Flushed { partition: self.context.partition, through };
-        let changed = range_tombstones.map(|set| self.range_tombstones_edit(set));
+        let changed = range_tombstones.map(|set| self.range_tombstones_edit(set, turn));
         self.commit_edits(written.outputs.edits(0).chain(changed).chain([flushed]), host)
     }
 
@@ -86,6 +85,11 @@ impl LsmTree {
             let others = now.sealed.iter().filter(|memtable| !is_written(memtable)).chain([&now.active]);
             others.filter(|memtable| !memtable.is_empty()).map(|memtable| memtable.smallest_seqno()).min()
         });
+        // The number is 0 while the first record of a memtable is being inserted.
+        debug_assert!(
+            first.is_none_or(|first| first == SeqNo::ZERO || first > written.through),
+            "the memtables that stay are newer than those of the flush"
+        );
         let complete = first.map_or(visible, |first| visible.min(SeqNo(first.0.saturating_sub(1))));
         written.through.max(complete.min(host.wal_synced_through()))
     }
@@ -95,7 +99,9 @@ impl LsmTree {
         let Some(through) = before.sealed.iter().map(|memtable| memtable.largest_seqno()).max() else {
             return Ok(None);
         };
+        debug_assert!(through > before.flushed_through, "sealed memtables are newer than the tables");
         let snapshots = host.snapshot_seqnos();
+        debug_assert!(snapshots.is_sorted(), "snapshots are in ascending order");
         let empty = RangeTombstones::default();
         let range_tombstones =
             before.sealed.iter().filter(|memtable| memtable.has_range_deletes()).fold(empty, |merged, memtable| {
@@ -105,6 +111,9 @@ impl LsmTree {
         outputs.origin = TableOrigin::Flush(JobOrigin::new(through, []));
         let mut outputs = self.write_tables(&before, &snapshots, &range_tombstones, outputs)?;
         let bytes_written = outputs.finished_bytes();
+        if cfg!(debug_assertions) {
+            check_flushed(&before.sealed, &outputs, through);
+        }
         // Direct blob files that no flushed table refers to are left as they are. The others are finished. Their
         // acknowledged values are made durable with the WAL first, because a failure of that sync poisons the WAL for
         // all commits.
@@ -159,6 +168,9 @@ impl LsmTree {
             .with_expiry(self.context.snapshots.expiry_limits());
         while !iter.step(u64::MAX, &mut output)? {}
         output.outputs.finish()?;
+        if cfg!(debug_assertions) {
+            iter.entries_read().check_written(&output.outputs);
+        }
         Ok(output.outputs)
     }
 
@@ -176,6 +188,11 @@ impl LsmTree {
             .filter(|direct_blobs| !is_named(direct_blobs))
             .for_each(|direct_blobs| direct_blobs.handle.mark_obsolete());
         self.current.replace(|now| {
+            debug_assert!(
+                now.sealed.len() >= written.sealed.len()
+                    && now.sealed.iter().rev().zip(written.sealed.iter().rev()).all(|(a, b)| Arc::ptr_eq(a, b)),
+                "a flush replaces the oldest memtables"
+            );
             let change = VersionChange { flushed, blobs_added: added, range_tombstones, ..VersionChange::default() };
             let stays = |memtable: &&Arc<Memtable>| !written.sealed.iter().any(|other| Arc::ptr_eq(memtable, other));
             SuperVersion {
@@ -192,4 +209,14 @@ impl LsmTree {
             self.release_pointers(logical, count);
         }
     }
+}
+
+/// Panics if the tables of a flush have entries that its memtables do not have. `through`: their last sequence number.
+fn check_flushed(sealed: &[Arc<Memtable>], outputs: &PendingOutputs, through: SeqNo) {
+    let records: u64 = sealed.iter().map(|memtable| memtable.len()).sum();
+    let entries: u64 = outputs.tables.iter().map(|table| table.entries).sum();
+    assert!(entries <= records, "a flush writes at most one entry for each record");
+    let first = sealed.iter().map(|memtable| memtable.smallest_seqno()).min().unwrap_or(SeqNo::MAX);
+    let is_flushed = |table: &TableMeta| first <= table.smallest_seqno && table.largest_seqno <= through;
+    assert!(outputs.tables.iter().all(is_flushed), "a flush writes the entries of its memtables");
 }

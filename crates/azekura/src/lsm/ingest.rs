@@ -166,6 +166,23 @@ impl LsmTree {
         }
     }
 
+    /// Panics if a memtable has a record at `seqno` or above, or if the tables are not those of an ingest in key order.
+    fn check_ingest(&self, ingest: &IngestOutputs, seqno: SeqNo) {
+        let (now, tables) = (self.current.get(), &ingest.outputs.tables);
+        let is_older = |memtable: &Arc<Memtable>| memtable.largest_seqno() < seqno;
+        assert!(std::iter::once(&now.active).chain(now.sealed.iter()).all(is_older), "memtables are older");
+        let has_placeholder = |table: &TableMeta| {
+            table.global_seqno.is_none()
+                && (table.smallest_seqno, table.largest_seqno) == (INGEST_PLACEHOLDER, INGEST_PLACEHOLDER)
+        };
+        assert!(tables.iter().all(has_placeholder), "no sequence number is assigned to the tables yet");
+        if !self.context.order.is_custom() {
+            let is_before = |a: &TableMeta, b: &TableMeta| a.largest_key.0 < b.smallest_key.0;
+            assert!(tables.is_sorted_by(is_before), "the tables of an ingest are in key order");
+            assert!(!self.memtables_overlap(ingest).unwrap_or(false), "no memtable has a key in the range");
+        }
+    }
+
     /// Adds the tables to the tree with the sequence number `seqno`, which is above that of every record in the tree.
     /// The caller prevents commits, and publishes `seqno` afterwards. No memtable overlaps the tables. The edit also
     /// records that the partition id `marker` is used up.
@@ -181,9 +198,17 @@ impl LsmTree {
         locks: &IngestLocks<'_>,
         host: &dyn EngineHost,
     ) -> Result<TaskReport> {
+        debug_assert!(locks.flush.holds(&self.flush_lock), "no flush runs");
+        debug_assert!(
+            locks.compaction.as_ref().is_none_or(|held| held.holds(&self.compaction_lock)),
+            "no compaction runs"
+        );
         self.check_open()?;
         // All records before the ingest are durable before the edit makes the ingest durable.
         host.sync_wal_through(seqno)?;
+        if cfg!(debug_assertions) {
+            self.check_ingest(&ingest, seqno);
+        }
         let outputs = &mut ingest.outputs;
         let metas = std::mem::take(&mut outputs.tables).into_iter().map(|table| table.with_global_seqno(seqno));
         let (version, options) = (self.version(), self.options());

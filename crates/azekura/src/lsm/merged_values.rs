@@ -42,6 +42,7 @@ impl OperandChain {
     /// `Corruption` for a malformed pointer or expiry time. `MergeFailed` if the operands are longer than
     /// the longest value.
     fn add(&mut self, kind: RecordKind, value: &[u8], now_ms: u64) -> Result<bool> {
+        debug_assert!(matches!(self.base, ChainBase::Missing), "the versions below the base are not needed");
         let (expires_ms, kind, value) = split_expiry(kind, value)?;
         if expires_ms <= now_ms {
             return Ok(false);
@@ -223,6 +224,8 @@ impl MergedValuesIter {
     #[cold]
     fn merge(&mut self) -> Result<()> {
         let entry = self.inner.entry();
+        debug_assert_eq!(entry.kind, RecordKind::Merge, "a value is computed at an operand");
+        debug_assert!(entry.seqno <= self.at.seqno, "the reader sees the operand");
         self.key.clear();
         self.key.extend_from_slice(entry.user_key);
         self.seqno = entry.seqno;
@@ -247,6 +250,7 @@ impl MergedValuesIter {
             }
             self.inner.next()?;
         }
+        debug_assert!(!chain.operands.is_empty(), "the first version is an operand");
         let blobs = &mut self.blobs;
         self.value = chain.merge(&*self.operator, &self.key, |_, pointer| blobs.resolve(pointer))?;
         Ok(())

@@ -46,6 +46,7 @@ impl FoundValues<'_> {
                 None => return Ok(()),
             },
         };
+        debug_assert!(self.values[number].is_none(), "a key has one visible version");
         if kind == RecordKind::BlobPointer {
             let pointer = BlobPointer::decode(&value)?;
             let file = self.now.blob_file(pointer.logical_file);
@@ -91,6 +92,7 @@ impl SuperVersion {
         at: SeqNo,
         found: &mut FoundValues<'_>,
     ) -> Result<()> {
+        debug_assert!(keys.len() <= GROUP_LEN, "the arrays have an element for each key");
         let lookups: Vec<PointLookup<'_>> =
             keys.iter().map(|key| PointLookup::new(key, at, &context.order, context.hash_seed)).collect();
         // Numbers of the keys of which no version was found yet.
@@ -146,6 +148,7 @@ impl SuperVersion {
                 if seqno < removed[number] { Ok(()) } else { found.set(first + number, kind, value) }
             })?;
             pending.retain(|&number| !is_found[number]);
+            debug_assert!(pending.is_sorted_by(|a, b| a < b), "each key is pending once");
         }
         Ok(())
     }

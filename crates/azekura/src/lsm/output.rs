@@ -14,6 +14,7 @@ use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::direct_file::DirectBlobFile;
 use crate::lsm::options::KvSeparationOptions;
 use crate::lsm::tree_context::TreeContext;
+use crate::lsm::version::NUM_LEVELS;
 use crate::memtable::Memtable;
 use crate::table::format::{JobOrigin, TableOrigin};
 use crate::table::options::TableOptions;
@@ -92,7 +93,9 @@ impl PendingOutputs {
         kind: DataFileKind,
         begin: impl FnOnce(Arc<dyn File>, FileNumber, [u8; 16]) -> Result<W>,
     ) -> Result<OpenOutput<W>> {
+        debug_assert!(!self.is_kept, "an edit may name the files only once all of them are finished");
         let id = self.context.new_file_id();
+        debug_assert!(self.created.last().is_none_or(|(_, last)| *last < id), "file numbers increase");
         let tables = &self.context.files;
         let (file, path) = match kind {
             DataFileKind::Table => (tables.create(id)?, tables.path(id)),
@@ -144,7 +147,10 @@ impl PendingOutputs {
                 other => other,
             };
             table.writer.set_origin(origin);
+            let id = table.id;
             let meta = table.finish(!self.is_temporary, TableWriter::finish)?;
+            debug_assert_eq!(meta.number, id, "the metadata is that of the table");
+            debug_assert!(self.tables.last().is_none_or(|last| last.number < id), "tables are finished in their order");
             let range_deletes_applied_through = self.range_deletes_applied_through;
             self.tables.push(TableMeta { range_deletes_applied_through, ..meta });
         }
@@ -184,7 +190,10 @@ impl PendingOutputs {
     /// `Io` and `OutOfSpace`.
     pub(crate) fn finish_blob_file(&mut self, when: impl FnOnce(&BlobWriter) -> bool) -> Result<()> {
         if let Some(blob_file) = self.blob_file.take_if(|blob_file| when(&blob_file.writer)) {
-            self.blobs.push(blob_file.finish(true, |writer, _| writer.finish())?);
+            let id = blob_file.id;
+            let meta = blob_file.finish(true, |writer, _| writer.finish())?;
+            debug_assert_eq!(meta.number, id, "the metadata is that of the blob file");
+            self.blobs.push(meta);
         }
         Ok(())
     }
@@ -195,6 +204,7 @@ impl PendingOutputs {
     /// # Errors
     /// Those of finishing a file, and `Io`.
     pub(crate) fn finish(&mut self) -> Result<()> {
+        debug_assert!(!self.is_temporary, "temporary files have no durable names");
         self.finish_blob_file(|_| true)?;
         self.finish_table_as(|_| true, true)?;
         if self.created.is_empty() { Ok(()) } else { self.context.fs.sync_dir(&self.context.dir) }
@@ -213,6 +223,8 @@ impl PendingOutputs {
 
     /// [Keeps](PendingOutputs::keep) the files and returns the edits that name them, with the tables on `level`.
     pub(crate) fn edits(&mut self, level: u8) -> impl Iterator<Item = VersionEdit> {
+        debug_assert!(usize::from(level) < NUM_LEVELS && !self.is_temporary, "an edit names tables of a level");
+        debug_assert!(self.created.len() <= self.tables.len() + self.blobs.len(), "the edits name every file");
         self.keep();
         let partition = self.context.partition;
         let tables = self.tables.iter().flat_map(move |table| {
@@ -277,6 +289,10 @@ pub(crate) struct TableOutputWriter {
 
 impl TableOutputWriter {
     pub(crate) fn new(outputs: PendingOutputs, options: OutputOptions) -> TableOutputWriter {
+        debug_assert!(
+            outputs.context.order.is_custom() || options.output_level_boundaries.is_sorted(),
+            "the tables that stay are in key order"
+        );
         TableOutputWriter { options, next_boundary: 0, pointer: Vec::new(), outputs }
     }
 
@@ -292,6 +308,7 @@ impl TableOutputWriter {
     /// As [`add`](TableOutputWriter::add), for an entry whose value has that origin.
     pub(crate) fn add_value(&mut self, entry: EntryRef<'_>, new_key: bool, origin: ValueOrigin) -> Result<()> {
         let TableOutputWriter { options, next_boundary, pointer, outputs } = self;
+        debug_assert!(new_key || outputs.table.is_some(), "the versions of a key are in one table");
         if new_key {
             let order = &outputs.context.order;
             let behind = advance_past(&options.output_level_boundaries, next_boundary, entry.user_key, order);

@@ -19,7 +19,7 @@ use crate::lsm::compaction_job::CompactionJob;
 use crate::lsm::output::UncommittedFlush;
 use crate::lsm::read::SuperVersion;
 use crate::lsm::table_handle::TableHandle;
-use crate::lsm::tree::LsmTree;
+use crate::lsm::tree::{LsmTree, TaskLockGuard};
 use crate::lsm::version::{HasTableMeta, SortedRun, Version, VersionChange, may_have_covered_entries};
 
 /// A memtable is sealed before a range delete if range deletes would cover more of its records than this. Scans skip
@@ -56,14 +56,20 @@ impl LsmTree {
         Ok(sealed)
     }
 
-    /// The edit that changes the flushed range tombstones to `new`.
-    pub(crate) fn range_tombstones_edit(&self, new: &RangeTombstones) -> VersionEdit {
+    /// The edit that changes the flushed range tombstones to `new`. `turn`: the guard of `version_change_lock`.
+    pub(crate) fn range_tombstones_edit(&self, new: &RangeTombstones, turn: &TaskLockGuard<'_>) -> VersionEdit {
+        debug_assert!(turn.holds(&self.version_change_lock), "no other task changes the version");
         let (removed, added) = self.version().range_tombstones().difference(new, &self.context.order);
         VersionEdit::RangeTombstones { partition: self.context.partition, removed, added }
     }
 
-    /// The range tombstones after a flush, if they change. The caller holds `version_change_lock`.
-    pub(crate) fn range_tombstones_after_flush(&self, written: &UncommittedFlush) -> Option<Arc<RangeTombstones>> {
+    /// The range tombstones after a flush, if they change. `turn`: the guard of `version_change_lock`.
+    pub(crate) fn range_tombstones_after_flush(
+        &self,
+        written: &UncommittedFlush,
+        turn: &TaskLockGuard<'_>,
+    ) -> Option<Arc<RangeTombstones>> {
+        debug_assert!(turn.holds(&self.version_change_lock), "no other task changes the version");
         if written.range_tombstones.is_empty() {
             return None;
         }
@@ -78,12 +84,14 @@ impl LsmTree {
         (!new.is_empty() || !old.is_empty()).then(|| Arc::new(new))
     }
 
-    /// The range tombstones after a compaction, if they change. The caller holds `version_change_lock`.
+    /// The range tombstones after a compaction, if they change. `turn`: the guard of `version_change_lock`.
     pub(crate) fn range_tombstones_after_compaction(
         &self,
         removed: &[Arc<TableHandle>],
         added: &[TableMeta],
+        turn: &TaskLockGuard<'_>,
     ) -> Option<Arc<RangeTombstones>> {
+        debug_assert!(turn.holds(&self.version_change_lock), "no other task changes the version");
         let (version, order) = (self.version(), &self.context.order);
         let old = version.range_tombstones();
         if old.is_empty() {
@@ -95,6 +103,7 @@ impl LsmTree {
                 || is_needed(fragment, &version, &numbers, added, order)
         };
         let new = old.filtered(stays, order);
+        debug_assert!(new.len() <= old.len() && new.largest_seqno() <= old.largest_seqno(), "no range delete is added");
         (new.len() < old.len()).then(|| Arc::new(new))
     }
 
@@ -120,7 +129,7 @@ impl LsmTree {
         if !wait && !has_drop_reason(&self.version()) {
             return Ok(None);
         }
-        let Some(_occupied) = self.compaction_lock.acquire(wait) else { return Ok(None) };
+        let Some(occupied) = self.compaction_lock.acquire(wait) else { return Ok(None) };
         self.check_open()?;
         // Taken before the version: a pointer that is not counted any more is in the tables of the version.
         let counted = self.direct_blobs.files_with_pointers();
@@ -138,16 +147,16 @@ impl LsmTree {
         }
         if numbers.is_empty() && dead.is_empty() {
             if wait {
-                self.discard_outdated_blob_gc();
+                self.discard_outdated_blob_gc(&occupied);
             }
             return Ok(None);
         }
         let partition = self.context.partition;
         let removed = numbers.iter().map(|&table| VersionEdit::TableRemoved { partition, table });
         let dropped = dead.iter().map(|file| VersionEdit::BlobFileRemoved { partition, file: file.meta().number });
-        let _turn = self.version_change_lock.acquire(true);
-        let range_tombstones = self.range_tombstones_after_compaction(&tables, &[]);
-        let changed = range_tombstones.as_deref().map(|set| self.range_tombstones_edit(set));
+        let turn = self.version_change_lock.acquire(true).expect("it waits for the lock");
+        let range_tombstones = self.range_tombstones_after_compaction(&tables, &[], &turn);
+        let changed = range_tombstones.as_deref().map(|set| self.range_tombstones_edit(set, &turn));
         self.commit_edits(removed.chain(dropped).chain(changed), host)?;
         tables.iter().for_each(|table| table.mark_obsolete());
         dead.iter().for_each(|file| file.mark_obsolete());
@@ -162,9 +171,10 @@ impl LsmTree {
         Ok(Some(report))
     }
 
-    /// Discards a paused blob GC whose files were removed since, because it keeps them open. The caller holds
+    /// Discards a paused blob GC whose files were removed since, because it keeps them open. `held`: the guard of
     /// `compaction_lock`.
-    fn discard_outdated_blob_gc(&self) {
+    fn discard_outdated_blob_gc(&self, held: &TaskLockGuard<'_>) {
+        debug_assert!(held.holds(&self.compaction_lock), "no blob GC runs");
         let version = self.version();
         let is_outdated = |job: &mut BlobGcJob| !job.inputs_exist(version.blobs());
         let outdated = lock(&self.compaction_state).paused_blob_gc.take_if(is_outdated);
@@ -192,7 +202,8 @@ impl LsmTree {
         };
         let Some(mut job) = state.paused_compaction.take_if(reads) else { return true };
         if job.outputs().is_kept() {
-            state.paused_compaction = Some(job);
+            let before = state.paused_compaction.replace(job);
+            debug_assert!(before.is_none(), "a tree has one paused compaction");
             return false;
         }
         drop(state);
@@ -249,6 +260,7 @@ fn covered_bytes(table: &TableHandle, set: &RangeTombstones, order: &KeyOrder) -
         KeyBoundary::After(key) => reader.approximate_offset(InternalKey::new(key, SeqNo::ZERO)),
         KeyBoundary::Max => Ok(meta.size),
     };
+    debug_assert!(may_have_covered_entries(meta, set.largest_seqno()), "a range delete may cover entries of the table");
     let mut covered = 0;
     for fragment in set.overlapping(&meta.smallest_key.0, &meta.largest_key.0, order) {
         if may_have_covered_entries(meta, fragment.seqnos[0]) {

@@ -88,6 +88,9 @@ impl SuperVersionCell {
         let _turn = lock(&self.replace_lock);
         let mut next = self.with(next);
         next.has_older_range_deletes = next.find_older_range_deletes();
+        if cfg!(debug_assertions) {
+            self.with(|before| next.check_invariants(before));
+        }
         #[cfg(any(test, feature = "testing"))]
         let old = Arc::downgrade(&self.cell.load_arc());
         self.cell.store(Arc::new(next));
@@ -149,6 +152,20 @@ impl SuperVersion {
     #[inline]
     pub(crate) fn has_range_deletes(&self) -> bool {
         self.has_older_range_deletes || self.active.has_range_deletes()
+    }
+
+    /// Panics if the memtables are not in the order of their records, or if this does not follow `before`.
+    fn check_invariants(&self, before: &SuperVersion) {
+        assert!(self.sealed.iter().all(|memtable| !memtable.is_empty()), "no sealed memtable is empty");
+        let is_newer = |pair: &[Arc<Memtable>]| pair[0].smallest_seqno() > pair[1].largest_seqno();
+        assert!(self.sealed.windows(2).all(is_newer), "sealed memtables are newest first");
+        // The number is 0 before the first record of the active memtable, and while that is being inserted.
+        let first = self.active.smallest_seqno();
+        let sealed = self.sealed.first().map_or(SeqNo::ZERO, |newest| newest.largest_seqno());
+        assert!(first == SeqNo::ZERO || first > sealed, "the active memtable is newer than the sealed ones");
+        assert!(self.flushed_through >= before.flushed_through, "flushed records stay in tables");
+        let is_unfinished = |file: &FileNumber| !self.version.blobs().contains(*file);
+        assert!(self.direct_blobs.keys().all(is_unfinished), "the version does not have a direct blob file");
     }
 
     /// The highest sequence number in a memtable; 0 if all are empty.
@@ -413,6 +430,10 @@ impl RunIter {
 
     /// Moves from the end of a table to the next entry in another table: after it, or before it if not `forward`.
     fn settle(&mut self, forward: bool) -> Result<()> {
+        debug_assert!(
+            self.table_iter.is_none() || self.table_index < self.run.tables().len(),
+            "the open table is in the run"
+        );
         while self.table_iter.as_ref().is_some_and(|inner| !inner.valid()) {
             let next = if forward { self.table_index + 1 } else { self.table_index.wrapping_sub(1) };
             if let Some(inner) = self.open(next)? {
@@ -440,6 +461,10 @@ impl RunIter {
 
 impl SkippingIter for RunIter {
     fn skip_forward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
+        debug_assert!(
+            order.is_custom() || self.current().is_some_and(|entry| boundary.cmp_key(entry.user_key, order).is_gt()),
+            "the current entry is before the boundary"
+        );
         let tables = &self.run.tables()[self.table_index..];
         let ends_the_skip = |table: &Arc<TableHandle>| {
             table.meta().largest_seqno >= seqno || boundary.cmp_key(&table.meta().largest_key.0, order).is_lt()
@@ -454,6 +479,10 @@ impl SkippingIter for RunIter {
     }
 
     fn skip_backward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
+        debug_assert!(
+            order.is_custom() || self.current().is_some_and(|entry| boundary.cmp_key(entry.user_key, order).is_lt()),
+            "the current entry is behind the boundary"
+        );
         let tables = &self.run.tables()[..=self.table_index];
         let ends_the_skip = |table: &Arc<TableHandle>| {
             table.meta().largest_seqno >= seqno || boundary.cmp_key(&table.meta().smallest_key.0, order).is_gt()

@@ -12,7 +12,7 @@ use crate::lsm::blob_gc::{
     next_blob_gc_step,
 };
 use crate::lsm::blob_map::BlobMap;
-use crate::lsm::tree::LsmTree;
+use crate::lsm::tree::{LsmTree, TaskLockGuard};
 use crate::lsm::version::VersionChange;
 
 /// Number of bytes after which a blob GC checks whether it should yield. Tests copy less data.
@@ -73,7 +73,7 @@ impl LsmTree {
     /// Runs a blob GC on some of the `chosen` files, or resumes a paused one. The caller calls it again for the files
     /// that still exist afterwards.
     pub(crate) fn run_blob_gc(&self, chosen: &[FileNumber], wait: bool, host: &dyn EngineHost) -> Result<TaskReport> {
-        let Some(_occupied) = self.compaction_lock.acquire(wait) else { return Ok(TaskReport::default()) };
+        let Some(occupied) = self.compaction_lock.acquire(wait) else { return Ok(TaskReport::default()) };
         self.check_open()?;
         let counted = self.direct_blobs.files_with_pointers();
         let now = self.current.get();
@@ -96,11 +96,18 @@ impl LsmTree {
         while !job.step(STEP_BYTES)? {
             self.check_open()?;
             if host.should_yield() {
-                lock(&self.compaction_state).paused_blob_gc = Some(job);
+                self.pause_blob_gc(job, &occupied);
                 return Ok(TaskReport::default());
             }
         }
-        self.install_blob_gc(job, host)
+        self.install_blob_gc(job, &occupied, host)
+    }
+
+    /// Keeps a blob GC for the next task. `held`: the guard of `compaction_lock`.
+    fn pause_blob_gc(&self, job: BlobGcJob, held: &TaskLockGuard<'_>) {
+        debug_assert!(held.holds(&self.compaction_lock), "a blob GC that is paused was running");
+        let before = lock(&self.compaction_state).paused_blob_gc.replace(job);
+        debug_assert!(before.is_none(), "a tree has one paused blob GC");
     }
 
     /// Runs blob GC as the options require, as far as staleness is known. A file that is damaged is ignored from then
@@ -180,6 +187,7 @@ impl LsmTree {
         }
         let damaged = lock(&self.compaction_state).damaged_blob_files.clone();
         let figures = blobs.handles().zip(blobs.stats()).map(|(handle, uses)| {
+            debug_assert_eq!(handle.meta().number.0, uses.id, "handles and statistics have one order");
             let figures = BlobGarbageStats::from_file_stats(&uses);
             let stays = BlobMap::has_memory_pointers(handle, &counted) || damaged.contains(&figures.id);
             if stays { figures.assume_all_live() } else { figures }
@@ -194,13 +202,19 @@ impl LsmTree {
     }
 
     /// Replaces the input files of a blob GC by its output files. If the edit cannot be committed, the job is kept,
-    /// because it is unknown whether the manifest names its files.
-    fn install_blob_gc(&self, mut job: BlobGcJob, host: &dyn EngineHost) -> Result<TaskReport> {
+    /// because it is unknown whether the manifest names its files. `held`: the guard of `compaction_lock`.
+    fn install_blob_gc(
+        &self,
+        mut job: BlobGcJob,
+        held: &TaskLockGuard<'_>,
+        host: &dyn EngineHost,
+    ) -> Result<TaskReport> {
+        debug_assert!(job.inputs_exist(self.version().blobs()), "no other task has removed an input file");
         let partition = self.context.partition;
         let blobs_removed: Vec<FileNumber> = job.inputs.iter().map(|file| file.meta().number).collect();
         let removed = blobs_removed.iter().map(|&file| VersionEdit::BlobFileRemoved { partition, file });
         if let Err(error) = self.commit_edits(job.outputs.edits(0).chain(removed), host) {
-            lock(&self.compaction_state).paused_blob_gc = Some(job);
+            self.pause_blob_gc(job, held);
             return Err(error);
         }
         let bytes_written = job.outputs.finished_bytes();

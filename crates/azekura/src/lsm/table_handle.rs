@@ -37,6 +37,10 @@ impl TableHandle {
         let (table, obsolete) = (OnceLock::new(), AtomicBool::new(false));
         let (covered_bytes, covered_as_of) = (AtomicU64::new(0), AtomicU64::new(0));
         let options = AtomicU8::new(options.to_bits());
+        debug_assert!(
+            meta.number.0 < context.next_file_id.load(Ordering::Relaxed),
+            "the number of a table was taken from the database"
+        );
         context.files.add_live_bytes(meta.size);
         Arc::new(TableHandle {
             meta,

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::key_range::RangeTombstone;
@@ -81,6 +81,13 @@ pub(crate) struct TaskLock {
 #[derive(Debug)]
 pub(crate) struct TaskLockGuard<'a>(&'a TaskLock);
 
+impl TaskLockGuard<'_> {
+    /// For assertions: whether this guard holds `lock`.
+    pub(crate) fn holds(&self, lock: &TaskLock) -> bool {
+        std::ptr::eq(self.0, lock)
+    }
+}
+
 impl TaskLock {
     pub(crate) fn is_held(&self) -> bool {
         *lock(&self.held)
@@ -102,7 +109,10 @@ impl TaskLock {
 
 impl Drop for TaskLockGuard<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.held) = false;
+        let mut held = lock(&self.0.held);
+        debug_assert!(*held, "a guard holds its lock");
+        *held = false;
+        drop(held);
         self.0.released.notify_one();
     }
 }
@@ -289,18 +299,20 @@ impl LsmTree {
         records >= PASSED_RECORDS_MIN && self.dead_ranges.passed_keys() / PASSED_KEYS_PER_RECORD >= records
     }
 
-    /// Replaces the active memtable by an empty one, unless it is empty already. The caller holds `active_memtable`.
-    pub(crate) fn seal_active(&self, active: &mut Arc<Memtable>) {
+    /// Replaces the active memtable by an empty one, unless it is empty already. `active`: the guard of
+    /// `active_memtable`.
+    pub(crate) fn seal_active(&self, active: &mut MutexGuard<'_, Arc<Memtable>>) {
         if active.is_empty() {
             return;
         }
         let next = self.context.new_memtable();
         active.seal();
         self.current.replace(|now| {
-            let sealed = std::iter::once(&*active).chain(now.sealed.iter()).map(Arc::clone).collect();
+            debug_assert!(Arc::ptr_eq(&now.active, active), "the locked memtable is that of the super version");
+            let sealed = std::iter::once(&**active).chain(now.sealed.iter()).map(Arc::clone).collect();
             SuperVersion { active: Arc::clone(&next), sealed, ..now.clone() }
         });
-        *active = next;
+        **active = next;
     }
 }
 

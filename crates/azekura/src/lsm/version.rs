@@ -68,8 +68,11 @@ pub(crate) struct SortedRun<T> {
 }
 
 impl<T: HasTableMeta> SortedRun<T> {
-    /// `tables` are in key order.
     pub(crate) fn new(tables: Vec<Arc<T>>, order: &KeyOrder) -> SortedRun<T> {
+        debug_assert!(
+            order.is_custom() || tables.is_sorted_by_key(|table| &table.meta().smallest_key.0),
+            "the tables of a run are in key order"
+        );
         let largest_key_prefixes = match order.is_bytewise() {
             true => tables.iter().map(|table| key_prefix_u64(&table.meta().largest_key.0)).collect(),
             false => Vec::new(),
@@ -89,7 +92,17 @@ impl<T: HasTableMeta> SortedRun<T> {
             from = self.largest_key_prefixes.partition_point(|&prefix| prefix < wanted);
             to = from + self.largest_key_prefixes[from..].partition_point(|&prefix| prefix == wanted);
         }
-        from + self.tables[from..to].partition_point(|table| order.cmp(&table.meta().largest_key.0, key).is_lt())
+        let at =
+            from + self.tables[from..to].partition_point(|table| order.cmp(&table.meta().largest_key.0, key).is_lt());
+        debug_assert!(
+            order.is_custom() || at == 0 || &self.tables[at - 1].meta().largest_key.0[..] < key,
+            "the tables before the result end before the key"
+        );
+        debug_assert!(
+            order.is_custom() || self.tables.get(at).is_none_or(|table| &table.meta().largest_key.0[..] >= key),
+            "the result does not end before the key"
+        );
+        at
     }
 
     /// The only table that may contain `key`.
@@ -119,8 +132,14 @@ impl<T: HasTableMeta> SortedRun<T> {
 
     /// The tables whose key ranges overlap `smallest..=largest`.
     pub(crate) fn overlapping(&self, smallest: &[u8], largest: &[u8], order: &KeyOrder) -> Range<usize> {
+        debug_assert!(order.is_custom() || smallest <= largest, "the keys are a range");
         let from = self.lower_bound(smallest, order);
         let len = self.tables[from..].partition_point(|table| order.cmp(&table.meta().smallest_key.0, largest).is_le());
+        debug_assert!(
+            order.is_custom()
+                || self.tables.get(from + len).is_none_or(|table| &table.meta().smallest_key.0[..] > largest),
+            "the tables after the result begin after the range"
+        );
         from..from + len
     }
 }
@@ -351,6 +370,7 @@ impl<T: HasTableMeta> Version<T> {
 
     /// The version after `change`. Unchanged runs are shared.
     pub(crate) fn with_changes(&self, change: VersionChange<T>, order: &KeyOrder) -> Version<T> {
+        let expected = if cfg!(debug_assertions) { self.table_count_after(&change) } else { 0 };
         let blobs = self.blobs_with(&change);
         let range_tombstones = change.range_tombstones.clone().unwrap_or_else(|| Arc::clone(&self.range_tombstones));
         let mut levels: Vec<Vec<Arc<SortedRun<T>>>> = Vec::with_capacity(NUM_LEVELS);
@@ -382,9 +402,19 @@ impl<T: HasTableMeta> Version<T> {
         let levels: Vec<Level<T>> = levels.into_iter().map(Level::new).collect();
         let version = Version { levels, blobs, range_tombstones };
         if cfg!(debug_assertions) {
+            assert_eq!(version.tables().count(), expected, "no table is lost");
             version.check_invariants(order);
         }
         version
+    }
+
+    /// The number of tables after `change`. Panics if it removes tables that the version does not have, or adds some to
+    /// levels that do not exist.
+    fn table_count_after(&self, change: &VersionChange<T>) -> usize {
+        let removed = self.tables().filter(|(_, table)| change.removed.contains(&table.meta().number)).count();
+        assert_eq!(removed, change.removed.len(), "the version has the tables to be removed");
+        assert!(change.added.iter().all(|(level, _)| usize::from(*level) < NUM_LEVELS), "a table is added to a level");
+        self.tables().count() - removed + change.added.len() + change.flushed.len()
     }
 
     /// Panics if the runs, the tables and the blob files contradict each other.
@@ -398,11 +428,15 @@ impl<T: HasTableMeta> Version<T> {
                 assert!(disjoint(pair[0].meta(), pair[1].meta(), order), "no user key is in two tables of a run");
             }
             for meta in run.tables().iter().map(|table| table.meta()) {
+                let is_range = order.is_custom() || meta.smallest_key.0 <= meta.largest_key.0;
+                assert!(is_range, "the smallest key of table {} is above its largest key", meta.number.0);
                 assert!(numbers.insert(meta.number), "table {} is in the version twice", meta.number.0);
                 assert!(meta.smallest_seqno <= meta.largest_seqno && meta.tombstones <= meta.entries, "{meta:?}");
             }
         }
         self.blobs.check_invariants(self.tables().flat_map(|(_, table)| &table.meta().blob_usage));
+        let blob_bytes: u64 = self.levels.iter().map(|level| level.blob_bytes).sum();
+        assert_eq!(blob_bytes, self.blobs.totals().referenced, "the levels point to the referenced bytes");
     }
 
     fn blobs_with(&self, change: &VersionChange<T>) -> Arc<BlobMap> {
