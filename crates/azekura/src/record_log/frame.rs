@@ -72,7 +72,8 @@ impl LogFrameHeader {
     /// Encodes the header, with zeros in place of the checksum.
     #[inline]
     pub(crate) fn encode(&self) -> [u8; HEADER_LEN] {
-        debug_assert!(self.len <= PAYLOAD_MAX && self.seqno <= SeqNo::MAX);
+        debug_assert!(self.len <= PAYLOAD_MAX, "the length has three bytes");
+        debug_assert!(self.seqno <= SeqNo::MAX, "the highest byte of the sequence number is free for the kind");
         let mut out = [0; HEADER_LEN];
         out[8..12].copy_from_slice(&(self.len as u32).to_le_bytes());
         out[12..16].copy_from_slice(&self.epoch.to_le_bytes());
@@ -80,10 +81,11 @@ impl LogFrameHeader {
         out
     }
 
-    /// Whether `head` (24 bytes) may be the start of a frame of `epoch`. Cheap. May return true for other bytes, but
+    /// Whether `head` may be the start of a frame of `epoch`. Cheap. May return true for other bytes, but
     /// never false for a frame.
     #[inline]
     pub(crate) fn may_be_header(head: &[u8], epoch: u32) -> bool {
+        debug_assert!(head.len() >= HEADER_LEN, "a whole header");
         head[11] == 0 && (1..=5).contains(&head[23]) && head[12..16] == epoch.to_le_bytes()
     }
 

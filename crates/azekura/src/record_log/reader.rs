@@ -88,7 +88,7 @@ const SEARCH_BASE: u64 = 256 << 20;
 const SEARCH_FACTOR: u64 = 16;
 
 impl<'a> RecordLogReader<'a> {
-    /// Reads from the offset `at`, a multiple of 8. `last` is the sequence number before the first record.
+    /// Reads from the offset `at`. `last` is the sequence number before the first record.
     pub(crate) fn new(
         source: LogSource<'a>,
         place: LogFileIdentity,
@@ -96,7 +96,7 @@ impl<'a> RecordLogReader<'a> {
         last: SeqNo,
         order: SeqnoOrder,
     ) -> Result<RecordLogReader<'a>> {
-        debug_assert!(at.is_multiple_of(ALIGN));
+        debug_assert!(at.is_multiple_of(ALIGN), "frames are aligned");
         let window = LogReadWindow::new(source)?;
         let budget = window.source_len().saturating_mul(SEARCH_FACTOR).saturating_add(SEARCH_BASE);
         let payload = PayloadLocation::Assembled { skip: 0 };
@@ -154,6 +154,8 @@ impl<'a> RecordLogReader<'a> {
     }
 
     fn complete(&mut self, record: LogRecordHeader, end: u64) -> LogReadResult {
+        debug_assert!(record.first_seqno > self.last, "sequence numbers rise");
+        debug_assert!(end > self.at && end.is_multiple_of(ALIGN), "a record ends where the next frame may begin");
         (self.at, self.end, self.last) = (end, end, record.last());
         LogReadResult::Record(record)
     }
@@ -223,11 +225,12 @@ impl<'a> RecordLogReader<'a> {
         Ok(watermark(head, bytes))
     }
 
-    /// Finds the next valid frame at `from` (a multiple of 8) or after it.
+    /// Finds the next valid frame at `from` or after it.
     ///
     /// # Errors
     /// `Corruption` if too many places look like frames.
     fn find_frame(&mut self, from: u64) -> Result<Option<(u64, LogFrameHeader)>> {
+        debug_assert!(from.is_multiple_of(ALIGN), "frames are aligned");
         let mut at = from;
         while let Some(bytes) = self.window.at_least(at, HEADER_LEN)? {
             let epoch = self.identity.epoch;
@@ -288,6 +291,7 @@ impl<'a> RecordLogReader<'a> {
             match preceding_seqno(&head) {
                 Some(last) if last < self.last || last > through => return Ok(false),
                 Some(last) => {
+                    debug_assert!(at >= self.at && last >= self.last, "damage is skipped forward");
                     (self.at, self.last) = (at, last);
                     return Ok(true);
                 }
@@ -305,6 +309,7 @@ impl<'a> RecordLogReader<'a> {
     pub(crate) fn skip_damage(&mut self, stopped_at_frame: u64) -> Result<bool> {
         let found = self.find_frame(self.at.max(stopped_at_frame + ALIGN))?;
         if let Some((at, _)) = found {
+            debug_assert!(at > stopped_at_frame, "the frame at which reading stopped is not read again");
             self.at = at;
         }
         Ok(found.is_some())
@@ -394,6 +399,8 @@ impl<'a> LogReadWindow<'a> {
         if offset < held.start || offset + len as u64 > held.end {
             self.move_to(offset, len as u64)?;
         }
+        debug_assert!(offset >= self.start, "the window begins at or before the bytes");
+        debug_assert!(self.buffer.len() as u64 - (offset - self.start) >= len as u64, "the window has all bytes");
         Ok(Some(&self.buffer[(offset - self.start) as usize..]))
     }
 

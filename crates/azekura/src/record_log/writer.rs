@@ -23,9 +23,9 @@ pub(crate) type LogSink<'a> = dyn FnMut(&[u8], u64) -> Result<()> + 'a;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogRecord<'a> {
     pub(crate) first_seqno: SeqNo,
-    /// Number of sequence numbers, from `first` on; at least 1.
+    /// Number of sequence numbers, from `first_seqno` on; at least 1.
     pub(crate) count: u32,
-    /// The sequence number through which the log is known to be durable, below `first`.
+    /// The sequence number through which the log is known to be durable, below `first_seqno`.
     pub(crate) durable_seqno: SeqNo,
     pub(crate) payload: &'a [u8],
 }
@@ -121,12 +121,18 @@ impl RecordLogWriter {
         record: &LogRecord<'_>,
         sink: &mut LogSink<'_>,
     ) -> Result<()> {
+        debug_assert!(record.count > 0, "a record has a sequence number");
+        debug_assert!(record.durable_seqno < record.first_seqno, "a record is not durable before it is written");
+        let start = self.position();
         let (prefix, prefix_len) = record.prefix();
         let prefix = &prefix[..prefix_len];
         if prefix_len + record.payload.len() <= self.frame_max {
-            return self.add_frame(place, LogFrameKind::Full, record.first_seqno, (prefix, record.payload), sink);
+            self.add_frame(place, LogFrameKind::Full, record.first_seqno, (prefix, record.payload), sink)?;
+        } else {
+            self.add_fragments(place, record, prefix, sink)?;
         }
-        self.add_fragments(place, record, prefix, sink)
+        debug_assert_eq!(self.position() - start, self.stored_len(record), "a record takes the space reserved for it");
+        Ok(())
     }
 
     #[cold]
@@ -138,6 +144,7 @@ impl RecordLogWriter {
         sink: &mut LogSink<'_>,
     ) -> Result<()> {
         let (head, mut rest) = record.payload.split_at(self.frame_max - prefix.len());
+        debug_assert!(!rest.is_empty(), "a record that fits in one frame is not divided");
         self.add_frame(place, LogFrameKind::First, record.first_seqno, (prefix, head), sink)?;
         loop {
             let (piece, more) = rest.split_at(rest.len().min(self.frame_max));
@@ -161,6 +168,7 @@ impl RecordLogWriter {
         durable: SeqNo,
         sink: &mut LogSink<'_>,
     ) -> Result<()> {
+        debug_assert!(durable <= last, "only written records are durable");
         let mut out = [0; PREFIX_LEN_MAX];
         let len = put_varint_at(&mut out, 0, last.0.saturating_sub(durable.0));
         self.add_frame(place, LogFrameKind::Watermark, last, (&out[..len], &[]), sink)
@@ -182,6 +190,8 @@ impl RecordLogWriter {
     ) -> Result<()> {
         let (offset, at) = (self.position(), self.buffer.len());
         let len = prefix.len() + payload.len();
+        debug_assert!(offset.is_multiple_of(ALIGN), "frames are aligned");
+        debug_assert!(len <= self.frame_max.max(PREFIX_LEN_MAX), "a longer record is divided");
         let head = LogFrameHeader { kind, len, epoch: place.epoch, seqno };
         self.buffer.extend_from_slice(&head.encode());
         self.buffer.extend_from_slice(prefix);

@@ -200,6 +200,7 @@ pub(crate) const SEQNO_GAP_PAYLOAD: &[u8] = &[19];
 
 /// The gap frames that advance a WAL with the next sequence number `from` to `next`.
 pub(crate) fn seqno_gap_commits<'a>(mut from: SeqNo, next: SeqNo) -> impl Iterator<Item = WalCommit<'a>> {
+    debug_assert!(from > SeqNo::ZERO, "sequence numbers begin at 1");
     std::iter::from_fn(move || {
         let count = u32::try_from(next.0.saturating_sub(from.0)).unwrap_or(u32::MAX);
         let first = from;
@@ -249,6 +250,8 @@ impl IngestMarker {
 
 /// Appends a record.
 pub(crate) fn put_record(out: &mut Vec<u8>, record: &WalRecord<'_>) {
+    debug_assert!(record.key.len() <= KEY_LEN_MAX, "lengths are checked before a record is written");
+    debug_assert!(record.kind.has_value_field() || record.value.is_empty(), "a record without a value field");
     out.push(record.kind.to_byte());
     put_varint(out, record.partition.0);
     put_bytes(out, record.key);

@@ -198,6 +198,7 @@ impl<'a> WalReader<'a> {
         count: u32,
         reader: &mut RecordLogReader<'_>,
     ) -> Result<Option<Error>> {
+        debug_assert!(first > self.report.last_seqno, "commits are applied in the order of their sequence numbers");
         let payload = reader.payload()?;
         let refused = (self.apply)(WalCommit { first_seqno: first, seqno_count: count, payload })?;
         if refused.is_none() {
@@ -211,6 +212,10 @@ impl<'a> WalReader<'a> {
     pub(crate) fn record_progress(&mut self, segment: &WalSegmentFile, end: u64) {
         let WalSegmentHeader { epoch, first_seqno, .. } = segment.header;
         let (file, last_seqno) = (segment.file, self.report.last_seqno);
+        debug_assert!(
+            self.segments_read.last_key_value().is_none_or(|(last, info)| *last < epoch || info.end_offset <= end),
+            "segments are read in the order of their epochs, each from its start"
+        );
         self.segments_read.insert(epoch, WalSegmentInfo { epoch, file, first_seqno, last_seqno, end_offset: end });
     }
 
@@ -330,6 +335,7 @@ impl<'a> WalReader<'a> {
         let spare_files = self.segments.valid_files.iter().copied().filter(|file| !is_used(file)).collect();
         let highest_epoch = self.segments.highest_epoch.max(self.report.last_epoch);
         let last_epoch = if segments.is_empty() { highest_epoch } else { self.report.last_epoch };
+        debug_assert!(last_epoch <= highest_epoch, "the next segment gets an epoch above all others");
         WalReplayReport { last_epoch, highest_epoch, segments, spare_files, ..self.report }
     }
 }
@@ -610,7 +616,10 @@ pub(crate) fn replay(
     } else {
         reader.read_linked_segments()?
     }
-    Ok(reader.into_report())
+    let report = reader.into_report();
+    let permanent = options.flushed_through.max(options.durable_through.seqno);
+    debug_assert!(report.last_seqno >= permanent, "the WAL does not end before what permanent files contain");
+    Ok(report)
 }
 
 #[cfg(test)]

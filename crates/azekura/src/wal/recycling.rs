@@ -28,6 +28,7 @@ impl Wal {
         let count = log.retirable_segments(flushed_through);
         let leaving: Vec<_> = log.sealed.drain(..count).map(|sealed| sealed.info).collect();
         log.retired.extend(&leaving);
+        self.check_invariants(&log);
         // Includes the segments whose earlier retirement could not be written: if the manifest lists such a segment
         // while its successors disappear, the WAL has a gap.
         Ok(log.retired.iter().map(|info| info.epoch).collect())
@@ -41,6 +42,10 @@ impl Wal {
     pub(crate) fn recycle(&self, epochs: &[WalEpoch]) -> Result<()> {
         let mut surplus = Vec::new();
         let mut log = self.lock_writer();
+        debug_assert!(
+            log.sealed.iter().all(|sealed| !epochs.contains(&sealed.info.epoch)),
+            "a live segment is not recycled"
+        );
         let (released, kept) = log.retired.drain(..).partition(|info| epochs.contains(&info.epoch));
         log.retired = kept;
         for info in Vec::from_iter::<Vec<_>>(released) {
@@ -53,6 +58,7 @@ impl Wal {
         while log.spare_files.len() > SPARE_FILES_MAX {
             surplus.extend(log.spare_files.pop());
         }
+        self.check_invariants(&log);
         drop(log);
         let mut result = Ok(());
         for file in surplus {

@@ -116,6 +116,7 @@ pub(crate) fn rewrite_wal(
             return Err(error);
         }
     };
+    debug_assert!(segments.iter().all(|segment| segment.epoch > unused_epoch), "the new segments have new epochs");
     let old = report.segments.iter().map(|segment| segment.file);
     let last_epoch = segments.last().map_or(unused_epoch, |segment| segment.epoch);
     Ok(WalReplayReport {
@@ -132,6 +133,7 @@ pub(crate) fn rewrite_wal(
 fn finish_rewrite(wal: Option<Wal>, last: SeqNo) -> Result<Vec<WalSegmentInfo>> {
     let Some(wal) = wal else { return Ok(Vec::new()) };
     append_after_gap(&wal, SeqNo(last.0 + 1), &[])?;
+    debug_assert_eq!(wal.appended(), last, "the new segments end where the old ones do");
     wal.sync(wal.appended(), true)?;
     wal.release_space();
     Ok(wal.segments())
@@ -139,6 +141,7 @@ fn finish_rewrite(wal: Option<Wal>, last: SeqNo) -> Result<Vec<WalSegmentInfo>> 
 
 /// Appends a gap up to `first` and then the commits.
 fn append_after_gap(wal: &Wal, first: SeqNo, commits: &[WalCommit<'_>]) -> Result<()> {
+    debug_assert!(first > wal.appended(), "commits are appended in the order of their sequence numbers");
     let frames: Vec<WalCommit<'_>> =
         seqno_gap_commits(SeqNo(wal.appended().0 + 1), first).chain(commits.iter().copied()).collect();
     if frames.is_empty() { Ok(()) } else { wal.append(&frames) }

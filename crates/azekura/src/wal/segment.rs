@@ -88,6 +88,7 @@ impl ActiveWalSegment {
         need: u64,
     ) -> Result<ActiveWalSegment> {
         let (epoch, file) = numbers;
+        debug_assert!(epoch > WalEpoch(0), "only a spare file has epoch 0");
         let handle = fs.open(&segment_path(dir, file), OpenMode::Write)?;
         let size = size.max(SEGMENT_HEADER_LEN as u64 + need).next_multiple_of(WAL_PAGE_SIZE);
         let length = handle.length()?.min(size);
@@ -127,6 +128,10 @@ impl ActiveWalSegment {
 
     /// Writes the header, which begins this incarnation of the file. Maps the file if `map` is true.
     pub(crate) fn write_header(&mut self, header: &WalSegmentHeader, map: bool) -> Result<()> {
+        debug_assert_eq!(header.epoch, self.epoch, "the header is that of this segment");
+        debug_assert!(header.previous_epoch < header.epoch, "a segment follows an older one");
+        debug_assert!(header.first_seqno > SeqNo::ZERO, "a segment has a first sequence number");
+        debug_assert_eq!(self.end_offset, SEGMENT_HEADER_LEN as u64, "the header is written before the first frame");
         self.handle.write_at(&header.encode(), 0)?;
         self.identity = header.identity();
         self.first_seqno = header.first_seqno;
@@ -173,10 +178,12 @@ impl ActiveWalSegment {
     /// `OutOfSpace` and `Io`; nothing was written.
     #[inline]
     pub(crate) fn reserve_space(&mut self, len: u64) -> Result<()> {
+        debug_assert!(len <= self.remaining_bytes(), "the segment has space for the frames");
         let end = self.end_offset + len;
         if end > self.allocated_len {
             self.grow(end)?;
         }
+        debug_assert!(end <= self.allocated_len, "space is allocated up to the end of the frames");
         if self.mapping.is_some() && end > self.populated_len {
             self.populate(end);
         }
@@ -208,8 +215,10 @@ impl ActiveWalSegment {
     /// Makes the mapping resident up to `end` or beyond. If that fails, this segment continues without a mapping.
     #[cold]
     fn populate(&mut self, end: u64) {
+        debug_assert!(self.allocated_len <= self.capacity, "the mapping covers the allocated space");
         while let Some(mapping) = self.mapping.as_ref().filter(|_| self.populated_len < end) {
             let len = POPULATE_STEP.min(self.allocated_len - self.populated_len);
+            debug_assert!(len > 0, "allocated space is made resident");
             match mapping.populate(self.populated_len, len) {
                 Ok(()) => self.populated_len += len,
                 Err(_) => self.mapping = None,
@@ -235,8 +244,12 @@ impl ActiveWalSegment {
     /// Writes bytes for which space was reserved.
     #[inline]
     pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        let end = offset + bytes.len() as u64;
+        debug_assert!(offset >= self.end_offset, "frames are appended behind the last one");
+        debug_assert!(end <= self.allocated_len, "space was reserved for the frames");
         match &self.mapping {
             Some(mapping) => {
+                debug_assert!(end <= self.populated_len, "the mapping is resident up to the end of the frames");
                 mapping.write_at(bytes, offset);
                 Ok(())
             }
@@ -245,6 +258,7 @@ impl ActiveWalSegment {
     }
 
     pub(crate) fn segment_info(&self, last: SeqNo) -> WalSegmentInfo {
+        debug_assert!(self.end_offset <= self.allocated_len, "frames are in allocated space");
         WalSegmentInfo {
             epoch: self.epoch,
             file: self.file,

@@ -59,6 +59,8 @@ impl Wal {
 
     /// Adds the caller to the threads that the next sync serves, unless the running sync covers `through`.
     fn register_waiter(&self, state: &mut SyncState, through: SeqNo, all: bool) {
+        debug_assert!(state.has_leader || state.sync_target.is_none(), "only a leader sets a target");
+        debug_assert!(state.durable_with_metadata <= self.durable(), "metadata is synced with the data");
         if state.has_leader {
             state.batching_groups_left = BATCHING_GROUPS;
         }
@@ -71,6 +73,7 @@ impl Wal {
 
     /// Syncs everything appended so far for all waiting threads.
     fn lead_sync<'a>(&'a self, mut state: MutexGuard<'a, SyncState>) -> Result<()> {
+        debug_assert!(state.has_leader && state.sync_target.is_none(), "the caller leads the next sync");
         let role = SyncLeaderGuard { wal: self, finished: false };
         if let Some((wanted, window_ns)) = state.batching_window() {
             drop(state);
@@ -80,15 +83,21 @@ impl Wal {
         let (group, all) = (std::mem::take(&mut state.waiters), std::mem::take(&mut state.wants_metadata));
         let batch = self.unsynced_segments(true);
         let target = batch.target;
+        debug_assert!(target >= self.durable(), "a sync never goes back");
         state.sync_target = Some(target);
         state.last_group_sizes = [state.last_group_sizes[1], group];
         state.batching_groups_left = state.batching_groups_left.saturating_sub(1);
         drop(state);
 
         let start = self.env.monotonic_ns();
-        let ran = self.sync_files(batch, all);
+        let ran = self.sync_files(&role, batch, all);
         let took = self.env.monotonic_ns().saturating_sub(start);
         let mut state = self.sync_state();
+        debug_assert_eq!(state.sync_target, Some(target), "one thread at a time leads");
+        debug_assert!(
+            ran.is_err() || self.durable() == target,
+            "exactly the commits that were appended before the sync are durable"
+        );
         if let Err(error) = ran {
             state.wants_metadata |= all; // a waiting thread leads the next sync
             drop(state);
@@ -124,6 +133,7 @@ impl Wal {
             state = self.sync_done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         self.poison.check()?;
+        debug_assert!(state.sync_target.is_none(), "no sync is running");
         let batch = self.unsynced_segments(with_active);
         if batch.sealed.is_empty() && batch.active.is_none() {
             return Ok(false);
@@ -132,7 +142,7 @@ impl Wal {
         state.sync_target = Some(batch.target);
         drop(state);
         let role = SyncLeaderGuard { wal: self, finished: false };
-        let ran = self.sync_files(batch, false);
+        let ran = self.sync_files(&role, batch, false);
         role.release();
         ran?;
         self.append_watermark();
@@ -146,13 +156,18 @@ impl Wal {
         let sealed = log.sealed.iter().filter_map(unsynced).collect();
         let target = if with_active { log.last_seqno() } else { SeqNo(log.active().first_seqno.0 - 1) };
         let active = with_active.then(|| (log.active().epoch, Arc::clone(&log.active().handle)));
+        debug_assert!(target <= self.appended(), "only appended commits are synced");
         UnsyncedSegments { sealed, active, target }
     }
 
-    /// Syncs the files and advances the last durable sequence number. Only one thread at a time may run this: the
-    /// operating system reports a failed write-back once per open file, so of two concurrent syncs one would wrongly
-    /// succeed.
-    fn sync_files(&self, batch: UnsyncedSegments, all: bool) -> Result<()> {
+    /// Syncs the files and advances the last durable sequence number. Only the leader runs this, because the operating
+    /// system reports a failed write-back once per open file, so of two concurrent syncs one would wrongly succeed.
+    fn sync_files(&self, _leader: &SyncLeaderGuard<'_>, batch: UnsyncedSegments, all: bool) -> Result<()> {
+        debug_assert!(batch.sealed.is_sorted_by_key(|(epoch, _)| *epoch), "the oldest segment is synced first");
+        debug_assert!(
+            batch.active.as_ref().is_none_or(|(active, _)| batch.sealed.iter().all(|(epoch, _)| epoch < active)),
+            "the active segment is synced last"
+        );
         self.host.sync_dependencies().map_err(|e| if e.is_too_many_open_files() { e } else { self.poison.set(e) })?;
         let sync_all_files = || {
             let mut files = batch.sealed.iter().chain(&batch.active);
@@ -166,9 +181,18 @@ impl Wal {
                 sealed.unsynced_file = None;
             }
         }
-        if batch.active.is_some_and(|(epoch, _)| epoch == log.active().epoch) {
+        let active = batch.active.map(|(epoch, _)| epoch);
+        if active == Some(log.active().epoch) {
             log.active().header_synced = true;
         }
+        debug_assert!(batch.target <= log.last_seqno(), "only appended commits are durable");
+        debug_assert!(
+            log.sealed.iter().rev().take(2).all(|sealed| {
+                let is_covered = sealed.info.last_seqno <= batch.target && Some(sealed.info.epoch) != active;
+                !is_covered || sealed.unsynced_file.is_none()
+            }),
+            "every segment up to the target is synced"
+        );
         drop(log);
         self.durable.fetch_max(batch.target.0, Ordering::AcqRel);
         Ok(())
@@ -189,7 +213,9 @@ impl Wal {
         drop(log);
         let (_, file) = self.host.allocate_segment()?;
         self.create_spare_file(file)?;
-        self.lock_writer().spare_files.push(file);
+        let mut log = self.lock_writer();
+        log.spare_files.push(file);
+        self.check_invariants(&log);
         Ok(true)
     }
 }
@@ -213,6 +239,7 @@ impl Drop for SyncLeaderGuard<'_> {
             self.wal.poison.set(Error::new(ErrorKind::Poisoned, "a sync of the log did not complete"));
         }
         let mut state = self.wal.sync_state();
+        debug_assert!(state.has_leader || thread::panicking(), "the leader role is released once");
         state.has_leader = false;
         state.sync_target = None;
         drop(state);

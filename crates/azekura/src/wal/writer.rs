@@ -87,11 +87,21 @@ impl WalWriterState {
     pub(super) fn last_seqno(&self) -> SeqNo {
         SeqNo(self.next_seqno.0 - 1)
     }
+
+    /// The sealed segments that were begun since the WAL was started, oldest first. A replay in salvage mode may find
+    /// older ones that are not consecutive.
+    fn own_sealed_segments(&self) -> &[SealedWalSegment] {
+        let begun = usize::try_from(self.segments_started.saturating_sub(1)).unwrap_or(usize::MAX);
+        &self.sealed[self.sealed.len() - begun.min(self.sealed.len())..]
+    }
 }
 
+/// Number of the newest sealed segments that [`Wal::check_invariants`] visits.
+const SEALED_CHECKS_MAX: usize = 8;
+
 impl Wal {
-    /// Continues the WAL after a replay. All replayed records must be synced. `next` is the next sequence number and is
-    /// above `replayed.last_seqno`. The caller calls [`Wal::start_first_segment`] before it appends.
+    /// Continues the WAL after a replay, at the sequence number `next`. All replayed records must be synced. The caller
+    /// calls [`Wal::start_first_segment`] before it appends.
     ///
     /// # Errors
     /// `Io`; the WAL is not started.
@@ -106,6 +116,8 @@ impl Wal {
         replayed: &WalReplayReport,
         next: SeqNo,
     ) -> Result<Wal> {
+        debug_assert!(next > replayed.last_seqno, "the next commit follows the replayed ones");
+        debug_assert!(replayed.segments.is_sorted_by(|a, b| a.epoch < b.epoch), "the oldest segment is the first");
         if !replayed.spare_files.is_empty() {
             // A spare file must be durable, header and name, before the manifest lists it. A killed process may have
             // left both only in the page cache.
@@ -165,6 +177,52 @@ impl Wal {
         lock(&self.writer_state)
     }
 
+    /// Checks the state in builds with debug assertions. Called after each change of the lists of segments and files.
+    pub(super) fn check_invariants(&self, log: &WalWriterState) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        assert!(self.durable() <= self.appended(), "only appended commits are durable");
+        assert!(self.appended() <= log.last_seqno(), "only written commits are appended");
+        assert!(log.watermark_written <= log.last_seqno(), "a watermark is not above the last commit");
+        assert!(log.previous_epoch <= log.highest_epoch, "no epoch is above the highest one");
+        let newest = log.sealed.len().saturating_sub(SEALED_CHECKS_MAX);
+        let sealed = &log.sealed[newest..];
+        assert!(sealed.is_sorted_by(|a, b| a.info.epoch < b.info.epoch), "epochs of sealed segments rise");
+        if let Some((_, synced)) = sealed.split_last() {
+            assert!(synced.iter().all(|one| one.unsynced_file.is_none()), "all segments but the last two are synced");
+        }
+        let retired_before = |epoch| log.retired.last().is_none_or(|info| info.epoch < epoch);
+        assert!(log.sealed.first().is_none_or(|one| retired_before(one.info.epoch)), "the oldest are retired first");
+        assert!(log.retired.is_sorted_by(|a, b| a.epoch < b.epoch), "segments are retired in order");
+        let own = log.own_sealed_segments();
+        let own = &own[own.len().saturating_sub(SEALED_CHECKS_MAX)..];
+        let ends_before = |a: &WalSegmentInfo, first: SeqNo| a.last_seqno.0 + 1 == first.0;
+        assert!(
+            own.is_sorted_by(|a, b| ends_before(&a.info, b.info.first_seqno)),
+            "sequence numbers of sealed segments are consecutive"
+        );
+        let is_live = |file: FileNumber| {
+            sealed.iter().any(|one| one.info.file == file) || log.active.as_ref().is_some_and(|one| one.file == file)
+        };
+        let spare = &log.spare_files;
+        assert!(spare.iter().all(|file| !is_live(*file)), "a spare file is not a live segment");
+        assert!(spare.iter().enumerate().all(|(n, file)| !spare[..n].contains(file)), "a file is listed as spare once");
+        if let Some((epoch, file)) = log.listed_without_header {
+            assert!(epoch > log.highest_epoch, "the next segment has a new epoch");
+            assert!(!spare.contains(&file) && !is_live(file), "the next segment has a file of its own");
+        }
+        let Some(active) = &log.active else { return };
+        assert_eq!(active.epoch, log.previous_epoch, "the next segment follows the active one");
+        assert!(log.sealed.last().is_none_or(|last| last.info.epoch < active.epoch), "the active segment is the last");
+        assert!(
+            own.last().is_none_or(|last| ends_before(&last.info, active.first_seqno)),
+            "the active segment continues the sealed ones"
+        );
+        assert!(active.first_seqno <= log.next_seqno, "the active segment begins at or before the next commit");
+        assert!(active.header_synced || self.durable() < active.first_seqno, "a durable commit is in a synced segment");
+    }
+
     /// Begins a segment with space for `need` bytes and seals the active one.
     ///
     /// # Errors
@@ -176,6 +234,8 @@ impl Wal {
             None => self.add_segment(log, need)?,
         };
         let epoch = segment.epoch;
+        debug_assert!(epoch > log.highest_epoch, "a segment gets an epoch that no header has");
+        debug_assert!(segment.remaining_bytes() >= need, "the segment has space for the group that begins it");
         let header = WalSegmentHeader {
             file_id: random_file_id(&*self.env),
             database_id: self.database_id,
@@ -194,6 +254,7 @@ impl Wal {
         (log.previous_epoch, log.highest_epoch, log.watermark_written) = (epoch, epoch, SeqNo::ZERO);
         log.segments_started += 1;
         log.active = Some(segment);
+        self.check_invariants(log);
         Ok(())
     }
 
@@ -203,6 +264,7 @@ impl Wal {
 
     /// Takes or creates a spare file, and adds a segment in this file to the manifest.
     fn add_segment(&self, log: &mut WalWriterState, need: u64) -> Result<ActiveWalSegment> {
+        debug_assert!(log.listed_without_header.is_none(), "the listed segment is begun first");
         let (epoch, fresh) = self.allocate_segment_above(log.highest_epoch)?;
         let file = match log.spare_files.pop() {
             Some(spare) => spare,
@@ -222,8 +284,11 @@ impl Wal {
     /// Allocates an epoch above `highest` and a file number. Power loss may have removed the manifest entry of an epoch
     /// that the header of a file still has.
     fn allocate_segment_above(&self, highest: WalEpoch) -> Result<(WalEpoch, FileNumber)> {
+        let mut last = WalEpoch(0);
         for _ in 0..SKIPPED_EPOCHS_MAX {
             let numbers = self.host.allocate_segment()?;
+            debug_assert!(numbers.0 > last, "epochs rise with every call");
+            last = numbers.0;
             if numbers.0 > highest {
                 return Ok(numbers);
             }
@@ -235,6 +300,7 @@ impl Wal {
         let last = log.last_seqno();
         let Some(old) = log.active.take() else { return };
         let info = old.segment_info(last);
+        debug_assert!(info.first_seqno.0 <= last.0 + 1, "a segment begins at most one after its last commit");
         // Frames after the last synced commit can only be watermarks, which are never synced for their own sake.
         let synced = info.first_seqno <= last && self.durable() >= last;
         log.sealed.push(SealedWalSegment { info, unsynced_file: (!synced).then_some(old.handle) });
@@ -348,7 +414,10 @@ impl Wal {
             // segment, and nothing at all unless the disk was full.
             return Err(log.active().close_after_failed_write(error).unwrap_or_else(|error| self.poison.set(error)));
         }
+        debug_assert!(log.last_seqno() >= self.appended(), "the appended sequence numbers rise");
         self.appended.store(log.last_seqno().0, Ordering::Release);
+        debug_assert!(log.watermark_written <= log.last_seqno(), "a watermark is not above the last commit");
+        debug_assert!(self.durable() <= self.appended(), "only appended commits are durable");
         Ok(())
     }
 
@@ -382,6 +451,7 @@ impl Wal {
         self.poison.check()?;
         log.active().reserve_space(need)?;
         let Some(first) = take() else { return Ok(None) };
+        debug_assert!(first >= log.next_seqno, "assigned sequence numbers rise");
         let commit = WalCommit { first_seqno: first, ..one };
         if log.next_seqno == first {
             self.write_reserved(&mut log, &[commit], durable)?;
@@ -451,6 +521,7 @@ impl Wal {
         if !self.marks || log.writes_stopped || log.watermark_written >= durable || self.poison.check().is_err() {
             return;
         }
+        debug_assert!(durable <= log.last_seqno(), "only appended commits are durable");
         let fits = log.active().remaining_bytes() >= len && log.active().reserve_space(len).is_ok();
         if fits && log.write_watermark(durable).is_ok() {
             log.watermark_written = durable;
@@ -498,6 +569,14 @@ impl WalWriterState {
         let next = commits
             .last()
             .map_or(self.next_seqno, |commit| SeqNo(commit.first_seqno.0 + u64::from(commit.seqno_count)));
+        debug_assert!(
+            commits.is_sorted_by(|a, b| a.first_seqno.0 + u64::from(a.seqno_count) == b.first_seqno.0),
+            "a group has consecutive sequence numbers"
+        );
+        debug_assert!(
+            commits.first().is_none_or(|commit| commit.first_seqno == self.next_seqno),
+            "a group leaves no gap"
+        );
         self.write_frames(|writer, place, sink| {
             commits.iter().try_for_each(|commit| writer.add_record(place, &frame_record(commit, durable), sink))
         })?;
@@ -523,6 +602,7 @@ impl WalWriterState {
         put(&mut self.frame_writer, &active.identity, &mut sink)?;
         self.frame_writer.flush(&mut sink)?;
         active.end_offset = self.frame_writer.position();
+        debug_assert!(active.end_offset >= start, "frames are appended");
         self.bytes += active.end_offset - start;
         Ok(())
     }
