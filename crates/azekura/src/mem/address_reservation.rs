@@ -113,6 +113,7 @@ mod mapped {
             // SAFETY: a private anonymous mapping at an address that the system chooses affects no existing memory.
             let base = unsafe { mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE).ok()? };
             let base = NonNull::new(base.cast::<u8>())?;
+            debug_assert!(base.align_offset(HUGE_PAGE) + len <= whole, "the aligned addresses are in the mapping");
             // SAFETY: the mapping is longer than `len` by `HUGE_PAGE`, and the alignment skips less than that.
             let start = unsafe { base.add(base.align_offset(HUGE_PAGE)) };
             Some(ReservedMapping { base, whole, start, len })

@@ -69,6 +69,7 @@ impl<T> AppendVec<T> {
         let _pushing = lock(&self.push_lock);
         let index = self.len.load(Ordering::Relaxed);
         let (segment, at) = locate(index);
+        debug_assert!(at < 1 << segment, "an item is within its segment");
         let slot = self.segments.get(segment)?;
         if slot.load(Ordering::Relaxed).is_null() {
             let pages = PageAllocation::new(segment_bytes::<T>(segment)?)?;

@@ -44,6 +44,11 @@ impl ArenaRef {
     }
 
     fn new(chunk: u32, offset: usize) -> ArenaRef {
+        debug_assert!(chunk < CHUNKS_MAX, "a chunk has a number of a few bits");
+        debug_assert!(
+            offset.is_multiple_of(ALIGN) && offset < HUGE_PAGE,
+            "records start aligned, in the first huge page"
+        );
         let bits = chunk << OFFSET_BITS | (offset / ALIGN) as u32;
         ArenaRef(NonZeroU32::new(bits).expect("chunk 0 starts with a gap"))
     }
@@ -136,6 +141,7 @@ impl ArenaWriter {
             let (chunk, start, _) = self.add_chunk(0, padded)?;
             return Ok(self.write(chunk, start, padded, parts));
         }
+        debug_assert!(self.used <= self.chunk_capacity, "a chunk is not filled beyond its end");
         if padded > self.chunk_capacity - self.used {
             (self.chunk, self.used, self.chunk_capacity) = self.add_chunk(self.next_chunk, padded)?;
             self.next_chunk = (self.next_chunk * 2).min(HUGE_PAGE);
@@ -157,6 +163,7 @@ impl ArenaWriter {
         let no_memory = || Error::new(ErrorKind::OutOfSpace, format!("no memory for {chunk_len} bytes"));
         let pages = PageAllocation::new(chunk_len).ok_or_else(no_memory)?;
         self.arena.chunks.push(ArenaChunk { published: AtomicUsize::new(0), pages }).ok_or_else(no_memory)?;
+        debug_assert_eq!(number + 1, self.arena.chunks.len(), "an arena has one writer");
         self.arena.bytes.fetch_add(chunk_len as u64, Ordering::Relaxed);
         Ok((number, gap, chunk_len))
     }
@@ -164,6 +171,10 @@ impl ArenaWriter {
     /// Copies `parts` to `offset`, fills the record up to `padded` bytes with zeros and publishes it.
     fn write(&self, chunk: u32, offset: usize, padded: usize, parts: &[&[u8]]) -> ArenaRef {
         let at = ArenaRef::new(chunk, offset);
+        debug_assert!(
+            parts.iter().map(|part| part.len()).sum::<usize>() <= padded,
+            "the record has space for its parts"
+        );
         let chunk = self.arena.chunks.get(chunk).expect("the writer added this chunk");
         assert!(offset + padded <= chunk.pages.len() && offset >= chunk.published.load(Ordering::Relaxed));
         // SAFETY: the assertion keeps `offset..offset + padded` within the chunk and behind the published bytes,

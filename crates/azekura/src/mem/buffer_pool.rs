@@ -85,6 +85,7 @@ impl Buffer {
 
     pub(crate) fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
+        debug_assert!(self.len + bytes.len() <= self.capacity, "space was reserved");
         // SAFETY: `reserve` made space for the bytes behind `len`, and no other reference to this memory exists.
         unsafe { self.start.add(self.len).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         self.len += bytes.len();
@@ -94,6 +95,7 @@ impl Buffer {
     pub(crate) fn extend_with_zeros(&mut self, len: usize) {
         let more = len.saturating_sub(self.len);
         self.reserve(more);
+        debug_assert!(self.len + more <= self.capacity, "space was reserved");
         // SAFETY: `reserve` made space for the zeros behind `len`, and no other reference to this memory exists.
         unsafe { self.start.add(self.len).write_bytes(0, more) };
         self.len += more;
@@ -224,6 +226,7 @@ impl BufferSlabs {
         for _ in 0..self.candidates.len().min(SLABS_TRIED_MAX) {
             let at = *self.candidates.front()?;
             let slab = self.all[at as usize].as_mut().expect("candidates exist");
+            debug_assert!(slab.is_candidate, "a candidate is marked as one");
             if let Some(start) = slab.allocate(units) {
                 return Some((at, start));
             }
@@ -242,6 +245,8 @@ impl BufferSlabs {
             self.all.push(None);
             self.all.len() as u32 - 1
         });
+        debug_assert!(self.all[at as usize].is_none(), "a new slab replaces no other one");
+        debug_assert!(self.all.len() - self.vacant_indexes.len() <= limit, "the pool maps no more than its limit");
         self.all[at as usize] = Some(slab);
         self.candidates.push_front(at);
         Some((at, start))
@@ -251,6 +256,7 @@ impl BufferSlabs {
     fn free(&mut self, at: u32, start: NonNull<u8>, capacity: usize) -> Option<BufferSlab> {
         let slot = &mut self.all[at as usize];
         let slab = slot.as_mut().expect("the slab of a buffer exists");
+        debug_assert!(capacity.is_multiple_of(UNIT_LEN), "buffers of a pool have whole units");
         slab.free(start, capacity / UNIT_LEN);
         if !slab.is_candidate {
             slab.is_candidate = true;
@@ -285,6 +291,8 @@ impl BufferSlab {
             self.free_run_bound = units - 1;
             return None;
         };
+        debug_assert!(first + units <= SLAB_UNITS, "the units are in the slab");
+        debug_assert!(units <= self.free_units, "the units are free");
         self.set(first, units, true);
         self.free_units -= units;
         self.free_run_bound = self.free_run_bound.min(self.free_units);
@@ -294,8 +302,10 @@ impl BufferSlab {
 
     fn free(&mut self, start: NonNull<u8>, units: usize) {
         let first = (start.addr().get() - self.pages.start().addr().get()) / UNIT_LEN;
+        debug_assert!(first + units <= SLAB_UNITS, "the buffer is in the slab");
         self.set(first, units, false);
         self.free_units += units;
+        debug_assert!(self.free_units <= SLAB_UNITS, "units are freed once");
         self.free_run_bound = self.free_units;
     }
 

@@ -113,6 +113,7 @@ impl EpochSlot {
 
     /// Makes the slot available to other threads.
     fn release(&self) {
+        debug_assert!(SCHEDULE_EXPLORATION || self.depth.load(Ordering::Relaxed) == 0, "no pin uses a free slot");
         self.release_on_unpin.store(false, Ordering::Relaxed);
         self.in_use.store(false, Ordering::Release);
     }
@@ -168,6 +169,10 @@ impl Pin {
         let depth = slot.depth.load(Ordering::Relaxed);
         slot.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
+            debug_assert!(
+                SCHEDULE_EXPLORATION || slot.epoch.load(Ordering::Relaxed) == IDLE,
+                "a slot without a pin is idle"
+            );
             // Acquire: a thread that loads an epoch also sees the pointers that were replaced before that epoch
             // began. SeqCst, like the load of the pointer that follows: either the replacing thread sees this slot
             // pinned, or this thread sees the new pointer.
@@ -190,6 +195,7 @@ impl Drop for Pin {
         self.slot.depth.store(depth, Ordering::Relaxed);
         if depth == 0 {
             let pinned_at = self.slot.epoch.load(Ordering::Relaxed);
+            debug_assert!(pinned_at != IDLE, "the outermost pin has stored an epoch");
             self.slot.epoch.store(IDLE, Ordering::Release);
             let free_from = OLDEST_GARBAGE_END.load(Ordering::Relaxed);
             if free_from != 0 && (pinned_at < free_from || self.slot.should_collect()) {
@@ -226,6 +232,10 @@ fn take_free(mut garbage: MutexGuard<'_, VecDeque<(u64, Box<dyn Send>)>>) -> Vec
         if count == 0 {
             return free;
         }
+        debug_assert!(
+            garbage.iter().skip(count).take(1).all(|(replaced_at, _)| *replaced_at >= oldest),
+            "a pinned thread keeps what was replaced since"
+        );
         free.extend(garbage.drain(..count));
         // Check again: a reader that kept the new front may have unpinned before it could load this new value.
         OLDEST_GARBAGE_END.store(garbage.front().map_or(0, |(replaced_at, _)| replaced_at + 1), Ordering::SeqCst);
@@ -238,6 +248,10 @@ pub(in crate::mem) fn retire(value: Box<dyn Send>) {
         let mut garbage = lock(&GARBAGE);
         // A pin at a later epoch began after the pointer was replaced.
         let now = EPOCH.fetch_add(1, Ordering::SeqCst);
+        debug_assert!(
+            garbage.back().is_none_or(|(replaced_at, _)| *replaced_at < now),
+            "garbage is in order of epochs"
+        );
         garbage.push_back((now, value));
         if garbage.len() == 1 {
             OLDEST_GARBAGE_END.store(now + 1, Ordering::SeqCst);

@@ -51,7 +51,9 @@ impl PageAllocation {
         {
             return Some(spare);
         }
-        system::map(len).map(|start| PageAllocation { start, len })
+        let pages = system::map(len).map(|start| PageAllocation { start, len })?;
+        debug_assert!(pages.start.addr().get().is_multiple_of(HUGE_PAGE), "a large allocation is on huge pages");
+        Some(pages)
     }
 
     pub(in crate::mem) fn start(&self) -> NonNull<u8> {
@@ -95,6 +97,7 @@ impl Drop for PageAllocation {
     fn drop(&mut self) {
         if self.len == HUGE_PAGE {
             let mut free_list = lock(&FREE_LIST);
+            debug_assert!(free_list.iter().all(|spare| spare.start != self.start), "an allocation is freed once");
             if free_list.len() < FREE_LIST_MAX {
                 return free_list.push(PageAllocation { start: self.start, len: self.len });
             }

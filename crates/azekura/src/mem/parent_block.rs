@@ -172,6 +172,7 @@ impl<T: Send + Sync + 'static, W: Send + 'static> CacheHandle<T, W> {
     /// to another value before, no link points to that value any more.
     pub(crate) fn link(&mut self, parent: Weak<AnyParentBlock<T>>, at: usize) {
         self.unlink();
+        debug_assert!(self.parent_link.is_none(), "a handle owns one link");
         let Some(strong) = parent.upgrade() else { return };
         if let Some(link) = strong.links.get(at) {
             link.store(Arc::as_ptr(self.value()).cast_mut(), Ordering::SeqCst);

@@ -115,6 +115,7 @@ impl Region {
             return Ok(());
         }
         let accessible = self.accessible.load(Ordering::Acquire);
+        debug_assert!(accessible >= old, "the memory of the region can be accessed");
         if let RegionMemory::Private(reserve) = &self.memory
             && len > accessible
         {
@@ -132,6 +133,7 @@ impl Region {
     pub(crate) fn shrink(&self, len: u64) {
         assert!(len.is_multiple_of(PAGE), "the length of a region is a multiple of the page size");
         let old = self.len();
+        debug_assert!(old <= self.accessible.load(Ordering::Acquire), "the memory of the region can be accessed");
         if let RegionMemory::Private(reserve) = &self.memory
             && len < old
         {
@@ -205,6 +207,7 @@ impl Region {
     #[inline]
     pub(crate) fn store(&self, at: u64, word: u64) {
         debug_assert!(at.is_multiple_of(8));
+        debug_assert!(self.contains(at, 8), "stores are within the region");
         yield_point();
         self.words()[(at / 8) as usize].store(word.to_le(), Ordering::Release);
     }
@@ -213,6 +216,7 @@ impl Region {
     #[inline]
     pub(crate) fn store_seqcst(&self, at: u64, word: u64) {
         debug_assert!(at.is_multiple_of(8));
+        debug_assert!(self.contains(at, 8), "stores are within the region");
         yield_point();
         self.words()[(at / 8) as usize].store(word.to_le(), Ordering::SeqCst);
     }
@@ -224,6 +228,7 @@ impl Region {
         debug_assert!(at.is_multiple_of(8));
         yield_point();
         let len: usize = parts.iter().map(|part| part.len()).sum();
+        debug_assert!(self.contains(at, len as u64), "stores are within the region");
         let span = self.span(at, len as u64);
         let (mut next, mut filled, mut pending) = (0, 0, 0u64);
         let mut put = |word: u64| {
@@ -323,6 +328,7 @@ impl Region {
         // Copies whole words, because they need no shifting. These are up to 14 bytes more than requested.
         yield_point();
         let (span, skip) = (self.span(at, len as u64), (at % 8) as usize);
+        debug_assert!(skip + len <= 8 * span.len(), "the words contain the bytes");
         let mut bytes = Arc::<[u8]>::new_uninit_slice(8 * span.len());
         let to = Arc::get_mut(&mut bytes).expect("the new `Arc` has one owner");
         // SAFETY: `bytes` has eight bytes for each word of the span.

@@ -47,6 +47,9 @@ const THREAD_CACHE_POOL_MIN: u64 = 256 * THREAD_CACHE_RUN_LEN;
 /// that were drained from thread caches for lack of space are not cached again.
 const THREAD_CACHE_SPAN_MIN: u64 = 2 * STRIPE_COUNT as u64 * THREAD_CACHE_RUN_LEN;
 
+/// Maximum number of free ranges that [`Allocator::check_invariants`] visits one by one.
+const INVARIANT_RANGES_MAX: usize = 24;
+
 /// Offset and length of a range, in bytes.
 pub(crate) type PoolRange = (u64, u64);
 
@@ -161,12 +164,49 @@ impl Allocator {
         self.replaying = false;
     }
 
+    /// Checks the state in builds with debug assertions. Called after each change. Visits the free ranges one by one
+    /// only if there are few.
+    fn check_invariants(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        assert!(self.free_bytes() <= self.len, "no more is free than the pool has");
+        assert!(self.run.0 <= self.run.1 && self.run.1 <= self.len, "the run is in the pool");
+        assert!(self.small_count as u64 * BUFFER_ALIGN <= self.small_bytes, "each small buffer has a length");
+        let has_small = self.nonempty_classes.iter().any(|classes| *classes != 0);
+        assert_eq!(has_small, self.small_count > 0, "a class with a buffer has a bit");
+        assert_eq!(self.spans.len(), self.spans_by_len.len(), "each span is listed by its length");
+        assert!(self.spans.last_key_value().is_none_or(|(at, len)| at + len <= self.len), "spans are in the pool");
+        if self.small_count + self.spans.len() + self.free_leaves.len() > INVARIANT_RANGES_MAX {
+            return;
+        }
+        let small =
+            || self.classes.iter().enumerate().flat_map(|(n, class)| class.iter().map(move |at| (*at, class_len(n))));
+        assert_eq!(small().count(), self.small_count, "small buffers are counted");
+        assert_eq!(small().map(|(_, len)| len).sum::<u64>(), self.small_bytes, "bytes of small buffers are counted");
+        assert_eq!(self.spans.values().sum::<u64>(), self.span_bytes, "bytes of spans are counted");
+        assert!(self.spans_by_len.iter().all(|(len, at)| self.spans.get(at) == Some(len)), "spans have one length");
+        let leaves = self.free_leaves.iter().chain(&self.merge_leaf).map(|leaf| (*leaf, LEAF_LEN));
+        let spans = self.spans.iter().map(|(at, len)| (*at, *len));
+        let mut all: Vec<PoolRange> = small().chain(spans).chain(leaves).collect();
+        all.push((self.run.0, self.run.1 - self.run.0));
+        all.sort_unstable();
+        assert!(all.is_sorted_by(|a, b| a.0 + a.1 <= b.0), "free ranges are disjoint");
+    }
+
     /// Allocates a buffer of `len` bytes, a multiple of [`BUFFER_ALIGN`] and not 0.
     ///
     /// # Errors
     /// `OutOfSpace` if there is none; then no free space was lost.
     pub(crate) fn allocate<M: PersistenceBackend>(&mut self, backend: &M, len: u64) -> Result<u64> {
-        debug_assert!(len > 0 && len.is_multiple_of(BUFFER_ALIGN));
+        let allocated = self.allocate_or_grow(backend, len);
+        self.check_invariants();
+        allocated
+    }
+
+    fn allocate_or_grow<M: PersistenceBackend>(&mut self, backend: &M, len: u64) -> Result<u64> {
+        debug_assert!(len > 0, "an empty buffer needs no space");
+        debug_assert!(len.is_multiple_of(BUFFER_ALIGN), "lengths of buffers are aligned");
         self.reclaim_retired(false);
         if self.exceeds_limit(len) {
             return Err(out_of_space(len));
@@ -210,8 +250,13 @@ impl Allocator {
 
     /// Bytes that are neither free nor retired.
     fn used_bytes(&self) -> u64 {
+        self.len - self.free_bytes()
+    }
+
+    /// Bytes that are free or retired, with the free leaves.
+    fn free_bytes(&self) -> u64 {
         let leaves = (self.free_leaves.len() + self.merge_leaf.iter().len()) as u64 * LEAF_LEN;
-        self.len - (self.span_bytes + self.small_bytes + (self.run.1 - self.run.0) + self.retired_bytes + leaves)
+        self.span_bytes + self.small_bytes + (self.run.1 - self.run.0) + self.retired_bytes + leaves
     }
 
     /// Whether joining the free ranges can help, and its cost is justified by now.
@@ -231,6 +276,7 @@ impl Allocator {
         len: u64,
         cache: &mut PoolRange,
     ) -> Result<u64> {
+        debug_assert!(cache.1 < len, "the cache is used up");
         self.reclaim_retired(false);
         let class = size_class(len);
         if self.exceeds_limit(THREAD_CACHE_RUN_LEN) {
@@ -300,6 +346,7 @@ impl Allocator {
 
     /// Ends the reservation of `count` leaves.
     pub(crate) fn release_leaf_reservation(&mut self, count: usize) {
+        debug_assert!(count <= self.reserved_leaves, "a reservation ends once");
         self.reserved_leaves -= count;
         self.is_coalesced = false;
     }
@@ -331,6 +378,7 @@ impl Allocator {
         };
         let start = at.next_multiple_of(LEAF_ALIGN);
         let end = start + count * LEAF_LEN;
+        debug_assert!(end <= at + count * LEAF_LEN + gap, "aligned leaves fit in the buffer");
         self.add_free_range((at, start - at));
         self.add_free_range((end, at + count * LEAF_LEN + gap - end));
         self.free_leaves.extend((0..count).rev().map(|n| start + n * LEAF_LEN));
@@ -345,9 +393,13 @@ impl Allocator {
         self.freed_since_coalesce += range.1;
         self.is_coalesced = false;
         self.add_free_range(range);
+        self.check_invariants();
     }
 
     pub(crate) fn free_leaf(&mut self, leaf: u64) {
+        debug_assert!(leaf.is_multiple_of(LEAF_ALIGN) && leaf + LEAF_LEN <= self.len, "a leaf of this pool");
+        debug_assert!(self.merge_leaf != Some(leaf), "a leaf is freed once");
+        debug_assert!(self.free_leaves.last() != Some(&leaf), "a leaf is freed once");
         // Reservations of leaves take precedence over the leaf for merging.
         if self.merge_leaf.is_none() && self.free_leaves.len() >= self.reserved_leaves {
             self.merge_leaf = Some(leaf);
@@ -363,6 +415,7 @@ impl Allocator {
         if self.replaying {
             return self.free(range);
         }
+        debug_assert!(range.0 + range.1 <= self.len, "the retired range is in the pool");
         self.retired_bytes += range.1;
         self.unsealed_retired.0.push(range);
         if self.unsealed_retired.0.len() >= RETIRED_BATCH_LEN {
@@ -388,6 +441,7 @@ impl Allocator {
             return leaves.into_iter().for_each(|leaf| self.free_leaf(leaf));
         }
         self.seal_retired_batch();
+        debug_assert!(self.unsealed_retired.0.is_empty(), "a sealed batch is not overwritten");
         self.retired_bytes += records.iter().map(|(_, len)| len).sum::<u64>();
         self.unsealed_retired = (records, leaves);
         self.seal_retired_batch();
@@ -423,6 +477,7 @@ impl Allocator {
                     self.retired_batches.pop_front().expect("there is a first one");
                 self.last_wait_failed = false;
                 for range in records {
+                    debug_assert!(range.1 <= self.retired_bytes, "retired bytes are counted");
                     self.retired_bytes -= range.1;
                     self.free(range);
                 }
@@ -440,9 +495,16 @@ impl Allocator {
 
     /// Takes a buffer from the free space.
     fn find(&mut self, len: u64) -> Option<u64> {
-        if len > SMALL_MAX {
-            return self.cut_span(len);
-        }
+        let used = self.used_bytes();
+        let found = if len > SMALL_MAX { self.cut_span(len) } else { self.find_small(len) };
+        let taken = if found.is_some() { len } else { 0 };
+        debug_assert_eq!(self.used_bytes(), used + taken, "exactly the buffer is taken from the free space");
+        debug_assert!(found.is_none_or(|at| at.is_multiple_of(BUFFER_ALIGN)), "buffers are aligned");
+        debug_assert!(found.is_none_or(|at| at + len <= self.len), "buffers are in the pool");
+        found
+    }
+
+    fn find_small(&mut self, len: u64) -> Option<u64> {
         let class = size_class(len);
         if let Some(at) = self.pop(class) {
             return Some(at);
@@ -457,8 +519,8 @@ impl Allocator {
         }
         let &(most, at) = self.spans_by_len.last()?;
         self.remove_span(at, most);
-        // The rest of the old run is shorter than `len`, and so it is small.
         let (old, end) = self.run;
+        debug_assert!(end - old < len, "the rest of the old run is too short, and so it is small");
         self.add_free_range((old, end - old));
         let run = most.min(RUN.max(len));
         self.run = (at, at + run);
@@ -484,6 +546,7 @@ impl Allocator {
 
     fn pop(&mut self, class: usize) -> Option<u64> {
         let at = self.classes[class].pop()?;
+        debug_assert!(self.nonempty_classes[class / 64] >> (class % 64) & 1 == 1, "a class with a buffer has a bit");
         if self.classes[class].is_empty() {
             self.nonempty_classes[class / 64] &= !(1 << (class % 64));
         }
@@ -507,6 +570,12 @@ impl Allocator {
         if len == 0 {
             return;
         }
+        debug_assert!(at.is_multiple_of(BUFFER_ALIGN) && len.is_multiple_of(BUFFER_ALIGN), "free ranges are aligned");
+        debug_assert!(at + len <= self.len, "free ranges are in the pool");
+        debug_assert!(
+            self.spans.range(..at + len).next_back().is_none_or(|(start, its_len)| start + its_len <= at),
+            "a range is freed once"
+        );
         if len <= SMALL_MAX {
             let class = size_class(len);
             self.classes[class].push(at);
@@ -532,13 +601,15 @@ impl Allocator {
     }
 
     fn remove_span(&mut self, at: u64, len: u64) {
-        self.spans.remove(&at);
+        let (removed, was_listed) = (self.spans.remove(&at), self.spans_by_len.remove(&(len, at)));
+        debug_assert_eq!(removed, Some(len), "the span exists");
+        debug_assert!(was_listed, "each span is listed by its length");
         self.span_bytes -= len;
-        self.spans_by_len.remove(&(len, at));
     }
 
     /// Joins all adjacent free ranges. Free leaves that are not reserved become ordinary free space.
     fn coalesce(&mut self) {
+        let used = self.used_bytes();
         let mut all: Vec<PoolRange> = std::mem::take(&mut self.spans).into_iter().collect();
         self.spans_by_len.clear();
         for (class, list) in self.classes.iter_mut().enumerate() {
@@ -559,6 +630,7 @@ impl Allocator {
         let spare = self.merge_leaf.take();
         all.extend(spare.map(|leaf| (leaf, LEAF_LEN)));
         all.sort_unstable();
+        debug_assert!(all.is_sorted_by(|a, b| a.0 + a.1 <= b.0), "free ranges are disjoint");
         all.dedup_by(|(at, len), before| {
             let joins = before.0 + before.1 == *at;
             before.1 += if joins { *len } else { 0 };
@@ -572,6 +644,8 @@ impl Allocator {
         }
         all.into_iter().for_each(|range| self.add_free_range(range));
         self.is_coalesced = true;
+        debug_assert_eq!(self.used_bytes(), used, "all joined ranges are free again");
+        self.check_invariants();
     }
 
     /// Grows the pool by at least one step and `len` bytes, but not beyond its limit. Less growth may suffice,
@@ -595,6 +669,8 @@ impl Allocator {
         if to <= self.len {
             return Err(out_of_space(len));
         }
+        debug_assert!(to <= self.address_len_max.max(self.len_max), "the pool stays in its addresses");
+        debug_assert!(to.is_multiple_of(PAGE), "a pool has whole pages");
         let grown = backend.grow(to);
         self.last_growth_failed = grown.is_err();
         grown?;
@@ -630,9 +706,13 @@ impl Allocator {
         if to > self.len - self.len / 4 {
             return None;
         }
+        debug_assert!(to >= at, "only free space is cut");
+        let used = self.used_bytes();
         self.remove_span(at, len);
         self.len = to;
         self.add_free_range((at, to - at));
+        debug_assert_eq!(self.used_bytes(), used, "only free space is cut");
+        self.check_invariants();
         Some(to)
     }
 
@@ -678,6 +758,7 @@ fn first_leaf_in((at, len): PoolRange) -> Option<u64> {
 }
 
 fn size_class(len: u64) -> usize {
+    debug_assert!((BUFFER_ALIGN..=SMALL_MAX).contains(&len), "the length of a small buffer");
     (len / BUFFER_ALIGN) as usize - 1
 }
 
@@ -719,6 +800,7 @@ impl ThreadCaches {
             return space()?.allocate(backend, len);
         }
         let mut cache = lock_cache(&self.0[thread_stripe()]);
+        debug_assert!(cache.0.is_multiple_of(BUFFER_ALIGN) && cache.1 < RUN, "a cache has a rest of one run");
         if cache.1 >= len {
             let at = cache.0;
             *cache = (at + len, cache.1 - len);
@@ -902,7 +984,9 @@ mod tests {
                 "coalesce" => self.space.coalesce(),
                 "cut" => {
                     let cut = self.space.cut_free_end();
-                    cut.into_iter().for_each(|to| self.image.shrink(to));
+                    if let Some(to) = cut {
+                        self.image.shrink(to, &self.image.block_growth().unwrap());
+                    }
                     writeln!(output, "{}", cut.map_or("no".into(), |to| format!("to {to}"))).unwrap();
                 }
                 "map" => self.show_map(output),

@@ -147,6 +147,7 @@ impl DirtyPages {
     /// Called before `len` bytes from `at` on are stored.
     #[inline]
     pub(crate) fn before_store(&self, region: &Region, at: u64, len: u64) {
+        debug_assert!(region.contains(at, len), "stores are within the image");
         if self.snapshot_number.load(Ordering::SeqCst) != 0 {
             for page in at / PAGE..(at + len).div_ceil(PAGE) {
                 self.keep_before_image(region, page);
@@ -174,6 +175,7 @@ impl DirtyPages {
 
     /// Marks the pages from `from` up to `to` (bytes), which are not part of the image any more.
     pub(crate) fn mark_uncounted(&self, from: u64, to: u64) {
+        debug_assert!(from <= to && from.is_multiple_of(PAGE), "the end of an image that gets shorter");
         let marks = (from / PAGE..to / PAGE).map(|page| self.state_of(page).dirty.swap(1, Ordering::Release));
         let counted: u64 = marks.map(u64::from).sum();
         self.changed.fetch_sub(counted.min(self.changed.load(Ordering::Relaxed)), Ordering::Relaxed);
@@ -181,6 +183,7 @@ impl DirtyPages {
 
     /// Counts the marked pages from `from` up to `to` (bytes), which are part of the image from now on.
     pub(crate) fn count_marks(&self, from: u64, to: u64) {
+        debug_assert!(from.is_multiple_of(PAGE) && to.is_multiple_of(PAGE), "an image has whole pages");
         let marks = (from / PAGE..to / PAGE).map(|page| self.state_of(page).dirty.load(Ordering::Relaxed));
         self.changed.fetch_add(marks.map(u64::from).sum(), Ordering::Relaxed);
     }
@@ -248,11 +251,8 @@ impl DirtyPages {
                 self.store_before_image(cut, number, copy);
             }
             match dealt {
-                CopyOutcome::Done => {
-                    page.snapshot_done.store(cut, Ordering::Release);
-                    return;
-                }
-                CopyOutcome::NotNeeded(seen) => page.snapshot_done.store(seen, Ordering::Release),
+                CopyOutcome::Done => return page.end_handling(cut),
+                CopyOutcome::NotNeeded(seen) => page.end_handling(seen),
                 CopyOutcome::Busy => yield_now(),
             }
         }
@@ -312,8 +312,12 @@ impl DirtyPages {
             return;
         }
         match copy {
-            Some(copy) => aside.copies.push((number, copy)),
+            Some(copy) => {
+                aside.copies.push((number, copy));
+                debug_assert!(aside.copies.len() <= aside.reserved, "each copy has reserved space");
+            }
             None => {
+                debug_assert!(aside.reserved > aside.copies.len(), "the reserved space was not used");
                 aside.reserved -= 1;
                 drop(aside);
                 self.before_image_freed.notify_all();
@@ -371,6 +375,7 @@ impl<'a> PageSnapshot<'a> {
             pages.chunks.iter().filter_map(|chunk| chunk.get()).flatten().for_each(DirtyPageState::reset_snapshot);
         }
         let number = last % SNAPSHOT_NUMBER_MAX + 1;
+        debug_assert!(number != last, "two snapshots in a row have different numbers");
         *pages.lock_before_images() =
             BeforeImages { snapshot_number: number, last_number: number, ..BeforeImages::default() };
         pages.snapshot_number.store(number, Ordering::SeqCst);
@@ -418,6 +423,7 @@ impl<'a> PageSnapshot<'a> {
                 break self.next_page - 1;
             }
         };
+        debug_assert!(page < self.page_count, "the page was part of the image at the cut");
         self.copied.push(page);
         Some(page)
     }
@@ -437,8 +443,8 @@ impl<'a> PageSnapshot<'a> {
             true
         });
         match dealt {
-            CopyOutcome::Done => page.snapshot_done.store(self.number, Ordering::Release),
-            CopyOutcome::NotNeeded(seen) => page.snapshot_done.store(seen, Ordering::Release),
+            CopyOutcome::Done => page.end_handling(self.number),
+            CopyOutcome::NotNeeded(seen) => page.end_handling(seen),
             CopyOutcome::Busy => {
                 yield_now();
                 return false;
@@ -454,6 +460,7 @@ impl<'a> PageSnapshot<'a> {
             return;
         }
         self.is_open = false;
+        debug_assert!(self.next_page <= self.page_count, "no page behind the image is visited");
         self.pages.snapshot_number.store(0, Ordering::SeqCst);
         let left = {
             let mut aside = self.pages.lock_before_images();
@@ -469,6 +476,11 @@ impl<'a> PageSnapshot<'a> {
 
     /// Ends the snapshot after the copies were written to the file: their pages are not marked again.
     pub(crate) fn finish(mut self) {
+        debug_assert!(!self.is_open, "all pages are copied");
+        debug_assert!(
+            self.copied.len() as u64 <= self.page_count,
+            "a page that was handled is not copied again before the next cut"
+        );
         self.is_finished = true;
     }
 }
@@ -484,6 +496,16 @@ impl Drop for PageSnapshot<'_> {
 }
 
 impl DirtyPageState {
+    /// Ends the handling of the page, and stores the number of the last snapshot for which it was handled.
+    fn end_handling(&self, number: u8) {
+        debug_assert!(number <= SNAPSHOT_NUMBER_MAX, "the number of a snapshot, or 0");
+        debug_assert!(
+            SCHEDULE_EXPLORATION || self.snapshot_done.load(Ordering::Relaxed) == PAGE_BUSY,
+            "one thread at a time handles a page"
+        );
+        self.snapshot_done.store(number, Ordering::Release);
+    }
+
     /// Resets the number of the last snapshot, while there is none.
     fn reset_snapshot(&self) {
         loop {
@@ -561,7 +583,7 @@ mod tests {
     fn pages_of_a_regrown_image_are_counted() {
         let (image, mut page) = (image(20), vec![0; PAGE as usize]);
         (0..20).for_each(|page| image.store(page * PAGE, 1));
-        image.shrink(8 * PAGE);
+        image.shrink(8 * PAGE, &image.block_growth().unwrap());
         assert_eq!((image.pages_to_write(), image.dirty_page_count()), (8, 8));
         let mut cut = image.snapshot_pages().unwrap();
         while cut.next_page(&mut page).is_some() {}

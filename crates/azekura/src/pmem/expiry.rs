@@ -100,6 +100,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         if gone.is_empty() {
             return Ok((gone, high));
         }
+        debug_assert_eq!(left.count() + gone.len(), commit.count(), "each removed record has one slot");
         self.backend.publish(leaf.offset, left.0);
         self.backend.flush(leaf.offset, 8, PersistSite::RemoveCommit);
         self.backend.fence(PersistSite::RemoveDone);

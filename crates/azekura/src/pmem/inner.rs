@@ -150,6 +150,8 @@ fn count_lower(heads: &[i32; FANOUT], head: i32) -> usize {
 impl InnerNode {
     fn new(separators: &[&[u8]], children: InnerChildren, order: &KeyOrder) -> InnerNode {
         assert_eq!(separators.len() + 1, children.len(), "a separator stands between each two children");
+        debug_assert!(children.len() <= FANOUT + 1, "a node is split when it has one child too many");
+        debug_assert!(order.is_custom() || separators.is_sorted(), "separators are in key order");
         let mut end = 0;
         let ends = separators.iter().map(|separator| {
             end += separator.len();
@@ -170,6 +172,7 @@ impl InnerNode {
             InnerChildren::Leaves(leaves) => node.leaves[..leaves.len()].copy_from_slice(&leaves),
             InnerChildren::Nodes(nodes) => {
                 node.level = nodes[0].level + 1;
+                debug_assert!(nodes.iter().all(|other| other.level + 1 == node.level), "children are on one level");
                 node.child_nodes = nodes.into_iter().map(EpochCell::new).collect();
             }
         }
@@ -177,6 +180,10 @@ impl InnerNode {
             // All separators share the prefix that the first and the last share, because they are sorted.
             let common = first.iter().zip(*last).take_while(|(a, b)| a == b).count();
             node.common_len = common as u32;
+            debug_assert!(
+                order.is_custom() || separators.iter().all(|one| one.starts_with(&first[..common])),
+                "the prefix is shared"
+            );
             node.common_prefix = key_prefix_u64(&first[..common], 0);
             for (head, separator) in node.separator_prefixes.iter_mut().zip(separators) {
                 *head = key_prefix_i32(separator, common);
@@ -293,6 +300,7 @@ impl InnerNode {
         if let (Some(node), InnerChildren::Nodes(nodes)) = (instead, &mut children) {
             nodes[at] = Arc::new(node);
         }
+        debug_assert!(at < children.len(), "the new child is behind an existing one");
         separators.insert(at, separator);
         children.insert(at + 1, child);
         InnerNode::new(&separators, children, order)
@@ -312,6 +320,7 @@ impl InnerNode {
         let separators = self.separators();
         let mut left = self.children();
         let right = left.split_off(keep);
+        debug_assert!(left.len() > 0 && right.len() > 0, "both halves have a child");
         let left = InnerNode::new(&separators[..keep - 1], left, order);
         (left, self.separator(keep - 1).to_vec(), InnerNode::new(&separators[keep..], right, order))
     }

@@ -27,7 +27,9 @@ pub(crate) struct LeafAddr(pub(crate) u64);
 impl LeafAddr {
     #[inline]
     pub(crate) fn new(leaf: u64, number: u32) -> LeafAddr {
+        debug_assert_eq!(leaf & ADDR_OFFSET_MASK, leaf, "leaves are aligned and below the highest offset");
         let number = u64::from(number);
+        debug_assert!(number <= ORDER_ID_MAX, "an order id has 26 bits");
         LeafAddr(leaf | (number % LEAF_ALIGN) | ((number / LEAF_ALIGN) << ADDR_OFFSET_BITS))
     }
 
@@ -61,6 +63,7 @@ impl LeafCheckSeed {
     /// The share of slot `n` in the check of the leaf at `leaf`, 16 bits.
     #[inline]
     pub(crate) fn slot_check(self, leaf: u64, n: usize, fingerprint: u8, slot: LeafSlot) -> u64 {
+        debug_assert!(n < SLOTS, "a leaf has few slots");
         self.mix(slot.0, leaf ^ (n as u64) << 48 ^ u64::from(fingerprint) << 56) >> 48
     }
 
@@ -109,6 +112,7 @@ impl LeafCommitWord {
     #[inline]
     #[must_use]
     pub(crate) fn flipped(self, n: usize, share: u64) -> LeafCommitWord {
+        debug_assert!(n < SLOTS && share >> (64 - SLOTS) == 0, "a bit of a slot, and its share of the check");
         LeafCommitWord(self.0 ^ 1 << n ^ share << SLOTS)
     }
 }
@@ -160,6 +164,7 @@ impl<'a> PoolLeaf<'a> {
 
     #[inline]
     pub(crate) fn slot_offset(self, n: usize) -> u64 {
+        debug_assert!(n <= SLOTS, "at most the end of the leaf");
         self.offset + SLOTS_AT + 8 * n as u64
     }
 
@@ -176,6 +181,7 @@ impl<'a> PoolLeaf<'a> {
 
     /// The offset of the word that contains the fingerprint of slot `n`.
     pub(crate) fn fingerprint_offset(self, n: usize) -> u64 {
+        debug_assert!(n < SLOTS, "a fingerprint of a slot");
         self.offset + FINGERPRINTS_AT + n as u64 / 8 * 8
     }
 
@@ -278,6 +284,10 @@ impl LeafOrderCache {
                 free.last
             }
         };
+        debug_assert!(
+            number != NO_ORDER_ID && number <= free.last,
+            "an id that was assigned before or is assigned now"
+        );
         // A thread that still writes the order of the previous leaf with this id tags it with an older version.
         self.bump_version(number);
         number
@@ -291,7 +301,10 @@ impl LeafOrderCache {
     /// Frees the order id of an unreachable leaf.
     pub(crate) fn free_id(&self, number: u32) {
         if number != NO_ORDER_ID {
-            lock(&self.free_ids).ids.push(number);
+            let mut free = lock(&self.free_ids);
+            debug_assert!(number <= free.last, "only an assigned id is freed");
+            debug_assert!(free.ids.len() < free.last as usize, "an id is freed once");
+            free.ids.push(number);
         }
     }
 
@@ -345,6 +358,15 @@ impl LeafOrderCache {
         for (to, slot) in slots.iter_mut().zip(order) {
             *to = slot;
         }
+        debug_assert!(
+            slots
+                .iter()
+                .take_while(|slot| **slot != NO_SLOT)
+                .try_fold(0u64, |seen, slot| (seen >> slot & 1 == 0).then_some(seen | 1 << slot))
+                .is_some(),
+            "an order contains each slot once"
+        );
+        debug_assert!(version != VERSION_BUSY, "versions never reach the tag of an order that is being written");
         region.write(at + ENTRY_SLOTS_AT, &[&slots], |_, _| ());
         region.store(at + ENTRY_VERSION_AT, version);
     }

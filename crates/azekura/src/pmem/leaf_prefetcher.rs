@@ -67,6 +67,7 @@ impl LeafPrefetcher {
 
     /// Prefetches the remaining records of the next leaf.
     pub(crate) fn prefetch_rest(&mut self, region: &Region) {
+        debug_assert!(self.prefetched <= self.slots.len(), "no more than all records are prefetched");
         self.slots[self.prefetched..].iter().for_each(|slot| prefetch_slot_record(region, LeafSlot(*slot)));
         self.prefetched = self.slots.len();
     }

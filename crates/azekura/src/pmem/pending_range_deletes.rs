@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::base::key_range::KeyRange;
 use crate::base::{KeyOrder, SeqNo};
 use crate::iter::range_tombstones::RangeTombstones;
-use crate::mem::atomic::{AtomicU64, Ordering};
+use crate::mem::atomic::{AtomicU64, Ordering, SCHEDULE_EXPLORATION};
 use crate::mem::epoch::EpochCell;
 
 /// The value of [`PendingRangeDeletes::first`] if nothing is pending; above every sequence number.
@@ -36,9 +36,13 @@ impl PendingRangeDeletes {
         SeqNo(self.first.load(Ordering::Acquire))
     }
 
-    /// Adds a range delete that is not visible yet and newer than all others. `visible` is the last visible sequence
+    /// Adds a range delete that is not visible yet. `visible` is the last visible sequence
     /// number: readers read at it or before, or later at the end of the group.
     pub(crate) fn add(&self, range: KeyRange, seqno: SeqNo, visible: SeqNo, order: &KeyOrder) {
+        debug_assert!(
+            SCHEDULE_EXPLORATION || self.first() == NO_SEQNO || self.first() < seqno,
+            "range deletes are added in the order of their sequence numbers"
+        );
         self.set.store(Arc::new(self.set.load().with_range_delete(range, seqno, &[visible], order)));
         if self.first() == NO_SEQNO {
             self.first.store(seqno.0, Ordering::Release);

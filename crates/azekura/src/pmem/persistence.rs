@@ -97,8 +97,8 @@ pub(crate) trait PersistenceBackend: Send + Sync + 'static {
     }
 
     /// Makes the pool `len` bytes long, a multiple of [`PAGE`], and gives the memory behind back. Nothing behind is in
-    /// use, and growth is blocked.
-    fn shrink(&self, _len: u64) {}
+    /// use. `growth`: the guard of [`block_growth`](PersistenceBackend::block_growth).
+    fn shrink(&self, _len: u64, _growth: &MutexGuard<'_, ()>) {}
 
     /// Flushes a range on backends that do not keep the order of stores within a line.
     #[inline]
@@ -248,6 +248,7 @@ impl PersistenceBackend for PoolImage {
         self.dirty_pages.grow(len)?;
         let old = self.region.len();
         self.region.grow(len)?;
+        debug_assert!(len >= old, "an image only grows here");
         self.dirty_pages.count_marks(old, len);
         Ok(())
     }
@@ -256,8 +257,9 @@ impl PersistenceBackend for PoolImage {
         Some(lock(&self.resize_lock))
     }
 
-    fn shrink(&self, len: u64) {
+    fn shrink(&self, len: u64, _growth: &MutexGuard<'_, ()>) {
         let old = self.region.len();
+        debug_assert!(len <= old, "an image that gets shorter");
         self.region.shrink(len);
         // If the image grows again, its file must not keep the old pages.
         self.dirty_pages.mark_uncounted(len, old);

@@ -29,6 +29,7 @@ impl PoolSeqnoField {
 const CHECK_SHIFT: u32 = 56;
 
 fn encode_seqno_word(file_id: &[u8; 16], note: PoolSeqnoField, seqno: SeqNo) -> u64 {
+    debug_assert!(seqno.0 >> CHECK_SHIFT == 0, "a sequence number has 56 bits");
     let check = xxh3(location_seed(file_id, note.offset()), &seqno.0.to_le_bytes());
     check << CHECK_SHIFT | seqno.0
 }

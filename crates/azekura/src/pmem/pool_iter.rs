@@ -170,6 +170,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
         if let Some(order) = order {
             let there = |n: &&u8| usize::from(**n) < SLOTS && valid >> **n & 1 == 1;
             view.slots.extend(order.iter().filter(there).map(|n| LeafSlot(slots[usize::from(*n)])));
+            debug_assert!(view.slots.len() <= valid.count_ones() as usize, "an order contains each slot once");
             if view.slots.len() == valid.count_ones() as usize {
                 return Ok(());
             }
@@ -177,6 +178,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
         self.read_records(&slots, valid, false)?;
         self.sort();
         let PoolIter { tree, view, records, sorted, .. } = self;
+        debug_assert_eq!(sorted.len(), valid.count_ones() as usize, "each valid slot is sorted");
         view.slots.clear();
         view.slots.extend(sorted.iter().map(|(_, n)| records[*n as usize].slot()));
         let numbers: [u8; SLOTS] = {
@@ -643,6 +645,7 @@ impl RecordReadBatch {
         now_ms: u64,
         keep: impl FnOnce(&[u8], SeqNo) -> bool,
     ) -> Result<bool> {
+        debug_assert!(self.len <= self.bytes.len(), "the copied records are in the bytes of the batch");
         if self.len >= BATCH_BYTES_MAX {
             return Ok(false);
         }

@@ -105,7 +105,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         is_unread: bool,
     ) -> Result<Option<Vec<u8>>> {
         let structure = self.structure_lock.lock().map_err(poisoned)?;
-        let locked = self.lock_all_leaves()?;
+        let locked = self.lock_all_leaves(&structure)?;
         let pin = Pin::new();
         let order = &self.key_order;
         let mut leaves = self.inner.find_positions_from(goal, &pin);
@@ -140,7 +140,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
             let goal = first.low.map_or(LeafTarget::First, LeafTarget::Key);
             self.inner.remove_siblings(goal, |leaf| freed.leaves.contains(&LeafAddr(leaf)));
             self.bump_structure_version();
-            self.leaf_count.fetch_sub(freed.leaves.len() as u64, Ordering::Release);
+            let leaves = self.leaf_count.fetch_sub(freed.leaves.len() as u64, Ordering::Release);
+            debug_assert!(leaves > freed.leaves.len() as u64, "the first leaf of a pool stays");
         }
         drop(leaves);
         drop(pin);
@@ -212,6 +213,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
 
     /// Removes slots from a leaf. Returns whether the leaf is sparse now.
     fn remove_slots(&self, leaf: PoolLeaf<'_>, slots: u64) -> bool {
+        debug_assert_eq!(slots & !leaf.commit_word().valid_slots(), 0, "only valid slots are removed");
         let share = |n| self.check_seed.slot_check(leaf.offset, n, leaf.fingerprint(n), leaf.slot(n));
         let left = set_bits(slots).fold(leaf.commit_word(), |commit, n| commit.flipped(n, share(n)));
         self.backend.publish(leaf.offset, left.0);

@@ -28,8 +28,10 @@ pub(crate) const OFFSET_END: u64 = BUFFER_ALIGN << OFFSET_BITS;
 pub(crate) struct LeafSlot(pub(crate) u64);
 
 impl LeafSlot {
-    /// `at` and `len` are the offset and length of a buffer in bytes, multiples of [`BUFFER_ALIGN`].
+    /// `at` and `len` are the offset and length of a buffer in bytes.
     pub(crate) fn new(at: u64, len: u64) -> LeafSlot {
+        debug_assert!(at.is_multiple_of(BUFFER_ALIGN) && len.is_multiple_of(BUFFER_ALIGN), "buffers are aligned");
+        debug_assert!(at < OFFSET_END, "an offset has 40 bits");
         LeafSlot(((len / BUFFER_ALIGN).min(LEN_IN_RECORD) << OFFSET_BITS) | (at / BUFFER_ALIGN))
     }
 
@@ -104,7 +106,13 @@ impl PoolRecordHeader {
 
     /// The length of the buffer that the record needs, in bytes.
     pub(crate) fn buffer_len(&self, entry: EntryRef<'_>) -> u64 {
-        ((self.len + entry.user_key.len() + entry.value.len()) as u64).next_multiple_of(BUFFER_ALIGN)
+        let len = ((self.len + entry.user_key.len() + entry.value.len()) as u64).next_multiple_of(BUFFER_ALIGN);
+        debug_assert_eq!(
+            len,
+            buffer_len_for(entry.user_key.len(), entry.value.len(), entry.seqno),
+            "a reserved buffer has space for its record"
+        );
+        len
     }
 
     /// The header with its checksum, which covers key and value and is bound to `file_id` and the offset `at`.

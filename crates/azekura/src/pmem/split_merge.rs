@@ -9,7 +9,7 @@ use crate::pmem::leaf::LeafAddr;
 use crate::pmem::leaf::{LeafCommitWord, PoolLeaf, SLOTS, VALID_SLOTS_MASK, set_bits};
 use crate::pmem::persistence::{CountingBackend, PersistSite, PersistenceBackend};
 use crate::pmem::record::{LeafSlot, PoolRecord};
-use crate::pmem::tree::{HEAD_LEAF_OFFSET, PoolTree};
+use crate::pmem::tree::{HEAD_LEAF_OFFSET, PoolTree, StructureGuard};
 use crate::pmem::versions::poisoned;
 
 /// Maximum number of leaves that one call of [`PoolTree::merge_sparse_leaves`] visits, and frees.
@@ -50,9 +50,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let at = take(&mut *self.allocator_after_releases()?, &self.backend)?;
         let addr = self.leaf_orders.new_leaf_addr(at);
         let mut spare = UnlinkedLeaf { tree: self, addr, is_linked: false };
-        let _structure = self.lock_structure()?;
+        let structure = self.lock_structure()?;
         let leaf = self.leaf(LeafAddr(self.inner.find_leaf(LeafTarget::Key(key), &Pin::new())));
-        let _locked = self.lock_two_leaves(leaf.offset, at)?;
+        let _locked = self.lock_two_leaves(&structure, leaf.offset, at)?;
         let commit = leaf.commit_word();
         if commit.count() + 1 < self.slots_per_leaf {
             return Ok(());
@@ -64,6 +64,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let last = &contents.records[sorted[sorted.len() - 1].1 as usize];
         let at_the_end = next == 0 && self.cmp_key(last, key).is_lt();
         let keep = if at_the_end { sorted.len() } else { sorted.len().div_ceil(2) };
+        debug_assert!(keep > 0, "the leaf keeps a record");
         let moved: Vec<usize> = sorted[keep..].iter().map(|(_, n)| *n as usize).collect();
         let mut first = key.to_vec();
         if let Some(n) = moved.first() {
@@ -107,6 +108,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let (leaf, at) = (self.leaf(addr), addr.offset());
         let mut commit = LeafCommitWord::empty(self.check_seed, at);
         let mut fingerprints = [0; SLOTS];
+        debug_assert!(moved.len() < SLOTS, "one slot of a leaf stays free");
         for (n, from) in moved.iter().enumerate() {
             let (_, slot, fingerprint) = contents.slots[*from];
             backend.store(leaf.slot_offset(n), slot.0);
@@ -138,7 +140,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         leaf.next_leaf(self.check_seed).ok_or_else(lost)
     }
 
-    /// Reads the valid slots of a leaf and their records. The caller holds the lock of the leaf.
+    /// Reads the valid slots of a leaf and their records, while the leaf is locked.
     pub(crate) fn read_leaf(&self, leaf: PoolLeaf<'_>, commit: LeafCommitWord) -> Result<LeafContents> {
         let (mut slots, mut records) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
         slots.extend(set_bits(commit.valid_slots()).map(|n| (n, leaf.slot(n), leaf.fingerprint(n))));
@@ -153,7 +155,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
 
     /// Unlinks the leaf of `key` if it is empty, or merges it with an adjacent leaf if both are sparse.
     pub(crate) fn merge_or_unlink_leaf(&self, key: &[u8]) -> Result<()> {
-        let _structure = self.structure_lock.lock().map_err(poisoned)?;
+        let structure = self.structure_lock.lock().map_err(poisoned)?;
         let pin = Pin::new();
         let found = self.inner.find_position(LeafTarget::Key(key), &pin);
         let (low, high) = (found.low.map(<[u8]>::to_vec), found.high.map(<[u8]>::to_vec));
@@ -164,7 +166,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let count = self.leaf(leaf).commit_word().count();
         if let (0, Some(low)) = (count, &low) {
             let before = LeafAddr(self.inner.find_leaf(LeafTarget::BeforeKey(low), &Pin::new()));
-            return self.unlink(before, leaf, key);
+            return self.unlink(&structure, before, leaf, key);
         }
         if count > self.slots_per_leaf / 4 {
             return Ok(());
@@ -173,10 +175,10 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let most = self.slots_per_leaf * 5 / 8;
         match (left, right, high) {
             (Some(left), _, _) if self.fit_in_one_leaf(left, leaf, most) => {
-                self.merge_leaves(left, leaf, key, most).map(drop)
+                self.merge_leaves(&structure, left, leaf, key, most).map(drop)
             }
             (_, Some(right), Some(high)) if self.fit_in_one_leaf(leaf, right, most) => {
-                self.merge_leaves(leaf, right, &high, most).map(drop)
+                self.merge_leaves(&structure, leaf, right, &high, most).map(drop)
             }
             _ => Ok(()),
         }
@@ -217,7 +219,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// Merges the leaf of `key`, or the first leaf, with the leaf behind it, or fills it from that leaf. Returns
     /// whether a leaf was freed, and a key of the leaf to continue with, or `None` after the last leaf.
     fn merge_sparse_leaf(&self, key: Option<&[u8]>) -> Result<(bool, Option<Vec<u8>>)> {
-        let _structure = self.lock_structure()?;
+        let structure = self.lock_structure()?;
         let pin = Pin::new();
         let found = self.inner.find_position(key.map_or(LeafTarget::First, LeafTarget::Key), &pin);
         let (left, right) = (LeafAddr(found.leaf), found.sibling(1).map(LeafAddr));
@@ -226,11 +228,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let (Some(right), Some(high)) = (right, &high) else { return Ok((false, high)) };
         let full = self.slots_per_leaf - 1;
         if self.fit_in_one_leaf(left, right, full) {
-            let joined = self.merge_leaves(left, right, high, full)?;
+            let joined = self.merge_leaves(&structure, left, right, high, full)?;
             return Ok((joined, if joined { key.map(<[u8]>::to_vec) } else { Some(high.clone()) }));
         }
         let few = self.leaf(left).commit_word().count() + self.slots_per_leaf / 8 < full;
-        let moved = if few { self.shift_records(left, right, high, full)? } else { None };
+        let moved = if few { self.shift_records(&structure, left, right, high, full)? } else { None };
         Ok((false, moved.or_else(|| Some(high.clone()))))
     }
 
@@ -240,8 +242,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
     }
 
     /// Removes `leaf`, the leaf of `key`, from the chain if it is still empty.
-    fn unlink(&self, before: LeafAddr, leaf: LeafAddr, key: &[u8]) -> Result<()> {
-        let locked = self.lock_two_leaves(before.offset(), leaf.offset())?;
+    fn unlink(&self, structure: &StructureGuard<'_>, before: LeafAddr, leaf: LeafAddr, key: &[u8]) -> Result<()> {
+        let locked = self.lock_two_leaves(structure, before.offset(), leaf.offset())?;
         let (before, leaf) = (self.leaf(before), self.leaf(leaf));
         if leaf.commit_word().count() != 0
             || leaf.offset == HEAD_LEAF_OFFSET
@@ -260,8 +262,16 @@ impl<M: PersistenceBackend> PoolTree<M> {
 
     /// Moves the slots of `right` to `left`, the leaf before it with the same parent node. `key` belongs to `right`.
     /// Returns false if the slots do not fit any more.
-    fn merge_leaves(&self, left: LeafAddr, right: LeafAddr, key: &[u8], most: usize) -> Result<bool> {
-        let locked = self.lock_two_leaves(left.offset(), right.offset())?;
+    fn merge_leaves(
+        &self,
+        structure: &StructureGuard<'_>,
+        left: LeafAddr,
+        right: LeafAddr,
+        key: &[u8],
+        most: usize,
+    ) -> Result<bool> {
+        debug_assert!(most < self.slots_per_leaf, "one slot of a leaf stays free");
+        let locked = self.lock_two_leaves(structure, left.offset(), right.offset())?;
         if self.next_leaf_of(self.leaf(left))? != right.offset() || !self.fit_in_one_leaf(left, right, most) {
             return Ok(false);
         }
@@ -280,10 +290,17 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// Moves the first records of `right` to `left`, the leaf before it with the same parent node, until `left` has
     /// `target` records, and the others to a new leaf that replaces `right`. `high` is the separator between `left`
     /// and `right`. Returns the new separator, or `None` if the shift is not possible now.
-    fn shift_records(&self, left: LeafAddr, right: LeafAddr, high: &[u8], target: usize) -> Result<Option<Vec<u8>>> {
+    fn shift_records(
+        &self,
+        structure: &StructureGuard<'_>,
+        left: LeafAddr,
+        right: LeafAddr,
+        high: &[u8],
+        target: usize,
+    ) -> Result<Option<Vec<u8>>> {
         let Some(at) = self.lock_allocator()?.take_merge_leaf() else { return Ok(None) };
         let mut spare = UnlinkedLeaf { tree: self, addr: self.leaf_orders.new_leaf_addr(at), is_linked: false };
-        let locked = self.lock_two_leaves(left.offset(), right.offset())?;
+        let locked = self.lock_two_leaves(structure, left.offset(), right.offset())?;
         let (left, right) = (self.leaf(left), self.leaf(right));
         let contents = self.read_leaf(right, right.commit_word())?;
         let count = target.saturating_sub(left.commit_word().count());
@@ -320,8 +337,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(Some(separator))
     }
 
-    /// Adds slots, with their fingerprints, to the leaf `left`, and makes `next` its successor. The caller holds the
-    /// lock of `left`.
+    /// Adds slots, with their fingerprints, to the leaf `left`, and makes `next` its successor.
     fn append(&self, left: PoolLeaf<'_>, slots: impl Iterator<Item = (LeafSlot, u8)>, next: u64) {
         let mut commit = left.commit_word();
         self.begin_slot_write(left);
@@ -334,6 +350,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             fingerprints[to / 8] = left.fingerprint_offset(to);
             commit = commit.flipped(to, self.check_seed.slot_check(left.offset, to, fingerprint, slot));
         }
+        debug_assert!(commit.count() < SLOTS, "one slot of a leaf stays free");
         for at in fingerprints.into_iter().filter(|at| *at != 0) {
             self.backend.flush_words(at, 8, PersistSite::MergeHeader);
         }
@@ -348,7 +365,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
     fn retire_leaf(&self, leaf: PoolLeaf<'_>, key: &[u8]) -> Result<()> {
         self.inner.remove(key);
         self.bump_structure_version();
-        self.leaf_count.fetch_sub(1, Ordering::Release);
+        let leaves = self.leaf_count.fetch_sub(1, Ordering::Release);
+        debug_assert!(leaves > 1, "the first leaf of a pool stays");
         self.leaf_orders.free_id(leaf.order_id);
         self.lock_allocator()?.retire_leaf(leaf.offset);
         Ok(())

@@ -6,7 +6,7 @@ use crate::base::version_edit::ExpiryTimes;
 use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{PartitionReaders, ReadMoment};
 use crate::mem::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, fence, lock,
+    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, fence, lock, try_lock,
 };
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
@@ -82,6 +82,15 @@ pub(crate) struct LeafLockStripe {
     record_delta: AtomicU64,
 }
 
+/// What `structure_lock` protects: the inner nodes, and the locks of two leaves at a time.
+pub(crate) struct StructureLock(());
+
+/// Proves that the thread holds `structure_lock`.
+pub(crate) type StructureGuard<'a> = MutexGuard<'a, StructureLock>;
+
+/// The locks of two leaves, which may be one lock.
+pub(crate) type TwoLeavesGuard<'a> = (MutexGuard<'a, ()>, Option<MutexGuard<'a, ()>>);
+
 /// Position and result of the merging of sparse leaves ([`PoolTree::merge_sparse_leaves`]).
 #[derive(Default)]
 pub(crate) struct LeafMergeProgress {
@@ -139,7 +148,7 @@ pub(crate) struct PoolTree<M> {
     pub(crate) inner: InnerTree,
     pub(crate) leaf_orders: LeafOrderCache,
     /// Held by a thread that changes `inner`, and by a thread that locks two leaves.
-    pub(crate) structure_lock: Mutex<()>,
+    pub(crate) structure_lock: Mutex<StructureLock>,
     /// True while the WAL is replayed: there are no readers.
     pub(crate) replaying: AtomicBool,
     /// Set with `structure_lock` held. From then on the pool does not change, and no read of it begins.
@@ -228,7 +237,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             key_order: order,
             inner,
             leaf_orders: LeafOrderCache::new(options.len_max.max(backend.region().len())),
-            structure_lock: Mutex::new(()),
+            structure_lock: Mutex::new(StructureLock(())),
             replaying: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             structure_version: AtomicU64::new(0),
@@ -269,8 +278,14 @@ impl<M: PersistenceBackend> PoolTree<M> {
         &self.stripes[Self::stripe_no(leaf)].slot_version
     }
 
-    /// Raises the versions of `leaf`. The caller holds the lock of the leaf and overwrites slots next.
+    /// Whether a thread holds the lock of a leaf. For assertions.
+    fn is_leaf_locked(&self, leaf: u64) -> bool {
+        SCHEDULE_EXPLORATION || try_lock(&self.stripes[Self::stripe_no(leaf)].lock).is_none()
+    }
+
+    /// Raises the versions of `leaf`, whose slots the caller overwrites next.
     pub(crate) fn begin_slot_write(&self, leaf: PoolLeaf<'_>) {
+        debug_assert!(self.is_leaf_locked(leaf.offset), "a leaf is locked while its slots are overwritten");
         let changes = self.slot_version(leaf.offset);
         changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         if self.is_step_enabled(TreeStep::LeafOrderVersion) {
@@ -279,9 +294,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
         fence(Ordering::Release);
     }
 
-    /// Counts records that were added to `leaf`, or removed from it if `by` is negative. The caller holds the lock of
-    /// the leaf.
+    /// Counts records that were added to `leaf`, or removed from it if `by` is negative.
     pub(crate) fn add_to_record_count(&self, leaf: u64, by: i64) {
+        debug_assert!(self.is_leaf_locked(leaf), "a leaf is locked while its records are counted");
         let records = &self.stripes[Self::stripe_no(leaf)].record_delta;
         records.store(records.load(Ordering::Relaxed).wrapping_add_signed(by), Ordering::Release);
     }
@@ -316,15 +331,15 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.stripes[Self::stripe_no(leaf)].lock.lock().map_err(poisoned)
     }
 
-    /// Locks two leaves. The caller holds `structure_lock`: a thread that holds only one leaf lock waits for no other
-    /// lock of a leaf.
-    pub(crate) fn lock_two_leaves(&self, a: u64, b: u64) -> Result<(MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>)> {
+    /// Locks two leaves. Threads that do so do not wait for each other, because they hold `structure_lock`; a thread
+    /// that holds only one leaf lock waits for no other lock of a leaf.
+    pub(crate) fn lock_two_leaves(&self, _: &StructureGuard<'_>, a: u64, b: u64) -> Result<TwoLeavesGuard<'_>> {
         let second = if Self::stripe_no(a) == Self::stripe_no(b) { None } else { Some(self.lock_stripe(b)?) };
         Ok((self.lock_stripe(a)?, second))
     }
 
-    /// Locks all leaves. The caller holds `structure_lock`.
-    pub(crate) fn lock_all_leaves(&self) -> Result<Vec<MutexGuard<'_, ()>>> {
+    /// Locks all leaves.
+    pub(crate) fn lock_all_leaves(&self, _: &StructureGuard<'_>) -> Result<Vec<MutexGuard<'_, ()>>> {
         self.stripes.iter().map(|stripe| stripe.lock.lock().map_err(poisoned)).collect()
     }
 
@@ -332,7 +347,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     ///
     /// # Errors
     /// `Closed` after [`stop_writes`](PoolTree::stop_writes).
-    pub(crate) fn lock_structure(&self) -> Result<MutexGuard<'_, ()>> {
+    pub(crate) fn lock_structure(&self) -> Result<StructureGuard<'_>> {
         let structure = self.structure_lock.lock().map_err(poisoned)?;
         self.check_open().map(|()| structure)
     }
@@ -685,5 +700,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
             }
             rest = behind;
         }
+        debug_assert!(
+            self.key_order.is_custom() || out.is_sorted_by(|a, b| by_key(a, b).is_le()),
+            "records are sorted by key, the newest first"
+        );
     }
 }

@@ -249,6 +249,7 @@ impl RetainedVersions {
             }
         }
         let newest = written.list.back().expect("there is a newest table");
+        debug_assert!(SCHEDULE_EXPLORATION || !self.is_full(newest, 1), "a full table gets no more entries");
         // The entry exists already if an earlier removal has failed.
         if newest.insert(key, old.seqno, RetainedRecord { slot: old.slot(), buffer_len: old.buffer_len(), by })? {
             newest.unchecked.fetch_add(1, Ordering::Relaxed);
@@ -285,6 +286,7 @@ impl RetainedVersions {
         registered: Vec<SeqNo>,
         settled: impl Fn() -> SeqNo,
     ) -> Vec<PoolRange> {
+        debug_assert!(registered.is_sorted(), "sequence numbers of readers ascend");
         let visible = registered.last().copied().unwrap_or_default();
         let ended = written.checked_readers.as_ref().map(|readers| {
             readers.iter().copied().filter(|reader| registered.binary_search(reader).is_err()).collect()
@@ -311,7 +313,8 @@ impl RetainedVersions {
         kept.extend(open.map(Arc::new));
         written.list = kept;
         self.publish(&written.list);
-        self.version_count.fetch_sub(stale.ranges.len() as u64, Ordering::Release);
+        let before = self.version_count.fetch_sub(stale.ranges.len() as u64, Ordering::Release);
+        debug_assert!(before >= stale.ranges.len() as u64, "each retained version is counted");
         stale.ranges
     }
 
@@ -451,6 +454,7 @@ impl RetainedVersions {
                     return done;
                 }
             }
+            debug_assert!(reserved.first_waiting <= place, "no batch overtakes another one");
             reserved = self.reservation_ended.wait(reserved).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -478,7 +482,10 @@ impl RetainedVersions {
     /// Ends a reservation of `bytes`: the batch is visible, or will not be applied.
     pub(crate) fn end_reservation(&self, bytes: u64) {
         if bytes > 0 {
-            lock(&self.reserved).bytes -= bytes;
+            let mut reserved = lock(&self.reserved);
+            debug_assert!(bytes <= reserved.bytes, "a reservation ends once");
+            reserved.bytes -= bytes;
+            drop(reserved);
             self.reservation_ended.notify_all();
         }
     }
@@ -736,6 +743,7 @@ impl Drop for FirstWaiting<'_> {
     fn drop(&mut self) {
         if !self.must_wait {
             self.reserved.first_waiting += 1;
+            debug_assert!(self.reserved.first_waiting <= self.reserved.next_to_wait, "a batch leaves the queue once");
             self.ended.notify_all();
         }
     }

@@ -316,9 +316,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let shorter = space.cut_free_end();
         drop(space);
         if let Some(len) = shorter {
-            self.backend.shrink(len);
+            self.backend.shrink(len, &growth);
         }
-        drop(growth);
         Ok(())
     }
 

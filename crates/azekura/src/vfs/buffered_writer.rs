@@ -35,6 +35,7 @@ impl BufferedFileWriter {
     pub(crate) fn append_with<R>(&mut self, append: impl FnOnce(&mut Vec<u8>, u64) -> R) -> Result<R> {
         let offset = self.offset();
         let result = append(&mut self.buffer, offset);
+        debug_assert!(self.offset() >= offset, "a caller only appends");
         if self.buffer.len() >= WRITE_LEN {
             self.flush()?;
         }
@@ -47,6 +48,7 @@ impl BufferedFileWriter {
     /// As for [`append_with`](BufferedFileWriter::append_with).
     pub(crate) fn finish(mut self) -> Result<u64> {
         self.flush()?;
+        debug_assert!(self.buffer.is_empty(), "all bytes are written");
         Ok(self.written)
     }
 

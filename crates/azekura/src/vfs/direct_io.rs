@@ -91,6 +91,7 @@ impl DirectFile {
         if tail.bytes.is_empty() {
             (tail.bytes, tail.align_offset) = aligned_buffer(WRITE_BUFFER_LEN);
         }
+        debug_assert!(tail.at.is_multiple_of(DIRECT_IO_ALIGN as u64), "the collected bytes start at a sector");
         while !bytes.is_empty() {
             let (now, later) = bytes.split_at(bytes.len().min(WRITE_BUFFER_LEN - tail.len));
             let at = tail.align_offset + tail.len;
@@ -107,6 +108,12 @@ impl DirectFile {
     }
 
     fn write_sectors(&self, sectors: &[u8], at: u64) -> Result<()> {
+        debug_assert!(sectors.len().is_multiple_of(DIRECT_IO_ALIGN), "whole sectors are written");
+        debug_assert!(
+            sectors.as_ptr().addr().is_multiple_of(DIRECT_IO_ALIGN),
+            "sectors are written from aligned memory"
+        );
+        debug_assert!(at.is_multiple_of(DIRECT_IO_ALIGN as u64), "sectors are written at their place");
         self.retry_buffered(self.disk.write_at(sectors, at), || self.disk.write_at(sectors, at))
     }
 
@@ -129,6 +136,7 @@ impl DirectFile {
         tail.bytes.copy_within(tail.align_offset + whole..tail.align_offset + tail.len, tail.align_offset);
         tail.len -= whole;
         tail.at += whole as u64;
+        debug_assert!(tail.len < DIRECT_IO_ALIGN, "only an incomplete sector stays in the buffer");
         self.has_pending.store(false, Ordering::Release);
         Ok(())
     }

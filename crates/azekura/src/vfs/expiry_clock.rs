@@ -26,6 +26,7 @@ impl ExpiryClock {
     pub(crate) fn now_ms(&self) -> u64 {
         let Some(env) = &self.env else { return 0 };
         let (now, highest) = (env.now_ms(), self.highest_ms.load(Ordering::SeqCst));
+        debug_assert!(highest > 0, "0 stands for a reader without a time");
         if now <= highest { highest } else { self.highest_ms.fetch_max(now, Ordering::SeqCst).max(now) }
     }
 }

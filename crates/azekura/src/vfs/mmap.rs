@@ -77,6 +77,7 @@ impl Mapping for DiskMapping {
             return Ok(());
         }
         let page_start = start - start % rustix::param::page_size();
+        debug_assert!(self.base.addr().get().is_multiple_of(rustix::param::page_size()), "a mapping starts at a page");
         // SAFETY: the range is in the mapping (its start is rounded down to a page of the mapping), and
         // MADV_POPULATE_WRITE changes no byte: it makes pages resident and writable, or returns an error.
         let done = retry_on_intr(|| unsafe {

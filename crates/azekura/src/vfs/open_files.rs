@@ -174,6 +174,7 @@ impl DataFiles {
         open.clock += 1;
         let used = open.clock;
         open.files.insert(key, OpenFileEntry { file: Arc::clone(&file), last_used: used });
+        debug_assert!(open.files.len() <= self.shared.max_open, "the cache keeps its bound");
         drop(open);
         drop(closed);
         Ok(file)
@@ -212,7 +213,8 @@ impl DataFiles {
 
     /// Removes a file of this length from the live files.
     pub(crate) fn remove_live_bytes(&self, bytes: u64) {
-        self.shared.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        let before = self.shared.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "a file was added before it is removed");
     }
 
     /// Closes half of the cached handles, the least recently used ones. Returns false if no handle is cached. A
@@ -258,6 +260,7 @@ impl OpenFileTable {
     /// Removes the least recently used entries until one more fits. The caller drops them outside of the lock, which
     /// closes the files.
     fn evict_to_fit(&mut self, max_open: usize) -> Vec<OpenFileEntry> {
+        debug_assert!(max_open > 0, "one more file must fit");
         let mut closed = Vec::new();
         while self.files.len() >= max_open {
             let oldest = self.files.iter().min_by_key(|(_, open)| open.last_used).map(|(key, _)| *key);

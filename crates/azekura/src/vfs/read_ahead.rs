@@ -78,6 +78,10 @@ impl ReadAhead {
         if self.sequential_reads <= self.reads_before_readahead || len >= MAX_READAHEAD_LEN {
             return ReadAheadRequest::Exact;
         }
+        debug_assert!(
+            (self.initial_len..=MAX_READAHEAD_LEN).contains(&self.readahead_len),
+            "read-ahead grows from its first to its maximum length"
+        );
         let window = self.readahead_len.max(len);
         self.readahead_len = (2 * self.readahead_len).min(MAX_READAHEAD_LEN);
         ReadAheadRequest::Ahead(window)

@@ -76,6 +76,7 @@ impl PoolCheckpointer {
     fn begin_snapshot(&self) -> SeqNo {
         let from = self.location.visible.get();
         let mut taken = lock(&self.min_flushing_seqno);
+        debug_assert_eq!(*taken, NO_SEQNO, "one checkpoint at a time runs");
         *taken = self.min_dirty_seqno.swap(NO_SEQNO, Ordering::SeqCst).min(*taken);
         from
     }
@@ -119,9 +120,14 @@ impl PoolCheckpointer {
         let written = self.store.checkpoint(&tree.backend, begin, &mut |begun| {
             from = begun;
             let highest = self.end_snapshot(begun).max(self.seqnos_at_open.1);
+            debug_assert!(
+                highest >= begun,
+                "an image contains the records up to the sequence number of its checkpoint"
+            );
             host.sync_wal_through(highest)?;
             Ok(highest)
         })?;
+        debug_assert!(from <= self.location.visible.get(), "a checkpoint contains only visible records");
         let partition = self.location.partition;
         let mut edits = vec![VersionEdit::Flushed { partition, through: from }];
         // The first checkpoint may have created the files.

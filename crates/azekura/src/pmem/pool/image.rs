@@ -286,6 +286,7 @@ impl ImageStore {
         let mut writer = ShadowWriter::new(&*shadow, file_id);
         let changed = copy_pages(&mut taken, &mut writer)?;
         let highest = make_durable(replay_from)?;
+        debug_assert!(replay_from <= highest, "the image contains no lower sequence numbers than it must");
         let (number, len) = (files.last.as_ref().map_or(1, |last| last.checkpoint_number + 1), taken.image_len());
         let mut head = ImageHeader {
             file_id,

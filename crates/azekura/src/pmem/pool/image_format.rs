@@ -254,6 +254,8 @@ impl ImageChecksums {
     pub(crate) fn replace_pages(&mut self, changed: &[(u64, u64)], len: u64) -> SavedChecksums {
         let (mut pages, mut checks) = (Vec::with_capacity(changed.len()), Vec::new());
         let old_len = (self.pages.len(), self.check_pages.len());
+        debug_assert!(changed.iter().all(|(page, _)| *page < len), "changed pages are in the image");
+        debug_assert_eq!(old_len.1 as u64, (old_len.0 as u64).div_ceil(PAGES_PER_GROUP), "each group has a check page");
         let cut_pages = self.pages.split_off(old_len.0.min(len as usize));
         let groups = len.div_ceil(PAGES_PER_GROUP) as usize;
         let cut_check_pages = self.check_pages.split_off(old_len.1.min(groups));
@@ -290,6 +292,7 @@ impl ImageChecksums {
         self.pages.extend(&before.cut_pages);
         self.check_pages.truncate(before.len.1);
         self.check_pages.extend(&before.cut_check_pages);
+        debug_assert_eq!((self.pages.len(), self.check_pages.len()), before.len, "all checksums are restored");
     }
 
     /// Encodes the check page of a group from the current checksums.

@@ -107,7 +107,8 @@ impl CheckpointHistory {
         }
         if self.rng.below(8) == 0 {
             let pages = self.image.region().len() / PAGE;
-            self.image.shrink((3 + self.rng.below(pages as usize) as u64).min(pages) * PAGE);
+            let len = (3 + self.rng.below(pages as usize) as u64).min(pages) * PAGE;
+            self.image.shrink(len, &self.image.block_growth().unwrap());
         } else if self.rng.below(3) == 0 {
             let more = if self.rng.below(3) == 0 { 600 } else { 2 };
             let _full = self.image.grow(self.image.region().len() + more * PAGE);

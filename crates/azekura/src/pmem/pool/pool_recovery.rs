@@ -408,6 +408,10 @@ impl<M: PersistenceBackend> PoolRecovery<M> {
         if let Some(mut last) = all.last_leaf.take() {
             all.resolve_leaf(&tree, &mut used, &mut last, None)?;
         }
+        debug_assert!(
+            all.leaves.first().is_some_and(|(_, at)| *at == HEAD_LEAF_OFFSET),
+            "the first leaf of a pool is always kept"
+        );
         all.add_link_repairs(&tree, &chain);
         for leaf in &all.empty_leaves {
             used.clear(*leaf, LEAF_LEN);
@@ -625,6 +629,7 @@ impl RecoveredPart {
             }
             (last, passed) = (at, false);
         }
+        debug_assert!(kept.next().is_none(), "the leaves to keep are in the order of the chain");
     }
 }
 

@@ -51,6 +51,7 @@ impl UsedSpaceBitmap {
 
     /// Adds the marks of another thread. Returns whether no range is marked in both.
     pub(crate) fn merge(&mut self, other: &UsedSpaceBitmap) -> bool {
+        debug_assert_eq!(self.bit_count, other.bit_count, "both are maps of the same pool");
         let pairs = self.bits.iter_mut().zip(&other.bits);
         let both = pairs.fold(0, |both, (mine, theirs)| {
             let here = *mine & theirs;
@@ -62,6 +63,7 @@ impl UsedSpaceBitmap {
 
     pub(crate) fn clear(&mut self, at: u64, len: u64) {
         for step in at / BUFFER_ALIGN..(at + len).div_ceil(BUFFER_ALIGN) {
+            debug_assert!(self.bits[(step / 64) as usize] >> (step % 64) & 1 == 1, "only marked space is cleared");
             self.bits[(step / 64) as usize] &= !(1 << (step % 64));
         }
     }
