@@ -57,6 +57,8 @@ pub(crate) struct ManifestState {
 const NUMBER_LIMIT: u64 = 1 << 62;
 /// Exclusive upper bound of levels.
 const LEVELS_MAX: u8 = 64;
+/// Maximum number of tables of a partition that [`ManifestState::check_invariants`] visits.
+const CHECKED_TABLES_MAX: usize = 8;
 /// Maximum count of used numbers that the manifest does not contain yet: those of files that were being written.
 const UNRECORDED_NUMBERS_MAX: u64 = 1 << 32;
 
@@ -80,6 +82,28 @@ impl PartitionManifestState {
         removed.iter().for_each(|start| drop(self.range_tombstones.remove(&encoded_start(start))));
         for fragment in added {
             self.range_tombstones.insert(encoded_start(&fragment.range.start), fragment.clone());
+        }
+    }
+
+    /// Panics if the newest tables or blob files, those with the highest numbers, are not listed as described.
+    fn check_invariants(&self, next_file_number: u64) {
+        for (number, (level, table)) in self.tables.iter().rev().take(CHECKED_TABLES_MAX) {
+            assert_eq!(table.number, *number, "a table is listed by its number");
+            assert!(*level < LEVELS_MAX, "a table is on a level that exists");
+            assert!(number.0 < next_file_number, "no table has the next file number");
+            assert!(table.largest_seqno <= self.largest_table_seqno, "the highest sequence number of all tables");
+            assert!(!self.spilled.contains_key(number), "a table of a level is not a spilled table");
+        }
+        for (number, table) in self.spilled.iter().rev().take(CHECKED_TABLES_MAX) {
+            assert_eq!(table.number, *number, "a spilled table is listed by its number");
+            assert!(number.0 < next_file_number, "no spilled table has the next file number");
+        }
+        if let Some((number, file)) = self.blob_files.last_key_value() {
+            assert_eq!(file.number, *number, "a blob file is listed by its number");
+            assert!(number.0 < next_file_number, "no blob file has the next file number");
+        }
+        if let Some((start, fragment)) = self.range_tombstones.last_key_value() {
+            assert_eq!(*start, encoded_start(&fragment.range.start), "a fragment is listed by its start");
         }
     }
 
@@ -119,6 +143,24 @@ impl PartitionManifestState {
 }
 
 impl ManifestState {
+    /// Panics if the numbers of the database or these partitions, which were changed, contradict each other. Called in
+    /// builds with debug assertions after each batch of edits.
+    pub(crate) fn check_invariants(&self, changed: impl IntoIterator<Item = PartitionId>) {
+        if let Some((id, _)) = self.partitions.last_key_value() {
+            assert!(id.0 < self.next_partition_id, "the next partition id is not used");
+        }
+        if let Some((epoch, file)) = self.wal_segments.last_key_value() {
+            assert!(epoch.0 < self.next_wal_epoch, "the next epoch is not used");
+            assert!(file.0 < self.next_file_number, "no WAL segment has the next file number");
+        }
+        for id in changed {
+            if let Some(partition) = self.partitions.get(&id) {
+                assert_eq!(partition.meta.id, id, "a partition is listed by its id");
+                partition.check_invariants(self.next_file_number);
+            }
+        }
+    }
+
     /// The WAL was durable through this sequence number before the manifest had its state of the partitions.
     pub(crate) fn durable_seqno(&self) -> SeqNo {
         self.partitions

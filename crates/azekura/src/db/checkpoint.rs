@@ -184,13 +184,17 @@ fn write_copy(inner: &DbInner, state: &CheckpointState, partitions: &[Arc<Partit
         copy_file(fs, &segment_path(&inner.dir, segment.file), &segment_path(tmp, segment.file), segment.end_offset)?;
         manifest_state.wal_segments.insert(segment.epoch, segment.file);
     }
+    debug_assert!(state.segments.is_sorted_by(|a, b| a.epoch < b.epoch), "the oldest segment is the first");
     if let Some(last) = state.segments.last() {
+        debug_assert!(last.last_seqno >= state.wal_end, "the copied segments contain the whole WAL");
         manifest_state.wal_end = Some((last.epoch, state.wal_end));
     }
     let mut file_id = [0; 16];
     inner.env.random(&mut manifest_state.instance);
     inner.env.random(&mut file_id);
-    Manifest::create(Arc::clone(&inner.fs), tmp, file_id, &manifest_state.edits())?;
+    let edits = manifest_state.edits();
+    debug_assert!(ManifestState::replay(&edits).is_ok(), "the next open accepts the manifest of the copy");
+    Manifest::create(Arc::clone(&inner.fs), tmp, file_id, &edits)?;
     fs.sync_dir(tmp)
 }
 

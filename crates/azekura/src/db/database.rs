@@ -250,9 +250,9 @@ impl Database {
         let inner = &self.handle.inner;
         let _call = inner.begin_api_call();
         inner.check_outside()?;
-        let _ddl_guard = lock(&inner.partition_ddl_lock);
+        let ddl_guard = lock(&inner.partition_ddl_lock);
         if let Some(state) = inner.partition(name) {
-            self.open_existing(&state, options, components)?;
+            self.open_existing(&state, options, components, &ddl_guard)?;
             return Ok(Partition::new(state, Arc::clone(&self.handle)));
         }
         let _work = inner.begin_work()?;
@@ -301,13 +301,13 @@ impl Database {
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 
-    /// Opens a partition that exists with its stored options, and gives it components. The caller holds the lock for
-    /// changes of partitions.
+    /// Opens a partition that exists with its stored options, and gives it components.
     fn open_existing(
         &self,
         state: &Arc<PartitionState>,
         options: &PartitionCreateOptions,
         components: &PartitionComponents,
+        _ddl_guard: &MutexGuard<'_, ()>,
     ) -> Result<()> {
         let inner = &self.handle.inner;
         let _work = inner.begin_work()?;

@@ -165,6 +165,10 @@ impl DbHandle {
         inner.with_reserve(ReserveUse::Flush, || writer.committer.append_seqno_gap())?;
         inner.with_reserve(ReserveUse::Flush, || writer.wal.seal())?;
         writer.wal.sync(inner.last_visible.get(), false)?;
+        debug_assert!(
+            writer.wal.durable() >= inner.last_visible.get(),
+            "the WAL has the last sequence number, durably"
+        );
         inner.with_reserve(ReserveUse::Flush, || writer.wal_maintenance.retire_segments())?;
         writer.wal.release_space();
         let end = writer.wal.segments().last().map(|segment| segment.epoch);

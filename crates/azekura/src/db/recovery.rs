@@ -275,6 +275,7 @@ impl RecoveryState {
             partition.forget_applied(stored);
             by_id.insert(*id, partition);
         }
+        debug_assert!(next_file >= manifest_state.next_file_number, "no new file gets a number that the manifest has");
         let salvages = config.settings.recovery_mode == RecoveryMode::Salvage;
         let left = UnfinishedBlobFiles::new(&manifest_state, parts.files.blob_files(), Arc::clone(&parts.cache));
         let (skipped, manifest_bytes) = (HashSet::new(), loaded.bytes);
@@ -321,6 +322,7 @@ impl RecoveryState {
     /// Replay options that follow from the manifest and from the files of the partitions.
     fn replay_options(&self, config: &Config) -> WalReplayOptions {
         let has_unlogged = self.by_id.values().any(|partition| partition.may_skip_wal());
+        debug_assert_eq!(self.by_id.len(), self.manifest_state.partitions.len(), "all partitions are restored");
         let (mut held, mut from) = (PartitionSeqno::default(), SeqNo::MAX);
         let mut durable = PartitionSeqno { seqno: self.manifest_state.all_flushed, partition: String::new() };
         for (id, stored) in &self.manifest_state.partitions {
@@ -380,6 +382,11 @@ impl RecoveryState {
             }
             seqno = seqno.plus(1);
         }
+        debug_assert_eq!(
+            seqno.0 - commit.first_seqno.0,
+            u64::from(commit.seqno_count),
+            "each record of a commit has a sequence number"
+        );
         // There are no readers yet, so the pools need not retain replaced versions.
         self.resources.last_visible.publish(SeqNo(seqno.0 - 1));
         Ok(None)
@@ -478,7 +485,12 @@ impl RecoveryState {
             if let (Some(manifest_state), Some(partition)) =
                 (self.manifest_state.partitions.get_mut(&id), self.by_id.get(&id))
             {
-                manifest_state.blob_files.insert(file.number, file.clone());
+                debug_assert!(
+                    file.number.0 < self.resources.next_file_id.load(Ordering::Relaxed),
+                    "no new file gets the number of an adopted one"
+                );
+                let known = manifest_state.blob_files.insert(file.number, file.clone());
+                debug_assert!(known.is_none(), "a direct blob file is adopted once");
                 partition.add_blob_file(file);
             }
         }
@@ -522,12 +534,15 @@ impl RecoveryState {
         let reserve = Arc::new(reserve);
         let damaged = report.has_gaps || report.dropped_after_damage.is_some();
         let report = self.make_wal_durable_when_full(&config, report, &reserve)?;
+        debug_assert!(!report.has_gaps, "a WAL with gaps is rewritten");
         let mut space = SpaceReclaimer { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };
         while let Err(error) = self.adopt_unfinished_blobs(config.env.now_ms()) {
             space.reclaim(&self, error)?;
         }
         self.manifest_state.next_file_number = self.resources.next_file_id.load(Ordering::Relaxed);
         let (ended, end) = report.wal_end();
+        debug_assert!(end <= last, "the last sequence number is at or above the end of the WAL");
+        debug_assert!(report.segments.iter().all(|segment| segment.epoch <= ended), "the WAL ends with its last epoch");
         self.manifest_state.next_wal_epoch = self.manifest_state.next_wal_epoch.max(ended.0.saturating_add(1));
         self.manifest_state.wal_segments =
             report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
@@ -537,6 +552,13 @@ impl RecoveryState {
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
         let edits = self.manifest_state.edits();
+        if cfg!(debug_assertions) {
+            self.manifest_state.check_invariants(self.manifest_state.partitions.keys().copied());
+        }
+        debug_assert!(
+            ManifestState::replay(&edits).map_or(true, |replayed| replayed == self.manifest_state),
+            "the edits of the new manifest build the same state"
+        );
         let manifest = space.retry_when_full(&self, || Manifest::create(Arc::clone(fs), dir, file_id, &edits))?;
         let version_set = self.version_set(&config, manifest);
         let orphans = self.remove_orphans(&config, &report);
@@ -551,6 +573,7 @@ impl RecoveryState {
             end.plus(1),
         )?;
         space.retry_when_full(&self, || wal.start_first_segment())?;
+        debug_assert_eq!(wal.appended(), end, "the WAL continues where the replay ended");
         self.resources.last_visible.publish(last);
         let poison = Arc::new(DbPoison::new(config.listener.clone()));
         let writer = DbWriter::new(&config.settings, &self.catalog, Arc::new(wal), version_set, &poison, reserve);
@@ -617,6 +640,10 @@ impl RecoveryState {
         let tree_files =
             self.listing.tree_files.iter().filter(|(id, _)| !self.manifest_state.partitions.contains_key(id));
         let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
+        debug_assert!(
+            self.manifest_state.wal_segments.values().all(|file| kept.contains(file)),
+            "a listed WAL segment is not removed"
+        );
         let paths = self
             .unreferenced_data_files()
             .map(|(kind, id)| self.data_path(kind, id))
@@ -694,6 +721,7 @@ impl SpaceReclaimer<'_> {
     /// # Errors
     /// Returns `error` if it is not `OutOfSpace` or if no space is left to free.
     fn reclaim(&mut self, state: &RecoveryState, error: Error) -> Result<()> {
+        debug_assert!(self.stage <= 2, "there are two ways to free space");
         while error.kind() == ErrorKind::OutOfSpace && self.stage < 2 {
             self.stage += 1;
             let made = match self.stage {

@@ -135,6 +135,7 @@ impl WalMaintenance {
             }
         }
         let epochs = self.wal.retire(through)?;
+        debug_assert!(epochs.is_sorted_by(|a, b| a < b), "segments are retired from the oldest on");
         // The manifest must state this, because a partition without records to flush writes no edit. Recovery would
         // otherwise need the WAL from the last flush of that partition on.
         let flushed = self.version_set.all_flushed(through.min(self.wal.durable()));

@@ -148,6 +148,7 @@ fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy, after: A
         let held: Vec<Task> = waiting.map(|(task, _)| task).collect();
         let task = inner.catch_panics(|| Ok(tree.next_task(false, &held))).map_err(FailedWork::scheduling)?;
         let Some(task) = task else { continue };
+        debug_assert!(!held.contains(&task), "a tree does not request a task whose backoff has not ended");
         if task != Task::Flush && role == WorkerRole::FlushesOnly {
             continue;
         }
@@ -171,6 +172,8 @@ fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy, after: A
     }
     if let Some(first) = most_urgent(&candidates) {
         let task = candidates[first].task;
+        debug_assert!(role == WorkerRole::All || task == Task::Flush, "a worker for flushes runs only flushes");
+        debug_assert!(!flushes || task == Task::Flush, "flushes come first");
         if after == AfterTask::Continues && candidates.len() > 1 {
             inner.background.wake_workers(); // other workers can start the other tasks
         }
@@ -341,10 +344,21 @@ fn spill_oldest_wal_holders(inner: &DbInner, writer: &DbWriter) -> Result<bool> 
     for partition in inner.catalog.all() {
         let pending = partition.pending();
         let (Some(first), Some(last)) = (pending.first(), pending.last()) else { continue };
+        debug_assert!(pending.is_sorted_by_key(|record| record.seqno), "buffered records are in the order of the WAL");
         if first.seqno > oldest {
             continue;
         }
         let mut outputs = partition.write_pending(&pending, inner.catalog.resources())?;
+        debug_assert_eq!(
+            outputs.tables.iter().map(|table| table.largest_seqno).max(),
+            Some(last.seqno),
+            "the tables contain the newest buffered record"
+        );
+        debug_assert_eq!(
+            outputs.tables.iter().map(|table| table.entries).sum::<u64>(),
+            pending.len() as u64,
+            "the tables contain all buffered records"
+        );
         inner.sync_wal_through(last.seqno)?;
         let edit = |table: &TableMeta| VersionEdit::TableSpilled { partition: partition.id, table: table.clone() };
         let written = writer.version_set.log_and_apply(&outputs.tables.iter().map(edit).collect::<Vec<VersionEdit>>());
@@ -421,6 +435,7 @@ pub(crate) fn start(inner: &Arc<DbInner>) -> Result<BackgroundThreads> {
 }
 
 fn spawn_threads(inner: &Arc<DbInner>, threads: &mut BackgroundThreads) -> Result<()> {
+    debug_assert!(threads.workers.is_empty() && threads.listener.is_none(), "the threads are started once");
     let workers = inner.settings.workers;
     let spawn = |name: &str, body: Box<dyn FnOnce(&DbInner) + Send>| {
         let inner = Arc::clone(inner);
@@ -460,6 +475,7 @@ fn sync_periodically(inner: &DbInner, interval: Duration) {
         }
         let took = inner.env.monotonic_ns().saturating_sub(start) / 1_000_000;
         pause = ms.saturating_sub(took).max(1);
+        debug_assert!(pause <= ms.max(1), "the pause is not longer than the interval");
     }
 }
 

@@ -238,7 +238,8 @@ impl WorstPressure {
             if old == new {
                 continue;
             }
-            sorted.remove(&(old, tree));
+            let removed = sorted.remove(&(old, tree));
+            debug_assert_eq!(removed, old > 0, "a tree is listed if its value is above 0");
             if new > 0 {
                 sorted.insert((new, tree));
             }

@@ -7,7 +7,7 @@ use crate::base::sync::CachePadded;
 use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, Result, SeqNo};
 use crate::engine::EngineView;
-use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, lock};
 use crate::vfs::env::OpeningProcess;
 use crate::vfs::expiry_clock::ExpiryClock;
 
@@ -66,6 +66,7 @@ impl LastVisibleSeqno {
     }
 
     pub(crate) fn publish(&self, seqno: SeqNo) {
+        debug_assert!(SCHEDULE_EXPLORATION || self.get() <= seqno, "the last visible sequence number never decreases");
         self.0.0.store(seqno.0, Ordering::Release);
     }
 }
@@ -208,7 +209,11 @@ impl SnapshotList {
                 Err(at) => held.scopes.insert(at, (scope, 1)),
             },
         }
-        debug_assert!(held.scopes.is_sorted_by_key(|(scope, _)| *scope), "scopes are in ascending order");
+        debug_assert!(held.scopes.is_sorted_by(|(a, _), (b, _)| a < b), "scopes are in ascending order, each once");
+        debug_assert!(
+            held.scopes.last().is_none_or(|(last, _)| last.moment.seqno <= seqno),
+            "no reader is registered above the last visible sequence number"
+        );
         SnapshotGuard { scope, list: Arc::clone(self) }
     }
 
@@ -243,6 +248,7 @@ impl SnapshotList {
             reader.now_ms = lowest;
         }
         readers.reverse();
+        debug_assert!(readers.is_sorted(), "a later reader has a higher sequence number and time");
         ExpiryLimits { readers, now_ms }
     }
 
@@ -254,6 +260,10 @@ impl SnapshotList {
     fn oldest_of(&self, partition: Option<PartitionId>) -> SeqNo {
         let held = self.lock_registered();
         let first = held.of(partition).next();
+        debug_assert!(
+            SCHEDULE_EXPLORATION || first.is_none_or(|(scope, _)| scope.moment.seqno <= self.visible.get()),
+            "no reader is registered above the last visible sequence number"
+        );
         first.map_or_else(|| self.visible.get(), |(scope, _)| scope.moment.seqno)
     }
 
@@ -284,6 +294,7 @@ impl SnapshotList {
         held.deletions += 1;
         if held.scopes.iter().any(|(scope, _)| scope.partition.is_none()) {
             let number = held.deletions;
+            debug_assert!(held.deleted.last().is_none_or(|(last, ..)| *last < number), "deletions are numbered");
             held.deleted.push((number, partition, view));
         }
     }
@@ -382,7 +393,9 @@ impl Clone for SnapshotGuard {
     fn clone(&self) -> SnapshotGuard {
         if !self.list.is_forked() {
             let mut held = self.list.lock_registered();
-            if let Ok(i) = held.find(&self.scope) {
+            let found = held.find(&self.scope);
+            debug_assert!(found.is_ok(), "the reader of a guard is registered");
+            if let Ok(i) = found {
                 held.scopes[i].1 += 1;
             }
         }
@@ -396,7 +409,10 @@ impl Drop for SnapshotGuard {
             return;
         }
         let mut held = self.list.lock_registered();
-        let Ok(i) = held.find(&self.scope) else { return };
+        let found = held.find(&self.scope);
+        debug_assert!(found.is_ok(), "the reader of a guard is registered");
+        let Ok(i) = found else { return };
+        debug_assert!(held.scopes[i].1 > 0, "a reader is removed once");
         held.scopes[i].1 -= 1;
         if held.scopes[i].1 > 0 {
             return;

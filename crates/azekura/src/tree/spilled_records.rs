@@ -73,6 +73,10 @@ pub(crate) fn write(
     };
     let mut sorted: Vec<&PendingRecord> = records.iter().collect();
     sorted.sort_unstable_by(|a, b| a.key.cmp(&b.key).then(b.seqno.cmp(&a.seqno)));
+    debug_assert!(
+        sorted.is_sorted_by(|a, b| (&a.key, b.seqno) < (&b.key, a.seqno)),
+        "each version of a key is written once, the newest first"
+    );
     let mut outputs = PendingOutputs::new(&Arc::new(context), created_ms);
     outputs.origin = TableOrigin::Spilled;
     let mut output = TableOutputWriter::new(outputs, options);

@@ -122,6 +122,7 @@ impl DbIter {
         snapshot: SnapshotGuard,
         read_at: ReadMoment,
     ) -> DbIter {
+        debug_assert!(read_at.seqno >= snapshot.seqno(), "the iterator sees everything that its snapshot sees");
         // An empty or reversed range has no entries; it is not an error.
         let is_empty = DbIter::is_range_empty(&order, &bounds);
         DbIter {
@@ -391,6 +392,7 @@ impl DbIter {
 
     /// Moves the front and returns its entry by reference. Requires [`is_forward_only`](DbIter::is_forward_only).
     pub(super) fn next_pair_ref(&mut self) -> Result<Option<(&[u8], &[u8])>> {
+        debug_assert!(self.is_forward_only(), "the back is not in use");
         let DbIter { front: Some(front), phase, handle, .. } = self else { return Ok(None) };
         if *phase != IterPhase::Running {
             return Ok(None);

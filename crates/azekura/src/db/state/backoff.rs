@@ -42,6 +42,7 @@ impl Backoff {
         let mut series = lock(&self.0);
         series.failures = series.failures.saturating_add(1);
         series.retry_at_ns = now_ns.saturating_add(backoff_ns(series.failures, error.kind()));
+        debug_assert!(series.retry_at_ns > now_ns || now_ns == u64::MAX, "a failed task waits");
     }
 
     /// Forgets all failures, after a success.
@@ -56,6 +57,7 @@ impl Backoff {
     /// Returns the nanoseconds until the next attempt; `None` if the task may run now.
     pub(crate) fn remaining_ns(&self, now_ns: u64) -> Option<u64> {
         let series = lock(&self.0);
+        debug_assert!(series.failures > 0 || series.retry_at_ns == 0, "only a failed task waits");
         (series.failures > 0 && series.retry_at_ns > now_ns).then(|| series.retry_at_ns - now_ns)
     }
 

@@ -67,6 +67,7 @@ impl ReserveParts {
         let compaction = round_down((wal_bytes / 4).saturating_add(WORK_PART_MIN).min(max / 4));
         let removes = round_down((flush / 4).clamp(REMOVES_PART_MIN, REMOVES_PART_MAX).min(max / 4));
         let flush = round_down(flush.min(max - removes - compaction));
+        debug_assert!(flush + removes + compaction <= max, "the parts but `open` keep the limit");
         let open = OPEN_PART_BYTES.saturating_add(manifest_bytes.saturating_mul(2));
         ReserveParts { open: round_down(open.saturating_add(RESERVE_PAGE_BYTES - 1)), removes, flush, compaction }
     }
@@ -83,12 +84,14 @@ impl ReserveParts {
         let flush = (more - open).min(wanted.flush.saturating_sub(self.flush));
         let removes = (more - open - flush).min(wanted.removes.saturating_sub(self.removes));
         let compaction = more - open - flush - removes;
-        ReserveParts {
+        let grown = ReserveParts {
             open: self.open + open,
             removes: self.removes + removes,
             flush: self.flush + flush,
             compaction: self.compaction + compaction,
-        }
+        };
+        debug_assert_eq!(grown.total(), self.total().saturating_add(more), "each byte belongs to one part");
+        grown
     }
 
     fn total(self) -> u64 {
@@ -179,6 +182,10 @@ impl DiskReserve {
                 let end = state.parts.total();
                 match file.allocate_from(if state.allocated { end } else { 0 }, end + missing) {
                     Ok(()) => {
+                        debug_assert!(
+                            end + missing <= goal.max(len),
+                            "the reserve does not grow beyond the wanted size"
+                        );
                         state.parts = state.parts.grown_by(missing, wanted);
                         state.allocated = true;
                     }
@@ -229,6 +236,7 @@ impl DiskReserve {
         if remaining == state.parts {
             return false;
         }
+        debug_assert!(remaining.total() < state.parts.total(), "a release makes the reserve smaller");
         self.short.store(true, Ordering::Relaxed);
         let truncated = self.open_file().and_then(|file| file.set_length(remaining.total()));
         if truncated.is_ok() {

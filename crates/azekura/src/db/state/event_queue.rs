@@ -17,6 +17,10 @@ use crate::base::sync::{WakeSignal, lock};
 /// dropped events are queued beyond this maximum.
 const QUEUED_EVENTS_MAX: usize = 1024;
 
+/// Maximum number of events beyond [`QUEUED_EVENTS_MAX`]: the two that occur once, and the counts of dropped events
+/// before, between and behind them.
+const EXTRA_EVENTS_MAX: usize = 5;
+
 /// Queue of events for one listener. Thread safe.
 pub(crate) struct EventQueue {
     listener: Option<Arc<dyn Listener>>,
@@ -67,6 +71,7 @@ impl EventQueue {
         } else {
             queue.waiting.push_back(Event::EventsDropped { count: 1 });
         }
+        debug_assert!(queue.waiting.len() <= QUEUED_EVENTS_MAX + EXTRA_EVENTS_MAX, "the queue is bounded");
         drop(queue);
         self.queued.notify_all();
     }
@@ -82,6 +87,7 @@ impl EventQueue {
         let mut succeeded = true;
         loop {
             let mut queue = lock(&self.state);
+            debug_assert!(queue.delivering, "one thread at a time delivers");
             let Some(event) = queue.waiting.pop_front() else {
                 queue.delivering = false;
                 return succeeded;

@@ -26,6 +26,7 @@ pub(crate) fn reserve_more<T>(list: &mut Vec<T>, more: usize) {
 
 #[cold]
 fn grow<T>(list: &mut Vec<T>, more: usize) {
+    debug_assert!(more > list.capacity() - list.len(), "a list with space for the elements does not grow");
     list.reserve_exact(grown_capacity(list, more) - list.len());
 }
 

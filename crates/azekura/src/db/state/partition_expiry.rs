@@ -39,6 +39,7 @@ impl PartitionExpiry {
     }
 
     pub(crate) fn set_default_ttl_ms(&self, ms: Option<u64>) {
+        debug_assert!(ms != Some(0), "a time to live is at least 1 ms");
         self.default_ttl_ms.store(ms.unwrap_or(0), Ordering::Relaxed);
     }
 }

@@ -99,6 +99,7 @@ impl ScannedRange {
         let ends = self.front.key_capacity() + self.back.key_capacity();
         let bounds = bound_capacity(&self.bounds.0) + bound_capacity(&self.bounds.1);
         let bytes = (size_of::<ScannedRange>() + ends + bounds + self.part_bytes + unused) as u64;
+        debug_assert!(self.counted <= self.memory.bytes(), "the memory of each range is counted");
         if bytes != self.counted {
             self.memory.bytes.fetch_add(bytes, Ordering::Relaxed);
             self.memory.bytes.fetch_sub(self.counted, Ordering::Relaxed);
@@ -183,12 +184,18 @@ impl ScannedRange {
     }
 
     fn add_part(&mut self, part: Option<OwnedRange>) {
+        debug_assert!(!self.is_whole || self.parts.is_empty(), "a range that was read whole has no parts");
         let Some(part) = part.filter(|_| !self.is_whole) else { return };
         self.part_bytes += range_bytes(&part);
         self.parts.push(part);
         if self.parts.len() > PARTS_MAX || self.part_bytes > PART_BYTES_MAX {
             self.become_whole();
         }
+        debug_assert_eq!(
+            self.part_bytes,
+            self.parts.iter().map(range_bytes).sum(),
+            "the memory of the parts is counted"
+        );
     }
 
     fn front_part(&self) -> Option<OwnedRange> {

@@ -44,6 +44,10 @@ impl VersionSet {
         unsynced_blobs: Arc<UnsyncedBlobFiles>,
         work_available: Arc<WakeSignal>,
     ) -> VersionSet {
+        debug_assert!(
+            next_file_id.load(Ordering::Relaxed) >= manifest_state.next_file_number,
+            "no file gets a number that the manifest has"
+        );
         VersionSet {
             unsynced_blobs,
             work_available,
@@ -63,9 +67,7 @@ impl VersionSet {
     /// First calls `prepare` with the id. `prepare` runs every step that can fail, and returns the file id of the pool
     /// if its files exist. It may sync files, because no lock is held. The id counts as used only once the edits are
     /// written or the creation fails. Otherwise a manifest that is rewritten during `prepare` would record the id as
-    /// used, and replay would treat the partition as deleted.
-    ///
-    /// The caller creates one partition at a time.
+    /// used, and replay would treat the partition as deleted. So a caller creates one partition at a time.
     pub(crate) fn create_partition<T>(
         &self,
         mut meta: PartitionMeta,
@@ -76,6 +78,7 @@ impl VersionSet {
         meta.id = partition;
         let prepared = prepare(&meta);
         let mut manifest_state = lock(&self.state);
+        debug_assert_eq!(self.next_partition_id(), partition, "one partition at a time is created");
         self.next_partition_id.store(partition.0 + 1, Ordering::Relaxed);
         let (prepared, file_id) = prepared?;
         let mut edits = vec![VersionEdit::PartitionCreated(meta)];
@@ -115,11 +118,47 @@ impl VersionSet {
 
     fn append_and_apply(&self, manifest_state: &mut ManifestState, edits: &[VersionEdit]) -> Result<()> {
         manifest_state.check_all(edits)?;
+        if cfg!(debug_assertions) {
+            self.check_edits(manifest_state, edits);
+        }
         self.manifest.append(edits)?;
         // The manifest has edits that the state refuses, so the two differ from now on.
         let applied = edits.iter().try_for_each(|edit| manifest_state.apply(edit));
+        debug_assert!(applied.is_ok(), "edits that were checked can be applied");
+        if cfg!(debug_assertions) {
+            manifest_state.check_invariants(edits.iter().filter_map(partition_of));
+        }
         self.next_partition_id.fetch_max(manifest_state.next_partition_id, Ordering::Relaxed);
         applied.map_err(|error| error.with_kind(ErrorKind::Poisoned))
+    }
+
+    /// Panics if edits that are written next name numbers that were not assigned, or WAL segments that are not listed.
+    fn check_edits(&self, manifest_state: &ManifestState, edits: &[VersionEdit]) {
+        let is_assigned = |file: FileNumber| file.0 < self.next_file_id.load(Ordering::Relaxed);
+        for edit in edits {
+            match edit {
+                VersionEdit::TableAdded { table, .. } | VersionEdit::TableSpilled { table, .. } => {
+                    assert!(is_assigned(table.number), "a table has an assigned number");
+                    assert!(table.smallest_seqno <= table.largest_seqno, "a table has a range of sequence numbers");
+                }
+                VersionEdit::BlobFileAdded { file, .. } => {
+                    assert!(is_assigned(file.number), "a blob file has an assigned number");
+                }
+                VersionEdit::WalSegmentAdded { epoch, file } => {
+                    assert!(is_assigned(*file), "a WAL segment has an assigned file number");
+                    assert!(epoch.0 < self.next_epoch.load(Ordering::Relaxed), "a WAL segment has an assigned epoch");
+                    let last = manifest_state.wal_segments.last_key_value();
+                    assert!(last.is_none_or(|(last, _)| last < epoch), "WAL segments are added in the order of epochs");
+                }
+                VersionEdit::WalSegmentRemoved { epoch } => {
+                    assert!(manifest_state.wal_segments.contains_key(epoch), "a removed WAL segment is listed");
+                }
+                VersionEdit::AllFlushed { through } => {
+                    assert!(*through > manifest_state.all_flushed, "flushed sequence numbers rise");
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Writes a batch of edits and syncs the manifest.
@@ -187,7 +226,12 @@ impl VersionSet {
         self.env.random(&mut file_id);
         let mut manifest_state = lock(&self.state);
         self.raise_next_ids(&mut manifest_state);
-        self.manifest.rewrite(file_id, &manifest_state.edits())?;
+        let edits = manifest_state.edits();
+        debug_assert!(
+            ManifestState::replay(&edits).is_ok_and(|replayed| replayed == *manifest_state),
+            "the edits of a rewritten manifest build the same state"
+        );
+        self.manifest.rewrite(file_id, &edits)?;
         self.size_at_last_rewrite.store(self.manifest.size(), Ordering::Relaxed);
         Ok(true)
     }

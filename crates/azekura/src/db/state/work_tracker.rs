@@ -88,6 +88,7 @@ impl Drop for WorkGuard<'_> {
     fn drop(&mut self) {
         THREAD_WORK.set(THREAD_WORK.get() - 1);
         let mut state = lock(&self.0.state);
+        debug_assert!(state.running > 0, "work ends once");
         state.running -= 1;
         let is_last = state.stopped && state.running == 0;
         drop(state);

@@ -73,6 +73,7 @@ impl ReadSet {
             reads.keys.dedup();
             reads.key_bytes = reads.keys.iter().map(|key| key_bytes(key)).sum();
             reads.sort_at = (2 * reads.keys.len()).max(SORT_KEYS_MIN);
+            debug_assert!(reads.keys.len() < reads.sort_at, "the next key does not sort the list again");
         }
     }
 

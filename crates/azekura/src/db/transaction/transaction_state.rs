@@ -91,6 +91,7 @@ impl TransactionState {
         let _not_in_a_forked_child = self.enter();
         let number = self.next_savepoint;
         self.next_savepoint += 1;
+        debug_assert!(self.savepoints.last().is_none_or(|(last, _)| *last < number), "savepoints are in their order");
         self.savepoints.push((number, self.batch.mark()));
         (Arc::downgrade(&self.reads), number)
     }

@@ -53,6 +53,7 @@ pub(crate) struct TransactionView {
 
 impl EngineView for TransactionView {
     fn iter(&self, at: ReadMoment, bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>> {
+        debug_assert!(at.seqno >= self.snapshot.seqno, "the writes of the transaction are newer than its snapshot");
         let tree = SnapshotIter {
             inner: self.tree.iter(self.snapshot, bounds)?,
             order: self.order.clone(),

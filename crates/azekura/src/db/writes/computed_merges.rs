@@ -75,6 +75,7 @@ impl<'a> PartitionWrites<'a> {
                 found.writes.push(KeyWrite { key, value, number, kind });
             }
         }
+        debug_assert!(found.writes.len() <= count, "memory was counted for all writes of the pool");
         found.writes.sort_unstable_by(|a, b| order.cmp(a.key, b.key).then(b.number.cmp(&a.number)));
         Ok(found)
     }

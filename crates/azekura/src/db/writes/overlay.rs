@@ -33,6 +33,7 @@ impl Overlay {
         partitions: &[Arc<PartitionState>],
         read_seqno: SeqNo,
     ) -> Result<()> {
+        debug_assert!(self.applied_bytes <= payload.len(), "an overlay is cleared when writes are discarded");
         if self.applied_bytes == payload.len() {
             return Ok(());
         }
