@@ -6,9 +6,9 @@
 //!
 //! Modules, in reading order: [`error`], [`key`], [`shared_bytes`] (bytes returned without a copy),
 //! [`comparator`], [`merge_operator`], [`key_range`] (the keys that a range delete removes), [`coding`], [`checksum`],
-//! [`compression`], [`file_format`] (headers and footers of files), [`blob_pointer`] (pointers to values in blob
-//! files), [`version_edit`], [`manifest_state`] (the state that version edits build), [`event`], [`sync`],
-//! [`mapped_memory`] (the words of a mapped file).
+//! [`compression`], [`options`] (tables of options), [`file_format`] (headers and footers of files), [`blob_pointer`]
+//! (pointers to values in blob files), [`version_edit`], [`manifest_state`] (the state that version edits build),
+//! [`event`], [`sync`], [`mapped_memory`] (the words of a mapped file).
 
 pub(crate) mod blob_pointer;
 pub(crate) mod checksum;
@@ -23,6 +23,7 @@ pub(crate) mod key_range;
 pub(crate) mod manifest_state;
 pub(crate) mod mapped_memory;
 pub(crate) mod merge_operator;
+pub(crate) mod options;
 pub(crate) mod shared_bytes;
 pub(crate) mod sync;
 pub(crate) mod version_edit;

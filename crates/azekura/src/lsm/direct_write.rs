@@ -71,7 +71,7 @@ impl LsmTree {
         let pointer = file.append(&packed, &self.context.unsynced_blobs).inspect_err(|_| {
             self.direct_blobs.remove_pointers(file.id, 1); // the file stays open for values
         })?;
-        if file.written() >= separation.target_size || u64::from(pointer.ordinal) + 1 >= SECTION_VALUES_MAX {
+        if file.written() >= separation.blob_file_target_size || u64::from(pointer.ordinal) + 1 >= SECTION_VALUES_MAX {
             *open = None;
         }
         Ok(pointer)

@@ -59,7 +59,7 @@ impl ExternalSorter {
     pub(crate) fn new(tree: &LsmTree, memory: usize, now_ms: u64) -> ExternalSorter {
         let options = tree.options();
         let table = TableOptions {
-            filter: FilterPolicy::None,
+            filter_policy: FilterPolicy::None,
             data_block_index_type: DataBlockIndexType::BinarySearch,
             ..options.table_options(0)
         };

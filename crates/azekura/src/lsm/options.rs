@@ -1,8 +1,7 @@
 //! Options of a tree.
 
-use std::ops::RangeInclusive;
-
 use crate::base::compression::CompressionType;
+use crate::base::options::options;
 use crate::base::{Error, Result};
 use crate::table::options::{TableOptions, TableReadOptions};
 
@@ -21,6 +20,7 @@ pub(crate) struct LsmOptions {
     pub(crate) kv_separation: Option<KvSeparationOptions>,
 }
 
+#[cfg(test)]
 impl Default for LsmOptions {
     fn default() -> LsmOptions {
         LsmOptions {
@@ -58,7 +58,7 @@ impl LsmOptions {
     /// Values of at least this many bytes are direct blob writes.
     pub(crate) fn direct_write_threshold(&self) -> u64 {
         let separation = self.kv_separation.as_ref();
-        separation.map_or(u64::MAX, |separation| u64::from(separation.threshold.max(separation.direct_write_threshold)))
+        separation.map_or(u64::MAX, |options| options.separation_threshold.max(options.direct_write_threshold).into())
     }
 
     /// The options with which tables on `level` are opened.
@@ -67,188 +67,155 @@ impl LsmOptions {
     }
 }
 
-/// The options of leveled compaction. Flushes add runs to level 0. Every deeper level is one sorted run, and its size
-/// target is `level_size_multiplier` times that of the level above.
-///
-/// ```
-/// use azekura::{CompactionStrategy, LeveledOptions, PartitionCreateOptions};
-/// let small_files = LeveledOptions::default().target_file_size(8 << 20).base_level_size(32 << 20);
-/// let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(small_files));
-/// assert_ne!(options, PartitionCreateOptions::default());
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
-#[non_exhaustive]
-pub struct LeveledOptions {
-    pub(crate) l0_compaction_trigger: u32,
-    pub(crate) target_file_size: u64,
-    pub(crate) level_size_multiplier: u32,
-    pub(crate) base_level_size: u64,
+options! {
+    /// The options of leveled compaction. Flushes add runs to level 0. Every deeper level is one sorted run, and its
+    /// size target is `level_size_multiplier` times that of the level above.
+    ///
+    /// ```
+    /// use azekura::{CompactionStrategy, LeveledOptions, PartitionCreateOptions};
+    /// let small_files = LeveledOptions::default().target_file_size(8 << 20).base_level_size(32 << 20);
+    /// let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(small_files));
+    /// assert_ne!(options, PartitionCreateOptions::default());
+    /// ```
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+    #[non_exhaustive]
+    pub struct LeveledOptions {
+        /// Sets the number of runs at which level 0 is compacted, 1 to 1,000. Default 4.
+        ///
+        /// ```
+        /// # use azekura::LeveledOptions;
+        /// let write_heavy = LeveledOptions::default().l0_compaction_trigger(8); // fewer compactions, slower reads
+        /// assert_ne!(write_heavy, LeveledOptions::default().l0_compaction_trigger(4)); // 4 is the default
+        /// # assert_eq!(LeveledOptions::default().l0_compaction_trigger(4), LeveledOptions::default());
+        /// ```
+        [7] l0_compaction_trigger(runs): u32 = 4, in 1..=1_000;
+
+        /// Sets the size in bytes after which a table is finished, at the next new user key, 4 KiB to 16 GiB. Default
+        /// 64 MiB.
+        ///
+        /// ```
+        /// # fn main() -> azekura::Result<()> {
+        /// # let dir = tempfile::tempdir().unwrap();
+        /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+        /// # use azekura::{CompactionStrategy, LeveledOptions, PartitionCreateOptions};
+        /// let small = LeveledOptions::default().target_file_size(4 << 10);
+        /// # let small = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(small));
+        /// # let log = db.open_partition("log", small.compression(azekura::CompressionType::None))?;
+        /// for line in 0..20u8 {
+        ///     log.insert([line], [line; 1_000])?;
+        /// }
+        /// log.major_compact()?;
+        /// assert!(log.metrics().levels.last().unwrap().tables >= 4);
+        /// # Ok(()) }
+        /// ```
+        [8] target_file_size(bytes): u64 = 64 << 20, in 4 << 10..=16 << 30;
+
+        /// Sets the ratio of the size targets of adjacent levels, 2 to 100. Default 10.
+        ///
+        /// ```
+        /// # use azekura::LeveledOptions;
+        /// let flat = LeveledOptions::default().level_size_multiplier(20); // fewer levels, larger compactions
+        /// assert_ne!(flat, LeveledOptions::default().level_size_multiplier(10)); // 10 is the default
+        /// # assert_eq!(LeveledOptions::default().level_size_multiplier(10), LeveledOptions::default());
+        /// ```
+        [9] level_size_multiplier(ratio): u32 = 10, in 2..=100;
+
+        /// Sets the maximum size in bytes of the base level, into which level 0 is compacted, 4 KiB to 1 TiB. Until the
+        /// tree has more data, the bottom level is the base level. Default 256 MiB.
+        ///
+        /// ```
+        /// # use azekura::LeveledOptions;
+        /// let small = LeveledOptions::default().base_level_size(64 << 20); // deeper levels: 640 MiB, 6.4 GiB, …
+        /// assert_ne!(small, LeveledOptions::default().base_level_size(256 << 20)); // 256 MiB is the default
+        /// # assert_eq!(LeveledOptions::default().base_level_size(256 << 20), LeveledOptions::default());
+        /// ```
+        [12] base_level_size(bytes): u64 = 256 << 20, in 4 << 10..=1 << 40;
+    }
 }
 
-impl LeveledOptions {
-    /// Sets the number of runs at which level 0 is compacted, 1 to 1,000. Default 4.
+options! {
+    /// Key-value separation: a flush writes large values to blob files, so that compactions do not copy them. Values of
+    /// 1 MiB and more are written to a blob file before their commit, so that they are written once and use no memory.
+    /// Changed options apply to values that are written to blob files from then on.
     ///
     /// ```
-    /// # use azekura::LeveledOptions;
-    /// let write_heavy = LeveledOptions::default().l0_compaction_trigger(8); // fewer compactions, slower reads
-    /// assert_ne!(write_heavy, LeveledOptions::default().l0_compaction_trigger(4)); // 4 is the default
-    /// # assert_eq!(LeveledOptions::default().l0_compaction_trigger(4), LeveledOptions::default());
-    /// ```
-    #[must_use]
-    pub fn l0_compaction_trigger(mut self, runs: u32) -> Self {
-        self.l0_compaction_trigger = runs;
-        self
-    }
-
-    /// Sets the size in bytes after which a table is finished, at the next new user key, 4 KiB to 16 GiB. Default 64
-    /// MiB.
-    ///
-    /// ```
+    /// use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # use azekura::{CompactionStrategy, LeveledOptions, PartitionCreateOptions};
-    /// let small = LeveledOptions::default().target_file_size(4 << 10);
-    /// # let small = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(small));
-    /// # let log = db.open_partition("log", small.compression(azekura::CompressionType::None))?;
-    /// for line in 0..20u8 {
-    ///     log.insert([line], [line; 1_000])?;
-    /// }
-    /// log.major_compact()?;
-    /// assert!(log.metrics().levels.last().unwrap().tables >= 4);
+    /// let large = KvSeparationOptions::default().separation_threshold(4 << 10).compression(CompressionType::Miniz(6));
+    /// let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(large))?;
+    /// pages.insert("4,000 bytes", vec![7; 4_000])?; // stays in the table
+    /// pages.insert("5,000 bytes", vec![7; 5_000])?;
+    /// pages.flush()?;
+    /// assert_eq!(pages.metrics().blob_files[0].values, 1);
     /// # Ok(()) }
     /// ```
-    #[must_use]
-    pub fn target_file_size(mut self, bytes: u64) -> Self {
-        self.target_file_size = bytes;
-        self
+    #[derive(Clone, Debug, PartialEq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+    #[non_exhaustive]
+    pub struct KvSeparationOptions {
+        /// Values of at least this many bytes go to blob files, 1 or more. Default 1 KiB. Values below 512 bytes cost
+        /// more than they save: a pointer, a frame around each value and a separate read.
+        ///
+        /// ```
+        /// # use azekura::KvSeparationOptions;
+        /// let default = KvSeparationOptions::default();
+        /// assert_eq!(default.clone().separation_threshold(1 << 10), default);
+        /// ```
+        [1] separation_threshold(bytes): u32 = 1 << 10, in 1..=u32::MAX;
+
+        /// A blob file is finished at this size in bytes, 1 KiB to 64 GiB. Default 64 MiB. With smaller files blob GC
+        /// copies less per freed byte, and there are more files.
+        ///
+        /// ```
+        /// # use azekura::KvSeparationOptions;
+        /// let default = KvSeparationOptions::default();
+        /// assert_eq!(default.clone().blob_file_target_size(64 << 20), default);
+        /// ```
+        [2] blob_file_target_size(bytes): u64 = 64 << 20, in 1 << 10..=64 << 30;
+
+        /// The codec of values in blob files, independent of the codec of tables. Default LZ4. Each value is compressed
+        /// separately. Existing values keep their codec.
+        ///
+        /// ```
+        /// # use azekura::{CompressionType, KvSeparationOptions};
+        /// let pages = KvSeparationOptions::default().compression(CompressionType::Miniz(6));
+        /// let pictures = KvSeparationOptions::default().compression(CompressionType::None);
+        /// # assert_ne!(pages, pictures);
+        /// ```
+        [3] compression(compression): CompressionType = CompressionType::default(), check |codec| codec.check();
+
+        /// The space amplification that background blob GC keeps, at least 1: bytes of blob files for each byte that is
+        /// still referenced. Default 1.5; `None` turns background blob GC off.
+        ///
+        /// Values that no compaction has processed count as referenced. Therefore the target leaves a margin, tables
+        /// that may hide many stale bytes are compacted earlier, and a memtable that may is flushed before it is full,
+        /// or after one or two seconds without writes. The target holds at rest, as long as snapshots and iterators pin
+        /// no values, and approximately during writes: writers are not slowed for it, so writes that are faster than
+        /// the copying of values can exceed it for a while.
+        ///
+        /// ```
+        /// # use azekura::KvSeparationOptions;
+        /// let default = KvSeparationOptions::default();
+        /// assert_eq!(default.clone().automatic_gc(Some(1.5)), default);
+        /// let left_to_me = default.automatic_gc(None); // call GarbageCollection instead
+        /// ```
+        [4] automatic_gc(space_amp): Option<f32> = Some(1.5), check check_space_amp;
+
+        /// For tests: the size in bytes from which on values are direct blob writes, in place of 1 MiB. Applies until
+        /// the partition is opened without it.
+        #[doc(hidden)]
+        direct_write_threshold(bytes): #[cfg_attr(feature = "serde", serde(skip))] u32 = DIRECT_WRITE_THRESHOLD;
     }
-
-    /// Sets the ratio of the size targets of adjacent levels, 2 to 100. Default 10.
-    ///
-    /// ```
-    /// # use azekura::LeveledOptions;
-    /// let flat = LeveledOptions::default().level_size_multiplier(20); // fewer levels, more bytes for each compaction
-    /// assert_ne!(flat, LeveledOptions::default().level_size_multiplier(10)); // 10 is the default
-    /// # assert_eq!(LeveledOptions::default().level_size_multiplier(10), LeveledOptions::default());
-    /// ```
-    #[must_use]
-    pub fn level_size_multiplier(mut self, ratio: u32) -> Self {
-        self.level_size_multiplier = ratio;
-        self
-    }
-
-    /// Sets the maximum size in bytes of the base level, into which level 0 is compacted, 4 KiB to 1 TiB. Until the
-    /// tree has more data, the bottom level is the base level. Default 256 MiB.
-    ///
-    /// ```
-    /// # use azekura::LeveledOptions;
-    /// let small = LeveledOptions::default().base_level_size(64 << 20); // deeper levels: 640 MiB, 6.4 GiB, …
-    /// assert_ne!(small, LeveledOptions::default().base_level_size(256 << 20)); // 256 MiB is the default
-    /// # assert_eq!(LeveledOptions::default().base_level_size(256 << 20), LeveledOptions::default());
-    /// ```
-    #[must_use]
-    pub fn base_level_size(mut self, bytes: u64) -> Self {
-        self.base_level_size = bytes;
-        self
-    }
-
-    /// # Errors
-    /// `Invalid` for options out of their range.
-    pub(crate) fn check(&self) -> Result<()> {
-        let ranges = [
-            ("l0_compaction_trigger", u64::from(self.l0_compaction_trigger), 1..=1_000),
-            ("target_file_size", self.target_file_size, 4 << 10..=16 << 30),
-            ("level_size_multiplier", u64::from(self.level_size_multiplier), 2..=100),
-            ("base_level_size", self.base_level_size, 4 << 10..=1 << 40),
-        ];
-        for (name, value, range) in ranges {
-            if !range.contains(&value) {
-                let (low, high) = (range.start(), range.end());
-                return Err(Error::invalid(format!("{name} is {value}, out of its range {low}..={high}")));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Default for LeveledOptions {
-    fn default() -> LeveledOptions {
-        LeveledOptions {
-            l0_compaction_trigger: 4,
-            target_file_size: 64 << 20,
-            level_size_multiplier: 10,
-            base_level_size: 256 << 20,
-        }
-    }
-}
-
-const TARGET_SIZES: RangeInclusive<u64> = 1 << 10..=64 << 30;
-
-/// Key-value separation: a flush writes large values to blob files, so that compactions do not copy them. Values of 1
-/// MiB and more are written to a blob file before their commit, so that they are written once and use no memory.
-/// Changed options apply to values that are written to blob files from then on.
-///
-/// ```
-/// use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
-/// # fn main() -> azekura::Result<()> {
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-/// let large = KvSeparationOptions::default().separation_threshold(4 << 10).compression(CompressionType::Miniz(6));
-/// let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(large))?;
-/// pages.insert("4,000 bytes", vec![7; 4_000])?; // stays in the table
-/// pages.insert("5,000 bytes", vec![7; 5_000])?;
-/// pages.flush()?;
-/// assert_eq!(pages.metrics().blob_files[0].values, 1);
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
-#[non_exhaustive]
-pub struct KvSeparationOptions {
-    #[cfg_attr(feature = "serde", serde(rename = "separation_threshold"))]
-    pub(crate) threshold: u32,
-    #[cfg_attr(feature = "serde", serde(rename = "blob_file_target_size"))]
-    pub(crate) target_size: u64,
-    pub(crate) compression: CompressionType,
-    pub(crate) automatic_gc: Option<f32>,
-    /// Not stored with the partition.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub(crate) direct_write_threshold: u32,
 }
 
 /// Values of at least this many bytes are written to a blob file before their commit. The WAL and the memtable then
 /// contain only the pointer.
 pub(crate) const DIRECT_WRITE_THRESHOLD: u32 = 1 << 20;
 
-impl Default for KvSeparationOptions {
-    fn default() -> KvSeparationOptions {
-        KvSeparationOptions {
-            threshold: 1 << 10,
-            target_size: 64 << 20,
-            compression: CompressionType::default(),
-            automatic_gc: Some(1.5),
-            direct_write_threshold: DIRECT_WRITE_THRESHOLD,
-        }
-    }
-}
-
 impl KvSeparationOptions {
-    /// Values of at least this many bytes go to blob files, 1 or more. Default 1 KiB. Values below 512 bytes cost
-    /// more than they save: a pointer, a frame around each value and a separate read.
-    ///
-    /// ```
-    /// # use azekura::KvSeparationOptions;
-    /// let default = KvSeparationOptions::default();
-    /// assert_eq!(default.clone().separation_threshold(1 << 10), default);
-    /// ```
-    #[must_use]
-    pub fn separation_threshold(mut self, bytes: u32) -> Self {
-        self.threshold = bytes;
-        self
-    }
-
     /// Same as [`separation_threshold`](KvSeparationOptions::separation_threshold).
     ///
     /// ```
@@ -260,90 +227,21 @@ impl KvSeparationOptions {
     pub fn blob_file_separation_threshold(self, bytes: u32) -> Self {
         self.separation_threshold(bytes)
     }
+}
 
-    /// A blob file is finished at this size in bytes, 1 KiB to 64 GiB. Default 64 MiB. With smaller files blob GC
-    /// copies less per freed byte, and there are more files.
-    ///
-    /// ```
-    /// # use azekura::KvSeparationOptions;
-    /// let default = KvSeparationOptions::default();
-    /// assert_eq!(default.clone().blob_file_target_size(64 << 20), default);
-    /// ```
-    #[must_use]
-    pub fn blob_file_target_size(mut self, bytes: u64) -> Self {
-        self.target_size = bytes;
-        self
-    }
-
-    /// The codec of values in blob files, independent of the codec of tables. Default LZ4. Each value is compressed
-    /// separately. Existing values keep their codec.
-    ///
-    /// ```
-    /// # use azekura::{CompressionType, KvSeparationOptions};
-    /// let pages = KvSeparationOptions::default().compression(CompressionType::Miniz(6));
-    /// let pictures = KvSeparationOptions::default().compression(CompressionType::None);
-    /// # assert_ne!(pages, pictures);
-    /// ```
-    #[must_use]
-    pub fn compression(mut self, compression: CompressionType) -> Self {
-        self.compression = compression;
-        self
-    }
-
-    /// The space amplification that background blob GC keeps, at least 1: bytes of blob files for each byte that is
-    /// still referenced. Default 1.5; `None` turns background blob GC off.
-    ///
-    /// Values that no compaction has processed count as referenced. Therefore the target leaves a margin, tables that
-    /// may hide many stale bytes are compacted earlier, and a memtable that may is flushed before it is full, or
-    /// after one or two seconds without writes. The target holds at rest, as long as snapshots and iterators pin no
-    /// values, and approximately during writes: writers are not slowed for it, so writes that are faster than the
-    /// copying of values can exceed it for a while.
-    ///
-    /// ```
-    /// # use azekura::KvSeparationOptions;
-    /// let default = KvSeparationOptions::default();
-    /// assert_eq!(default.clone().automatic_gc(Some(1.5)), default);
-    /// let left_to_me = default.automatic_gc(None); // call GarbageCollection instead
-    /// ```
-    #[must_use]
-    pub fn automatic_gc(mut self, space_amp: Option<f32>) -> Self {
-        self.automatic_gc = space_amp;
-        self
-    }
-
-    /// For tests: the size in bytes from which on values are direct blob writes, in place of 1 MiB. Applies until the
-    /// partition is opened without it.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn direct_write_threshold(mut self, bytes: u32) -> Self {
-        self.direct_write_threshold = bytes;
-        self
-    }
-
-    /// # Errors
-    /// `Invalid` for options out of their range.
-    pub(crate) fn check(&self) -> Result<()> {
-        self.compression.check()?;
-        if self.threshold == 0 {
-            return Err(Error::invalid("separation_threshold is 0, it must be at least 1"));
+fn check_space_amp(target: &Option<f32>) -> Result<()> {
+    match target {
+        Some(target) if !(*target >= 1.0 && target.is_finite()) => {
+            Err(Error::invalid(format!("automatic_gc is {target}, a space amplification is at least 1")))
         }
-        if !TARGET_SIZES.contains(&self.target_size) {
-            let (low, high) = (TARGET_SIZES.start(), TARGET_SIZES.end());
-            let what = format!("blob_file_target_size is {}, out of its range {low}..={high}", self.target_size);
-            return Err(Error::invalid(what));
-        }
-        match self.automatic_gc {
-            Some(target) if !(target >= 1.0 && target.is_finite()) => {
-                Err(Error::invalid(format!("automatic_gc is {target}, a space amplification is at least 1")))
-            }
-            _ => Ok(()),
-        }
+        _ => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::options::OptionTable;
 
     #[test]
     fn last_given_codec_serves_deeper_levels() {
@@ -358,8 +256,8 @@ mod tests {
     #[test]
     fn options_out_of_range_are_invalid() {
         let default = KvSeparationOptions::default;
-        default().separation_threshold(1).blob_file_target_size(1 << 10).automatic_gc(None).check().unwrap();
-        default().blob_file_separation_threshold(u32::MAX).automatic_gc(Some(1.0)).check().unwrap();
+        default().separation_threshold(1).blob_file_target_size(1 << 10).automatic_gc(None).check_ranges().unwrap();
+        default().blob_file_separation_threshold(u32::MAX).automatic_gc(Some(1.0)).check_ranges().unwrap();
         for bad in [
             default().separation_threshold(0),
             default().blob_file_target_size(1023),
@@ -369,7 +267,7 @@ mod tests {
             default().automatic_gc(Some(f32::NAN)),
             default().automatic_gc(Some(f32::INFINITY)),
         ] {
-            assert_eq!(bad.check().unwrap_err().kind(), crate::base::ErrorKind::Invalid, "{bad:?}");
+            assert_eq!(bad.check_ranges().unwrap_err().kind(), crate::base::ErrorKind::Invalid, "{bad:?}");
         }
     }
 }

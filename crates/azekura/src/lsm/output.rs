@@ -322,9 +322,10 @@ impl TableOutputWriter {
         let (expires_ms, kind, value) = split_expiry(entry.kind, entry.value)?;
         if let Some(separation) = separation
             && kind == RecordKind::Put
-            && value.len() as u64 >= u64::from(separation.threshold)
+            && value.len() as u64 >= u64::from(separation.separation_threshold)
         {
-            outputs.finish_blob_file(|file| file.written_bytes() >= separation.target_size || file.is_full())?;
+            outputs
+                .finish_blob_file(|file| file.written_bytes() >= separation.blob_file_target_size || file.is_full())?;
             pointer.clear();
             let mut kind = RecordKind::BlobPointer;
             if entry.kind.has_expiry() {

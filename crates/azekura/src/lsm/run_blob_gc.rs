@@ -89,7 +89,7 @@ impl LsmTree {
                     handle.is_some_and(|handle| !BlobMap::has_memory_pointers(handle, &counted))
                 };
                 let chosen: Vec<FileNumber> = chosen.iter().copied().filter(is_free).collect();
-                BlobGcJob::new(&self.context, &now.version, &chosen, options.target_size, host.now_ms())?
+                BlobGcJob::new(&self.context, &now.version, &chosen, options.blob_file_target_size, host.now_ms())?
             }
         };
         let Some(mut job) = job else { return Ok(TaskReport::default()) };

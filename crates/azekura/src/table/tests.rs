@@ -270,7 +270,11 @@ fn random_table_matches_model_for_every_option() {
             data_block_index_type: INDEX_TYPES[pick(&mut random, 3)],
             data_block_hash_table_util_ratio: [0.1, 0.75, 1.0, 10.0][pick(&mut random, 4)],
             compression: codecs[round % 3],
-            filter: if random.below(4) == 0 { FilterPolicy::None } else { FilterPolicy::Bloom { bits_per_key: 10.0 } },
+            filter_policy: if random.below(4) == 0 {
+                FilterPolicy::None
+            } else {
+                FilterPolicy::Bloom { bits_per_key: 10.0 }
+            },
             prefix_extractor: [None, Some(PrefixExtractor::Fixed(2)), Some(PrefixExtractor::Delimiter(b'1'))]
                 [round % 3],
             metadata_block_size: [64, 200, 4096][pick(&mut random, 3)],
@@ -286,7 +290,7 @@ fn random_table_matches_model_for_every_option() {
         table.verify().unwrap();
         let properties = table.properties();
         assert_eq!((properties.entries, table.fetcher.size), (rows.len() as u64, fixture.bytes().len() as u64));
-        assert_eq!(properties.filter_partitions > 0, options.filter != FilterPolicy::None && round % 4 != 1);
+        assert_eq!(properties.filter_partitions > 0, options.filter_policy != FilterPolicy::None && round % 4 != 1);
         check_table(&table, &rows, &random_targets(&rows, &mut random));
         check_random_steps(&table, &rows, &mut random);
         let written = if round % 4 == 1 { DataBlockIndexType::BinarySearch } else { options.data_block_index_type };

@@ -8,6 +8,7 @@ use crate::base::checksum::key_hash;
 use crate::base::compression::CompressionType;
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
 use crate::base::key::split_expiry;
+use crate::base::options::OptionTable;
 use crate::base::version_edit::{FileNumber, PartitionId, TableMeta};
 use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::frame::put_frame;
@@ -55,10 +56,10 @@ impl TableWriter {
         hash_seed: u64,
         created_ms: u64,
     ) -> Result<TableWriter> {
-        options.validate()?;
+        options.check_ranges()?;
         let partition_size = options.partition_index_and_filters.then_some(options.metadata_block_size);
         let index_type = effective_index_type(&options, &order);
-        let filter = FilterBuilder::new(options.filter, partition_size, &order);
+        let filter = FilterBuilder::new(options.filter_policy, partition_size, &order);
         let prefix_extractor = options.prefix_extractor.filter(|_| filter.is_some() && order.is_bytewise());
         let properties = TableProperties {
             hash_seed,

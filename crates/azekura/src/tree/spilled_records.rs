@@ -65,7 +65,7 @@ pub(crate) fn write(
     created_ms: u64,
 ) -> Result<PendingOutputs> {
     let options = OutputOptions {
-        table: TableOptions { compression, filter: FilterPolicy::None, ..TableOptions::default() },
+        table: TableOptions { compression, filter_policy: FilterPolicy::None, ..TableOptions::default() },
         target_file_size: TABLE_SIZE,
         output_level_boundaries: Vec::new(),
         separation: None,
