@@ -1,7 +1,6 @@
 //! The options of `partitions create`, and the `PartitionCreateOptions` and `PartitionComponents` that they describe.
 
 use std::sync::Arc;
-
 use std::time::Duration;
 
 use azekura::{
@@ -33,8 +32,7 @@ pub(crate) enum EngineArg {
 }
 
 /// Space amplification of automatic blob GC; `None` turns it off.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct AutomaticGcArg(Option<f32>);
+type SpaceAmplification = Option<f32>;
 
 /// A merge operator of azekura.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,97 +79,114 @@ pub(crate) struct PartitionOptionArgs {
     blobs: BlobArgs,
 }
 
-/// Options of the engine pmem.
-#[derive(Args, Debug, Clone, Default, PartialEq)]
-#[command(next_help_heading = "Options of the engine pmem")]
-struct PoolArgs {
-    /// Maximum size of the pool, 64 KiB to 8 TiB [default: 1GiB].
-    #[arg(long, value_name = "SIZE", value_parser = size_in::<u64>(64 << 10..=8 << 40))]
-    pool_max_size: Option<u64>,
-    /// Number of bytes by which a full pool grows, 4 KiB to 1 GiB [default: 4MiB].
-    #[arg(long, value_name = "SIZE", value_parser = size_in::<u64>(4 << 10..=1 << 30))]
-    pool_growth_step: Option<u64>,
+/// Defines the arguments of a table of options. An entry has the help, the flag, the name of the option in the engine,
+/// its type, the parser, and the name of the value in the help.
+macro_rules! option_args {
+    ($(#[$meta:meta])* struct $Args:ident for $Options:ident { $(
+        $(#[$attribute:meta])*
+        $flag:literal $name:ident: $type:ty = $parser:expr, $value:literal;
+    )* }) => {
+        #[derive(Args, Debug, Clone, Default, PartialEq)]
+        $(#[$meta])*
+        struct $Args {
+            $(
+                $(#[$attribute])*
+                #[arg(id = $flag, long = $flag, value_name = $value, value_parser = $parser)]
+                $name: Option<$type>,
+            )*
+        }
+
+        impl $Args {
+            /// Sets the options that are given.
+            fn apply_to(&self, mut options: $Options) -> $Options {
+                $(if let Some(value) = self.$name.clone() {
+                    options = options.$name(value);
+                })*
+                options
+            }
+        }
+    };
 }
 
-/// Options of tables.
-#[derive(Args, Debug, Clone, Default, PartialEq)]
-#[command(next_help_heading = "Options of tables (engine lsm)")]
-struct TableArgs {
-    /// Codec of all levels: none, lz4, or miniz:0 to miniz:10 [default: the codec of the database, lz4].
-    #[arg(long, value_name = "CODEC", value_parser = codec)]
-    compression: Option<CompressionType>,
-    /// Codecs of the levels from level 0 on, separated by commas; the last one applies to all deeper levels.
-    #[arg(long, value_name = "CODECS", value_parser = codec, value_delimiter = ',')]
-    compression_per_level: Vec<CompressionType>,
-    /// Size of a data block before compression, 64 B to 1 MiB [default: 4KiB].
-    #[arg(long, value_name = "SIZE", value_parser = size_in::<u32>(64..=1 << 20))]
-    block_size: Option<u32>,
-    /// Number of entries between restart points of a data block, 1 to 255 [default: 4].
-    #[arg(long, value_name = "N", value_parser = value_parser!(u8).range(1..))]
-    restart_interval: Option<u8>,
-    /// How a lookup finds an entry in a data block [default: fingerprint].
-    #[arg(long, value_name = "TYPE", value_parser = index_types())]
-    index_type: Option<DataBlockIndexType>,
-    /// Entries for each bucket of the hash index of `--index-type binary-and-hash`, 0.1 to 10 [default: 0.75].
-    #[arg(long, value_name = "RATIO", value_parser = util_ratio)]
-    hash_table_util_ratio: Option<f64>,
-    /// Bits of the Bloom filter for each key, 1 to 64, or none [default: 10].
-    #[arg(long, value_name = "BITS", value_parser = filter_policy)]
-    filter_bits: Option<FilterPolicy>,
-    /// Whether index and filter of a table are split into partitions that are loaded on demand [default: true].
-    #[arg(long, value_name = "BOOL")]
-    partition_index_and_filters: Option<bool>,
-    /// Size of an index partition or a filter partition, 64 B to 1 MiB [default: 4KiB].
-    #[arg(long, value_name = "SIZE", value_parser = size_in::<u32>(64..=1 << 20))]
-    metadata_block_size: Option<u32>,
-    /// Whether the block cache holds the top levels of index and filter [default: false].
-    #[arg(long, value_name = "BOOL")]
-    cache_index_and_filter_blocks: Option<bool>,
-    /// Whether an open table holds the top levels also with `--cache-index-and-filter-blocks true` [default: true].
-    #[arg(long, value_name = "BOOL")]
-    pin_top_level: Option<bool>,
-    /// Whether the cache pins index and filter partitions of the tables of levels 0 and 1 [default: false].
-    #[arg(long, value_name = "BOOL")]
-    pin_l0_and_l1: Option<bool>,
+option_args! {
+    /// Options of the engine pmem.
+    #[command(next_help_heading = "Options of the engine pmem")]
+    struct PoolArgs for PmemOptions {
+        /// Maximum size of the pool, 64 KiB to 8 TiB [default: 1GiB].
+        "pool-max-size" max_size: u64 = size_in::<u64>(64 << 10..=8 << 40), "SIZE";
+        /// Number of bytes by which a full pool grows, 4 KiB to 1 GiB [default: 4MiB].
+        "pool-growth-step" growth_step: u64 = size_in::<u64>(4 << 10..=1 << 30), "SIZE";
+    }
 }
 
-/// Options of memtables and compaction.
-#[derive(Args, Debug, Clone, Default, PartialEq)]
-#[command(next_help_heading = "Options of memtables and compaction (engine lsm)")]
-struct CompactionArgs {
-    /// Size at which a memtable is flushed, 4 KiB to 2 GiB [default: 64MiB].
-    #[arg(long, value_name = "SIZE", value_parser = size_in::<u64>(4 << 10..=2 << 30))]
-    memtable_size: Option<u64>,
-    /// Number of runs at which level 0 is compacted, 1 to 1000 [default: 4].
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000))]
-    l0_compaction_trigger: Option<u32>,
-    /// Size after which a table is finished, 4 KiB to 16 GiB [default: 64MiB].
-    #[arg(long, value_name = "SIZE", value_parser = size_in::<u64>(4 << 10..=16 << 30))]
-    target_file_size: Option<u64>,
-    /// Ratio of the sizes of adjacent levels, 2 to 100 [default: 10].
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(2..=100))]
-    level_size_multiplier: Option<u32>,
-    /// Maximum size of the level into which level 0 is compacted, 4 KiB to 1 TiB [default: 256MiB].
-    #[arg(long, value_name = "SIZE", value_parser = size_in::<u64>(4 << 10..=1 << 40))]
-    base_level_size: Option<u64>,
+option_args! {
+    /// Options of tables and memtables.
+    #[command(next_help_heading = "Options of tables (engine lsm)")]
+    struct TableArgs for PartitionCreateOptions {
+        /// Codec of all levels: none, lz4, or miniz:0 to miniz:10 [default: the codec of the database, lz4].
+        "compression" compression: CompressionType = codec, "CODEC";
+        /// Codecs of the levels from level 0 on, separated by commas; the last one applies to all deeper levels.
+        #[arg(value_delimiter = ',')]
+        "compression-per-level" compression_per_level: Vec<CompressionType> = codec, "CODECS";
+        /// Size of a data block before compression, 64 B to 1 MiB [default: 4KiB].
+        "block-size" block_size: u32 = size_in::<u32>(64..=1 << 20), "SIZE";
+        /// Number of entries between restart points of a data block, 1 to 255 [default: 4].
+        "restart-interval" restart_interval: u8 = value_parser!(u8).range(1..), "N";
+        /// How a lookup finds an entry in a data block [default: fingerprint].
+        "index-type" data_block_index_type: DataBlockIndexType = index_types(), "TYPE";
+        /// Entries for each bucket of the hash index of `--index-type binary-and-hash`, 0.1 to 10 [default: 0.75].
+        "hash-table-util-ratio" data_block_hash_table_util_ratio: f64 = util_ratio, "RATIO";
+        /// Bits of the Bloom filter for each key, 1 to 64, or none [default: 10].
+        "filter-bits" filter_policy: FilterPolicy = filter_policy, "BITS";
+        /// Whether index and filter of a table are split into partitions that are loaded on demand [default: true].
+        "partition-index-and-filters" partition_index_and_filters: bool = value_parser!(bool), "BOOL";
+        /// Size of an index partition or a filter partition, 64 B to 1 MiB [default: 4KiB].
+        "metadata-block-size" metadata_block_size: u32 = size_in::<u32>(64..=1 << 20), "SIZE";
+        /// Whether the block cache holds the top levels of index and filter [default: false].
+        "cache-index-and-filter-blocks" cache_index_and_filter_blocks: bool = value_parser!(bool), "BOOL";
+        /// Whether an open table holds the top levels also with `--cache-index-and-filter-blocks true` [default: true].
+        "pin-top-level" pin_top_level: bool = value_parser!(bool), "BOOL";
+        /// Whether the cache pins index and filter partitions of the tables of levels 0 and 1 [default: false].
+        "pin-l0-and-l1" pin_l0_and_l1: bool = value_parser!(bool), "BOOL";
+        /// Size at which a memtable is flushed, 4 KiB to 2 GiB [default: 64MiB].
+        #[arg(help_heading = COMPACTION_HEADING)]
+        "memtable-size" max_memtable_size: u64 = size_in::<u64>(4 << 10..=2 << 30), "SIZE";
+    }
 }
 
-/// Options of key-value separation.
-#[derive(Args, Debug, Clone, Default, PartialEq)]
-#[command(next_help_heading = "Options of key-value separation (engine lsm)")]
-struct BlobArgs {
-    /// Store values of at least this size in blob files; 1KiB is a good start [default: off].
-    #[arg(long, value_name = "SIZE", value_parser = size_in::<u32>(1..=u32::MAX.into()))]
-    kv_separation: Option<u32>,
-    /// Size at which a blob file is finished, 1 KiB to 64 GiB [default: 64MiB].
-    #[arg(long, value_name = "SIZE", value_parser = size_in::<u64>(1 << 10..=64 << 30), requires = "kv_separation")]
-    blob_file_size: Option<u64>,
-    /// Codec of values in blob files: none, lz4, or miniz:0 to miniz:10 [default: lz4].
-    #[arg(long, value_name = "CODEC", value_parser = codec, requires = "kv_separation")]
-    blob_compression: Option<CompressionType>,
-    /// Space amplification that automatic blob GC keeps, at least 1, or off [default: 1.5].
-    #[arg(long, value_name = "TARGET", value_parser = automatic_gc, requires = "kv_separation")]
-    blob_gc: Option<AutomaticGcArg>,
+const COMPACTION_HEADING: &str = "Options of memtables and compaction (engine lsm)";
+
+option_args! {
+    /// Options of compaction.
+    #[command(next_help_heading = COMPACTION_HEADING)]
+    struct CompactionArgs for LeveledOptions {
+        /// Number of runs at which level 0 is compacted, 1 to 1000 [default: 4].
+        "l0-compaction-trigger" l0_compaction_trigger: u32 = value_parser!(u32).range(1..=1000), "N";
+        /// Size after which a table is finished, 4 KiB to 16 GiB [default: 64MiB].
+        "target-file-size" target_file_size: u64 = size_in::<u64>(4 << 10..=16 << 30), "SIZE";
+        /// Ratio of the sizes of adjacent levels, 2 to 100 [default: 10].
+        "level-size-multiplier" level_size_multiplier: u32 = value_parser!(u32).range(2..=100), "N";
+        /// Maximum size of the level into which level 0 is compacted, 4 KiB to 1 TiB [default: 256MiB].
+        "base-level-size" base_level_size: u64 = size_in::<u64>(4 << 10..=1 << 40), "SIZE";
+    }
+}
+
+option_args! {
+    /// Options of key-value separation.
+    #[command(next_help_heading = "Options of key-value separation (engine lsm)")]
+    struct BlobArgs for KvSeparationOptions {
+        /// Store values of at least this size in blob files; 1KiB is a good start [default: off].
+        "kv-separation" separation_threshold: u32 = size_in::<u32>(1..=u32::MAX.into()), "SIZE";
+        /// Size at which a blob file is finished, 1 KiB to 64 GiB [default: 64MiB].
+        #[arg(requires = "kv-separation")]
+        "blob-file-size" blob_file_target_size: u64 = size_in::<u64>(1 << 10..=64 << 30), "SIZE";
+        /// Codec of values in blob files: none, lz4, or miniz:0 to miniz:10 [default: lz4].
+        #[arg(requires = "kv-separation")]
+        "blob-compression" compression: CompressionType = codec, "CODEC";
+        /// Space amplification that automatic blob GC keeps, at least 1, or off [default: 1.5].
+        #[arg(requires = "kv-separation")]
+        "blob-gc" automatic_gc: SpaceAmplification = automatic_gc, "TARGET";
+    }
 }
 
 /// Parses a time to live, a number of seconds.
@@ -217,12 +232,12 @@ fn filter_policy(text: &str) -> Result<FilterPolicy, String> {
         .ok_or_else(|| "expected a number from 1 to 64, or none".into())
 }
 
-fn automatic_gc(text: &str) -> Result<AutomaticGcArg, String> {
+fn automatic_gc(text: &str) -> Result<SpaceAmplification, String> {
     if text == "off" {
-        return Ok(AutomaticGcArg(None));
+        return Ok(None);
     }
     let target = text.parse().ok().filter(|target: &f32| *target >= 1.0 && target.is_finite());
-    target.map(|target| AutomaticGcArg(Some(target))).ok_or_else(|| "expected a number of at least 1, or off".into())
+    target.map(Some).ok_or_else(|| "expected a number of at least 1, or off".into())
 }
 
 fn merge_operator(text: &str) -> std::result::Result<MergeOperatorArg, String> {
@@ -242,14 +257,6 @@ fn merge_operator(text: &str) -> std::result::Result<MergeOperatorArg, String> {
     }
 }
 
-/// `options` changed by `set`, if there is a value.
-fn with<O, T>(options: O, value: Option<T>, set: impl FnOnce(O, T) -> O) -> O {
-    match value {
-        Some(value) => set(options, value),
-        None => options,
-    }
-}
-
 impl PartitionOptionArgs {
     /// Whether no option is given.
     pub(crate) fn is_empty(&self) -> bool {
@@ -261,97 +268,72 @@ impl PartitionOptionArgs {
     /// # Errors
     /// `Usage` if options of one engine are given for the other one.
     pub(crate) fn to_options(&self) -> Result<PartitionCreateOptions> {
-        if self.compression_levels() > LEVELS_MAX {
+        if self.tables.compression_per_level.as_ref().is_some_and(|levels| levels.len() > LEVELS_MAX) {
             return Err(CliError::usage(format!("--compression-per-level takes at most {LEVELS_MAX} codecs")));
         }
+        let options = self.tables.apply_to(PartitionCreateOptions::default().default_ttl(self.default_ttl));
         if self.engine == Some(EngineArg::Pmem) {
-            let PartitionOptionArgs {
-                engine: _,
-                merge_operator: _,
-                default_ttl: _,
-                pool: _,
-                tables,
-                compaction,
-                blobs,
-            } = self;
-            let lsm = (tables, compaction, blobs);
+            let lsm = (&self.tables, &self.compaction, &self.blobs);
             if lsm != (&TableArgs::default(), &CompactionArgs::default(), &BlobArgs::default()) {
                 return Err(CliError::usage(
                     "--engine pmem takes no options of tables, compaction and key-value separation, only \
                      --pool-max-size and --pool-growth-step",
                 ));
             }
-            return Ok(PartitionCreateOptions::default()
-                .default_ttl(self.default_ttl)
-                .engine(EngineType::Pmem(self.pool.to_options())));
+            return Ok(options.engine(EngineType::Pmem(self.pool.apply_to(PmemOptions::default()))));
         }
         if self.pool != PoolArgs::default() {
             return Err(CliError::usage("--pool-max-size and --pool-growth-step need --engine pmem"));
         }
-        let options = self.tables.apply_to(PartitionCreateOptions::default().default_ttl(self.default_ttl));
-        let options = with(options, self.compaction.memtable_size, PartitionCreateOptions::max_memtable_size);
-        let strategy = CompactionStrategy::Leveled(self.compaction.to_options());
-        let separation = self.blobs.to_options();
+        let strategy = CompactionStrategy::Leveled(self.compaction.apply_to(LeveledOptions::default()));
         let options = options.compaction_strategy(strategy);
-        Ok(with(options, separation, PartitionCreateOptions::with_kv_separation))
+        Ok(match self.blobs.separation_threshold {
+            Some(_) => options.with_kv_separation(self.blobs.apply_to(KvSeparationOptions::default())),
+            None => options,
+        })
     }
 
     /// The merge operator of the new partition.
     pub(crate) fn to_components(&self) -> PartitionComponents {
         let components = PartitionComponents::default();
-        with(
-            components,
-            self.merge_operator.as_ref().map(MergeOperatorArg::operator),
-            PartitionComponents::merge_operator,
-        )
-    }
-
-    fn compression_levels(&self) -> usize {
-        self.tables.compression_per_level.len()
+        match &self.merge_operator {
+            Some(operator) => components.merge_operator(operator.operator()),
+            None => components,
+        }
     }
 }
 
-impl PoolArgs {
-    fn to_options(&self) -> PmemOptions {
-        let options = with(PmemOptions::default(), self.pool_max_size, PmemOptions::max_size);
-        with(options, self.pool_growth_step, PmemOptions::growth_step)
-    }
-}
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
 
-impl TableArgs {
-    fn apply_to(&self, options: PartitionCreateOptions) -> PartitionCreateOptions {
-        use PartitionCreateOptions as Options;
-        let options = options.compression_per_level(self.compression_per_level.clone());
-        let options = with(options, self.compression, Options::compression);
-        let options = with(options, self.block_size, Options::block_size);
-        let options = with(options, self.restart_interval, Options::restart_interval);
-        let options = with(options, self.index_type, Options::data_block_index_type);
-        let options = with(options, self.hash_table_util_ratio, Options::data_block_hash_table_util_ratio);
-        let options = with(options, self.filter_bits, Options::filter_policy);
-        let options = with(options, self.partition_index_and_filters, Options::partition_index_and_filters);
-        let options = with(options, self.metadata_block_size, Options::metadata_block_size);
-        let options = with(options, self.cache_index_and_filter_blocks, Options::cache_index_and_filter_blocks);
-        let options = with(options, self.pin_top_level, Options::pin_top_level);
-        with(options, self.pin_l0_and_l1, Options::pin_l0_and_l1)
-    }
-}
+    use super::*;
 
-impl CompactionArgs {
-    fn to_options(&self) -> LeveledOptions {
-        let options = LeveledOptions::default();
-        let options = with(options, self.l0_compaction_trigger, LeveledOptions::l0_compaction_trigger);
-        let options = with(options, self.target_file_size, LeveledOptions::target_file_size);
-        let options = with(options, self.level_size_multiplier, LeveledOptions::level_size_multiplier);
-        with(options, self.base_level_size, LeveledOptions::base_level_size)
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: PartitionOptionArgs,
     }
-}
 
-impl BlobArgs {
-    /// `None` without `--kv-separation`.
-    fn to_options(&self) -> Option<KvSeparationOptions> {
-        let options = KvSeparationOptions::default().separation_threshold(self.kv_separation?);
-        let options = with(options, self.blob_file_size, KvSeparationOptions::blob_file_target_size);
-        let options = with(options, self.blob_compression, KvSeparationOptions::compression);
-        Some(with(options, self.blob_gc, |options, gc| options.automatic_gc(gc.0)))
+    #[test]
+    fn help_states_the_defaults_of_the_engine() {
+        let command = Line::command();
+        let mut checked = 0;
+        for argument in command.get_arguments() {
+            let (flag, help) = (argument.get_id().as_str(), argument.get_help().unwrap().to_string());
+            let Some((_, default)) = help.split_once("[default: ") else { continue };
+            let needs = match flag {
+                "pool-max-size" | "pool-growth-step" => "--engine=pmem",
+                "blob-file-size" | "blob-compression" | "blob-gc" => "--kv-separation=1KiB",
+                // Their defaults depend on the database and the comparator, or are no values.
+                "engine" | "default_ttl" | "compression" | "index-type" | "kv-separation" => continue,
+                _ => "--engine=lsm",
+            };
+            let options = |given: &[&str]| Line::parse_from(given).options.to_options().unwrap();
+            let given = format!("--{flag}={}", default.trim_end_matches([']', '.']));
+            assert_eq!(options(&["create", needs, &given]), options(&["create", needs]), "{given}");
+            checked += 1;
+        }
+        assert!(checked >= 19, "{checked}");
     }
 }
