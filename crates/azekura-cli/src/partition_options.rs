@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use azekura::{
     CompactionStrategy, CompressionType, DataBlockIndexType, EngineType, FilterPolicy, KvSeparationOptions,
-    LeveledOptions, MergeOperator, PartitionComponents, PartitionCreateOptions, PmemOptions, merge_operators,
+    LeveledOptions, MergeOperator, PartitionComponents, PartitionCreateOptions, PmemOptions, PrefixExtractor,
+    merge_operators,
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum, value_parser};
@@ -97,6 +98,9 @@ macro_rules! option_args {
         }
 
         impl $Args {
+            #[cfg(test)]
+            const OPTIONS: &[&str] = &[$(stringify!($name)),*];
+
             /// Sets the options that are given.
             fn apply_to(&self, mut options: $Options) -> $Options {
                 $(if let Some(value) = self.$name.clone() {
@@ -138,6 +142,9 @@ option_args! {
         "hash-table-util-ratio" data_block_hash_table_util_ratio: f64 = util_ratio, "RATIO";
         /// Bits of the Bloom filter for each key, 1 to 64, or none [default: 10].
         "filter-bits" filter_policy: FilterPolicy = filter_policy, "BITS";
+        /// Prefixes that filters contain besides keys: fixed:N (the first N bytes) or delimiter:C (up to the first
+        /// character C, or byte 0xNN) [default: none].
+        "prefix-extractor" prefix_extractor: PrefixExtractor = prefix_extractor, "PREFIX";
         /// Whether index and filter of a table are split into partitions that are loaded on demand [default: true].
         "partition-index-and-filters" partition_index_and_filters: bool = value_parser!(bool), "BOOL";
         /// Size of an index partition or a filter partition, 64 B to 1 MiB [default: 4KiB].
@@ -232,6 +239,19 @@ fn filter_policy(text: &str) -> Result<FilterPolicy, String> {
         .ok_or_else(|| "expected a number from 1 to 64, or none".into())
 }
 
+fn prefix_extractor(text: &str) -> Result<PrefixExtractor, String> {
+    let extractor = match text.split_once(':') {
+        Some(("fixed", len)) => len.parse().ok().filter(|len| (1..=4096).contains(len)).map(PrefixExtractor::Fixed),
+        Some(("delimiter", byte)) => match (byte.strip_prefix("0x"), byte.as_bytes()) {
+            (Some(digits), _) => u8::from_str_radix(digits, 16).ok().map(PrefixExtractor::Delimiter),
+            (None, [byte]) => Some(PrefixExtractor::Delimiter(*byte)),
+            _ => None,
+        },
+        _ => None,
+    };
+    extractor.ok_or_else(|| "expected fixed:1 to fixed:4096, or delimiter: and a character or 0x00 to 0xff".into())
+}
+
 fn automatic_gc(text: &str) -> Result<SpaceAmplification, String> {
     if text == "off" {
         return Ok(None);
@@ -305,7 +325,10 @@ impl PartitionOptionArgs {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use clap::{CommandFactory, Parser};
+    use serde_json::Value;
 
     use super::*;
 
@@ -313,6 +336,40 @@ mod tests {
     struct Line {
         #[command(flatten)]
         options: PartitionOptionArgs,
+    }
+
+    /// Regression: no flag set the prefix extractor.
+    #[test]
+    fn each_option_of_the_engine_has_a_flag() {
+        let options = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
+        let options = serde_json::to_value(options).unwrap();
+        let names = |options: &Value| options.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+        let flags = |tables: &[&str]| tables.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        // `PartitionOptionArgs` has these.
+        let others = ["compaction_strategy", "default_ttl", "engine", "kv_separation"];
+        assert_eq!(names(&options), flags(&[TableArgs::OPTIONS, &others].concat()));
+        assert_eq!(names(&options["compaction_strategy"]["leveled"]), flags(CompactionArgs::OPTIONS));
+        assert_eq!(names(&options["kv_separation"]), flags(BlobArgs::OPTIONS));
+        assert_eq!(names(&serde_json::to_value(PmemOptions::default()).unwrap()), flags(PoolArgs::OPTIONS));
+    }
+
+    #[test]
+    fn prefix_extractors_are_parsed() {
+        for (text, extractor) in [
+            ("fixed:1", Some(PrefixExtractor::Fixed(1))),
+            ("fixed:4096", Some(PrefixExtractor::Fixed(4096))),
+            ("delimiter:/", Some(PrefixExtractor::Delimiter(b'/'))),
+            ("delimiter::", Some(PrefixExtractor::Delimiter(b':'))),
+            ("delimiter:0xff", Some(PrefixExtractor::Delimiter(255))),
+            ("fixed:0", None),
+            ("fixed:4097", None),
+            ("delimiter:", None),
+            ("delimiter:ab", None),
+            ("delimiter:0x100", None),
+            ("suffix:1", None),
+        ] {
+            assert_eq!(prefix_extractor(text).ok(), extractor, "{text}");
+        }
     }
 
     #[test]
@@ -326,7 +383,9 @@ mod tests {
                 "pool-max-size" | "pool-growth-step" => "--engine=pmem",
                 "blob-file-size" | "blob-compression" | "blob-gc" => "--kv-separation=1KiB",
                 // Their defaults depend on the database and the comparator, or are no values.
-                "engine" | "default_ttl" | "compression" | "index-type" | "kv-separation" => continue,
+                "engine" | "default_ttl" | "compression" | "index-type" | "prefix-extractor" | "kv-separation" => {
+                    continue;
+                }
                 _ => "--engine=lsm",
             };
             let options = |given: &[&str]| Line::parse_from(given).options.to_options().unwrap();
