@@ -13,9 +13,8 @@ use crate::db::partition_state::PartitionState;
 use crate::engine::Engine;
 use crate::lsm::blob_map::BlobFileMetrics;
 use crate::lsm::metrics::LevelMetrics;
-use crate::pmem::pool::PoolStats;
+use crate::pmem::pool::metrics::PoolMetrics;
 use crate::tree::partition_tree::PartitionTree;
-use crate::vfs::fs::PersistenceLevel;
 
 /// Cache counters of one kind of block.
 ///
@@ -387,76 +386,6 @@ pub struct PartitionMetrics {
     pub pool: Option<PoolMetrics>,
 }
 
-/// Metrics of the pool of a pmem partition. Fields are counts unless the name or the text gives a unit.
-///
-/// ```
-/// # use azekura::{Config, EngineType, PartitionCreateOptions};
-/// # fn main() -> azekura::Result<()> {
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let db = Config::new(dir.path().join("db")).workers(0).open()?;
-/// # let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(Default::default()));
-/// let counters = db.open_partition("counters", pool)?;
-/// counters.insert("visits", "1")?;
-/// let pool = counters.metrics().pool.expect("a pmem partition has a pool");
-/// assert_eq!((pool.records, pool.leaves, pool.splits), (1, 1, 0));
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct PoolMetrics {
-    /// The failures that a write survives when it returns, without the WAL.
-    pub persistence: PersistenceLevel,
-    /// Records stored in the pool.
-    pub records: u64,
-    /// Leaves that the tree uses.
-    pub leaves: u64,
-    /// Free leaves kept for reuse by the tree.
-    pub free_leaves: u64,
-    /// Bytes of the pool, used and free.
-    pub bytes: u64,
-    /// Free bytes of the pool, without free leaves.
-    pub free_bytes: u64,
-    /// Bytes of memory of the inner nodes that index the leaves.
-    pub index_bytes: u64,
-    /// Bytes of memory that record replaced versions for snapshots and iterators. The replaced values themselves stay
-    /// in the pool.
-    pub version_bytes: u64,
-    /// Checkpoints since the pool was opened.
-    pub checkpoints: u64,
-    /// Bytes written by these checkpoints.
-    pub checkpoint_bytes: u64,
-    /// Leaf splits since the pool was opened.
-    pub splits: u64,
-    /// Bytes stored by these splits: moved slots and their metadata, never keys or values.
-    pub split_bytes_written: u64,
-    /// Cache lines of 64 bytes that these splits flushed, counted also on memory that needs no flush.
-    pub split_flushed_lines: u64,
-    /// Store fences that these splits issued.
-    pub split_fences: u64,
-}
-
-impl PoolMetrics {
-    fn of(stats: &PoolStats) -> PoolMetrics {
-        PoolMetrics {
-            persistence: stats.level,
-            records: stats.record_count,
-            leaves: stats.leaf_count,
-            free_leaves: stats.free_leaves,
-            bytes: stats.pool_bytes,
-            free_bytes: stats.free_bytes,
-            index_bytes: stats.index_bytes,
-            version_bytes: stats.retained_version_bytes,
-            checkpoints: stats.checkpoint_count,
-            checkpoint_bytes: stats.checkpoint_written_bytes,
-            splits: stats.split_count,
-            split_bytes_written: stats.split_persist_counts.stored_bytes,
-            split_flushed_lines: stats.split_persist_counts.flushed_lines,
-            split_fences: stats.split_persist_counts.fences,
-        }
-    }
-}
-
 impl PartitionMetrics {
     /// Metrics of 0 in a forked child, which may wait forever for a lock.
     pub(crate) fn of(state: &Arc<PartitionState>, is_forked: bool) -> PartitionMetrics {
@@ -465,9 +394,8 @@ impl PartitionMetrics {
             return metrics;
         }
         if let Some(pool) = state.tree_if_built().and_then(PartitionTree::pmem) {
-            let stats = pool.pool_stats();
-            metrics.pool = Some(PoolMetrics::of(&stats));
-            metrics.disk_bytes = stats.disk_bytes;
+            metrics.pool = Some(pool.metrics());
+            metrics.disk_bytes = pool.disk_bytes();
         }
         let Some(tree) = state.tables_if_built() else { return metrics };
         let lsm = tree.metrics();

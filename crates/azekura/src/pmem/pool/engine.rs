@@ -16,7 +16,8 @@ use crate::mem::persist;
 use crate::mem::slice::Slice;
 use crate::pmem::expiry::{FORCED_SWEEP_SHARE, SWEEP_SHARE};
 use crate::pmem::options::PmemOptions;
-use crate::pmem::persistence::{MappedPoolFile, PersistCounts, PersistenceBackend};
+use crate::pmem::persistence::{MappedPoolFile, PersistenceBackend};
+use crate::pmem::pool::metrics::PoolMetrics;
 use crate::pmem::pool::{PoolFileKind, pool_recovery};
 use crate::pmem::tree::PoolTree;
 use crate::vfs::fs::PersistenceLevel;
@@ -106,33 +107,10 @@ pub(crate) fn uses_mapped_pools(fs: &dyn Fs, dir: &Path) -> bool {
 pub(crate) trait PmemEngine: Engine {
     fn set_options(&self, options: &PmemOptions) -> Result<()>;
 
-    fn pool_stats(&self) -> PoolStats;
-}
+    fn metrics(&self) -> PoolMetrics;
 
-/// Statistics of a pool at one point in time. Lengths are in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PoolStats {
-    pub(crate) level: PersistenceLevel,
-    /// Number of records.
-    pub(crate) record_count: u64,
-    /// Number of leaves in use, and number of leaves that are cut and free.
-    pub(crate) leaf_count: u64,
-    pub(crate) free_leaves: u64,
-    /// Length of the pool, and its free bytes without leaves.
-    pub(crate) pool_bytes: u64,
-    pub(crate) free_bytes: u64,
-    /// Memory of the inner nodes and the cached leaf orders.
-    pub(crate) index_bytes: u64,
-    /// Memory of the entries for retained versions.
-    pub(crate) retained_version_bytes: u64,
     /// Size of the files.
-    pub(crate) disk_bytes: u64,
-    /// Number of checkpoints since the pool was opened, and the bytes that they have written.
-    pub(crate) checkpoint_count: u64,
-    pub(crate) checkpoint_written_bytes: u64,
-    /// Number of splits since the pool was opened, and their stores, flushes and fences.
-    pub(crate) split_count: u64,
-    pub(crate) split_persist_counts: PersistCounts,
+    fn disk_bytes(&self) -> u64;
 }
 
 /// Makes the records of a tree durable. Thread safe.
@@ -288,25 +266,30 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> PmemEngine for PoolEngine<M, K
         Ok(())
     }
 
-    fn pool_stats(&self) -> PoolStats {
+    fn metrics(&self) -> PoolMetrics {
         let (usage, leaves) = self.tree.usage().unwrap_or_default();
         let (splits, in_splits) = self.tree.split_stats.totals();
-        let (disk, checkpoints, written) = self.durability.file_stats(&self.tree);
-        PoolStats {
-            level: self.tree.level(),
-            record_count: self.tree.len(),
-            leaf_count: leaves,
+        let (_, checkpoints, checkpoint_bytes) = self.durability.file_stats(&self.tree);
+        PoolMetrics {
+            persistence: self.tree.level(),
+            records: self.tree.len(),
+            leaves,
             free_leaves: usage.free_leaves as u64,
-            pool_bytes: usage.len,
+            bytes: usage.len,
             free_bytes: usage.free_bytes,
             index_bytes: self.tree.inner.memory_bytes() + self.tree.leaf_orders.bytes(),
-            retained_version_bytes: self.tree.versions.memory_bytes(),
-            disk_bytes: disk,
-            checkpoint_count: checkpoints,
-            checkpoint_written_bytes: written,
-            split_count: splits,
-            split_persist_counts: in_splits,
+            version_bytes: self.tree.versions.memory_bytes(),
+            checkpoints,
+            checkpoint_bytes,
+            splits,
+            split_bytes_written: in_splits.stored_bytes,
+            split_flushed_lines: in_splits.flushed_lines,
+            split_fences: in_splits.fences,
         }
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        self.durability.file_stats(&self.tree).0
     }
 }
 

@@ -7,8 +7,8 @@
 //! - Recovery reads and checks everything first. Then it repairs the leaves that a crash left incomplete, and makes
 //!   them durable before any write. A pool that is refused is unchanged.
 //!
-//! Modules, lowest first: [`image_format`] (also the shadow), [`image`] (files of a pool in memory), [`used_space`],
-//! [`pool_recovery`], [`engine`], [`checkpoint`] (durability of images and of mapped files), [`open`].
+//! Modules, lowest first: [`metrics`], [`image_format`] (also the shadow), [`image`] (files of a pool in memory),
+//! [`used_space`], [`pool_recovery`], [`engine`], [`checkpoint`] (durability of images and of mapped files), [`open`].
 
 pub(crate) mod checkpoint;
 pub(crate) mod engine;
@@ -16,11 +16,12 @@ pub(crate) mod image;
 pub(crate) mod image_format;
 #[cfg(test)]
 mod image_tests;
+pub(crate) mod metrics;
 pub(crate) mod open;
 pub(crate) mod pool_recovery;
 pub(crate) mod used_space;
 
-pub(crate) use engine::{PmemEngine, PoolLocation, PoolStats, uses_mapped_pools};
+pub(crate) use engine::{PmemEngine, PoolLocation, uses_mapped_pools};
 pub(crate) use image::{ImageStore, PoolFileKind, parse_pool_file_name};
 pub(crate) use image_format::{ImageHeader, PAGE_LEN};
 pub(crate) use open::{ManifestPoolInfo, StoredPool};
