@@ -7,16 +7,6 @@ use serde_json::{Value, json};
 
 use crate::error::{CliError, Result};
 
-/// A JSON object with the named fields of a struct.
-macro_rules! fields_json {
-    ($source:expr, $($field:ident)*) => {
-        serde_json::Value::Object(
-            [$((stringify!($field).to_string(), serde_json::json!($source.$field))),*].into_iter().collect(),
-        )
-    };
-}
-pub(crate) use fields_json;
-
 /// Destination of a command's results.
 #[derive(Debug)]
 pub(crate) struct CommandOutput {

@@ -10,7 +10,7 @@ use crate::args::{GcAction, GcArgs, GcGoalArgs, GcPartitionArgs};
 use crate::display::{self, bytes};
 use crate::error::{CliError, CommandOutcome, Result};
 use crate::open;
-use crate::output::{CommandOutput, fields_json};
+use crate::output::CommandOutput;
 use crate::progress::ProgressReporter;
 
 /// Target of `gc run` without a goal: bytes of blob files for each live byte.
@@ -130,9 +130,7 @@ fn report_if_none(none: bool, output: &mut CommandOutput) -> Result<CommandOutco
 
 /// The report as JSON. `space_amp` is `null` if all values are stale, because the ratio is infinite then.
 fn report_json(report: &GcReport) -> Value {
-    let mut object = fields_json! { report,
-        segment_count stale_segment_count total_bytes stale_bytes pinned_bytes total_blobs stale_blobs
-    };
+    let mut object = json!(report);
     object["stale_ratio"] = json!(report.stale_ratio());
     object["space_amp"] = json!(report.space_amp());
     object

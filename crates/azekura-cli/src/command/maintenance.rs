@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use azekura::{Config, Database};
+use serde::Serialize;
 use serde_json::json;
 
 use crate::args::{CheckpointArgs, PartitionFilter};
 use crate::display;
 use crate::error::{CommandOutcome, Result};
 use crate::open;
-use crate::output::{CommandOutput, fields_json};
+use crate::output::CommandOutput;
 use crate::progress::ProgressReporter;
 
 /// Merges the tables of one partition or of all.
@@ -22,7 +23,7 @@ pub(crate) fn compact(args: &PartitionFilter, db: &Path, output: &mut CommandOut
 }
 
 /// A compacted partition.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct CompactedPartition {
     name: String,
     bytes_before: u64,
@@ -47,8 +48,7 @@ pub(crate) fn compact_in(db: &Database, args: &PartitionFilter, json: bool) -> R
 /// Prints the sizes before and after a compaction.
 pub(crate) fn print_compacted(compacted: &[CompactedPartition], output: &mut CommandOutput) -> Result<()> {
     if output.json() {
-        let row = |of: &CompactedPartition| fields_json!(of, name bytes_before bytes_after);
-        return output.line(json!({ "partitions": compacted.iter().map(row).collect::<Vec<_>>() }));
+        return output.line(json!({ "partitions": compacted }));
     }
     compacted.iter().try_for_each(|of| {
         let (before, after) = (display::bytes(of.bytes_before), display::bytes(of.bytes_after));

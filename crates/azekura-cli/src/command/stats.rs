@@ -4,8 +4,7 @@ use std::cmp::Reverse;
 use std::path::Path;
 
 use azekura::{
-    BlobFileMetrics, BlockKindMetrics, Database, DroppedAfterDamage, LevelMetrics, Metrics, PartitionMetrics,
-    PoolMetrics, Settings,
+    BlobFileMetrics, BlockKindMetrics, Database, DroppedAfterDamage, Metrics, PartitionMetrics, PoolMetrics, Settings,
 };
 use serde_json::{Value, json};
 
@@ -13,7 +12,7 @@ use crate::args::{PartitionFilter, StatsArgs};
 use crate::display::{self, bytes, count, plural};
 use crate::error::{CommandOutcome, Result};
 use crate::open;
-use crate::output::{CommandOutput, fields_json};
+use crate::output::CommandOutput;
 
 /// Width of the longest bar of `levels`, in characters.
 const LEVEL_BAR_WIDTH: usize = 30;
@@ -233,14 +232,20 @@ fn settings_rows(s: &Settings) -> Vec<(&'static str, String)> {
 
 /// All settings as a JSON object.
 fn settings_json(s: &Settings) -> Value {
-    let mut object = fields_json! { s,
-        cache_size memory_budget workers max_open_files wal_segment_size max_wal_size disk_reserve mapped_wal
-    };
+    let mut object = without(json!(s), &["sync_interval"]);
     object["sync_interval_seconds"] = json!(s.sync_interval.map(|interval| interval.as_secs_f64()));
     object["durability"] = json!(format!("{:?}", s.durability));
     object["compression"] = json!(s.compression.to_string());
     object["direct_io"] = json!(format!("{:?}", s.direct_io));
     object["recovery_mode"] = json!(format!("{:?}", s.recovery_mode));
+    object
+}
+
+/// A JSON object without some fields, which the caller replaces by fields that are easier to read.
+fn without(mut object: Value, names: &[&str]) -> Value {
+    if let Value::Object(fields) = &mut object {
+        fields.retain(|name, _| !names.contains(&&**name));
+    }
     object
 }
 
@@ -259,24 +264,13 @@ fn print_settings(settings: &Settings, all: bool, output: &mut CommandOutput) ->
 
 /// All metrics of a database as a JSON object.
 pub(crate) fn metrics_json(m: &Metrics) -> Value {
-    let kind = |kind: &BlockKindMetrics| fields_json!(kind, hits misses blocks bytes);
-    let mut cache = fields_json!(m.cache, capacity used pinned);
-    cache["data"] = kind(&m.cache.data);
-    cache["index"] = kind(&m.cache.index);
-    cache["filter"] = kind(&m.cache.filter);
-    cache["blob"] = kind(&m.cache.blob);
-    let mut object = fields_json! { m,
-        commits records user_bytes wal_bytes wal_syncs direct_blob_bytes wal_live_bytes wal_segments flushes
-        flushed_bytes ingests ingested_bytes
-        compactions trivial_moves compaction_bytes_read compaction_bytes_written blob_gc_runs blob_gc_bytes_read
-        blob_gc_bytes_written blob_bytes_freed manifest_bytes memtable_bytes open_snapshots
-        oldest_snapshot_age poisoned replayed_records
-    };
-    object["cache"] = cache;
+    let mut metrics = m.clone();
+    let dropped = metrics.dropped_after_damage.take(); // its path may not be UTF-8
+    let mut object = without(json!(metrics), &["stall_time", "recovery_time"]);
     object["stall_ns"] = json!(m.stall_time.as_nanos() as u64);
     object["recovery_ns"] = json!(m.recovery_time.as_nanos() as u64);
     object["write_amplification"] = json!((m.user_bytes > 0).then(|| m.write_amplification()));
-    object["dropped_after_damage"] = json!(m.dropped_after_damage.as_ref().map(dropped_json));
+    object["dropped_after_damage"] = json!(dropped.as_ref().map(dropped_json));
     object
 }
 
@@ -287,13 +281,7 @@ pub(crate) fn dropped_json(dropped: &DroppedAfterDamage) -> Value {
 
 /// All metrics of a partition as a JSON object.
 pub(crate) fn partition_json(partition: &PartitionMetrics) -> Value {
-    let level = |l: &LevelMetrics| fields_json!(l, level runs tables bytes raw_bytes entries tombstones);
-    let mut object =
-        fields_json!(partition, name memtable_bytes sealed_memtables disk_bytes pinned_bytes has_kv_separation);
-    object["memtable_tombstones"] = json!(partition.memtable_tombstones);
-    object["range_tombstones"] = json!(partition.range_tombstones);
-    object["range_deleted_bytes"] = json!(partition.range_deleted_bytes);
-    object["levels"] = partition.levels.iter().map(level).collect();
+    let mut object = json!(partition);
     object["blob_files"] = json!(partition.blob_files.len());
     object["blob_bytes"] = json!(partition.blob_bytes());
     object["referenced_blob_bytes"] = json!(partition.referenced_blob_bytes());
@@ -303,9 +291,7 @@ pub(crate) fn partition_json(partition: &PartitionMetrics) -> Value {
 }
 
 fn pool_json(pool: &PoolMetrics) -> Value {
-    let mut object = fields_json! { pool,
-        records leaves free_leaves bytes free_bytes index_bytes version_bytes checkpoints checkpoint_bytes splits
-    };
+    let mut object = without(json!(pool), &["persistence"]);
     object["survives"] = json!(format!("{:?}", pool.persistence).to_lowercase());
     object
 }
@@ -423,7 +409,7 @@ fn print_blob_files(partition: &PartitionMetrics, output: &mut CommandOutput) ->
 
 fn blobs_json(partition: &PartitionMetrics) -> Value {
     let file = |file: &BlobFileMetrics| {
-        let mut object = fields_json!(file, bytes values value_bytes referenced_values referenced_bytes);
+        let mut object = without(json!(file), &["id"]);
         object["file"] = json!(file_name(file));
         object["stale_bytes"] = json!(file.stale_bytes());
         object

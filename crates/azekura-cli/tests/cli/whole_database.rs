@@ -153,7 +153,13 @@ fn stats_leave_out_rows_of_zeros() {
         assert!(!some.contains(name) && all.contains(name), "{name}: {some}");
     }
     assert!(some.contains("rows of zeros left out; --all shows them") && !all.contains("left out"), "{all}");
-    assert_eq!(p.json("stats --db d")["blob_gc_runs"], 0, "JSON has all");
+    let stats = p.json("stats --db d");
+    // Regression: the command listed the metrics for JSON, and four newer ones were missing.
+    for name in ["blob_gc_runs", "active_memtable_bytes", "sealed_memtable_bytes", "pinned_memtable_bytes"] {
+        assert_eq!(stats[name], 0, "JSON has all: {name}");
+    }
+    p.ok("partitions create pool --db d --engine pmem");
+    assert_eq!(p.json("stats --db d --partition pool")["partitions"][0]["pool"]["split_fences"], 0);
 }
 
 #[test]
