@@ -111,13 +111,13 @@ impl PendingOutputs {
     /// The table being written. If there is none, begins one with these options.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace`; `Invalid` for an option out of its range.
+    /// `Io` and `OutOfSpace`.
     pub(crate) fn table_writer(&mut self, options: &TableOptions) -> Result<&mut TableWriter> {
         if self.table.is_none() {
             let (order, seed, created_ms) = (self.context.order.clone(), self.context.hash_seed, self.created_ms);
             let context = Arc::clone(&self.context);
             self.table = Some(self.create(DataFileKind::Table, |file, _, file_id| {
-                let mut writer = TableWriter::create(file, file_id, options.clone(), order, seed, created_ms)?;
+                let mut writer = TableWriter::create(file, file_id, options.clone(), order, seed, created_ms);
                 writer.set_partition(context.partition, &context.name);
                 Ok(writer)
             })?);

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - A table is written once, sequentially, and never changed. An empty table is never written.
-//! - Opening reads the header and the footer only. Everything else is read on demand.
+//! - Opening reads the header, the footer, the metaindex, the properties, and the top levels of index and filter,
+//!   mostly in two reads. Everything else is read on demand.
 //! - A lookup returns verified data or an error. A filter that cannot be read counts as "may match".
 //! - Reading arbitrary bytes ends, and uses memory bounded by the size of the file.
 //! - Background work, or a call that changes the database, removes files. A reader never does, and no file is removed

@@ -85,7 +85,7 @@ impl TableFixture {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
         let file = fs.open(Path::new(PATH), OpenMode::Create).unwrap();
-        let mut writer = TableWriter::create(file, FILE_ID, options.clone(), order.clone(), SEED, 1234).unwrap();
+        let mut writer = TableWriter::create(file, FILE_ID, options.clone(), order.clone(), SEED, 1234);
         for row in rows {
             writer.add(row.entry()).unwrap();
         }
@@ -385,7 +385,7 @@ fn entries_out_of_order_are_refused() {
     ] {
         let file = MemFs::new().open(Path::new("/t"), OpenMode::Create).unwrap();
         let order = KeyOrder::bytewise();
-        let mut writer = TableWriter::create(file, FILE_ID, TableOptions::default(), order, SEED, 0).unwrap();
+        let mut writer = TableWriter::create(file, FILE_ID, TableOptions::default(), order, SEED, 0);
         writer.add(a.entry()).unwrap();
         assert_eq!(writer.add(b.entry()).unwrap_err().kind(), ErrorKind::Corruption);
     }
@@ -1002,7 +1002,7 @@ fn write_rows(rows: &[TableRow]) -> Result<TableMeta> {
     let fs = MemFs::new();
     fs.create_dir_all(Path::new("/db"))?;
     let file = fs.open(Path::new(PATH), OpenMode::Create)?;
-    let mut writer = TableWriter::create(file, FILE_ID, TableOptions::default(), KeyOrder::bytewise(), SEED, 1)?;
+    let mut writer = TableWriter::create(file, FILE_ID, TableOptions::default(), KeyOrder::bytewise(), SEED, 1);
     rows.iter().try_for_each(|row| writer.add(row.entry()))?;
     writer.finish(ID)
 }

@@ -44,10 +44,8 @@ pub(crate) struct TableWriter {
 }
 
 impl TableWriter {
-    /// Begins a table in an empty file. `file_id` is random and new. `hash_seed` is that of the database.
-    ///
-    /// # Errors
-    /// `Invalid` for an option out of its range.
+    /// Begins a table in an empty file. `file_id` is random and new. `hash_seed` is that of the database. The options
+    /// are in their ranges.
     pub(crate) fn create(
         file: Arc<dyn File>,
         file_id: [u8; 16],
@@ -55,8 +53,8 @@ impl TableWriter {
         order: KeyOrder,
         hash_seed: u64,
         created_ms: u64,
-    ) -> Result<TableWriter> {
-        options.check_ranges()?;
+    ) -> TableWriter {
+        debug_assert!(options.check_ranges().is_ok(), "{options:?}");
         let partition_size = options.partition_index_and_filters.then_some(options.metadata_block_size);
         let index_type = effective_index_type(&options, &order);
         let filter = FilterBuilder::new(options.filter_policy, partition_size, &order);
@@ -72,7 +70,7 @@ impl TableWriter {
             smallest_seqno: SeqNo::MAX,
             ..TableProperties::default()
         };
-        Ok(TableWriter {
+        TableWriter {
             out: TableFileOutput::new(file, file_id),
             data: data_builder(index_type, &options),
             unindexed_block: None,
@@ -86,7 +84,7 @@ impl TableWriter {
             references: BlobReferencesBuilder::default(),
             properties,
             scratch: Vec::new(),
-        })
+        }
     }
 
     /// States the partition in the properties.

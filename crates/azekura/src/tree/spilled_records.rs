@@ -54,7 +54,7 @@ pub(crate) fn wal_bytes(manifest_state: &ManifestState) -> u64 {
 }
 
 /// Writes the records to tables. Contents and names of the tables are durable when this returns. They become obsolete
-/// when the returned [`PendingOutputs`] is dropped without a release.
+/// when the returned [`PendingOutputs`] is dropped before [`PendingOutputs::keep`] was called.
 ///
 /// # Errors
 /// `Io` and `OutOfSpace`.

@@ -1,7 +1,8 @@
 //! The only access to the operating system: files, mappings, clocks, threads, random numbers.
 //!
-//! Nothing above this layer uses `std::fs`, `std::thread`, `Instant` or random sources (`clippy.toml` bans them), so
-//! a test with its own [`Fs`] and [`Env`] is deterministic.
+//! Nothing above this layer uses `std::fs`, `Instant` or random sources, or starts or delays threads by `std::thread`
+//! (`clippy.toml` bans them), so a test with its own [`Fs`] and [`Env`] is deterministic. Threads may yield and ask for
+//! their ids, because neither reads a clock.
 //!
 //! Invariants:
 //! - Every error names the file.
