@@ -577,20 +577,32 @@ impl Batch {
     /// Commits the writes if `check` finds no conflict. The writes stay in the batch. The exclusive turn of the commit
     /// ends before the commit is synced, so that other commits do not wait for the sync.
     pub(crate) fn commit_with_check(
-        &mut self,
+        &self,
         check: Option<&Arc<CommitCheck>>,
         turn: Option<ExclusiveTurn>,
     ) -> Result<()> {
-        let Some(turn) = turn else { return self.commit_as(check, self.durability) };
-        // Large values are synced within the turn: a failure behind the commit would poison the database.
-        let synced = self.handle.inner.sync_staged(&self.staged, self.durability);
-        let committed = synced.and_then(|()| self.commit_as(check, PersistMode::Buffer));
-        drop(turn);
-        let inner = &self.handle.inner;
-        committed.and_then(|()| inner.make_durable(inner.last_visible.get(), self.durability))
+        match turn {
+            None => self.commit_as(check, self.durability),
+            Some(turn) => self.commit_in_turn(turn, self.durability, || self.commit_as(check, PersistMode::Buffer)),
+        }
     }
 
-    fn commit_as(&mut self, check: Option<&Arc<CommitCheck>>, durability: PersistMode) -> Result<()> {
+    /// Runs `commit`, which requests no sync, and ends `turn` before the sync of the WAL.
+    fn commit_in_turn(
+        &self,
+        turn: ExclusiveTurn,
+        durability: PersistMode,
+        commit: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let inner = &self.handle.inner;
+        // Large values are synced within the turn: a failure behind the commit would poison the database.
+        inner.sync_staged(&self.staged, durability)?;
+        let committed = commit();
+        drop(turn);
+        committed.and_then(|()| inner.make_durable(inner.last_visible.get(), durability))
+    }
+
+    fn commit_as(&self, check: Option<&Arc<CommitCheck>>, durability: PersistMode) -> Result<()> {
         let inner = &self.handle.inner;
         if self.count == 0 {
             inner.writer()?;
@@ -606,7 +618,7 @@ impl Batch {
     /// Commits the writes with the values that the operands lead to. Computes them anew if another commit has
     /// changed one of their keys meanwhile. After [`LOST_ROUNDS_MAX`] rounds no other commit can.
     #[cold]
-    fn commit_computed_merges(&mut self, check: Option<&Arc<CommitCheck>>, durability: PersistMode) -> Result<()> {
+    fn commit_computed_merges(&self, check: Option<&Arc<CommitCheck>>, durability: PersistMode) -> Result<()> {
         let inner = &self.handle.inner;
         inner.writer()?;
         let is_in_turn = check.is_some_and(|check| check.is_in_turn());
@@ -625,22 +637,17 @@ impl Batch {
             let merge_check = Arc::new(merge_check.after(check));
             inner.check_payload_len(payload.len() as u64)?;
             let batch = WriteBatch { check: Some(&merge_check), ..WriteBatch::new(&payload, count, &self.staged) };
-            // A turn of this call ends before the sync of the WAL. Large values are synced within it, as in
-            // `commit_with_check`.
-            let (now, later) =
-                if turn.is_some() { (PersistMode::Buffer, durability) } else { (durability, PersistMode::Buffer) };
-            let synced = if turn.is_some() { inner.sync_staged(&self.staged, later) } else { Ok(()) };
-            match synced.and_then(|()| inner.write(&batch, now)) {
-                Err(error) if error.kind() == ErrorKind::Conflict && turn.is_none() && !is_in_turn => {
+            if let Some(turn) = turn {
+                return self.commit_in_turn(turn, durability, || inner.write(&batch, PersistMode::Buffer));
+            }
+            match inner.write(&batch, durability) {
+                Err(error) if error.kind() == ErrorKind::Conflict && !is_in_turn => {
                     if let Some(check) = check {
                         check.validate(&payload, self.staged.partitions(), inner.last_visible.get())?;
                     }
                     lost_rounds += 1;
                 }
-                committed => {
-                    drop(turn);
-                    return committed.and_then(|()| inner.make_durable(inner.last_visible.get(), later));
-                }
+                committed => return committed,
             }
         }
     }

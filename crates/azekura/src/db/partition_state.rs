@@ -49,8 +49,7 @@ pub(crate) struct PartitionState {
     comparator: String,
     pub(crate) merge_operator: PartitionMergeOperator,
     kind: EngineKind,
-    /// The tree, or the error of its build; not set while the tree is not built. A build consumes its inputs, so a
-    /// failed one cannot be tried again.
+    /// The tree, or the error of its build; not set while the tree is not built. A failed build is not repeated.
     tree: OnceLock<Result<PartitionTree>>,
     /// One of [`OPEN`], [`DELETED`], [`CLOSED`].
     status: AtomicU8,
@@ -58,7 +57,7 @@ pub(crate) struct PartitionState {
     /// The encoded options, as stored in the manifest.
     settings: Mutex<Vec<u8>>,
     pub(crate) files_at_open: FilesAtOpen,
-    /// What the tree is built from; taken by the build, and locked until `tree` is set.
+    /// What the tree is built from, and after a failed build, what it has left. Locked until `tree` is set.
     stored_tree: Mutex<Option<StoredTree>>,
     /// Records of the WAL for a partition whose comparator was not given yet, by ascending sequence number. Not
     /// larger than the WAL. Empty once the records are [spilled](PartitionState::note_written) or the tree is built: a

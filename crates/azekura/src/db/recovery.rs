@@ -246,7 +246,7 @@ impl RecoveryState {
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(WakeSignal::default());
         let visible = LastVisibleSeqno::default();
-        let parts = Arc::new(TreeResources {
+        let resources = Arc::new(TreeResources {
             snapshots: SnapshotList::with_clock(visible.clone(), ExpiryClock::new(Arc::clone(&config.env))),
             last_visible: visible,
             read_only,
@@ -268,7 +268,7 @@ impl RecoveryState {
                 .saturating_add(spilled_records::wal_bytes(&manifest_state)),
             memtable_memory: Arc::default(),
         });
-        let catalog = Arc::new(Catalog::new(Arc::clone(&parts)));
+        let catalog = Arc::new(Catalog::new(Arc::clone(&resources)));
         let mut by_id = HashMap::new();
         for (id, stored) in &mut manifest_state.partitions {
             let partition = catalog.restore_partition(stored.clone(), &listing.data)?;
@@ -277,13 +277,14 @@ impl RecoveryState {
         }
         debug_assert!(next_file >= manifest_state.next_file_number, "no new file gets a number that the manifest has");
         let salvages = config.settings.recovery_mode == RecoveryMode::Salvage;
-        let left = UnfinishedBlobFiles::new(&manifest_state, parts.files.blob_files(), Arc::clone(&parts.cache));
+        let left =
+            UnfinishedBlobFiles::new(&manifest_state, resources.files.blob_files(), Arc::clone(&resources.cache));
         let (skipped, manifest_bytes) = (HashSet::new(), loaded.bytes);
         Ok(RecoveryState {
             manifest_state,
             listing,
             catalog,
-            resources: parts,
+            resources,
             by_id,
             unfinished_blobs: left,
             is_salvage: salvages,

@@ -140,29 +140,28 @@ impl<'a> StagedGuard<'a> {
     /// `OutOfSpace` if a tree is full; `Closed`. Then dropping the guard releases what other trees have reserved.
     #[inline]
     pub(crate) fn prepare(&mut self, payload: &[u8]) -> Result<()> {
-        if let [partition] = self.partitions() {
-            let staged = partition.tree()?.prepare(&|| records_of(partition, payload))?;
-            self.add_prepared(0, staged);
-            return Ok(());
+        if self.partitions.len() == 1 {
+            return self.prepare_tree(0, payload);
         }
         // All commits reserve in this order, because a reservation may wait for other commits.
         let mut order: Vec<usize> = (0..self.partitions.len()).collect();
         order.sort_unstable_by_key(|at| self.partitions[*at].id);
         for at in order {
-            let partition = &self.partitions[at];
-            let staged = partition.tree()?.prepare(&|| records_of(partition, payload))?;
-            self.add_prepared(at, staged);
+            self.prepare_tree(at, payload)?;
         }
         self.0.records.sort_by_key(|record| record.number);
         Ok(())
     }
 
     #[inline]
-    fn add_prepared(&mut self, partition: usize, staged: Vec<(u32, Staged)>) {
+    fn prepare_tree(&mut self, at: usize, payload: &[u8]) -> Result<()> {
+        let partition = &self.partitions[at];
+        let staged = partition.tree()?.prepare(&|| records_of(partition, payload))?;
         if !staged.is_empty() {
-            let records = staged.into_iter().map(|(number, staged)| StagedRecord { partition, number, staged });
+            let records = staged.into_iter().map(|(number, staged)| StagedRecord { partition: at, number, staged });
             self.0.records.extend(records);
         }
+        Ok(())
     }
 }
 

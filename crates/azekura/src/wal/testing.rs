@@ -115,8 +115,18 @@ pub(crate) fn replay_from(
         durable_through: durable,
         ..WalReplayOptions::default()
     };
+    replay_with_options(fs, DATABASE, options, refuse_at)
+}
+
+/// Replays the WAL, and refuses the first commit from the sequence number `refuse_at` on.
+pub(crate) fn replay_with_options(
+    fs: &Arc<dyn Fs>,
+    database: [u8; 16],
+    options: WalReplayOptions,
+    refuse_at: u64,
+) -> Result<(Vec<OwnedWalCommit>, WalReplayReport)> {
     let mut commits = Vec::new();
-    let report = replay(Arc::clone(fs), dir(), DATABASE, options, &mut |commit| {
+    let report = replay(Arc::clone(fs), dir(), database, options, &mut |commit| {
         if commit.first_seqno.0 >= refuse_at {
             return Ok(Some(Error::corruption("refused").in_file(dir().join("MANIFEST"))));
         }

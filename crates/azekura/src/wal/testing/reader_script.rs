@@ -25,18 +25,16 @@ use crate::testing::{MemFs, Survival};
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::format::{SEGMENT_HEADER_LEN, segment_name};
 use crate::wal::testing::{
-    DATABASE, WalFixture, dir, file_bytes, flip_byte, load_manifest_state, overwrite, wal_options,
+    DATABASE, OwnedWalCommit, WalFixture, dir, file_bytes, flip_byte, load_manifest_state, overwrite,
+    replay_with_options, wal_options,
 };
-use crate::wal::{PartitionSeqno, RecoveryMode, WalReplayOptions, WalReplayReport, replay};
+use crate::wal::{PartitionSeqno, RecoveryMode, WalReplayOptions, WalReplayReport};
 
 const MODES: [(&str, RecoveryMode); 3] = [
     ("strict", RecoveryMode::Strict),
     ("point-in-time", RecoveryMode::PointInTime),
     ("salvage", RecoveryMode::Salvage),
 ];
-
-/// Sequence number, number of records and payload of a commit that was replayed.
-type ReplayedCommit = (u64, u32, Vec<u8>);
 
 /// A commit that was appended.
 struct WrittenCommit {
@@ -176,7 +174,7 @@ impl WalReaderScript {
         }
     }
 
-    fn replay_with(&self, mode: RecoveryMode, words: &[&str]) -> Result<(Vec<ReplayedCommit>, WalReplayReport)> {
+    fn replay_with(&self, mode: RecoveryMode, words: &[&str]) -> Result<(Vec<OwnedWalCommit>, WalReplayReport)> {
         let fs = self.fs();
         let known = load_manifest_state(&fs)?;
         let number = |name| option(words, name).unwrap_or(0);
@@ -199,20 +197,11 @@ impl WalReaderScript {
         }
         let database = option(words, "database").map_or(DATABASE, |byte| [byte as u8; 16]);
         let refuse_at = option(words, "refuse").unwrap_or(u64::MAX);
-        let mut commits = Vec::new();
-        let report = replay(fs, dir(), database, options, &mut |commit| {
-            if commit.first_seqno.0 >= refuse_at {
-                return Ok(Some(Error::corruption("refused").in_file(dir().join("MANIFEST"))));
-            }
-            commits.push((commit.first_seqno.0, commit.seqno_count, commit.payload.to_vec()));
-            Ok(None)
-        })?;
-        assert_eq!(report.commits, commits.len() as u64);
-        Ok((commits, report))
+        replay_with_options(&fs, database, options, refuse_at)
     }
 
     /// The sequence numbers of commits as ranges. Checks their payloads.
-    fn show_commits(&self, commits: &[ReplayedCommit]) -> String {
+    fn show_commits(&self, commits: &[OwnedWalCommit]) -> String {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         for (first, count, found) in commits {
             assert_eq!((*count, found), (self.written[first].count, &payload(*first, found.len())), "a wrong payload");
