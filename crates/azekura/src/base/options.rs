@@ -281,18 +281,27 @@ impl OptionValue for Option<CompressionType> {
     }
 }
 
-/// The values one after the other. If one of them is out of its range, all options of the table have their default.
+/// The values of the options of a table, one after the other.
+pub(crate) fn encode_values(options: &impl OptionTable) -> Vec<u8> {
+    options.store().into_iter().flat_map(|(_, _, value)| value).collect()
+}
+
+/// Reads what [`encode_values`] wrote. If a value is out of its range, all options of the table have their default.
+pub(crate) fn decode_values<T: OptionTable>(d: &mut ByteReader<'_>) -> Result<T> {
+    let mut options = T::default();
+    match options.load(&mut StoredOptions::Values(d)).and_then(|()| options.check_ranges()) {
+        Err(error) if error.kind() == ErrorKind::Invalid => Ok(T::default()),
+        read => read.map(|()| options),
+    }
+}
+
 impl<T: OptionTable> OptionValue for Option<T> {
     fn encode(&self) -> Option<Vec<u8>> {
-        self.as_ref().map(|options| options.store().into_iter().flat_map(|(_, _, value)| value).collect())
+        self.as_ref().map(encode_values)
     }
 
     fn decode(d: &mut ByteReader<'_>) -> Result<Option<T>> {
-        let mut options = T::default();
-        match options.load(&mut StoredOptions::Values(d)).and_then(|()| options.check_ranges()) {
-            Err(error) if error.kind() == ErrorKind::Invalid => Ok(Some(T::default())),
-            read => read.map(|()| Some(options)),
-        }
+        decode_values(d).map(Some)
     }
 }
 

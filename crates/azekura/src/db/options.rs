@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::base::coding::ByteReader;
 use crate::base::compression::CompressionType;
 use crate::base::options::{
-    OptionTable, OptionValue, StoredOptions, check_range, encode_fields, option_setters, options,
+    OptionTable, OptionValue, StoredOption, StoredOptions, check_range, decode_values, encode_fields, encode_values,
+    option_setters, options,
 };
 use crate::base::version_edit::EngineKind;
 use crate::base::{Error, ErrorKind, KeyOrder, Result};
@@ -344,8 +345,12 @@ impl PartitionCreateOptions {
     /// Encodes the options for the manifest, so that a tool that opens the partition without options uses the same
     /// ones.
     pub(crate) fn encode(&self) -> Vec<u8> {
+        encode_fields(self.store_all(), &LAST_FIELDS)
+    }
+
+    fn store_all(&self) -> Vec<StoredOption> {
         let CompactionStrategy::Leveled(leveled) = &self.compaction_strategy;
-        encode_fields([self.table.store(), leveled.store(), self.store()].concat(), &LAST_FIELDS)
+        [self.table.store(), leveled.store(), self.store()].concat()
     }
 
     /// Decodes stored options. Ignores unknown fields. If a value of the pool or of key-value separation is out of its
@@ -384,12 +389,12 @@ impl OptionValue for EngineType {
     fn encode(&self) -> Option<Vec<u8>> {
         match self {
             EngineType::Lsm => None,
-            EngineType::Pmem(pmem) => Some(pmem.clone()).encode(),
+            EngineType::Pmem(pmem) => Some(encode_values(pmem)),
         }
     }
 
     fn decode(d: &mut ByteReader<'_>) -> Result<EngineType> {
-        Ok(EngineType::Pmem(Option::decode(d)?.unwrap_or_default()))
+        decode_values(d).map(EngineType::Pmem)
     }
 }
 
@@ -397,7 +402,6 @@ impl OptionValue for EngineType {
 mod tests {
     use super::*;
     use crate::base::coding::{put_bytes, put_number_field, put_varint};
-    use crate::base::options::StoredOption;
 
     /// Options that differ from their defaults, all of them.
     fn changed_options() -> [PartitionCreateOptions; 2] {
@@ -452,15 +456,11 @@ mod tests {
     /// An entry of a table that has the number of another one, or that `changed_options` does not change, fails here.
     #[test]
     fn each_option_has_a_number_of_its_own() {
-        let of_partition = |options: &PartitionCreateOptions| {
-            let CompactionStrategy::Leveled(leveled) = &options.compaction_strategy;
-            [options.table.store(), leveled.store(), options.store()].concat()
-        };
         let [separated, pool] = changed_options();
         let all = PartitionCreateOptions { engine: pool.engine.clone(), ..separated.clone() };
         let separation = KvSeparationOptions::default().store();
         for (default, changed) in [
-            (of_partition(&PartitionCreateOptions::default()), of_partition(&all)),
+            (PartitionCreateOptions::default().store_all(), all.store_all()),
             (separation, separated.kv_separation.unwrap().store()),
             (PmemOptions::default().store(), pool.tree(CompressionType::None).pmem.store()),
         ] {

@@ -533,8 +533,7 @@ impl BlobScan {
             }
             figures
         };
-        let files = blobs.handles().zip(blobs.stats()).map(|(handle, uses)| {
-            debug_assert_eq!(handle.meta().number.0, uses.id, "handles and statistics have one order");
+        let files = blobs.handles_with_stats().map(|(handle, uses)| {
             let figures = figures(&uses, &mut handle.meta().sections.iter().map(|section| section.logical_file));
             if BlobMap::has_memory_pointers(handle, &self.files_with_pointers) {
                 figures.assume_all_live()

@@ -244,8 +244,10 @@ impl BlobMap {
             map.adjust_references(uses, u64::saturating_add);
         }
         for uses in lost {
-            debug_assert!(map.has_references(uses), "a table that is removed has added its references");
-            map.adjust_references(uses, u64::saturating_sub);
+            map.adjust_references(uses, |all, lost| {
+                debug_assert!(all >= lost, "a table that is removed has added its references");
+                all.saturating_sub(lost)
+            });
         }
         for id in removed {
             let file = map.files.remove(id);
@@ -260,12 +262,6 @@ impl BlobMap {
         }
         map.recompute_totals();
         map
-    }
-
-    /// For assertions: whether at least these references are counted.
-    fn has_references(&self, uses: &TableBlobUsage) -> bool {
-        let place = self.locations.get(&uses.logical_file);
-        place.is_some_and(|place| place.count >= uses.count && place.bytes >= uses.bytes)
     }
 
     fn adjust_references(&mut self, uses: &TableBlobUsage, by: impl Fn(u64, u64) -> u64) {
@@ -345,7 +341,12 @@ impl BlobMap {
 
     /// Size and use of each file, by file number.
     pub(crate) fn stats(&self) -> Vec<BlobFileMetrics> {
-        let uses = self.files.values().map(|handle| {
+        self.handles_with_stats().map(|(_, uses)| uses).collect()
+    }
+
+    /// Each file, with its size and use, by file number.
+    pub(crate) fn handles_with_stats(&self) -> impl Iterator<Item = (&Arc<BlobHandle>, BlobFileMetrics)> {
+        self.files.values().map(|handle| {
             let meta = handle.meta();
             let mut sum = BlobFileMetrics { id: meta.number.0, bytes: meta.size, ..BlobFileMetrics::default() };
             for section in &meta.sections {
@@ -356,8 +357,7 @@ impl BlobMap {
                     sum.referenced_bytes += place.bytes;
                 }
             }
-            sum
-        });
-        uses.collect()
+            (handle, sum)
+        })
     }
 }

@@ -168,9 +168,8 @@ impl LsmTree {
 
     /// Panics if a memtable has a record at `seqno` or above, or if the tables are not those of an ingest in key order.
     fn check_ingest(&self, ingest: &IngestOutputs, seqno: SeqNo) {
-        let (now, tables) = (self.current.get(), &ingest.outputs.tables);
-        let is_older = |memtable: &Arc<Memtable>| memtable.largest_seqno() < seqno;
-        assert!(std::iter::once(&now.active).chain(now.sealed.iter()).all(is_older), "memtables are older");
+        let tables = &ingest.outputs.tables;
+        assert!(self.current.with(|now| now.largest_memtable_seqno()) < seqno, "memtables are older");
         let has_placeholder = |table: &TableMeta| {
             table.global_seqno.is_none()
                 && (table.smallest_seqno, table.largest_seqno) == (INGEST_PLACEHOLDER, INGEST_PLACEHOLDER)

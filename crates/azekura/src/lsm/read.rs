@@ -161,8 +161,8 @@ impl SuperVersion {
         assert!(self.sealed.windows(2).all(is_newer), "sealed memtables are newest first");
         // The number is 0 before the first record of the active memtable, and while that is being inserted.
         let first = self.active.smallest_seqno();
-        let sealed = self.sealed.first().map_or(SeqNo::ZERO, |newest| newest.largest_seqno());
-        assert!(first == SeqNo::ZERO || first > sealed, "the active memtable is newer than the sealed ones");
+        let is_newer = first > self.largest_sealed_seqno();
+        assert!(first == SeqNo::ZERO || is_newer, "the active memtable is newer than the sealed ones");
         assert!(self.flushed_through >= before.flushed_through, "flushed records stay in tables");
         let is_unfinished = |file: &FileNumber| !self.version.blobs().contains(*file);
         assert!(self.direct_blobs.keys().all(is_unfinished), "the version does not have a direct blob file");
@@ -170,8 +170,12 @@ impl SuperVersion {
 
     /// The highest sequence number in a memtable; 0 if all are empty.
     pub(crate) fn largest_memtable_seqno(&self) -> SeqNo {
-        let memtables = std::iter::once(&self.active).chain(self.sealed.iter());
-        memtables.map(|memtable| memtable.largest_seqno()).max().unwrap_or_default()
+        self.largest_sealed_seqno().max(self.active.largest_seqno())
+    }
+
+    /// Sealed memtables are newest first.
+    fn largest_sealed_seqno(&self) -> SeqNo {
+        self.sealed.first().map_or(SeqNo::ZERO, |newest| newest.largest_seqno())
     }
 
     fn find_older_range_deletes(&self) -> bool {

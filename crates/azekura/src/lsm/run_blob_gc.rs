@@ -186,8 +186,7 @@ impl LsmTree {
             return Vec::new();
         }
         let damaged = lock(&self.compaction_state).damaged_blob_files.clone();
-        let figures = blobs.handles().zip(blobs.stats()).map(|(handle, uses)| {
-            debug_assert_eq!(handle.meta().number.0, uses.id, "handles and statistics have one order");
+        let figures = blobs.handles_with_stats().map(|(handle, uses)| {
             let figures = BlobGarbageStats::from_file_stats(&uses);
             let stays = BlobMap::has_memory_pointers(handle, &counted) || damaged.contains(&figures.id);
             if stays { figures.assume_all_live() } else { figures }

@@ -225,8 +225,12 @@ impl PoolDurability<PoolImage> for PoolCheckpointer {
         self.is_discarded.load(Ordering::SeqCst)
     }
 
-    fn file_stats(&self, _tree: &PoolTree<PoolImage>) -> (u64, u64, u64) {
-        (self.store.disk_bytes(), self.count.load(Ordering::Relaxed), self.written_bytes.load(Ordering::Relaxed))
+    fn disk_bytes(&self, _tree: &PoolTree<PoolImage>) -> u64 {
+        self.store.disk_bytes()
+    }
+
+    fn checkpoint_stats(&self) -> (u64, u64) {
+        (self.count.load(Ordering::Relaxed), self.written_bytes.load(Ordering::Relaxed))
     }
 
     fn checkpoint_bytes(&self, tree: &PoolTree<PoolImage>) -> u64 {
@@ -402,8 +406,12 @@ impl<M: PersistenceBackend> PoolDurability<M> for MappedPoolDurability {
         self.is_discarded.load(Ordering::SeqCst)
     }
 
-    fn file_stats(&self, tree: &PoolTree<M>) -> (u64, u64, u64) {
-        (tree.backend.region().len(), 0, 0)
+    fn disk_bytes(&self, tree: &PoolTree<M>) -> u64 {
+        tree.backend.region().len()
+    }
+
+    fn checkpoint_stats(&self) -> (u64, u64) {
+        (0, 0)
     }
 
     fn checkpoint_bytes(&self, _tree: &PoolTree<M>) -> u64 {

@@ -156,8 +156,11 @@ pub(crate) trait PoolDurability<M: PersistenceBackend>: Send + Sync {
 
     fn is_discarded(&self) -> bool;
 
-    /// Size of the files in bytes, number of checkpoints, and the bytes that they have written.
-    fn file_stats(&self, tree: &PoolTree<M>) -> (u64, u64, u64);
+    /// Size of the files in bytes.
+    fn disk_bytes(&self, tree: &PoolTree<M>) -> u64;
+
+    /// Number of checkpoints, and the bytes that they have written.
+    fn checkpoint_stats(&self) -> (u64, u64);
 
     /// Number of bytes that the next checkpoint needs beyond the current size of the files.
     fn checkpoint_bytes(&self, tree: &PoolTree<M>) -> u64;
@@ -269,7 +272,7 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> PmemEngine for PoolEngine<M, K
     fn metrics(&self) -> PoolMetrics {
         let (usage, leaves) = self.tree.usage().unwrap_or_default();
         let (splits, in_splits) = self.tree.split_stats.totals();
-        let (_, checkpoints, checkpoint_bytes) = self.durability.file_stats(&self.tree);
+        let (checkpoints, checkpoint_bytes) = self.durability.checkpoint_stats();
         PoolMetrics {
             persistence: self.tree.level(),
             records: self.tree.len(),
@@ -289,7 +292,7 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> PmemEngine for PoolEngine<M, K
     }
 
     fn disk_bytes(&self) -> u64 {
-        self.durability.file_stats(&self.tree).0
+        self.durability.disk_bytes(&self.tree)
     }
 }
 
