@@ -169,6 +169,7 @@ impl ArenaWriter {
     }
 
     /// Copies `parts` to `offset`, fills the record up to `padded` bytes with zeros and publishes it.
+    #[inline]
     fn write(&self, chunk: u32, offset: usize, padded: usize, parts: &[&[u8]]) -> ArenaRef {
         let at = ArenaRef::new(chunk, offset);
         debug_assert!(

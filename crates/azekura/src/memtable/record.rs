@@ -151,6 +151,7 @@ impl MemtableRecords {
     /// # Errors
     /// `Invalid` if the key is longer than 65535 bytes, the value is longer than 4294967295 bytes, or the arena is
     /// full; `OutOfSpace` if there is no memory.
+    #[inline]
     pub(crate) fn append(
         &self,
         writer: &mut ArenaWriter,

@@ -6,7 +6,7 @@
 
 use crate::base::{Error, ErrorKind, InternalKey, Result};
 use crate::mem::append_vec::AppendVec;
-use crate::mem::atomic::{AtomicU64, Ordering, SCHEDULE_EXPLORATION, spin_loop};
+use crate::mem::atomic::{AtomicBool, AtomicU64, Ordering, SCHEDULE_EXPLORATION, spin_loop};
 use crate::mem::simd::prefetch;
 use crate::memtable::node::{INNER_CAP, LEAF_CAP, MemtableInnerNode, MemtableLeaf, MemtableNode};
 use crate::memtable::record::MemtableRecords;
@@ -134,11 +134,18 @@ pub(crate) struct MemtableTree {
     root: AtomicU64,
     leaves: AppendVec<MemtableLeaf>,
     inners: AppendVec<MemtableInnerNode>,
+    /// Whether the last record was inserted behind all others. Only the writer uses this.
+    is_appending: AtomicBool,
 }
 
 impl MemtableTree {
     pub(crate) fn new() -> MemtableTree {
-        MemtableTree { root: AtomicU64::new(0), leaves: AppendVec::new(), inners: AppendVec::new() }
+        MemtableTree {
+            root: AtomicU64::new(0),
+            leaves: AppendVec::new(),
+            inners: AppendVec::new(),
+            is_appending: AtomicBool::new(false),
+        }
     }
 
     /// Bytes that the nodes take.
@@ -249,10 +256,26 @@ impl MemtableTree {
                 at: 0,
             };
         }
-        let (path, number) = self.path_to(records, key);
+        if self.is_appending.load(Ordering::Relaxed)
+            && let Some(position) = self.append_position(records, key)
+        {
+            return position;
+        }
+        let (path, number) = self.path_by(|inner| inner.rank(records, key, true) - 1);
         let leaf = self.leaf(number);
         prefetch(leaf);
         MemtableInsertPosition { path, leaf: number, at: leaf.rank(records, key, false) }
+    }
+
+    /// Returns the position behind all records, if `key` is behind all of them. Ascending insertions then need no
+    /// search.
+    fn append_position(&self, records: &MemtableRecords, key: InternalKey<'_>) -> Option<MemtableInsertPosition> {
+        let (path, number) = self.path_by(|inner| inner.header().shape().count - 1);
+        let leaf = self.leaf(number);
+        let at = leaf.header().shape().count;
+        debug_assert_eq!(leaf.header().shape().next, 0, "the last links lead to the rightmost leaf");
+        let is_behind = records.cmp(leaf.record(at.checked_sub(1)?), key).is_lt();
+        is_behind.then_some(MemtableInsertPosition { path, leaf: number, at })
     }
 
     /// Inserts the record `bits` with key `user_key` at the position that [`MemtableTree::find_position`] returned.
@@ -271,21 +294,25 @@ impl MemtableTree {
             self.leaves.push(MemtableLeaf::new()).ok_or_else(no_memory)?;
         }
         let leaf = self.leaf(position.leaf);
-        if leaf.header().shape().count < LEAF_CAP {
+        let shape = leaf.header().shape();
+        self.is_appending.store(position.at == shape.count && shape.next == 0, Ordering::Relaxed);
+        if shape.count < LEAF_CAP {
             leaf.insert(position.at, bits, user_key, records);
             return Ok(());
         }
         self.split_and_insert(records, position, bits, user_key)
     }
 
-    /// The writer's descent. Nodes do not change during it, because only the writer changes them.
-    fn path_to(&self, records: &MemtableRecords, key: InternalKey<'_>) -> (MemtableTreePath, u32) {
+    /// The writer's descent, along the links whose indexes `choose_link` returns. Nodes do not change during it,
+    /// because only the writer changes them.
+    #[inline]
+    fn path_by(&self, choose_link: impl Fn(&MemtableInnerNode) -> usize) -> (MemtableTreePath, u32) {
         let (height, mut node) = self.root();
         debug_assert!(height <= HEIGHT_MAX, "a path has space for every level");
         let mut path = MemtableTreePath { steps: [(0, 0); HEIGHT_MAX], len: height };
         for step in &mut path.steps[..height] {
             let inner = self.inner(node);
-            let link = inner.rank(records, key, true) - 1;
+            let link = choose_link(inner);
             *step = (node, link);
             node = inner.link(link).1;
         }
