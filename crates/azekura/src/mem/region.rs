@@ -237,25 +237,23 @@ impl Region {
             next += 1;
         };
         for part in parts {
-            let (chunks, rest) = part.as_chunks::<8>();
-            for chunk in chunks {
-                let word = u64::from_le_bytes(*chunk);
-                put(pending | word << filled);
-                pending = word >> 1 >> (63 - filled);
-            }
-            let rest_bits = 8 * rest.len();
-            let rest = match part.last_chunk() {
-                Some(last) if rest_bits > 0 => u64::from_le_bytes(*last) >> (64 - rest_bits),
-                _ => rest.iter().rfold(0, |word, byte| word << 8 | u64::from(*byte)),
-            };
-            pending |= rest << filled;
-            filled += rest_bits;
-            if filled >= 64 {
+            // The first bytes complete the word that the previous part began, so that the other words need no shifting.
+            let head_len = ((8 - filled) % 8).min(part.len());
+            if filled > 0 {
+                pending |= low_bytes(part, head_len) << (8 * filled);
+                filled += head_len;
+                if filled < 8 {
+                    continue;
+                }
                 put(pending);
-                filled -= 64;
-                // The rest is shorter than a word, so no bits of it are left if the word is full.
-                pending = rest >> (rest_bits - filled);
             }
+            let (chunks, rest) = part[head_len..].as_chunks();
+            chunks.iter().for_each(|chunk| put(u64::from_le_bytes(*chunk)));
+            filled = rest.len();
+            pending = match part.last_chunk() {
+                Some(last) if filled > 0 => u64::from_le_bytes(*last) >> (64 - 8 * filled),
+                _ => low_bytes(rest, filled),
+            };
         }
         if filled > 0 {
             put(pending);
@@ -456,6 +454,15 @@ unsafe fn copy_words(from: &[AtomicU64], to: *mut [u8; 8]) {
 #[inline]
 fn load_relaxed(word: &AtomicU64) -> u64 {
     u64::from_le(word.load(Ordering::Relaxed))
+}
+
+/// Returns the first `len < 8` bytes of `bytes` as a number, the first one lowest.
+#[inline]
+fn low_bytes(bytes: &[u8], len: usize) -> u64 {
+    match bytes.first_chunk() {
+        Some(word) => u64::from_le_bytes(*word) & ((1 << (8 * len)) - 1),
+        None => bytes[..len].iter().rfold(0, |word, byte| word << 8 | u64::from(*byte)),
+    }
 }
 
 /// Returns the eight bytes that start `bits` bits after the start of word `n`; bytes after the span are zeros.

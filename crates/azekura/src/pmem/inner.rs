@@ -149,22 +149,31 @@ fn count_lower(heads: &[i32; FANOUT], head: i32) -> usize {
 
 impl InnerNode {
     fn new(separators: &[&[u8]], children: InnerChildren, order: &KeyOrder) -> InnerNode {
-        assert_eq!(separators.len() + 1, children.len(), "a separator stands between each two children");
-        debug_assert!(children.len() <= FANOUT + 1, "a node is split when it has one child too many");
-        debug_assert!(order.is_custom() || separators.is_sorted(), "separators are in key order");
         let mut end = 0;
         let ends = separators.iter().map(|separator| {
-            end += separator.len();
-            u32::try_from(end).expect("64 keys of at most 64 KiB")
+            end += separator.len() as u32; // 64 keys of at most 64 KiB
+            end
         });
+        InnerNode::with_separators(ends.collect(), separators.concat().into(), children, order)
+    }
+
+    /// A node whose separator `n` ends at byte `separator_ends[n]` of `separator_bytes`.
+    fn with_separators(
+        separator_ends: Box<[u32]>,
+        separator_bytes: Box<[u8]>,
+        children: InnerChildren,
+        order: &KeyOrder,
+    ) -> InnerNode {
+        assert_eq!(separator_ends.len() + 1, children.len(), "a separator stands between each two children");
+        debug_assert!(children.len() <= FANOUT + 1, "a node is split when it has one child too many");
         let mut node = InnerNode {
             common_len: 0,
             count: children.len() as u16,
             level: 0,
             common_prefix: 0,
             child_nodes: Box::default(),
-            separator_ends: ends.collect(),
-            separator_bytes: separators.concat().into(),
+            separator_ends,
+            separator_bytes,
             separator_prefixes: [i32::MAX; FANOUT],
             leaves: [0; FANOUT + 1],
         };
@@ -176,18 +185,23 @@ impl InnerNode {
                 node.child_nodes = nodes.into_iter().map(EpochCell::new).collect();
             }
         }
-        if let (true, Some(first), Some(last)) = (order.is_bytewise(), separators.first(), separators.last()) {
+        debug_assert!(order.is_custom() || node.separators().is_sorted(), "separators are in key order");
+        if order.is_bytewise() && node.len() > 1 {
             // All separators share the prefix that the first and the last share, because they are sorted.
-            let common = first.iter().zip(*last).take_while(|(a, b)| a == b).count();
-            node.common_len = common as u32;
+            let (first, last) = (node.separator(0), node.separator(node.len() - 2));
+            let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
             debug_assert!(
-                order.is_custom() || separators.iter().all(|one| one.starts_with(&first[..common])),
+                order.is_custom() || node.separators().iter().all(|one| one.starts_with(&first[..common])),
                 "the prefix is shared"
             );
-            node.common_prefix = key_prefix_u64(&first[..common], 0);
-            for (head, separator) in node.separator_prefixes.iter_mut().zip(separators) {
-                *head = key_prefix_i32(separator, common);
+            let common_prefix = key_prefix_u64(&first[..common], 0);
+            let mut prefixes = [i32::MAX; FANOUT];
+            let mut start = 0;
+            for (prefix, end) in prefixes.iter_mut().zip(&node.separator_ends) {
+                *prefix = key_prefix_i32(&node.separator_bytes[start..*end as usize], common);
+                start = *end as usize;
             }
+            (node.common_len, node.common_prefix, node.separator_prefixes) = (common as u32, common_prefix, prefixes);
         }
         node
     }
@@ -223,9 +237,9 @@ impl InnerNode {
         if bytewise {
             let common = self.common_len as usize;
             if common > 0 {
-                let beside = self.cmp_common_prefix(key, common);
-                if beside.is_ne() {
-                    return if beside.is_lt() { 0 } else { high };
+                let common_order = self.cmp_common_prefix(key, common);
+                if common_order.is_ne() {
+                    return if common_order.is_lt() { 0 } else { high };
                 }
             }
             let head = key_prefix_i32(key, common);
@@ -296,14 +310,18 @@ impl InnerNode {
         child: InnerChild,
         order: &KeyOrder,
     ) -> InnerNode {
-        let (mut separators, mut children) = (self.separators(), self.children());
+        let mut children = self.children();
         if let (Some(node), InnerChildren::Nodes(nodes)) = (instead, &mut children) {
             nodes[at] = Arc::new(node);
         }
         debug_assert!(at < children.len(), "the new child is behind an existing one");
-        separators.insert(at, separator);
         children.insert(at + 1, child);
-        InnerNode::new(&separators, children, order)
+        let start = at.checked_sub(1).map_or(0, |before| self.separator_ends[before]);
+        let (before, behind) = self.separator_bytes.split_at(start as usize);
+        let shift = separator.len() as u32;
+        let (ends, moved) = self.separator_ends.split_at(at);
+        let ends = ends.iter().copied().chain([start + shift]).chain(moved.iter().map(|end| end + shift));
+        InnerNode::with_separators(ends.collect(), [before, separator, behind].concat().into(), children, order)
     }
 
     /// This node without child `at`. The keys of that child then belong to the child before it, or if there is none,
@@ -326,9 +344,10 @@ impl InnerNode {
     }
 
     fn memory_bytes(&self) -> u64 {
-        let beside = size_of_val(&*self.child_nodes) + size_of_val(&*self.separator_ends) + self.separator_bytes.len();
+        let content_bytes =
+            size_of_val(&*self.child_nodes) + size_of_val(&*self.separator_ends) + self.separator_bytes.len();
         // An `Arc` stores two counters before the node, padded to the alignment of the node.
-        (size_of::<InnerNode>() + align_of::<InnerNode>() + beside) as u64
+        (size_of::<InnerNode>() + align_of::<InnerNode>() + content_bytes) as u64
     }
 }
 
@@ -371,10 +390,10 @@ impl InnerTree {
         InnerTree { root: EpochCell::new(Arc::new(root)), bytewise: order.is_bytewise(), order }
     }
 
-    /// The index of the child that leads to `goal`.
+    /// The index of the child that leads to `target`.
     #[inline]
-    fn child_index(&self, node: &InnerNode, goal: LeafTarget<'_>) -> usize {
-        match goal {
+    fn child_index(&self, node: &InnerNode, target: LeafTarget<'_>) -> usize {
+        match target {
             LeafTarget::Key(key) => node.rank(key, true, &self.order, self.bytewise),
             LeafTarget::BeforeKey(key) => node.rank(key, false, &self.order, self.bytewise),
             LeafTarget::First => 0,
@@ -382,37 +401,37 @@ impl InnerTree {
         }
     }
 
-    /// The leaf of `goal`.
+    /// The leaf of `target`.
     #[inline]
-    pub(crate) fn find_leaf(&self, goal: LeafTarget<'_>, pin: &Pin) -> u64 {
+    pub(crate) fn find_leaf(&self, target: LeafTarget<'_>, pin: &Pin) -> u64 {
         let mut node = self.root.load_pinned(pin);
         loop {
-            let at = self.child_index(node, goal);
+            let at = self.child_index(node, target);
             let Some(below) = node.child_nodes.get(at) else { return node.leaves[at] };
             node = node.load_child(below, pin);
         }
     }
 
-    /// The leaf of `goal`, with the bounds of its keys and its siblings.
-    pub(crate) fn find_position<'p>(&'p self, goal: LeafTarget<'_>, pin: &'p Pin) -> LeafPosition<'p> {
-        let (node, at, bounds) = self.find_node(goal, pin);
+    /// The leaf of `target`, with the bounds of its keys and its siblings.
+    pub(crate) fn find_position<'p>(&'p self, target: LeafTarget<'_>, pin: &'p Pin) -> LeafPosition<'p> {
+        let (node, at, bounds) = self.find_node(target, pin);
         node.position(at, bounds)
     }
 
     /// As [`find_position`](InnerTree::find_position), and the leaves behind it that have the same parent node.
-    pub(crate) fn find_positions_from<'p>(&'p self, goal: LeafTarget<'_>, pin: &'p Pin) -> Vec<LeafPosition<'p>> {
-        let (node, at, bounds) = self.find_node(goal, pin);
+    pub(crate) fn find_positions_from<'p>(&'p self, target: LeafTarget<'_>, pin: &'p Pin) -> Vec<LeafPosition<'p>> {
+        let (node, at, bounds) = self.find_node(target, pin);
         (at..node.len()).map(|at| node.position(at, bounds)).collect()
     }
 
-    /// The node of the lowest level that leads to `goal`, the index of the leaf in it, and the bounds of the node's
+    /// The node of the lowest level that leads to `target`, the index of the leaf in it, and the bounds of the node's
     /// keys.
     #[inline]
-    fn find_node<'p>(&'p self, goal: LeafTarget<'_>, pin: &'p Pin) -> (&'p InnerNode, usize, SeparatorPair<'p>) {
+    fn find_node<'p>(&'p self, target: LeafTarget<'_>, pin: &'p Pin) -> (&'p InnerNode, usize, SeparatorPair<'p>) {
         let mut node = self.root.load_pinned(pin);
         let mut bounds = (None, None);
         loop {
-            let at = self.child_index(node, goal);
+            let at = self.child_index(node, target);
             let Some(below) = node.child_nodes.get(at) else { return (node, at, bounds) };
             bounds = node.bounds_of(at, bounds);
             node = node.load_child(below, pin);
@@ -426,11 +445,11 @@ impl InnerTree {
         node.neighbours(at)
     }
 
-    fn path<'p>(&'p self, goal: LeafTarget<'_>, pin: &'p Pin) -> InnerPath<'p> {
+    fn path<'p>(&'p self, target: LeafTarget<'_>, pin: &'p Pin) -> InnerPath<'p> {
         let (mut path, mut cell): (InnerPath<'p>, &InnerNodeCell) = (Vec::new(), &self.root);
         loop {
             let node = cell.load_pinned(pin);
-            let at = self.child_index(node, goal);
+            let at = self.child_index(node, target);
             path.push((cell, node, at));
             let Some(below) = node.child_nodes.get(at) else { return path };
             cell = below;
@@ -442,18 +461,18 @@ impl InnerTree {
         let pin = Pin::new();
         let mut change: Option<(InnerNode, Vec<u8>, InnerNode)> = None;
         for (cell, node, at) in self.path(LeafTarget::Key(separator), &pin).into_iter().rev() {
-            let whole = match change.take() {
+            let grown = match change.take() {
                 None => node.with_child_inserted(at, None, separator, InnerChild::Leaf(leaf), &self.order),
                 Some((left, between, right)) => {
                     node.with_child_inserted(at, Some(left), &between, InnerChild::Node(Arc::new(right)), &self.order)
                 }
             };
-            if whole.len() <= FANOUT {
-                return cell.store(Arc::new(whole));
+            if grown.len() <= FANOUT {
+                return cell.store(Arc::new(grown));
             }
             // With ascending inserts the full node stays full.
             let keep = if at + 1 == FANOUT { FANOUT } else { FANOUT / 2 };
-            change = Some(whole.halves(keep, &self.order));
+            change = Some(grown.halves(keep, &self.order));
         }
         let (left, between, right) = change.expect("the root is on every path, and was not stored");
         let children = InnerChildren::Nodes(vec![Arc::new(left), Arc::new(right)]);
@@ -468,15 +487,15 @@ impl InnerTree {
     }
 
     /// As [`remove`](InnerTree::remove), for all leaves that `is_removed` accepts and that have the same parent node as
-    /// the leaf of `goal`.
-    pub(crate) fn remove_siblings(&self, goal: LeafTarget<'_>, is_removed: impl Fn(u64) -> bool) {
+    /// the leaf of `target`.
+    pub(crate) fn remove_siblings(&self, target: LeafTarget<'_>, is_removed: impl Fn(u64) -> bool) {
         let pin = Pin::new();
-        let mut path = self.path(goal, &pin);
+        let mut path = self.path(target, &pin);
         let (cell, node, _) = path.pop().expect("there is a root");
-        let kept: Vec<usize> = (0..node.len()).filter(|at| !is_removed(node.leaves[*at])).collect();
-        if let Some((_, others)) = kept.split_first() {
+        let remaining: Vec<usize> = (0..node.len()).filter(|at| !is_removed(node.leaves[*at])).collect();
+        if let Some((_, others)) = remaining.split_first() {
             let separators: Vec<&[u8]> = others.iter().map(|at| node.separator(at - 1)).collect();
-            let leaves = kept.iter().map(|at| node.leaves[*at]).collect();
+            let leaves = remaining.iter().map(|at| node.leaves[*at]).collect();
             return cell.store(Arc::new(InnerNode::new(&separators, InnerChildren::Leaves(leaves), &self.order)));
         }
         for (cell, node, at) in path.into_iter().rev() {

@@ -189,6 +189,19 @@ impl<'a> PoolLeaf<'a> {
         self.region.load(self.fingerprint_offset(n)).to_le_bytes()[n % 8]
     }
 
+    /// The words of the fingerprints of all slots.
+    #[inline]
+    fn fingerprint_words(self) -> [u64; SLOTS / 8] {
+        self.region.load_array(self.offset + FINGERPRINTS_AT)
+    }
+
+    /// Each valid slot: its index, its word, and its fingerprint. No other thread changes the leaf meanwhile.
+    #[inline]
+    pub(crate) fn valid_slots(self, commit: LeafCommitWord) -> impl Iterator<Item = (usize, LeafSlot, u8)> {
+        let (words, fingerprints) = (self.slot_words(), self.fingerprint_words());
+        set_bits(commit.valid_slots()).map(move |n| (n, LeafSlot(words[n]), fingerprints[n / 8].to_le_bytes()[n % 8]))
+    }
+
     /// The word with the fingerprint of slot `n`, changed to contain `fingerprint` for that slot.
     pub(crate) fn fingerprint_word(self, n: usize, fingerprint: u8) -> u64 {
         let mut bytes = self.region.load(self.fingerprint_offset(n)).to_le_bytes();
@@ -199,7 +212,7 @@ impl<'a> PoolLeaf<'a> {
     /// The slots that are valid in `commit` and have this `fingerprint`, as bits.
     #[inline]
     pub(crate) fn match_fingerprint(self, commit: LeafCommitWord, fingerprint: u8) -> u64 {
-        let words: [u64; SLOTS / 8] = self.region.load_array(self.offset + FINGERPRINTS_AT);
+        let words = self.fingerprint_words();
         let pairs = words.as_chunks().0.iter().enumerate();
         let found =
             pairs.fold(0, |found, (n, pair)| found | u64::from(matches_in_pair(*pair, fingerprint)) << (LANES * n));
@@ -209,7 +222,7 @@ impl<'a> PoolLeaf<'a> {
     /// Whether the check of `commit` matches the slots that it marks as valid.
     pub(crate) fn check_matches(self, seal: LeafCheckSeed, commit: LeafCommitWord) -> bool {
         let shares =
-            set_bits(commit.valid_slots()).map(|n| seal.slot_check(self.offset, n, self.fingerprint(n), self.slot(n)));
+            self.valid_slots(commit).map(|(n, slot, fingerprint)| seal.slot_check(self.offset, n, fingerprint, slot));
         shares.fold(seal.empty_leaf_check(self.offset), |sum, share| sum ^ share) == commit.0 >> SLOTS
     }
 }
@@ -260,9 +273,13 @@ pub(crate) struct LeafOrderCache {
 impl LeafOrderCache {
     /// A cache for a pool of up to `len_max` bytes.
     pub(crate) fn new(len_max: u64) -> LeafOrderCache {
-        let most = (len_max / LEAF_LEN).min(ORDER_ID_MAX);
+        let leaves_max = (len_max / LEAF_LEN).min(ORDER_ID_MAX);
         let free = Mutex::new(FreeOrderIds { ids: Vec::new(), last: NO_ORDER_ID });
-        LeafOrderCache { region: Region::private(most * ORDER_ENTRY_LEN).ok(), id_max: most as u32, free_ids: free }
+        LeafOrderCache {
+            region: Region::private(leaves_max * ORDER_ENTRY_LEN).ok(),
+            id_max: leaves_max as u32,
+            free_ids: free,
+        }
     }
 
     /// Assigns an order id to an unpublished leaf.

@@ -82,11 +82,11 @@ impl<M: PersistenceBackend> PoolTree<M> {
         if moved.is_empty() {
             backend.publish(next.0, next.1);
         } else {
-            let left = moved.iter().fold(commit, |commit, n| {
+            let remaining = moved.iter().fold(commit, |commit, n| {
                 let (n, slot, fingerprint) = contents.slots[*n];
                 commit.flipped(n, self.check_seed.slot_check(leaf.offset, n, fingerprint, slot))
             });
-            backend.publish_both(next, (leaf.offset, left.0), PersistSite::SplitLink);
+            backend.publish_both(next, (leaf.offset, remaining.0), PersistSite::SplitLink);
         }
         backend.flush(leaf.offset, 16, PersistSite::SplitCommit);
         backend.fence(PersistSite::SplitDone);
@@ -143,9 +143,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// Reads the valid slots of a leaf and their records, while the leaf is locked.
     pub(crate) fn read_leaf(&self, leaf: PoolLeaf<'_>, commit: LeafCommitWord) -> Result<LeafContents> {
         let (mut slots, mut records) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
-        slots.extend(set_bits(commit.valid_slots()).map(|n| (n, leaf.slot(n), leaf.fingerprint(n))));
+        slots.extend(leaf.valid_slots(commit));
         for (_, slot, _) in &slots {
-            self.region().prefetch(slot.offset(), 64);
+            self.region().prefetch(slot.offset(), 1);
         }
         for (_, slot, _) in &slots {
             records.push(PoolRecord::read(self.region(), *slot)?);
@@ -172,13 +172,13 @@ impl<M: PersistenceBackend> PoolTree<M> {
             return Ok(());
         }
         // A merged leaf keeps free slots, so that it is not split again soon.
-        let most = self.slots_per_leaf * 5 / 8;
+        let records_max = self.slots_per_leaf * 5 / 8;
         match (left, right, high) {
-            (Some(left), _, _) if self.fit_in_one_leaf(left, leaf, most) => {
-                self.merge_leaves(&structure, left, leaf, key, most).map(drop)
+            (Some(left), _, _) if self.fit_in_one_leaf(left, leaf, records_max) => {
+                self.merge_leaves(&structure, left, leaf, key, records_max).map(drop)
             }
-            (_, Some(right), Some(high)) if self.fit_in_one_leaf(leaf, right, most) => {
-                self.merge_leaves(&structure, leaf, right, &high, most).map(drop)
+            (_, Some(right), Some(high)) if self.fit_in_one_leaf(leaf, right, records_max) => {
+                self.merge_leaves(&structure, leaf, right, &high, records_max).map(drop)
             }
             _ => Ok(()),
         }
@@ -231,14 +231,14 @@ impl<M: PersistenceBackend> PoolTree<M> {
             let joined = self.merge_leaves(&structure, left, right, high, full)?;
             return Ok((joined, if joined { key.map(<[u8]>::to_vec) } else { Some(high.clone()) }));
         }
-        let few = self.leaf(left).commit_word().count() + self.slots_per_leaf / 8 < full;
-        let moved = if few { self.shift_records(&structure, left, right, high, full)? } else { None };
+        let is_sparse = self.leaf(left).commit_word().count() + self.slots_per_leaf / 8 < full;
+        let moved = if is_sparse { self.shift_records(&structure, left, right, high, full)? } else { None };
         Ok((false, moved.or_else(|| Some(high.clone()))))
     }
 
-    /// Whether two leaves together have at most `most` records.
-    fn fit_in_one_leaf(&self, left: LeafAddr, right: LeafAddr, most: usize) -> bool {
-        self.leaf(left).commit_word().count() + self.leaf(right).commit_word().count() <= most
+    /// Whether two leaves together have at most `records_max` records.
+    fn fit_in_one_leaf(&self, left: LeafAddr, right: LeafAddr, records_max: usize) -> bool {
+        self.leaf(left).commit_word().count() + self.leaf(right).commit_word().count() <= records_max
     }
 
     /// Removes `leaf`, the leaf of `key`, from the chain if it is still empty.
@@ -268,18 +268,18 @@ impl<M: PersistenceBackend> PoolTree<M> {
         left: LeafAddr,
         right: LeafAddr,
         key: &[u8],
-        most: usize,
+        records_max: usize,
     ) -> Result<bool> {
-        debug_assert!(most < self.slots_per_leaf, "one slot of a leaf stays free");
+        debug_assert!(records_max < self.slots_per_leaf, "one slot of a leaf stays free");
         let locked = self.lock_two_leaves(structure, left.offset(), right.offset())?;
-        if self.next_leaf_of(self.leaf(left))? != right.offset() || !self.fit_in_one_leaf(left, right, most) {
+        if self.next_leaf_of(self.leaf(left))? != right.offset() || !self.fit_in_one_leaf(left, right, records_max) {
             return Ok(false);
         }
         let (left, right) = (self.leaf(left), self.leaf(right));
         let next = self.next_leaf_of(right)?;
         self.append(
             left,
-            set_bits(right.commit_word().valid_slots()).map(|n| (right.slot(n), right.fingerprint(n))),
+            right.valid_slots(right.commit_word()).map(|(_, slot, fingerprint)| (slot, fingerprint)),
             next,
         );
         self.retire_leaf(right, key)?;
