@@ -74,15 +74,15 @@ impl Manifest {
     /// `Io` and `OutOfSpace`. The old manifest remains, unless the last step failed, which makes the new name
     /// durable: then power loss may leave either one.
     pub(crate) fn create(fs: Arc<dyn Fs>, dir: &Path, file_id: [u8; 16], edits: &[VersionEdit]) -> Result<Manifest> {
-        let mut log = ManifestFileState::create(&*fs, dir, file_id, edits)?;
+        let mut state = ManifestFileState::create(&*fs, dir, file_id, edits)?;
         install_new_manifest(&*fs, dir)?;
         fs.sync_dir(dir)?;
-        log.name_durable = true;
+        state.name_durable = true;
         Ok(Manifest {
             fs,
             dir: dir.to_path_buf(),
             sync_lock: Mutex::new(()),
-            file_state: Mutex::new(log),
+            file_state: Mutex::new(state),
             poison: LogPoison::default(),
         })
     }
@@ -113,15 +113,15 @@ impl Manifest {
         if edits.is_empty() {
             return Ok(());
         }
-        let mut log = self.lock_file_state();
-        self.sync_name(&mut log)?;
-        let end = log.end_offset;
-        log.append(edits).map_err(|error| {
+        let mut state = self.lock_file_state();
+        self.sync_name(&mut state)?;
+        let end = state.end_offset;
+        state.append(edits).map_err(|error| {
             // A part of the record may be in the file. It is removed, because a shorter record written over it would
             // leave its tail.
-            let nothing_written = log.file.length().is_ok_and(|length| length <= end);
+            let nothing_written = state.file.length().is_ok_and(|length| length <= end);
             let full = error.kind() == ErrorKind::OutOfSpace;
-            let undone = full && (nothing_written || log.file.set_length(end).is_ok());
+            let undone = full && (nothing_written || state.file.set_length(end).is_ok());
             if undone { error } else { self.poison.set(error) }
         })
     }
@@ -136,16 +136,16 @@ impl Manifest {
         let _turn = self.lock_sync();
         self.poison.check()?;
         let (file, last) = {
-            let log = self.lock_file_state();
-            if log.durable_records() >= wanted {
+            let state = self.lock_file_state();
+            if state.durable_records() >= wanted {
                 return Ok(());
             }
-            (Arc::clone(&log.file), log.last_seqno)
+            (Arc::clone(&state.file), state.last_seqno)
         };
         file.sync_data().map_err(|e| self.poison.set(e))?;
-        let mut log = self.lock_file_state();
-        log.durable_seqno = log.durable_seqno.max(last);
-        log.append_watermark();
+        let mut state = self.lock_file_state();
+        state.durable_seqno = state.durable_seqno.max(last);
+        state.append_watermark();
         Ok(())
     }
 
@@ -167,26 +167,26 @@ impl Manifest {
     /// the new one is in use; the next [`Manifest::append`] makes its name durable. `Poisoned` if a sync has failed.
     pub(crate) fn rewrite(&self, file_id: [u8; 16], live: &[VersionEdit]) -> Result<()> {
         let _turn = self.lock_sync();
-        let mut log = self.lock_file_state();
+        let mut state = self.lock_file_state();
         self.poison.check()?;
-        if log.durable_seqno < log.last_seqno {
-            log.file.sync_data().map_err(|e| self.poison.set(e))?;
-            log.durable_seqno = log.last_seqno;
+        if state.durable_seqno < state.last_seqno {
+            state.file.sync_data().map_err(|e| self.poison.set(e))?;
+            state.durable_seqno = state.last_seqno;
         }
         let mut new = ManifestFileState::create(&*self.fs, &self.dir, file_id, live)?;
         install_new_manifest(&*self.fs, &self.dir)?;
-        new.earlier_records = log.records();
-        *log = new;
-        self.sync_name(&mut log)
+        new.earlier_records = state.records();
+        *state = new;
+        self.sync_name(&mut state)
     }
 
     /// Makes the name of a new manifest durable. If the directory cannot be opened, no sync has failed, and the next
     /// append tries again.
-    fn sync_name(&self, log: &mut ManifestFileState) -> Result<()> {
-        if !log.name_durable {
+    fn sync_name(&self, state: &mut ManifestFileState) -> Result<()> {
+        if !state.name_durable {
             let synced = self.fs.sync_dir(&self.dir);
             synced.map_err(|e| if e.is_too_many_open_files() { e } else { self.poison.set(e) })?;
-            log.name_durable = true;
+            state.name_durable = true;
         }
         Ok(())
     }
@@ -222,7 +222,7 @@ impl ManifestFileState {
         let place = LogFileIdentity { file_id, epoch: 0 };
         let end = FileHeader::LEN as u64;
         let (last, writer) = (SeqNo::ZERO, RecordLogWriter::new());
-        let mut log = ManifestFileState {
+        let mut state = ManifestFileState {
             file,
             identity: place,
             end_offset: end,
@@ -234,15 +234,16 @@ impl ManifestFileState {
         };
         let mut fill = || {
             let header = FileHeader { kind: FileKind::Manifest, file_id };
-            log.file.write_at(&header.encode(), 0)?;
-            log.append(edits)?;
+            state.file.write_at(&header.encode(), 0)?;
+            state.append(edits)?;
             // True by the time the file has its name.
-            log.durable_seqno = log.last_seqno;
-            log.write_frames(|writer, place, last, durable, sink| writer.add_watermark(place, last, durable, sink))?;
-            log.file.sync_data()
+            state.durable_seqno = state.last_seqno;
+            state
+                .write_frames(|writer, place, last, durable, sink| writer.add_watermark(place, last, durable, sink))?;
+            state.file.sync_data()
         };
         fill().inspect_err(|_| drop(fs.remove_file(&path)))?;
-        Ok(log)
+        Ok(state)
     }
 
     /// Number of records that were written to this and all earlier files.

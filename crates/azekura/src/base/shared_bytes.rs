@@ -59,7 +59,7 @@ impl Deref for SharedBytes {
 
 impl fmt::Debug for SharedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Part({} bytes)", self.len)
+        write!(f, "SharedBytes({})", self.len)
     }
 }
 

@@ -92,12 +92,12 @@ impl WakeSignal {
     /// Waits for a notification after `seen`, at most `ms` milliseconds.
     #[expect(
         clippy::disallowed_methods,
-        reason = "a timeout on a condition variable is a wait, not a clock that anybody reads"
+        reason = "a timeout on a condition variable is a wait; no caller reads the clock"
     )]
     pub(crate) fn wait_past(&self, seen: u64, ms: u64) {
-        let rings = lock(&self.generation);
+        let generation = lock(&self.generation);
         let timeout = std::time::Duration::from_millis(ms);
-        drop(self.condvar.wait_timeout_while(rings, timeout, |rings| *rings == seen));
+        drop(self.condvar.wait_timeout_while(generation, timeout, |generation| *generation == seen));
     }
 }
 

@@ -163,14 +163,14 @@ impl BlobFile {
     /// `Corruption` if the file is not a finished blob file of that length, `Unsupported` if a newer version wrote
     /// it.
     pub(crate) fn head(&self) -> Result<&BlobFileHead> {
-        let BlobFileExtent::Finished { opened: kept, .. } = &self.extent else {
+        let BlobFileExtent::Finished { opened: head_cell, .. } = &self.extent else {
             return Err(Error::corruption("blob file has no index yet").in_file(self.path()));
         };
-        if let Some(opened) = kept.get() {
+        if let Some(opened) = head_cell.get() {
             return Ok(opened);
         }
         let opened = self.read_head().map_err(|error| error.in_file(self.path()))?;
-        Ok(kept.get_or_init(|| opened))
+        Ok(head_cell.get_or_init(|| opened))
     }
 
     /// Reads the header and the metaindex.
@@ -215,19 +215,21 @@ impl BlobFile {
     }
 
     /// Reads the value of `pointer`, from the cache if it is there. Inserts a value that it read from the file into the
-    /// cache. `ahead`: that of a sequential caller. While values are adjacent, the following bytes are read into it.
+    /// cache. `read_ahead` belongs to a sequential caller. While values are adjacent, the following bytes are read into
+    /// it.
     ///
     /// # Errors
     /// `Corruption` if the value does not exist or is damaged, `Unsupported` if a newer version wrote it, or `Io`.
-    pub(crate) fn read(&self, pointer: &BlobPointer, mut ahead: Option<&mut BlobReadAhead>) -> Result<Slice> {
+    pub(crate) fn read(&self, pointer: &BlobPointer, mut read_ahead: Option<&mut BlobReadAhead>) -> Result<Slice> {
         let handle = self.find_frame(pointer).map_err(|error| self.with_location(error, pointer.frame_offset))?;
-        if let Some(ahead) = &mut ahead {
-            ahead.advance_to(self.id, handle);
+        if let Some(read_ahead) = &mut read_ahead {
+            read_ahead.advance_to(self.id, handle);
         }
         let value = match self.cache.get::<CachedBlobValue>(self.id, handle.offset, BlockKind::Blob, None) {
             Some(value) => value,
             None => {
-                let value = self.load_value(handle, ahead).map_err(|error| self.with_location(error, handle.offset))?;
+                let value =
+                    self.load_value(handle, read_ahead).map_err(|error| self.with_location(error, handle.offset))?;
                 let value = Arc::new(value);
                 self.cache.insert(self.id, handle.offset, BlockKind::Blob, &value, None, false);
                 value
@@ -446,7 +448,7 @@ impl BlobFile {
         if metaindex.describe_file(self.id, self.size()) != *meta {
             return Err(Error::corruption("sections or creation time of the blob file differ from the manifest"));
         }
-        let (mut ahead, mut raw) = (BlobReadAhead::eager(), Vec::new());
+        let (mut read_ahead, mut raw) = (BlobReadAhead::eager(), Vec::new());
         for section in &metaindex.sections {
             let (mut values, mut last) = (0u64, None);
             for entry in self.section_entries(section.logical, 0)? {
@@ -454,7 +456,7 @@ impl BlobFile {
                 if !section.rewritten && u64::from(ordinal) != values {
                     return Err(Error::corruption("an ordinal of the blob file is missing").at_offset(handle.offset));
                 }
-                self.with_frame(handle, &mut ahead, |frame| {
+                self.with_frame(handle, &mut read_ahead, |frame| {
                     raw.clear();
                     raw.resize(frame.raw_len, 0);
                     decompress(frame.codec, frame.stored, &mut raw)

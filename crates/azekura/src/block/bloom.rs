@@ -45,15 +45,15 @@ fn line_of(hash: u64, lines: usize) -> usize {
 #[inline]
 fn all_probes(hash: u64, probes: u8, mut probe: impl FnMut(usize, u64) -> bool) -> bool {
     debug_assert!((1..=PROBES_MAX).contains(&probes), "two words have the probes of a key");
-    let mut left = probes;
-    for mut rest in words(hash) {
-        for _ in 0..left.min(PROBES_PER_WORD) {
-            if !probe((rest >> 6 & 7) as usize, 1 << (rest & 63)) {
+    let mut probes_left = probes;
+    for mut bits in words(hash) {
+        for _ in 0..probes_left.min(PROBES_PER_WORD) {
+            if !probe((bits >> 6 & 7) as usize, 1 << (bits & 63)) {
                 return false;
             }
-            rest >>= 9;
+            bits >>= 9;
         }
-        left = left.saturating_sub(PROBES_PER_WORD);
+        probes_left = probes_left.saturating_sub(PROBES_PER_WORD);
     }
     true
 }

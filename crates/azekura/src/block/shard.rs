@@ -237,13 +237,13 @@ impl CacheShard {
             debug_assert!(queue != CacheQueue::Pinned, "a pinned block is in no queue");
             let hits = entry.hits + u8::from(entry.block.take_referenced());
             turns = turns.saturating_sub(1);
-            let kept = hits > 0 && turns > 0;
-            if kept {
+            let is_kept = hits > 0 && turns > 0;
+            if is_kept {
                 entry.hits = if queue == CacheQueue::Main { hits - 1 } else { 0 };
                 entry.queue = CacheQueue::Main;
             }
             *self.bytes_of(queue) -= charge;
-            if kept {
+            if is_kept {
                 self.push(key, charge, CacheQueue::Main);
                 continue;
             }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::base::{ErrorKind, RecordKind, Result};
 use crate::db::batch::Batch;
-use crate::db::commit_check::{CommitCheck, LOST_ROUNDS_MAX, ReadsOfPartition};
 use crate::db::handle::ExclusiveTurn;
 use crate::db::partition::Partition;
+use crate::db::writes::commit_check::{CommitCheck, LOST_ROUNDS_MAX, ReadsOfPartition};
 use crate::engine::ReadSeqno;
 use crate::mem::slice::Slice;
 

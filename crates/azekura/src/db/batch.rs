@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::{Error, ErrorKind, RecordKind, Result};
-use crate::db::commit::WriteBatch;
-use crate::db::commit_check::{CommitCheck, LOST_ROUNDS_MAX, ReadsOfPartition, conflict};
 use crate::db::config::PersistMode;
 use crate::db::handle::DbHandle;
 use crate::db::handle::ExclusiveTurn;
-use crate::db::partition::{KEPT_BUFFER_MAX, Partition};
+use crate::db::partition::Partition;
 use crate::db::partition_state::PartitionState;
-use crate::db::staged_records::StagedGuard;
 use crate::db::state::list_growth::list_bytes;
 use crate::db::state::partition_expiry::ttl_ms;
+use crate::db::writes::commit_check::{CommitCheck, LOST_ROUNDS_MAX, ReadsOfPartition, conflict};
 use crate::db::writes::computed_merges::ComputedMerges;
+use crate::db::writes::staged_records::StagedGuard;
+use crate::db::writes::write_batch::{KEPT_BUFFER_MAX, WriteBatch};
 use crate::engine::ReadSeqno;
 use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
@@ -76,7 +76,7 @@ pub(crate) struct BatchMark {
     payload_len: usize,
     count: u32,
     ordered_bytes_max: u64,
-    /// As [`counts`](crate::db::staged_records::StagedRecords::counts).
+    /// As [`counts`](crate::db::writes::staged_records::StagedRecords::counts).
     staged_counts: (usize, usize),
 }
 
@@ -360,6 +360,9 @@ impl Batch {
     ) -> Result<()> {
         check_key_and_value_lengths(key, value)?;
         partition.check_same_database(&self.handle)?;
+        if ttl_ms.is_none() && !partition.state.stages_value(value.len()) {
+            return self.write(partition, RecordKind::Put, key, value);
+        }
         let expiring = |ttl_ms| self.handle.inner.begin_expiring_write(&partition.state, ttl_ms, value);
         let expires_ms = ttl_ms.map(expiring).transpose()?;
         self.push_expiring(partition, key, value, expires_ms)
@@ -432,7 +435,7 @@ impl Batch {
     fn count_write(&mut self, partition: &Partition, key: &[u8], value_len: usize) {
         self.staged.add_partition(&partition.state);
         self.count += 1;
-        self.ordered_bytes_max += Memtable::bytes_most(key.len(), value_len);
+        self.ordered_bytes_max += Memtable::bytes_max(key.len(), value_len);
     }
 
     /// Sets the durability that [`commit`](Batch::commit) waits for, also for later commits of this batch. Default: the

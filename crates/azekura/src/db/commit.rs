@@ -40,30 +40,15 @@ use std::thread::ThreadId;
 
 use crate::base::sync::{WakeSignal, lock};
 use crate::base::{EntryRef, Error, ErrorKind, RecordKind, Result, SeqNo};
-use crate::db::commit_check::CommitCheck;
 use crate::db::partition_state::PartitionState;
-use crate::db::staged_records::{StagedByNumber, StagedGuard, StagedRecords};
 use crate::db::state::disk_reserve::DiskReserve;
 use crate::db::state::poison::DbPoison;
+use crate::db::writes::commit_check::CommitCheck;
+use crate::db::writes::staged_records::{StagedByNumber, StagedGuard, StagedRecords};
+use crate::db::writes::write_batch::WriteBatch;
 use crate::engine::{AssignSeqnoFn, LastVisibleSeqno, SeqnoAllocator, SingleCommit};
-use crate::tree::partition_tree::PartitionTree;
-use crate::wal::format::{IngestMarker, WalRecord, WalRecordIter, seqno_gap_commits};
+use crate::wal::format::{IngestMarker, WalRecord, seqno_gap_commits};
 use crate::wal::{Wal, WalCommit};
-
-/// Records that are committed together.
-#[derive(Clone, Copy)]
-pub(crate) struct WriteBatch<'a> {
-    /// The encoded records.
-    pub(crate) payload: &'a [u8],
-    /// Number of records, at least 1.
-    pub(crate) count: u32,
-    /// The only record, if it is at hand. It need not be decoded then.
-    pub(crate) record: Option<WalRecord<'a>>,
-    /// All partitions in the payload, and what their trees have staged.
-    pub(crate) staged: &'a StagedRecords<'a>,
-    /// What must be unchanged for the batch to be written.
-    pub(crate) check: Option<&'a Arc<CommitCheck>>,
-}
 
 /// Result of a commit, or of the group it was written with.
 #[derive(Clone, Copy, Debug)]
@@ -83,69 +68,20 @@ pub(crate) struct CommitOutcome {
 struct SingleChange<'a> {
     partition: &'a PartitionState,
     record: WalRecord<'a>,
-    /// What is appended to the WAL, if anything.
-    payload: Option<&'a [u8]>,
+    /// Whether the WAL gets the change.
+    is_logged: bool,
+    /// The encoded record; may be empty if the WAL does not get it.
+    payload: &'a [u8],
 }
 
-impl<'a> WriteBatch<'a> {
-    /// A batch that depends on nothing.
-    pub(crate) fn new(payload: &'a [u8], count: u32, staged: &'a StagedRecords<'a>) -> WriteBatch<'a> {
-        WriteBatch { payload, count, record: None, staged, check: None }
-    }
-
-    pub(crate) fn partitions(&self) -> &'a [Arc<PartitionState>] {
-        self.staged.partitions()
-    }
-
-    /// `Closed` if a partition was deleted; for the leader, because a deletion runs between two commits.
-    pub(crate) fn check_partitions(&self) -> Result<()> {
-        self.partitions().iter().try_for_each(|partition| partition.tree().map(drop))
-    }
-
-    /// Whether the commit belongs to the exclusive turn.
-    fn is_in_turn(&self) -> bool {
-        self.check.is_some_and(|check| check.is_in_turn())
-    }
-
-    /// Calls `visit` with each record and its number.
+impl<'a> SingleChange<'a> {
+    /// The only record of `batch`, if its tree commits it without a group.
     #[inline]
-    fn try_for_each_record(&self, mut visit: impl FnMut(WalRecord<'a>, u32) -> Result<()>) -> Result<()> {
-        match self.record {
-            Some(record) => visit(record, 0),
-            None => WalRecordIter::new(self.payload).zip(0..).try_for_each(|(record, number)| visit(record?, number)),
-        }
-    }
-
-    /// Returns whether the commit contains only removals.
-    pub(crate) fn only_removes(&self) -> bool {
-        WalRecordIter::new(self.payload).all(|record| record.is_ok_and(|record| record.kind.is_removal()))
-    }
-
-    /// The only record, if its tree commits it without a group.
-    #[inline]
-    fn single_change(&self) -> Result<Option<SingleChange<'a>>> {
-        let ([partition], 1, None) = (self.partitions(), self.count, self.check) else { return Ok(None) };
-        let SingleCommit::Concurrent { logged } = partition.single_commit() else { return Ok(None) };
-        let record = match self.record {
-            Some(record) => record,
-            None => WalRecordIter::new(self.payload).next().expect("a batch has records")?,
-        };
-        let change = SingleChange { partition, record, payload: logged.then_some(self.payload) };
-        Ok(Some(change).filter(|_| record.kind != RecordKind::RangeDelete))
-    }
-
-    /// Whether the WAL must be durable before the batch is applied, because a tree that survives power loss without
-    /// the WAL must not contain part of a commit.
-    fn syncs_before_apply(&self) -> bool {
-        let survives = |tree: &PartitionTree| tree.survives_power_loss();
-        self.partitions().iter().any(|partition| partition.tree_if_built().is_some_and(survives))
-    }
-
-    /// Assigns the commit's sequence numbers.
-    fn wal_commit(&self, next: &mut SeqNo) -> WalCommit<'a> {
-        let first = *next;
-        *next = first.plus(u64::from(self.count));
-        WalCommit { first_seqno: first, seqno_count: self.count, payload: self.payload }
+    fn of(batch: &WriteBatch<'a>) -> Result<Option<SingleChange<'a>>> {
+        let ([partition], 1, None) = (batch.partitions(), batch.count, batch.check) else { return Ok(None) };
+        let SingleCommit::Concurrent { logged: is_logged } = partition.single_commit() else { return Ok(None) };
+        let record = batch.only_record()?.filter(|record| record.kind != RecordKind::RangeDelete);
+        Ok(record.map(|record| SingleChange { partition, record, is_logged, payload: batch.payload }))
     }
 }
 
@@ -240,9 +176,11 @@ impl Committer {
     /// changed. `Poisoned` if the WAL has the commit but the trees may not have it; then no later commit succeeds.
     pub(crate) fn commit(&self, batch: &WriteBatch<'_>) -> Result<CommitOutcome> {
         loop {
-            let committed = match batch.single_change()? {
-                Some(change) => self.commit_single(&change)?,
-                None => self.commit_prepared(batch)?,
+            let committed = match SingleChange::of(batch)? {
+                Some(change) if !change.is_logged => self.commit_single(&change)?,
+                Some(change) => batch
+                    .with_payload(|batch| self.commit_single(&SingleChange { payload: batch.payload, ..change }))?,
+                None => batch.with_payload(|batch| self.commit_prepared(batch))?,
             };
             match committed {
                 Some(outcome) => return Ok(outcome),
@@ -311,15 +249,14 @@ impl Committer {
     /// `OutOfSpace` from the tree or the WAL, `Closed`, and other errors of the WAL: nothing was changed. `Poisoned` if
     /// the state is unknown.
     fn commit_single(&self, change: &SingleChange<'_>) -> Result<Option<CommitOutcome>> {
-        let is_logged = change.payload.is_some();
         loop {
             let done = self.try_commit_single(change);
-            let removes = is_logged && change.record.kind.is_removal();
+            let removes = change.is_logged && change.record.kind.is_removal();
             if removes && is_out_of_space(&done) && self.release_disk_space() {
                 continue;
             }
             let outcome = |seqno| CommitOutcome {
-                wal_end: if is_logged { seqno } else { SeqNo::ZERO },
+                wal_end: if change.is_logged { seqno } else { SeqNo::ZERO },
                 sealed: false,
                 changed_pages: 1,
                 has_range_deletes: false,
@@ -364,20 +301,22 @@ impl Committer {
 
     /// Makes the change without leadership. Returns `None` if allocation is closed.
     fn commit_single_concurrently(&self, change: &SingleChange<'_>) -> Result<Option<SeqNo>> {
-        let (mut taken, mut unused) = (None, None);
-        let made = self.write_single(change, &mut || {
-            let mut take = || {
+        let (mut assigned, mut unused) = (None, None);
+        let result = self.write_single(change, &mut || {
+            let mut allocate = || {
                 let seqno = self.seqnos.try_allocate();
                 // Read behind the allocation: a deletion closes allocation, and waits for all changes in progress.
-                (taken, unused) = if change.partition.is_open() { (seqno, None) } else { (None, seqno) };
-                taken
+                (assigned, unused) = if change.partition.is_open() { (seqno, None) } else { (None, seqno) };
+                assigned
             };
-            let Some(payload) = change.payload else { return Ok(take()) };
-            let appended = self.wal.append_with_assigned_seqno(payload, self.seqnos.next(), take);
+            if !change.is_logged {
+                return Ok(allocate());
+            }
+            let appended = self.wal.append_with_assigned_seqno(change.payload, self.seqnos.next(), allocate);
             if let Err(error) = &appended
                 && error.kind() != ErrorKind::Poisoned
             {
-                unused = taken.take();
+                unused = assigned.take();
             }
             appended
         });
@@ -388,11 +327,11 @@ impl Committer {
             self.seqnos.finish(unused);
             self.seqnos.wait_until_visible(unused);
         }
-        match (made, taken) {
+        match (result, assigned) {
             (Ok(_), None) => Ok(None),
             (Ok(_), Some(seqno)) => {
                 self.seqnos.finish(seqno);
-                if self.seqnos.wait_until_visible(seqno) { Ok(taken) } else { self.poison.check().map(|()| None) }
+                if self.seqnos.wait_until_visible(seqno) { Ok(assigned) } else { self.poison.check().map(|()| None) }
             }
             (Err(error), None) => Err(error),
             (Err(error), Some(seqno)) => {
@@ -406,15 +345,16 @@ impl Committer {
     /// Makes the change as the leader.
     fn commit_single_as_leader(&self, change: &SingleChange<'_>) -> Result<SeqNo> {
         let seqno = self.next_seqno(1)?;
-        let mut taken = false;
-        let made = self.write_single(change, &mut || {
-            if let Some(payload) = change.payload {
-                self.poison.poison_on_failure(self.wal.append_with_assigned_seqno(payload, seqno, || Some(seqno)))?;
+        let mut assigned = false;
+        let result = self.write_single(change, &mut || {
+            if change.is_logged {
+                self.poison
+                    .poison_on_failure(self.wal.append_with_assigned_seqno(change.payload, seqno, || Some(seqno)))?;
             }
-            taken = true;
+            assigned = true;
             Ok(Some(seqno))
         });
-        made.map_err(|error| if taken { self.poison.set(error) } else { error })?;
+        result.map_err(|error| if assigned { self.poison.set(error) } else { error })?;
         self.last_visible.publish(seqno);
         Ok(seqno)
     }
@@ -603,7 +543,7 @@ impl Committer {
         // A running leader opens allocation at its end. Without a leader, nothing is in progress: only a leader closes
         // the database, so this is read behind the lock.
         if !queue.has_leader && self.has_single_changes.load(Ordering::Relaxed) {
-            self.seqnos.open_gate(!self.closed.load(Ordering::Relaxed) && !self.poison.is_set());
+            self.seqnos.resume(!self.closed.load(Ordering::Relaxed) && !self.poison.is_set());
         }
         drop(queue);
         self.turn_ended.notify_all();
@@ -716,17 +656,16 @@ fn apply_all(commits: &[WriteBatch<'_>], first: SeqNo) -> Result<CommitOutcome> 
     let mut seqno = first;
     let (mut sealed, mut has_range_deletes) = (false, false);
     for commit in commits {
-        let (partitions, mut at) = (commit.partitions(), 0);
         let mut staged = StagedByNumber::new(commit.staged.records());
+        let mut partition = &commit.partitions()[0];
+        let mut tree = partition.tree_if_built();
         commit.try_for_each_record(|record, number| {
-            if partitions[at].id != record.partition {
-                at = partitions
-                    .iter()
-                    .position(|partition| partition.id == record.partition)
-                    .ok_or_else(|| Error::invalid("a commit has a record of a partition that it does not list"))?;
+            if partition.id != record.partition {
+                partition = commit.partition(record.partition)?;
+                tree = partition.tree_if_built();
             }
             let entry = EntryRef { user_key: record.key, seqno, kind: record.kind, value: record.value };
-            if let Some(tree) = partitions[at].tree_if_built() {
+            if let Some(tree) = tree {
                 sealed |= tree.apply(entry, staged.take(number))?;
                 has_range_deletes |= record.kind == RecordKind::RangeDelete;
             }
@@ -782,7 +721,7 @@ impl Drop for LeaderGuard<'_> {
         if committer.has_single_changes.load(Ordering::Relaxed) {
             // If threads wait for it, allocation opens for a short time even if there is a next leader.
             let may_open = may_open && queue.turn_owner.is_none();
-            committer.seqnos.open_gate(may_open && (next.is_none() || !gate_waiters.is_empty()));
+            committer.seqnos.resume(may_open && (next.is_none() || !gate_waiters.is_empty()));
         }
         queue.has_leader = next.is_some();
         drop(queue);

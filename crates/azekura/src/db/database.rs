@@ -9,7 +9,6 @@ use crate::base::version_edit::{PartitionId, PartitionMeta, VersionEdit};
 use crate::base::{Error, ErrorKind, Result};
 use crate::db::batch::Batch;
 use crate::db::checkpoint;
-use crate::db::commit_check::LOST_ROUNDS_MAX;
 use crate::db::components::PartitionComponents;
 use crate::db::config::{Config, PersistMode, Settings};
 use crate::db::handle::DbHandle;
@@ -23,6 +22,7 @@ use crate::db::state::disk_reserve::ReserveUse;
 use crate::db::transaction::transaction::Transaction;
 use crate::db::transaction::transaction_options::{Isolation, TransactionOptions};
 use crate::db::worker;
+use crate::db::writes::commit_check::LOST_ROUNDS_MAX;
 use crate::tree::new_tree::{self, NewTree};
 use crate::vfs::open_files::DataFileKind;
 

@@ -16,11 +16,13 @@ use crate::base::sync::lock;
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::db::catalog::Catalog;
-use crate::db::commit::{CommitOutcome, Committer, WriteBatch};
+use crate::db::commit::{CommitOutcome, Committer};
 use crate::db::config::{Config, PersistMode, PlantedBug, Settings};
+use crate::db::limits::space_manager::SpaceManager;
+use crate::db::limits::wal_maintenance::WalMaintenance;
+use crate::db::limits::write_buffer_manager::WriteBufferManager;
+use crate::db::limits::write_controller::WriteController;
 use crate::db::partition_state::PartitionState;
-use crate::db::space_manager::SpaceManager;
-use crate::db::staged_records::{StagedGuard, StagedRecords};
 use crate::db::state::background_work::BackgroundWork;
 use crate::db::state::db_counters::DbCounters;
 use crate::db::state::disk_reserve::{DiskReserve, ReserveUse};
@@ -28,9 +30,8 @@ use crate::db::state::list_growth::reserve_more;
 use crate::db::state::poison::DbPoison;
 use crate::db::state::version_set::VersionSet;
 use crate::db::state::work_tracker::{WorkGuard, WriteMark, is_at_work};
-use crate::db::wal_maintenance::WalMaintenance;
-use crate::db::write_buffer_manager::WriteBufferManager;
-use crate::db::write_controller::WriteController;
+use crate::db::writes::staged_records::{StagedGuard, StagedRecords};
+use crate::db::writes::write_batch::WriteBatch;
 use crate::engine::{EngineHost, LastVisibleSeqno, SnapshotList, Staged};
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::vfs::open_files::DataFileKind;
@@ -242,11 +243,12 @@ impl DbInner {
         &self.catalog.resources().obsolete_files
     }
 
-    /// Encodes a value as the last record of `payload`. A large one is staged in `staged`, and the record has the
-    /// pointer. Returns the length of the encoded value.
+    /// Encodes a value that may be large or expires as the last record of `payload`. A large one is staged in `staged`,
+    /// and the record has the pointer. Returns the length of the encoded value.
     ///
     /// # Errors
     /// `Invalid` if the payload would be too large; those of [`stage`](DbInner::stage). Nothing is added.
+    #[cold]
     pub(crate) fn put_value(
         &self,
         payload: &mut Vec<u8>,
@@ -368,8 +370,8 @@ impl DbInner {
     fn write_visibly(&self, batch: &WriteBatch<'_>, mode: PersistMode) -> Result<SeqNo> {
         let writer = self.writer()?;
         let _write = begin_write()?;
-        let len = batch.payload.len() as u64;
-        debug_assert!(self.check_payload_len(len).is_ok(), "the length is checked when records are added");
+        let len = batch.payload_len();
+        self.check_payload_len(len)?;
         batch.check_partitions()?;
         if writer.space.reserve_is_short() && !batch.only_removes() {
             writer.space.check_disk_reserve()?;

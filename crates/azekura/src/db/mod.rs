@@ -11,9 +11,8 @@
 //!
 //! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`partition_options`] (of an
 //! existing partition), [`components`], [`batch`], [`range_delete`], [`atomics`] (single-key operations), [`snapshot`],
-//! [`iter`], [`transaction`], [`writes`] (before their commit), [`commit_check`] (validation), [`commit`]
-//! (group commit), [`staged_records`], [`inner`], [`write_controller`] (write stalls), [`write_buffer_manager`] (memory
-//! of memtables), [`space_manager`] (disk space), [`wal_maintenance`], [`catalog`], [`partition_state`],
+//! [`iter`], [`transaction`], [`writes`] (before their commit), [`expiring_write`], [`commit`] (group commit),
+//! [`inner`], [`limits`] (of memory, disk space and the WAL), [`catalog`], [`partition_state`],
 //! [`partition_merge_operator`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`],
 //! [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
 
@@ -23,14 +22,15 @@ pub(crate) mod blob_gc;
 pub(crate) mod catalog;
 pub(crate) mod checkpoint;
 pub(crate) mod commit;
-pub(crate) mod commit_check;
 pub(crate) mod components;
 pub(crate) mod config;
 pub(crate) mod database;
+pub(crate) mod expiring_write;
 pub(crate) mod handle;
 pub(crate) mod ingest;
 pub(crate) mod inner;
 pub(crate) mod iter;
+pub(crate) mod limits;
 pub(crate) mod metrics;
 pub(crate) mod options;
 pub(crate) mod partition;
@@ -40,12 +40,7 @@ pub(crate) mod partition_state;
 pub(crate) mod range_delete;
 pub(crate) mod recovery;
 pub(crate) mod snapshot;
-pub(crate) mod space_manager;
-pub(crate) mod staged_records;
 pub(crate) mod state;
 pub(crate) mod transaction;
-pub(crate) mod wal_maintenance;
 pub(crate) mod worker;
-pub(crate) mod write_buffer_manager;
-pub(crate) mod write_controller;
 pub(crate) mod writes;

@@ -1,21 +1,20 @@
 //! Implements [`Partition`], the handle of one named map: single writes, reads, iteration and maintenance calls.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::{Error, ErrorKind, RecordKind, Result};
-use crate::db::commit::WriteBatch;
 use crate::db::handle::DbHandle;
 use crate::db::iter::db_iter::{DbIter, IterEnd, OwnedBounds, own_bounds, prefix_bounds};
 use crate::db::iter::iterators::{Entries, Iter, IterState, Keys, Values};
 use crate::db::metrics::PartitionMetrics;
 use crate::db::partition_state::PartitionState;
-use crate::db::staged_records::StagedGuard;
 use crate::db::state::partition_expiry::ttl_ms;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
+use crate::db::writes::staged_records::StagedGuard;
+use crate::db::writes::write_batch::{WriteBatch, with_payload};
 use crate::engine::{ReadMoment, ReadSeqno, SnapshotGuard};
 use crate::mem::slice::Slice;
 use crate::tree::partition_tree::PartitionTree;
@@ -44,27 +43,6 @@ pub struct Partition {
     pub name: Arc<str>,
     pub(crate) state: Arc<PartitionState>,
     pub(crate) handle: Arc<DbHandle>,
-}
-
-/// Largest capacity, in bytes, of an encoding buffer that a thread or a batch keeps for its next write.
-pub(crate) const KEPT_BUFFER_MAX: usize = 1 << 20;
-
-thread_local! {
-    /// Reused buffer in which a single write is encoded.
-    static PAYLOAD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Calls `write` with an empty buffer of this thread for a WAL payload.
-pub(crate) fn with_payload<R>(write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
-    // A comparator may call a write during a write, which is refused: the nested call finds an empty buffer and
-    // allocates. A thread-local destructor may write after this buffer was destroyed: that write allocates too.
-    let mut payload = PAYLOAD.try_with(|kept| std::mem::take(&mut *kept.borrow_mut())).unwrap_or_default();
-    payload.clear();
-    let result = write(&mut payload);
-    if payload.capacity() <= KEPT_BUFFER_MAX {
-        let _ends_with_its_thread = PAYLOAD.try_with(|kept| *kept.borrow_mut() = payload);
-    }
-    result
 }
 
 impl Partition {
@@ -206,13 +184,9 @@ impl Partition {
     pub(crate) fn write(&self, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
         check_key_and_value_lengths(key, value)?;
         let inner = &self.handle.inner;
-        with_payload(|payload| {
-            let record = WalRecord { kind, partition: self.state.id, key, value };
-            inner.put_record(payload, &record)?;
-            let staged = StagedGuard::of(std::slice::from_ref(&self.state));
-            let batch = WriteBatch { record: Some(record), ..WriteBatch::new(payload, 1, &staged) };
-            inner.write(&batch, inner.settings.durability)
-        })
+        let staged = StagedGuard::of(std::slice::from_ref(&self.state));
+        let record = WalRecord { kind, partition: self.state.id, key, value };
+        inner.write(&WriteBatch::of_record(record, &staged), inner.settings.durability)
     }
 
     /// Returns the value of a key, or `None` if it has none.

@@ -378,13 +378,13 @@ impl PartitionState {
         if let Some(built) = self.tree.get() {
             return built.as_ref().map(drop).map_err(Error::clone); // another caller has built it
         }
-        let Some(mut taken) = stored.take() else {
+        let Some(mut stored_tree) = stored.take() else {
             let message = format!("partition {:?} could not be opened before: open the database anew", self.name);
             return Err(Error::new(ErrorKind::Closed, message));
         };
         // Not locked, because a comparator may take long, and a thread that retires WAL segments reads the buffer.
         let pending = self.pending();
-        let built = taken.build(resources, order, options, &pending).and_then(|tree| {
+        let built = stored_tree.build(resources, order, options, &pending).and_then(|tree| {
             // Before the tree is set, because other threads can use the tree afterwards.
             if let Some(operator) = self.merge_operator.if_known() {
                 tree.set_merge_operator(operator);
@@ -399,7 +399,7 @@ impl PartitionState {
         debug_assert!(set.is_ok(), "the lock on `stored_tree` lets one builder in");
         match result {
             Ok(()) => *lock(&self.buffered_records) = Arc::default(),
-            Err(_) => *stored = Some(taken),
+            Err(_) => *stored = Some(stored_tree),
         }
         result
     }

@@ -276,19 +276,19 @@ impl RecoveryState {
             by_id.insert(*id, partition);
         }
         debug_assert!(next_file >= manifest_state.next_file_number, "no new file gets a number that the manifest has");
-        let salvages = config.settings.recovery_mode == RecoveryMode::Salvage;
-        let left =
+        let is_salvage = config.settings.recovery_mode == RecoveryMode::Salvage;
+        let unfinished_blobs =
             UnfinishedBlobFiles::new(&manifest_state, resources.files.blob_files(), Arc::clone(&resources.cache));
-        let (skipped, manifest_bytes) = (HashSet::new(), loaded.bytes);
+        let (skipped_commits, manifest_bytes) = (HashSet::new(), loaded.bytes);
         Ok(RecoveryState {
             manifest_state,
             listing,
             catalog,
             resources,
             by_id,
-            unfinished_blobs: left,
-            is_salvage: salvages,
-            skipped_commits: skipped,
+            unfinished_blobs,
+            is_salvage,
+            skipped_commits,
             manifest_bytes,
             records: 0,
         })
@@ -324,13 +324,15 @@ impl RecoveryState {
     fn replay_options(&self, config: &Config) -> WalReplayOptions {
         let has_unlogged = self.by_id.values().any(|partition| partition.may_skip_wal());
         debug_assert_eq!(self.by_id.len(), self.manifest_state.partitions.len(), "all partitions are restored");
-        let (mut held, mut from) = (PartitionSeqno::default(), SeqNo::MAX);
-        let mut durable = PartitionSeqno { seqno: self.manifest_state.all_flushed, partition: String::new() };
+        let (mut held_in_pools, mut flushed_through) = (PartitionSeqno::default(), SeqNo::MAX);
+        let mut durable_through = PartitionSeqno { seqno: self.manifest_state.all_flushed, partition: String::new() };
         for (id, stored) in &self.manifest_state.partitions {
             let Some(partition) = self.by_id.get(id) else { continue };
             let (needs_nothing, proven) = partition.wal_needs(stored, has_unlogged);
-            from = from.min(needs_nothing);
-            for (mark, seqno) in [(&mut durable, proven), (&mut held, partition.highest_unlogged_seqno())] {
+            flushed_through = flushed_through.min(needs_nothing);
+            for (mark, seqno) in
+                [(&mut durable_through, proven), (&mut held_in_pools, partition.highest_unlogged_seqno())]
+            {
                 if seqno > mark.seqno {
                     *mark = PartitionSeqno { seqno, partition: format!("partition {:?}", stored.meta.name) };
                 }
@@ -340,9 +342,9 @@ impl RecoveryState {
             mode: config.settings.recovery_mode,
             listed_segments: self.manifest_state.wal_segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
             wal_end: self.manifest_state.wal_end,
-            flushed_through: from.max(self.manifest_state.all_flushed).min(durable.seqno),
-            durable_through: durable,
-            held_in_pools: held,
+            flushed_through: flushed_through.max(self.manifest_state.all_flushed).min(durable_through.seqno),
+            durable_through,
+            held_in_pools,
             file_number_limit: self.manifest_state.file_number_limit(),
         }
     }
@@ -636,13 +638,13 @@ impl RecoveryState {
     /// and pools of partitions that do not exist. Returns the number of removed files. A failure is not fatal,
     /// because the next open finds the file again.
     fn remove_orphans(&self, config: &Config, report: &WalReplayReport) -> u64 {
-        let kept: HashSet<FileNumber> =
+        let wal_files: HashSet<FileNumber> =
             report.segments.iter().map(|s| s.file).chain(report.spare_files.iter().copied()).collect();
         let tree_files =
             self.listing.tree_files.iter().filter(|(id, _)| !self.manifest_state.partitions.contains_key(id));
-        let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
+        let segments = self.listing.segments.keys().filter(|id| !wal_files.contains(id));
         debug_assert!(
-            self.manifest_state.wal_segments.values().all(|file| kept.contains(file)),
+            self.manifest_state.wal_segments.values().all(|file| wal_files.contains(file)),
             "a listed WAL segment is not removed"
         );
         let paths = self
@@ -725,14 +727,14 @@ impl SpaceReclaimer<'_> {
         debug_assert!(self.stage <= 2, "there are two ways to free space");
         while error.kind() == ErrorKind::OutOfSpace && self.stage < 2 {
             self.stage += 1;
-            let made = match self.stage {
+            let freed = match self.stage {
                 1 => {
                     state.resources.obsolete_files.remove_all(); // the files of the failed attempt
                     self.remove_unfinished(state)? | self.trim_segments()
                 }
                 _ => self.reserve.release_all(),
             };
-            if made {
+            if freed {
                 return Ok(());
             }
         }

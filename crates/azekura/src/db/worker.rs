@@ -145,10 +145,10 @@ fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy, after: A
     for partition in inner.catalog.all() {
         let Some(tree) = partition.tree_if_built() else { continue };
         let waiting = partition.backoffs.delayed_tasks(now).filter(|_| retry == RetryPolicy::AfterBackoff);
-        let held: Vec<Task> = waiting.map(|(task, _)| task).collect();
-        let task = inner.catch_panics(|| Ok(tree.next_task(false, &held))).map_err(FailedWork::scheduling)?;
+        let excluded: Vec<Task> = waiting.map(|(task, _)| task).collect();
+        let task = inner.catch_panics(|| Ok(tree.next_task(false, &excluded))).map_err(FailedWork::scheduling)?;
         let Some(task) = task else { continue };
-        debug_assert!(!held.contains(&task), "a tree does not request a task whose backoff has not ended");
+        debug_assert!(!excluded.contains(&task), "a tree does not request a task whose backoff has not ended");
         if task != Task::Flush && role == WorkerRole::FlushesOnly {
             continue;
         }
@@ -336,7 +336,7 @@ fn retire_or_spill(inner: &DbInner, writer: &DbWriter) -> Result<bool> {
 /// If the WAL is too large, spills the buffered records that hold its oldest segment until a comparator is given;
 /// false if there were none.
 fn spill_oldest_wal_holders(inner: &DbInner, writer: &DbWriter) -> Result<bool> {
-    let Some(oldest) = writer.wal_maintenance.oldest_held() else { return Ok(false) };
+    let Some(oldest) = writer.wal_maintenance.oldest_pinned_seqno() else { return Ok(false) };
     // The lock keeps partitions from being deleted and comparators from being given meanwhile. If it is held, a later
     // call tries again.
     let Some(_names) = try_lock(&inner.partition_ddl_lock) else { return Ok(false) };
@@ -401,7 +401,7 @@ fn maintain_wal(inner: &DbInner, writer: &DbWriter) -> Result<bool> {
 /// If the WAL is too large, seals the active memtables that hold its oldest segment. Returns the last sequence number
 /// in that segment: flushes of records up to it are the most urgent.
 fn seal_oldest_wal_holders(inner: &DbInner, writer: &DbWriter) -> Option<SeqNo> {
-    let oldest = writer.wal_maintenance.oldest_held()?;
+    let oldest = writer.wal_maintenance.oldest_pinned_seqno()?;
     for partition in inner.catalog.all() {
         if let Some(tree) = partition.tree_if_built()
             && tree.first_unflushed().is_some_and(|first| first <= oldest)
@@ -481,7 +481,7 @@ fn sync_periodically(inner: &DbInner, interval: Duration) {
 
 /// The loop of a worker thread. The first worker also seals idle memtables.
 fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
-    let mut resting = HashMap::new();
+    let mut last_changes = HashMap::new();
     loop {
         let seen = match inner.background.next_worker_step() {
             WorkerStep::FindTask { seen } => seen,
@@ -492,7 +492,7 @@ fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
         let after = if role == WorkerRole::All { AfterTask::Continues } else { AfterTask::WakesWorkers };
         match catch_unwind(AssertUnwindSafe(|| run_next_task(inner, role, RetryPolicy::AfterBackoff, after))) {
             Ok(Ok(true)) => {}
-            Ok(Ok(false)) if is_first && seal_idle_memtables(inner, &mut resting) => {}
+            Ok(Ok(false)) if is_first && seal_idle_memtables(inner, &mut last_changes) => {}
             Ok(Ok(false)) => {
                 let retry_ms = next_retry_ns(inner).map(|ns| ns.div_ceil(1_000_000).max(1));
                 inner.background.wait_for_work(seen, retry_ms);
@@ -527,11 +527,11 @@ fn next_retry_ns(inner: &DbInner) -> Option<u64> {
     tasks.chain(wal).min()
 }
 
-/// Seals idle memtables with many tombstones, which slow scans until a compaction drops them, and those that
-/// may hide many stale blob values, because their staleness is unknown until they are
-/// flushed. `resting` maps a partition to the last observed state of its memtable and the time of the last change, in
-/// nanoseconds. Returns whether a memtable was sealed.
-fn seal_idle_memtables(inner: &DbInner, resting: &mut HashMap<PartitionId, (SeqNo, u64)>) -> bool {
+/// Seals idle memtables with many tombstones, which slow scans until a compaction drops them, and those that may hide
+/// many stale blob values, because their staleness is unknown until they are flushed. `last_changes` maps a partition
+/// to the last observed state of its memtable and the time of the last change, in nanoseconds. Returns whether a
+/// memtable was sealed.
+fn seal_idle_memtables(inner: &DbInner, last_changes: &mut HashMap<PartitionId, (SeqNo, u64)>) -> bool {
     if inner.writer.is_none() {
         return false;
     }
@@ -541,7 +541,7 @@ fn seal_idle_memtables(inner: &DbInner, resting: &mut HashMap<PartitionId, (SeqN
     for partition in inner.catalog.all() {
         let Some(tree) = partition.tables_if_built() else { continue };
         let Some(last) = tree.memtable_hiding_seqno() else { continue };
-        match resting.get(&partition.id) {
+        match last_changes.get(&partition.id) {
             Some(&(before, since)) if before == last && now.saturating_sub(since) >= IDLE_MEMTABLE_NS => {
                 inner.seal(&partition);
                 sealed = true;
@@ -550,7 +550,7 @@ fn seal_idle_memtables(inner: &DbInner, resting: &mut HashMap<PartitionId, (SeqN
             _ => drop(seen.insert(partition.id, (last, now))),
         }
     }
-    *resting = seen;
+    *last_changes = seen;
     sealed
 }
 
@@ -757,12 +757,12 @@ mod tests {
         keys().for_each(|key| part.insert(key, "").unwrap());
         part.insert([255], "").unwrap();
         part.flush().unwrap();
-        let (inner, mut resting) = (&part.handle.inner, HashMap::new());
+        let (inner, mut last_changes) = (&part.handle.inner, HashMap::new());
         let mut is_sealed_later = || {
-            let at_once = seal_idle_memtables(inner, &mut resting);
+            let at_once = seal_idle_memtables(inner, &mut last_changes);
             env.advance(Duration::from_nanos(IDLE_MEMTABLE_NS));
             assert!(!at_once);
-            seal_idle_memtables(inner, &mut resting)
+            seal_idle_memtables(inner, &mut last_changes)
         };
         keys().take(9_999).for_each(|key| part.remove(key).unwrap());
         assert!(!is_sealed_later(), "too few tombstones");

@@ -50,7 +50,7 @@ pub(crate) struct SeqnoAllocator {
 
 impl SeqnoAllocator {
     /// Starts after the last visible sequence number, with allocation closed until the first
-    /// [`open_gate`](SeqnoAllocator::open_gate). Only the thread that closed allocation may publish directly.
+    /// [`resume`](SeqnoAllocator::resume). Only the thread that closed allocation may publish directly.
     pub(crate) fn new(visible: LastVisibleSeqno) -> SeqnoAllocator {
         let next = visible.get().0 + 1;
         SeqnoAllocator {
@@ -144,11 +144,11 @@ impl SeqnoAllocator {
     }
 
     /// Resumes after [`close_gate`](SeqnoAllocator::close_gate): the next number follows the last visible one.
-    /// Allocation opens if `open` is true. Does nothing if a number failed.
-    pub(crate) fn open_gate(&self, open: bool) {
+    /// Allocation opens if `allow` is true. Does nothing if a number failed.
+    pub(crate) fn resume(&self, allow: bool) {
         if self.lowest_failed.load(Ordering::Relaxed) == u64::MAX {
             let next = self.visible.get().0 + 1;
-            self.next.0.store(if open { next } else { next | GATE_CLOSED }, Ordering::Release);
+            self.next.0.store(if allow { next } else { next | GATE_CLOSED }, Ordering::Release);
         }
     }
 

@@ -195,23 +195,26 @@ impl SnapshotList {
             let scope = ReaderScope { moment: self.visible.get().into(), partition, deletions: 0 };
             return SnapshotGuard { scope, list: Arc::clone(self) };
         }
-        let mut held = self.lock_registered();
+        let mut registered = self.lock_registered();
         let seqno = self.visible.get();
         // Behind the visible sequence number: a reader without a time sees no record that expires.
         let now_ms = if uses_expiry.load(Ordering::SeqCst) { self.clock.now_ms() } else { 0 };
         let moment = ReadMoment { seqno, now_ms };
-        let scope = ReaderScope { moment, partition, deletions: held.deletions };
-        match held.scopes.last_mut() {
+        let scope = ReaderScope { moment, partition, deletions: registered.deletions };
+        match registered.scopes.last_mut() {
             Some((last, count)) if *last == scope => *count += 1,
             // Neither the last visible sequence number nor the time decreases, so this is near the end.
-            _ => match held.find(&scope) {
-                Ok(at) => held.scopes[at].1 += 1,
-                Err(at) => held.scopes.insert(at, (scope, 1)),
+            _ => match registered.find(&scope) {
+                Ok(at) => registered.scopes[at].1 += 1,
+                Err(at) => registered.scopes.insert(at, (scope, 1)),
             },
         }
-        debug_assert!(held.scopes.is_sorted_by(|(a, _), (b, _)| a < b), "scopes are in ascending order, each once");
         debug_assert!(
-            held.scopes.last().is_none_or(|(last, _)| last.moment.seqno <= seqno),
+            registered.scopes.is_sorted_by(|(a, _), (b, _)| a < b),
+            "scopes are in ascending order, each once"
+        );
+        debug_assert!(
+            registered.scopes.last().is_none_or(|(last, _)| last.moment.seqno <= seqno),
             "no reader is registered above the last visible sequence number"
         );
         SnapshotGuard { scope, list: Arc::clone(self) }
@@ -223,8 +226,8 @@ impl SnapshotList {
     }
 
     fn seqnos_of(&self, partition: Option<PartitionId>) -> Vec<SeqNo> {
-        let held = self.lock_registered();
-        let mut list: Vec<SeqNo> = held.of(partition).map(|(scope, _)| scope.moment.seqno).collect();
+        let registered = self.lock_registered();
+        let mut list: Vec<SeqNo> = registered.of(partition).map(|(scope, _)| scope.moment.seqno).collect();
         list.push(self.visible.get());
         list.dedup();
         debug_assert!(list.is_sorted(), "no reader is registered above the last visible sequence number");
@@ -237,10 +240,10 @@ impl SnapshotList {
     }
 
     fn expiry_limits_of(&self, partition: Option<PartitionId>) -> ExpiryLimits {
-        let held = self.lock_registered();
+        let registered = self.lock_registered();
         let now_ms = self.clock.now_ms();
         let mut lowest = now_ms;
-        let mut readers: Vec<ReadMoment> = held.of(partition).rev().map(|(scope, _)| scope.moment).collect();
+        let mut readers: Vec<ReadMoment> = registered.of(partition).rev().map(|(scope, _)| scope.moment).collect();
         for reader in &mut readers {
             if reader.now_ms > 0 {
                 lowest = lowest.min(reader.now_ms);
@@ -258,8 +261,8 @@ impl SnapshotList {
     }
 
     fn oldest_of(&self, partition: Option<PartitionId>) -> SeqNo {
-        let held = self.lock_registered();
-        let first = held.of(partition).next();
+        let registered = self.lock_registered();
+        let first = registered.of(partition).next();
         debug_assert!(
             SCHEDULE_EXPLORATION || first.is_none_or(|(scope, _)| scope.moment.seqno <= self.visible.get()),
             "no reader is registered above the last visible sequence number"
@@ -283,19 +286,19 @@ impl SnapshotList {
     }
 
     fn count_of(&self, partition: Option<PartitionId>) -> usize {
-        let held = self.lock_registered();
-        held.of(partition).map(|(_, count)| count).sum()
+        let registered = self.lock_registered();
+        registered.of(partition).map(|(_, count)| count).sum()
     }
 
     /// Keeps the last state of a partition that is being deleted for the registered readers of any partition. An
     /// iterator, which reads one partition only, keeps its state itself.
     pub(crate) fn keep_deleted(&self, partition: PartitionId, view: Arc<dyn EngineView>) {
-        let mut held = self.lock_registered();
-        held.deletions += 1;
-        if held.scopes.iter().any(|(scope, _)| scope.partition.is_none()) {
-            let number = held.deletions;
-            debug_assert!(held.deleted.last().is_none_or(|(last, ..)| *last < number), "deletions are numbered");
-            held.deleted.push((number, partition, view));
+        let mut registered = self.lock_registered();
+        registered.deletions += 1;
+        if registered.scopes.iter().any(|(scope, _)| scope.partition.is_none()) {
+            let number = registered.deletions;
+            debug_assert!(registered.deleted.last().is_none_or(|(last, ..)| *last < number), "deletions are numbered");
+            registered.deleted.push((number, partition, view));
         }
     }
 
@@ -354,9 +357,9 @@ impl PartitionReaders {
 
     /// Whether a current or later reader may read at a sequence number from `from` on and below `to`.
     pub(crate) fn may_read_between(&self, from: SeqNo, to: SeqNo) -> bool {
-        let held = self.list.lock_registered();
-        let first = held.scopes.partition_point(|(scope, _)| scope.moment.seqno < from);
-        let mut between = held.scopes[first..].iter().take_while(|(scope, _)| scope.moment.seqno < to);
+        let registered = self.list.lock_registered();
+        let first = registered.scopes.partition_point(|(scope, _)| scope.moment.seqno < from);
+        let mut between = registered.scopes[first..].iter().take_while(|(scope, _)| scope.moment.seqno < to);
         to > self.list.visible() || between.any(|(scope, _)| scope.may_read(self.partition))
     }
 }
@@ -382,8 +385,8 @@ impl SnapshotGuard {
         if self.list.is_forked() {
             return None;
         }
-        let held = self.list.lock_registered();
-        let mut deleted = held.deleted.iter();
+        let registered = self.list.lock_registered();
+        let mut deleted = registered.deleted.iter();
         let found = deleted.find(|(number, deleted, _)| *deleted == partition && *number > self.scope.deletions);
         found.map(|(_, _, view)| Arc::clone(view))
     }
@@ -392,11 +395,11 @@ impl SnapshotGuard {
 impl Clone for SnapshotGuard {
     fn clone(&self) -> SnapshotGuard {
         if !self.list.is_forked() {
-            let mut held = self.list.lock_registered();
-            let found = held.find(&self.scope);
+            let mut registered = self.list.lock_registered();
+            let found = registered.find(&self.scope);
             debug_assert!(found.is_ok(), "the reader of a guard is registered");
             if let Ok(i) = found {
-                held.scopes[i].1 += 1;
+                registered.scopes[i].1 += 1;
             }
         }
         SnapshotGuard { scope: self.scope, list: Arc::clone(&self.list) }
@@ -408,22 +411,22 @@ impl Drop for SnapshotGuard {
         if self.list.is_forked() {
             return;
         }
-        let mut held = self.list.lock_registered();
-        let found = held.find(&self.scope);
+        let mut registered = self.list.lock_registered();
+        let found = registered.find(&self.scope);
         debug_assert!(found.is_ok(), "the reader of a guard is registered");
         let Ok(i) = found else { return };
-        debug_assert!(held.scopes[i].1 > 0, "a reader is removed once");
-        held.scopes[i].1 -= 1;
-        if held.scopes[i].1 > 0 {
+        debug_assert!(registered.scopes[i].1 > 0, "a reader is removed once");
+        registered.scopes[i].1 -= 1;
+        if registered.scopes[i].1 > 0 {
             return;
         }
-        held.scopes.remove(i);
+        registered.scopes.remove(i);
         self.list.removals.fetch_add(1, Ordering::Release);
-        if !held.deleted.is_empty() {
-            let of_any = held.scopes.iter().filter(|(scope, _)| scope.partition.is_none());
+        if !registered.deleted.is_empty() {
+            let of_any = registered.scopes.iter().filter(|(scope, _)| scope.partition.is_none());
             let oldest = of_any.map(|(scope, _)| scope.deletions).min().unwrap_or(u64::MAX);
-            let released: Vec<_> = held.deleted.extract_if(.., |(number, _, _)| *number <= oldest).collect();
-            drop(held);
+            let released: Vec<_> = registered.deleted.extract_if(.., |(number, _, _)| *number <= oldest).collect();
+            drop(registered);
             drop(released); // without the lock, because it may free much memory
         }
     }

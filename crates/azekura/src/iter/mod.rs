@@ -13,7 +13,7 @@
 
 pub(crate) mod changes;
 pub(crate) mod dead_ranges;
-#[expect(clippy::module_inception, reason = "one noun, one file: the folder holds the kinds of cursor")]
+#[expect(clippy::module_inception, reason = "one noun, one file: the folder has the kinds of iterator")]
 pub(crate) mod iter;
 pub(crate) mod merge;
 pub(crate) mod range_filter;

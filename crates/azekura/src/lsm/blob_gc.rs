@@ -80,7 +80,8 @@ impl BlobGarbageStats {
         }
     }
 
-    /// The same if all of it were visible: without exact figures there is nothing to gain.
+    /// These figures, but with all values of the file live. For a file whose exact figures are unknown: blob GC then
+    /// expects to free nothing of it.
     pub(crate) fn assume_all_live(self) -> BlobGarbageStats {
         let (values, bytes) = (self.values, self.bytes);
         BlobGarbageStats {
@@ -92,7 +93,7 @@ impl BlobGarbageStats {
         }
     }
 
-    /// The same if invisible references could not be removed.
+    /// These figures, for a blob GC that cannot remove references from invisible versions first.
     pub(crate) fn without_hidden(self) -> BlobGarbageStats {
         BlobGarbageStats { retained_bytes: self.referenced_bytes, ..self }
     }
@@ -265,17 +266,17 @@ impl BlobGcJob {
     /// Those of reading and writing; `Corruption` if the blob file lacks a referenced value.
     pub(crate) fn step(&mut self, budget: u64) -> Result<bool> {
         debug_assert!(budget > 0, "a step makes progress");
-        let mut left = budget;
+        let mut remaining = budget;
         while let Some(section) = self.sections.peek() {
-            if left == 0 {
+            if remaining == 0 {
                 return Ok(false);
             }
             let (logical, handle, bytes) = (section.logical, Arc::clone(&section.handle), section.bytes);
             if self.position.is_none() {
                 self.begin_section(logical, bytes)?;
             }
-            let read = self.copy_section(logical, &handle, left)?;
-            left = left.saturating_sub(read);
+            let read = self.copy_section(logical, &handle, remaining)?;
+            remaining = remaining.saturating_sub(read);
             self.bytes_read += read;
         }
         self.outputs.finish()?;

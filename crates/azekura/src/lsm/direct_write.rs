@@ -231,9 +231,9 @@ fn copy_blob_frames(
 ) -> Result<()> {
     let writer = outputs.blob_writer()?;
     writer.begin_section(logical);
-    let mut ahead = BlobReadAhead::adaptive();
+    let mut read_ahead = BlobReadAhead::adaptive();
     for (ordinal, frame) in frames {
-        from.with_frame(frame, &mut ahead, |frame| writer.copy_value(ordinal, frame))?;
+        from.with_frame(frame, &mut read_ahead, |frame| writer.copy_value(ordinal, frame))?;
     }
     Ok(())
 }
@@ -253,13 +253,13 @@ impl UnfinishedBlobFiles {
         context: &Arc<TreeContext>,
         created_ms: u64,
     ) -> Result<Vec<(PartitionId, BlobFileMeta)>> {
-        let (mut taken, mut unneeded) = (Vec::new(), Vec::new());
+        let (mut adopted, mut unneeded) = (Vec::new(), Vec::new());
         let mut torn: BTreeMap<PartitionId, Vec<(FileNumber, &UnfinishedBlobFile)>> = BTreeMap::new();
         for (id, found) in self.unfinished_files() {
             match complete_file_meta(context, id, found) {
                 Some(meta) => {
                     context.fs.open(&found.file.path(), OpenMode::Write)?.sync_data()?;
-                    taken.push((found.partition, meta));
+                    adopted.push((found.partition, meta));
                 }
                 None => {
                     unneeded.push(id);
@@ -279,16 +279,16 @@ impl UnfinishedBlobFiles {
                 )?;
             }
             outputs.finish_blob_file(|_| true)?;
-            taken.extend(outputs.blobs.drain(..).map(|meta| (partition, meta)));
+            adopted.extend(outputs.blobs.drain(..).map(|meta| (partition, meta)));
         }
-        if !taken.is_empty() {
+        if !adopted.is_empty() {
             context.fs.sync_dir(&context.dir)?; // for the names of the complete files too
         }
         outputs.keep();
         // The incomplete files are removed once the manifest is written. An open handle would keep their space
         // allocated.
         unneeded.into_iter().for_each(|id| context.files.blob_files().close(id));
-        Ok(taken)
+        Ok(adopted)
     }
 
     /// The files as they are, for a read-only open.

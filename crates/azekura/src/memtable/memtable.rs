@@ -354,7 +354,7 @@ impl Memtable {
 
     /// Upper bound of the memory that a record adds, in bytes: the record, its share of both indexes, and its share
     /// of memory that is allocated ahead of use. A memtable takes up to 128 KiB more.
-    pub(crate) fn bytes_most(key_len: usize, value_len: usize) -> u64 {
+    pub(crate) fn bytes_max(key_len: usize, value_len: usize) -> u64 {
         let len = record_len(key_len, value_len);
         // Each chunk of the arena is twice as large as the previous one, and a long record can leave the end of a
         // chunk unused.
@@ -588,8 +588,8 @@ impl InternalIter for MemtableIter {
         match self.at().checked_sub(1) {
             Some(at) => {
                 self.at = Some(at);
-                if let Some(ahead) = at.checked_sub(PREFETCH_DISTANCE) {
-                    self.prefetch(ahead, ahead + 1);
+                if let Some(prefetched) = at.checked_sub(PREFETCH_DISTANCE) {
+                    self.prefetch(prefetched, prefetched + 1);
                 }
             }
             None => {

@@ -259,14 +259,15 @@ impl Allocator {
         self.span_bytes + self.small_bytes + (self.run.1 - self.run.0) + self.retired_bytes + leaves
     }
 
-    /// Whether joining the free ranges can help, and its cost is justified by now.
+    /// Whether joining the free ranges can help, and enough bytes were freed or enough allocations failed since the
+    /// last time.
     fn should_coalesce(&self) -> bool {
-        let pieces = self.small_count + self.spans.len();
-        let is_paid = || {
+        let range_count = self.small_count + self.spans.len();
+        let is_worth_it = || {
             self.freed_since_coalesce >= self.len / COALESCE_POOL_SHARE
-                || self.failures_since_coalesce.saturating_mul(COALESCE_RANGES_PER_FAILURE) >= pieces
+                || self.failures_since_coalesce.saturating_mul(COALESCE_RANGES_PER_FAILURE) >= range_count
         };
-        !self.is_coalesced && (pieces <= COALESCE_ALWAYS_MAX || is_paid())
+        !self.is_coalesced && (range_count <= COALESCE_ALWAYS_MAX || is_worth_it())
     }
 
     /// As [`Allocator::allocate`], for a thread whose cache is used up. May refill the cache with a new run.
@@ -362,25 +363,25 @@ impl Allocator {
     ) -> Result<T> {
         take(self, backend).or_else(|_| {
             let limit = std::mem::replace(&mut self.len_max, self.address_len_max);
-            let taken = take(self, backend);
+            let allocated = take(self, backend);
             self.len_max = limit;
-            taken
+            allocated
         })
     }
 
     fn carve_leaves<M: PersistenceBackend>(&mut self, backend: &M) -> Result<()> {
-        let (there, gap) = (self.free_leaves.len(), LEAF_ALIGN - BUFFER_ALIGN);
-        let (at, count) = match self.allocate(backend, LEAF_GROUP * LEAF_LEN + gap) {
+        let (free_before, alignment) = (self.free_leaves.len(), LEAF_ALIGN - BUFFER_ALIGN);
+        let (at, count) = match self.allocate(backend, LEAF_GROUP * LEAF_LEN + alignment) {
             Ok(at) => (at, LEAF_GROUP),
             // A retired leaf may have become free meanwhile.
-            Err(_) if self.free_leaves.len() > there => return Ok(()),
-            Err(_) => (self.allocate(backend, LEAF_LEN + gap)?, 1),
+            Err(_) if self.free_leaves.len() > free_before => return Ok(()),
+            Err(_) => (self.allocate(backend, LEAF_LEN + alignment)?, 1),
         };
         let start = at.next_multiple_of(LEAF_ALIGN);
         let end = start + count * LEAF_LEN;
-        debug_assert!(end <= at + count * LEAF_LEN + gap, "aligned leaves fit in the buffer");
+        debug_assert!(end <= at + count * LEAF_LEN + alignment, "aligned leaves fit in the buffer");
         self.add_free_range((at, start - at));
-        self.add_free_range((end, at + count * LEAF_LEN + gap - end));
+        self.add_free_range((end, at + count * LEAF_LEN + alignment - end));
         self.free_leaves.extend((0..count).rev().map(|n| start + n * LEAF_LEN));
         if count > 1 && self.merge_leaf.is_none() {
             self.merge_leaf = self.free_leaves.pop();
@@ -497,8 +498,8 @@ impl Allocator {
     fn find(&mut self, len: u64) -> Option<u64> {
         let used = self.used_bytes();
         let found = if len > SMALL_MAX { self.cut_span(len) } else { self.find_small(len) };
-        let taken = if found.is_some() { len } else { 0 };
-        debug_assert_eq!(self.used_bytes(), used + taken, "exactly the buffer is taken from the free space");
+        let found_bytes = if found.is_some() { len } else { 0 };
+        debug_assert_eq!(self.used_bytes(), used + found_bytes, "exactly the buffer is taken from the free space");
         debug_assert!(found.is_none_or(|at| at.is_multiple_of(BUFFER_ALIGN)), "buffers are aligned");
         debug_assert!(found.is_none_or(|at| at + len <= self.len), "buffers are in the pool");
         found
@@ -517,15 +518,15 @@ impl Allocator {
             self.add_free_range((at + len, (larger - class) as u64 * BUFFER_ALIGN));
             return Some(at);
         }
-        let &(most, at) = self.spans_by_len.last()?;
-        self.remove_span(at, most);
+        let &(longest, at) = self.spans_by_len.last()?;
+        self.remove_span(at, longest);
         let (old, end) = self.run;
         debug_assert!(end - old < len, "the rest of the old run is too short, and so it is small");
         self.add_free_range((old, end - old));
-        let run = most.min(RUN.max(len));
+        let run = longest.min(RUN.max(len));
         self.run = (at, at + run);
         self.is_coalesced = false;
-        self.add_free_range((at + run, most - run));
+        self.add_free_range((at + run, longest - run));
         self.cut_run(len)
     }
 
@@ -615,8 +616,8 @@ impl Allocator {
         for (class, list) in self.classes.iter_mut().enumerate() {
             all.extend(std::mem::take(list).into_iter().map(|at| (at, class_len(class))));
         }
-        let promised = self.reserved_leaves.min(self.free_leaves.len());
-        all.extend(self.free_leaves.drain(promised..).map(|leaf| (leaf, LEAF_LEN)));
+        let reserved = self.reserved_leaves.min(self.free_leaves.len());
+        all.extend(self.free_leaves.drain(reserved..).map(|leaf| (leaf, LEAF_LEN)));
         let (run, end) = std::mem::take(&mut self.run);
         all.push((run, end - run));
         self.nonempty_classes = [0; SIZE_CLASSES / 64];
@@ -693,16 +694,16 @@ impl Allocator {
         if self.replaying || self.is_closed || !self.is_mostly_free() {
             return None;
         }
-        let pieces = self.small_count + self.spans.len();
-        if pieces > COALESCE_ALWAYS_MAX && self.freed_since_coalesce < self.len / 8 {
+        let range_count = self.small_count + self.spans.len();
+        if range_count > COALESCE_ALWAYS_MAX && self.freed_since_coalesce < self.len / 8 {
             return None; // joining them costs more than was freed
         }
         if !self.is_coalesced {
             self.coalesce();
         }
         let (&at, &len) = self.spans.last_key_value().filter(|(at, len)| **at + **len == self.len)?;
-        let least = self.used_bytes() + self.used_bytes() / 2;
-        let to = at.max(least).next_multiple_of(self.grow_by).max(2 * PAGE);
+        let target_len = self.used_bytes() + self.used_bytes() / 2;
+        let to = at.max(target_len).next_multiple_of(self.grow_by).max(2 * PAGE);
         if to > self.len - self.len / 4 {
             return None;
         }

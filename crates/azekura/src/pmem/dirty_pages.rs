@@ -103,11 +103,11 @@ impl DirtyPages {
         let mut chunks = Vec::new();
         chunks.try_reserve_exact(count).map_err(|_| no_memory())?;
         chunks.resize_with(count, OnceLock::new);
-        let (cut, aside) = (AtomicU8::new(0), Mutex::new(BeforeImages::default()));
+
         Ok(DirtyPages {
             chunks: chunks.into_boxed_slice(),
-            snapshot_number: cut,
-            before_images: aside,
+            snapshot_number: AtomicU8::new(0),
+            before_images: Mutex::new(BeforeImages::default()),
             changed: AtomicU64::new(0),
             before_image_freed: WakeSignal::default(),
         })
@@ -241,7 +241,7 @@ impl DirtyPages {
                 continue;
             }
             let mut copy = None;
-            let dealt = self.copy_once(page, cut, || {
+            let outcome = self.copy_once(page, cut, || {
                 let mut bytes = Box::new([0; PAGE as usize]);
                 region.read(number * PAGE, &mut bytes[..]);
                 copy = Some(bytes);
@@ -250,7 +250,7 @@ impl DirtyPages {
             if reserved {
                 self.store_before_image(cut, number, copy);
             }
-            match dealt {
+            match outcome {
                 CopyOutcome::Done => return page.end_handling(cut),
                 CopyOutcome::NotNeeded(seen) => page.end_handling(seen),
                 CopyOutcome::Busy => yield_now(),
@@ -263,9 +263,9 @@ impl DirtyPages {
     /// `snapshot_done`.
     fn copy_once(&self, page: &DirtyPageState, cut: u8, copy: impl FnOnce() -> bool) -> CopyOutcome {
         let seen = page.snapshot_done.load(Ordering::Acquire);
-        let taken =
+        let mark_busy =
             |seen| page.snapshot_done.compare_exchange(seen, PAGE_BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        if seen == PAGE_BUSY || !taken(seen) {
+        if seen == PAGE_BUSY || !mark_busy(seen) {
             return CopyOutcome::Busy;
         }
         if seen == cut || self.snapshot_number.load(Ordering::SeqCst) != cut {
@@ -284,12 +284,12 @@ impl DirtyPages {
         loop {
             let rings = self.before_image_freed.generation();
             {
-                let mut aside = self.lock_before_images();
-                if aside.snapshot_number != cut {
+                let mut before_images = self.lock_before_images();
+                if before_images.snapshot_number != cut {
                     return false;
                 }
-                if aside.reserved < BEFORE_IMAGES_MAX {
-                    aside.reserved += 1;
+                if before_images.reserved < BEFORE_IMAGES_MAX {
+                    before_images.reserved += 1;
                     return true;
                 }
             }
@@ -303,8 +303,8 @@ impl DirtyPages {
 
     /// Stores a copy in the reserved space, or releases the reservation.
     fn store_before_image(&self, cut: u8, number: u64, copy: Option<PageCopy>) {
-        let mut aside = self.lock_before_images();
-        if aside.snapshot_number != cut {
+        let mut before_images = self.lock_before_images();
+        if before_images.snapshot_number != cut {
             // The snapshot has ended without this copy, so its page is marked again.
             if copy.is_some() {
                 self.state_of(number).dirty.store(1, Ordering::SeqCst);
@@ -313,13 +313,13 @@ impl DirtyPages {
         }
         match copy {
             Some(copy) => {
-                aside.copies.push((number, copy));
-                debug_assert!(aside.copies.len() <= aside.reserved, "each copy has reserved space");
+                before_images.copies.push((number, copy));
+                debug_assert!(before_images.copies.len() <= before_images.reserved, "each copy has reserved space");
             }
             None => {
-                debug_assert!(aside.reserved > aside.copies.len(), "the reserved space was not used");
-                aside.reserved -= 1;
-                drop(aside);
+                debug_assert!(before_images.reserved > before_images.copies.len(), "the reserved space was not used");
+                before_images.reserved -= 1;
+                drop(before_images);
                 self.before_image_freed.notify_all();
             }
         }
@@ -360,14 +360,14 @@ impl<'a> PageSnapshot<'a> {
     /// `Invalid` while there is another snapshot.
     pub(crate) fn new(pages: &'a DirtyPages, region: &'a Region) -> Result<PageSnapshot<'a>> {
         let last = {
-            let mut aside = pages.lock_before_images();
-            if aside.snapshot_number != 0 {
+            let mut before_images = pages.lock_before_images();
+            if before_images.snapshot_number != 0 {
                 return Err(Error::invalid("a checkpoint of this image is running"));
             }
             // `PAGE_BUSY` is the number of no snapshot. It prevents a second snapshot, and copies of writers are
             // refused.
-            aside.snapshot_number = PAGE_BUSY;
-            aside.last_number
+            before_images.snapshot_number = PAGE_BUSY;
+            before_images.last_number
         };
         if last == SNAPSHOT_NUMBER_MAX {
             // The numbers start again at 1, so a number that an earlier round left in a page must not match a new
@@ -437,12 +437,12 @@ impl<'a> PageSnapshot<'a> {
             return false;
         }
         let mut copied = false;
-        let dealt = self.pages.copy_once(page, self.number, || {
+        let outcome = self.pages.copy_once(page, self.number, || {
             self.region.read(self.next_page * PAGE, out);
             copied = true;
             true
         });
-        match dealt {
+        match outcome {
             CopyOutcome::Done => page.end_handling(self.number),
             CopyOutcome::NotNeeded(seen) => page.end_handling(seen),
             CopyOutcome::Busy => {
@@ -462,13 +462,13 @@ impl<'a> PageSnapshot<'a> {
         self.is_open = false;
         debug_assert!(self.next_page <= self.page_count, "no page behind the image is visited");
         self.pages.snapshot_number.store(0, Ordering::SeqCst);
-        let left = {
-            let mut aside = self.pages.lock_before_images();
-            aside.snapshot_number = 0;
-            aside.reserved = 0;
-            std::mem::take(&mut aside.copies)
+        let uncopied = {
+            let mut before_images = self.pages.lock_before_images();
+            before_images.snapshot_number = 0;
+            before_images.reserved = 0;
+            std::mem::take(&mut before_images.copies)
         };
-        for (page, _) in left {
+        for (page, _) in uncopied {
             self.pages.state_of(page).dirty.store(1, Ordering::SeqCst);
         }
         self.pages.before_image_freed.notify_all();

@@ -56,9 +56,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
         let mut removed = 0;
         for _ in 0..SWEEP_LEAVES_MAX {
-            let (gone, next_key) = self.sweep_leaf(sweep.next_key.as_deref(), sweep.limit_ms, visible)?;
-            removed += gone.len() as u64;
-            self.retire_all(gone)?;
+            let (removed_ranges, next_key) = self.sweep_leaf(sweep.next_key.as_deref(), sweep.limit_ms, visible)?;
+            removed += removed_ranges.len() as u64;
+            self.retire_all(removed_ranges)?;
             sweep.next_key = next_key;
             if sweep.next_key.is_none() {
                 sweep.is_running = false;
@@ -83,7 +83,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     ) -> Result<(Vec<PoolRange>, Option<Vec<u8>>)> {
         let (leaf, high, locked) = self.lock_leaf_with_bound(key)?;
         let commit = leaf.commit_word();
-        let (mut left, mut gone, mut key) = (commit, Vec::new(), Vec::new());
+        let (mut remaining, mut removed_ranges, mut key) = (commit, Vec::new(), Vec::new());
         let pin = self.pin()?; // fails if the pool is closed; closing waits for it
         let contents = self.read_leaf(leaf, commit)?;
         for ((n, slot, fingerprint), record) in contents.slots.iter().zip(&contents.records) {
@@ -94,22 +94,22 @@ impl<M: PersistenceBackend> PoolTree<M> {
                 self.expiry.add(expires_ms.max(retry_ms));
                 continue;
             }
-            left = left.flipped(*n, self.check_seed.slot_check(leaf.offset, *n, *fingerprint, *slot));
-            gone.push((record.offset, record.buffer_len()));
+            remaining = remaining.flipped(*n, self.check_seed.slot_check(leaf.offset, *n, *fingerprint, *slot));
+            removed_ranges.push((record.offset, record.buffer_len()));
         }
-        if gone.is_empty() {
-            return Ok((gone, high));
+        if removed_ranges.is_empty() {
+            return Ok((removed_ranges, high));
         }
-        debug_assert_eq!(left.count() + gone.len(), commit.count(), "each removed record has one slot");
-        self.backend.publish(leaf.offset, left.0);
+        debug_assert_eq!(remaining.count() + removed_ranges.len(), commit.count(), "each removed record has one slot");
+        self.backend.publish(leaf.offset, remaining.0);
         self.backend.flush(leaf.offset, 8, PersistSite::RemoveCommit);
         self.backend.fence(PersistSite::RemoveDone);
-        self.add_to_record_count(leaf.offset, -(gone.len() as i64));
+        self.add_to_record_count(leaf.offset, -(removed_ranges.len() as i64));
         drop((pin, locked));
-        if left.count() <= self.slots_per_leaf / 4 {
+        if remaining.count() <= self.slots_per_leaf / 4 {
             self.merge_or_unlink_leaf(&key)?;
         }
-        Ok((gone, high))
+        Ok((removed_ranges, high))
     }
 
     /// Finds the leaf of `key`, or the first leaf, and locks it. Also returns the bound before which its keys are.

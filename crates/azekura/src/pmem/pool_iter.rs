@@ -81,8 +81,8 @@ pub(crate) struct PoolIter<M: PersistenceBackend> {
 
 impl<M: PersistenceBackend> PoolTree<M> {
     /// An iterator at `point`, a registered sequence number or moment.
-    pub(crate) fn iter(self: &Arc<Self>, point: impl Into<ReadMoment>) -> PoolIter<M> {
-        let ReadMoment { seqno, now_ms } = point.into();
+    pub(crate) fn iter(self: &Arc<Self>, moment: impl Into<ReadMoment>) -> PoolIter<M> {
+        let ReadMoment { seqno, now_ms } = moment.into();
         PoolIter {
             tree: Arc::clone(self),
             read_seqno: seqno,
@@ -126,17 +126,17 @@ impl<M: PersistenceBackend> PoolIter<M> {
         self
     }
 
-    /// Loads the leaf of `goal`. `way` is the direction in which the iteration continues. The view is read while `pin`
-    /// is held, or after a check that it [is current](PoolIter::is_view_current).
-    fn load_leaf(&mut self, goal: LeafTarget<'_>, way: ScanDirection, pin: &Pin) -> Result<()> {
-        (self.valid, self.direction, self.next_batch_len) = (false, way, FIRST_BATCH);
+    /// Loads the leaf of `target`. The iteration continues in `direction`. The view is read while `pin` is held, or
+    /// after a check that it [is current](PoolIter::is_view_current).
+    fn load_leaf(&mut self, target: LeafTarget<'_>, direction: ScanDirection, pin: &Pin) -> Result<()> {
+        (self.valid, self.direction, self.next_batch_len) = (false, direction, FIRST_BATCH);
         self.prefetcher.prefetch_rest(self.tree.region());
-        let PoolIter { tree, view, prefetcher: ahead, is_cold: cold, read_seqno, .. } = self;
+        let PoolIter { tree, view, prefetcher, is_cold, read_seqno, .. } = self;
         view.retirements = tree.retirements.load(Ordering::SeqCst);
         let hidden = tree.range_deletes.set_at(*read_seqno).filter(|_| tree.is_step_enabled(TreeStep::HideCovered));
         let (slots, mut valid, order, number, version) = loop {
             let shape = tree.structure_version.load(Ordering::Acquire);
-            let found = tree.inner.find_position(goal, pin);
+            let found = tree.inner.find_position(target, pin);
             let leaf = tree.leaf(LeafAddr(found.leaf));
             tree.region().prefetch(leaf.offset, LEAF_LEN);
             let version = tree.leaf_orders.version(leaf.order_id);
@@ -147,16 +147,16 @@ impl<M: PersistenceBackend> PoolIter<M> {
             if tree.is_unchanged(leaf.offset, changes, shape) {
                 copy(found.low, &mut view.low);
                 copy(found.high, &mut view.high);
-                *cold = !ahead.has_prefetched(LeafAddr(found.leaf));
-                let [next, behind] =
-                    [1, 2].map(|n| found.sibling(if way == ScanDirection::Forward { n } else { -n }).map(LeafAddr));
-                ahead.begin(tree, next, behind);
+                *is_cold = !prefetcher.has_prefetched(LeafAddr(found.leaf));
+                let [next, behind] = [1, 2]
+                    .map(|n| found.sibling(if direction == ScanDirection::Forward { n } else { -n }).map(LeafAddr));
+                prefetcher.begin(tree, next, behind);
                 break (slots, valid, order, leaf.order_id, version);
             }
         };
-        let tells = tree.key_order.is_bytewise() || view.high.is_none();
+        let has_exact_prefix = tree.key_order.is_bytewise() || view.high.is_none();
         view.high_prefix =
-            if tells { view.high.as_deref().map_or(u64::MAX, |high| key_prefix_u64(high, 0)) } else { 0 };
+            if has_exact_prefix { view.high.as_deref().map_or(u64::MAX, |high| key_prefix_u64(high, 0)) } else { 0 };
         if let Some(hidden) = &hidden {
             valid = self.without_hidden(&slots, valid, hidden)?;
         }
@@ -168,8 +168,8 @@ impl<M: PersistenceBackend> PoolIter<M> {
         let view = &mut self.view;
         view.slots.clear();
         if let Some(order) = order {
-            let there = |n: &&u8| usize::from(**n) < SLOTS && valid >> **n & 1 == 1;
-            view.slots.extend(order.iter().filter(there).map(|n| LeafSlot(slots[usize::from(*n)])));
+            let is_valid = |n: &&u8| usize::from(**n) < SLOTS && valid >> **n & 1 == 1;
+            view.slots.extend(order.iter().filter(is_valid).map(|n| LeafSlot(slots[usize::from(*n)])));
             debug_assert!(view.slots.len() <= valid.count_ones() as usize, "an order contains each slot once");
             if view.slots.len() == valid.count_ones() as usize {
                 return Ok(());
@@ -194,25 +194,26 @@ impl<M: PersistenceBackend> PoolIter<M> {
     /// not retained for this iterator.
     #[cold]
     fn without_hidden(&self, slots: &[u64; SLOTS], valid: u64, hidden: &RangeTombstones) -> Result<u64> {
-        let (mut shown, mut key) = (valid, Vec::new());
+        let (mut visible_slots, mut key) = (valid, Vec::new());
         for n in set_bits(valid) {
             let record = PoolRecord::read(self.tree.region(), LeafSlot(slots[n]))?;
             record.read_key(self.tree.region(), &mut key);
             if hidden.covering_seqno(&key, self.read_seqno, &self.tree.key_order) > record.seqno {
-                shown &= !(1 << n);
+                visible_slots &= !(1 << n);
             }
         }
-        Ok(shown)
+        Ok(visible_slots)
     }
 
     /// Reads the headers of the records of a leaf; with `visible`, only of those that the snapshot includes.
     fn read_records(&mut self, slots: &[u64; SLOTS], valid: u64, visible: bool) -> Result<()> {
-        let PoolIter { tree, records, read_seqno: point, is_cold: cold, .. } = self;
-        set_bits(if *cold { valid } else { 0 }).for_each(|n| prefetch_slot_record(tree.region(), LeafSlot(slots[n])));
+        let PoolIter { tree, records, read_seqno, is_cold, .. } = self;
+        set_bits(if *is_cold { valid } else { 0 })
+            .for_each(|n| prefetch_slot_record(tree.region(), LeafSlot(slots[n])));
         records.clear();
         for n in set_bits(valid) {
             let record = PoolRecord::read(tree.region(), LeafSlot(slots[n]))?;
-            if !visible || record.seqno <= *point {
+            if !visible || record.seqno <= *read_seqno {
                 records.push(record);
             }
         }
@@ -227,8 +228,8 @@ impl<M: PersistenceBackend> PoolIter<M> {
         valid: u64,
         hidden: Option<&RangeTombstones>,
     ) -> Result<bool> {
-        let mut kept = Vec::new();
-        let PoolIter { tree, view, read_seqno: point, bounds: (start, end), .. } = self;
+        let mut retained = Vec::new();
+        let PoolIter { tree, view, read_seqno, bounds: (start, end), .. } = self;
         let (order, end, low, high) = (&tree.key_order, &*end, view.low.as_deref(), view.high.as_deref());
         // If a bound is inside the range of the leaf, only versions within the bound are read, because an emptied
         // leaf may have retained versions of any number of keys.
@@ -246,17 +247,17 @@ impl<M: PersistenceBackend> PoolIter<M> {
                     Bound::Excluded(end) => order.cmp(key, end).is_ge(),
                 }
         };
-        tree.versions.visit_range(low, is_past, *point, |entry, slot| {
-            if hidden.is_none_or(|set| set.covering_seqno(entry.user_key, *point, order) <= entry.seqno) {
-                kept.push(PoolRecord::read(tree.region(), slot)?);
+        tree.versions.visit_range(low, is_past, *read_seqno, |entry, slot| {
+            if hidden.is_none_or(|set| set.covering_seqno(entry.user_key, *read_seqno, order) <= entry.seqno) {
+                retained.push(PoolRecord::read(tree.region(), slot)?);
             }
             Ok(())
         })?;
-        if kept.is_empty() {
+        if retained.is_empty() {
             return Ok(false);
         }
         self.read_records(slots, valid, true)?;
-        self.records.append(&mut kept);
+        self.records.append(&mut retained);
         self.sort();
         let PoolIter { tree, view, records, sorted, .. } = self;
         // A record that was being replaced was found both in the leaf and here.
@@ -277,11 +278,11 @@ impl<M: PersistenceBackend> PoolIter<M> {
         };
         // If the leaf contains keys that belong to the next leaf, these need not share the common prefix of its
         // bounds.
-        let strangers = |records: &[PoolRecord]| match &view.high {
+        let has_foreign_keys = |records: &[PoolRecord]| match &view.high {
             Some(high) => records.iter().any(|record| tree.cmp_key(record, high).is_ge()),
             _ => false,
         };
-        let common = if common < COMMON_LEN_MIN || strangers(records) { 0 } else { common };
+        let common = if common < COMMON_LEN_MIN || has_foreign_keys(records) { 0 } else { common };
         tree.sort_records(records, common, sorted);
     }
 
@@ -289,39 +290,29 @@ impl<M: PersistenceBackend> PoolIter<M> {
     /// iterator on the first of them. Returns false if there is none: the view has no more records, or the rest is
     /// newer than the snapshot or belongs to the next leaf. The view is current, and stays so while `_pin` is held.
     fn fill_batch(&mut self, mut at: usize, _pin: &Pin) -> Result<bool> {
-        let PoolIter {
-            tree,
-            read_seqno: point,
-            now_ms,
-            view,
-            batch,
-            prefetcher: ahead,
-            next_batch_len: want,
-            direction: way,
-            is_cold: cold,
-            ..
-        } = self;
+        let PoolIter { tree, read_seqno, now_ms, view, batch, prefetcher, next_batch_len, direction, is_cold, .. } =
+            self;
         let region = tree.region();
         loop {
             batch.clear();
-            if *want > FIRST_BATCH {
-                ahead.read_slots(tree);
+            if *next_batch_len > FIRST_BATCH {
+                prefetcher.read_slots(tree);
             }
-            let mut left = *want;
-            while left > 0 && at < view.slots.len() {
-                if *cold && let Some(slot) = view.slots.get(way.step_from(at, PREFETCH_DISTANCE)) {
+            let mut remaining = *next_batch_len;
+            while remaining > 0 && at < view.slots.len() {
+                if *is_cold && let Some(slot) = view.slots.get(direction.step_from(at, PREFETCH_DISTANCE)) {
                     prefetch_slot_record(region, *slot);
                 }
-                let shown = |key: &[u8], seqno| {
-                    seqno <= *point && (key_prefix_u64(key, 0) < view.high_prefix || !view.is_past_high(tree, key))
+                let is_visible = |key: &[u8], seqno| {
+                    seqno <= *read_seqno && (key_prefix_u64(key, 0) < view.high_prefix || !view.is_past_high(tree, key))
                 };
-                if !batch.push_slot(region, view.slots[at], at, *now_ms, shown)? {
+                if !batch.push_slot(region, view.slots[at], at, *now_ms, is_visible)? {
                     break;
                 }
-                at = way.step_from(at, 1);
-                left -= 1;
+                at = direction.step_from(at, 1);
+                remaining -= 1;
             }
-            *want = (*want * 2).min(SLOTS);
+            *next_batch_len = (*next_batch_len * 2).min(SLOTS);
             let ends = at >= view.slots.len();
             if !batch.is_empty() || ends {
                 self.valid = !batch.is_empty();
@@ -397,9 +388,9 @@ impl<M: PersistenceBackend> PoolIter<M> {
 
     /// Loads the leaf of the current entry again. Returns the key of the entry.
     #[cold]
-    fn reload_leaf(&mut self, way: ScanDirection, pin: &Pin) -> Result<Vec<u8>> {
+    fn reload_leaf(&mut self, direction: ScanDirection, pin: &Pin) -> Result<Vec<u8>> {
         let key = self.batch.key().0.user_key.to_vec();
-        self.load_leaf(LeafTarget::Key(&key), way, pin).map(|()| key)
+        self.load_leaf(LeafTarget::Key(&key), direction, pin).map(|()| key)
     }
 
     #[inline]

@@ -96,19 +96,19 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(())
     }
 
-    /// Removes the covered records of the leaf `goal` and of the leaves behind it that have the same parent node.
+    /// Removes the covered records of the leaf `target` and of the leaves behind it that have the same parent node.
     /// Returns the first key behind these, if the range continues there.
     fn remove_in_node(
         &self,
         fragment: &RangeTombstone,
-        goal: LeafTarget<'_>,
+        target: LeafTarget<'_>,
         is_unread: bool,
     ) -> Result<Option<Vec<u8>>> {
         let structure = self.structure_lock.lock().map_err(poisoned)?;
         let locked = self.lock_all_leaves(&structure)?;
         let pin = Pin::new();
         let order = &self.key_order;
-        let mut leaves = self.inner.find_positions_from(goal, &pin);
+        let mut leaves = self.inner.find_positions_from(target, &pin);
         let continues = |leaf: &LeafPosition<'_>| range_of(leaf).end.cmp(&fragment.range.end, order).is_lt();
         let next = leaves.last().filter(|leaf| continues(leaf)).and_then(|leaf| leaf.high).map(<[u8]>::to_vec);
         leaves.retain(|leaf| range_of(leaf).overlaps(&fragment.range, order));
@@ -137,8 +137,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
         self.pass_leaves(before, passed)?;
         if let Some(first) = leaves.first().filter(|_| !freed.leaves.is_empty()) {
-            let goal = first.low.map_or(LeafTarget::First, LeafTarget::Key);
-            self.inner.remove_siblings(goal, |leaf| freed.leaves.contains(&LeafAddr(leaf)));
+            let target = first.low.map_or(LeafTarget::First, LeafTarget::Key);
+            self.inner.remove_siblings(target, |leaf| freed.leaves.contains(&LeafAddr(leaf)));
             self.bump_structure_version();
             let leaves = self.leaf_count.fetch_sub(freed.leaves.len() as u64, Ordering::Release);
             debug_assert!(leaves > freed.leaves.len() as u64, "the first leaf of a pool stays");
@@ -214,13 +214,13 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// Removes slots from a leaf. Returns whether the leaf is sparse now.
     fn remove_slots(&self, leaf: PoolLeaf<'_>, slots: u64) -> bool {
         debug_assert_eq!(slots & !leaf.commit_word().valid_slots(), 0, "only valid slots are removed");
-        let share = |n| self.check_seed.slot_check(leaf.offset, n, leaf.fingerprint(n), leaf.slot(n));
-        let left = set_bits(slots).fold(leaf.commit_word(), |commit, n| commit.flipped(n, share(n)));
-        self.backend.publish(leaf.offset, left.0);
+        let slot_check = |n| self.check_seed.slot_check(leaf.offset, n, leaf.fingerprint(n), leaf.slot(n));
+        let remaining = set_bits(slots).fold(leaf.commit_word(), |commit, n| commit.flipped(n, slot_check(n)));
+        self.backend.publish(leaf.offset, remaining.0);
         self.backend.flush(leaf.offset, 8, PersistSite::RemoveCommit);
         self.backend.fence(PersistSite::RemoveDone);
         self.add_to_record_count(leaf.offset, -i64::from(slots.count_ones()));
-        left.count() <= self.slots_per_leaf / 4
+        remaining.count() <= self.slots_per_leaf / 4
     }
 
     /// Maximum number of bytes of memory for the versions that the range deletes of a batch retain, as of the current
@@ -247,16 +247,16 @@ impl<M: PersistenceBackend> PoolTree<M> {
     fn version_bytes_of_leaf(
         &self,
         range: &KeyRange<&[u8]>,
-        goal: LeafTarget<'_>,
+        target: LeafTarget<'_>,
         total: &mut u64,
     ) -> Result<Option<Vec<u8>>> {
         let pin = self.pin()?;
-        let position = self.inner.find_position(goal, &pin);
+        let position = self.inner.find_position(target, &pin);
         let leaf = self.leaf(LeafAddr(position.leaf));
         let slots: Vec<_> = set_bits(leaf.commit_word().valid_slots()).map(|n| leaf.slot(n)).collect();
         slots.iter().for_each(|slot| self.prefetch_record(*slot));
         for slot in slots {
-            *total += RetainedVersions::bytes_most(PoolRecord::read(self.region(), slot)?.key_len);
+            *total += RetainedVersions::bytes_max(PoolRecord::read(self.region(), slot)?.key_len);
         }
         let continues = range_of(&position).end.cmp(&range.end, &self.key_order).is_lt();
         Ok(position.high.filter(|_| continues).map(<[u8]>::to_vec))

@@ -199,16 +199,17 @@ impl PoolRecord {
     #[cold]
     fn read_long(region: &Region, slot: LeafSlot) -> Result<PoolRecord> {
         let at = slot.offset();
-        let there = (region.len() - at).min(slot.len().unwrap_or(u64::MAX)).min(RECORD_HEADER_LEN_MAX as u64) as usize;
+        let readable_len =
+            (region.len() - at).min(slot.len().unwrap_or(u64::MAX)).min(RECORD_HEADER_LEN_MAX as u64) as usize;
         let mut bytes = [0; RECORD_HEADER_LEN_MAX];
-        region.read(at, &mut bytes[..there]);
-        PoolRecord::decode(&bytes[..there], slot)?.check_bounds(region, slot)
+        region.read(at, &mut bytes[..readable_len]);
+        PoolRecord::decode(&bytes[..readable_len], slot)?.check_bounds(region, slot)
     }
 
     #[cold]
     fn decode(bytes: &[u8], slot: LeafSlot) -> Result<PoolRecord> {
-        let (at, there) = (slot.offset(), bytes.len().min(RECORD_HEADER_LEN_MAX));
-        let mut decoder = ByteReader::new(&bytes[there.min(4)..there]);
+        let (at, readable_len) = (slot.offset(), bytes.len().min(RECORD_HEADER_LEN_MAX));
+        let mut decoder = ByteReader::new(&bytes[readable_len.min(4)..readable_len]);
         let tag = decoder.u8()?;
         let width = usize::from((tag & SEQNO_WIDTH_MASK) >> SEQNO_WIDTH_SHIFT);
         let (key_len, value_len) = (decoder.varint()?, decoder.varint_u32()?);
@@ -217,7 +218,7 @@ impl PoolRecord {
         let key_len =
             usize::try_from(key_len).ok().filter(|len| *len <= KEY_LEN_MAX).ok_or_else(|| bad_slot_error(at))?;
         let value_len = usize::try_from(value_len).map_err(|_| bad_slot_error(at))?;
-        let key_at = at + (there - decoder.rest().len()) as u64;
+        let key_at = at + (readable_len - decoder.rest().len()) as u64;
         let kind = RecordKind::from_byte(tag & !SEQNO_WIDTH_MASK)?;
         if width == 0 || kind.has_expiry() && value_len < EXPIRY_LEN {
             return Err(bad_slot_error(at));

@@ -400,8 +400,8 @@ impl RetainedVersions {
     }
 
     /// Maximum number of bytes of memory for retaining a record with a key of `key_len` bytes.
-    pub(crate) fn bytes_most(key_len: usize) -> u64 {
-        Memtable::bytes_most(key_len, VALUE_LEN)
+    pub(crate) fn bytes_max(key_len: usize) -> u64 {
+        Memtable::bytes_max(key_len, VALUE_LEN)
     }
 
     /// Checks whether a single change may replace or remove a record. It ignores reservations: one entry more or less
@@ -801,7 +801,7 @@ mod tests {
                 let seqno = SeqNo(2 * n);
                 let value = &[0; VALUE_LEN];
                 entries.insert(EntryRef { user_key: &key, seqno, kind: RecordKind::Put, value }).unwrap();
-                most += RetainedVersions::bytes_most(key_len);
+                most += RetainedVersions::bytes_max(key_len);
                 assert!(entries.bytes() <= most, "{n} keys of {key_len}: {} of {most}", entries.bytes());
             }
         }

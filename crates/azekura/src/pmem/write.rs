@@ -183,19 +183,19 @@ impl<M: PersistenceBackend> PoolTree<M> {
         };
         let Some(seqno) = assign_seqno()? else { return Ok(RemoveOutcome::NoSeqno) };
         let Some(place) = found.filter(|place| place.record.seqno < seqno) else { return Ok(RemoveOutcome::Absent) };
-        let kept = self.retain_version(key, &place.record, seqno)?;
-        let left = self.commit_without_slot(leaf, commit, &place, fingerprint);
-        self.backend.publish(leaf.offset, left.0);
+        let is_retained = self.retain_version(key, &place.record, seqno)?;
+        let without_record = self.commit_without_slot(leaf, commit, &place, fingerprint);
+        self.backend.publish(leaf.offset, without_record.0);
         self.backend.flush(leaf.offset, 8, PersistSite::RemoveCommit);
         self.backend.fence(PersistSite::RemoveDone);
         self.add_to_record_count(leaf.offset, -1);
         drop(locked);
-        if !kept {
+        if !is_retained {
             self.lock_allocator()?.retire((place.record.offset, place.record.buffer_len()));
         }
         // A merge is tried only when the leaf is empty or exactly a quarter full, so that adjacent leaves that are
         // too full for a merge are not checked after every removal.
-        if left.count() == 0 || left.count() == self.slots_per_leaf / 4 {
+        if without_record.count() == 0 || without_record.count() == self.slots_per_leaf / 4 {
             self.merge_or_unlink_leaf(key)?;
         }
         Ok(RemoveOutcome::Removed)
@@ -381,7 +381,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
             return Ok(PutOutcome::Done);
         }
         let entry = EntryRef { seqno, ..entry };
-        let kept = match &old {
+        let is_retained = match &old {
             Some(old) => self.retain_version(entry.user_key, &old.record, entry.seqno)?,
             None => true,
         };
@@ -409,7 +409,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
         drop(locked);
         match old {
-            Some(old) if !kept => self.lock_allocator()?.retire((old.record.offset, old.record.buffer_len())),
+            Some(old) if !is_retained => self.lock_allocator()?.retire((old.record.offset, old.record.buffer_len())),
             _ => {}
         }
         Ok(PutOutcome::Done)
@@ -420,9 +420,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
         if !self.is_step_enabled(TreeStep::RetainVersions) || self.replaying.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let (kept, freed) = self.versions.retain(key, record, by, || self.settled_seqno())?;
+        let (is_retained, freed) = self.versions.retain(key, record, by, || self.settled_seqno())?;
         self.retire_all(freed)?;
-        Ok(kept)
+        Ok(is_retained)
     }
 
     /// `commit` with the slot of `place` invalid.
@@ -442,7 +442,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
 
 /// Maximum number of bytes of memory for the version that a change of one key replaces or removes.
 fn version_bytes_max(record: &EntryRef<'_>) -> u64 {
-    RetainedVersions::bytes_most(record.user_key.len())
+    RetainedVersions::bytes_max(record.user_key.len())
 }
 
 /// Whether a record concerns one key.
@@ -479,18 +479,18 @@ impl<M: PersistenceBackend> PoolTree<M> {
             true => 0,
             false => self.range_delete_version_bytes(records)?,
         };
-        let single = records.iter().map(|(_, record)| record).filter(|record| is_single(record));
-        let most: u64 = single.map(version_bytes_max).sum();
-        if let Some(guard) = self.versions.try_reserve(most + in_ranges) {
+        let single_records = records.iter().map(|(_, record)| record).filter(|record| is_single(record));
+        let single_max: u64 = single_records.map(version_bytes_max).sum();
+        if let Some(guard) = self.versions.try_reserve(single_max + in_ranges) {
             return Ok(guard);
         }
-        let (kept, _) = *counted.insert(self.count_needs(records)?);
+        let (version_bytes, _) = *counted.insert(self.count_needs(records)?);
         let reserve = |bytes| self.versions.reserve(bytes, || self.forget_versions());
-        match reserve(kept + in_ranges) {
+        match reserve(version_bytes + in_ranges) {
             Err(error)
                 if error.kind() == ErrorKind::OutOfSpace && in_ranges > 0 && self.versions.readers().count() == 0 =>
             {
-                reserve(kept)
+                reserve(version_bytes)
             }
             done => done,
         }
@@ -514,8 +514,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         // Each leaf that is full now may be split for its first new record. The half that a split leaves behind takes
         // half a leaf's records before it is full again.
         let full = usize::try_from(self.leaf_count.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
-        let most = puts.min(full) + puts / (self.slots_per_leaf / 2 - 1) + 1;
-        let mut leaves = counted.map_or(most, |(_, leaves)| leaves.min(most));
+        let leaves_max = puts.min(full) + puts / (self.slots_per_leaf / 2 - 1) + 1;
+        let mut leaves = counted.map_or(leaves_max, |(_, leaves)| leaves.min(leaves_max));
         self.retry_after_reclaim(|| {
             let full = match self.try_reserve(records, end, leaves, staged) {
                 Err(error) if error.kind() == ErrorKind::OutOfSpace && counted.is_none() => error,
@@ -569,34 +569,34 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let mut sorted: Vec<&EntryRef<'_>> =
             records.iter().map(|(_, record)| record).filter(|record| is_single(record)).collect();
         sorted.sort_by(|a, b| self.key_order.cmp(a.user_key, b.user_key));
-        let (mut kept, mut leaves, mut all_new) = (0, 0, 0);
+        let (mut version_bytes, mut leaves, mut all_new_keys) = (0, 0, 0);
         // For the leaf of the previous key: the number of new keys, and its upper bound. Its free slots do not count,
         // because packing and other writers may fill them before the batch is applied.
-        let (mut new, mut high) = (0, Some(Vec::new()));
+        let (mut new_keys, mut leaf_high) = (0, Some(Vec::new()));
         for same in sorted.chunk_by(|a, b| self.key_order.keys_equal(a.user_key, b.user_key)) {
             let pin = self.pin()?;
             let key = same[0].user_key;
-            if high.as_deref().is_some_and(|high| self.key_order.cmp(key, high).is_ge()) {
-                leaves += self.splits_most(new);
-                new = 0;
-                high = self.inner.find_position(LeafTarget::Key(key), &pin).high.map(<[u8]>::to_vec);
+            if leaf_high.as_deref().is_some_and(|leaf_high| self.key_order.cmp(key, leaf_high).is_ge()) {
+                leaves += self.splits_max(new_keys);
+                new_keys = 0;
+                leaf_high = self.inner.find_position(LeafTarget::Key(key), &pin).high.map(<[u8]>::to_vec);
             }
-            let is_there = self.find_newest(key, &pin)?.is_some();
+            let exists = self.find_newest(key, &pin)?.is_some();
             // The first change of a key that does not exist replaces nothing.
-            kept += same[usize::from(!is_there)..].iter().map(|record| version_bytes_max(record)).sum::<u64>();
-            let is_new = !is_there && same.iter().any(|record| record.kind.is_value());
-            new += usize::from(is_new);
-            all_new += usize::from(is_new);
+            version_bytes += same[usize::from(!exists)..].iter().map(|record| version_bytes_max(record)).sum::<u64>();
+            let is_new = !exists && same.iter().any(|record| record.kind.is_value());
+            new_keys += usize::from(is_new);
+            all_new_keys += usize::from(is_new);
         }
-        leaves += self.splits_most(new);
+        leaves += self.splits_max(new_keys);
         // A leaf that is merged after removals is fuller than before, up to five eighths.
         let removals = sorted.iter().filter(|record| !record.kind.is_value()).count();
-        Ok((kept, leaves + removals.min(all_new / (self.slots_per_leaf * 3 / 8).max(1)) + 1))
+        Ok((version_bytes, leaves + removals.min(all_new_keys / (self.slots_per_leaf * 3 / 8).max(1)) + 1))
     }
 
-    /// Maximum number of splits of a full leaf that gets `new` new records.
-    fn splits_most(&self, new: usize) -> usize {
-        if new > 0 { 1 + (new - 1) / (self.slots_per_leaf / 2 - 1) } else { 0 }
+    /// Maximum number of splits of a full leaf that gets `new_keys` new records.
+    fn splits_max(&self, new_keys: usize) -> usize {
+        if new_keys > 0 { 1 + (new_keys - 1) / (self.slots_per_leaf / 2 - 1) } else { 0 }
     }
 
     /// Ends what was [reserved](PoolTree::reserve) for a batch that was applied or will not be. The next caller that

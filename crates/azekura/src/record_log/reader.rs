@@ -395,8 +395,8 @@ impl<'a> LogReadWindow<'a> {
         if let LogSource::Bytes(bytes) = self.source {
             return Ok(Some(&bytes[offset as usize..]));
         }
-        let held = self.start..self.start + self.buffer.len() as u64;
-        if offset < held.start || offset + len as u64 > held.end {
+        let window = self.start..self.start + self.buffer.len() as u64;
+        if offset < window.start || offset + len as u64 > window.end {
             self.move_to(offset, len as u64)?;
         }
         debug_assert!(offset >= self.start, "the window begins at or before the bytes");

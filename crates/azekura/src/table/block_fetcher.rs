@@ -239,10 +239,10 @@ impl BlockFetcher {
         at: usize,
         kind: BlockKind,
         fill: bool,
-        mut ahead: Option<&mut ReadAhead>,
+        mut read_ahead: Option<&mut ReadAhead>,
     ) -> Result<Arc<T>> {
-        if let Some(ahead) = &mut ahead {
-            ahead.note_sequential_read();
+        if let Some(read_ahead) = &mut read_ahead {
+            read_ahead.note_sequential_read();
         }
         {
             let pin = Pin::new();
@@ -256,8 +256,8 @@ impl BlockFetcher {
         if let Some(block) = self.cache.get(self.id, handle.offset, kind, parent_slot.clone()) {
             return Ok(block);
         }
-        let block = match ahead {
-            Some(ahead) => self.read_sequential(handle, kind, ahead)?,
+        let block = match read_ahead {
+            Some(read_ahead) => self.read_sequential(handle, kind, read_ahead)?,
             None => self.read_block(handle, kind)?,
         };
         if let Some(parent_slot) = parent_slot {

@@ -34,9 +34,9 @@ impl TableReader {
 
 impl TableIter {
     pub(crate) fn new(table: Arc<TableReader>, fill_cache: bool) -> TableIter {
-        let ahead = if fill_cache { ReadAhead::adaptive() } else { ReadAhead::eager() };
+        let read_ahead = if fill_cache { ReadAhead::adaptive() } else { ReadAhead::eager() };
         let (global_seqno, index) = (table.meta.global_seqno, IndexIter::new(fill_cache));
-        TableIter { table, global_seqno, fill_cache, index, data: None, read_ahead: ahead, kind: None }
+        TableIter { table, global_seqno, fill_cache, index, data: None, read_ahead, kind: None }
     }
 
     /// The position in the file that `target` has among the entries. The only entry of a user key in an ingested table

@@ -221,8 +221,8 @@ impl DataFiles {
     /// reader that holds one of them keeps its file open.
     pub(crate) fn evict_half(&self) -> bool {
         let mut open = self.lock();
-        let kept = open.files.len() / 2;
-        let closed = open.evict_to_fit(kept + 1);
+        let keep_count = open.files.len() / 2;
+        let closed = open.evict_to_fit(keep_count + 1);
         drop(open);
         !closed.is_empty()
     }

@@ -316,8 +316,8 @@ impl<'a> WalReader<'a> {
         let expected = self.report.last_seqno.0 + 1;
         let mut message =
             format!("log is damaged: sequence number {expected} cannot be read, though all up to {durable} was synced");
-        let ahead = |mark: &&PartitionSeqno| mark.seqno > self.report.last_seqno && !mark.partition.is_empty();
-        if let Some(mark) = [&self.options.durable_through, &self.options.held_in_pools].into_iter().find(ahead) {
+        let is_ahead = |mark: &&PartitionSeqno| mark.seqno > self.report.last_seqno && !mark.partition.is_empty();
+        if let Some(mark) = [&self.options.durable_through, &self.options.held_in_pools].into_iter().find(is_ahead) {
             message +=
                 &format!("; {} may already contain records up to sequence number {}", mark.partition, mark.seqno);
         }
@@ -376,7 +376,7 @@ impl WalSegmentFile {
 #[derive(Debug, Default)]
 pub(crate) struct WalSegmentSet {
     /// The listed segments, and the unlisted ones that follow them and were begun after the manifest recorded the end
-    /// of the WAL, by epoch. They are the WAL as far as they are linked.
+    /// of the WAL, by epoch. Each one is linked to the segment before it, or damage follows.
     pub(crate) segments: BTreeMap<WalEpoch, WalSegmentFile>,
     /// Listed segments whose file is missing or has an invalid header, by epoch.
     pub(crate) unreadable: BTreeMap<WalEpoch, Error>,
@@ -457,10 +457,10 @@ pub(crate) fn removable_segments(
         let scan = segment.reader(SeqnoOrder::Consecutive).and_then(|mut reader| reader.scan_after_damage());
         scan.is_ok_and(|scan| scan.durable_seqno == SeqNo::ZERO)
     };
-    let mut kept: Vec<FileNumber> = options.listed_segments.iter().map(|(_, file)| *file).collect();
-    kept.extend(segments.segments.values().map(|segment| segment.file));
-    kept.extend(segments.unlinked.iter().filter(|s| !is_leftover(s)).map(|segment| segment.file));
-    Ok(segments.valid_files.into_iter().filter(|file| !kept.contains(file)).collect())
+    let mut used: Vec<FileNumber> = options.listed_segments.iter().map(|(_, file)| *file).collect();
+    used.extend(segments.segments.values().map(|segment| segment.file));
+    used.extend(segments.unlinked.iter().filter(|s| !is_leftover(s)).map(|segment| segment.file));
+    Ok(segments.valid_files.into_iter().filter(|file| !used.contains(file)).collect())
 }
 
 /// Opens a segment file. The outer error is from the file system, the inner one from the header.

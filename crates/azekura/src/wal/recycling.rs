@@ -17,21 +17,21 @@ impl Wal {
     /// # Errors
     /// `Poisoned` if a sync was needed and failed; no segment was retired.
     pub(crate) fn retire(&self, flushed_through: SeqNo) -> Result<Vec<WalEpoch>> {
-        let mut log = self.lock_writer();
-        if log.retirable_segments(flushed_through) > 0 && !log.oldest_kept_start_is_durable(flushed_through) {
+        let mut state = self.lock_writer();
+        if state.retirable_segments(flushed_through) > 0 && !state.oldest_kept_start_is_durable(flushed_through) {
             // Power loss could remove the header of the new oldest segment. Then no durable record would state where
             // the WAL ends.
-            drop(log);
+            drop(state);
             self.sync_exclusively(true)?;
-            log = self.lock_writer();
+            state = self.lock_writer();
         }
-        let count = log.retirable_segments(flushed_through);
-        let leaving: Vec<_> = log.sealed.drain(..count).map(|sealed| sealed.info).collect();
-        log.retired.extend(&leaving);
-        self.check_invariants(&log);
+        let count = state.retirable_segments(flushed_through);
+        let leaving: Vec<_> = state.sealed.drain(..count).map(|sealed| sealed.info).collect();
+        state.retired.extend(&leaving);
+        self.check_invariants(&state);
         // Includes the segments whose earlier retirement could not be written: if the manifest lists such a segment
         // while its successors disappear, the WAL has a gap.
-        Ok(log.retired.iter().map(|info| info.epoch).collect())
+        Ok(state.retired.iter().map(|info| info.epoch).collect())
     }
 
     /// Recycles the files of retired segments: up to two become spare files, the others are removed.
@@ -41,25 +41,25 @@ impl Wal {
     /// remaining ones.
     pub(crate) fn recycle(&self, epochs: &[WalEpoch]) -> Result<()> {
         let mut surplus = Vec::new();
-        let mut log = self.lock_writer();
+        let mut state = self.lock_writer();
         debug_assert!(
-            log.sealed.iter().all(|sealed| !epochs.contains(&sealed.info.epoch)),
+            state.sealed.iter().all(|sealed| !epochs.contains(&sealed.info.epoch)),
             "a live segment is not recycled"
         );
-        let (released, kept) = log.retired.drain(..).partition(|info| epochs.contains(&info.epoch));
-        log.retired = kept;
+        let (released, remaining) = state.retired.drain(..).partition(|info| epochs.contains(&info.epoch));
+        state.retired = remaining;
         for info in Vec::from_iter::<Vec<_>>(released) {
-            if log.spare_files.len() < SPARE_FILES_MAX && info.end_offset <= self.segment_size {
-                log.spare_files.push(info.file);
+            if state.spare_files.len() < SPARE_FILES_MAX && info.end_offset <= self.segment_size {
+                state.spare_files.push(info.file);
             } else {
                 surplus.push(info.file);
             }
         }
-        while log.spare_files.len() > SPARE_FILES_MAX {
-            surplus.extend(log.spare_files.pop());
+        while state.spare_files.len() > SPARE_FILES_MAX {
+            surplus.extend(state.spare_files.pop());
         }
-        self.check_invariants(&log);
-        drop(log);
+        self.check_invariants(&state);
+        drop(state);
         let mut result = Ok(());
         for file in surplus {
             result = result.and(self.fs.remove_file(&segment_path(&self.dir, file)));

@@ -150,12 +150,12 @@ impl Wal {
     }
 
     fn unsynced_segments(&self, with_active: bool) -> UnsyncedSegments {
-        let mut log = self.lock_writer();
+        let mut state = self.lock_writer();
         let unsynced =
             |sealed: &SealedWalSegment| sealed.unsynced_file.as_ref().map(|file| (sealed.info.epoch, Arc::clone(file)));
-        let sealed = log.sealed.iter().filter_map(unsynced).collect();
-        let target = if with_active { log.last_seqno() } else { SeqNo(log.active().first_seqno.0 - 1) };
-        let active = with_active.then(|| (log.active().epoch, Arc::clone(&log.active().handle)));
+        let sealed = state.sealed.iter().filter_map(unsynced).collect();
+        let target = if with_active { state.last_seqno() } else { SeqNo(state.active().first_seqno.0 - 1) };
+        let active = with_active.then(|| (state.active().epoch, Arc::clone(&state.active().handle)));
         debug_assert!(target <= self.appended(), "only appended commits are synced");
         UnsyncedSegments { sealed, active, target }
     }
@@ -175,25 +175,25 @@ impl Wal {
         };
         sync_all_files().map_err(|e| self.poison.set(e))?;
         self.syncs.fetch_add(1, Ordering::Relaxed);
-        let mut log = self.lock_writer();
+        let mut state = self.lock_writer();
         for (epoch, _) in &batch.sealed {
-            if let Some(sealed) = log.sealed.iter_mut().find(|sealed| sealed.info.epoch == *epoch) {
+            if let Some(sealed) = state.sealed.iter_mut().find(|sealed| sealed.info.epoch == *epoch) {
                 sealed.unsynced_file = None;
             }
         }
         let active = batch.active.map(|(epoch, _)| epoch);
-        if active == Some(log.active().epoch) {
-            log.active().header_synced = true;
+        if active == Some(state.active().epoch) {
+            state.active().header_synced = true;
         }
-        debug_assert!(batch.target <= log.last_seqno(), "only appended commits are durable");
+        debug_assert!(batch.target <= state.last_seqno(), "only appended commits are durable");
         debug_assert!(
-            log.sealed.iter().rev().take(2).all(|sealed| {
+            state.sealed.iter().rev().take(2).all(|sealed| {
                 let is_covered = sealed.info.last_seqno <= batch.target && Some(sealed.info.epoch) != active;
                 !is_covered || sealed.unsynced_file.is_none()
             }),
             "every segment up to the target is synced"
         );
-        drop(log);
+        drop(state);
         self.durable.fetch_max(batch.target.0, Ordering::AcqRel);
         Ok(())
     }
@@ -206,16 +206,16 @@ impl Wal {
     /// commits yet.
     pub(crate) fn sync_sealed(&self, keep_spare: bool) -> Result<bool> {
         let synced = self.sync_exclusively(false)?;
-        let log = self.lock_writer();
-        if !keep_spare || log.segments_started < 2 || !log.spare_files.is_empty() {
+        let state = self.lock_writer();
+        if !keep_spare || state.segments_started < 2 || !state.spare_files.is_empty() {
             return Ok(synced);
         }
-        drop(log);
+        drop(state);
         let (_, file) = self.host.allocate_segment()?;
         self.create_spare_file(file)?;
-        let mut log = self.lock_writer();
-        log.spare_files.push(file);
-        self.check_invariants(&log);
+        let mut state = self.lock_writer();
+        state.spare_files.push(file);
+        self.check_invariants(&state);
         Ok(true)
     }
 }

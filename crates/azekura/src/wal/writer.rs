@@ -129,7 +129,7 @@ impl Wal {
         let use_mmap = options.mapped && fs.overwrites_in_place(dir);
         let sealed =
             replayed.segments.iter().map(|info| SealedWalSegment { info: *info, unsynced_file: None }).collect();
-        let log = WalWriterState {
+        let state = WalWriterState {
             active: None,
             next_seqno: SeqNo(next.0.max(1)),
             watermark_written: SeqNo::ZERO,
@@ -145,7 +145,7 @@ impl Wal {
             bytes: 0,
             commits: 0,
         };
-        let last = log.last_seqno();
+        let last = state.last_seqno();
         Ok(Wal {
             fs,
             dir: dir.to_path_buf(),
@@ -155,7 +155,7 @@ impl Wal {
             segment_size: options.segment_size.max(WAL_PAGE_SIZE).next_multiple_of(WAL_PAGE_SIZE),
             use_mmap,
             marks: options.marks,
-            writer_state: Mutex::new(log),
+            writer_state: Mutex::new(state),
             sync: Mutex::new(SyncState { durable_with_metadata: last, ..SyncState::default() }),
             sync_done: Condvar::new(),
             appended: AtomicU64::new(last.0),
@@ -178,24 +178,24 @@ impl Wal {
     }
 
     /// Checks the state in builds with debug assertions. Called after each change of the lists of segments and files.
-    pub(super) fn check_invariants(&self, log: &WalWriterState) {
+    pub(super) fn check_invariants(&self, state: &WalWriterState) {
         if !cfg!(debug_assertions) {
             return;
         }
         assert!(self.durable() <= self.appended(), "only appended commits are durable");
-        assert!(self.appended() <= log.last_seqno(), "only written commits are appended");
-        assert!(log.watermark_written <= log.last_seqno(), "a watermark is not above the last commit");
-        assert!(log.previous_epoch <= log.highest_epoch, "no epoch is above the highest one");
-        let newest = log.sealed.len().saturating_sub(SEALED_CHECKS_MAX);
-        let sealed = &log.sealed[newest..];
+        assert!(self.appended() <= state.last_seqno(), "only written commits are appended");
+        assert!(state.watermark_written <= state.last_seqno(), "a watermark is not above the last commit");
+        assert!(state.previous_epoch <= state.highest_epoch, "no epoch is above the highest one");
+        let newest = state.sealed.len().saturating_sub(SEALED_CHECKS_MAX);
+        let sealed = &state.sealed[newest..];
         assert!(sealed.is_sorted_by(|a, b| a.info.epoch < b.info.epoch), "epochs of sealed segments rise");
         if let Some((_, synced)) = sealed.split_last() {
             assert!(synced.iter().all(|one| one.unsynced_file.is_none()), "all segments but the last two are synced");
         }
-        let retired_before = |epoch| log.retired.last().is_none_or(|info| info.epoch < epoch);
-        assert!(log.sealed.first().is_none_or(|one| retired_before(one.info.epoch)), "the oldest are retired first");
-        assert!(log.retired.is_sorted_by(|a, b| a.epoch < b.epoch), "segments are retired in order");
-        let own = log.own_sealed_segments();
+        let retired_before = |epoch| state.retired.last().is_none_or(|info| info.epoch < epoch);
+        assert!(state.sealed.first().is_none_or(|one| retired_before(one.info.epoch)), "the oldest are retired first");
+        assert!(state.retired.is_sorted_by(|a, b| a.epoch < b.epoch), "segments are retired in order");
+        let own = state.own_sealed_segments();
         let own = &own[own.len().saturating_sub(SEALED_CHECKS_MAX)..];
         let ends_before = |a: &WalSegmentInfo, first: SeqNo| a.last_seqno.0 + 1 == first.0;
         assert!(
@@ -203,23 +203,26 @@ impl Wal {
             "sequence numbers of sealed segments are consecutive"
         );
         let is_live = |file: FileNumber| {
-            sealed.iter().any(|one| one.info.file == file) || log.active.as_ref().is_some_and(|one| one.file == file)
+            sealed.iter().any(|one| one.info.file == file) || state.active.as_ref().is_some_and(|one| one.file == file)
         };
-        let spare = &log.spare_files;
+        let spare = &state.spare_files;
         assert!(spare.iter().all(|file| !is_live(*file)), "a spare file is not a live segment");
         assert!(spare.iter().enumerate().all(|(n, file)| !spare[..n].contains(file)), "a file is listed as spare once");
-        if let Some((epoch, file)) = log.listed_without_header {
-            assert!(epoch > log.highest_epoch, "the next segment has a new epoch");
+        if let Some((epoch, file)) = state.listed_without_header {
+            assert!(epoch > state.highest_epoch, "the next segment has a new epoch");
             assert!(!spare.contains(&file) && !is_live(file), "the next segment has a file of its own");
         }
-        let Some(active) = &log.active else { return };
-        assert_eq!(active.epoch, log.previous_epoch, "the next segment follows the active one");
-        assert!(log.sealed.last().is_none_or(|last| last.info.epoch < active.epoch), "the active segment is the last");
+        let Some(active) = &state.active else { return };
+        assert_eq!(active.epoch, state.previous_epoch, "the next segment follows the active one");
+        assert!(
+            state.sealed.last().is_none_or(|last| last.info.epoch < active.epoch),
+            "the active segment is the last"
+        );
         assert!(
             own.last().is_none_or(|last| ends_before(&last.info, active.first_seqno)),
             "the active segment continues the sealed ones"
         );
-        assert!(active.first_seqno <= log.next_seqno, "the active segment begins at or before the next commit");
+        assert!(active.first_seqno <= state.next_seqno, "the active segment begins at or before the next commit");
         assert!(active.header_synced || self.durable() < active.first_seqno, "a durable commit is in a synced segment");
     }
 
@@ -228,20 +231,20 @@ impl Wal {
     /// # Errors
     /// `OutOfSpace` and `Io`: nothing has changed. `Poisoned` if the header may be partly written, because then the
     /// content of a listed segment is unknown.
-    pub(super) fn start_segment(&self, log: &mut WalWriterState, need: u64) -> Result<()> {
-        let mut segment = match log.listed_without_header {
+    pub(super) fn start_segment(&self, state: &mut WalWriterState, need: u64) -> Result<()> {
+        let mut segment = match state.listed_without_header {
             Some(numbers) => self.open_spare_segment(numbers, need)?,
-            None => self.add_segment(log, need)?,
+            None => self.add_segment(state, need)?,
         };
         let epoch = segment.epoch;
-        debug_assert!(epoch > log.highest_epoch, "a segment gets an epoch that no header has");
+        debug_assert!(epoch > state.highest_epoch, "a segment gets an epoch that no header has");
         debug_assert!(segment.remaining_bytes() >= need, "the segment has space for the group that begins it");
         let header = WalSegmentHeader {
             file_id: random_file_id(&*self.env),
             database_id: self.database_id,
             epoch,
-            previous_epoch: log.previous_epoch,
-            first_seqno: log.next_seqno,
+            previous_epoch: state.previous_epoch,
+            first_seqno: state.next_seqno,
         };
         let usual = need + SEGMENT_HEADER_LEN as u64 <= self.segment_size;
         if let Err(error) = segment.write_header(&header, self.use_mmap && usual) {
@@ -249,12 +252,12 @@ impl Wal {
             let is_as_before = error.kind() == ErrorKind::OutOfSpace && segment.has_stale_header();
             return Err(if is_as_before { error } else { self.poison.set(error) });
         }
-        log.listed_without_header = None;
-        self.seal_active(log);
-        (log.previous_epoch, log.highest_epoch, log.watermark_written) = (epoch, epoch, SeqNo::ZERO);
-        log.segments_started += 1;
-        log.active = Some(segment);
-        self.check_invariants(log);
+        state.listed_without_header = None;
+        self.seal_active(state);
+        (state.previous_epoch, state.highest_epoch, state.watermark_written) = (epoch, epoch, SeqNo::ZERO);
+        state.segments_started += 1;
+        state.active = Some(segment);
+        self.check_invariants(state);
         Ok(())
     }
 
@@ -263,18 +266,18 @@ impl Wal {
     }
 
     /// Takes or creates a spare file, and adds a segment in this file to the manifest.
-    fn add_segment(&self, log: &mut WalWriterState, need: u64) -> Result<ActiveWalSegment> {
-        debug_assert!(log.listed_without_header.is_none(), "the listed segment is begun first");
-        let (epoch, fresh) = self.allocate_segment_above(log.highest_epoch)?;
-        let file = match log.spare_files.pop() {
+    fn add_segment(&self, state: &mut WalWriterState, need: u64) -> Result<ActiveWalSegment> {
+        debug_assert!(state.listed_without_header.is_none(), "the listed segment is begun first");
+        let (epoch, fresh) = self.allocate_segment_above(state.highest_epoch)?;
+        let file = match state.spare_files.pop() {
             Some(spare) => spare,
             None => self.create_spare_file(fresh).map(|()| fresh)?,
         };
         let segment = self.open_spare_segment((epoch, file), need);
         let listed = segment.and_then(|segment| self.host.add_segment_to_manifest(epoch, file).map(|()| segment));
         match &listed {
-            Ok(_) => log.listed_without_header = Some((epoch, file)),
-            Err(e) if e.kind() == ErrorKind::OutOfSpace || e.is_too_many_open_files() => log.spare_files.push(file),
+            Ok(_) => state.listed_without_header = Some((epoch, file)),
+            Err(e) if e.kind() == ErrorKind::OutOfSpace || e.is_too_many_open_files() => state.spare_files.push(file),
             // The file is not used again in this process. The next open of the database finds it.
             Err(_) => {}
         }
@@ -296,14 +299,14 @@ impl Wal {
         Err(Error::corruption(format!("a log segment has epoch {}, far beyond what the manifest knows", highest.0)))
     }
 
-    fn seal_active(&self, log: &mut WalWriterState) {
-        let last = log.last_seqno();
-        let Some(old) = log.active.take() else { return };
+    fn seal_active(&self, state: &mut WalWriterState) {
+        let last = state.last_seqno();
+        let Some(old) = state.active.take() else { return };
         let info = old.segment_info(last);
         debug_assert!(info.first_seqno.0 <= last.0 + 1, "a segment begins at most one after its last commit");
         // Frames after the last synced commit can only be watermarks, which are never synced for their own sake.
         let synced = info.first_seqno <= last && self.durable() >= last;
-        log.sealed.push(SealedWalSegment { info, unsynced_file: (!synced).then_some(old.handle) });
+        state.sealed.push(SealedWalSegment { info, unsynced_file: (!synced).then_some(old.handle) });
     }
 
     pub(super) fn create_spare_file(&self, file: FileNumber) -> Result<()> {
@@ -329,14 +332,14 @@ impl Wal {
 
     /// The live segments, oldest first; the active one is the last.
     pub(crate) fn segments(&self) -> Vec<WalSegmentInfo> {
-        let log = self.lock_writer();
-        let active = log.active.as_ref().map(|active| active.segment_info(log.last_seqno()));
-        log.sealed.iter().map(|sealed| sealed.info).chain(active).collect()
+        let state = self.lock_writer();
+        let active = state.active.as_ref().map(|active| active.segment_info(state.last_seqno()));
+        state.sealed.iter().map(|sealed| sealed.info).chain(active).collect()
     }
 
     pub(crate) fn stats(&self) -> WalStats {
-        let log = self.lock_writer();
-        WalStats { bytes: log.bytes, commits: log.commits, syncs: self.syncs.load(Ordering::Relaxed) }
+        let state = self.lock_writer();
+        WalStats { bytes: state.bytes, commits: state.commits, syncs: self.syncs.load(Ordering::Relaxed) }
     }
 }
 
@@ -392,31 +395,31 @@ impl Wal {
     pub(crate) fn append(&self, commits: &[WalCommit<'_>]) -> Result<()> {
         self.poison.check()?;
         let durable = if self.marks { self.durable() } else { SeqNo::ZERO };
-        let mut log = self.lock_writer();
-        let need = check_group(&log, commits, durable)?;
-        if log.active().remaining_bytes() < need {
-            log = self.ensure_segment_space(log, need)?;
+        let mut state = self.lock_writer();
+        let need = check_group(&state, commits, durable)?;
+        if state.active().remaining_bytes() < need {
+            state = self.ensure_segment_space(state, need)?;
             // The lock was released in between.
-            check_group(&log, commits, durable)?;
+            check_group(&state, commits, durable)?;
         }
         // An earlier holder of the lock may have failed.
         self.poison.check()?;
-        log.active().reserve_space(need)?;
-        self.write_reserved(&mut log, commits, durable)
+        state.active().reserve_space(need)?;
+        self.write_reserved(&mut state, commits, durable)
     }
 
     /// Writes a group for which space was reserved.
     #[inline]
-    fn write_reserved(&self, log: &mut WalWriterState, commits: &[WalCommit<'_>], durable: SeqNo) -> Result<()> {
-        if let Err(error) = log.write_group(commits, durable) {
+    fn write_reserved(&self, state: &mut WalWriterState, commits: &[WalCommit<'_>], durable: SeqNo) -> Result<()> {
+        if let Err(error) = state.write_group(commits, durable) {
             // The file may already contain complete frames of this group, with sequence numbers that a later group
             // would use again. A replay could not tell which of them were acknowledged. So nothing may follow in this
             // segment, and nothing at all unless the disk was full.
-            return Err(log.active().close_after_failed_write(error).unwrap_or_else(|error| self.poison.set(error)));
+            return Err(state.active().close_after_failed_write(error).unwrap_or_else(|error| self.poison.set(error)));
         }
-        debug_assert!(log.last_seqno() >= self.appended(), "the appended sequence numbers rise");
-        self.appended.store(log.last_seqno().0, Ordering::Release);
-        debug_assert!(log.watermark_written <= log.last_seqno(), "a watermark is not above the last commit");
+        debug_assert!(state.last_seqno() >= self.appended(), "the appended sequence numbers rise");
+        self.appended.store(state.last_seqno().0, Ordering::Release);
+        debug_assert!(state.watermark_written <= state.last_seqno(), "a watermark is not above the last commit");
         debug_assert!(self.durable() <= self.appended(), "only appended commits are durable");
         Ok(())
     }
@@ -437,27 +440,27 @@ impl Wal {
     ) -> Result<Option<SeqNo>> {
         self.poison.check()?;
         let durable = self.durable();
-        let mut log = self.lock_writer();
+        let mut state = self.lock_writer();
         // Upper bound: gap frames with the highest numbers have the longest encoding.
         let longest = WalCommit { first_seqno: SeqNo::MAX, seqno_count: u32::MAX, payload: SEQNO_GAP_PAYLOAD };
-        let gaps = 1 + (next.0.saturating_sub(log.next_seqno.0) + 1) / u64::from(u32::MAX);
+        let gaps = 1 + (next.0.saturating_sub(state.next_seqno.0) + 1) / u64::from(u32::MAX);
         let one = WalCommit { first_seqno: SeqNo::MAX, seqno_count: 1, payload };
-        let need = log.frame_writer.stored_len(&frame_record(&one, SeqNo::ZERO));
-        let need = need + gaps * log.frame_writer.stored_len(&frame_record(&longest, SeqNo::ZERO));
-        if log.active().remaining_bytes() < need {
-            log = self.ensure_segment_space(log, need)?;
+        let need = state.frame_writer.stored_len(&frame_record(&one, SeqNo::ZERO));
+        let need = need + gaps * state.frame_writer.stored_len(&frame_record(&longest, SeqNo::ZERO));
+        if state.active().remaining_bytes() < need {
+            state = self.ensure_segment_space(state, need)?;
         }
         // An earlier holder of the lock may have failed.
         self.poison.check()?;
-        log.active().reserve_space(need)?;
+        state.active().reserve_space(need)?;
         let Some(first) = take() else { return Ok(None) };
-        debug_assert!(first >= log.next_seqno, "assigned sequence numbers rise");
+        debug_assert!(first >= state.next_seqno, "assigned sequence numbers rise");
         let commit = WalCommit { first_seqno: first, ..one };
-        if log.next_seqno == first {
-            self.write_reserved(&mut log, &[commit], durable)?;
+        if state.next_seqno == first {
+            self.write_reserved(&mut state, &[commit], durable)?;
         } else {
-            let frames: Vec<_> = seqno_gap_commits(log.next_seqno, first).chain([commit]).collect();
-            self.write_reserved(&mut log, &frames, durable)?;
+            let frames: Vec<_> = seqno_gap_commits(state.next_seqno, first).chain([commit]).collect();
+            self.write_reserved(&mut state, &frames, durable)?;
         }
         Ok(Some(first))
     }
@@ -466,34 +469,34 @@ impl Wal {
     #[cold]
     fn ensure_segment_space<'a>(
         &'a self,
-        mut log: MutexGuard<'a, WalWriterState>,
+        mut state: MutexGuard<'a, WalWriterState>,
         need: u64,
     ) -> Result<MutexGuard<'a, WalWriterState>> {
-        while log.active().remaining_bytes() < need {
-            log = self.start_segment_after_sync(log, need)?;
+        while state.active().remaining_bytes() < need {
+            state = self.start_segment_after_sync(state, need)?;
         }
-        Ok(log)
+        Ok(state)
     }
 
     /// Begins a segment unless another thread has just begun one. First syncs all sealed segments, so that damage in
     /// any segment before the last two cannot be a torn tail.
     fn start_segment_after_sync<'a>(
         &'a self,
-        mut log: MutexGuard<'a, WalWriterState>,
+        mut state: MutexGuard<'a, WalWriterState>,
         need: u64,
     ) -> Result<MutexGuard<'a, WalWriterState>> {
-        let begun = log.segments_started;
-        while log.sealed.iter().any(|sealed| sealed.unsynced_file.is_some()) {
-            drop(log);
+        let begun = state.segments_started;
+        while state.sealed.iter().any(|sealed| sealed.unsynced_file.is_some()) {
+            drop(state);
             self.sync_exclusively(false)?;
-            log = self.lock_writer();
-            if log.segments_started != begun {
-                return Ok(log);
+            state = self.lock_writer();
+            if state.segments_started != begun {
+                return Ok(state);
             }
         }
         self.poison.check()?;
-        self.start_segment(&mut log, need)?;
-        Ok(log)
+        self.start_segment(&mut state, need)?;
+        Ok(state)
     }
 
     /// Seals the active segment and begins the next one, so that everything appended so far is in sealed segments. Does
@@ -503,12 +506,12 @@ impl Wal {
     /// As [`Wal::append`].
     pub(crate) fn seal(&self) -> Result<()> {
         self.poison.check()?;
-        let mut log = self.lock_writer();
-        let last = log.last_seqno();
-        if log.active().first_seqno > last {
+        let mut state = self.lock_writer();
+        let last = state.last_seqno();
+        if state.active().first_seqno > last {
             return Ok(());
         }
-        self.start_segment_after_sync(log, 0).map(drop)
+        self.start_segment_after_sync(state, 0).map(drop)
     }
 
     /// Appends a watermark frame, unsynced, if the active segment does not have the current watermark yet. A watermark
@@ -516,23 +519,23 @@ impl Wal {
     /// error.
     pub(super) fn append_watermark(&self) {
         let durable = self.durable();
-        let mut log = self.lock_writer();
+        let mut state = self.lock_writer();
         let len = RecordLogWriter::watermark_len_max();
-        if !self.marks || log.writes_stopped || log.watermark_written >= durable || self.poison.check().is_err() {
+        if !self.marks || state.writes_stopped || state.watermark_written >= durable || self.poison.check().is_err() {
             return;
         }
-        debug_assert!(durable <= log.last_seqno(), "only appended commits are durable");
-        let fits = log.active().remaining_bytes() >= len && log.active().reserve_space(len).is_ok();
-        if fits && log.write_watermark(durable).is_ok() {
-            log.watermark_written = durable;
+        debug_assert!(durable <= state.last_seqno(), "only appended commits are durable");
+        let fits = state.active().remaining_bytes() >= len && state.active().reserve_space(len).is_ok();
+        if fits && state.write_watermark(durable).is_ok() {
+            state.watermark_written = durable;
         }
     }
 }
 
 /// Checks that the group continues the appended sequence numbers, and returns the bytes that it needs.
 #[inline]
-fn check_group(log: &WalWriterState, commits: &[WalCommit<'_>], durable: SeqNo) -> Result<u64> {
-    let (mut need, mut next) = (0, log.next_seqno);
+fn check_group(state: &WalWriterState, commits: &[WalCommit<'_>], durable: SeqNo) -> Result<u64> {
+    let (mut need, mut next) = (0, state.next_seqno);
     for commit in commits {
         if commit.first_seqno != next
             || commit.seqno_count == 0
@@ -541,7 +544,7 @@ fn check_group(log: &WalWriterState, commits: &[WalCommit<'_>], durable: SeqNo) 
             return Err(out_of_order_error(commit, next));
         }
         next = SeqNo(next.0 + u64::from(commit.seqno_count));
-        need += log.frame_writer.stored_len(&frame_record(commit, durable));
+        need += state.frame_writer.stored_len(&frame_record(commit, durable));
     }
     Ok(need)
 }

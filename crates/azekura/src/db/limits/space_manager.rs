@@ -129,8 +129,8 @@ impl SpaceManager {
         let obsolete_files = &self.catalog.resources().obsolete_files;
         let had_obsolete = !obsolete_files.is_empty();
         obsolete_files.remove_all();
-        let made = self.wal.remove_spare_files() | self.reserve.release_for(need) | had_obsolete;
-        let result = if made { work() } else { result };
+        let freed = self.wal.remove_spare_files() | self.reserve.release_for(need) | had_obsolete;
+        let result = if freed { work() } else { result };
         if is_out_of_space(&result) {
             obsolete_files.remove_all(); // the unfinished outputs of the work
         }

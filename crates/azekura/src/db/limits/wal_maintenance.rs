@@ -88,7 +88,7 @@ impl WalMaintenance {
 
     /// The last sequence number in the oldest segment of a WAL that is too large. `None` if the WAL is not too large,
     /// if a checkpoint copies the WAL, or if the WAL has a single segment and the disk is not full.
-    pub(crate) fn oldest_held(&self) -> Option<SeqNo> {
+    pub(crate) fn oldest_pinned_seqno(&self) -> Option<SeqNo> {
         if !self.wal_is_too_large() {
             return None;
         }

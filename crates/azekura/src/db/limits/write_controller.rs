@@ -17,9 +17,9 @@ use crate::base::version_edit::PartitionId;
 use crate::base::{Error, Result};
 use crate::db::catalog::Catalog;
 use crate::db::config::Settings;
+use crate::db::limits::write_buffer_manager::WriteBufferManager;
 use crate::db::partition_state::PartitionState;
 use crate::db::state::background_work::BackgroundWork;
-use crate::db::write_buffer_manager::WriteBufferManager;
 use crate::engine::Pressure;
 use crate::vfs::Env;
 

@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::KeyOrder;
 use crate::base::sync::lock;
-use crate::db::commit_check::{ReadsOfPartition, key_bytes};
 use crate::db::partition_state::PartitionState;
 use crate::db::state::list_growth::{list_bytes, reserve_more};
 use crate::db::state::scanned_range::{OwnedRange, ScanMemory, ScannedRange, range_bytes};
+use crate::db::writes::commit_check::{ReadsOfPartition, key_bytes};
 use crate::mem::slice::Slice;
 
 /// A sorted list of keys is made when this many keys were added.

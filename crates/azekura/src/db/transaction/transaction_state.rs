@@ -10,7 +10,6 @@ use crate::base::key::split_expiry;
 use crate::base::sync::lock;
 use crate::base::{Error, RecordKind, Result};
 use crate::db::batch::{Batch, BatchMark};
-use crate::db::commit_check::CommitCheck;
 use crate::db::config::{PersistMode, PlantedBug};
 use crate::db::handle::DbHandle;
 use crate::db::handle::ExclusiveTurn;
@@ -21,6 +20,7 @@ use crate::db::state::scanned_range::range_bytes;
 use crate::db::transaction::read_set::ReadSet;
 use crate::db::transaction::transaction_options::{Isolation, TransactionOptions};
 use crate::db::transaction::transaction_view::{TransactionView, find_last_write};
+use crate::db::writes::commit_check::CommitCheck;
 use crate::db::writes::overlay::Overlay;
 use crate::engine::{ReadMoment, ReadSeqno, SnapshotGuard};
 use crate::mem::slice::Slice;
@@ -179,7 +179,7 @@ impl TransactionState {
     /// `read_bytes`. The overlay counts before a read needs it, so that no read of own writes exceeds the limit.
     fn memory_bytes(&self, read_bytes: u64, added: usize) -> u64 {
         let encoded = self.batch.payload_bytes(added);
-        let ordered = lock(&self.overlay).bytes(self.batch.ordered_bytes_max() + Memtable::bytes_most(0, added));
+        let ordered = lock(&self.overlay).bytes(self.batch.ordered_bytes_max() + Memtable::bytes_max(0, added));
         let savepoints = self.savepoints.capacity() * size_of::<(u64, BatchMark)>();
         read_bytes + encoded + ordered + savepoints as u64
     }

@@ -75,9 +75,9 @@ impl PoolCheckpointer {
     /// number.
     fn begin_snapshot(&self) -> SeqNo {
         let from = self.location.visible.get();
-        let mut taken = lock(&self.min_flushing_seqno);
-        debug_assert_eq!(*taken, NO_SEQNO, "one checkpoint at a time runs");
-        *taken = self.min_dirty_seqno.swap(NO_SEQNO, Ordering::SeqCst).min(*taken);
+        let mut flushing_seqno = lock(&self.min_flushing_seqno);
+        debug_assert_eq!(*flushing_seqno, NO_SEQNO, "one checkpoint at a time runs");
+        *flushing_seqno = self.min_dirty_seqno.swap(NO_SEQNO, Ordering::SeqCst).min(*flushing_seqno);
         from
     }
 
@@ -94,12 +94,12 @@ impl PoolCheckpointer {
     /// Ends the checkpoint. If it failed (`done` is false), its records are dirty again, and another checkpoint is
     /// requested.
     fn finish_checkpoint(&self, done: bool) {
-        let mut taken = lock(&self.min_flushing_seqno);
+        let mut flushing_seqno = lock(&self.min_flushing_seqno);
         if !done {
-            self.min_dirty_seqno.fetch_min(*taken, Ordering::SeqCst);
+            self.min_dirty_seqno.fetch_min(*flushing_seqno, Ordering::SeqCst);
             self.request_checkpoint();
         }
-        *taken = NO_SEQNO;
+        *flushing_seqno = NO_SEQNO;
     }
 
     fn write_checkpoint(&self, tree: &PoolTree<PoolImage>, host: &dyn EngineHost) -> Result<u64> {
@@ -170,8 +170,8 @@ impl PoolDurability<PoolImage> for PoolCheckpointer {
     }
 
     fn first_unflushed(&self) -> Option<SeqNo> {
-        let taken = lock(&self.min_flushing_seqno);
-        let first = self.min_dirty_seqno.load(Ordering::SeqCst).min(*taken);
+        let flushing_seqno = lock(&self.min_flushing_seqno);
+        let first = self.min_dirty_seqno.load(Ordering::SeqCst).min(*flushing_seqno);
         (first != NO_SEQNO).then_some(SeqNo(first))
     }
 

@@ -281,13 +281,13 @@ impl ImageStore {
         // The shadow must not be overwritten while the pool file still needs its pages.
         apply_pending_shadow(files, &*pool, &*shadow)?;
         let replay_from = cut();
-        let mut taken = image.snapshot_pages()?;
+        let mut snapshot = image.snapshot_pages()?;
         let file_id = pool_file_id(image)?;
         let mut writer = ShadowWriter::new(&*shadow, file_id);
-        let changed = copy_pages(&mut taken, &mut writer)?;
+        let changed = copy_pages(&mut snapshot, &mut writer)?;
         let highest = make_durable(replay_from)?;
         debug_assert!(replay_from <= highest, "the image contains no lower sequence numbers than it must");
-        let (number, len) = (files.last.as_ref().map_or(1, |last| last.checkpoint_number + 1), taken.image_len());
+        let (number, len) = (files.last.as_ref().map_or(1, |last| last.checkpoint_number + 1), snapshot.image_len());
         let mut head = ImageHeader {
             file_id,
             partition: self.partition,
@@ -320,7 +320,7 @@ impl ImageStore {
         let written = PoolCheckpointStats { pages: changed.len() as u64, bytes: 2 * owed.page_count() * PAGE };
         (files.names_are_durable, files.last, files.pending_shadow) = (true, Some(head), Some(owed));
         apply_pending_shadow(files, &*pool, &*shadow)?;
-        taken.finish();
+        snapshot.finish();
         self.update_disk_bytes(&*pool, Some(&*shadow))?;
         Ok(written)
     }

@@ -577,13 +577,13 @@ impl RecoveredPart {
             return Ok(separator);
         }
         self.empty_leaves.push(read.offset);
-        let gone = self.leaves.pop();
+        let removed = self.leaves.pop();
         if let Some((n, first, slots)) = &mut self.first_leaf
             && *n == self.leaves.len()
         {
             (*first, *slots) = (*next.0, next.1.to_vec());
         }
-        Ok(gone.map_or(separator, |(own, _)| own))
+        Ok(removed.map_or(separator, |(own, _)| own))
     }
 
     /// Appends the next part.
@@ -617,19 +617,19 @@ impl RecoveredPart {
 
     /// Adds repairs of the next pointers, so that the chain contains only the leaves to keep.
     fn add_link_repairs<M: PersistenceBackend>(&mut self, tree: &PoolTree<M>, chain: &[u64]) {
-        let (mut kept, mut last, mut passed) =
+        let (mut kept_leaves, mut last, mut skipped) =
             (self.leaves.iter().map(|(_, at)| *at).peekable(), HEAD_LEAF_OFFSET, false);
         for at in chain.iter().copied().chain([0]) {
-            if at != 0 && kept.next_if_eq(&at).is_none() {
-                passed = true;
+            if at != 0 && kept_leaves.next_if_eq(&at).is_none() {
+                skipped = true;
                 continue;
             }
-            if passed {
+            if skipped {
                 self.repairs.push((tree.leaf(LeafAddr(last)).next_offset(), tree.check_seed.next_word(last, at)));
             }
-            (last, passed) = (at, false);
+            (last, skipped) = (at, false);
         }
-        debug_assert!(kept.next().is_none(), "the leaves to keep are in the order of the chain");
+        debug_assert!(kept_leaves.next().is_none(), "the leaves to keep are in the order of the chain");
     }
 }
 
@@ -645,10 +645,10 @@ pub(crate) fn create<M: PersistenceBackend>(
     options: &PoolOptions,
     readers: PartitionReaders,
 ) -> Result<PoolTree<M>> {
-    let least = 2 * PAGE;
-    let len = options.grow_by.max(least).min(options.len_max) / PAGE * PAGE;
-    if len < least {
-        return Err(Error::invalid(format!("a pool must have at least {least} bytes")));
+    let min_len = 2 * PAGE;
+    let len = options.grow_by.max(min_len).min(options.len_max) / PAGE * PAGE;
+    if len < min_len {
+        return Err(Error::invalid(format!("a pool must have at least {min_len} bytes")));
     }
     backend.grow(len)?;
     let seal = leaf_check_seed(&file_id);

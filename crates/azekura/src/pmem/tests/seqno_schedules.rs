@@ -50,7 +50,7 @@ impl SeqnoScheduleFixture {
     fn new(fault: SeqnoFault) -> Arc<SeqnoScheduleFixture> {
         let fixture = new_fixture(&options(16 * PAGE, 4));
         let numbers = SeqnoAllocator::new(fixture.visible.clone());
-        numbers.open_gate(true);
+        numbers.resume(true);
         let shared = SeqnoScheduleFixture { fixture, seqno_allocator: numbers, changes: Mutex::new(Vec::new()), fault };
         assert!(shared.put(10, 1) && shared.put(20, 2));
         Arc::new(shared)
@@ -105,7 +105,7 @@ impl SeqnoScheduleFixture {
             self.fixture.tree.put(&[*key], seqno, &value(*change)).unwrap();
         }
         self.fixture.visible.publish(seqno);
-        self.seqno_allocator.open_gate(true);
+        self.seqno_allocator.resume(true);
     }
 
     /// The expected content at a sequence number.
@@ -288,7 +288,7 @@ fn waiters_end_when_seqno_is_lost() {
             assert_eq!(seen, seqno < lost);
         }
         shared.seqno_allocator.close_gate();
-        shared.seqno_allocator.open_gate(true);
+        shared.seqno_allocator.resume(true);
         assert_eq!((shared.fixture.visible.get().plus(1), shared.seqno_allocator.try_allocate()), (lost, None));
     });
 }
