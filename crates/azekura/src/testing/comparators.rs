@@ -174,6 +174,26 @@ impl Comparator for TestOrder {
     }
 }
 
+/// Compares with a function, which may contradict itself.
+///
+/// ```
+/// use azekura::Comparator;
+/// use azekura::testing::FnComparator;
+/// use std::cmp::Ordering;
+/// assert!(FnComparator(|_: &[u8], _: &[u8]| Ordering::Less).compare(b"a", b"a").is_lt());
+/// ```
+pub struct FnComparator<F>(pub F);
+
+impl<F: Fn(&[u8], &[u8]) -> Ordering + Send + Sync> Comparator for FnComparator<F> {
+    fn name(&self) -> &str {
+        "function"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        (self.0)(a, b)
+    }
+}
+
 type CompareHook = Box<dyn Fn(&[u8], &[u8]) + Send + Sync>;
 type CompareFilter = Box<dyn Fn(&[u8], &[u8]) -> bool + Send + Sync>;
 

@@ -32,7 +32,7 @@ pub(crate) mod seeded_rng;
 pub(crate) mod test_env;
 pub(crate) mod test_isolation;
 
-pub use comparators::{BlockedComparator, TestComparator, TestOrder};
+pub use comparators::{BlockedComparator, FnComparator, TestComparator, TestOrder};
 pub use fault_fs::{Fault, FaultFrequency, FaultFs, FaultPlan, OpKind};
 pub use fuzz_decoders::{FuzzDecoder, decode};
 pub use mem_fs::{MemFs, Survival};
