@@ -497,6 +497,21 @@ impl Memtable {
     pub(crate) fn iter(self: &Arc<Self>) -> MemtableIter {
         MemtableIter::new(Arc::clone(self))
     }
+
+    /// Calls `visit` for each record from the last one to the first. Compares no keys, so each record is visited once
+    /// also if a comparator contradicts itself. The caller prevents insertions meanwhile.
+    pub(crate) fn for_each_from_last(
+        self: &Arc<Self>,
+        mut visit: impl FnMut(EntryRef<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (mut iter, mut refs) = (self.iter(), Vec::with_capacity(self.len() as usize));
+        iter.seek_to_first()?;
+        while let Some(at) = iter.at {
+            refs.push(iter.leaf.refs()[at]);
+            iter.next()?;
+        }
+        refs.into_iter().rev().try_for_each(|bits| visit(self.records().get_by_bits(bits).entry()))
+    }
 }
 
 impl MemtableIter {
