@@ -188,7 +188,10 @@ impl Wal {
         debug_assert!(batch.target <= state.last_seqno(), "only appended commits are durable");
         debug_assert!(
             state.sealed.iter().rev().take(2).all(|sealed| {
-                let is_covered = sealed.info.last_seqno <= batch.target && Some(sealed.info.epoch) != active;
+                // A segment without commits, which was begun and sealed meanwhile, is synced later.
+                let has_commits = sealed.info.first_seqno <= sealed.info.last_seqno;
+                let is_covered =
+                    has_commits && sealed.info.last_seqno <= batch.target && Some(sealed.info.epoch) != active;
                 !is_covered || sealed.unsynced_file.is_none()
             }),
             "every segment up to the target is synced"
@@ -281,6 +284,25 @@ mod tests {
         mini.wal.sync(SeqNo(2), true).unwrap();
         mini.wal.sync(SeqNo(2), true).unwrap();
         assert_eq!(mini.wal.stats().syncs, 2, "one more sync, for the metadata");
+    }
+
+    /// Regression: a single change of a pool begins a segment and finds allocation closed, so the segment has no
+    /// commit. The next commit does not fit and seals it. A sync that had begun before failed an assertion.
+    #[test]
+    fn an_empty_segment_is_sealed_during_a_sync() {
+        let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();
+        mini.append(1, &[1; 3000]).unwrap();
+        mini.sync();
+        let wal = Arc::clone(&mini.wal);
+        let appends = move || {
+            assert_eq!(wal.append_with_assigned_seqno(&[2; 3000], SeqNo(2), || None).unwrap(), None);
+            wal.append(&[WalCommit { first_seqno: SeqNo(2), seqno_count: 1, payload: &[3; 9000] }]).unwrap();
+        };
+        *mini.callbacks.call_in_sync.lock().unwrap() = Some(Box::new(appends));
+        mini.wal.sync(SeqNo(1), true).unwrap();
+        assert_eq!((mini.wal.durable(), mini.wal.segments().len()), (SeqNo(1), 3));
+        mini.sync();
+        assert_eq!(mini.wal.durable(), SeqNo(2));
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub(crate) struct TestWalCallbacks {
     pub(crate) sync_dependencies_calls: AtomicU64,
     /// Duration of a sync, in microseconds of real time.
     pub(crate) sync_delay_us: AtomicU64,
+    /// Called once, in the next sync.
+    pub(crate) call_in_sync: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl WalCallbacks for TestWalCallbacks {
@@ -61,6 +63,8 @@ impl WalCallbacks for TestWalCallbacks {
         if pause > 0 {
             SystemEnv::new().sleep(Duration::from_micros(pause));
         }
+        let call = self.call_in_sync.lock().unwrap().take();
+        call.into_iter().for_each(|call| call());
         self.manifest.sync()
     }
 }
@@ -197,6 +201,7 @@ impl WalFixture {
             listed_segments: Mutex::new(live),
             sync_dependencies_calls: AtomicU64::new(0),
             sync_delay_us: AtomicU64::new(0),
+            call_in_sync: Mutex::new(None),
         });
         let wal = Wal::start(
             Arc::clone(&fs),
