@@ -91,3 +91,35 @@ impl Partition {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::db::config::Config;
+    use crate::db::options::{EngineType, PartitionCreateOptions};
+    use crate::lsm::options::KvSeparationOptions;
+    use crate::pmem::options::PmemOptions;
+    use crate::testing::MemFs;
+
+    /// Regression: the options of a pool whose stored options are out of range, as a newer version may store them, had
+    /// the engine of the defaults. The pool refused its own options.
+    #[test]
+    fn stored_options_keep_the_engine() {
+        let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
+        let pool = EngineType::Pmem(PmemOptions::default().max_size(4 << 20));
+        let separated = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
+        let lsm = PartitionCreateOptions::default();
+        for (name, own, other) in
+            [("pool", lsm.clone().engine(pool.clone()), separated), ("lsm", lsm.clone(), lsm.engine(pool))]
+        {
+            let part = db.open_partition(name, own).unwrap();
+            let engine = part.options().engine;
+            for stored in [other.clone().block_size(63).encode(), other.encode(), Vec::new()] {
+                part.state.note_settings(stored);
+                assert_eq!(std::mem::discriminant(&part.options().engine), std::mem::discriminant(&engine), "{name}");
+                part.set_options(part.options()).unwrap();
+            }
+        }
+    }
+}

@@ -10,7 +10,7 @@ use crate::base::sync::lock;
 use crate::base::version_edit::{BlobFileMeta, EngineKind, PartitionId, PartitionMeta, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::db::components::PartitionComponents;
-use crate::db::options::PartitionCreateOptions;
+use crate::db::options::{EngineType, PartitionCreateOptions};
 use crate::db::partition_merge_operator::PartitionMergeOperator;
 use crate::db::state::backoff::TaskBackoffs;
 use crate::db::state::partition_expiry::PartitionExpiry;
@@ -19,6 +19,7 @@ use crate::lsm::direct_file::DirectBlobFile;
 use crate::lsm::output::PendingOutputs;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::tree_context::{TreeContext, TreeResources};
+use crate::pmem::options::PmemOptions;
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::tree::partition_tree::{PartitionTree, TreeOptions};
 use crate::tree::spilled_records::{self, PendingRecord};
@@ -214,9 +215,16 @@ impl PartitionState {
         *lock(&self.settings) = settings;
     }
 
-    /// The options that the manifest stores.
+    /// The options that the manifest stores. Their engine is that of the partition, also if they are out of range or
+    /// do not contain it.
     pub(crate) fn stored_options(&self) -> Result<PartitionCreateOptions> {
-        PartitionCreateOptions::decode(&lock(&self.settings))
+        let stored = PartitionCreateOptions::decode(&lock(&self.settings))?;
+        Ok(match (stored.engine.is_kind(self.kind), self.kind) {
+            (true, _) => stored,
+            (false, EngineKind::Lsm) => stored.engine(EngineType::Lsm),
+            (false, _) => PartitionCreateOptions { kv_separation: None, ..stored }
+                .engine(EngineType::Pmem(PmemOptions::default())),
+        })
     }
 
     /// Checks that the partition was created with the order of keys `order`.
