@@ -10,7 +10,8 @@
 //!   SEQNO`: from the begin of the commit on; `erase FILE`: all commits, not the header; `remove FILE`; `copy FILE
 //!   NAME`; `version FILE BYTE`: the header is of another version; `junk NAME`.
 //! - `replay [MODE] [flushed=SEQNO] [durable=SEQNO] [refuse=SEQNO] [database=BYTE] [list=EPOCH:FILE,…]
-//!   [end=EPOCH:SEQNO]`: shows the result of the mode, or of all three. `advice`: the message of the error.
+//!   [end=EPOCH:SEQNO] [held=SEQNO]`: shows the result of the mode, or of all three. `advice`: the message of the
+//!   error.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -184,6 +185,7 @@ impl WalReaderScript {
             wal_end: known.wal_end,
             flushed_through: SeqNo(number("flushed")),
             durable_through: PartitionSeqno { seqno: SeqNo(number("durable")), partition: "partition \"a\"".into() },
+            held_in_pools: PartitionSeqno { seqno: SeqNo(number("held")), partition: "partition \"b\"".into() },
             ..WalReplayOptions::default()
         };
         let pair = |text: &str| text.split_once(':').map(|(a, b)| (a.parse().unwrap(), b.parse().unwrap())).unwrap();
