@@ -28,6 +28,8 @@ pub(super) struct ScriptRun {
     fs: MemFs,
     /// `fs` with the faults of the script. The database uses this one.
     faults: FaultFs,
+    /// The number of failed operations up to the last `fault off`.
+    shown_faults: u64,
     dir: String,
     /// Number of opens so far: each gets its own random numbers.
     opens: u64,
@@ -54,6 +56,7 @@ impl ScriptRun {
         let mut run = ScriptRun {
             engine,
             faults: FaultFs::new(Arc::new(fs.clone())),
+            shown_faults: 0,
             fs,
             dir: "/db".into(),
             opens: 0,
@@ -85,7 +88,7 @@ impl ScriptRun {
             "put" | "put-ttl" | "merge" | "remove" | "remove-weak" | "batch" | "persist" => self.write(name, rest),
             "clock" => self.move_clock(words[0]),
             "fault" | "disk-full" => {
-                self.make_fail(name, &words);
+                self.make_fail(name, &words, output);
                 Ok(())
             }
             "remove-range" | "clear" => self.remove_range(&words),
@@ -138,10 +141,16 @@ impl ScriptRun {
 
     /// `fault OP [NTH] [forever] [in=PATH] [full | files]`: the NTH next operation of this kind, on a path that
     /// contains PATH, fails: with an I/O error, because the disk is full, or because too many files are open.
-    /// `fault off`. `disk-full [BYTES]`: this number of bytes is left, none by default. `disk-full off`.
-    fn make_fail(&self, name: &str, words: &[&str]) {
+    /// `fault off`: shows how many operations have failed since the last one. `disk-full [BYTES]`: this number of bytes
+    /// is left, none by default. `disk-full off`.
+    fn make_fail(&mut self, name: &str, words: &[&str], output: &mut String) {
         match (name, words[..].first().copied()) {
-            ("fault", Some("off")) => self.faults.clear_faults(),
+            ("fault", Some("off")) => {
+                self.faults.clear_faults();
+                let failed = self.faults.fault_count();
+                writeln!(output, "{} failed", failed - self.shown_faults).unwrap();
+                self.shown_faults = failed;
+            }
             ("disk-full", Some("off")) => self.fs.set_capacity(None),
             ("disk-full", left) => {
                 let left = left.map_or(0, parse_number::<u64>);
@@ -170,6 +179,8 @@ impl ScriptRun {
                         },
                     }
                 }
+                let is_store = op == OpKind::Write && path.is_some_and(|path| path.ends_with(".wal"));
+                assert!(!is_store, "the WAL is mapped: a store into it cannot fail");
                 let plan = FaultPlan::new(op, nth, fault);
                 let plan = path.map_or(plan.clone(), |path| plan.in_path(path));
                 self.faults.inject(if is_forever { plan.forever() } else { plan });
