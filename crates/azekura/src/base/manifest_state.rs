@@ -502,7 +502,8 @@ fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::corruption(message())) }
 }
 
-/// Returns `Corruption` if the edit uses a number at or above [`NUMBER_LIMIT`].
+/// Returns `Corruption` if the edit uses a number at or above [`NUMBER_LIMIT`], or names something by a number that has
+/// few successors below it.
 fn check_numbers(edit: &VersionEdit) -> Result<()> {
     let (number, epoch) = match edit {
         VersionEdit::PartitionCreated(meta) => (meta.id.0, WalEpoch(0)),
@@ -518,7 +519,8 @@ fn check_numbers(edit: &VersionEdit) -> Result<()> {
         VersionEdit::NextNumbers { file, partition, epoch } => (file.0.max(partition.0), *epoch),
         _ => return Ok(()),
     };
-    if number >= NUMBER_LIMIT {
+    let is_next = matches!(edit, VersionEdit::NextNumbers { .. });
+    if number >= if is_next { NUMBER_LIMIT } else { NUMBER_LIMIT - UNRECORDED_NUMBERS_MAX } {
         return Err(Error::corruption(format!("the manifest contains the number {number}, which is above the limit")));
     }
     if epoch == WalEpoch(u32::MAX) {
@@ -640,6 +642,8 @@ mod tests {
             spilled(1, 7, 1),
             spilled(2, 8, 1),
             spilled(1, NUMBER_LIMIT, 1),
+            // Regression: it was applied, and the next manifest contained the next number, which is refused.
+            spilled(1, NUMBER_LIMIT - 1, 1),
             table(1, 9, 64),
             VersionEdit::TableRemoved { partition: PartitionId(1), table: FileNumber(8) },
             VersionEdit::TableMoved { partition: PartitionId(3), table: FileNumber(7), level: 1 },
