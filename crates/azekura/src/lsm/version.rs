@@ -158,6 +158,9 @@ pub(crate) struct Level<T> {
     pub(crate) blob_bytes: u64,
 }
 
+/// No table has this number of entries, or of bytes before compression. The sums of all tables fit in 64 bits.
+const FIGURE_LIMIT: u64 = 1 << 48;
+
 impl<T: HasTableMeta> Level<T> {
     fn new(runs: Vec<Arc<SortedRun<T>>>) -> Level<T> {
         let mut level = Level { runs, tables: 0, bytes: 0, entries: 0, tombstones: 0, expiring: 0, blob_bytes: 0 };
@@ -247,7 +250,9 @@ impl<T: HasTableMeta> Version<T> {
             if order.cmp(&meta.smallest_key.0, &meta.largest_key.0).is_gt() {
                 return Err(Error::corruption(format!("smallest key of table {number} is above its largest key")));
             }
-            if meta.smallest_seqno > meta.largest_seqno || meta.tombstones > meta.entries {
+            let is_possible = meta.tombstones.max(meta.expiry.entries) <= meta.entries
+                && meta.entries.max(meta.raw_bytes) < FIGURE_LIMIT;
+            if meta.smallest_seqno > meta.largest_seqno || !is_possible {
                 return Err(Error::corruption(format!("figures of table {number} contradict each other")));
             }
             let Some(list) = levels.get_mut(usize::from(level)) else {
@@ -506,6 +511,22 @@ pub(crate) mod tests {
     fn ids(version: &Version<TableMeta>, level: u8) -> Vec<Vec<u64>> {
         let runs = version.level(level).runs.iter();
         runs.map(|run| run.tables().iter().map(|table| table.number.0).collect()).collect()
+    }
+
+    /// Regression: the sums of damaged figures overflowed.
+    #[test]
+    fn impossible_figures_are_corruption() {
+        let restore = |change: &dyn Fn(&mut TableMeta)| {
+            let mut meta = (*table(1, "a", "c")).clone();
+            change(&mut meta);
+            Version::restore(vec![(6, Arc::new(meta)), (6, table(2, "e", "g"))], &KeyOrder::bytewise())
+        };
+        restore(&|_| ()).unwrap();
+        let changes: [&dyn Fn(&mut TableMeta); 3] =
+            [&|meta| meta.entries = u64::MAX, &|meta| meta.raw_bytes = 1 << 48, &|meta| meta.expiry.entries = 11];
+        for change in changes {
+            assert_eq!(restore(change).err().unwrap().kind(), crate::base::ErrorKind::Corruption);
+        }
     }
 
     /// Regression: an assertion about the tables of a run failed if a comparator contradicted itself.
