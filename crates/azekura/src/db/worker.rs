@@ -648,13 +648,46 @@ fn compact_until_done(
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::base::sync::lock;
     use crate::db::config::Config;
+    use crate::manifest::Manifest;
     use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
+    use crate::vfs::Fs;
 
     fn config() -> Config {
         Config::new(std::path::Path::new("/db")).fs(Arc::new(MemFs::new())).workers(0)
+    }
+
+    /// Regression: the manifest stated a smallest key above the first key of a table. A compaction of the table wrote
+    /// one that overlapped another table of its level, and the next open failed.
+    #[test]
+    fn outputs_over_other_tables_are_refused() {
+        let (fs, dir): (Arc<dyn Fs>, _) = (Arc::new(MemFs::new()), Path::new("/db"));
+        let open = || {
+            let db = Config::new(dir).fs(Arc::clone(&fs)).workers(0).open().unwrap();
+            db.open_partition("p", Default::default()).unwrap()
+        };
+        let part = open();
+        ["c", "m", "z"].iter().for_each(|key| part.insert(key, "v").unwrap());
+        part.major_compact().unwrap();
+        drop(part);
+        let mut edits = Manifest::load(Arc::clone(&fs), dir).unwrap().edits;
+        for edit in &mut edits {
+            if let VersionEdit::TableAdded { table, .. } = edit {
+                table.smallest_key.0 = b"m".to_vec();
+            }
+        }
+        drop(Manifest::create(Arc::clone(&fs), dir, [9; 16], &edits).unwrap());
+        let part = open();
+        ["b", "d"].iter().for_each(|key| part.insert(key, "v").unwrap());
+        part.major_compact().unwrap();
+        part.insert("x", "v").unwrap();
+        assert_eq!(part.major_compact().unwrap_err().kind(), ErrorKind::Corruption);
+        drop(part);
+        assert_eq!(open().get("b").unwrap().unwrap(), "v");
     }
 
     /// Regression: a flush that a caller waits for runs in its thread. No worker learned that the tree needed a

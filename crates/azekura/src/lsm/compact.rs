@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::base::sync::lock;
-use crate::base::version_edit::{FileNumber, VersionEdit};
-use crate::base::{Result, SeqNo};
+use crate::base::version_edit::{FileNumber, TableMeta, VersionEdit};
+use crate::base::{Error, Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::lsm::compaction_filter::{AppliedFilter, CompactionFilter};
 use crate::lsm::compaction_iter::AppliedMergeOperator;
@@ -234,6 +234,7 @@ impl LsmTree {
         );
         let input_bytes: u64 = obsolete.iter().map(|table| table.meta().size).sum();
         debug_assert_eq!(bytes_read, input_bytes, "a compaction reads its inputs");
+        self.check_outputs(&now, level, &tables, &inputs)?;
         // A flush does not refer to an existing file without counted pointers, so a file without references now has
         // none later.
         let lost = obsolete.iter().flat_map(|table| &table.meta().blob_usage);
@@ -280,6 +281,32 @@ impl LsmTree {
             ..VersionChange::default()
         });
         Ok(report) // the obsolete tables are dropped here, without a lock
+    }
+
+    /// Checks that the outputs overlap no table that stays on their level.
+    ///
+    /// # Errors
+    /// `Corruption` if an input has keys outside of the range that the manifest states, or the comparator contradicts
+    /// itself. The next open would refuse the outputs.
+    fn check_outputs(
+        &self,
+        now: &SuperVersion,
+        level: u8,
+        outputs: &[TableMeta],
+        inputs: &HashSet<FileNumber>,
+    ) -> Result<()> {
+        let Some(run) = now.version.run(level) else { return Ok(()) };
+        for output in outputs {
+            let overlapping = &run.tables()[run.overlapping_tables(output, &self.context.order)];
+            if let Some(other) = overlapping.iter().find(|table| !inputs.contains(&table.meta().number)) {
+                let message = format!(
+                    "a compaction into level {level} has keys of table {}, which is no input",
+                    other.meta().number.0
+                );
+                return Err(Error::corruption(message));
+            }
+        }
+        Ok(())
     }
 
     fn set_compact_pointer(&self, plan: &PickedCompaction, upper: &[Arc<TableHandle>]) {
