@@ -386,7 +386,7 @@ mod tests {
     use std::io;
 
     use super::*;
-    use crate::base::version_edit::{FileNumber, PartitionId, WalEpoch};
+    use crate::base::version_edit::{FileNumber, PartitionEdit, PartitionId, WalEpoch};
     use crate::testing::seeded_rng::SeededRng;
     use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
 
@@ -451,7 +451,7 @@ mod tests {
     fn a_record_larger_than_a_frame() {
         let (fs, manifest) = create_manifest(MemFs::new());
         let settings = vec![3; (1 << 24) + 1000];
-        let big = [VersionEdit::PartitionSettings { partition: PartitionId(1), settings }];
+        let big = [PartitionEdit::Settings { settings }.of(PartitionId(1))];
         manifest.commit(&big).unwrap();
         manifest.commit(&edits(7..8)).unwrap();
         let loaded = load(&fs).unwrap();

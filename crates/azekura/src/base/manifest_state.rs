@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::key_range::{KeyBoundary, RangeTombstone};
 use crate::base::version_edit::{
-    BlobFileMeta, FileNumber, PartitionId, PartitionMeta, TableMeta, VersionEdit, WalEpoch,
+    BlobFileMeta, FileNumber, PartitionEdit, PartitionId, PartitionMeta, TableMeta, VersionEdit, WalEpoch,
 };
 use crate::base::{Error, Result, SeqNo};
 
@@ -18,7 +18,7 @@ pub(crate) struct PartitionManifestState {
     pub(crate) tables: BTreeMap<FileNumber, (u8, TableMeta)>,
     pub(crate) blob_files: BTreeMap<FileNumber, BlobFileMeta>,
     pub(crate) flushed_seqno: SeqNo,
-    /// Tables of [`VersionEdit::TableSpilled`] with records above `flushed_seqno`.
+    /// Tables of [`PartitionEdit::TableSpilled`] with records above `flushed_seqno`.
     pub(crate) spilled: BTreeMap<FileNumber, TableMeta>,
     /// The fragments of the flushed range tombstones, by their encoded starts.
     pub(crate) range_tombstones: BTreeMap<Vec<u8>, RangeTombstone>,
@@ -78,11 +78,65 @@ impl PartitionManifestState {
         }
     }
 
-    fn change_range_tombstones(&mut self, removed: &[KeyBoundary], added: &[RangeTombstone]) {
+    /// Returns `Corruption` and changes nothing if the edit contradicts the state. The caller removes the partition for
+    /// [`PartitionEdit::Dropped`].
+    fn apply(&mut self, edit: &PartitionEdit) -> Result<()> {
+        match edit {
+            PartitionEdit::Dropped => {}
+            PartitionEdit::Settings { settings } => self.meta.settings.clone_from(settings),
+            PartitionEdit::TableAdded { level, table } => {
+                check_level(table.number, *level)?;
+                self.check_new(table.number)?;
+                self.raise_table_seqno(table.largest_seqno);
+                self.tables.insert(table.number, (*level, table.clone()));
+            }
+            PartitionEdit::TableSpilled { table } => {
+                self.check_new(table.number)?;
+                self.spilled.insert(table.number, table.clone());
+            }
+            PartitionEdit::TableRemoved { table } => _ = self.tables.remove(table).ok_or_else(|| no_table(*table))?,
+            PartitionEdit::TableMoved { table, level } => {
+                check_level(*table, *level)?;
+                self.table(*table)?.0 = *level;
+            }
+            PartitionEdit::RangeDeletesApplied { table, through } => {
+                self.table(*table)?.1.range_deletes_applied_through = *through;
+            }
+            PartitionEdit::TableExpiry { table, times } => self.table(*table)?.1.expiry = *times,
+            PartitionEdit::ExpiryUsed => self.uses_expiry = true,
+            PartitionEdit::BlobFileAdded { file } => {
+                ensure(!self.blob_files.contains_key(&file.number), || {
+                    format!("the manifest adds blob file {} twice", file.number.0)
+                })?;
+                self.blob_files.insert(file.number, file.clone());
+            }
+            PartitionEdit::BlobFileRemoved { file } => ensure(self.blob_files.remove(file).is_some(), || {
+                format!("the manifest removes blob file {}, which it never added", file.0)
+            })?,
+            PartitionEdit::RangeTombstones { removed, added } => self.change_range_tombstones(removed, added)?,
+            PartitionEdit::Flushed { through } => {
+                self.flushed_seqno = self.flushed_seqno.max(*through);
+                self.spilled.retain(|_, table| table.largest_seqno > *through);
+            }
+            PartitionEdit::WalDurable { through } => self.raise_table_seqno(*through),
+            PartitionEdit::MergeOperator { name } => {
+                ensure(self.merge_operator.is_none(), || {
+                    format!("the manifest sets the operator of partition {} twice", self.meta.id.0)
+                })?;
+                self.merge_operator = Some(name.clone());
+            }
+            PartitionEdit::PoolFileId { file_id } => self.pool_file_id = Some(*file_id),
+        }
+        Ok(())
+    }
+
+    fn change_range_tombstones(&mut self, removed: &[KeyBoundary], added: &[RangeTombstone]) -> Result<()> {
+        check_range_tombstones(&self.range_tombstones, removed, added)?;
         removed.iter().for_each(|start| drop(self.range_tombstones.remove(&encoded_start(start))));
         for fragment in added {
             self.range_tombstones.insert(encoded_start(&fragment.range.start), fragment.clone());
         }
+        Ok(())
     }
 
     /// Panics if the newest tables or blob files, those with the highest numbers, are not listed as described.
@@ -107,10 +161,13 @@ impl PartitionManifestState {
         }
     }
 
-    fn table(&mut self, table: FileNumber) -> Result<&mut TableMeta> {
-        let found = self.tables.get_mut(&table).map(|(_, meta)| meta);
-        found
-            .ok_or_else(|| Error::corruption(format!("the manifest refers to table {}, which it never added", table.0)))
+    fn check_new(&self, table: FileNumber) -> Result<()> {
+        let is_known = self.tables.contains_key(&table) || self.spilled.contains_key(&table);
+        ensure(!is_known, || format!("the manifest adds table {} twice", table.0))
+    }
+
+    fn table(&mut self, table: FileNumber) -> Result<&mut (u8, TableMeta)> {
+        self.tables.get_mut(&table).ok_or_else(|| no_table(table))
     }
 
     /// The WAL was durable through this sequence number before the manifest had its state of this partition.
@@ -123,10 +180,31 @@ impl PartitionManifestState {
     }
 
     /// The edit that keeps [`durable_seqno`](Self::durable_seqno) if the edits of the tables do not imply it.
-    fn wal_durable_edit(&self) -> Option<VersionEdit> {
+    fn wal_durable_edit(&self) -> Option<PartitionEdit> {
         let tables = self.tables.values().map(|(_, table)| table.largest_seqno);
-        let (partition, through) = (self.meta.id, self.largest_table_seqno);
-        (through > tables.max().unwrap_or_default()).then_some(VersionEdit::WalDurable { partition, through })
+        let through = self.largest_table_seqno;
+        (through > tables.max().unwrap_or_default()).then_some(PartitionEdit::WalDurable { through })
+    }
+
+    /// The shortest list of edits that builds the state of a new partition.
+    fn edits(&self) -> Vec<PartitionEdit> {
+        let operator = self.merge_operator.clone();
+        let mut edits: Vec<_> = operator.map(|name| PartitionEdit::MergeOperator { name }).into_iter().collect();
+        edits.push(PartitionEdit::Flushed { through: self.flushed_seqno });
+        edits.extend(self.pool_file_id.map(|file_id| PartitionEdit::PoolFileId { file_id }));
+        edits.extend(self.uses_expiry.then_some(PartitionEdit::ExpiryUsed));
+        edits.extend(self.blob_files.values().map(|file| PartitionEdit::BlobFileAdded { file: file.clone() }));
+        for (level, table) in self.tables.values() {
+            edits.push(PartitionEdit::TableAdded { level: *level, table: table.clone() });
+            edits.extend(table.detail_edits());
+        }
+        if !self.range_tombstones.is_empty() {
+            let added = self.range_tombstones.values().cloned().collect();
+            edits.push(PartitionEdit::RangeTombstones { removed: Vec::new(), added });
+        }
+        edits.extend(self.wal_durable_edit());
+        edits.extend(self.spilled.values().map(|table| PartitionEdit::TableSpilled { table: table.clone() }));
+        edits
     }
 
     /// The tables of all levels, and the spilled tables.
@@ -203,80 +281,6 @@ impl ManifestState {
         Ok(manifest_state)
     }
 
-    /// Returns `Corruption` if the edit contradicts the state. Changes nothing.
-    pub(crate) fn check(&self, edit: &VersionEdit) -> Result<()> {
-        check_numbers(edit)?;
-        let known = |partition: &PartitionId| {
-            self.partitions.get(partition).ok_or_else(|| {
-                Error::corruption(format!("the manifest refers to partition {}, which does not exist", partition.0))
-            })
-        };
-        let is_new = |partition: &PartitionId, table: &FileNumber| {
-            let known = known(partition)?;
-            match known.tables.contains_key(table) || known.spilled.contains_key(table) {
-                true => Err(Error::corruption(format!("the manifest adds table {} twice", table.0))),
-                false => Ok(()),
-            }
-        };
-        let check_level = |table: &FileNumber, level: u8| {
-            ensure(level < LEVELS_MAX, || format!("table {} is on level {level}", table.0))
-        };
-        let has_table = |partition: &PartitionId, table: &FileNumber| match known(partition)?.tables.contains_key(table)
-        {
-            true => Ok(()),
-            false => Err(Error::corruption(format!("the manifest refers to table {}, which it never added", table.0))),
-        };
-        match edit {
-            VersionEdit::Database { .. }
-            | VersionEdit::DatabaseSettings { .. }
-            | VersionEdit::WalSegmentAdded { .. }
-            | VersionEdit::WalSegmentRemoved { .. }
-            | VersionEdit::WalEnd { .. }
-            | VersionEdit::AllFlushed { .. }
-            | VersionEdit::NextNumbers { .. } => Ok(()),
-            VersionEdit::PartitionCreated(meta) => match self.partitions.get(&meta.id) {
-                Some(_) => Err(Error::corruption(format!("the manifest creates partition {} twice", meta.id.0))),
-                None => Ok(()),
-            },
-            VersionEdit::PartitionDropped { partition }
-            | VersionEdit::PartitionSettings { partition, .. }
-            | VersionEdit::Flushed { partition, .. }
-            | VersionEdit::WalDurable { partition, .. }
-            // An earlier edit of the batch may add the table of these two.
-            | VersionEdit::RangeDeletesApplied { partition, .. }
-            | VersionEdit::TableExpiry { partition, .. }
-            | VersionEdit::ExpiryUsed { partition }
-            | VersionEdit::PoolFileId { partition, .. } => known(partition).map(drop),
-            VersionEdit::TableAdded { partition, level, table } => {
-                check_level(&table.number, *level)?;
-                is_new(partition, &table.number)
-            }
-            VersionEdit::TableSpilled { partition, table } => is_new(partition, &table.number),
-            VersionEdit::MergeOperator { partition, .. } => ensure(known(partition)?.merge_operator.is_none(), || {
-                format!("the manifest sets the operator of partition {} twice", partition.0)
-            }),
-            VersionEdit::TableRemoved { partition, table } => has_table(partition, table),
-            VersionEdit::TableMoved { partition, table, level } => {
-                check_level(table, *level)?;
-                has_table(partition, table)
-            }
-            VersionEdit::RangeTombstones { partition, removed, added } => {
-                check_range_tombstones(&known(partition)?.range_tombstones, removed, added)
-            }
-            VersionEdit::BlobFileAdded { partition, file } => {
-                match known(partition)?.blob_files.contains_key(&file.number) {
-                    true => Err(Error::corruption(format!("the manifest adds blob file {} twice", file.number.0))),
-                    false => Ok(()),
-                }
-            }
-            VersionEdit::BlobFileRemoved { partition, file } => {
-                ensure(known(partition)?.blob_files.contains_key(file), || {
-                    format!("the manifest removes blob file {}, which it never added", file.0)
-                })
-            }
-        }
-    }
-
     /// Checks that these edits can be applied one after the other. Changes nothing.
     ///
     /// # Errors
@@ -293,30 +297,8 @@ impl ManifestState {
         for edit in edits {
             let (id, table, blob_file) = match edit {
                 VersionEdit::PartitionCreated(meta) => (&meta.id, None, None),
-                VersionEdit::TableAdded { partition, table, .. } | VersionEdit::TableSpilled { partition, table } => {
-                    (partition, Some(&table.number), None)
-                }
-                VersionEdit::TableRemoved { partition, table }
-                | VersionEdit::TableMoved { partition, table, .. }
-                | VersionEdit::RangeDeletesApplied { partition, table, .. }
-                | VersionEdit::TableExpiry { partition, table, .. } => (partition, Some(table), None),
-                VersionEdit::BlobFileAdded { partition, file } => (partition, None, Some(&file.number)),
-                VersionEdit::BlobFileRemoved { partition, file } => (partition, None, Some(file)),
-                VersionEdit::PartitionDropped { partition }
-                | VersionEdit::PartitionSettings { partition, .. }
-                | VersionEdit::Flushed { partition, .. }
-                | VersionEdit::WalDurable { partition, .. }
-                | VersionEdit::RangeTombstones { partition, .. }
-                | VersionEdit::MergeOperator { partition, .. }
-                | VersionEdit::ExpiryUsed { partition }
-                | VersionEdit::PoolFileId { partition, .. } => (partition, None, None),
-                VersionEdit::Database { .. }
-                | VersionEdit::DatabaseSettings { .. }
-                | VersionEdit::NextNumbers { .. }
-                | VersionEdit::WalSegmentAdded { .. }
-                | VersionEdit::WalSegmentRemoved { .. }
-                | VersionEdit::AllFlushed { .. }
-                | VersionEdit::WalEnd { .. } => continue,
+                VersionEdit::Partition { id, edit } => (id, edit.table(), edit.blob_file()),
+                _ => continue,
             };
             let Some(known) = self.partitions.get(id) else { continue };
             let named = part.partitions.entry(*id).or_insert_with(|| PartitionManifestState {
@@ -324,77 +306,44 @@ impl ManifestState {
                 ..PartitionManifestState::new(known.meta.clone())
             });
             if let Some(number) = table {
-                named.tables.extend(known.tables.get(number).map(|table| (*number, table.clone())));
-                named.spilled.extend(known.spilled.get(number).map(|table| (*number, table.clone())));
+                named.tables.extend(known.tables.get(&number).map(|table| (number, table.clone())));
+                named.spilled.extend(known.spilled.get(&number).map(|table| (number, table.clone())));
             }
             if let Some(number) = blob_file {
-                named.blob_files.extend(known.blob_files.get(number).map(|file| (*number, file.clone())));
+                named.blob_files.extend(known.blob_files.get(&number).map(|file| (number, file.clone())));
             }
-            if matches!(edit, VersionEdit::RangeTombstones { .. }) {
+            if matches!(edit, VersionEdit::Partition { edit: PartitionEdit::RangeTombstones { .. }, .. }) {
                 named.range_tombstones.clone_from(&known.range_tombstones);
             }
         }
         part
     }
 
-    /// Applies an edit that was checked.
+    /// Returns `Corruption` and changes nothing if the edit contradicts the state.
     pub(crate) fn apply(&mut self, edit: &VersionEdit) -> Result<()> {
-        self.check(edit)?;
+        check_numbers(edit)?;
         match edit {
             VersionEdit::Database { id, instance, hash_seed, created_ms } => {
                 (self.id, self.instance, self.hash_seed, self.created_ms) = (*id, *instance, *hash_seed, *created_ms);
             }
             VersionEdit::DatabaseSettings { settings } => self.settings.clone_from(settings),
             VersionEdit::PartitionCreated(meta) => {
+                ensure(!self.partitions.contains_key(&meta.id), || {
+                    format!("the manifest creates partition {} twice", meta.id.0)
+                })?;
                 self.next_partition_id = self.next_partition_id.max(meta.id.0 + 1);
                 self.partitions.insert(meta.id, PartitionManifestState::new(meta.clone()));
             }
-            VersionEdit::PartitionDropped { partition } => drop(self.partitions.remove(partition)),
-            VersionEdit::PartitionSettings { partition, settings } => {
-                self.partition(*partition)?.meta.settings.clone_from(settings);
-            }
-            VersionEdit::TableAdded { partition, level, table } => {
-                self.next_file_number = self.next_file_number.max(table.number.0 + 1);
-                let partition = self.partition(*partition)?;
-                partition.raise_table_seqno(table.largest_seqno);
-                partition.tables.insert(table.number, (*level, table.clone()));
-            }
-            VersionEdit::TableRemoved { partition, table } => drop(self.partition(*partition)?.tables.remove(table)),
-            VersionEdit::RangeTombstones { partition, removed, added } => {
-                self.partition(*partition)?.change_range_tombstones(removed, added);
-            }
-            VersionEdit::RangeDeletesApplied { partition, table, through } => {
-                self.partition(*partition)?.table(*table)?.range_deletes_applied_through = *through;
-            }
-            VersionEdit::TableExpiry { partition, table, times } => {
-                self.partition(*partition)?.table(*table)?.expiry = *times;
-            }
-            VersionEdit::ExpiryUsed { partition } => self.partition(*partition)?.uses_expiry = true,
-            VersionEdit::BlobFileAdded { partition, file } => {
-                self.next_file_number = self.next_file_number.max(file.number.0 + 1);
-                self.partition(*partition)?.blob_files.insert(file.number, file.clone());
-            }
-            VersionEdit::BlobFileRemoved { partition, file } => {
-                drop(self.partition(*partition)?.blob_files.remove(file));
-            }
-            VersionEdit::TableMoved { partition, table, level } => {
-                self.partition(*partition)?.tables.entry(*table).and_modify(|(at, _)| *at = *level);
-            }
-            VersionEdit::Flushed { partition, through } => {
-                let partition = self.partition(*partition)?;
-                partition.flushed_seqno = partition.flushed_seqno.max(*through);
-                partition.spilled.retain(|_, table| table.largest_seqno > *through);
-            }
-            VersionEdit::TableSpilled { partition, table } => {
-                self.next_file_number = self.next_file_number.max(table.number.0 + 1);
-                self.partition(*partition)?.spilled.insert(table.number, table.clone());
-            }
-            VersionEdit::WalDurable { partition, through } => self.partition(*partition)?.raise_table_seqno(*through),
-            VersionEdit::MergeOperator { partition, name } => {
-                self.partition(*partition)?.merge_operator = Some(name.clone());
+            VersionEdit::Partition { id, edit } => {
+                let no_partition = || format!("the manifest refers to partition {}, which does not exist", id.0);
+                let partition = self.partitions.get_mut(id).ok_or_else(|| Error::corruption(no_partition()))?;
+                partition.apply(edit)?;
+                if *edit == PartitionEdit::Dropped {
+                    self.partitions.remove(id);
+                }
+                self.next_file_number = self.next_file_number.max(edit.added_file().map_or(0, |file| file.0 + 1));
             }
             VersionEdit::AllFlushed { through } => self.all_flushed = self.all_flushed.max(*through),
-            VersionEdit::PoolFileId { partition, file_id } => self.partition(*partition)?.pool_file_id = Some(*file_id),
             VersionEdit::WalSegmentAdded { epoch, file } => {
                 self.raise_next_numbers(file.0 + 1, 0, epoch.0 + 1);
                 self.wal_segments.insert(*epoch, *file);
@@ -413,10 +362,6 @@ impl ManifestState {
         self.next_file_number = self.next_file_number.max(file);
         self.next_partition_id = self.next_partition_id.max(partition);
         self.next_wal_epoch = self.next_wal_epoch.max(epoch);
-    }
-
-    fn partition(&mut self, id: PartitionId) -> Result<&mut PartitionManifestState> {
-        self.partitions.get_mut(&id).ok_or_else(|| Error::corruption("edit of a partition that does not exist"))
     }
 
     /// The shortest list of edits that builds this state.
@@ -439,26 +384,7 @@ impl ManifestState {
         }
         for (id, partition) in &self.partitions {
             edits.push(VersionEdit::PartitionCreated(partition.meta.clone()));
-            let operator = partition.merge_operator.clone();
-            edits.extend(operator.map(|name| VersionEdit::MergeOperator { partition: *id, name }));
-            edits.push(VersionEdit::Flushed { partition: *id, through: partition.flushed_seqno });
-            edits.extend(partition.pool_file_id.map(|file_id| VersionEdit::PoolFileId { partition: *id, file_id }));
-            edits.extend(partition.uses_expiry.then_some(VersionEdit::ExpiryUsed { partition: *id }));
-            for file in partition.blob_files.values() {
-                edits.push(VersionEdit::BlobFileAdded { partition: *id, file: file.clone() });
-            }
-            for (level, table) in partition.tables.values() {
-                edits.push(VersionEdit::TableAdded { partition: *id, level: *level, table: table.clone() });
-                edits.extend(table.detail_edits(*id));
-            }
-            if !partition.range_tombstones.is_empty() {
-                let added = partition.range_tombstones.values().cloned().collect();
-                edits.push(VersionEdit::RangeTombstones { partition: *id, removed: Vec::new(), added });
-            }
-            edits.extend(partition.wal_durable_edit());
-            for table in partition.spilled.values() {
-                edits.push(VersionEdit::TableSpilled { partition: *id, table: table.clone() });
-            }
+            edits.extend(partition.edits().into_iter().map(|edit| edit.of(*id)));
         }
         edits.extend(
             self.wal_segments.iter().map(|(epoch, file)| VersionEdit::WalSegmentAdded { epoch: *epoch, file: *file }),
@@ -496,6 +422,14 @@ fn check_range_tombstones(
     Ok(())
 }
 
+fn check_level(table: FileNumber, level: u8) -> Result<()> {
+    ensure(level < LEVELS_MAX, || format!("table {} is on level {level}", table.0))
+}
+
+fn no_table(table: FileNumber) -> Error {
+    Error::corruption(format!("the manifest refers to table {}, which it never added", table.0))
+}
+
 /// # Errors
 /// `Corruption` with this message unless `holds`.
 fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<()> {
@@ -507,12 +441,10 @@ fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<()> {
 fn check_numbers(edit: &VersionEdit) -> Result<()> {
     let (number, epoch) = match edit {
         VersionEdit::PartitionCreated(meta) => (meta.id.0, WalEpoch(0)),
-        VersionEdit::TableAdded { table, .. } | VersionEdit::TableSpilled { table, .. } => {
-            (table.number.0, WalEpoch(0))
-        }
-        VersionEdit::BlobFileAdded { file, .. } => {
-            let logical = file.sections.iter().map(|section| section.logical_file.0);
-            (logical.chain([file.number.0]).max().unwrap_or_default(), WalEpoch(0))
+        VersionEdit::Partition { edit, .. } => {
+            let sections = if let PartitionEdit::BlobFileAdded { file } = edit { &*file.sections } else { &[] };
+            let logical = sections.iter().map(|section| section.logical_file);
+            (logical.chain(edit.added_file()).max().unwrap_or_default().0, WalEpoch(0))
         }
         VersionEdit::WalSegmentAdded { epoch, file } => (file.0, *epoch),
         VersionEdit::WalEnd { epoch, .. } => (0, *epoch),
@@ -562,12 +494,16 @@ mod tests {
             expiry: ExpiryTimes::default(),
             global_seqno: None,
         };
-        VersionEdit::TableAdded { partition: PartitionId(partition), level, table }
+        PartitionEdit::TableAdded { level, table }.of(PartitionId(partition))
     }
 
     fn spilled(partition: u64, id: u64, highest: u64) -> VersionEdit {
-        let VersionEdit::TableAdded { partition, table, .. } = table(partition, id, 0) else { unreachable!() };
-        VersionEdit::TableSpilled { partition, table: TableMeta { largest_seqno: SeqNo(highest), ..table } }
+        let VersionEdit::Partition { id: partition, edit: PartitionEdit::TableAdded { table, .. } } =
+            table(partition, id, 0)
+        else {
+            unreachable!()
+        };
+        PartitionEdit::TableSpilled { table: TableMeta { largest_seqno: SeqNo(highest), ..table } }.of(partition)
     }
 
     #[test]
@@ -580,24 +516,24 @@ mod tests {
             table(1, 7, 0),
             table(1, 8, 0),
             table(2, 9, 1),
-            VersionEdit::TableMoved { partition: PartitionId(1), table: FileNumber(8), level: 3 },
-            VersionEdit::TableRemoved { partition: PartitionId(1), table: FileNumber(7) },
-            VersionEdit::Flushed { partition: PartitionId(1), through: SeqNo(50) },
-            VersionEdit::Flushed { partition: PartitionId(1), through: SeqNo(40) },
+            PartitionEdit::TableMoved { table: FileNumber(8), level: 3 }.of(PartitionId(1)),
+            PartitionEdit::TableRemoved { table: FileNumber(7) }.of(PartitionId(1)),
+            PartitionEdit::Flushed { through: SeqNo(50) }.of(PartitionId(1)),
+            PartitionEdit::Flushed { through: SeqNo(40) }.of(PartitionId(1)),
             VersionEdit::AllFlushed { through: SeqNo(60) },
             VersionEdit::AllFlushed { through: SeqNo(55) },
             VersionEdit::WalSegmentAdded { epoch: WalEpoch(1), file: FileNumber(20) },
             VersionEdit::WalSegmentAdded { epoch: WalEpoch(2), file: FileNumber(21) },
             VersionEdit::WalSegmentRemoved { epoch: WalEpoch(1) },
             VersionEdit::WalEnd { epoch: WalEpoch(1), seqno: SeqNo(12) },
-            VersionEdit::PoolFileId { partition: PartitionId(1), file_id: [7; 16] },
-            VersionEdit::ExpiryUsed { partition: PartitionId(1) },
-            VersionEdit::TableExpiry { partition: PartitionId(1), table: FileNumber(8), times },
-            VersionEdit::PartitionDropped { partition: PartitionId(2) },
+            PartitionEdit::PoolFileId { file_id: [7; 16] }.of(PartitionId(1)),
+            PartitionEdit::ExpiryUsed.of(PartitionId(1)),
+            PartitionEdit::TableExpiry { table: FileNumber(8), times }.of(PartitionId(1)),
+            PartitionEdit::Dropped.of(PartitionId(2)),
             partition(3),
             spilled(3, 30, 70),
             spilled(3, 31, 90),
-            VersionEdit::Flushed { partition: PartitionId(3), through: SeqNo(70) },
+            PartitionEdit::Flushed { through: SeqNo(70) }.of(PartitionId(3)),
         ];
         let manifest_state = ManifestState::replay(&edits).unwrap();
         let third = &manifest_state.partitions[&PartitionId(3)];
@@ -620,9 +556,11 @@ mod tests {
     #[test]
     fn durable_seqno_outlives_its_table() {
         let database = VersionEdit::Database { id: [1; 16], instance: [2; 16], hash_seed: 3, created_ms: 4 };
-        let VersionEdit::TableAdded { partition: id, table: meta, .. } = table(1, 7, 6) else { unreachable!() };
-        let ingested = VersionEdit::TableAdded { partition: id, level: 0, table: meta.with_global_seqno(SeqNo(40)) };
-        let removed = VersionEdit::TableRemoved { partition: id, table: FileNumber(7) };
+        let VersionEdit::Partition { id, edit: PartitionEdit::TableAdded { table: meta, .. } } = table(1, 7, 6) else {
+            unreachable!()
+        };
+        let ingested = PartitionEdit::TableAdded { level: 0, table: meta.with_global_seqno(SeqNo(40)) }.of(id);
+        let removed = PartitionEdit::TableRemoved { table: FileNumber(7) }.of(id);
         let manifest_state =
             ManifestState::replay(&[database, partition(1), ingested, removed, table(1, 8, 6)]).unwrap();
         assert_eq!(manifest_state.partitions[&id].durable_seqno(), SeqNo(40));
@@ -645,17 +583,17 @@ mod tests {
             // Regression: it was applied, and the next manifest contained the next number, which is refused.
             spilled(1, NUMBER_LIMIT - 1, 1),
             table(1, 9, 64),
-            VersionEdit::TableRemoved { partition: PartitionId(1), table: FileNumber(8) },
-            VersionEdit::TableMoved { partition: PartitionId(3), table: FileNumber(7), level: 1 },
+            PartitionEdit::TableRemoved { table: FileNumber(8) }.of(PartitionId(1)),
+            PartitionEdit::TableMoved { table: FileNumber(7), level: 1 }.of(PartitionId(3)),
             // Regression: it was applied, and the next manifest contained a table on this level, which is refused.
-            VersionEdit::TableMoved { partition: PartitionId(1), table: FileNumber(7), level: 64 },
-            VersionEdit::PartitionDropped { partition: PartitionId(3) },
-            VersionEdit::ExpiryUsed { partition: PartitionId(3) },
-            VersionEdit::TableExpiry {
-                partition: PartitionId(1),
+            PartitionEdit::TableMoved { table: FileNumber(7), level: 64 }.of(PartitionId(1)),
+            PartitionEdit::Dropped.of(PartitionId(3)),
+            PartitionEdit::ExpiryUsed.of(PartitionId(3)),
+            PartitionEdit::TableExpiry {
                 table: FileNumber(8),
                 times: ExpiryTimes { entries: 1, lowest_ms: 5, highest_ms: 5 },
-            },
+            }
+            .of(PartitionId(1)),
         ] {
             assert_eq!(manifest_state.apply(&bad).unwrap_err().kind(), ErrorKind::Corruption);
             assert_eq!(manifest_state, before);

@@ -37,9 +37,9 @@ pub(crate) struct TableMeta {
     /// References to blob files, in ascending order of logical files.
     pub(crate) blob_usage: Vec<TableBlobUsage>,
     /// Every range delete of the partition up to this sequence number was applied: the table has no entry that it
-    /// covers. [`VersionEdit::RangeDeletesApplied`] sets it.
+    /// covers. [`PartitionEdit::RangeDeletesApplied`] sets it.
     pub(crate) range_deletes_applied_through: SeqNo,
-    /// The expiry times of its entries. [`VersionEdit::TableExpiry`] sets it.
+    /// The expiry times of its entries. [`PartitionEdit::TableExpiry`] sets it.
     pub(crate) expiry: ExpiryTimes,
     /// The sequence number of every entry of an ingested table. The file contains [`INGEST_PLACEHOLDER`] instead,
     /// because it was written before this number was assigned. The sequence numbers of the other fields are this one.
@@ -109,16 +109,15 @@ pub(crate) const INGEST_PLACEHOLDER: SeqNo = SeqNo(1);
 
 impl TableMeta {
     /// The edit that sets [`range_deletes_applied_through`](TableMeta::range_deletes_applied_through), if necessary.
-    fn range_deletes_applied(&self, partition: PartitionId) -> Option<VersionEdit> {
+    fn range_deletes_applied(&self) -> Option<PartitionEdit> {
         let through = self.range_deletes_applied_through;
-        let edit = VersionEdit::RangeDeletesApplied { partition, table: self.number, through };
-        (through > SeqNo::ZERO).then_some(edit)
+        (through > SeqNo::ZERO).then_some(PartitionEdit::RangeDeletesApplied { table: self.number, through })
     }
 
     /// The edits that set the fields that the edit of the table itself does not contain.
-    pub(crate) fn detail_edits(&self, partition: PartitionId) -> impl Iterator<Item = VersionEdit> {
-        let expiry = VersionEdit::TableExpiry { partition, table: self.number, times: self.expiry };
-        self.range_deletes_applied(partition).into_iter().chain((self.expiry.entries > 0).then_some(expiry))
+    pub(crate) fn detail_edits(&self) -> impl Iterator<Item = PartitionEdit> {
+        let expiry = PartitionEdit::TableExpiry { table: self.number, times: self.expiry };
+        self.range_deletes_applied().into_iter().chain((self.expiry.entries > 0).then_some(expiry))
     }
 
     /// The metadata of an ingested table once its sequence number is assigned.
@@ -220,107 +219,74 @@ pub(crate) struct PartitionMeta {
 /// One change of the database's metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VersionEdit {
-    Database {
-        id: [u8; 16],
-        instance: [u8; 16],
-        hash_seed: u64,
-        created_ms: u64,
-    },
-    DatabaseSettings {
-        settings: Vec<u8>,
-    },
+    Database { id: [u8; 16], instance: [u8; 16], hash_seed: u64, created_ms: u64 },
+    DatabaseSettings { settings: Vec<u8> },
     PartitionCreated(PartitionMeta),
-    PartitionDropped {
-        partition: PartitionId,
-    },
-    PartitionSettings {
-        partition: PartitionId,
+    Partition { id: PartitionId, edit: PartitionEdit },
+    WalSegmentAdded { epoch: WalEpoch, file: FileNumber },
+    WalSegmentRemoved { epoch: WalEpoch },
+    WalEnd { epoch: WalEpoch, seqno: SeqNo },
+    NextNumbers { file: FileNumber, partition: PartitionId, epoch: WalEpoch },
+    AllFlushed { through: SeqNo },
+}
+
+/// One change of an existing partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PartitionEdit {
+    Dropped,
+    Settings {
         settings: Vec<u8>,
     },
     TableAdded {
-        partition: PartitionId,
         level: u8,
         table: TableMeta,
     },
     TableRemoved {
-        partition: PartitionId,
         table: FileNumber,
     },
     TableMoved {
-        partition: PartitionId,
         table: FileNumber,
         level: u8,
     },
+    TableSpilled {
+        table: TableMeta,
+    },
     Flushed {
-        partition: PartitionId,
         through: SeqNo,
     },
-    WalSegmentAdded {
-        epoch: WalEpoch,
-        file: FileNumber,
-    },
-    WalSegmentRemoved {
-        epoch: WalEpoch,
-    },
-    WalEnd {
-        epoch: WalEpoch,
-        seqno: SeqNo,
-    },
-    NextNumbers {
-        file: FileNumber,
-        partition: PartitionId,
-        epoch: WalEpoch,
-    },
     BlobFileAdded {
-        partition: PartitionId,
         file: BlobFileMeta,
     },
     BlobFileRemoved {
-        partition: PartitionId,
         file: FileNumber,
     },
     PoolFileId {
-        partition: PartitionId,
         file_id: [u8; 16],
-    },
-    AllFlushed {
-        through: SeqNo,
-    },
-    TableSpilled {
-        partition: PartitionId,
-        table: TableMeta,
     },
     /// Changes the fragments of the flushed range tombstones: removes those with these starts, then adds others.
     RangeTombstones {
-        partition: PartitionId,
         removed: Vec<KeyBoundary>,
         added: Vec<RangeTombstone>,
     },
     RangeDeletesApplied {
-        partition: PartitionId,
         table: FileNumber,
         through: SeqNo,
     },
     /// The WAL was durable through this sequence number, although no table of the partition has it any more.
     WalDurable {
-        partition: PartitionId,
         through: SeqNo,
     },
     /// Sets the name of the partition's merge operator, which it had not before.
     MergeOperator {
-        partition: PartitionId,
         name: String,
     },
     /// Sets [`TableMeta::expiry`].
     TableExpiry {
-        partition: PartitionId,
         table: FileNumber,
         times: ExpiryTimes,
     },
     /// The partition may have records that expire from now on. Written before the first of them.
-    ExpiryUsed {
-        partition: PartitionId,
-    },
+    ExpiryUsed,
 }
 
 /// A reader may skip an edit with this bit in its tag if it does not know the edit.
@@ -339,31 +305,13 @@ impl VersionEdit {
         match self {
             VersionEdit::Database { .. } => 1,
             VersionEdit::PartitionCreated(_) => 2,
-            VersionEdit::PartitionDropped { .. } => 3,
-            VersionEdit::PartitionSettings { .. } => 4,
-            // A table without pointers has the older tag, so that an older version can read it.
-            VersionEdit::TableAdded { table, .. } if table.global_seqno.is_some() => 20,
-            VersionEdit::TableAdded { table, .. } if table.blob_usage.is_empty() => 5,
-            VersionEdit::TableAdded { .. } => 13,
-            VersionEdit::TableRemoved { .. } => 6,
-            VersionEdit::Flushed { .. } => 7,
+            VersionEdit::Partition { edit, .. } => edit.tag(),
             VersionEdit::WalSegmentAdded { .. } => 8,
             VersionEdit::WalSegmentRemoved { .. } => 9,
             VersionEdit::WalEnd { .. } => 10,
             VersionEdit::NextNumbers { .. } => 11,
-            VersionEdit::TableMoved { .. } => 12,
-            VersionEdit::BlobFileAdded { .. } => 14,
-            VersionEdit::BlobFileRemoved { .. } => 15,
-            VersionEdit::PoolFileId { .. } => POOL_FILE_ID,
             VersionEdit::AllFlushed { .. } => ALL_FLUSHED,
-            VersionEdit::TableSpilled { .. } => 18,
-            VersionEdit::RangeTombstones { .. } => 21,
-            VersionEdit::RangeDeletesApplied { .. } => 22,
-            VersionEdit::MergeOperator { .. } => 23,
-            VersionEdit::TableExpiry { .. } => 25,
-            VersionEdit::ExpiryUsed { .. } => 26,
             VersionEdit::DatabaseSettings { .. } => DATABASE_SETTINGS,
-            VersionEdit::WalDurable { .. } => WAL_DURABLE,
         }
     }
 
@@ -391,50 +339,9 @@ impl VersionEdit {
                 put_bytes(out, &meta.settings);
             }
             VersionEdit::DatabaseSettings { settings } => put_bytes(out, settings),
-            VersionEdit::PartitionDropped { partition } => put_varint(out, partition.0),
-            VersionEdit::ExpiryUsed { partition } => put_varint(out, partition.0),
-            VersionEdit::PartitionSettings { partition, settings } => {
-                put_id_and_bytes(out, *partition, settings);
-            }
-            VersionEdit::TableAdded { partition, level, table } => {
-                put_varint(out, partition.0);
-                out.push(*level);
-                encode_table_and_uses(table, out);
-            }
-            VersionEdit::BlobFileAdded { partition, file } => {
-                put_varint(out, partition.0);
-                encode_blob_file(file, out);
-            }
-            VersionEdit::TableSpilled { partition, table } => {
-                put_varint(out, partition.0);
-                encode_table_and_uses(table, out);
-            }
-            VersionEdit::RangeTombstones { partition, removed, added } => {
-                encode_range_tombstones(*partition, removed, added, out);
-            }
-            VersionEdit::RangeDeletesApplied { partition, table, through } => {
-                put_varints(out, [partition.0, table.0, through.0]);
-            }
-            VersionEdit::MergeOperator { partition, name } => {
-                put_id_and_bytes(out, *partition, name.as_bytes());
-            }
-            VersionEdit::TableExpiry { partition, table, times } => {
-                put_varints(out, [partition.0, table.0]);
-                times.encode(out);
-            }
-            VersionEdit::PoolFileId { partition, file_id } => {
-                put_varint(out, partition.0);
-                out.extend_from_slice(file_id);
-            }
-            VersionEdit::TableRemoved { partition, table: file } | VersionEdit::BlobFileRemoved { partition, file } => {
-                put_varints(out, [partition.0, file.0]);
-            }
-            VersionEdit::TableMoved { partition, table, level } => {
-                put_varints(out, [partition.0, table.0]);
-                out.push(*level);
-            }
-            VersionEdit::Flushed { partition, through } | VersionEdit::WalDurable { partition, through } => {
-                put_varints(out, [partition.0, through.0]);
+            VersionEdit::Partition { id, edit } => {
+                put_varint(out, id.0);
+                edit.encode_payload(out);
             }
             VersionEdit::AllFlushed { through } => put_varint(out, through.0),
             VersionEdit::WalSegmentAdded { epoch, file } => put_varints(out, [u64::from(epoch.0), file.0]),
@@ -479,59 +386,148 @@ impl VersionEdit {
                 comparator: string(d)?,
                 settings: d.bytes()?.to_vec(),
             }),
-            3 => VersionEdit::PartitionDropped { partition: partition(d)? },
-            4 => VersionEdit::PartitionSettings { partition: partition(d)?, settings: d.bytes()?.to_vec() },
-            5 => VersionEdit::TableAdded { partition: partition(d)?, level: d.u8()?, table: decode_table(d)? },
-            13 => {
-                let (partition, level, table) = (partition(d)?, d.u8()?, decode_table(d)?);
-                VersionEdit::TableAdded {
-                    partition,
-                    level,
-                    table: TableMeta { blob_usage: decode_blob_usage(d)?, ..table },
-                }
-            }
-            20 => {
-                VersionEdit::TableAdded { partition: partition(d)?, level: d.u8()?, table: decode_ingested_table(d)? }
-            }
-            14 => VersionEdit::BlobFileAdded { partition: partition(d)?, file: decode_blob_file(d)? },
-            15 => VersionEdit::BlobFileRemoved { partition: partition(d)?, file: FileNumber(d.varint()?) },
-            POOL_FILE_ID => VersionEdit::PoolFileId { partition: partition(d)?, file_id: d.bytes16()? },
             DATABASE_SETTINGS => VersionEdit::DatabaseSettings { settings: d.bytes()?.to_vec() },
             ALL_FLUSHED => VersionEdit::AllFlushed { through: seqno(d)? },
-            WAL_DURABLE => VersionEdit::WalDurable { partition: partition(d)?, through: seqno(d)? },
-            18 => {
-                let (partition, table) = (partition(d)?, decode_table(d)?);
-                let blobs = if d.is_empty() { Vec::new() } else { decode_blob_usage(d)? };
-                VersionEdit::TableSpilled { partition, table: TableMeta { blob_usage: blobs, ..table } }
-            }
-            21 => VersionEdit::RangeTombstones {
-                partition: partition(d)?,
-                removed: (0..d.varint()?).map(|_| KeyBoundary::decode_start(d)).collect::<Result<_>>()?,
-                added: (0..d.varint()?).map(|_| RangeTombstone::decode(d)).collect::<Result<_>>()?,
-            },
-            22 => VersionEdit::RangeDeletesApplied {
-                partition: partition(d)?,
-                table: FileNumber(d.varint()?),
-                through: seqno(d)?,
-            },
-            23 => VersionEdit::MergeOperator { partition: partition(d)?, name: string(d)? },
-            25 => VersionEdit::TableExpiry {
-                partition: partition(d)?,
-                table: FileNumber(d.varint()?),
-                times: ExpiryTimes::decode(d)?,
-            },
-            26 => VersionEdit::ExpiryUsed { partition: partition(d)? },
-            6 => VersionEdit::TableRemoved { partition: partition(d)?, table: FileNumber(d.varint()?) },
-            7 => VersionEdit::Flushed { partition: partition(d)?, through: seqno(d)? },
             8 => VersionEdit::WalSegmentAdded { epoch: epoch(d)?, file: FileNumber(d.varint()?) },
             9 => VersionEdit::WalSegmentRemoved { epoch: epoch(d)? },
             10 => VersionEdit::WalEnd { epoch: epoch(d)?, seqno: seqno(d)? },
             11 => {
                 VersionEdit::NextNumbers { file: FileNumber(d.varint()?), partition: partition(d)?, epoch: epoch(d)? }
             }
-            12 => VersionEdit::TableMoved { partition: partition(d)?, table: FileNumber(d.varint()?), level: d.u8()? },
-            _ if tag & IGNORABLE_TAG_BIT != 0 => return Ok(None),
-            _ => return Err(Error::unsupported(format!("manifest edit {tag} needs a newer version"))),
+            _ => {
+                let id = partition(d);
+                match PartitionEdit::decode_payload(tag, d)? {
+                    Some(edit) => edit.of(id?),
+                    None if tag & IGNORABLE_TAG_BIT != 0 => return Ok(None),
+                    None => return Err(Error::unsupported(format!("manifest edit {tag} needs a newer version"))),
+                }
+            }
+        }))
+    }
+}
+
+impl PartitionEdit {
+    /// This change of the partition `id`.
+    pub(crate) fn of(self, id: PartitionId) -> VersionEdit {
+        VersionEdit::Partition { id, edit: self }
+    }
+
+    /// The table that the edit changes.
+    pub(crate) fn table(&self) -> Option<FileNumber> {
+        match self {
+            PartitionEdit::TableAdded { table, .. } | PartitionEdit::TableSpilled { table } => Some(table.number),
+            PartitionEdit::TableRemoved { table }
+            | PartitionEdit::TableMoved { table, .. }
+            | PartitionEdit::RangeDeletesApplied { table, .. }
+            | PartitionEdit::TableExpiry { table, .. } => Some(*table),
+            _ => None,
+        }
+    }
+
+    /// The blob file that the edit adds or removes.
+    pub(crate) fn blob_file(&self) -> Option<FileNumber> {
+        match self {
+            PartitionEdit::BlobFileAdded { file } => Some(file.number),
+            PartitionEdit::BlobFileRemoved { file } => Some(*file),
+            _ => None,
+        }
+    }
+
+    /// The file that the edit adds.
+    pub(crate) fn added_file(&self) -> Option<FileNumber> {
+        match self {
+            PartitionEdit::TableAdded { table, .. } | PartitionEdit::TableSpilled { table } => Some(table.number),
+            PartitionEdit::BlobFileAdded { file } => Some(file.number),
+            _ => None,
+        }
+    }
+
+    fn tag(&self) -> u8 {
+        match self {
+            PartitionEdit::Dropped => 3,
+            PartitionEdit::Settings { .. } => 4,
+            // A table without pointers has the older tag, so that an older version can read it.
+            PartitionEdit::TableAdded { table, .. } if table.global_seqno.is_some() => 20,
+            PartitionEdit::TableAdded { table, .. } if table.blob_usage.is_empty() => 5,
+            PartitionEdit::TableAdded { .. } => 13,
+            PartitionEdit::TableRemoved { .. } => 6,
+            PartitionEdit::Flushed { .. } => 7,
+            PartitionEdit::TableMoved { .. } => 12,
+            PartitionEdit::BlobFileAdded { .. } => 14,
+            PartitionEdit::BlobFileRemoved { .. } => 15,
+            PartitionEdit::PoolFileId { .. } => POOL_FILE_ID,
+            PartitionEdit::TableSpilled { .. } => 18,
+            PartitionEdit::RangeTombstones { .. } => 21,
+            PartitionEdit::RangeDeletesApplied { .. } => 22,
+            PartitionEdit::MergeOperator { .. } => 23,
+            PartitionEdit::WalDurable { .. } => WAL_DURABLE,
+            PartitionEdit::TableExpiry { .. } => 25,
+            PartitionEdit::ExpiryUsed => 26,
+        }
+    }
+
+    /// Appends what follows the partition id.
+    fn encode_payload(&self, out: &mut Vec<u8>) {
+        match self {
+            PartitionEdit::Dropped | PartitionEdit::ExpiryUsed => {}
+            PartitionEdit::Settings { settings } => put_bytes(out, settings),
+            PartitionEdit::TableAdded { level, table } => {
+                out.push(*level);
+                encode_table_and_uses(table, out);
+            }
+            PartitionEdit::TableSpilled { table } => encode_table_and_uses(table, out),
+            PartitionEdit::BlobFileAdded { file } => encode_blob_file(file, out),
+            PartitionEdit::RangeTombstones { removed, added } => encode_range_tombstones(removed, added, out),
+            PartitionEdit::RangeDeletesApplied { table, through } => put_varints(out, [table.0, through.0]),
+            PartitionEdit::MergeOperator { name } => put_bytes(out, name.as_bytes()),
+            PartitionEdit::TableExpiry { table, times } => {
+                put_varint(out, table.0);
+                times.encode(out);
+            }
+            PartitionEdit::PoolFileId { file_id } => out.extend_from_slice(file_id),
+            PartitionEdit::TableRemoved { table: file } | PartitionEdit::BlobFileRemoved { file } => {
+                put_varint(out, file.0);
+            }
+            PartitionEdit::TableMoved { table, level } => {
+                put_varint(out, table.0);
+                out.push(*level);
+            }
+            PartitionEdit::Flushed { through } | PartitionEdit::WalDurable { through } => put_varint(out, through.0),
+        }
+    }
+
+    /// Decodes what follows the partition id; `None` for an unknown tag.
+    fn decode_payload(tag: u8, d: &mut ByteReader<'_>) -> Result<Option<PartitionEdit>> {
+        Ok(Some(match tag {
+            3 => PartitionEdit::Dropped,
+            4 => PartitionEdit::Settings { settings: d.bytes()?.to_vec() },
+            5 => PartitionEdit::TableAdded { level: d.u8()?, table: decode_table(d)? },
+            6 => PartitionEdit::TableRemoved { table: FileNumber(d.varint()?) },
+            7 => PartitionEdit::Flushed { through: seqno(d)? },
+            12 => PartitionEdit::TableMoved { table: FileNumber(d.varint()?), level: d.u8()? },
+            13 => {
+                let (level, table) = (d.u8()?, decode_table(d)?);
+                PartitionEdit::TableAdded { level, table: TableMeta { blob_usage: decode_blob_usage(d)?, ..table } }
+            }
+            14 => PartitionEdit::BlobFileAdded { file: decode_blob_file(d)? },
+            15 => PartitionEdit::BlobFileRemoved { file: FileNumber(d.varint()?) },
+            POOL_FILE_ID => PartitionEdit::PoolFileId { file_id: d.bytes16()? },
+            18 => {
+                let table = decode_table(d)?;
+                let blob_usage = if d.is_empty() { Vec::new() } else { decode_blob_usage(d)? };
+                PartitionEdit::TableSpilled { table: TableMeta { blob_usage, ..table } }
+            }
+            20 => PartitionEdit::TableAdded { level: d.u8()?, table: decode_ingested_table(d)? },
+            21 => PartitionEdit::RangeTombstones {
+                removed: (0..d.varint()?).map(|_| KeyBoundary::decode_start(d)).collect::<Result<_>>()?,
+                added: (0..d.varint()?).map(|_| RangeTombstone::decode(d)).collect::<Result<_>>()?,
+            },
+            22 => PartitionEdit::RangeDeletesApplied { table: FileNumber(d.varint()?), through: seqno(d)? },
+            23 => PartitionEdit::MergeOperator { name: string(d)? },
+            WAL_DURABLE => PartitionEdit::WalDurable { through: seqno(d)? },
+            25 => PartitionEdit::TableExpiry { table: FileNumber(d.varint()?), times: ExpiryTimes::decode(d)? },
+            26 => PartitionEdit::ExpiryUsed,
+            _ => return Ok(None),
         }))
     }
 }
@@ -593,11 +589,6 @@ fn encode_table_and_uses(table: &TableMeta, out: &mut Vec<u8>) {
     encode_uses(&table.blob_usage, out);
 }
 
-fn put_id_and_bytes(out: &mut Vec<u8>, partition: PartitionId, bytes: &[u8]) {
-    put_varint(out, partition.0);
-    put_bytes(out, bytes);
-}
-
 fn encode_uses(uses: &[TableBlobUsage], out: &mut Vec<u8>) {
     if !uses.is_empty() {
         put_varint(out, uses.len() as u64);
@@ -617,13 +608,7 @@ pub(crate) fn put_varints<const N: usize>(out: &mut Vec<u8>, numbers: [u64; N]) 
     numbers.into_iter().for_each(|number| put_varint(out, number));
 }
 
-fn encode_range_tombstones(
-    partition: PartitionId,
-    removed: &[KeyBoundary],
-    added: &[RangeTombstone],
-    out: &mut Vec<u8>,
-) {
-    put_varint(out, partition.0);
+fn encode_range_tombstones(removed: &[KeyBoundary], added: &[RangeTombstone], out: &mut Vec<u8>) {
     put_varint(out, removed.len() as u64);
     removed.iter().for_each(|start| start.encode_start(out));
     put_varint(out, added.len() as u64);
@@ -713,12 +698,11 @@ mod tests {
                 comparator: "c".into(),
                 settings: vec![1, 2, 3],
             }),
-            VersionEdit::PartitionDropped { partition },
+            PartitionEdit::Dropped.of(partition),
             VersionEdit::DatabaseSettings { settings: vec![7; 200] },
-            VersionEdit::PartitionSettings { partition, settings: vec![] },
-            VersionEdit::TableAdded { partition, level: 6, table: whole.clone() },
-            VersionEdit::BlobFileAdded {
-                partition,
+            PartitionEdit::Settings { settings: vec![] }.of(partition),
+            PartitionEdit::TableAdded { level: 6, table: whole.clone() }.of(partition),
+            PartitionEdit::BlobFileAdded {
                 file: BlobFileMeta {
                     number: FileNumber(901),
                     size: 1 << 26,
@@ -728,27 +712,28 @@ mod tests {
                         BlobFileSection { logical_file: FileNumber(7), values: u64::MAX, bytes: 1, rewritten: true },
                     ],
                 },
-            },
-            VersionEdit::BlobFileRemoved { partition, file: FileNumber(901) },
-            VersionEdit::PoolFileId { partition, file_id: [9; 16] },
-            VersionEdit::TableRemoved { partition, table },
-            VersionEdit::TableMoved { partition, table, level: 2 },
-            VersionEdit::TableSpilled { partition, table: whole.clone() },
-            VersionEdit::TableSpilled { partition, table: TableMeta { blob_usage: vec![uses], ..whole } },
-            VersionEdit::RangeTombstones {
-                partition,
+            }
+            .of(partition),
+            PartitionEdit::BlobFileRemoved { file: FileNumber(901) }.of(partition),
+            PartitionEdit::PoolFileId { file_id: [9; 16] }.of(partition),
+            PartitionEdit::TableRemoved { table }.of(partition),
+            PartitionEdit::TableMoved { table, level: 2 }.of(partition),
+            PartitionEdit::TableSpilled { table: whole.clone() }.of(partition),
+            PartitionEdit::TableSpilled { table: TableMeta { blob_usage: vec![uses], ..whole } }.of(partition),
+            PartitionEdit::RangeTombstones {
                 removed: vec![KeyBoundary::Min, KeyBoundary::After(Arc::from(&b"k"[..]))],
                 added: vec![RangeTombstone {
                     range: KeyRange { start: KeyBoundary::Before(Arc::from(&b"a"[..])), end: KeyBoundary::Max },
                     seqnos: Arc::new([SeqNo(9), SeqNo(4)]),
                 }],
-            },
-            VersionEdit::RangeDeletesApplied { partition, table, through: SeqNo(11) },
-            VersionEdit::TableExpiry { partition, table, times: TIMES },
-            VersionEdit::ExpiryUsed { partition },
-            VersionEdit::Flushed { partition, through: SeqNo(12) },
+            }
+            .of(partition),
+            PartitionEdit::RangeDeletesApplied { table, through: SeqNo(11) }.of(partition),
+            PartitionEdit::TableExpiry { table, times: TIMES }.of(partition),
+            PartitionEdit::ExpiryUsed.of(partition),
+            PartitionEdit::Flushed { through: SeqNo(12) }.of(partition),
             VersionEdit::AllFlushed { through: SeqNo(13) },
-            VersionEdit::WalDurable { partition, through: SeqNo(14) },
+            PartitionEdit::WalDurable { through: SeqNo(14) }.of(partition),
             VersionEdit::WalSegmentAdded { epoch, file: table },
             VersionEdit::WalSegmentRemoved { epoch },
             VersionEdit::WalEnd { epoch, seqno: SeqNo(13) },
@@ -770,14 +755,14 @@ mod tests {
 
     #[test]
     fn table_with_blob_pointers_has_newer_tag() {
-        let is_table = |edit: &VersionEdit| matches!(edit, VersionEdit::TableAdded { .. });
-        let Some(VersionEdit::TableAdded { partition, level, table }) = sample_edits().into_iter().find(is_table)
-        else {
-            panic!("one of the samples is a table");
-        };
+        let added = sample_edits().into_iter().find_map(|edit| match edit {
+            VersionEdit::Partition { id, edit: PartitionEdit::TableAdded { level, table } } => Some((id, level, table)),
+            _ => None,
+        });
+        let (partition, level, table) = added.expect("one of the samples is a table");
         let tagged = |blobs: Vec<TableBlobUsage>| {
-            let edit =
-                VersionEdit::TableAdded { partition, level, table: TableMeta { blob_usage: blobs, ..table.clone() } };
+            let edit = PartitionEdit::TableAdded { level, table: TableMeta { blob_usage: blobs, ..table.clone() } }
+                .of(partition);
             let mut bytes = Vec::new();
             edit.encode(&mut bytes);
             (bytes[0], VersionEdit::decode_batch(&bytes).map(|edits| assert_eq!(edits, [edit])))

@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 
 use crate::base::comparator::Comparator;
 use crate::base::sync::lock;
-use crate::base::version_edit::{PartitionId, PartitionMeta, VersionEdit};
+use crate::base::version_edit::{PartitionEdit, PartitionId, PartitionMeta};
 use crate::base::{Error, ErrorKind, Result};
 use crate::db::batch::Batch;
 use crate::db::checkpoint;
@@ -381,7 +381,7 @@ impl Database {
         let inner = &self.handle.inner;
         let _work = inner.begin_work()?;
         let writer = inner.writer()?;
-        let edits = [VersionEdit::PartitionDropped { partition: state.id }];
+        let edits = [PartitionEdit::Dropped.of(state.id)];
         // The edit is written between two commits, so that a commit precedes the deletion as a whole or finds the
         // partition deleted. It is written after a sync of all earlier commits, because it may survive power loss as
         // soon as it is written. This first sync does most of that work while other threads may commit.

@@ -1,7 +1,7 @@
 //! Writes that expire: their expiry times, and the record that a partition may have them.
 
 use crate::base::key::{EXPIRY_LEN, NEVER_MS, VALUE_LEN_MAX};
-use crate::base::version_edit::VersionEdit;
+use crate::base::version_edit::PartitionEdit;
 use crate::base::{Error, Result};
 use crate::db::inner::DbInner;
 use crate::db::partition_state::PartitionState;
@@ -46,7 +46,7 @@ impl DbInner {
         let version_set = &self.writer()?.version_set;
         partition.tree()?;
         let _work = self.begin_work()?;
-        let edits = [VersionEdit::ExpiryUsed { partition: partition.id }];
+        let edits = [PartitionEdit::ExpiryUsed.of(partition.id)];
         let recorded = self.with_reserve(ReserveUse::Flush, || version_set.log_and_apply_durably(&edits));
         self.poison.poison_on_failure(recorded)?;
         partition.expiry.note_use(&self.snapshots);

@@ -13,7 +13,7 @@ use crate::base::event::{DroppedAfterDamage, Event};
 use crate::base::key::put_expiry;
 use crate::base::merge_operator::MergeOperator;
 use crate::base::sync::lock;
-use crate::base::version_edit::VersionEdit;
+use crate::base::version_edit::{PartitionEdit, VersionEdit};
 use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::db::catalog::Catalog;
 use crate::db::commit::{CommitOutcome, Committer};
@@ -492,7 +492,7 @@ impl DbInner {
     /// Stores the name of the operator of a partition that had none, before the first operand. Every sync of the WAL
     /// makes the edit durable too.
     pub(crate) fn store_merge_operator(&self, state: &PartitionState, operator: &Arc<dyn MergeOperator>) -> Result<()> {
-        let edits = [VersionEdit::MergeOperator { partition: state.id, name: operator.name().to_owned() }];
+        let edits = [PartitionEdit::MergeOperator { name: operator.name().to_owned() }.of(state.id)];
         let version_set = &self.writer()?.version_set;
         self.poison.poison_on_failure(self.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&edits)))?;
         state.set_merge_operator(operator);

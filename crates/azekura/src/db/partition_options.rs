@@ -2,7 +2,7 @@
 
 use crate::base::Result;
 use crate::base::sync::lock;
-use crate::base::version_edit::VersionEdit;
+use crate::base::version_edit::PartitionEdit;
 use crate::db::options::PartitionCreateOptions;
 use crate::db::partition::Partition;
 use crate::db::state::disk_reserve::ReserveUse;
@@ -84,7 +84,7 @@ impl Partition {
             flush_and_wait(inner, state)?;
         }
         let _work = inner.begin_work()?;
-        let edits = [VersionEdit::PartitionSettings { partition: state.id, settings: settings.clone() }];
+        let edits = [PartitionEdit::Settings { settings: settings.clone() }.of(state.id)];
         let version_set = &inner.writer()?.version_set;
         inner.poison.poison_on_failure(inner.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&edits)))?;
         state.note_settings(settings);

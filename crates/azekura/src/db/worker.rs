@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use crate::base::event::Event;
 use crate::base::sync::try_lock;
-use crate::base::version_edit::{PartitionId, TableMeta, VersionEdit};
+use crate::base::version_edit::{PartitionEdit, PartitionId, TableMeta, VersionEdit};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::partition_state::PartitionState;
@@ -360,7 +360,7 @@ fn spill_oldest_wal_holders(inner: &DbInner, writer: &DbWriter) -> Result<bool> 
             "the tables contain all buffered records"
         );
         inner.sync_wal_through(last.seqno)?;
-        let edit = |table: &TableMeta| VersionEdit::TableSpilled { partition: partition.id, table: table.clone() };
+        let edit = |table: &TableMeta| PartitionEdit::TableSpilled { table: table.clone() }.of(partition.id);
         let written = writer.version_set.log_and_apply(&outputs.tables.iter().map(edit).collect::<Vec<VersionEdit>>());
         // The manifest may name the tables after `Poisoned`, so they must not be removed.
         if !written.as_ref().is_err_and(|error| error.kind() != ErrorKind::Poisoned) {

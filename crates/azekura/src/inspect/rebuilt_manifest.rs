@@ -9,8 +9,8 @@ use crate::base::file_format::FileKind;
 use crate::base::key_range::{KeyBoundary, KeyRange, RangeTombstone};
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::version_edit::{
-    BlobFileMeta, BlobFileSection, EngineKind, FileNumber, INGEST_PLACEHOLDER, PartitionId, PartitionMeta,
-    TableBlobUsage, TableMeta, VersionEdit, WalEpoch,
+    BlobFileMeta, BlobFileSection, EngineKind, FileNumber, INGEST_PLACEHOLDER, PartitionEdit, PartitionId,
+    PartitionMeta, TableBlobUsage, TableMeta, VersionEdit, WalEpoch,
 };
 use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::reader::BlobFile;
@@ -217,8 +217,10 @@ impl ManifestRebuild {
         let manifest = rebuild.read(MANIFEST_NAME, u64::MAX).unwrap_or_default();
         for edit in salvage_edits(&manifest).unwrap_or_default() {
             match &edit {
-                VersionEdit::PartitionDropped { partition } => _ = rebuild.dropped.insert(*partition),
-                VersionEdit::TableRemoved { table, .. } => _ = rebuild.removed.insert(*table),
+                VersionEdit::Partition { id, edit: PartitionEdit::Dropped } => _ = rebuild.dropped.insert(*id),
+                VersionEdit::Partition { edit: PartitionEdit::TableRemoved { table }, .. } => {
+                    rebuild.removed.insert(*table);
+                }
                 _ => {}
             }
             // An edit that refers to lost ones is lost, too.
@@ -561,7 +563,7 @@ impl ManifestRebuild {
                 );
                 self.notes.push((self.dir.join(MANIFEST_NAME), sentence));
             }
-            edits.push(VersionEdit::RangeTombstones { partition: *id, removed, added });
+            edits.push(PartitionEdit::RangeTombstones { removed, added }.of(*id));
         }
         edits.iter().try_for_each(|edit| self.state.apply(edit))
     }
@@ -870,7 +872,7 @@ impl ManifestRebuild {
             let known = partition.range_tombstones.values().cloned().collect();
             let known = RangeTombstones::from_fragments(known, &order)?;
             let (removed, added) = known.difference(&known.merged_with(&found, &[SeqNo::MAX], &order), &order);
-            self.state.apply(&VersionEdit::RangeTombstones { partition: id, removed, added })?;
+            self.state.apply(&PartitionEdit::RangeTombstones { removed, added }.of(id))?;
         }
         Ok(())
     }

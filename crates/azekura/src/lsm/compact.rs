@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::base::sync::lock;
-use crate::base::version_edit::{FileNumber, TableMeta, VersionEdit};
+use crate::base::version_edit::{FileNumber, PartitionEdit, TableMeta};
 use crate::base::{Error, Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::lsm::compaction_filter::{AppliedFilter, CompactionFilter};
@@ -195,9 +195,9 @@ impl LsmTree {
     ) -> Result<TaskReport> {
         debug_assert!(held.holds(&self.compaction_lock), "no other compaction runs");
         debug_assert!(plan.trivial_move, "a compaction that rewrites tables is a job");
-        let (partition, level) = (self.context.partition, plan.output_level);
+        let level = plan.output_level;
         let moved = plan.start_level_inputs.iter();
-        self.commit_edits(moved.map(|&table| VersionEdit::TableMoved { partition, table, level }), host)?;
+        self.commit_edits(moved.map(|&table| PartitionEdit::TableMoved { table, level }), host)?;
         let tables = tables_with_ids(now, plan.start_level, &plan.start_level_inputs);
         debug_assert_eq!(tables.len(), plan.start_level_inputs.len(), "the version has the tables to be moved");
         self.set_compact_pointer(plan, &tables);
@@ -218,7 +218,7 @@ impl LsmTree {
         host: &dyn EngineHost,
     ) -> Result<TaskReport> {
         let (plan, bytes_read) = (job.picked.clone(), job.bytes_read);
-        let (partition, level) = (self.context.partition, plan.output_level);
+        let level = plan.output_level;
         let inputs: HashSet<FileNumber> =
             plan.start_level_inputs.iter().chain(&plan.output_level_inputs).copied().collect();
         let tables = job.outputs().tables.clone();
@@ -242,8 +242,8 @@ impl LsmTree {
         let gained = tables.iter().flat_map(|table| &table.blob_usage);
         let gained = gained.filter(|usage| !new_files.contains(&usage.logical_file));
         let dead = now.version.blobs().unreferenced(&counted, gained, lost);
-        let removed = inputs.iter().map(|&table| VersionEdit::TableRemoved { partition, table });
-        let dropped = dead.iter().map(|file| VersionEdit::BlobFileRemoved { partition, file: file.meta().number });
+        let removed = inputs.iter().map(|&table| PartitionEdit::TableRemoved { table });
+        let dropped = dead.iter().map(|file| PartitionEdit::BlobFileRemoved { file: file.meta().number });
         let turn = self.version_change_lock.acquire(true).expect("it waits for the lock");
         let range_tombstones = self.range_tombstones_after_compaction(&obsolete, &tables, &turn);
         let changed = range_tombstones.as_deref().map(|set| self.range_tombstones_edit(set, &turn));

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::base::sync::lock;
-use crate::base::version_edit::{FileNumber, TableMeta, VersionEdit};
+use crate::base::version_edit::{FileNumber, PartitionEdit, TableMeta};
 use crate::base::{Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::iter::InternalIter;
@@ -69,7 +69,7 @@ impl LsmTree {
         // permanent too.
         host.sync_wal_through(written.through)?;
         let through = self.max_flushed_seqno(written, host);
-        let flushed = VersionEdit::Flushed { partition: self.context.partition, through };
+        let flushed = PartitionEdit::Flushed { through };
         let changed = range_tombstones.map(|set| self.range_tombstones_edit(set, turn));
         self.commit_edits(written.outputs.edits(0).chain(changed).chain([flushed]), host)
     }

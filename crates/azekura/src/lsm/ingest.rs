@@ -13,7 +13,9 @@ use std::sync::Arc;
 
 use crate::base::key::put_expiry;
 use crate::base::sync::lock;
-use crate::base::version_edit::{FileNumber, INGEST_PLACEHOLDER, PartitionId, TableMeta, VersionEdit, WalEpoch};
+use crate::base::version_edit::{
+    FileNumber, INGEST_PLACEHOLDER, PartitionEdit, PartitionId, TableMeta, VersionEdit, WalEpoch,
+};
 use crate::base::{EntryRef, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::iter::InternalIter;
@@ -219,20 +221,17 @@ impl LsmTree {
             None => (0, table),
         };
         let tables: Vec<(u8, TableMeta)> = metas.map(place).collect();
-        let partition = self.context.partition;
-        let added = |(level, table): &(u8, TableMeta)| VersionEdit::TableAdded {
-            partition,
-            level: *level,
-            table: table.clone(),
-        };
+        let added =
+            |(level, table): &(u8, TableMeta)| PartitionEdit::TableAdded { level: *level, table: table.clone() };
         outputs.keep();
         let blobs = std::mem::take(&mut outputs.blobs);
-        let blob_edits = blobs.iter().map(|file| VersionEdit::BlobFileAdded { partition, file: file.clone() });
+        let blob_edits = blobs.iter().map(|file| PartitionEdit::BlobFileAdded { file: file.clone() });
         let used_up =
             VersionEdit::NextNumbers { file: FileNumber(0), partition: PartitionId(marker.0 + 1), epoch: WalEpoch(0) };
-        let details = tables.iter().flat_map(|(_, table)| table.detail_edits(partition));
-        let edits = blob_edits.chain(tables.iter().map(added)).chain(details).chain([used_up]);
-        let committed = self.commit_edits(edits, host);
+        let details = tables.iter().flat_map(|(_, table)| table.detail_edits());
+        let edits = blob_edits.chain(tables.iter().map(added)).chain(details);
+        let edits: Vec<_> = edits.map(|edit| edit.of(self.context.partition)).chain([used_up]).collect();
+        let committed = self.check_open().and_then(|()| host.commit_edits(&edits));
         if let Err(error) = committed {
             // The manifest may contain the edits after `Poisoned` only.
             if error.kind() != ErrorKind::Poisoned {

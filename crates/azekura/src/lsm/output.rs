@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::base::key::{put_expiry, split_expiry};
-use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta, VersionEdit};
+use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionEdit, TableMeta};
 use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::writer::BlobWriter;
 use crate::iter::range_tombstones::RangeTombstones;
@@ -222,16 +222,15 @@ impl PendingOutputs {
     }
 
     /// [Keeps](PendingOutputs::keep) the files and returns the edits that name them, with the tables on `level`.
-    pub(crate) fn edits(&mut self, level: u8) -> impl Iterator<Item = VersionEdit> {
+    pub(crate) fn edits(&mut self, level: u8) -> impl Iterator<Item = PartitionEdit> {
         debug_assert!(usize::from(level) < NUM_LEVELS && !self.is_temporary, "an edit names tables of a level");
         debug_assert!(self.created.len() <= self.tables.len() + self.blobs.len(), "the edits name every file");
         self.keep();
-        let partition = self.context.partition;
         let tables = self.tables.iter().flat_map(move |table| {
-            let added = VersionEdit::TableAdded { partition, level, table: table.clone() };
-            std::iter::once(added).chain(table.detail_edits(partition))
+            let added = PartitionEdit::TableAdded { level, table: table.clone() };
+            std::iter::once(added).chain(table.detail_edits())
         });
-        let blobs = self.blobs.iter().map(move |file| VersionEdit::BlobFileAdded { partition, file: file.clone() });
+        let blobs = self.blobs.iter().map(|file| PartitionEdit::BlobFileAdded { file: file.clone() });
         blobs.chain(tables)
     }
 

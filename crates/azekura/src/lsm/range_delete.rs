@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use crate::base::key_range::{KeyBoundary, KeyRange, RangeTombstone};
 use crate::base::sync::lock;
-use crate::base::version_edit::{FileNumber, TableMeta, VersionEdit};
+use crate::base::version_edit::{FileNumber, PartitionEdit, TableMeta};
 use crate::base::{EntryRef, Error, InternalKey, KeyOrder, Result, SeqNo};
 use crate::engine::{EngineHost, ExpiryLimits, TaskReport};
 use crate::iter::range_tombstones::RangeTombstones;
@@ -57,10 +57,10 @@ impl LsmTree {
     }
 
     /// The edit that changes the flushed range tombstones to `new`. `turn`: the guard of `version_change_lock`.
-    pub(crate) fn range_tombstones_edit(&self, new: &RangeTombstones, turn: &TaskLockGuard<'_>) -> VersionEdit {
+    pub(crate) fn range_tombstones_edit(&self, new: &RangeTombstones, turn: &TaskLockGuard<'_>) -> PartitionEdit {
         debug_assert!(turn.holds(&self.version_change_lock), "no other task changes the version");
         let (removed, added) = self.version().range_tombstones().difference(new, &self.context.order);
-        VersionEdit::RangeTombstones { partition: self.context.partition, removed, added }
+        PartitionEdit::RangeTombstones { removed, added }
     }
 
     /// The range tombstones after a flush, if they change. `turn`: the guard of `version_change_lock`.
@@ -151,9 +151,8 @@ impl LsmTree {
             }
             return Ok(None);
         }
-        let partition = self.context.partition;
-        let removed = numbers.iter().map(|&table| VersionEdit::TableRemoved { partition, table });
-        let dropped = dead.iter().map(|file| VersionEdit::BlobFileRemoved { partition, file: file.meta().number });
+        let removed = numbers.iter().map(|&table| PartitionEdit::TableRemoved { table });
+        let dropped = dead.iter().map(|file| PartitionEdit::BlobFileRemoved { file: file.meta().number });
         let turn = self.version_change_lock.acquire(true).expect("it waits for the lock");
         let range_tombstones = self.range_tombstones_after_compaction(&tables, &[], &turn);
         let changed = range_tombstones.as_deref().map(|set| self.range_tombstones_edit(set, &turn));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::base::sync::lock;
-use crate::base::version_edit::{FileNumber, VersionEdit};
+use crate::base::version_edit::{FileNumber, PartitionEdit};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::lsm::blob_gc::{
@@ -209,9 +209,8 @@ impl LsmTree {
         host: &dyn EngineHost,
     ) -> Result<TaskReport> {
         debug_assert!(job.inputs_exist(self.version().blobs()), "no other task has removed an input file");
-        let partition = self.context.partition;
         let blobs_removed: Vec<FileNumber> = job.inputs.iter().map(|file| file.meta().number).collect();
-        let removed = blobs_removed.iter().map(|&file| VersionEdit::BlobFileRemoved { partition, file });
+        let removed = blobs_removed.iter().map(|&file| PartitionEdit::BlobFileRemoved { file });
         if let Err(error) = self.commit_edits(job.outputs.edits(0).chain(removed), host) {
             self.pause_blob_gc(job, held);
             return Err(error);

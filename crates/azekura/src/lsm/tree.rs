@@ -10,7 +10,7 @@ use crate::base::blob_pointer::BlobPointer;
 use crate::base::key_range::RangeTombstone;
 use crate::base::merge_operator::MergeOperator;
 use crate::base::sync::lock;
-use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta, VersionEdit};
+use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionEdit, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{
     BlobResolver, Engine, EngineHost, EngineView, KeyBounds, Pressure, ReadMoment, ReadSeqno, Staged, Task, TaskReport,
@@ -241,9 +241,9 @@ impl LsmTree {
     }
 
     /// Commits the edits of a task, unless the partition was deleted.
-    pub(crate) fn commit_edits(&self, edits: impl Iterator<Item = VersionEdit>, host: &dyn EngineHost) -> Result<()> {
+    pub(crate) fn commit_edits(&self, edits: impl Iterator<Item = PartitionEdit>, host: &dyn EngineHost) -> Result<()> {
         self.check_open()?;
-        host.commit_edits(&edits.collect::<Vec<VersionEdit>>())
+        host.commit_edits(&edits.map(|edit| edit.of(self.context.partition)).collect::<Vec<_>>())
     }
 
     /// Installs the version after `change`.

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::manifest_state::ManifestState;
 use crate::base::sync::{WakeSignal, lock};
-use crate::base::version_edit::{FileNumber, PartitionId, PartitionMeta, TableMeta, VersionEdit, WalEpoch};
+use crate::base::version_edit::{
+    FileNumber, PartitionEdit, PartitionId, PartitionMeta, TableMeta, VersionEdit, WalEpoch,
+};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::lsm::direct_file::UnsyncedBlobFiles;
 use crate::manifest::Manifest;
@@ -82,8 +84,8 @@ impl VersionSet {
         self.next_partition_id.store(partition.0 + 1, Ordering::Relaxed);
         let (prepared, file_id) = prepared?;
         let mut edits = vec![VersionEdit::PartitionCreated(meta)];
-        edits.extend(file_id.map(|file_id| VersionEdit::PoolFileId { partition, file_id }));
-        edits.extend(merge_operator.map(|name| VersionEdit::MergeOperator { partition, name: name.to_owned() }));
+        edits.extend(file_id.map(|file_id| PartitionEdit::PoolFileId { file_id }.of(partition)));
+        edits.extend(merge_operator.map(|name| PartitionEdit::MergeOperator { name: name.to_owned() }.of(partition)));
         // One batch: if the manifest contained only the first edit, the partition would exist again after its deletion.
         self.append_and_apply(&mut manifest_state, &edits)?;
         Ok(prepared)
@@ -107,10 +109,10 @@ impl VersionSet {
 
     fn log_and_apply_locked(&self, manifest_state: &mut ManifestState, edits: &[VersionEdit]) -> Result<()> {
         for edit in edits {
-            if let Some(partition) = partition_of(edit)
-                && !manifest_state.partitions.contains_key(&partition)
+            if let VersionEdit::Partition { id, .. } = edit
+                && !manifest_state.partitions.contains_key(id)
             {
-                return Err(Error::new(ErrorKind::Closed, format!("partition {} was deleted", partition.0)));
+                return Err(Error::new(ErrorKind::Closed, format!("partition {} was deleted", id.0)));
             }
         }
         self.append_and_apply(manifest_state, edits)
@@ -126,7 +128,10 @@ impl VersionSet {
         let applied = edits.iter().try_for_each(|edit| manifest_state.apply(edit));
         debug_assert!(applied.is_ok(), "edits that were checked can be applied");
         if cfg!(debug_assertions) {
-            manifest_state.check_invariants(edits.iter().filter_map(partition_of));
+            manifest_state.check_invariants(edits.iter().filter_map(|edit| match edit {
+                VersionEdit::Partition { id, .. } => Some(*id),
+                _ => None,
+            }));
         }
         self.next_partition_id.fetch_max(manifest_state.next_partition_id, Ordering::Relaxed);
         applied.map_err(|error| error.with_kind(ErrorKind::Poisoned))
@@ -137,12 +142,11 @@ impl VersionSet {
         let is_assigned = |file: FileNumber| file.0 < self.next_file_id.load(Ordering::Relaxed);
         for edit in edits {
             match edit {
-                VersionEdit::TableAdded { table, .. } | VersionEdit::TableSpilled { table, .. } => {
-                    assert!(is_assigned(table.number), "a table has an assigned number");
-                    assert!(table.smallest_seqno <= table.largest_seqno, "a table has a range of sequence numbers");
-                }
-                VersionEdit::BlobFileAdded { file, .. } => {
-                    assert!(is_assigned(file.number), "a blob file has an assigned number");
+                VersionEdit::Partition { edit, .. } => {
+                    assert!(edit.added_file().is_none_or(is_assigned), "a table or blob file has an assigned number");
+                    if let PartitionEdit::TableAdded { table, .. } | PartitionEdit::TableSpilled { table } = edit {
+                        assert!(table.smallest_seqno <= table.largest_seqno, "a table has a range of sequence numbers");
+                    }
                 }
                 VersionEdit::WalSegmentAdded { epoch, file } => {
                     assert!(is_assigned(*file), "a WAL segment has an assigned file number");
@@ -187,12 +191,13 @@ impl VersionSet {
         let manifest_state = lock(&self.state);
         let mut obsolete = Vec::new();
         for edit in edits {
-            let (partition, through) = match edit {
-                VersionEdit::Flushed { partition, through } => (partition, *through),
-                VersionEdit::PartitionDropped { partition } => (partition, SeqNo::MAX),
+            let VersionEdit::Partition { id, edit } = edit else { continue };
+            let through = match edit {
+                PartitionEdit::Flushed { through } => *through,
+                PartitionEdit::Dropped => SeqNo::MAX,
                 _ => continue,
             };
-            let Some(partition) = manifest_state.partitions.get(partition) else { continue };
+            let Some(partition) = manifest_state.partitions.get(id) else { continue };
             let is_flushed = |table: &&TableMeta| table.largest_seqno <= through;
             obsolete.extend(partition.spilled.values().filter(is_flushed).map(|table| table.number));
         }
@@ -264,36 +269,6 @@ impl WalCallbacks for VersionSet {
     }
 }
 
-/// Returns the partition that must exist when the edit is applied.
-fn partition_of(edit: &VersionEdit) -> Option<PartitionId> {
-    match edit {
-        VersionEdit::PartitionDropped { partition }
-        | VersionEdit::PartitionSettings { partition, .. }
-        | VersionEdit::TableAdded { partition, .. }
-        | VersionEdit::TableRemoved { partition, .. }
-        | VersionEdit::TableMoved { partition, .. }
-        | VersionEdit::BlobFileAdded { partition, .. }
-        | VersionEdit::BlobFileRemoved { partition, .. }
-        | VersionEdit::Flushed { partition, .. }
-        | VersionEdit::TableSpilled { partition, .. }
-        | VersionEdit::RangeTombstones { partition, .. }
-        | VersionEdit::RangeDeletesApplied { partition, .. }
-        | VersionEdit::WalDurable { partition, .. }
-        | VersionEdit::MergeOperator { partition, .. }
-        | VersionEdit::TableExpiry { partition, .. }
-        | VersionEdit::ExpiryUsed { partition }
-        | VersionEdit::PoolFileId { partition, .. } => Some(*partition),
-        VersionEdit::PartitionCreated(_)
-        | VersionEdit::DatabaseSettings { .. }
-        | VersionEdit::Database { .. }
-        | VersionEdit::NextNumbers { .. }
-        | VersionEdit::WalSegmentAdded { .. }
-        | VersionEdit::WalSegmentRemoved { .. }
-        | VersionEdit::AllFlushed { .. }
-        | VersionEdit::WalEnd { .. } => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -353,13 +328,13 @@ mod tests {
         let id = PartitionId(1);
         let meta =
             PartitionMeta { id, engine: 0, name: "p".to_owned(), comparator: "c".to_owned(), settings: Vec::new() };
-        let name = |name: &str| VersionEdit::MergeOperator { partition: id, name: name.to_owned() };
-        let dropped = VersionEdit::PartitionDropped { partition: id };
+        let name = |name: &str| PartitionEdit::MergeOperator { name: name.to_owned() }.of(id);
+        let dropped = PartitionEdit::Dropped.of(id);
         let batches = [
             vec![name("a"), name("b")],
             vec![dropped.clone(), name("a")],
             vec![dropped.clone(), dropped],
-            vec![name("a"), VersionEdit::TableRemoved { partition: id, table: FileNumber(1) }],
+            vec![name("a"), PartitionEdit::TableRemoved { table: FileNumber(1) }.of(id)],
         ];
         let version_set = version_set_of(&[VersionEdit::PartitionCreated(meta)]);
         let (bytes, state) = (version_set.manifest_bytes(), version_set.manifest_state());

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::compression::CompressionType;
-use crate::base::version_edit::{BlobFileMeta, VersionEdit};
+use crate::base::version_edit::{BlobFileMeta, PartitionEdit, VersionEdit};
 use crate::base::{ErrorKind, KeyOrder, RecordKind, SeqNo};
 use crate::engine::{Engine, ReadSeqno, Task};
 use crate::lsm::options::{KvSeparationOptions, LsmOptions};
@@ -241,6 +241,6 @@ fn edits_add_blob_files_before_tables() {
     fill(&mut fixture, 60, 1);
     let edits = fixture.host.edits.lock().unwrap().clone();
     let first = |wanted: fn(&VersionEdit) -> bool| edits.iter().position(wanted).unwrap();
-    let blob = first(|edit| matches!(edit, VersionEdit::BlobFileAdded { .. }));
-    assert!(blob < first(|edit| matches!(edit, VersionEdit::TableAdded { .. })));
+    let blob = first(|edit| matches!(edit, VersionEdit::Partition { edit: PartitionEdit::BlobFileAdded { .. }, .. }));
+    assert!(blob < first(|edit| matches!(edit, VersionEdit::Partition { edit: PartitionEdit::TableAdded { .. }, .. })));
 }

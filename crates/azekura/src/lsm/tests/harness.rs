@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::base::compression::CompressionType;
-use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId, TableBlobUsage, TableMeta, VersionEdit};
+use crate::base::version_edit::{
+    BlobFileMeta, FileNumber, PartitionEdit, PartitionId, TableBlobUsage, TableMeta, VersionEdit,
+};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::BlockCache;
 use crate::engine::{
@@ -30,31 +32,37 @@ const SEED: u64 = 77;
 /// The bounds of all keys.
 pub(crate) const ALL: KeyBounds<'static> = (Bound::Unbounded, Bound::Unbounded);
 
+fn partition_edits(edits: &[VersionEdit]) -> impl Iterator<Item = &PartitionEdit> {
+    edits.iter().filter_map(|edit| match edit {
+        VersionEdit::Partition { id: PARTITION, edit } => Some(edit),
+        VersionEdit::NextNumbers { .. } => None,
+        other => panic!("a tree does not write {other:?}"),
+    })
+}
+
 /// The tables with their levels, the blob files, and the flushed sequence number after a list of edits.
 pub(crate) fn replay(edits: &[VersionEdit]) -> (Vec<(u8, TableMeta)>, Vec<BlobFileMeta>, SeqNo) {
     let (mut tables, mut flushed): (BTreeMap<FileNumber, (u8, TableMeta)>, _) = (BTreeMap::new(), SeqNo::ZERO);
     let mut blobs: BTreeMap<FileNumber, BlobFileMeta> = BTreeMap::new();
-    for edit in edits {
+    for edit in partition_edits(edits) {
         match edit.clone() {
-            VersionEdit::TableAdded { partition, level, table } => {
-                assert_eq!(partition, PARTITION);
+            PartitionEdit::TableAdded { level, table } => {
                 assert!(tables.insert(table.number, (level, table)).is_none(), "a table is added once");
             }
-            VersionEdit::TableRemoved { table, .. } => {
+            PartitionEdit::TableRemoved { table } => {
                 assert!(tables.remove(&table).is_some(), "only existing files are removed")
             }
-            VersionEdit::TableMoved { table, level, .. } => {
+            PartitionEdit::TableMoved { table, level } => {
                 tables.get_mut(&table).expect("only existing tables are moved").0 = level
             }
-            VersionEdit::Flushed { through, .. } => {
+            PartitionEdit::Flushed { through } => {
                 assert!(through >= flushed);
                 flushed = through;
             }
-            VersionEdit::BlobFileAdded { partition, file } => {
-                assert_eq!(partition, PARTITION);
+            PartitionEdit::BlobFileAdded { file } => {
                 assert!(blobs.insert(file.number, file).is_none(), "a blob file is added once");
             }
-            VersionEdit::BlobFileRemoved { file, .. } => {
+            PartitionEdit::BlobFileRemoved { file } => {
                 assert!(blobs.remove(&file).is_some(), "only existing files are removed");
             }
             other => panic!("a tree does not write {other:?}"),
@@ -121,11 +129,15 @@ impl CheckingHost {
     }
 
     pub(crate) fn flushes(&self) -> usize {
-        self.edits.lock().unwrap().iter().filter(|edit| matches!(edit, VersionEdit::Flushed { .. })).count()
+        partition_edits(&self.edits.lock().unwrap())
+            .filter(|edit| matches!(edit, PartitionEdit::Flushed { .. }))
+            .count()
     }
 
     pub(crate) fn trivial_moves(&self) -> usize {
-        self.edits.lock().unwrap().iter().filter(|edit| matches!(edit, VersionEdit::TableMoved { .. })).count()
+        partition_edits(&self.edits.lock().unwrap())
+            .filter(|edit| matches!(edit, PartitionEdit::TableMoved { .. }))
+            .count()
     }
 }
 
@@ -151,23 +163,23 @@ impl EngineHost for CheckingHost {
         let after_power_loss = self.fs.fork();
         after_power_loss.crash(Survival::Nothing, 1);
         let durable = files_in(&after_power_loss);
-        for edit in new {
+        for edit in partition_edits(new) {
             match edit {
-                VersionEdit::TableAdded { table, .. } => {
+                PartitionEdit::TableAdded { table, .. } => {
                     let file = (DataFileKind::Table, table.number);
                     assert_eq!(durable.get(&file), Some(&table.size), "an edit names a table that is not durable");
                 }
-                VersionEdit::BlobFileAdded { file: meta, .. } => {
+                PartitionEdit::BlobFileAdded { file: meta } => {
                     let file = (DataFileKind::Blob, meta.number);
                     assert_eq!(durable.get(&file), Some(&meta.size), "an edit names a blob file that is not durable");
                 }
-                VersionEdit::Flushed { through, .. } => {
+                PartitionEdit::Flushed { through } => {
                     assert!(through.0 <= self.durable.load(Ordering::SeqCst), "the WAL is synced first")
                 }
                 _ => {}
             }
         }
-        if new.iter().any(|edit| matches!(edit, VersionEdit::TableRemoved { .. })) {
+        if partition_edits(new).any(|edit| matches!(edit, PartitionEdit::TableRemoved { .. })) {
             self.compactions.fetch_add(1, Ordering::SeqCst);
         }
         edits.extend_from_slice(new);

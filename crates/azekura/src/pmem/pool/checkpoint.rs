@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use crate::base::sync::{lock, try_lock};
-use crate::base::version_edit::VersionEdit;
+use crate::base::version_edit::PartitionEdit;
 use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::mem::region::Region;
@@ -129,10 +129,10 @@ impl PoolCheckpointer {
         })?;
         debug_assert!(from <= self.location.visible.get(), "a checkpoint contains only visible records");
         let partition = self.location.partition;
-        let mut edits = vec![VersionEdit::Flushed { partition, through: from }];
+        let mut edits = vec![PartitionEdit::Flushed { through: from }.of(partition)];
         // The first checkpoint may have created the files.
         if self.count.load(Ordering::Relaxed) == 0 {
-            edits.push(VersionEdit::PoolFileId { partition, file_id: tree.file_id });
+            edits.push(PartitionEdit::PoolFileId { file_id: tree.file_id }.of(partition));
         }
         host.commit_edits(&edits)?;
         Ok(written.bytes)

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::fixture::{FILE_ID, POOL, PoolFixture, PoolOp, PoolTreeModel, range_record};
 use super::model::{new_fixture, options, reopen_fixture};
-use crate::base::version_edit::{PartitionId, VersionEdit};
+use crate::base::version_edit::{PartitionEdit, PartitionId, VersionEdit};
 use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{Engine, EngineHost, LastVisibleSeqno, ReadSeqno, SnapshotList, Staged, Task};
 use crate::iter::InternalIter;
@@ -425,8 +425,12 @@ impl EngineHost for TestHost {
     fn commit_edits(&self, edits: &[VersionEdit]) -> Result<()> {
         for edit in edits {
             match edit {
-                VersionEdit::Flushed { through, .. } => *self.flushed.lock().unwrap() = *through,
-                VersionEdit::PoolFileId { file_id, .. } => *self.file_id.lock().unwrap() = Some(*file_id),
+                VersionEdit::Partition { edit: PartitionEdit::Flushed { through }, .. } => {
+                    *self.flushed.lock().unwrap() = *through
+                }
+                VersionEdit::Partition { edit: PartitionEdit::PoolFileId { file_id }, .. } => {
+                    *self.file_id.lock().unwrap() = Some(*file_id)
+                }
                 other => panic!("a checkpoint has no edit {other:?}"),
             }
         }
