@@ -115,7 +115,7 @@ impl LsmTree {
         if lock(&self.compaction_filter).is_none() {
             return FileNumber(0);
         }
-        let _no_compaction_runs = self.compaction_lock.acquire(true);
+        let _no_compaction_runs = self.compaction_lock.lock();
         let paused = lock(&self.compaction_state).paused_compaction.take();
         paused.into_iter().for_each(CompactionJob::discard);
         self.context.new_file_id()
@@ -244,7 +244,7 @@ impl LsmTree {
         let dead = now.version.blobs().unreferenced(&counted, gained, lost);
         let removed = inputs.iter().map(|&table| PartitionEdit::TableRemoved { table });
         let dropped = dead.iter().map(|file| PartitionEdit::BlobFileRemoved { file: file.meta().number });
-        let turn = self.version_change_lock.acquire(true).expect("it waits for the lock");
+        let turn = self.version_change_lock.lock();
         let range_tombstones = self.range_tombstones_after_compaction(&obsolete, &tables, &turn);
         let changed = range_tombstones.as_deref().map(|set| self.range_tombstones_edit(set, &turn));
         if let Err(error) =

@@ -40,7 +40,7 @@ impl LsmTree {
         else {
             return Ok(TaskReport::default());
         };
-        let turn = self.version_change_lock.acquire(true).expect("it waits for the lock");
+        let turn = self.version_change_lock.lock();
         let range_tombstones = self.range_tombstones_after_flush(&written, &turn);
         if let Err(error) = self.commit_flush(&mut written, range_tombstones.as_deref(), &turn, host) {
             // Files that an edit may name are kept, and so is the flush.

@@ -121,7 +121,7 @@ impl LsmTree {
     /// Takes the locks that [`install_ingest`](LsmTree::install_ingest) needs. Waits while a flush runs, but not for a
     /// compaction.
     pub(crate) fn lock_for_ingest(&self) -> IngestLocks<'_> {
-        let flush = self.flush_lock.acquire(true).expect("it waits for the lock");
+        let flush = self.flush_lock.lock();
         let compaction = self.compaction_lock.acquire(false);
         let is_paused = lock(&self.compaction_state).paused_compaction.is_some();
         // The tables of a paused compaction will be on its output level.

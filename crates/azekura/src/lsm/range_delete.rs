@@ -153,7 +153,7 @@ impl LsmTree {
         }
         let removed = numbers.iter().map(|&table| PartitionEdit::TableRemoved { table });
         let dropped = dead.iter().map(|file| PartitionEdit::BlobFileRemoved { file: file.meta().number });
-        let turn = self.version_change_lock.acquire(true).expect("it waits for the lock");
+        let turn = self.version_change_lock.lock();
         let range_tombstones = self.range_tombstones_after_compaction(&tables, &[], &turn);
         let changed = range_tombstones.as_deref().map(|set| self.range_tombstones_edit(set, &turn));
         self.commit_edits(removed.chain(dropped).chain(changed), host)?;

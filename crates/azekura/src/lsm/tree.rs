@@ -71,6 +71,9 @@ pub(crate) struct LsmTree {
 }
 
 /// A lock that one task at a time holds. Thread safe.
+///
+/// It is not a plain mutex, because [`is_held`](TaskLock::is_held) must not take the lock: a task that tries to take it
+/// at this moment would find it held and would not run.
 #[derive(Debug, Default)]
 pub(crate) struct TaskLock {
     held: Mutex<bool>,
@@ -93,17 +96,19 @@ impl TaskLock {
         *lock(&self.held)
     }
 
+    /// Takes the lock. Waits while another task holds it.
+    pub(crate) fn lock(&self) -> TaskLockGuard<'_> {
+        let held = self.released.wait_while(lock(&self.held), |held| *held);
+        *held.unwrap_or_else(PoisonError::into_inner) = true;
+        TaskLockGuard(self)
+    }
+
     /// Takes the lock. If another task holds it, waits for it, or returns `None` if `wait` is false.
     pub(crate) fn acquire(&self, wait: bool) -> Option<TaskLockGuard<'_>> {
-        let mut busy = lock(&self.held);
-        while *busy {
-            if !wait {
-                return None;
-            }
-            busy = self.released.wait(busy).unwrap_or_else(PoisonError::into_inner);
+        match wait {
+            true => Some(self.lock()),
+            false => (!std::mem::replace(&mut *lock(&self.held), true)).then(|| TaskLockGuard(self)),
         }
-        *busy = true;
-        Some(TaskLockGuard(self))
     }
 }
 
@@ -607,8 +612,8 @@ impl Engine for LsmTree {
     /// The files of the tree become obsolete when no reader needs them. Later tasks fail with `Closed`.
     fn discard(&self) {
         self.discarded.store(true, Ordering::SeqCst);
-        let _flushing = self.flush_lock.acquire(true);
-        let _compacting = self.compaction_lock.acquire(true);
+        let _flushing = self.flush_lock.lock();
+        let _compacting = self.compaction_lock.lock();
         let (paused, paused_blob_gc) = self.take_paused();
         paused.into_iter().for_each(CompactionJob::discard);
         paused_blob_gc.into_iter().for_each(|job| job.outputs.discard());
@@ -644,7 +649,7 @@ mod tests {
         assert!(task_lock.is_held());
         assert!(task_lock.acquire(false).is_none());
         drop(guard);
-        assert!(task_lock.acquire(true).is_some());
+        drop(task_lock.lock());
         assert!(!task_lock.is_held());
     }
 }
