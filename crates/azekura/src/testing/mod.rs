@@ -13,9 +13,10 @@
 //! - [`TestOrder`] and [`TestComparator`] are the comparators of all tests.
 //! - [`SeededRng`] gives the random numbers of all tests.
 //! - [`TestEnv`] has random bytes from a seed and a clock that the test sets.
+//! - `wal` has a database that consists of a write-ahead log only, for unit tests.
 //!
 //! Modules, in reading order: `seeded_rng`, `comparators`, `script`, `test_env`, `mem_fs`, `fault_fs`, `fuzz_decoders`,
-//! `test_isolation`.
+//! `test_isolation`, `wal`.
 
 #![expect(
     clippy::disallowed_methods,
@@ -31,6 +32,8 @@ pub(crate) mod script;
 pub(crate) mod seeded_rng;
 pub(crate) mod test_env;
 pub(crate) mod test_isolation;
+#[cfg(test)]
+pub(crate) mod wal;
 
 pub use comparators::{BlockedComparator, FnComparator, TestComparator, TestOrder};
 pub use fault_fs::{Fault, FaultFrequency, FaultFs, FaultPlan, OpKind};

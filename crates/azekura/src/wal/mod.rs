@@ -22,8 +22,6 @@ pub(crate) mod recycling;
 pub(crate) mod rewrite;
 pub(crate) mod segment;
 pub(crate) mod sync;
-#[cfg(test)]
-pub(crate) mod testing;
 pub(crate) mod writer;
 
 pub use options::RecoveryMode;

@@ -630,12 +630,12 @@ mod tests {
     use crate::base::version_edit::WalEpoch;
     use crate::base::{ErrorKind, SeqNo};
     use crate::testing::seeded_rng::SeededRng;
-    use crate::testing::{MemFs, Survival};
-    use crate::vfs::OpenMode;
-    use crate::wal::testing::{
+    use crate::testing::wal::wal_fixture::{
         DATABASE, OwnedWalCommit, WalFixture, dir, file_bytes, flip_byte, load_manifest_state, overwrite,
         random_length, random_payload, replay_from, replay_with_mode, wal_options,
     };
+    use crate::testing::{MemFs, Survival};
+    use crate::vfs::OpenMode;
 
     fn mem_fs() -> (MemFs, Arc<dyn Fs>) {
         let fs = MemFs::new();

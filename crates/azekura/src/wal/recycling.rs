@@ -116,9 +116,9 @@ mod tests {
 
     use crate::base::SeqNo;
     use crate::testing::MemFs;
+    use crate::testing::wal::wal_fixture::{WalFixture, dir, replay_with_mode, wal_options};
     use crate::wal::format::parse_segment_name;
     use crate::wal::options::RecoveryMode;
-    use crate::wal::testing::{WalFixture, dir, replay_with_mode, wal_options};
 
     fn segment_file_count(mini: &WalFixture) -> usize {
         mini.fs.read_dir(dir()).unwrap().iter().filter(|entry| parse_segment_name(&entry.name).is_some()).count()

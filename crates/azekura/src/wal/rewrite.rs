@@ -150,9 +150,11 @@ fn append_after_gap(wal: &Wal, first: SeqNo, commits: &[WalCommit<'_>]) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::wal::wal_fixture::{
+        DATABASE, WalFixture, dir, load_manifest_state, replay_with_mode, wal_options,
+    };
     use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
     use crate::wal::options::RecoveryMode;
-    use crate::wal::testing::{DATABASE, WalFixture, dir, load_manifest_state, replay_with_mode, wal_options};
 
     /// A rewrite that ran out of space left segments, and the next rewrite used their epochs again: each looked like a
     /// copy of the other. The remaining files also used the space that the next rewrite needed.

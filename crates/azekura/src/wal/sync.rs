@@ -257,11 +257,11 @@ mod tests {
 
     use super::*;
     use crate::testing::MemFs;
+    use crate::testing::wal::wal_fixture::{WalFixture, replay_with_mode, wal_options};
     use crate::testing::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::Env;
     use crate::vfs::env::SystemEnv;
     use crate::wal::options::{RecoveryMode, WalCommit};
-    use crate::wal::testing::{WalFixture, replay_with_mode, wal_options};
 
     fn open_on_fault_fs() -> (FaultFs, WalFixture) {
         let fs = FaultFs::new(Arc::new(MemFs::new()));

@@ -619,10 +619,10 @@ mod tests {
     use super::*;
     use crate::base::ErrorKind;
     use crate::testing::MemFs;
+    use crate::testing::wal::wal_fixture::{WalFixture, overwrite, replay_with_mode, wal_options};
     use crate::testing::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::Fs;
     use crate::wal::options::RecoveryMode;
-    use crate::wal::testing::{WalFixture, overwrite, replay_with_mode, wal_options};
 
     #[test]
     fn batching_window_opens_for_concurrent_writers() {

@@ -22,13 +22,13 @@ use std::sync::Arc;
 use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Error, Result, SeqNo};
 use crate::testing::script::check_component_script;
-use crate::testing::{MemFs, Survival};
-use crate::vfs::{Fs, OpenMode};
-use crate::wal::format::{SEGMENT_HEADER_LEN, segment_name};
-use crate::wal::testing::{
+use crate::testing::wal::wal_fixture::{
     DATABASE, OwnedWalCommit, WalFixture, dir, file_bytes, flip_byte, load_manifest_state, overwrite,
     replay_with_options, wal_options,
 };
+use crate::testing::{MemFs, Survival};
+use crate::vfs::{Fs, OpenMode};
+use crate::wal::format::{SEGMENT_HEADER_LEN, segment_name};
 use crate::wal::{PartitionSeqno, RecoveryMode, WalReplayOptions, WalReplayReport};
 
 const MODES: [(&str, RecoveryMode); 3] = [

@@ -1,6 +1,4 @@
-//! A database that consists of a write-ahead log (WAL) and a small manifest, for the tests of this folder.
-//!
-//! Modules: [`manifest`] (records the callbacks of the WAL), [`reader_script`] (the script of the WAL reader).
+//! The database: it opens a WAL, replays it, and records its callbacks in a manifest. Damages files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,17 +10,13 @@ use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Error, Result, SeqNo};
 use crate::testing::TestEnv;
 use crate::testing::seeded_rng::SeededRng;
+use crate::testing::wal::test_manifest::{TestManifest, TestManifestEdit};
 use crate::vfs::env::SystemEnv;
 use crate::vfs::{Env, Fs, OpenMode};
 use crate::wal::{
     PartitionSeqno, RecoveryMode, Wal, WalCallbacks, WalCommit, WalOptions, WalReplayOptions, WalReplayReport,
     format::segment_path, replay,
 };
-
-use crate::wal::testing::manifest::{TestManifest, TestManifestEdit};
-
-mod manifest;
-mod reader_script;
 
 pub(crate) const DATABASE: [u8; 16] = [0xdb; 16];
 
