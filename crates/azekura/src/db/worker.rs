@@ -676,7 +676,7 @@ mod tests {
         drop(part);
         let mut edits = Manifest::load(Arc::clone(&fs), dir).unwrap().edits;
         for edit in &mut edits {
-            if let VersionEdit::TableAdded { table, .. } = edit {
+            if let VersionEdit::Partition { edit: PartitionEdit::TableAdded { table, .. }, .. } = edit {
                 table.smallest_key.0 = b"m".to_vec();
             }
         }

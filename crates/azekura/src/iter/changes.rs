@@ -40,7 +40,7 @@ pub(crate) fn find_newer_key(
 mod tests {
     use super::*;
     use crate::base::RecordKind;
-    use crate::iter::merge::VecIter;
+    use crate::testing::vec_iter::VecIter;
 
     #[test]
     fn newer_keys_are_found_within_their_bounds() {

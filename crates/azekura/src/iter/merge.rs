@@ -2,8 +2,6 @@
 
 use std::cmp::Ordering;
 
-#[cfg(test)]
-use crate::base::SeqNo;
 use crate::base::shared_bytes::SharedBytes;
 use crate::base::{EntryRef, InternalKey, KeyOrder, Result};
 use crate::iter::iter::InternalIter;
@@ -180,70 +178,12 @@ impl InternalIter for MergingIter {
     }
 }
 
-/// Iterates over a sorted vector, for tests of the iterators above it.
-#[cfg(test)]
-pub(crate) struct VecIter {
-    pub(crate) entries: Vec<(Vec<u8>, SeqNo, crate::base::RecordKind, Vec<u8>)>,
-    order: KeyOrder,
-    at: Option<usize>,
-}
-
-#[cfg(test)]
-impl VecIter {
-    pub(crate) fn new(
-        order: KeyOrder,
-        mut entries: Vec<(Vec<u8>, SeqNo, crate::base::RecordKind, Vec<u8>)>,
-    ) -> VecIter {
-        entries.sort_by(|a, b| InternalKey::new(&a.0, a.1).cmp(&InternalKey::new(&b.0, b.1), &order));
-        VecIter { entries, order, at: None }
-    }
-
-    fn lower_bound(&self, target: InternalKey<'_>) -> usize {
-        self.entries.partition_point(|e| InternalKey::new(&e.0, e.1).cmp(&target, &self.order) == Ordering::Less)
-    }
-}
-
-#[cfg(test)]
-impl InternalIter for VecIter {
-    fn seek_to_first(&mut self) -> Result<()> {
-        self.at = (!self.entries.is_empty()).then_some(0);
-        Ok(())
-    }
-    fn seek_to_last(&mut self) -> Result<()> {
-        self.at = self.entries.len().checked_sub(1);
-        Ok(())
-    }
-    fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
-        let at = self.lower_bound(target);
-        self.at = (at < self.entries.len()).then_some(at);
-        Ok(())
-    }
-    fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
-        self.at = self.lower_bound(target).checked_sub(1);
-        Ok(())
-    }
-    fn next(&mut self) -> Result<()> {
-        self.at = self.at.map(|at| at + 1).filter(|at| *at < self.entries.len());
-        Ok(())
-    }
-    fn prev(&mut self) -> Result<()> {
-        self.at = self.at.and_then(|at| at.checked_sub(1));
-        Ok(())
-    }
-    fn valid(&self) -> bool {
-        self.at.is_some()
-    }
-    fn entry(&self) -> EntryRef<'_> {
-        let (user, seqno, kind, value) = &self.entries[self.at.expect("valid")];
-        EntryRef { user_key: user, seqno: *seqno, kind: *kind, value }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::RecordKind;
+    use crate::base::{RecordKind, SeqNo};
     use crate::testing::seeded_rng::SeededRng;
+    use crate::testing::vec_iter::VecIter;
 
     #[test]
     fn random_walks_match_one_sorted_vector() {
@@ -251,14 +191,16 @@ mod tests {
         for round in 0..200 {
             let order = KeyOrder::bytewise();
             let children = 1 + rng.below(5);
-            let mut parts = vec![Vec::new(); children];
+            let mut child_entries = vec![Vec::new(); children];
             for seqno in 1..=rng.below(40) {
                 let key = vec![b'a' + rng.below(12)];
-                let part = rng.below(children);
-                parts[part].push((key, SeqNo(seqno), RecordKind::Put, vec![round as u8]));
+                let child = rng.below(children);
+                child_entries[child].push((key, SeqNo(seqno), RecordKind::Put, vec![round as u8]));
             }
-            let mut oracle = VecIter::new(order.clone(), parts.concat());
-            let boxed = parts.into_iter().map(|p| Box::new(VecIter::new(order.clone(), p)) as Box<dyn InternalIter>);
+            let mut oracle = VecIter::new(order.clone(), child_entries.concat());
+            let boxed = child_entries
+                .into_iter()
+                .map(|entries| Box::new(VecIter::new(order.clone(), entries)) as Box<dyn InternalIter>);
             let mut merged = MergingIter::new(order.clone(), boxed.collect());
             for _ in 0..100 {
                 let key = [b'a' + rng.below(13)];

@@ -468,8 +468,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::iter::merge::VecIter;
     use crate::testing::seeded_rng::SeededRng;
+    use crate::testing::vec_iter::VecIter;
 
     type Model = BTreeMap<Vec<u8>, Vec<u8>>;
     type Entry = (Vec<u8>, SeqNo, RecordKind, Vec<u8>);

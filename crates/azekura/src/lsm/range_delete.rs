@@ -327,8 +327,16 @@ pub(crate) fn expired_tables<T: HasTableMeta>(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::lsm::version::tests::table_at;
+    use crate::base::version_edit::ExpiryTimes;
+    use crate::engine::{LastVisibleSeqno, SnapshotList};
+    use crate::lsm::version::tests::{table, table_at};
+    use crate::testing::TestEnv;
+    use crate::vfs::expiry_clock::ExpiryClock;
+
+    const START_MS: u64 = 1_700_000_000_000;
 
     fn fragment(start: &str, end: &str, seqnos: &[u64]) -> RangeTombstone {
         let boundary = |key: &str| KeyBoundary::Before(key.as_bytes().into());
@@ -393,18 +401,6 @@ mod tests {
         assert!(!needed(fragment("b", "b1", &[25]), &[1], &[rewritten(25)]), "it was applied");
         assert!(needed(fragment("b", "b1", &[25, 20]), &[1], &[rewritten(24)]), "it was applied in part");
     }
-}
-
-#[cfg(test)]
-mod expiry_tests {
-    use super::*;
-    use crate::base::SeqNo;
-    use crate::base::version_edit::{ExpiryTimes, TableMeta};
-    use crate::engine::{LastVisibleSeqno, SnapshotList};
-    use crate::lsm::version::tests::table;
-    use crate::testing::TestEnv;
-    use crate::vfs::expiry_clock::ExpiryClock;
-    use std::time::Duration;
 
     /// As [`table`], with 10 entries of which `expiring` expire, the last of them `ms` after the start of the test.
     fn expiring(id: u64, keys: (&str, &str), expiring: u64, ms: u64) -> Arc<TableMeta> {
@@ -412,8 +408,6 @@ mod expiry_tests {
         let expiry = ExpiryTimes { entries: expiring, lowest_ms: START_MS, highest_ms };
         Arc::new(TableMeta { expiry, ..(*table(id, keys.0, keys.1)).clone() })
     }
-
-    const START_MS: u64 = 1_700_000_000_000;
 
     #[test]
     fn tables_expire_when_no_reader_sees_them() {

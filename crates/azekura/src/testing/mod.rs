@@ -13,10 +13,11 @@
 //! - [`TestOrder`] and [`TestComparator`] are the comparators of all tests.
 //! - [`SeededRng`] gives the random numbers of all tests.
 //! - [`TestEnv`] has random bytes from a seed and a clock that the test sets.
+//! - `vec_iter` has an iterator over entries in memory, for unit tests of the iterators above it.
 //! - `wal` has a database that consists of a write-ahead log only, for unit tests.
 //!
 //! Modules, in reading order: `seeded_rng`, `comparators`, `script`, `test_env`, `mem_fs`, `fault_fs`, `fuzz_decoders`,
-//! `test_isolation`, `wal`.
+//! `test_isolation`, `vec_iter`, `wal`.
 
 #![expect(
     clippy::disallowed_methods,
@@ -32,6 +33,8 @@ pub(crate) mod script;
 pub(crate) mod seeded_rng;
 pub(crate) mod test_env;
 pub(crate) mod test_isolation;
+#[cfg(test)]
+pub(crate) mod vec_iter;
 #[cfg(test)]
 pub(crate) mod wal;
 

@@ -23,7 +23,6 @@ use crate::base::version_edit::FileNumber;
 use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{BlobResolver, ExpiryLimits};
 use crate::iter::InternalIter;
-use crate::iter::merge::VecIter;
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::compaction_filter::{AppliedFilter, CompactionFilter, FilterContext, FilterDecision, FilterValue};
 use crate::lsm::compaction_iter::{AppliedMergeOperator, CompactionIter};
@@ -36,6 +35,7 @@ use crate::lsm::version::SortedRun;
 use crate::lsm::version::tests::table;
 use crate::mem::slice::Slice;
 use crate::testing::script::check_component_script;
+use crate::testing::vec_iter::VecIter;
 
 type OwnedEntry = (Vec<u8>, SeqNo, RecordKind, Vec<u8>);
 

@@ -13,9 +13,11 @@
 //!   picked until nothing is; `to-bottom SEQNO`; `drain SEQNO FIRST-LAST`: carries that out while flushes add tables;
 //!   `rewrite NUMBER…`, `cleanable`, `targets`, `debt`.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering as Memory};
 
 use crate::base::compression::CompressionType;
 use crate::base::key_range::{KeyBoundary, KeyRange};
@@ -30,6 +32,7 @@ use crate::lsm::options::{KvSeparationOptions, LsmOptions};
 use crate::lsm::tests::harness::LsmFixture;
 use crate::lsm::version::tests::table_at;
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, SupersededVersions, Version, VersionChange};
+use crate::testing::FnComparator;
 use crate::testing::script::check_component_script;
 
 /// Compactions until a tree must be in order.
@@ -406,4 +409,31 @@ fn show_pick(picked: Option<&PickedCompaction>) -> String {
 fn picker_script() {
     let mut script = PickerScript::new();
     check_component_script("compaction_picker", |command, words, output| script.run_command(command, words, output));
+}
+
+/// Regression: an assertion about the sizes of inputs failed if a comparator contradicted itself.
+#[test]
+fn a_contradiction_fails_no_assertion() {
+    let mut script = PickerScript::new();
+    script.add_tables(5, &["1:a-c", "2:e-g"]);
+    script.add_tables(6, &["3:a-c"]);
+    let (version, at) = (script.version(), PickCircumstances::default());
+    // After some comparisons, no table overlaps another one.
+    for right in 0..20 {
+        let calls = AtomicU64::new(0);
+        let order = KeyOrder::custom(Arc::new(FnComparator(move |a: &[u8], b: &[u8]| {
+            if calls.fetch_add(1, Memory::Relaxed) < right { a.cmp(b) } else { Ordering::Greater }
+        })));
+        let picker = CompactionPicker {
+            version: &version,
+            order: &order,
+            options: &script.options,
+            compact_pointers: &at.pointers,
+            oldest_snapshot: SeqNo::MAX,
+            expiry_limits: &at.expiry,
+            idle: at.idle,
+        };
+        let picked = picker.pick_from_level(CompactionReason::LevelSize, 5, 6, 0, 1, true);
+        assert_eq!((picked.start_level, picked.output_level), (5, 6));
+    }
 }
