@@ -115,12 +115,20 @@ pub enum Event {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct DroppedAfterDamage {
-    /// The damaged segment, or the blob file in which values of a commit do not verify.
+    /// The damaged segment, or the blob file in which values of a commit do not verify. With the feature `serde`, it is
+    /// written as text; bytes that are not UTF-8 are replaced by `U+FFFD`.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "write_path_as_text"))]
     pub file: PathBuf,
     /// Offset of the damage in bytes.
     pub offset: u64,
     /// Number of valid frames after the damage.
     pub frames: u64,
+}
+
+/// `serde` itself refuses a path that is not UTF-8, and all metrics with it.
+#[cfg(feature = "serde")]
+fn write_path_as_text<S: serde::Serializer>(path: &std::path::Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
 }
 
 /// Receives [`Event`]s one at a time, in the order in which they occurred.

@@ -715,3 +715,21 @@ fn failed_open_removes_no_segment_of_the_log() {
     }
     assert!(failures > 0, "no open failed");
 }
+
+/// Recovery dropped WAL frames after damage, in a directory whose name is not UTF-8. `serde` refused the path of the
+/// damaged file, and all metrics with it.
+#[cfg(unix)]
+#[test]
+fn metrics_serialize_when_a_path_is_not_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let machine = database_with_uneven_flushes(["a", "b"], 5, &[]);
+    damage_record(&machine, 3);
+    let (segment, ..) = find_in_wal(&machine, marker_value(4).as_bytes());
+    let dir = Path::new(std::ffi::OsStr::from_bytes(b"/db-\xff"));
+    machine.rename(Path::new("/db"), dir).unwrap();
+    let config = Config::new(dir).fs(Arc::new(machine)).env(Arc::new(TestEnv::new(2))).workers(0);
+    let db = config.recovery_mode(RecoveryMode::PointInTime).open().unwrap();
+    let json = serde_json::to_value(db.metrics()).unwrap();
+    assert_eq!(json["dropped_after_damage"]["file"], format!("/db-\u{fffd}/{segment}"));
+}
