@@ -3,9 +3,7 @@
 use std::cmp::Reverse;
 use std::path::Path;
 
-use azekura::{
-    BlobFileMetrics, BlockKindMetrics, Database, DroppedAfterDamage, Metrics, PartitionMetrics, PoolMetrics, Settings,
-};
+use azekura::{BlobFileMetrics, BlockKindMetrics, Database, Metrics, PartitionMetrics, PoolMetrics, Settings};
 use serde_json::{Value, json};
 
 use crate::args::{PartitionFilter, StatsArgs};
@@ -264,19 +262,11 @@ fn print_settings(settings: &Settings, all: bool, output: &mut CommandOutput) ->
 
 /// All metrics of a database as a JSON object.
 pub(crate) fn metrics_json(m: &Metrics) -> Value {
-    let mut metrics = m.clone();
-    let dropped = metrics.dropped_after_damage.take(); // its path may not be UTF-8
-    let mut object = without(json!(metrics), &["stall_time", "recovery_time"]);
+    let mut object = without(json!(m), &["stall_time", "recovery_time"]);
     object["stall_ns"] = json!(m.stall_time.as_nanos() as u64);
     object["recovery_ns"] = json!(m.recovery_time.as_nanos() as u64);
     object["write_amplification"] = json!((m.user_bytes > 0).then(|| m.write_amplification()));
-    object["dropped_after_damage"] = json!(dropped.as_ref().map(dropped_json));
     object
-}
-
-/// The WAL frames after damage, as JSON.
-pub(crate) fn dropped_json(dropped: &DroppedAfterDamage) -> Value {
-    json!({ "file": dropped.file.to_string_lossy(), "offset": dropped.offset, "frames": dropped.frames })
 }
 
 /// All metrics of a partition as a JSON object.

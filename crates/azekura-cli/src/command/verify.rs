@@ -10,7 +10,6 @@ use azekura::inspect::{self, FileReport, VerifyReport};
 use serde_json::{Value, json};
 
 use crate::args::ErrorListArgs;
-use crate::command::stats;
 use crate::error::{CommandOutcome, Result, engine_error_json};
 use crate::output::CommandOutput;
 use crate::progress::ProgressReporter;
@@ -23,7 +22,7 @@ pub(crate) fn verify(args: ErrorListArgs, path: &Path, output: &mut CommandOutpu
     let sound = CommandOutcome::success_if(problems.is_empty());
     if output.json() {
         let files: Vec<Value> = report.files.iter().map(file_json).collect();
-        let dropped = report.dropped_after_damage.as_ref().map(stats::dropped_json);
+        let dropped = &report.dropped_after_damage;
         output.line(json!({ "sound": problems.is_empty(), "files": files, "dropped_after_damage": dropped }))?;
         return Ok(sound);
     }

@@ -12,7 +12,7 @@ use crate::args::RepairArgs;
 use crate::command::repair::damaged_database::DamagedDatabase;
 use crate::command::repair::salvage::{self, LostRange, PartitionLosses};
 use crate::command::transfer::{EntryLoader, LoadMode, LoadedExpiry};
-use crate::command::{stats, verify};
+use crate::command::verify;
 use crate::error::{CliError, CommandOutcome, Result, engine_error_json};
 use crate::output::CommandOutput;
 use crate::progress::ProgressReporter;
@@ -221,7 +221,7 @@ fn print(
             "manifest_rebuilt": left_out.is_some(),
             "manifest_notes": notes_json(notes),
             "tables_newer_than_manifest": unnamed,
-            "dropped_after_damage": verified.dropped_after_damage.as_ref().map(stats::dropped_json),
+            "dropped_after_damage": verified.dropped_after_damage,
         }))?;
         return Ok(outcome);
     }
