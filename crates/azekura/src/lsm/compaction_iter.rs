@@ -52,19 +52,34 @@ pub(crate) struct CompactionIter {
 }
 
 /// What a [`CompactionIter`] has read, counted in builds with debug assertions.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct EntriesRead {
     count: u64,
+    smallest_seqno: SeqNo,
     largest_seqno: SeqNo,
 }
 
 impl EntriesRead {
-    /// Panics if the finished tables have more entries, or newer ones, than were read.
+    const NONE: EntriesRead = EntriesRead { count: 0, smallest_seqno: SeqNo::MAX, largest_seqno: SeqNo::ZERO };
+
+    fn add(&mut self, seqno: SeqNo) {
+        self.count += 1;
+        self.smallest_seqno = self.smallest_seqno.min(seqno);
+        self.largest_seqno = self.largest_seqno.max(seqno);
+    }
+
+    /// Panics if the finished tables have more, newer or older entries than were read. A compaction may set sequence
+    /// numbers to 0.
     pub(crate) fn check_written(&self, outputs: &PendingOutputs) {
         let entries: u64 = outputs.tables.iter().map(|table| table.entries).sum();
         assert!(entries <= self.count, "at most one entry is written for each that is read");
         let largest = outputs.tables.iter().map(|table| table.largest_seqno).max();
         assert!(largest <= Some(self.largest_seqno), "no entry is newer than those that are read");
+        let mut smallest = outputs.tables.iter().map(|table| table.smallest_seqno);
+        assert!(
+            smallest.all(|seqno| seqno == SeqNo::ZERO || seqno >= self.smallest_seqno),
+            "no entry is older than those that are read"
+        );
     }
 }
 
@@ -85,7 +100,7 @@ impl CompactionIter {
             older_runs: OlderRuns::new(order.clone(), older_runs),
             started: false,
             in_key: false,
-            entries_read: EntriesRead::default(),
+            entries_read: EntriesRead::NONE,
             versions: KeyVersionWriter {
                 rules: VersionDropRules::new(snapshots),
                 zero_seqnos,
@@ -147,8 +162,7 @@ impl CompactionIter {
             let entry = self.input.entry();
             passed += (entry.user_key.len() + entry.value.len() + size_of::<SeqNo>()) as u64;
             if cfg!(debug_assertions) {
-                self.entries_read.count += 1;
-                self.entries_read.largest_seqno = self.entries_read.largest_seqno.max(entry.seqno);
+                self.entries_read.add(entry.seqno);
             }
             self.versions.add(entry, output)?;
             self.input.next()?;

@@ -46,9 +46,6 @@ impl CompactionJob {
         debug_assert!(snapshots.is_sorted(), "snapshots are in ascending order");
         let chosen: HashSet<FileNumber> =
             picked.start_level_inputs.iter().chain(&picked.output_level_inputs).copied().collect();
-        let input_count = picked.start_level_inputs.len() + picked.output_level_inputs.len();
-        debug_assert_eq!(chosen.len(), input_count, "no table is an input twice");
-        let mut found = 0;
         let mut bytes_read = 0;
         let mut inputs: Vec<Box<dyn InternalIter>> = Vec::new();
         let mut levels = vec![picked.start_level, picked.output_level];
@@ -56,13 +53,11 @@ impl CompactionJob {
         for run in levels.iter().flat_map(|&level| &version.level(level).runs) {
             let tables = run.tables().iter().filter(|table| chosen.contains(&table.meta().number)).map(Arc::clone);
             let tables: Vec<Arc<TableHandle>> = tables.collect();
-            found += tables.len();
             bytes_read += tables.iter().map(|table| table.meta().size).sum::<u64>();
             if !tables.is_empty() {
                 inputs.push(Box::new(RunIter::new(Arc::new(SortedRun::new(tables, &context.order)), context, false)));
             }
         }
-        debug_assert_eq!(found, input_count, "the version has each input on its level");
         let stay = version.level(picked.output_level).iter().filter(|table| !chosen.contains(&table.meta().number));
         let output = OutputOptions {
             table: options.table_options(picked.output_level),

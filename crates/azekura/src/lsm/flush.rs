@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::base::sync::lock;
-use crate::base::version_edit::{FileNumber, PartitionEdit, TableMeta};
+use crate::base::version_edit::{FileNumber, PartitionEdit};
 use crate::base::{Result, SeqNo};
 use crate::engine::{EngineHost, TaskReport};
 use crate::iter::InternalIter;
@@ -111,9 +111,6 @@ impl LsmTree {
         outputs.origin = TableOrigin::Flush(JobOrigin::new(through, []));
         let mut outputs = self.write_tables(&before, &snapshots, &range_tombstones, outputs)?;
         let bytes_written = outputs.finished_bytes();
-        if cfg!(debug_assertions) {
-            check_flushed(&before.sealed, &outputs, through);
-        }
         // Direct blob files that no flushed table refers to are left as they are. The others are finished. Their
         // acknowledged values are made durable with the WAL first, because a failure of that sync poisons the WAL for
         // all commits.
@@ -209,14 +206,4 @@ impl LsmTree {
             self.release_pointers(logical, count);
         }
     }
-}
-
-/// Panics if the tables of a flush have entries that its memtables do not have. `through`: their last sequence number.
-fn check_flushed(sealed: &[Arc<Memtable>], outputs: &PendingOutputs, through: SeqNo) {
-    let records: u64 = sealed.iter().map(|memtable| memtable.len()).sum();
-    let entries: u64 = outputs.tables.iter().map(|table| table.entries).sum();
-    assert!(entries <= records, "a flush writes at most one entry for each record");
-    let first = sealed.iter().map(|memtable| memtable.smallest_seqno()).min().unwrap_or(SeqNo::MAX);
-    let is_flushed = |table: &TableMeta| first <= table.smallest_seqno && table.largest_seqno <= through;
-    assert!(outputs.tables.iter().all(is_flushed), "a flush writes the entries of its memtables");
 }
