@@ -6,7 +6,7 @@ use crate::base::version_edit::FileNumber;
 use crate::block::BlockKind;
 use crate::block::cached_block::{Cacheable, MemoryCharge, ParentSlot, add_within_limit};
 use crate::block::shard::{BlockKindStats, CacheInsertion, CacheKey, CacheShard, kind_index};
-use crate::mem::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
+use crate::mem::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, subtract_counted};
 use crate::mem::buffer_pool::{Buffer, BufferPool};
 use crate::mem::epoch::Pin;
 use crate::mem::parent_block::RetiredBlock;
@@ -184,18 +184,12 @@ impl BlockCache {
         let pinned = pin && add_within_limit(&self.pinned, charge, self.capacity / PINNED_DIVISOR);
         let new = CacheInsertion { kind, block: Arc::clone(block), charge, parent_slot, pinned };
         if !self.shard(&key).insert(key, new, memory_charge) {
-            self.release(&self.resident_bytes, charge);
-            self.release(&self.pinned, if pinned { charge } else { 0 });
+            subtract_counted(&self.resident_bytes, charge);
+            subtract_counted(&self.pinned, if pinned { charge } else { 0 });
         }
         if cfg!(debug_assertions) {
             self.check_invariants();
         }
-    }
-
-    /// Subtracts bytes of blocks that are not resident or not pinned any more.
-    fn release(&self, sum: &AtomicU64, bytes: u64) {
-        let before = sum.fetch_sub(bytes, Ordering::Relaxed);
-        debug_assert!(before >= bytes, "the sum includes the bytes of each block");
     }
 
     /// Panics if a sum exceeds its limit. The limits hold at any time, also while other threads change the sums.
@@ -228,7 +222,7 @@ impl BlockCache {
             });
             match evicted {
                 Some((block, freed)) => {
-                    self.release(&self.resident_bytes, freed);
+                    subtract_counted(&self.resident_bytes, freed);
                     retired.push(block);
                     empty_shards = 0;
                 }
@@ -242,7 +236,7 @@ impl BlockCache {
         }
         let memory_charge = MemoryCharge::try_new(&self.charged, charge, self.capacity);
         if memory_charge.is_none() {
-            self.release(&self.resident_bytes, charge);
+            subtract_counted(&self.resident_bytes, charge);
         }
         memory_charge
     }
@@ -252,8 +246,8 @@ impl BlockCache {
         let mut retired = Vec::new();
         for shard in &self.shards {
             let removed = lock(shard).remove_file(file);
-            self.release(&self.resident_bytes, removed.total_bytes);
-            self.release(&self.pinned, removed.pinned_bytes);
+            subtract_counted(&self.resident_bytes, removed.total_bytes);
+            subtract_counted(&self.pinned, removed.pinned_bytes);
             retired.extend(removed.blocks);
         }
         RetiredBlock::drop_all(retired);

@@ -7,7 +7,7 @@ use crate::base::{Error, Result};
 use crate::block::frame::BlockContents;
 use crate::block::restart_block::RestartBlock;
 use crate::block::{Block, FilterBlock};
-use crate::mem::atomic::{AtomicU64, Ordering};
+use crate::mem::atomic::{AtomicU64, Ordering, subtract_counted};
 use crate::mem::parent_block::{AnyParentBlock, CacheHandle, ParentBlock, RetiredBlock};
 use crate::mem::slice::Slice;
 
@@ -74,8 +74,7 @@ impl MemoryCharge {
 
 impl Drop for MemoryCharge {
     fn drop(&mut self) {
-        let before = self.charged.fetch_sub(self.bytes, Ordering::Relaxed);
-        debug_assert!(before >= self.bytes, "the sum of the charges includes each of them");
+        subtract_counted(&self.charged, self.bytes);
     }
 }
 

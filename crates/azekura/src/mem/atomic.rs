@@ -67,6 +67,13 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
+/// Subtracts an amount that was added to `counter` before.
+#[track_caller]
+pub(crate) fn subtract_counted(counter: &AtomicU64, amount: u64) {
+    let before = counter.fetch_sub(amount, Ordering::Relaxed);
+    debug_assert!(before >= amount, "a counter includes each amount until it is subtracted");
+}
+
 /// Whether the explorer or Miri explores thread schedules. Then capacities and retry limits are small, so that a
 /// scenario of a few records reaches rare states.
 pub(crate) const SCHEDULE_EXPLORATION: bool = cfg!(any(azekura_explore, miri));

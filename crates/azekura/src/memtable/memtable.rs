@@ -13,7 +13,7 @@ use crate::iter::InternalIter;
 use crate::iter::range_filter::{SkippingIter, seek_before, seek_behind};
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
-use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION};
+use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, subtract_counted};
 use crate::mem::epoch::{EpochCell, Pin};
 use crate::memtable::hash_index::{HashIndexWriter, HashLookup, MemtableHashIndex};
 use crate::memtable::record::{MemtableRecords, record_len};
@@ -469,13 +469,11 @@ impl MemtableMemory {
     }
 
     pub(in crate::memtable) fn seal(&self, bytes: u64) {
-        let before = self.active.fetch_sub(bytes, Ordering::Relaxed);
-        debug_assert!(before >= bytes, "the bytes of a sealed memtable counted as active");
+        subtract_counted(&self.active, bytes);
     }
 
     pub(in crate::memtable) fn free(&self, bytes: u64) {
-        let before = self.total.fetch_sub(bytes, Ordering::Relaxed);
-        debug_assert!(before >= bytes, "the bytes of a freed memtable were counted");
+        subtract_counted(&self.total, bytes);
     }
 }
 
