@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-/// Measures azekura, alone and beside its peers. The README of this crate says what makes a comparison fair.
+/// Measures azekura, alone and compared with its peers. The README of this crate says what makes a comparison fair.
 #[derive(Debug, Parser)]
 #[command(name = "azekura-bench", version)]
 pub(crate) struct Cli {

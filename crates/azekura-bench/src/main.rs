@@ -1,4 +1,5 @@
-//! `azekura-bench`: workloads that measure azekura, alone and beside its peers. The README says what makes them fair.
+//! `azekura-bench`: workloads that measure azekura, alone and compared with its peers. The README says what makes them
+//! fair.
 //!
 //! Layers, each of which imports from those after it only: [`commands`] the command line; [`experiment`] questions with
 //! variants; [`report`] medians, tables and charts; [`task`] parent and child processes; [`workload`] records and

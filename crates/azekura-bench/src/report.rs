@@ -83,8 +83,8 @@ fn median_object(objects: &[&Map<String, Value>]) -> Map<String, Value> {
             Value::Number(number) if number.is_f64() => json!(middle()),
             Value::Number(_) => json!(middle().map(|number| number.round() as u64)),
             Value::Object(_) => {
-                let parts: Vec<_> = objects.iter().filter_map(|object| object.get(name)?.as_object()).collect();
-                Value::Object(median_object(&parts))
+                let inner: Vec<_> = objects.iter().filter_map(|object| object.get(name)?.as_object()).collect();
+                Value::Object(median_object(&inner))
             }
             other => other.clone(),
         };

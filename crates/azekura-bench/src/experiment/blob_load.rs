@@ -36,10 +36,10 @@ const SEPARATE_FROM: u32 = 1 << 10;
 const MINUTE_CACHE_BYTES: u64 = 64 << 20;
 const CACHE_PART: u64 = 100;
 const LOAD_CACHE_BYTES: u64 = 64 << 20;
-/// Most bytes of pages that are held in memory.
-const MOST_BYTES: u64 = 640 << 20;
-/// Memory beside its cache with which a peer still counts as frugal.
-const BESIDE_CACHE: u64 = 32 << 20;
+/// Maximum number of bytes of pages in memory.
+const PAGES_BYTES_MAX: u64 = 640 << 20;
+/// A peer counts as frugal if it uses at most this many bytes in addition to its cache.
+const FRUGAL_BYTES_MAX: u64 = 32 << 20;
 const CODECS: [(&str, CompressionType); 4] = [
     ("none", CompressionType::None),
     ("lz4", CompressionType::Lz4),
@@ -90,7 +90,7 @@ enum LoadStep {
 }
 
 pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
-    let (total_bytes, memtable_bytes) = context.size((20 << 20, 4 << 20), (MOST_BYTES, 64 << 20));
+    let (total_bytes, memtable_bytes) = context.size((20 << 20, 4 << 20), (PAGES_BYTES_MAX, 64 << 20));
     let (warm_s, zipf_s, rounds) = context.size((0.05, 0.15, 2), (0.5, 2.0, 3));
     let (minute_s, short_s, cold_reads) = context.size((0.3, 0.2, 400), (60.0, 10.0, 4000));
     let pages = context.scratch.join("pages");
@@ -140,8 +140,8 @@ pub(crate) fn variant(task: Value) -> Result<Map<String, Value>> {
         }
         LoadStep::Cold(reads) => {
             disk::evict(&task.dir)?;
-            let (mut left, mut rng): (Vec<u64>, _) = ((0..pages.count()).collect(), rng(29));
-            let choose = || left.swap_remove(below(&mut rng, left.len() as u64) as usize);
+            let (mut unread, mut rng): (Vec<u64>, _) = ((0..pages.count()).collect(), rng(29));
+            let choose = || unread.swap_remove(below(&mut rng, unread.len() as u64) as usize);
             time(&task, &pages, choose, 0.0, f64::INFINITY, reads.min(pages.count()))
         }
     }
@@ -209,23 +209,23 @@ fn read(engine: &dyn Engine, pages: &Pages, index: u64, key: &mut Vec<u8>) -> Re
     if found { checked } else { Err(wrong(format!("page {index} is missing"))) }
 }
 
-/// Opens the database and reads chosen pages, for `seconds` or until there were `most` reads.
+/// Opens the database and reads chosen pages, for `seconds` or until there were `max_reads`.
 fn time(
     task: &BlobLoadTask,
     pages: &Pages,
     mut choose: impl FnMut() -> u64,
     warm_s: f64,
     seconds: f64,
-    most: u64,
+    max_reads: u64,
 ) -> Result<Map<String, Value>> {
-    let held = memory_bytes(|own| own.vmrss);
+    let memory_before = memory_bytes(|own| own.vmrss);
     let engine = open(task, None)?;
     let (mut key, mut all, warm) = (Vec::new(), histogram(), Instant::now());
     while warm.elapsed().as_secs_f64() < warm_s {
         read(engine.as_ref(), pages, choose(), &mut key)?;
     }
     let (start, mut last) = (Instant::now(), Instant::now());
-    while (last - start).as_secs_f64() < seconds && all.len() < most {
+    while (last - start).as_secs_f64() < seconds && all.len() < max_reads {
         read(engine.as_ref(), pages, choose(), &mut key)?;
         let now = Instant::now();
         all.saturating_record(((now - last).as_nanos() as u64).max(1));
@@ -235,7 +235,7 @@ fn time(
     let answer = object(json!({
         "reads": reads, "reads_per_s": reads as f64 / seconds, "mean_us": seconds * 1e6 / reads.max(1) as f64,
         "p50_us": percentile_us(&all, 50.0), "p99_us": percentile_us(&all, 99.0),
-        "held_bytes": memory_bytes(|own| own.vmrss).saturating_sub(held),
+        "held_bytes": memory_bytes(|own| own.vmrss).saturating_sub(memory_before),
         "cache_used_bytes": engine.stats().get("cache_used_bytes"),
     }));
     engine.close()?;
@@ -246,8 +246,9 @@ fn time(
 /// behind a kind of space, are the cases with the most reads per second or the fewest bytes.
 fn put(answer: &mut Map<String, Value>, all: &mut Rounds, cases: &[String], cache_bytes: u64) -> Result<()> {
     let (peers, ours): (Vec<_>, Vec<_>) = cases.iter().partition(|case| is_peer(case));
-    let held = |case: &str| all.median(&format!("zipf_{case}"), "held_bytes");
-    let is_frugal = |case: &&String| held(case).is_some_and(|held| held <= (cache_bytes + BESIDE_CACHE) as f64);
+    let held_bytes = |case: &str| all.median(&format!("zipf_{case}"), "held_bytes");
+    let is_frugal =
+        |case: &&String| held_bytes(case).is_some_and(|bytes| bytes <= (cache_bytes + FRUGAL_BYTES_MAX) as f64);
     let frugal: Vec<_> = peers.iter().copied().filter(is_frugal).collect();
     let groups = [("best_case", &ours), ("best_peer", &peers), ("best_frugal_peer", &frugal)];
     for (step, kind, prefix, field, sign, groups) in [
@@ -347,8 +348,8 @@ mod tests {
             let load = json!({"disk_bytes": disk, "disk_bytes_without_log": own, "load_seconds": figure});
             all.add(&format!("load_{name}"), object(load));
             for what in ["zipf", "cold", "minute"] {
-                let (rate, mean, held) = (figure * 10.0, 1.0 / figure, figure * 5e6);
-                let round = json!({"reads_per_s": rate, "mean_us": mean, "p50_us": figure, "held_bytes": held});
+                let (rate, mean, held_bytes) = (figure * 10.0, 1.0 / figure, figure * 5e6);
+                let round = json!({"reads_per_s": rate, "mean_us": mean, "p50_us": figure, "held_bytes": held_bytes});
                 all.add(&format!("{what}_{name}"), object(round));
             }
         }

@@ -23,7 +23,7 @@ const HEADER: usize = 64;
 /// Allocations take a multiple of this.
 const STEP: usize = 64;
 /// The smallest allocation.
-const LEAST: usize = 128;
+const ALLOCATION_LEN_MIN: usize = 128;
 /// Header of a journal entry, before the old bytes.
 const ENTRY_HEADER: usize = 24;
 /// The journal is stored at the start of the pool.
@@ -142,16 +142,16 @@ impl LeafPool {
         if self.covers(at, len) {
             return;
         }
-        let taken = (ENTRY_HEADER + len).next_multiple_of(STEP);
-        assert!(self.entry + taken <= JOURNAL.end, "the journal has room for the transaction");
+        let padded_len = (ENTRY_HEADER + len).next_multiple_of(STEP);
+        assert!(self.entry + padded_len <= JOURNAL.end, "the journal has room for the transaction");
         // The last word takes the place of a checksum.
         let header = [at as u64, len as u64, at as u64 ^ len as u64].map(u64::to_le_bytes).concat();
         self.write(self.entry, &header);
         self.counts.stored += len as u64;
         self.memory.copy_within(at..at + len, self.entry + ENTRY_HEADER);
-        self.flush(self.entry..self.entry + taken);
+        self.flush(self.entry..self.entry + padded_len);
         self.fence();
-        self.entry += taken;
+        self.entry += padded_len;
         self.open.push(at..at + len);
     }
 
@@ -167,19 +167,19 @@ impl LeafPool {
 
     /// Allocates memory that is all zeros; an error if the pool is full.
     pub(crate) fn allocate(&mut self, len: usize) -> Result<usize> {
-        let taken = (HEADER + len).next_multiple_of(STEP).max(LEAST);
-        let start = match self.free.get_mut(&taken).and_then(Vec::pop) {
+        let padded_len = (HEADER + len).next_multiple_of(STEP).max(ALLOCATION_LEN_MIN);
+        let start = match self.free.get_mut(&padded_len).and_then(Vec::pop) {
             Some(start) => {
-                self.write(start, &vec![0; taken]);
+                self.write(start, &vec![0; padded_len]);
                 start
             }
-            None if self.end + taken <= self.memory.len() => {
-                self.end += taken;
-                self.end - taken
+            None if self.end + padded_len <= self.memory.len() => {
+                self.end += padded_len;
+                self.end - padded_len
             }
             None => bail!("the pool is full"),
         };
-        self.write(start, &(taken as u64).to_le_bytes());
+        self.write(start, &(padded_len as u64).to_le_bytes());
         self.open.push(start..start + HEADER + len);
         Ok(start + HEADER)
     }

@@ -4,7 +4,7 @@
 //! Records have 16 + 100 bytes, in random order, from one thread, one put each. Peers and the pool without a log use
 //! the same file system in memory, the pool with a log uses the directory of the run. The cost of making keys and
 //! values is measured and subtracted. Opening is from the first call to the open partition, after a clean close; the
-//! sequential read beside it takes a MiB at a time.
+//! sequential read that it is compared with takes a MiB at a time.
 
 use crate::engine::map::MapEngine;
 use crate::engine::registry::{self, OUR_POOLS};
@@ -153,11 +153,11 @@ fn fill(engine: &dyn Engine, n: u64) -> Result<(f64, f64)> {
 /// Fills a database of `n` records, reads and scans it.
 fn live(task: &MemoryTask, seconds: f64) -> Result<Map<String, Value>> {
     disk::remove(&task.dir)?;
-    let held = memory_bytes(|own| own.rssanon);
+    let memory_before = memory_bytes(|own| own.rssanon);
     let engine = open(task)?;
     let (own, put_ns) = fill(engine.as_ref(), task.n)?;
     let stats = engine.stats();
-    let held_bytes = memory_bytes(|own| own.rssanon).saturating_sub(held);
+    let held_bytes = memory_bytes(|own| own.rssanon).saturating_sub(memory_before);
     let mut answer = object(json!({
         "put_harness_ns": own, "put_ns": put_ns, "held_bytes": held_bytes, "stats": stats,
     }));

@@ -47,10 +47,10 @@ pub(crate) fn pack(asked: Option<&Path>, least_bytes: u64, total_bytes: u64, to:
 
 /// The first pages that have `total_bytes` together.
 fn take(pages: impl Iterator<Item = Result<Page>>, total_bytes: u64) -> Result<Vec<Page>> {
-    let mut left = total_bytes;
+    let mut remaining_bytes = total_bytes;
     let is_wanted = |page: &Result<Page>| {
-        let wanted = left > 0;
-        left = left.saturating_sub(page.as_ref().map_or(0, |(_, page)| page.len() as u64));
+        let wanted = remaining_bytes > 0;
+        remaining_bytes = remaining_bytes.saturating_sub(page.as_ref().map_or(0, |(_, page)| page.len() as u64));
         wanted
     };
     pages.take_while(is_wanted).collect()
@@ -70,12 +70,13 @@ fn documentation() -> Option<PathBuf> {
     (output.status.success() && dir.is_dir()).then_some(dir)
 }
 
-/// The HTML files below `dir` of `least` to `most` bytes, in a random order.
-fn html_files(dir: &Path, least: u64, most: u64) -> Result<Vec<PathBuf>> {
+/// The HTML files below `dir` of `min_bytes` to `max_bytes` bytes, in a random order.
+fn html_files(dir: &Path, min_bytes: u64, max_bytes: u64) -> Result<Vec<PathBuf>> {
     std::fs::read_dir(dir)?; // a missing directory is an error
     let longest = dir.as_os_str().len() + 1 + KEY_BYTES_MAX;
     let is_html = |path: &Path| path.extension().is_some_and(|end| end == "html" || end == "htm");
-    let found = files(dir).filter(|(path, metadata)| is_html(path) && (least..=most).contains(&metadata.len()));
+    let found =
+        files(dir).filter(|(path, metadata)| is_html(path) && (min_bytes..=max_bytes).contains(&metadata.len()));
     let mut found: Vec<PathBuf> = found.map(|(path, _)| path).collect();
     shuffle(&mut found, SEED);
     found.retain(|path| path.as_os_str().len() <= longest);
@@ -134,7 +135,7 @@ fn comment(version: u64, copy: u64) -> String {
 /// Half of all pages are smaller.
 const MEDIAN_BYTES: f64 = 4300.0;
 /// The standard deviation of the logarithm of a size.
-const SPREAD: f64 = 1.3;
+const LOG_BYTES_DEVIATION: f64 = 1.3;
 const BOUNDS: (f64, f64) = (300.0, (4 << 20) as f64);
 const WORDS: u64 = 6000;
 const SYLLABLES: [&str; 24] = [
@@ -161,7 +162,7 @@ impl Generator {
     /// The next page: zipfian words, links and declarations until it has a size whose logarithm is normally
     /// distributed.
     pub(crate) fn page(&mut self) -> String {
-        let sizes = LogNormal::new(MEDIAN_BYTES.ln(), SPREAD).expect("the spread is finite");
+        let sizes = LogNormal::new(MEDIAN_BYTES.ln(), LOG_BYTES_DEVIATION).expect("the deviation is finite");
         let size = sizes.sample(&mut self.rng).clamp(BOUNDS.0, BOUNDS.1) as usize;
         let mut page = String::from("<!DOCTYPE html><html lang=\"en\"><head><meta charset=\"utf-8\"></head><body>\n");
         while page.len() < size {

@@ -8,8 +8,8 @@
 //! - `ssd`: the real device by direct I/O, with a cache of 1/50 and one of 1/150 of the data: the loss is that of
 //!   throughput from the one to the other.
 //!
-//! If the baseline holds much memory beside its cache, the round is an error. The peer cannot run on the simulated
-//! disk; its time there follows from the number and bytes of its reads.
+//! If the baseline uses much memory in addition to its cache, the round is an error. The peer cannot run on the
+//! simulated disk; its time there follows from the number and bytes of its reads.
 
 use crate::engine::azekura::open_with;
 use crate::engine::registry::{self, settle};
@@ -41,8 +41,8 @@ const SUFFIXES: [&str; 4] = ["", "_four_threads", "_uniform", "_uniform_four_thr
 const BUNDLE: u64 = 16;
 const LOAD_CACHE_BYTES: u64 = 64 << 20;
 const MANY_THREADS: u64 = 4;
-/// The baseline may hold this part of its cache's size beside it.
-const HELD: u64 = 8;
+/// In addition to its cache, the baseline may use one part in this many of the cache's size.
+const UNCACHED_SHARE: u64 = 8;
 
 /// Runs of level 0 that are merged, by the defaults of both engines.
 const RUNS_MERGED: u64 = 4;
@@ -216,9 +216,9 @@ fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>>
     }
     let stats = engine.stats();
     engine.close()?;
-    let (held, cache) = (stats.get("held_bytes").and_then(Value::as_u64).unwrap_or(0), reading.cache_bytes);
-    let fair = task.layout != UNPARTITIONED || held <= cache / HELD;
-    ensure!(fair, "tables hold {held} bytes beside a cache of {cache}: the baseline is flattered");
+    let (held_bytes, cache_bytes) = (stats.get("held_bytes").and_then(Value::as_u64).unwrap_or(0), reading.cache_bytes);
+    let fair = task.layout != UNPARTITIONED || held_bytes <= cache_bytes / UNCACHED_SHARE;
+    ensure!(fair, "tables use {held_bytes} bytes in addition to a cache of {cache_bytes}: the baseline is flattered");
     let fields = "held_bytes cache_used_bytes data_hits data_misses index_hits index_misses filter_hits filter_misses";
     let own = fields.split(' ').map(|name| (name.to_owned(), stats.get(name).cloned().unwrap_or_default()));
     answer.extend(own);
@@ -348,28 +348,28 @@ mod tests {
         assert!(number(&loaded, "tables") > 5.0 && number(&loaded, "held_bytes") > cache as f64, "{loaded:?}");
         run(dir.path(), PARTITIONED, None).unwrap();
         let layouts = [UNPARTITIONED, PARTITIONED, TOP_IN_CACHE];
-        let [whole, parts, top] = layouts.map(|layout| run(dir.path(), layout, Some((false, cache))).unwrap());
-        for answer in [&whole, &parts, &top] {
+        let [whole, partitions, top] = layouts.map(|layout| run(dir.path(), layout, Some((false, cache))).unwrap());
+        for answer in [&whole, &partitions, &top] {
             for suffix in SUFFIXES {
                 let [ops, reads, seeks, cpu] = ["ops_per_s", "reads_per_get", "seeks_per_get", "cpu_us_per_get"]
                     .map(|field| number(answer, &format!("{field}{suffix}")));
                 assert!(seeks > 0.0 && seeks <= reads, "{answer:?}");
-                let most = 1.0 / (seeks / HDD.seeks_per_s + cpu / 1e6);
-                assert!(ops > 0.0 && ops <= most * 1.000_001, "the clock of the disk was not used: {answer:?}");
+                let max_ops = 1.0 / (seeks / HDD.seeks_per_s + cpu / 1e6);
+                assert!(ops > 0.0 && ops <= max_ops * 1.000_001, "the clock of the disk was not used: {answer:?}");
             }
             assert!(number(answer, "cache_used_bytes") <= cache as f64);
         }
         assert!(
-            number(&whole, "bytes_per_get_uniform") > number(&parts, "bytes_per_get_uniform"),
-            "{whole:?} {parts:?}"
+            number(&whole, "bytes_per_get_uniform") > number(&partitions, "bytes_per_get_uniform"),
+            "{whole:?} {partitions:?}"
         );
         assert!(number(&whole, "held_bytes") < cache as f64 / 8.0, "{whole:?}");
-        assert!(number(&parts, "held_bytes") > number(&top, "held_bytes"), "{parts:?} {top:?}");
+        assert!(number(&partitions, "held_bytes") > number(&top, "held_bytes"), "{partitions:?} {top:?}");
         let real = run(dir.path(), PARTITIONED, Some((true, cache))).unwrap();
         assert!(SUFFIXES.iter().all(|suffix| number(&real, &format!("ops_per_s{suffix}")) > 0.0));
         // With so small a cache tables hold their filters themselves, which flatters the baseline.
         let error = run(dir.path(), UNPARTITIONED, Some((false, 20 << 10))).unwrap_err();
-        assert!(error.to_string().contains("beside a cache of 20480"), "{error}");
+        assert!(error.to_string().contains("in addition to a cache of 20480"), "{error}");
     }
 
     #[test]

@@ -60,8 +60,8 @@ impl Question {
                 all.put(answer, &named(name), &named(field), &variant(top), &variant(bottom));
             }
             for [name, field, top, bottom] in &self.losses {
-                let kept = all.ratio(&named(field), &variant(top), &variant(bottom));
-                let lost = kept.map(|[median, low, high]| [1.0 - median, 1.0 - high, 1.0 - low]);
+                let ratio = all.ratio(&named(field), &variant(top), &variant(bottom));
+                let lost = ratio.map(|[median, low, high]| [1.0 - median, 1.0 - high, 1.0 - low]);
                 put_range(answer, &named(name), lost);
             }
             for [name, top, top_field, bottom, bottom_field] in &self.quotients {

@@ -1,4 +1,5 @@
-//! `zero-copy-split`: the cost of a tree whose leaves split without copying, beside leaves that copy or swap strings.
+//! `zero-copy-split`: the cost of a tree whose leaves split without copying, compared with leaves that copy or swap
+//! strings.
 //!
 //! Every tree uses a file in memory that is treated as persistent: every persistent store is flushed and fenced by
 //! the processor's own instructions, in pools as in the trees of 2017. `…_slots` in the name of a ratio: not a pool but
@@ -40,8 +41,8 @@ const PERIOD: usize = 251;
 const POINTS: u64 = 50;
 /// One record of this many is read back.
 const STEP: usize = 37;
-/// Bytes of a pool of 2017 for each record, beside the record itself.
-const BESIDE: u64 = 600;
+/// Bytes of a pool of 2017 for each record, in addition to the record itself.
+const RECORD_OVERHEAD: u64 = 600;
 const MEMTABLE_BYTES: u64 = 64 << 20;
 /// Figures for each split, and the sums that they are the means of.
 const PER_SPLIT: [(&str, &str); 3] = [
@@ -166,7 +167,7 @@ impl Filled {
             "naive_copy" => LeafKind::NaiveCopy,
             _ => LeafKind::CopyOrSwap,
         };
-        let len = (case.bytes() + case.n * BESIDE + (64 << 20)).next_multiple_of(1 << 20);
+        let len = (case.bytes() + case.n * RECORD_OVERHEAD + (64 << 20)).next_multiple_of(1 << 20);
         let pool = LeafPool::create(&dir.join("pool"), usize::try_from(len)?)?;
         Ok(Filled::Leaves(Box::new(LeafTree::new(pool, leaves)?)))
     }
@@ -203,13 +204,13 @@ impl Filled {
         };
         let mut answer = engine.stats();
         engine.close()?;
-        let mut taken = disk::allocated_bytes(dir);
+        let mut used_bytes = disk::allocated_bytes(dir);
         if let Some(pool) = answer.remove("pool") {
             let bytes = |field: &str| pool[field].as_u64().unwrap_or(0);
-            taken = bytes("bytes") - bytes("free_bytes");
+            used_bytes = bytes("bytes") - bytes("free_bytes");
             answer = object(pool);
         }
-        answer.insert("taken_bytes".into(), json!(taken));
+        answer.insert("taken_bytes".into(), json!(used_bytes));
         Ok(answer)
     }
 }
@@ -247,7 +248,7 @@ fn fill(mut filled: Filled, dir: &Path, case: &SplitCase) -> Result<Map<String, 
     Ok(answer)
 }
 
-/// Ratios to copy-or-swap and all figures; beside each target the document's own figure and that of its leaf.
+/// Ratios to copy-or-swap and all figures; next to each target, the figure of the document and that of its leaf.
 fn put(answer: &mut Map<String, Value>, all: &Rounds) -> Result<()> {
     Question::named("zero-copy-split")?.put_figures(all, answer);
     for (field, document) in DOCUMENT {

@@ -40,7 +40,7 @@ pub(crate) struct Progress {
 
 /// Counts of one thread, or of all threads together.
 #[derive(Clone, Debug, derive_more::AddAssign)]
-pub(crate) struct Tally {
+pub(crate) struct OpStats {
     /// Nanoseconds for each operation.
     pub(crate) latencies: Histogram<u64>,
     pub(crate) ops: u64,
@@ -52,9 +52,9 @@ pub(crate) struct Tally {
     pub(crate) consumes: Histogram<u64>,
 }
 
-impl Default for Tally {
-    fn default() -> Tally {
-        Tally { latencies: histogram(), ops: 0, user_bytes: 0, live_bytes: 0, consumes: histogram() }
+impl Default for OpStats {
+    fn default() -> OpStats {
+        OpStats { latencies: histogram(), ops: 0, user_bytes: 0, live_bytes: 0, consumes: histogram() }
     }
 }
 
@@ -66,13 +66,13 @@ pub(crate) struct Meter<'a> {
     deadline: Option<Instant>,
     stop: &'a AtomicBool,
     last: Instant,
-    pub(crate) tally: Tally,
+    pub(crate) op_stats: OpStats,
 }
 
 impl<'a> Meter<'a> {
     /// Starts now; ends after `quota` operations, at `deadline`, or when `stop` becomes true.
     pub(crate) fn start(progress: &'a Progress, quota: u64, deadline: Option<Instant>, stop: &'a AtomicBool) -> Self {
-        Meter { progress, quota, deadline, stop, last: Instant::now(), tally: Tally::default() }
+        Meter { progress, quota, deadline, stop, last: Instant::now(), op_stats: OpStats::default() }
     }
 
     /// Starts the next operation now; the time since the previous one is not counted.
@@ -82,7 +82,7 @@ impl<'a> Meter<'a> {
 
     /// Records the duration of one consuming step of `queue`.
     pub(crate) fn consumed(&mut self, took: Duration) {
-        self.tally.consumes.saturating_record((took.as_nanos() as u64).max(1));
+        self.op_stats.consumes.saturating_record((took.as_nanos() as u64).max(1));
     }
 
     /// Ends `ops` operations, which share the time since the last call.
@@ -93,34 +93,34 @@ impl<'a> Meter<'a> {
         let now = Instant::now();
         let nanos = (now - self.last).as_nanos() as u64 / ops;
         self.last = now;
-        self.tally.latencies.saturating_record_n(nanos.max(1), ops);
-        self.tally.ops += ops;
-        self.progress.user_bytes.store(self.tally.user_bytes, Ordering::Relaxed);
-        self.progress.live_bytes.store(self.tally.live_bytes, Ordering::Relaxed);
-        self.progress.done.store(self.tally.ops, Ordering::Relaxed);
+        self.op_stats.latencies.saturating_record_n(nanos.max(1), ops);
+        self.op_stats.ops += ops;
+        self.progress.user_bytes.store(self.op_stats.user_bytes, Ordering::Relaxed);
+        self.progress.live_bytes.store(self.op_stats.live_bytes, Ordering::Relaxed);
+        self.progress.done.store(self.op_stats.ops, Ordering::Relaxed);
     }
 
     /// Counts one written record; `new` if the data set has grown by it.
     pub(crate) fn wrote(&mut self, bytes: u64, new: bool) {
-        self.tally.user_bytes += bytes;
-        self.tally.live_bytes += if new { bytes as i64 } else { 0 };
+        self.op_stats.user_bytes += bytes;
+        self.op_stats.live_bytes += if new { bytes as i64 } else { 0 };
     }
 
-    /// Operations that remain.
-    pub(crate) fn left(&self) -> u64 {
-        self.quota.saturating_sub(self.tally.ops)
+    /// Number of operations until the quota is reached.
+    pub(crate) fn remaining(&self) -> u64 {
+        self.quota.saturating_sub(self.op_stats.ops)
     }
 
     /// Whether the measurement has ended.
     pub(crate) fn over(&self) -> bool {
         let late = self.deadline.is_some_and(|deadline| self.last >= deadline);
-        self.left() == 0 || late || self.stop.load(Ordering::Relaxed)
+        self.remaining() == 0 || late || self.stop.load(Ordering::Relaxed)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Meter, Progress, Tally, histogram, median, percentile_us};
+    use super::{Meter, OpStats, Progress, histogram, median, percentile_us};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
 
@@ -139,15 +139,15 @@ mod tests {
         let (progress, stop) = (Progress::default(), AtomicBool::new(false));
         let mut meter = Meter::start(&progress, 5, None, &stop);
         meter.done(0);
-        assert_eq!((meter.left(), meter.over()), (5, false));
+        assert_eq!((meter.remaining(), meter.over()), (5, false));
         meter.done(2);
         meter.wrote(10, false);
         meter.wrote(30, true);
         meter.done(3);
         assert!(meter.over());
-        let mut all = Tally::default();
-        all += meter.tally.clone();
-        all += meter.tally;
+        let mut all = OpStats::default();
+        all += meter.op_stats.clone();
+        all += meter.op_stats;
         assert_eq!((all.ops, all.user_bytes, all.live_bytes, all.latencies.len()), (10, 80, 60, 10));
         assert_eq!(progress.live_bytes.load(Ordering::Relaxed), 30);
         let mut late = Meter::start(&progress, u64::MAX, Some(Instant::now()), &stop);

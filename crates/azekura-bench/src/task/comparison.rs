@@ -5,7 +5,7 @@ use crate::engine::{Options, Sync, bytes, registry};
 use crate::error::{ErrorKind, KnownError, Result};
 use crate::measure::disk;
 use crate::task::child::{self, Job, Settings, Task};
-use crate::task::measure::{Facts, figures};
+use crate::task::measure::{Measurement, figures};
 use crate::workload::{Shape, Workload};
 use anyhow::{Context, ensure};
 use clap::{Args, value_parser};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Records of a data set, and the least and largest size of its values, by default.
+/// Records of a data set, and the smallest and largest size of its values, by default.
 const RECORDS: (u64, (u64, u64)) = (1_000_000, (100, 100));
 /// The same of a data set of blobs.
 const BLOBS: (u64, (u64, u64)) = (4_000, (4 << 10, 1 << 20));
@@ -66,10 +66,10 @@ pub(crate) struct Comparison {
 
 /// Parses `100` or `4K-1M`.
 fn sizes(text: &str) -> Result<(u64, u64), String> {
-    let (least, most) = text.split_once('-').unwrap_or((text, text));
-    match (bytes(least)?, bytes(most)?) {
-        (least, most) if least > most => Err(format!("`{text}` begins above its end")),
-        (least, most) if least < 8 || most > LARGEST => Err("the size of a value is 8 bytes to 2 GiB".into()),
+    let (min, max) = text.split_once('-').unwrap_or((text, text));
+    match (bytes(min)?, bytes(max)?) {
+        (min, max) if min > max => Err(format!("`{text}` begins above its end")),
+        (min, max) if min < 8 || max > LARGEST => Err("the size of a value is 8 bytes to 2 GiB".into()),
         sizes => Ok(sizes),
     }
 }
@@ -127,10 +127,10 @@ impl Comparison {
     /// The data set of workloads of blobs, or that of the others.
     fn data_set(&self, blobs: bool) -> Result<Shape> {
         let (n, sizes) = if blobs { BLOBS } else { RECORDS };
-        let (n, (least, most)) = (self.n.unwrap_or(n), self.value_size.unwrap_or(sizes));
+        let (n, (min_size, max_size)) = (self.n.unwrap_or(n), self.value_size.unwrap_or(sizes));
         let enough = self.threads.iter().all(|threads| n >= *threads);
         ensure!(enough, "--n must be at least --threads: each thread writes records of its own");
-        let (least_value, value_size) = (usize::try_from(least)?, usize::try_from(most)?);
+        let (least_value, value_size) = (usize::try_from(min_size)?, usize::try_from(max_size)?);
         Ok(Shape { n, key_size: self.key_size.into(), least_value, value_size, sequential: false })
     }
 
@@ -148,8 +148,8 @@ impl Comparison {
     /// A measurement in a directory that is chosen later.
     fn task(&self, workload: &Workload, engine: &str, threads: u64, round: u32) -> Result<Task> {
         let shape = self.shape(workload)?;
-        let most = if workload.fills() { shape.n } else { u64::MAX };
-        let ops = self.ops.unwrap_or_else(|| workload.default_ops(shape.n)).min(most);
+        let max_ops = if workload.fills() { shape.n } else { u64::MAX };
+        let ops = self.ops.unwrap_or_else(|| workload.default_ops(shape.n)).min(max_ops);
         // A measurement that a time limit ends may have no last operation, but its warm-up has.
         let warm_ops = self.warm_ops.unwrap_or(ops.min(workload.default_ops(shape.n)) / 2);
         let settings = Settings { seed: self.settings.seed + u64::from(round), ..self.settings.clone() };
@@ -165,7 +165,7 @@ impl Comparison {
         self.measure(task, databases).unwrap_or_else(|error| {
             let known = KnownError::of(&error);
             eprintln!("{}: {}: {known}", task.engine, task.workload.name);
-            figures(Facts::default(), task, Some(&known))
+            figures(Measurement::default(), task, Some(&known))
         })
     }
 

@@ -5,11 +5,11 @@ use crate::engine::registry::{Settled, settle};
 use crate::engine::{Engine, object};
 use crate::error::{ErrorKind, KnownError, Result, error_of, wrong};
 use crate::measure::disk;
-use crate::measure::meter::{Meter, Progress, Tally, percentile_us};
+use crate::measure::meter::{Meter, OpStats, Progress, percentile_us};
 use crate::measure::process::{Usage, memory_bytes, millis};
 use crate::task::child::{Job, Task};
 use crate::workload::data::{FIRST_GENERATION, load};
-use crate::workload::worker::{Generations, Share, Shared, Worker};
+use crate::workload::worker::{Generations, SharedState, ThreadRecords, Worker};
 use crate::workload::{Shape, Workload};
 use anyhow::{bail, ensure};
 use rustix::process::{Signal, getpid, kill_process};
@@ -19,20 +19,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Records that are read back, uncounted, after a workload that writes, and bytes after which that is enough.
-const VERIFIED: (f64, f64) = (20_000.0, 1e9);
+/// After a workload that writes, at most this many records are read back, uncounted.
+const VERIFIED_RECORDS_MAX: f64 = 20_000.0;
+/// At most about this many bytes are read back.
+const VERIFIED_BYTES_MAX: f64 = 1e9;
 /// Time between samples.
 const SECOND: Duration = Duration::from_secs(1);
 /// Longest time that the sampling thread sleeps before it looks for ended threads.
 const LONGEST_PARK: Duration = Duration::from_millis(20);
 
-/// The counts from which the figures of a measurement are computed.
+/// The counts of one measurement, from which its figures are computed.
 #[derive(Default)]
-pub(crate) struct Facts {
+pub(crate) struct Measurement {
     /// Seconds from the first operation to the last.
     seconds: f64,
-    tally: Tally,
-    beside: Option<Tally>,
+    op_stats: OpStats,
+    /// Counts of the concurrent writer, if the workload has one.
+    concurrent_writer: Option<OpStats>,
     /// A sample for each second, and one at the end.
     series: Vec<Value>,
     /// Largest anonymous memory seen.
@@ -46,10 +49,10 @@ pub(crate) struct Facts {
     settled: Settled,
     disk_bytes: u64,
     peak_rss_bytes: u64,
-    stats: Map<String, Value>,
+    engine_stats: Map<String, Value>,
 }
 
-impl Facts {
+impl Measurement {
     /// Bytes of keys and values of a data set that has grown by `grown`.
     fn live_bytes(&self, grown: i64) -> f64 {
         self.loaded_bytes.saturating_add_signed(grown).max(1) as f64
@@ -68,31 +71,33 @@ pub(crate) fn perform(task: &Task) -> Result<Value> {
 }
 
 /// The figures of a measurement, or of one that ended with an error, as one JSON object.
-pub(crate) fn figures(facts: Facts, task: &Task, error: Option<&KnownError>) -> Value {
-    let Facts { tally, seconds, used, used_settling, settled, series, .. } = &facts;
-    let user_bytes = tally.user_bytes + facts.beside.as_ref().map_or(0, |beside| beside.user_bytes);
+pub(crate) fn figures(measurement: Measurement, task: &Task, error: Option<&KnownError>) -> Value {
+    let Measurement { op_stats, seconds, used, used_settling, settled, series, .. } = &measurement;
+    let user_bytes = op_stats.user_bytes + measurement.concurrent_writer.as_ref().map_or(0, |writer| writer.user_bytes);
     let all = *used + *used_settling;
-    let micros = |percentile| percentile_us(&tally.latencies, percentile);
+    let micros = |percentile| percentile_us(&op_stats.latencies, percentile);
     let intervals = series.iter().take(series.len().saturating_sub(1)).map(|sample| &sample["ops_per_s"]);
     let mut figures = json!({
         "engine": task.engine, "workload": task.workload.name, "round": task.round, "threads": task.threads,
-        "n": task.shape.n, "ops": tally.ops, "elapsed_s": seconds,
-        "ops_per_s": tally.ops as f64 / seconds.max(1e-9),
-        "settled_ops_per_s": tally.ops as f64 / (seconds + settled.seconds).max(1e-9),
-        "mean_us": tally.latencies.mean() / 1000.0, "p50_us": micros(50.0), "p90_us": micros(90.0),
-        "p99_us": micros(99.0), "p999_us": micros(99.9), "max_us": tally.latencies.max() as f64 / 1000.0,
+        "n": task.shape.n, "ops": op_stats.ops, "elapsed_s": seconds,
+        "ops_per_s": op_stats.ops as f64 / seconds.max(1e-9),
+        "settled_ops_per_s": op_stats.ops as f64 / (seconds + settled.seconds).max(1e-9),
+        "mean_us": op_stats.latencies.mean() / 1000.0, "p50_us": micros(50.0), "p90_us": micros(90.0),
+        "p99_us": micros(99.0), "p999_us": micros(99.9), "max_us": op_stats.latencies.max() as f64 / 1000.0,
         "cpu_s": used.cpu_s, "settle_cpu_s": used_settling.cpu_s,
-        "cpu_us_per_op": all.cpu_s * 1e6 / tally.ops.max(1) as f64,
+        "cpu_us_per_op": all.cpu_s * 1e6 / op_stats.ops.max(1) as f64,
         "settle_s": settled.seconds, "settled": settled.reached, "user_bytes": user_bytes,
         "dirtied_bytes": all.dirtied_bytes, "syscall_write_bytes": all.syscall_write_bytes,
         "device_read_bytes": all.device_read_bytes,
         "write_amp": (user_bytes > 0).then(|| all.written_bytes() as f64 / user_bytes as f64),
-        "disk_bytes": facts.disk_bytes, "space_amp": facts.disk_bytes as f64 / facts.live_bytes(tally.live_bytes),
-        "peak_rss_bytes": facts.peak_rss_bytes, "anonymous_rss_bytes": facts.anonymous_rss_bytes,
-        "intervals_ops_per_s": intervals.collect::<Vec<_>>(), "series": series, "engine_stats": facts.stats,
+        "disk_bytes": measurement.disk_bytes,
+        "space_amp": measurement.disk_bytes as f64 / measurement.live_bytes(op_stats.live_bytes),
+        "peak_rss_bytes": measurement.peak_rss_bytes, "anonymous_rss_bytes": measurement.anonymous_rss_bytes,
+        "intervals_ops_per_s": intervals.collect::<Vec<_>>(), "series": series,
+        "engine_stats": measurement.engine_stats,
         "error": error.map(|known| &known.error), "error_kind": error.map(|known| known.kind),
     });
-    for (name, value) in facts.extra {
+    for (name, value) in measurement.extra {
         figures[name] = value;
     }
     figures
@@ -114,38 +119,38 @@ fn measure(task: &Task) -> Result<Value> {
     evict(task)?;
     let opened = task.open()?;
     let engine = opened.as_ref();
-    let shared = share(engine, task)?;
+    let shared = shared_state(engine, task)?;
     let mut workers = Workers::prepare(&shared, task)?;
     warm_up(&shared, task)?;
     let (syncs_before, before) = (log_syncs(engine), Usage::now());
-    let mut facts = workers.run(task)?;
+    let mut measurement = workers.run(task)?;
     let after = Usage::now();
     let syncs = syncs_before.zip(log_syncs(engine)).map(|(before, after)| after.saturating_sub(before));
-    facts.used = after - before;
-    facts.extra = extra(task, &facts, syncs);
-    facts.settled.reached = true;
+    measurement.used = after - before;
+    measurement.extra = extra(task, &measurement, syncs);
+    measurement.settled.reached = true;
     if task.workload.writes() {
         let all: Vec<&dyn Engine> = std::iter::once(engine).chain(shared.partitions.iter().map(Box::as_ref)).collect();
-        facts.settled = settle(&all, Duration::from_secs_f64(facts.seconds))?;
+        measurement.settled = settle(&all, Duration::from_secs_f64(measurement.seconds))?;
     }
-    facts.used_settling = Usage::now() - after;
-    facts.peak_rss_bytes = memory_bytes(|own| own.vmhwm);
-    facts.anonymous_rss_bytes = facts.anonymous_rss_bytes.max(memory_bytes(|own| own.rssanon));
-    workers.verify((VERIFIED.0).min(VERIFIED.1 / task.shape.mean_record_bytes()).max(1.0) as u64)?;
-    facts.stats = engine.stats();
-    facts.disk_bytes = disk::allocated_bytes(&task.dir);
+    measurement.used_settling = Usage::now() - after;
+    measurement.peak_rss_bytes = memory_bytes(|own| own.vmhwm);
+    measurement.anonymous_rss_bytes = measurement.anonymous_rss_bytes.max(memory_bytes(|own| own.rssanon));
+    workers.verify(VERIFIED_RECORDS_MAX.min(VERIFIED_BYTES_MAX / task.shape.mean_record_bytes()).max(1.0) as u64)?;
+    measurement.engine_stats = engine.stats();
+    measurement.disk_bytes = disk::allocated_bytes(&task.dir);
     drop(workers);
     drop(shared); // it holds partitions
     opened.close()?;
-    Ok(figures(facts, task, None))
+    Ok(figures(measurement, task, None))
 }
 
 /// Carries out uncounted operations with other choices than the measured ones, if the workload has a warm-up.
-fn warm_up(shared: &Shared<'_>, task: &Task) -> Result<()> {
+fn warm_up(shared: &SharedState<'_>, task: &Task) -> Result<()> {
     let Some(name) = &task.workload.warm_up else { return Ok(()) };
     let (progress, never) = (Progress::default(), AtomicBool::new(false));
-    let share = Share { shape: task.shape, thread: 0, threads: 1 };
-    let mut worker = Worker::new(&Workload::named(name), shared, share, !task.settings.seed);
+    let records = ThreadRecords { shape: task.shape, thread: 0, threads: 1 };
+    let mut worker = Worker::new(&Workload::named(name), shared, records, !task.settings.seed);
     worker.work(Meter::start(&progress, task.warm_ops, None, &never))?;
     evict(task)
 }
@@ -161,10 +166,10 @@ fn log_syncs(engine: &dyn Engine) -> Option<u64> {
 }
 
 /// The figures that only this workload has.
-fn extra(task: &Task, facts: &Facts, syncs: Option<u64>) -> Map<String, Value> {
-    let (seconds, ops) = (facts.seconds.max(1e-9), facts.tally.ops as f64);
-    let consumes = &facts.tally.consumes;
-    object(if let Some(writer) = &facts.beside {
+fn extra(task: &Task, measurement: &Measurement, syncs: Option<u64>) -> Map<String, Value> {
+    let (seconds, ops) = (measurement.seconds.max(1e-9), measurement.op_stats.ops as f64);
+    let consumes = &measurement.op_stats.consumes;
+    object(if let Some(writer) = &measurement.concurrent_writer {
         let micros = |percentile| percentile_us(&writer.latencies, percentile);
         let rate = writer.ops as f64 / seconds;
         json!({"writes_per_s": rate, "write_p50_us": micros(50.0), "write_p99_us": micros(99.0)})
@@ -182,7 +187,7 @@ fn extra(task: &Task, facts: &Facts, syncs: Option<u64>) -> Map<String, Value> {
 /// Runs the workload of `task`, prints how many records it wrote, and kills this process: nothing is flushed or closed.
 fn write_and_die(task: &Task) -> Result<Value> {
     let engine = task.open()?;
-    let written = Workers::prepare(&share(engine.as_ref(), task)?, task)?.run(task)?.tally.ops;
+    let written = Workers::prepare(&shared_state(engine.as_ref(), task)?, task)?.run(task)?.op_stats.ops;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", json!({"written": written}))?;
     out.flush()?;
@@ -215,34 +220,35 @@ fn open_and_get(task: &Task, written: Option<u64>) -> Result<Value> {
     let first = if written.is_some() { 0 } else { task.settings.seed % task.shape.n };
     let found = task.shape.find(engine.as_ref(), first, &mut Vec::new())?;
     let (first_get_ms, took) = (millis(then), start.elapsed());
-    let mut facts = Facts { seconds: took.as_secs_f64(), used: Usage::now() - before, ..Facts::default() };
+    let mut measurement =
+        Measurement { seconds: took.as_secs_f64(), used: Usage::now() - before, ..Measurement::default() };
     ensure!(found.is_some() || written.is_some(), wrong(format!("record {first} was not found")));
-    facts.tally.ops = 1;
-    facts.tally.latencies.saturating_record(took.as_nanos() as u64);
-    facts.loaded_bytes = task.shape.total_bytes();
+    measurement.op_stats.ops = 1;
+    measurement.op_stats.latencies.saturating_record(took.as_nanos() as u64);
+    measurement.loaded_bytes = task.shape.total_bytes();
     let mut losses = json!({});
     if let Some(written) = written {
         let (lost, holes, bytes) = find_written(engine.as_ref(), &task.shape, written)?;
-        facts.loaded_bytes = bytes;
+        measurement.loaded_bytes = bytes;
         losses = json!({"written_records": written, "lost_records": lost, "lost_holes": holes});
     }
-    facts.peak_rss_bytes = memory_bytes(|own| own.vmhwm);
-    facts.anonymous_rss_bytes = memory_bytes(|own| own.rssanon);
-    facts.stats = engine.stats();
-    facts.settled.reached = true;
+    measurement.peak_rss_bytes = memory_bytes(|own| own.vmhwm);
+    measurement.anonymous_rss_bytes = memory_bytes(|own| own.rssanon);
+    measurement.engine_stats = engine.stats();
+    measurement.settled.reached = true;
     let start = Instant::now();
     engine.close()?;
-    facts.extra = object(json!({"open_ms": open_ms, "first_get_ms": first_get_ms, "close_ms": millis(start)}));
-    facts.extra.extend(object(losses));
-    facts.disk_bytes = disk::allocated_bytes(&task.dir);
-    Ok(figures(facts, task, None))
+    measurement.extra = object(json!({"open_ms": open_ms, "first_get_ms": first_get_ms, "close_ms": millis(start)}));
+    measurement.extra.extend(object(losses));
+    measurement.disk_bytes = disk::allocated_bytes(&task.dir);
+    Ok(figures(measurement, task, None))
 }
 
-/// What the threads of a task share: the open database, its further partitions and its generations.
-fn share<'a>(engine: &'a dyn Engine, task: &Task) -> Result<Shared<'a>> {
+/// The state that the threads of a task have in common: the open database, its further partitions and its generations.
+fn shared_state<'a>(engine: &'a dyn Engine, task: &Task) -> Result<SharedState<'a>> {
     let refused = |error| error_of(ErrorKind::Refused, format!("cannot open partitions: {error}"));
     let partitions = (0..task.workload.partitions).map(|i| engine.partition(&format!("part-{i:02}")));
-    Ok(Shared {
+    Ok(SharedState {
         shape: task.shape,
         depth: task.settings.depth.unwrap_or(task.shape.n / 10).max(1),
         engine,
@@ -253,7 +259,7 @@ fn share<'a>(engine: &'a dyn Engine, task: &Task) -> Result<Shared<'a>> {
 
 /// The threads of a measurement.
 struct Workers<'a> {
-    /// The counted ones, then the one that runs beside them until they end.
+    /// The counted ones, then the concurrent writer, which runs until they end.
     workers: Vec<Worker<'a>>,
     counted: usize,
     /// Bytes of the data set before the measurement.
@@ -262,10 +268,10 @@ struct Workers<'a> {
 
 impl<'a> Workers<'a> {
     /// Makes the workers of `task` and their queues in the database.
-    fn prepare(shared: &'a Shared<'a>, task: &Task) -> Result<Workers<'a>> {
+    fn prepare(shared: &'a SharedState<'a>, task: &Task) -> Result<Workers<'a>> {
         let Task { shape, settings, workload, threads, .. } = task;
         let worker = |workload: &Workload, thread, threads, seed| {
-            Worker::new(workload, shared, Share { shape: *shape, thread, threads }, seed)
+            Worker::new(workload, shared, ThreadRecords { shape: *shape, thread, threads }, seed)
         };
         let mut workers: Vec<_> = (0..*threads).map(|i| worker(workload, i, *threads, settings.seed)).collect();
         let mut loaded_bytes = if workload.loads { shape.total_bytes() } else { 0 };
@@ -273,20 +279,20 @@ impl<'a> Workers<'a> {
             loaded_bytes += worker.prepare()?;
         }
         let counted = workers.len();
-        if let Some(name) = &workload.beside {
+        if let Some(name) = &workload.concurrent_writer {
             workers.push(worker(&Workload::named(name), 0, 1, settings.seed + 1).paced(settings.write_rate));
         }
         Ok(Workers { workers, counted, loaded_bytes })
     }
 
     /// Starts the threads and samples them. The first error ends them all.
-    fn run(&mut self, task: &Task) -> Result<Facts> {
+    fn run(&mut self, task: &Task) -> Result<Measurement> {
         let (counted, threads) = (self.counted, self.counted as u64);
         let progress: Vec<Progress> = self.workers.iter().map(|_| Progress::default()).collect();
         let (failed, done, watcher) = (AtomicBool::new(false), AtomicBool::new(false), thread::current());
         let begun = (Instant::now(), Usage::now());
         let deadline = task.settings.seconds.map(|seconds| begun.0 + Duration::from_secs_f64(seconds));
-        let mut facts = Facts { loaded_bytes: self.loaded_bytes, ..Facts::default() };
+        let mut measurement = Measurement { loaded_bytes: self.loaded_bytes, ..Measurement::default() };
         thread::scope(|scope| {
             let (failed, done, watcher) = (&failed, &done, &watcher);
             let mut running = Vec::new();
@@ -301,39 +307,39 @@ impl<'a> Workers<'a> {
                     failed.fetch_or(result.is_err(), Ordering::Relaxed);
                     let ended = Instant::now();
                     watcher.unpark();
-                    result.map(|tally| (tally, ended))
+                    result.map(|op_stats| (op_stats, ended))
                 }));
             }
             let finished = || running[..counted].iter().all(|thread| thread.is_finished());
-            watch(task, (&progress, counted), begun, &mut facts, finished);
+            watch(task, (&progress, counted), begun, &mut measurement, finished);
             done.store(true, Ordering::Relaxed);
             for (i, thread) in running.into_iter().enumerate() {
-                let (tally, ended) = thread.join().expect("a thread panicked")?;
+                let (op_stats, ended) = thread.join().expect("a thread panicked")?;
                 if i < counted {
-                    facts.tally += tally;
-                    facts.seconds = facts.seconds.max((ended - begun.0).as_secs_f64());
+                    measurement.op_stats += op_stats;
+                    measurement.seconds = measurement.seconds.max((ended - begun.0).as_secs_f64());
                 } else {
-                    facts.beside = Some(tally);
+                    measurement.concurrent_writer = Some(op_stats);
                 }
             }
-            Ok(facts)
+            Ok(measurement)
         })
     }
 
-    /// Lets each worker read its records back: about `most` records in all.
-    fn verify(&mut self, most: u64) -> Result<()> {
-        let each = (most / self.workers.len() as u64).max(1);
+    /// Lets each worker read its records back: about `max_records` in all.
+    fn verify(&mut self, max_records: u64) -> Result<()> {
+        let each = (max_records / self.workers.len() as u64).max(1);
         self.workers.iter_mut().try_for_each(|worker| worker.verify(each))
     }
 }
 
 /// Samples a measurement until it has `finished`. Runs on the thread that started the others and only reads their
-/// progress: that of the `counted` threads, then that of the thread beside them.
+/// progress: that of the `counted` threads, then that of the concurrent writer.
 fn watch(
     task: &Task,
     (progress, counted): (&[Progress], usize),
     begun: (Instant, Usage),
-    facts: &mut Facts,
+    measurement: &mut Measurement,
     finished: impl Fn() -> bool,
 ) {
     let (mut last, mut done_before) = (begun.0, 0);
@@ -348,17 +354,17 @@ fn watch(
         let user_bytes: u64 = progress.iter().map(|one| one.user_bytes.load(Ordering::Relaxed)).sum();
         let grown = progress.iter().map(|one| one.live_bytes.load(Ordering::Relaxed)).sum();
         let written_bytes = (Usage::now() - begun.1).written_bytes();
-        facts.series.push(json!({
+        measurement.series.push(json!({
             "s": (now - begun.0).as_secs_f64(),
             "ops_per_s": ((done - done_before) as f64 / (now - last).as_secs_f64()).round(),
             "write_amp": (user_bytes > 0).then(|| written_bytes as f64 / user_bytes as f64),
-            "space_amp": disk::allocated_bytes(&task.dir) as f64 / facts.live_bytes(grown),
+            "space_amp": disk::allocated_bytes(&task.dir) as f64 / measurement.live_bytes(grown),
             "rss_bytes": memory_bytes(|own| own.vmrss),
         }));
         if ended {
             return;
         }
-        facts.anonymous_rss_bytes = facts.anonymous_rss_bytes.max(memory_bytes(|own| own.rssanon));
+        measurement.anonymous_rss_bytes = measurement.anonymous_rss_bytes.max(memory_bytes(|own| own.rssanon));
         if task.settings.cold {
             let _ = disk::evict(&task.dir); // files are created and removed meanwhile
         }
@@ -368,7 +374,7 @@ fn watch(
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Facts, Workers, extra, figures, find_written, open_and_get, share, warm_up};
+    use super::{Measurement, Workers, extra, figures, find_written, open_and_get, shared_state, warm_up};
     use crate::engine::Options;
     use crate::engine::memory::{Lie, Memory};
     use crate::engine::registry::Settled;
@@ -402,7 +408,7 @@ pub(crate) mod tests {
 
     /// The figures of a measurement of 100 operations that took `seconds`.
     pub(crate) fn sample(engine: &str, round: u32, seconds: f64) -> Value {
-        let mut facts = Facts {
+        let mut measurement = Measurement {
             seconds,
             series: vec![json!({"ops_per_s": 50.0}); 3],
             extra: super::object(json!({"commits_per_s": 50.0})),
@@ -410,16 +416,17 @@ pub(crate) mod tests {
             used_settling: Usage { cpu_s: 0.1, dirtied_bytes: 10_000, ..Usage::default() },
             settled: Settled { seconds, reached: true },
             disk_bytes: 15_000,
-            ..Facts::default()
+            ..Measurement::default()
         };
-        (facts.tally.ops, facts.tally.user_bytes, facts.tally.live_bytes) = (100, 10_000, 10_000);
-        figures(facts, &Task { round, ..sample_task(engine, "fillrandom") }, None)
+        (measurement.op_stats.ops, measurement.op_stats.user_bytes, measurement.op_stats.live_bytes) =
+            (100, 10_000, 10_000);
+        figures(measurement, &Task { round, ..sample_task(engine, "fillrandom") }, None)
     }
 
     /// The row of a measurement that failed.
     pub(crate) fn failed(engine: &str, kind: ErrorKind) -> Value {
         let known = KnownError { kind, error: "why".into() };
-        figures(Facts::default(), &sample_task(engine, "fillrandom"), Some(&known))
+        figures(Measurement::default(), &sample_task(engine, "fillrandom"), Some(&known))
     }
 
     #[test]
@@ -443,9 +450,9 @@ pub(crate) mod tests {
         assert_eq!(names(&figures)[..names(&failed).len()], names(&failed));
     }
 
-    /// Enough for every fault to show; enough time for the writer beside the readers to begin.
+    /// Enough for every fault to show; enough time for the concurrent writer to begin.
     fn ops_of(workload: &Workload) -> u64 {
-        if workload.beside.is_some() {
+        if workload.concurrent_writer.is_some() {
             200_000
         } else if workload.fills() {
             N
@@ -455,17 +462,17 @@ pub(crate) mod tests {
     }
 
     /// Prepares, runs and verifies a workload on an engine with a fault.
-    fn run(task: &Task, lie: Lie) -> Result<Facts> {
+    fn run(task: &Task, lie: Lie) -> Result<Measurement> {
         let engine = Memory::new(lie);
         if task.workload.loads {
             load(&engine, &task.shape, 0..task.shape.n)?;
         }
-        let shared = share(&engine, task)?;
+        let shared = shared_state(&engine, task)?;
         let mut workers = Workers::prepare(&shared, task)?;
         warm_up(&shared, task)?;
-        let facts = workers.run(task)?;
+        let measurement = workers.run(task)?;
         workers.verify(20_000)?;
-        Ok(facts)
+        Ok(measurement)
     }
 
     fn task_of(workload: &Workload, threads: u64) -> Task {
@@ -490,14 +497,18 @@ pub(crate) mod tests {
             for threads in [1, 3] {
                 let task = task_of(workload, threads);
                 let name = workload.name.as_str();
-                let facts = run(&task, Lie::None).unwrap_or_else(|e| panic!("{name}: {e}"));
-                let tally = &facts.tally;
-                assert_eq!((tally.ops, tally.latencies.len()), (ops_of(workload), ops_of(workload)), "{name}");
+                let measurement = run(&task, Lie::None).unwrap_or_else(|e| panic!("{name}: {e}"));
+                let op_stats = &measurement.op_stats;
+                assert_eq!((op_stats.ops, op_stats.latencies.len()), (ops_of(workload), ops_of(workload)), "{name}");
                 let inserts = !workload.loads || ["ycsb-d", "ycsb-e"].contains(&name);
-                assert_eq!(tally.live_bytes > 0, inserts && name != "queue", "{name}");
-                assert_eq!(tally.user_bytes > 0, workload.writes() && workload.beside.is_none(), "{name}");
-                assert!(facts.series.last().is_some_and(|last| last["s"].as_f64() > Some(0.0)), "{name}");
-                let names: Vec<String> = extra(&task, &facts, Some(10)).keys().cloned().collect();
+                assert_eq!(op_stats.live_bytes > 0, inserts && name != "queue", "{name}");
+                assert_eq!(
+                    op_stats.user_bytes > 0,
+                    workload.writes() && workload.concurrent_writer.is_none(),
+                    "{name}"
+                );
+                assert!(measurement.series.last().is_some_and(|last| last["s"].as_f64() > Some(0.0)), "{name}");
+                let names: Vec<String> = extra(&task, &measurement, Some(10)).keys().cloned().collect();
                 let expected: &[&str] = match name {
                     "fillsync" => &["commits_per_s", "commits_per_sync"],
                     "readwhilewriting" => &["writes_per_s", "write_p50_us", "write_p99_us"],
@@ -516,8 +527,8 @@ pub(crate) mod tests {
             task.settings.seconds = Some(0.05);
             // More than a full scan reads in that time.
             task.shape.n = if workload.name.starts_with("readseq") { 150_000 } else { 10_000 };
-            let facts = run(&task, Lie::None).unwrap_or_else(|e| panic!("{}: {e}", workload.name));
-            assert!(facts.tally.ops > 0 && facts.seconds < 20.0, "{}", workload.name);
+            let measurement = run(&task, Lie::None).unwrap_or_else(|e| panic!("{}: {e}", workload.name));
+            assert!(measurement.op_stats.ops > 0 && measurement.seconds < 20.0, "{}", workload.name);
         }
     }
 
@@ -525,8 +536,8 @@ pub(crate) mod tests {
     fn paced_writer_stays_below_its_rate() {
         let mut task = Task { ops: u64::MAX, ..task_of(&Workload::named("readwhilewriting"), 1) };
         (task.settings.seconds, task.settings.write_rate) = (Some(0.5), 1000);
-        let facts = run(&task, Lie::None).unwrap();
-        let rate = facts.beside.unwrap().ops as f64 / facts.seconds;
+        let measurement = run(&task, Lie::None).unwrap();
+        let rate = measurement.concurrent_writer.unwrap().ops as f64 / measurement.seconds;
         assert!(rate > 0.0 && rate <= 1100.0, "{rate}");
     }
 

@@ -138,8 +138,8 @@ impl Shape {
 
     /// Mean bytes of a record.
     pub(crate) fn mean_record_bytes(&self) -> f64 {
-        let (least, most) = (self.least_value as f64, self.value_size as f64);
-        self.key_size as f64 + if most <= least { least } else { (most - least) / (most / least).ln() }
+        let (min, max) = (self.least_value as f64, self.value_size as f64);
+        self.key_size as f64 + if max <= min { min } else { (max - min) / (max / min).ln() }
     }
 
     /// Reads `index`, which must exist, and returns its generation.

@@ -5,7 +5,7 @@
 //! its own residue class, so the newest generation of a key is always known.
 //!
 //! [`data`] makes records and draws indices; [`spec`] reads the list of workloads, `workloads.json`; [`worker`]
-//! carries out one thread's share of a workload and checks every answer.
+//! runs one thread of a workload and checks every answer.
 
 pub(crate) mod data;
 pub(crate) mod spec;

@@ -13,7 +13,7 @@ const BLOBS_SEPARATE_FROM: u64 = 1 << 10;
 pub(crate) static WORKLOADS: LazyLock<Vec<Workload>> =
     LazyLock::new(|| serde_json::from_str(include_str!("workloads.json")).expect("a test parses the file"));
 
-/// One step of a thread's share.
+/// One step of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Step {
@@ -70,22 +70,22 @@ pub(crate) struct Workload {
     /// Records of a scan.
     pub(crate) scan_length: Option<u64>,
     /// Largest number of records of a scan, which is drawn.
-    pub(crate) scan_at_most: Option<u64>,
+    pub(crate) max_scan_length: Option<u64>,
     pub(crate) reverse: bool,
     /// Further partitions that hold the records.
     pub(crate) partitions: u64,
     pub(crate) blobs: bool,
     /// Whether `--threads` makes no difference to it.
     pub(crate) single_threaded: bool,
-    /// The workload that one more thread carries out meanwhile, uncounted, at `--write-rate`.
-    pub(crate) beside: Option<String>,
+    /// The workload of a concurrent writer: one more thread, uncounted, at `--write-rate`.
+    pub(crate) concurrent_writer: Option<String>,
     /// The workload that is carried out before, uncounted, to warm the caches.
     pub(crate) warm_up: Option<String>,
     /// `none`: always; otherwise where the command line asks for none.
     sync: Option<Sync>,
     /// Default operations for each record of the data set.
     ops_per_n: Option<f64>,
-    least_ops: Option<u64>,
+    min_ops: Option<u64>,
 }
 
 impl Workload {
@@ -106,7 +106,7 @@ impl Workload {
 
     /// Whether it changes records that may have been changed before.
     pub(crate) fn updates(&self) -> bool {
-        self.has(&[Step::Update, Step::ReadModifyWrite, Step::Transact]) || self.beside.is_some()
+        self.has(&[Step::Update, Step::ReadModifyWrite, Step::Transact]) || self.concurrent_writer.is_some()
     }
 
     /// Whether it writes.
@@ -134,7 +134,7 @@ impl Workload {
     /// Operations when none are asked for.
     pub(crate) fn default_ops(&self, n: u64) -> u64 {
         let wanted = (n as f64 * self.ops_per_n.unwrap_or(1.0)) as u64;
-        wanted.max(self.least_ops.unwrap_or(1).min(n)).max(1)
+        wanted.max(self.min_ops.unwrap_or(1).min(n)).max(1)
     }
 }
 
@@ -148,10 +148,10 @@ mod tests {
         for workload in WORKLOADS.iter() {
             assert!(!workload.name.is_empty() && !workload.about.is_empty());
             assert_eq!(workload.steps.values().sum::<u64>(), 100, "{}", workload.name);
-            assert!(!workload.steps.contains_key(&Step::Scan) || workload.scan_length != workload.scan_at_most);
+            assert!(!workload.steps.contains_key(&Step::Scan) || workload.scan_length != workload.max_scan_length);
             let warm_up = workload.warm_up.as_deref().map(Workload::named);
             assert!(warm_up.is_none_or(|warm_up| warm_up.loads && !warm_up.writes()), "{}", workload.name);
-            assert!(workload.beside.as_deref().map(Workload::named).is_none_or(|beside| beside.writes()));
+            assert!(workload.concurrent_writer.as_deref().map(Workload::named).is_none_or(|writer| writer.writes()));
         }
     }
 

@@ -1,4 +1,4 @@
-//! One thread's share of a workload.
+//! One thread of a workload.
 //!
 //! A thread updates and inserts only indices of its own residue class, so its expected generations are exact, and those
 //! of other threads are known within one. A queue is a separate range of keys for each thread; a scan of its head
@@ -6,7 +6,7 @@
 
 use crate::engine::{Engine, Scan};
 use crate::error::{Result, wrong};
-use crate::measure::meter::{Meter, Tally};
+use crate::measure::meter::{Meter, OpStats};
 use crate::workload::data::{BatchBuffer, FIRST_GENERATION, MISSING, Zipfian, below, load, mix, rng};
 use crate::workload::spec::{Pick, Step};
 use crate::workload::{Shape, Workload};
@@ -26,8 +26,8 @@ const TRANSACTION_RECORDS: usize = 4;
 const QUEUE_BITS: u32 = 40;
 /// Longest sleep of a paced writer, so that it ends with the readers.
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
-/// Makes the choice of a partition independent of the key.
-const SPREAD: u64 = 0xbb67_ae85_84ca_a73b;
+/// Seed of the hash that chooses a partition, so that the choice is independent of the key.
+const PARTITION_SEED: u64 = 0xbb67_ae85_84ca_a73b;
 /// Records of a full scan that share one reading of the clock.
 const BUNDLE: u64 = 1000;
 
@@ -50,8 +50,8 @@ impl Generations {
     }
 }
 
-/// What the threads of a measurement share.
-pub(crate) struct Shared<'a> {
+/// The state that the threads of a measurement have in common.
+pub(crate) struct SharedState<'a> {
     pub(crate) shape: Shape,
     /// Records of all queues together.
     pub(crate) depth: u64,
@@ -64,14 +64,14 @@ pub(crate) struct Shared<'a> {
 
 /// The part of the records that one thread writes.
 #[derive(Clone, Copy)]
-pub(crate) struct Share {
+pub(crate) struct ThreadRecords {
     pub(crate) shape: Shape,
     /// This thread's number, from 0.
     pub(crate) thread: u64,
     pub(crate) threads: u64,
 }
 
-impl Share {
+impl ThreadRecords {
     /// The `i`-th index of this thread. Sequential indices form a range, so that each thread writes in key order.
     fn nth(&self, i: u64) -> u64 {
         let (each, rest) = (self.shape.n / self.threads, self.shape.n % self.threads);
@@ -94,8 +94,8 @@ impl Share {
 /// One thread at work.
 pub(crate) struct Worker<'a> {
     workload: Workload,
-    shared: &'a Shared<'a>,
-    share: Share,
+    shared: &'a SharedState<'a>,
+    records: ThreadRecords,
     rng: SmallRng,
     zipf: Option<Zipfian>,
     /// Time between updates; none for as many as possible.
@@ -114,9 +114,14 @@ pub(crate) struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    pub(crate) fn new(workload: &Workload, shared: &'a Shared<'a>, share: Share, seed: u64) -> Worker<'a> {
+    pub(crate) fn new(
+        workload: &Workload,
+        shared: &'a SharedState<'a>,
+        records: ThreadRecords,
+        seed: u64,
+    ) -> Worker<'a> {
         let (shape, workload) = (shared.shape, workload.clone());
-        let count = if workload.loads { share.loaded() } else { 0 };
+        let count = if workload.loads { records.loaded() } else { 0 };
         let zipf = match workload.pick {
             Pick::Uniform | Pick::Inserted => None,
             Pick::Zipfian => Some(Zipfian::new(shape.n)),
@@ -125,7 +130,7 @@ impl<'a> Worker<'a> {
         let position = |index: &u64| if workload.reverse { !shape.number(*index) } else { shape.number(*index) };
         let scanned = if workload.has(&[Step::Scan]) { shape.n } else { 0 };
         Worker {
-            rng: rng(seed.wrapping_mul(1 << 20).wrapping_add(share.thread)),
+            rng: rng(seed.wrapping_mul(1 << 20).wrapping_add(records.thread)),
             end: (0..scanned).max_by_key(position),
             batch: BatchBuffer::default(),
             interval: None,
@@ -135,7 +140,7 @@ impl<'a> Worker<'a> {
             value: Vec::new(),
             workload,
             shared,
-            share,
+            records,
             zipf,
             count,
         }
@@ -151,7 +156,7 @@ impl<'a> Worker<'a> {
         if !self.workload.has(&[Step::Queue]) {
             return Ok(0);
         }
-        self.count = (self.shared.depth / self.share.threads).max(QUEUE_STEP);
+        self.count = (self.shared.depth / self.records.threads).max(QUEUE_STEP);
         let indices = self.queued(0)..self.queued(self.count);
         load(self.shared.engine, &self.shared.shape, indices.clone())?;
         Ok(indices.map(|index| self.shared.shape.record_bytes(index)).sum())
@@ -175,7 +180,7 @@ impl<'a> Worker<'a> {
     fn step(&mut self, meter: &mut Meter<'_>) -> Result<()> {
         match self.choose_step() {
             Step::Insert => {
-                self.put(self.share.nth(self.count), FIRST_GENERATION, true, meter)?;
+                self.put(self.records.nth(self.count), FIRST_GENERATION, true, meter)?;
                 self.count += 1;
             }
             Step::Batch => return self.insert_batch(meter),
@@ -203,31 +208,33 @@ impl<'a> Worker<'a> {
     }
 
     /// Carries out steps until the meter is over.
-    pub(crate) fn work(&mut self, mut meter: Meter<'_>) -> Result<Tally> {
+    pub(crate) fn work(&mut self, mut meter: Meter<'_>) -> Result<OpStats> {
         while !meter.over() {
             self.step(&mut meter)?;
         }
         if self.workload.has(&[Step::Batch, Step::Ingest]) {
             self.shared.engine.sync()?;
         }
-        Ok(meter.tally)
+        Ok(meter.op_stats)
     }
 
-    /// Reads back about `most` records, uncounted, after the engine has settled: each must have the generation that was
+    /// Reads back about `max_records`, uncounted, after the engine has settled: each must have the generation that was
     /// acknowledged last.
-    pub(crate) fn verify(&mut self, most: u64) -> Result<()> {
+    pub(crate) fn verify(&mut self, max_records: u64) -> Result<()> {
         if self.workload.has(&[Step::Queue]) {
-            return self.verify_queue(most);
+            return self.verify_queue(max_records);
         }
-        let Shared { shape, partitions, generations, .. } = self.shared;
+        let SharedState { shape, partitions, generations, .. } = self.shared;
         let written = if self.workload.loads { shape.n } else { self.count };
-        for i in 0..if self.workload.writes() { written.min(most) } else { 0 } {
+        for i in 0..if self.workload.writes() { written.min(max_records) } else { 0 } {
             // All of a few; of many the last one and random ones.
-            let i = if written <= most || i == 0 { written - 1 - i } else { below(&mut self.rng, written) };
-            let index = if self.workload.loads { i } else { self.share.nth(i) };
+            let i = if written <= max_records || i == 0 { written - 1 - i } else { below(&mut self.rng, written) };
+            let index = if self.workload.loads { i } else { self.records.nth(i) };
             let (expected, generation) = (generations.of(index), self.read(index)?);
-            let kept = generation == expected;
-            ensure!(kept, wrong(format!("record {index} has generation {generation} at the end, not {expected}")));
+            ensure!(
+                generation == expected,
+                wrong(format!("record {index} has generation {generation} at the end, not {expected}"))
+            );
             let other = partitions.get((self.partition_of(index) + 1) % partitions.len().max(1));
             let misplaced = other.map_or(Ok(false), |other| other.get(&self.key, &mut |_| {}))?;
             ensure!(!misplaced, wrong(format!("record {index} is in a partition to which it was not written")));
@@ -236,17 +243,17 @@ impl<'a> Worker<'a> {
     }
 
     fn pick(&mut self) -> u64 {
-        let Worker { share, rng, zipf, .. } = self;
+        let Worker { records, rng, zipf, .. } = self;
         match (self.workload.pick, zipf) {
-            (Pick::Latest, Some(zipf)) => share.nth(self.count - 1 - zipf.rank(rng)),
+            (Pick::Latest, Some(zipf)) => records.nth(self.count - 1 - zipf.rank(rng)),
             (_, Some(zipf)) => zipf.index(rng),
-            (Pick::Inserted, None) => share.nth(below(rng, self.count)),
-            (_, None) => below(rng, share.shape.n),
+            (Pick::Inserted, None) => records.nth(below(rng, self.count)),
+            (_, None) => below(rng, records.shape.n),
         }
     }
 
     fn partition_of(&self, index: u64) -> usize {
-        (mix(index ^ SPREAD) % self.shared.partitions.len().max(1) as u64) as usize
+        (mix(index ^ PARTITION_SEED) % self.shared.partitions.len().max(1) as u64) as usize
     }
 
     /// The partition that holds `index`.
@@ -256,7 +263,7 @@ impl<'a> Worker<'a> {
 
     /// Reads a record. Its generation must be acknowledged, or be the one that its writer writes now.
     fn read(&mut self, index: u64) -> Result<u64> {
-        let Shared { shape, generations, .. } = self.shared;
+        let SharedState { shape, generations, .. } = self.shared;
         let oldest = generations.of(index);
         let generation = shape.get(self.tree(index), index, &mut self.key)?;
         let newest = generations.of(index) + u64::from(!generations.0.is_empty());
@@ -275,7 +282,7 @@ impl<'a> Worker<'a> {
     }
 
     fn insert_batch(&mut self, meter: &mut Meter<'_>) -> Result<()> {
-        let indices = (self.count..self.count + meter.left()).map(|i| self.share.nth(i));
+        let indices = (self.count..self.count + meter.remaining()).map(|i| self.records.nth(i));
         let (written, bytes) = self.batch.put(self.shared.engine, &self.shared.shape, indices)?;
         meter.wrote(bytes, true);
         self.count += written;
@@ -284,12 +291,12 @@ impl<'a> Worker<'a> {
     }
 
     fn ingest(&mut self, meter: &mut Meter<'_>) -> Result<()> {
-        let (Shared { shape, engine, .. }, share, mut next) = (self.shared, self.share, self.count);
+        let (SharedState { shape, engine, .. }, records, mut next) = (self.shared, self.records, self.count);
         let (key, value) = (&mut self.key, &mut self.value);
         engine.ingest(&mut |write| {
             while !meter.over() {
-                let (end, mut bytes) = (next + meter.left().min(INGEST_STEP), 0);
-                for index in (next..end).map(|i| share.nth(i)) {
+                let (end, mut bytes) = (next + meter.remaining().min(INGEST_STEP), 0);
+                for index in (next..end).map(|i| records.nth(i)) {
                     shape.key(index, key);
                     shape.value(index, FIRST_GENERATION, value);
                     bytes += (key.len() + value.len()) as u64;
@@ -321,7 +328,7 @@ impl<'a> Worker<'a> {
     /// Writes the next generation of a record, which it reads before if `reads`.
     fn update(&mut self, reads: bool, meter: &mut Meter<'_>) -> Result<()> {
         let picked = self.pick();
-        let index = self.share.nearest(picked);
+        let index = self.records.nearest(picked);
         let before = self.shared.generations.of(index);
         let unchanged = !reads || self.read(index)? == before;
         ensure!(unchanged, wrong(format!("record {index} changed, although only this thread writes it")));
@@ -332,9 +339,9 @@ impl<'a> Worker<'a> {
 
     /// Reads records and writes their next generations, as one transaction.
     fn transact(&mut self, meter: &mut Meter<'_>) -> Result<()> {
-        let Shared { shape, engine, generations, .. } = self.shared;
+        let SharedState { shape, engine, generations, .. } = self.shared;
         let mut indices: Vec<u64> = (0..TRANSACTION_RECORDS).map(|_| self.pick()).collect();
-        indices.iter_mut().for_each(|index| *index = self.share.nearest(*index));
+        indices.iter_mut().for_each(|index| *index = self.records.nearest(*index));
         indices.sort_unstable();
         indices.dedup();
         let mut keys = vec![Vec::new(); indices.len()];
@@ -358,7 +365,7 @@ impl<'a> Worker<'a> {
 
     fn scan(&mut self) -> Result<()> {
         let index = self.pick();
-        let drawn = self.workload.scan_at_most.map(|most| 1 + below(&mut self.rng, most));
+        let drawn = self.workload.max_scan_length.map(|max_length| 1 + below(&mut self.rng, max_length));
         let length = drawn.or(self.workload.scan_length).unwrap_or(1);
         self.shared.shape.key(index, &mut self.key);
         let scan = Scan { from: Some(&self.key), ascends: !self.workload.reverse };
@@ -371,7 +378,7 @@ impl<'a> Worker<'a> {
 
     /// Scans all records once, or until the meter is over.
     fn scan_all(&mut self, meter: &mut Meter<'_>) -> Result<()> {
-        let total = self.shared.shape.n.min(meter.left());
+        let total = self.shared.shape.n.min(meter.remaining());
         let scan = Scan { from: None, ascends: !self.workload.reverse };
         let count = self
             .check_scan(scan, total, |count| {
@@ -386,11 +393,11 @@ impl<'a> Worker<'a> {
 
     /// Index of the `i`-th record ever of this thread's queue.
     fn queued(&self, i: u64) -> u64 {
-        (self.share.thread << QUEUE_BITS) + i
+        (self.records.thread << QUEUE_BITS) + i
     }
 
     fn queue(&mut self, meter: &mut Meter<'_>) -> Result<()> {
-        let count = QUEUE_STEP.min(meter.left());
+        let count = QUEUE_STEP.min(meter.remaining());
         for _ in 0..count {
             self.put(self.queued(self.count), FIRST_GENERATION, true, meter)?;
             self.count += 1;
@@ -401,7 +408,7 @@ impl<'a> Worker<'a> {
             let index = self.queued(self.consumed);
             self.shared.shape.key(index, &mut self.key);
             self.shared.engine.delete(&self.key)?;
-            meter.tally.live_bytes -= self.shared.shape.record_bytes(index) as i64;
+            meter.op_stats.live_bytes -= self.shared.shape.record_bytes(index) as i64;
             self.consumed += 1;
         }
         meter.consumed(begun.elapsed());
@@ -421,8 +428,8 @@ impl<'a> Worker<'a> {
     }
 
     /// A lost delete shows before the first record, a lost record as a gap.
-    fn verify_queue(&mut self, most: u64) -> Result<()> {
-        self.check_head_of_queue((self.count - self.consumed).min(most.max(QUEUE_STEP)))?;
+    fn verify_queue(&mut self, max_records: u64) -> Result<()> {
+        self.check_head_of_queue((self.count - self.consumed).min(max_records.max(QUEUE_STEP)))?;
         for back in [1, QUEUE_STEP].into_iter().filter(|back| *back <= self.consumed) {
             let index = self.queued(self.consumed - back);
             let found = self.shared.shape.find(self.shared.engine, index, &mut self.key)?;
@@ -458,7 +465,7 @@ struct Scanned {
 
 #[cfg(test)]
 mod tests {
-    use super::{Generations, Share};
+    use super::{Generations, ThreadRecords};
     use crate::workload::Shape;
     use crate::workload::data::SMALL_RECORDS;
 
@@ -467,14 +474,15 @@ mod tests {
         for sequential in [false, true] {
             for (n, threads) in [(10, 1), (10, 3), (11, 4), (4, 4)] {
                 let shape = Shape { n, sequential, ..SMALL_RECORDS };
-                let share = |thread| Share { shape, thread, threads };
-                let shares: Vec<Share> = (0..threads).map(share).collect();
-                let mut all: Vec<u64> = shares.iter().flat_map(|s| (0..s.loaded()).map(|i| s.nth(i))).collect();
+                let records_of = |thread| ThreadRecords { shape, thread, threads };
+                let threads_records: Vec<_> = (0..threads).map(records_of).collect();
+                let mut all: Vec<u64> =
+                    threads_records.iter().flat_map(|records| (0..records.loaded()).map(|i| records.nth(i))).collect();
                 all.sort_unstable();
                 assert_eq!(all, (0..n).collect::<Vec<_>>());
-                for (share, index) in shares.iter().flat_map(|share| (0..n).map(move |index| (share, index))) {
-                    let own = share.nearest(index);
-                    assert!(own < n && own % threads == share.thread, "{own} for {index}");
+                for (records, index) in threads_records.iter().flat_map(|records| (0..n).map(move |i| (records, i))) {
+                    let own = records.nearest(index);
+                    assert!(own < n && own % threads == records.thread, "{own} for {index}");
                 }
             }
         }

@@ -132,7 +132,7 @@ unsafe fn bytes<'a>(bytes: *const u8, len: usize) -> &'a [u8] {
     if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(bytes, len) } }
 }
 
-/// An object of the library, destroyed with its owner by the function beside it.
+/// An object of the library, and the function that destroys it.
 ///
 /// # Safety
 /// The function is the one that `c.h` gives for objects of that type.
