@@ -53,7 +53,7 @@ mod tests {
     use super::{Error, ErrorKind, KnownError, error_of, wrong};
 
     #[test]
-    fn kind_is_kept_in_a_boxed_error() {
+    fn boxed_error_has_its_kind() {
         assert_eq!(KnownError::of(&wrong("lost")).kind, ErrorKind::Wrong);
         assert_eq!(KnownError::of(&error_of(ErrorKind::Refused, "no partitions")).kind, ErrorKind::Refused);
         let plain: Error = anyhow::anyhow!("disk full");

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_rounds_are_left_out_and_reported() {
+    fn failed_rounds_are_skipped_and_reported() {
         let mut late = failed("fjall", ErrorKind::TimedOut);
         late["round"] = json!(2);
         let rows = [sample("azekura", 1, 1.0), sample("fjall", 1, 4.0), sample("azekura", 2, 1.0), late.clone()];

@@ -60,7 +60,7 @@ fn workloads_have_their_own_figures() {
 }
 
 #[test]
-fn a_writer_beside_readers_has_figures() {
+fn concurrent_writer_has_figures() {
     let output = bench("run --workload readwhilewriting --n 2000 --ops 300000 --write-rate 0 --rounds 1 --json");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows = objects(&output);
@@ -70,7 +70,7 @@ fn a_writer_beside_readers_has_figures() {
 }
 
 #[test]
-fn a_child_whose_time_is_up_is_a_row_and_the_run_goes_on() {
+fn run_continues_when_a_child_times_out() {
     // With a load timeout of 0 s, the row has the error, and the run fails because the row is azekura's.
     let output = bench("run --workload readrandom,fillrandom --n 200000 --rounds 2 --limit 0 --json");
     assert!(!output.status.success());

@@ -614,7 +614,7 @@ mod tests {
     /// failed because the directory could not be opened, although the edit was applied. Power loss leaves the old
     /// manifest or the new one.
     #[test]
-    fn appended_edit_is_durable_beside_a_rewrite() {
+    fn appended_edit_is_durable_during_a_rewrite() {
         for survival in [Survival::Nothing, Survival::MetadataOnly, Survival::Everything] {
             let machine = MemFs::new();
             let faulty = FaultFs::new(Arc::new(machine.clone()));

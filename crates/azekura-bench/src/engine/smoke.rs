@@ -230,7 +230,7 @@ fn a_map_keeps_what_it_is_given() {
 }
 
 #[test]
-fn every_engine_takes_compression_and_separate_values() {
+fn every_engine_compresses_and_separates_values() {
     for name in engines() {
         let dir = tempfile::tempdir().unwrap();
         try_out(name, &dir.path().join("a/missing"), &options(Sync::None, Compression::Lz4, Some(512)));
@@ -238,7 +238,7 @@ fn every_engine_takes_compression_and_separate_values() {
 }
 
 #[test]
-fn every_engine_has_partitions_or_says_that_it_has_none() {
+fn every_engine_has_or_refuses_partitions() {
     for name in engines() {
         let dir = tempfile::tempdir().unwrap();
         try_partition(name, dir.path(), &options(Sync::None, Compression::None, None));

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn separated_pages_are_written_once_and_compressed() {
+    fn separated_pages_are_compressed_once() {
         let dir = tempfile::tempdir().unwrap();
         small_pack(dir.path());
         let load = |case: &str| variant(json!(task(dir.path(), case, LoadStep::Load))).unwrap();

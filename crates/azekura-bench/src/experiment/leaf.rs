@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn every_leaf_has_what_was_put_in_any_order_and_over_again() {
+    fn every_leaf_has_all_records_in_any_order() {
         for leaves in ALL {
             for (key_len, value_len) in [(6, 4), (20, 15), (20, 100)] {
                 let (_dir, pool) = scratch(16 << 20);
@@ -320,7 +320,7 @@ mod tests {
 
     /// 26.2 records to a leaf, 1143 and 955 bytes each: section 1.7.
     #[test]
-    fn ascending_keys_take_the_space_that_the_reference_says() {
+    fn ascending_keys_use_the_space_of_the_reference() {
         for (leaves, bytes) in [(LeafKind::CopyOrSwap, 1143.0), (LeafKind::Slots, 955.0)] {
             let (_dir, pool) = scratch(16 << 20);
             let mut tree = LeafTree::new(pool, leaves).unwrap();

@@ -218,7 +218,7 @@ mod tests {
     use super::{LeafPool, StoreCounts};
 
     #[test]
-    fn journal_entry_costs_a_fence_and_new_memory_none() {
+    fn only_journal_entries_cost_a_fence() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pool");
         let mut pool = LeafPool::create(&path, 2 << 20).unwrap();

@@ -199,7 +199,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_html_file_below_a_directory_is_taken_once() {
+    fn every_html_file_of_a_directory_is_read_once() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("in/below")).unwrap();
         for (name, text) in [("a.html", "one"), ("below/b.htm", "two"), ("below/c.css", "no"), ("empty.html", "")] {
@@ -233,7 +233,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn as_many_pages_as_wanted_are_generated_and_small_ones_left_out() {
+    fn generated_pages_verify_by_index_and_version() {
         let dir = tempfile::tempdir().unwrap();
         let pages = Pages::read(&small_pack(dir.path())).unwrap();
         assert!((10..=100).contains(&pages.count()), "{}", pages.count());

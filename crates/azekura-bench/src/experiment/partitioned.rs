@@ -342,7 +342,7 @@ mod tests {
 
     /// All that the experiment does, with little data: index and filters exceed the cache, each of them fits it.
     #[test]
-    fn partitions_need_fewer_bytes_and_nothing_is_held() {
+    fn partitioned_layouts_read_fewer_bytes() {
         let (dir, cache) = (tempfile::tempdir().unwrap(), 160 << 10);
         let loaded = run(dir.path(), UNPARTITIONED, None).unwrap();
         assert!(number(&loaded, "tables") > 5.0 && number(&loaded, "held_bytes") > cache as f64, "{loaded:?}");

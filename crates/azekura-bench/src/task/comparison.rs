@@ -245,7 +245,7 @@ mod tests {
     use clap::Parser;
 
     #[test]
-    fn only_own_failures_and_wrong_answers_fail_a_run() {
+    fn run_fails_by_own_errors_or_wrong_answers() {
         let good = sample("azekura", 1, 1.0);
         assert!(verdict([&good]).is_ok());
         for (row, ends_well) in [

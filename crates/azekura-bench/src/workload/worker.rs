@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn generations_are_kept_for_each_index() {
+    fn generations_are_stored_by_index() {
         let generations = Generations::new(3);
         generations.acknowledge(1, 5);
         assert_eq!([0, 1, 2, 9].map(|index| generations.of(index)), [1, 5, 1, 1]);

@@ -83,7 +83,7 @@ fn ranges_of_options_are_those_of_the_engine() {
 }
 
 #[test]
-fn contradicting_options_and_bad_names_are_refused() {
+fn bad_names_and_contradictions_are_refused() {
     let p = CliFixture::new();
     let many = vec!["lz4"; 65].join(",");
     for (options, why) in [

@@ -521,7 +521,7 @@ fn ingested_tables_name_their_partition() {
 
 /// A remove of a key of eight bytes looks like the commit behind an ingest. Any table of the ingest has its number.
 #[test]
-fn remove_is_not_taken_for_an_ingest_marker() {
+fn remove_is_not_read_as_an_ingest_marker() {
     let p = CliFixture::new();
     let db = open(&p);
     let plain = small_tables(&db, "plain");

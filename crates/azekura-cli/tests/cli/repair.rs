@@ -123,7 +123,7 @@ fn target_inside_of_source_is_refused() {
 }
 
 #[test]
-fn entries_outside_of_damaged_blocks_are_recovered() {
+fn entries_of_undamaged_blocks_are_recovered() {
     let p = CliFixture::new();
     make_database(&p);
     let table = files(&p, "sst").pop().unwrap();
@@ -185,7 +185,7 @@ fn flipped_bytes_never_give_wrong_values() {
 }
 
 #[test]
-fn missing_and_truncated_files_lose_only_their_entries() {
+fn damaged_files_lose_only_their_own_entries() {
     let p = CliFixture::new();
     make_database(&p);
     let mut run = 0;
@@ -428,7 +428,7 @@ fn no_older_version_replaces_a_lost_one() {
 
 /// A new version of each key in the log and in a newer table: damage in the old table loses none of those keys.
 #[test]
-fn keys_with_newer_versions_elsewhere_are_recovered() {
+fn keys_with_newer_versions_are_recovered() {
     let p = CliFixture::new();
     let db = Config::new(p.path("live")).workers(0).open().unwrap();
     let plain = db.open_partition("plain", PartitionCreateOptions::default().block_size(1 << 10)).unwrap();

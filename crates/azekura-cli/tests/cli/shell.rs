@@ -176,7 +176,7 @@ fn script_prints_json() {
 
 /// Typed at a pseudo-terminal: completion, history, errors that do not end the shell, and Ctrl-C.
 #[test]
-fn typed_lines_are_completed_and_kept() {
+fn typed_lines_are_completed_and_saved() {
     let p = CliFixture::new();
     let mut shell = Terminal::run(&p, &["shell", "--db", "d"]);
     shell.wait_for("`help` lists the commands.");

@@ -325,7 +325,7 @@ fn skipped_entries_are_named_up_to_a_limit() {
 
 /// What an export that was killed had left became entries of a later import of the directory.
 #[test]
-fn import_skips_what_a_killed_export_left() {
+fn import_skips_files_of_a_killed_export() {
     let p = CliFixture::new();
     std::fs::create_dir_all(p.path("in/.azekura-export-Ab12Cd.tmp")).unwrap();
     for name in ["in/.azekura-export-Ab12Cd.tmp/key", "in/.azekura-export-Xy34Zw.tmp", "in/a", "in/.azekura-export-b"] {
@@ -339,7 +339,7 @@ fn import_skips_what_a_killed_export_left() {
 
 /// Expiry times were lost by native exports and by repair.
 #[test]
-fn expiry_times_are_kept() {
+fn expiry_times_are_imported() {
     let p = CliFixture::new();
     let hour = std::time::Duration::from_secs(3600);
     let expiry = |db: &str, name: &str| -> Vec<Option<u64>> {

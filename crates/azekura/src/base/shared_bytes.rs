@@ -98,12 +98,12 @@ mod tests {
     /// it panicked once.
     #[test]
     fn range_that_ends_after_4_gib_is_not_shared() {
-        let most = u32::MAX as usize;
-        assert_eq!(place(&(9..most)), Some((9, u32::MAX - 9)));
-        assert_eq!(place(&(most..most)), Some((u32::MAX, 0)));
-        assert_eq!(place(&(0..most)), Some((0, u32::MAX)));
+        let max_len = u32::MAX as usize;
+        assert_eq!(place(&(9..max_len)), Some((9, u32::MAX - 9)));
+        assert_eq!(place(&(max_len..max_len)), Some((u32::MAX, 0)));
+        assert_eq!(place(&(0..max_len)), Some((0, u32::MAX)));
         // On a 32-bit system no value has such an end.
-        if let (Some(one), Some(many)) = (most.checked_add(1), most.checked_add(14)) {
+        if let (Some(one), Some(many)) = (max_len.checked_add(1), max_len.checked_add(14)) {
             assert_eq!(place(&(1..one)), None);
             assert_eq!(place(&(14..many)), None);
         }

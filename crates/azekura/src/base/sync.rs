@@ -92,7 +92,7 @@ impl WakeSignal {
     /// Waits for a notification after `seen`, at most `ms` milliseconds.
     #[expect(
         clippy::disallowed_methods,
-        reason = "a timeout on a condition variable is a wait; no caller reads the clock"
+        reason = "a timeout on a condition variable is a wait, and the clock is not read"
     )]
     pub(crate) fn wait_past(&self, seen: u64, ms: u64) {
         let generation = lock(&self.generation);
@@ -106,8 +106,8 @@ impl WakeSignal {
 mod tests {
     use super::*;
 
-    /// Regression: after a panic of a thread that held a lock, every `Mutex::try_lock` fails, and callers took the lock
-    /// for a held one for ever.
+    /// Regression: after a panic of a thread that had locked a mutex, every `Mutex::try_lock` fails. Callers assumed
+    /// forever that another thread had locked it.
     #[test]
     fn try_lock_succeeds_after_a_holder_panicked() {
         let (mutex, shared) = (Mutex::new(1), RwLock::new(2));

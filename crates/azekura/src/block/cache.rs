@@ -440,8 +440,8 @@ mod tests {
                 put(&cache, 2, offset, 1000);
             }
             check(&cache);
-            let kept = (0..100).filter(|offset| contains(&cache, 1, *offset)).count();
-            assert!(kept >= 90, "{kept} of 100, links: {by_links}");
+            let cached = (0..100).filter(|offset| contains(&cache, 1, *offset)).count();
+            assert!(cached >= 90, "{cached} of 100, links: {by_links}");
         }
     }
 
@@ -508,8 +508,8 @@ mod tests {
             put(&cache, 2, offset, 1000);
         }
         check(&cache);
-        let kept = (0..200).filter(|offset| contains(&cache, 1, *offset)).count();
-        assert!((70..=90).contains(&kept), "{kept}");
+        let cached = (0..200).filter(|offset| contains(&cache, 1, *offset)).count();
+        assert!((70..=90).contains(&cached), "{cached}");
         cache.remove_file(FileNumber(1));
         check(&cache);
         assert_eq!(cache.stats().pinned, 0);
@@ -529,7 +529,7 @@ mod tests {
                 let (cache, parents, followed) = (&cache, &parents, &followed);
                 scope.spawn(move || {
                     let mut rng = SeededRng::new(thread);
-                    let mut kept = Vec::new();
+                    let mut blocks = Vec::new();
                     for round in 0..20_000u64 {
                         let x = rng.next_u64();
                         let (file, offset) = (x % 5, x >> 8 & (LINKS - 1));
@@ -546,7 +546,7 @@ mod tests {
                             cache.count_link_hit(BlockKind::Data, &pin);
                             followed.fetch_add(1, Ordering::Relaxed);
                             if x >> 50 & 63 == 0 {
-                                kept.push((block.to_arc(), file, offset));
+                                blocks.push((block.to_arc(), file, offset));
                             }
                         } else {
                             let slot = parent_slot(&parent, offset as usize);
@@ -569,8 +569,8 @@ mod tests {
                         if round % 1000 == 0 {
                             cache.remove_file(FileNumber(file));
                         }
-                        if kept.len() > 20 {
-                            kept.drain(..).for_each(|(block, file, offset)| verify(&block, file, offset));
+                        if blocks.len() > 20 {
+                            blocks.drain(..).for_each(|(block, file, offset)| verify(&block, file, offset));
                         }
                         assert!(cache.used() <= cache.capacity());
                     }

@@ -861,7 +861,7 @@ mod tests {
         let part = db.open_partition("p", Default::default()).unwrap();
         let mut tx = db.transaction_with(TransactionOptions::default().exclusive(true)).unwrap();
         let committer = &part.handle.inner.writer.as_ref().unwrap().committer;
-        let held = lock(&committer.queue);
+        let queue_lock = lock(&committer.queue);
         env.set_process(2);
         assert_eq!(tx.get(&part, "k").unwrap_err().kind(), ErrorKind::Closed);
         assert_eq!(tx.insert(&part, "k", "v").unwrap_err().kind(), ErrorKind::Closed);
@@ -869,7 +869,7 @@ mod tests {
         drop(tx);
         assert_eq!(part.insert("k", "v").unwrap_err().kind(), ErrorKind::Closed);
         env.set_process(1);
-        drop(held);
+        drop(queue_lock);
         committer.end_turn(); // the transaction ended in the child only
     }
 }

@@ -759,7 +759,7 @@ mod tests {
     /// Regression: `clear` returned and left all tables if a compaction waited whose edit could not be written, because
     /// the disk was full.
     #[test]
-    fn clear_completes_a_kept_compaction() {
+    fn clear_completes_a_paused_compaction() {
         let faults = FaultFs::new(Arc::new(MemFs::new()));
         let db = config().fs(Arc::new(faults.clone())).disk_reserve(0).open().unwrap();
         let part = db.open_partition("p", Default::default()).unwrap();

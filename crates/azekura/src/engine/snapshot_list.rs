@@ -440,7 +440,7 @@ mod tests {
     use crate::testing::TestEnv;
 
     #[test]
-    fn lists_each_moment_once_and_the_newest_always() {
+    fn seqnos_are_distinct_and_include_the_newest() {
         let visible = LastVisibleSeqno::default();
         let points = SnapshotList::new(visible.clone());
         assert_eq!(points.seqnos(), [SeqNo(0)]);
@@ -504,20 +504,20 @@ mod tests {
         let list = SnapshotList::with_clock(visible.clone(), ExpiryClock::new(Arc::new(env.clone())));
         visible.publish(SeqNo(5));
         let (of_parent, other) = (list.register(), list.register());
-        let held = list.lock_registered();
+        let registered_lock = list.lock_registered();
         env.set_process(2);
         let of_child = list.register();
         assert_eq!(of_child.clone().seqno(), SeqNo(5));
         assert!(of_child.deleted_view(PartitionId(1)).is_none());
         drop((of_parent, of_child));
         env.set_process(1);
-        drop(held);
+        drop(registered_lock);
         assert_eq!(list.count(), 2);
         drop(other);
     }
 
     #[test]
-    fn removals_are_counted_per_moment() {
+    fn removals_are_counted_by_seqno() {
         let visible = LastVisibleSeqno::default();
         let list = SnapshotList::new(visible.clone());
         let readers = list.readers_of(PartitionId(1));

@@ -478,12 +478,12 @@ mod tests {
     }
 
     /// With a time above 0, all keys have expired.
-    fn walk_at(ranges: &Arc<DeadRanges>, direction: MergeDirection, moment: (SeqNo, u64), keys: &[&str], far: &str) {
+    fn walk_at(ranges: &Arc<DeadRanges>, direction: MergeDirection, read_at: (SeqNo, u64), keys: &[&str], far: &str) {
         let (view, mut walk) = (Some(DeadRangesView::new(ranges)), None);
         let order = KeyOrder::bytewise();
-        let walk = DeadKeyWalk::begin(&mut walk, &view, &order, direction, moment).unwrap();
+        let walk = DeadKeyWalk::begin(&mut walk, &view, &order, direction, read_at).unwrap();
         for key in keys.iter().take(DEAD_KEYS_MIN as usize).chain(keys) {
-            if moment.1 > 0 {
+            if read_at.1 > 0 {
                 walk.note_expired();
             }
             walk.pass(key.as_bytes());

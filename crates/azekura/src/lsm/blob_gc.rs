@@ -559,8 +559,8 @@ mod tests {
     use super::*;
 
     /// Bytes, referenced bytes, retained bytes, live bytes.
-    fn file(id: u64, bytes: u64, referenced: u64, kept: u64, live: u64) -> BlobGarbageStats {
-        let (values, kept_values) = (bytes / 10, kept / 10);
+    fn file(id: u64, bytes: u64, referenced: u64, retained: u64, live: u64) -> BlobGarbageStats {
+        let (values, kept_values) = (bytes / 10, retained / 10);
         let id = FileNumber(id);
         BlobGarbageStats {
             id,
@@ -568,7 +568,7 @@ mod tests {
             bytes,
             referenced_bytes: referenced,
             retained_values: kept_values,
-            retained_bytes: kept,
+            retained_bytes: retained,
             live_bytes: live,
         }
     }

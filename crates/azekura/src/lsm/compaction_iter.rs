@@ -935,12 +935,12 @@ mod tests {
 
         /// Snapshots are dropped, commits are added, and some readers stay at the newest sequence number.
         fn advance(&mut self, rng: &mut SeededRng) {
-            let newest = *self.snapshots.last().expect("there is always a newest moment");
+            let newest = *self.snapshots.last().expect("there is always a newest snapshot");
             let end = self.history[0].0 + 1;
             match rng.below(6) {
                 0 | 1 if self.snapshots.len() > 1 => {
-                    let gone = rng.below(self.snapshots.len() - 1);
-                    self.snapshots.remove(gone);
+                    let dropped_at = rng.below(self.snapshots.len() - 1);
+                    self.snapshots.remove(dropped_at);
                 }
                 2 if newest < end => {
                     if rng.below(2) == 0 {
@@ -953,18 +953,18 @@ mod tests {
         }
 
         fn check(&self) {
-            let left = self.runs.concat();
-            let newest = *self.snapshots.last().expect("there is always a newest moment");
+            let entries = self.runs.concat();
+            let newest = *self.snapshots.last().expect("there is always a newest snapshot");
             for at in self.snapshots.iter().copied().chain(newest..=self.history[0].0 + 1) {
-                let mut seen = shown(&left, at);
+                let mut seen = shown(&entries, at);
                 seen.iter_mut().filter(|seqno| **seqno == 0).for_each(|seqno| *seqno = self.zeroed_seqno);
                 let (snapshots, history) = (&self.snapshots, &self.history);
-                assert_eq!(seen, shown(history, at), "at {at} of {snapshots:?}: {history:?} became {left:?}");
+                assert_eq!(seen, shown(history, at), "at {at} of {snapshots:?}: {history:?} became {entries:?}");
             }
         }
     }
 
-    /// The history is cut into runs that are merged in any order, while snapshots are taken and released. The visible
+    /// The history is cut into runs that are merged in any order, while snapshots are created and dropped. The visible
     /// version of every reader never changes.
     #[test]
     fn merges_in_any_order_keep_visible_values() {

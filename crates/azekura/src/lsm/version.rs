@@ -629,14 +629,14 @@ pub(crate) mod tests {
         );
         assert_eq!(ids(&moved, 6), [vec![4, 5, 3]]);
         assert!(moved.level(0).is_empty() && moved.level(0).runs.is_empty());
-        let gone = moved.with_changes(
+        let emptied = moved.with_changes(
             VersionChange {
                 removed: HashSet::from([FileNumber(3), FileNumber(4), FileNumber(5)]),
                 ..VersionChange::default()
             },
             &order,
         );
-        assert_eq!(gone.tables().count(), 0);
-        assert_eq!(gone.runs().count(), 0);
+        assert_eq!(emptied.tables().count(), 0);
+        assert_eq!(emptied.runs().count(), 0);
     }
 }

@@ -359,10 +359,10 @@ mod tests {
     fn buffers_of_all_lengths_never_overlap() {
         let pool = BufferPool::new(3 * HUGE_PAGE as u64);
         let mut rng = SeededRng::new(5);
-        let mut held: Vec<(Buffer, u8)> = Vec::new();
+        let mut buffers: Vec<(Buffer, u8)> = Vec::new();
         for round in 0..if cfg!(miri) { 60 } else { 20_000usize } {
-            if held.len() > 300 || (!held.is_empty() && rng.chance_one_in(3)) {
-                let (buffer, byte) = held.swap_remove(rng.below(held.len()));
+            if buffers.len() > 300 || (!buffers.is_empty() && rng.chance_one_in(3)) {
+                let (buffer, byte) = buffers.swap_remove(rng.below(buffers.len()));
                 assert!(buffer.iter().all(|b| *b == byte));
             } else {
                 let longest = rng.pick(&[300, 5000, 40_000]);
@@ -373,21 +373,21 @@ mod tests {
                     buffer.extend_from_slice(&[round as u8; 700]);
                     assert_eq!(buffer.len(), len + 700);
                 }
-                held.push((buffer, round as u8));
+                buffers.push((buffer, round as u8));
             }
             assert!(pool.mapped() <= 3 * HUGE_PAGE as u64);
         }
-        held.clear();
+        buffers.clear();
         assert!(pool.mapped() <= HUGE_PAGE as u64, "at most one free slab is kept");
     }
 
     #[test]
     fn full_pool_falls_back_to_allocator() {
         let pool = BufferPool::new(HUGE_PAGE as u64);
-        let mut held: Vec<Buffer> = (0..4).map(|_| filled(&pool, HUGE_PAGE / 4, 1)).collect();
-        assert!(held.iter().all(|buffer| buffer.slab.is_some()));
+        let mut buffers: Vec<Buffer> = (0..4).map(|_| filled(&pool, HUGE_PAGE / 4, 1)).collect();
+        assert!(buffers.iter().all(|buffer| buffer.slab.is_some()));
         assert!(filled(&pool, 1, 2).slab.is_none(), "the pool is full");
-        held.truncate(3);
+        buffers.truncate(3);
         assert!(filled(&pool, HUGE_PAGE / 4, 3).slab.is_some());
         assert!(filled(&pool, LEN_MAX + 1, 3).slab.is_none(), "too long for a slab");
         assert!(BufferPool::new(HUGE_PAGE as u64 - 1).buffer(10).unwrap().slab.is_none());
@@ -402,16 +402,16 @@ mod tests {
         let pool = BufferPool::new((slabs * HUGE_PAGE) as u64);
         let mut rng = SeededRng::new(9);
         let budget = slabs * HUGE_PAGE * 15 / 16;
-        let mut held: VecDeque<Buffer> = VecDeque::new();
+        let mut buffers: VecDeque<Buffer> = VecDeque::new();
         let (mut bytes, mut outside) = (0, 0);
         for _ in 0..60_000 {
             let buffer = pool.buffer(4000 + rng.below(600)).unwrap();
             bytes += buffer.capacity();
             outside += usize::from(buffer.slab.is_none());
-            held.push_back(buffer);
+            buffers.push_back(buffer);
             while bytes > budget {
-                let at = rng.below(held.len());
-                bytes -= held.swap_remove_back(at).unwrap().capacity();
+                let at = rng.below(buffers.len());
+                bytes -= buffers.swap_remove_back(at).unwrap().capacity();
             }
         }
         assert!(outside < 60_000 / 20, "{outside} of 60,000 buffers did not fit into the pool");

@@ -503,8 +503,8 @@ mod tests {
         for cut in [0, 1, 7, 8, 9, 50, 100] {
             for second in [cut, (cut + 3).min(100), 100] {
                 let mut written = Vec::new();
-                let parts: [&[u8]; 3] = [&bytes[..cut], &bytes[cut..second], &bytes[second..]];
-                region.write(64, &parts, |at, word| written.push((at, word)));
+                let pieces: [&[u8]; 3] = [&bytes[..cut], &bytes[cut..second], &bytes[second..]];
+                region.write(64, &pieces, |at, word| written.push((at, word)));
                 assert!(written.iter().all(|(at, word)| region.load(*at) == *word));
                 assert_eq!((written.len(), written[0].0), (13, 64));
                 for from in 0..100 {
@@ -599,7 +599,7 @@ mod tests {
                     let n = region.load(0);
                     let mut bytes = [0; 100];
                     region.read(1024 + n % 50 * 128, &mut bytes);
-                    // If the bytes were overwritten already, the writer is about fifty stores ahead.
+                    // If the bytes were overwritten already, the writer has made about fifty more stores.
                     assert!(n == 0 || bytes == [n as u8; 100] || region.load(0) > n + 40);
                     seen = n;
                 }

@@ -30,7 +30,7 @@ impl Drop for TrackedValue {
 #[derive(Clone)]
 struct FreeTracker {
     values: Arc<Vec<Weak<TrackedValue>>>,
-    kept: Arc<Vec<Arc<TrackedValue>>>,
+    owned: Arc<Vec<Arc<TrackedValue>>>,
     freed: Arc<AtomicUsize>,
 }
 
@@ -40,9 +40,9 @@ impl FreeTracker {
         let freed = Arc::new(AtomicUsize::new(0));
         let value = |number| Arc::new(TrackedValue { number, again: !number, freed: Arc::clone(&freed) });
         let values: Vec<Arc<TrackedValue>> = (0..count).map(value).collect();
-        let kept = if cfg!(azekura_explore) { values.clone() } else { Vec::new() };
+        let owned = if cfg!(azekura_explore) { values.clone() } else { Vec::new() };
         let weak = values.iter().map(Arc::downgrade).collect();
-        (FreeTracker { values: Arc::new(weak), kept: Arc::new(kept), freed }, values)
+        (FreeTracker { values: Arc::new(weak), owned: Arc::new(owned), freed }, values)
     }
 
     /// Checks a value, lets other threads run, and checks it again.
@@ -56,15 +56,15 @@ impl FreeTracker {
 
     /// Returns the strong counts of a value, without that of the tracker.
     fn strong_count(&self, number: usize) -> usize {
-        self.values[number].strong_count() - usize::from(!self.kept.is_empty())
+        self.values[number].strong_count() - usize::from(!self.owned.is_empty())
     }
 
-    /// Waits until the values `held` have one count and the others none, and checks that each freed value was freed
+    /// Waits until the values `live` have one count and the others none, and checks that each freed value was freed
     /// once.
-    fn wait_until_freed_except(&self, held: &[usize]) {
-        let left = |number| if held.contains(&number) { 1 } else { 0 };
-        wait_until(|| (0..self.values.len()).all(|number| self.strong_count(number) == left(number)));
-        let freed = if self.kept.is_empty() { self.values.len() - held.len() } else { 0 };
+    fn wait_until_freed_except(&self, live: &[usize]) {
+        let expected = |number| if live.contains(&number) { 1 } else { 0 };
+        wait_until(|| (0..self.values.len()).all(|number| self.strong_count(number) == expected(number)));
+        let freed = if self.owned.is_empty() { self.values.len() - live.len() } else { 0 };
         wait_until(|| self.freed.load(Ordering::SeqCst) == freed);
     }
 }
@@ -123,13 +123,13 @@ fn reader_may_keep_a_counted_reference() {
             let (parent, tracker) = (Arc::clone(&parent), tracker.clone());
             move || {
                 let pin = Pin::new();
-                let kept = parent.child(0, &pin).map(|found| {
+                let child = parent.child(0, &pin).map(|found| {
                     tracker.check(&found);
                     found.to_arc()
                 });
                 drop(pin);
                 yield_point();
-                kept.iter().for_each(|kept| tracker.check(kept));
+                child.iter().for_each(|child| tracker.check(child));
             }
         });
         drop(handle);
@@ -178,14 +178,14 @@ fn referenced_bits_taken_do_not_exceed_reads() {
             let (parent, tracker) = (Arc::clone(&parent), tracker.clone());
             spawn(move || read(&parent, &tracker) + read(&parent, &tracker))
         });
-        let mut taken = (0..3).filter(|_| handle.take_referenced()).count();
+        let mut bits_taken = (0..3).filter(|_| handle.take_referenced()).count();
         // As in the clock algorithm: blocks without hits are evicted.
         let retired = (!handle.take_referenced()).then(|| handle.retire());
         let evicted = retired.is_some();
-        taken += usize::from(!evicted);
+        bits_taken += usize::from(!evicted);
         drop(retired);
         let followed: usize = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
-        assert!(taken <= followed, "{taken} bits of {followed} reads");
+        assert!(bits_taken <= followed, "{bits_taken} bits of {followed} reads");
         assert!(parent.peek(0, &Pin::new()).is_none());
         tracker.wait_until_freed_except(&[]);
     });

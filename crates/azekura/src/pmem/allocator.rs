@@ -840,23 +840,23 @@ mod tests {
     }
 
     /// Checks that allocated and free space add up to the whole pool, and that no byte is allocated twice.
-    fn check(space: &Allocator, taken: &BTreeMap<u64, u64>, leaves: usize) {
+    fn check(space: &Allocator, allocated: &BTreeMap<u64, u64>, leaves: usize) {
         let mut end = 0;
-        for (&at, &len) in taken {
+        for (&at, &len) in allocated {
             assert!(at >= end && at.is_multiple_of(BUFFER_ALIGN), "offset {at} is allocated twice");
             end = at + len;
         }
         let PoolUsage { len, free_bytes: free, free_leaves: leaves_free } = space.usage();
         assert!(end <= len);
-        let taken: u64 = taken.values().sum();
-        assert_eq!(taken + free + (leaves_free - leaves) as u64 * LEAF_LEN, len, "bytes were lost");
+        let allocated: u64 = allocated.values().sum();
+        assert_eq!(allocated + free + (leaves_free - leaves) as u64 * LEAF_LEN, len, "bytes were lost");
     }
 
     #[test]
     fn allocator_neither_loses_nor_doubles_bytes() {
         let (image, mut space) = test_allocator();
         let mut rng = SeededRng::new(5);
-        let mut taken = BTreeMap::new();
+        let mut allocated = BTreeMap::new();
         let mut refused = 0;
         for round in 0..20_000 {
             let len = match rng.below(20) {
@@ -867,14 +867,14 @@ mod tests {
             if rng.below(100) < if round / 2000 % 2 == 0 { 60 } else { 35 } {
                 let at = if len == LEAF_LEN { space.allocate_leaf(&image) } else { space.allocate(&image, len) };
                 match at {
-                    Ok(at) => assert_eq!(taken.insert(at, len), None),
+                    Ok(at) => assert_eq!(allocated.insert(at, len), None),
                     Err(error) => {
                         assert_eq!(error.kind(), ErrorKind::OutOfSpace);
                         refused += 1;
                     }
                 }
-            } else if let Some((&at, &len)) = taken.range(rng.below(LEN_MAX as usize) as u64..).next() {
-                taken.remove(&at);
+            } else if let Some((&at, &len)) = allocated.range(rng.below(LEN_MAX as usize) as u64..).next() {
+                allocated.remove(&at);
                 match (len, rng.below(2)) {
                     (LEAF_LEN, 0) => space.retire_leaf(at),
                     (LEAF_LEN, _) => space.free_leaf(at),
@@ -883,11 +883,11 @@ mod tests {
                 }
             }
             if round % 100 == 0 {
-                check(&space, &taken, 0);
+                check(&space, &allocated, 0);
             }
         }
         assert!(refused > 0, "the pool was never full");
-        for (at, len) in std::mem::take(&mut taken) {
+        for (at, len) in std::mem::take(&mut allocated) {
             space.free((at, len));
         }
         // Other tests of this process may be pinned.
@@ -931,7 +931,7 @@ mod tests {
     struct AllocatorScript {
         image: PoolImage,
         space: Allocator,
-        taken: BTreeMap<String, PoolRange>,
+        allocated: BTreeMap<String, PoolRange>,
         retired: Vec<PoolRange>,
         cache: PoolRange,
         pin: Option<Pin>,
@@ -940,7 +940,7 @@ mod tests {
     impl AllocatorScript {
         fn new(len_max: u64, grow_by: u64) -> AllocatorScript {
             let (image, space) = (PoolImage::new(len_max).unwrap(), Allocator::new(0, len_max, grow_by));
-            AllocatorScript { image, space, taken: BTreeMap::new(), retired: Vec::new(), cache: (0, 0), pin: None }
+            AllocatorScript { image, space, allocated: BTreeMap::new(), retired: Vec::new(), cache: (0, 0), pin: None }
         }
 
         fn run_command(&mut self, command: &str, words: &[&str], output: &mut String) {
@@ -956,13 +956,17 @@ mod tests {
                     let one = |script: &mut AllocatorScript| script.allocate(what, len(1).unwrap_or(LEAF_LEN));
                     let all: Vec<PoolRange> = std::iter::from_fn(|| one(self).ok()).collect();
                     writeln!(output, "{} times", all.len()).unwrap();
-                    self.taken
+                    self.allocated
                         .extend(all.into_iter().enumerate().map(|(n, range)| (format!("{}{n:05}", words[0]), range)));
                 }
                 "alloc" | "beyond" | "cache" | "leaf" | "unreserved" | "merge-leaf" => {
                     match self.allocate(command, len(1).unwrap_or(LEAF_LEN)) {
                         Ok(range) => {
-                            assert!(self.taken.insert(words[0].into(), range).is_none(), "{} is taken", words[0])
+                            assert!(
+                                self.allocated.insert(words[0].into(), range).is_none(),
+                                "{} is allocated",
+                                words[0]
+                            )
                         }
                         Err(error) => writeln!(output, "{}: {:?}", words[0], error.kind()).unwrap(),
                     }
@@ -1017,11 +1021,11 @@ mod tests {
         fn named(&self, word: &str) -> Vec<String> {
             let Some((stem, rest)) = word.split_once('*') else { return vec![word.into()] };
             let step = rest.strip_prefix('/').map_or(1, |step| step.parse().expect("STEP"));
-            self.taken.keys().filter(|name| name.starts_with(stem)).step_by(step).cloned().collect()
+            self.allocated.keys().filter(|name| name.starts_with(stem)).step_by(step).cloned().collect()
         }
 
         fn free(&mut self, command: &str, name: &str) {
-            let (at, len) = self.taken.remove(name).unwrap_or_else(|| panic!("{name} is not taken"));
+            let (at, len) = self.allocated.remove(name).unwrap_or_else(|| panic!("{name} is not allocated"));
             match (command, len) {
                 ("free", LEAF_LEN) => return self.space.free_leaf(at),
                 ("free", _) => return self.space.free((at, len)),
@@ -1049,11 +1053,11 @@ mod tests {
             let leaves = space.free_leaves.iter().map(|at| (*at, LEAF_LEN, "free leaf".into()));
             let merge_leaf = space.merge_leaf.iter().map(|at| (*at, LEAF_LEN, "merge leaf".into()));
             let stem = |name: &str| name.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();
-            let taken = self.taken.iter().map(|(name, (at, len))| (*at, *len, stem(name)));
+            let allocated = self.allocated.iter().map(|(name, (at, len))| (*at, *len, stem(name)));
             let retired = self.retired.iter().map(|(at, len)| (*at, *len, "retired".to_owned()));
             let (run, end) = space.run;
             let rest = [(run, end - run, "run".to_owned()), (self.cache.0, self.cache.1, "cache".to_owned())];
-            let all = small.chain(spans).chain(leaves).chain(merge_leaf).chain(taken).chain(retired).chain(rest);
+            let all = small.chain(spans).chain(leaves).chain(merge_leaf).chain(allocated).chain(retired).chain(rest);
             let mut all: Vec<(u64, u64, String)> = all.filter(|(_, len, _)| *len > 0).collect();
             all.sort();
             let mut end = 0;

@@ -597,7 +597,7 @@ mod tests {
     /// A snapshot shows the image at the cut, whatever is stored while it is copied, also after the numbers start
     /// again.
     #[test]
-    fn snapshot_shows_one_moment() {
+    fn snapshot_has_the_image_at_its_start() {
         let image = PoolImage::new(40 * PAGE).unwrap();
         image.grow(4 * PAGE).unwrap();
         let (mut rng, mut file, mut page) = (SeededRng::new(5), Vec::new(), vec![0; PAGE as usize]);
@@ -699,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshot_beside_stores_in_all_schedules() {
+    fn snapshot_during_stores_in_all_schedules() {
         explore(|| race_stores_with_snapshots(2, 2));
     }
 

@@ -585,20 +585,20 @@ mod tests {
                     model.insert(key.clone(), next);
                     next += 1;
                 }
-            } else if let Some((gone, _)) = model.range(all[rng.below(all.len())].clone()..).next() {
-                let gone = gone.clone();
+            } else if let Some((removed, _)) = model.range(all[rng.below(all.len())].clone()..).next() {
+                let removed = removed.clone();
                 let pin = Pin::new();
                 // If the leaf is the first of its node, its keys belong to the leaf to the right.
-                let (left, _) = inner.neighbours(&gone, &pin);
+                let (left, _) = inner.neighbours(&removed, &pin);
                 drop(pin);
-                inner.remove(&gone);
-                model.remove(&gone);
+                inner.remove(&removed);
+                model.remove(&removed);
                 if left.is_none() {
                     let pin = Pin::new();
-                    let heir = inner.find_position(LeafTarget::Key(&gone), &pin);
+                    let heir = inner.find_position(LeafTarget::Key(&removed), &pin);
                     // Either the separator of that leaf is lower now, or a whole node was removed and its keys belong
                     // to the left.
-                    if let Some((old, leaf)) = model.range(gone.clone()..).next()
+                    if let Some((old, leaf)) = model.range(removed.clone()..).next()
                         && *leaf == heir.leaf
                     {
                         let (old, leaf, low) = (old.clone(), *leaf, heir.low.map(<[u8]>::to_vec));

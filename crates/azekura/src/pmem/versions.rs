@@ -789,15 +789,15 @@ mod tests {
     fn entries_take_no_more_than_their_bound() {
         for key_len in [1, 8, 40, 100, 1000, 65_535] {
             let entries = Memtable::new(KeyOrder::bytewise(), 0);
-            let (mut dice, mut most) = (SeededRng::new(key_len as u64), 128 << 10);
+            let (mut rng, mut max_bytes) = (SeededRng::new(key_len as u64), 128 << 10);
             for n in 1..=TABLE_ENTRIES_MAX.min((8 << 20) / key_len as u64) {
                 let mut key = vec![0; key_len];
-                key.iter_mut().take(8).for_each(|byte| *byte = dice.next_u64() as u8);
+                key.iter_mut().take(8).for_each(|byte| *byte = rng.next_u64() as u8);
                 let seqno = SeqNo(2 * n);
                 let value = &[0; VALUE_LEN];
                 entries.insert(EntryRef { user_key: &key, seqno, kind: RecordKind::Put, value }).unwrap();
-                most += RetainedVersions::bytes_max(key_len);
-                assert!(entries.bytes() <= most, "{n} keys of {key_len}: {} of {most}", entries.bytes());
+                max_bytes += RetainedVersions::bytes_max(key_len);
+                assert!(entries.bytes() <= max_bytes, "{n} keys of {key_len}: {} of {max_bytes}", entries.bytes());
             }
         }
     }
@@ -839,7 +839,7 @@ mod tests {
     fn search_finds_every_stale_entry() {
         let visible = LastVisibleSeqno::default();
         let snapshots = SnapshotList::new(visible.clone());
-        let (mut freed, mut kept) = (0, 0);
+        let (mut freed, mut retained) = (0, 0);
         for seed in 0..20 {
             let readers = snapshots.readers_of(PartitionId(1));
             let len_max = if seed % 2 == 0 { 64 << 20 } else { 8_192 };
@@ -876,7 +876,7 @@ mod tests {
                 for table in versions.tables.load().iter() {
                     let visit = |entry: EntryRef<'_>, record: RetainedRecord| {
                         assert!(needed.contains(entry.seqno, record.by), "seed {seed}: a stale entry was not found");
-                        kept += 1;
+                        retained += 1;
                         Ok(())
                     };
                     table.for_each(visit).unwrap();
@@ -884,7 +884,7 @@ mod tests {
             }
             visible.publish(seqno);
         }
-        assert!(freed > 5_000 && kept > 5_000, "{freed} entries were dropped, {kept} found needed");
+        assert!(freed > 5_000 && retained > 5_000, "{freed} entries were dropped, {retained} were retained");
     }
 
     /// Regression: a search that kept a full table put the needed entries of sparse older tables behind it. The next
@@ -938,13 +938,13 @@ mod tests {
     fn batches_that_wait_are_served_in_order() {
         let readers = SnapshotList::new(LastVisibleSeqno::default()).readers_of(PartitionId(1));
         let (versions, env) = (Arc::new(RetainedVersions::new(KeyOrder::bytewise(), readers, 0)), SystemEnv::new());
-        let most = versions.memory_max();
-        let first = versions.try_reserve(most / 2).unwrap();
+        let max_bytes = versions.memory_max();
+        let first = versions.try_reserve(max_bytes / 2).unwrap();
         let wait_for = |bytes| {
             let versions = Arc::clone(&versions);
             env.spawn("batch", Box::new(move || drop(versions.reserve(bytes, || Ok(())).unwrap()))).unwrap()
         };
-        let second = wait_for(most);
+        let second = wait_for(max_bytes);
         while versions.reserved.lock().unwrap().next_to_wait == 0 {
             env.sleep(Duration::from_millis(1));
         }
@@ -953,7 +953,7 @@ mod tests {
         assert!(versions.reserve(0, || Ok(())).is_ok(), "a batch that retains nothing does not wait");
         drop(first);
         assert!(second.join() && third.join());
-        assert!(versions.try_reserve(most).is_some());
+        assert!(versions.try_reserve(max_bytes).is_some());
     }
 
     /// Regression: a comparator that panicked while a batch dropped stale versions left the batch at the head of the

@@ -430,7 +430,7 @@ fn options_say_where_index_and_filter_live() {
         let stats = table.fetcher.cache.stats();
         [1, 2, 3, 4].map(|i| stats.kinds[i].1.blocks)
     };
-    let mut held = Vec::new();
+    let mut pinned_bytes = Vec::new();
     for (partition, cached, pin) in
         [(true, false, false), (true, true, true), (true, true, false), (false, false, true), (false, true, true)]
     {
@@ -453,14 +453,14 @@ fn options_say_where_index_and_filter_live() {
         assert_eq!((index, filter), if in_cache { partitions } else { (0, 0) });
         assert_eq!(partitions == (1, 1), !partition);
         assert_eq!(table.pinned_bytes() > at_open, !in_cache);
-        held.push(table.pinned_bytes());
+        pinned_bytes.push(table.pinned_bytes());
     }
-    let [tops, tops_pinned, nothing, whole, one_cached] = held[..] else { panic!() };
-    assert!(tops == tops_pinned && nothing < tops && tops < whole && one_cached == nothing, "{held:?}");
+    let [tops, tops_pinned, nothing, whole, one_cached] = pinned_bytes[..] else { panic!() };
+    assert!(tops == tops_pinned && nothing < tops && tops < whole && one_cached == nothing, "{pinned_bytes:?}");
 }
 
 #[test]
-fn a_second_get_asks_by_no_hash() {
+fn repeated_get_follows_child_links() {
     let rows = sequential_rows(2000);
     for (partition, cached, pin) in [(true, false, true), (true, true, false), (false, true, false)] {
         let options = TableOptions {
@@ -591,7 +591,7 @@ fn small_uncacheable_block_is_pinned_by_table() {
         cache_index_and_filter_blocks: true,
         ..TableOptions::default()
     };
-    for (rows, cache, held) in [(sequential_rows(4000), 8000, true), (sequential_rows(20_000), 40_000, false)] {
+    for (rows, cache, fits) in [(sequential_rows(4000), 8000, true), (sequential_rows(20_000), 40_000, false)] {
         let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
         let table = fixture.open_with_cache(cache, SEED).unwrap();
         assert!(!table.fetcher.cache.admits(BlockKind::FilterPartition, 2 * table.properties().filter_bytes));
@@ -601,7 +601,7 @@ fn small_uncacheable_block_is_pinned_by_table() {
         get_all();
         get_all();
         let filter_misses = table.fetcher.cache.stats().kinds[3].1.misses;
-        if held {
+        if fits {
             assert!(table.pinned_bytes() > at_open + 4000 && filter_misses == 0);
         } else {
             // Many open tables that pinned such large filters would use memory without a bound.

@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn populate_fails_where_told() {
+    fn populate_fails_at_the_planned_call() {
         let (_, fs, file) = faulty();
         file.allocate(1 << 16).unwrap();
         let mapping = file.map(1 << 16).unwrap().unwrap();

@@ -417,9 +417,9 @@ mod tests {
         assert!((1..=8).contains(&files.open_file_count()), "{}", files.open_file_count());
         // The readers hold all 8 handles: the next open fails with the error of the system. It succeeds once they are
         // dropped.
-        let held: Vec<_> = (0..8).map(|id| files.get(FileNumber(id)).unwrap()).collect();
+        let handles: Vec<_> = (0..8).map(|id| files.get(FileNumber(id)).unwrap()).collect();
         assert!(files.get(FileNumber(19)).unwrap_err().is_too_many_open_files());
-        drop(held);
+        drop(handles);
         files.get(FileNumber(19)).unwrap();
         fs.open(Path::new("/db/other"), OpenMode::Create).unwrap();
     }

@@ -87,13 +87,13 @@ mod tests {
         announces: bool,
         announced: AtomicUsize,
         running: AtomicUsize,
-        most: AtomicUsize,
+        max_running: AtomicUsize,
     }
 
     impl File for Pattern {
         fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
             let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
-            self.most.fetch_max(running, Ordering::SeqCst);
+            self.max_running.fetch_max(running, Ordering::SeqCst);
             let len = buf.len().min(1000usize.saturating_sub(offset as usize));
             (0..len).for_each(|i| buf[i] = ((offset as usize + i) % 251) as u8);
             self.running.fetch_sub(1, Ordering::SeqCst);
@@ -142,8 +142,8 @@ mod tests {
             let mut all = reads(&file, &offsets);
             read_all(&mut all);
             assert_eq!(file.announced.load(Ordering::SeqCst), offsets.len());
-            assert!(!announces || file.most.load(Ordering::SeqCst) == 1, "announced reads need no threads");
-            assert!(file.most.load(Ordering::SeqCst) <= READERS_MAX);
+            assert!(!announces || file.max_running.load(Ordering::SeqCst) == 1, "announced reads need no threads");
+            assert!(file.max_running.load(Ordering::SeqCst) <= READERS_MAX);
             for read in all {
                 let offset = read.offset as usize;
                 match finished(read) {

@@ -810,12 +810,12 @@ mod tests {
     #[test]
     fn torn_tails_of_several_opens_are_not_damage() {
         let (_, fs) = mem_fs();
-        let mut kept: Vec<OwnedWalCommit> = Vec::new();
+        let mut commits_expected: Vec<OwnedWalCommit> = Vec::new();
         for generation in 0..6 {
             let mini = open_wal(&fs, 8192);
-            assert_eq!(mini.replayed, kept, "generation {generation}");
+            assert_eq!(mini.replayed, commits_expected, "generation {generation}");
             for i in 0..4 {
-                kept.push(mini.append(2, &[generation; 90]).unwrap());
+                commits_expected.push(mini.append(2, &[generation; 90]).unwrap());
                 if i == 1 {
                     mini.sync();
                 }
@@ -828,11 +828,11 @@ mod tests {
             flip_byte(&fs, &mini.segment_path_at(segment), start + 30);
         }
         let (commits, report) = replay_with_mode(&fs, RecoveryMode::Strict).unwrap();
-        assert_eq!(commits, kept);
+        assert_eq!(commits, commits_expected);
         assert_eq!(report.dropped_after_damage.unwrap().frames, 1);
         assert_eq!(
-            replay_with_mode(&fs, RecoveryMode::Salvage).unwrap().0[..kept.len()],
-            kept,
+            replay_with_mode(&fs, RecoveryMode::Salvage).unwrap().0[..commits_expected.len()],
+            commits_expected,
             "salvage ends at the recorded end too"
         );
     }
@@ -841,8 +841,8 @@ mod tests {
     fn wal_ended_by_caller_stays_ended() {
         let (_, fs) = mem_fs();
         let mini = open_wal(&fs, 8192);
-        let mut kept: Vec<OwnedWalCommit> = (0..8).map(|i| mini.append(1, &[i; 60]).unwrap()).collect();
-        kept.truncate(5);
+        let mut commits_expected: Vec<OwnedWalCommit> = (0..8).map(|i| mini.append(1, &[i; 60]).unwrap()).collect();
+        commits_expected.truncate(5);
         for generation in 0..3 {
             // The first open refuses commit 6; later ones must not find it again.
             let refuse_at = if generation == 0 { 6 } else { u64::MAX };
@@ -854,9 +854,9 @@ mod tests {
                 refuse_at,
             );
             let mini = mini.unwrap();
-            assert_eq!(mini.replayed, kept, "generation {generation}");
-            kept.push(mini.append(1, &[99; 70]).unwrap());
-            kept.push(mini.append(1, &[98; 70]).unwrap());
+            assert_eq!(mini.replayed, commits_expected, "generation {generation}");
+            commits_expected.push(mini.append(1, &[99; 70]).unwrap());
+            commits_expected.push(mini.append(1, &[98; 70]).unwrap());
         }
     }
 
@@ -942,15 +942,15 @@ mod tests {
             u64::MAX,
         )
         .unwrap();
-        let mut kept = mini.replayed.clone();
-        assert!(wrote.starts_with(&kept) && kept.len() < 4);
-        kept.push(mini.append(1, b"afterwards").unwrap());
+        let mut commits_expected = mini.replayed.clone();
+        assert!(wrote.starts_with(&commits_expected) && commits_expected.len() < 4);
+        commits_expected.push(mini.append(1, b"afterwards").unwrap());
         mini.sync();
         drop(mini);
         for generation in 0..3 {
             let mini = WalFixture::open(Arc::clone(&fs), wal_options(4096, false), generation).unwrap();
-            assert_eq!(mini.replayed, kept);
-            kept.push(mini.append(1, b"more").unwrap());
+            assert_eq!(mini.replayed, commits_expected);
+            commits_expected.push(mini.append(1, b"more").unwrap());
         }
     }
 
@@ -1017,19 +1017,20 @@ mod tests {
         let mem = MemFs::new();
         let fs: Arc<dyn Fs> = Arc::new(mem.clone());
         let mut rng = SeededRng::with_stream(seed, 77);
-        let mut kept: Vec<OwnedWalCommit> = Vec::new();
+        let mut commits_expected: Vec<OwnedWalCommit> = Vec::new();
         let mut retired = SeqNo::ZERO;
         for generation in 0..4 {
             let mini = WalFixture::open(Arc::clone(&fs), wal_options(4096, mapped), seed * 10 + generation).unwrap();
             let base = mini.replayed.first().map_or(0, |(first, ..)| first - 1);
-            let expect: Vec<OwnedWalCommit> = kept.iter().filter(|(first, ..)| *first > base).cloned().collect();
+            let expect: Vec<OwnedWalCommit> =
+                commits_expected.iter().filter(|(first, ..)| *first > base).cloned().collect();
             if !mini.replayed.is_empty() {
                 assert_eq!(mini.replayed, expect, "seed {seed} generation {generation}");
             }
             let mut durable = mini.wal.durable();
             for _ in 0..rng.below(50) {
                 let len = random_length(&mut rng);
-                kept.push(mini.append(1 + rng.below(3) as u32, &random_payload(&mut rng, len)).unwrap());
+                commits_expected.push(mini.append(1 + rng.below(3) as u32, &random_payload(&mut rng, len)).unwrap());
                 match rng.below(8) {
                     0 => mini.sync(),
                     1 => drop(mini.wal.sync_sealed(true).unwrap()),
@@ -1051,23 +1052,29 @@ mod tests {
                 let crashed = mem.fork();
                 crashed.crash(survival, seed ^ (way as u64) << 20);
                 let fs: Arc<dyn Fs> = Arc::new(crashed);
-                check_after_crash(&fs, &kept, durable, retired, &format!("seed {seed} {survival:?} way {way}"));
+                check_after_crash(
+                    &fs,
+                    &commits_expected,
+                    durable,
+                    retired,
+                    &format!("seed {seed} {survival:?} way {way}"),
+                );
             }
             drop(mini);
             mem.crash(Survival::Random, seed + generation);
-            let (left, report) = replay_with_mode(&fs, RecoveryMode::Strict).unwrap();
-            let end = left.last().map_or(report.last_seqno.0, |(first, count, _)| first + u64::from(*count) - 1);
-            kept.retain(|(first, ..)| *first <= end);
+            let (found, report) = replay_with_mode(&fs, RecoveryMode::Strict).unwrap();
+            let end = found.last().map_or(report.last_seqno.0, |(first, count, _)| first + u64::from(*count) - 1);
+            commits_expected.retain(|(first, ..)| *first <= end);
         }
     }
 
     fn check_after_crash(fs: &Arc<dyn Fs>, wrote: &[OwnedWalCommit], durable: SeqNo, retired: SeqNo, what: &str) {
-        let (left, report) = replay_with_mode(fs, RecoveryMode::Strict).unwrap_or_else(|e| panic!("{what}: {e}"));
-        assert!(report.last_seqno >= durable, "{what}: {} was durable, {} is left", durable, report.last_seqno);
-        if let Some((first, ..)) = left.first() {
+        let (found, report) = replay_with_mode(fs, RecoveryMode::Strict).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert!(report.last_seqno >= durable, "{what}: {} was durable, {} was replayed", durable, report.last_seqno);
+        if let Some((first, ..)) = found.first() {
             assert!(*first <= retired.0 + 1, "{what}: commits are missing at the start");
             let start = wrote.iter().position(|commit| commit.0 == *first).unwrap();
-            assert!(wrote[start..].starts_with(&left), "{what}: not a prefix");
+            assert!(wrote[start..].starts_with(&found), "{what}: not a prefix");
         }
         // The database opens, accepts writes, and opens again.
         let mini =

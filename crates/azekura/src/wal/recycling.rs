@@ -134,11 +134,7 @@ mod tests {
         assert_eq!((mini.wal.segments().len(), segment_file_count(&mini)), (10, 10));
         assert_eq!(mini.retire(SeqNo(0)).unwrap(), 0);
         assert_eq!(mini.retire(SeqNo(4)).unwrap(), 4, "only segments that are flushed completely");
-        assert_eq!(
-            (mini.wal.segments()[0].first_seqno, segment_file_count(&mini)),
-            (SeqNo(5), 8),
-            "two spares are kept"
-        );
+        assert_eq!((mini.wal.segments()[0].first_seqno, segment_file_count(&mini)), (SeqNo(5), 8), "two spares remain");
         assert_eq!(mini.retire(SeqNo(99)).unwrap(), 5, "never the active one");
         assert_eq!(segment_file_count(&mini), 3);
         let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
@@ -150,7 +146,7 @@ mod tests {
         assert_eq!(
             replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(),
             3,
-            "no record of an earlier incarnation is left"
+            "no record of an earlier incarnation remains"
         );
     }
 

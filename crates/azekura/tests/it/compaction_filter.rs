@@ -212,7 +212,7 @@ fn check_visible(written: &BTreeMap<Vec<u8>, Vec<u8>>, seen: &mut BTreeMap<Vec<u
         let now = found.get(key);
         let is_done = now != Some(value) && now == filtered(value).as_ref();
         assert!(now == Some(value) || is_done, "{key:?}: wrote {value:?}, found {now:?}");
-        // A decision is not taken back.
+        // A decision is final.
         assert!(is_done || !seen.contains_key(key), "{key:?}: {now:?} came back");
         if is_done {
             seen.insert(key.clone(), value.clone());

@@ -27,7 +27,7 @@ const SCRIPT_STEPS: usize = 45;
 fn every_crash_leaves_a_whole_commit_prefix() {
     let points = env_u64("AZEKURA_CRASH_POINTS", 240);
     let mut search = CrashSearch::default();
-    let (mut left, seeds) = (points, test_seeds(points));
+    let (mut remaining_points, seeds) = (points, test_seeds(points));
     let is_whole = seeds.len() >= 800;
     for seed in seeds {
         if std::env::var("AZEKURA_CRASH_AT").is_ok() {
@@ -35,9 +35,11 @@ fn every_crash_leaves_a_whole_commit_prefix() {
             break;
         }
         // A short search explores a part of the crash points of several scripts.
-        let share = left.min((points / 8).max(100));
-        left -= search.explore(&CrashScript::new(seed, SCRIPT_STEPS), &InjectedBug::Nothing, share, 10).min(left);
-        if left == 0 || search.findings.len() >= 10 {
+        let share = remaining_points.min((points / 8).max(100));
+        remaining_points -= search
+            .explore(&CrashScript::new(seed, SCRIPT_STEPS), &InjectedBug::Nothing, share, 10)
+            .min(remaining_points);
+        if remaining_points == 0 || search.findings.len() >= 10 {
             break;
         }
     }

@@ -241,13 +241,13 @@ fn pools_at(salt: u64, checkpoints: u32) -> BTreeMap<String, Vec<u8>> {
     let mem = MemFs::new();
     let faulty = FaultFs::new(Arc::new(mem.clone()));
     let db = sample::config(Arc::new(faulty.clone()), salt).open().unwrap();
-    let parts = ["one", "two"].map(|name| db.open_partition(name, sample::options("pooled")).unwrap());
+    let partitions = ["one", "two"].map(|name| db.open_partition(name, sample::options("pooled")).unwrap());
     let filler = db.open_partition("filler", Default::default()).unwrap();
     for n in 0..=checkpoints {
         // The flush retires the log of earlier checkpoints, so that replay cannot bring an older image up to date.
         filler.insert("k", vec![n as u8; 70_000]).unwrap();
         filler.flush().unwrap();
-        for (part, name) in parts.iter().zip(["one", "two"]) {
+        for (part, name) in partitions.iter().zip(["one", "two"]) {
             (0..40).for_each(|k| part.insert(format!("{k:02}"), format!("{salt} {name} {n}")).unwrap());
             // A record that no later round replaces.
             part.insert(format!("round {n}"), name).unwrap();
@@ -291,10 +291,10 @@ fn swapped_pool_files_are_right_or_refused() {
     let mut seen = [0; 2];
     for (i, place) in names.iter().enumerate() {
         // The other file of the same pool may be replaced too.
-        for (bytes, beside) in all.iter().flat_map(|bytes| all.iter().map(move |beside| (bytes, beside))) {
+        for (bytes, other) in all.iter().flat_map(|bytes| all.iter().map(move |other| (bytes, other))) {
             let mut files = now.clone();
             files.insert(place.to_string(), bytes.to_vec());
-            files.insert(names[i ^ 1].clone(), beside.to_vec());
+            files.insert(names[i ^ 1].clone(), other.to_vec());
             let opened = pools_in(&files);
             seen[usize::from(opened.is_err())] += 1;
             match opened {
@@ -308,7 +308,7 @@ fn swapped_pool_files_are_right_or_refused() {
 }
 
 #[test]
-fn unknown_files_are_ignored_and_kept() {
+fn unknown_files_are_neither_read_nor_removed() {
     let sample = SampleDatabase::new(6);
     let table = sample.files.iter().find(|(name, _)| name.ends_with(".sst")).map(|(_, bytes)| bytes.clone()).unwrap();
     let extras: [(&str, &[u8], bool); 8] = [

@@ -59,7 +59,7 @@ fn lookup_finds_exactly_the_records_of_a_block() {
 }
 
 #[test]
-fn an_order_that_only_its_owner_knows_is_refused() {
+fn data_blocks_of_a_custom_order_are_refused() {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let db = open(&fs);
     let partition = db
@@ -103,11 +103,11 @@ fn large_value_is_shared_small_value_is_copied() {
         assert_eq!(part.multi_get(["large 001"]).unwrap()[0].as_ref().unwrap().as_ptr(), large.as_ptr());
 
         // Four times the cache's capacity: every block is evicted, and the returned values do not change.
-        let kept: Vec<_> = (0..100).map(|n| part.get(format!("large {n:03}")).unwrap().unwrap()).collect();
+        let slices: Vec<_> = (0..100).map(|n| part.get(format!("large {n:03}")).unwrap().unwrap()).collect();
         assert!(db.metrics().cache.data.bytes <= 1 << 20);
         let middle = large.slice(10_000..30_000);
         drop((large, part, db));
-        for (n, slice) in kept.iter().enumerate() {
+        for (n, slice) in slices.iter().enumerate() {
             assert_eq!(*slice, value(n, 40_000), "{index:?}");
         }
         assert_eq!(middle, value(1, 40_000)[10_000..30_000]);

@@ -208,12 +208,12 @@ fn check_errors(fs: &dyn Fs, dir: &Path) {
         "XFS says the latter"
     );
     assert_eq!(os_error_kind(fs.rename(&at("full"), &at("full/d/x"))), io::ErrorKind::InvalidInput);
-    for taken in ["f", "full", "other"] {
-        assert_eq!(os_error_kind(fs.create_dir(&at(taken))), io::ErrorKind::AlreadyExists, "{taken}");
+    for existing in ["f", "full", "other"] {
+        assert_eq!(os_error_kind(fs.create_dir(&at(existing))), io::ErrorKind::AlreadyExists, "{existing}");
         assert_eq!(
-            os_error_kind(fs.rename_noreplace(&at("full"), &at(taken))),
+            os_error_kind(fs.rename_noreplace(&at("full"), &at(existing))),
             io::ErrorKind::AlreadyExists,
-            "{taken}"
+            "{existing}"
         );
     }
     assert_eq!(os_error_kind(fs.create_dir(&at("none/x"))), io::ErrorKind::NotFound);
@@ -419,11 +419,11 @@ fn any_subset_of_unsynced_changes_may_survive() {
 fn survival_modes_keep_documented_state() {
     let fs = six_unsynced_changes();
     for seed in 0..20 {
-        let left = |mode| surviving_changes(&after_crash(&fs, mode, seed));
-        assert_eq!(left(Survival::Nothing), [false; 6]);
-        assert_eq!(left(Survival::Everything), [true; 6]);
-        assert_eq!(left(Survival::DataOnly), [true, false, false, false, false, true]);
-        assert_eq!(left(Survival::MetadataOnly), [false, true, true, true, true, false]);
+        let surviving = |mode| surviving_changes(&after_crash(&fs, mode, seed));
+        assert_eq!(surviving(Survival::Nothing), [false; 6]);
+        assert_eq!(surviving(Survival::Everything), [true; 6]);
+        assert_eq!(surviving(Survival::DataOnly), [true, false, false, false, false, true]);
+        assert_eq!(surviving(Survival::MetadataOnly), [false, true, true, true, true, false]);
     }
     let fs = after_crash(&fs, Survival::Nothing, 0);
     assert_eq!(
@@ -448,9 +448,9 @@ fn synced_directory_keeps_renames_and_removals() {
 
 #[test]
 fn crash_state_is_determined_by_the_seed() {
-    let left = |seed| surviving_changes(&after_crash(&six_unsynced_changes(), Survival::Random, seed));
-    assert!((0..50).all(|seed| left(seed) == left(seed)));
-    assert!((0..50).map(left).collect::<BTreeSet<_>>().len() > 10);
+    let surviving = |seed| surviving_changes(&after_crash(&six_unsynced_changes(), Survival::Random, seed));
+    assert!((0..50).all(|seed| surviving(seed) == surviving(seed)));
+    assert!((0..50).map(surviving).collect::<BTreeSet<_>>().len() > 10);
 }
 
 #[test]
@@ -509,8 +509,8 @@ fn count_broken_states(careful: bool) -> usize {
         let done: Result<(), Error> = replace_file(&frozen, b"second", careful);
         assert!(done.is_ok() == (ops == whole.op_count() - fs.op_count()));
         for (mode, seed) in MODES.into_iter().flat_map(|mode| (0..40).map(move |seed| (mode, seed))) {
-            let left = read_file_if_exists(&after_crash(&frozen, mode, seed), "/name");
-            let fine = left.as_deref() == Some(b"second") || done.is_err() && left.as_deref() == Some(b"first");
+            let content = read_file_if_exists(&after_crash(&frozen, mode, seed), "/name");
+            let fine = content.as_deref() == Some(b"second") || done.is_err() && content.as_deref() == Some(b"first");
             broken += usize::from(!fine);
         }
     }

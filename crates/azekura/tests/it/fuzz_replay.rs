@@ -101,9 +101,9 @@ fn run_target((name, decode): FuzzTarget, input: &[u8], origin: &str) -> Result<
         }
         Ok(outcome) => return outcome,
     };
-    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}.bin"));
-    std::fs::write(&kept, input).expect("the input can be kept");
-    panic!("{name} {what} on {} bytes ({origin}); kept as {}", input.len(), kept.display());
+    let saved = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}.bin"));
+    std::fs::write(&saved, input).expect("the input can be saved");
+    panic!("{name} {what} on {} bytes ({origin}); saved as {}", input.len(), saved.display());
 }
 
 /// Time for which this thread runs `f`; 0 where the operating system does not tell.

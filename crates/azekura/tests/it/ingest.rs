@@ -182,7 +182,7 @@ fn deletion_or_close_meanwhile_is_closed() {
             assert_eq!(done.unwrap_err().kind(), ErrorKind::Closed, "{closes} {sorts}");
             drop((part, db));
             let db = config(&machine).open().unwrap();
-            assert_eq!(data_files(&machine), 0, "the open removes what is left");
+            assert_eq!(data_files(&machine), 0, "the open removes all files");
             assert!(!closes || db.partition("p").unwrap().is_empty().unwrap());
         }
     }
@@ -287,10 +287,10 @@ fn crash_during_bulk_leaves_files_for_the_open() {
     let part = db.open_partition("p", small_tables()).unwrap();
     part.insert("a", "before").unwrap();
     db.persist(azekura::PersistMode::SyncData).unwrap();
-    let left = Cell::new(0);
+    let files_at_crash = Cell::new(0);
     let entries = (0..6_000u32).rev().map(|n| {
         if n == 500 {
-            left.set(data_files(&machine));
+            files_at_crash.set(data_files(&machine));
             machine.freeze_after(Some(0));
         }
         Ok::<_, Error>((key(n), vec![7; 100]))
@@ -298,7 +298,10 @@ fn crash_during_bulk_leaves_files_for_the_open() {
     part.bulk_with_options(entries, &BulkOptions::default().memory(64 << 10)).unwrap_err();
     drop((part, db));
     machine.crash(Survival::Everything, 1);
-    assert!(left.get() > 0 && data_files(&machine) >= left.get(), "run files were left");
+    assert!(
+        files_at_crash.get() > 0 && data_files(&machine) >= files_at_crash.get(),
+        "run files exist after the crash"
+    );
     let db = config(&machine).open().unwrap();
     assert_eq!(data_files(&machine), 0);
     assert_eq!(pairs(&db.partition("p").unwrap()), [(b"a".to_vec(), b"before".to_vec())]);
@@ -368,13 +371,13 @@ fn batch_limit_holds_for_pools() -> Result<()> {
     let db = config(&machine).memory_budget(4 << 20).open()?;
     let [part, pool] = both_kinds(&db);
     let entries = || (0..3_000).map(|n| (key(n), vec![7; 1_000]));
-    let taken = Cell::new(0);
-    let counted = entries().inspect(|_| taken.set(taken.get() + 1));
+    let entries_read = Cell::new(0);
+    let counted = entries().inspect(|_| entries_read.set(entries_read.get() + 1));
     let error = pool.ingest(counted).unwrap_err();
     // Regression: the error had a position in a batch, although the caller made no batch.
     assert_eq!((error.kind(), error.batch_position()), (ErrorKind::Invalid, None));
     assert_eq!(pool.bulk(entries()).unwrap_err().batch_position(), None);
-    assert!(taken.get() < 2_500, "the call ends with the first entry that does not fit");
+    assert!(entries_read.get() < 2_500, "the call ends with the first entry that does not fit");
     assert!(pool.is_empty()?);
     part.ingest(entries())?;
     assert_eq!(part.len()?, 3_000);

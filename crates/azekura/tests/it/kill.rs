@@ -2,7 +2,7 @@
 //! acknowledged write is lost, and every batch is whole.
 //!
 //! The test starts itself as the writer; the writer records acknowledged commits in files outside of the database. A
-//! third process, which has no other database, checks what is left. In a second run one of the writer's partitions
+//! third process, which has no other database, checks the files. In a second run one of the writer's partitions
 //! has key-value separation, and the writer runs blob GC continuously. In further runs its partitions are pools: on
 //! disk with continuous checkpoints, and mapped in `/dev/shm`. In a last run its partitions have comparators, which the
 //! writer gives while flushes of another partition retire segments of the WAL.
@@ -176,24 +176,24 @@ fn writer() {
         if has_comparators(&dir) {
             scope.spawn(|| fill_segments_until_killed(&dir, &db));
         }
-        let parts = open_partitions(&dir, &db).unwrap();
+        let partitions = open_partitions(&dir, &db).unwrap();
         say("open");
-        write_in_threads_until_killed(&dir, &db, &parts, &say);
+        write_in_threads_until_killed(&dir, &db, &partitions, &say);
     });
 }
 
 type Say<'a> = &'a (dyn Fn(&str) + Sync);
 
-fn write_in_threads_until_killed(dir: &Path, db: &Database, parts: &[Partition], say: Say<'_>) {
+fn write_in_threads_until_killed(dir: &Path, db: &Database, partitions: &[Partition], say: Say<'_>) {
     thread::scope(|scope| {
         for writer in 0..WRITERS {
-            scope.spawn(move || write_until_killed(dir, db, parts, writer, say));
+            scope.spawn(move || write_until_killed(dir, db, partitions, writer, say));
         }
         if runs_blob_gc(dir) {
-            scope.spawn(|| run_blob_gc_until_killed(dir, &parts[1]));
+            scope.spawn(|| run_blob_gc_until_killed(dir, &partitions[1]));
         }
         if has_pools(dir) {
-            scope.spawn(|| flush_until_killed(dir, parts));
+            scope.spawn(|| flush_until_killed(dir, partitions));
         }
     });
 }
@@ -227,10 +227,10 @@ fn run_blob_gc_until_killed(dir: &Path, part: &Partition) {
     }
 }
 
-fn flush_until_killed(dir: &Path, parts: &[Partition]) {
+fn flush_until_killed(dir: &Path, partitions: &[Partition]) {
     let mut notes = OpenOptions::new().append(true).create(true).open(dir.join(BLOB_GC_COUNT_FILE)).unwrap();
     loop {
-        for part in parts {
+        for part in partitions {
             part.flush().unwrap();
             notes.write_all(b".").unwrap();
         }
@@ -268,7 +268,7 @@ fn check_single_changes(alone: &Partition, writer: u64, acknowledged: u64) {
     assert!(n == acknowledged || n == acknowledged + 1, "{n} where {acknowledged} were acknowledged");
     let odd = |n: u64| if n % 2 == 1 { n } else { 0 };
     let there = read(odd_round_key(writer));
-    assert!(there == odd(n) || there == odd(n.saturating_sub(1)), "{there} beside {n}");
+    assert!(there == odd(n) || there == odd(n.saturating_sub(1)), "{there} with the counter {n}");
 }
 
 /// Whether removals of this key are range deletes. So batches contain range deletes and removals in any order.
@@ -276,11 +276,11 @@ fn removes_as_range(key: &str) -> bool {
     !key.ends_with(['0', '3', '6'])
 }
 
-fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u64, say: Say<'_>) {
+fn write_until_killed(dir: &Path, db: &Database, partitions: &[Partition], writer: u64, say: Say<'_>) {
     let mut notes = OpenOptions::new().append(true).create(true).open(ack_file(dir, writer)).unwrap();
     // The database may have one more commit than the records: the one in progress.
     let mut n = acknowledged_commits(dir, writer);
-    if writer_state(parts, writer).as_ref() == Ok(&expected_state(writer, n + 1))
+    if writer_state(partitions, writer).as_ref() == Ok(&expected_state(writer, n + 1))
         && expected_state(writer, n) != expected_state(writer, n + 1)
     {
         n += 1;
@@ -289,13 +289,13 @@ fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u6
     let mut has_acknowledged = false;
     loop {
         n += 1;
-        if let Some(alone) = parts.get(2) {
+        if let Some(alone) = partitions.get(2) {
             write_single_changes(alone, writer, n);
         }
         let mode = if n.is_multiple_of(50) { PersistMode::SyncData } else { PersistMode::Buffer };
         let mut commit = AtomicWrites::begin(db, n.is_multiple_of(2), mode);
         for (key, value) in commit_contents(writer, n) {
-            for part in &parts[..2] {
+            for part in &partitions[..2] {
                 match &value {
                     Some(value) => commit.insert(part, key.as_bytes(), value),
                     None if n.is_multiple_of(5) => commit.expire(part, key.as_bytes()),
@@ -314,13 +314,13 @@ fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u6
 }
 
 /// The writer's keys and values; the partitions must agree.
-fn writer_state(parts: &[Partition], writer: u64) -> Result<Map, String> {
+fn writer_state(partitions: &[Partition], writer: u64) -> Result<Map, String> {
     let read = |part: &Partition| -> Result<Map, String> {
         let keys = format!("w{writer} ")..format!("w{writer}!");
         let pairs = part.range(keys).map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())));
         pairs.collect::<azekura::Result<Map>>().map_err(|e| e.to_string())
     };
-    let (left, right) = (read(&parts[0])?, read(&parts[1])?);
+    let (left, right) = (read(&partitions[0])?, read(&partitions[1])?);
     if left == right { Ok(left) } else { Err(format!("half a batch of writer {writer}")) }
 }
 
@@ -400,16 +400,16 @@ fn checker() {
 fn check_database(dir: &Path) -> (bool, u64) {
     let interrupted = blob_files(dir).is_ok_and(|(owned, there)| owned != there);
     let db = open(dir).unwrap_or_else(|e| panic!("the database does not open: {e}"));
-    let parts = open_partitions(dir, &db).unwrap();
-    let states: Vec<Map> = (0..WRITERS).map(|writer| writer_state(&parts, writer).unwrap()).collect();
-    for (writer, held) in (0..WRITERS).zip(&states) {
+    let partitions = open_partitions(dir, &db).unwrap();
+    let states: Vec<Map> = (0..WRITERS).map(|writer| writer_state(&partitions, writer).unwrap()).collect();
+    for (writer, state) in (0..WRITERS).zip(&states) {
         let noted = acknowledged_commits(dir, writer);
-        let whole = *held == expected_state(writer, noted) || *held == expected_state(writer, noted + 1);
+        let whole = *state == expected_state(writer, noted) || *state == expected_state(writer, noted + 1);
         assert!(
             whole,
             "writer {writer}: {noted} commits were acknowledged, and the content is neither their state nor the next"
         );
-        if let Some(alone) = parts.get(2) {
+        if let Some(alone) = partitions.get(2) {
             check_single_changes(alone, writer, noted);
         }
     }
@@ -418,20 +418,20 @@ fn check_database(dir: &Path) -> (bool, u64) {
         assert!(db.partition_exists(name));
     }
     if runs_blob_gc(dir) {
-        // The files that an interrupted blob GC left do not disturb anything.
-        parts[1].gc_with_space_amp_target(1.0).unwrap();
-        let report = parts[1].gc_scan().unwrap();
+        // Blob GC ignores the files of an interrupted one.
+        partitions[1].gc_with_space_amp_target(1.0).unwrap();
+        let report = partitions[1].gc_scan().unwrap();
         assert_eq!(report.stale_bytes, 0, "{report}");
         (0..WRITERS)
             .zip(&states)
-            .for_each(|(writer, before)| assert_eq!(writer_state(&parts, writer).as_ref(), Ok(before)));
+            .for_each(|(writer, before)| assert_eq!(writer_state(&partitions, writer).as_ref(), Ok(before)));
     }
     if has_comparators(dir) {
         // This process dies too, so that the next writer finds records in the WAL.
-        std::mem::forget((parts, db));
+        std::mem::forget((partitions, db));
         return (interrupted, replayed);
     }
-    drop(parts);
+    drop(partitions);
     db.close().unwrap();
     let (owned, there) = blob_files(dir).unwrap();
     assert_eq!(there, owned);
@@ -495,8 +495,8 @@ fn nothing_is_lost_by_kill_of_pools_in_memory() {
 }
 
 #[test]
-fn nothing_is_lost_beside_late_comparators() {
-    let test = "kill::nothing_is_lost_beside_late_comparators";
+fn nothing_is_lost_with_late_comparators() {
+    let test = "kill::nothing_is_lost_with_late_comparators";
     let late = || new_test_dir(std::env::temp_dir(), Some(COMPARATORS_FLAG_FILE));
     let counters = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &late);
     println!("{counters:?}, `blob_gc_runs` counts the flushes");

@@ -111,7 +111,7 @@ fn pool_returns_values_in_input_order() {
 }
 
 #[test]
-fn snapshot_reads_one_moment_of_all_keys() {
+fn snapshot_reads_all_keys_at_one_seqno() {
     let place = TestDir::in_memory();
     let db = config(&place, 16 << 10).open().unwrap();
     for (name, engine) in [("lsm", EngineType::Lsm), ("pool", EngineType::Pmem(PmemOptions::default()))] {

@@ -99,7 +99,7 @@ fn open_keeps_options_that_set_options_changes() {
     }
 }
 
-/// The names in JSON are those of the methods that set the options, and options that are left out have defaults.
+/// The names in JSON are those of the methods that set the options, and omitted options have their defaults.
 #[test]
 fn json_names_are_those_of_the_methods() {
     let json = r#"{

@@ -262,11 +262,11 @@ fn table_files(machine: &MemFs, dir: &Path) -> Vec<String> {
 }
 
 /// Works until all tables in the directory belong to a partition: a concurrent reader may delay the removal of one.
-pub(crate) fn run_until_no_obsolete_tables(machine: &MemFs, db: &Database, parts: &[Partition]) {
+pub(crate) fn run_until_no_obsolete_tables(machine: &MemFs, db: &Database, partitions: &[Partition]) {
     wait_until("all tables in the directory belong to a partition", || {
         while db.step().unwrap() {}
-        let named: usize = parts.iter().flat_map(|p| p.metrics().levels).map(|level| level.tables).sum();
-        parts.iter().for_each(|p| drop(p.get("k").unwrap()));
+        let named: usize = partitions.iter().flat_map(|p| p.metrics().levels).map(|level| level.tables).sum();
+        partitions.iter().for_each(|p| drop(p.get("k").unwrap()));
         table_files(machine, db.path()).len() == named
     });
 }
@@ -301,7 +301,7 @@ fn a_reader_of_another_database_removes_no_files() {
     assert_eq!(table_files(&machine, Path::new("/db")).len(), 1);
 }
 
-/// Closing sometimes left a blob file without a partition: another database of the process was reading.
+/// While another database of the process was reading, closing did not remove a blob file that belonged to no partition.
 #[test]
 fn file_pinned_at_close_is_removed_by_next_open() {
     let (machine, other) = (MemFs::new(), MemFs::new());
@@ -358,10 +358,18 @@ fn iter_dropped_after_close_removes_no_files() {
         }
         while db.step().unwrap() {}
         db.close().unwrap();
-        let kept = table_files(&machine, Path::new("/db"));
-        assert_eq!(kept.len(), if deleted { 3 } else { 4 }, "the iterator needs the tables: {kept:?}");
+        let files_at_close = table_files(&machine, Path::new("/db"));
+        assert_eq!(
+            files_at_close.len(),
+            if deleted { 3 } else { 4 },
+            "the iterator needs the tables: {files_at_close:?}"
+        );
         drop(iter);
-        assert_eq!(table_files(&machine, Path::new("/db")), kept, "files were removed after the lock was released");
+        assert_eq!(
+            table_files(&machine, Path::new("/db")),
+            files_at_close,
+            "files were removed after the lock was released"
+        );
         let db = open(&machine, "/db", 2);
         assert_eq!(table_files(&machine, Path::new("/db")).len(), usize::from(!deleted), "the next open finds them");
         assert_eq!(open_partition(&db, "p").len().unwrap(), if deleted { 0 } else { 20 });
@@ -370,7 +378,7 @@ fn iter_dropped_after_close_removes_no_files() {
 
 #[test]
 fn last_handle_removes_its_obsolete_tables() {
-    let left = || {
+    let tables_after_close = || {
         let machine = MemFs::new();
         let db = open(&machine, "/db", 1);
         let p = open_with_overlapping_tables(&db, 3);
@@ -384,7 +392,7 @@ fn last_handle_removes_its_obsolete_tables() {
         table_files(&machine, Path::new("/db")).len()
     };
     // A reader of another test may use the files a moment longer; then the next open removes them.
-    wait_until("closing removes the replaced tables", || left() == 1);
+    wait_until("closing removes the replaced tables", || tables_after_close() == 1);
 }
 
 #[test]
@@ -411,7 +419,7 @@ fn open_options_decide_index_and_filter_pinning() {
     let options = |cached| {
         PartitionCreateOptions::default().partition_index_and_filters(false).cache_index_and_filter_blocks(cached)
     };
-    let mut held = Vec::new();
+    let mut pinned_bytes = Vec::new();
     for (life, cached) in [false, true, true, false].into_iter().enumerate() {
         let db = open(&machine, "/db", life as u64);
         let p = db.open_partition("p", Default::default()).unwrap();
@@ -421,8 +429,13 @@ fn open_options_decide_index_and_filter_pinning() {
             p.flush().unwrap();
         }
         assert_eq!(p.get("key 00777").unwrap().as_deref(), Some(&b"value"[..]));
-        held.push(p.metrics().pinned_bytes);
+        pinned_bytes.push(p.metrics().pinned_bytes);
         db.close().unwrap();
     }
-    assert!(held[0] > held[1] + 20_000 && held[1] == held[2] && held[3] == held[0], "{held:?}");
+    assert!(
+        pinned_bytes[0] > pinned_bytes[1] + 20_000
+            && pinned_bytes[1] == pinned_bytes[2]
+            && pinned_bytes[3] == pinned_bytes[0],
+        "{pinned_bytes:?}"
+    );
 }

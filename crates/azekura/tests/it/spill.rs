@@ -113,10 +113,10 @@ impl Lives {
 
     /// Commits one batch to both partitions, synced.
     fn commit(&mut self, db: &Database, writes: &[(&[u8], Option<Vec<u8>>)]) -> Result<()> {
-        let parts = [late(db, LATE[0])?, late(db, LATE[1])?];
+        let partitions = [late(db, LATE[0])?, late(db, LATE[1])?];
         let mut batch = db.batch();
         batch.durability(PersistMode::SyncData);
-        for (name, part) in LATE.into_iter().zip(&parts) {
+        for (name, part) in LATE.into_iter().zip(&partitions) {
             for (key, value) in writes {
                 match value {
                     Some(value) => {
@@ -188,7 +188,7 @@ fn is_clean(machine: &MemFs) {
     assert!(report.is_clean(), "{report:?}");
 }
 
-/// A partition whose comparator was not given held the WAL: it grew without bound, and every open read all of it.
+/// A partition without its comparator pinned the WAL. The WAL grew without bound, and every open read all of it.
 #[test]
 fn abandoned_partition_does_not_hold_the_log() {
     let mut runs = Lives::new(MemFs::new(), None);
@@ -314,11 +314,12 @@ fn spilled_tables_go_with_deleted_partition() {
     assert_eq!(spilled_tables(&machine), [""; 0]);
     config(&machine, 51).open().unwrap();
     for name in names {
-        assert!(!machine.exists(&Path::new(DIR).join(&name)).unwrap(), "{name} is left");
+        assert!(!machine.exists(&Path::new(DIR).join(&name)).unwrap(), "{name} still exists");
     }
 }
 
-/// One failed read lost the pool: a checkpoint had no file of it and did not open, and its deletion left the files.
+/// One failed read lost the pool. A checkpoint had no file of it and did not open, and the deletion of the partition
+/// did not remove its files.
 #[test]
 fn unread_spilled_table_loses_no_pool() {
     let (machine, mut state) = spilled();
@@ -339,8 +340,8 @@ fn unread_spilled_table_loses_no_pool() {
     let names = machine.read_dir(Path::new(DIR)).unwrap().into_iter().map(|entry| entry.name);
     assert_eq!(names.filter(|name| name.contains(".pool")).collect::<Vec<_>>(), [""; 0]);
     state.retain(|(name, _), _| *name == "tables");
-    let kept = late(&db, "tables").unwrap().iter().count();
-    assert_eq!(kept, state.len());
+    let count = late(&db, "tables").unwrap().iter().count();
+    assert_eq!(count, state.len());
 }
 
 #[test]

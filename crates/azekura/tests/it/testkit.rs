@@ -1,4 +1,4 @@
-//! Shared parts of the tests.
+//! Fixtures and checks that several tests use.
 //!
 //! Modules, in reading order: `seeds` (of random tests), `property` (random tests by `proptest`),
 //! `ordered_partitions` (with comparators), `random_options`, `atomic_writes` (a batch or a

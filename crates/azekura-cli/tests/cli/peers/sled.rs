@@ -28,7 +28,7 @@ fn trees_are_imported() {
 }
 
 #[test]
-fn empty_default_tree_is_omitted_beside_others() {
+fn empty_default_tree_is_omitted_if_others_exist() {
     let p = CliFixture::new();
     write(&p, &[("users", numbered(0, 10))]);
     assert_imported(&p, "sled", "s", "d", &[("users", numbered(0, 10))]);

@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn worst_pressure_equals_that_of_all_trees() {
-        let (mut rng, mut kept) = (SeededRng::new(7), WorstPressure::default());
+        let (mut rng, mut tracked) = (SeededRng::new(7), WorstPressure::default());
         let mut trees = BTreeMap::new();
         for _ in 0..2_000 {
             let tree = PartitionId(rng.below(20) as u64);
@@ -378,12 +378,12 @@ mod tests {
                 compaction_debt: rng.below(4) as u64,
                 ..Pressure::default()
             });
-            kept.set(tree, pressure);
+            tracked.set(tree, pressure);
             match pressure {
                 Some(pressure) => drop(trees.insert(tree, pressure)),
                 None => drop(trees.remove(&tree)),
             }
-            let worst = kept.worst();
+            let worst = tracked.worst();
             assert_eq!(
                 Some(worst.sealed_memtables),
                 trees.values().map(|tree| tree.sealed_memtables).max().or(Some(0))

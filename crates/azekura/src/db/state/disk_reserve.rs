@@ -283,9 +283,10 @@ mod tests {
 
     #[test]
     fn wanted_parts_grow_with_wal_up_to_max() {
-        let (least, most) = (ReserveParts::wanted(MAX, 0, 0, 0), ReserveParts::wanted(MAX, u64::MAX, 0, 100));
+        let (without_need, with_all_needs) =
+            (ReserveParts::wanted(MAX, 0, 0, 0), ReserveParts::wanted(MAX, u64::MAX, 0, 100));
         assert_eq!(
-            least,
+            without_need,
             ReserveParts {
                 open: OPEN_PART_BYTES,
                 removes: REMOVES_PART_MIN,
@@ -293,8 +294,11 @@ mod tests {
                 compaction: WORK_PART_MIN
             }
         );
-        assert_eq!((most.removes, most.removes + most.flush + most.compaction), (2 << 20, MAX));
-        assert_eq!(most.open, OPEN_PART_BYTES + RESERVE_PAGE_BYTES);
+        assert_eq!(
+            (with_all_needs.removes, with_all_needs.removes + with_all_needs.flush + with_all_needs.compaction),
+            (2 << 20, MAX)
+        );
+        assert_eq!(with_all_needs.open, OPEN_PART_BYTES + RESERVE_PAGE_BYTES);
         assert_eq!(ReserveParts::wanted(0, 1 << 20, 1 << 20, 1 << 20).total(), 0);
         assert_eq!(ReserveParts::wanted(MAX, 0, 1 << 20, 0).flush, WORK_PART_MIN + (1 << 20));
         let mut before = 0;

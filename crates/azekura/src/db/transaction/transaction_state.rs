@@ -388,12 +388,12 @@ mod tests {
             if value_len < 100 {
                 tx.read(&part, b"another key", true).unwrap();
             }
-            let held = tx.iter_state(&part, (Bound::Unbounded, Bound::Unbounded), false);
+            let tx_iter = tx.iter_state(&part, (Bound::Unbounded, Bound::Unbounded), false);
             let (_, mark) = tx.savepoint();
             tx.rollback_to(&Arc::downgrade(&tx.reads), mark).unwrap();
             let ordered = lock(&tx.overlay).bytes(0);
             assert!(ordered > 0, "an iterator holds the discarded writes");
-            drop(held);
+            drop(tx_iter);
             assert_eq!(lock(&tx.overlay).bytes(0), 0);
         }
     }

@@ -233,18 +233,18 @@ mod tests {
         let snapshot = db.snapshot();
         let at = crate::engine::ReadMoment::from(db.handle.inner.last_visible.get());
         let compute = |bytes_max| peak_bytes(|| ComputedMerges::compute(payload, partitions, at, bytes_max));
-        let (merge, most) = compute(u64::MAX);
+        let (merge, unlimited_peak) = compute(u64::MAX);
         assert_eq!(merge.unwrap().count, 40_000);
         let written = payload.len() as i64;
-        assert!(most < 8 * written, "{most} bytes for a payload of {written}");
-        let beside_copy = most - written;
-        let (merge, _) = compute(beside_copy as u64 * 5 / 4);
+        assert!(unlimited_peak < 8 * written, "{unlimited_peak} bytes for a payload of {written}");
+        let extra_bytes = unlimited_peak - written;
+        let (merge, _) = compute(extra_bytes as u64 * 5 / 4);
         assert_eq!(merge.unwrap().count, 40_000);
         for part in [2, 4, 100] {
-            let limit = beside_copy / part;
+            let limit = extra_bytes / part;
             let (refused, peak) = compute(limit as u64);
             assert_eq!(refused.err().map(|error| error.kind()), Some(ErrorKind::Invalid));
-            assert!(peak < written + limit + 1_000, "{peak} bytes at a limit of {limit} beside {written}");
+            assert!(peak < written + limit + 1_000, "{peak} bytes at a limit of {limit}, with {written} written");
         }
         drop(snapshot);
     }
@@ -266,15 +266,15 @@ mod tests {
         let snapshot = db.snapshot();
         let at = crate::engine::ReadMoment::from(db.handle.inner.last_visible.get());
         let compute = |bytes_max| peak_bytes(|| ComputedMerges::compute(payload, partitions, at, bytes_max));
-        let (merge, most) = compute(u64::MAX);
+        let (merge, unlimited_peak) = compute(u64::MAX);
         assert_eq!(merge.unwrap().count, 20_001);
-        let beside_copy = most - payload.len() as i64;
+        let extra_bytes = unlimited_peak - payload.len() as i64;
         for part in [2, 4, 10] {
-            let limit = beside_copy / part;
+            let limit = extra_bytes / part;
             let (refused, peak) = compute(limit as u64);
             assert_eq!(refused.err().map(|error| error.kind()), Some(ErrorKind::Invalid), "{limit}");
             let written = payload.len() as i64;
-            assert!(peak < written + limit + 10_000, "{peak} bytes at a limit of {limit} beside {written}");
+            assert!(peak < written + limit + 10_000, "{peak} bytes at a limit of {limit}, with {written} written");
         }
         drop(snapshot);
     }
@@ -282,7 +282,7 @@ mod tests {
     /// Regression: a batch that was smaller than its limit was refused if it had one operand for a pool, because the
     /// copy of its writes counted as memory for operands, with up to twice its length.
     #[test]
-    fn one_operand_fits_beside_many_writes() {
+    fn one_operand_fits_with_many_writes() {
         let limit = 512 << 10;
         let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).memory_budget(2 * limit).open().unwrap();
         let pool = open_pool(&db);

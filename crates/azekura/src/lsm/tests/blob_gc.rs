@@ -102,7 +102,7 @@ fn scan_predicts_compaction_and_blob_gc() {
         fixture.flush();
         let before = scan(&fixture);
         assert!(fixture.tree.cached_blob_scan(&fixture.host.snapshot_seqnos()).is_some(), "the scan is cached");
-        let kept: u64 = before.files.iter().map(|file| file.retained_bytes).sum();
+        let retained_bytes_before: u64 = before.files.iter().map(|file| file.retained_bytes).sum();
         while fixture.tree.compact_to_bottom(fixture.host.visible.get(), &fixture.host).unwrap().is_some() {}
         while fixture
             .tree
@@ -115,14 +115,18 @@ fn scan_predicts_compaction_and_blob_gc() {
             after.files.iter().all(|file| file.retained_bytes == file.referenced_bytes),
             "no value is hidden, seed {seed}"
         );
-        assert_eq!(after.files.iter().map(|file| file.retained_bytes).sum::<u64>(), kept, "seed {seed}");
+        assert_eq!(
+            after.files.iter().map(|file| file.retained_bytes).sum::<u64>(),
+            retained_bytes_before,
+            "seed {seed}"
+        );
         let BlobGcStep::RewriteFiles(chosen) = next_blob_gc_step(&after.files, BlobGcGoal::SpaceAmp(1.0)) else {
             continue;
         };
         collect_all(&fixture, chosen);
         let files = &scan(&fixture).files;
         assert!(files.iter().all(|file| file.bytes == file.retained_bytes));
-        assert_eq!(files.iter().map(|file| file.bytes).sum::<u64>(), kept);
+        assert_eq!(files.iter().map(|file| file.bytes).sum::<u64>(), retained_bytes_before);
         fixture.check_reads();
         fixture.check_files();
     }
@@ -156,7 +160,7 @@ fn small_live_sections_share_one_blob_file() {
 }
 
 #[test]
-fn paused_gc_resumes_beside_other_tasks() {
+fn paused_gc_resumes_between_other_tasks() {
     let mut fixture = half_stale();
     let chosen = stale_files(&fixture);
     fixture.host.yields.store(true, Ordering::SeqCst);
@@ -191,7 +195,7 @@ fn paused_gc_without_live_values() -> (LsmFixture, Vec<FileNumber>) {
 }
 
 #[test]
-fn gc_is_abandoned_when_its_inputs_are_gone() {
+fn gc_is_abandoned_when_inputs_were_removed() {
     let (fixture, chosen) = paused_gc_without_live_values();
     assert_eq!(collect(&fixture, &chosen).unwrap(), TaskReport::default());
     fixture.check_reads();
@@ -264,8 +268,8 @@ fn a_reader_keeps_the_files_that_it_reads() {
     let view = fixture.tree.view();
     let mut cursor = view.iter(SeqNo::MAX.into(), ALL).unwrap();
     cursor.seek_to_first().unwrap();
-    let held = stale_files(&fixture);
-    collect_all(&fixture, held.clone());
+    let stale = stale_files(&fixture);
+    collect_all(&fixture, stale.clone());
     let mut values = view.blob_resolver();
     let mut seen = 0;
     while cursor.valid() {
@@ -369,7 +373,7 @@ fn hidden_bytes_make_blob_gc_start_earlier() {
     };
     assert!((1.3..1.35).contains(&amp(&fixture)) && !fixture.tree.needs_blob_gc(), "80 values of which 60 are seen");
     (0..4).for_each(|i| fixture.delete(&format!("key{i:03}")));
-    assert!(!fixture.tree.needs_blob_gc(), "1.33 beside 56 of 60 is 1.43");
+    assert!(!fixture.tree.needs_blob_gc(), "1.33, and with 56 of 60 it is 1.43");
     (4..40).for_each(|i| fixture.delete(&format!("key{i:03}")));
     assert!(fixture.tree.needs_blob_gc());
     let chosen = stale_files(&fixture);

@@ -232,7 +232,7 @@ fn a_deleted_tree_leaves_no_blob_files() {
         fixture.tree.context.obsolete_files.remove_all();
         std::thread::yield_now();
     }
-    panic!("{:?} are left", files_in(&fixture.fs));
+    panic!("{:?} exist", files_in(&fixture.fs));
 }
 
 #[test]

@@ -127,8 +127,8 @@ impl CompactionIterScript {
                 let one = [("above the older table", self.older.clone())];
                 let cases = if self.older.is_empty() { &all[..] } else { &one[..] };
                 for (what, older) in cases {
-                    let kept = self.compact(older, command == "compact").expect("the compaction succeeds");
-                    writeln!(output, "{what}: {kept}").unwrap();
+                    let entries = self.compact(older, command == "compact").expect("the compaction succeeds");
+                    writeln!(output, "{what}: {entries}").unwrap();
                 }
             }
             other => panic!("there is no command {other:?}"),
@@ -178,18 +178,18 @@ impl CompactionIterScript {
         output.outputs.finish()?;
         let tables =
             output.outputs.tables.iter().map(|meta| TableHandle::new(meta.clone(), None, Arc::clone(context), read));
-        let mut kept = RunIter::new(Arc::new(SortedRun::new(tables.collect(), order)), context, false);
+        let mut entries = RunIter::new(Arc::new(SortedRun::new(tables.collect(), order)), context, false);
         let (mut text, mut last_key) = (String::new(), None);
-        kept.seek_to_first()?;
-        while kept.valid() {
-            let entry = kept.entry();
+        entries.seek_to_first()?;
+        while entries.valid() {
+            let entry = entries.entry();
             if last_key.as_deref() != Some(entry.user_key) {
                 let separator = if last_key.is_some() { "| " } else { "" };
                 write!(text, "{separator}{} ", entry.user_key.escape_ascii()).unwrap();
                 last_key = Some(entry.user_key.to_vec());
             }
             write!(text, "{} ", show_version(entry)?).unwrap();
-            kept.next()?;
+            entries.next()?;
         }
         Ok(if text.is_empty() { "nothing".into() } else { text.trim_end().into() })
     }

@@ -442,8 +442,9 @@ impl LsmFixture {
         tables.sort_by_key(|(_, table)| table.number);
         let (named, blobs, flushed) = replay(&self.host.edits.lock().unwrap());
         assert_eq!(tables, named);
-        let held: Vec<BlobFileMeta> = version.blobs().handles().map(|handle| handle.meta().clone()).collect();
-        assert_eq!(held, blobs);
+        let blobs_of_version: Vec<BlobFileMeta> =
+            version.blobs().handles().map(|handle| handle.meta().clone()).collect();
+        assert_eq!(blobs_of_version, blobs);
         for file in version.blobs().stats() {
             let here = |uses: &&TableBlobUsage| {
                 version.blobs().handle(uses.logical_file).is_some_and(|h| h.meta().number.0 == file.id)

@@ -383,16 +383,16 @@ fn a_merge_yields_and_goes_on() {
         fixture.flush();
     }
     fixture.host.yields.store(true, Ordering::SeqCst);
-    let mut parts = 0;
+    let mut steps = 0;
     while fixture.host.compactions() == 0 {
         assert_eq!(fixture.tree.next_task(false, &[]), Some(Task::Compact));
         fixture.run(Task::Compact, false).unwrap();
         fixture.put("00001", "written between two steps");
         fixture.flush();
         fixture.check_reads();
-        parts += 1;
+        steps += 1;
     }
-    assert!(parts > 3, "{parts}");
+    assert!(steps > 3, "{steps}");
     fixture.host.yields.store(false, Ordering::SeqCst);
     fixture.run_all_tasks(true);
     fixture.check_reads();

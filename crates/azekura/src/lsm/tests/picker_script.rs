@@ -329,16 +329,16 @@ impl PickerScript {
     fn apply(&mut self, picked: &PickedCompaction, at: &PickCircumstances) {
         let inputs: HashSet<FileNumber> =
             picked.start_level_inputs.iter().chain(&picked.output_level_inputs).copied().collect();
-        let mut taken: Vec<ScriptTable> =
+        let mut input_tables: Vec<ScriptTable> =
             self.l0.iter().flatten().chain(self.deep.iter().map(|(_, t)| t)).cloned().collect();
-        taken.retain(|table| inputs.contains(&table.meta.number));
+        input_tables.retain(|table| inputs.contains(&table.meta.number));
         self.l0.iter_mut().for_each(|run| run.retain(|table| !inputs.contains(&table.meta.number)));
         self.l0.retain(|run| !run.is_empty());
         self.deep.retain(|(_, table)| !inputs.contains(&table.meta.number));
         if !picked.trivial_move {
-            taken = self.merged(taken, picked.output_level, at.oldest.unwrap_or(SeqNo::MAX));
+            input_tables = self.merged(input_tables, picked.output_level, at.oldest.unwrap_or(SeqNo::MAX));
         }
-        self.deep.extend(taken.into_iter().map(|table| (picked.output_level, table)));
+        self.deep.extend(input_tables.into_iter().map(|table| (picked.output_level, table)));
     }
 
     /// One table for each group of inputs that overlap.

@@ -190,8 +190,8 @@ fn image_recovers_after_many_checkpoints() {
     assert_eq!(state_of(&loaded), (bytes_of(&life.image), 99));
     fs.rename(Path::new("/copy/p000003.pool"), Path::new("/copy/p000004.pool")).unwrap();
     assert_eq!(copy(PartitionId(4)).err().unwrap().kind(), ErrorKind::Corruption);
-    let gone = copy(PARTITION).err().unwrap();
-    assert_eq!((gone.kind(), gone.file()), (ErrorKind::Corruption, Some(Path::new("/copy/p000003.pool"))));
+    let missing = copy(PARTITION).err().unwrap();
+    assert_eq!((missing.kind(), missing.file()), (ErrorKind::Corruption, Some(Path::new("/copy/p000003.pool"))));
 
     let reader = open(&fs, false, true).unwrap();
     let refused = reader.0.checkpoint(&life.image, &mut || SeqNo(1), &mut Ok);
@@ -221,7 +221,7 @@ fn large_shadow_is_truncated() {
 }
 
 #[test]
-fn image_is_one_moment_after_power_loss() {
+fn image_is_one_snapshot_after_power_loss() {
     let mut crashes = 0;
     for seed in 1..3 {
         let mut after = 0;
@@ -285,9 +285,9 @@ fn shadow_survives_power_loss_when_reapplied() {
             store.checkpoint(&loaded.unwrap().image, &mut || SeqNo(777), &mut |_| Ok(SeqNo(782)))
         });
         for seed in 0..8 {
-            let left = fork.fork();
-            left.crash(Survival::Random, seed);
-            life.assert_recovers(&(Arc::new(left) as Arc<dyn Fs>), &format!("after {after} operations, {seed}"));
+            let crashed = fork.fork();
+            crashed.crash(Survival::Random, seed);
+            life.assert_recovers(&(Arc::new(crashed) as Arc<dyn Fs>), &format!("after {after} operations, {seed}"));
         }
         if opened.is_ok() && !fork.is_frozen() {
             break;
@@ -583,7 +583,7 @@ fn assert_recovers_between(fs: &MemFs, options: &PoolOptions, at_cut: &[u64], at
                 assert!(found == value(n, round) && rounds.contains(&round), "key {n}: {round}, not in {rounds:?}");
                 present += 1;
             }
-            None => assert!(rounds.any(|round| round == 0 || !is_put(n, round)), "key {n} is gone: {rounds:?}"),
+            None => assert!(rounds.any(|round| round == 0 || !is_put(n, round)), "key {n} is missing: {rounds:?}"),
         }
     }
     assert_eq!(tree.len(), present);
@@ -591,7 +591,7 @@ fn assert_recovers_between(fs: &MemFs, options: &PoolOptions, at_cut: &[u64], at
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the test races threads, and in vfs none are scoped")]
-fn checkpoint_beside_writers_is_one_moment() {
+fn checkpoint_during_writes_is_one_snapshot() {
     for slots in [4, SLOTS] {
         let (mem, fs) = fresh();
         let (store, _) = open(&fs, true, false).unwrap();
@@ -668,9 +668,9 @@ fn mapped_pool_becomes_image() {
         let written = open(&frozen, false, false)
             .and_then(|(store, loaded)| store.checkpoint(&loaded.unwrap().image, &mut || SeqNo(7), &mut Ok));
         for seed in 0..6 {
-            let left = fork.fork();
-            left.crash(Survival::Random, seed);
-            let from = [found(&left, true), found(&left, false), found(&left, false)];
+            let crashed = fork.fork();
+            crashed.crash(Survival::Random, seed);
+            let from = [found(&crashed, true), found(&crashed, false), found(&crashed, false)];
             assert!(from == [7; 3] || written.is_err() && from == [0; 3], "after {after}: {from:?}");
         }
         if written.is_ok() {

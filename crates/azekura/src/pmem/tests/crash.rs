@@ -169,7 +169,7 @@ impl CrashChecker {
                 let sim = Sim::new(image, LEN_MAX, self.granularity, None);
                 match PoolFixture::open(sim, &self.options).map(|(fixture, _)| fixture.contents()) {
                     Ok(contents) if contents == before || contents == *model => {}
-                    Ok(_) => verdict = Err("the first change after a repair left wrong records".into()),
+                    Ok(_) => verdict = Err("the records are wrong after the first change that follows a repair".into()),
                     Err(error) => verdict = Err(format!("the second open failed after a repair: {error}")),
                 }
             });
@@ -467,8 +467,8 @@ fn fences_are_within_their_budget() {
         );
         // A split stores half of the slots, all fingerprints, two words of a header, the link and the commit word,
         // but no key or value.
-        let most = SLOTS as u64 / 2 * 8 + SLOTS as u64 + 16 + 16;
-        assert!(moved.stored_bytes <= splits * most && moved.flushed_lines >= splits * 2, "{moved:?}");
+        let max_stored = SLOTS as u64 / 2 * 8 + SLOTS as u64 + 16 + 16;
+        assert!(moved.stored_bytes <= splits * max_stored && moved.flushed_lines >= splits * 2, "{moved:?}");
         let ascending = (0..100).map(|n| fences(&mut world, PoolOp::Put(vec![0xFF, n], vec![1; 50])).0);
         assert_eq!(ascending.max(), Some(4), "at the end one word links the new leaf");
         assert_eq!(fences(&mut world, put(3)).0, 2, "replaced");

@@ -188,8 +188,8 @@ fn flipped_byte_is_detected_or_harmless() {
             None => found += 1,
         }
     }
-    let kept: usize = model.iter().map(|(key, value)| key.len() + value.len()).sum();
-    assert!(found > kept, "{found} of {} bytes are checked, {kept} are keys and values", image.len());
+    let record_bytes: usize = model.iter().map(|(key, value)| key.len() + value.len()).sum();
+    assert!(found > record_bytes, "{found} of {} bytes are checked, {record_bytes} are keys and values", image.len());
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn ascending_inserts_fill_and_reuse_leaves() {
         }
         fixture.check_invariants();
         let (usage, leaves) = fixture.tree.usage().unwrap();
-        assert!(fixture.tree.len() == 0 && leaves == 1, "only the head is left, not {leaves}");
+        assert!(fixture.tree.len() == 0 && leaves == 1, "only the head remains, not {leaves}");
         // Other tests of this process may be pinned.
         wait_until(|| fixture.tree.lock_allocator().unwrap().reclaim_retired(true));
         assert_eq!(usage.free_leaves as u64 + 1, before.free_leaves as u64 + full, "the others are free");
@@ -165,8 +165,8 @@ fn full_pool_is_writable_after_removals() {
             fixture.assert_matches(&model, &[]);
             fixture.check_invariants();
             assert_eq!(fixture.tree.usage().unwrap().0.len, options.len_max);
-            let gone: Vec<_> = model.keys().filter(|_| rng.below(4) > 0).cloned().collect();
-            for key in gone {
+            let removed: Vec<_> = model.keys().filter(|_| rng.below(4) > 0).cloned().collect();
+            for key in removed {
                 model.remove(&key);
                 fixture.apply(&PoolOp::Remove(key)).unwrap();
             }
@@ -204,7 +204,7 @@ fn emptied_pool_searches_no_version_tables() {
     assert!(versions.memory_bytes() < before / 2 && !versions.has_stale_tables());
     (0..5000).for_each(|n| fixture.apply(&PoolOp::Remove(key(n))).unwrap());
     assert_eq!(versions.tables_searched_at(fixture.visible.get()), 0);
-    assert_eq!((fixture.contents().len(), fixture.tree.usage().unwrap().1), (1, 2), "the head and one leaf are left");
+    assert_eq!((fixture.contents().len(), fixture.tree.usage().unwrap().1), (1, 2), "the head and one leaf remain");
 }
 
 /// Regression: every version since the oldest snapshot or iterator, of any partition, was retained. Writes of one
@@ -319,16 +319,16 @@ fn sparse_leaves_merge_when_pool_is_full() {
         };
         let first = fill(&mut fixture, &mut model);
         for round in 0..3 {
-            let gone: Vec<_> = model.keys().step_by(step).cloned().collect();
-            for key in &gone {
+            let removed: Vec<_> = model.keys().step_by(step).cloned().collect();
+            for key in &removed {
                 model.remove(key);
                 fixture.apply(&PoolOp::Remove(key.clone())).unwrap();
             }
             let more = fill(&mut fixture, &mut model);
             assert!(
-                more * 10 >= gone.len() * 6,
+                more * 10 >= removed.len() * 6,
                 "{slots} slots, round {round}: {more} of {} fit of {first}",
-                gone.len()
+                removed.len()
             );
             fixture.assert_matches(&model, &[]);
             fixture.check_invariants();
@@ -406,7 +406,7 @@ fn snapshot_shows_only_published_changes() {
     for slots in [4, SLOTS] {
         let options = options(8 << 20, slots);
         let (mut fixture, mut model, mut rng) = (new_fixture(&options), PoolTreeModel::new(), SeededRng::new(4));
-        let mut held = Vec::new();
+        let mut snapshots = Vec::new();
         let keys: Vec<Vec<u8>> = (0..300u16).map(|n| n.to_be_bytes().to_vec()).collect();
         for round in 0..6000 {
             let key = keys[rng.below(keys.len())].clone();
@@ -431,19 +431,19 @@ fn snapshot_shows_only_published_changes() {
             op.apply_to(&mut model);
             assert_eq!(fixture.tree.get(&key).unwrap().as_deref(), model.get(&key).map(Vec::as_slice));
             if rng.below(200) == 0 {
-                held.push((fixture.snapshots.register(), model.clone()));
+                snapshots.push((fixture.snapshots.register(), model.clone()));
             }
-            if held.len() > 5 {
-                held.swap_remove(rng.below(6));
+            if snapshots.len() > 5 {
+                snapshots.swap_remove(rng.below(6));
             }
             if round % 600 == 599 {
-                for (held, model) in &held {
+                for (snapshot, model) in &snapshots {
                     for key in &keys {
-                        let got = fixture.tree.get_at(key, held.seqno()).unwrap();
+                        let got = fixture.tree.get_at(key, snapshot.seqno()).unwrap();
                         assert_eq!(got.as_deref(), model.get(key).map(Vec::as_slice));
                     }
                     use crate::iter::InternalIter;
-                    let mut iter = fixture.tree.iter(held.seqno());
+                    let mut iter = fixture.tree.iter(snapshot.seqno());
                     iter.seek_to_last().unwrap();
                     for (key, value) in model.iter().rev() {
                         assert_eq!(
@@ -456,7 +456,7 @@ fn snapshot_shows_only_published_changes() {
                 }
             }
         }
-        held.clear();
+        snapshots.clear();
         fixture.assert_matches(&model, &keys);
         fixture.check_invariants();
     }

@@ -54,11 +54,11 @@ fn covered_leaves_are_unlinked() {
     change(&mut fixture, &mut model, PoolOp::RemoveRange(key(1_000), key(8_000)));
     fixture.assert_matches(&model, &[key(999), key(1_000), key(7_999), key(8_000)]);
     fixture.check_invariants();
-    assert!(leaf_count(&fixture) <= before * 2 / 9 + 2, "{} of {before} leaves are left", leaf_count(&fixture));
+    assert!(leaf_count(&fixture) <= before * 2 / 9 + 2, "{} of {before} leaves remain", leaf_count(&fixture));
     change(&mut fixture, &mut model, PoolOp::RemoveRange(Vec::new(), vec![0xFF]));
     fixture.assert_matches(&model, &[key(0), key(8_500)]);
     fixture.check_invariants();
-    assert_eq!((leaf_count(&fixture), fixture.tree.len()), (1, 0), "only the first leaf is left");
+    assert_eq!((leaf_count(&fixture), fixture.tree.len()), (1, 0), "only the first leaf remains");
     for n in 0..3_000 {
         change(&mut fixture, &mut model, PoolOp::Put(key(n * 3), vec![1; 40]));
     }

@@ -123,7 +123,7 @@ impl ScheduleFixture {
         }
     }
 
-    /// Checks the final state, once all changes are applied and no reader is left.
+    /// Checks the final state, once all changes are applied and all readers have ended.
     fn check_final_state(&self) {
         assert_eq!(self.visible(), self.changes.len() as u64);
         self.check_scan();

@@ -62,22 +62,22 @@ impl SeqnoScheduleFixture {
 
     /// Makes a change, which is visible when this returns. Returns false if the allocator is closed.
     fn apply_change(&self, key: u8, change: Option<u8>) -> bool {
-        let (tree, mut taken, mut early) = (&self.fixture.tree, None, None);
+        let (tree, mut allocated, mut early) = (&self.fixture.tree, None, None);
         if self.fault == SeqnoFault::AssignBeforeLock {
             early = self.seqno_allocator.try_allocate();
         }
         let mut assign_seqno = || {
-            taken =
+            allocated =
                 if self.fault == SeqnoFault::AssignBeforeLock { early } else { self.seqno_allocator.try_allocate() };
-            taken.into_iter().for_each(|seqno| self.record_change(seqno, key, change));
-            Ok(taken)
+            allocated.into_iter().for_each(|seqno| self.record_change(seqno, key, change));
+            Ok(allocated)
         };
         let made = match change {
             Some(change) => tree.put_assigning_seqno(RecordKind::Put, &[key], &value(change), &mut assign_seqno),
             None => tree.remove_assigning_seqno(&[key], &mut assign_seqno),
         };
-        assert_eq!(made.unwrap(), taken.is_some());
-        let Some(seqno) = taken else { return false };
+        assert_eq!(made.unwrap(), allocated.is_some());
+        let Some(seqno) = allocated else { return false };
         if self.fault == SeqnoFault::PublishOutOfOrder {
             self.fixture.visible.publish(seqno);
         } else {
@@ -144,7 +144,7 @@ impl SeqnoScheduleFixture {
         }
     }
 
-    /// Checks the final state, once all changes are made and no reader is left.
+    /// Checks the final state, once all changes are made and all readers have ended.
     fn check_final_state(&self, changes: u64) {
         self.seqno_allocator.close_gate();
         assert_eq!(self.fixture.visible.get(), SeqNo(changes));
@@ -157,9 +157,9 @@ impl SeqnoScheduleFixture {
 
 type ScheduledThread = fn(&SeqnoScheduleFixture);
 
-/// Runs the parts concurrently, the last one on this thread. Then `changes` changes must have been made.
-fn race(shared: &Arc<SeqnoScheduleFixture>, parts: &[ScheduledThread], changes: u64) {
-    let (last, others) = parts.split_last().expect("there is at least one part");
+/// Runs `threads` concurrently, the last one on this thread. Then `changes` changes must have been made.
+fn race(shared: &Arc<SeqnoScheduleFixture>, threads: &[ScheduledThread], changes: u64) {
+    let (last, others) = threads.split_last().expect("there is at least one thread");
     let others = others.iter().copied().map(|part| {
         let shared = Arc::clone(shared);
         spawn(move || part(&shared))
@@ -173,12 +173,12 @@ fn race(shared: &Arc<SeqnoScheduleFixture>, parts: &[ScheduledThread], changes: 
 const CHECK_SCANS: ScheduledThread = |shared| (0..2).for_each(|_| shared.check_scan());
 
 fn race_on_one_key(fault: SeqnoFault) {
-    let parts: [ScheduledThread; 3] = [
+    let threads: [ScheduledThread; 3] = [
         CHECK_SCANS,
         |shared| assert!(shared.put(20, 3) && shared.apply_change(20, None)),
         |shared| assert!(shared.put(20, 4) && shared.put(20, 5)),
     ];
-    race(&SeqnoScheduleFixture::new(fault), &parts, 6);
+    race(&SeqnoScheduleFixture::new(fault), &threads, 6);
 }
 
 #[test]
@@ -187,35 +187,35 @@ fn two_writers_of_one_key() {
 }
 
 fn race_on_different_keys(fault: SeqnoFault) {
-    let parts: [ScheduledThread; 3] = [
+    let threads: [ScheduledThread; 3] = [
         CHECK_SCANS,
         |shared| assert!(shared.put(15, 3) && shared.put(10, 4)),
         // This put splits the leaf.
         |shared| assert!(shared.put(25, 5) && shared.put(30, 6)),
     ];
-    race(&SeqnoScheduleFixture::new(fault), &parts, 6);
+    race(&SeqnoScheduleFixture::new(fault), &threads, 6);
 }
 
 #[test]
-fn read_beside_writers_of_different_keys() {
+fn read_during_writes_of_different_keys() {
     explore(|| race_on_different_keys(SeqnoFault::None));
 }
 
-/// More changes finish ahead of an unfinished one than the completion ring has entries.
+/// More changes finish before the oldest unfinished one than the completion ring has entries.
 #[test]
 fn three_writers_overflow_completion_ring() {
     explore(|| {
-        let parts: [ScheduledThread; 3] = [
+        let threads: [ScheduledThread; 3] = [
             |shared| assert!(shared.put(10, 3) && shared.put(20, 4)),
             |shared| assert!(shared.put(20, 5) && shared.put(10, 6)),
             |shared| assert!(shared.put(30, 7) && shared.put(30, 8)),
         ];
-        race(&SeqnoScheduleFixture::new(SeqnoFault::None), &parts, 8);
+        race(&SeqnoScheduleFixture::new(SeqnoFault::None), &threads, 8);
     });
 }
 
 fn race_with_batches(fault: SeqnoFault) {
-    let parts: [ScheduledThread; 3] = [
+    let threads: [ScheduledThread; 3] = [
         CHECK_SCANS,
         |shared| shared.batch(&[(10, 3), (20, 4)]),
         |shared| {
@@ -226,11 +226,11 @@ fn race_with_batches(fault: SeqnoFault) {
             }
         },
     ];
-    race(&SeqnoScheduleFixture::new(fault), &parts, 6);
+    race(&SeqnoScheduleFixture::new(fault), &threads, 6);
 }
 
 #[test]
-fn a_batch_beside_single_changes() {
+fn batch_during_single_changes() {
     explore(|| race_with_batches(SeqnoFault::None));
 }
 
@@ -252,7 +252,7 @@ fn race_with_close(fault: SeqnoFault) {
 }
 
 #[test]
-fn closing_beside_single_changes() {
+fn closing_during_single_changes() {
     explore(|| race_with_close(SeqnoFault::None));
 }
 
@@ -272,15 +272,15 @@ fn waiters_end_when_seqno_is_lost() {
         let others = [30, 20].map(|key| {
             let shared = Arc::clone(&shared);
             spawn(move || {
-                let mut taken = None;
+                let mut allocated = None;
                 let take = || -> Result<_> {
-                    taken = shared.seqno_allocator.try_allocate();
-                    Ok(taken)
+                    allocated = shared.seqno_allocator.try_allocate();
+                    Ok(allocated)
                 };
                 let made = shared.fixture.tree.put_assigning_seqno(RecordKind::Put, &[key], &value(key), take);
-                assert_eq!(made.unwrap(), taken.is_some());
-                taken.into_iter().for_each(|seqno| shared.seqno_allocator.finish(seqno));
-                taken.map(|seqno| (seqno, shared.seqno_allocator.wait_until_visible(seqno)))
+                assert_eq!(made.unwrap(), allocated.is_some());
+                allocated.into_iter().for_each(|seqno| shared.seqno_allocator.finish(seqno));
+                allocated.map(|seqno| (seqno, shared.seqno_allocator.wait_until_visible(seqno)))
             })
         });
         let lost = loses.join().unwrap();
@@ -329,7 +329,7 @@ mod skipped_steps {
 
     #[test]
     #[should_panic]
-    fn seqno_taken_before_lock_is_detected() {
+    fn seqno_allocated_before_lock_is_detected() {
         explore(|| race_on_one_key(SeqnoFault::AssignBeforeLock));
     }
 

@@ -38,7 +38,7 @@ fn record_overhead_is_at_most_40_bytes() {
     }
 }
 
-/// Regression: beside many retained versions of other keys, a write that found the pool full did not look for stale
+/// Regression: with many retained versions of other keys, a write that found the pool full did not look for stale
 /// versions, because few were added since the last time. With large values these few filled the pool, and every later
 /// write was refused.
 #[test]

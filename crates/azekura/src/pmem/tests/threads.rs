@@ -71,8 +71,8 @@ fn check_gets<M: PersistenceBackend>(fixture: &PoolFixture<M>, rng: &mut SeededR
 
 /// Checks that one sequence number shows the same state forward, backward and by gets.
 fn check_scan<M: PersistenceBackend>(fixture: &PoolFixture<M>) {
-    let held = fixture.snapshots.register();
-    let mut iter = fixture.tree.iter(held.seqno());
+    let snapshot = fixture.snapshots.register();
+    let mut iter = fixture.tree.iter(snapshot.seqno());
     let (mut forward, mut backward) = (Vec::new(), Vec::new());
     iter.seek_to_first().unwrap();
     while let Some(entry) = iter.current() {
@@ -91,7 +91,7 @@ fn check_scan<M: PersistenceBackend>(fixture: &PoolFixture<M>) {
     backward.reverse();
     assert_eq!(forward, backward, "two reads at one sequence number differ");
     for &(n, round) in forward.iter().step_by(7) {
-        let got = fixture.tree.get_at(&key(n), held.seqno()).unwrap().expect("the iterator returned this key");
+        let got = fixture.tree.get_at(&key(n), snapshot.seqno()).unwrap().expect("the iterator returned this key");
         assert_eq!(round_of(n, &got), round);
     }
 }
@@ -144,7 +144,7 @@ fn race<M: PersistenceBackend>(fixture: &PoolFixture<M>, rounds: u64) {
 }
 
 #[test]
-fn readers_see_valid_state_beside_two_writers() {
+fn readers_see_valid_state_during_two_writers() {
     for slots in [4, SLOTS] {
         // The pool is small, so that buffers are reused soon.
         let options = options(256 * PAGE, slots);

@@ -43,7 +43,7 @@ pub(crate) fn state_after_crash(inode: &Inode, ino: Ino, survival: Survival, see
 }
 
 /// Selects the elements of a list that survive. Independent random bits would rarely lose exactly one of a hundred
-/// elements, or keep exactly a prefix, although these cases find most bugs.
+/// elements, or keep exactly a prefix, although these cases find the majority of bugs.
 enum SurvivalPattern {
     None,
     All,
@@ -88,15 +88,15 @@ fn surviving_file(file: &FileNode, survival: Survival, rng: &mut SeededRng) -> F
     let count = file.pending.len();
     let pattern = SurvivalPattern::draw(rng, count);
     for (index, op) in file.pending.iter().enumerate() {
-        let kept = match survival {
+        let survives = match survival {
             Survival::Nothing | Survival::Everything => false,
             Survival::Random => pattern.keeps(index, count, rng),
             Survival::DataOnly => matches!(op, FileOp::Store { .. }),
             Survival::MetadataOnly => matches!(op, FileOp::Length(_)),
         };
         match op {
-            FileOp::Length(len) if kept => content.discard_from(*len),
-            FileOp::Store { offset, bytes, mapped, .. } if kept => {
+            FileOp::Length(len) if survives => content.discard_from(*len),
+            FileOp::Store { offset, bytes, mapped, .. } if survives => {
                 let torn = survival == Survival::Random;
                 store_part(bytes, *offset, *mapped, torn, rng, |bytes, offset| content.store(bytes, offset));
             }
@@ -158,14 +158,14 @@ fn surviving_names(dir: &DirNode, survival: Survival, seed: u64, rng: &mut Seede
     let count = dir.pending.len();
     let pattern = SurvivalPattern::draw(rng, count);
     for (index, op) in dir.pending.iter().enumerate() {
-        let kept = match (survival, op.group) {
+        let survives = match (survival, op.group) {
             (Survival::Everything | Survival::MetadataOnly, _) => true,
             (Survival::Nothing | Survival::DataOnly, _) => op.must_survive,
             // Both halves of the group use the same random number.
             (Survival::Random, Some(group)) => op.must_survive || SeededRng::with_stream(seed, !group).chance_in_8(4),
             (Survival::Random, None) => pattern.keeps(index, count, rng),
         };
-        if kept {
+        if survives {
             op.apply(&mut names);
         }
     }

@@ -61,7 +61,7 @@ pub(crate) fn write_back(file: &mut FileNode, words: &[AtomicU64]) {
     let (mut bytes, mut current) = ([0; 8 * STEP], [0; 8 * STEP]);
     for (n, words) in words.chunks(STEP).enumerate() {
         let at = (n * 8 * STEP) as u64;
-        let count = usize::try_from(len.saturating_sub(at)).map_or(8 * words.len(), |left| left.min(8 * words.len()));
+        let count = usize::try_from(len.saturating_sub(at)).map_or(8 * words.len(), |rest| rest.min(8 * words.len()));
         if count == 0 {
             break;
         }

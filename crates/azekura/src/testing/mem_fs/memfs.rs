@@ -115,12 +115,12 @@ impl MemFs {
         mode: LockMode,
         find: impl FnOnce(&mut MemFsTree) -> io::Result<Ino>,
     ) -> Result<MemLock> {
-        let taken = self.run("lock", path, |tree| {
+        let lock = self.run("lock", path, |tree| {
             let ino = find(tree)?;
             Ok(tree.lock(ino, mode).then(|| InodeHandle::new(&self.tree, tree, ino, path)))
         })?;
         let locked = || Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path);
-        taken.map(MemLock).ok_or_else(locked)
+        lock.map(MemLock).ok_or_else(locked)
     }
 
     /// Runs an operation on the tree. Fails if the power is off.
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freeze_can_be_taken_back() {
+    fn unfreeze_ends_a_freeze() {
         let fs = MemFs::new();
         let file = durable_file(&fs);
         fs.freeze_after(Some(0));

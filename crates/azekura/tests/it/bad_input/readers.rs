@@ -1,4 +1,4 @@
-//! Read-only opening: possible beside other readers, refused beside a writer, and it changes nothing.
+//! Read-only opening: possible while other readers are open, refused while a writer is open. It changes nothing.
 
 use azekura::{ErrorKind, PersistMode};
 
@@ -20,7 +20,7 @@ fn read_only_open_replays_wal_and_writes_nothing() {
             assert_eq!(db.list_partitions(), ["p"]);
             assert!(db.metrics().replayed_records == 20 && db.disk_space() > 0);
         }
-        assert_eq!(expect_error(config(&dir).open()).kind(), ErrorKind::Locked, "a writer beside readers");
+        assert_eq!(expect_error(config(&dir).open()).kind(), ErrorKind::Locked, "readers are open");
         let [one, other] = readers;
         one.close().unwrap();
         drop(other);

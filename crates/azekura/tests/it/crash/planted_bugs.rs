@@ -39,7 +39,7 @@ fn search_finds_flush_before_wal_sync() {
 #[test]
 fn search_finds_wal_durable_before_its_blobs() {
     let planted = InjectedBug::Engine(|config| config.plant_bug(azekura::PlantedBug::WalSyncBeforeBlobs));
-    assert!(finds_planted_bug("values left out", &planted), "a pointer without its value was not noticed");
+    assert!(finds_planted_bug("values omitted", &planted), "a pointer without its value was not noticed");
 }
 
 #[test]

@@ -342,7 +342,7 @@ pub(super) fn run_script(
         stop_at: ops.map(|ops| machine.op_count() + ops),
         env: TestEnv::new(script.seed),
         db: None,
-        parts: BTreeMap::new(),
+        partitions: BTreeMap::new(),
         history: WriteHistory::default(),
         checkpoints: Vec::new(),
     };
@@ -362,7 +362,7 @@ fn run_blob_gc(part: &Partition, way: u64) -> Result<()> {
     }
 }
 
-/// A file of the user beside the checkpoint at `path`, in a directory that older versions removed.
+/// A file of the user next to the checkpoint at `path`, in a directory that older versions removed.
 pub(super) fn foreign_file(path: &Path) -> PathBuf {
     path.with_extension("tmp").join("mine")
 }
@@ -376,7 +376,7 @@ fn put_foreign_file(fs: &dyn Fs, path: &Path) -> Result<()> {
     file.write_at(b"mine", 0)?;
     file.sync_data()?;
     fs.sync_dir(dir)?;
-    fs.sync_dir(dir.parent().expect("it is beside the checkpoint"))
+    fs.sync_dir(dir.parent().expect("it is next to the checkpoint"))
 }
 
 struct ScriptRunner<'a> {
@@ -387,7 +387,7 @@ struct ScriptRunner<'a> {
     stop_at: Option<u64>,
     env: TestEnv,
     db: Option<Database>,
-    parts: BTreeMap<String, Partition>,
+    partitions: BTreeMap<String, Partition>,
     history: WriteHistory,
     checkpoints: Vec<CheckpointRecord>,
 }
@@ -443,7 +443,7 @@ impl ScriptRunner<'_> {
         let done = match step {
             CrashStep::Create(name) => self.create(name),
             CrashStep::Delete(name) => self.run_event(HistoryEvent::Drop(name.clone()), true, |player| {
-                let part = player.parts.remove(name).expect("the partition exists");
+                let part = player.partitions.remove(name).expect("the partition exists");
                 player.db().delete_partition(part)
             }),
             CrashStep::Single(write, weak) => {
@@ -453,7 +453,7 @@ impl ScriptRunner<'_> {
             }
             CrashStep::Merge(merge) => {
                 self.run_event(HistoryEvent::Commit(vec![self.merged(merge)]), synced, |player| {
-                    player.parts[&merge.partition].merge(&merge.key, merge.value.as_deref().unwrap_or_default())
+                    player.partitions[&merge.partition].merge(&merge.key, merge.value.as_deref().unwrap_or_default())
                 })
             }
             CrashStep::Batch(writes, mode) => {
@@ -463,19 +463,19 @@ impl ScriptRunner<'_> {
             CrashStep::RemoveRange(removals) => {
                 self.run_event(HistoryEvent::Commit(removals.clone()), synced, |player| {
                     let (first, last) = (&removals[0], &removals[removals.len() - 1]);
-                    player.parts[&first.partition].remove_range(first.key.clone()..=last.key.clone())
+                    player.partitions[&first.partition].remove_range(first.key.clone()..=last.key.clone())
                 })
             }
             CrashStep::Clear(removals) => self.run_event(HistoryEvent::Commit(removals.clone()), synced, |player| {
-                player.parts[&removals[0].partition].clear()
+                player.partitions[&removals[0].partition].clear()
             }),
             CrashStep::Ingest(writes, is_unsorted) => {
                 self.run_event(HistoryEvent::Commit(writes.clone()), true, |player| player.ingest(writes, *is_unsorted))
             }
             CrashStep::Persist(mode) => self.db().persist(*mode).map(|()| self.history.mark_durable()),
-            CrashStep::Flush(name) => self.parts[name].flush(),
-            CrashStep::Compact(name) => self.parts[name].major_compact(),
-            CrashStep::BlobGc(name, way) => match run_blob_gc(&self.parts[name], *way) {
+            CrashStep::Flush(name) => self.partitions[name].flush(),
+            CrashStep::Compact(name) => self.partitions[name].major_compact(),
+            CrashStep::BlobGc(name, way) => match run_blob_gc(&self.partitions[name], *way) {
                 Err(error) if error.kind() == ErrorKind::Invalid => Ok(()), // a partition without key-value separation
                 other => other,
             },
@@ -496,12 +496,12 @@ impl ScriptRunner<'_> {
 
     fn open_part(&mut self, name: &str) -> Result<()> {
         let part = self.script.options.open(self.db(), name)?;
-        self.parts.insert(name.into(), part);
+        self.partitions.insert(name.into(), part);
         Ok(())
     }
 
     fn write_single(&mut self, write: &HistoryWrite, weak: bool) -> Result<()> {
-        let part = &self.parts[&write.partition];
+        let part = &self.partitions[&write.partition];
         match &write.value {
             Some(value) => match ttl_of(value) {
                 Some(ttl) => part.insert_with_ttl(&write.key, value, ttl),
@@ -528,16 +528,18 @@ impl ScriptRunner<'_> {
         let mut commit = AtomicWrites::begin(self.db(), is_transaction, mode);
         for write in writes {
             match &write.value {
-                Some(value) => commit.insert(&self.parts[&write.partition], &write.key, value),
-                None if write.key.ends_with(b"1") => commit.remove_range(&self.parts[&write.partition], &write.key),
-                None => commit.remove(&self.parts[&write.partition], &write.key),
+                Some(value) => commit.insert(&self.partitions[&write.partition], &write.key, value),
+                None if write.key.ends_with(b"1") => {
+                    commit.remove_range(&self.partitions[&write.partition], &write.key)
+                }
+                None => commit.remove(&self.partitions[&write.partition], &write.key),
             }
         }
         commit.commit()
     }
 
     fn ingest(&mut self, writes: &[HistoryWrite], is_unsorted: bool) -> Result<()> {
-        let partition = &self.parts[&writes[0].partition];
+        let partition = &self.partitions[&writes[0].partition];
         let entries = writes.iter().map(|write| Ok((&write.key, write.value.as_deref().unwrap_or_default())));
         match is_unsorted {
             false => partition.try_ingest(entries).map(drop),
@@ -556,7 +558,7 @@ impl ScriptRunner<'_> {
     }
 
     fn reopen(&mut self, close: bool) -> Result<(), String> {
-        self.parts.clear();
+        self.partitions.clear();
         let db = self.db.take().expect("the database is open between two steps");
         if close {
             db.close().map_err(|e| e.to_string())?;
@@ -577,7 +579,7 @@ impl ScriptRunner<'_> {
     /// Crashes the machine or the process, and opens the database again.
     fn crash_and_continue(&mut self, survival: Survival, salt: u64) -> Result<(), String> {
         self.machine.freeze_after(Some(0));
-        self.parts.clear();
+        self.partitions.clear();
         self.db = None;
         crash_or_kill(self.machine, survival, salt);
         self.machine.freeze_after(self.stop_at.map(|at| at.saturating_sub(self.machine.op_count())));
@@ -597,8 +599,8 @@ impl ScriptRunner<'_> {
         self.history.events.truncate(count);
         let expected = self.history.state_after(count);
         let fresh = found.keys().filter(|name| !expected.contains_key(*name)).cloned().map(HistoryEvent::Create);
-        let gone = expected.keys().filter(|name| !found.contains_key(*name)).cloned().map(HistoryEvent::Drop);
-        self.history.events.extend(fresh.chain(gone));
+        let dropped = expected.keys().filter(|name| !found.contains_key(*name)).cloned().map(HistoryEvent::Drop);
+        self.history.events.extend(fresh.chain(dropped));
         self.history.acknowledge_event();
         self.history.mark_durable();
         for name in found.keys() {
@@ -622,7 +624,7 @@ impl ScriptRunner<'_> {
             _ => Vec::new(),
         };
         for name in names {
-            if !self.parts.contains_key(name) {
+            if !self.partitions.contains_key(name) {
                 self.create(name)?;
             }
         }

@@ -235,7 +235,7 @@ impl CrashSearch {
         for copy in &played.checkpoints {
             let foreign = fs.open(&foreign_file(&copy.path), OpenMode::Read).and_then(|file| file.length());
             if foreign.as_ref().ok() != Some(&4) {
-                return Err(format!("a file of the user beside {}: {foreign:?}", copy.path.display()));
+                return Err(format!("a file of the user next to {}: {foreign:?}", copy.path.display()));
             }
             let there = fs.exists(&copy.path).map_err(|e| e.to_string())?;
             if !there && !copy.acknowledged {

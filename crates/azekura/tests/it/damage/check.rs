@@ -146,7 +146,7 @@ impl DamagedDatabase<'_> {
                 }
                 let right = wanted.get(&name).and_then(|map| map.get(&key)).map(|v| &v[..]);
                 if hindered && got.as_deref() != right {
-                    return Err(format!("{name}: wrong value of {key:?} beside an error"));
+                    return Err(format!("{name}: wrong value of {key:?} in addition to an error"));
                 }
             }
             if hindered && !is_prefix_of(&pairs, wanted.get(&name)) {

@@ -56,9 +56,9 @@ impl SampleDatabase {
             }
             (0..4).for_each(|n| commit_filling_segments(&db, &mut history, n, 10, PersistMode::SyncData));
             (4..9).for_each(|n| commit_filling_segments(&db, &mut history, n, 10, PersistMode::Buffer));
-            let parts = NAMES.map(|name| db.open_partition(name, options(name)).unwrap());
-            run_until_no_obsolete_tables(&machine, &db, &parts);
-            drop(parts);
+            let partitions = NAMES.map(|name| db.open_partition(name, options(name)).unwrap());
+            run_until_no_obsolete_tables(&machine, &db, &partitions);
+            drop(partitions);
             match life {
                 0 => db.close().unwrap(),
                 1 => {

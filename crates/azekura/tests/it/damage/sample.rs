@@ -67,7 +67,7 @@ const NAMES: [&str; 4] = ["plain", "packed", "zipped", "pooled"];
 
 struct SampleBuilder {
     db: Database,
-    parts: Vec<Partition>,
+    partitions: Vec<Partition>,
     history: WriteHistory,
 }
 
@@ -90,7 +90,7 @@ impl SampleBuilder {
         let mut batch = self.db.batch();
         batch.durability(mode);
         for write in &writes {
-            let part = self.parts.iter().find(|part| *part.name == write.partition[..]).expect("it is open");
+            let part = self.partitions.iter().find(|part| *part.name == write.partition[..]).expect("it is open");
             match &write.value {
                 Some(value) => batch.insert(part, &write.key, value),
                 None if ["packed", "pooled"].contains(&&*part.name) => {
@@ -115,14 +115,14 @@ impl SampleBuilder {
         };
         let writes: Vec<HistoryWrite> = numbers.map(write).collect();
         self.history.begin_event(HistoryEvent::Commit(writes.clone()));
-        let part = self.parts.iter().find(|part| *part.name == *name).expect("it is open");
+        let part = self.partitions.iter().find(|part| *part.name == *name).expect("it is open");
         part.ingest(writes.iter().map(|write| (&write.key, write.value.as_deref().unwrap_or_default()))).unwrap();
         self.history.acknowledge_event();
         self.history.mark_durable();
     }
 
     fn flush(&mut self) {
-        self.parts.iter().for_each(|part| part.flush().unwrap());
+        self.partitions.iter().for_each(|part| part.flush().unwrap());
     }
 }
 
@@ -154,8 +154,8 @@ impl SampleDatabase {
     pub(super) fn closed(salt: u64) -> SampleDatabase {
         let machine = MemFs::new();
         let (builder, _) = build(&machine, salt, true);
-        let SampleBuilder { db, parts, mut history } = builder;
-        drop(parts);
+        let SampleBuilder { db, partitions, mut history } = builder;
+        drop(partitions);
         db.close().unwrap();
         history.mark_durable();
         let flushed = history.acknowledged;
@@ -178,16 +178,16 @@ fn build(machine: &MemFs, salt: u64, ingests: bool) -> (SampleBuilder, usize) {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     let db = config(Arc::clone(&fs), salt).open().unwrap();
     let mut history = WriteHistory::default();
-    let mut parts = Vec::new();
+    let mut partitions = Vec::new();
     for name in NAMES {
         history.begin_event(HistoryEvent::Create(name.into()));
-        parts.push(db.open_partition(name, options(name)).unwrap());
+        partitions.push(db.open_partition(name, options(name)).unwrap());
         history.acknowledge_event();
     }
-    let mut builder = SampleBuilder { db, parts, history };
+    let mut builder = SampleBuilder { db, partitions, history };
     (0..12).for_each(|n| builder.commit(n, PersistMode::Buffer));
     builder.flush();
-    builder.parts.iter().for_each(|part| part.major_compact().unwrap());
+    builder.partitions.iter().for_each(|part| part.major_compact().unwrap());
     (12..18).for_each(|n| builder.commit(n, PersistMode::Buffer));
     builder.flush();
     if ingests {

@@ -149,11 +149,11 @@ fn blob_gc_continues_when_one_file_is_damaged() {
         let db = open_without_workers(&fs);
         let worn = db.partition("worn").unwrap();
         let (before, mut errors) = (stale(&worn), Vec::new());
-        let left: BTreeSet<String> = before.intersection(&damaged).cloned().collect();
-        assert!(before.len() > left.len() && left.len() > 1, "{before:?}, {damaged:?}");
+        let damaged_stale: BTreeSet<String> = before.intersection(&damaged).cloned().collect();
+        assert!(before.len() > damaged_stale.len() && damaged_stale.len() > 1, "{before:?}, {damaged:?}");
         if by_call {
             errors.push(worn.gc_with_staleness_threshold(0.1).unwrap_err());
-            assert!(left.contains(&files_named_by(&errors)[0]), "{errors:?}");
+            assert!(damaged_stale.contains(&files_named_by(&errors)[0]), "{errors:?}");
         } else {
             loop {
                 match db.step() {
@@ -162,11 +162,11 @@ fn blob_gc_continues_when_one_file_is_damaged() {
                     Err(error) => errors.push(error),
                 }
             }
-            assert_eq!(files_named_by(&errors).into_iter().collect::<BTreeSet<_>>(), left);
-            assert_eq!(errors.len(), left.len(), "each is tried once");
+            assert_eq!(files_named_by(&errors).into_iter().collect::<BTreeSet<_>>(), damaged_stale);
+            assert_eq!(errors.len(), damaged_stale.len(), "each is tried once");
         }
         assert!(errors.iter().all(|error| error.kind() == ErrorKind::Corruption), "{errors:?}");
-        assert_eq!(stale(&worn), left, "blob GC rewrote all other files");
+        assert_eq!(stale(&worn), damaged_stale, "blob GC rewrote all other files");
         assert!(db.metrics().blob_bytes_freed > 0);
     }
 }

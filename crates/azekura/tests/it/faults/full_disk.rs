@@ -331,7 +331,7 @@ fn database_survives_full_disk() {
 
 /// The reserve is a file that readers do not need, and that `disk_reserve(0)` removes.
 #[test]
-fn no_reserve_is_left_when_it_is_off() {
+fn no_reserve_file_exists_when_it_is_off() {
     let machine = MemFs::new();
     let open = |reserve: u64| {
         let fs: Arc<dyn Fs> = Arc::new(machine.clone());

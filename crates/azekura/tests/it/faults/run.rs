@@ -18,7 +18,7 @@ use crate::testkit::test_dir::{read_file, write_file};
 
 pub(super) const DIR: &str = "/data/db";
 const CHECKPOINT_DIR: &str = "/copies/copy";
-/// A file of the user, in a directory beside the checkpoint that older versions removed.
+/// A file of the user, next to the checkpoint, in a directory that older versions removed.
 const FOREIGN_FILE: &str = "/copies/copy.tmp/mine";
 
 /// Writes the file of the user.
@@ -26,7 +26,7 @@ pub(super) fn put_foreign_file(machine: &MemFs) {
     machine.create_dir_all(Path::new(FOREIGN_FILE).parent().unwrap()).unwrap();
     write_file(machine, Path::new(FOREIGN_FILE), b"mine");
 }
-const PARTS: [&str; 2] = ["left", "right"];
+const PARTITION_NAMES: [&str; 2] = ["left", "right"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum FaultPhase {
@@ -100,7 +100,7 @@ impl Acts {
         part.insert("k", [0; 100])?;
         db.snapshot().get(&part, "k")?;
         part.flush()?;
-        db.partition(PARTS[0])?.flush()
+        db.partition(PARTITION_NAMES[0])?.flush()
     }
 }
 
@@ -122,7 +122,7 @@ pub(super) struct FaultRun {
     config: FaultRunConfig,
     fs: Arc<dyn Fs>,
     db: Option<Database>,
-    parts: Vec<Partition>,
+    partitions: Vec<Partition>,
     /// For each key the last acknowledged value, and the values of later failed commits, which may be visible or not.
     acknowledged: Map,
     unacknowledged: BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>,
@@ -147,7 +147,7 @@ fn config(fs: Arc<dyn Fs>, style: FaultRunConfig, salt: u64) -> Config {
 }
 
 fn options(style: FaultRunConfig, name: &str) -> PartitionCreateOptions {
-    if style.pool && name == PARTS[1] {
+    if style.pool && name == PARTITION_NAMES[1] {
         let sizes = PmemOptions::default().max_size(8 << 20).growth_step(4 << 10);
         return PartitionCreateOptions::default().engine(EngineType::Pmem(sizes));
     }
@@ -168,7 +168,7 @@ impl FaultRun {
             config: style,
             fs,
             db: None,
-            parts: Vec::new(),
+            partitions: Vec::new(),
             acknowledged: Map::new(),
             unacknowledged: BTreeMap::new(),
             commits: 0,
@@ -198,14 +198,14 @@ impl FaultRun {
             FaultPhase::Write => self.write(12),
             FaultPhase::Flush => {
                 self.write(4);
-                for part in self.parts.clone() {
+                for part in self.partitions.clone() {
                     self.record_error(part.flush());
                 }
                 self.read();
             }
             FaultPhase::Compact => {
                 self.write(6);
-                for part in self.parts.clone() {
+                for part in self.partitions.clone() {
                     self.record_error(part.flush());
                     self.record_error(part.major_compact());
                 }
@@ -214,11 +214,11 @@ impl FaultRun {
                 self.read();
             }
             FaultPhase::Collect => {
-                for part in self.parts.clone() {
+                for part in self.partitions.clone() {
                     self.record_error(part.gc_with_space_amp_target(1.0));
                 }
                 self.write(3);
-                for part in self.parts.clone() {
+                for part in self.partitions.clone() {
                     self.record_error(part.flush());
                 }
                 self.read();
@@ -230,7 +230,7 @@ impl FaultRun {
             }
             FaultPhase::Close => {
                 self.write(2);
-                self.parts.clear();
+                self.partitions.clear();
                 self.rest();
                 if let Some(db) = self.db.take() {
                     self.record_error(db.close());
@@ -241,7 +241,7 @@ impl FaultRun {
                 self.open(3);
                 self.write(5);
                 self.read();
-                self.parts.clear();
+                self.partitions.clear();
                 self.rest();
                 self.db = None;
             }
@@ -265,11 +265,11 @@ impl FaultRun {
             self.acts.0.lock().unwrap().clone_from(&self.db);
         }
         let Some(db) = self.db.clone() else { return };
-        if self.parts.len() < PARTS.len() {
+        if self.partitions.len() < PARTITION_NAMES.len() {
             let style = self.config;
-            let parts = PARTS.iter().map(|name| open_part(&db, style, name));
-            let parts: Vec<Option<Partition>> = parts.map(|part| self.record_error(part)).collect();
-            self.parts = parts.into_iter().collect::<Option<Vec<_>>>().unwrap_or_default();
+            let partitions = PARTITION_NAMES.iter().map(|name| open_part(&db, style, name));
+            let partitions: Vec<Option<Partition>> = partitions.map(|part| self.record_error(part)).collect();
+            self.partitions = partitions.into_iter().collect::<Option<Vec<_>>>().unwrap_or_default();
         }
     }
 
@@ -283,11 +283,11 @@ impl FaultRun {
     }
 
     fn write(&mut self, commits: u32) {
-        if self.parts.is_empty() {
+        if self.partitions.is_empty() {
             self.open(u64::from(self.commits) + 100);
         }
         let Some(db) = self.db.clone() else { return };
-        if self.parts.is_empty() {
+        if self.partitions.is_empty() {
             return;
         }
         for _ in 0..commits {
@@ -304,7 +304,7 @@ impl FaultRun {
             }
             let removed = self.config.nth_key(self.rng.below(20));
             writes.remove(&removed);
-            for part in &self.parts {
+            for part in &self.partitions {
                 writes.iter().for_each(|(key, value)| commit.insert(part, key, value));
                 match self.commits.is_multiple_of(3) {
                     true => commit.remove_range(part, &removed),
@@ -340,7 +340,7 @@ impl FaultRun {
 
     /// After any failure, reads return correct data or an error.
     fn read(&mut self) {
-        for part in self.parts.clone() {
+        for part in self.partitions.clone() {
             for n in 0..20 {
                 let key = self.config.nth_key(n);
                 if let Some(found) = self.record_error(part.get(&key)) {
@@ -376,7 +376,7 @@ impl FaultRun {
 
     /// The device works again: the database opens, and has all acknowledged writes and only whole batches.
     pub(super) fn check_after_repair(mut self, machine: &MemFs) {
-        self.parts.clear();
+        self.partitions.clear();
         self.rest();
         self.db = None;
         self.phase = FaultPhase::Last;
@@ -387,7 +387,7 @@ impl FaultRun {
             let part = open_part(&db, style, name).unwrap();
             part.iter().map(|pair| pair.unwrap()).map(|(k, v)| (k.to_vec(), v.to_vec())).collect()
         };
-        let (left, right) = (read(PARTS[0]), read(PARTS[1]));
+        let (left, right) = (read(PARTITION_NAMES[0]), read(PARTITION_NAMES[1]));
         self.compare(&left);
         assert!(left == right, "half a batch");
         db.batch().commit().unwrap();

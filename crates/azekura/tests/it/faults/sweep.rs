@@ -132,7 +132,7 @@ fn every_call_may_fail_with_workers() {
 
 /// Events are delivered inside of calls that fail; the listener flushes, writes and opens there.
 #[test]
-fn every_call_may_fail_beside_a_listener() {
+fn every_call_may_fail_with_a_listener() {
     let stride = env_u64("AZEKURA_FAULT_STRIDE", 19) * 10;
     fail_each_call(FaultRunConfig { acts: true, ..FaultRunConfig::new(0, false) }, stride);
 }

@@ -49,7 +49,7 @@ fn load(part: &Partition, round: u32) -> Result<u64> {
 fn run_rounds(db: &Database, part: &Partition) -> (u32, Vec<ErrorKind>) {
     let (mut acknowledged, mut uncertain, mut errors) = (0, 0, Vec::new());
     for round in 1..=4u32 {
-        let beside = part.insert(key(KEYS + round), "beside").and_then(|()| part.insert(key(3), [round as u8]));
+        let inserted = part.insert(key(KEYS + round), "beside").and_then(|()| part.insert(key(3), [round as u8]));
         match load(part, round).map_err(|error| error.kind()) {
             Ok(_) => (acknowledged, uncertain) = (round, round),
             Err(kind) => {
@@ -62,7 +62,7 @@ fn run_rounds(db: &Database, part: &Partition) -> (u32, Vec<ErrorKind>) {
             let found = found.map_or(0, |value| u32::from(value[0]));
             assert!((acknowledged..=uncertain).contains(&found), "{found} of {round}: {acknowledged}, {errors:?}");
         }
-        let work = [beside, part.flush(), db.step().map(drop)];
+        let work = [inserted, part.flush(), db.step().map(drop)];
         errors.extend(work.into_iter().filter_map(Result::err).map(|error| error.kind()));
     }
     (acknowledged, errors)
@@ -95,7 +95,11 @@ fn run_with_fault(plan: Option<FaultPlan>) -> (u64, Vec<(OpKind, u64)>) {
     assert_clean(&machine);
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     let (tables, blobs) = (azekura::inspect::tables(&fs, Path::new(DIR)), azekura::inspect::blobs(&fs, Path::new(DIR)));
-    assert_eq!(data_files(&machine), tables.unwrap().len() + blobs.unwrap().len(), "{plan:?}: files are left");
+    assert_eq!(
+        data_files(&machine),
+        tables.unwrap().len() + blobs.unwrap().len(),
+        "{plan:?}: there are unneeded files"
+    );
     (struck, calls)
 }
 

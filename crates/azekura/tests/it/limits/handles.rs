@@ -70,10 +70,10 @@ fn last_handle_of_any_kind_closes_cleanly() {
         let mut handles: Vec<Box<dyn std::any::Any>> =
             vec![Box::new(db), Box::new(p), Box::new(snapshot), Box::new(copy)];
         drop(batch);
-        let kept = handles.swap_remove(usize::from(last));
+        let last_handle = handles.swap_remove(usize::from(last));
         drop(handles);
         assert_eq!(error_kind(config(&machine).open()), ErrorKind::Locked, "a handle still exists");
-        drop(kept);
+        drop(last_handle);
     }
     let db = open(&machine);
     assert_eq!(db.metrics().replayed_records, 0);
@@ -163,7 +163,7 @@ fn close_under_load_stops_writers_without_loss() {
 /// Calls in progress on other threads end before the lock of the directory is released.
 #[test]
 fn close_waits_for_work_of_other_threads() {
-    run_with_timeout("a close beside work", || {
+    run_with_timeout("a close during background work", || {
         for round in 0..60u64 {
             let machine = MemFs::new();
             let options = || PartitionCreateOptions::default().max_memtable_size(8 << 10).block_size(256);

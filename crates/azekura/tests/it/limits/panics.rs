@@ -71,8 +71,8 @@ fn a_comparator_that_panics_in_a_write_poisons() {
     run_with_timeout("with workers", || check_comparator_panic(2));
 }
 
-/// A comparator that panicked while its partition was opened did not poison the database. It left a lock poisoned,
-/// which background work took for a held one, so that the WAL grew without bound.
+/// A comparator that panicked while its partition was opened did not poison the database. A mutex stayed poisoned.
+/// Background work treated it as locked by another thread, so the WAL grew without bound.
 #[test]
 fn comparator_panic_while_opening_poisons() {
     run_with_timeout("opening", || {

@@ -115,9 +115,9 @@ fn values_of_many_mebibytes_span_segments() {
             p.insert([n as u8], value).unwrap();
             p.insert("small", [n as u8]).unwrap();
         }
-        let held = machine.fork();
+        let after_kill = machine.fork();
         drop((p, db));
-        for machine in [held, machine] {
+        for machine in [after_kill, machine] {
             let db = tune(config(&machine)).open().unwrap();
             let p = open_partition(&db, "p");
             for (n, value) in values.iter().enumerate() {

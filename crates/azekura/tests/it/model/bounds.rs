@@ -95,11 +95,11 @@ type WriterPartitions = BTreeMap<String, (Partition, BTreeMap<u64, u8>)>;
 
 fn check_bounds(db: &Database, workers: usize, bound: BoundedResource) {
     let metrics = db.metrics();
-    let (held, most) = match bound {
+    let (used_bytes, max_bytes) = match bound {
         BoundedResource::Memory => (metrics.active_memtable_bytes + metrics.sealed_memtable_bytes, MEMORY_BOUND),
         BoundedResource::Wal => (metrics.wal_live_bytes, WAL_BOUND),
     };
-    assert!(held <= most, "{workers} workers: {held} bytes, bound {most}");
+    assert!(used_bytes <= max_bytes, "{workers} workers: {used_bytes} bytes, bound {max_bytes}");
 }
 
 fn run_writer(db: &Database, writer: u64, workers: usize, bound: BoundedResource) -> WriterPartitions {

@@ -43,16 +43,16 @@ fn random_key(rng: &mut SeededRng) -> Vec<u8> {
 }
 
 /// Puts a value of any length, or removes one, in all partitions.
-fn random_write(rng: &mut SeededRng, parts: &[&Partition], model: &mut Map) {
+fn random_write(rng: &mut SeededRng, partitions: &[&Partition], model: &mut Map) {
     let key = random_key(rng);
     if rng.chance_one_in(4) {
-        parts.iter().for_each(|part| part.remove(&key).unwrap());
+        partitions.iter().for_each(|part| part.remove(&key).unwrap());
         model.remove(&key);
         return;
     }
     let len = rng.pick(&[0, 7, 30, 31, 100, 127, 128, 300, 1000, 1100, 5000]);
     let value = rng.random_bytes(len);
-    parts.iter().for_each(|part| part.insert(&key, &value).unwrap());
+    partitions.iter().for_each(|part| part.insert(&key, &value).unwrap());
     model.insert(key, value);
 }
 
@@ -81,9 +81,9 @@ fn expected_pairs(model: &Map, bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Vec
 }
 
 /// One iterator over each of three partitions with the same content, from open to end.
-fn check_iters(rng: &mut SeededRng, parts: &[&Partition; 3], model: &mut Map) {
+fn check_iters(rng: &mut SeededRng, partitions: &[&Partition; 3], model: &mut Map) {
     if rng.chance_one_in(10) {
-        parts.iter().for_each(|part| part.flush().unwrap());
+        partitions.iter().for_each(|part| part.flush().unwrap());
     }
     let bounds = (random_bound(rng), random_bound(rng));
     let pairs = expected_pairs(model, &bounds);
@@ -95,7 +95,7 @@ fn check_iters(rng: &mut SeededRng, parts: &[&Partition; 3], model: &mut Map) {
     // All mixtures: from long runs of one kind of call to a change at each step.
     let steps_per_mode = rng.pick(&[1, 4, 40, 200]);
     let mut mode = rng.below(ACCESS_MODES);
-    let mut iters = parts.map(|part| part.range::<Vec<u8>>(bounds.clone()));
+    let mut iters = partitions.map(|part| part.range::<Vec<u8>>(bounds.clone()));
     loop {
         if steps_per_seek.is_some_and(|steps| rng.chance_one_in(if is_at_end { 2 } else { steps })) {
             let key = random_key(rng);
@@ -127,7 +127,7 @@ fn check_iters(rng: &mut SeededRng, parts: &[&Partition; 3], model: &mut Map) {
             break;
         }
         if rng.chance_one_in(10) {
-            random_write(rng, parts, model);
+            random_write(rng, partitions, model);
         }
         if is_at_end || rng.chance_one_in(steps_per_mode) {
             mode = rng.below(ACCESS_MODES);
@@ -149,10 +149,10 @@ fn iter_yields_each_pair_once_from_both_ends() {
             let pool = open_pool(&db, "pool");
             let table = db.open_partition("table", Default::default()).unwrap();
             let separated = db.open_partition("separated", separation).unwrap();
-            let parts = [&pool, &table, &separated];
+            let partitions = [&pool, &table, &separated];
             let mut model = Map::new();
-            writes.iter().for_each(|seed| random_write(&mut SeededRng::new(*seed), &parts, &mut model));
-            rounds.iter().for_each(|seed| check_iters(&mut SeededRng::new(*seed), &parts, &mut model));
+            writes.iter().for_each(|seed| random_write(&mut SeededRng::new(*seed), &partitions, &mut model));
+            rounds.iter().for_each(|seed| check_iters(&mut SeededRng::new(*seed), &partitions, &mut model));
         });
     }
 }

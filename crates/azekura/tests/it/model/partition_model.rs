@@ -17,7 +17,7 @@ pub(super) struct PartitionModel {
     inserts: BTreeMap<Vec<u8>, u32>,
     /// The hour at which a pair expires, by the canonical form of its key.
     expires: BTreeMap<Vec<u8>, u64>,
-    /// Operands above a pair that expires, which are all that is left of it then.
+    /// Operands above a pair that expires. They become the value when it expires.
     operands: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -76,8 +76,8 @@ impl PartitionModel {
             .collect();
         for canonical in expired {
             self.expires.remove(&canonical);
-            let left = self.operands.remove(&canonical);
-            match (left, self.pairs.get_mut(&canonical)) {
+            let operands = self.operands.remove(&canonical);
+            match (operands, self.pairs.get_mut(&canonical)) {
                 (Some(operands), Some(pair)) => pair.1 = operands,
                 _ => drop(self.pairs.remove(&canonical)),
             }

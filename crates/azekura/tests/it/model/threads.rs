@@ -29,7 +29,7 @@ fn key(writer: u64, index: u64) -> String {
 
 struct ThreadTest {
     db: Database,
-    parts: [Partition; 2],
+    partitions: [Partition; 2],
     /// The last acknowledged round of each writer.
     rounds: [AtomicU64; WRITERS as usize],
     stop: AtomicBool,
@@ -43,7 +43,7 @@ impl ThreadTest {
             let mode = if rng.chance_one_in(50) { PersistMode::SyncData } else { PersistMode::Buffer };
             let mut batch = self.db.batch();
             batch.durability(mode);
-            for part in &self.parts {
+            for part in &self.partitions {
                 for index in 0..KEYS {
                     match value(round) {
                         Some(value) => batch.insert(part, key(writer, index), value),
@@ -96,17 +96,17 @@ impl ThreadTest {
         match way {
             0 => {
                 let snapshot = self.db.snapshot();
-                let both = self.parts.iter().flat_map(|part| keys.iter().map(|k| snapshot.get(part, k).unwrap()));
+                let both = self.partitions.iter().flat_map(|part| keys.iter().map(|k| snapshot.get(part, k).unwrap()));
                 (both.map(owned).collect(), "snapshot")
             }
-            1 => (self.parts[0].multi_get(&keys).unwrap().into_iter().map(owned).collect(), "multi_get"),
+            1 => (self.partitions[0].multi_get(&keys).unwrap().into_iter().map(owned).collect(), "multi_get"),
             2 => {
-                let pairs = self.parts[1].prefix(&prefix).map(|pair| Some(pair.unwrap().1.to_vec()));
+                let pairs = self.partitions[1].prefix(&prefix).map(|pair| Some(pair.unwrap().1.to_vec()));
                 (fill(pairs.collect()), "prefix")
             }
             _ => {
                 let end = format!("w{writer}0");
-                let pairs = self.parts[0].range(prefix..end).rev().map(|pair| Some(pair.unwrap().1.to_vec()));
+                let pairs = self.partitions[0].range(prefix..end).rev().map(|pair| Some(pair.unwrap().1.to_vec()));
                 (fill(pairs.collect()), "range backward")
             }
         }
@@ -120,10 +120,10 @@ impl ThreadTest {
             self.db.checkpoint(path).unwrap();
             let after: Vec<u64> = self.rounds.iter().map(|round| round.load(Ordering::SeqCst) + 1).collect();
             let copy = Config::new(path).fs(Arc::clone(fs)).workers(0).open().unwrap();
-            let parts = ["left", "right"].map(|name| copy.open_partition(name, Default::default()).unwrap());
+            let partitions = ["left", "right"].map(|name| copy.open_partition(name, Default::default()).unwrap());
             for writer in 0..WRITERS {
                 let keys = (0..KEYS).map(|index| key(writer, index));
-                let both = parts.iter().flat_map(|part| keys.clone().map(|key| part.get(key).unwrap()));
+                let both = partitions.iter().flat_map(|part| keys.clone().map(|key| part.get(key).unwrap()));
                 let values: Vec<_> = both.map(|slice| slice.map(|slice| slice.to_vec())).collect();
                 let span = before[writer as usize]..=after[writer as usize];
                 match ThreadTest::round_of_values(&values, "checkpoint") {
@@ -136,7 +136,7 @@ impl ThreadTest {
                     ),
                 }
             }
-            drop((parts, copy));
+            drop((partitions, copy));
             fs.remove_dir_all(path).unwrap();
             self.checks.fetch_add(1, Ordering::Relaxed);
         }
@@ -145,7 +145,7 @@ impl ThreadTest {
     fn run_maintenance(&self) {
         let mut rng = SeededRng::new(77);
         while !self.stop.load(Ordering::SeqCst) {
-            let part = &self.parts[rng.below(2)];
+            let part = &self.partitions[rng.below(2)];
             if rng.chance_one_in(4) {
                 part.major_compact().unwrap()
             } else {
@@ -160,9 +160,14 @@ fn run_threads(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
     let config = || Config::new(dir).fs(Arc::clone(&fs)).workers(2).wal_segment_size(256 << 10).cache_size(256 << 10);
     let options = || PartitionCreateOptions::default().max_memtable_size(32 << 10).block_size(512);
     let db = config().open().unwrap();
-    let parts = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
-    let stage =
-        ThreadTest { db, parts, rounds: Default::default(), stop: AtomicBool::new(false), checks: AtomicU64::new(0) };
+    let partitions = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
+    let stage = ThreadTest {
+        db,
+        partitions,
+        rounds: Default::default(),
+        stop: AtomicBool::new(false),
+        checks: AtomicU64::new(0),
+    };
     thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
             .map(|salt| {
@@ -188,8 +193,8 @@ fn run_threads(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
     });
     println!("{} rounds of {WRITERS} writers, {} checks", rounds, stage.checks.load(Ordering::Relaxed));
     assert!(stage.db.metrics().flushes > 2, "there were too few flushes");
-    let ThreadTest { db, parts, .. } = stage;
-    drop(parts);
+    let ThreadTest { db, partitions, .. } = stage;
+    drop(partitions);
     db.close().unwrap();
     let db = config().open().unwrap();
     for name in ["left", "right"] {
@@ -208,9 +213,14 @@ fn checkpoint_under_load_is_one_snapshot() {
     let config = Config::new("/db").fs(Arc::clone(&fs)).workers(2).wal_segment_size(64 << 10).cache_size(256 << 10);
     let db = config.open().unwrap();
     let options = || PartitionCreateOptions::default().max_memtable_size(16 << 10).block_size(512);
-    let parts = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
-    let stage =
-        ThreadTest { db, parts, rounds: Default::default(), stop: AtomicBool::new(false), checks: AtomicU64::new(0) };
+    let partitions = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
+    let stage = ThreadTest {
+        db,
+        partitions,
+        rounds: Default::default(),
+        stop: AtomicBool::new(false),
+        checks: AtomicU64::new(0),
+    };
     let rounds = env_u64("AZEKURA_ROUNDS", 1_200);
     thread::scope(|scope| {
         let copier = scope.spawn(|| stage.run_checkpoints(&fs, Path::new("/copy")));

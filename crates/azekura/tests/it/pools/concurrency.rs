@@ -197,7 +197,7 @@ fn pool_writers_keep_order_on_real_files() {
 
 /// Writers get `Closed`, and all their acknowledged writes are there.
 #[test]
-fn closing_beside_writers_loses_nothing() {
+fn closing_during_writes_loses_nothing() {
     for level in [PersistenceLevel::WalOnly, PersistenceLevel::PowerLoss] {
         let fs = MemFs::new();
         if level > PersistenceLevel::WalOnly {
@@ -234,7 +234,7 @@ fn closing_beside_writers_loses_nothing() {
 
 /// The keys that one writer has inserted: a sequence without a gap, so that a copy has a prefix of it.
 #[test]
-fn checkpoint_beside_writers_is_one_snapshot() {
+fn checkpoint_during_writes_is_one_snapshot() {
     let number_of = |n: u64| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_be_bytes();
     for level in [PersistenceLevel::WalOnly, PersistenceLevel::ProcessCrash, PersistenceLevel::PowerLoss] {
         let fs = MemFs::new();
@@ -295,9 +295,9 @@ fn insert_and_remove_until_stopped(stage: &PoolThreadTest) {
 }
 
 /// Each batch replaces all keys of a group by a range delete and inserts of a new generation. Readers see the keys of
-/// one generation, whole, in each kind of read, beside single changes, old snapshots and checkpoints.
+/// one generation, whole, in each kind of read, during single changes, old snapshots and checkpoints.
 #[test]
-fn range_deletes_beside_readers_are_atomic() {
+fn range_deletes_are_atomic_for_readers() {
     const GROUP: u64 = 150;
     for level in [PersistenceLevel::WalOnly, PersistenceLevel::PowerLoss] {
         let fs = MemFs::new();

@@ -33,7 +33,7 @@ impl PoolSizes {
 
 struct FullPoolRun {
     db: Database,
-    parts: [Partition; 2],
+    partitions: [Partition; 2],
     model: TwoPoolModel,
     /// The states from the last sync on; power loss leaves one of them.
     states: Vec<TwoPoolModel>,
@@ -61,9 +61,9 @@ fn read_pairs(pairs: impl Iterator<Item = azekura::Result<(Slice, Slice)>>) -> P
 
 fn open(fs: &MemFs, options: &PartitionCreateOptions) -> (Database, [Partition; 2]) {
     let db = config(fs).wal_segment_size(64 << 10).open().unwrap();
-    let parts = ["left", "right"].map(|name| db.open_partition(name, options.clone()).unwrap());
-    parts.iter().for_each(|part| part.set_options(options.clone()).unwrap());
-    (db, parts)
+    let partitions = ["left", "right"].map(|name| db.open_partition(name, options.clone()).unwrap());
+    partitions.iter().for_each(|part| part.set_options(options.clone()).unwrap());
+    (db, partitions)
 }
 
 impl FullPoolRun {
@@ -86,22 +86,22 @@ impl FullPoolRun {
             0..=3 => {
                 let (at, key, value) = (rng.below(2), key(rng), FullPoolRun::random_value(sizes, rng));
                 new[at].insert(key.clone(), value);
-                self.parts[at].insert(&key, vec![value.0; value.1])
+                self.partitions[at].insert(&key, vec![value.0; value.1])
             }
             4 => {
                 let (at, key) = (rng.below(2), key(rng));
                 new[at].remove(&key);
-                self.parts[at].remove(&key)
+                self.partitions[at].remove(&key)
             }
             _ => {
                 let mut batch = self.db.batch();
                 for _ in 0..1 + rng.below(20) {
                     let (at, key, value) = (rng.below(2), key(rng), FullPoolRun::random_value(sizes, rng));
                     if rng.chance_one_in(3) {
-                        batch.remove(&self.parts[at], &key);
+                        batch.remove(&self.partitions[at], &key);
                         new[at].remove(&key);
                     } else {
-                        batch.insert(&self.parts[at], &key, vec![value.0; value.1]);
+                        batch.insert(&self.partitions[at], &key, vec![value.0; value.1]);
                         new[at].insert(key, value);
                     }
                 }
@@ -119,7 +119,7 @@ impl FullPoolRun {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{error}");
                 self.times_full += 1;
-                // Mostly few records, so that the pool is full most of the time.
+                // Mostly few records, so that the pool is usually full.
                 if rng.chance_one_in(2) {
                     let one_in = rng.pick(&[2, 8, 8]);
                     self.remove_some(one_in, rng);
@@ -140,15 +140,15 @@ impl FullPoolRun {
         (0..3).for_each(|_| self.remove_some(2, rng));
         self.eighths = if sizes.max > 64 << 10 { rng.pick(&[2, 4]) } else { 8 };
         let options = sizes.pool(self.eighths);
-        self.parts.iter().for_each(|part| part.set_options(options.clone()).unwrap());
+        self.partitions.iter().for_each(|part| part.set_options(options.clone()).unwrap());
     }
 
     /// Removes about one of `one_in` records, which a full pool allows.
     fn remove_some(&mut self, one_in: u64, rng: &mut SeededRng) {
         self.snapshot = None;
-        for (part, at) in self.parts.iter().zip(0..) {
-            let gone: Vec<_> = self.model[at].keys().filter(|_| rng.chance_one_in(one_in)).cloned().collect();
-            for key in gone {
+        for (part, at) in self.partitions.iter().zip(0..) {
+            let removed_keys: Vec<_> = self.model[at].keys().filter(|_| rng.chance_one_in(one_in)).cloned().collect();
+            for key in removed_keys {
                 part.remove(&key).unwrap();
                 self.model[at].remove(&key);
                 self.states.push(self.model.clone());
@@ -161,7 +161,7 @@ impl FullPoolRun {
         match self.snapshot.take() {
             None => self.snapshot = Some((self.db.snapshot(), self.model.clone())),
             Some((snapshot, model)) => {
-                for (part, model) in self.parts.iter().zip(&model) {
+                for (part, model) in self.partitions.iter().zip(&model) {
                     assert!(read_pairs(snapshot.iter(part)) == *model, "a snapshot shows something else");
                 }
             }
@@ -177,11 +177,12 @@ fn run_crash_search(seed: u64, crashes: u64) -> u64 {
     let (mut fs, mut eighths, mut fulls) = (MemFs::new(), 8, 0);
     let mut model = TwoPoolModel::default();
     for life in 0..crashes {
-        let (db, parts) = open(&fs, &sizes.pool(eighths));
+        let (db, partitions) = open(&fs, &sizes.pool(eighths));
         db.persist(PersistMode::SyncData).unwrap();
         let states = vec![model.clone()];
         let (changes, flush_every) = if rng.chance_one_in(2) { (500, 10_000) } else { (100, 30) };
-        let mut now = FullPoolRun { db, parts, model, states, snapshot: None, times_full: 0, eighths, flush_every };
+        let mut now =
+            FullPoolRun { db, partitions, model, states, snapshot: None, times_full: 0, eighths, flush_every };
         for _ in 0..20 + rng.below(changes) {
             now.random_change(&sizes, &mut rng);
             match rng.below(30) {
@@ -193,11 +194,11 @@ fn run_crash_search(seed: u64, crashes: u64) -> u64 {
                 _ => {}
             }
             match rng.below(now.flush_every) {
-                0 => now.parts[rng.below(2)].flush().unwrap(),
+                0 => now.partitions[rng.below(2)].flush().unwrap(),
                 1 => while now.db.step().unwrap() {},
                 _ => {}
             }
-            for part in &now.parts {
+            for part in &now.partitions {
                 let pool = part.metrics().pool.unwrap();
                 assert!(pool.bytes <= 4 * sizes.max, "seed {seed}, life {life}: {} of {} bytes", pool.bytes, sizes.max);
             }
@@ -222,9 +223,9 @@ fn run_crash_search(seed: u64, crashes: u64) -> u64 {
             "seed {seed}, life {life}, killed: {is_kill}: {:?} records",
             found.each_ref().map(BTreeMap::len)
         );
-        let (db, parts) = open(&after, &sizes.pool(eighths));
-        assert!(parts.each_ref().map(|part| read_pairs(part.iter())) == found, "seed {seed}, life {life}");
-        drop((db, parts, now));
+        let (db, partitions) = open(&after, &sizes.pool(eighths));
+        assert!(partitions.each_ref().map(|part| read_pairs(part.iter())) == found, "seed {seed}, life {life}");
+        drop((db, partitions, now));
         (fs, model) = (after, found);
     }
     check_emptied_pool(&fs, &sizes, seed);
@@ -241,25 +242,25 @@ fn fill(part: &Partition, prefix: u8, from: u32) -> u32 {
 
 /// An emptied pool takes nearly as many records as a new one.
 fn check_emptied_pool(fs: &MemFs, sizes: &PoolSizes, seed: u64) {
-    let (_db, parts) = open(fs, &sizes.pool(8));
-    for key in parts[0].keys().map(Result::unwrap).collect::<Vec<_>>() {
-        parts[0].remove(key).unwrap();
+    let (_db, partitions) = open(fs, &sizes.pool(8));
+    for key in partitions[0].keys().map(Result::unwrap).collect::<Vec<_>>() {
+        partitions[0].remove(key).unwrap();
     }
-    let again = fill(&parts[0], 0, 0);
-    let (_new, parts) = open(&MemFs::new(), &sizes.pool(8));
-    let new = fill(&parts[0], 0, 0);
+    let again = fill(&partitions[0], 0, 0);
+    let (_new, partitions) = open(&MemFs::new(), &sizes.pool(8));
+    let new = fill(&partitions[0], 0, 0);
     assert!(again * 10 >= new * 9, "seed {seed}: an emptied pool takes {again} records, a new one {new}");
 }
 
 /// A full pool of which every second record was removed takes most of them again, under keys in another part of the
 /// order.
 fn check_thinned_pool(sizes: &PoolSizes, seed: u64) {
-    let (_db, parts) = open(&MemFs::new(), &sizes.pool(8));
-    let count = fill(&parts[0], 0, 0);
-    for key in parts[0].keys().step_by(2).map(Result::unwrap).collect::<Vec<_>>() {
-        parts[0].remove(key).unwrap();
+    let (_db, partitions) = open(&MemFs::new(), &sizes.pool(8));
+    let count = fill(&partitions[0], 0, 0);
+    for key in partitions[0].keys().step_by(2).map(Result::unwrap).collect::<Vec<_>>() {
+        partitions[0].remove(key).unwrap();
     }
-    let again = fill(&parts[0], 1, 0);
+    let again = fill(&partitions[0], 1, 0);
     assert!(again * 10 >= count / 2 * 7, "seed {seed}: {again} records fit where {} were removed", count / 2);
 }
 

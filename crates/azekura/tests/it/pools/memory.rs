@@ -26,7 +26,12 @@ fn partition_contents(part: &Partition) -> BTreeMap<Vec<u8>, Vec<u8>> {
 }
 
 /// One operation on two mapped pools and an LSM partition.
-fn random_action(db: &Database, parts: &[Partition], rng: &mut SeededRng, models: &mut [BTreeMap<Vec<u8>, Vec<u8>>]) {
+fn random_action(
+    db: &Database,
+    partitions: &[Partition],
+    rng: &mut SeededRng,
+    models: &mut [BTreeMap<Vec<u8>, Vec<u8>>],
+) {
     let key = |rng: &mut SeededRng| format!("key {:02}", rng.below(40)).into_bytes();
     let value = |rng: &mut SeededRng| {
         let len = rng.below(200) as usize;
@@ -35,23 +40,23 @@ fn random_action(db: &Database, parts: &[Partition], rng: &mut SeededRng, models
     match rng.below(10) {
         0..=3 => {
             let (at, key, value) = (rng.below(2) as usize, key(rng), value(rng));
-            parts[at].insert(&key, &value).unwrap();
+            partitions[at].insert(&key, &value).unwrap();
             models[at].insert(key, value);
         }
         4 | 5 => {
             let (at, key) = (rng.below(2) as usize, key(rng));
-            parts[at].remove(&key).unwrap();
+            partitions[at].remove(&key).unwrap();
             models[at].remove(&key);
         }
         6 => {
             // Commits of an LSM partition extend the WAL and sync it.
             let (key, value) = (key(rng), value(rng));
-            parts[2].insert(&key, &value).unwrap();
+            partitions[2].insert(&key, &value).unwrap();
             db.persist(PersistMode::SyncData).unwrap();
             models[2].insert(key, value);
         }
         7 => {
-            parts.iter().for_each(|part| part.flush().unwrap());
+            partitions.iter().for_each(|part| part.flush().unwrap());
             while db.step().unwrap() {}
         }
         _ => {
@@ -59,10 +64,10 @@ fn random_action(db: &Database, parts: &[Partition], rng: &mut SeededRng, models
             for _ in 0..1 + rng.below(5) {
                 let (at, key, value) = (rng.below(3) as usize, key(rng), value(rng));
                 if rng.chance_one_in(4) {
-                    batch.remove(&parts[at], &key);
+                    batch.remove(&partitions[at], &key);
                     models[at].remove(&key);
                 } else {
-                    batch.insert(&parts[at], &key, &value);
+                    batch.insert(&partitions[at], &key, &value);
                     models[at].insert(key, value);
                 }
             }
@@ -75,21 +80,21 @@ fn random_action(db: &Database, parts: &[Partition], rng: &mut SeededRng, models
 
 fn open(fs: &MemFs) -> (Database, Vec<Partition>) {
     let db = config(fs).wal_segment_size(64 << 10).open().unwrap();
-    let mut parts = vec![open_pool(&db, "left"), open_pool(&db, "right")];
-    parts.push(db.open_partition("tree", Default::default()).unwrap());
-    (db, parts)
+    let mut partitions = vec![open_pool(&db, "left"), open_pool(&db, "right")];
+    partitions.push(db.open_partition("tree", Default::default()).unwrap());
+    (db, partitions)
 }
 
 /// Random operations, each followed by power losses of copies of the machine. Returns the number of power losses.
 fn check_power_losses(seed: u64, steps: &[u64]) -> u64 {
     let mut crashes = 0;
     let fs = persistent_memory_fs();
-    let (mut db, mut parts) = open(&fs);
+    let (mut db, mut partitions) = open(&fs);
     db.persist(PersistMode::SyncData).unwrap();
     let mut models = vec![BTreeMap::new(); 3];
     for (at, step) in (0u64..).zip(steps) {
         let mut rng = SeededRng::new(*step);
-        random_action(&db, &parts, &mut rng, &mut models);
+        random_action(&db, &partitions, &mut rng, &mut models);
         for survival in [Survival::Nothing, Survival::Everything, Survival::Random] {
             if !rng.chance_one_in(4) {
                 continue;
@@ -111,12 +116,12 @@ fn check_power_losses(seed: u64, steps: &[u64]) -> u64 {
             crashes += 1;
         }
         if rng.chance_one_in(15) {
-            drop(parts);
+            drop(partitions);
             match rng.chance_one_in(2) {
                 true => db.close().unwrap(),
                 false => drop(db),
             }
-            (db, parts) = open(&fs);
+            (db, partitions) = open(&fs);
         }
     }
     crashes
@@ -228,10 +233,10 @@ fn open_trusts_closed_pool_but_verify_does_not() {
         // Opened and not closed: no change was made, but the pool cannot know that.
         let db = config(&fs).open().unwrap();
         let part = part_of(&db).unwrap();
-        let left = fs.fork();
-        left.crash(Survival::Everything, 0);
-        left.set_mapped_memory(PersistenceLevel::PowerLoss);
-        let opened = config(&left).open().and_then(|db| part_of(&db).map(drop));
+        let after_kill = fs.fork();
+        after_kill.crash(Survival::Everything, 0);
+        after_kill.set_mapped_memory(PersistenceLevel::PowerLoss);
+        let opened = config(&after_kill).open().and_then(|db| part_of(&db).map(drop));
         let error = opened.unwrap_err();
         assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(&*path)));
         // A read-only open does not change the mark.
@@ -275,7 +280,7 @@ fn tmpfs_pool_survives_process_and_reports_it() {
     assert_eq!(part.get(4_321u32.to_be_bytes()).unwrap().unwrap(), 4_321u32.to_le_bytes());
 }
 
-/// A put under the key of a record must have a higher sequence number than the record, or it is taken for a replayed
+/// A put under the key of a record must have a higher sequence number than the record, or it counts as a replayed
 /// put and ignored. So an impossible sequence number is found at open, after a clean close or not.
 #[test]
 fn unassigned_seqno_in_pool_is_corruption() {

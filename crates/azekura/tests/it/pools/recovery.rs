@@ -130,9 +130,9 @@ fn replay_does_not_tear_a_batch() {
         let opened = config(&again).open().is_ok();
         again.crash(Survival::Nothing, ops);
         let db = config(&again).open().unwrap_or_else(|error| panic!("after {ops} operations: {error}"));
-        let held = |name: &str| db.partition(name).is_ok_and(|part| part.get("k").unwrap().is_some());
-        assert_eq!(held("pool"), held("tree"), "after {ops} operations");
-        whole += u64::from(held("pool"));
+        let has_record = |name: &str| db.partition(name).is_ok_and(|part| part.get("k").unwrap().is_some());
+        assert_eq!(has_record("pool"), has_record("tree"), "after {ops} operations");
+        whole += u64::from(has_record("pool"));
         if opened {
             break;
         }
@@ -175,8 +175,9 @@ fn refused_mapped_pool_leaves_no_file() {
         faults.inject(FaultPlan::new(kind, 1, fault).in_path(path));
         assert!(db.open_partition("pool", pool_options(4 << 20)).is_err(), "{kind:?}");
         let files = machine.read_dir(Path::new(DIR)).unwrap();
-        let left: Vec<_> = files.iter().filter(|file| file.name.starts_with('p')).map(|file| &file.name).collect();
-        assert!(left.is_empty(), "{kind:?}: {left:?}");
+        let pool_files: Vec<_> =
+            files.iter().filter(|file| file.name.starts_with('p')).map(|file| &file.name).collect();
+        assert!(pool_files.is_empty(), "{kind:?}: {pool_files:?}");
         faults.clear_faults();
         open_pool(&db, "pool").insert("k", "v").unwrap();
     }

@@ -56,9 +56,10 @@ fn l0_trigger_options(trigger: u32) -> PartitionCreateOptions {
     PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled))
 }
 
-/// The first worker checked the sync interval only between two tasks: a long compaction made 13 seconds of 50 ms.
+/// The first worker checked the sync interval only between two tasks. During a long compaction, an interval of 50 ms
+/// became 13 seconds.
 #[test]
-fn the_interval_is_kept_beside_a_compaction() {
+fn wal_is_synced_during_a_long_compaction() {
     let gate = Arc::new(equal_keys_gate());
     let db = manual_config(MemFs::new()).workers(2).sync_interval(Some(Duration::from_millis(5))).open().unwrap();
     let slow = db.open_partition_with_comparator("slow", l0_trigger_options(2), gate.clone()).unwrap();
@@ -75,9 +76,9 @@ fn the_interval_is_kept_beside_a_compaction() {
     }
 }
 
-/// Without workers nothing kept the interval.
+/// In a database without workers, no call synced the WAL after the sync interval.
 #[test]
-fn the_interval_is_kept_by_steps_without_workers() {
+fn steps_sync_the_wal_when_there_are_no_workers() {
     let env = TestEnv::new(1);
     let config = Config::new("/db").fs(Arc::new(MemFs::new())).env(Arc::new(env.clone()));
     let db = config.workers(0).sync_interval(Some(Duration::from_millis(50))).open().unwrap();
@@ -198,51 +199,51 @@ fn trigger_events(at: &str, db: &Database, faults: &FaultFs, workers: usize) -> 
     p.gc_with_space_amp_target(1.0).map(drop)
 }
 
-fn check_action_at(at: &'static str, what: &'static str, deed: ListenerAction, workers: usize) {
+fn check_action_at(at: &'static str, what: &'static str, action: ListenerAction, workers: usize) {
     run_with_timeout(&format!("{what} at {at} with {workers} workers"), move || {
         let machine = MemFs::new();
         let faults = FaultFs::new(Arc::new(machine.clone()));
-        let (db, done, heard) = Default::default();
-        let doer = Arc::new(ActionListener { event_kind: at, action: deed, db, result: done, events: heard });
-        let db = manual_config(faults.clone()).workers(workers).listener(doer.clone()).open().unwrap();
-        *doer.db.lock().unwrap() = Some(db.clone());
-        let made = trigger_events(at, &db, &faults, workers);
-        if let Err(error) = &made {
+        let (db, done, events) = Default::default();
+        let listener = Arc::new(ActionListener { event_kind: at, action, db, result: done, events });
+        let db = manual_config(faults.clone()).workers(workers).listener(listener.clone()).open().unwrap();
+        *listener.db.lock().unwrap() = Some(db.clone());
+        let result = trigger_events(at, &db, &faults, workers);
+        if let Err(error) = &result {
             let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io, ErrorKind::Invalid];
             assert!(kinds.contains(&error.kind()), "{what} at {at}: {:?}: {error}", error.kind());
         }
         if at == "closed" {
             drop(db.close());
         } else if at != "error" || workers > 0 {
-            let heard = || doer.result.lock().unwrap().is_some();
-            let events = doer.events.lock().unwrap().clone();
+            let was_called = || listener.result.lock().unwrap().is_some();
+            let events = listener.events.lock().unwrap().clone();
             let p = db.partition("p").map(|p| p.metrics());
-            wait_until(&format!("{what} at {at} with {workers} workers: {made:?} {events:?} {p:?}"), heard);
+            wait_until(&format!("{what} at {at} with {workers} workers: {result:?} {events:?} {p:?}"), was_called);
             drop(db);
         } else {
             drop(db); // without workers, calls return errors and send no event
         }
-        drop(doer.db.lock().unwrap().take());
-        if let Some(Err(error)) = &*doer.result.lock().unwrap() {
+        drop(listener.db.lock().unwrap().take());
+        if let Some(Err(error)) = &*listener.result.lock().unwrap() {
             let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io];
             assert!(kinds.contains(&error.kind()), "{what} at {at}: {:?}: {error}", error.kind());
         }
         // The lock is released, possibly a little later: the listener has dropped the last handle.
         wait_until("the directory is unlocked", || manual_config(machine.clone()).workers(0).open().is_ok());
-        let mut heard = doer.events.lock().unwrap().clone();
-        assert_eq!((heard.remove(0), heard.pop()), ("opened", Some("closed")), "{what} at {at}: {heard:?}");
+        let mut events = listener.events.lock().unwrap().clone();
+        assert_eq!((events.remove(0), events.pop()), ("opened", Some("closed")), "{what} at {at}: {events:?}");
     });
 }
 
-/// The event `Poisoned` was delivered under the lock that closing waits for: a listener that dropped the last handle
-/// there waited for itself, and the directory stayed locked. A listener that wrote on the only worker waited for
-/// itself too.
+/// The database delivered the event `Poisoned` under a lock that closing needs. A listener that dropped the last handle
+/// there waited for its own thread, and the directory stayed locked. A listener that wrote on the only worker waited
+/// for its own thread, too.
 #[test]
 fn a_listener_does_anything_at_any_event() {
     for at in ["flushed", "compacted", "collected", "error", "poisoned", "closed"] {
-        for &(what, deed) in LISTENER_ACTIONS {
+        for &(what, action) in LISTENER_ACTIONS {
             for workers in [0, 1, 2] {
-                check_action_at(at, what, deed, workers);
+                check_action_at(at, what, action, workers);
             }
         }
     }
@@ -260,7 +261,7 @@ impl Listener for ReopeningListener {
     }
 }
 
-/// The event `Closed` was delivered before the lock on the directory was released.
+/// The database delivered the event `Closed` before it released the lock on the directory.
 #[test]
 fn a_listener_opens_again_when_it_is_closed() {
     for workers in [0, 2] {
@@ -291,7 +292,8 @@ thread_local! {
     static WRITE_ON_EXIT: RefCell<WriteOnThreadExit> = const { RefCell::new(WriteOnThreadExit(None)) };
 }
 
-/// The thread-local write buffer was destroyed before, and the process was aborted.
+/// A write in the destructor of a thread-local value needs the thread-local write buffer. The buffer was already
+/// destroyed, and the process was aborted.
 #[test]
 fn a_destructor_of_a_thread_local_may_write() {
     let db = open(&MemFs::new(), "/db", 1);
@@ -315,8 +317,8 @@ fn separated_options() -> PartitionCreateOptions {
         .with_kv_separation(KvSeparationOptions::default().separation_threshold(16).automatic_gc(None))
 }
 
-/// A flush that ended because its partition was deleted counted as failed: a writer of another partition that waited
-/// for a flush got its error, `Closed`, or `Corruption` with key-value separation.
+/// A flush that ended because its partition was deleted counted as failed. A writer of another partition that waited
+/// for a flush got the error of that flush: `Closed`, or `Corruption` with key-value separation.
 #[test]
 fn writer_gets_no_error_of_deleted_partition() {
     let leveled = LeveledOptions::default().l0_compaction_trigger(1_000);
@@ -324,15 +326,15 @@ fn writer_gets_no_error_of_deleted_partition() {
         let options = options.compaction_strategy(CompactionStrategy::Leveled(leveled.clone()));
         let gate = Arc::new(worker_gate());
         let db = manual_config(MemFs::new()).workers(1).open().unwrap();
-        let gone = db.open_partition_with_comparator("gone", options, gate.clone()).unwrap();
+        let deleted_partition = db.open_partition_with_comparator("gone", options, gate.clone()).unwrap();
         let live = db.open_partition("live", small_memtable_options()).unwrap();
         let closed = gate.block();
-        wait_until_a_flush_compares(&gone, &gate);
+        wait_until_a_flush_compares(&deleted_partition, &gate);
         thread::scope(|scope| {
             let closed = closed;
             let writer = scope.spawn(|| (0..200u8).try_for_each(|n| live.insert([n], [n; 500])));
             wait_until("the writer waits for a flush", || live.metrics().sealed_memtables >= 5);
-            let deleted = scope.spawn(|| db.delete_partition(gone));
+            let deleted = scope.spawn(|| db.delete_partition(deleted_partition));
             wait_until("the partition is deleted", || !db.partition_exists("gone"));
             drop(closed);
             writer.join().unwrap().unwrap();
@@ -344,7 +346,7 @@ fn writer_gets_no_error_of_deleted_partition() {
 
 type PartitionWork = fn(&Partition) -> Result<()>;
 
-/// A flush that ran after the deletion of its partition returned `Corruption`; blob GC did too.
+/// A flush or a blob GC that ran after the deletion of its partition returned `Corruption`.
 #[test]
 fn work_on_a_deleted_partition_says_closed() {
     let work: &[(&str, PartitionWork)] = &[
@@ -361,26 +363,26 @@ fn work_on_a_deleted_partition_says_closed() {
     let db = manual_config(machine.clone()).workers(1).open().unwrap();
     for round in 0..8 {
         for (what, work) in work {
-            let gone = db.open_partition("gone", separated_options()).unwrap();
-            (0..2).for_each(|_| (0..50u8).for_each(|n| gone.insert([n], [n; 500]).unwrap()));
-            let other = gone.clone();
+            let deleted_partition = db.open_partition("gone", separated_options()).unwrap();
+            (0..2).for_each(|_| (0..50u8).for_each(|n| deleted_partition.insert([n], [n; 500]).unwrap()));
+            let other = deleted_partition.clone();
             thread::scope(|scope| {
                 let worked = scope.spawn(move || (0..100).try_for_each(|_| work(&other)));
                 (0..round).for_each(|_| thread::yield_now());
-                db.delete_partition(gone).unwrap();
+                db.delete_partition(deleted_partition).unwrap();
                 if let Err(error) = worked.join().unwrap() {
                     assert_eq!(error.kind(), ErrorKind::Closed, "{what}: {error}");
                 }
             });
         }
     }
-    let left = || {
+    let data_files = || {
         let names = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
         names.filter(|name| name.ends_with(".blob")).count() + table_files(&machine, Path::new("/db")).len()
     };
     wait_until("the space of deleted partitions is freed", || {
         open_partition(&db, "p").get("k").unwrap();
-        left() == 0
+        data_files() == 0
     });
 }
 
@@ -388,8 +390,8 @@ fn wal_bound(max_log: u64, segment: u64) -> u64 {
     max_log + 2 * segment
 }
 
-/// `step` flushed for the WAL only if there was no compaction to do: with constant compactions the WAL grew without
-/// bound.
+/// `step` flushed for the size of the WAL only if no compaction was pending. With constant compactions, the WAL grew
+/// without bound.
 #[test]
 fn wal_is_retired_while_compactions_are_pending() {
     let (segment, max_log) = (64 << 10, 256 << 10);
@@ -401,22 +403,22 @@ fn wal_is_retired_while_compactions_are_pending() {
     let options = small_memtable_options().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let hot = db.open_partition("hot", options).unwrap();
     open_partition(&db, "cold").insert("one record", "that is not flushed for its own sake").unwrap();
-    let mut most = 0;
+    let mut max_wal_bytes = 0;
     for n in 0..2_000u32 {
         hot.insert((n.wrapping_mul(2_654_435_761)).to_be_bytes(), [7; 1_000]).unwrap();
         if n % 16 == 0 {
             // The flush, and one step of the compaction that is always pending.
             assert!(db.step().unwrap() && db.step().unwrap());
         }
-        most = most.max(db.metrics().wal_live_bytes);
+        max_wal_bytes = max_wal_bytes.max(db.metrics().wal_live_bytes);
     }
     // The bytes written between two rounds of steps, and steps for the segments that they begin.
-    assert!(most <= 2 * wal_bound(max_log, segment), "{most} bytes of log");
+    assert!(max_wal_bytes <= 2 * wal_bound(max_log, segment), "{max_wal_bytes} bytes of log");
     assert!(db.metrics().compactions > 0);
 }
 
-/// A compaction on the only worker yielded to a flush only if the flush had waited before the compaction began:
-/// never.
+/// A compaction on the only worker yielded only to a flush that had waited before the compaction began. So it never
+/// yielded.
 #[test]
 fn single_worker_flushes_before_compacting() {
     let gate = Arc::new(equal_keys_gate());
@@ -460,23 +462,23 @@ const BUDGET: u64 = 4 << 20;
 /// Bytes that a partition may have in addition to the budget.
 const PARTITION_MEMORY_ALLOWANCE: u64 = 64 << 10;
 
-/// Active memtables had no limit: 64 idle partitions held 136 MB with a budget of 8 MiB.
+/// The budget did not limit active memtables. 64 idle partitions used 136 MB with a budget of 8 MiB.
 #[test]
 fn active_memtables_are_within_the_budget() {
     for workers in [0, 1, 2] {
         let db = manual_config(MemFs::new()).workers(workers).memory_budget(BUDGET).open().unwrap();
-        let parts: Vec<_> = (0..40).map(|n| open_partition(&db, &format!("p{n}"))).collect();
-        let mut most = 0;
+        let partitions: Vec<_> = (0..40).map(|n| open_partition(&db, &format!("p{n}"))).collect();
+        let mut max_bytes = 0;
         for round in 0..500u32 {
-            parts.iter().for_each(|p| p.insert(round.to_be_bytes(), [7; 1_000]).unwrap());
+            partitions.iter().for_each(|p| p.insert(round.to_be_bytes(), [7; 1_000]).unwrap());
             if workers == 0 {
                 while db.step().unwrap() {}
             }
-            most = most.max(db.metrics().memtable_bytes);
+            max_bytes = max_bytes.max(db.metrics().memtable_bytes);
         }
         // One memtable is active while writers are stopped: it may allocate once more.
         let bound = BUDGET + 40 * PARTITION_MEMORY_ALLOWANCE + (2 << 20);
-        assert!(most <= bound, "{workers} workers: {most} bytes of memtables");
+        assert!(max_bytes <= bound, "{workers} workers: {max_bytes} bytes of memtables");
         wait_until("all flushes have ended", || {
             while workers == 0 && db.step().unwrap() {}
             let metrics = db.metrics();
@@ -494,7 +496,7 @@ fn active_memtables_are_within_the_budget() {
     }
 }
 
-/// No metric counted the memory that iterators hold. Now it counts, and writes continue although it exceeds the
+/// No metric counted the memory that iterators pin. Now a metric counts it, and writes continue when it exceeds the
 /// budget.
 #[test]
 fn writes_continue_when_iters_pin_the_budget() {
@@ -600,9 +602,8 @@ fn call_in_comparison(comparator: &TestComparator, db: &Database, p: &Partition,
     });
 }
 
-/// A comparator that was called by a flush and requested another flush, or closed the database, waited for the flush
-/// that had called it. The calls that waited are refused now, on a worker and on the thread of a caller, and the
-/// flush continues.
+/// A flush called a comparator that requested another flush or closed the database. The comparator waited for the flush
+/// that had called it. Now such a call is refused, on a worker and on the thread of a caller, and the flush continues.
 #[test]
 fn a_comparator_in_a_flush_may_not_wait_for_it() {
     for workers in [0, 1] {
@@ -632,8 +633,8 @@ fn a_comparator_in_a_flush_may_not_wait_for_it() {
     }
 }
 
-/// A comparator that was called by a write, and wrote or waited for writes itself, waited for the leader of the group
-/// commit, which was its own thread. So did every later write. The calls are refused now, and the write continues.
+/// A write called a comparator that wrote, or waited for writes. The comparator waited for the group-commit leader,
+/// which was its own thread, and so did every later write. Now such a call is refused, and the write continues.
 #[test]
 fn a_comparator_in_a_write_may_not_wait_for_it() {
     let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(4 << 20)));
@@ -672,16 +673,16 @@ fn dropping_comparator(slot: &HandleSlot, panics: bool) -> TestComparator {
     let slot = Arc::clone(slot);
     worker_gate().with_hook(move |_, _| {
         if is_worker() {
-            let taken = slot.lock().unwrap().take();
-            let panics = panics && taken.is_some();
-            drop(taken);
+            let handle = slot.lock().unwrap().take();
+            let panics = panics && handle.is_some();
+            drop(handle);
             assert!(!panics, "a comparator panics");
         }
     })
 }
 
-/// Closing waits for the work of all workers: the worker on which a comparator dropped the last handle waited for
-/// itself, and the directory stayed locked.
+/// Closing waits for the work of all workers. A comparator dropped the last handle on a worker, so the worker waited
+/// for its own work, and the directory stayed locked.
 #[test]
 fn a_comparator_drops_the_last_handle() {
     for (workers, panics) in [(1, false), (2, false), (3, false), (1, true), (2, true)] {
@@ -718,16 +719,16 @@ fn fill_disk(faults: &FaultFs) {
     faults.inject(FaultPlan::new(OpKind::Write, 1, full).in_path(".sst"));
 }
 
-/// The second attempt of a compaction on a full disk uses the reserve alone. Flushes waited until it ended; now the
-/// compaction yields to them.
+/// The second attempt of a compaction on a full disk has exclusive use of the reserve. Flushes waited until it ended.
+/// Now the compaction yields to them.
 #[test]
 fn a_merge_yields_when_a_flush_waits_for_space() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
-    let held = second_attempt_gate(&faults);
+    let gate = second_attempt_gate(&faults);
     let db = manual_config(faults.clone()).workers(0).open().unwrap();
     let leveled = LeveledOptions::default().l0_compaction_trigger(2);
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
-    let slow = db.open_partition_with_comparator("slow", options, held.clone()).unwrap();
+    let slow = db.open_partition_with_comparator("slow", options, gate.clone()).unwrap();
     // A compaction checks after each MiB whether it should yield.
     for salt in [1, 2] {
         (0..200u8).for_each(|n| slow.insert([n], SeededRng::new(salt).random_bytes(10_000)).unwrap());
@@ -736,15 +737,15 @@ fn a_merge_yields_when_a_flush_waits_for_space() {
     let other = open_partition(&db, "other");
     other.insert("k", "v").unwrap();
     fill_disk(&faults);
-    let holding = held.block();
+    let blocked = gate.block();
     thread::scope(|scope| {
         // The first steps have less to do.
         let merge = scope.spawn(|| while faults.fault_count() == 0 && db.step().unwrap() {});
-        let holding = holding;
-        wait_until("the second attempt compares", || held.waiting() > 0);
+        let blocked = blocked;
+        wait_until("the second attempt compares", || gate.waiting() > 0);
         let flush = scope.spawn(|| other.flush());
         wait_until("the flush waits", || flushes_waiting_for_space(&db) == 1);
-        drop(holding);
+        drop(blocked);
         merge.join().unwrap();
         assert_eq!(db.metrics().compactions, 0, "the compaction did not yield");
         flush.join().unwrap().unwrap();
@@ -753,28 +754,28 @@ fn a_merge_yields_when_a_flush_waits_for_space() {
     assert_eq!((db.metrics().compactions, slow.len().unwrap()), (1, 200));
 }
 
-/// The second attempt of a flush on a full disk has the space that the disk reserve releases for it. A writer filled
-/// the reserve with that space again, and the flush failed.
+/// For the second attempt of a flush on a full disk, the disk reserve releases space. A writer filled the reserve with
+/// that space again, and the flush failed.
 #[test]
 fn writers_leave_released_space_to_the_flush() {
     let machine = MemFs::new();
     let faults = FaultFs::new(Arc::new(machine.clone()));
-    let held = second_attempt_gate(&faults);
+    let gate = second_attempt_gate(&faults);
     let db = manual_config(faults.clone()).workers(0).open().unwrap();
     let options = PartitionCreateOptions::default().max_memtable_size(512 << 10);
-    let p = db.open_partition_with_comparator("p", options, held.clone()).unwrap();
+    let p = db.open_partition_with_comparator("p", options, gate.clone()).unwrap();
     // Several memtables, so that the flush compares, and more bytes than a reserve that takes its space back leaves.
     (0..1_500u32).for_each(|n| p.insert(n.to_be_bytes(), SeededRng::new(n.into()).random_bytes(1_000)).unwrap());
     let other = open_partition(&db, "other");
     machine.set_capacity(Some(machine.used_space()));
     fill_disk(&faults);
-    let holding = held.block();
+    let blocked = gate.block();
     thread::scope(|scope| {
         let flush = scope.spawn(|| p.flush());
-        let holding = holding;
-        wait_until("the second attempt compares", || held.waiting() > 0);
+        let blocked = blocked;
+        wait_until("the second attempt compares", || gate.waiting() > 0);
         assert_eq!(other.insert("k", "v").unwrap_err().kind(), ErrorKind::OutOfSpace);
-        drop(holding);
+        drop(blocked);
         flush.join().unwrap().expect("the space was released for it");
     });
 }
@@ -793,7 +794,8 @@ impl Listener for OpensAtFlush {
     }
 }
 
-/// A lower `max_size` flushes under the lock on names, and the listener was called there and waited for that lock.
+/// `set_options` with a lower `max_size` flushes under the lock on partition names. It called the listener under that
+/// lock. A listener that opened a partition waited for the lock.
 #[test]
 fn a_listener_opens_when_a_pool_is_lowered() {
     run_with_timeout("lowering", || {
@@ -810,22 +812,22 @@ fn a_listener_opens_when_a_pool_is_lowered() {
     });
 }
 
-/// Memtables that are too small to be sealed raised the size below which none is searched. It stayed there after they
-/// had been flushed, and one large memtable could grow as far.
+/// If all memtables are too small to be sealed, the database raises the total size below which it looks for one. After
+/// they were flushed, it did not lower that size, so one large memtable could grow up to it.
 #[test]
-fn budget_holds_after_small_memtables_are_gone() {
+fn budget_holds_after_small_memtables_flush() {
     const SMALL_BUDGET: u64 = 1 << 20;
     let db = manual_config(MemFs::new()).workers(0).memory_budget(SMALL_BUDGET).open().unwrap();
-    let parts: Vec<_> = (0..100).map(|n| open_partition(&db, &format!("p{n}"))).collect();
-    parts.iter().for_each(|p| p.insert("k", [7; 40_000]).unwrap());
+    let partitions: Vec<_> = (0..100).map(|n| open_partition(&db, &format!("p{n}"))).collect();
+    partitions.iter().for_each(|p| p.insert("k", [7; 40_000]).unwrap());
     assert!(db.metrics().active_memtable_bytes > 3 * SMALL_BUDGET, "the memtables were sealed");
-    parts.iter().for_each(|p| p.flush().unwrap());
-    let mut most = 0;
+    partitions.iter().for_each(|p| p.flush().unwrap());
+    let mut max_bytes = 0;
     for n in 0..3_000u32 {
-        parts[0].insert(n.to_be_bytes(), [7; 1_000]).unwrap();
-        most = most.max(db.metrics().active_memtable_bytes);
+        partitions[0].insert(n.to_be_bytes(), [7; 1_000]).unwrap();
+        max_bytes = max_bytes.max(db.metrics().active_memtable_bytes);
     }
-    assert!(most <= 2 * SMALL_BUDGET, "{most} bytes of active memtables");
+    assert!(max_bytes <= 2 * SMALL_BUDGET, "{max_bytes} bytes of active memtables");
 }
 
 /// A partition to flush, and the result of its flush.
@@ -849,14 +851,14 @@ fn flushing_comparator(other: &Arc<OtherFlush>, meet: &Arc<AtomicUsize>) -> Test
     })
 }
 
-/// The comparators of two databases, each inside of a flush, flushed the other database: each flush waited for the
-/// other.
+/// Two databases each called a comparator in a flush, and the comparator flushed the other database. Each flush waited
+/// for the other one.
 #[test]
 fn comparators_may_not_flush_each_others_work() {
     run_with_timeout("flushing each other", || {
         let meet = Arc::new(AtomicUsize::new(0));
         let others: [Arc<OtherFlush>; 2] = Default::default();
-        let parts: Vec<_> = others
+        let partitions: Vec<_> = others
             .iter()
             .map(|other| {
                 let comparator = Arc::new(flushing_comparator(other, &meet));
@@ -864,10 +866,10 @@ fn comparators_may_not_flush_each_others_work() {
                 db.open_partition_with_comparator("p", small_memtable_options(), comparator).unwrap()
             })
             .collect();
-        *others[0].partition.lock().unwrap() = Some(parts[1].clone());
-        *others[1].partition.lock().unwrap() = Some(parts[0].clone());
+        *others[0].partition.lock().unwrap() = Some(partitions[1].clone());
+        *others[1].partition.lock().unwrap() = Some(partitions[0].clone());
         thread::scope(|scope| {
-            for p in &parts {
+            for p in &partitions {
                 scope.spawn(|| (0..500u32).for_each(|n| p.insert(n.to_be_bytes(), [0; 500]).unwrap()));
             }
         });
@@ -876,7 +878,7 @@ fn comparators_may_not_flush_each_others_work() {
             let flushed = other.flushed.lock().unwrap().take().unwrap();
             assert_eq!(flushed.unwrap_err().kind(), ErrorKind::Invalid);
         }
-        assert!(parts.iter().all(|p| p.flush().is_ok() && p.len().unwrap() == 500));
+        assert!(partitions.iter().all(|p| p.flush().is_ok() && p.len().unwrap() == 500));
     });
 }
 
@@ -889,8 +891,8 @@ impl Drop for InsertOnDrop {
     }
 }
 
-/// A program panics, and a destructor that runs because of it writes to the database. The write returned `Ok`, but its
-/// leader took the panic of the program for its own and poisoned the database for all threads.
+/// A program panics, and a destructor that runs during unwinding writes to the database. The write returned `Ok`, but
+/// the group-commit leader mistook the panic of the program for its own, and poisoned the database for all threads.
 #[test]
 fn commit_during_unwinding_does_not_poison() {
     let db = open(&MemFs::new(), "/db", 1);

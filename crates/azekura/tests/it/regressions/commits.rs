@@ -1,4 +1,4 @@
-//! Commits beside deletions, and comparators that read their own partition or end an ingest.
+//! Commits during deletions, and comparators that read their own partition or end an ingest.
 
 use std::cell::Cell;
 use std::sync::mpsc::channel;
@@ -27,11 +27,12 @@ fn delete_in_next_comparison(comparator: &TestComparator, db: &Database, deleted
     });
 }
 
-/// A commit was checked for deleted partitions once, before it was validated and queued. A transaction over two
-/// partitions of which one was deleted in between returned `Ok`, and only its other half was written.
+/// A commit checked once, before its validation, whether a partition was deleted. One of the two partitions of a
+/// transaction was deleted after that check. The commit returned `Ok`, and only the records of the other partition were
+/// written.
 #[test]
-fn commit_beside_a_deletion_is_whole_or_closed() {
-    run_with_timeout("a commit beside a deletion", || {
+fn commit_during_deletion_is_whole_or_closed() {
+    run_with_timeout("a commit during a deletion", || {
         for (at, gate_options) in lsm_and_pool().into_iter().chain(lsm_and_pool()).enumerate() {
             let deleted_options = lsm_and_pool()[at / 2].clone();
             let (db, comparator) = (open(), Arc::new(TestComparator::new(TestOrder::Reversed)));
@@ -54,10 +55,10 @@ fn commit_beside_a_deletion_is_whole_or_closed() {
     });
 }
 
-/// The same for a change of a pool that its own thread makes.
+/// As the test above, for a single change of a pool, which its own thread applies.
 #[test]
-fn pool_change_beside_a_deletion_is_closed() {
-    run_with_timeout("a change beside a deletion", || {
+fn pool_change_during_deletion_is_closed() {
+    run_with_timeout("a change during a deletion", || {
         let (db, comparator) = (open(), Arc::new(TestComparator::new(TestOrder::Reversed)));
         let [_, options] = lsm_and_pool();
         for change in [|p: &Partition| p.insert([9; 4], "new"), |p: &Partition| p.remove([0; 4])] {
@@ -92,8 +93,8 @@ fn scanning_comparator(slot: &Arc<Mutex<Option<Partition>>>) -> TestComparator {
     })
 }
 
-/// A comparator that scanned its own partition waited for a lock of its own thread: the ranges of deleted keys that
-/// scans remember were compared under it.
+/// Scans remember ranges of deleted keys, and compared them under a lock. A comparator that scanned its own partition
+/// waited for that lock of its own thread.
 #[test]
 fn a_comparator_may_scan_its_own_partition() {
     run_with_timeout("a scan by a comparator", || {
@@ -121,7 +122,7 @@ fn a_comparator_may_scan_its_own_partition() {
     });
 }
 
-/// `Ingest::commit` in a comparator that a write had called waited for the leader of the group commit, which was its
+/// A write called a comparator that called `Ingest::commit`. The call waited for the group-commit leader, which was its
 /// own thread. Only the begin of an ingest was refused there.
 #[test]
 fn an_ingest_may_not_end_in_a_comparator() {

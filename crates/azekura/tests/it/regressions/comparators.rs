@@ -29,17 +29,18 @@ fn lsm_and_pool() -> [PartitionCreateOptions; 2] {
     [PartitionCreateOptions::default(), PartitionCreateOptions::default().engine(pool)]
 }
 
-/// A thread that retired WAL segments asked a partition for its first record that is only in the WAL. While the
-/// comparator was being given, the partition had no tree yet, and the thread waited for the buffered records. When the
-/// tree was complete, they were gone, so the partition counted as flushed: the next kill lost its synced records.
+/// A thread that retired WAL segments asked a partition for its first record that is only in the WAL. Meanwhile the
+/// partition got its comparator: it had no tree yet, and the thread waited for the lock on its buffered records. When
+/// the tree was complete, the buffer was empty, so the partition counted as flushed. The next kill lost its synced
+/// records.
 #[test]
 fn late_records_stay_when_the_wal_is_retired() {
     for options in lsm_and_pool() {
-        run_with_timeout("opening beside a flush", || open_beside_a_flush(options));
+        run_with_timeout("opening during a flush", || open_during_flush(options));
     }
 }
 
-fn open_beside_a_flush(options: PartitionCreateOptions) {
+fn open_during_flush(options: PartitionCreateOptions) {
     let machine = MemFs::new();
     let comparator = Arc::new(TestComparator::new(TestOrder::Reversed));
     let db = config(&machine).open().unwrap();

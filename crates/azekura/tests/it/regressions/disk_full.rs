@@ -67,8 +67,8 @@ fn call_every_api(db: &Database, rounds: u8) {
     while db.step().unwrap() {}
 }
 
-/// Once a process had too many open files, every read and write failed until the process ended: cached handles of
-/// tables were never closed.
+/// The database never closed cached file handles of tables. Once a process had too many open files, every read and
+/// write failed until the process ended.
 #[test]
 fn every_call_succeeds_when_few_files_may_open() {
     const ROUNDS: u8 = 40;
@@ -97,11 +97,11 @@ fn every_call_succeeds_when_few_files_may_open() {
     }
 }
 
-/// No more file may be opened for a while: calls fail or succeed, and afterwards the database works as before. A
-/// commit with a requested sync is not lost. Earlier, a directory that could not be opened counted as a failed sync.
+/// While no more file may be opened, calls fail or succeed. Afterwards the database works as before, and no commit with
+/// a requested sync is lost. Earlier, a directory that could not be opened counted as a failed sync.
 #[test]
-fn no_state_is_left_when_no_file_could_open() {
-    for held in 0..6 {
+fn calls_work_again_when_files_may_open_again() {
+    for extra in 0..6 {
         let machine = MemFs::new();
         let fs = FaultFs::new(Arc::new(machine.clone()));
         let db = config(Arc::new(fs.clone())).open().unwrap();
@@ -110,7 +110,7 @@ fn no_state_is_left_when_no_file_could_open() {
         let (mut sure, mut failed) = (Vec::new(), 0);
         for n in 0..60u8 {
             // A few free descriptors at some times, none at others.
-            fs.limit_open(Some(3 + usize::from(n % (held + 1))));
+            fs.limit_open(Some(3 + usize::from(n % (extra + 1))));
             let mut batch = db.batch();
             batch.durability(PersistMode::SyncData);
             batch.insert(&plain, [100, n], rng.random_bytes(4_000));
@@ -128,14 +128,14 @@ fn no_state_is_left_when_no_file_could_open() {
             fs.limit_open(None);
             if db.persist(PersistMode::SyncData).is_ok() && buffered && n % 7 == 0 {
                 let after = super::open(&super::after_power_loss(&machine), "/db", 7);
-                assert!(after.partition("apart").unwrap().get([101, n]).unwrap().is_some(), "held {held}: {n}");
+                assert!(after.partition("apart").unwrap().get([101, n]).unwrap().is_some(), "{extra} more files: {n}");
             }
-            fs.limit_open(Some(3 + usize::from(n % (held + 1))));
+            fs.limit_open(Some(3 + usize::from(n % (extra + 1))));
             let _ = (plain.flush(), separation.flush(), db.step());
         }
-        assert!(failed > 0, "held {held}: the limit had no effect");
+        assert!(failed > 0, "{extra} more files: the limit had no effect");
         fs.limit_open(None);
-        assert!(!db.metrics().poisoned, "held {held}");
+        assert!(!db.metrics().poisoned, "{extra} more files");
         plain.insert("after", "v").unwrap();
         db.persist(PersistMode::SyncAll).unwrap();
         plain.major_compact().unwrap();
@@ -145,16 +145,16 @@ fn no_state_is_left_when_no_file_could_open() {
         for n in sure {
             assert!(
                 plain.contains_key([100, n]).unwrap() && separation.get([100, n]).unwrap().is_some(),
-                "held {held}: {n}"
+                "{extra} more files: {n}"
             );
         }
         assert!(plain.contains_key("after").unwrap());
     }
 }
 
-/// A commit with a requested sync could not open the directory to make the name of a blob file durable. From then on
-/// the file counted as synced, so a later sync did not make the acknowledged values in it durable, and power loss took
-/// the file away.
+/// A commit with a requested sync must make the name of a blob file durable, and could not open the directory. From
+/// then on the file counted as synced, so a later sync did not make its acknowledged values durable. Power loss removed
+/// the file.
 #[test]
 fn persist_covers_a_blob_file_that_failed_before() {
     let machine = MemFs::new();
@@ -173,8 +173,8 @@ fn persist_covers_a_blob_file_that_failed_before() {
     assert_eq!(after.partition("apart").unwrap().get("buffered").unwrap().as_deref(), Some(&[1; 5_000][..]));
 }
 
-/// A sync of the WAL first makes the name of a blob file durable, and the directory cannot be opened. Earlier, that
-/// counted as a failed sync and ended all writing.
+/// Before a sync of the WAL, the database makes the name of a blob file durable. If it could not open the directory,
+/// that counted as a failed sync, and all later writes failed.
 #[test]
 fn writes_go_on_when_a_directory_did_not_open() {
     let machine = MemFs::new();
@@ -211,7 +211,7 @@ fn few_files_child() {
     assert_eq!(db.partition("plain").unwrap().iter().count(), 70);
 }
 
-/// The real limit of a real process, with the default of `max_open_files`.
+/// Runs a child process with a real limit of 64 file handles, and the default of `max_open_files`.
 #[test]
 fn a_process_may_open_64_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -255,7 +255,7 @@ fn remove_when_reserved(p: &Partition, key: &[u8]) {
     });
 }
 
-/// A full disk accepted no removal, nothing freed space, and the database did not open again.
+/// On a full disk, the database refused removals. So no call could free space, and the database did not open again.
 #[test]
 fn full_disk_empties_when_all_is_removed() {
     let machine = MemFs::new();
@@ -288,8 +288,8 @@ fn full_disk_empties_when_all_is_removed() {
     insert_when_resumed(&p, "space", "is back");
 }
 
-/// A process that is killed on a full disk repeatedly, each time after a few removals or while it opens, does not use
-/// up the space that opening needs.
+/// A process is killed on a full disk repeatedly, after a few removals or while it opens. The attempts do not use up
+/// the space that opening needs.
 #[test]
 fn full_disk_opens_when_killed_many_times() {
     let machine = MemFs::new();
@@ -326,7 +326,7 @@ fn full_disk_opens_when_killed_many_times() {
     db.partition("p").unwrap().insert("space", "is back").unwrap();
 }
 
-/// Two writers in one group on a full disk: the removal is not refused with the insert.
+/// On a full disk, an insert and a removal are in one commit group. The insert is refused, and the removal succeeds.
 #[test]
 fn removals_pass_when_inserts_are_refused() {
     let machine = MemFs::new();
@@ -351,8 +351,8 @@ fn removals_pass_when_inserts_are_refused() {
     });
 }
 
-/// A checkpoint of a pool writes its pages twice, and small changes in many places change more bytes of pages than of
-/// the WAL: the reserve followed the WAL only, so that no checkpoint ran on a full disk.
+/// A checkpoint of a pool writes each page twice. Small changes in many places change more bytes of pages than of the
+/// WAL. The size of the reserve followed that of the WAL only, so no checkpoint ran on a full disk.
 #[test]
 fn pools_reach_their_files_on_full_disks() {
     // Many records, or few changes of a large image; alone, or two in a batch.
@@ -386,10 +386,10 @@ fn pools_reach_their_files_on_full_disks() {
     }
 }
 
-/// A reserve that was found at opening was divided as if the checkpoints of pools took nothing: the part for
-/// checkpoints went to compactions, and after a reopen on a full disk no checkpoint ran.
+/// At opening, the existing reserve was divided as if checkpoints of pools needed no space. Compactions got the part
+/// for checkpoints. After a reopen on a full disk, no checkpoint ran.
 #[test]
-fn reserve_is_kept_for_pools_after_reopening() {
+fn reserve_of_pools_is_the_same_after_reopening() {
     let machine = MemFs::new();
     let open = || config(Arc::new(machine.clone())).mapped_wal(false).open().unwrap();
     let db = open();
@@ -418,12 +418,15 @@ fn reserve_is_kept_for_pools_after_reopening() {
     let mut iter = tables.iter();
     iter.next().unwrap().unwrap();
     assert_eq!(tables.major_compact().map_err(|error| error.kind()), Err(ErrorKind::OutOfSpace));
-    let left = reserve();
-    db.partition("pool").unwrap().flush().unwrap_or_else(|e| panic!("{left} of {found} bytes are left: {e}"));
+    let reserve_bytes = reserve();
+    db.partition("pool")
+        .unwrap()
+        .flush()
+        .unwrap_or_else(|e| panic!("the reserve has {reserve_bytes} of {found} bytes: {e}"));
 }
 
-/// Each blob file of direct writes that no flush has named yet has an open file handle. There are few, because the
-/// bytes that pointers refer to count as bytes of the memtable.
+/// Each blob file of direct writes has an open file handle until a flush names it. There are few such files, because
+/// the bytes that pointers refer to count as bytes of the memtable.
 #[test]
 fn few_files_stay_open_when_values_are_large() {
     for workers in [0, 2] {
@@ -432,16 +435,16 @@ fn few_files_stay_open_when_values_are_large() {
         let db = config(Arc::new(fs.clone())).workers(workers).open().unwrap();
         // The pointers alone would fit one memtable.
         let separation = db.open_partition("apart", separated().max_memtable_size(4 << 20)).unwrap();
-        let (mut rng, mut most) = (SeededRng::new(5), 0);
+        let (mut rng, mut max_open) = (SeededRng::new(5), 0);
         for n in 0..3_000u32 {
             separation.insert(n.to_be_bytes(), rng.random_bytes(5_000)).unwrap();
             if workers == 0 {
                 db.step().unwrap();
             }
-            most = most.max(fs.open_count());
+            max_open = max_open.max(fs.open_count());
         }
         // Workers may lag behind on a busy machine; without the rule there would be 3,000.
         let bound = if workers == 0 { 120 } else { 600 };
-        assert!(most < bound, "{most} open files with {workers} workers");
+        assert!(max_open < bound, "{max_open} open files with {workers} workers");
     }
 }

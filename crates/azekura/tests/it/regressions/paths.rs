@@ -39,7 +39,7 @@ fn run_in_child(test: &str, body: impl FnOnce(&Path)) {
 /// A database at the relative path `data`, with a partition of each kind.
 struct RelativePathDatabase {
     db: Database,
-    parts: Vec<Partition>,
+    partitions: Vec<Partition>,
 }
 
 const NAMES: [&str; 3] = ["plain", "apart", "pool"];
@@ -53,13 +53,13 @@ impl RelativePathDatabase {
             "pool" => azekura::PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default())),
             _ => Default::default(),
         };
-        let parts = NAMES.iter().map(|name| db.open_partition(name, options(name)).unwrap()).collect();
-        RelativePathDatabase { db, parts }
+        let partitions = NAMES.iter().map(|name| db.open_partition(name, options(name)).unwrap()).collect();
+        RelativePathDatabase { db, partitions }
     }
 
     /// The value of each key in round `n`, in the database called `name`.
     fn write(&self, name: &str, n: u64) {
-        for part in &self.parts {
+        for part in &self.partitions {
             for key in 0..20 {
                 part.insert(format!("{name} {key:02}"), format!("{n} ").repeat(100)).unwrap();
             }
@@ -67,7 +67,7 @@ impl RelativePathDatabase {
     }
 
     fn check(&self, name: &str, n: u64) {
-        for part in &self.parts {
+        for part in &self.partitions {
             let found: Vec<_> = part.iter().map(|pair| pair.unwrap()).collect();
             assert_eq!(found.len(), 20, "{name}: {}", part.name);
             for (key, value) in found {
@@ -79,20 +79,20 @@ impl RelativePathDatabase {
 
 /// Calls that use every kind of file by its path.
 const FILE_ACCESS_CALLS: [fn(&RelativePathDatabase); 9] = [
-    |r| r.parts.iter().for_each(|part| part.flush().unwrap()),
+    |r| r.partitions.iter().for_each(|part| part.flush().unwrap()),
     |r| r.db.persist(PersistMode::SyncAll).unwrap(),
-    |r| r.parts[..2].iter().for_each(|part| part.major_compact().unwrap()),
-    |r| _ = azekura::Gc::gc_with_space_amp_target(&r.parts[1], 1.0).unwrap(),
+    |r| r.partitions[..2].iter().for_each(|part| part.major_compact().unwrap()),
+    |r| _ = azekura::Gc::gc_with_space_amp_target(&r.partitions[1], 1.0).unwrap(),
     |r| r.db.open_partition("short-lived", Default::default()).unwrap().insert("k", "v").unwrap(),
     |r| r.db.delete_partition(r.db.partition("short-lived").unwrap()).unwrap(),
     |r| while r.db.step().unwrap() {},
     |r| assert!(r.db.disk_space() > 0),
-    |r| r.parts[0].insert("large", vec![7; 200 << 10]).and_then(|()| r.parts[0].remove("large")).unwrap(),
+    |r| r.partitions[0].insert("large", vec![7; 200 << 10]).and_then(|()| r.partitions[0].remove("large")).unwrap(),
 ];
 
-/// The path of a database was never made absolute (the default path is a relative one), and files were opened by path
-/// later: after `set_current_dir`, tables and segments were created in, renamed in and removed from another
-/// directory, here that of another database. Neither database opened afterwards.
+/// The database did not make its path absolute, and opened files by that path later. After `set_current_dir`, it
+/// created, renamed and removed files in another directory, here that of another database. Neither database opened
+/// afterwards.
 #[test]
 fn databases_stay_when_the_directory_changes() {
     run_in_child("databases_stay_when_the_directory_changes", |root| {
@@ -123,7 +123,7 @@ fn databases_stay_when_the_directory_changes() {
                 database.check(name, round as u64);
             }
             let [one, two] = databases;
-            drop(one.parts);
+            drop(one.partitions);
             one.db.close().unwrap();
             drop(two);
         }
@@ -150,11 +150,11 @@ fn disk_fs() -> Arc<dyn Fs> {
 #[test]
 fn a_removed_working_directory_is_an_error() {
     run_in_child("a_removed_working_directory_is_an_error", |root| {
-        let gone = root.join("gone");
-        std::fs::create_dir(&gone).unwrap();
-        std::env::set_current_dir(&gone).unwrap();
+        let removed_dir = root.join("gone");
+        std::fs::create_dir(&removed_dir).unwrap();
+        std::env::set_current_dir(&removed_dir).unwrap();
         let db = Config::new("../db").workers(0).open().unwrap();
-        std::fs::remove_dir(&gone).unwrap();
+        std::fs::remove_dir(&removed_dir).unwrap();
         for error in [Config::default().open().unwrap_err(), db.checkpoint("copy").unwrap_err()] {
             assert_eq!(error.os_kind(), Some(io::ErrorKind::NotFound));
             assert!(error.message().contains("working directory"), "{error}");
@@ -162,7 +162,7 @@ fn a_removed_working_directory_is_an_error() {
     });
 }
 
-/// A dangling link gave the error "cannot list the directory: No such file or directory", though `ls` shows it.
+/// A dangling link gave the error "cannot list the directory: No such file or directory", although `ls` shows the link.
 #[test]
 fn a_dangling_link_is_named_in_the_error() {
     let root = tempfile::tempdir().unwrap();
@@ -184,7 +184,7 @@ fn a_dangling_link_is_named_in_the_error() {
 const FOREIGN_FILES: [&str; 3] =
     ["/backups/one.tmp/2024/wedding", "/backups/azekura-checkpoint-0.tmp/mine", "/backups/mine"];
 
-/// A machine with a database, and with files of the user beside the target of a checkpoint, all of them durable.
+/// A machine with a database, and with files of the user next to the target of a checkpoint, all of them durable.
 fn machine_with_foreign_files() -> MemFs {
     let machine = MemFs::new();
     for file in FOREIGN_FILES.map(Path::new) {
@@ -211,8 +211,8 @@ fn check_checkpoint(machine: &MemFs, copy: &str) {
     assert_eq!(pairs, [b"k", b"l"]);
 }
 
-/// `checkpoint(PATH)` took a directory `PATH.tmp` for the rest of an earlier attempt, and removed it with all files
-/// of the user in it.
+/// `checkpoint(PATH)` mistook a directory `PATH.tmp` of the user for the remains of an earlier attempt, and removed it
+/// with all its files.
 #[test]
 fn a_checkpoint_removes_no_foreign_directory() {
     let machine = machine_with_foreign_files();
@@ -220,8 +220,8 @@ fn a_checkpoint_removes_no_foreign_directory() {
     db.checkpoint("/backups/one").unwrap();
     check_foreign_files(&machine);
     machine.create_dir_all(Path::new("/backups/empty")).unwrap();
-    for taken in ["/backups/one", "/backups/empty", "/backups/mine", "/backups/one.tmp", "/db", "/db/LOCK"] {
-        assert_eq!(error_kind(db.checkpoint(taken)), ErrorKind::Invalid, "{taken}");
+    for existing in ["/backups/one", "/backups/empty", "/backups/mine", "/backups/one.tmp", "/db", "/db/LOCK"] {
+        assert_eq!(error_kind(db.checkpoint(existing)), ErrorKind::Invalid, "{existing}");
     }
     for nameless in ["/", "/backups/.."] {
         assert_eq!(error_kind(db.checkpoint(nameless)), ErrorKind::Invalid, "{nameless}");
@@ -231,8 +231,8 @@ fn a_checkpoint_removes_no_foreign_directory() {
     assert_eq!(there.len(), 5, "{there:?}");
 }
 
-/// A checkpoint whose last directory syncs failed returned the error and existed all the same, and the next attempt
-/// was refused.
+/// The last directory syncs of a checkpoint failed. The call returned the error, but the copy existed, and the next
+/// attempt was refused.
 #[test]
 fn a_failed_checkpoint_leaves_nothing() {
     let (mut failed, mut passed) = (0, false);
@@ -247,10 +247,10 @@ fn a_failed_checkpoint_leaves_nothing() {
         fs.clear_faults();
         check_foreign_files(&machine);
         let new = Path::new("/backups/new");
-        let left = if machine.exists(new).unwrap() { machine.read_dir(new).unwrap() } else { Vec::new() };
+        let entries = if machine.exists(new).unwrap() { machine.read_dir(new).unwrap() } else { Vec::new() };
         if made.is_err() {
             failed += 1;
-            assert!(left.is_empty(), "operation {nth} failed and left {left:?}");
+            assert!(entries.is_empty(), "operation {nth} failed, and there are {entries:?}");
             db.checkpoint("/backups/new/one").unwrap();
         }
         check_checkpoint(&after_power_loss(&machine), "/backups/new/one");
@@ -262,8 +262,8 @@ fn a_failed_checkpoint_leaves_nothing() {
     assert!(passed && failed > 20, "{failed}");
 }
 
-/// At whatever operation of a checkpoint the power fails, its path has all of it or nothing, and files of the user
-/// are unchanged. The same holds if a failed sync of a directory precedes the power loss.
+/// Power fails at each operation of a checkpoint. The target path has the whole copy or does not exist, and files of
+/// the user are unchanged. The same holds if a failed sync of a directory precedes the power loss.
 #[test]
 fn a_crashed_checkpoint_is_whole_or_absent() {
     // The first sync after the rename.
@@ -302,8 +302,8 @@ fn a_crashed_checkpoint_is_whole_or_absent() {
     }
 }
 
-/// Every ancestor up to the root was synced, and an ancestor that cannot be synced (autofs, squashfs, procfs) failed
-/// the call, although it had not changed. The test uses `/proc/self` as such a directory.
+/// The call synced every ancestor of the directory up to the root. An ancestor that cannot be synced (autofs, squashfs,
+/// procfs) failed the call, although it had not changed. The test uses `/proc/self` as such a directory.
 #[test]
 fn ancestor_that_cannot_sync_is_skipped() {
     let root = tempfile::tempdir().unwrap();
@@ -339,8 +339,8 @@ fn parents_of_new_directories_must_be_synced() {
     assert!(sync_fails(3, io::ErrorKind::Other, "/old"), "the device of the root fails");
 }
 
-/// The lock was on the file `LOCK` only: after that file was removed or replaced a second writer could open the
-/// directory, and the two destroyed each other's files.
+/// Only the file `LOCK` was locked. After that file was removed or replaced, a second writer could open the directory,
+/// and the two writers destroyed each other's files.
 #[test]
 fn a_removed_lock_file_lets_no_second_writer_in() {
     let on_disk = tempfile::tempdir().unwrap();
@@ -358,12 +358,12 @@ fn a_removed_lock_file_lets_no_second_writer_in() {
         write_file(&*fs, &dir.join("LOCK"), b"");
         refused();
         db.close().unwrap();
-        let (reader, beside) = (config().open_read_only().unwrap(), config().open_read_only().unwrap());
+        let (reader, second_reader) = (config().open_read_only().unwrap(), config().open_read_only().unwrap());
         fs.remove_file(&dir.join("LOCK")).unwrap();
         assert_eq!(error_kind(config().open()), ErrorKind::Locked);
         drop(reader);
         assert_eq!(error_kind(config().open()), ErrorKind::Locked);
-        drop(beside);
+        drop(second_reader);
         config().open().unwrap();
     }
 }
@@ -427,8 +427,8 @@ fn check_calls_of_child(db: &Database, p: &Partition, pool: &Partition, mut batc
     assert_eq!((db.metrics().partitions, p.metrics().disk_bytes), (0, 0));
 }
 
-/// Calls that open or delete a partition took a lock before they looked whether the process was forked. If a thread of
-/// the parent held the lock at the fork, the child waited for ever.
+/// Calls that open or delete a partition acquired a lock before they checked whether the process was forked. If a
+/// thread of the parent held the lock at the fork, the child waited forever.
 #[test]
 fn a_forked_child_waits_for_no_lock() {
     run_with_timeout("a call of the child", || {
@@ -446,26 +446,26 @@ fn a_forked_child_waits_for_no_lock() {
         let (p, pool) = (open_partition(&db, "p"), db.open_partition("pool", pool_options()).unwrap());
         let mut batch = db.batch();
         batch.insert(&p, "no", "v");
-        let ((entered, inside), (leave, left)) = (channel(), channel());
+        let ((started, is_inside), (let_return, may_return)) = (channel(), channel());
         comparator.call_once(move || {
-            entered.send(()).unwrap();
-            left.recv().unwrap();
+            started.send(()).unwrap();
+            may_return.recv().unwrap();
         });
         std::thread::scope(|scope| {
             let opening = scope.spawn(|| late(&db));
-            inside.recv().unwrap();
+            is_inside.recv().unwrap();
             env.set_process(2);
             check_calls_of_child(&db, &p, &pool, batch);
             env.set_process(1);
-            leave.send(()).unwrap();
+            let_return.send(()).unwrap();
             opening.join().unwrap().unwrap();
         });
         db.close().unwrap();
     });
 }
 
-/// An entry whose value is in a blob file read it in a forked child, through locks that a thread of the parent may have
-/// held at the fork.
+/// In a forked child, an entry whose value is in a blob file read that file. The read needs locks that a thread of the
+/// parent may have held at the fork.
 #[test]
 fn entry_in_a_forked_child_reads_no_file() {
     let machine = MemFs::new();
@@ -485,8 +485,8 @@ fn entry_in_a_forked_child_reads_no_file() {
     assert_eq!(entry.value().unwrap(), [7; 10_000]);
 }
 
-/// A forked child wrote to its parent's WAL, flushed to its parent's files when it ended, and released its parent's
-/// lock.
+/// A forked child wrote to the WAL of its parent, flushed to the files of its parent when it ended, and released the
+/// lock of its parent.
 #[test]
 fn a_forked_child_cannot_touch_the_files() {
     let machine = MemFs::new();

@@ -63,9 +63,9 @@ fn assert_closed<T: std::fmt::Debug>(read: Result<T>) {
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
 }
 
-/// A read in a pool on tmpfs was in progress when the database was closed, opened again and written to. The read copied
-/// bytes of the new writes, and returned the value of another key, or `None` for a key that was never removed. Here the
-/// comparator of the read makes these calls.
+/// A read of a pool on tmpfs was in progress while the database was closed, opened again and written to. The read
+/// copied bytes of the new writes. It returned the value of another key, or `None` for a key that was never removed. In
+/// this test, the comparator of the read closes, opens and writes.
 #[test]
 fn read_is_closed_when_pool_is_reopened_under_it() {
     type ReadCall = fn(&Partition) -> Result<Option<Vec<u8>>>;
@@ -100,8 +100,8 @@ fn read_is_closed_when_pool_is_reopened_under_it() {
     }
 }
 
-/// The same with the reader in another thread than the one that closes. The lock of the directory is not released while
-/// a read uses a mapped pool, so the read finds the old content.
+/// As the test above, but another thread closes the database. The lock on the directory is not released while a read
+/// uses a mapped pool, so the read finds the old content.
 #[test]
 fn close_waits_for_reads_inside_a_memory_pool() {
     let (fs, order) = (tmpfs_machine(), plain_order());
@@ -109,11 +109,11 @@ fn close_waits_for_reads_inside_a_memory_pool() {
     let part = db.open_partition_with_comparator("p", pool_options(), order.clone()).unwrap();
     insert_all(&part);
     let closer = Arc::new(Mutex::new(None));
-    let (closing, beside, after) = (Arc::clone(&closer), part.clone(), fs.clone());
+    let (closing, other_handle, after) = (Arc::clone(&closer), part.clone(), fs.clone());
     order.call_once(move || {
         *closing.lock().unwrap() = Some(thread::spawn(move || db.close().unwrap()));
         // Gives the closing thread time to wait for the read.
-        while beside.get(key(1)).is_ok() {
+        while other_handle.get(key(1)).is_ok() {
             thread::yield_now();
         }
         for salt in 0..20 {
@@ -126,7 +126,7 @@ fn close_waits_for_reads_inside_a_memory_pool() {
     config(&fs, 2).open().unwrap();
 }
 
-/// An iterator of a mapped pool read the bytes of the database that opened the file after it.
+/// An iterator of a mapped pool read bytes of a database that had opened the file later.
 #[test]
 fn iters_are_closed_when_database_is_reopened() {
     let lsm = PartitionCreateOptions::default;
@@ -161,7 +161,7 @@ fn iters_are_closed_when_database_is_reopened() {
     }
 }
 
-/// Readers of a partition that is deleted and created again under its name get the old content.
+/// A partition is deleted and created again under its name. Readers of the deleted partition get its old content.
 #[test]
 fn pool_iters_continue_when_partition_is_deleted() {
     for (fs, options) in [
@@ -265,7 +265,7 @@ fn rounds() -> u64 {
 
 /// Closes, opens and fills the database while readers run. In every second round the partition is deleted and created
 /// again; readers that find no key then have a handle of the deleted partition.
-fn reopen_beside_readers(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCreateOptions) {
+fn reopen_during_reads(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCreateOptions) {
     let open = || {
         let db = Config::new(dir).fs(Arc::clone(fs)).workers(1).open().unwrap();
         let part = db.open_partition("p", options.clone()).unwrap();
@@ -310,13 +310,13 @@ fn reopen_beside_readers(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCreate
 }
 
 #[test]
-fn readers_are_right_or_closed_beside_reopening() {
+fn reads_are_right_or_closed_during_reopening() {
     let disk: Arc<dyn Fs> = Arc::new(DiskFs::new());
     for place in [tempfile::tempdir_in("/dev/shm").ok(), tempfile::tempdir().ok()].into_iter().flatten() {
-        reopen_beside_readers(&disk, &place.path().join("pool"), &pool_options());
-        reopen_beside_readers(&disk, &place.path().join("lsm"), &PartitionCreateOptions::default());
+        reopen_during_reads(&disk, &place.path().join("pool"), &pool_options());
+        reopen_during_reads(&disk, &place.path().join("lsm"), &PartitionCreateOptions::default());
     }
-    reopen_beside_readers(&(Arc::new(tmpfs_machine()) as Arc<dyn Fs>), Path::new("/db"), &pool_options());
+    reopen_during_reads(&(Arc::new(tmpfs_machine()) as Arc<dyn Fs>), Path::new("/db"), &pool_options());
 }
 
 const POOL_PATH: &str = "/db/p000001.pool";
@@ -354,8 +354,8 @@ fn pool_images_after_reopens(fs: &MemFs, count: u8, salt: u64) -> Vec<Vec<u8>> {
     files
 }
 
-/// The image of a pool from before its last checkpoint was opened as if it were the newest: the changes of the last
-/// flush were lost silently, because their records were no longer in the WAL.
+/// An image of a pool from before its last checkpoint was opened as the newest one. The changes of the last flush were
+/// lost without an error, because their records were no longer in the WAL.
 #[test]
 fn older_image_is_refused() {
     let fs = MemFs::new();
@@ -368,7 +368,7 @@ fn older_image_is_refused() {
     assert_eq!(open_pool_database(&fs).unwrap().partition("p").unwrap().len().unwrap(), 3);
 }
 
-/// The pool of another database with the same name and the same partition number was opened.
+/// The pool of another database, with the same name and the same partition number, was opened.
 #[test]
 fn pool_of_another_database_is_refused() {
     for level in [PersistenceLevel::WalOnly, PersistenceLevel::ProcessCrash, PersistenceLevel::PowerLoss] {
@@ -383,8 +383,8 @@ fn pool_of_another_database_is_refused() {
     }
 }
 
-/// An image may be newer than the manifest, after a crash between the two; and a copy made by `checkpoint` has the
-/// files of its point in time.
+/// After a crash between a checkpoint of a pool and its edit, the image is newer than the manifest. A copy that
+/// `checkpoint` made has the files of its point in time. Both open.
 #[test]
 fn newer_image_and_copies_open() {
     for nth in 1..6 {
@@ -412,8 +412,8 @@ fn newer_image_and_copies_open() {
     }
 }
 
-/// A pool whose address space could not be reserved was in the manifest already: the call failed, and the database
-/// did not open any more.
+/// The manifest had a new pool before its address space was reserved. When the reservation failed, the call failed, and
+/// the database did not open any more.
 #[test]
 fn pool_that_cannot_be_reserved_is_not_created() {
     for level in [PersistenceLevel::WalOnly, PersistenceLevel::ProcessCrash] {
@@ -428,7 +428,7 @@ fn pool_that_cannot_be_reserved_is_not_created() {
         // An address space of 47 bits does not hold eight of them.
         let made: Vec<_> = (0..9).map_while(|n| huge(n).ok()).collect();
         assert!(made.len() < 9 && huge(99).is_err(), "the address space of all pools was reserved");
-        assert_eq!(db.list_partitions().len(), 1 + made.len(), "a failed creation left a partition");
+        assert_eq!(db.list_partitions().len(), 1 + made.len(), "a failed creation creates no partition");
         made.iter().for_each(|part| part.insert("k", "v").unwrap());
         let count = made.len();
         drop(made);
@@ -459,10 +459,10 @@ fn check_partition(part: &Partition, wanted: &std::collections::BTreeMap<usize, 
     }
 }
 
-/// At opening, the first leaf with records after an empty leaf got the empty key as separator: under an order other
-/// than the order of bytes, reads missed the keys of leaves, writes stored them twice, and the pool did not open
-/// again; a comparator that accepts only its own keys panicked. Here leaves are emptied from either end and in the
-/// middle, and the pool is opened again.
+/// At opening, the first leaf with records after an empty leaf got the empty key as its separator. Under an order other
+/// than that of bytes, reads missed the keys of leaves, writes stored keys twice, and the pool did not open again. A
+/// comparator that accepts only its own keys panicked. The test empties leaves at either end and in the middle, and
+/// opens the pool again.
 #[test]
 fn empty_leaves_at_open_show_no_invented_key() {
     let (up, down) = (TestOrder::ChecksummedNumbers, TestOrder::ChecksummedReversed);
@@ -504,8 +504,8 @@ fn empty_leaves_at_open_show_no_invented_key() {
     }
 }
 
-/// A pool whose comparator comes late was built under new options, its records in the WAL were refused under a
-/// smaller `max_size`, and the half restored pool was unusable until the database was reopened.
+/// A pool whose comparator comes late was built with its new options. If the new `max_size` was smaller, the pool
+/// refused its records in the WAL. The half restored pool was unusable until the database was reopened.
 #[test]
 fn late_comparator_with_smaller_max_size_opens() {
     let fs = MemFs::new();
@@ -528,25 +528,25 @@ fn late_comparator_with_smaller_max_size_opens() {
     assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
 }
 
-/// A comparator that reads and writes its own database during a write, while the writer holds a leaf lock that these
-/// calls may need. The calls must not wait forever: each is refused or succeeds, and nothing is lost.
+/// A write locks a leaf and calls a comparator that reads and writes its own database. These calls may need the lock of
+/// that leaf. None of them waits forever: each is refused or succeeds, and no record is lost.
 #[test]
 fn comparator_that_reads_its_own_pool_is_served() {
     let (fs, order) = (MemFs::new(), plain_order());
     let db = config(&fs, 1).open().unwrap();
     let part = db.open_partition_with_comparator("p", pool_options(), order.clone()).unwrap();
     insert_all(&part);
-    let beside = part.clone();
+    let other_handle = part.clone();
     order.call_once(move || {
-        assert_eq!(beside.get(key(7)).unwrap().unwrap(), value(7));
-        assert_eq!(beside.len().unwrap(), KEYS);
+        assert_eq!(other_handle.get(key(7)).unwrap().unwrap(), value(7));
+        assert_eq!(other_handle.len().unwrap(), KEYS);
     });
     part.insert(key(7), "new").unwrap();
     assert_eq!(part.get(key(7)).unwrap().unwrap(), "new");
 }
 
-/// The manifest got the creation of a pool and its file id as two batches. If the second one met a full disk, the
-/// call failed, and the partition came back after a partition of the same name was deleted.
+/// The manifest got the creation of a pool and its file number as two batches. If the disk was full at the second
+/// batch, the call failed. The partition existed again after a partition of the same name was deleted.
 #[test]
 fn creation_is_whole_when_manifest_is_full() {
     let machine = tmpfs_machine();
@@ -615,9 +615,8 @@ fn kill_in_checkpoint(stop: Option<u64>, has_image: bool, goes_on: bool, cut: Op
     (open(3).and_then(|db| keys(&db)), ops)
 }
 
-/// A shadow that was complete and not yet synced when the process was killed counted as permanent: the next process
-/// freed the WAL segments that it covered, and wrote its pages over the image. Power loss then lost the records, or
-/// the pool.
+/// The shadow of a killed process was complete but not synced, and counted as permanent. The next process freed the WAL
+/// segments that the shadow covered, and wrote its pages over the image. Power loss then lost the records, or the pool.
 #[test]
 fn shadow_of_a_killed_process_is_made_durable() {
     for (has_image, goes_on) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -633,9 +632,9 @@ fn shadow_of_a_killed_process_is_made_durable() {
     }
 }
 
-/// A checkpoint failed because its shadow could not be synced, and left the whole shadow in the page cache. The system
-/// may have dropped the pages that it could not write, and the next sync reports success. The process after a kill
-/// therefore counted the shadow as durable and freed the WAL that it replaced. Power loss then lost synced records.
+/// A checkpoint failed because the sync of its shadow failed. The page cache contained the whole shadow. The system may
+/// drop pages that it could not write, and report success at the next sync. The process after a kill therefore counted
+/// the shadow as durable, and freed the WAL that the shadow replaced. Power loss then lost synced records.
 #[test]
 fn shadow_of_a_failed_checkpoint_is_not_used() {
     for has_image in [false, true] {

@@ -47,8 +47,8 @@ fn insert_until_full(part: &Partition, from: u32, value: &[u8]) -> u32 {
     (from..).find(|n| is_refused(part, &n.to_be_bytes(), value)).unwrap() - from
 }
 
-/// Replay inserts records in another order of sizes than the process did, and did not find the same space: after a
-/// kill, 95 of 100 databases with a full pool did not open in any mode.
+/// Replay inserts records in another order of sizes than the process did, and ran out of space in a pool that had space
+/// for them. After a kill, 95 of 100 databases with a full pool did not open in any mode.
 #[test]
 fn a_full_pool_opens_when_killed() {
     for (seed, step) in [(1, 4 << 20), (2, 4 << 20), (3, 64 << 10), (4, 4 << 10)] {
@@ -69,9 +69,9 @@ fn a_full_pool_opens_when_killed() {
                     Ok(()) => drop(model.insert(key, value)),
                     Err(error) => {
                         assert_eq!(error.kind(), ErrorKind::OutOfSpace);
-                        let gone: Vec<_> = model.keys().filter(|_| rng.chance_one_in(8)).cloned().collect();
-                        gone.iter().for_each(|key| part.remove(key).unwrap());
-                        gone.iter().for_each(|key| drop(model.remove(key)));
+                        let removed: Vec<_> = model.keys().filter(|_| rng.chance_one_in(8)).cloned().collect();
+                        removed.iter().for_each(|key| part.remove(key).unwrap());
+                        removed.iter().for_each(|key| drop(model.remove(key)));
                     }
                 }
             }
@@ -90,7 +90,8 @@ fn a_full_pool_opens_when_killed() {
     }
 }
 
-/// A smaller size applied to a WAL that was written under the larger one: the database did not open after a kill.
+/// The WAL contained records that were written under a larger `max_size`. A smaller one was applied to their replay,
+/// and the database did not open after a kill.
 #[test]
 fn a_lowered_pool_opens_when_killed() {
     let machine = MemFs::new();
@@ -110,7 +111,7 @@ fn a_lowered_pool_opens_when_killed() {
         assert_eq!(part.insert(3u32.to_be_bytes(), [8; 1000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
         (300..2500u32).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
         let more = insert_until_full(&part, 10_000, &[1; 1000]);
-        assert!((500..800).contains(&more), "{more} records of 1 kB beside 300 in 1 MiB");
+        assert!((500..800).contains(&more), "{more} records of 1 kB in addition to 300 in 1 MiB");
         assert!(used_bytes(&part) <= 1 << 20);
         let again = after_kill(&machine);
         drop((part, db));
@@ -120,7 +121,7 @@ fn a_lowered_pool_opens_when_killed() {
     }
 }
 
-/// Each replay of the same WAL began with the pool as the replay before had left it.
+/// Each replay of the same WAL began with the pool that the previous replay had filled, so the pool grew at each kill.
 #[test]
 fn kills_do_not_let_a_pool_grow() {
     let options = pool_options(256 << 10, 16 << 10);
@@ -143,7 +144,7 @@ fn kills_do_not_let_a_pool_grow() {
     assert!(sizes.iter().all(|bytes| *bytes <= 3 * (256 << 10)), "{sizes:?}");
 }
 
-/// `max_size` applied from the second growth step on only: a pool was created with up to twice that size.
+/// The first growth step ignored `max_size`, so a new pool had up to twice that size.
 #[test]
 fn max_size_holds_where_a_step_is_larger() {
     for max in [64 << 10, 1 << 20, 3 << 20] {
@@ -154,8 +155,8 @@ fn max_size_holds_where_a_step_is_larger() {
     }
 }
 
-/// A full pool of which every second record was removed took 40 more records: they need leaves, and none could be cut
-/// from the freed space.
+/// Every second record of a full pool was removed. After that only 40 more records fit: they needed leaves, and no leaf
+/// could be cut from the freed space.
 #[test]
 fn a_half_emptied_pool_takes_as_much_again() {
     if !is_in_own_process("regressions::pool_space::a_half_emptied_pool_takes_as_much_again") {
@@ -175,7 +176,7 @@ fn a_half_emptied_pool_takes_as_much_again() {
     }
 }
 
-/// Removals exceeded the bound on versions that snapshots retain: 54 MB where 2 MiB were allowed.
+/// Removals ignored the limit on versions that snapshots retain: a pool retained 54 MB with a limit of 2 MiB.
 #[test]
 fn removals_under_a_snapshot_are_bounded() {
     let (db, part) = open(&MemFs::new(), &pool_options(2 << 20, 64 << 10));
@@ -198,22 +199,25 @@ fn removals_under_a_snapshot_are_bounded() {
     assert!(part.is_empty().unwrap());
 }
 
-/// Versions that a snapshot had retained stayed until thousands of records were replaced.
+/// After a snapshot was dropped, the versions that it had retained stayed until thousands of records were replaced.
 #[test]
 fn retained_versions_are_freed_with_snapshot() {
     let (db, part) = open(&MemFs::new(), &pool_options(16 << 20, 64 << 10));
     (0..10_000u32).for_each(|n| part.insert(n.to_be_bytes(), [1; 50]).unwrap());
     let snapshot = db.snapshot();
     (0..10_000u32).for_each(|n| part.insert(n.to_be_bytes(), [2; 50]).unwrap());
-    let kept = part.metrics().pool.unwrap();
+    let with_snapshot = part.metrics().pool.unwrap();
     drop(snapshot);
     // By background work, without any write.
     while db.step().unwrap() {}
-    let left = part.metrics().pool.unwrap();
-    assert!(left.version_bytes < kept.version_bytes / 4 && left.free_bytes > kept.free_bytes, "{kept:?} {left:?}");
+    let after_drop = part.metrics().pool.unwrap();
+    assert!(
+        after_drop.version_bytes < with_snapshot.version_bytes / 4 && after_drop.free_bytes > with_snapshot.free_bytes,
+        "{with_snapshot:?} {after_drop:?}"
+    );
 }
 
-/// The bound on retained versions was checked once for a whole batch: 45.7 MB were retained where 4 MiB are allowed.
+/// A batch checked the limit on retained versions once: a pool retained 45.7 MB with a limit of 4 MiB.
 #[test]
 fn a_batch_keeps_no_more_than_is_allowed() {
     let machine = MemFs::new();
@@ -226,13 +230,13 @@ fn a_batch_keeps_no_more_than_is_allowed() {
         });
         batch.commit()
     };
-    let kept = || part.metrics().pool.unwrap().version_bytes;
+    let retained_bytes = || part.metrics().pool.unwrap().version_bytes;
     batch_of(0..16_000, Some("v")).expect("a batch that replaces nothing retains nothing");
     // No snapshot is needed: replaced versions are retained until the whole batch is visible.
     for value in [None, Some("w")] {
         let error = batch_of(0..16_000, value).unwrap_err();
         assert!(error.kind() == ErrorKind::OutOfSpace && error.to_string().contains("several batches"), "{error}");
-        assert_eq!((kept(), part.len().unwrap()), (0, 16_000), "nothing was changed");
+        assert_eq!((retained_bytes(), part.len().unwrap()), (0, 16_000), "nothing was changed");
     }
     let mut twice = db.batch();
     (0..16_000u32).for_each(|n| twice.insert(&part, (n % 10 + 20_000).to_be_bytes(), ""));
@@ -241,7 +245,7 @@ fn a_batch_keeps_no_more_than_is_allowed() {
     let refused = (0..16_000u32).step_by(1000).find_map(|n| Some((n, batch_of(n..n + 1000, None).err()?)));
     let (n, error) = refused.expect("the bound on versions refuses a removal");
     assert!(n >= 2000 && error.to_string().contains("snapshot"), "{n}: {error}");
-    assert!(kept() <= (1 << 20) + (128 << 10), "{} bytes are retained", kept());
+    assert!(retained_bytes() <= (1 << 20) + (128 << 10), "{} bytes are retained", retained_bytes());
     assert_eq!((snapshot.len(&part).unwrap(), part.len().unwrap()), (16_000, u64::from(16_000 - n)));
     drop(snapshot);
     (n..16_000).step_by(1000).for_each(|n| batch_of(n..n + 1000, None).unwrap());
@@ -251,7 +255,7 @@ fn a_batch_keeps_no_more_than_is_allowed() {
     assert!(part.is_empty().unwrap());
 }
 
-/// Each of two batches leaves no space for the versions of the other: they wait, and none is refused.
+/// Each of two batches leaves no memory for the versions of the other. One waits for the other, and neither is refused.
 #[test]
 fn batches_wait_for_memory_of_each_other() {
     let (db, part) = open(&MemFs::new(), &pool_options(2 << 20, 64 << 10));
@@ -271,7 +275,7 @@ fn batches_wait_for_memory_of_each_other() {
     assert_eq!(part.len().unwrap(), 7500);
 }
 
-/// A batch reserved a leaf for each of its records, also if all of them belong to one leaf.
+/// A batch reserved one leaf for each of its records, also if all of them belong to one leaf.
 #[test]
 fn a_batch_needs_leaves_where_its_keys_belong() {
     let (db, part) = open(&MemFs::new(), &pool_options(2 << 20, 64 << 10));
@@ -292,9 +296,9 @@ fn a_batch_needs_leaves_where_its_keys_belong() {
     }
 }
 
-/// Leaves were counted by the free slots of existing leaves, then compaction of leaves filled these slots, and the
-/// batch, which was in the WAL already, split more leaves than were reserved: the database was poisoned, and had the
-/// batch afterwards.
+/// A batch counted the free slots of existing leaves as space, and then leaf compaction filled these slots. The batch
+/// was already in the WAL and split more leaves than it had reserved. That poisoned the database, which had the batch
+/// after reopening.
 #[test]
 fn a_batch_needs_no_slots_that_packing_fills() {
     const MAX: u64 = 1 << 20;
@@ -323,8 +327,8 @@ fn a_batch_needs_no_slots_that_packing_fills() {
     }
 }
 
-/// The iterator of a pool ended at the upper bound, so that a reverse range whose upper bound was the last key of its
-/// leaf began at the last key of the pool.
+/// The upper bound of a reverse range was the last key of its leaf. The iterator of the pool had ended there, so the
+/// range began at the last key of the pool.
 #[test]
 fn reverse_range_begins_at_its_upper_bound() {
     let machine = MemFs::new();
@@ -342,7 +346,8 @@ fn reverse_range_begins_at_its_upper_bound() {
     db.close().unwrap();
 }
 
-/// The space of expired records was reused while an iterator still had their slots, and read other records there.
+/// The pool reused the space of expired records while an iterator still had their slots. The iterator read other
+/// records there.
 #[test]
 fn iterator_outlives_removal_of_expired_records() {
     let (machine, env) = (MemFs::new(), TestEnv::new(1));

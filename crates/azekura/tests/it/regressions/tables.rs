@@ -14,9 +14,9 @@ use azekura::{
 
 use super::{open, open_partition};
 
-/// A sync of the first direct blob file failed, so a flush carried its durable values over to a new file. The same
-/// flush failed at the second direct blob file and removed the new file, which was remembered as the finished form of
-/// the first one: the next flush named it in the manifest, and the database did not open any more.
+/// The sync of the first direct blob file failed, so a flush copied its durable values to a new file. The same flush
+/// failed at the second direct blob file and removed the new file. The tree remembered the new file as the finished
+/// form of the first one. The next flush named it in the manifest, and the database did not open any more.
 #[test]
 fn a_retried_flush_names_no_removed_blob_file() {
     let machine = MemFs::new();
@@ -56,8 +56,8 @@ fn a_retried_flush_names_no_removed_blob_file() {
     assert_eq!(p.get("c").unwrap().unwrap(), [3; 1_000]);
 }
 
-/// A table's writer compared its first key with the empty key, which was not inserted: a comparator of keys of eight
-/// bytes, which panics at any other length, poisoned the database at the first flush.
+/// The writer of a table compared its first key with the empty key, which was never inserted. A comparator that panics
+/// for keys of other lengths than eight bytes poisoned the database at the first flush.
 #[test]
 fn a_comparator_is_given_only_known_keys() {
     for order in [TestOrder::ChecksummedReversed, TestOrder::ChecksummedNumbers, TestOrder::ChecksummedNumbersHashed] {
@@ -86,8 +86,8 @@ fn comparisons_of_empty_reads(p: &Partition, order: &TestComparator) -> u64 {
     order.comparisons() - before
 }
 
-/// A read of a bounded range passed all removed keys outside of its bounds, in both directions: popping the first job
-/// of each priority from one partition took longer with every finished job.
+/// A read of a bounded range passed all removed keys outside of its bounds, in both directions. A queue with priorities
+/// in one partition read its first job slower with every finished job.
 #[test]
 fn a_range_passes_no_removed_keys_beyond_its_end() {
     let pool = EngineType::Pmem(PmemOptions::default());
@@ -96,7 +96,7 @@ fn a_range_passes_no_removed_keys_beyond_its_end() {
         let p = db.open_partition_with_comparator("p", options, order.clone()).unwrap();
         let keys = || (1_000..3_000u32).map(u32::to_be_bytes);
         keys().for_each(|key| p.insert(key, "v").unwrap());
-        let kept = db.snapshot();
+        let snapshot = db.snapshot();
         keys().for_each(|key| p.remove(key).unwrap());
         let check = |place: &str| {
             let cost = comparisons_of_empty_reads(&p, &order);
@@ -107,15 +107,15 @@ fn a_range_passes_no_removed_keys_beyond_its_end() {
         check("on level 0");
         p.major_compact().unwrap();
         check("at the bottom");
-        assert_eq!(kept.range(&p, 1_500u32.to_be_bytes()..1_600u32.to_be_bytes()).count(), 100);
-        drop(kept);
+        assert_eq!(snapshot.range(&p, 1_500u32.to_be_bytes()..1_600u32.to_be_bytes()).count(), 100);
+        drop(snapshot);
         check("without the snapshot");
     }
 }
 
-/// Values that were overwritten under a snapshot, and compacted then, stayed in the table after the snapshot was
-/// dropped: the table had no tombstones and was on the bottom level already. A compaction rewrites it now, once, also
-/// after reopening, and background work does if much of it can be dropped.
+/// Values were overwritten under a snapshot and compacted. After the snapshot was dropped, they stayed in their table,
+/// because it had no tombstones and was on the bottom level. Now a compaction rewrites such a table once, also after
+/// reopening. Background compaction does if it can drop much of the table.
 #[test]
 fn superseded_values_go_after_their_snapshot() {
     let separation = KvSeparationOptions::default().separation_threshold(500).automatic_gc(None);
@@ -174,8 +174,8 @@ impl Listener for WriteOnCompactionListener {
     }
 }
 
-/// `major_compact` continued until it found nothing above the bottom level: with another thread that wrote, it did
-/// not return. Here there are new records after each of its compactions.
+/// `major_compact` continued until it found no table above the bottom level. It did not return while another thread
+/// wrote. In this test, new records arrive after each of its compactions.
 #[test]
 fn a_major_compaction_ends_while_others_write() {
     let busy = Arc::new(WriteOnCompactionListener::default());
@@ -192,8 +192,8 @@ fn a_major_compaction_ends_while_others_write() {
     assert!((1..100).contains(&turns), "{turns} merges");
 }
 
-/// Options are stored by a version edit. If that failed, the options were in effect all the same, and a second call
-/// with the same options assumed them stored: a reopened database had the old ones.
+/// A version edit stores the options of a partition. If the edit failed, the new options were in effect all the same,
+/// and a second call with the same options did not store them. A reopened database had the old options.
 #[test]
 fn options_stay_when_they_cannot_be_stored() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
@@ -218,8 +218,8 @@ fn options_stay_when_they_cannot_be_stored() {
     assert!(p.metrics().sealed_memtables > 0, "the options were not stored");
 }
 
-/// A lower `max_size` takes effect before the checkpoint of the pool that must come first. If that checkpoint failed,
-/// the new limit stayed.
+/// A lower `max_size` takes effect before the checkpoint that must precede it. If that checkpoint failed, the lower
+/// limit stayed in effect.
 #[test]
 fn a_pool_keeps_its_size_when_lowering_fails() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
@@ -269,9 +269,9 @@ fn fail_next_sync_of_directory(faults: &FaultFs, nth: u64) {
 
 type PartitionCall = fn(&Partition) -> Result<()>;
 
-/// The name of a rewritten manifest was not durable, and a flush, a compaction or blob GC could not make it durable,
-/// because no directory could be opened. The edits of the task were applied before that error, so each attempt of the
-/// task failed: the manifest added a table twice, or removed a table that it did not have.
+/// The name of a rewritten manifest was not durable. A flush, a compaction or blob GC could not make it durable,
+/// because no directory could be opened. The edits of the task were applied before that error. So each retry of the
+/// task failed: it added a table twice, or removed a table that the manifest did not have.
 #[test]
 fn tasks_succeed_after_a_manifest_had_no_name() {
     let tasks: [(&str, PartitionCall); 3] = [
@@ -306,10 +306,10 @@ fn tasks_succeed_after_a_manifest_had_no_name() {
     }
 }
 
-/// The name of a rewritten manifest could not be synced, because no directory could be opened. That failed the next
-/// creation after its edit: the manifest had the partition, and the database did not.
+/// The name of a rewritten manifest could not be synced, because no directory could be opened. The next creation of a
+/// partition failed after its edit: the manifest had the partition, and the database did not.
 #[test]
-fn a_partition_is_gone_when_its_creation_fails() {
+fn failed_creation_leaves_no_partition() {
     let (machine, faults, db, _p) = open_after_failed_rewrite(|_| {});
     fail_next_sync_of_directory(&faults, 1);
     assert_eq!(db.open_partition("new", Default::default()).unwrap_err().kind(), ErrorKind::Io);
@@ -324,14 +324,14 @@ fn a_partition_is_gone_when_its_creation_fails() {
     assert_eq!(open(&machine, "/db", 3).list_partitions(), ["p"]);
 }
 
-/// Writers were slowed for the L0 tables of a partition that had been deleted, until the next flush or compaction.
+/// The L0 tables of a deleted partition slowed writers until the next flush or compaction.
 #[test]
 fn a_deleted_partition_slows_no_writer() {
     let db = open(&MemFs::new(), "/db", 1);
-    let (gone, live) = (open_partition(&db, "gone"), open_partition(&db, "live"));
+    let (deleted_partition, live) = (open_partition(&db, "gone"), open_partition(&db, "live"));
     for n in 0..40u8 {
-        gone.insert([n], "v").unwrap();
-        gone.flush().unwrap();
+        deleted_partition.insert([n], "v").unwrap();
+        deleted_partition.flush().unwrap();
     }
     let stall_of = |key: &str| {
         let before = db.metrics().stall_time;
@@ -339,6 +339,6 @@ fn a_deleted_partition_slows_no_writer() {
         db.metrics().stall_time - before
     };
     assert!(!stall_of("before").is_zero(), "L0 tables do not delay writers");
-    db.delete_partition(gone).unwrap();
+    db.delete_partition(deleted_partition).unwrap();
     assert!(stall_of("after").is_zero());
 }

@@ -374,7 +374,8 @@ fn any_wal_damage_gives_one_snapshot_or_error() {
     assert!(opened > 100 && refused > 100, "{opened} opened, {refused} refused");
 }
 
-/// A stray file's number was taken for a number of the database: the next number overflowed, or started at 0 again.
+/// Opening counted the number of a stray file as one of the database. The next file number overflowed, or started at 0
+/// again.
 #[test]
 fn stray_files_use_up_no_numbers() {
     for stray in [u64::MAX, u64::MAX - 1, 1 << 62] {
@@ -430,7 +431,7 @@ fn wal_is_complete_after_closes_and_power_loss() {
 /// A partition without records to flush kept its position at the start of the WAL, so that all of the WAL counted as
 /// needed: `Strict` and `PointInTime` refused damage although every record was in tables or images.
 #[test]
-fn damage_is_passed_over_beside_idle_partitions() {
+fn unneeded_damage_is_skipped_if_partitions_idle() {
     for names in [["a", "b"], ["pool a", "b"]] {
         for idle in [&[][..], &["idle"], &["idle", "pool idle"]] {
             let machine = MemFs::new();
@@ -446,7 +447,7 @@ fn damage_is_passed_over_beside_idle_partitions() {
             let machine = after_kill(&machine);
             damage_record(&machine, 3);
             for mode in MODES {
-                let what = format!("{names:?} beside {idle:?}, {mode:?}");
+                let what = format!("{names:?} with {idle:?} idle, {mode:?}");
                 let db = open_as(&machine.fork(), 2, mode).unwrap_or_else(|e| panic!("{what}: {e}"));
                 assert_eq!(
                     (partition_keys(&db, names[0]).len(), partition_keys(&db, names[1]).len()),
@@ -463,7 +464,7 @@ fn damage_is_passed_over_beside_idle_partitions() {
 /// only, and excludes commits that are not durable. No record is lost, and a WAL that power loss truncated does not
 /// look damaged.
 #[test]
-fn unflushed_commits_are_needed_beside_flushes() {
+fn unflushed_commits_are_needed_after_flushes() {
     for survival in [Survival::Nothing, Survival::Everything] {
         let machine = MemFs::new();
         let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
@@ -491,7 +492,7 @@ fn unflushed_commits_are_needed_beside_flushes() {
 
 /// A flush writes one short edit to the manifest, however many other partitions have nothing to flush.
 #[test]
-fn manifest_stays_small_beside_idle_partitions() {
+fn manifest_stays_small_with_idle_partitions() {
     let machine = MemFs::new();
     let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
     (0..60).for_each(|n| drop(open_partition(&db, &format!("idle {n}"))));
@@ -588,9 +589,9 @@ fn strict_opens_when_a_salvage_was_killed() {
     assert!(salvaged > 0);
 }
 
-/// Each process that was killed during a rewrite of the WAL left segments that used the disk reserve: after a few of
-/// them a full disk had no space for the next rewrite. And two attempts of one open, the second with space from the
-/// reserve, used the same epochs: one segment looked like a copy of the other.
+/// Each process that was killed during a rewrite of the WAL left segments that used the disk reserve. After a few
+/// kills, a full disk had no space for the next rewrite. Two attempts of one open, the second with space from the
+/// reserve, also used the same epochs, so one segment looked like a copy of the other.
 #[test]
 fn damaged_logs_open_when_killed_on_full_disks() {
     let base = long_log(100);
@@ -611,8 +612,8 @@ fn damaged_logs_open_when_killed_on_full_disks() {
     }
 }
 
-/// On a full disk the old WAL was truncated behind the damage, to free space, before the manifest named the new WAL: a
-/// process that was killed then left no WAL.
+/// On a full disk, opening truncated the old WAL after the damage to free space, before the manifest named the new WAL.
+/// A process that was killed then left no WAL.
 #[test]
 fn old_logs_stay_until_the_new_is_named() {
     let base = long_log(60);
@@ -634,8 +635,8 @@ fn old_logs_stay_until_the_new_is_named() {
     }
 }
 
-/// The end of the WAL was not synced when the process was killed. The new WAL marked its commits as durable, which the
-/// originals were not yet: power loss during the rewrite made them look damaged.
+/// The end of the WAL was not synced when the process was killed. The new WAL marked its copies of these commits as
+/// durable. Power loss during the rewrite made the originals look damaged.
 #[test]
 fn originals_are_durable_before_their_copies() {
     let machine = MemFs::new();
@@ -662,9 +663,9 @@ fn originals_are_durable_before_their_copies() {
     panic!("the database does not open");
 }
 
-/// The manifest had lost its end, the WAL was damaged, and the disk was full: `PointInTime` failed, or was killed,
-/// after it had removed segments that the manifest no longer listed. They were data for `Salvage`, and for `Strict` the
-/// proof that the WAL continued: `Strict` then opened without the commits.
+/// The end of the manifest was lost, the WAL was damaged, and the disk was full. `PointInTime` removed segments that
+/// the manifest no longer listed, and then failed or was killed. `Salvage` would have read these segments, and for
+/// `Strict` they proved that the WAL continued. `Strict` then opened without their commits.
 #[test]
 fn failed_open_removes_no_segment_of_the_log() {
     let machine = MemFs::new();

@@ -142,7 +142,7 @@ impl ScriptRun {
     /// `fault OP [NTH] [forever] [in=PATH] [full | files]`: the NTH next operation of this kind, on a path that
     /// contains PATH, fails: with an I/O error, because the disk is full, or because too many files are open.
     /// `fault off`: shows how many operations have failed since the last one. `disk-full [BYTES]`: this number of bytes
-    /// is left, none by default. `disk-full off`.
+    /// is free, none by default. `disk-full off`.
     fn make_fail(&mut self, name: &str, words: &[&str], output: &mut String) {
         match (name, words[..].first().copied()) {
             ("fault", Some("off")) => {
@@ -152,9 +152,9 @@ impl ScriptRun {
                 self.shown_faults = failed;
             }
             ("disk-full", Some("off")) => self.fs.set_capacity(None),
-            ("disk-full", left) => {
-                let left = left.map_or(0, parse_number::<u64>);
-                self.fs.set_capacity(Some(self.fs.used_space() + left));
+            ("disk-full", free) => {
+                let free = free.map_or(0, parse_number::<u64>);
+                self.fs.set_capacity(Some(self.fs.used_space() + free));
             }
             (_, op) => {
                 let op = match op.expect("a fault has an operation") {

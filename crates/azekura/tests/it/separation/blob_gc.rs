@@ -114,11 +114,11 @@ fn at_rest_stale_values_go_by_themselves() {
     (0..100)
         .for_each(|n| assert_eq!(part.get(format!("key {n:03}")).unwrap().unwrap(), value(n, u32::from(n % 5 != 0))));
     (0..100).for_each(|n| part.remove(format!("key {n:03}")).unwrap());
-    wait_until("everything was removed and files are left", || blob_files(&*fs) == 0);
+    wait_until("all blob files are removed", || blob_files(&*fs) == 0);
     assert!(db.metrics().blob_gc_runs > 0 || part.metrics().blob_files.is_empty());
 }
 
-/// The content of the database, and the snapshots that are held.
+/// The content of the database, and the live snapshots.
 struct BlobGcModel {
     current: Pairs,
     snapshots: Vec<(Snapshot, Pairs)>,
@@ -310,7 +310,7 @@ fn gc_on_full_disk_fails_without_damage() {
 }
 
 #[test]
-fn concurrent_gc_beside_writes_and_checkpoints() {
+fn gc_runs_during_writes_and_checkpoints() {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let config = || Config::new(DIR).fs(Arc::clone(&fs)).workers(2).wal_segment_size(256 << 10);
     let db = config().open().unwrap();

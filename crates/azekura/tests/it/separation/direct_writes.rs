@@ -237,8 +237,8 @@ fn batch_with_direct_blobs_is_atomic() {
     assert!(blob_files(&*fs) > files + 3);
     // Between the values and the frame of the WAL.
     let (_, dead) = after_kill(&machine);
-    let (_db, left) = open(&dead);
-    check_keys(&left, 20, 0);
+    let (_db, part_after) = open(&dead);
+    check_keys(&part_after, 20, 0);
     assert_clean(&dead);
     drop(batch);
     part.flush().unwrap();
@@ -452,7 +452,7 @@ fn failed_file_without_pointers_is_removed() {
         db.persist(PersistMode::SyncAll).unwrap();
     }
     insert_round(&part, 0, 0);
-    wait_until("one blob file is left", || {
+    wait_until("one blob file remains", || {
         db.step().unwrap();
         blob_files(&*fs) == 1
     });
@@ -622,10 +622,10 @@ fn deleting_partition_removes_direct_blob_files() {
     db.delete_partition(other).unwrap();
     assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::Closed);
     check_keys(&part, 20, 0);
-    let (_, left) = after_kill(&machine);
-    let (_db, after) = open(&left);
+    let (_, killed) = after_kill(&machine);
+    let (_db, after) = open(&killed);
     check_keys(&after, 20, 0);
-    assert_clean(&left);
+    assert_clean(&killed);
     part.flush().unwrap();
     step_until_clean(&db, &fs);
     drop(part);
@@ -650,19 +650,19 @@ fn late_comparator_partition_keeps_direct_blobs() {
         assert!(found.iter().zip((0..20).rev()).all(|((k, v), n)| *k == key(n) && *v == value(n, 0, 1000)));
     };
     shown(&part);
-    let (copy, left) = after_kill(&machine);
-    shown(&open(&config(Arc::clone(&left)).open_read_only().unwrap()));
+    let (copy, killed) = after_kill(&machine);
+    shown(&open(&config(Arc::clone(&killed)).open_read_only().unwrap()));
     // Opened without key-value separation, closed, and opened with it.
-    config(Arc::clone(&left)).open().unwrap().close().unwrap();
-    assert_clean(&left);
-    let db = config(Arc::clone(&left)).open().unwrap();
+    config(Arc::clone(&killed)).open().unwrap().close().unwrap();
+    assert_clean(&killed);
+    let db = config(Arc::clone(&killed)).open().unwrap();
     let part = open(&db);
     shown(&part);
     part.major_compact().unwrap();
     shown(&part);
     drop((part, copy));
     db.close().unwrap();
-    assert_clean(&left);
+    assert_clean(&killed);
 }
 
 #[test]
@@ -744,7 +744,7 @@ fn default_direct_write_threshold_is_one_mib() {
 
 /// On disk, with the least memory that the options allow.
 #[test]
-fn a_value_of_512_mib_is_kept_and_found() {
+fn value_of_512_mib_is_stored_and_read() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
     let config = || Config::new(&dir).cache_size(1 << 20).memory_budget(64 << 20);
@@ -807,12 +807,12 @@ fn run_until_crash(fs: &Arc<dyn Fs>, reported: &mut AckedCommits) -> azekura::Re
     Ok(())
 }
 
-/// Checks that the first commits are there, between `least` and `most`.
-fn check_prefix(part: &Partition, least: u32, most: u32) {
+/// Checks that the partition has a prefix of the commits, with `min` to `max` of them.
+fn check_prefix(part: &Partition, min: u32, max: u32) {
     let small = part.get("small").unwrap();
     let count = small.map_or(0, |small| u32::from_le_bytes(small[..].try_into().unwrap()) + 1);
-    assert!((least..=most).contains(&count), "{count} of {least}..={most}");
-    for k in 0..most {
+    assert!((min..=max).contains(&count), "{count} of {min}..={max}");
+    for k in 0..max {
         let wanted = (k < count).then(|| value(k, 0, if k % 3 == 1 { 200 } else { 700 }));
         assert_eq!(part.get(key(k)).unwrap().map(|found| found.to_vec()), wanted);
     }

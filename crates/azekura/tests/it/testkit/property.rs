@@ -73,8 +73,8 @@ fn failing_case_is_reduced_to_few_ops() {
     });
     let message = *failure.unwrap_err().downcast::<String>().unwrap();
     assert!(message.contains("two are too many") && message.contains("AZEKURA_SEED=1"), "{message}");
-    let left = |name: &str| message.matches(name).count();
-    assert!(left("remove") == 2 && left("insert") <= 4, "{message}");
+    let count_of = |name: &str| message.matches(name).count();
+    assert!(count_of("remove") == 2 && count_of("insert") <= 4, "{message}");
 }
 
 #[test]

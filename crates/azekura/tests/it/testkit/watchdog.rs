@@ -12,7 +12,7 @@ pub(crate) fn run_with_timeout<T: Send + 'static>(what: &str, body: impl FnOnce(
     let (done, wait) = mpsc::channel();
     let running = thread::spawn(move || {
         let result = body();
-        // The receiver is gone if the time limit has passed.
+        // The receiver was dropped if the time limit has passed.
         done.send(()).ok();
         result
     });

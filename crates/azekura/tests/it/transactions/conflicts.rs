@@ -216,14 +216,14 @@ fn key_that_was_restored_may_conflict() {
 #[test]
 fn commits_conflict_across_partitions() {
     let fixture = Fixture::new();
-    let (left, right) = (&fixture.lsm, &fixture.pool);
+    let (lsm, pool) = (&fixture.lsm, &fixture.pool);
     let (mut a, mut b) = (fixture.db.transaction(), fixture.db.transaction());
-    assert!(a.get(left, "k").unwrap().is_none() && b.get(right, "k").unwrap().is_none());
-    a.insert(right, "k", "a").unwrap();
-    b.insert(left, "k", "b").unwrap();
+    assert!(a.get(lsm, "k").unwrap().is_none() && b.get(pool, "k").unwrap().is_none());
+    a.insert(pool, "k", "a").unwrap();
+    b.insert(lsm, "k", "b").unwrap();
     a.commit().unwrap();
     assert_eq!(b.commit().unwrap_err().conflicting_key(), Some(("pool", &b"k"[..])));
-    assert!(left.get("k").unwrap().is_none());
+    assert!(lsm.get("k").unwrap().is_none());
 }
 
 /// A full pool returns the space that a commit has reserved, if the commit conflicts.
