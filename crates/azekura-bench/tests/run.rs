@@ -11,7 +11,7 @@ fn bench(line: &str) -> Output {
         .arg(dir.path())
         .output()
         .unwrap();
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "databases were left behind");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "databases remain after the run");
     output
 }
 

@@ -45,12 +45,12 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command, db: Option<&Path>, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let kept = db;
+    let demo_db = db;
     let from_environment = std::env::var_os("AZEKURA_DB").filter(|path| !path.is_empty());
     let default = from_environment.as_deref().map_or(Path::new(DEFAULT_PATH), Path::new);
     let db = db.unwrap_or(default);
     match command {
-        Command::Demo(args) => demo::run(&args, kept, output),
+        Command::Demo(args) => demo::run(&args, demo_db, output),
         Command::DemoWriter(args) => demo::run_writer(&args, db),
         Command::Put(args) => point::put(&args, db, output),
         Command::Merge(args) => point::merge(&args, db, output),

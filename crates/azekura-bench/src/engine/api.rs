@@ -151,7 +151,7 @@ pub(crate) trait Engine: Send + std::marker::Sync {
     /// Looks one key up; passes the value on and returns whether there was one.
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool>;
 
-    /// Passes records on until `seen` ends the scan or no record is left.
+    /// Passes records on until `seen` ends the scan or there is no further record.
     fn scan(&self, scan: Scan<'_>, seen: Visit<'_>) -> Result<()>;
 
     /// Writes everything in memory to tables and waits for it.

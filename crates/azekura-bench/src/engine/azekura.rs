@@ -11,7 +11,7 @@ use ::azekura::{
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// The smallest maximum size of a pool. It reserves addresses; memory is taken as data arrives.
+/// The smallest maximum size of a pool. It reserves addresses; memory is allocated as data arrives.
 const POOL_LEAST: u64 = 1 << 30;
 /// Maximum bytes of a pool for each byte of data: leaves, record headers, old versions and inserted records.
 const POOL_FACTOR: u64 = 4;

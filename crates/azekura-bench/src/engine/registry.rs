@@ -13,7 +13,7 @@ pub(crate) const OURS: &str = "azekura";
 /// azekura with pmem partitions.
 pub(crate) const OUR_POOLS: &str = "azekura-pmem";
 
-/// Whether an engine is azekura, with either kind of tree: not a peer, and held to its guarantees.
+/// Whether an engine is azekura, with either kind of tree: not a peer, and its guarantees are checked.
 pub(crate) fn is_ours(name: &str) -> bool {
     [OURS, OUR_POOLS].contains(&name)
 }

@@ -120,7 +120,7 @@ fn try_out(name: &str, dir: &Path, options: &Options) {
     compare(engine.as_ref(), &model, name);
     engine.busy().unwrap();
     engine.stats();
-    engine.put(&key(1), &value(1, 9)).unwrap(); // behind the last sync, kept by the clean close
+    engine.put(&key(1), &value(1, 9)).unwrap(); // after the last sync, made durable by the clean close
     model.insert(key(1), value(1, 9));
     engine.close().unwrap();
 

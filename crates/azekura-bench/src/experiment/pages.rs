@@ -16,7 +16,7 @@ use std::process::Command;
 
 /// Not every engine takes longer keys.
 const KEY_BYTES_MAX: usize = 400;
-/// No page is larger than this part of all that is taken.
+/// No page has more than one part in this many of the bytes of all pages.
 const PART_MAX: u64 = 32;
 const SEED: u64 = 41;
 

@@ -53,7 +53,7 @@ const LEVEL_0: [fn(u64) -> bool; 2] = [|index| index.is_multiple_of(20), |index|
 /// Longest time that a merge may take.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How index and filter are stored, and which parts of them may be evicted. The baseline: they are cached whole.
+/// How index and filter are stored, and which of their blocks may be evicted. The baseline: they are cached whole.
 const UNPARTITIONED: &str = "unpartitioned";
 /// Partitions are cached, their top level is pinned.
 const PARTITIONED: &str = "partitioned";
@@ -289,7 +289,7 @@ fn load_level_0(engine: &dyn Engine, shape: &Shape) -> Result<()> {
 }
 
 /// Waits until the runs of level 0 are merged. If they are too few for a merge, two records are written once more in
-/// runs of their own. A peer that does not report its runs is left as it settled.
+/// runs of their own. A peer that does not report its runs is not merged further.
 fn merge_level_0(engine: &dyn Engine, shape: &Shape) -> Result<()> {
     let start = Instant::now();
     loop {

@@ -13,8 +13,8 @@ fn put_get_scan_count_del_agree() {
     assert_eq!(p.ok("count --db d"), "3\n");
     assert_eq!(p.ok("count --db d --prefix user:"), "2\n");
     assert_eq!(p.ok("del --db d user:1 missing"), "1 of 2 keys removed\n");
-    let gone = p.run("get --db d user:1");
-    assert_eq!((gone.code, gone.out.as_slice()), (Some(1), &b""[..]));
+    let removed = p.run("get --db d user:1");
+    assert_eq!((removed.code, removed.out.as_slice()), (Some(1), &b""[..]));
     assert_eq!(p.ok("count --db d"), "2\n");
     p.ok("put --create --db d other y");
     assert_eq!(p.ok("get --db d other"), "y");

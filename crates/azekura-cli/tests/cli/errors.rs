@@ -57,8 +57,8 @@ fn foreign_directory_is_refused_and_unchanged() {
         assert!(error["file"].as_str().is_some_and(|f| f.contains("holiday") || f.contains("file")), "{line}: {error}");
         assert!(error["message"].as_str().is_some_and(|m| m.len() > 10), "{line}: {error}");
     }
-    let left: Vec<_> = std::fs::read_dir(p.path("holiday")).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(left, ["photo.jpg"]);
+    let names: Vec<_> = std::fs::read_dir(p.path("holiday")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["photo.jpg"]);
     std::fs::write(p.path("holiday/MANIFEST"), "this is no manifest either").unwrap();
     let ran = p.run("get --db holiday k");
     assert!(matches!(ran.code, Some(3 | 5)), "{ran:?}");
@@ -96,7 +96,7 @@ fn open_database_is_locked() {
 
     let reader = Config::new(p.path("d")).open_read_only().unwrap();
     for line in READING {
-        assert_eq!(p.run(line).code, Some(0), "{line} beside a reader");
+        assert_eq!(p.run(line).code, Some(0), "{line} while a reader is open");
     }
     let refused = p.run("put --create --db d k v");
     assert_eq!(refused.code, Some(4));

@@ -82,8 +82,8 @@ impl CliFixture {
 
     /// Checks that the temporary directory is empty.
     pub(crate) fn assert_cleaned_up(&self) {
-        let left: Vec<_> = std::fs::read_dir(self.path("tmp")).unwrap().map(|e| e.unwrap().file_name()).collect();
-        assert!(left.is_empty(), "left behind: {left:?}");
+        let names: Vec<_> = std::fs::read_dir(self.path("tmp")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(names.is_empty(), "temporary files remain: {names:?}");
     }
 }
 

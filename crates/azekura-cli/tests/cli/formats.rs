@@ -137,7 +137,7 @@ fn bad_text_files_change_nothing() {
         ("a.csv", "key,key_hex,value\n1,2,3\n", "two columns for the key"),
         ("a.csv", "key,value\n1,2\n3\n", "line 3 has 1 columns"),
         ("a.csv", "key,value\n1,2\n3,\"cut of", "line 3: a quotation mark"),
-        // An even number of quotation marks was taken, with other contents.
+        // The import accepted an even number of quotation marks, and stored other contents.
         ("a.csv", "key,value\n\"abc,1\n\"def,2\nghi,3\n", "line 3: text behind a closing quotation mark"),
         ("a.csv", "key,value\n\"a\"b,\"c\"d\n", "line 2: text behind"),
         ("a.csv", "key,value\na \"b\",c\n", "line 2: a quotation mark in a field"),

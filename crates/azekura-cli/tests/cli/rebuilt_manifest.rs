@@ -81,8 +81,8 @@ fn repair(p: &CliFixture, out: &str) -> (Value, BTreeMap<String, BTreeMap<String
     (report, recovered)
 }
 
-fn expected(parts: &[(std::ops::Range<u32>, &str)]) -> BTreeMap<String, String> {
-    parts.iter().flat_map(|(keys, value)| keys.clone().map(|n| (key(n), (*value).to_owned()))).collect()
+fn expected(ranges: &[(std::ops::Range<u32>, &str)]) -> BTreeMap<String, String> {
+    ranges.iter().flat_map(|(keys, value)| keys.clone().map(|n| (key(n), (*value).to_owned()))).collect()
 }
 
 fn notes(report: &Value) -> String {

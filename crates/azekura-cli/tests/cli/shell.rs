@@ -152,7 +152,7 @@ fn read_only_shell_writes_nothing() {
         assert_eq!(ran.code, Some(1), "{line}: {ran:?}");
         assert!(ran.err.contains("--read-only"), "{line}: {ran:?}");
     }
-    assert_eq!(script(&p, "count\n").code, Some(4), "a shell that may write is refused beside a reader");
+    assert_eq!(script(&p, "count\n").code, Some(4), "a shell that may write is refused while a reader is open");
     reader.close().unwrap();
     assert_eq!(p.ok("get --db d k"), "v");
 }

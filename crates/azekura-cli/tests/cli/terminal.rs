@@ -36,7 +36,7 @@ impl Terminal {
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         let keyboard = File::from(pty.master);
         let mut screen = keyboard.try_clone().unwrap();
-        // Without a buffer, the program cannot run far ahead of what the test waits for.
+        // Without a buffer, the program waits until the test has read its output.
         let (sender, output) = sync_channel(0);
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
@@ -67,8 +67,8 @@ impl Terminal {
                 self.seen += at + expected.len();
                 return;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let Ok(bytes) = self.output.recv_timeout(left) else {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let Ok(bytes) = self.output.recv_timeout(remaining) else {
                 panic!("{expected:?} was not printed: {:?}", &self.text[self.seen..]);
             };
             self.text.push_str(&String::from_utf8_lossy(&bytes));

@@ -165,7 +165,7 @@ fn failed_export_leaves_no_file() {
     assert_eq!(std::fs::read(p.path("mine.jsonl")).unwrap(), b"mine");
 }
 
-/// A killed export left a file of its final name that was cut off behind a whole row, and `import` took it.
+/// A killed export had written a file with its final name, cut off after a whole row. `import` accepted it.
 #[cfg(unix)]
 #[test]
 fn killed_export_leaves_no_complete_name() {
@@ -186,15 +186,15 @@ fn killed_export_leaves_no_complete_name() {
         // A directory has the temporary one in it.
         let is_left =
             |path: &Path| path.components().any(|part| part.as_os_str().as_bytes().starts_with(b".azekura-export-"));
-        let left = contents(&p.path("to"));
-        assert!(!left.is_empty() && left.keys().all(|path| is_left(path)), "{name}: {:?}", left.keys());
+        let files = contents(&p.path("to"));
+        assert!(!files.is_empty() && files.keys().all(|path| is_left(path)), "{name}: {:?}", files.keys());
         let ran = p.run("import --db new to");
         assert!(ran.code == Some(1) && ran.text().starts_with("0 entries"), "{name}: {ran:?}");
         std::fs::remove_dir_all(p.path("to")).unwrap();
     }
 }
 
-/// After Ctrl-C nothing is left. The export is tried again if it had ended before the signal.
+/// After Ctrl-C there are no files of the export. The test repeats the export if it ended before the signal.
 #[cfg(unix)]
 #[test]
 fn interrupted_export_leaves_no_file() {
@@ -216,9 +216,9 @@ fn interrupted_export_leaves_no_file() {
             let _ = kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM);
             was_interrupted = !child.wait().unwrap().success();
             if was_interrupted {
-                let left = names();
+                let found = names();
                 let is_empty = || p.path(target).read_dir().unwrap().next().is_none();
-                assert!(left.is_empty() || left == ["x"] && is_empty(), "{target}: {left:?}");
+                assert!(found.is_empty() || found == ["x"] && is_empty(), "{target}: {found:?}");
                 std::fs::remove_dir_all(p.path("to")).unwrap();
                 break;
             }
@@ -309,7 +309,7 @@ fn full_pool_does_not_end_a_repair() {
     assert_eq!(p.ok("count --db out --partition users"), "1\n");
 }
 
-/// The names of all skipped entries were held in memory.
+/// The import stored the names of all skipped entries in memory.
 #[test]
 fn skipped_entries_are_named_up_to_a_limit() {
     let p = CliFixture::new();
@@ -323,7 +323,7 @@ fn skipped_entries_are_named_up_to_a_limit() {
     assert!(ran.err.contains("skipped 500 more"), "{ran:?}");
 }
 
-/// What an export that was killed had left became entries of a later import of the directory.
+/// Files of a killed export became entries of a later import of the directory.
 #[test]
 fn import_skips_files_of_a_killed_export() {
     let p = CliFixture::new();

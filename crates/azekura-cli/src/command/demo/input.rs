@@ -115,8 +115,8 @@ impl InputFiles {
     /// Chooses the number of versions so that about `bytes` are written, within [`PUTS_MAX`].
     pub(super) fn repeat_for(&mut self, bytes: u64) {
         let bytes_per_version = self.bytes + self.files() * EDIT_BYTES as u64;
-        let most = PUTS_MAX / self.files().max(1);
-        self.versions = bytes.div_ceil(bytes_per_version.max(1)).clamp(1, most.max(1));
+        let max_versions = PUTS_MAX / self.files().max(1);
+        self.versions = bytes.div_ceil(bytes_per_version.max(1)).clamp(1, max_versions.max(1));
     }
 
     /// Saves the keys for the writer process.

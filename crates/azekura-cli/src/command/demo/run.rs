@@ -29,12 +29,12 @@ const CHANGED_VALUE_BYTES_MAX: u64 = 64 << 10;
 const SPACE_AMP: f32 = 1.1;
 
 /// Runs the demo; successful if all checks passed.
-pub(crate) fn run(args: &DemoArgs, kept: Option<&Path>, output: &mut CommandOutput) -> Result<CommandOutcome> {
+pub(crate) fn run(args: &DemoArgs, db_arg: Option<&Path>, output: &mut CommandOutput) -> Result<CommandOutcome> {
     interrupt::catch()?;
     let start = Instant::now();
     let share = |percent: u32| start + Duration::from_secs(args.seconds) * percent / 100;
     let temporary = TemporaryDirectory::create()?;
-    let db_path = match kept {
+    let db_path = match db_arg {
         Some(path) => new_directory(path)?,
         None => temporary.path().join("db"),
     };
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &DemoArgs, kept: Option<&Path>, output: &mut CommandOutp
     drop(partition);
     db.close()?;
     demo.verify()?;
-    demo.finish(kept, start.elapsed())
+    demo.finish(db_arg, start.elapsed())
 }
 
 /// Returns `path` if it does not exist or is an empty directory.
@@ -248,12 +248,12 @@ impl DemoRun<'_> {
         Ok(())
     }
 
-    fn finish(mut self, kept: Option<&Path>, took: Duration) -> Result<CommandOutcome> {
+    fn finish(mut self, db_arg: Option<&Path>, took: Duration) -> Result<CommandOutcome> {
         let passed = self.checks.iter().all(|check| check.passed);
         let skipped = std::mem::take(&mut self.input.skipped);
         self.print_items("Skipped", "left_out", &skipped)?;
         let mut lines: Vec<_> = self.input.cut_short.iter().map(|reason| format!("Note: {reason}.")).collect();
-        lines.extend(kept.map(|path| format!("The database is kept: azekura levels --db {}", path.display())));
+        lines.extend(db_arg.map(|path| format!("The database is kept: azekura levels --db {}", path.display())));
         let verdict = if passed { "All checks passed" } else { "NOT all checks passed" };
         lines.push(format!("{verdict}, in {}.", duration(took)));
         self.print(lines.join("\n"))?;

@@ -123,7 +123,7 @@ impl Fs for PaddedFs {
 
 impl File for PaddedFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        let wanted = usize::try_from(self.length.saturating_sub(offset)).map_or(buf.len(), |left| left.min(buf.len()));
+        let wanted = usize::try_from(self.length.saturating_sub(offset)).map_or(buf.len(), |rest| rest.min(buf.len()));
         let buf = &mut buf[..wanted];
         let n = match &self.content {
             PaddedContent::OnDisk(file) => file.read_at(buf, offset)?,

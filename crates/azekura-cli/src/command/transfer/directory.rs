@@ -47,7 +47,7 @@ pub(super) fn import(source: &Path, db: &Path, loader: &mut EntryLoader<'_>) -> 
     Ok(())
 }
 
-/// Whether an export that was killed has left this file or directory.
+/// Whether this file or directory is from an export that was killed.
 fn is_unfinished_export(entry: &DirEntry) -> bool {
     let name = entry.file_name().as_encoded_bytes();
     entry.depth() > 0 && name.starts_with(UNFINISHED_PREFIX.as_bytes()) && name.ends_with(UNFINISHED_SUFFIX.as_bytes())

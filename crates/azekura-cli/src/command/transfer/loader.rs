@@ -253,12 +253,12 @@ impl<'a> EntryLoader<'a> {
         }
     }
 
-    /// Commits the last batch. Unless the partition is `kept` or has entries, it is deleted if this import created it.
-    fn end_partition(&mut self, kept: bool) -> Result<()> {
+    /// Commits the last batch. Deletes the partition if this import created it and it is empty, unless `keep_empty`.
+    fn end_partition(&mut self, keep_empty: bool) -> Result<()> {
         self.commit()?;
         if let (Some(db), Some(target)) = (&self.db, self.target.take())
             && target.created
-            && !kept
+            && !keep_empty
             && target.partition.is_empty()?
         {
             db.delete_partition(target.partition)?;
@@ -269,11 +269,11 @@ impl<'a> EntryLoader<'a> {
     /// Commits the last batch and closes the database. Valid input without entries creates an empty partition.
     pub(crate) fn finish(mut self) -> Result<TransferReport> {
         self.commit()?;
-        let kept = self.report.skipped.is_empty() || self.partition_entries > 0;
-        if kept && self.mode == LoadMode::Store && !self.has_given_up {
+        let keep_empty = self.report.skipped.is_empty() || self.partition_entries > 0;
+        if keep_empty && self.mode == LoadMode::Store && !self.has_given_up {
             self.target()?;
         }
-        self.close(kept)
+        self.close(keep_empty)
     }
 
     /// Stores the entries before an error, unless the database refuses that, and closes the database. Returns the
@@ -282,8 +282,8 @@ impl<'a> EntryLoader<'a> {
         // The error that ends the import is reported.
         let _ = self.commit();
         let (is_stored, entries) = (self.mode == LoadMode::Store, self.report.entries);
-        let kept = self.partition_entries > 0;
-        let _ = self.close(kept);
+        let keep_empty = self.partition_entries > 0;
+        let _ = self.close(keep_empty);
         if is_stored { entries } else { 0 }
     }
 
@@ -307,8 +307,8 @@ impl<'a> EntryLoader<'a> {
         Ok(self.wrote_to_existing)
     }
 
-    fn close(mut self, kept: bool) -> Result<TransferReport> {
-        self.end_partition(kept)?;
+    fn close(mut self, keep_empty: bool) -> Result<TransferReport> {
+        self.end_partition(keep_empty)?;
         match self.db {
             Some(db) => db.close().map(|()| self.report).map_err(Into::into),
             None => Ok(self.report),

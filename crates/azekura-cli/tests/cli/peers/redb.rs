@@ -165,7 +165,7 @@ fn failed_store_removes_new_partitions() {
     assert_eq!(ran.code, Some(3), "{ran:?}");
     assert_eq!(ran.error()["kind"], "pool_full", "{ran:?}");
     assert_eq!(p.ok("partitions --db d list"), "z\n");
-    let left = stored(&p, "d", "z").len();
+    let entries = stored(&p, "d", "z").len();
     let message = ran.error()["message"].as_str().unwrap().to_string();
-    assert_eq!(message.ends_with("were stored in partitions that existed before"), left > 0, "{left}: {message}");
+    assert_eq!(message.ends_with("were stored in partitions that existed before"), entries > 0, "{entries}: {message}");
 }

@@ -153,9 +153,9 @@ impl PeerSource for LmdbSource {
                 );
                 return Err(CliError::input(&self.path, message));
             }
-            let kept = previous.get_or_insert_default();
-            kept.clear();
-            kept.extend_from_slice(key);
+            let previous_key = previous.get_or_insert_default();
+            previous_key.clear();
+            previous_key.extend_from_slice(key);
             visit(key, value)?;
         }
         Ok(())

@@ -81,7 +81,7 @@ fn open(engine: PeerEngine, args: &ImportArgs) -> Result<Box<dyn PeerSource>> {
         PeerEngine::Rocksdb => rocksdb_source::open(path),
         #[cfg(feature = "import-sled")]
         PeerEngine::Sled => sled_source::open(path, args.allow_torn_log),
-        #[allow(unreachable_patterns, reason = "no engine is left if all features are enabled")]
+        #[allow(unreachable_patterns, reason = "with all features, every engine has an arm above")]
         other => Err(CliError::without_importer(&other.name())),
     }
 }
@@ -127,13 +127,13 @@ impl PeerImport<'_> {
         if !self.args.table.is_empty() {
             tables.retain(|table| self.args.table.contains(&table.name));
         } else if tables.len() > 1 {
-            let mut kept = Vec::new();
+            let mut nonempty = Vec::new();
             for table in tables {
                 if !table.is_implicit || !self.is_empty(&table)? {
-                    kept.push(table);
+                    nonempty.push(table);
                 }
             }
-            tables = kept;
+            tables = nonempty;
         }
         if let Some(name) = &self.args.partition {
             match &mut *tables {

@@ -10,7 +10,7 @@ use crate::error::{CliError, Result};
 use crate::interrupt;
 use crate::temporary_directory::TemporaryDirectory;
 
-/// Size of the parts in which files are compared, in bytes.
+/// Size in bytes of the blocks in which files are compared.
 const COMPARED_BYTES: usize = 256 << 10;
 
 /// The copy, removed when it is dropped.
