@@ -166,7 +166,7 @@ fn partitions_can_be_created_used_and_dropped() {
     assert_eq!(p.json("partitions --db d list"), serde_json::json!({"partitions": ["events"]}));
 }
 
-/// `put` with a wrong name created a partition or a database.
+/// `put` with a wrong name of a partition or of a database created it.
 #[test]
 fn put_creates_nothing_without_flag() {
     let p = CliFixture::new();

@@ -50,7 +50,7 @@ fn standard_output_gets_one_file() {
     }
 }
 
-/// Hidden commands and options were in the completions, and the codes of `exit-codes` in one paragraph.
+/// The completions contained hidden commands and options, and `exit-codes` printed all codes in one paragraph.
 #[test]
 fn hidden_commands_stay_hidden() {
     let p = CliFixture::new();

@@ -111,8 +111,8 @@ fn make_ingest(db: &Database) -> BTreeMap<String, String> {
     ])
 }
 
-/// Ingested tables got sequence number 1, so that older data won; a flushed range delete was lost although the log has
-/// it; and the commit behind an ingest in the log became an empty partition.
+/// Ingested tables got sequence number 1, so older data hid their entries. A flushed range delete was lost, although
+/// the log has it. The commit after an ingest in the log became an empty partition.
 #[test]
 fn order_of_ingest_is_found_in_the_log() {
     let p = CliFixture::new();
@@ -154,7 +154,7 @@ fn unknown_order_of_ingest_is_reported() {
     assert!(notes(&report).contains("the place of this ingest among the commits is lost"), "{report}");
 }
 
-/// Files of an ingest that was not committed: with the log it is known that the commit behind it is missing.
+/// The files are those of an ingest that was not committed. The log shows that the commit after it is missing.
 #[test]
 fn uncommitted_ingest_is_reported() {
     let p = CliFixture::new();
@@ -171,8 +171,8 @@ fn uncommitted_ingest_is_reported() {
     assert!(notes(&report).contains("may not have been committed"), "{report}");
 }
 
-/// A compaction sets sequence numbers to 0 and drops tombstones, so its inputs, which are still on disk, brought back
-/// removed keys and older values. The segments of the log that were kept for reuse did the same.
+/// A compaction sets sequence numbers to 0 and drops tombstones. Its inputs are still on disk. The repair used them, so
+/// removed keys and older values were recovered. It also used log segments that were recycled.
 #[test]
 fn replaced_tables_do_not_come_back() {
     let p = CliFixture::new();
@@ -216,7 +216,8 @@ fn replaced_tables_do_not_come_back() {
     assert_eq!(recovered["plain"], expected(&[(0..100, "old")]), "{report}");
 }
 
-/// A dropped partition whose tables are still on disk came back; if a new one had its name, the new one was renamed.
+/// A dropped partition whose tables are still on disk was recovered. If a new partition had its name, the new one was
+/// renamed.
 #[test]
 fn dropped_partitions_do_not_come_back() {
     let p = CliFixture::new();
@@ -253,8 +254,8 @@ fn dropped_partitions_do_not_come_back() {
     assert!(!recovered.keys().any(|name| name.starts_with("again") && name != "again"), "{report}");
 }
 
-/// A table that names no partition, because an earlier version has written it, got the id of a pool, which was then
-/// left out without a message.
+/// A table that an earlier version has written names no partition. The repair gave it the id of a pool, and then
+/// omitted the pool without a message.
 #[test]
 fn unnamed_table_takes_no_id_of_a_pool() {
     let p = CliFixture::new();
@@ -304,7 +305,7 @@ fn copy_table(p: &CliFixture, number: u64) {
 }
 
 /// The sequence number of an ingest is above those of records that are only in the log. A compaction of ingested tables
-/// kept it, and the log was skipped up to it.
+/// wrote the same number to its output, and the repair skipped the log up to it.
 #[test]
 fn compacted_ingest_does_not_skip_the_log() {
     let p = CliFixture::new();
@@ -324,7 +325,7 @@ fn compacted_ingest_does_not_skip_the_log() {
     assert_eq!(recovered["plain"], expected(&[(0..1, "log"), (5..10, "third")]), "{report}");
 }
 
-/// Kills a flush of two or more tables behind the first one. `damaged`: the start of the manifest is damaged, and not
+/// Kills a flush of two or more tables after the first one. `damaged`: the start of the manifest is damaged, instead of
 /// all of it lost.
 fn interrupt_flush(p: &CliFixture, damaged: bool) -> (Database, Partition) {
     let db = open(p);
@@ -352,7 +353,8 @@ fn interrupt_flush(p: &CliFixture, damaged: bool) -> (Database, Partition) {
     (db, counts)
 }
 
-/// The first table of a flush whose end is missing made the log skip the records of the others.
+/// A flush was killed after its first table. Because of that table, the repair skipped the records of the other tables
+/// in the log.
 #[test]
 fn interrupted_flush_does_not_skip_the_log() {
     let p = CliFixture::new();
@@ -367,7 +369,8 @@ fn interrupted_flush_does_not_skip_the_log() {
     assert!(notes(&report).contains("the flush of this table has not ended"), "{report}");
 }
 
-/// The operands in the table of such a flush must not count once more when the log is replayed.
+/// A flush was killed after its first table. The operands in that table must not be applied again when the log is
+/// replayed.
 #[test]
 fn interrupted_flush_applies_operands_once() {
     let p = CliFixture::new();
@@ -379,8 +382,8 @@ fn interrupted_flush_applies_operands_once() {
     assert!(notes(&report).contains("the flush has not ended, and the log has its records"), "{report}");
 }
 
-/// A flush finishes the blob files that commits have written behind its tables. The table made the log be skipped, and
-/// a blob file without an end is not used.
+/// A flush finishes the blob files of direct writes after its tables. Because of a table of a killed flush, the repair
+/// skipped the log, and it does not use a blob file without an end.
 #[test]
 fn flush_without_its_blob_file_is_not_complete() {
     let p = CliFixture::new();
@@ -397,8 +400,8 @@ fn flush_without_its_blob_file_is_not_complete() {
     assert_eq!(recovered["blobs"], expected(&[(0..5, &value)]), "{}", notes(&report));
 }
 
-/// A flush was killed before it finished the blob file that commits had written their values to. Its tables made the
-/// file count as finished, so that the values were lost, although the log refers to them.
+/// A flush was killed before it finished the blob file of direct writes. Because of its tables, the file counted as
+/// finished. The values were lost, although the log refers to them.
 #[test]
 fn values_of_killed_flush_are_read_by_the_log() {
     let p = CliFixture::new();
@@ -429,8 +432,8 @@ fn damaged_files(report: &Value) -> Vec<&str> {
     files.map(|file| file.rsplit('/').next().unwrap()).collect()
 }
 
-/// A blob file that commits write large values to has no end before a flush. It was reported as damaged and not used,
-/// although its values were recovered.
+/// A blob file of direct writes has no end before a flush. The report listed it as damaged and unused, although its
+/// values were recovered.
 #[test]
 fn growing_blob_file_is_not_damaged() {
     let p = CliFixture::new();
@@ -458,7 +461,7 @@ fn damage_blob_file(p: &CliFixture) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Tables of a compaction that was killed were used in addition to its input.
+/// The repair used tables of a killed compaction in addition to their inputs.
 #[test]
 fn outputs_of_killed_compaction_are_not_used() {
     let p = CliFixture::new();
@@ -480,8 +483,8 @@ fn outputs_of_killed_compaction_are_not_used() {
     assert!(!notes(&report).contains("may be back"), "{report}");
 }
 
-/// An input of a compaction whose outputs are replaced, too, was used without a note. Nothing tells that it was
-/// replaced, and the sequence number 0 of the newer value is below its own.
+/// The repair used an input of a compaction whose outputs were replaced, without a note. No file states that the input
+/// was replaced, and the newer value has sequence number 0, which is below that of the input.
 #[test]
 fn stale_input_of_replaced_output_is_reported() {
     let p = CliFixture::new();
@@ -504,7 +507,7 @@ fn stale_input_of_replaced_output_is_reported() {
     assert!(notes(&report).contains("may have replaced this table before a later one"), "{report}");
 }
 
-/// The name of a partition was lost if only ingested tables state it and the log has records of it.
+/// If only ingested tables state the name of a partition, and the log has records of it, the name was lost.
 #[test]
 fn ingested_tables_name_their_partition() {
     let p = CliFixture::new();
@@ -519,7 +522,8 @@ fn ingested_tables_name_their_partition() {
     assert_eq!(recovered, [("named".to_owned(), named)].into(), "{report}");
 }
 
-/// A remove of a key of eight bytes looks like the commit behind an ingest. Any table of the ingest has its number.
+/// A remove of a key of eight bytes looks like the commit after an ingest. The tables of the ingest have its sequence
+/// number.
 #[test]
 fn remove_is_not_read_as_an_ingest_marker() {
     let p = CliFixture::new();
@@ -540,7 +544,8 @@ fn remove_is_not_read_as_an_ingest_marker() {
     assert!(recovered["plain"].len() > 1 && !notes(&report).contains("ingest"), "{report}");
 }
 
-/// A range delete of the log hid the entries of an ingest whose place is lost, and the report did not say so.
+/// The position of an ingest in the log was lost. A range delete of the log hid its entries, and the report did not say
+/// so.
 #[test]
 fn range_delete_behind_lost_ingest_is_reported() {
     let p = CliFixture::new();
@@ -557,7 +562,7 @@ fn range_delete_behind_lost_ingest_is_reported() {
 }
 
 /// A compaction sets sequence numbers to 0 once it has applied all range deletes. The edit that removed the range
-/// tombstone was lost, and the tombstone of the edits before it hid the newer value in the table of a later compaction.
+/// tombstone was lost. The tombstone of the edits before it hid the newer value in the table of a later compaction.
 #[test]
 fn applied_range_delete_hides_no_newer_value() {
     let p = CliFixture::new();
@@ -589,7 +594,8 @@ fn applied_range_delete_hides_no_newer_value() {
     }
 }
 
-/// The edit that removed a range tombstone was lost. A later range delete overlaps it, and nothing was recovered.
+/// The edit that removed a range tombstone was lost. A later range delete overlaps the tombstone, and the repair
+/// recovered no entry.
 #[test]
 fn overlapping_range_deletes_are_merged() {
     let p = CliFixture::new();
@@ -628,8 +634,8 @@ fn entry_counts(report: &Value) -> Vec<(&str, u64)> {
     found.map(|found| (found["name"].as_str().unwrap(), found["entries"].as_u64().unwrap())).collect()
 }
 
-/// Scans of a partition read the time only if the manifest states that it may have records that expire. If only the log
-/// or a pool had them, the expired ones were recovered.
+/// Scans of a partition read the clock only if the manifest states that records may expire. If only the log or a pool
+/// had such records, the repair recovered the expired ones.
 #[test]
 fn expired_records_of_log_and_pools_stay_away() {
     let p = CliFixture::new();
@@ -649,7 +655,8 @@ fn expired_records_of_log_and_pools_stay_away() {
     assert_eq!(entry_counts(&report), [("partition-1", 1), ("partition-2", 1)], "{report}");
 }
 
-/// A table that a readable edit names did not tell that its partition has records that expire, if that edit is lost.
+/// The edit that states that a partition has records that expire was lost. A table that a readable edit names did not
+/// restore that fact.
 #[test]
 fn expired_records_of_known_tables_stay_away() {
     let p = CliFixture::new();
@@ -760,7 +767,7 @@ impl File for MeasuredFile {
     }
 }
 
-/// All segments of the WAL were in memory at the same time.
+/// The repair read all segments of the WAL into memory at the same time.
 #[test]
 fn wal_segments_are_read_in_windows() {
     let p = CliFixture::new();

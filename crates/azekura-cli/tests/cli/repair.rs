@@ -218,7 +218,8 @@ fn damaged_files_lose_only_their_own_entries() {
     }
 }
 
-/// One bit in the manifest made `repair` give up tables that are intact. A manifest is built from their properties.
+/// A flipped bit in the manifest made `repair` omit intact tables. Now `repair` builds a manifest from the properties
+/// of the tables.
 #[test]
 fn damaged_manifest_is_rebuilt() {
     let p = CliFixture::new();
@@ -257,8 +258,8 @@ fn damaged_manifest_is_rebuilt() {
     assert!(report["damaged_files"].as_array().unwrap().len() >= 2, "{report}");
 }
 
-/// The bisection for the next readable key used at most two bytes more than the longest key before the damage, so it
-/// found none behind short keys, or if keys have long common prefixes.
+/// The bisection for the next readable key used keys of at most two bytes more than the longest key before the damage.
+/// It found no key after short keys, or if keys have long common prefixes.
 #[test]
 fn damage_loses_one_block_whatever_keys() {
     type Keys = fn(u32) -> String;
@@ -279,7 +280,7 @@ fn damage_loses_one_block_whatever_keys() {
     }
 }
 
-/// A damaged block of a small new table lost the older versions of its keys, which no command could read.
+/// A damaged block of a small new table hid the older versions of its keys, which no command could read.
 #[test]
 fn older_versions_are_recovered_if_asked() {
     let p = CliFixture::new();
@@ -304,8 +305,8 @@ fn older_versions_are_recovered_if_asked() {
     assert!(text.contains("older version of key000100: a newer one, or its removal, may be lost"), "{text}");
 }
 
-/// A key in the damaged block of one table got the expiry time of an older version with the same value, because the
-/// table with its newest version is damaged elsewhere. The report did not say so.
+/// A key is in the damaged block of one table. It got the expiry time of an older version with the same value, because
+/// the table with its newest version is damaged in another place. The report did not say so.
 #[test]
 fn unknown_expiry_times_are_reported() {
     let p = CliFixture::new();
@@ -368,7 +369,7 @@ fn error_lists_are_capped() {
     assert!(short.contains("--all-errors") && !long.contains("--all-errors") && count(&long) > 40, "{long}");
 }
 
-/// Several versions of each key in overlapping tables: where the newest version is lost, no older one is recovered.
+/// Overlapping tables have several versions of each key. If the newest version is lost, no older one is recovered.
 #[test]
 fn no_older_version_replaces_a_lost_one() {
     let p = CliFixture::new();
@@ -426,7 +427,7 @@ fn no_older_version_replaces_a_lost_one() {
     }
 }
 
-/// A new version of each key in the log and in a newer table: damage in the old table loses none of those keys.
+/// The log and a newer table have a new version of each key. Damage in the old table loses none of those keys.
 #[test]
 fn keys_with_newer_versions_are_recovered() {
     let p = CliFixture::new();
@@ -479,7 +480,8 @@ fn keys_with_newer_versions_are_recovered() {
     }
 }
 
-/// A partition that cannot be created ended the repair. Here the process may not reserve the address space of a pool.
+/// `repair` ended at a partition that it could not create. In this test, the process may not reserve the address space
+/// of a pool.
 #[cfg(target_os = "linux")]
 #[test]
 fn partition_that_cannot_be_created_is_reported() {
@@ -502,7 +504,7 @@ fn partition_that_cannot_be_created_is_reported() {
     assert_eq!(p.ok("partitions list --db only-out"), "");
 }
 
-/// A key whose merge operator fails lost all keys behind it.
+/// The merge operator of one key failed, and all keys after it were lost.
 #[test]
 fn failing_merges_lose_one_value_each() {
     let p = CliFixture::new();
@@ -533,7 +535,7 @@ fn failing_merges_lose_one_value_each() {
     assert_eq!(out.get(key(99)).unwrap().unwrap(), 100u64.to_le_bytes()[..]);
 }
 
-/// A manifest that has lost its end: no wrong value, and no success unless everything was recovered.
+/// The end of the manifest is lost. `repair` recovers no wrong value, and succeeds only if it recovers all entries.
 #[test]
 fn truncated_manifest_loses_nothing_silently() {
     let p = CliFixture::new();
@@ -552,8 +554,8 @@ fn truncated_manifest_loses_nothing_silently() {
     }
 }
 
-/// A pool that cannot be read: the other partitions are recovered, and the records that were written after the last
-/// checkpoint of the pool.
+/// One pool cannot be read. `repair` recovers the other partitions, and the records of the pool that were written after
+/// its last checkpoint.
 #[test]
 fn damaged_pool_does_not_stop_the_others() {
     let p = CliFixture::new();

@@ -174,7 +174,7 @@ fn script_prints_json() {
     assert_eq!((&error["kind"], &error["message"]), (&"not_found".into(), &"line 12: no value for k".into()));
 }
 
-/// Typed at a pseudo-terminal: completion, history, errors that do not end the shell, and Ctrl-C.
+/// Lines are typed at a pseudo-terminal. Checks completion, history, errors that do not end the shell, and Ctrl-C.
 #[test]
 fn typed_lines_are_completed_and_saved() {
     let p = CliFixture::new();

@@ -126,7 +126,7 @@ fn import_skips_the_database_directory() {
     }
 }
 
-/// The partition was created before the input was parsed.
+/// The import created the partition before it parsed the input.
 #[test]
 fn failed_import_leaves_no_partition() {
     let p = CliFixture::new();
@@ -145,7 +145,7 @@ fn failed_import_leaves_no_partition() {
     assert_eq!(p.ok("partitions --db d list"), "new\nold\n", "empty input is valid");
 }
 
-/// After a damaged table or a full disk, a truncated file remained, which looked complete.
+/// After an error of a damaged table or a full disk, the export had written a truncated file that looked complete.
 #[test]
 fn failed_export_leaves_no_file() {
     let p = CliFixture::new();
@@ -242,7 +242,7 @@ fn exported_file_has_ordinary_permissions() {
     assert!(again.code == Some(3) && again.err.contains("exists"), "{again:?}");
 }
 
-/// A batch needs more space in a pool than its entries one by one, so the export of a full pool could not be imported,
+/// A batch needs more space in a pool than its entries one by one. So the export of a full pool could not be imported,
 /// and `repair` ended at it.
 #[test]
 fn full_pool_can_be_imported_and_repaired() {
@@ -264,7 +264,7 @@ fn full_pool_can_be_imported_and_repaired() {
     }
 }
 
-/// Every entry behind the first one that did not fit was skipped, as if it were damaged.
+/// The import skipped every entry after the first one that did not fit, as if it were damaged.
 #[test]
 fn full_pool_ends_an_import() {
     let p = CliFixture::new();
@@ -285,7 +285,8 @@ fn full_pool_ends_an_import() {
     assert!(ran.err.contains(&format!("{} entries before it were stored", stored - 1)), "{stored}: {ran:?}");
 }
 
-/// A partition that does not fit into its pool ended the repair. `max_size` may be lowered below what a pool has.
+/// `max_size` may be lower than the size of the records that a pool has. `repair` ended at a partition that did not fit
+/// into its pool.
 #[test]
 fn full_pool_does_not_end_a_repair() {
     let p = CliFixture::new();
@@ -337,7 +338,7 @@ fn import_skips_files_of_a_killed_export() {
     assert_eq!(p.ok("scan --db d --keys-only"), ".azekura-export-b\na\n");
 }
 
-/// Expiry times were lost by native exports and by repair.
+/// Native exports and `repair` lost expiry times.
 #[test]
 fn expiry_times_are_imported() {
     let p = CliFixture::new();
@@ -387,7 +388,7 @@ fn expiry_times_are_imported() {
     assert_eq!(p.ok("scan --db old"), "key\tvalue\n");
 }
 
-/// One entry of a native file with the time 2^64 - 1 failed the import of all entries of its batch.
+/// One entry of a native file had the time 2^64 - 1. The import failed for all entries of its batch.
 #[test]
 fn expiry_beyond_the_highest_skips_one_entry() {
     let p = CliFixture::new();
@@ -418,7 +419,8 @@ fn expiry_beyond_the_highest_skips_one_entry() {
     assert_eq!(p.ok("scan --db new --keys-only"), "b\nc\n");
 }
 
-/// The budget was that of new databases, so an entry of more than 256 MiB was exported and skipped by the import.
+/// The import used the memory budget of new databases. So an entry of more than 256 MiB was exported, and the import
+/// skipped it.
 #[test]
 fn large_entries_are_stored_with_enough_memory() {
     let p = CliFixture::new();

@@ -121,7 +121,8 @@ fn every_command_prints_json() {
     assert_eq!(p.json("partitions --db d drop more --yes")["dropped"], true);
 }
 
-/// `stats --watch` opened the database every few seconds, so that the start of a service failed as locked.
+/// `stats --watch` opened the database every few seconds. A service that started meanwhile failed because the database
+/// was locked.
 #[test]
 fn stats_are_read_once() {
     let p = database_with_tables();

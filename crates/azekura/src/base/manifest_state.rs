@@ -551,8 +551,8 @@ mod tests {
         assert_eq!(ManifestState::replay(&manifest_state.edits()).unwrap(), manifest_state);
     }
 
-    /// Regression: a compaction rewrote an ingested table with sequence number 0. Afterwards a WAL that had lost its
-    /// end was accepted, without commits that are older than the ingest.
+    /// Regression: a compaction rewrote an ingested table with sequence number 0. After that, recovery accepted a WAL
+    /// that had lost its end, without commits that are older than the ingest.
     #[test]
     fn durable_seqno_outlives_its_table() {
         let database = VersionEdit::Database { id: [1; 16], instance: [2; 16], hash_seed: 3, created_ms: 4 };

@@ -782,8 +782,9 @@ mod tests {
         }
     }
 
-    /// Regression: a commit was checked for deleted partitions before it was queued only. A commit that was queued
-    /// behind a deletion returned `Ok` after `delete_partition` had returned. Of a batch the other half was written.
+    /// Regression: a commit checked only before it was queued whether its partitions were deleted. A commit that was
+    /// queued behind a deletion returned `Ok` after `delete_partition` had returned. Of a batch, only the records of
+    /// the other partition were written.
     #[test]
     fn commits_behind_a_deletion_write_nothing() {
         let separated = KvSeparationOptions::default().direct_write_threshold(1 << 10);
@@ -851,8 +852,8 @@ mod tests {
         }
     }
 
-    /// Regression: calls of an exclusive transaction in a forked child took the lock of the commit queue. If another
-    /// thread of the parent held it at the fork, they waited forever, and so did the end of the transaction.
+    /// Regression: calls of an exclusive transaction in a forked child locked the commit queue. If another thread of
+    /// the parent had locked it at the fork, they waited forever, and so did the end of the transaction.
     #[test]
     fn forked_child_does_not_lock_the_queue() {
         let env = TestEnv::new(1);

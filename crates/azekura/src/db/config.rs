@@ -723,7 +723,8 @@ mod tests {
         assert!(Settings::decode(&newer[..newer.len() - 1]).is_err());
     }
 
-    /// Regression: codec 257 was LZ4, zlib level 200 was accepted, and one malformed field discarded all settings.
+    /// Regression: codec 257 was read as LZ4, zlib level 200 was accepted, and one malformed field discarded all
+    /// settings.
     #[test]
     fn invalid_stored_fields_have_their_default() {
         let other = Config::new("db").workers(9).compression(CompressionType::Miniz(3)).settings;

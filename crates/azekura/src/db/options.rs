@@ -531,7 +531,7 @@ mod tests {
         }
     }
 
-    /// Regression: the higher bits of a stored number were dropped.
+    /// Regression: reading a stored option ignored the higher bits of its number.
     #[test]
     fn stored_numbers_are_not_cut() {
         let mut bytes = PartitionCreateOptions::default().block_size(1000).encode();

@@ -690,9 +690,9 @@ mod tests {
         assert_eq!(open().get("b").unwrap().unwrap(), "v");
     }
 
-    /// Regression: a flush that a caller waits for runs in its thread. No worker learned that the tree needed a
-    /// compaction now, until the next memtable was sealed and no worker was busy. A program that flushed after each
-    /// write had 500 runs on level 0, and its writes were delayed.
+    /// Regression: a flush that a caller waits for runs in the thread of the caller. It did not tell the workers that
+    /// the tree needs a compaction. They noticed when the next memtable was sealed, and only an idle worker did. A
+    /// program that flushed after each write had 500 runs on level 0, and its writes were delayed.
     #[test]
     fn flush_wakes_workers_for_a_compaction() {
         let db = config().open().unwrap();
@@ -717,7 +717,7 @@ mod tests {
         panic!("level 0 has 100 runs");
     }
 
-    /// Regression: a worker that left another task woke all workers, although it runs the next task itself.
+    /// Regression: a worker whose task made another task necessary woke all workers, although it runs that task itself.
     #[test]
     fn worker_that_continues_wakes_no_others() {
         let db = config().open().unwrap();
@@ -742,8 +742,8 @@ mod tests {
         assert!(wakes(AfterTask::WakesWorkers));
     }
 
-    /// Regression: the write delay did not count a memtable that was sealed because it was idle, or because it held the
-    /// WAL.
+    /// Regression: the write delay did not count a memtable that was sealed because it was idle, or because it pinned
+    /// the WAL.
     #[test]
     fn sealed_memtables_count_for_write_stalls() {
         let db = config().open().unwrap();
@@ -756,8 +756,8 @@ mod tests {
         assert!(!inner.write_controller.flush_waiting());
     }
 
-    /// Regression: `clear` returned and left all tables if a compaction waited whose edit could not be written, because
-    /// the disk was full.
+    /// Regression: a compaction was paused, and its edit could not be written, because the disk was full. `clear`
+    /// returned and removed no table.
     #[test]
     fn clear_completes_a_paused_compaction() {
         let faults = FaultFs::new(Arc::new(MemFs::new()));
@@ -779,7 +779,7 @@ mod tests {
         assert!(lock(&tree.compaction_state).paused_compaction.is_none());
     }
 
-    /// Regression: a memtable of tombstones stayed as long as nothing was written, so the first key cost half a second
+    /// Regression: without writes, a memtable of tombstones was not flushed. Reading the first key took half a second
     /// after a million removals. No metric showed the tombstones, and `approximate_len` counted each as a key.
     #[test]
     fn idle_memtable_of_tombstones_is_compacted() {
@@ -816,7 +816,7 @@ mod tests {
         assert_eq!(part.approximate_len(), 0, "a tombstone in a table");
     }
 
-    /// Regression: after each flush, closing went through the trees of all partitions, several times.
+    /// Regression: after each flush, closing visited the trees of all partitions several times.
     #[test]
     fn closing_visits_each_tree_a_few_times() {
         const PARTITIONS: u64 = 64;

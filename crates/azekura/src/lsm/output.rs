@@ -382,8 +382,8 @@ mod tests {
         assert_eq!(passed, [false, false, true, false, true, false]);
     }
 
-    /// Regression: only the order within a table was checked. A comparator that contradicted itself, or damaged inputs,
-    /// led to tables that overlap. The manifest named them, and the next open failed with `Corruption`.
+    /// Regression: only the order within a table was checked. With a comparator that contradicted itself, or with
+    /// damaged inputs, tables overlapped. The manifest named them, and the next open failed with `Corruption`.
     #[test]
     fn next_table_must_begin_after_the_last_one() {
         let fixture = LsmFixture::new(KeyOrder::bytewise(), small_options(), 3);

@@ -463,7 +463,7 @@ pub(crate) mod tests {
         wait_until(|| alive() == 0);
     }
 
-    /// Regression: while a reader waited for a device with its pin held, every unpin of every thread took one lock.
+    /// Regression: a pinned reader waited for a device. Meanwhile every unpin of every thread locked the same mutex.
     #[test]
     fn unpin_takes_no_lock_while_reader_is_pinned() {
         let cell = EpochCell::new(Arc::new(1));

@@ -897,7 +897,7 @@ mod tests {
         assert_eq!(space.find(space.len - LEAF_LEN), Some(LEAF_LEN));
     }
 
-    /// Regression: each request that failed in a large fragmented pool joined all free ranges.
+    /// Regression: in a large fragmented pool, each failed request coalesced all free ranges.
     #[test]
     fn full_allocator_fails_without_coalescing() {
         let (image, mut space) = test_allocator();

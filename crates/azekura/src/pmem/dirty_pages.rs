@@ -577,8 +577,8 @@ mod tests {
         }
     }
 
-    /// Regression: an image that became shorter marked the pages behind its end, and the next snapshot forgot their
-    /// number. When the image grew again, the pages were copied but not counted, so too little disk space was reserved.
+    /// Regression: an image became shorter and marked the pages after its end. The next snapshot did not count them.
+    /// When the image grew again, the pages were copied but not counted, so too little disk space was reserved.
     #[test]
     fn pages_of_a_regrown_image_are_counted() {
         let (image, mut page) = (image(20), vec![0; PAGE as usize]);

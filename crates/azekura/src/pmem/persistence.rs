@@ -482,8 +482,8 @@ mod tests {
         assert_eq!(image.grow(301 * PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
     }
 
-    /// Regression: each step allocated the whole file, and the system visited all existing pages. Inserting a million
-    /// records of 820 bytes took three times as long as necessary.
+    /// Regression: each growth step allocated the whole file, and the operating system visited all existing pages.
+    /// Inserting a million records of 820 bytes took three times as long as necessary.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "only the system knows how much space a file has")]
     fn grow_allocates_only_new_bytes() {

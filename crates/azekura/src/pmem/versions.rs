@@ -887,9 +887,9 @@ mod tests {
         assert!(freed > 5_000 && retained > 5_000, "{freed} entries were dropped, {retained} were retained");
     }
 
-    /// Regression: a search that kept a full table put the needed entries of sparse older tables behind it. The next
-    /// search that copied both met the versions of a key out of order. It failed and dropped nothing, as did all
-    /// later ones, until the pool refused puts and removals for lack of space.
+    /// Regression: a search for stale versions retained a full table, and moved the needed entries of sparse older
+    /// tables after it. The next search that copied both found the versions of a key out of order. It failed and
+    /// dropped no version, as did all later searches, until the pool refused puts and removals for lack of space.
     #[test]
     fn tables_keep_their_order() {
         let visible = LastVisibleSeqno::default();
@@ -932,7 +932,7 @@ mod tests {
         }
     }
 
-    /// Regression: later batches got the reservation wherever they fitted, so a large batch waited as long as small
+    /// Regression: later batches got a reservation as soon as they fitted, so a large batch waited as long as small
     /// ones arrived.
     #[test]
     fn batches_that_wait_are_served_in_order() {
@@ -956,8 +956,8 @@ mod tests {
         assert!(versions.try_reserve(max_bytes).is_some());
     }
 
-    /// Regression: a comparator that panicked while a batch dropped stale versions left the batch at the head of the
-    /// queue, so every later batch of the pool waited for ever.
+    /// Regression: a comparator panicked while a batch dropped stale versions. The batch stayed at the head of the
+    /// queue, so every later batch of the pool waited forever.
     #[test]
     fn batch_leaves_the_queue_after_a_panic() {
         let readers = SnapshotList::new(LastVisibleSeqno::default()).readers_of(PartitionId(1));

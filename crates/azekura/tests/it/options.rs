@@ -62,8 +62,8 @@ fn options_and_metrics_round_trip_as_json() {
     assert_eq!(metrics, part.metrics());
 }
 
-/// Regression: every open replaced the stored options by those that it was given, without notice. A program that opened
-/// a partition with `Default::default()` reset a TTL, a block size or the limit of a pool.
+/// Regression: every open replaced the stored options by the given ones, without an error. A program that opened a
+/// partition with `Default::default()` reset a TTL, a block size or the limit of a pool.
 #[test]
 fn open_keeps_options_that_set_options_changes() {
     let fs = MemFs::new();

@@ -71,8 +71,8 @@ fn engine_is_fixed_and_unsupported_calls_fail() {
     assert!(part.disk_space() >= 100_000);
 }
 
-/// Regression: each pool kept two files open, which no limit counted. Some hundred pools could not be opened, or not
-/// flushed, by a process with the usual limits.
+/// Regression: each pool had two open files, which no limit counted. A process with the usual limits could not open, or
+/// not flush, a few hundred pools.
 #[test]
 fn pools_keep_no_files_open() {
     let machine = MemFs::new();

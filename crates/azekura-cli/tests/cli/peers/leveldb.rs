@@ -47,8 +47,8 @@ fn empty_foreign_and_locked_sources() {
     }
 }
 
-/// LevelDB ignores an incomplete record at the end of the log, so a changed byte of the log is refused or found to be
-/// such an end.
+/// LevelDB ignores an incomplete record at the end of the log. If a byte of the log is changed, the import refuses it
+/// or treats it as such a record.
 #[test]
 fn damage_is_refused_and_changes_nothing() {
     let p = CliFixture::new();

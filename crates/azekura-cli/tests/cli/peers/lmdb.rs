@@ -94,7 +94,7 @@ fn several_values_for_a_key_are_refused() {
     assert!(stored(&p, "d", "users") == numbered(0, 100));
 }
 
-/// The record of a named database whose name is not UTF-8 became an entry, and the database was left out.
+/// A named database has a name that is not UTF-8. Its record became an entry, and the import omitted the database.
 #[test]
 fn name_that_is_not_utf8_is_refused() {
     let p = CliFixture::new();
@@ -118,7 +118,7 @@ fn name_that_is_not_utf8_is_refused() {
     assert_eq!(stored(&p, "d", "default").len(), 1);
 }
 
-/// LMDB has no checksums, so not all damage is found, but none may end the command by a signal.
+/// LMDB has no checksums, so the import does not find all damage. No damage ends the command by a signal.
 #[test]
 fn damage_is_refused_and_changes_nothing() {
     let p = CliFixture::new();

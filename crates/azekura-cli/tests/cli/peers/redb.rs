@@ -149,7 +149,7 @@ fn long_key_is_named_and_changes_nothing() {
     assert!(message.contains("table \"plain\", key kkkk") && message.contains("65536 bytes"), "{message}");
 }
 
-/// The second partition is full, so the first one must not remain.
+/// The import fails because the second partition is full. Then the first one must not exist.
 #[test]
 fn failed_store_removes_new_partitions() {
     let p = CliFixture::new();

@@ -76,7 +76,7 @@ fn long_key_is_named_and_changes_nothing() {
     }
 }
 
-/// The log of a database with the option `wal_dir` is in another directory. It was left out without a message.
+/// The log of a database with the option `wal_dir` is in another directory. The import ignored it without a message.
 #[test]
 fn log_in_another_directory_is_refused() {
     let p = CliFixture::new();

@@ -85,7 +85,7 @@ fn long_key_is_named_and_changes_nothing() {
     assert!(message.contains("table \"users\", key kkkk") && message.contains("70000 bytes"), "{message}");
 }
 
-/// sled overwrites what is left of freed segments when it opens a database, also after a clean close.
+/// When sled opens a database, it overwrites the remains of freed segments, also after a clean close.
 #[test]
 fn database_with_freed_segments_is_imported() {
     let p = CliFixture::new();

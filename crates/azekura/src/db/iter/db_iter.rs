@@ -545,8 +545,8 @@ mod tests {
         assert_eq!(reads(&|| part.iter().rev().count(), 50), 50);
     }
 
-    /// Regression: only unbounded iterators left values unread: `prefix` and `range` read each value of a pool and each
-    /// blob, although a caller used the keys only.
+    /// Regression: `prefix` and `range` read each value of a pool and each blob, although a caller used the keys only.
+    /// Only unbounded iterators did not.
     #[test]
     fn bounded_keys_and_entries_read_no_values() {
         let fs = Arc::new(MemFs::new());
@@ -601,7 +601,7 @@ mod tests {
         }
     }
 
-    /// Regression: `entries()` went on after an error of its own.
+    /// Regression: `entries()` continued after it had returned an error.
     #[test]
     fn entries_end_after_an_error_of_their_own() {
         let db = Config::new(std::path::Path::new("/db")).fs(Arc::new(MemFs::new())).workers(0).open().unwrap();

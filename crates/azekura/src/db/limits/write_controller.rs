@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(accrued.add(1), 0, "the excess over the maximum sleep is dropped");
     }
 
-    /// Regression: two writers that both found the sum large enough both subtracted it, and the sum fell below zero.
+    /// Regression: two writers both found the sum large enough and both subtracted from it, so the sum fell below zero.
     #[test]
     fn accrued_delay_is_slept_once() {
         let accrued = AccruedDelay::default();

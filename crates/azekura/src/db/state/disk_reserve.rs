@@ -352,8 +352,8 @@ mod tests {
         assert!(fs.read_dir(Path::new("/")).unwrap().is_empty());
     }
 
-    /// Regression: opening divided the file for an empty WAL, and the rest went to compactions. After an open on a full
-    /// disk, flushes had no space.
+    /// Regression: opening divided the reserve as for an empty WAL and gave the rest to compactions. After an open on a
+    /// full disk, flushes had no space.
     #[test]
     fn parts_are_divided_for_wal_after_reopening() {
         let fs = MemFs::new();

@@ -291,8 +291,8 @@ mod tests {
         assert_eq!(show(&range), ["=x ~y", "=b =k"]);
     }
 
-    /// Regression: a seek of one end behind a failed step also moves the other end back to its bound, and what that end
-    /// had read was forgotten.
+    /// Regression: a seek of one end after a failed step also moves the other end back to its bound. The iterator then
+    /// no longer counted what the other end had read.
     #[test]
     fn restart_keeps_what_both_ends_read() {
         let mut range = scanned("b", "y");
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(show(&range), ["=b =c", "=m ~y", "=x ~y"]);
     }
 
-    /// Regression: each iterator counted as 1 KiB, whatever keys it kept. Above the limit, iterators keep no keys.
+    /// Regression: each iterator counted as 1 KiB, whatever keys it stored. Above the limit, iterators store no keys.
     #[test]
     fn memory_is_counted_and_limited() {
         let memory = Arc::new(ScanMemory::new(1 << 20));

@@ -276,8 +276,8 @@ mod tests {
     use super::*;
     use crate::testing::{MemFs, TestEnv};
 
-    /// Regression: creating a pool syncs the directory. The lock on the manifest state was held during that sync, and a
-    /// writer that started a WAL segment waited for it.
+    /// Regression: creating a pool syncs the directory. The manifest state was locked during that sync, and a writer
+    /// that started a WAL segment waited for it.
     #[test]
     fn segment_starts_while_pool_is_created() {
         let manifest = Manifest::create(Arc::new(MemFs::new()), Path::new("/"), [1; 16], &[]).unwrap();
@@ -345,8 +345,8 @@ mod tests {
         version_set.log_and_apply(&[name("a")]).unwrap();
     }
 
-    /// Regression: an ingest took its partition id before its edits. A manifest that was rewritten in between recorded
-    /// the id as used, and if it lost the edits then, nothing noticed the loss.
+    /// Regression: an ingest allocated its partition id before its edits. A manifest that was rewritten in between
+    /// recorded the id as used. If it then lost the edits, recovery did not detect the loss.
     #[test]
     fn rewritten_manifest_has_no_unwritten_id() {
         let version_set = version_set_of(&[]);

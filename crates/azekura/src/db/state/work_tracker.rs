@@ -103,8 +103,8 @@ impl Drop for WorkGuard<'_> {
 mod tests {
     use super::*;
 
-    /// Regression: `checkpoint` had begun work and waited for the DDL lock. `open_partition` held that lock and began
-    /// work. `close` waited for the work of `checkpoint`. With a read-write lock `open_partition` waited for `close`.
+    /// Regression: `checkpoint` had begun work and waited for the DDL lock. `open_partition` had that lock and began
+    /// work. `close` waited for the work of `checkpoint`. With a read-write lock, `open_partition` waited for `close`.
     #[test]
     fn work_is_refused_while_stop_waits() {
         let tracker = WorkTracker::default();

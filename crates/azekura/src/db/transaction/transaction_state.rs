@@ -361,10 +361,10 @@ mod tests {
     use crate::mem::allocation_counter::allocated_bytes;
     use crate::testing::{MemFs, is_in_own_process};
 
-    /// Regression: small writes took ten times the memory that was counted, as soon as a read had ordered them. Later,
-    /// the list of encoded writes doubled after the check: a transaction took up to 4/3 of its limit, and each later
-    /// call failed. Ordered writes above 4 KiB took up to three times their length, and two times were counted. They
-    /// take at most the limit, and 128 KiB for each partition.
+    /// Regression: as soon as a read had ordered them, small writes used ten times the memory that was counted. Later,
+    /// the list of encoded writes doubled after the check: a transaction used up to 4/3 of its limit, and each later
+    /// call failed. Ordered writes above 4 KiB used up to three times their length, and twice their length was counted.
+    /// Now writes use at most the limit, and 128 KiB for each partition.
     #[test]
     fn writes_take_no_more_than_is_counted() {
         if !is_in_own_process("db::transaction::transaction_state::tests::writes_take_no_more_than_is_counted") {

@@ -214,8 +214,8 @@ mod tests {
         db.open_partition_with("pool", options, components).unwrap()
     }
 
-    /// Regression: all writes of a batch with an operand for a pool were ordered in memtables, which took about ten
-    /// times the memory of a batch of small writes.
+    /// Regression: if a batch had an operand for a pool, memtables ordered all its writes. That used about ten times
+    /// the memory of a batch of small writes.
     #[test]
     fn memory_of_operands_is_limited() {
         if !is_in_own_process("db::writes::computed_merges::tests::memory_of_operands_is_limited") {
@@ -249,7 +249,7 @@ mod tests {
         drop(snapshot);
     }
 
-    /// Regression: range deletes of a pool counted as much as other writes, and took up to six times the memory.
+    /// Regression: a range delete of a pool counted as much memory as another write, and used up to six times as much.
     #[test]
     fn memory_of_range_deletes_is_limited() {
         if !is_in_own_process("db::writes::computed_merges::tests::memory_of_range_deletes_is_limited") {
@@ -279,8 +279,8 @@ mod tests {
         drop(snapshot);
     }
 
-    /// Regression: a batch that was smaller than its limit was refused if it had one operand for a pool, because the
-    /// copy of its writes counted as memory for operands, with up to twice its length.
+    /// Regression: a batch that was smaller than its limit was refused if it had one operand for a pool. The copy of
+    /// its writes counted as memory for operands, with up to twice its length.
     #[test]
     fn one_operand_fits_with_many_writes() {
         let limit = 512 << 10;

@@ -203,8 +203,8 @@ fn gc_is_abandoned_when_inputs_were_removed() {
     assert_eq!(fixture.tree.version().blobs().stats(), []);
 }
 
-/// Regression: `clear` returned while a paused blob GC held the removed files, and their space came back with the next
-/// task only.
+/// Regression: `clear` returned while a paused blob GC pinned the removed files. Their space was freed at the next task
+/// only.
 #[test]
 fn removal_of_all_tables_abandons_a_paused_gc() {
     let (fixture, _) = paused_gc_without_live_values();

@@ -109,8 +109,8 @@ fn file_stays_while_memtable_points_into_it() {
     fixture.check_files();
 }
 
-/// Regression: the tables that referred to the file were removed while a memtable still pointed into it. When the
-/// memtable was flushed without the value, `clear` found no table to remove and left the file.
+/// Regression: the tables that referred to the file were removed while a memtable still pointed into it. The memtable
+/// was flushed without the value, `clear` found no table to remove, and the file remained.
 #[test]
 fn file_goes_when_memtable_had_last_pointer() {
     let mut fixture = with_pointers_of_table_and_memtable();

@@ -555,8 +555,8 @@ fn readers_never_miss_a_key_while_tasks_run() {
     }
 }
 
-/// Regression: damaged spilled tables with records that are newer than those of the WAL led to memtables that are not
-/// in the order of their sequence numbers.
+/// Regression: damaged spilled tables had records that are newer than those of the WAL. Recovery created memtables that
+/// are not in the order of their sequence numbers.
 #[test]
 fn replayed_record_must_be_newer() {
     let fixture = LsmFixture::new(KeyOrder::bytewise(), small_options(), 1);

@@ -786,9 +786,9 @@ mod tests {
         assert!(refused > 20, "{refused}");
     }
 
-    /// A crash in the middle of a merge leaves the same records in two leaves. Regression: a left leaf that a removal
-    /// had emptied before the merge was kept as an empty leaf with the separator of the right one. The next merge
-    /// then removed the right leaf from the inner nodes, and lookups used a leaf that was free.
+    /// A crash in the middle of a merge leaves the same records in two leaves. Regression: removals had emptied the
+    /// left leaf before the merge. Recovery restored it as an empty leaf with the separator of the right one. The next
+    /// merge then removed the right leaf from the inner nodes, and lookups used a leaf that was free.
     #[test]
     fn leaf_goes_when_all_of_it_is_in_the_next() {
         for left in 0..8 {

@@ -207,9 +207,8 @@ fn emptied_pool_searches_no_version_tables() {
     assert_eq!((fixture.contents().len(), fixture.tree.usage().unwrap().1), (1, 2), "the head and one leaf remain");
 }
 
-/// Regression: every version since the oldest snapshot or iterator, of any partition, was retained. Writes of one
-/// counter were refused after some thousands, because the entries of its versions took all memory that was allowed for
-/// them.
+/// Regression: a pool retained every version since the oldest snapshot or iterator of any partition. Writes of one
+/// counter were refused after some thousands, because the entries of its versions used all memory of the limit.
 #[test]
 fn counter_needs_one_version_per_snapshot() {
     for slots in [4, SLOTS] {
@@ -294,8 +293,8 @@ fn iterator_reads_no_reused_record() {
     }
 }
 
-/// Regression: half of a full pool's records were removed, each between two remaining records. No leaf could be cut
-/// from the free ranges, but keys behind all others need new leaves.
+/// Regression: half of the records of a full pool were removed, each between two remaining records. No leaf could be
+/// allocated from the free ranges, but keys after all others need new leaves.
 #[test]
 fn sparse_leaves_merge_when_pool_is_full() {
     if !is_in_own_process("pmem::tests::model::sparse_leaves_merge_when_pool_is_full") {

@@ -159,8 +159,8 @@ fn version_memory_is_reserved_for_snapshots() {
     fixture.check_invariants();
 }
 
-/// Regression: without a reader nothing was reserved for a range delete, so a snapshot that was made before the commit
-/// was visible retained its records beyond the limit.
+/// Regression: without a reader, a range delete reserved no memory for versions. A snapshot that was created before the
+/// commit was visible retained its records beyond the limit.
 #[test]
 fn version_memory_is_reserved_for_later_readers() {
     let (mut fixture, mut model) = filled(&options(4 << 20, SLOTS), 3_000);
@@ -178,7 +178,7 @@ fn version_memory_is_reserved_for_later_readers() {
 }
 
 /// Regression: without a reader, a batch was refused if its range deletes and its replaced records together needed more
-/// memory than is allowed, although the range deletes alone did not. Each record that it puts counted twice.
+/// memory than the limit, although the range deletes alone did not. Each record that the batch puts counted twice.
 #[test]
 fn ranges_and_puts_fit_without_readers() {
     let (fixture, _) = filled(&options(8 << 20, SLOTS), 6_700);

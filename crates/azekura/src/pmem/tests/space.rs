@@ -38,9 +38,9 @@ fn record_overhead_is_at_most_40_bytes() {
     }
 }
 
-/// Regression: with many retained versions of other keys, a write that found the pool full did not look for stale
-/// versions, because few were added since the last time. With large values these few filled the pool, and every later
-/// write was refused.
+/// Regression: a pool retained many versions of other keys. A write that found the pool full did not look for stale
+/// versions, because few were added since the last search. With large values, these few filled the pool, and every
+/// later write was refused.
 #[test]
 fn few_large_stale_versions_are_found() {
     let options = PoolOptions { len_max: 64 << 20, grow_by: 1 << 20, slots_per_leaf: SLOTS };
@@ -70,8 +70,9 @@ fn few_large_stale_versions_are_found() {
     assert!(fixture.tree.versions.is_empty());
 }
 
-/// Regression: whenever a reader had begun or ended since the last search for stale versions, each entry was checked. A
-/// full pool with an old snapshot and short readers paid that for each write, while other writers waited.
+/// Regression: if a reader had begun or ended since the last search for stale versions, the next search checked each
+/// entry. In a full pool with an old snapshot and short readers, each write made such a search, while other writers
+/// waited.
 #[test]
 fn ended_readers_cause_few_checks() {
     let options = PoolOptions { len_max: 64 << 20, grow_by: 1 << 20, slots_per_leaf: SLOTS };

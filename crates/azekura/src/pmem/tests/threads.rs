@@ -252,8 +252,8 @@ fn nothing_changes_after_stop_writes() {
     assert!(bytes() == before && fixture.tree.usage().unwrap().1 == leaves && seqno == 3);
 }
 
-/// Regression: a copy withheld sequence numbers, but leaves are split before a number is requested. So the copy had
-/// one half of a leaf from before the split, and the other from after it.
+/// Regression: a copy stopped the allocation of sequence numbers, but leaves are split before a number is allocated. So
+/// the copy had one half of a leaf from before the split, and the other half from after it.
 #[test]
 fn copy_has_one_tree_structure() {
     let options = options(4096 * PAGE, 8);

@@ -270,8 +270,8 @@ fn rewrite_all_tables(machine: &MemFs) {
     }
 }
 
-/// Regression: a snapshot lost a partition that was deleted after it, although iterators kept theirs: the reads of one
-/// point in time failed one after the other. Later an iterator over another partition kept all of the deleted one.
+/// Regression: a snapshot could not read a partition that was deleted after it, although iterators could. The reads of
+/// one snapshot failed one after the other. Later, an iterator over another partition pinned all of the deleted one.
 #[test]
 fn snapshot_outlives_delete_partition() {
     let machine = MemFs::new();

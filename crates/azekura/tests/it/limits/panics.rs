@@ -139,8 +139,8 @@ fn a_listener_that_panics_poisons() {
     }
 }
 
-/// Regression: after a comparator had panicked in a step, the next step moved on from an iterator that had stopped
-/// between two entries.
+/// Regression: a comparator panicked in a step of an iterator. The iterator had stopped between two entries, and the
+/// next step continued from there.
 #[test]
 fn iter_ends_after_a_comparator_panic() {
     for options in [PartitionCreateOptions::default(), pool_options()] {
@@ -227,8 +227,8 @@ fn batch_is_empty_after_a_comparator_panic() {
     assert!(!blobs.contains_key("k").unwrap());
 }
 
-/// Regression: a comparator that panicked while a commit reserved space in a pool passed its panic on to the caller of
-/// the commit, and the database was not poisoned.
+/// Regression: a comparator panicked while a commit reserved space in a pool. The panic reached the caller of the
+/// commit, and the database was not poisoned.
 #[test]
 fn commit_is_poisoned_by_a_panic_in_reservation() {
     let mood = moody_comparator();

@@ -156,8 +156,8 @@ fn an_empty_batch_does_nothing_but_sync() {
     assert_eq!(error_kind(batch.commit()), ErrorKind::Invalid, "a partition of another database");
 }
 
-/// Regression: an operation that failed, and all behind it, did not count, so a loop that commits each 100 operations
-/// collected without end, and the error did not tell which of the operations was wrong.
+/// Regression: a failed operation of a batch, and all operations after it, did not count. A program that commits after
+/// each 100 operations added operations without end. The error did not tell which operation was wrong.
 #[test]
 fn failed_operations_count_and_have_a_position() {
     let db = open(&MemFs::new());

@@ -184,7 +184,7 @@ fn iter_continues_by_seek_after_read_error() {
     assert_eq!(keys, (50..99).collect::<Vec<u8>>());
 }
 
-/// Regression: after a seek, an iterator that could not be created returned nothing, as if there were no such key.
+/// Regression: after a seek, an iterator whose creation failed returned no entry and no error.
 #[test]
 fn failed_iter_repeats_its_error_after_a_seek() {
     let db = config(&MemFs::new()).open().unwrap();

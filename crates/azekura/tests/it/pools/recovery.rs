@@ -156,9 +156,9 @@ fn checkpoint_contains_mapped_pool() {
     assert_eq!(copy.partition("pool").unwrap().len().unwrap(), 2);
 }
 
-/// Regression: the file of a mapped pool that could not be created, because too many files were open, stayed in the
-/// directory until the next open. After a first mend it still stayed if the manifest had no space for the new
-/// partition: only its temporary name was removed, and the file had its final name already.
+/// Regression: a mapped pool could not be created, because too many files were open. Its file remained in the directory
+/// until the next open. After a first fix, it still remained if the manifest had no space for the new partition: only
+/// the temporary name was removed, and the file already had its final name.
 #[test]
 fn refused_mapped_pool_leaves_no_file() {
     let plans = [

@@ -13,8 +13,8 @@ fn key(n: u32) -> [u8; 4] {
     n.wrapping_mul(0x9E37_79B9).to_be_bytes()
 }
 
-/// Regression: while any snapshot or iterator existed, also one that could not read the pool, every replaced value
-/// stayed in the pool. After some rounds of writes the pool was full.
+/// Regression: while any snapshot or iterator existed, the pool retained every replaced value, even if that reader
+/// could not read the pool. After some rounds of writes the pool was full.
 #[test]
 fn readers_keep_one_value_of_each_key() {
     let fs = MemFs::new();
@@ -44,8 +44,8 @@ fn readers_keep_one_value_of_each_key() {
     assert_eq!(elsewhere.count(), 63);
 }
 
-/// Regression: the space of expired records was not used again while readers existed at one sequence number, also if
-/// each of them had begun behind the expiry. Readers that overlap kept a pool full that nothing could write to.
+/// Regression: the pool did not reuse the space of expired records while readers existed at one sequence number, even
+/// if each of them had begun after the expiry. With overlapping readers, a full pool accepted no write.
 #[test]
 fn overlapping_readers_keep_no_expired_space() {
     let (fs, env) = (MemFs::new(), TestEnv::new(1));
@@ -71,7 +71,8 @@ fn overlapping_readers_keep_no_expired_space() {
     }
 }
 
-/// Regression: a pool never became smaller, neither in memory nor in its file, not even emptied and opened again.
+/// Regression: the memory and the file of a pool never became smaller, not even after all records were removed and the
+/// database was opened again.
 #[test]
 fn emptied_pool_shrinks_at_the_checkpoint() {
     let fs = MemFs::new();
