@@ -401,10 +401,10 @@ fn six_unsynced_changes() -> MemFs {
 
 /// For each of the six changes, whether it survived.
 fn surviving_changes(fs: &MemFs) -> [bool; 6] {
-    let there = |path: &str| fs.exists(Path::new(path)).unwrap();
+    let exists = |path: &str| fs.exists(Path::new(path)).unwrap();
     let first = |path: &str| read_file_if_exists(fs, path).unwrap().first() == Some(&b'n');
     let grown = read_file_if_exists(fs, "/grown").unwrap().len() == 9;
-    [first("/overwritten"), grown, !there("/removed"), !there("/from"), there("/to"), first("/mapped")]
+    [first("/overwritten"), grown, !exists("/removed"), !exists("/from"), exists("/to"), first("/mapped")]
 }
 
 #[test]

@@ -246,29 +246,29 @@ fn odd_round_key(writer: u64) -> String {
 }
 
 /// Two single changes of a pool.
-fn write_single_changes(alone: &Partition, writer: u64, n: u64) {
+fn write_single_changes(single_changes: &Partition, writer: u64, n: u64) {
     let counter = n.to_le_bytes();
     match ttl_of(&counter) {
-        Some(ttl) => alone.insert_with_ttl(counter_key(writer), counter, ttl).unwrap(),
-        None => alone.insert(counter_key(writer), counter).unwrap(),
+        Some(ttl) => single_changes.insert_with_ttl(counter_key(writer), counter, ttl).unwrap(),
+        None => single_changes.insert(counter_key(writer), counter).unwrap(),
     }
     match n % 2 {
-        1 => alone.insert(odd_round_key(writer), n.to_le_bytes()).unwrap(),
-        _ => alone.remove(odd_round_key(writer)).unwrap(),
+        1 => single_changes.insert(odd_round_key(writer), n.to_le_bytes()).unwrap(),
+        _ => single_changes.remove(odd_round_key(writer)).unwrap(),
     }
 }
 
 /// The single changes that must exist after this number of acknowledged commits.
-fn check_single_changes(alone: &Partition, writer: u64, acknowledged: u64) {
+fn check_single_changes(single_changes: &Partition, writer: u64, acknowledged: u64) {
     let read = |key: String| {
-        let value = alone.get(key).unwrap();
+        let value = single_changes.get(key).unwrap();
         value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().expect("eight bytes")))
     };
     let n = read(counter_key(writer));
     assert!(n == acknowledged || n == acknowledged + 1, "{n} where {acknowledged} were acknowledged");
     let odd = |n: u64| if n % 2 == 1 { n } else { 0 };
-    let there = read(odd_round_key(writer));
-    assert!(there == odd(n) || there == odd(n.saturating_sub(1)), "{there} with the counter {n}");
+    let last_round = read(odd_round_key(writer));
+    assert!(last_round == odd(n) || last_round == odd(n.saturating_sub(1)), "{last_round} with the counter {n}");
 }
 
 /// Whether removals of this key are range deletes. So batches contain range deletes and removals in any order.
@@ -289,8 +289,8 @@ fn write_until_killed(dir: &Path, db: &Database, partitions: &[Partition], write
     let mut has_acknowledged = false;
     loop {
         n += 1;
-        if let Some(alone) = partitions.get(2) {
-            write_single_changes(alone, writer, n);
+        if let Some(single_changes) = partitions.get(2) {
+            write_single_changes(single_changes, writer, n);
         }
         let mode = if n.is_multiple_of(50) { PersistMode::SyncData } else { PersistMode::Buffer };
         let mut commit = AtomicWrites::begin(db, n.is_multiple_of(2), mode);
@@ -398,7 +398,7 @@ fn checker() {
 /// Opens the database after the kill and compares it with the records. Returns whether there were blob files without
 /// an owner, and the number of replayed records.
 fn check_database(dir: &Path) -> (bool, u64) {
-    let interrupted = blob_files(dir).is_ok_and(|(owned, there)| owned != there);
+    let interrupted = blob_files(dir).is_ok_and(|(owned, on_disk)| owned != on_disk);
     let db = open(dir).unwrap_or_else(|e| panic!("the database does not open: {e}"));
     let partitions = open_partitions(dir, &db).unwrap();
     let states: Vec<Map> = (0..WRITERS).map(|writer| writer_state(&partitions, writer).unwrap()).collect();
@@ -409,8 +409,8 @@ fn check_database(dir: &Path) -> (bool, u64) {
             whole,
             "writer {writer}: {noted} commits were acknowledged, and the content is neither their state nor the next"
         );
-        if let Some(alone) = partitions.get(2) {
-            check_single_changes(alone, writer, noted);
+        if let Some(single_changes) = partitions.get(2) {
+            check_single_changes(single_changes, writer, noted);
         }
     }
     let replayed = db.metrics().replayed_records;
@@ -433,8 +433,8 @@ fn check_database(dir: &Path) -> (bool, u64) {
     }
     drop(partitions);
     db.close().unwrap();
-    let (owned, there) = blob_files(dir).unwrap();
-    assert_eq!(there, owned);
+    let (owned, on_disk) = blob_files(dir).unwrap();
+    assert_eq!(on_disk, owned);
     (interrupted, replayed)
 }
 
@@ -449,8 +449,8 @@ fn blob_files(dir: &Path) -> azekura::Result<(BTreeSet<String>, BTreeSet<String>
         };
         owned.extend(part.metrics().blob_files.iter().map(|file| format!("{:06}.blob", file.id)));
     }
-    let there = fs::read_dir(dir.join("db")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    Ok((owned, there.filter(|name| name.ends_with(".blob")).collect()))
+    let on_disk = fs::read_dir(dir.join("db")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    Ok((owned, on_disk.filter(|name| name.ends_with(".blob")).collect()))
 }
 
 #[test]

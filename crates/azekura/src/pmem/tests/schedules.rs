@@ -139,7 +139,7 @@ const GET_20: ScheduledReader = |shared| (0..4).for_each(|_| shared.check_get(20
 
 /// Runs readers concurrently with writers. Each writer applies the changes of its own sequence numbers.
 fn race(shared: &Arc<ScheduleFixture>, readers: &'static [ScheduledReader], writers: &'static [&'static [u64]]) {
-    let (first, others) = writers.split_first().expect("somebody writes");
+    let (first, others) = writers.split_first().expect("there is a writer");
     let read = readers.iter().map(|read| {
         let shared = Arc::clone(shared);
         spawn(move || read(&shared))

@@ -60,9 +60,9 @@ impl fmt::Display for CrashSearch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} scripts, {} crash points, {} states, of them {} after a second crash during recovery and {} between \
-             what was promised and all; {} checkpoints opened; {} damaged logs accepted, {} refused; {:?} LSM \
-             partitions and pools with strict comparators; {} wrong",
+            "{} scripts, {} crash points, {} states, of them {} after a second crash during recovery and {} with more \
+             than the durable commits and less than all; {} checkpoints opened; {} damaged logs accepted, {} refused; \
+             {:?} LSM partitions and pools with strict comparators; {} wrong",
             self.scripts,
             self.points,
             self.states,
@@ -78,17 +78,17 @@ impl fmt::Display for CrashSearch {
 }
 
 /// The survivals of one crash point: each deterministic mode, and `random` random ones.
-fn choose_survivals(dice: &mut SeededRng, random: usize) -> Vec<(Survival, u64)> {
+fn choose_survivals(rng: &mut SeededRng, random: usize) -> Vec<(Survival, u64)> {
     let mut list =
         vec![(Survival::Nothing, 0), (Survival::Everything, 0), (Survival::DataOnly, 0), (Survival::MetadataOnly, 0)];
-    list.extend((0..random).map(|_| (Survival::Random, dice.next_u64())));
+    list.extend((0..random).map(|_| (Survival::Random, rng.next_u64())));
     list
 }
 
 fn run_to_crash(script: &CrashScript, planted: &InjectedBug, ops: Option<u64>) -> ScriptOutcome {
     let machine = MemFs::new();
     let inner: Arc<dyn Fs> = Arc::new(machine.clone());
-    let played = catch_unwind(AssertUnwindSafe(|| match planted {
+    let outcome = catch_unwind(AssertUnwindSafe(|| match planted {
         InjectedBug::Nothing => run_script(script, &machine, &inner, ops, &|config| config),
         InjectedBug::Engine(bug) => run_script(script, &machine, &inner, ops, bug),
         InjectedBug::Fault(plan) => {
@@ -98,7 +98,7 @@ fn run_to_crash(script: &CrashScript, planted: &InjectedBug, ops: Option<u64>) -
             run_script(script, &machine, &fs, ops, &|config| config)
         }
     }));
-    played.unwrap_or_else(|panic| ScriptOutcome {
+    outcome.unwrap_or_else(|panic| ScriptOutcome {
         history: Default::default(),
         checkpoints: Vec::new(),
         machine: MemFs::new(),
@@ -117,22 +117,22 @@ impl CrashSearch {
     /// findings.
     pub(super) fn explore(&mut self, script: &CrashScript, planted: &InjectedBug, points: u64, enough: usize) -> u64 {
         self.scripts += 1;
-        let whole = run_to_crash(script, planted, None);
-        if let Some(what) = whole.failed {
-            self.findings.push(CrashFinding { seed: script.seed, point: whole.ops, survival: None, what });
+        let full_run = run_to_crash(script, planted, None);
+        if let Some(what) = full_run.failed {
+            self.findings.push(CrashFinding { seed: script.seed, point: full_run.ops, survival: None, what });
             return 1;
         }
-        for name in whole.names().into_iter().filter(|name| script.options.order(name).is_strict()) {
+        for name in full_run.names().into_iter().filter(|name| script.options.order(name).is_strict()) {
             self.strict[usize::from(script.options.is_pool(&name))] += 1;
         }
-        let total = whole.ops + 1;
+        let total = full_run.ops + 1;
         let points = points.min(total);
-        let mut dice = SeededRng::new(script.seed ^ 0x0005_EA2C);
+        let mut rng = SeededRng::new(script.seed ^ 0x0005_EA2C);
         for i in 0..points {
             // All of them if there are few, else a random one of each interval.
-            let stretch = (i * total / points, (i + 1) * total / points);
-            let point = stretch.0 + dice.below(stretch.1 - stretch.0);
-            self.check_crash_point(script, planted, point, &mut dice);
+            let interval = (i * total / points, (i + 1) * total / points);
+            let point = interval.0 + rng.below(interval.1 - interval.0);
+            self.check_crash_point(script, planted, point, &mut rng);
             if self.findings.len() >= enough {
                 return i + 1;
             }
@@ -142,42 +142,42 @@ impl CrashSearch {
 
     /// Explores one crash point, and describes the steps before it.
     pub(super) fn reproduce(&mut self, script: &CrashScript, point: u64) {
-        let played = run_to_crash(script, &InjectedBug::Nothing, Some(point));
+        let outcome = run_to_crash(script, &InjectedBug::Nothing, Some(point));
         for (i, step) in script.steps.iter().enumerate() {
             println!("step {i}: {step:.150?}");
         }
-        for (i, event) in played.history.events.iter().enumerate() {
+        for (i, event) in outcome.history.events.iter().enumerate() {
             println!("event {}: {event:.150?}", i + 1);
         }
-        println!("{} acknowledged, {} durable", played.history.acknowledged, played.history.durable);
+        println!("{} acknowledged, {} durable", outcome.history.acknowledged, outcome.history.durable);
         self.check_crash_point(script, &InjectedBug::Nothing, point, &mut SeededRng::new(point));
     }
 
-    fn check_crash_point(&mut self, script: &CrashScript, planted: &InjectedBug, point: u64, dice: &mut SeededRng) {
+    fn check_crash_point(&mut self, script: &CrashScript, planted: &InjectedBug, point: u64, rng: &mut SeededRng) {
         self.points += 1;
-        let played = run_to_crash(script, planted, Some(point));
-        if let Some(what) = &played.failed {
+        let outcome = run_to_crash(script, planted, Some(point));
+        if let Some(what) = &outcome.failed {
             self.findings.push(CrashFinding { seed: script.seed, point, survival: None, what: what.clone() });
             return;
         }
-        for (survival, salt) in choose_survivals(dice, 3) {
+        for (survival, salt) in choose_survivals(rng, 3) {
             let floor = match survival {
-                Survival::Everything => played.history.acknowledged,
-                _ => played.history.durable,
+                Survival::Everything => outcome.history.acknowledged,
+                _ => outcome.history.durable,
             };
-            let crashed = played.machine.fork();
+            let crashed = outcome.machine.fork();
             crash_or_kill(&crashed, survival, salt);
-            let deep = dice.chance_one_in(4).then(|| dice.next_u64());
+            let deep = rng.chance_one_in(4).then(|| rng.next_u64());
             self.states += 1;
-            let mut judged = catch_panic(|| self.check_recovery(script, &played, &crashed, floor, dice.next_u64()));
-            if let (Ok(()), Some(salt)) = (&judged, deep) {
-                judged = catch_panic(|| self.check_crash_during_recovery(script, &played, &crashed, floor, salt));
+            let mut result = catch_panic(|| self.check_recovery(script, &outcome, &crashed, floor, rng.next_u64()));
+            if let (Ok(()), Some(salt)) = (&result, deep) {
+                result = catch_panic(|| self.check_crash_during_recovery(script, &outcome, &crashed, floor, salt));
             }
             let harm = SeededRng::new(script.seed << 32 ^ point << 8 ^ self.states).next_u64();
-            if judged.is_ok() && harm.is_multiple_of(5) {
-                judged = catch_panic(|| self.check_damaged_wal(script, &played, &crashed, harm));
+            if result.is_ok() && harm.is_multiple_of(5) {
+                result = catch_panic(|| self.check_damaged_wal(script, &outcome, &crashed, harm));
             }
-            if let Err(what) = judged {
+            if let Err(what) = result {
                 self.findings.push(CrashFinding { seed: script.seed, point, survival: Some((survival, salt)), what });
             }
         }
@@ -187,7 +187,7 @@ impl CrashSearch {
     fn check_recovery(
         &mut self,
         script: &CrashScript,
-        played: &ScriptOutcome,
+        outcome: &ScriptOutcome,
         crashed: &MemFs,
         floor: usize,
         salt: u64,
@@ -199,8 +199,8 @@ impl CrashSearch {
         let open = |fs: &Arc<dyn Fs>| script.config(Arc::clone(fs), &env).open().map_err(|e| format!("open: {e}"));
         let db = open(&fs)?;
         let found = read_database(&db, &script.options).map_err(|e| format!("read: {e}"))?;
-        let count = played.history.matching_prefix(&found, floor)?;
-        self.partial_states += u64::from(count > floor && count < played.history.events.len());
+        let count = outcome.history.matching_prefix(&found, floor)?;
+        self.partial_states += u64::from(count > floor && count < outcome.history.events.len());
         glance.map_or(Ok(()), |glance| assert_same_state(&found, &glance, "the state of the read-only open before"))?;
         check_no_orphans(&db, &*fs, script)?;
         if salt.is_multiple_of(4) {
@@ -211,7 +211,7 @@ impl CrashSearch {
             let later = read_database(&open(&fs)?, &script.options).map_err(|e| format!("read: {e}"))?;
             assert_same_state(&found, &later, "the state that was read after the crash, after the next crash")?;
         }
-        self.check_checkpoints(script, played, &fs, &env)?;
+        self.check_checkpoints(script, outcome, &fs, &env)?;
         let mut state = found;
         write_after_recovery(&db, script, &mut state).map_err(|e| format!("going on: {e}"))?;
         db.close().map_err(|e| format!("close: {e}"))?;
@@ -228,17 +228,17 @@ impl CrashSearch {
     fn check_checkpoints(
         &mut self,
         script: &CrashScript,
-        played: &ScriptOutcome,
+        outcome: &ScriptOutcome,
         fs: &Arc<dyn Fs>,
         env: &TestEnv,
     ) -> CheckOutcome {
-        for copy in &played.checkpoints {
+        for copy in &outcome.checkpoints {
             let foreign = fs.open(&foreign_file(&copy.path), OpenMode::Read).and_then(|file| file.length());
             if foreign.as_ref().ok() != Some(&4) {
                 return Err(format!("a file of the user next to {}: {foreign:?}", copy.path.display()));
             }
-            let there = fs.exists(&copy.path).map_err(|e| e.to_string())?;
-            if !there && !copy.acknowledged {
+            let exists = fs.exists(&copy.path).map_err(|e| e.to_string())?;
+            if !exists && !copy.acknowledged {
                 continue;
             }
             self.checkpoints += 1;
@@ -255,12 +255,12 @@ impl CrashSearch {
     fn check_crash_during_recovery(
         &mut self,
         script: &CrashScript,
-        played: &ScriptOutcome,
+        outcome: &ScriptOutcome,
         crashed: &MemFs,
         floor: usize,
         salt: u64,
     ) -> CheckOutcome {
-        let mut dice = SeededRng::new(salt);
+        let mut rng = SeededRng::new(salt);
         let opening = |machine: &MemFs, salt: u64| {
             let env = TestEnv::new(salt);
             let opened = script.config(Arc::new(machine.clone()), &env).open();
@@ -273,16 +273,16 @@ impl CrashSearch {
         let (opened, after) = opening(&first, salt);
         opened.map_err(|e| format!("open: {e}"))?;
         let second = crashed.fork();
-        second.freeze_after(Some(dice.below(after - before + 1)));
+        second.freeze_after(Some(rng.below(after - before + 1)));
         drop(opening(&second, salt));
-        let survival = dice.pick(&[Survival::Nothing, Survival::Everything, Survival::Random, Survival::Random]);
-        crash_or_kill(&second, survival, dice.next_u64());
+        let survival = rng.pick(&[Survival::Nothing, Survival::Everything, Survival::Random, Survival::Random]);
+        crash_or_kill(&second, survival, rng.next_u64());
         // Unsynced commits of a killed process must survive only after an open has succeeded.
-        let floor = if survival == Survival::Everything { floor } else { played.history.durable };
+        let floor = if survival == Survival::Everything { floor } else { outcome.history.durable };
         self.states += 1;
         self.recovery_crashes += 1;
-        let judged = self.check_recovery(script, played, &second, floor, dice.next_u64());
-        judged.map_err(|what| format!("after a second crash ({survival:?}) during recovery: {what}"))
+        let result = self.check_recovery(script, outcome, &second, floor, rng.next_u64());
+        result.map_err(|what| format!("after a second crash ({survival:?}) during recovery: {what}"))
     }
 }
 
@@ -292,7 +292,7 @@ impl CrashSearch {
     fn check_damaged_wal(
         &mut self,
         script: &CrashScript,
-        played: &ScriptOutcome,
+        outcome: &ScriptOutcome,
         crashed: &MemFs,
         salt: u64,
     ) -> CheckOutcome {
@@ -314,7 +314,7 @@ impl CrashSearch {
             };
             self.accepted += 1;
             let mut state = read_database(&db, &script.options).map_err(|e| format!("{when}: read: {e}"))?;
-            if mode != RecoveryMode::Salvage && !is_single_state(&state, played) {
+            if mode != RecoveryMode::Salvage && !is_single_state(&state, outcome) {
                 return Err(format!("{when}: not one point in time of all partitions"));
             }
             write_after_recovery(&db, script, &mut state).map_err(|e| format!("{when}: going on: {e}"))?;
@@ -333,19 +333,19 @@ impl CrashSearch {
 }
 
 /// Flips a byte of a WAL segment, truncates it, or zeroes it from an offset on; returns a description.
-fn damage_wal(machine: &MemFs, dice: &mut SeededRng) -> String {
+fn damage_wal(machine: &MemFs, rng: &mut SeededRng) -> String {
     let Ok(entries) = machine.read_dir(Path::new(DIR)) else { return "no database".into() };
     let logs: Vec<_> = entries.into_iter().filter(|entry| entry.name.ends_with(".wal") && entry.len > 512).collect();
     if logs.is_empty() {
         return "no log".into();
     }
-    let entry = dice.pick(&logs);
+    let entry = rng.pick(&logs);
     let file = machine.open(&Path::new(DIR).join(&entry.name), OpenMode::Write).expect("the file was listed");
     let mut bytes = vec![0; entry.len as usize];
     file.read_exact_at(&mut bytes, 0).expect("the file has this length");
     let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-    let at = if dice.chance_one_in(12) { dice.below(512) } else { 512 + dice.below((used as u64).max(521) - 512) };
-    let way = dice.below(4);
+    let at = if rng.chance_one_in(12) { rng.below(512) } else { 512 + rng.below((used as u64).max(521) - 512) };
+    let way = rng.below(4);
     let done = match way {
         0 => file.write_at(&[!bytes[at as usize]], at),
         1 => file.set_length(at),
@@ -357,12 +357,12 @@ fn damage_wal(machine: &MemFs, dice: &mut SeededRng) -> String {
 }
 
 /// Whether the state is that after some event, except for partitions that were created or deleted since.
-fn is_single_state(found: &State, played: &ScriptOutcome) -> bool {
-    let events = &played.history.events;
+fn is_single_state(found: &State, outcome: &ScriptOutcome) -> bool {
+    let events = &outcome.history.events;
     let created =
         |name: &str| events.iter().rposition(|event| matches!(event, HistoryEvent::Create(other) if other == name));
     (0..=events.len()).any(|count| {
-        let state = played.history.state_after(count);
+        let state = outcome.history.state_after(count);
         found.iter().all(|(name, map)| {
             let is_new = map.is_empty() && created(name).is_some_and(|at| at >= count);
             is_new || state.get(name) == Some(map)

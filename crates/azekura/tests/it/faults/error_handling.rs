@@ -54,43 +54,43 @@ impl FaultFixture {
     }
 }
 
-fn assert_poisoned(stage: &FaultFixture) {
-    assert_eq!(stage.partition.insert("no", "v").unwrap_err().kind(), ErrorKind::Poisoned);
-    assert_eq!(stage.synced_insert("no"), Err(ErrorKind::Poisoned));
-    assert_eq!(stage.db.persist(PersistMode::SyncAll).unwrap_err().kind(), ErrorKind::Poisoned);
-    assert_eq!(stage.partition.flush().unwrap_err().kind(), ErrorKind::Poisoned);
-    assert_eq!(stage.db.open_partition("new", Default::default()).unwrap_err().kind(), ErrorKind::Poisoned);
-    assert!(stage.partition.contains_key("old").unwrap(), "reads continue");
-    assert_eq!(stage.partition.iter().count() as u64, stage.partition.len().unwrap());
-    assert!(stage.db.metrics().poisoned);
+fn assert_poisoned(fixture: &FaultFixture) {
+    assert_eq!(fixture.partition.insert("no", "v").unwrap_err().kind(), ErrorKind::Poisoned);
+    assert_eq!(fixture.synced_insert("no"), Err(ErrorKind::Poisoned));
+    assert_eq!(fixture.db.persist(PersistMode::SyncAll).unwrap_err().kind(), ErrorKind::Poisoned);
+    assert_eq!(fixture.partition.flush().unwrap_err().kind(), ErrorKind::Poisoned);
+    assert_eq!(fixture.db.open_partition("new", Default::default()).unwrap_err().kind(), ErrorKind::Poisoned);
+    assert!(fixture.partition.contains_key("old").unwrap(), "reads continue");
+    assert_eq!(fixture.partition.iter().count() as u64, fixture.partition.len().unwrap());
+    assert!(fixture.db.metrics().poisoned);
 }
 
 #[test]
 fn failed_wal_or_manifest_sync_poisons() {
     for mapped in [true, false] {
         for file in [".wal", "MANIFEST"] {
-            let stage = FaultFixture::new(mapped);
+            let fixture = FaultFixture::new(mapped);
             // A new partition leaves something to sync in the manifest.
-            stage.db.open_partition("other", Default::default()).unwrap();
-            stage.fs.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(file));
-            assert!(stage.synced_insert("lost or not").is_err(), "{file}");
-            assert_eq!(stage.fs.fault_count(), 1, "{file}");
-            let syncs = stage.fs.count(OpKind::Sync);
-            assert_poisoned(&stage);
-            while stage.db.step().is_ok_and(|worked| worked) {}
-            assert_eq!(stage.fs.count(OpKind::Sync), syncs, "{file}: a sync was tried again");
-            stage.reopen(&["old"]);
+            fixture.db.open_partition("other", Default::default()).unwrap();
+            fixture.fs.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(file));
+            assert!(fixture.synced_insert("lost or not").is_err(), "{file}");
+            assert_eq!(fixture.fs.fault_count(), 1, "{file}");
+            let syncs = fixture.fs.count(OpKind::Sync);
+            assert_poisoned(&fixture);
+            while fixture.db.step().is_ok_and(|worked| worked) {}
+            assert_eq!(fixture.fs.count(OpKind::Sync), syncs, "{file}: a sync was tried again");
+            fixture.reopen(&["old"]);
         }
     }
 }
 
 #[test]
 fn close_after_failed_sync_does_not_sync_again() {
-    let stage = FaultFixture::new(true);
-    stage.fs.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".wal"));
-    assert!(stage.synced_insert("lost or not").is_err());
-    let syncs = stage.fs.count(OpKind::Sync);
-    let FaultFixture { machine, fs, db, partition: p } = stage;
+    let fixture = FaultFixture::new(true);
+    fixture.fs.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".wal"));
+    assert!(fixture.synced_insert("lost or not").is_err());
+    let syncs = fixture.fs.count(OpKind::Sync);
+    let FaultFixture { machine, fs, db, partition: p } = fixture;
     drop(p);
     assert!(db.close().is_err(), "close returned no error");
     assert_eq!(fs.count(OpKind::Sync), syncs, "a sync was tried again");
@@ -101,21 +101,21 @@ fn close_after_failed_sync_does_not_sync_again() {
 
 #[test]
 fn table_is_rewritten_when_its_sync_fails() {
-    let stage = FaultFixture::new(true);
-    stage.fs.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".sst"));
-    assert!(stage.partition.flush().is_err());
-    assert!(!stage.db.metrics().poisoned, "a failed table sync poisons nothing");
+    let fixture = FaultFixture::new(true);
+    fixture.fs.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".sst"));
+    assert!(fixture.partition.flush().is_err());
+    assert!(!fixture.db.metrics().poisoned, "a failed table sync poisons nothing");
     let tables = |machine: &MemFs| -> Vec<String> {
         let names = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
         names.filter(|name| name.ends_with(".sst")).collect()
     };
-    let bad = tables(&stage.machine);
-    stage.partition.flush().unwrap();
-    let good = tables(&stage.machine);
+    let bad = tables(&fixture.machine);
+    fixture.partition.flush().unwrap();
+    let good = tables(&fixture.machine);
     assert!(good.len() == 1 && bad != good, "{bad:?}, then {good:?}");
-    stage.synced_insert("new").unwrap();
-    stage.machine.crash(Survival::Nothing, 0);
-    stage.reopen(&["old", "new"]);
+    fixture.synced_insert("new").unwrap();
+    fixture.machine.crash(Survival::Nothing, 0);
+    fixture.reopen(&["old", "new"]);
 }
 
 /// Fills the disk: every allocation of new space fails until the disk is repaired. Writes to allocated space succeed.
@@ -131,12 +131,12 @@ fn fill_disk(fs: &FaultFs) {
 #[test]
 fn writes_resume_when_full_disk_has_space_again() {
     for mapped in [true, false] {
-        let stage = FaultFixture::new(mapped);
-        fill_disk(&stage.fs);
+        let fixture = FaultFixture::new(mapped);
+        fill_disk(&fixture.fs);
         // Space that was reserved before may still be used.
         let value = vec![7; 10_000];
         let mut written = Vec::new();
-        let refused = (0..1_000).find_map(|n| match stage.partition.insert(format!("{n}"), &value) {
+        let refused = (0..1_000).find_map(|n| match fixture.partition.insert(format!("{n}"), &value) {
             Ok(()) => {
                 written.push(format!("{n}"));
                 None
@@ -144,20 +144,20 @@ fn writes_resume_when_full_disk_has_space_again() {
             Err(error) => Some(error),
         });
         assert_eq!(refused.expect("10 MB do not fit on the disk").kind(), ErrorKind::OutOfSpace, "mapped {mapped}");
-        assert_eq!(stage.partition.insert("still full", &value).unwrap_err().kind(), ErrorKind::OutOfSpace);
-        assert_eq!(stage.partition.flush().unwrap_err().kind(), ErrorKind::OutOfSpace);
-        assert_eq!(stage.db.checkpoint("/copy").unwrap_err().kind(), ErrorKind::OutOfSpace);
-        assert!(!stage.machine.exists(Path::new("/copy")).unwrap());
-        assert!(!stage.db.metrics().poisoned, "a full disk poisons nothing");
-        assert_eq!(stage.partition.len().unwrap(), written.len() as u64 + 1, "only accepted writes are visible");
-        stage.fs.clear_faults();
-        stage.partition.insert("space is back", &value).unwrap();
-        stage.synced_insert("synced").unwrap();
-        stage.partition.flush().unwrap();
-        stage.db.checkpoint("/copy").unwrap();
-        assert!(!stage.partition.contains_key("still full").unwrap());
+        assert_eq!(fixture.partition.insert("still full", &value).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert_eq!(fixture.partition.flush().unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert_eq!(fixture.db.checkpoint("/copy").unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert!(!fixture.machine.exists(Path::new("/copy")).unwrap());
+        assert!(!fixture.db.metrics().poisoned, "a full disk poisons nothing");
+        assert_eq!(fixture.partition.len().unwrap(), written.len() as u64 + 1, "only accepted writes are visible");
+        fixture.fs.clear_faults();
+        fixture.partition.insert("space is back", &value).unwrap();
+        fixture.synced_insert("synced").unwrap();
+        fixture.partition.flush().unwrap();
+        fixture.db.checkpoint("/copy").unwrap();
+        assert!(!fixture.partition.contains_key("still full").unwrap());
         let keys: Vec<&str> = written.iter().map(String::as_str).chain(["old", "space is back", "synced"]).collect();
-        let db = stage.reopen(&keys);
+        let db = fixture.reopen(&keys);
         assert!(!db.open_partition("p", Default::default()).unwrap().contains_key("still full").unwrap());
     }
 }
@@ -165,17 +165,17 @@ fn writes_resume_when_full_disk_has_space_again() {
 /// On a copy-on-write file system, overwriting needs space too.
 #[test]
 fn disk_full_in_wal_does_not_poison() {
-    let stage = FaultFixture::new(false);
-    stage.fs.inject(FaultPlan::new(OpKind::Write, 1, ENOSPC).in_path(".wal").forever());
+    let fixture = FaultFixture::new(false);
+    fixture.fs.inject(FaultPlan::new(OpKind::Write, 1, ENOSPC).in_path(".wal").forever());
     for _ in 0..3 {
-        let refused = stage.partition.insert("refused", "v").unwrap_err();
+        let refused = fixture.partition.insert("refused", "v").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
     }
-    assert!(!stage.partition.contains_key("refused").unwrap());
-    stage.fs.clear_faults();
-    stage.partition.insert("space is back", "v").unwrap();
-    stage.synced_insert("synced").unwrap();
-    let db = stage.reopen(&["old", "space is back", "synced"]);
+    assert!(!fixture.partition.contains_key("refused").unwrap());
+    fixture.fs.clear_faults();
+    fixture.partition.insert("space is back", "v").unwrap();
+    fixture.synced_insert("synced").unwrap();
+    let db = fixture.reopen(&["old", "space is back", "synced"]);
     assert!(!db.open_partition("p", Default::default()).unwrap().contains_key("refused").unwrap());
 }
 
@@ -197,11 +197,11 @@ fn failed_creation_on_full_disk_can_be_retried() {
 
 #[test]
 fn read_error_names_file_and_offset() {
-    let stage = FaultFixture::new(true);
-    (0..500u32).for_each(|n| stage.partition.insert(n.to_be_bytes(), [7; 100]).unwrap());
-    stage.partition.major_compact().unwrap();
+    let fixture = FaultFixture::new(true);
+    (0..500u32).for_each(|n| fixture.partition.insert(n.to_be_bytes(), [7; 100]).unwrap());
+    fixture.partition.major_compact().unwrap();
     let db = {
-        let FaultFixture { fs, db, partition: p, .. } = &stage;
+        let FaultFixture { fs, db, partition: p, .. } = &fixture;
         fs.inject(FaultPlan::new(OpKind::Read, 1, EIO).in_path(".sst").forever());
         let error = p.iter().find_map(|pair| pair.err()).expect("nothing can be read");
         assert_eq!(error.kind(), ErrorKind::Io);
@@ -211,5 +211,5 @@ fn read_error_names_file_and_offset() {
         db.clone()
     };
     assert!(!db.metrics().poisoned);
-    stage.partition.insert("new", "v").unwrap();
+    fixture.partition.insert("new", "v").unwrap();
 }

@@ -50,9 +50,9 @@ struct RandomActionListener {
 }
 
 impl RandomActionListener {
-    fn run_action(&self, db: &Database, deed: u64) -> Result<()> {
+    fn run_action(&self, db: &Database, action: u64) -> Result<()> {
         let own = db.open_partition("listener", Default::default())?;
-        match deed {
+        match action {
             0 => own.insert("k", [0; 2_000]),
             1 => own.flush(),
             2 => db.list_partitions().iter().try_for_each(|name| db.partition(name)?.first_key_value().map(drop)),
@@ -65,14 +65,14 @@ impl RandomActionListener {
 
 impl Listener for RandomActionListener {
     fn on_event(&self, event: &Event) {
-        let (acts, deed) = {
+        let (acts, action) = {
             let mut random = self.rng.lock().unwrap();
             (random.chance_one_in(3), random.below(6))
         };
         let db = self.db.lock().unwrap().clone();
         let Some(db) = db.filter(|_| acts || matches!(event, Event::Closed)) else { return };
         self.actions.fetch_add(1, Ordering::SeqCst);
-        if let Err(error) = self.run_action(&db, deed) {
+        if let Err(error) = self.run_action(&db, action) {
             // Partitions are deleted while this loop reads them.
             assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::NotFound | ErrorKind::Invalid), "{error}");
         }

@@ -161,7 +161,7 @@ fn run_threads(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
     let options = || PartitionCreateOptions::default().max_memtable_size(32 << 10).block_size(512);
     let db = config().open().unwrap();
     let partitions = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
-    let stage = ThreadTest {
+    let test = ThreadTest {
         db,
         partitions,
         rounds: Default::default(),
@@ -172,28 +172,28 @@ fn run_threads(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
         let readers: Vec<_> = (0..2)
             .map(|salt| {
                 scope.spawn({
-                    let stage = &stage;
-                    move || stage.read(salt)
+                    let test = &test;
+                    move || test.read(salt)
                 })
             })
             .collect();
-        let maintenance = scope.spawn(|| stage.run_maintenance());
+        let maintenance = scope.spawn(|| test.run_maintenance());
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 scope.spawn({
-                    let stage = &stage;
-                    move || stage.write(writer, rounds)
+                    let test = &test;
+                    move || test.write(writer, rounds)
                 })
             })
             .collect();
         let written: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
-        stage.stop.store(true, Ordering::SeqCst);
+        test.stop.store(true, Ordering::SeqCst);
         let others: Vec<_> = readers.into_iter().chain([maintenance]).map(|thread| thread.join()).collect();
         written.into_iter().chain(others).for_each(|joined| joined.unwrap());
     });
-    println!("{} rounds of {WRITERS} writers, {} checks", rounds, stage.checks.load(Ordering::Relaxed));
-    assert!(stage.db.metrics().flushes > 2, "there were too few flushes");
-    let ThreadTest { db, partitions, .. } = stage;
+    println!("{} rounds of {WRITERS} writers, {} checks", rounds, test.checks.load(Ordering::Relaxed));
+    assert!(test.db.metrics().flushes > 2, "there were too few flushes");
+    let ThreadTest { db, partitions, .. } = test;
     drop(partitions);
     db.close().unwrap();
     let db = config().open().unwrap();
@@ -214,7 +214,7 @@ fn checkpoint_under_load_is_one_snapshot() {
     let db = config.open().unwrap();
     let options = || PartitionCreateOptions::default().max_memtable_size(16 << 10).block_size(512);
     let partitions = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
-    let stage = ThreadTest {
+    let test = ThreadTest {
         db,
         partitions,
         rounds: Default::default(),
@@ -223,20 +223,20 @@ fn checkpoint_under_load_is_one_snapshot() {
     };
     let rounds = env_u64("AZEKURA_ROUNDS", 1_200);
     thread::scope(|scope| {
-        let copier = scope.spawn(|| stage.run_checkpoints(&fs, Path::new("/copy")));
-        let maintenance = scope.spawn(|| stage.run_maintenance());
+        let copier = scope.spawn(|| test.run_checkpoints(&fs, Path::new("/copy")));
+        let maintenance = scope.spawn(|| test.run_maintenance());
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
-                let stage = &stage;
-                scope.spawn(move || stage.write(writer, rounds))
+                let test = &test;
+                scope.spawn(move || test.write(writer, rounds))
             })
             .collect();
         let written: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
-        stage.stop.store(true, Ordering::SeqCst);
+        test.stop.store(true, Ordering::SeqCst);
         let others = [copier.join(), maintenance.join()];
         written.into_iter().chain(others).for_each(|joined| joined.unwrap());
     });
-    println!("{} copies", stage.checks.load(Ordering::Relaxed));
+    println!("{} copies", test.checks.load(Ordering::Relaxed));
 }
 
 #[test]

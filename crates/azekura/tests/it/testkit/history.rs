@@ -109,7 +109,7 @@ impl WriteHistory {
         }
         for (name, ways) in existed {
             if !ways[usize::from(found.contains_key(&name))] {
-                let what = if found.contains_key(&name) { "is back" } else { "is gone" };
+                let what = if found.contains_key(&name) { "is back" } else { "is missing" };
                 return Err(format!("partition {name:?} {what}"));
             }
         }
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(history.matching_prefix(&State::new(), 0), Ok(2), "the longest that fits");
         let early = State::from([("b".to_owned(), Map::new())]);
         assert_eq!(history.matching_prefix(&early, 0), Ok(2));
-        assert!(history.matching_prefix(&early, 1).unwrap_err().contains("\"a\" is gone"));
+        assert!(history.matching_prefix(&early, 1).unwrap_err().contains("\"a\" is missing"));
         let foreign = State::from([("c".to_owned(), Map::new())]);
         assert!(history.matching_prefix(&foreign, 0).is_err());
     }
