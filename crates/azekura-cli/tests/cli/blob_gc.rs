@@ -88,11 +88,11 @@ fn gc_run_reaches_its_goal() {
     assert!(stale("before") == 0 || freed > 2_000, "{dropped}");
     assert!([0, freed].contains(&dropped["freed_bytes"].as_u64().unwrap()), "{dropped}");
     let json = p.json("gc run --db d --partition pages --staleness 0.3");
-    let thrifty = &json["partitions"][0];
-    assert!(thrifty["freed_bytes"].as_u64() > Some(0), "{json}");
+    let report = &json["partitions"][0];
+    assert!(report["freed_bytes"].as_u64() > Some(0), "{json}");
     assert_eq!(
-        thrifty["freed_bytes"].as_u64().unwrap(),
-        thrifty["file_bytes_before"].as_u64().unwrap() - thrifty["file_bytes_after"].as_u64().unwrap()
+        report["freed_bytes"].as_u64().unwrap(),
+        report["file_bytes_before"].as_u64().unwrap() - report["file_bytes_after"].as_u64().unwrap()
     );
     let text = p.ok("gc run --db d --space-amp 1");
     assert!(text.contains("pages: ") && text.contains("1.00 now") && text.contains("queue: 0 B freed"), "{text}");

@@ -595,13 +595,13 @@ mod tests {
                 model.remove(&removed);
                 if left.is_none() {
                     let pin = Pin::new();
-                    let heir = inner.find_position(LeafTarget::Key(&removed), &pin);
+                    let next_position = inner.find_position(LeafTarget::Key(&removed), &pin);
                     // Either the separator of that leaf is lower now, or a whole node was removed and its keys belong
                     // to the left.
                     if let Some((old, leaf)) = model.range(removed.clone()..).next()
-                        && *leaf == heir.leaf
+                        && *leaf == next_position.leaf
                     {
-                        let (old, leaf, low) = (old.clone(), *leaf, heir.low.map(<[u8]>::to_vec));
+                        let (old, leaf, low) = (old.clone(), *leaf, next_position.low.map(<[u8]>::to_vec));
                         model.remove(&old);
                         model.insert(low.unwrap(), leaf);
                     }

@@ -653,19 +653,19 @@ mod tests {
             let mut rng = SeededRng::new(seed);
             let mut wrote: Vec<OwnedWalCommit> = Vec::new();
             for generation in 0..5 {
-                let mini = WalFixture::open(Arc::clone(&fs), wal_options(4096, mapped), generation).unwrap();
-                assert_eq!(mini.replayed, wrote);
+                let fixture = WalFixture::open(Arc::clone(&fs), wal_options(4096, mapped), generation).unwrap();
+                assert_eq!(fixture.replayed, wrote);
                 for _ in 0..rng.below(60) {
                     let len = random_length(&mut rng);
-                    wrote.push(mini.append(1 + rng.below(5) as u32, &random_payload(&mut rng, len)).unwrap());
+                    wrote.push(fixture.append(1 + rng.below(5) as u32, &random_payload(&mut rng, len)).unwrap());
                     match rng.below(9) {
-                        0 => mini.sync(),
-                        1 => mini.wal.seal().unwrap(),
-                        2 => drop(mini.wal.sync_sealed(true).unwrap()),
+                        0 => fixture.sync(),
+                        1 => fixture.wal.seal().unwrap(),
+                        2 => drop(fixture.wal.sync_sealed(true).unwrap()),
                         _ => {}
                     }
                 }
-                let segments = mini.wal.segments();
+                let segments = fixture.wal.segments();
                 assert!(segments.windows(2).all(|pair| pair[0].last_seqno.0 + 1 == pair[1].first_seqno.0));
                 assert_eq!(replay_with_mode(&fs, RecoveryMode::Strict).unwrap().1.segments.len(), segments.len());
             }
@@ -697,33 +697,33 @@ mod tests {
 
     /// Ten commits over two segments. All but the last three are synced, with a watermark frame after the sync.
     fn small_wal(fs: &Arc<dyn Fs>) -> (WalFixture, Vec<OwnedWalCommit>) {
-        let mini = open_wal(fs, 4096);
+        let fixture = open_wal(fs, 4096);
         let mut rng = SeededRng::with_stream(9, 9);
         let mut wrote = Vec::new();
         for i in 0..10 {
-            wrote.push(mini.append(1 + i % 3, &random_payload(&mut rng, 30 + 7 * i as usize)).unwrap());
+            wrote.push(fixture.append(1 + i % 3, &random_payload(&mut rng, 30 + 7 * i as usize)).unwrap());
             if i == 3 {
-                mini.wal.seal().unwrap();
+                fixture.wal.seal().unwrap();
             }
             if i == 6 {
-                mini.sync();
+                fixture.sync();
             }
         }
-        (mini, wrote)
+        (fixture, wrote)
     }
 
     #[test]
     fn flipped_byte_never_loses_synced_commits() {
         let (mem, fs) = mem_fs();
-        let (mini, wrote) = small_wal(&fs);
-        let (durable, segments) = (mini.wal.durable().0, mini.wal.segments());
+        let (fixture, wrote) = small_wal(&fs);
+        let (durable, segments) = (fixture.wal.durable().0, fixture.wal.segments());
         let synced = wrote.iter().filter(|(first, ..)| *first <= durable).count();
         assert_eq!((synced, segments.len()), (7, 2));
         let (mut dropped, mut corrupt) = (0, 0);
         for (at, info) in segments.iter().enumerate() {
             for offset in 0..info.end_offset + 16 {
                 let copy: Arc<dyn Fs> = Arc::new(mem.fork());
-                flip_byte(&copy, &mini.segment_path_at(at), offset);
+                flip_byte(&copy, &fixture.segment_path_at(at), offset);
                 let what = format!("segment {at} byte {offset}");
                 let strict = replay_with_mode(&copy, RecoveryMode::Strict);
                 let report = strict.as_ref().ok().map(|(_, report)| report.clone());
@@ -732,7 +732,7 @@ mod tests {
                     None => corrupt += 1,
                 }
                 if let Some(found) = report.and_then(|report| report.dropped_after_damage) {
-                    assert!(found.frames > 0 && found.file == mini.segment_path_at(at) && found.offset <= offset);
+                    assert!(found.frames > 0 && found.file == fixture.segment_path_at(at) && found.offset <= offset);
                     dropped += 1;
                 }
                 let point = replay_with_mode(&copy, RecoveryMode::PointInTime);
@@ -749,11 +749,11 @@ mod tests {
     #[test]
     fn truncated_segment_gives_prefix_or_error() {
         let (mem, fs) = mem_fs();
-        let (mini, wrote) = small_wal(&fs);
-        for (at, info) in mini.wal.segments().iter().enumerate() {
+        let (fixture, wrote) = small_wal(&fs);
+        for (at, info) in fixture.wal.segments().iter().enumerate() {
             for len in 0..info.end_offset {
                 let copy: Arc<dyn Fs> = Arc::new(mem.fork());
-                copy.open(&mini.segment_path_at(at), OpenMode::Write).unwrap().set_length(len).unwrap();
+                copy.open(&fixture.segment_path_at(at), OpenMode::Write).unwrap().set_length(len).unwrap();
                 let read = expect_prefix_or_error(
                     &format!("segment {at} cut at {len}"),
                     replay_with_mode(&copy, RecoveryMode::Strict),
@@ -767,14 +767,14 @@ mod tests {
     #[test]
     fn lost_page_below_watermark_is_corruption() {
         let (mem, fs) = mem_fs();
-        let mini = open_wal(&fs, 1 << 20);
+        let fixture = open_wal(&fs, 1 << 20);
         let mut rng = SeededRng::with_stream(1, 1);
         let wrote: Vec<OwnedWalCommit> =
-            (0..100).map(|_| mini.append(1, &random_payload(&mut rng, 300)).unwrap()).collect();
-        mini.sync();
-        overwrite(&fs, &mini.segment_path_at(0), 8192, &[0; 4096]);
+            (0..100).map(|_| fixture.append(1, &random_payload(&mut rng, 300)).unwrap()).collect();
+        fixture.sync();
+        overwrite(&fs, &fixture.segment_path_at(0), 8192, &[0; 4096]);
         let error = replay_with_mode(&fs, RecoveryMode::Strict).unwrap_err();
-        assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(mini.segment_path_at(0).as_path())));
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(fixture.segment_path_at(0).as_path())));
         assert!((7800..8192).contains(&error.offset().unwrap()));
         let (point, report) = replay_with_mode(&fs, RecoveryMode::PointInTime).unwrap();
         assert!(wrote.starts_with(&point) && point.len() > 20 && point.len() < 30);
@@ -788,22 +788,22 @@ mod tests {
     #[test]
     fn damage_before_last_two_segments_is_corruption() {
         let (_, fs) = mem_fs();
-        let mini = open_wal(&fs, 4096);
+        let fixture = open_wal(&fs, 4096);
         for _ in 0..3 {
-            mini.append(1, &[7; 500]).unwrap();
-            mini.wal.seal().unwrap();
+            fixture.append(1, &[7; 500]).unwrap();
+            fixture.wal.seal().unwrap();
         }
         // Erase the records of the later segments and keep their headers.
         for segment in 1..3 {
-            let path = mini.segment_path_at(segment);
+            let path = fixture.segment_path_at(segment);
             let len = file_bytes(&fs, &path).len();
             overwrite(&fs, &path, 512, &vec![0; len - 512]);
         }
-        let end = mini.wal.segments()[0].end_offset;
-        flip_byte(&fs, &mini.segment_path_at(0), end - 20);
+        let end = fixture.wal.segments()[0].end_offset;
+        flip_byte(&fs, &fixture.segment_path_at(0), end - 20);
         assert_eq!(
             replay_with_mode(&fs, RecoveryMode::Strict).unwrap_err().file(),
-            Some(mini.segment_path_at(0).as_path())
+            Some(fixture.segment_path_at(0).as_path())
         );
     }
 
@@ -812,20 +812,20 @@ mod tests {
         let (_, fs) = mem_fs();
         let mut commits_expected: Vec<OwnedWalCommit> = Vec::new();
         for generation in 0..6 {
-            let mini = open_wal(&fs, 8192);
-            assert_eq!(mini.replayed, commits_expected, "generation {generation}");
+            let fixture = open_wal(&fs, 8192);
+            assert_eq!(fixture.replayed, commits_expected, "generation {generation}");
             for i in 0..4 {
-                commits_expected.push(mini.append(2, &[generation; 90]).unwrap());
+                commits_expected.push(fixture.append(2, &[generation; 90]).unwrap());
                 if i == 1 {
-                    mini.sync();
+                    fixture.sync();
                 }
             }
             // The fifth commit is torn, and the sixth one after it is complete.
-            let start = mini.wal.segments().last().unwrap().end_offset;
-            mini.append(1, &[1; 50]).unwrap();
-            mini.append(1, &[2; 50]).unwrap();
-            let segment = mini.wal.segments().len() - 1;
-            flip_byte(&fs, &mini.segment_path_at(segment), start + 30);
+            let start = fixture.wal.segments().last().unwrap().end_offset;
+            fixture.append(1, &[1; 50]).unwrap();
+            fixture.append(1, &[2; 50]).unwrap();
+            let segment = fixture.wal.segments().len() - 1;
+            flip_byte(&fs, &fixture.segment_path_at(segment), start + 30);
         }
         let (commits, report) = replay_with_mode(&fs, RecoveryMode::Strict).unwrap();
         assert_eq!(commits, commits_expected);
@@ -840,34 +840,34 @@ mod tests {
     #[test]
     fn wal_ended_by_caller_stays_ended() {
         let (_, fs) = mem_fs();
-        let mini = open_wal(&fs, 8192);
-        let mut commits_expected: Vec<OwnedWalCommit> = (0..8).map(|i| mini.append(1, &[i; 60]).unwrap()).collect();
+        let fixture = open_wal(&fs, 8192);
+        let mut commits_expected: Vec<OwnedWalCommit> = (0..8).map(|i| fixture.append(1, &[i; 60]).unwrap()).collect();
         commits_expected.truncate(5);
         for generation in 0..3 {
             // The first open refuses commit 6; later ones must not find it again.
             let refuse_at = if generation == 0 { 6 } else { u64::MAX };
-            let mini = WalFixture::open_with_mode(
+            let fixture = WalFixture::open_with_mode(
                 Arc::clone(&fs),
                 wal_options(8192, false),
                 generation,
                 RecoveryMode::Strict,
                 refuse_at,
             );
-            let mini = mini.unwrap();
-            assert_eq!(mini.replayed, commits_expected, "generation {generation}");
-            commits_expected.push(mini.append(1, &[99; 70]).unwrap());
-            commits_expected.push(mini.append(1, &[98; 70]).unwrap());
+            let fixture = fixture.unwrap();
+            assert_eq!(fixture.replayed, commits_expected, "generation {generation}");
+            commits_expected.push(fixture.append(1, &[99; 70]).unwrap());
+            commits_expected.push(fixture.append(1, &[98; 70]).unwrap());
         }
     }
 
     #[test]
     fn refused_synced_commit_is_manifest_corruption() {
         let (_, fs) = mem_fs();
-        let mini = open_wal(&fs, 8192);
+        let fixture = open_wal(&fs, 8192);
         for i in 0..8 {
-            mini.append(1, &[i; 60]).unwrap();
+            fixture.append(1, &[i; 60]).unwrap();
         }
-        mini.sync();
+        fixture.sync();
         let error = replay_from(&fs, RecoveryMode::Strict, SeqNo::ZERO, 6).unwrap_err();
         assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(dir().join("MANIFEST").as_path())));
     }
@@ -878,16 +878,16 @@ mod tests {
     #[test]
     fn noted_end_leads_to_the_segment_behind() {
         let (_, fs) = mem_fs();
-        let mini = open_wal(&fs, 8192);
-        let mut wrote: Vec<OwnedWalCommit> = (0..3).map(|i| mini.append(1, &[i; 60]).unwrap()).collect();
-        mini.sync();
-        mini.wal.seal().unwrap();
-        let empty = mini.wal.segments()[1];
-        let path = mini.segment_path_at(1);
-        drop(mini);
-        let mini = open_wal(&fs, 8192);
-        wrote.extend((3..6).map(|i| mini.append(1, &[i; 60]).unwrap()));
-        mini.sync();
+        let fixture = open_wal(&fs, 8192);
+        let mut wrote: Vec<OwnedWalCommit> = (0..3).map(|i| fixture.append(1, &[i; 60]).unwrap()).collect();
+        fixture.sync();
+        fixture.wal.seal().unwrap();
+        let empty = fixture.wal.segments()[1];
+        let path = fixture.segment_path_at(1);
+        drop(fixture);
+        let fixture = open_wal(&fs, 8192);
+        wrote.extend((3..6).map(|i| fixture.append(1, &[i; 60]).unwrap()));
+        fixture.sync();
         fs.remove_file(&path).unwrap();
         let mut known = load_manifest_state(&fs).unwrap();
         known.listed_segments.remove(&empty.epoch);
@@ -912,14 +912,14 @@ mod tests {
     #[test]
     fn retired_log_is_whole_without_a_header() {
         let (_, fs) = mem_fs();
-        let mini = open_wal(&fs, 8192);
-        (0..3).for_each(|i| drop(mini.append(1, &[i; 60]).unwrap()));
-        mini.sync();
-        let old = mini.wal.segments()[0].file;
-        mini.wal.seal().unwrap();
-        assert_eq!(mini.retire(SeqNo(3)).unwrap(), 1);
-        let epoch = mini.wal.segments()[0].epoch;
-        fs.remove_file(&mini.segment_path_at(0)).unwrap();
+        let fixture = open_wal(&fs, 8192);
+        (0..3).for_each(|i| drop(fixture.append(1, &[i; 60]).unwrap()));
+        fixture.sync();
+        let old = fixture.wal.segments()[0].file;
+        fixture.wal.seal().unwrap();
+        assert_eq!(fixture.retire(SeqNo(3)).unwrap(), 1);
+        let epoch = fixture.wal.segments()[0].epoch;
+        fs.remove_file(&fixture.segment_path_at(0)).unwrap();
         // The file of the new segment still has the header of its previous incarnation.
         let (live, log_end) = (vec![(epoch, old)], Some((epoch, SeqNo(3))));
         let options = WalReplayOptions { listed_segments: live, wal_end: log_end, ..WalReplayOptions::default() };
@@ -930,11 +930,11 @@ mod tests {
     #[test]
     fn point_in_time_recovery_lasts() {
         let (_, fs) = mem_fs();
-        let (mini, wrote) = small_wal(&fs);
-        flip_byte(&fs, &mini.segment_path_at(0), 700);
-        drop(mini);
+        let (fixture, wrote) = small_wal(&fs);
+        flip_byte(&fs, &fixture.segment_path_at(0), 700);
+        drop(fixture);
         assert!(WalFixture::open(Arc::clone(&fs), wal_options(4096, false), 5).is_err());
-        let mini = WalFixture::open_with_mode(
+        let fixture = WalFixture::open_with_mode(
             Arc::clone(&fs),
             wal_options(4096, false),
             5,
@@ -942,33 +942,33 @@ mod tests {
             u64::MAX,
         )
         .unwrap();
-        let mut commits_expected = mini.replayed.clone();
+        let mut commits_expected = fixture.replayed.clone();
         assert!(wrote.starts_with(&commits_expected) && commits_expected.len() < 4);
-        commits_expected.push(mini.append(1, b"afterwards").unwrap());
-        mini.sync();
-        drop(mini);
+        commits_expected.push(fixture.append(1, b"afterwards").unwrap());
+        fixture.sync();
+        drop(fixture);
         for generation in 0..3 {
-            let mini = WalFixture::open(Arc::clone(&fs), wal_options(4096, false), generation).unwrap();
-            assert_eq!(mini.replayed, commits_expected);
-            commits_expected.push(mini.append(1, b"more").unwrap());
+            let fixture = WalFixture::open(Arc::clone(&fs), wal_options(4096, false), generation).unwrap();
+            assert_eq!(fixture.replayed, commits_expected);
+            commits_expected.push(fixture.append(1, b"more").unwrap());
         }
     }
 
     #[test]
     fn error_names_missing_or_foreign_segment() {
         let (mem, fs) = mem_fs();
-        let (mini, _) = small_wal(&fs);
+        let (fixture, _) = small_wal(&fs);
         let kind_and_file = |fs: &Arc<dyn Fs>| {
             let error = replay_with_mode(fs, RecoveryMode::Strict).unwrap_err();
             (error.kind(), error.file().map(PathBuf::from))
         };
         for at in 0..2 {
             let copy: Arc<dyn Fs> = Arc::new(mem.fork());
-            copy.remove_file(&mini.segment_path_at(at)).unwrap();
-            assert_eq!(kind_and_file(&copy), (ErrorKind::Corruption, Some(mini.segment_path_at(at))), "missing");
+            copy.remove_file(&fixture.segment_path_at(at)).unwrap();
+            assert_eq!(kind_and_file(&copy), (ErrorKind::Corruption, Some(fixture.segment_path_at(at))), "missing");
         }
         let copy: Arc<dyn Fs> = Arc::new(mem.fork());
-        copy.hard_link(&mini.segment_path_at(1), &dir().join("000777.wal")).unwrap();
+        copy.hard_link(&fixture.segment_path_at(1), &dir().join("000777.wal")).unwrap();
         let error = replay_with_mode(&copy, RecoveryMode::Strict).unwrap_err();
         assert!(error.message().contains("epoch") && error.message().contains(".wal"), "{error}");
 
@@ -977,25 +977,25 @@ mod tests {
         let error = replay(Arc::clone(&fs), dir(), [1; 16], options, &mut |_| Ok(None)).unwrap_err();
         assert!(error.message().contains("another database") && error.file().is_some());
 
-        let mut head = file_bytes(&fs, &mini.segment_path_at(0))[..64].to_vec();
+        let mut head = file_bytes(&fs, &fixture.segment_path_at(0))[..64].to_vec();
         head[8] = 9;
         let sum = crate::base::checksum::xxh3(0, &head[..56]);
         head[56..].copy_from_slice(&sum.to_le_bytes());
-        overwrite(&fs, &mini.segment_path_at(0), 0, &head);
-        assert_eq!(kind_and_file(&fs), (ErrorKind::Unsupported, Some(mini.segment_path_at(0))));
+        overwrite(&fs, &fixture.segment_path_at(0), 0, &head);
+        assert_eq!(kind_and_file(&fs), (ErrorKind::Unsupported, Some(fixture.segment_path_at(0))));
     }
 
     #[test]
     fn unknown_files_are_ignored_and_never_recycled() {
         let (_, fs) = mem_fs();
-        let (mini, wrote) = small_wal(&fs);
+        let (fixture, wrote) = small_wal(&fs);
         for name in ["7.wal", "x.wal", "0000001.wal", "000900.wal"] {
             create_file_with(&fs, name, &[0xaa; 600]);
         }
         let (commits, report) = replay_with_mode(&fs, RecoveryMode::Strict).unwrap();
         assert_eq!(commits, wrote);
         assert_eq!(report.spare_files, []);
-        assert_eq!(report.segments, mini.wal.segments());
+        assert_eq!(report.segments, fixture.wal.segments());
     }
 
     fn create_file_with(fs: &Arc<dyn Fs>, name: &str, bytes: &[u8]) {
@@ -1020,27 +1020,27 @@ mod tests {
         let mut commits_expected: Vec<OwnedWalCommit> = Vec::new();
         let mut retired = SeqNo::ZERO;
         for generation in 0..4 {
-            let mini = WalFixture::open(Arc::clone(&fs), wal_options(4096, mapped), seed * 10 + generation).unwrap();
-            let base = mini.replayed.first().map_or(0, |(first, ..)| first - 1);
+            let fixture = WalFixture::open(Arc::clone(&fs), wal_options(4096, mapped), seed * 10 + generation).unwrap();
+            let base = fixture.replayed.first().map_or(0, |(first, ..)| first - 1);
             let expect: Vec<OwnedWalCommit> =
                 commits_expected.iter().filter(|(first, ..)| *first > base).cloned().collect();
-            if !mini.replayed.is_empty() {
-                assert_eq!(mini.replayed, expect, "seed {seed} generation {generation}");
+            if !fixture.replayed.is_empty() {
+                assert_eq!(fixture.replayed, expect, "seed {seed} generation {generation}");
             }
-            let mut durable = mini.wal.durable();
+            let mut durable = fixture.wal.durable();
             for _ in 0..rng.below(50) {
                 let len = random_length(&mut rng);
-                commits_expected.push(mini.append(1 + rng.below(3) as u32, &random_payload(&mut rng, len)).unwrap());
+                commits_expected.push(fixture.append(1 + rng.below(3) as u32, &random_payload(&mut rng, len)).unwrap());
                 match rng.below(8) {
-                    0 => mini.sync(),
-                    1 => drop(mini.wal.sync_sealed(true).unwrap()),
+                    0 => fixture.sync(),
+                    1 => drop(fixture.wal.sync_sealed(true).unwrap()),
                     2 => {
-                        retired = mini.wal.durable();
-                        mini.retire(retired).unwrap();
+                        retired = fixture.wal.durable();
+                        fixture.retire(retired).unwrap();
                     }
                     _ => {}
                 }
-                durable = mini.wal.durable();
+                durable = fixture.wal.durable();
             }
             for (way, survival) in
                 [Survival::Random, Survival::Nothing, Survival::DataOnly, Survival::MetadataOnly, Survival::Everything]
@@ -1060,7 +1060,7 @@ mod tests {
                     &format!("seed {seed} {survival:?} way {way}"),
                 );
             }
-            drop(mini);
+            drop(fixture);
             mem.crash(Survival::Random, seed + generation);
             let (found, report) = replay_with_mode(&fs, RecoveryMode::Strict).unwrap();
             let end = found.last().map_or(report.last_seqno.0, |(first, count, _)| first + u64::from(*count) - 1);
@@ -1077,11 +1077,11 @@ mod tests {
             assert!(wrote[start..].starts_with(&found), "{what}: not a prefix");
         }
         // The database opens, accepts writes, and opens again.
-        let mini =
+        let fixture =
             WalFixture::open(Arc::clone(fs), wal_options(4096, false), 3).unwrap_or_else(|e| panic!("{what}: {e}"));
-        let new = mini.append(1, b"after the crash").unwrap();
-        mini.sync();
-        drop(mini);
+        let new = fixture.append(1, b"after the crash").unwrap();
+        fixture.sync();
+        drop(fixture);
         let again =
             WalFixture::open(Arc::clone(fs), wal_options(4096, false), 4).unwrap_or_else(|e| panic!("{what}: {e}"));
         assert_eq!(again.replayed.last(), Some(&new), "{what}");
@@ -1099,23 +1099,25 @@ mod tests {
         let run = |mem: &MemFs| -> (Vec<OwnedWalCommit>, SeqNo, SeqNo) {
             let fs: Arc<dyn Fs> = Arc::new(mem.clone());
             let (mut wrote, mut durable, mut retired) = (Vec::new(), SeqNo::ZERO, SeqNo::ZERO);
-            let Ok(mini) = WalFixture::open(fs, wal_options(4096, false), 1) else { return (wrote, durable, retired) };
+            let Ok(fixture) = WalFixture::open(fs, wal_options(4096, false), 1) else {
+                return (wrote, durable, retired);
+            };
             for i in 0..30u8 {
-                let first = mini.wal.appended().plus(1).0;
+                let first = fixture.wal.appended().plus(1).0;
                 wrote.push((first, 1, vec![i; 500]));
-                if mini.append(1, &[i; 500]).is_err() {
+                if fixture.append(1, &[i; 500]).is_err() {
                     break;
                 }
                 let done = match i % 5 {
-                    1 => mini.wal.sync(mini.wal.appended(), i % 2 == 0),
-                    3 => mini.wal.sync_sealed(true).map(drop),
+                    1 => fixture.wal.sync(fixture.wal.appended(), i % 2 == 0),
+                    3 => fixture.wal.sync_sealed(true).map(drop),
                     4 => {
-                        retired = mini.wal.durable();
-                        mini.retire(retired).map(drop)
+                        retired = fixture.wal.durable();
+                        fixture.retire(retired).map(drop)
                     }
                     _ => Ok(()),
                 };
-                durable = mini.wal.durable();
+                durable = fixture.wal.durable();
                 if done.is_err() {
                     break;
                 }

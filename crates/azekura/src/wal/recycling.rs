@@ -120,31 +120,35 @@ mod tests {
     use crate::wal::format::parse_segment_name;
     use crate::wal::options::RecoveryMode;
 
-    fn segment_file_count(mini: &WalFixture) -> usize {
-        mini.fs.read_dir(dir()).unwrap().iter().filter(|entry| parse_segment_name(&entry.name).is_some()).count()
+    fn segment_file_count(fixture: &WalFixture) -> usize {
+        fixture.fs.read_dir(dir()).unwrap().iter().filter(|entry| parse_segment_name(&entry.name).is_some()).count()
     }
 
     #[test]
     fn retired_files_are_written_over_or_removed() {
-        let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, true), 1).unwrap();
+        let fixture = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, true), 1).unwrap();
         for _ in 0..10 {
-            mini.append(1, &[1; 3000]).unwrap();
+            fixture.append(1, &[1; 3000]).unwrap();
         }
-        mini.sync();
-        assert_eq!((mini.wal.segments().len(), segment_file_count(&mini)), (10, 10));
-        assert_eq!(mini.retire(SeqNo(0)).unwrap(), 0);
-        assert_eq!(mini.retire(SeqNo(4)).unwrap(), 4, "only segments that are flushed completely");
-        assert_eq!((mini.wal.segments()[0].first_seqno, segment_file_count(&mini)), (SeqNo(5), 8), "two spares remain");
-        assert_eq!(mini.retire(SeqNo(99)).unwrap(), 5, "never the active one");
-        assert_eq!(segment_file_count(&mini), 3);
-        let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
+        fixture.sync();
+        assert_eq!((fixture.wal.segments().len(), segment_file_count(&fixture)), (10, 10));
+        assert_eq!(fixture.retire(SeqNo(0)).unwrap(), 0);
+        assert_eq!(fixture.retire(SeqNo(4)).unwrap(), 4, "only segments that are flushed completely");
+        assert_eq!(
+            (fixture.wal.segments()[0].first_seqno, segment_file_count(&fixture)),
+            (SeqNo(5), 8),
+            "two spares remain"
+        );
+        assert_eq!(fixture.retire(SeqNo(99)).unwrap(), 5, "never the active one");
+        assert_eq!(segment_file_count(&fixture), 3);
+        let (commits, report) = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap();
         assert_eq!((commits[0].0, commits.len(), report.spare_files.len()), (10, 1, 2));
         for _ in 0..2 {
-            mini.append(1, &[2; 3000]).unwrap();
+            fixture.append(1, &[2; 3000]).unwrap();
         }
-        assert_eq!(segment_file_count(&mini), 3, "the spares are in use now");
+        assert_eq!(segment_file_count(&fixture), 3, "the spares are in use now");
         assert_eq!(
-            replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(),
+            replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(),
             3,
             "no record of an earlier incarnation remains"
         );
@@ -152,16 +156,16 @@ mod tests {
 
     #[test]
     fn after_seal_everything_can_be_retired() {
-        let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();
-        mini.wal.seal().unwrap();
-        assert_eq!(mini.wal.segments().len(), 1, "nothing to seal");
-        mini.append(3, b"x").unwrap();
-        mini.sync();
-        mini.wal.seal().unwrap();
-        assert_eq!(mini.retire(SeqNo(3)).unwrap(), 1);
-        let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
+        let fixture = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();
+        fixture.wal.seal().unwrap();
+        assert_eq!(fixture.wal.segments().len(), 1, "nothing to seal");
+        fixture.append(3, b"x").unwrap();
+        fixture.sync();
+        fixture.wal.seal().unwrap();
+        assert_eq!(fixture.retire(SeqNo(3)).unwrap(), 1);
+        let (commits, report) = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap();
         assert_eq!((commits.len(), report.last_seqno), (0, SeqNo(3)));
-        let again = WalFixture::open(Arc::clone(&mini.fs), wal_options(4096, false), 2).unwrap();
+        let again = WalFixture::open(Arc::clone(&fixture.fs), wal_options(4096, false), 2).unwrap();
         assert_eq!(again.append(1, b"y").unwrap().0, 4);
     }
 
@@ -169,9 +173,9 @@ mod tests {
     #[test]
     fn append_continues_after_release_space() {
         for mapped in [false, true] {
-            let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(1 << 20, mapped), 1).unwrap();
-            let length = |mini: &WalFixture| {
-                let files = mini
+            let fixture = WalFixture::open(Arc::new(MemFs::new()), wal_options(1 << 20, mapped), 1).unwrap();
+            let length = |fixture: &WalFixture| {
+                let files = fixture
                     .fs
                     .read_dir(dir())
                     .unwrap()
@@ -180,24 +184,28 @@ mod tests {
                 files.map(|entry| entry.len).sum::<u64>()
             };
             for _ in 0..30 {
-                mini.append(1, &[1; 100_000]).unwrap();
+                fixture.append(1, &[1; 100_000]).unwrap();
             }
-            mini.sync();
-            mini.retire(SeqNo(99)).unwrap();
-            assert_eq!(segment_file_count(&mini), 3);
-            let before = length(&mini);
-            mini.wal.release_space();
-            assert!(segment_file_count(&mini) == 1 && length(&mini) < before / 2, "{before} {}", length(&mini));
+            fixture.sync();
+            fixture.retire(SeqNo(99)).unwrap();
+            assert_eq!(segment_file_count(&fixture), 3);
+            let before = length(&fixture);
+            fixture.wal.release_space();
+            assert!(
+                segment_file_count(&fixture) == 1 && length(&fixture) < before / 2,
+                "{before} {}",
+                length(&fixture)
+            );
             // Appending continues, and so does a WAL that is opened again.
             for _ in 0..30 {
-                mini.append(1, &[2; 100_000]).unwrap();
+                fixture.append(1, &[2; 100_000]).unwrap();
             }
-            mini.sync();
-            mini.wal.seal().unwrap();
-            mini.retire(SeqNo(99)).unwrap();
-            mini.wal.release_space();
-            assert_eq!((segment_file_count(&mini), length(&mini)), (1, 4096), "one page for the header");
-            let again = WalFixture::open(Arc::clone(&mini.fs), wal_options(1 << 20, mapped), 2).unwrap();
+            fixture.sync();
+            fixture.wal.seal().unwrap();
+            fixture.retire(SeqNo(99)).unwrap();
+            fixture.wal.release_space();
+            assert_eq!((segment_file_count(&fixture), length(&fixture)), (1, 4096), "one page for the header");
+            let again = WalFixture::open(Arc::clone(&fixture.fs), wal_options(1 << 20, mapped), 2).unwrap();
             assert_eq!(again.append(1, b"y").unwrap().0, 61);
             assert_eq!(replay_with_mode(&again.fs, RecoveryMode::Strict).unwrap().0.len(), 1);
         }
@@ -207,24 +215,24 @@ mod tests {
     /// watermark. The next process could already use that segment for other frames.
     #[test]
     fn no_watermark_is_written_after_the_end() {
-        let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();
-        mini.append(1, b"x").unwrap();
-        let end = mini.wal.segments()[0].end_offset;
-        mini.wal.stop_writes();
-        mini.sync();
-        assert_eq!((mini.wal.durable(), mini.wal.segments()[0].end_offset), (SeqNo(1), end));
+        let fixture = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();
+        fixture.append(1, b"x").unwrap();
+        let end = fixture.wal.segments()[0].end_offset;
+        fixture.wal.stop_writes();
+        fixture.sync();
+        assert_eq!((fixture.wal.durable(), fixture.wal.segments()[0].end_offset), (SeqNo(1), end));
     }
 
     #[test]
     fn spare_file_is_created_after_first_rotation() {
-        let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();
-        mini.append(1, &[1; 3000]).unwrap();
-        assert!(!mini.wal.sync_sealed(true).unwrap());
-        mini.append(1, &[1; 3000]).unwrap();
-        assert!(mini.wal.sync_sealed(true).unwrap());
-        assert_eq!((mini.wal.durable(), segment_file_count(&mini)), (SeqNo(1), 3));
-        assert!(!mini.wal.sync_sealed(true).unwrap());
-        mini.append(1, &[1; 3000]).unwrap();
-        assert_eq!(segment_file_count(&mini), 3);
+        let fixture = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();
+        fixture.append(1, &[1; 3000]).unwrap();
+        assert!(!fixture.wal.sync_sealed(true).unwrap());
+        fixture.append(1, &[1; 3000]).unwrap();
+        assert!(fixture.wal.sync_sealed(true).unwrap());
+        assert_eq!((fixture.wal.durable(), segment_file_count(&fixture)), (SeqNo(1), 3));
+        assert!(!fixture.wal.sync_sealed(true).unwrap());
+        fixture.append(1, &[1; 3000]).unwrap();
+        assert_eq!(segment_file_count(&fixture), 3);
     }
 }

@@ -162,12 +162,12 @@ mod tests {
     fn failed_attempts_leave_no_files_or_epochs() {
         let faulty = FaultFs::new(Arc::new(MemFs::new()));
         let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
-        let mini = WalFixture::open(Arc::clone(&fs), wal_options(4096, false), 1).unwrap();
+        let fixture = WalFixture::open(Arc::clone(&fs), wal_options(4096, false), 1).unwrap();
         for n in 0..6 {
-            mini.append(1, &[n; 3000]).unwrap();
+            fixture.append(1, &[n; 3000]).unwrap();
         }
-        mini.sync();
-        drop(mini);
+        fixture.sync();
+        drop(fixture);
         let (wrote, report) = replay_with_mode(&fs, RecoveryMode::Strict).unwrap();
         let known = load_manifest_state(&fs).unwrap();
         let (next_epoch, next_file) =

@@ -265,25 +265,28 @@ mod tests {
 
     fn open_on_fault_fs() -> (FaultFs, WalFixture) {
         let fs = FaultFs::new(Arc::new(MemFs::new()));
-        let mini = WalFixture::open(Arc::new(fs.clone()), wal_options(1 << 20, true), 1).unwrap();
-        (fs, mini)
+        let fixture = WalFixture::open(Arc::new(fs.clone()), wal_options(1 << 20, true), 1).unwrap();
+        (fs, fixture)
     }
 
     #[test]
     fn sync_is_skipped_when_already_durable() {
-        let (fs, mini) = open_on_fault_fs();
-        mini.append(1, b"a").unwrap();
-        mini.append(1, b"b").unwrap();
+        let (fs, fixture) = open_on_fault_fs();
+        fixture.append(1, b"a").unwrap();
+        fixture.append(1, b"b").unwrap();
         let syncs = fs.count(OpKind::Sync);
-        mini.wal.sync(SeqNo(1), false).unwrap();
-        assert_eq!(mini.wal.durable(), SeqNo(2), "the sync covers everything appended");
-        mini.wal.sync(SeqNo(2), false).unwrap();
-        mini.wal.sync(SeqNo(99), false).unwrap();
-        assert_eq!((mini.wal.stats().syncs, mini.callbacks.sync_dependencies_calls.load(Ordering::Relaxed)), (1, 1));
+        fixture.wal.sync(SeqNo(1), false).unwrap();
+        assert_eq!(fixture.wal.durable(), SeqNo(2), "the sync covers everything appended");
+        fixture.wal.sync(SeqNo(2), false).unwrap();
+        fixture.wal.sync(SeqNo(99), false).unwrap();
+        assert_eq!(
+            (fixture.wal.stats().syncs, fixture.callbacks.sync_dependencies_calls.load(Ordering::Relaxed)),
+            (1, 1)
+        );
         assert_eq!(fs.count(OpKind::Sync), syncs + 2, "manifest and segment");
-        mini.wal.sync(SeqNo(2), true).unwrap();
-        mini.wal.sync(SeqNo(2), true).unwrap();
-        assert_eq!(mini.wal.stats().syncs, 2, "one more sync, for the metadata");
+        fixture.wal.sync(SeqNo(2), true).unwrap();
+        fixture.wal.sync(SeqNo(2), true).unwrap();
+        assert_eq!(fixture.wal.stats().syncs, 2, "one more sync, for the metadata");
     }
 
     /// Regression: a single change of a pool begins a segment and finds allocation closed, so the segment has no
@@ -308,27 +311,27 @@ mod tests {
     #[test]
     fn failed_sync_poisons_the_wal() {
         for path in [".wal", "MANIFEST"] {
-            let (fs, mini) = open_on_fault_fs();
-            mini.append(1, b"a").unwrap();
+            let (fs, fixture) = open_on_fault_fs();
+            fixture.append(1, b"a").unwrap();
             let syncs = fs.count(OpKind::Sync);
             fs.inject(FaultPlan::new(OpKind::Sync, 1, Fault::Error(io::ErrorKind::Other)).in_path(path));
             for _ in 0..3 {
-                assert_eq!(mini.wal.sync(SeqNo(1), false).unwrap_err().kind(), ErrorKind::Poisoned);
-                assert_eq!(mini.append(1, b"b").unwrap_err().kind(), ErrorKind::Poisoned);
-                assert_eq!(mini.wal.sync_sealed(true).unwrap_err().kind(), ErrorKind::Poisoned);
+                assert_eq!(fixture.wal.sync(SeqNo(1), false).unwrap_err().kind(), ErrorKind::Poisoned);
+                assert_eq!(fixture.append(1, b"b").unwrap_err().kind(), ErrorKind::Poisoned);
+                assert_eq!(fixture.wal.sync_sealed(true).unwrap_err().kind(), ErrorKind::Poisoned);
             }
-            assert_eq!((mini.wal.durable(), fs.fault_count()), (SeqNo(0), 1));
+            assert_eq!((fixture.wal.durable(), fs.fault_count()), (SeqNo(0), 1));
             let tried = if path == "MANIFEST" { 1 } else { 2 };
             assert_eq!(fs.count(OpKind::Sync), syncs + tried, "the sync is not repeated");
         }
     }
 
     /// Runs closed-loop writers. A lock keeps the order of the commits, as in the database.
-    fn run_closed_loop_writers(mini: &WalFixture, threads: usize, each: u64) -> Vec<Result<()>> {
+    fn run_closed_loop_writers(fixture: &WalFixture, threads: usize, each: u64) -> Vec<Result<()>> {
         let env = SystemEnv::new();
         let (order, results) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Vec::new())));
         let start = |_| {
-            let (wal, order, results) = (Arc::clone(&mini.wal), Arc::clone(&order), Arc::clone(&results));
+            let (wal, order, results) = (Arc::clone(&fixture.wal), Arc::clone(&order), Arc::clone(&results));
             let write = move || {
                 let turn = lock(&order);
                 let first = wal.appended().plus(1);
@@ -352,21 +355,21 @@ mod tests {
     #[test]
     fn eight_writers_share_syncs() {
         let env = Arc::new(SystemEnv::new());
-        let mini = WalFixture::open_with_env(Arc::new(MemFs::new()), wal_options(1 << 20, true), env).unwrap();
-        mini.callbacks.sync_delay_us.store(1000, Ordering::Relaxed);
-        let results = run_closed_loop_writers(&mini, 8, 40);
+        let fixture = WalFixture::open_with_env(Arc::new(MemFs::new()), wal_options(1 << 20, true), env).unwrap();
+        fixture.callbacks.sync_delay_us.store(1000, Ordering::Relaxed);
+        let results = run_closed_loop_writers(&fixture, 8, 40);
         assert!(results.len() == 8 && results.iter().all(Result::is_ok));
-        let stats = mini.wal.stats();
-        assert_eq!((stats.commits, mini.wal.durable()), (320, SeqNo(320)));
+        let stats = fixture.wal.stats();
+        assert_eq!((stats.commits, fixture.wal.durable()), (320, SeqNo(320)));
         assert!(stats.syncs < 160, "{} syncs for 320 commits", stats.syncs);
-        assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 320);
+        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 320);
     }
 
     #[test]
     fn every_waiter_wakes_when_a_sync_fails() {
-        let (fs, mini) = open_on_fault_fs();
+        let (fs, fixture) = open_on_fault_fs();
         fs.inject(FaultPlan::new(OpKind::Sync, 20, Fault::Error(io::ErrorKind::Other)).in_path(".wal").forever());
-        let results = run_closed_loop_writers(&mini, 8, 1000);
+        let results = run_closed_loop_writers(&fixture, 8, 1000);
         assert!(results.len() == 8);
         assert!(results.iter().all(|result| result.as_ref().unwrap_err().kind() == ErrorKind::Poisoned));
     }

@@ -641,8 +641,8 @@ mod tests {
 
     fn open_on_fault_fs(size: u64, mapped: bool) -> (FaultFs, WalFixture) {
         let fs = FaultFs::new(Arc::new(MemFs::new()));
-        let mini = WalFixture::open(Arc::new(fs.clone()), wal_options(size, mapped), 1).unwrap();
-        (fs, mini)
+        let fixture = WalFixture::open(Arc::new(fs.clone()), wal_options(size, mapped), 1).unwrap();
+        (fs, fixture)
     }
 
     fn disk_full_fault(op: OpKind) -> FaultPlan {
@@ -651,54 +651,54 @@ mod tests {
 
     #[test]
     fn group_append_is_one_write_in_seqno_order() {
-        let (fs, mini) = open_on_fault_fs(1 << 20, false);
+        let (fs, fixture) = open_on_fault_fs(1 << 20, false);
         let commit = |first: u64, count| WalCommit { first_seqno: SeqNo(first), seqno_count: count, payload: b"abc" };
-        mini.wal.append(&[commit(1, 1)]).unwrap();
+        fixture.wal.append(&[commit(1, 1)]).unwrap();
         let before = fs.count(OpKind::Write);
-        mini.wal.append(&[commit(2, 3), commit(5, 1), commit(6, 2)]).unwrap();
+        fixture.wal.append(&[commit(2, 3), commit(5, 1), commit(6, 2)]).unwrap();
         assert_eq!(fs.count(OpKind::Write), before + 1);
-        mini.wal.append(&[]).unwrap();
+        fixture.wal.append(&[]).unwrap();
         for bad in [vec![commit(9, 1)], vec![commit(7, 1)], vec![commit(8, 0)], vec![commit(8, 1), commit(10, 1)]] {
-            assert_eq!(mini.wal.append(&bad).unwrap_err().kind(), ErrorKind::Invalid);
+            assert_eq!(fixture.wal.append(&bad).unwrap_err().kind(), ErrorKind::Invalid);
         }
-        assert_eq!((mini.wal.appended(), mini.wal.durable()), (SeqNo(7), SeqNo(0)));
-        let stats = mini.wal.stats();
+        assert_eq!((fixture.wal.appended(), fixture.wal.durable()), (SeqNo(7), SeqNo(0)));
+        let stats = fixture.wal.stats();
         assert_eq!((stats.commits, stats.bytes), (4, 4 * 32));
-        assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 4);
+        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 4);
     }
 
     #[test]
     fn mapped_append_falls_back_when_populate_fails() {
-        let (fs, mini) = open_on_fault_fs(1 << 20, true);
-        mini.append(1, &[1; 1000]).unwrap();
+        let (fs, fixture) = open_on_fault_fs(1 << 20, true);
+        fixture.append(1, &[1; 1000]).unwrap();
         let before = fs.count(OpKind::Write);
         for _ in 0..100 {
-            mini.append(1, &[2; 1000]).unwrap();
+            fixture.append(1, &[2; 1000]).unwrap();
         }
         assert_eq!(fs.count(OpKind::Write), before);
         fs.inject(disk_full_fault(OpKind::Populate));
         for _ in 0..600 {
-            mini.append(1, &[3; 1000]).unwrap();
+            fixture.append(1, &[3; 1000]).unwrap();
         }
         assert_eq!(fs.fault_count(), 1);
         assert!(fs.count(OpKind::Write) > before + 400, "later frames are written without a mapping");
-        assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 701);
+        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 701);
     }
 
     #[test]
     fn oversized_group_gets_its_own_segment() {
-        let (_, mini) = open_on_fault_fs(4096, true);
+        let (_, fixture) = open_on_fault_fs(4096, true);
         for len in [0, 3000, 100_000, 1, 300_000, 40] {
-            mini.append(1, &vec![7; len]).unwrap();
+            fixture.append(1, &vec![7; len]).unwrap();
         }
-        let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
+        let (commits, report) = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap();
         assert_eq!(
             commits.iter().map(|(.., payload)| payload.len()).collect::<Vec<_>>(),
             [0, 3000, 100_000, 1, 300_000, 40]
         );
         let found: Vec<SeqNo> = report.segments.iter().map(|info| info.last_seqno).collect();
-        assert_eq!(found, mini.wal.segments().iter().map(|info| info.last_seqno).collect::<Vec<_>>());
-        assert!(mini.wal.live_bytes() > 400_000);
+        assert_eq!(found, fixture.wal.segments().iter().map(|info| info.last_seqno).collect::<Vec<_>>());
+        assert!(fixture.wal.live_bytes() > 400_000);
     }
 
     #[test]
@@ -706,38 +706,38 @@ mod tests {
         for (op, mapped) in
             [(OpKind::Allocate, false), (OpKind::Allocate, true), (OpKind::Create, false), (OpKind::SyncDir, false)]
         {
-            let (fs, mini) = open_on_fault_fs(128 << 10, mapped);
+            let (fs, fixture) = open_on_fault_fs(128 << 10, mapped);
             let mut appended = 0u64;
             let mut refused = 0;
             for i in 0..400 {
                 if i % 10 == 0 {
                     fs.inject(disk_full_fault(op).in_path(if op == OpKind::SyncDir { "/" } else { ".wal" }));
                 }
-                match mini.append(1, &[i as u8; 2000]) {
+                match fixture.append(1, &[i as u8; 2000]) {
                     Ok(_) => appended += 1,
                     Err(e) => {
                         assert_eq!(e.kind(), ErrorKind::OutOfSpace, "{op:?}");
                         refused += 1;
                     }
                 }
-                assert_eq!(mini.wal.appended(), SeqNo(appended));
+                assert_eq!(fixture.wal.appended(), SeqNo(appended));
             }
             fs.clear_faults();
             assert!(refused > 3, "{op:?} {refused}");
-            assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len() as u64, appended);
-            mini.sync();
+            assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len() as u64, appended);
+            fixture.sync();
         }
     }
 
     #[test]
     fn a_full_manifest_changes_nothing_either() {
-        let (fs, mini) = open_on_fault_fs(4096, false);
-        mini.append(1, &[1; 2000]).unwrap();
+        let (fs, fixture) = open_on_fault_fs(4096, false);
+        fixture.append(1, &[1; 2000]).unwrap();
         fs.inject(disk_full_fault(OpKind::Write).in_path("MANIFEST"));
-        assert_eq!(mini.append(1, &[2; 3000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
-        mini.append(1, &[3; 3000]).unwrap();
-        mini.sync();
-        let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!(fixture.append(1, &[2; 3000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        fixture.append(1, &[3; 3000]).unwrap();
+        fixture.sync();
+        let (commits, report) = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap();
         assert_eq!(commits.iter().map(|(.., payload)| payload[0]).collect::<Vec<_>>(), [1, 3]);
         assert_eq!((report.segments.len(), report.spare_files.len()), (2, 0));
     }
@@ -746,17 +746,19 @@ mod tests {
     fn failed_frame_or_header_write_poisons() {
         for what in [Fault::Short, Fault::Error(io::ErrorKind::Other)] {
             for seal in [false, true] {
-                let (fs, mini) = open_on_fault_fs(1 << 20, false);
-                mini.append(1, b"kept").unwrap();
-                mini.sync();
+                let (fs, fixture) = open_on_fault_fs(1 << 20, false);
+                fixture.append(1, b"kept").unwrap();
+                fixture.sync();
                 let nth = if seal { 2 } else { 1 }; // the first header is that of the new spare file
                 fs.inject(FaultPlan::new(OpKind::Write, nth, what).in_path(".wal"));
-                let error = if seal { mini.wal.seal().unwrap_err() } else { mini.append(1, &[1; 600]).unwrap_err() };
+                let error =
+                    if seal { fixture.wal.seal().unwrap_err() } else { fixture.append(1, &[1; 600]).unwrap_err() };
                 assert_eq!(error.kind(), ErrorKind::Poisoned);
-                for result in [mini.append(1, b"x").map(drop), mini.wal.sync(SeqNo(1), false), mini.wal.seal()] {
+                for result in [fixture.append(1, b"x").map(drop), fixture.wal.sync(SeqNo(1), false), fixture.wal.seal()]
+                {
                     assert_eq!(result.unwrap_err().kind(), ErrorKind::Poisoned);
                 }
-                assert_eq!(mini.wal.appended(), SeqNo(1));
+                assert_eq!(fixture.wal.appended(), SeqNo(1));
             }
         }
     }
@@ -767,17 +769,17 @@ mod tests {
             let full = |fs: &FaultFs, nth| {
                 fs.inject(FaultPlan::new(OpKind::Write, nth, Fault::Error(io::ErrorKind::StorageFull)).in_path(".wal"));
             };
-            let (fs, mini) = open_on_fault_fs(1 << 20, false);
-            mini.append(1, b"kept").unwrap();
+            let (fs, fixture) = open_on_fault_fs(1 << 20, false);
+            fixture.append(1, b"kept").unwrap();
             if half_written {
                 // The content that a write leaves if it runs out of space in the middle: complete frames of the group.
-                let place = mini.wal.lock_writer().active().identity;
-                let end = mini.wal.lock_writer().active().end_offset;
+                let place = fixture.wal.lock_writer().active().identity;
+                let end = fixture.wal.lock_writer().active().end_offset;
                 let mut writer = RecordLogWriter::new();
                 writer.reset(end);
-                let path = mini.segment_path_at(0);
+                let path = fixture.segment_path_at(0);
                 let mut sink = |bytes: &[u8], offset: u64| {
-                    overwrite(&mini.fs, &path, offset, bytes);
+                    overwrite(&fixture.fs, &path, offset, bytes);
                     Ok(())
                 };
                 for first in 2..4 {
@@ -790,51 +792,51 @@ mod tests {
                     writer.add_record(&place, &record, &mut sink).unwrap();
                 }
                 writer.flush(&mut sink).unwrap();
-                assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 3);
+                assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 3);
             }
             full(&fs, 1);
-            let first = mini.wal.appended().plus(1);
+            let first = fixture.wal.appended().plus(1);
             let group: Vec<WalCommit<'_>> = (0..4)
                 .map(|i| WalCommit { first_seqno: SeqNo(first.0 + i), seqno_count: 1, payload: b"refused" })
                 .collect();
-            assert_eq!(mini.wal.append(&group).unwrap_err().kind(), ErrorKind::OutOfSpace);
-            assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 1);
+            assert_eq!(fixture.wal.append(&group).unwrap_err().kind(), ErrorKind::OutOfSpace);
+            assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 1);
             // The header of the next segment is refused too; later writes succeed.
             full(&fs, 2);
-            assert_eq!(mini.append(1, b"again").unwrap_err().kind(), ErrorKind::OutOfSpace);
-            mini.append(1, b"refuse2").unwrap();
-            mini.sync();
-            let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
+            assert_eq!(fixture.append(1, b"again").unwrap_err().kind(), ErrorKind::OutOfSpace);
+            fixture.append(1, b"refuse2").unwrap();
+            fixture.sync();
+            let (commits, report) = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap();
             assert_eq!(commits, [(1, 1, b"kept".to_vec()), (2, 1, b"refuse2".to_vec())]);
             assert_eq!((report.segments.len(), report.dropped_after_damage), (2, None));
-            assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Salvage).unwrap().0, commits);
+            assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Salvage).unwrap().0, commits);
         }
     }
 
     #[test]
     fn failed_watermark_write_is_ignored() {
-        let (fs, mini) = open_on_fault_fs(1 << 20, false);
-        mini.append(1, b"one").unwrap();
+        let (fs, fixture) = open_on_fault_fs(1 << 20, false);
+        fixture.append(1, b"one").unwrap();
         fs.inject(FaultPlan::new(OpKind::Write, 1, Fault::Short).in_path(".wal"));
-        mini.sync();
+        fixture.sync();
         assert_eq!(fs.fault_count(), 1);
-        mini.append(1, b"two").unwrap();
-        mini.sync();
-        assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 2);
+        fixture.append(1, b"two").unwrap();
+        fixture.sync();
+        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 2);
     }
 
     #[test]
     fn third_segment_waits_for_sync_of_first() {
-        let (_, mini) = open_on_fault_fs(4096, false);
+        let (_, fixture) = open_on_fault_fs(4096, false);
         for i in 0..12 {
-            mini.append(1, &[i; 1500]).unwrap();
-            let segments = mini.wal.segments();
+            fixture.append(1, &[i; 1500]).unwrap();
+            let segments = fixture.wal.segments();
             if segments.len() > 2 {
-                assert!(mini.wal.durable() >= segments[segments.len() - 3].last_seqno);
+                assert!(fixture.wal.durable() >= segments[segments.len() - 3].last_seqno);
             }
         }
-        assert!(mini.wal.segments().len() >= 6);
-        let fs: Arc<dyn Fs> = Arc::clone(&mini.fs);
+        assert!(fixture.wal.segments().len() >= 6);
+        let fs: Arc<dyn Fs> = Arc::clone(&fixture.fs);
         assert_eq!(replay_with_mode(&fs, RecoveryMode::Strict).unwrap().0.len(), 12);
     }
 }

@@ -167,15 +167,15 @@ impl CrashSearch {
             };
             let crashed = outcome.machine.fork();
             crash_or_kill(&crashed, survival, salt);
-            let deep = rng.chance_one_in(4).then(|| rng.next_u64());
+            let second_salt = rng.chance_one_in(4).then(|| rng.next_u64());
             self.states += 1;
             let mut result = catch_panic(|| self.check_recovery(script, &outcome, &crashed, floor, rng.next_u64()));
-            if let (Ok(()), Some(salt)) = (&result, deep) {
+            if let (Ok(()), Some(salt)) = (&result, second_salt) {
                 result = catch_panic(|| self.check_crash_during_recovery(script, &outcome, &crashed, floor, salt));
             }
-            let harm = SeededRng::new(script.seed << 32 ^ point << 8 ^ self.states).next_u64();
-            if result.is_ok() && harm.is_multiple_of(5) {
-                result = catch_panic(|| self.check_damaged_wal(script, &outcome, &crashed, harm));
+            let damage_salt = SeededRng::new(script.seed << 32 ^ point << 8 ^ self.states).next_u64();
+            if result.is_ok() && damage_salt.is_multiple_of(5) {
+                result = catch_panic(|| self.check_damaged_wal(script, &outcome, &crashed, damage_salt));
             }
             if let Err(what) = result {
                 self.findings.push(CrashFinding { seed: script.seed, point, survival: Some((survival, salt)), what });

@@ -62,15 +62,15 @@ fn with_damaged_blob_files() -> (Arc<dyn Fs>, BTreeSet<String>) {
     let db = open_without_workers(&fs);
     let apart = KvSeparationOptions::default().compression(CompressionType::None).blob_file_target_size(16 << 10);
     let options = |gc| PartitionCreateOptions::default().with_kv_separation(apart.clone().automatic_gc(gc));
-    let worn = db.open_partition("worn", options(None)).unwrap();
+    let stale_part = db.open_partition("stale_part", options(None)).unwrap();
     for round in 0..2u8 {
-        (round..100).step_by(1 + usize::from(round)).for_each(|n| worn.insert([n], [round; 2_000]).unwrap());
-        worn.flush().unwrap();
+        (round..100).step_by(1 + usize::from(round)).for_each(|n| stale_part.insert([n], [round; 2_000]).unwrap());
+        stale_part.flush().unwrap();
     }
-    worn.major_compact().unwrap();
-    assert!(worn.metrics().stale_blob_bytes() > 90_000, "{}", worn.metrics());
-    worn.set_options(options(Some(1.0))).unwrap();
-    drop(worn);
+    stale_part.major_compact().unwrap();
+    assert!(stale_part.metrics().stale_blob_bytes() > 90_000, "{}", stale_part.metrics());
+    stale_part.set_options(options(Some(1.0))).unwrap();
+    drop(stale_part);
     db.close().unwrap();
     // The first files are half stale; the files of the second round are not.
     let damaged = damage_files(&*fs, ".blob", 5);
@@ -81,12 +81,12 @@ fn with_damaged_blob_files() -> (Arc<dyn Fs>, BTreeSet<String>) {
 fn with_damaged_tables() -> Arc<dyn Fs> {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let db = open_without_workers(&fs);
-    let worn = db.open_partition("worn", PartitionCreateOptions::default()).unwrap();
+    let stale_part = db.open_partition("stale_part", PartitionCreateOptions::default()).unwrap();
     for round in 0..12u8 {
-        (0..100u8).for_each(|n| worn.insert([n, n ^ round], [round; 100]).unwrap());
-        worn.flush().unwrap();
+        (0..100u8).for_each(|n| stale_part.insert([n, n ^ round], [round; 100]).unwrap());
+        stale_part.flush().unwrap();
     }
-    drop(worn);
+    drop(stale_part);
     db.close().unwrap();
     damage_files(&*fs, ".sst", 1);
     fs
@@ -147,12 +147,12 @@ fn blob_gc_continues_when_one_file_is_damaged() {
     for by_call in [false, true] {
         let (fs, damaged) = with_damaged_blob_files();
         let db = open_without_workers(&fs);
-        let worn = db.partition("worn").unwrap();
-        let (before, mut errors) = (stale(&worn), Vec::new());
+        let stale_part = db.partition("stale_part").unwrap();
+        let (before, mut errors) = (stale(&stale_part), Vec::new());
         let damaged_stale: BTreeSet<String> = before.intersection(&damaged).cloned().collect();
         assert!(before.len() > damaged_stale.len() && damaged_stale.len() > 1, "{before:?}, {damaged:?}");
         if by_call {
-            errors.push(worn.gc_with_staleness_threshold(0.1).unwrap_err());
+            errors.push(stale_part.gc_with_staleness_threshold(0.1).unwrap_err());
             assert!(damaged_stale.contains(&files_named_by(&errors)[0]), "{errors:?}");
         } else {
             loop {
@@ -166,7 +166,7 @@ fn blob_gc_continues_when_one_file_is_damaged() {
             assert_eq!(errors.len(), damaged_stale.len(), "each is tried once");
         }
         assert!(errors.iter().all(|error| error.kind() == ErrorKind::Corruption), "{errors:?}");
-        assert_eq!(stale(&worn), damaged_stale, "blob GC rewrote all other files");
+        assert_eq!(stale(&stale_part), damaged_stale, "blob GC rewrote all other files");
         assert!(db.metrics().blob_bytes_freed > 0);
     }
 }

@@ -154,22 +154,22 @@ fn pool_writers_keep_order_on_every_backend() {
                 fs.set_mapped_memory(level);
             }
             let config = || Config::new("/db").fs(Arc::new(fs.clone()));
-            let stage = PoolThreadTest::open(config());
-            assert_eq!(stage.pool.metrics().pool.unwrap().persistence, level);
-            stage.run_threads(rounds());
-            stage.check_final_values(rounds());
-            let pairs = |stage: &PoolThreadTest| stage.pool.iter().map(Result::unwrap).collect::<Vec<_>>();
-            let (before, counts) = (pairs(&stage), stage.db.metrics());
+            let test = PoolThreadTest::open(config());
+            assert_eq!(test.pool.metrics().pool.unwrap().persistence, level);
+            test.run_threads(rounds());
+            test.check_final_values(rounds());
+            let pairs = |test: &PoolThreadTest| test.pool.iter().map(Result::unwrap).collect::<Vec<_>>();
+            let (before, counts) = (pairs(&test), test.db.metrics());
             let singles = WRITERS * rounds() * 3;
             assert_eq!(counts.commits, singles + WRITERS * (rounds() / 8));
             assert_eq!(counts.records, singles + WRITERS * (rounds() / 8) * 2);
             if ends_well {
-                stage.db.clone().close().unwrap();
-                assert!(stage.pool.insert("late", "").is_err());
+                test.db.clone().close().unwrap();
+                assert!(test.pool.insert("late", "").is_err());
             } else {
                 fs.crash(Survival::Everything, 0);
             }
-            drop(stage);
+            drop(test);
             let again = PoolThreadTest::open(config());
             again.check_final_values(rounds());
             assert_eq!(pairs(&again), before);
@@ -186,11 +186,11 @@ fn pool_writers_keep_order_on_real_files() {
     for place in places.into_iter().flatten() {
         let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
         let path: &Path = &place.path().join("db");
-        let stage = PoolThreadTest::open(Config::new(path).fs(Arc::clone(&fs)));
-        stage.run_threads(rounds());
-        stage.check_final_values(rounds());
-        stage.db.clone().close().unwrap();
-        drop(stage);
+        let test = PoolThreadTest::open(Config::new(path).fs(Arc::clone(&fs)));
+        test.run_threads(rounds());
+        test.check_final_values(rounds());
+        test.db.clone().close().unwrap();
+        drop(test);
         PoolThreadTest::open(Config::new(path).fs(fs)).check_final_values(rounds());
     }
 }
@@ -204,27 +204,27 @@ fn closing_during_writes_loses_nothing() {
             fs.set_mapped_memory(level);
         }
         let config = || Config::new("/db").fs(Arc::new(fs.clone()));
-        let stage = PoolThreadTest::open(config());
+        let test = PoolThreadTest::open(config());
         let written: Vec<u64> = thread::scope(|scope| {
             let write = |writer| {
-                let stage = &stage;
+                let test = &test;
                 move || {
                     let mut round = 0;
-                    while stage.pool.insert(key(writer, "first"), value(writer, round + 1)).is_ok() {
+                    while test.pool.insert(key(writer, "first"), value(writer, round + 1)).is_ok() {
                         round += 1;
-                        stage.checks.fetch_add(1, Ordering::SeqCst);
+                        test.checks.fetch_add(1, Ordering::SeqCst);
                     }
                     round
                 }
             };
             let writers: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(write(writer))).collect();
-            while stage.checks.load(Ordering::SeqCst) < 500 {
+            while test.checks.load(Ordering::SeqCst) < 500 {
                 thread::yield_now();
             }
-            stage.db.clone().close().unwrap();
+            test.db.clone().close().unwrap();
             writers.into_iter().map(|writer| writer.join().unwrap()).collect()
         });
-        drop(stage);
+        drop(test);
         let again = PoolThreadTest::open(config());
         for (writer, round) in (0..).zip(written) {
             assert_eq!(again.round(&key(writer, "first")), round);
@@ -241,17 +241,17 @@ fn checkpoint_during_writes_is_one_snapshot() {
         if level > PersistenceLevel::WalOnly {
             fs.set_mapped_memory(level);
         }
-        let stage = PoolThreadTest::open(Config::new("/db").fs(Arc::new(fs.clone())));
+        let test = PoolThreadTest::open(Config::new("/db").fs(Arc::new(fs.clone())));
         let copies: Vec<String> = (0..4).map(|n| format!("/copy {n}")).collect();
         let row = |writer: u64, n: u64| [&[writer as u8][..], &number_of(n)].concat();
         let at_least: Vec<[u64; 2]> = thread::scope(|scope| {
             let counts: [Arc<AtomicU64>; 2] = Default::default();
             let writers = [0, 1].map(|writer| {
-                let (stage, count) = (&stage, Arc::clone(&counts[writer as usize]));
+                let (test, count) = (&test, Arc::clone(&counts[writer as usize]));
                 scope.spawn(move || {
-                    while !stage.stop.load(Ordering::SeqCst) && count.load(Ordering::SeqCst) < 40_000 {
+                    while !test.stop.load(Ordering::SeqCst) && count.load(Ordering::SeqCst) < 40_000 {
                         let n = count.load(Ordering::SeqCst);
-                        stage.pool.insert(row(writer, n), value(writer, n)).unwrap();
+                        test.pool.insert(row(writer, n), value(writer, n)).unwrap();
                         count.store(n + 1, Ordering::SeqCst);
                     }
                 })
@@ -263,10 +263,10 @@ fn checkpoint_during_writes_is_one_snapshot() {
                     thread::yield_now();
                 }
                 let before = seen();
-                stage.db.checkpoint(copy).map(|()| before)
+                test.db.checkpoint(copy).map(|()| before)
             });
             let copied: Vec<_> = copied.collect();
-            stage.stop.store(true, Ordering::SeqCst);
+            test.stop.store(true, Ordering::SeqCst);
             copied.into_iter().map(Result::unwrap).collect()
         });
         for (copy, at_least) in copies.iter().zip(at_least) {
@@ -287,10 +287,10 @@ fn checkpoint_during_writes_is_one_snapshot() {
 }
 
 /// Makes single changes of the pool.
-fn insert_and_remove_until_stopped(stage: &PoolThreadTest) {
-    for n in (0..).take_while(|_| !stage.stop.load(Ordering::SeqCst)) {
-        stage.pool.insert(format!("single {:03}", n % 300), value(9, n)).unwrap();
-        stage.pool.remove(format!("single {:03}", n * 7 % 300)).unwrap();
+fn insert_and_remove_until_stopped(test: &PoolThreadTest) {
+    for n in (0..).take_while(|_| !test.stop.load(Ordering::SeqCst)) {
+        test.pool.insert(format!("single {:03}", n % 300), value(9, n)).unwrap();
+        test.pool.remove(format!("single {:03}", n * 7 % 300)).unwrap();
     }
 }
 
@@ -305,60 +305,60 @@ fn range_deletes_are_atomic_for_readers() {
             fs.set_mapped_memory(level);
         }
         let config = || Config::new("/db").fs(Arc::new(fs.clone()));
-        let stage = PoolThreadTest::open(config());
+        let test = PoolThreadTest::open(config());
         let row = |group: u64, n: u64| format!("group {group} {n:04}");
         let generation = |bytes: &[u8]| writer_and_round_of(Some(bytes)).1;
         let replace = |group: u64, round: u64| {
-            let mut batch = stage.db.batch();
-            batch.remove_range(&stage.pool, row(group, 0)..=row(group, 9999));
-            (0..GROUP).for_each(|n| batch.insert(&stage.pool, row(group, n), value(group, round)));
-            batch.insert(&stage.tree, row(group, 0), value(group, round));
+            let mut batch = test.db.batch();
+            batch.remove_range(&test.pool, row(group, 0)..=row(group, 9999));
+            (0..GROUP).for_each(|n| batch.insert(&test.pool, row(group, n), value(group, round)));
+            batch.insert(&test.tree, row(group, 0), value(group, round));
             batch.commit().unwrap();
         };
         (0..2).for_each(|group| replace(group, 1));
         let check = |group: u64, seen: &mut u64| {
-            let snapshot = stage.db.snapshot();
+            let snapshot = test.db.snapshot();
             let prefix = format!("group {group} ");
             let of = |pairs: Vec<azekura::Result<(azekura::Slice, azekura::Slice)>>| {
                 pairs.into_iter().map(|pair| generation(&pair.unwrap().1)).collect::<Vec<_>>()
             };
-            let up = of(snapshot.prefix(&stage.pool, &prefix).collect());
-            let down = of(snapshot.prefix(&stage.pool, &prefix).rev().collect());
-            let round = generation(&snapshot.get(&stage.tree, row(group, 0)).unwrap().unwrap());
+            let up = of(snapshot.prefix(&test.pool, &prefix).collect());
+            let down = of(snapshot.prefix(&test.pool, &prefix).rev().collect());
+            let round = generation(&snapshot.get(&test.tree, row(group, 0)).unwrap().unwrap());
             assert_eq!((up, down), (vec![round; GROUP as usize], vec![round; GROUP as usize]));
-            assert_eq!(generation(&snapshot.get(&stage.pool, row(group, GROUP - 1)).unwrap().unwrap()), round);
-            let newest = generation(&stage.pool.get(row(group, 7)).unwrap().expect("a batch replaces it"));
+            assert_eq!(generation(&snapshot.get(&test.pool, row(group, GROUP - 1)).unwrap().unwrap()), round);
+            let newest = generation(&test.pool.get(row(group, 7)).unwrap().expect("a batch replaces it"));
             assert!(round >= *seen && newest >= round, "{newest}, {round}, {seen}");
             *seen = newest;
         };
         thread::scope(|scope| {
             for reader in 0..2 {
-                let (stage, check) = (&stage, &check);
+                let (test, check) = (&test, &check);
                 scope.spawn(move || {
                     let mut seen = [0; 2];
-                    while !stage.stop.load(Ordering::SeqCst) {
+                    while !test.stop.load(Ordering::SeqCst) {
                         (0..2).for_each(|group| check(group, &mut seen[group as usize]));
                         if reader == 0 {
-                            stage.pool.flush().unwrap();
+                            test.pool.flush().unwrap();
                         }
                     }
                 });
             }
-            let stage = &stage;
-            scope.spawn(move || insert_and_remove_until_stopped(stage));
+            let test = &test;
+            scope.spawn(move || insert_and_remove_until_stopped(test));
             let replace = &replace;
             let writers: Vec<_> = (0..2)
                 .map(|group| scope.spawn(move || (2..=rounds() / 8).for_each(|round| replace(group, round))))
                 .collect();
             let results: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
-            stage.stop.store(true, Ordering::SeqCst);
+            test.stop.store(true, Ordering::SeqCst);
             results.into_iter().for_each(|result| result.unwrap());
         });
-        let records = stage.pool.metrics().pool.unwrap().records;
-        assert_eq!(records, stage.pool.len().unwrap());
-        let before: Vec<_> = stage.pool.iter().map(Result::unwrap).collect();
+        let records = test.pool.metrics().pool.unwrap().records;
+        assert_eq!(records, test.pool.len().unwrap());
+        let before: Vec<_> = test.pool.iter().map(Result::unwrap).collect();
         fs.crash(Survival::Everything, 0);
-        drop(stage);
+        drop(test);
         let again = PoolThreadTest::open(config());
         assert!(again.pool.iter().map(Result::unwrap).eq(before));
         again.pool.clear().unwrap();

@@ -838,14 +838,14 @@ struct OtherFlush {
 }
 
 /// Orders by bytes. The first comparison on a worker flushes the partition in `other`.
-fn flushing_comparator(other: &Arc<OtherFlush>, meet: &Arc<AtomicUsize>) -> TestComparator {
-    let (other, meet) = (Arc::clone(other), Arc::clone(meet));
+fn flushing_comparator(other: &Arc<OtherFlush>, running_flushes: &Arc<AtomicUsize>) -> TestComparator {
+    let (other, running_flushes) = (Arc::clone(other), Arc::clone(running_flushes));
     TestComparator::minimal(TestOrder::Bytes).with_hook(move |_, _| {
         if is_worker()
             && let Some(partition) = { other.partition.lock().unwrap().take() }
         {
-            meet.fetch_add(1, Memory::SeqCst);
-            wait_until("both flushes are running", || meet.load(Memory::SeqCst) == 2);
+            running_flushes.fetch_add(1, Memory::SeqCst);
+            wait_until("both flushes are running", || running_flushes.load(Memory::SeqCst) == 2);
             *other.flushed.lock().unwrap() = Some(partition.flush());
         }
     })
@@ -856,12 +856,12 @@ fn flushing_comparator(other: &Arc<OtherFlush>, meet: &Arc<AtomicUsize>) -> Test
 #[test]
 fn comparators_may_not_flush_each_others_work() {
     run_with_timeout("flushing each other", || {
-        let meet = Arc::new(AtomicUsize::new(0));
+        let running_flushes = Arc::new(AtomicUsize::new(0));
         let others: [Arc<OtherFlush>; 2] = Default::default();
         let partitions: Vec<_> = others
             .iter()
             .map(|other| {
-                let comparator = Arc::new(flushing_comparator(other, &meet));
+                let comparator = Arc::new(flushing_comparator(other, &running_flushes));
                 let db = manual_config(MemFs::new()).workers(1).open().unwrap();
                 db.open_partition_with_comparator("p", small_memtable_options(), comparator).unwrap()
             })

@@ -273,24 +273,25 @@ fn reopen_during_reads(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCreateOp
         (db, part)
     };
     let (mut db, part): (Database, Partition) = open();
-    let stage = ConcurrentReaders {
+    let readers = ConcurrentReaders {
         current_partition: RwLock::new(part),
         stop: AtomicBool::new(false),
         reads: AtomicU64::new(0),
     };
     thread::scope(|scope| {
-        let _stopped = StopReadersGuard(&stage);
-        let stage = &stage;
-        let readers: Vec<_> = (0..4).map(|way| scope.spawn(move || stage.read_randomly(way))).collect();
+        let _stopped = StopReadersGuard(&readers);
+        let readers = &readers;
+        let threads: Vec<_> = (0..4).map(|way| scope.spawn(move || readers.read_randomly(way))).collect();
         for round in 0..rounds() {
-            let before = stage.reads.load(Ordering::Relaxed);
-            while stage.reads.load(Ordering::Relaxed) < before + 4 && !readers.iter().any(|reader| reader.is_finished())
+            let before = readers.reads.load(Ordering::Relaxed);
+            while readers.reads.load(Ordering::Relaxed) < before + 4
+                && !threads.iter().any(|thread| thread.is_finished())
             {
                 thread::yield_now();
             }
             let part = match round % 3 {
                 0 => {
-                    let old = stage.current_partition.read().unwrap().clone();
+                    let old = readers.current_partition.read().unwrap().clone();
                     db.delete_partition(old).unwrap();
                     let part = db.open_partition("p", options.clone()).unwrap();
                     fill(&part);
@@ -303,10 +304,10 @@ fn reopen_during_reads(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCreateOp
                     part
                 }
             };
-            *stage.current_partition.write().unwrap() = part;
+            *readers.current_partition.write().unwrap() = part;
         }
     });
-    println!("{} reads", stage.reads.load(Ordering::Relaxed));
+    println!("{} reads", readers.reads.load(Ordering::Relaxed));
 }
 
 #[test]
