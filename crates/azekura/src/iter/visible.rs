@@ -1,8 +1,8 @@
 //! Iterators over the keys that are visible at one sequence number: the newest version of each key, without deleted
 //! keys.
 //!
-//! There is one type for each direction, because the versions of a key come newest first in the forward direction and
-//! oldest first in the backward direction. Each type compares every key that it passes with its bound, including
+//! Each direction has its own steps, because the versions of a key come newest first in the forward direction and
+//! oldest first in the backward direction. The iterator compares every key that it passes with its bound, including
 //! deleted and invisible keys. The work of a step is therefore limited by the bounds.
 
 use std::ops::Bound;
@@ -19,18 +19,15 @@ use crate::iter::range_filter::{seek_before, seek_behind};
 /// After this many hidden versions of one key in a row, the iterator seeks past the rest of them.
 const MAX_SEQUENTIAL_SKIPS: usize = 8;
 
-/// Iterates forward over the keys that are visible at one sequence number.
-pub(crate) struct ForwardVisibleIter<C> {
+/// Iterates over the keys that are visible at one sequence number, [`Forward`] or [`Backward`].
+pub(crate) struct VisibleIter<C, D> {
     inner: C,
     order: KeyOrder,
     snapshot_seqno: SeqNo,
-    /// The last key that was returned or found deleted, whose older versions are skipped. Not set after a record with
-    /// sequence number 0, because no older version follows it.
-    saved_key: Vec<u8>,
-    has_saved_key: bool,
+    state: D,
     /// No key beyond this bound is returned.
-    end: Bound<Vec<u8>>,
-    /// Whether the inner iterator returns visible entries only.
+    limit: Bound<Vec<u8>>,
+    /// Whether the inner iterator returns visible entries only. Then it is at the current entry, and nothing is copied.
     is_resolved: bool,
     valid: bool,
     /// Records that expire at this time or before are hidden as deleted ones are.
@@ -40,17 +37,169 @@ pub(crate) struct ForwardVisibleIter<C> {
     walk: Option<Box<DeadKeyWalk>>,
 }
 
-impl<C: InternalIter> ForwardVisibleIter<C> {
-    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo, end: Bound<Vec<u8>>) -> ForwardVisibleIter<C> {
-        let plain = inner.is_visibility_resolved();
-        ForwardVisibleIter {
+/// A direction, with the state of a [`VisibleIter`] that iterates in it.
+pub(crate) trait Direction: Default {
+    /// The bound at which an iteration begins. It ends at the other one.
+    fn start(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> &Bound<Vec<u8>>;
+
+    /// Whether an iteration that ends at `limit` returns `key`.
+    fn is_within(order: &KeyOrder, limit: &Bound<Vec<u8>>, key: &[u8]) -> bool;
+
+    /// Moves to the first visible key, in this direction, that is at or behind `start`.
+    fn seek<C: InternalIter>(iter: &mut VisibleIter<C, Self>, start: Bound<&[u8]>) -> Result<()>;
+
+    /// Moves to the next visible key in this direction.
+    fn step<C: InternalIter>(iter: &mut VisibleIter<C, Self>) -> Result<()>;
+
+    /// The copy of the current entry; `None` in a direction that copies none.
+    #[inline]
+    fn copied(&self) -> Option<&Backward> {
+        None
+    }
+}
+
+/// Ascending order.
+#[derive(Default)]
+pub(crate) struct Forward {
+    /// The last key that was returned or found deleted, whose older versions are skipped. Not set after a record with
+    /// sequence number 0, because no older version follows it.
+    saved_key: Vec<u8>,
+    has_saved_key: bool,
+}
+
+impl Direction for Forward {
+    fn start(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> &Bound<Vec<u8>> {
+        &bounds.0
+    }
+
+    #[inline]
+    fn is_within(order: &KeyOrder, limit: &Bound<Vec<u8>>, key: &[u8]) -> bool {
+        match limit {
+            Bound::Unbounded => true,
+            Bound::Included(end) => order.cmp(key, end).is_le(),
+            Bound::Excluded(end) => order.cmp(key, end).is_lt(),
+        }
+    }
+
+    fn seek<C: InternalIter>(iter: &mut VisibleIter<C, Forward>, start: Bound<&[u8]>) -> Result<()> {
+        iter.state.has_saved_key = false;
+        iter.valid = false;
+        match start {
+            Bound::Unbounded => iter.inner.seek_to_first()?,
+            Bound::Included(key) => iter.inner.seek(InternalKey::before_versions_of(key))?,
+            Bound::Excluded(key) => {
+                iter.inner.seek(InternalKey::new(key, SeqNo::ZERO))?;
+                iter.state.has_saved_key = true; // the iterator may be at a record with sequence number 0
+                key.clone_into(&mut iter.state.saved_key);
+            }
+        }
+        iter.find_visible()
+    }
+
+    #[inline]
+    fn step<C: InternalIter>(iter: &mut VisibleIter<C, Forward>) -> Result<()> {
+        debug_assert!(iter.valid, "only a valid iterator is moved");
+        iter.valid = false;
+        if iter.is_resolved {
+            let (order, end) = (&iter.order, &iter.limit);
+            iter.valid = iter.inner.next_key()?.is_some_and(|(key, _)| Forward::is_within(order, end, key.user_key));
+            return Ok(());
+        }
+        // Most entries are the only version of their key.
+        let Some((key, kind)) = iter.inner.next_key()? else { return Ok(()) };
+        if kind.is_plain_value()
+            && key.seqno <= iter.snapshot_seqno
+            && Forward::is_within(&iter.order, &iter.limit, key.user_key)
+            && !(iter.state.has_saved_key && iter.order.keys_equal(&iter.state.saved_key, key.user_key))
+        {
+            iter.state.has_saved_key = key.seqno > SeqNo::ZERO;
+            if iter.state.has_saved_key {
+                iter.state.saved_key.clear();
+                iter.state.saved_key.extend_from_slice(key.user_key);
+            }
+            iter.valid = true;
+            return Ok(());
+        }
+        iter.find_visible()
+    }
+}
+
+/// Descending order. The current entry is copied, because the newest visible version of a key is known only after the
+/// inner iterator has passed the key.
+pub(crate) struct Backward {
+    key: Vec<u8>,
+    kind: RecordKind,
+    /// Empty if the value is shared.
+    value: Vec<u8>,
+    shared_value: Option<SharedBytes>,
+}
+
+impl Default for Backward {
+    fn default() -> Backward {
+        Backward { key: Vec::new(), kind: RecordKind::Delete, value: Vec::new(), shared_value: None }
+    }
+}
+
+impl Direction for Backward {
+    fn start(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> &Bound<Vec<u8>> {
+        &bounds.1
+    }
+
+    #[inline]
+    fn is_within(order: &KeyOrder, limit: &Bound<Vec<u8>>, key: &[u8]) -> bool {
+        match limit {
+            Bound::Unbounded => true,
+            Bound::Included(start) => order.cmp(key, start).is_ge(),
+            Bound::Excluded(start) => order.cmp(key, start).is_gt(),
+        }
+    }
+
+    fn seek<C: InternalIter>(iter: &mut VisibleIter<C, Backward>, start: Bound<&[u8]>) -> Result<()> {
+        iter.valid = false;
+        match start {
+            Bound::Unbounded => iter.inner.seek_to_last()?,
+            Bound::Excluded(key) => iter.inner.seek_before(InternalKey::before_versions_of(key))?,
+            Bound::Included(key) => {
+                iter.inner.seek(InternalKey::new(key, SeqNo::ZERO))?;
+                while iter.inner.head().is_some_and(|(at, _)| iter.order.cmp(at.user_key, key).is_eq()) {
+                    iter.inner.next()?;
+                }
+                if iter.inner.valid() {
+                    iter.inner.prev()?;
+                } else {
+                    iter.inner.seek_to_last()?;
+                }
+            }
+        }
+        iter.find_prev_visible()
+    }
+
+    #[inline]
+    fn step<C: InternalIter>(iter: &mut VisibleIter<C, Backward>) -> Result<()> {
+        debug_assert!(iter.valid, "only a valid iterator is moved");
+        iter.valid = false;
+        if iter.is_resolved {
+            iter.inner.prev()?;
+        }
+        iter.find_prev_visible() // the inner iterator is already at the previous key
+    }
+
+    #[inline]
+    fn copied(&self) -> Option<&Backward> {
+        Some(self)
+    }
+}
+
+impl<C: InternalIter, D: Direction> VisibleIter<C, D> {
+    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo, limit: Bound<Vec<u8>>) -> VisibleIter<C, D> {
+        let is_resolved = inner.is_visibility_resolved();
+        VisibleIter {
             inner,
             order,
             snapshot_seqno: at,
-            saved_key: Vec::new(),
-            has_saved_key: false,
-            end,
-            is_resolved: plain,
+            state: D::default(),
+            limit,
+            is_resolved,
             valid: false,
             now_ms: 0,
             dead_ranges: None,
@@ -59,72 +208,70 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
     }
 
     /// Hides the records that have expired at `now_ms`.
-    pub(crate) fn with_time(self, now_ms: u64) -> ForwardVisibleIter<C> {
-        ForwardVisibleIter { now_ms, ..self }
+    pub(crate) fn with_time(self, now_ms: u64) -> VisibleIter<C, D> {
+        VisibleIter { now_ms, ..self }
     }
 
     /// Lets the iterator skip dead ranges, and learn them.
-    pub(crate) fn with_dead_ranges(self, dead_ranges: Option<DeadRangesView>) -> ForwardVisibleIter<C> {
-        ForwardVisibleIter { dead_ranges, ..self }
+    pub(crate) fn with_dead_ranges(self, dead_ranges: Option<DeadRangesView>) -> VisibleIter<C, D> {
+        VisibleIter { dead_ranges, ..self }
     }
 
-    /// Moves to the first visible key at or after `start`.
-    pub(crate) fn seek(&mut self, start: Bound<&[u8]>) -> Result<()> {
-        self.has_saved_key = false;
-        self.valid = false;
-        match start {
-            Bound::Unbounded => self.inner.seek_to_first()?,
-            Bound::Included(key) => self.inner.seek(InternalKey::before_versions_of(key))?,
-            Bound::Excluded(key) => {
-                self.inner.seek(InternalKey::new(key, SeqNo::ZERO))?;
-                self.has_saved_key = true; // the iterator may be at a record with sequence number 0
-                key.clone_into(&mut self.saved_key);
-            }
-        }
-        self.find_visible()
-    }
-
-    /// Moves to the next visible key.
     #[inline]
-    pub(crate) fn next(&mut self) -> Result<()> {
-        debug_assert!(self.valid, "only a valid iterator is moved");
-        self.valid = false;
-        if self.is_resolved {
-            let (order, end) = (&self.order, &self.end);
-            self.valid = self.inner.next_key()?.is_some_and(|(key, _)| is_before_end(order, end, key.user_key));
-            return Ok(());
-        }
-        // Most entries are the only version of their key.
-        let Some((key, kind)) = self.inner.next_key()? else { return Ok(()) };
-        if kind.is_plain_value()
-            && key.seqno <= self.snapshot_seqno
-            && is_before_end(&self.order, &self.end, key.user_key)
-            && !(self.has_saved_key && self.order.keys_equal(&self.saved_key, key.user_key))
-        {
-            self.has_saved_key = key.seqno > SeqNo::ZERO;
-            if self.has_saved_key {
-                self.saved_key.clear();
-                self.saved_key.extend_from_slice(key.user_key);
-            }
-            self.valid = true;
-            return Ok(());
-        }
-        self.find_visible()
+    pub(crate) fn valid(&self) -> bool {
+        self.valid
     }
 
+    #[inline]
+    fn copied(&self) -> Option<&Backward> {
+        self.state.copied().filter(|_| !self.is_resolved)
+    }
+
+    /// The current key. Reads no value.
+    #[inline]
+    pub(crate) fn key(&self) -> &[u8] {
+        debug_assert!(self.valid, "only a valid iterator has a key");
+        match self.copied() {
+            Some(copied) => &copied.key,
+            None => self.inner.head().map_or(&[], |(key, _)| key.user_key),
+        }
+    }
+
+    /// The current key, record kind, and value or blob pointer, as the kind says.
+    #[inline]
+    pub(crate) fn entry(&self) -> (&[u8], RecordKind, &[u8]) {
+        debug_assert!(self.valid, "only a valid iterator has an entry");
+        if let Some(Backward { key, kind, value, shared_value }) = self.copied() {
+            return (key, *kind, shared_value.as_deref().unwrap_or(value));
+        }
+        let entry = self.inner.entry();
+        (entry.user_key, entry.kind, entry.value)
+    }
+
+    /// The current value, if it can be shared without a copy.
+    pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
+        debug_assert!(self.valid, "only a valid iterator has a value");
+        match self.copied() {
+            Some(copied) => copied.shared_value.clone(),
+            None => self.inner.shared_value(),
+        }
+    }
+}
+
+impl<C: InternalIter> VisibleIter<C, Forward> {
     /// Moves to the first visible entry at or after the current one.
     fn find_visible(&mut self) -> Result<()> {
         let mut skips = 0;
         loop {
             let Some((key, kind)) = self.inner.head() else { return Ok(()) };
-            let known = self.has_saved_key && self.order.keys_equal(&self.saved_key, key.user_key);
-            if !known && !is_before_end(&self.order, &self.end, key.user_key) {
+            let known = self.state.has_saved_key && self.order.keys_equal(&self.state.saved_key, key.user_key);
+            if !known && !Forward::is_within(&self.order, &self.limit, key.user_key) {
                 return Ok(());
             }
             if !known && key.seqno <= self.snapshot_seqno {
-                self.has_saved_key = key.seqno > SeqNo::ZERO;
-                if self.has_saved_key {
-                    key.user_key.clone_into(&mut self.saved_key);
+                self.state.has_saved_key = key.seqno > SeqNo::ZERO;
+                if self.state.has_saved_key {
+                    key.user_key.clone_into(&mut self.state.saved_key);
                 }
                 if kind.is_plain_value() || is_unexpired(&self.inner, kind, self.now_ms)? {
                     self.valid = true;
@@ -139,7 +286,7 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
             if known && skips > MAX_SEQUENTIAL_SKIPS {
                 skips = 0;
                 if key.seqno > SeqNo::ZERO {
-                    self.inner.seek(InternalKey::new(&self.saved_key, SeqNo::ZERO))?;
+                    self.inner.seek(InternalKey::new(&self.state.saved_key, SeqNo::ZERO))?;
                     continue;
                 }
             }
@@ -147,9 +294,10 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
         }
     }
 
-    /// As [`find_visible`](ForwardVisibleIter::find_visible), from a tombstone: skips dead ranges and learns them.
+    /// As [`find_visible`](VisibleIter::find_visible), from a tombstone: skips dead ranges and learns them.
     fn pass_deleted_keys(&mut self) -> Result<()> {
-        let ForwardVisibleIter { inner, order, snapshot_seqno: at, saved_key, has_saved_key, end, now_ms, .. } = self;
+        let VisibleIter { inner, order, snapshot_seqno: at, limit: end, now_ms, .. } = self;
+        let Forward { saved_key, has_saved_key } = &mut self.state;
         let moment = (*at, *now_ms);
         let Some(walk) = DeadKeyWalk::begin(&mut self.walk, &self.dead_ranges, order, MergeDirection::Forward, moment)
         else {
@@ -163,7 +311,7 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
                 return Ok(());
             };
             let known = *has_saved_key && order.keys_equal(saved_key, key.user_key);
-            if !known && !is_before_end(order, end, key.user_key) {
+            if !known && !Forward::is_within(order, end, key.user_key) {
                 walk.finish_at_bound(end.as_ref());
                 return Ok(());
             }
@@ -207,7 +355,7 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
         }
     }
 
-    /// Whether [`next_ref`](ForwardVisibleIter::next_ref) may be called.
+    /// Whether [`next_ref`](VisibleIter::next_ref) may be called.
     #[inline]
     pub(crate) fn has_next_ref(&self) -> bool {
         self.is_resolved && self.valid
@@ -218,124 +366,14 @@ impl<C: InternalIter> ForwardVisibleIter<C> {
     pub(crate) fn next_ref(&mut self) -> Result<Option<EntryRef<'_>>> {
         debug_assert!(self.has_next_ref(), "only a valid iterator that resolves visibility is moved by reference");
         self.valid = false;
-        let (order, end) = (&self.order, &self.end);
-        let entry = self.inner.next_ref()?.filter(|entry| is_before_end(order, end, entry.user_key));
+        let (order, end) = (&self.order, &self.limit);
+        let entry = self.inner.next_ref()?.filter(|entry| Forward::is_within(order, end, entry.user_key));
         self.valid = entry.is_some();
         Ok(entry)
     }
-
-    #[inline]
-    pub(crate) fn valid(&self) -> bool {
-        self.valid
-    }
-
-    /// The current entry, with its value or a blob pointer, as the kind says.
-    #[inline]
-    pub(crate) fn entry(&self) -> EntryRef<'_> {
-        debug_assert!(self.valid, "only a valid iterator has an entry");
-        self.inner.entry()
-    }
-
-    /// The current key. Reads no value.
-    #[inline]
-    pub(crate) fn key(&self) -> &[u8] {
-        debug_assert!(self.valid, "only a valid iterator has a key");
-        self.inner.head().map_or(&[], |(key, _)| key.user_key)
-    }
-
-    /// The current value, if it can be shared without a copy.
-    pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
-        debug_assert!(self.valid, "only a valid iterator has a value");
-        self.inner.shared_value()
-    }
 }
 
-/// Iterates backward over the keys that are visible at one sequence number.
-pub(crate) struct BackwardVisibleIter<C> {
-    inner: C,
-    order: KeyOrder,
-    snapshot_seqno: SeqNo,
-    key: Vec<u8>,
-    /// The current value, copied unless it is shared, because the newest visible version of a key is known only after
-    /// the inner iterator has passed the key.
-    value: Vec<u8>,
-    shared_value: Option<SharedBytes>,
-    kind: RecordKind,
-    /// No key before this bound is returned.
-    start: Bound<Vec<u8>>,
-    /// Whether the inner iterator returns visible entries only. Then nothing is copied, and the inner iterator is at
-    /// the current entry.
-    is_resolved: bool,
-    valid: bool,
-    /// Records that expire at this time or before are hidden as deleted ones are.
-    now_ms: u64,
-    dead_ranges: Option<DeadRangesView>,
-    /// Made at the first deleted key.
-    walk: Option<Box<DeadKeyWalk>>,
-}
-
-impl<C: InternalIter> BackwardVisibleIter<C> {
-    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo, start: Bound<Vec<u8>>) -> BackwardVisibleIter<C> {
-        let (key, value, plain) = (Vec::new(), Vec::new(), inner.is_visibility_resolved());
-        let (shared, kind, valid) = (None, RecordKind::Delete, false);
-        BackwardVisibleIter {
-            inner,
-            order,
-            snapshot_seqno: at,
-            key,
-            value,
-            shared_value: shared,
-            kind,
-            start,
-            is_resolved: plain,
-            valid,
-            now_ms: 0,
-            dead_ranges: None,
-            walk: None,
-        }
-    }
-
-    /// Hides the records that have expired at `now_ms`.
-    pub(crate) fn with_time(self, now_ms: u64) -> BackwardVisibleIter<C> {
-        BackwardVisibleIter { now_ms, ..self }
-    }
-
-    /// Lets the iterator skip dead ranges, and learn them.
-    pub(crate) fn with_dead_ranges(self, dead_ranges: Option<DeadRangesView>) -> BackwardVisibleIter<C> {
-        BackwardVisibleIter { dead_ranges, ..self }
-    }
-
-    /// Moves to the last visible key up to `end`.
-    pub(crate) fn seek(&mut self, end: Bound<&[u8]>) -> Result<()> {
-        self.valid = false;
-        match end {
-            Bound::Unbounded => self.inner.seek_to_last()?,
-            Bound::Excluded(key) => self.inner.seek_before(InternalKey::before_versions_of(key))?,
-            Bound::Included(key) => {
-                self.inner.seek(InternalKey::new(key, SeqNo::ZERO))?;
-                while self.inner.head().is_some_and(|(at, _)| self.order.cmp(at.user_key, key).is_eq()) {
-                    self.inner.next()?;
-                }
-                if self.inner.valid() {
-                    self.inner.prev()?;
-                } else {
-                    self.inner.seek_to_last()?;
-                }
-            }
-        }
-        self.find_prev_visible()
-    }
-
-    /// Moves to the previous visible key.
-    pub(crate) fn prev(&mut self) -> Result<()> {
-        debug_assert!(self.valid, "only a valid iterator is moved");
-        self.valid = false;
-        if self.is_resolved {
-            self.inner.prev()?;
-        }
-        self.find_prev_visible() // the inner iterator is already at the previous key
-    }
-
+impl<C: InternalIter> VisibleIter<C, Backward> {
     /// Reads all versions of one key after another, until a key has a visible value.
     fn find_prev_visible(&mut self) -> Result<()> {
         let mut walk = self.walk.take();
@@ -351,10 +389,10 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
         self.valid = false;
         let mut has_begun = false;
         loop {
-            let head = self.inner.head().filter(|(key, _)| is_after_start(&self.order, &self.start, key.user_key));
+            let head = self.inner.head().filter(|(key, _)| Backward::is_within(&self.order, &self.limit, key.user_key));
             let Some((key, _)) = head else {
                 if let Some(walk) = walk.as_mut() {
-                    walk.finish_at_bound(self.start.as_ref());
+                    walk.finish_at_bound(self.limit.as_ref());
                 }
                 return Ok(());
             };
@@ -362,11 +400,11 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
                 self.valid = true;
                 return Ok(());
             }
-            self.key.clear();
-            self.key.extend_from_slice(key.user_key);
+            self.state.key.clear();
+            self.state.key.extend_from_slice(key.user_key);
             let (mut is_deleted, mut has_expired, mut has_newer_value) = (false, false, false);
             while let Some(entry) = self.inner.current() {
-                if !self.order.keys_equal(entry.user_key, &self.key) {
+                if !self.order.keys_equal(entry.user_key, &self.state.key) {
                     break;
                 }
                 if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching()) {
@@ -377,20 +415,20 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
                     self.valid = entry.kind.is_plain_value() || is_unexpired(&self.inner, entry.kind, self.now_ms)?;
                     is_deleted = !self.valid;
                     has_expired = is_deleted && entry.kind.is_value();
-                    self.kind = entry.kind;
-                    self.key.clear();
-                    self.key.extend_from_slice(entry.user_key);
-                    self.value.clear();
-                    self.shared_value =
+                    self.state.kind = entry.kind;
+                    self.state.key.clear();
+                    self.state.key.extend_from_slice(entry.user_key);
+                    self.state.value.clear();
+                    self.state.shared_value =
                         if entry.value.len() >= SHARED_LEN_MIN { self.inner.shared_value() } else { None };
-                    if self.shared_value.is_none() {
-                        self.value.extend_from_slice(entry.value);
+                    if self.state.shared_value.is_none() {
+                        self.state.value.extend_from_slice(entry.value);
                     }
                 }
                 self.inner.prev()?;
             }
             if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching() && (self.valid || has_newer_value)) {
-                walk.finish(KeyBoundary::After(self.key.as_slice().into()));
+                walk.finish(KeyBoundary::After(self.state.key.as_slice().into()));
             }
             if self.valid {
                 return Ok(());
@@ -405,35 +443,10 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
             if has_expired && let Some(walk) = walk.as_mut() {
                 walk.note_expired();
             }
-            if let Some(DeadKeyStep::SeekPast(boundary)) = walk.as_mut().map(|walk| walk.pass(&self.key)) {
+            if let Some(DeadKeyStep::SeekPast(boundary)) = walk.as_mut().map(|walk| walk.pass(&self.state.key)) {
                 seek_before(&mut self.inner, &boundary, &self.order)?;
             }
         }
-    }
-
-    pub(crate) fn valid(&self) -> bool {
-        self.valid
-    }
-
-    pub(crate) fn key(&self) -> &[u8] {
-        debug_assert!(self.valid, "only a valid iterator has a key");
-        if self.is_resolved { self.inner.head().map_or(&[], |(key, _)| key.user_key) } else { &self.key }
-    }
-
-    /// The value, or a blob pointer, as the kind says.
-    pub(crate) fn value(&self) -> (RecordKind, &[u8]) {
-        debug_assert!(self.valid, "only a valid iterator has a value");
-        if self.is_resolved {
-            let entry = self.inner.entry();
-            return (entry.kind, entry.value);
-        }
-        (self.kind, self.shared_value.as_deref().unwrap_or(&self.value))
-    }
-
-    /// The current value, if it can be shared without a copy.
-    pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
-        debug_assert!(self.valid, "only a valid iterator has a value");
-        if self.is_resolved { self.inner.shared_value() } else { self.shared_value.clone() }
     }
 }
 
@@ -441,26 +454,6 @@ impl<C: InternalIter> BackwardVisibleIter<C> {
 #[cold]
 fn is_unexpired(inner: &impl InternalIter, kind: RecordKind, now_ms: u64) -> Result<bool> {
     Ok(kind.is_value() && split_expiry(kind, inner.entry().value)?.0 > now_ms)
-}
-
-/// Whether `key` is before the end of a forward iteration.
-#[inline]
-pub(crate) fn is_before_end(order: &KeyOrder, end: &Bound<Vec<u8>>, key: &[u8]) -> bool {
-    match end {
-        Bound::Unbounded => true,
-        Bound::Included(end) => order.cmp(key, end).is_le(),
-        Bound::Excluded(end) => order.cmp(key, end).is_lt(),
-    }
-}
-
-/// Whether `key` is after the start of a backward iteration.
-#[inline]
-pub(crate) fn is_after_start(order: &KeyOrder, start: &Bound<Vec<u8>>, key: &[u8]) -> bool {
-    match start {
-        Bound::Unbounded => true,
-        Bound::Included(start) => order.cmp(key, start).is_ge(),
-        Bound::Excluded(start) => order.cmp(key, start).is_gt(),
-    }
 }
 
 #[cfg(test)]
@@ -495,10 +488,22 @@ mod tests {
     }
 
     /// The value, whose kind is that of its version.
-    fn shown((kind, value): (RecordKind, &[u8])) -> Vec<u8> {
+    fn shown(kind: RecordKind, value: &[u8]) -> Vec<u8> {
         let seqno: u64 = std::str::from_utf8(value).unwrap().parse().unwrap();
         assert_eq!(kind == RecordKind::BlobPointer, seqno.is_multiple_of(2));
         value.to_vec()
+    }
+
+    fn entries_from<D: Direction>(mut iter: VisibleIter<VecIter, D>, start: Bound<&[u8]>) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut seen = Vec::new();
+        D::seek(&mut iter, start).unwrap();
+        while iter.valid() {
+            let (key, kind, value) = iter.entry();
+            assert_eq!(key, iter.key());
+            seen.push((key.to_vec(), shown(kind, value)));
+            D::step(&mut iter).unwrap();
+        }
+        seen
     }
 
     #[test]
@@ -510,19 +515,10 @@ mod tests {
             for letter in b'`'..=b'i' {
                 let key = [letter];
                 for bound in [Bound::Unbounded, Bound::Included(&key[..]), Bound::Excluded(&key[..])] {
-                    let mut up = ForwardVisibleIter::new(
-                        VecIter::new(order.clone(), entries.clone()),
-                        order.clone(),
-                        SeqNo(at as u64),
-                        Bound::Unbounded,
-                    );
-                    let mut seen = Vec::new();
-                    up.seek(bound).unwrap();
-                    while up.valid() {
-                        let entry = up.entry();
-                        seen.push((entry.user_key.to_vec(), shown((entry.kind, entry.value))));
-                        up.next().unwrap();
-                    }
+                    let iter = || VecIter::new(order.clone(), entries.clone());
+                    let at = SeqNo(at as u64);
+                    let up = VisibleIter::<_, Forward>::new(iter(), order.clone(), at, Bound::Unbounded);
+                    let seen = entries_from(up, bound);
                     let above = |k: &Vec<u8>| match bound {
                         Bound::Unbounded => true,
                         Bound::Included(b) => k.as_slice() >= b,
@@ -530,18 +526,8 @@ mod tests {
                     };
                     assert_eq!(seen, all.iter().filter(|(k, _)| above(k)).cloned().collect::<Vec<_>>());
 
-                    let mut down = BackwardVisibleIter::new(
-                        VecIter::new(order.clone(), entries.clone()),
-                        order.clone(),
-                        SeqNo(at as u64),
-                        Bound::Unbounded,
-                    );
-                    seen.clear();
-                    down.seek(bound).unwrap();
-                    while down.valid() {
-                        seen.push((down.key().to_vec(), shown(down.value())));
-                        down.prev().unwrap();
-                    }
+                    let down = VisibleIter::<_, Backward>::new(iter(), order.clone(), at, Bound::Unbounded);
+                    let seen = entries_from(down, bound);
                     let below = |k: &Vec<u8>| match bound {
                         Bound::Unbounded => true,
                         Bound::Included(b) => k.as_slice() <= b,
@@ -560,18 +546,13 @@ mod tests {
             (b"a".to_vec(), SeqNo::ZERO, RecordKind::Put, vec![1]),
             (b"b".to_vec(), SeqNo::ZERO, RecordKind::Put, vec![2]),
         ];
-        let mut up = ForwardVisibleIter::new(
-            VecIter::new(order.clone(), entries.clone()),
-            order.clone(),
-            SeqNo(9),
-            Bound::Unbounded,
-        );
-        up.seek(Bound::Excluded(b"a")).unwrap();
-        assert_eq!(up.entry().user_key, b"b");
-        let mut down =
-            BackwardVisibleIter::new(VecIter::new(order.clone(), entries), order, SeqNo(9), Bound::Unbounded);
-        down.seek(Bound::Included(b"a")).unwrap();
-        assert_eq!(down.value(), (RecordKind::Put, &[1][..]));
+        let iter = || VecIter::new(order.clone(), entries.clone());
+        let mut up = VisibleIter::<_, Forward>::new(iter(), order.clone(), SeqNo(9), Bound::Unbounded);
+        Forward::seek(&mut up, Bound::Excluded(b"a")).unwrap();
+        assert_eq!(up.key(), b"b");
+        let mut down = VisibleIter::<_, Backward>::new(iter(), order.clone(), SeqNo(9), Bound::Unbounded);
+        Backward::seek(&mut down, Bound::Included(b"a")).unwrap();
+        assert_eq!(down.entry(), (&b"a"[..], RecordKind::Put, &[1][..]));
     }
 
     /// Counts the entries that the inner iterator returns.
@@ -619,13 +600,13 @@ mod tests {
             let entries: Vec<Entry> = (1_000..2_000).map(version).collect();
             let inner = || Counting(VecIter::new(KeyOrder::bytewise(), entries.clone()), 0);
             for end in [Bound::Included(key(999)), Bound::Excluded(key(1_000))] {
-                let mut up = ForwardVisibleIter::new(inner(), KeyOrder::bytewise(), SeqNo(9), end);
-                up.seek(Bound::Included(&key(5))).unwrap();
+                let mut up = VisibleIter::<_, Forward>::new(inner(), KeyOrder::bytewise(), SeqNo(9), end);
+                Forward::seek(&mut up, Bound::Included(&key(5))).unwrap();
                 assert!(!up.valid() && up.inner.1 <= 1, "{} steps", up.inner.1);
             }
             for start in [Bound::Included(key(2_001)), Bound::Excluded(key(2_000))] {
-                let mut down = BackwardVisibleIter::new(inner(), KeyOrder::bytewise(), SeqNo(9), start);
-                down.seek(Bound::Included(&key(3_000))).unwrap();
+                let mut down = VisibleIter::<_, Backward>::new(inner(), KeyOrder::bytewise(), SeqNo(9), start);
+                Backward::seek(&mut down, Bound::Included(&key(3_000))).unwrap();
                 assert!(!down.valid() && down.inner.1 <= 1, "{} steps", down.inner.1);
             }
         }

@@ -11,7 +11,7 @@ use crate::base::shared_bytes::SharedBytes;
 use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{BlobResolver, KeyBounds, ReadMoment};
 use crate::iter::InternalIter;
-use crate::iter::visible::{is_after_start, is_before_end};
+use crate::iter::visible::{Backward, Direction, Forward};
 use crate::lsm::read::{SuperVersion, missing_blob_file_error};
 use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::HasTableMeta;
@@ -190,8 +190,8 @@ impl MergedValuesIter {
         self.inner.head().is_some_and(|(key, kind)| {
             kind == RecordKind::Merge
                 && key.seqno <= self.at.seqno
-                && is_after_start(&self.order, &self.bounds.0, key.user_key)
-                && is_before_end(&self.order, &self.bounds.1, key.user_key)
+                && Backward::is_within(&self.order, &self.bounds.0, key.user_key)
+                && Forward::is_within(&self.order, &self.bounds.1, key.user_key)
         })
     }
 

@@ -13,7 +13,7 @@ use crate::db::iter::entry::{Entry, EntryValue, UnreadBlob};
 use crate::db::state::scanned_range::OwnedRange;
 use crate::engine::{self, EngineView, ReadMoment, SnapshotGuard};
 use crate::iter::InternalIter;
-use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter, is_after_start, is_before_end};
+use crate::iter::visible::{Backward, Direction, Forward, VisibleIter};
 use crate::mem::slice::Slice;
 use crate::tree::partition_tree::PartitionTree;
 
@@ -38,9 +38,6 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> OwnedBounds {
     (Bound::Included(prefix.to_vec()), Bound::Unbounded)
 }
 
-/// Panic message of a read at an end that has no current entry.
-const STEPPED: &str = "the last step of this end returned true";
-
 /// One of the two ends of an iterator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum IterEnd {
@@ -59,33 +56,212 @@ enum IterPhase {
     Failed,
 }
 
-type FrontIter = Option<ForwardVisibleIter<Box<dyn InternalIter>>>;
-type BackIter = Option<BackwardVisibleIter<Box<dyn InternalIter>>>;
+/// What the ends of an iterator read.
+struct IterSource {
+    view: Arc<dyn EngineView>,
+    order: KeyOrder,
+    bounds: OwnedBounds,
+    /// Entries with higher sequence numbers are not visible.
+    read_at: ReadMoment,
+}
+
+impl IterSource {
+    /// Whether no key is within the bounds.
+    fn is_empty(&self) -> bool {
+        match (&self.bounds.0, &self.bounds.1) {
+            (Bound::Included(low), Bound::Included(high)) => self.order.cmp(low, high).is_gt(),
+            (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
+                self.order.cmp(low, high).is_ge()
+            }
+            _ => false,
+        }
+    }
+}
+
+type EndIter<D> = VisibleIter<Box<dyn InternalIter>, D>;
+
+/// The state of an end that moves in the direction `D`.
+struct EndState<D> {
+    /// Created at the first step.
+    iter: Option<EndIter<D>>,
+    /// Excludes the last key that the end returned; set once both ends are in use.
+    passed: Bound<Vec<u8>>,
+    /// Where the next step seeks to, instead of moving on from the current entry.
+    target: Option<Bound<Vec<u8>>>,
+}
+
+impl<D: Direction> EndState<D> {
+    fn new() -> EndState<D> {
+        EndState { iter: None, passed: Bound::Unbounded, target: None }
+    }
+
+    fn iter(&self) -> &EndIter<D> {
+        self.iter.as_ref().expect("the last step of this end returned true")
+    }
+
+    /// Records the current key, because the other end is used next. An end that is the only one in use does not record
+    /// its keys.
+    fn record_key(&mut self) {
+        if let Some(iter) = self.iter.as_ref().filter(|iter| iter.valid() && self.target.is_none()) {
+            exclude(&mut self.passed, iter.key());
+        }
+    }
+
+    /// Makes the next step seek to `key`, or to the bound if `key` is beyond it.
+    fn seek<O: Direction>(&mut self, other: &mut EndState<O>, source: &IterSource, key: &[u8]) {
+        other.record_key();
+        let start = D::start(&source.bounds);
+        let is_inside = O::is_within(&source.order, start, key);
+        self.target = Some(if is_inside { Bound::Included(key.to_vec()) } else { start.clone() });
+        self.passed = Bound::Unbounded;
+    }
+
+    /// Moves to the first entry, to the target, or to the next entry if that is before the other end.
+    fn step<O: Direction>(&mut self, other: &mut EndState<O>, source: &IterSource) -> Result<bool> {
+        if other.target.is_none() && other.iter.as_ref().is_some_and(|other| !other.valid()) {
+            return Ok(false); // the other end has passed every key
+        }
+        if self.iter.is_none() {
+            other.record_key();
+        }
+        let iter = match (&mut self.iter, &self.target) {
+            (Some(iter), None) => {
+                if !iter.valid() {
+                    return Ok(false);
+                }
+                D::step(iter)?;
+                iter
+            }
+            (iter, target) => {
+                let IterSource { view, order, bounds, read_at } = source;
+                let (start, limit) = (D::start(bounds), O::start(bounds));
+                let target = target.as_ref().unwrap_or(start);
+                if let Bound::Included(key) | Bound::Excluded(key) = target
+                    && !D::is_within(order, limit, key)
+                {
+                    return Ok(false); // the target remains
+                }
+                let iter = match iter {
+                    Some(iter) => iter,
+                    None => {
+                        let inner = view.iter(*read_at, (bounds.0.as_ref(), bounds.1.as_ref()))?;
+                        let new = VisibleIter::new(inner, order.clone(), read_at.seqno, limit.clone());
+                        iter.insert(new.with_time(read_at.now_ms).with_dead_ranges(view.dead_ranges()))
+                    }
+                };
+                D::seek(iter, target.as_ref().map(Vec::as_slice))?;
+                if iter.valid() {
+                    self.target = None;
+                }
+                iter
+            }
+        };
+        if !iter.valid() {
+            return Ok(false);
+        }
+        if other.iter.is_none() && other.target.is_none() {
+            return Ok(true);
+        }
+        let is_before = |limit| D::is_within(&source.order, limit, iter.key());
+        if !other.target.as_ref().is_none_or(is_before) || !is_before(&other.passed) {
+            self.target = Some(Bound::Included(iter.key().to_vec()));
+            return Ok(false);
+        }
+        exclude(&mut self.passed, iter.key());
+        Ok(true)
+    }
+}
+
+/// The ends of an iterator.
+struct IterEnds {
+    front: EndState<Forward>,
+    back: EndState<Backward>,
+    /// Whether an end was ever sought.
+    has_sought: bool,
+}
+
+impl IterEnds {
+    fn new() -> IterEnds {
+        IterEnds { front: EndState::new(), back: EndState::new(), has_sought: false }
+    }
+
+    fn seek(&mut self, end: IterEnd, source: &IterSource, key: &[u8]) {
+        self.has_sought = true;
+        match end {
+            IterEnd::Front => self.front.seek(&mut self.back, source, key),
+            IterEnd::Back => self.back.seek(&mut self.front, source, key),
+        }
+    }
+
+    #[inline]
+    fn step(&mut self, end: IterEnd, source: &IterSource) -> Result<bool> {
+        match (end, &mut self.front.iter) {
+            (IterEnd::Front, Some(front)) if self.back.iter.is_none() && !self.has_sought => {
+                Forward::step(front)?;
+                Ok(front.valid())
+            }
+            (IterEnd::Front, _) => self.front.step(&mut self.back, source),
+            (IterEnd::Back, _) => self.back.step(&mut self.front, source),
+        }
+    }
+
+    fn key(&self, end: IterEnd) -> &[u8] {
+        match end {
+            IterEnd::Front => self.front.iter().key(),
+            IterEnd::Back => self.back.iter().key(),
+        }
+    }
+
+    /// Key, record kind, and value or blob pointer at an end. The value may begin with an expiry time.
+    #[inline(always)]
+    fn encoded_entry(&self, end: IterEnd) -> (&[u8], RecordKind, &[u8]) {
+        match end {
+            IterEnd::Front => self.front.iter().entry(),
+            IterEnd::Back => self.back.iter().entry(),
+        }
+    }
+
+    /// Key, record kind, and value or blob pointer at an end, without an expiry time.
+    #[inline(always)]
+    fn entry(&self, end: IterEnd) -> (&[u8], RecordKind, &[u8]) {
+        match self.encoded_entry(end) {
+            entry @ (_, RecordKind::Put, _) => entry,
+            (key, kind, value) => without_expiry(key, kind, value),
+        }
+    }
+
+    /// The expiry time of the entry at an end.
+    fn expiry(&self, end: IterEnd) -> Option<u64> {
+        let (_, kind, value) = self.encoded_entry(end);
+        // The iterator has checked the expiry time.
+        split_expiry(kind, value).ok().map(|(expires_ms, ..)| expires_ms).filter(|&expires_ms| expires_ms < NEVER_MS)
+    }
+
+    /// Returns `bytes`, the value at an end: shares the bytes of the block if the value has at least
+    /// [`SHARED_LEN_MIN`] bytes and the iterator can share it, else copies it.
+    fn to_slice(&self, end: IterEnd, bytes: &[u8]) -> Slice {
+        let shared = match end {
+            _ if bytes.len() < SHARED_LEN_MIN => None,
+            IterEnd::Front => self.front.iter().shared_value(),
+            IterEnd::Back => self.back.iter().shared_value(),
+        };
+        // The shared bytes may begin with an expiry time.
+        let value = |shared: SharedBytes| shared.subrange(shared.len() - bytes.len()..shared.len());
+        shared.map_or_else(|| Slice::from(bytes), |shared| Slice::from(value(shared)))
+    }
+}
 
 /// A double-ended iterator: a forward and a backward internal iterator over one tree view, each created at its first
 /// step. Blob values are read on request.
 pub(crate) struct DbIter {
-    view: Arc<dyn EngineView>,
+    source: IterSource,
     /// Created when the first blob value is read.
     blob_resolver: Option<Box<dyn engine::BlobResolver>>,
     /// The blob value that was returned by reference last.
     last_blob_value: Slice,
-    order: KeyOrder,
-    bounds: OwnedBounds,
     /// Keeps the versions that the iterator reads.
     _snapshot: SnapshotGuard,
-    /// Entries with higher sequence numbers are not visible.
-    read_at: ReadMoment,
-    pub(super) front: FrontIter,
-    pub(super) back: BackIter,
-    /// The last key returned by each end; set once both ends are in use.
-    front_key: Option<Vec<u8>>,
-    back_key: Option<Vec<u8>>,
-    /// Where the next step of each end seeks to, instead of moving on from the current entry.
-    front_target: Option<Bound<Vec<u8>>>,
-    back_target: Option<Bound<Vec<u8>>>,
-    /// Whether an end was ever sought.
-    has_sought: bool,
+    ends: IterEnds,
     phase: IterPhase,
     /// Keeps the database open, so that its files remain. Must be the last field, because closing removes the
     /// obsolete tables that only this iterator held.
@@ -96,8 +272,8 @@ impl Drop for DbIter {
     /// In a forked child, keeps what would take locks when it is dropped, because the child may wait forever for them.
     fn drop(&mut self) {
         if self.handle.inner.is_forked() {
-            std::mem::forget((self.front.take(), self.back.take(), self.blob_resolver.take()));
-            std::mem::forget((Arc::clone(&self.view), std::mem::take(&mut self.last_blob_value)));
+            std::mem::forget((std::mem::replace(&mut self.ends, IterEnds::new()), self.blob_resolver.take()));
+            std::mem::forget((Arc::clone(&self.source.view), std::mem::take(&mut self.last_blob_value)));
         }
     }
 }
@@ -123,36 +299,17 @@ impl DbIter {
         read_at: ReadMoment,
     ) -> DbIter {
         debug_assert!(read_at.seqno >= snapshot.seqno(), "the iterator sees everything that its snapshot sees");
+        let source = IterSource { view, order, bounds, read_at };
         // An empty or reversed range has no entries; it is not an error.
-        let is_empty = DbIter::is_range_empty(&order, &bounds);
+        let phase = if source.is_empty() { IterPhase::Ended } else { IterPhase::Running };
         DbIter {
-            view,
+            source,
             blob_resolver: None,
             last_blob_value: Slice::new(),
-            order,
-            bounds,
             _snapshot: snapshot,
-            read_at,
-            front: None,
-            back: None,
-            front_key: None,
-            back_key: None,
-            front_target: None,
-            back_target: None,
-            has_sought: false,
-            phase: if is_empty { IterPhase::Ended } else { IterPhase::Running },
+            ends: IterEnds::new(),
+            phase,
             handle,
-        }
-    }
-
-    /// Whether no key is within the bounds.
-    fn is_range_empty(order: &KeyOrder, bounds: &OwnedBounds) -> bool {
-        match (&bounds.0, &bounds.1) {
-            (Bound::Included(low), Bound::Included(high)) => order.cmp(low, high).is_gt(),
-            (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
-                order.cmp(low, high).is_ge()
-            }
-            _ => false,
         }
     }
 
@@ -164,33 +321,13 @@ impl DbIter {
     /// Sets the position of an end. The next step of that end returns the first entry at or after `key`, or for the
     /// back the last one at or before it.
     pub(crate) fn seek(&mut self, end: IterEnd, key: &[u8]) {
-        if DbIter::is_range_empty(&self.order, &self.bounds) {
+        if self.source.is_empty() {
             return;
         }
         if std::mem::replace(&mut self.phase, IterPhase::Failed) == IterPhase::Failed {
-            (self.front, self.front_key, self.front_target) = (None, None, None);
-            (self.back, self.back_key, self.back_target) = (None, None, None);
+            self.ends = IterEnds::new();
         }
-        let (start, stop) = &self.bounds;
-        self.has_sought = true;
-        match end {
-            IterEnd::Front => {
-                if let Some(back) = self.back.as_ref().filter(|back| back.valid() && self.back_target.is_none()) {
-                    copy_key_to(&mut self.back_key, back.key());
-                }
-                let inside = is_after_start(&self.order, start, key);
-                self.front_target = Some(if inside { Bound::Included(key.to_vec()) } else { start.clone() });
-                self.front_key = None;
-            }
-            IterEnd::Back => {
-                if let Some(front) = self.front.as_ref().filter(|front| front.valid() && self.front_target.is_none()) {
-                    copy_key_to(&mut self.front_key, front.key());
-                }
-                let inside = is_before_end(&self.order, stop, key);
-                self.back_target = Some(if inside { Bound::Included(key.to_vec()) } else { stop.clone() });
-                self.back_key = None;
-            }
-        }
+        self.ends.seek(end, &self.source, key);
         self.phase = IterPhase::Running;
     }
 
@@ -200,10 +337,7 @@ impl DbIter {
             return Ok(false);
         }
         self.phase = IterPhase::Failed;
-        let stepped = self.handle.inner.check_open().and_then(|()| match end {
-            IterEnd::Front => self.step_front(),
-            IterEnd::Back => self.step_back(),
-        });
+        let stepped = self.handle.inner.check_open().and_then(|()| self.ends.step(end, &self.source));
         // Without `check_read`, because a result that is borrowed is stored and loaded again.
         match stepped {
             Ok(true) if self.handle.inner.is_open_after_read() => {
@@ -222,157 +356,25 @@ impl DbIter {
         stepped
     }
 
-    #[inline]
-    fn step_front(&mut self) -> Result<bool> {
-        match &mut self.front {
-            Some(front) if self.back.is_none() && !self.has_sought => {
-                front.next()?;
-                Ok(front.valid())
-            }
-            _ => self.step_front_to_back(),
-        }
-    }
-
-    /// Moves the front to its first entry, to its target, or to its next entry if that is before the back.
-    fn step_front_to_back(&mut self) -> Result<bool> {
-        if self.back_target.is_none() && self.back.as_ref().is_some_and(|back| !back.valid()) {
-            return Ok(false); // the back has passed every key
-        }
-        if self.front.is_none() {
-            // The back has recorded no key while it was the only end in use.
-            if let Some(back) = self.back.as_ref().filter(|back| back.valid() && self.back_target.is_none()) {
-                copy_key_to(&mut self.back_key, back.key());
-            }
-        }
-        let front = match (&mut self.front, &self.front_target) {
-            (Some(front), None) => {
-                if !front.valid() {
-                    return Ok(false);
-                }
-                front.next()?;
-                front
-            }
-            (front, target) => {
-                let (at, (start, end)) = (self.read_at, &self.bounds);
-                let target = target.as_ref().unwrap_or(start);
-                if let Bound::Included(key) | Bound::Excluded(key) = target
-                    && !is_before_end(&self.order, end, key)
-                {
-                    return Ok(false); // the target remains
-                }
-                let front = match front {
-                    Some(front) => front,
-                    None => {
-                        let inner = self.view.iter(at, (start.as_ref(), end.as_ref()))?;
-                        let iter = ForwardVisibleIter::new(inner, self.order.clone(), at.seqno, end.clone());
-                        front.insert(iter.with_time(at.now_ms).with_dead_ranges(self.view.dead_ranges()))
-                    }
-                };
-                front.seek(target.as_ref().map(Vec::as_slice))?;
-                if front.valid() {
-                    self.front_target = None;
-                }
-                front
-            }
-        };
-        if !front.valid() {
-            return Ok(false);
-        }
-        if self.back.is_none() && self.back_target.is_none() {
-            return Ok(true);
-        }
-        let key = front.key();
-        let is_behind_back = self.back_target.as_ref().is_some_and(|back| !is_before_end(&self.order, back, key))
-            || self.back_key.as_ref().is_some_and(|back| self.order.cmp(key, back).is_ge());
-        if is_behind_back {
-            self.front_target = Some(Bound::Included(key.to_vec()));
-            return Ok(false);
-        }
-        copy_key_to(&mut self.front_key, key);
-        Ok(true)
-    }
-
-    fn step_back(&mut self) -> Result<bool> {
-        if self.front_target.is_none() && self.front.as_ref().is_some_and(|front| !front.valid()) {
-            return Ok(false); // the front has passed every key
-        }
-        if self.back.is_none() {
-            // The front has recorded no key while it was the only end in use.
-            if let Some(front) = self.front.as_ref().filter(|front| front.valid() && self.front_target.is_none()) {
-                copy_key_to(&mut self.front_key, front.key());
-            }
-        }
-        let back = match (&mut self.back, &self.back_target) {
-            (Some(back), None) => {
-                if !back.valid() {
-                    return Ok(false);
-                }
-                back.prev()?;
-                back
-            }
-            (back, target) => {
-                let (at, (start, end)) = (self.read_at, &self.bounds);
-                let target = target.as_ref().unwrap_or(end);
-                if let Bound::Included(key) | Bound::Excluded(key) = target
-                    && !is_after_start(&self.order, start, key)
-                {
-                    return Ok(false); // the target remains
-                }
-                let back = match back {
-                    Some(back) => back,
-                    None => {
-                        let inner = self.view.iter(at, (start.as_ref(), end.as_ref()))?;
-                        let iter = BackwardVisibleIter::new(inner, self.order.clone(), at.seqno, start.clone());
-                        back.insert(iter.with_time(at.now_ms).with_dead_ranges(self.view.dead_ranges()))
-                    }
-                };
-                back.seek(target.as_ref().map(Vec::as_slice))?;
-                if back.valid() {
-                    self.back_target = None;
-                }
-                back
-            }
-        };
-        if !back.valid() {
-            return Ok(false);
-        }
-        if self.front.is_none() && self.front_target.is_none() {
-            return Ok(true);
-        }
-        let key = back.key();
-        let is_before_front = self.front_target.as_ref().is_some_and(|front| !is_after_start(&self.order, front, key))
-            || self.front_key.as_ref().is_some_and(|front| self.order.cmp(key, front).is_le());
-        if is_before_front {
-            self.back_target = Some(Bound::Included(key.to_vec()));
-            return Ok(false);
-        }
-        copy_key_to(&mut self.back_key, key);
-        Ok(true)
-    }
-
     /// Returns the key at an end by reference. This and the following methods require that the last
     /// [`step`](DbIter::step) of that end returned true.
     pub(super) fn key(&self, end: IterEnd) -> &[u8] {
-        let key = match end {
-            IterEnd::Front => self.front.as_ref().map(ForwardVisibleIter::key),
-            IterEnd::Back => self.back.as_ref().map(BackwardVisibleIter::key),
-        };
-        key.expect(STEPPED)
+        self.ends.key(end)
     }
 
     /// Returns `own(key)` and the value at an end; reads a blob value. After an error the iterator has ended.
     #[inline]
     pub(super) fn pair<K>(&mut self, end: IterEnd, own: impl FnOnce(&[u8]) -> K) -> Result<(K, Slice)> {
-        let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
+        let (key, kind, bytes) = self.ends.entry(end);
         if kind != RecordKind::BlobPointer {
             // Before the copy, because `bytes` are in memory of the iterator, and without `check_read`, as in `step`.
             if self.handle.inner.is_open_after_read() {
-                return Ok((own(key), to_slice(&self.front, &self.back, end, bytes)));
+                return Ok((own(key), self.ends.to_slice(end, bytes)));
             }
             self.phase = IterPhase::Failed;
             return Err(closed_error());
         }
-        let mut value = read_blob(&mut self.blob_resolver, &self.view, bytes);
+        let mut value = read_blob(&mut self.blob_resolver, &self.source.view, bytes);
         self.handle.inner.check_read(&mut value);
         match value {
             Ok(value) => Ok((own(key), value)),
@@ -387,13 +389,15 @@ impl DbIter {
     /// resolves visibility without copying.
     #[inline]
     pub(super) fn is_forward_only(&self) -> bool {
-        self.back.is_none() && !self.has_sought && self.front.as_ref().is_some_and(ForwardVisibleIter::has_next_ref)
+        let IterEnds { front, back, has_sought } = &self.ends;
+        back.iter.is_none() && !has_sought && front.iter.as_ref().is_some_and(VisibleIter::has_next_ref)
     }
 
     /// Moves the front and returns its entry by reference. Requires [`is_forward_only`](DbIter::is_forward_only).
     pub(super) fn next_pair_ref(&mut self) -> Result<Option<(&[u8], &[u8])>> {
         debug_assert!(self.is_forward_only(), "the back is not in use");
-        let DbIter { front: Some(front), phase, handle, .. } = self else { return Ok(None) };
+        let DbIter { ends, phase, handle, .. } = self;
+        let Some(front) = &mut ends.front.iter else { return Ok(None) };
         if *phase != IterPhase::Running {
             return Ok(None);
         }
@@ -411,9 +415,9 @@ impl DbIter {
 
     /// Returns key and value at an end by reference.
     pub(super) fn pair_ref(&mut self, end: IterEnd) -> Result<(&[u8], &[u8])> {
-        let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
+        let (key, kind, bytes) = self.ends.entry(end);
         let mut blob_value = match kind {
-            RecordKind::BlobPointer => read_blob(&mut self.blob_resolver, &self.view, bytes).map(Some),
+            RecordKind::BlobPointer => read_blob(&mut self.blob_resolver, &self.source.view, bytes).map(Some),
             _ => Ok(None),
         };
         self.handle.inner.check_read(&mut blob_value);
@@ -434,29 +438,18 @@ impl DbIter {
     }
 
     fn read_entry(&self, end: IterEnd) -> Result<Entry> {
-        let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
+        let (key, kind, bytes) = self.ends.entry(end);
         let value = match kind {
             RecordKind::BlobPointer => EntryValue::Blob(Arc::new(UnreadBlob {
                 len: BlobPointer::decode(bytes)?.value_len,
                 pointer: bytes.to_vec(),
-                view: Arc::clone(&self.view),
+                view: Arc::clone(&self.source.view),
                 handle: Arc::clone(&self.handle),
             })),
-            _ => EntryValue::Inline(to_slice(&self.front, &self.back, end, bytes)),
+            _ => EntryValue::Inline(self.ends.to_slice(end, bytes)),
         };
-        Ok(Entry { key: Slice::from(key), value, expiry_ms: expiry_at(&self.front, &self.back, end) })
+        Ok(Entry { key: Slice::from(key), value, expiry_ms: self.ends.expiry(end) })
     }
-}
-
-/// The expiry time of the entry at an end.
-fn expiry_at(front: &FrontIter, back: &BackIter, end: IterEnd) -> Option<u64> {
-    let (kind, value) = match end {
-        IterEnd::Front => front.as_ref().map(|front| front.entry()).map(|entry| (entry.kind, entry.value)),
-        IterEnd::Back => back.as_ref().map(BackwardVisibleIter::value),
-    }
-    .expect(STEPPED);
-    // The iterator has checked the expiry time.
-    split_expiry(kind, value).ok().map(|(expires_ms, ..)| expires_ms).filter(|&expires_ms| expires_ms < NEVER_MS)
 }
 
 /// Reads the blob value that `pointer` refers to.
@@ -468,45 +461,17 @@ fn read_blob(
     resolver.get_or_insert_with(|| view.blob_resolver()).resolve(pointer)
 }
 
-/// Returns key, record kind, and value or blob pointer at an end, without an expiry time.
-#[inline(always)]
-pub(super) fn entry_at<'a>(front: &'a FrontIter, back: &'a BackIter, end: IterEnd) -> (&'a [u8], RecordKind, &'a [u8]) {
-    let (key, (kind, value)) = match end {
-        IterEnd::Front => {
-            front.as_ref().map(|front| front.entry()).map(|entry| (entry.user_key, (entry.kind, entry.value)))
-        }
-        IterEnd::Back => back.as_ref().map(|back| (back.key(), back.value())),
-    }
-    .expect(STEPPED);
-    match kind {
-        RecordKind::Put => (key, kind, value),
-        _ => without_expiry(key, kind, value),
-    }
-}
-
 #[cold]
 fn without_expiry<'a>(key: &'a [u8], kind: RecordKind, value: &'a [u8]) -> (&'a [u8], RecordKind, &'a [u8]) {
     // The iterator has checked the expiry time.
     split_expiry(kind, value).map_or((key, kind, value), |(_, kind, value)| (key, kind, value))
 }
 
-/// Returns an owned value: shares the bytes of the block if the value has at least [`SHARED_LEN_MIN`] bytes and the
-/// iterator can share it, else copies it.
-fn to_slice(front: &FrontIter, back: &BackIter, end: IterEnd, bytes: &[u8]) -> Slice {
-    let shared = match end {
-        _ if bytes.len() < SHARED_LEN_MIN => None,
-        IterEnd::Front => front.as_ref().and_then(ForwardVisibleIter::shared_value),
-        IterEnd::Back => back.as_ref().and_then(BackwardVisibleIter::shared_value),
-    };
-    // The shared bytes may begin with an expiry time.
-    let value = |shared: SharedBytes| shared.subrange(shared.len() - bytes.len()..shared.len());
-    shared.map_or_else(|| Slice::from(bytes), |shared| Slice::from(value(shared)))
-}
-
-fn copy_key_to(target: &mut Option<Vec<u8>>, key: &[u8]) {
-    let buffer = target.get_or_insert_default();
-    buffer.clear();
-    buffer.extend_from_slice(key);
+fn exclude(target: &mut Bound<Vec<u8>>, key: &[u8]) {
+    match target {
+        Bound::Excluded(last) => key.clone_into(last),
+        _ => *target = Bound::Excluded(key.to_vec()),
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::sync::lock;
 use crate::base::{Error, Result};
-use crate::db::iter::db_iter::{DbIter, IterEnd, entry_at};
+use crate::db::iter::db_iter::{DbIter, IterEnd};
 use crate::db::iter::entry::Entry;
 use crate::db::state::scanned_range::ScannedRange;
 use crate::mem::slice::Slice;
@@ -59,7 +59,7 @@ impl IterState {
             Ok(stepped) => stepped,
             Err(error) => return Some(Err(error)),
         };
-        let key = stepped.then(|| entry_at(&iter.front, &iter.back, end).0);
+        let key = stepped.then(|| iter.key(end));
         match end {
             IterEnd::Front => lock(range).step_front(key),
             IterEnd::Back => lock(range).step_back(key),

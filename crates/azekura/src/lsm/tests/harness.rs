@@ -15,7 +15,7 @@ use crate::block::BlockCache;
 use crate::engine::{
     Engine, EngineHost, KeyBounds, LastVisibleSeqno, ReadSeqno, SnapshotList, Staged, Task, TaskReport,
 };
-use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter};
+use crate::iter::visible::{Backward, Direction, Forward, VisibleIter};
 use crate::lsm::options::LsmOptions;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::tree_context::{TreeContext, TreeResources};
@@ -368,40 +368,28 @@ impl LsmFixture {
         assert_eq!(self.tree.get(b"no such key", ReadSeqno::Latest).unwrap(), None);
     }
 
+    /// The keys and values at a sequence number, in the direction `D`.
+    fn scan<D: Direction>(&self, at: u64) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let (view, at) = (self.tree.view(), SeqNo(at));
+        let (mut values, mut pairs) = (view.blob_resolver(), Vec::new());
+        let iter = view.iter(at.into(), ALL).unwrap();
+        let mut iter = VisibleIter::<_, D>::new(iter, self.order.clone(), at, Bound::Unbounded)
+            .with_dead_ranges(view.dead_ranges());
+        D::seek(&mut iter, Bound::Unbounded).unwrap();
+        while iter.valid() {
+            let (key, kind, value) = iter.entry();
+            let value = match kind {
+                RecordKind::BlobPointer => values.resolve(value).unwrap().to_vec(),
+                _ => value.to_vec(),
+            };
+            pairs.push((key.to_vec(), value));
+            D::step(&mut iter).unwrap();
+        }
+        pairs
+    }
+
     fn check_scans(&self, at: u64, expected: &[(&[u8], Vec<u8>)]) {
-        let (mut up, mut down) = (Vec::new(), Vec::new());
-        let mut values = self.tree.view().blob_resolver();
-        let mut shown_value = |kind, value: &[u8]| match kind {
-            RecordKind::BlobPointer => values.resolve(value).unwrap().to_vec(),
-            _ => value.to_vec(),
-        };
-        let view = self.tree.view();
-        let mut cursor = ForwardVisibleIter::new(
-            view.iter(SeqNo(at).into(), ALL).unwrap(),
-            self.order.clone(),
-            SeqNo(at),
-            Bound::Unbounded,
-        )
-        .with_dead_ranges(view.dead_ranges());
-        cursor.seek(Bound::Unbounded).unwrap();
-        while cursor.valid() {
-            let entry = cursor.entry();
-            up.push((entry.user_key.to_vec(), shown_value(entry.kind, entry.value)));
-            cursor.next().unwrap();
-        }
-        let mut cursor = BackwardVisibleIter::new(
-            view.iter(SeqNo(at).into(), ALL).unwrap(),
-            self.order.clone(),
-            SeqNo(at),
-            Bound::Unbounded,
-        )
-        .with_dead_ranges(view.dead_ranges());
-        cursor.seek(Bound::Unbounded).unwrap();
-        while cursor.valid() {
-            let (kind, value) = cursor.value();
-            down.push((cursor.key().to_vec(), shown_value(kind, value)));
-            cursor.prev().unwrap();
-        }
+        let (up, mut down) = (self.scan::<Forward>(at), self.scan::<Backward>(at));
         down.reverse();
         let same = |a: &(Vec<u8>, Vec<u8>), b: &(&[u8], Vec<u8>)| self.order.cmp(&a.0, b.0).is_eq() && a.1 == b.1;
         for iter in [up, down] {
