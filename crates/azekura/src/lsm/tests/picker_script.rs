@@ -26,7 +26,7 @@ use crate::base::{KeyOrder, SeqNo};
 use crate::engine::ExpiryLimits;
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::lsm::compaction_picker::{
-    CompactPointers, CompactionPicker, PickedCompaction, compaction_debt, level_targets,
+    CompactPointers, CompactionPicker, CompactionReason, PickedCompaction, compaction_debt, level_targets,
 };
 use crate::lsm::options::{KvSeparationOptions, LsmOptions};
 use crate::lsm::tests::harness::LsmFixture;
