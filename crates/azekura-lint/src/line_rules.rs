@@ -35,56 +35,6 @@ pub(crate) fn unsafe_locations(tree: &SourceTree, _: &ImportGraph<'_>, report: &
     }
 }
 
-/// Each unsafe block and impl has a comment that says why it is sound; an unsafe function documents the duties of its
-/// caller.
-pub(crate) fn safety_comments(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
-    for (path, source) in tree.sources.iter().filter(|(path, _)| may_be_unsafe(path)) {
-        let lines: Vec<&str> = source.text.lines().collect();
-        for (at, word) in source.words().filter(|(_, word)| *word == "unsafe") {
-            let wanted = match words_from(&source.code, at + word.len()).next() {
-                Some((_, "fn" | "extern" | "trait")) => "# Safety",
-                _ => "SAFETY:",
-            };
-            if !has_safety_comment(&lines[..source.line_of(at)], wanted) {
-                let what = format!("`unsafe` without `{wanted}` in the lines before");
-                report.add("safety-comment", path, source.line_of(at), what);
-            }
-        }
-    }
-}
-
-/// Whether a comment with `wanted` is above the last of `lines`. The rest of the comment, attributes, and up to three
-/// lines of the same statement may be between them.
-fn has_safety_comment(lines: &[&str], wanted: &str) -> bool {
-    let mut code_lines = 0;
-    for (i, line) in lines.iter().rev().enumerate() {
-        let line = line.trim();
-        if line.contains(wanted) {
-            return true;
-        }
-        if line.starts_with("//") || line.starts_with("#[") || i == 0 {
-            continue;
-        }
-        code_lines += 1;
-        if line.is_empty() || line.ends_with([';', '{', '}']) || code_lines > 3 {
-            return false;
-        }
-    }
-    false
-}
-
-/// No code is unfinished, tests included.
-pub(crate) fn unfinished(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
-    for (path, source) in &tree.sources {
-        for (at, word) in source.words() {
-            let is_macro = source.code[at + word.len()..].starts_with('!');
-            if is_macro && matches!(word, "todo" | "unimplemented" | "dbg") {
-                report.add("unfinished", path, source.line_of(at), format!("`{word}!`"));
-            }
-        }
-    }
-}
-
 /// Old code is in the history of Git, not in comments.
 pub(crate) fn commented_out(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     const STARTS: &[&str] = &[
@@ -99,15 +49,6 @@ pub(crate) fn commented_out(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut
             if is_code {
                 report.add("commented-out", path, source.line_of(*at), format!("`{text}` looks like code"));
             }
-        }
-    }
-}
-
-/// A result that cannot be an error is unwrapped by `expect` with the reason.
-pub(crate) fn unwraps(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
-    for (path, source) in &tree.sources {
-        for (at, _) in source.code.match_indices(".unwrap()").filter(|(at, _)| !source.is_test(*at)) {
-            report.add("unwrap", path, source.line_of(at), "`.unwrap()` outside of tests");
         }
     }
 }

@@ -80,9 +80,7 @@ const ERRORS_ELSEWHERE: &[(&str, &str, &str)] = &[
     ("absolute-path", "README.md", concat!("See /wo", "rk/notes.\n")),
     ("person", "README.md", "For somebody.\n"),
     ("metaphor", "fuzz/README.md", "The house.\n"),
-    ("unwrap", "crates/azekura-cli/src/main.rs", "fn main() { f().unwrap() }\n"),
     ("unsafe-location", "crates/azekura-bench/src/engine/redb.rs", UNSAFE_BLOCK),
-    ("safety-comment", "crates/azekura-bench/src/engine/heed.rs", UNSAFE_BLOCK),
 ];
 
 fn planted_errors() -> Vec<(&'static str, String, String)> {
@@ -118,14 +116,8 @@ fn planted_errors() -> Vec<(&'static str, String, String)> {
         ("line-width", "table/a.rs", &format!("//! {}\n", "é".repeat(117))),
         ("unsafe-location", "table/a.rs", UNSAFE_BLOCK),
         ("unsafe-location", "table/a.rs", "#![allow(unsafe_code)]\n"),
-        ("safety-comment", "mem/a.rs", UNSAFE_BLOCK),
-        ("safety-comment", "mem/a.rs", "unsafe impl Send for X {}\n"),
-        ("safety-comment", "vfs/mmap.rs", "// SAFETY: of another line.\nlet y = 1;\nlet x = unsafe { g() };\n"),
-        ("unfinished", "table/a.rs", "fn f() {\n    todo!()\n}\n"),
-        ("unfinished", "table/a.rs", "fn f() {\n    dbg!(1);\n}\n"),
         ("commented-out", "table/a.rs", "// let x = 1;\n"),
         ("commented-out", "table/a.rs", "fn f() {\n    //if x {\n}\n"),
-        ("unwrap", "table/a.rs", "fn f() { g().unwrap(); }\n#[cfg(test)]\nmod tests {}\n"),
         ("marker", "table/a.rs", concat!("// FIX", "ME: later\n")),
         ("marker", "table/a.rs", concat!("//! to", "do\n")),
         ("host-access", "table/a.rs", "use rustix::fs::fsync;\n"),
@@ -264,24 +256,18 @@ fn similar_valid_text_is_accepted() {
     let cases: &[(&str, &str)] = &[
         (
             "table/a.rs",
-            "/// See [`X`](crate::db::X), `super::x`, todo!(), .unwrap().\nconst S: &str = \"crate::db::X unsafe\";\n",
+            "/// See [`X`](crate::db::X), `super::x`, println!().\nconst S: &str = \"crate::db::X unsafe\";\n",
         ),
-        ("table/a.rs", "const R: &str = r#\"dbg!(\"{\") unsafe {\"#;\nfn f() { g(br\"{\") }\n"),
+        ("table/a.rs", "const R: &str = r#\"println!(\"{\") unsafe {\"#;\nfn f() { g(br\"{\") }\n"),
         ("table/a.rs", "const C: [char; 3] = ['{', '\\'', '\"'];\nfn f<'a>(_: &'a str) {}\n"),
-        ("table/a.rs", "/* unsafe /* nested */ todo!() */\nfn f() {}\n"),
+        ("table/a.rs", "/* unsafe /* nested */ println!() */\nfn f() {}\n"),
         ("table/a.rs", "pub(in crate::table) struct X;\npub(crate) struct Y;\n"),
         ("table/a.rs", "use crate::base::error::Kind::*;\n"),
         ("table/a.rs", "#![deny(unsafe_code)]\n"),
-        ("table/a.rs", "#[cfg(test)]\nmod tests {\n    use super::*;\n    fn f() { g().unwrap() }\n}\n"),
+        ("table/a.rs", "#[cfg(test)]\nmod tests {\n    use super::*;\n    fn f() { println!() }\n}\n"),
         ("table/a.rs", "#[cfg(test)]\nuse std::{fmt, io};\n\n// let us begin; with care\n// if this fails, we stop\n"),
         ("table/a.rs", "struct S {\n    #[cfg(test)]\n    hits: Vec<u8>,\n    other: u8,\n}\n"),
-        (
-            "mem/a.rs",
-            "fn f() {\n    // SAFETY: x is in bounds.\n    let y = x\n        .map(|x| unsafe { g(x) });\n}\n",
-        ),
-        ("mem/a.rs", "use rustix::mm::Advice;\n/// # Safety\n/// None.\n#[inline]\nunsafe fn f() {}\n"),
-        ("mem/a.rs", "// SAFETY: nothing is shared.\nunsafe impl Send for X {}\n"),
-        ("table/tests.rs", "fn f() { g().unwrap() }\n"),
+        ("mem/a.rs", "use rustix::mm::Advice;\nunsafe fn f() {}\n"),
     ];
     for (file, text) in cases {
         let declared = "//! Modules: [`reader`].\npub(crate) mod reader;\n#[cfg(test)]\nmod tests;\n";
