@@ -52,8 +52,10 @@ fn every_crash_leaves_a_whole_commit_prefix() {
 #[test]
 fn rewritten_manifest_is_never_missing() {
     let mut search = CrashSearch::default();
-    let points = (env_u64("AZEKURA_CRASH_POINTS", 160) / 8).min(300);
-    search.explore(&CrashScript::with_large_manifest(7), &InjectedBug::Nothing, points, 10);
+    let points = (env_u64("AZEKURA_CRASH_POINTS", 160) / 16).min(300);
+    let mut script = CrashScript::with_large_manifest(7);
+    search.explore_manifest_rewrite(&mut script);
+    search.explore(&script, &InjectedBug::Nothing, points, 10);
     println!("{search}");
     let list: Vec<String> = search.findings.iter().map(ToString::to_string).collect();
     assert!(list.is_empty(), "{search}:\n{}", list.join("\n"));

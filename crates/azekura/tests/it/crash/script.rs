@@ -90,7 +90,8 @@ impl CrashScript {
         CrashScript { seed, options, steps }
     }
 
-    /// Keys so long that a few flushes make the manifest grow until it is rewritten.
+    /// Keys so long that a few flushes make the manifest grow until it is rewritten: by a background task, or at the
+    /// next open.
     pub(super) fn with_large_manifest(seed: u64) -> CrashScript {
         let options = RandomOptions::new(seed);
         let mut drawing = ScriptGenerator::new(options);
@@ -105,12 +106,10 @@ impl CrashScript {
             steps.push(CrashStep::Flush("a".into()));
             steps.push(CrashStep::BackgroundStep);
         }
-        steps.extend([
-            CrashStep::BackgroundStep,
-            CrashStep::Flush("b".into()),
-            CrashStep::BackgroundStep,
-            CrashStep::Kill,
-        ]);
+        steps.extend([CrashStep::BackgroundStep, CrashStep::Flush("b".into())]);
+        // The manifest is rewritten when no tree needs a task.
+        steps.extend((0..12).map(|_| CrashStep::BackgroundStep));
+        steps.push(CrashStep::Kill);
         CrashScript { seed, options, steps }
     }
 

@@ -140,6 +140,34 @@ impl CrashSearch {
         points
     }
 
+    /// Explores every crash point around the rewrite of the manifest in the steps of `script` before its last one, the
+    /// `Kill`. Panics if they do not rewrite it.
+    pub(super) fn explore_manifest_rewrite(&mut self, script: &mut CrashScript) {
+        let kill = script.steps.pop();
+        let run = |point| run_to_crash(script, &InjectedBug::Nothing, point);
+        let (mut after, path) = (run(None).ops, Path::new(DIR).join("MANIFEST"));
+        let header = |point| {
+            let mut header = [0; 64]; // with the id of the file
+            let crashed = run(Some(point)).machine.fork();
+            crash_or_kill(&crashed, Survival::Everything, 0);
+            let file = crashed.open(&path, OpenMode::Read).expect("there is a manifest");
+            file.read_exact_at(&mut header, 0).expect("a manifest has a header");
+            header
+        };
+        let mut before = after / 2;
+        let old = header(before);
+        assert_ne!(header(after), old, "the steps rewrite the manifest");
+        while after - before > 1 {
+            let middle = (before + after) / 2;
+            if header(middle) == old { before = middle } else { after = middle }
+        }
+        let mut rng = SeededRng::new(script.seed);
+        for point in before - 5..after + 3 {
+            self.check_crash_point(script, &InjectedBug::Nothing, point, &mut rng);
+        }
+        script.steps.extend(kill);
+    }
+
     /// Explores one crash point, and describes the steps before it.
     pub(super) fn reproduce(&mut self, script: &CrashScript, point: u64) {
         let outcome = run_to_crash(script, &InjectedBug::Nothing, Some(point));
