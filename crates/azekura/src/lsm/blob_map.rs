@@ -66,6 +66,10 @@ pub(crate) struct BlobMap {
     totals: BlobTotals,
 }
 
+/// No table has this number of entries, or of bytes before compression, and no blob file this number of values or
+/// bytes. The sums over all files fit in 64 bits.
+pub(crate) const FIGURE_LIMIT: u64 = 1 << 48;
+
 /// Sums of frame bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlobTotals {
@@ -165,13 +169,18 @@ impl BlobMap {
     /// Builds the map from the blob files and tables of a manifest.
     ///
     /// # Errors
-    /// `Corruption` for a logical file in two blob files, and for tables that refer to values that no blob file has.
+    /// `Corruption` for a logical file in two blob files, for figures that no blob file has, and for tables that refer
+    /// to values that no blob file has.
     pub(crate) fn restore<'a>(
         handles: impl IntoIterator<Item = Arc<BlobHandle>>,
         uses: impl IntoIterator<Item = &'a TableBlobUsage>,
     ) -> Result<BlobMap> {
         let mut map = BlobMap::default();
         for handle in handles {
+            let meta = handle.meta();
+            if meta.sections.iter().any(|section| section.values.max(section.bytes) >= FIGURE_LIMIT) {
+                return Err(Error::corruption(format!("figures of blob file {} are impossible", meta.number.0)));
+            }
             if let Some(logical) = map.add(&handle, &[]) {
                 return Err(Error::corruption(format!("manifest has logical blob file {} in two files", logical.0)));
             }

@@ -9,7 +9,7 @@ use crate::base::key_range::RangeTombstone;
 use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
 use crate::iter::range_tombstones::RangeTombstones;
-use crate::lsm::blob_map::{BlobHandle, BlobMap};
+use crate::lsm::blob_map::{BlobHandle, BlobMap, FIGURE_LIMIT};
 
 /// Number of levels of a tree. The last one is the bottom level.
 pub(crate) const NUM_LEVELS: usize = 7;
@@ -158,9 +158,6 @@ pub(crate) struct Level<T> {
     pub(crate) blob_bytes: u64,
 }
 
-/// No table has this number of entries, or of bytes before compression. The sums of all tables fit in 64 bits.
-const FIGURE_LIMIT: u64 = 1 << 48;
-
 impl<T: HasTableMeta> Level<T> {
     fn new(runs: Vec<Arc<SortedRun<T>>>) -> Level<T> {
         let mut level = Level { runs, tables: 0, bytes: 0, entries: 0, tombstones: 0, expiring: 0, blob_bytes: 0 };
@@ -251,7 +248,8 @@ impl<T: HasTableMeta> Version<T> {
                 return Err(Error::corruption(format!("smallest key of table {number} is above its largest key")));
             }
             let is_possible = meta.tombstones.max(meta.expiry.entries) <= meta.entries
-                && meta.entries.max(meta.raw_bytes) < FIGURE_LIMIT;
+                && meta.entries.max(meta.raw_bytes) < FIGURE_LIMIT
+                && meta.blob_usage.iter().all(|usage| usage.bytes < FIGURE_LIMIT);
             if meta.smallest_seqno > meta.largest_seqno || !is_possible {
                 return Err(Error::corruption(format!("figures of table {number} contradict each other")));
             }
@@ -477,7 +475,7 @@ fn sorted_run<T: HasTableMeta>(mut tables: Vec<Arc<T>>, order: &KeyOrder) -> Arc
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::base::version_edit::ExpiryTimes;
+    use crate::base::version_edit::{ExpiryTimes, TableBlobUsage};
     use crate::testing::{FnComparator, TestOrder};
 
     /// A table of 100 bytes and 10 entries.
@@ -511,6 +509,21 @@ pub(crate) mod tests {
     fn ids(version: &Version<TableMeta>, level: u8) -> Vec<Vec<u64>> {
         let runs = version.level(level).runs.iter();
         runs.map(|run| run.tables().iter().map(|table| table.number.0).collect()).collect()
+    }
+
+    /// Regression: the sums of the bytes to which damaged tables pointed overflowed.
+    #[test]
+    fn impossible_blob_usage_is_corruption() {
+        let usage = |file, bytes| TableBlobUsage { logical_file: FileNumber(file), count: 1, bytes };
+        let restore = |usage: &[TableBlobUsage]| {
+            let with_usage = |meta: &TableMeta| Arc::new(TableMeta { blob_usage: usage.to_vec(), ..meta.clone() });
+            let tables = [table(1, "a", "c"), table(2, "e", "g")].map(|meta| (6, with_usage(&meta)));
+            Version::restore(tables.to_vec(), &KeyOrder::bytewise())
+        };
+        restore(&[usage(8, 1 << 40), usage(9, 1 << 40)]).unwrap();
+        for bad in [&[usage(8, u64::MAX)][..], &[usage(8, u64::MAX), usage(9, 1)], &[usage(8, 1 << 48)]] {
+            assert_eq!(restore(bad).err().unwrap().kind(), crate::base::ErrorKind::Corruption);
+        }
     }
 
     /// Regression: the sums of damaged figures overflowed.

@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::compression::CompressionType;
-use crate::base::version_edit::{BlobFileMeta, PartitionEdit, VersionEdit};
+use crate::base::version_edit::{BlobFileMeta, BlobFileSection, PartitionEdit, VersionEdit};
 use crate::base::{ErrorKind, KeyOrder, RecordKind, SeqNo};
 use crate::engine::{Engine, ReadSeqno, Task};
+use crate::lsm::blob_map::BlobMap;
 use crate::lsm::options::{KvSeparationOptions, LsmOptions};
 use crate::lsm::tests::harness::{ALL, LsmFixture, files_in, replay, small_options};
 use crate::lsm::tests::model::{key_orders, run_random_operations};
@@ -39,6 +40,23 @@ fn fill(fixture: &mut LsmFixture, count: u32, round: u32) {
         fixture.put(&format!("key{i:03}"), &format!("{round:05}{i:05}").repeat(10));
     }
     fixture.flush();
+}
+
+/// Regression: the sums of damaged figures of blob files overflowed.
+#[test]
+fn impossible_blob_figures_are_corruption() {
+    let mut fixture = LsmFixture::new(KeyOrder::bytewise(), separated(16), 1);
+    (0..2).for_each(|round| fill(&mut fixture, 9, round));
+    let restore = |change: &dyn Fn(&mut BlobFileSection)| {
+        let mut files = blobs(&fixture);
+        files.iter_mut().flat_map(|file| &mut file.sections).for_each(change);
+        let handles = files.into_iter().map(|file| fixture.tree.context.blob_handle(file));
+        BlobMap::restore(handles, []).map(|map| map.stats().len())
+    };
+    assert_eq!(restore(&|_| ()).unwrap(), 2);
+    for error in [restore(&|section| section.bytes = u64::MAX), restore(&|section| section.values = 1 << 48)] {
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Corruption);
+    }
 }
 
 #[test]
