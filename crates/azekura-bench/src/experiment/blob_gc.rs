@@ -5,8 +5,8 @@
 //! truncation, with automatic GC, and with values in the tree. Nothing is compressed; the log is in no figure.
 //!
 //! - `…_write_amp`: bytes written to blob files (unseparated: to tables) per byte of values written.
-//! - `…_max_space_amp`: bytes of blob files on disk (unseparated: of tables) and of memtables per byte of live values,
-//!   the largest after a call, or at any time where there are no calls, as for `…_peak_space_amp`.
+//! - `…_max_space_amp`: bytes of blob files on disk (unseparated: of tables) and of memtables per byte of live
+//!   values, the largest after a call, or at any time where there are no calls, as for `…_peak_space_amp`.
 //!
 //! Both are of the steady state, which begins after the first third of the rounds.
 

@@ -2,10 +2,10 @@
 //! strings.
 //!
 //! Every tree uses a file in memory that is treated as persistent: every persistent store is flushed and fenced by
-//! the processor's own instructions, in pools as in the trees of 2017. `…_slots` in the name of a ratio: not a pool but
-//! the document's own leaf, on the allocator and the journal of its time. Seconds are those of all puts; keys are made
-//! before. Space is the size of all allocations; that of a pool includes its leaves and its header. Records are those
-//! of the third founding document: decimal keys, values of letters; no byte is zero.
+//! the processor's own instructions, in pools as in the trees of 2017. `…_slots` in the name of a ratio: not a pool
+//! but the document's own leaf, on the allocator and the journal of its time. Seconds are those of all puts; keys are
+//! made before. Space is the size of all allocations; that of a pool includes its leaves and its header. Records are
+//! those of the third founding document: decimal keys, values of letters; no byte is zero.
 
 use crate::engine::azekura::{in_pool, open_with};
 use crate::engine::{Engine, Options, object, registry};

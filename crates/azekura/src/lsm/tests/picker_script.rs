@@ -4,8 +4,8 @@
 //! - `tree OPTION=VALUE…`: an empty tree; with `l0-trigger`, `table-size`, `base-level`, `multiplier`, `codecs`
 //!   (`none` or `lz4`, by level), `gc` (the target of background blob GC).
 //! - `blob FILE=BYTES…`: blob files.
-//! - `L0 TABLE…`: a run of level 0, newest first; `L1 TABLE…` to `L6 TABLE…`. A table is `NUMBER:FIRST-LAST`, then
-//!   any of `,size=` (100), `,entries=` (10), `,dels=` (tombstones), `,seqnos=LOW-HIGH` (10 times the number),
+//! - `L0 TABLE…`: a run of level 0, newest first; `L1 TABLE…` to `L6 TABLE…`. A table is `NUMBER:FIRST-LAST`,
+//!   then any of `,size=` (100), `,entries=` (10), `,dels=` (tombstones), `,seqnos=LOW-HIGH` (10 times the number),
 //!   `,expire=COUNT@LOW-HIGH`, `,blobs=FILE:BYTES`, `,superseded=COUNT@SEQNO`, `,covered=BYTES`, `,written-at=SEQNO`,
 //!   `,applied=SEQNO`. `NUMBER..END:PREFIX` stands for small tables in order.
 //! - `del FIRST-END@SEQNO`: a flushed range delete.
