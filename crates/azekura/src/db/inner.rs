@@ -26,18 +26,17 @@ use crate::db::partition_state::PartitionState;
 use crate::db::state::background_work::BackgroundWork;
 use crate::db::state::db_counters::DbCounters;
 use crate::db::state::disk_reserve::{DiskReserve, ReserveUse};
-use crate::db::state::list_growth::reserve_more;
 use crate::db::state::poison::DbPoison;
 use crate::db::state::version_set::VersionSet;
 use crate::db::state::work_tracker::{WorkGuard, WriteMark, is_at_work};
 use crate::db::writes::staged_records::{StagedGuard, StagedRecords};
-use crate::db::writes::write_batch::WriteBatch;
+use crate::db::writes::write_batch::{WriteBatch, append_record};
 use crate::engine::{EngineHost, LastVisibleSeqno, SnapshotList, Staged};
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::vfs::open_files::DataFileKind;
 use crate::vfs::{Env, FileLock, Fs};
 use crate::wal::Wal;
-use crate::wal::format::{WalRecord, put_record, record_len};
+use crate::wal::format::{WalRecord, record_len};
 
 /// The parts of a database that only a database opened for writing has.
 pub(crate) struct DbWriter {
@@ -293,8 +292,7 @@ impl DbInner {
     pub(crate) fn put_record(&self, payload: &mut Vec<u8>, record: &WalRecord<'_>) -> Result<()> {
         let len = record_len(record);
         self.check_payload_len(payload.len() as u64 + len)?;
-        reserve_more(payload, len as usize);
-        put_record(payload, record);
+        append_record(payload, record, len);
         Ok(())
     }
 
@@ -370,7 +368,7 @@ impl DbInner {
     fn write_visibly(&self, batch: &WriteBatch<'_>, mode: PersistMode) -> Result<SeqNo> {
         let writer = self.writer()?;
         let _write = begin_write()?;
-        let len = batch.payload_len();
+        let len = batch.payload_len;
         self.check_payload_len(len)?;
         batch.check_partitions()?;
         if writer.space.reserve_is_short() && !batch.only_removes() {

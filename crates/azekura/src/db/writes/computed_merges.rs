@@ -10,10 +10,11 @@ use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::db::partition_state::PartitionState;
 use crate::db::state::list_growth::{list_bytes, reserve_more};
 use crate::db::writes::commit_check::{ReadsOfPartition, key_bytes};
+use crate::db::writes::write_batch::append_record;
 use crate::engine::{ReadMoment, ReadSeqno};
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::mem::slice::Slice;
-use crate::wal::format::{WalRecord, WalRecordIter, put_record, record_len};
+use crate::wal::format::{WalRecord, WalRecordIter, record_len};
 
 /// A payload whose operands were replaced by values, and the keys that were read for them.
 #[derive(Default)]
@@ -139,10 +140,9 @@ impl ComputedMerges {
 
     /// Adds a record, beside `writes` writes of a partition and range deletes of `range_delete_bytes` bytes.
     fn put(&mut self, record: &WalRecord<'_>, writes: usize, range_delete_bytes: u64) -> Result<()> {
-        let len = record_len(record) as usize;
-        self.check_memory(len, writes, range_delete_bytes)?;
-        reserve_more(&mut self.payload, len);
-        put_record(&mut self.payload, record);
+        let len = record_len(record);
+        self.check_memory(len as usize, writes, range_delete_bytes)?;
+        append_record(&mut self.payload, record, len);
         self.count += 1;
         Ok(())
     }

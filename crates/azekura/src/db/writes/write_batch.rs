@@ -34,11 +34,21 @@ pub(crate) fn with_payload<R>(work: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     result
 }
 
+/// Encodes a record of `len` bytes as the last one of `payload`.
+#[inline]
+pub(crate) fn append_record(payload: &mut Vec<u8>, record: &WalRecord<'_>, len: u64) {
+    debug_assert_eq!(len, record_len(record), "the length is that of the record");
+    reserve_more(payload, len as usize);
+    put_record(payload, record);
+}
+
 /// Records that are committed together.
 #[derive(Clone, Copy)]
 pub(crate) struct WriteBatch<'a> {
     /// The encoded records; empty if the only record is not [encoded](WriteBatch::with_payload) yet.
     pub(crate) payload: &'a [u8],
+    /// Length of the encoded records in bytes.
+    pub(crate) payload_len: u64,
     /// Number of records, at least 1.
     pub(crate) count: u32,
     /// The only record, if it is at hand. It need not be decoded then.
@@ -53,21 +63,13 @@ impl<'a> WriteBatch<'a> {
     /// A batch that depends on nothing.
     pub(crate) fn new(payload: &'a [u8], count: u32, staged: &'a StagedRecords<'a>) -> WriteBatch<'a> {
         debug_assert_eq!(payload.is_empty(), count == 0, "the payload has the records");
-        WriteBatch { payload, count, record: None, staged, check: None }
+        WriteBatch { payload, payload_len: payload.len() as u64, count, record: None, staged, check: None }
     }
 
     /// A batch of one record, which is encoded only if the WAL gets it.
     pub(crate) fn of_record(record: WalRecord<'a>, staged: &'a StagedRecords<'a>) -> WriteBatch<'a> {
-        WriteBatch { payload: &[], count: 1, record: Some(record), staged, check: None }
-    }
-
-    /// Length of the encoded records in bytes.
-    #[inline]
-    pub(crate) fn payload_len(&self) -> u64 {
-        match &self.record {
-            Some(record) => record_len(record),
-            None => self.payload.len() as u64,
-        }
+        let payload_len = record_len(&record);
+        WriteBatch { payload: &[], payload_len, count: 1, record: Some(record), staged, check: None }
     }
 
     /// Calls `work` with this batch, encoded.
@@ -75,8 +77,7 @@ impl<'a> WriteBatch<'a> {
     pub(crate) fn with_payload<R>(&self, work: impl FnOnce(&WriteBatch<'_>) -> R) -> R {
         match &self.record {
             Some(record) if self.payload.is_empty() => with_payload(|payload| {
-                reserve_more(payload, record_len(record) as usize);
-                put_record(payload, record);
+                append_record(payload, record, self.payload_len);
                 work(&WriteBatch { payload, ..*self })
             }),
             _ => work(self),
