@@ -5,6 +5,7 @@
 //! oldest first in the backward direction. The iterator compares every key that it passes with its bound, including
 //! deleted and invisible keys. The work of a step is therefore limited by the bounds.
 
+use std::cmp::Ordering;
 use std::ops::Bound;
 
 use crate::base::key::split_expiry;
@@ -42,8 +43,18 @@ pub(crate) trait Direction: Default {
     /// The bound at which an iteration begins. It ends at the other one.
     fn start(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> &Bound<Vec<u8>>;
 
+    /// Compares two keys in the order in which this direction returns them.
+    fn cmp(order: &KeyOrder, a: &[u8], b: &[u8]) -> Ordering;
+
     /// Whether an iteration that ends at `limit` returns `key`.
-    fn is_within(order: &KeyOrder, limit: &Bound<Vec<u8>>, key: &[u8]) -> bool;
+    #[inline]
+    fn is_within(order: &KeyOrder, limit: &Bound<Vec<u8>>, key: &[u8]) -> bool {
+        match limit {
+            Bound::Unbounded => true,
+            Bound::Included(limit) => Self::cmp(order, key, limit).is_le(),
+            Bound::Excluded(limit) => Self::cmp(order, key, limit).is_lt(),
+        }
+    }
 
     /// Moves to the first visible key, in this direction, that is at or behind `start`.
     fn seek<C: InternalIter>(iter: &mut VisibleIter<C, Self>, start: Bound<&[u8]>) -> Result<()>;
@@ -73,12 +84,8 @@ impl Direction for Forward {
     }
 
     #[inline]
-    fn is_within(order: &KeyOrder, limit: &Bound<Vec<u8>>, key: &[u8]) -> bool {
-        match limit {
-            Bound::Unbounded => true,
-            Bound::Included(end) => order.cmp(key, end).is_le(),
-            Bound::Excluded(end) => order.cmp(key, end).is_lt(),
-        }
+    fn cmp(order: &KeyOrder, a: &[u8], b: &[u8]) -> Ordering {
+        order.cmp(a, b)
     }
 
     fn seek<C: InternalIter>(iter: &mut VisibleIter<C, Forward>, start: Bound<&[u8]>) -> Result<()> {
@@ -146,12 +153,8 @@ impl Direction for Backward {
     }
 
     #[inline]
-    fn is_within(order: &KeyOrder, limit: &Bound<Vec<u8>>, key: &[u8]) -> bool {
-        match limit {
-            Bound::Unbounded => true,
-            Bound::Included(start) => order.cmp(key, start).is_ge(),
-            Bound::Excluded(start) => order.cmp(key, start).is_gt(),
-        }
+    fn cmp(order: &KeyOrder, a: &[u8], b: &[u8]) -> Ordering {
+        order.cmp(a, b).reverse()
     }
 
     fn seek<C: InternalIter>(iter: &mut VisibleIter<C, Backward>, start: Bound<&[u8]>) -> Result<()> {
