@@ -37,6 +37,11 @@ struct ThreadTest {
 }
 
 impl ThreadTest {
+    fn new(db: Database, partitions: [Partition; 2]) -> ThreadTest {
+        let (stop, checks) = (AtomicBool::new(false), AtomicU64::new(0));
+        ThreadTest { db, partitions, rounds: Default::default(), stop, checks }
+    }
+
     fn write(&self, writer: u64, rounds: u64) {
         let mut rng = SeededRng::new(writer);
         for round in 1..=rounds {
@@ -161,13 +166,7 @@ fn run_threads(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
     let options = || PartitionCreateOptions::default().max_memtable_size(32 << 10).block_size(512);
     let db = config().open().unwrap();
     let partitions = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
-    let test = ThreadTest {
-        db,
-        partitions,
-        rounds: Default::default(),
-        stop: AtomicBool::new(false),
-        checks: AtomicU64::new(0),
-    };
+    let test = ThreadTest::new(db, partitions);
     thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
             .map(|salt| {
@@ -214,13 +213,7 @@ fn checkpoint_under_load_is_one_snapshot() {
     let db = config.open().unwrap();
     let options = || PartitionCreateOptions::default().max_memtable_size(16 << 10).block_size(512);
     let partitions = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
-    let test = ThreadTest {
-        db,
-        partitions,
-        rounds: Default::default(),
-        stop: AtomicBool::new(false),
-        checks: AtomicU64::new(0),
-    };
+    let test = ThreadTest::new(db, partitions);
     let rounds = env_u64("AZEKURA_ROUNDS", 1_200);
     thread::scope(|scope| {
         let copier = scope.spawn(|| test.run_checkpoints(&fs, Path::new("/copy")));
