@@ -529,21 +529,23 @@ impl TableTarget<'_> {
             return self.inner.persist(PersistMode::SyncAll); // no entries: the commits before them
         };
         let outputs = self.work(|| writer.finish())?;
-        let report = self.install(outputs)?;
-        self.inner.counters.record_ingest(user_bytes, &report);
-        self.inner.emit(&Event::Ingested {
-            partition: self.partition.name.to_string(),
-            entries,
-            tables: report.tables,
-            bytes: report.bytes_written,
-        });
+        self.install(outputs, |report| {
+            self.inner.counters.record_ingest(user_bytes, report);
+            self.inner.emit(&Event::Ingested {
+                partition: self.partition.name.to_string(),
+                entries,
+                tables: report.tables,
+                bytes: report.bytes_written,
+            });
+        })?;
         self.inner.background.wake_workers();
         Ok(())
     }
 
     /// Adds the tables to the partition, between two commits. Before, flushes memtables with keys in their range. If
-    /// other threads go on writing such keys, the last flush runs while commits wait.
-    fn install(&self, outputs: IngestOutputs) -> Result<TaskReport> {
+    /// other threads go on writing such keys, the last flush runs while commits wait. Calls `record` inside the work
+    /// that added them, so that the event precedes `Closed`.
+    fn install(&self, outputs: IngestOutputs, record: impl Fn(&TaskReport)) -> Result<()> {
         let inner = self.inner;
         let writer = inner.writer()?;
         let mut outputs = Some(outputs);
@@ -559,21 +561,22 @@ impl TableTarget<'_> {
             }
             // The sync while commits wait is then a short one.
             inner.sync_wal_through(inner.last_visible.get())?;
-            if let Some(report) = self.try_install(writer, &mut outputs, flushes == FLUSH_ATTEMPTS)? {
-                return Ok(report);
+            if self.try_install(writer, &mut outputs, flushes == FLUSH_ATTEMPTS, &record)? {
+                return Ok(());
             }
         }
     }
 
-    /// `None` if an exclusive turn is running, or memtables have keys in the range of the tables and `flush` is false.
+    /// False if an exclusive turn is running, or memtables have keys in the range of the tables and `flush` is false.
     fn try_install(
         &self,
         writer: &DbWriter,
         outputs: &mut Option<IngestOutputs>,
         flush: bool,
-    ) -> Result<Option<TaskReport>> {
+        record: &impl Fn(&TaskReport),
+    ) -> Result<bool> {
         let (inner, tree) = (self.inner, self.tree);
-        let Some(first_table) = outputs.as_ref().map(IngestOutputs::first_table) else { return Ok(None) };
+        let Some(first_table) = outputs.as_ref().map(IngestOutputs::first_table) else { return Ok(false) };
         // Until the edits are written, no partition is created, and `marker` counts as unused. Otherwise a manifest
         // that ends before the edits could record it as used. Nor is one deleted. Locked before the tree.
         let _no_creation = lock(&inner.partition_ddl_lock);
@@ -600,7 +603,8 @@ impl TableTarget<'_> {
         }
         inner.write_controller.update([&**self.partition]);
         inner.background.notify_task_end();
-        inner.poison.poison_on_failure(installed)
+        let installed = inner.poison.poison_on_failure(installed)?;
+        Ok(installed.inspect(record).is_some())
     }
 }
 

@@ -32,6 +32,7 @@ use crate::db::partition_state::PartitionState;
 use crate::db::state::background_work::WorkerStep;
 use crate::db::state::backoff::Backoff;
 use crate::db::state::disk_reserve::ReserveUse;
+use crate::db::state::work_tracker::is_at_work;
 use crate::engine::{EngineHost, Pressure, Task, TaskReport};
 use crate::lsm::tree::LsmTree;
 use crate::tree::partition_tree::PartitionTree;
@@ -236,6 +237,9 @@ fn run_accounted(
     let need = if task == Task::Flush { ReserveUse::Flush } else { ReserveUse::Compaction };
     let result = inner.begin_work().and_then(|_work| {
         let result = inner.with_reserve(need, || inner.poison.poison_on_failure(inner.catch_panics(&mut work)));
+        if let Ok(report) = &result {
+            record_task(inner, partition, task, *report);
+        }
         // Removes files that the task made obsolete. After a failure too, because the disk may be full.
         if task != Task::Flush || result.is_err() {
             inner.obsolete_files().remove_batch();
@@ -264,7 +268,6 @@ fn run_accounted(
         Err(_) if deleted => return Ok(TaskReport::default()),
         other => other.map_err(|error| FailedWork { work: WorkKind::Task(Arc::clone(partition), task), error })?,
     };
-    record_task(inner, partition, task, report);
     // The task may have made another one necessary, which this thread may not run. A worker may have found no task
     // before.
     let next = |tree: &PartitionTree| inner.catch_panics(|| Ok(tree.next_task(false, &[])));
@@ -286,8 +289,10 @@ fn run_accounted(
     Ok(report)
 }
 
-/// Counts a task that has run, and reports it to the listener.
+/// Counts a task that has run, and reports it to the listener. Called inside the work, so that the event precedes
+/// `Closed`.
 pub(crate) fn record_task(inner: &DbInner, partition: &PartitionState, task: Task, report: TaskReport) {
+    debug_assert!(is_at_work(), "the database does not close before the event is queued");
     inner.counters.record_task(task, &report);
     let name = partition.name.to_string();
     inner.emit(&match task {

@@ -38,6 +38,8 @@ struct EventQueueState {
     /// Whether a thread is delivering; it also delivers events that are queued meanwhile. True before
     /// [`start_delivery`](EventQueue::start_delivery), so that no other thread delivers.
     delivering: bool,
+    /// Whether `Closed`, the last event, was queued.
+    closed: bool,
 }
 
 impl EventQueue {
@@ -45,7 +47,7 @@ impl EventQueue {
     pub(crate) fn new(listener: Option<Arc<dyn Listener>>) -> EventQueue {
         EventQueue {
             listener,
-            state: Mutex::new(EventQueueState { waiting: VecDeque::new(), delivering: true }),
+            state: Mutex::new(EventQueueState { waiting: VecDeque::new(), delivering: true, closed: false }),
             has_thread: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             queued: WakeSignal::default(),
@@ -57,13 +59,17 @@ impl EventQueue {
         self.listener.is_some()
     }
 
-    /// Queues an event. If the queue is full, counts the event as dropped. The caller may hold any lock, and may be a
-    /// listener.
+    /// Queues an event, unless it follows `Closed`. If the queue is full, counts the event as dropped. The caller may
+    /// hold any lock, and may be a listener.
     pub(crate) fn push(&self, event: &Event) {
         if self.listener.is_none() {
             return;
         }
         let mut queue = lock(&self.state);
+        if queue.closed {
+            return;
+        }
+        queue.closed = matches!(event, Event::Closed);
         if queue.waiting.len() < QUEUED_EVENTS_MAX || matches!(event, Event::Poisoned { .. } | Event::Closed) {
             queue.waiting.push_back(event.clone());
         } else if let Some(Event::EventsDropped { count }) = queue.waiting.back_mut() {
@@ -177,6 +183,17 @@ mod tests {
         assert!(events.start_delivery());
         let received = std::mem::take(&mut *lock(&listener.received));
         assert_eq!(received, [format!("{:?}", flushed(1)), format!("{:?}", flushed(2)), "Closed".to_owned()]);
+    }
+
+    /// A flush queued its event after its work had ended. If the database was closed in between, the event followed
+    /// `Closed`.
+    #[test]
+    fn no_event_follows_closed() {
+        let listener = Arc::new(RecordingListener::default());
+        let events = EventQueue::new(Some(listener.clone()));
+        [flushed(1), Event::Closed, flushed(2)].iter().for_each(|event| events.push(event));
+        assert!(events.start_delivery());
+        assert_eq!(*lock(&listener.received), [format!("{:?}", flushed(1)), "Closed".to_owned()]);
     }
 
     #[test]
