@@ -261,14 +261,16 @@ pub fn blobs(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<BlobReport>> {
         for file in partition.blob_files.values() {
             let in_file = |logical| file.sections.iter().any(|section| section.logical_file == logical);
             let referenced: Vec<&TableBlobUsage> = uses.iter().filter(|usage| in_file(usage.logical_file)).collect();
+            // Damaged figures are reported as they are; their sums may exceed 64 bits.
+            let sum = |figures: &mut dyn Iterator<Item = u64>| figures.fold(0, u64::saturating_add);
             reports.push(BlobReport {
                 partition: partition.meta.name.clone(),
                 id: file.number.0,
                 bytes: file.size,
-                values: file.sections.iter().map(|section| section.values).sum(),
-                value_bytes: file.sections.iter().map(|section| section.bytes).sum(),
-                referenced_values: referenced.iter().map(|usage| usage.count).sum(),
-                referenced_bytes: referenced.iter().map(|usage| usage.bytes).sum(),
+                values: sum(&mut file.sections.iter().map(|section| section.values)),
+                value_bytes: sum(&mut file.sections.iter().map(|section| section.bytes)),
+                referenced_values: sum(&mut referenced.iter().map(|usage| usage.count)),
+                referenced_bytes: sum(&mut referenced.iter().map(|usage| usage.bytes)),
                 logical_files: file.sections.iter().map(|section| section.logical_file.0).collect(),
             });
         }
@@ -651,5 +653,33 @@ fn key_order_for_name(comparator: &str) -> KeyOrder {
     match comparator {
         BYTEWISE_NAME => KeyOrder::bytewise(),
         name => KeyOrder::custom(Arc::new(UnknownComparator(name.to_owned()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::version_edit::{BlobFileSection, PartitionEdit, PartitionId, PartitionMeta, VersionEdit};
+    use crate::testing::MemFs;
+
+    /// Regression: the sums of damaged figures overflowed.
+    #[test]
+    fn damaged_blob_figures_are_reported() {
+        let (fs, dir): (Arc<dyn Fs>, _) = (Arc::new(MemFs::new()), Path::new("/db"));
+        fs.create_dir_all(dir).unwrap();
+        let id = PartitionId(1);
+        let (name, comparator) = ("p".to_owned(), BYTEWISE_NAME.to_owned());
+        let partition = PartitionMeta { id, engine: EngineKind::Lsm as u8, name, comparator, settings: Vec::new() };
+        let (values, bytes, rewritten) = (u64::MAX, u64::MAX, false);
+        let section = |file| BlobFileSection { logical_file: FileNumber(file), values, bytes, rewritten };
+        let file = BlobFileMeta { number: FileNumber(2), size: 1, created_ms: 0, sections: [2, 3].map(section).into() };
+        let edits = [
+            VersionEdit::Database { id: [1; 16], instance: [2; 16], hash_seed: 0, created_ms: 0 },
+            VersionEdit::PartitionCreated(partition),
+            PartitionEdit::BlobFileAdded { file }.of(id),
+        ];
+        drop(Manifest::create(Arc::clone(&fs), dir, [1; 16], &edits).unwrap());
+        let report = &blobs(&fs, dir).unwrap()[0];
+        assert_eq!((report.values, report.value_bytes), (u64::MAX, u64::MAX));
     }
 }
