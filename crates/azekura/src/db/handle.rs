@@ -91,9 +91,8 @@ impl DbHandle {
         }
         // Sent after the directory lock is released, because the listener may open the database again.
         inner.emit(&Event::Closed);
-        inner.poison.events().stop();
-        // If the listener calls `close`, this code runs on the delivery thread. It delivers the queued events when the
-        // listener returns.
+        // The delivery thread ends after `Closed`. If the listener calls `close`, this code runs on that thread, and
+        // the queued events are delivered when the listener returns.
         let delivered = listener.is_none_or(|thread| thread.is_current() || thread.join());
         inner.poison.record_delivery(delivered && inner.poison.events().deliver_at_call_end());
         finished

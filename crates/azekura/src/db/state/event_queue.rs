@@ -25,11 +25,9 @@ const EXTRA_EVENTS_MAX: usize = 5;
 pub(crate) struct EventQueue {
     listener: Option<Arc<dyn Listener>>,
     state: Mutex<EventQueueState>,
-    /// Whether a delivery thread runs [`run`](EventQueue::run).
+    /// Whether a delivery thread runs or ran [`run`](EventQueue::run).
     has_thread: AtomicBool,
-    /// Whether [`stop`](EventQueue::stop) was called.
-    ended: AtomicBool,
-    /// Notified for each queued event, and by `stop`.
+    /// Notified for each queued event.
     queued: WakeSignal,
 }
 
@@ -49,7 +47,6 @@ impl EventQueue {
             listener,
             state: Mutex::new(EventQueueState { waiting: VecDeque::new(), delivering: true, closed: false }),
             has_thread: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
             queued: WakeSignal::default(),
         }
     }
@@ -122,28 +119,19 @@ impl EventQueue {
         self.has_thread.store(true, Ordering::Release);
     }
 
-    /// Delivers events until [`stop`](EventQueue::stop); calls `on_panic` after deliveries in which the listener
-    /// panicked.
+    /// Delivers events through `Closed`; calls `on_panic` after deliveries in which the listener panicked.
     pub(crate) fn run(&self, on_panic: impl Fn()) {
         loop {
             let seen = self.queued.generation();
-            let ended = self.ended.load(Ordering::Acquire);
+            let closed = lock(&self.state).closed;
             if !self.deliver() {
                 on_panic();
             }
-            if ended {
+            if closed {
                 return;
             }
             self.queued.wait_past(seen, 1_000);
         }
-    }
-
-    /// Ends the delivery thread: [`run`](EventQueue::run) returns once it has delivered the queued events. Called after
-    /// the last event.
-    pub(crate) fn stop(&self) {
-        self.ended.store(true, Ordering::Release);
-        self.queued.notify_all();
-        self.has_thread.store(false, Ordering::Release);
     }
 }
 
