@@ -322,15 +322,14 @@ pub(crate) struct DeadKeyWalk {
 }
 
 impl DeadKeyWalk {
-    /// Begins a row of deleted keys, with the walk of the iterator or a new one. `None` without dead ranges.
-    pub(crate) fn begin<'a>(
-        walk: &'a mut Option<Box<DeadKeyWalk>>,
-        dead_ranges: &Option<DeadRangesView>,
+    /// Begins a row of deleted keys, with the walk of the iterator or a new one.
+    pub(crate) fn begin(
+        walk: &mut Option<Box<DeadKeyWalk>>,
+        view: &DeadRangesView,
         order: &KeyOrder,
         direction: MergeDirection,
         (at, now_ms): (SeqNo, u64),
-    ) -> Option<&'a mut DeadKeyWalk> {
-        let view = dead_ranges.as_ref()?;
+    ) {
         let walk = walk.get_or_insert_with(|| {
             let (view, order, first) = (view.clone(), order.clone(), Vec::new());
             let (dead_keys, sought, watch, can_learn) = (0, None, None, true);
@@ -350,23 +349,25 @@ impl DeadKeyWalk {
                 can_learn,
             })
         });
-        walk.cancel(); // after an error
+        walk.cancel(); // counts the keys of the row before
         debug_assert!(walk.direction == direction && walk.at == at, "an iterator has one direction and one reader");
         debug_assert!(walk.watch.is_none() && walk.dead_keys == 0, "a row of deleted keys begins without a watch");
         (walk.sought, walk.from, walk.from_ms) = (None, at, 0);
-        Some(walk)
     }
 
-    /// Tells that the scan has passed `key`, which is deleted for its reader.
-    pub(crate) fn pass(&mut self, key: &[u8]) -> DeadKeyStep {
+    /// Tells that the scan has passed `key`, which is deleted or `has_expired` for its reader.
+    pub(crate) fn pass(&mut self, key: &[u8], has_expired: bool) -> DeadKeyStep {
+        if has_expired {
+            self.from_ms = self.now_ms;
+        }
         if self.dead_keys.is_multiple_of(LOOKUP_INTERVAL) {
             let moment = (self.at, self.now_ms);
-            if let Some((KeyRange { start, end }, has_expired)) = self.view.ranges.find(key, moment, &self.order) {
+            if let Some((KeyRange { start, end }, has_expired_keys)) = self.view.ranges.find(key, moment, &self.order) {
                 let past = if self.direction == MergeDirection::Forward { end } else { start };
                 if self.watch.is_some() {
                     self.dead_keys += 1;
-                    if has_expired {
-                        self.note_expired();
+                    if has_expired_keys {
+                        self.from_ms = self.now_ms;
                     }
                 } else {
                     self.count_passed_keys();
@@ -400,11 +401,6 @@ impl DeadKeyWalk {
             true => DeadKeyStep::SeekPast(near),
             false => DeadKeyStep::Continue,
         }
-    }
-
-    /// Tells that the next key to [pass](DeadKeyWalk::pass) has expired.
-    pub(crate) fn note_expired(&mut self) {
-        self.from_ms = self.now_ms;
     }
 
     /// Whether every record must be [read](DeadKeyWalk::read).
@@ -479,14 +475,12 @@ mod tests {
 
     /// With a time above 0, all keys have expired.
     fn walk_at(ranges: &Arc<DeadRanges>, direction: MergeDirection, read_at: (SeqNo, u64), keys: &[&str], far: &str) {
-        let (view, mut walk) = (Some(DeadRangesView::new(ranges)), None);
+        let (view, mut walk) = (DeadRangesView::new(ranges), None);
         let order = KeyOrder::bytewise();
-        let walk = DeadKeyWalk::begin(&mut walk, &view, &order, direction, read_at).unwrap();
+        DeadKeyWalk::begin(&mut walk, &view, &order, direction, read_at);
+        let mut walk = walk.unwrap();
         for key in keys.iter().take(DEAD_KEYS_MIN as usize).chain(keys) {
-            if read_at.1 > 0 {
-                walk.note_expired();
-            }
-            walk.pass(key.as_bytes());
+            walk.pass(key.as_bytes(), read_at.1 > 0);
         }
         match direction {
             MergeDirection::Forward => walk.finish(KeyBoundary::Before(far.as_bytes().into())),

@@ -62,6 +62,13 @@ pub(crate) trait Direction: Default {
     /// Moves to the next visible key in this direction.
     fn step<C: InternalIter>(iter: &mut VisibleIter<C, Self>) -> Result<()>;
 
+    /// As [`find_visible`](VisibleIter::find_visible). Skips dead ranges and learns them; `walk` is used from the first
+    /// deleted key.
+    fn pass_hidden_keys<C: InternalIter>(
+        iter: &mut VisibleIter<C, Self>,
+        walk: &mut Option<Box<DeadKeyWalk>>,
+    ) -> Result<()>;
+
     /// The copy of the current entry; `None` in a direction that copies none.
     #[inline]
     fn copied(&self) -> Option<&Backward> {
@@ -129,6 +136,68 @@ impl Direction for Forward {
         }
         iter.find_visible()
     }
+
+    fn pass_hidden_keys<C: InternalIter>(
+        iter: &mut VisibleIter<C, Forward>,
+        walk: &mut Option<Box<DeadKeyWalk>>,
+    ) -> Result<()> {
+        let VisibleIter { inner, order, snapshot_seqno: at, limit, now_ms, .. } = iter;
+        let Forward { saved_key, has_saved_key } = &mut iter.state;
+        let (mut skips, mut has_begun) = (0, false);
+        loop {
+            let head = inner.head().map(|(key, kind)| {
+                let known = *has_saved_key && order.keys_equal(saved_key, key.user_key);
+                (key, kind, known)
+            });
+            let is_within = |key: InternalKey<'_>| Forward::is_within(order, limit, key.user_key);
+            let Some((key, kind, known)) = head.filter(|(key, _, known)| *known || is_within(*key)) else {
+                if let Some(walk) = walk {
+                    walk.finish_at_bound(limit.as_ref());
+                }
+                return Ok(());
+            };
+            if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching()) {
+                walk.read(key.seqno);
+                if kind.is_value() && key.seqno > *at {
+                    walk.finish(KeyBoundary::Before(key.user_key.into()));
+                }
+            }
+            if !known && key.seqno <= *at {
+                *has_saved_key = key.seqno > SeqNo::ZERO;
+                if *has_saved_key {
+                    key.user_key.clone_into(saved_key);
+                }
+                iter.valid = kind.is_plain_value() || is_unexpired(inner, kind, *now_ms)?;
+                if iter.valid {
+                    if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching()) {
+                        walk.finish(KeyBoundary::Before(key.user_key.into()));
+                    }
+                    return Ok(());
+                }
+                skips = 0;
+                if let Some(dead_ranges) = &iter.dead_ranges {
+                    if !std::mem::replace(&mut has_begun, true) {
+                        DeadKeyWalk::begin(walk, dead_ranges, order, MergeDirection::Forward, (*at, *now_ms));
+                    }
+                    let step = walk.as_mut().map(|walk| walk.pass(key.user_key, kind.is_value()));
+                    if let Some(DeadKeyStep::SeekPast(boundary)) = step {
+                        *has_saved_key = false;
+                        seek_behind(inner, &boundary, order)?;
+                        continue;
+                    }
+                }
+            }
+            skips += 1;
+            if known && skips > MAX_SEQUENTIAL_SKIPS {
+                skips = 0;
+                if key.seqno > SeqNo::ZERO {
+                    inner.seek(InternalKey::new(saved_key, SeqNo::ZERO))?;
+                    continue;
+                }
+            }
+            inner.next()?;
+        }
+    }
 }
 
 /// Descending order. The current entry is copied, because the newest visible version of a key is known only after the
@@ -174,7 +243,7 @@ impl Direction for Backward {
                 }
             }
         }
-        iter.find_prev_visible()
+        iter.find_visible()
     }
 
     #[inline]
@@ -184,7 +253,72 @@ impl Direction for Backward {
         if iter.is_resolved {
             iter.inner.prev()?;
         }
-        iter.find_prev_visible() // the inner iterator is already at the previous key
+        iter.find_visible() // the inner iterator is already at the previous key
+    }
+
+    /// Reads all versions of one key after another, until a key has a visible value.
+    #[inline]
+    fn pass_hidden_keys<C: InternalIter>(
+        iter: &mut VisibleIter<C, Backward>,
+        walk: &mut Option<Box<DeadKeyWalk>>,
+    ) -> Result<()> {
+        iter.valid = false;
+        let mut has_begun = false;
+        loop {
+            let head = iter.inner.head().filter(|(key, _)| Backward::is_within(&iter.order, &iter.limit, key.user_key));
+            let Some((key, _)) = head else {
+                if let Some(walk) = walk.as_mut() {
+                    walk.finish_at_bound(iter.limit.as_ref());
+                }
+                return Ok(());
+            };
+            if iter.is_resolved {
+                iter.valid = true;
+                return Ok(());
+            }
+            iter.state.key.clear();
+            iter.state.key.extend_from_slice(key.user_key);
+            let (mut is_deleted, mut has_expired, mut has_newer_value) = (false, false, false);
+            while let Some(entry) = iter.inner.current() {
+                if !iter.order.keys_equal(entry.user_key, &iter.state.key) {
+                    break;
+                }
+                if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching()) {
+                    walk.read(entry.seqno);
+                    has_newer_value |= entry.kind.is_value() && entry.seqno > iter.snapshot_seqno;
+                }
+                if entry.seqno <= iter.snapshot_seqno {
+                    iter.valid = entry.kind.is_plain_value() || is_unexpired(&iter.inner, entry.kind, iter.now_ms)?;
+                    is_deleted = !iter.valid;
+                    has_expired = is_deleted && entry.kind.is_value();
+                    iter.state.kind = entry.kind;
+                    iter.state.key.clear();
+                    iter.state.key.extend_from_slice(entry.user_key);
+                    iter.state.value.clear();
+                    iter.state.shared_value =
+                        if entry.value.len() >= SHARED_LEN_MIN { iter.inner.shared_value() } else { None };
+                    if iter.state.shared_value.is_none() {
+                        iter.state.value.extend_from_slice(entry.value);
+                    }
+                }
+                iter.inner.prev()?;
+            }
+            if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching() && (iter.valid || has_newer_value)) {
+                walk.finish(KeyBoundary::After(iter.state.key.as_slice().into()));
+            }
+            if iter.valid {
+                return Ok(());
+            }
+            let Some(dead_ranges) = iter.dead_ranges.as_ref().filter(|_| is_deleted) else { continue };
+            let (order, moment) = (&iter.order, (iter.snapshot_seqno, iter.now_ms));
+            if !std::mem::replace(&mut has_begun, true) {
+                DeadKeyWalk::begin(walk, dead_ranges, order, MergeDirection::Backward, moment);
+            }
+            let step = walk.as_mut().map(|walk| walk.pass(&iter.state.key, has_expired));
+            if let Some(DeadKeyStep::SeekPast(boundary)) = step {
+                seek_before(&mut iter.inner, &boundary, order)?;
+            }
+        }
     }
 
     #[inline]
@@ -218,6 +352,15 @@ impl<C: InternalIter, D: Direction> VisibleIter<C, D> {
     /// Lets the iterator skip dead ranges, and learn them.
     pub(crate) fn with_dead_ranges(self, dead_ranges: Option<DeadRangesView>) -> VisibleIter<C, D> {
         VisibleIter { dead_ranges, ..self }
+    }
+
+    /// Moves to the first visible entry at or behind the current one.
+    fn find_visible(&mut self) -> Result<()> {
+        let mut walk = self.walk.take();
+        debug_assert!(walk.as_ref().is_none_or(|walk| !walk.is_watching()), "a step ends the watch that it begins");
+        let found = D::pass_hidden_keys(self, &mut walk);
+        self.walk = walk.filter(|_| found.is_ok());
+        found
     }
 
     #[inline]
@@ -262,102 +405,6 @@ impl<C: InternalIter, D: Direction> VisibleIter<C, D> {
 }
 
 impl<C: InternalIter> VisibleIter<C, Forward> {
-    /// Moves to the first visible entry at or after the current one.
-    fn find_visible(&mut self) -> Result<()> {
-        let mut skips = 0;
-        loop {
-            let Some((key, kind)) = self.inner.head() else { return Ok(()) };
-            let known = self.state.has_saved_key && self.order.keys_equal(&self.state.saved_key, key.user_key);
-            if !known && !Forward::is_within(&self.order, &self.limit, key.user_key) {
-                return Ok(());
-            }
-            if !known && key.seqno <= self.snapshot_seqno {
-                self.state.has_saved_key = key.seqno > SeqNo::ZERO;
-                if self.state.has_saved_key {
-                    key.user_key.clone_into(&mut self.state.saved_key);
-                }
-                if kind.is_plain_value() || is_unexpired(&self.inner, kind, self.now_ms)? {
-                    self.valid = true;
-                    return Ok(());
-                }
-                if self.dead_ranges.is_some() {
-                    return self.pass_deleted_keys();
-                }
-                skips = 0;
-            }
-            skips += 1;
-            if known && skips > MAX_SEQUENTIAL_SKIPS {
-                skips = 0;
-                if key.seqno > SeqNo::ZERO {
-                    self.inner.seek(InternalKey::new(&self.state.saved_key, SeqNo::ZERO))?;
-                    continue;
-                }
-            }
-            self.inner.next()?;
-        }
-    }
-
-    /// As [`find_visible`](VisibleIter::find_visible), from a tombstone: skips dead ranges and learns them.
-    fn pass_deleted_keys(&mut self) -> Result<()> {
-        let VisibleIter { inner, order, snapshot_seqno: at, limit: end, now_ms, .. } = self;
-        let Forward { saved_key, has_saved_key } = &mut self.state;
-        let moment = (*at, *now_ms);
-        let Some(walk) = DeadKeyWalk::begin(&mut self.walk, &self.dead_ranges, order, MergeDirection::Forward, moment)
-        else {
-            return Ok(());
-        };
-        *has_saved_key = false; // the tombstone is passed below
-        let mut skips = 0;
-        loop {
-            let Some((key, kind)) = inner.head() else {
-                walk.finish_at_bound(end.as_ref());
-                return Ok(());
-            };
-            let known = *has_saved_key && order.keys_equal(saved_key, key.user_key);
-            if !known && !Forward::is_within(order, end, key.user_key) {
-                walk.finish_at_bound(end.as_ref());
-                return Ok(());
-            }
-            if walk.is_watching() {
-                walk.read(key.seqno);
-                if kind.is_value() && key.seqno > *at {
-                    walk.finish(KeyBoundary::Before(key.user_key.into()));
-                }
-            }
-            if !known && key.seqno <= *at {
-                *has_saved_key = key.seqno > SeqNo::ZERO;
-                if *has_saved_key {
-                    key.user_key.clone_into(saved_key);
-                }
-                if kind.is_plain_value() || is_unexpired(inner, kind, *now_ms)? {
-                    self.valid = true;
-                    if walk.is_watching() {
-                        walk.finish(KeyBoundary::Before(key.user_key.into()));
-                    }
-                    return Ok(());
-                }
-                skips = 0;
-                if kind.is_value() {
-                    walk.note_expired();
-                }
-                if let DeadKeyStep::SeekPast(boundary) = walk.pass(key.user_key) {
-                    *has_saved_key = false;
-                    seek_behind(inner, &boundary, order)?;
-                    continue;
-                }
-            }
-            skips += 1;
-            if known && skips > MAX_SEQUENTIAL_SKIPS {
-                skips = 0;
-                if key.seqno > SeqNo::ZERO {
-                    inner.seek(InternalKey::new(saved_key, SeqNo::ZERO))?;
-                    continue;
-                }
-            }
-            inner.next()?;
-        }
-    }
-
     /// Whether [`next_ref`](VisibleIter::next_ref) may be called.
     #[inline]
     pub(crate) fn has_next_ref(&self) -> bool {
@@ -373,83 +420,6 @@ impl<C: InternalIter> VisibleIter<C, Forward> {
         let entry = self.inner.next_ref()?.filter(|entry| Forward::is_within(order, end, entry.user_key));
         self.valid = entry.is_some();
         Ok(entry)
-    }
-}
-
-impl<C: InternalIter> VisibleIter<C, Backward> {
-    /// Reads all versions of one key after another, until a key has a visible value.
-    fn find_prev_visible(&mut self) -> Result<()> {
-        let mut walk = self.walk.take();
-        debug_assert!(walk.as_ref().is_none_or(|walk| !walk.is_watching()), "a step ends the watch that it begins");
-        let found = self.pass_hidden_keys(&mut walk);
-        self.walk = walk.filter(|_| found.is_ok());
-        found
-    }
-
-    /// Skips dead ranges and learns them; `walk` is used from the first deleted key.
-    #[inline]
-    fn pass_hidden_keys(&mut self, walk: &mut Option<Box<DeadKeyWalk>>) -> Result<()> {
-        self.valid = false;
-        let mut has_begun = false;
-        loop {
-            let head = self.inner.head().filter(|(key, _)| Backward::is_within(&self.order, &self.limit, key.user_key));
-            let Some((key, _)) = head else {
-                if let Some(walk) = walk.as_mut() {
-                    walk.finish_at_bound(self.limit.as_ref());
-                }
-                return Ok(());
-            };
-            if self.is_resolved {
-                self.valid = true;
-                return Ok(());
-            }
-            self.state.key.clear();
-            self.state.key.extend_from_slice(key.user_key);
-            let (mut is_deleted, mut has_expired, mut has_newer_value) = (false, false, false);
-            while let Some(entry) = self.inner.current() {
-                if !self.order.keys_equal(entry.user_key, &self.state.key) {
-                    break;
-                }
-                if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching()) {
-                    walk.read(entry.seqno);
-                    has_newer_value |= entry.kind.is_value() && entry.seqno > self.snapshot_seqno;
-                }
-                if entry.seqno <= self.snapshot_seqno {
-                    self.valid = entry.kind.is_plain_value() || is_unexpired(&self.inner, entry.kind, self.now_ms)?;
-                    is_deleted = !self.valid;
-                    has_expired = is_deleted && entry.kind.is_value();
-                    self.state.kind = entry.kind;
-                    self.state.key.clear();
-                    self.state.key.extend_from_slice(entry.user_key);
-                    self.state.value.clear();
-                    self.state.shared_value =
-                        if entry.value.len() >= SHARED_LEN_MIN { self.inner.shared_value() } else { None };
-                    if self.state.shared_value.is_none() {
-                        self.state.value.extend_from_slice(entry.value);
-                    }
-                }
-                self.inner.prev()?;
-            }
-            if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching() && (self.valid || has_newer_value)) {
-                walk.finish(KeyBoundary::After(self.state.key.as_slice().into()));
-            }
-            if self.valid {
-                return Ok(());
-            }
-            if !is_deleted || self.dead_ranges.is_none() {
-                continue;
-            }
-            if !std::mem::replace(&mut has_begun, true) {
-                let (order, moment) = (&self.order, (self.snapshot_seqno, self.now_ms));
-                DeadKeyWalk::begin(walk, &self.dead_ranges, order, MergeDirection::Backward, moment);
-            }
-            if has_expired && let Some(walk) = walk.as_mut() {
-                walk.note_expired();
-            }
-            if let Some(DeadKeyStep::SeekPast(boundary)) = walk.as_mut().map(|walk| walk.pass(&self.state.key)) {
-                seek_before(&mut self.inner, &boundary, &self.order)?;
-            }
-        }
     }
 }
 
