@@ -230,6 +230,8 @@ fn check_action_at(at: &'static str, what: &'static str, action: ListenerAction,
         }
         // The lock is released, possibly a little later: the listener has dropped the last handle.
         wait_until("the directory is unlocked", || manual_config(machine.clone()).workers(0).open().is_ok());
+        // If the listener has called `close`, its thread delivers `Closed` after that call.
+        wait_until("`Closed` is delivered", || listener.events.lock().unwrap().contains(&"closed"));
         let mut events = listener.events.lock().unwrap().clone();
         assert_eq!((events.remove(0), events.pop()), ("opened", Some("closed")), "{what} at {at}: {events:?}");
     });
