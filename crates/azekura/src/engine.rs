@@ -185,7 +185,7 @@ pub(crate) type NumberedRecords<'a> = Vec<(u32, EntryRef<'a>)>;
 /// to the batch. [`sync_staged`](Engine::sync_staged) and [`begin_commit`](Engine::begin_commit) precede its pointer in
 /// the WAL. [`prepare`](Engine::prepare) reserves the space that the batch needs, so that `apply` does not fail for
 /// lack of space. The leader appends the batch to the WAL. [`apply`](Engine::apply) makes the changes in memory.
-/// [`release`](Engine::release) undoes the first two if the batch is not applied.
+/// [`release`](Engine::release) ends what `stage` and `prepare` have begun, and undoes it if the batch is not applied.
 /// [`single_commit`](Engine::single_commit) says whether a single record takes these steps, or the one step of
 /// [`write_single`](Engine::write_single). The default methods are those of a tree that stages and reserves nothing,
 /// and is durable through the WAL only.

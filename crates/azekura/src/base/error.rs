@@ -53,8 +53,8 @@ pub enum ErrorKind {
     NotFound,
     /// Another handle has the directory locked: close that one first.
     Locked,
-    /// An earlier failure of the WAL or the manifest stopped all writes; reads continue: close, check the device,
-    /// open again.
+    /// An earlier failure of the WAL or the manifest, or a panic, stopped all writes; reads continue: close, check the
+    /// device, open again.
     Poisoned,
     /// The database is closed or the partition was deleted: drop the handle.
     Closed,

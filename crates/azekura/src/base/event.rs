@@ -25,7 +25,8 @@ use crate::base::error::Error;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// The database was opened.
+    /// The database was opened for writing. An open for reading sends no such event; its result is in
+    /// [`Metrics`](crate::Metrics).
     Opened {
         /// Records of the write-ahead log (WAL) that were replayed.
         replayed_records: u64,
@@ -78,8 +79,9 @@ pub enum Event {
         bytes_freed: u64,
     },
     /// Background work failed. It is retried with growing delays, unless the error poisons the database; other work
-    /// continues. The event is sent once for each kind of work of a partition and each kind of error or damaged file,
-    /// until that work succeeds.
+    /// continues. Until the same work of the same partition succeeds, the event is sent again only if the kind of the
+    /// error, or the damaged file, differs from that of the last event. A sync of the sync interval sends it each time
+    /// that it fails.
     BackgroundError {
         /// The error.
         error: Error,
@@ -135,8 +137,9 @@ fn write_path_as_text<S: serde::Serializer>(path: &std::path::Path, serializer: 
 ///
 /// A database with workers calls the listener on a thread of its own, and from `open` for [`Event::Opened`]. An event
 /// may therefore arrive after the call that caused it has returned, except [`Event::Closed`], which is delivered
-/// before `close` returns. A database without workers calls the listener at the end of the call that caused the
-/// event. Up to 1,024 events wait for a slow listener; [`Event::EventsDropped`] replaces further ones.
+/// before `close` returns. A database without workers, or open for reading only, calls the listener at the end of the
+/// call that caused the event. Up to 1,024 events wait for a slow listener; [`Event::EventsDropped`] replaces further
+/// ones.
 ///
 /// No lock of the database is held during the call: a listener may read, write, flush, open and delete partitions,
 /// drop the last handle, or close the database. A call that is not possible any more returns an error, such as

@@ -12,8 +12,8 @@ use crate::lsm::compaction_filter::CompactionFilter;
 /// Longest name of a component in bytes; at least 1 byte.
 const NAME_LEN_MAX: usize = 255;
 
-/// Code of the program that a partition calls. Unlike [options](PartitionCreateOptions) it is not stored, and must be
-/// given whenever the partition is opened.
+/// Code of the program that a partition calls. Unlike [options](PartitionCreateOptions) it is not stored. A comparator
+/// and a merge operator, whose names are stored, must be given whenever the partition is opened.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {

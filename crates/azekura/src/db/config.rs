@@ -94,7 +94,7 @@ pub struct Settings {
     pub sync_interval: Option<Duration>,
     /// Durability of commits that do not choose one.
     pub durability: PersistMode,
-    /// Number of background threads.
+    /// Number of worker threads.
     pub workers: usize,
     /// Codec of partitions that do not choose one.
     pub compression: CompressionType,
@@ -367,7 +367,10 @@ impl Config {
         self
     }
 
-    /// Sets the number of background threads, 0 to 64. Default 2.
+    /// Sets the number of worker threads, 0 to 64. Default 2.
+    ///
+    /// Workers run flushes, compactions and blob GC. If there are two or more, one of them runs no compactions and no
+    /// blob GC. A [sync interval](Config::sync_interval) and a [listener](Config::listener) have one more thread each.
     ///
     /// With 0 no background work runs until the caller calls [`Database::step`](crate::Database::step), which makes a
     /// test deterministic.
@@ -431,7 +434,7 @@ impl Config {
         self
     }
 
-    /// Sets whether reads and writes of tables bypass the page cache of the operating system. Default
+    /// Sets whether reads and writes of tables and blob files bypass the page cache of the operating system. Default
     /// [`DirectIo::Automatic`]. The WAL always uses the page cache.
     ///
     /// ```

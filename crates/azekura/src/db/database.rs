@@ -32,7 +32,7 @@ const NAME_LEN_MAX: usize = 255;
 /// An open database: one directory with one write-ahead log (WAL) and many [`Partition`]s.
 ///
 /// Clones share the database and are cheap; the type is `Send` and `Sync`. Dropping the last handle (database,
-/// partition, snapshot or iterator) closes the database cleanly.
+/// partition, snapshot, iterator, entry, batch or transaction) closes the database cleanly.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {

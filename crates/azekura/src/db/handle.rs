@@ -22,8 +22,9 @@ const CLOSING_THREADS_MAX: usize = 8;
 const READER_WAIT_ROUNDS: usize = 10_000;
 const READER_SPIN_ROUNDS: usize = 100;
 
-/// Held by every [`Database`](crate::Database), [`Partition`](crate::Partition), [`Snapshot`](crate::Snapshot) and
-/// iterator. Dropping the last one closes the database as `close` does; errors are reported to the listener.
+/// Held by every [`Database`](crate::Database), [`Partition`](crate::Partition), [`Snapshot`](crate::Snapshot),
+/// [`Batch`](crate::Batch), [`Transaction`](crate::Transaction), iterator and [`Entry`](crate::Entry). Dropping the
+/// last one closes the database as `close` does; errors are reported to the listener.
 pub(crate) struct DbHandle {
     pub(crate) inner: Arc<DbInner>,
     threads: Mutex<BackgroundThreads>,

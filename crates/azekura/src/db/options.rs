@@ -355,6 +355,9 @@ impl PartitionCreateOptions {
 
     /// Decodes stored options. Ignores unknown fields. If a value of the pool or of key-value separation is out of its
     /// range, these have their defaults. If any other value is, all options have.
+    ///
+    /// # Errors
+    /// `Corruption` for an unknown codec, and for a value that ends early or is malformed.
     pub(crate) fn decode(bytes: &[u8]) -> Result<PartitionCreateOptions> {
         let mut options = PartitionCreateOptions::default();
         match options.load_all(StoredOptions::fields(bytes)?).and_then(|()| options.check()) {

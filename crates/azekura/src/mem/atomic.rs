@@ -5,9 +5,9 @@
 //! so that a test runs thousands of schedules and a failing schedule can be replayed. See `explorer.rs`, and decision
 //! record 0012 for the limits of the explorer.
 //!
-//! Folders with lock-free code use this module. `Arc`, `Weak`, `OnceLock` and the lock of `dirty_pages.rs` are always
-//! those of the standard library: each of their operations is atomic, and the explorer runs it together with the
-//! operation before it.
+//! Folders with lock-free code use this module. `Arc`, `Weak` and `OnceLock` are always those of the standard library:
+//! each of their operations is atomic, and the explorer runs it together with the operation before it. `region.rs` says
+//! why the words of regions are, too.
 
 #[cfg(not(all(test, azekura_explore)))]
 mod chosen {

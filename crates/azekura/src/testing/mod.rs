@@ -14,7 +14,7 @@
 //! - [`SeededRng`] gives the random numbers of all tests.
 //! - [`TestEnv`] has random bytes from a seed and a clock that the test sets.
 //! - `vec_iter` has an iterator over entries in memory, for unit tests of the iterators above it.
-//! - `wal` has a database that consists of a write-ahead log only, for unit tests.
+//! - `wal` has a database that consists of a write-ahead log and a small manifest, for unit tests.
 //!
 //! Modules, in reading order: `seeded_rng`, `comparators`, `script`, `test_env`, `mem_fs`, `fault_fs`, `fuzz_decoders`,
 //! `test_isolation`, `vec_iter`, `wal`.

@@ -7,8 +7,8 @@
 //!
 //! A mapped pool has no checkpoints. When a call returns, its change survives the failures that the memory of the file
 //! system survives. The WAL contains only batches. A single removal is not recorded in the WAL, so the replay of an
-//! older put of the same key would restore the key. Therefore the pool stores, before its first single removal, the
-//! sequence number up to which it contains all records of the WAL. It also stores an upper bound of its sequence
+//! older put of the same key would restore the key. Therefore the pool stores, before the first removal behind a batch,
+//! the sequence number up to which it contains all records of the WAL. It also stores an upper bound of its sequence
 //! numbers: after a reopen, new sequence numbers must be above all used ones, and the WAL does not contain them.
 //!
 //! Neither a checkpoint nor that number of a mapped pool passes a range delete that is pending, that is, whose covered
