@@ -1,7 +1,11 @@
 //! Codecs: none, LZ4 (`lz4_flex`), zlib (`miniz_oxide`).
 
+use std::cell::RefCell;
 use std::fmt;
+use std::ops::Deref;
 use std::str::FromStr;
+
+use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
 
 use crate::base::error::{Error, Result};
 
@@ -124,13 +128,84 @@ impl CompressionType {
 
     /// Compresses `raw`. Returns `None` if the result is not at least an eighth smaller, because decompression costs
     /// time.
-    pub(crate) fn compress(self, raw: &[u8]) -> Option<(Codec, Vec<u8>)> {
-        let (codec, out) = match self {
+    pub(crate) fn compress(self, raw: &[u8]) -> Option<(Codec, CompressedBytes)> {
+        let (codec, bytes) = match self {
             CompressionType::None => return None,
-            CompressionType::Lz4 => (Codec::Lz4, lz4_flex::block::compress(raw)),
-            CompressionType::Miniz(level) => (Codec::Zlib, miniz_oxide::deflate::compress_to_vec_zlib(raw, level)),
+            CompressionType::Lz4 => (Codec::Lz4, compress_lz4(raw)),
+            CompressionType::Miniz(level) => {
+                let buffer = miniz_oxide::deflate::compress_to_vec_zlib(raw, level);
+                (Codec::Zlib, CompressedBytes { len: buffer.len(), buffer })
+            }
         };
-        (out.len() <= raw.len() - raw.len() / 8 && out.len() < raw.len()).then_some((codec, out))
+        (bytes.len <= raw.len() - raw.len() / 8 && bytes.len < raw.len()).then_some((codec, bytes))
+    }
+}
+
+/// Longest output buffer that a thread keeps, in bytes: that of a value of 256 KiB. A new buffer is cleared first.
+const KEPT_OUTPUT_MAX: usize = get_maximum_output_size(256 << 10);
+
+/// What a thread keeps for its next compression, because allocating and clearing it would take a fifth of the time of
+/// a small block.
+struct Compressor {
+    /// For inputs below 64 KiB.
+    small: CompressTable,
+    /// For longer inputs. Clearing it takes twice as long.
+    large: CompressTable,
+    output: Vec<u8>,
+}
+
+thread_local! {
+    static COMPRESSOR: RefCell<Compressor> = RefCell::new(Compressor::new());
+}
+
+impl Compressor {
+    fn new() -> Compressor {
+        Compressor { small: CompressTable::small(), large: CompressTable::large(), output: Vec::new() }
+    }
+
+    fn compress_lz4(&mut self, raw: &[u8]) -> CompressedBytes {
+        let mut buffer = std::mem::take(&mut self.output);
+        let len_max = get_maximum_output_size(raw.len());
+        if buffer.len() < len_max {
+            buffer = vec![0; len_max];
+        }
+        let table = if raw.len() < usize::from(u16::MAX) { &mut self.small } else { &mut self.large };
+        let len = compress_into_with_table(raw, &mut buffer, table).expect("the buffer has the maximum length");
+        CompressedBytes { buffer, len }
+    }
+}
+
+fn compress_lz4(raw: &[u8]) -> CompressedBytes {
+    let with_kept = COMPRESSOR.try_with(|compressor| compressor.borrow_mut().compress_lz4(raw));
+    // A thread-local destructor may write after the compressor was destroyed.
+    with_kept.unwrap_or_else(|_| Compressor::new().compress_lz4(raw))
+}
+
+/// Compressed bytes. Dropping them returns their buffer to the thread.
+#[derive(Debug)]
+pub(crate) struct CompressedBytes {
+    buffer: Vec<u8>,
+    len: usize,
+}
+
+impl Deref for CompressedBytes {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.buffer[..self.len]
+    }
+}
+
+impl Drop for CompressedBytes {
+    fn drop(&mut self) {
+        let keep = |compressor: &RefCell<Compressor>| {
+            let kept = &mut compressor.borrow_mut().output;
+            if self.buffer.len() <= KEPT_OUTPUT_MAX && kept.len() < self.buffer.len() {
+                *kept = std::mem::take(&mut self.buffer);
+            }
+        };
+        let _ends_with_its_thread = COMPRESSOR.try_with(keep);
     }
 }
 
@@ -176,9 +251,28 @@ mod tests {
             assert!(restored(&stored, raw.len() + 1).is_err());
             assert!(restored(&stored[..stored.len() / 2], raw.len()).is_err());
         }
-        assert_eq!(CompressionType::None.compress(&raw), None);
-        assert_eq!(CompressionType::Lz4.compress(b"abc"), None, "incompressible bytes are stored unchanged");
+        assert!(CompressionType::None.compress(&raw).is_none());
+        assert!(CompressionType::Lz4.compress(b"abc").is_none(), "incompressible bytes are stored unchanged");
         assert!(CompressionType::Miniz(11).check().is_err());
+    }
+
+    #[test]
+    fn kept_tables_and_buffers_leave_no_trace() {
+        let raw: Vec<u8> = (0..90_000u32).flat_map(|i| (i / 7).to_le_bytes()).collect();
+        let check = |len: usize| {
+            let (_, stored) = CompressionType::Lz4.compress(&raw[..len]).expect("repetitive bytes shrink");
+            assert_eq!(*stored, *lz4_flex::block::compress(&raw[..len]), "{len} bytes");
+            stored
+        };
+        let mut owned = Vec::new(); // one result exists while the next ones are made
+        for len in [4096, 65_534, 65_535, 100, 65_536, 360_000, 4095, 300_000, 4096] {
+            owned.push(check(len));
+            check(len);
+            if owned.len() == 3 {
+                owned.clear();
+            }
+        }
+        COMPRESSOR.with_borrow(|compressor| assert!((1..=KEPT_OUTPUT_MAX).contains(&compressor.output.len())));
     }
 
     #[test]

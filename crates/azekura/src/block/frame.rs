@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use crate::base::checksum::{location_seed, xxh3, xxh3_concat};
 use crate::base::coding::{ByteReader, put_varint};
-use crate::base::compression::{Codec, CompressionType, decompress};
+use crate::base::compression::{Codec, CompressedBytes, CompressionType, decompress};
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
 use crate::base::{Error, Result};
 use crate::mem::buffer_pool::Buffer;
@@ -160,7 +160,7 @@ pub(crate) fn put_frame(
 pub(crate) struct CompressedBlock<'a> {
     kind: BlockKind,
     raw: &'a [u8],
-    compressed: Option<(Codec, Vec<u8>)>,
+    compressed: Option<(Codec, CompressedBytes)>,
 }
 
 impl<'a> CompressedBlock<'a> {
@@ -172,7 +172,7 @@ impl<'a> CompressedBlock<'a> {
 
     pub(crate) fn frame(&self) -> BlockFrame<'_> {
         let (codec, stored) = match &self.compressed {
-            Some((codec, bytes)) => (*codec, bytes.as_slice()),
+            Some((codec, bytes)) => (*codec, &**bytes),
             None => (Codec::None, self.raw),
         };
         BlockFrame { kind: self.kind, codec, raw_len: self.raw.len(), stored }
