@@ -202,11 +202,12 @@ pub(crate) trait Engine: Send + Sync {
         SingleCommit::InGroup
     }
 
-    /// Writes a value to a blob file if it is large, before the commit that will have the pointer.
+    /// Writes a value to a blob file if it is large, before the commit that will have the pointer. `synced`: whether
+    /// that commit requests a sync.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file; `Closed` after [`discard`](Engine::discard). Nothing is staged.
-    fn stage(&self, _value: &[u8]) -> Result<Staged> {
+    fn stage(&self, _value: &[u8], _synced: bool) -> Result<Staged> {
         Ok(Staged::Nothing)
     }
 

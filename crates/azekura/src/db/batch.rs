@@ -8,6 +8,7 @@ use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::config::PersistMode;
 use crate::db::handle::DbHandle;
 use crate::db::handle::ExclusiveTurn;
+use crate::db::inner::ValueWrite;
 use crate::db::partition::Partition;
 use crate::db::partition_state::PartitionState;
 use crate::db::state::list_growth::list_bytes;
@@ -100,8 +101,9 @@ impl Batch {
 
     /// Sets the value of a key.
     ///
-    /// A value of at least 1 MiB in a partition with key-value separation is written to a blob file by this call and
-    /// uses no memory in the batch. [`commit`](Batch::commit) returns the error if that write fails.
+    /// A value of at least 4 KiB in a partition with key-value separation is written to a blob file by this call and
+    /// uses no memory in the batch. [`commit`](Batch::commit) returns the error if that write fails. If the
+    /// [durability](Batch::durability) of the batch requests a sync, this applies to values of at least 1 MiB.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -360,7 +362,7 @@ impl Batch {
     ) -> Result<()> {
         check_key_and_value_lengths(key, value)?;
         partition.check_same_database(&self.handle)?;
-        if ttl_ms.is_none() && !partition.state.stages_value(value.len()) {
+        if ttl_ms.is_none() && !self.stages_value(partition, value.len()) {
             return self.write(partition, RecordKind::Put, key, value);
         }
         let expiring = |ttl_ms| self.handle.inner.begin_expiring_write(&partition.state, ttl_ms, value);
@@ -378,10 +380,15 @@ impl Batch {
     ) -> Result<()> {
         let inner = &self.handle.inner;
         self.check_count()?;
-        let (payload, staged) = (&mut self.payload, &mut self.staged);
-        let len = inner.put_value(payload, staged, &partition.state, key, value, expires_ms)?;
+        let value = ValueWrite { value, expires_ms, mode: self.durability };
+        let len = inner.put_value(&mut self.payload, &mut self.staged, &partition.state, key, &value)?;
         self.count_write(partition, key, len);
         Ok(())
+    }
+
+    /// Whether a value of `len` bytes is staged when it is added.
+    pub(crate) fn stages_value(&self, partition: &Partition, len: usize) -> bool {
+        partition.state.stages_value(len, self.durability)
     }
 
     /// The encoded writes, their number, and their partitions.

@@ -112,6 +112,15 @@ const POOL_PAGE: u64 = 4096;
 /// An ingest is delayed as a commit of this size, because it adds at most one run to level 0.
 const INGEST_DELAY_BYTES: u64 = 1 << 20;
 
+/// A value that is written to a partition.
+pub(crate) struct ValueWrite<'a> {
+    pub(crate) value: &'a [u8],
+    /// The expiry time, if the value expires.
+    pub(crate) expires_ms: Option<u64>,
+    /// How durable the commit will be.
+    pub(crate) mode: PersistMode,
+}
+
 /// Guard of a call of the public interface, made by [`DbInner::begin_api_call`].
 pub(crate) struct ApiCallGuard<'a>(&'a DbInner);
 
@@ -254,14 +263,13 @@ impl DbInner {
         staged: &mut StagedGuard<'_>,
         partition: &Arc<PartitionState>,
         key: &[u8],
-        value: &[u8],
-        expires_ms: Option<u64>,
+        &ValueWrite { value, expires_ms, mode }: &ValueWrite<'_>,
     ) -> Result<usize> {
         let id = partition.id;
         let counts = staged.counts();
         // The options may change meanwhile; the tree alone decides whether it stages the value.
-        let pointer = match partition.stages_value(value.len()) {
-            true => self.stage(partition, staged, value)?,
+        let pointer = match partition.stages_value(value.len(), mode) {
+            true => self.stage(partition, staged, value, mode)?,
             false => None,
         };
         let mut encoded = Vec::new();
@@ -315,6 +323,7 @@ impl DbInner {
         partition: &Arc<PartitionState>,
         staged: &mut StagedGuard<'_>,
         value: &[u8],
+        mode: PersistMode,
     ) -> Result<Option<BlobPointer>> {
         let _call = self.begin_api_call();
         let writer = self.writer()?;
@@ -323,7 +332,7 @@ impl DbInner {
         writer.space.check_disk_reserve()?;
         self.delay_write(value.len() as u64)?;
         let _work = self.begin_work()?;
-        let pointer = tree.stage(value)?.blob();
+        let pointer = tree.stage(value, mode != PersistMode::Buffer)?.blob();
         if let Some(pointer) = pointer {
             staged.add(partition, Staged::Blob(pointer));
             self.counters.direct_blob_bytes.fetch_add(pointer.frame_len, Ordering::Relaxed);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::handle::DbHandle;
+use crate::db::inner::ValueWrite;
 use crate::db::iter::db_iter::{DbIter, IterEnd, OwnedBounds, own_bounds, prefix_bounds};
 use crate::db::iter::iterators::{Entries, Iter, IterState, Keys, Values};
 use crate::db::metrics::PartitionMetrics;
@@ -74,7 +75,9 @@ impl Partition {
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         let (key, value) = (key.as_ref(), value.as_ref());
         match self.state.expiry.default_ttl_ms() {
-            None if self.state.stages_value(value.len()) => self.write_value(key, value, None),
+            None if self.state.stages_value(value.len(), self.handle.inner.settings.durability) => {
+                self.write_value(key, value, None)
+            }
             None => self.write(RecordKind::Put, key, value),
             Some(ttl_ms) => self.insert_expiring(key, value, ttl_ms),
         }
@@ -175,8 +178,9 @@ impl Partition {
         let inner = &self.handle.inner;
         with_payload(|payload| {
             let mut staged = StagedGuard::of(std::slice::from_ref(&self.state));
-            inner.put_value(payload, &mut staged, &self.state, key, value, expires_ms)?;
-            inner.write(&WriteBatch::new(payload, 1, &staged), inner.settings.durability)
+            let mode = inner.settings.durability;
+            inner.put_value(payload, &mut staged, &self.state, key, &ValueWrite { value, expires_ms, mode })?;
+            inner.write(&WriteBatch::new(payload, 1, &staged), mode)
         })
     }
 

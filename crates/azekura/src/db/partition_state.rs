@@ -10,6 +10,7 @@ use crate::base::sync::lock;
 use crate::base::version_edit::{BlobFileMeta, EngineKind, PartitionId, PartitionMeta, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::db::components::PartitionComponents;
+use crate::db::config::PersistMode;
 use crate::db::options::{EngineType, PartitionCreateOptions};
 use crate::db::partition_merge_operator::PartitionMergeOperator;
 use crate::db::state::backoff::TaskBackoffs;
@@ -160,10 +161,10 @@ impl PartitionState {
         self.tree_if_built().map_or(SingleCommit::InGroup, PartitionTree::single_commit)
     }
 
-    /// Whether a value of `len` bytes is staged before its commit.
+    /// Whether a value of `len` bytes is staged before its commit, which is as durable as `mode`.
     #[inline]
-    pub(crate) fn stages_value(&self, len: usize) -> bool {
-        self.tree_if_built().is_some_and(|tree| tree.stages_value(len))
+    pub(crate) fn stages_value(&self, len: usize, mode: PersistMode) -> bool {
+        self.tree_if_built().is_some_and(|tree| tree.stages_value(len, mode != PersistMode::Buffer))
     }
 
     /// Whether the tree is built and keeps no operands of merges.

@@ -101,8 +101,9 @@ impl DirectBlobFile {
 /// State of the direct blob files of a tree that is not in the super version. Thread safe.
 #[derive(Default)]
 pub(crate) struct DirectBlobTracker {
-    /// Values of at least this many bytes are direct writes; `u64::MAX` if none are.
-    pub(crate) threshold: AtomicU64,
+    /// Values of at least this many bytes are direct writes, in commits that request no sync and in those that do;
+    /// `u64::MAX` if none are.
+    thresholds: [AtomicU64; 2],
     /// The file that is open for values. A thread holds this lock while it writes a value, so that values follow each
     /// other in the file.
     pub(crate) open_file: Mutex<Option<Arc<DirectBlobFile>>>,
@@ -118,8 +119,18 @@ struct CountedPointers {
 }
 
 impl DirectBlobTracker {
-    pub(crate) fn new(threshold: u64) -> DirectBlobTracker {
-        DirectBlobTracker { threshold: AtomicU64::new(threshold), ..DirectBlobTracker::default() }
+    pub(crate) fn new(thresholds: [u64; 2]) -> DirectBlobTracker {
+        DirectBlobTracker { thresholds: thresholds.map(AtomicU64::new), ..DirectBlobTracker::default() }
+    }
+
+    pub(crate) fn set_thresholds(&self, thresholds: [u64; 2]) {
+        self.thresholds.iter().zip(thresholds).for_each(|(known, new)| known.store(new, Ordering::Relaxed));
+    }
+
+    /// Whether a value of `len` bytes is a direct write. `synced`: whether its commit requests a sync.
+    #[inline]
+    pub(crate) fn writes_directly(&self, len: usize, synced: bool) -> bool {
+        len as u64 >= self.thresholds[usize::from(synced)].load(Ordering::Relaxed)
     }
 
     /// Counts a pointer into the logical file `logical` that is in a memtable.

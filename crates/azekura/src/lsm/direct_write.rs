@@ -19,7 +19,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
 use crate::base::Result;
@@ -41,12 +40,6 @@ use crate::vfs::OpenMode;
 use crate::vfs::open_files::DataFileKind;
 
 impl LsmTree {
-    /// Whether a value of this length is a direct write.
-    #[inline]
-    pub(crate) fn uses_direct_write(&self, len: usize) -> bool {
-        len as u64 >= self.direct_blobs.threshold.load(Ordering::Relaxed)
-    }
-
     /// Writes a value to the open direct blob file. The caller [releases](LsmTree::release_pointers) the pointer unless
     /// a memtable gets it.
     ///

@@ -55,10 +55,12 @@ impl LsmOptions {
         TableOptions { compression: self.compression_at(level), ..self.table.clone() }
     }
 
-    /// Values of at least this many bytes are direct blob writes.
-    pub(crate) fn direct_write_threshold(&self) -> u64 {
-        let separation = self.kv_separation.as_ref();
-        separation.map_or(u64::MAX, |options| options.separation_threshold.max(options.direct_write_threshold).into())
+    /// Values of at least this many bytes are direct blob writes, in commits that request no sync and in those that do.
+    pub(crate) fn direct_write_thresholds(&self) -> [u64; 2] {
+        self.kv_separation.as_ref().map_or([u64::MAX; 2], |options| {
+            [options.direct_write_threshold, options.synced_direct_write_threshold]
+                .map(|threshold| threshold.max(options.separation_threshold).into())
+        })
     }
 
     /// The options with which tables on `level` are opened.
@@ -136,7 +138,8 @@ options! {
 
 options! {
     /// Key-value separation: a flush writes large values to blob files, so that compactions do not copy them. Values of
-    /// 1 MiB and more are written to a blob file before their commit, so that they are written once and use no memory.
+    /// 4 KiB and more are written to a blob file before their commit, so that they are written once and use no memory.
+    /// If their commit requests a sync, this applies to values of 1 MiB and more.
     /// Changed options apply to values that are written to blob files from then on.
     ///
     /// ```
@@ -204,16 +207,17 @@ options! {
         /// ```
         [4] automatic_gc(space_amp): Option<f32> = Some(1.5), check check_space_amp;
 
-        /// For tests: the size in bytes from which on values are direct blob writes, in place of 1 MiB. Applies until
-        /// the partition is opened without it.
-        #[doc(hidden)]
-        direct_write_threshold(bytes): #[cfg_attr(feature = "serde", serde(skip))] u32 = DIRECT_WRITE_THRESHOLD;
+        direct_write_threshold: #[cfg_attr(feature = "serde", serde(skip))] u32 = DIRECT_WRITE_THRESHOLD;
+        synced_direct_write_threshold: #[cfg_attr(feature = "serde", serde(skip))] u32 = SYNCED_DIRECT_WRITE_THRESHOLD;
     }
 }
 
-/// Values of at least this many bytes are written to a blob file before their commit. The WAL and the memtable then
-/// contain only the pointer.
-pub(crate) const DIRECT_WRITE_THRESHOLD: u32 = 1 << 20;
+/// Values of at least this many bytes are written to a blob file before their commit, if that requests no sync. The WAL
+/// and the memtable then contain only the pointer.
+const DIRECT_WRITE_THRESHOLD: u32 = 4 << 10;
+/// The same for commits that request a sync. They sync the blob file too, which costs more than writing a smaller value
+/// twice.
+const SYNCED_DIRECT_WRITE_THRESHOLD: u32 = 1 << 20;
 
 impl KvSeparationOptions {
     /// Same as [`separation_threshold`](KvSeparationOptions::separation_threshold).
@@ -226,6 +230,15 @@ impl KvSeparationOptions {
     #[must_use]
     pub fn blob_file_separation_threshold(self, bytes: u32) -> Self {
         self.separation_threshold(bytes)
+    }
+
+    /// For tests: the size in bytes from which on values are direct blob writes, with and without a requested sync.
+    /// Applies until the partition is opened without it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn direct_write_threshold(mut self, bytes: u32) -> Self {
+        (self.direct_write_threshold, self.synced_direct_write_threshold) = (bytes, bytes);
+        self
     }
 }
 

@@ -175,7 +175,7 @@ impl LsmTree {
         Ok(LsmTree {
             max_memtable_size: AtomicU64::new(options.max_memtable_size),
             uses_prefix_filters: AtomicBool::new(options.table.prefix_extractor.is_some()),
-            direct_blobs: DirectBlobTracker::new(options.direct_write_threshold()),
+            direct_blobs: DirectBlobTracker::new(options.direct_write_thresholds()),
             options: Mutex::new(Arc::new(options)),
             active_memtable: Mutex::new(Arc::clone(&active)),
             current: SuperVersionCell::new(SuperVersion {
@@ -209,7 +209,7 @@ impl LsmTree {
     pub(crate) fn set_options(&self, options: LsmOptions) {
         self.max_memtable_size.store(options.max_memtable_size, Ordering::Relaxed);
         self.uses_prefix_filters.store(options.table.prefix_extractor.is_some(), Ordering::Relaxed);
-        self.direct_blobs.threshold.store(options.direct_write_threshold(), Ordering::Relaxed);
+        self.direct_blobs.set_thresholds(options.direct_write_thresholds());
         let options = Arc::new(options);
         *lock(&self.options) = Arc::clone(&options);
         self.version().tables().for_each(|(level, table)| table.set_options(options.read_options(level)));
@@ -443,8 +443,8 @@ impl Engine for LsmTree {
         &self.context.order
     }
 
-    fn stage(&self, value: &[u8]) -> Result<Staged> {
-        match self.uses_direct_write(value.len()) {
+    fn stage(&self, value: &[u8], synced: bool) -> Result<Staged> {
+        match self.direct_blobs.writes_directly(value.len(), synced) {
             true => self.write_blob_directly(value).map(Staged::Blob),
             false => Ok(Staged::Nothing),
         }

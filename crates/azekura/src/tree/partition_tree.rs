@@ -103,10 +103,11 @@ impl PartitionTree {
         }
     }
 
-    /// Whether a value of `len` bytes is [staged](Engine::stage) before its commit.
+    /// Whether a value of `len` bytes is [staged](Engine::stage) before its commit. `synced`: whether the commit
+    /// requests a sync.
     #[inline]
-    pub(crate) fn stages_value(&self, len: usize) -> bool {
-        self.lsm().is_some_and(|tree| tree.uses_direct_write(len))
+    pub(crate) fn stages_value(&self, len: usize, synced: bool) -> bool {
+        self.lsm().is_some_and(|tree| tree.direct_blobs.writes_directly(len, synced))
     }
 
     /// Returns how a single record is committed.

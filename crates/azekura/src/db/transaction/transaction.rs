@@ -328,8 +328,8 @@ impl Transaction {
         UntrackedReads(&self.0)
     }
 
-    /// Sets the value of a key. A value of at least 1 MiB in a partition with key-value separation is written to a blob
-    /// file by this call.
+    /// Sets the value of a key. A value of at least 4 KiB in a partition with key-value separation is written to a blob
+    /// file by this call (1 MiB, if the transaction requests a sync).
     ///
     /// # Errors
     /// `Invalid` if key or value are too long, the transaction exceeds its memory limit, or the partition belongs to

@@ -151,7 +151,7 @@ impl TransactionState {
         self.enter()?;
         partition.check_same_database(self.batch.handle())?;
         partition.state.tree()?;
-        let value_len = if partition.state.stages_value(value.len()) { 0 } else { value.len() };
+        let value_len = if self.batch.stages_value(partition, value.len()) { 0 } else { value.len() };
         self.check_memory(lock(&self.reads).bytes(), key.len() + value_len + RECORD_OVERHEAD_MAX)
     }
 

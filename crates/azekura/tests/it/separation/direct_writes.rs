@@ -721,25 +721,61 @@ fn writers_at_once_lose_nothing_where_some_fail() {
 }
 
 #[test]
-fn default_direct_write_threshold_is_one_mib() {
-    let (_, fs) = new_machine();
-    let db = config(Arc::clone(&fs)).open().unwrap();
-    let separation = |threshold| KvSeparationOptions::default().separation_threshold(threshold);
-    for (name, threshold, is_early) in [("p", 1 << 10, true), ("q", 2 << 20, false)] {
-        let part = db
-            .open_partition(name, PartitionCreateOptions::default().with_kv_separation(separation(threshold)))
-            .unwrap();
-        let before = db.metrics().direct_blob_bytes;
-        for len in [(1 << 20) - 1, 1 << 20] {
-            part.insert(format!("{len}"), value(1, 1, len)).unwrap();
-            assert_eq!(db.metrics().direct_blob_bytes > before, is_early && len == 1 << 20, "{name} {len}");
-            assert_eq!(part.get(format!("{len}")).unwrap().unwrap(), value(1, 1, len));
+fn direct_writes_begin_at_4_kib_and_synced_ones_at_1_mib() {
+    for (mode, default) in [(PersistMode::Buffer, 4 << 10), (PersistMode::SyncData, 1 << 20)] {
+        let (_, fs) = new_machine();
+        let db = config(Arc::clone(&fs)).durability(mode).open().unwrap();
+        let separation = |threshold| KvSeparationOptions::default().separation_threshold(threshold);
+        let directly = |part: &Partition, len: usize, write: &dyn Fn(&str, &[u8])| {
+            let (key, value, before) = (format!("{len}"), value(1, 1, len), db.metrics().direct_blob_bytes);
+            write(&key, &value);
+            assert_eq!(part.get(&key).unwrap().unwrap(), value);
+            db.metrics().direct_blob_bytes > before
+        };
+        for (name, threshold) in [("small", 1 << 10), ("large", 2 << 20)] {
+            let options = PartitionCreateOptions::default().with_kv_separation(separation(threshold));
+            let part = db.open_partition(name, options).unwrap();
+            let insert = |key: &str, value: &[u8]| part.insert(key, value).unwrap();
+            let first = default.max(threshold as usize);
+            let lens = [first - 1, first];
+            assert_eq!(lens.map(|len| directly(&part, len, &insert)), [false, true], "{mode:?} {name}");
+            let in_batch = |key: &str, value: &[u8]| {
+                let mut batch = db.batch();
+                batch.insert(&part, key, value);
+                batch.commit().unwrap();
+            };
+            assert_eq!(lens.map(|len| directly(&part, len, &in_batch)), [false, true], "{mode:?} {name}, batch");
+            let ttl = Duration::from_secs(9);
+            let expiring = |key: &str, value: &[u8]| part.insert_with_ttl(key, value, ttl).unwrap();
+            assert_eq!(lens.map(|len| directly(&part, len, &expiring)), [false, true], "{mode:?} {name}, TTL");
+            let in_transaction = |key: &str, value: &[u8]| {
+                let mut tx = db.transaction();
+                tx.insert(&part, key, value).unwrap();
+                tx.commit().unwrap();
+            };
+            assert_eq!(lens.map(|len| directly(&part, len, &in_transaction)), [false, true], "{mode:?} {name}, tx");
         }
+        let plain = db.open_partition("no separation", PartitionCreateOptions::default()).unwrap();
+        assert!(!directly(&plain, 3 << 20, &|key, value| plain.insert(key, value).unwrap()));
     }
-    let plain = db.open_partition("r", PartitionCreateOptions::default()).unwrap();
-    let before = db.metrics().direct_blob_bytes;
-    plain.insert("k", value(1, 1, 3 << 20)).unwrap();
-    assert_eq!(db.metrics().direct_blob_bytes, before, "without separation all values go through the WAL");
+}
+
+/// The durability of a batch counts, not that of the database: when a value is added.
+#[test]
+fn the_batch_decides_about_direct_writes() {
+    let (machine, fs) = new_machine();
+    let db = config(Arc::clone(&fs)).open().unwrap();
+    let options = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
+    let part = db.open_partition("p", options).unwrap();
+    let mut batch = db.batch();
+    batch.durability(PersistMode::SyncData).insert(&part, "synced", value(1, 1, 8 << 10));
+    assert_eq!(db.metrics().direct_blob_bytes, 0);
+    batch.durability(PersistMode::Buffer).insert(&part, "unsynced", value(1, 1, 8 << 10));
+    assert!(db.metrics().direct_blob_bytes > 0);
+    batch.durability(PersistMode::SyncData).commit().unwrap(); // syncs the blob file too
+    let (_, fs) = after_crash(&machine, Survival::Nothing, 1);
+    let (_db, recovered) = open(&fs);
+    assert_eq!(recovered.len().unwrap(), 2);
 }
 
 /// On disk, with the least memory that the options allow.
