@@ -24,6 +24,9 @@ pub(crate) use snapshot_list::{
     ExpiryLimits, LastVisibleSeqno, PartitionReaders, ReadMoment, SnapshotGuard, SnapshotList,
 };
 
+/// The [`sealed_load`](Pressure::sealed_load) of a full memtable.
+pub(crate) const FULL_MEMTABLE: u64 = 1000;
+
 /// State of a tree from which `db` computes write stalls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Pressure {
@@ -31,6 +34,8 @@ pub(crate) struct Pressure {
     pub(crate) sealed_bytes: u64,
     /// Number of sealed memtables that wait for a flush.
     pub(crate) sealed_memtables: usize,
+    /// The size of these in thousandths of a full memtable, each at most [`FULL_MEMTABLE`].
+    pub(crate) sealed_load: u64,
     /// Bytes that compaction has to move until the tree is in its normal shape.
     pub(crate) compaction_debt: u64,
     /// Sorted runs on level 0 that a point lookup may have to search.

@@ -845,7 +845,7 @@ mod tests {
         let candidate = |task, sealed_bytes, young_runs, compaction_debt| TaskCandidate {
             task,
             holds_oldest_wal: false,
-            pressure: Pressure { sealed_bytes, sealed_memtables: 1, compaction_debt, l0_runs: young_runs },
+            pressure: Pressure { sealed_bytes, compaction_debt, l0_runs: young_runs, ..Pressure::default() },
         };
         let compact = candidate(Task::Compact, 0, 9, 1);
         assert_eq!(most_urgent(&[]), None);

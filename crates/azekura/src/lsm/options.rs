@@ -194,10 +194,10 @@ options! {
         /// still referenced. Default 1.5; `None` turns background blob GC off.
         ///
         /// Values that no compaction has processed count as referenced. Therefore the target leaves a margin, tables
-        /// that may hide many stale bytes are compacted earlier, and a memtable that may is flushed before it is full,
-        /// or after one or two seconds without writes. The target holds at rest, as long as snapshots and iterators pin
-        /// no values, and approximately during writes: writers are not slowed for it, so writes that are faster than
-        /// the copying of values can exceed it for a while.
+        /// that may hide many stale bytes are compacted earlier, and a memtable that may is flushed after one or two
+        /// seconds without writes, or before it is full if it is much smaller than these stale bytes. The target holds
+        /// at rest, as long as snapshots and iterators pin no values, and approximately during writes: writers are not
+        /// slowed for it, so writes that are faster than the copying of values can exceed it for a while.
         ///
         /// ```
         /// # use azekura::KvSeparationOptions;

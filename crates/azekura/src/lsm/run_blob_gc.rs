@@ -11,9 +11,12 @@ use crate::lsm::blob_gc::{
     BlobGarbageStats, BlobGcGoal, BlobGcJob, BlobGcStep, BlobScan, BlobScanResult, clamp_to_last_record,
     next_blob_gc_step,
 };
-use crate::lsm::blob_map::BlobMap;
+use crate::lsm::blob_map::{BlobMap, BlobTotals};
+use crate::lsm::read::SuperVersion;
 use crate::lsm::tree::{LsmTree, TaskLockGuard};
 use crate::lsm::version::VersionChange;
+use crate::memtable::Memtable;
+use std::sync::atomic::Ordering;
 
 /// Number of bytes after which a blob GC checks whether it should yield. Tests copy less data.
 const STEP_BYTES: u64 = if cfg!(test) { 1 << 10 } else { 4 << 20 };
@@ -25,6 +28,30 @@ const AUTOMATIC_TARGET_FACTOR: f64 = 0.93;
 /// An idle memtable with this many tombstones is flushed, so that a compaction can drop them. A scan passes over about
 /// 3,000 tombstones in a millisecond.
 const IDLE_TOMBSTONES_MIN: u64 = 10_000;
+
+/// A memtable that hides less than this part of the size of a full memtable is not flushed early.
+const EARLY_FLUSH_SHARE: u64 = 8;
+/// A memtable is flushed early only if it may hide this many times its own bytes: it has pointers or tombstones.
+const EARLY_FLUSH_GAIN: u64 = 8;
+
+impl SuperVersion {
+    /// Sums of the frame bytes of all blob files. Values that memtables point to count as referenced.
+    fn blob_totals(&self) -> BlobTotals {
+        let unflushed: u64 = self.direct_blobs.values().map(|file| file.stats().value_bytes).sum();
+        let BlobTotals { bytes, referenced } = self.version.blobs().totals();
+        BlobTotals { bytes: bytes + unflushed, referenced: referenced + unflushed }
+    }
+
+    /// Bytes of blob files that these memtables may hide: those that they know to be superseded, and an average value
+    /// in tables for each of their keys.
+    fn bytes_hidden_by<'a>(&self, memtables: impl IntoIterator<Item = &'a Arc<Memtable>>) -> u64 {
+        let hidden_by = |memtable: &Arc<Memtable>| {
+            let (superseded, bytes) = memtable.superseded();
+            bytes.saturating_add(self.version.estimated_blob_bytes(memtable.len().saturating_sub(superseded)))
+        };
+        memtables.into_iter().map(hidden_by).fold(0, u64::saturating_add)
+    }
+}
 
 impl LsmTree {
     /// Whether the tree has values in blob files, or will write such values.
@@ -145,25 +172,26 @@ impl LsmTree {
     pub(crate) fn memtable_hiding_seqno(&self) -> Option<SeqNo> {
         let target = self.automatic_target();
         self.current.with(|now| {
-            let totals = now.version.blobs().totals();
+            let totals = now.blob_totals();
             let hides = now.active.tombstones() >= IDLE_TOMBSTONES_MIN
                 || target.is_some_and(|target| {
                     !now.active.is_empty()
                         && totals.bytes > 0
-                        && totals.exceed_space_amp(target, now.version.estimated_blob_bytes(now.active.len()))
+                        && totals.exceed_space_amp(target, now.bytes_hidden_by([&now.active]))
                 });
             hides.then(|| now.active.largest_seqno())
         })
     }
 
-    /// Whether a memtable of this many entries may hide enough stale bytes that it should be flushed before it is
-    /// full.
-    pub(crate) fn memtable_hides_too_much(&self, entries: u64) -> bool {
+    /// Whether a memtable should be flushed before it is full because it may hide stale bytes of blob files: more than
+    /// the target allows, and far more than the flush writes.
+    pub(crate) fn hides_too_much(&self, memtable: &Arc<Memtable>) -> bool {
         let Some(target) = self.automatic_target() else { return false };
+        let memtable_share = self.max_memtable_size.load(Ordering::Relaxed) / EARLY_FLUSH_SHARE;
         self.current.with(|now| {
-            let totals = now.version.blobs().totals();
-            let hidden = now.version.estimated_blob_bytes(entries);
-            hidden >= totals.min_hidden_bytes_to_compact()
+            let (totals, hidden) = (now.blob_totals(), now.bytes_hidden_by([memtable]));
+            hidden >= totals.min_hidden_bytes_to_compact().max(memtable_share)
+                && hidden / EARLY_FLUSH_GAIN >= memtable.bytes()
                 && totals
                     .exceed_space_amp(target, hidden + now.version.max_hidden_bytes_per_level().iter().sum::<u64>())
         })
@@ -178,9 +206,8 @@ impl LsmTree {
         let counted = self.direct_blobs.files_with_pointers();
         let now = self.current.get();
         let (blobs, totals) = (now.version.blobs(), now.version.blobs().totals());
-        let in_memory: u64 = now.sealed.iter().chain([&now.active]).map(|memtable| memtable.len()).sum();
-        let hidden =
-            now.version.max_hidden_bytes_per_level().iter().sum::<u64>() + now.version.estimated_blob_bytes(in_memory);
+        let in_memory = now.bytes_hidden_by(now.sealed.iter().chain([&now.active]));
+        let hidden = now.version.max_hidden_bytes_per_level().iter().sum::<u64>().saturating_add(in_memory);
         let hidden = hidden.min(totals.hidden_bytes_allowance(target));
         if totals.bytes <= totals.referenced || !totals.exceed_space_amp(target, hidden) {
             return Vec::new();

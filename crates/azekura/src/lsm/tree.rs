@@ -13,7 +13,8 @@ use crate::base::sync::lock;
 use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionEdit, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{
-    BlobResolver, Engine, EngineHost, EngineView, KeyBounds, Pressure, ReadMoment, ReadSeqno, Staged, Task, TaskReport,
+    BlobResolver, Engine, EngineHost, EngineView, FULL_MEMTABLE, KeyBounds, Pressure, ReadMoment, ReadSeqno, Staged,
+    Task, TaskReport,
 };
 use crate::iter::InternalIter;
 use crate::iter::dead_ranges::{DeadRanges, DeadRangesView};
@@ -285,12 +286,9 @@ impl LsmTree {
         if entry.kind.is_value() {
             self.dead_ranges.note_insertion(entry.user_key, &self.context.order);
         }
-        // Bytes in blob files that the memtable points to count too. Otherwise one key that is overwritten again and
-        // again with large values would fill the disk while its memtable stays small.
-        let bytes = active.bytes().saturating_add(active.referenced_blob_bytes());
         let check_hidden = active.len().is_multiple_of(HIDDEN_CHECK_INTERVAL);
-        if bytes >= self.max_memtable_size.load(Ordering::Relaxed)
-            || (check_hidden && (self.memtable_hides_too_much(active.len()) || self.scans_pass_too_much(active.len())))
+        if active.bytes_to_flush() >= self.max_memtable_size.load(Ordering::Relaxed)
+            || (check_hidden && (self.hides_too_much(&active) || self.scans_pass_too_much(active.len())))
         {
             self.seal_active(&mut active);
             sealed = true;
@@ -593,9 +591,14 @@ impl Engine for LsmTree {
 
     fn pressure(&self) -> Pressure {
         let options = self.options();
+        let load = |memtable: &Memtable| {
+            let load = u128::from(memtable.bytes_to_flush()) * u128::from(FULL_MEMTABLE);
+            (load / u128::from(options.max_memtable_size.max(1))).min(FULL_MEMTABLE.into()) as u64
+        };
         self.current.with(|now| Pressure {
             sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
             sealed_memtables: now.sealed.len(),
+            sealed_load: now.sealed.iter().map(|memtable| load(memtable)).sum(),
             compaction_debt: compaction_debt(&now.version, &options),
             l0_runs: now.version.level(0).runs.len(),
         })

@@ -61,6 +61,9 @@ struct MemtableWriteState {
     covered_records: AtomicU64,
     /// Bytes of blob files that records point to.
     referenced_blob_bytes: AtomicU64,
+    /// Records whose key has a newer one, and the bytes of blob files that they point to.
+    superseded: AtomicU64,
+    superseded_blob_bytes: AtomicU64,
     /// Bytes charged to [`MemtableMemory`]; `sealed` tells that they no longer count as active.
     charged: AtomicU64,
     sealed: AtomicBool,
@@ -105,6 +108,8 @@ impl Memtable {
                 range_tombstone_bytes: AtomicU64::new(0),
                 covered_records: AtomicU64::new(0),
                 referenced_blob_bytes: AtomicU64::new(0),
+                superseded: AtomicU64::new(0),
+                superseded_blob_bytes: AtomicU64::new(0),
                 charged: AtomicU64::new(0),
                 sealed: AtomicBool::new(false),
             },
@@ -185,6 +190,9 @@ impl Memtable {
         if entry.kind.without_expiry() == RecordKind::BlobPointer {
             count_blob_pointer(pointers, pointed, &entry);
         }
+        if let Some(older) = older {
+            self.count_superseded(older);
+        }
         if entry.kind.is_tombstone() {
             tombstones.store(tombstones.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
@@ -197,6 +205,20 @@ impl Memtable {
             "the record is between the lowest and the highest sequence number"
         );
         Ok(())
+    }
+
+    /// Counts a record whose key has a newer one now.
+    fn count_superseded(&self, older: ArenaRef) {
+        let MemtableWriteState { superseded, superseded_blob_bytes: bytes, .. } = &self.write_state;
+        superseded.store(superseded.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        debug_assert!(
+            superseded.load(Ordering::Relaxed) < self.len() + 1,
+            "the newest record of a key is not superseded"
+        );
+        let older = self.records.get(older).entry();
+        if let Ok(Some(pointer)) = BlobPointer::of_record(older.kind, older.value) {
+            bytes.store(bytes.load(Ordering::Relaxed) + pointer.frame_len, Ordering::Relaxed);
+        }
     }
 
     /// Adds a range delete. `snapshots`: the sequence numbers that readers read at, the last visible one last. Older
@@ -372,6 +394,20 @@ impl Memtable {
     #[inline]
     pub(crate) fn referenced_blob_bytes(&self) -> u64 {
         self.write_state.referenced_blob_bytes.load(Ordering::Acquire)
+    }
+
+    /// Bytes that count towards the size at which the memtable is sealed. Bytes in blob files are among them, so that
+    /// one key that is overwritten again and again does not fill the disk while its memtable stays small.
+    #[inline]
+    pub(crate) fn bytes_to_flush(&self) -> u64 {
+        self.bytes().saturating_add(self.referenced_blob_bytes())
+    }
+
+    /// The number of records that newer ones of the memtable supersede, and the bytes of blob files that they point to.
+    /// Only keys that are hashed count.
+    pub(crate) fn superseded(&self) -> (u64, u64) {
+        let MemtableWriteState { superseded, superseded_blob_bytes, .. } = &self.write_state;
+        (superseded.load(Ordering::Relaxed), superseded_blob_bytes.load(Ordering::Relaxed))
     }
 
     /// Returns the number of records that point into each logical file, including records that newer ones shadow.

@@ -20,7 +20,7 @@ use crate::db::config::Settings;
 use crate::db::limits::write_buffer_manager::WriteBufferManager;
 use crate::db::partition_state::PartitionState;
 use crate::db::state::background_work::BackgroundWork;
-use crate::engine::Pressure;
+use crate::engine::{FULL_MEMTABLE, Pressure};
 use crate::vfs::Env;
 
 /// A stopped writer computes the write stalls again after this many milliseconds without the end of a task.
@@ -177,10 +177,11 @@ impl WriteController {
 /// Thresholds at which writers are delayed, and at which they stop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct WriteStallLimits {
-    /// Sealed memtables of one tree above which writers are delayed.
-    sealed_slowdown: usize,
-    /// Sealed memtables of one tree at which writers wait for a flush.
-    sealed_stop: usize,
+    /// Size of the sealed memtables of one tree above which writers are delayed, as
+    /// [`sealed_load`](Pressure::sealed_load).
+    sealed_slowdown: u64,
+    /// The size at which writers wait for a flush.
+    sealed_stop: u64,
     /// Bytes in all memtables at which writers wait for a flush.
     memory_stop: u64,
     /// Level 0 runs of one tree above which writers are delayed.
@@ -196,8 +197,8 @@ struct WriteStallLimits {
 impl Default for WriteStallLimits {
     fn default() -> WriteStallLimits {
         WriteStallLimits {
-            sealed_slowdown: 2,
-            sealed_stop: 5,
+            sealed_slowdown: 2 * FULL_MEMTABLE,
+            sealed_stop: 5 * FULL_MEMTABLE,
             memory_stop: 512 << 20,
             l0_runs_slowdown: 12,
             l0_runs_full_delay: 36,
@@ -211,16 +212,18 @@ impl Default for WriteStallLimits {
 #[derive(Debug, Default)]
 struct WorstPressure {
     trees: BTreeMap<PartitionId, Pressure>,
-    /// The trees with a value above 0, by that value: sealed memtables, level 0 runs, compaction debt.
-    sorted: [BTreeSet<(u64, PartitionId)>; 3],
+    /// The trees with a value above 0, by that value: number and load of sealed memtables, level 0 runs, compaction
+    /// debt.
+    sorted: [BTreeSet<(u64, PartitionId)>; 4],
     /// Number of calls of [`set`](Self::set).
     #[cfg(test)]
     trees_visited: u64,
 }
 
 impl WorstPressure {
-    fn values_of(pressure: &Pressure) -> [u64; 3] {
-        [pressure.sealed_memtables as u64, pressure.l0_runs as u64, pressure.compaction_debt]
+    fn values_of(pressure: &Pressure) -> [u64; 4] {
+        let &Pressure { sealed_memtables, sealed_load, compaction_debt, l0_runs, .. } = pressure;
+        [sealed_memtables as u64, sealed_load, l0_runs as u64, compaction_debt]
     }
 
     /// Sets the pressure of a tree; `None` if the tree is gone.
@@ -248,9 +251,11 @@ impl WorstPressure {
 
     /// The highest values. Those that no decision needs are 0.
     fn worst(&self) -> Pressure {
-        let [sealed, runs, debt] = [0, 1, 2].map(|n: usize| self.sorted[n].last().map_or(0, |(value, _)| *value));
+        let [sealed, sealed_load, runs, debt] =
+            [0, 1, 2, 3].map(|n: usize| self.sorted[n].last().map_or(0, |(value, _)| *value));
         Pressure {
             sealed_memtables: sealed as usize,
+            sealed_load,
             l0_runs: runs as usize,
             compaction_debt: debt,
             ..Pressure::default()
@@ -266,8 +271,7 @@ const FULL_DELAY_NS_PER_KIB: f64 = 1e9 / 1024.0;
 /// cause at most an eighth of the largest delay.
 fn delay_ns_per_kib(pressure: &Pressure, limits: &WriteStallLimits) -> u64 {
     let weight = |value: f64, slow: f64, full: f64| ((value - slow) / (full - slow)).clamp(0.0, 1.0);
-    let sealed =
-        weight(pressure.sealed_memtables as f64, limits.sealed_slowdown as f64, limits.sealed_stop as f64) * 0.5;
+    let sealed = weight(pressure.sealed_load as f64, limits.sealed_slowdown as f64, limits.sealed_stop as f64) * 0.5;
     let runs = weight(pressure.l0_runs as f64, limits.l0_runs_slowdown as f64, limits.l0_runs_full_delay as f64);
     let debt = weight(pressure.compaction_debt as f64, limits.debt_slowdown as f64, limits.debt_full_delay as f64);
     let worst = sealed.max(runs).max(debt);
@@ -278,7 +282,7 @@ fn delay_ns_per_kib(pressure: &Pressure, limits: &WriteStallLimits) -> u64 {
 /// including those that only iterators hold. Without a sealed memtable no writer waits, because only a flush ends the
 /// wait, and not an iterator.
 fn must_stop_writes(pressure: &Pressure, memory: u64, limits: &WriteStallLimits) -> bool {
-    pressure.sealed_memtables >= limits.sealed_stop || (pressure.sealed_memtables > 0 && memory >= limits.memory_stop)
+    pressure.sealed_load >= limits.sealed_stop || (pressure.sealed_memtables > 0 && memory >= limits.memory_stop)
 }
 
 /// Sum of delays that are too short for a sleep. Thread safe.
@@ -309,15 +313,14 @@ mod tests {
     #[test]
     fn stopped_writer_waits_for_a_flush_or_its_error() {
         let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
-        let part = db.open_partition("p", PartitionCreateOptions::default()).unwrap();
+        let part = db.open_partition("p", PartitionCreateOptions::default().max_memtable_size(4 << 10)).unwrap();
         let inner = &db.handle.inner;
         let settings = Settings { workers: 1, ..inner.settings.clone() };
         let controller = WriteController::new(Arc::clone(&inner.env), Arc::clone(&inner.write_buffers), &settings);
         let wait = |check: Result<()>| controller.wait_for_memory(&inner.catalog, &inner.background, || check.clone());
-        for n in 0..controller.limits.sealed_stop {
+        for n in 0..controller.limits.sealed_stop / FULL_MEMTABLE {
             assert!(!controller.must_wait(), "{n} sealed memtables");
-            part.insert([n as u8], "").unwrap();
-            inner.seal(&part.state);
+            part.insert([n as u8], [7; 8 << 10]).unwrap();
             controller.update([&*part.state]);
         }
         assert!(controller.must_wait() && controller.flush_waiting());
@@ -374,6 +377,7 @@ mod tests {
             let tree = PartitionId(rng.below(20) as u64);
             let pressure = (rng.below(4) > 0).then(|| Pressure {
                 sealed_memtables: rng.below(3),
+                sealed_load: rng.below(3_000) as u64,
                 l0_runs: rng.below(5),
                 compaction_debt: rng.below(4) as u64,
                 ..Pressure::default()
@@ -388,6 +392,7 @@ mod tests {
                 Some(worst.sealed_memtables),
                 trees.values().map(|tree| tree.sealed_memtables).max().or(Some(0))
             );
+            assert_eq!(Some(worst.sealed_load), trees.values().map(|tree| tree.sealed_load).max().or(Some(0)));
             assert_eq!(Some(worst.l0_runs), trees.values().map(|tree| tree.l0_runs).max().or(Some(0)));
             assert_eq!(Some(worst.compaction_debt), trees.values().map(|tree| tree.compaction_debt).max().or(Some(0)));
         }
@@ -398,7 +403,7 @@ mod tests {
         let limits = WriteStallLimits::default();
         let debt = Pressure { compaction_debt: u64::MAX, l0_runs: 1000, ..Pressure::default() };
         assert!(!must_stop_writes(&debt, 0, &limits));
-        assert!(must_stop_writes(&Pressure { sealed_memtables: 5, ..Pressure::default() }, 0, &limits));
+        assert!(must_stop_writes(&Pressure { sealed_load: 5 * FULL_MEMTABLE, ..Pressure::default() }, 0, &limits));
         assert!(must_stop_writes(&Pressure { sealed_memtables: 1, ..Pressure::default() }, 1 << 30, &limits));
         assert!(!must_stop_writes(&Pressure { sealed_memtables: 0, ..Pressure::default() }, 1 << 30, &limits));
     }

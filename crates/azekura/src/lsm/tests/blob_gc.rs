@@ -337,28 +337,37 @@ fn automatic(target: f32) -> LsmOptions {
     options
 }
 
+/// The number of records after which the second memtable of a tree is sealed. The first one has 2,000 values of 1,000
+/// bytes, and `write` adds a record to the second one.
+fn records_until_sealed(options: LsmOptions, write: impl Fn(&mut LsmFixture, &str)) -> Option<u32> {
+    let mut fixture = LsmFixture::new(KeyOrder::bytewise(), LsmOptions { max_memtable_size: 8 << 20, ..options }, 3);
+    (0..2_000).for_each(|i| fixture.put(&format!("key{i:04}"), &"v".repeat(1_000)));
+    fixture.flush();
+    fixture.major_compact();
+    let found = (0..2_000).find(|i| {
+        write(&mut fixture, &format!("key{i:04}"));
+        fixture.tree.current.with(|now| !now.sealed.is_empty())
+    });
+    fixture.run_all_tasks(false);
+    fixture.check_reads();
+    found.map(|last| last + 1)
+}
+
 /// A range of deletes removes many blob bytes with few entries, long before the memtable is full.
 #[test]
-fn memtable_hiding_too_much_is_sealed() {
-    let sealed_at = |target| {
-        let mut fixture =
-            LsmFixture::new(KeyOrder::bytewise(), LsmOptions { max_memtable_size: 1 << 20, ..automatic(target) }, 3);
-        (0..2_000).for_each(|i| fixture.put(&format!("key{i:04}"), &"v".repeat(100)));
-        fixture.flush();
-        fixture.major_compact();
-        let sealed = |fixture: &LsmFixture| fixture.tree.current.with(|now| !now.sealed.is_empty());
-        let found = (0..2_000).find(|i| {
-            fixture.delete(&format!("key{i:04}"));
-            sealed(&fixture)
-        });
-        fixture.run_all_tasks(false);
-        fixture.check_reads();
-        found.map(|last| last + 1)
-    };
-    // More than a third of hidden bytes exceeds 1.5. The check runs every 256 records.
-    assert_eq!(sealed_at(1.5), Some(768));
-    assert_eq!(sealed_at(1.1), Some(256));
+fn memtable_of_tombstones_is_sealed_early() {
+    let sealed_at = |target| records_until_sealed(automatic(target), |fixture, key| fixture.delete(key));
+    // An eighth of the memtable size is 1,024 KiB. The check runs every 256 records.
+    assert_eq!(sealed_at(1.5), Some(1_280));
+    assert_eq!(sealed_at(4.0), Some(1_536), "three quarters of the bytes are hidden");
     assert_eq!(sealed_at(100.0), None);
+}
+
+/// Flushing values early would write them to more and smaller tables.
+#[test]
+fn memtable_of_values_is_not_sealed_early() {
+    let write = |fixture: &mut LsmFixture, key: &str| fixture.put(key, &"w".repeat(1_000));
+    assert_eq!(records_until_sealed(automatic(1.5), write), None);
 }
 
 #[test]

@@ -142,6 +142,31 @@ fn unreferenced_direct_file_is_never_named() {
     fixture.check_files();
 }
 
+/// A single key that is overwritten leaves almost nothing but stale values, which only the memtable knows.
+#[test]
+fn memtable_that_supersedes_direct_values_is_sealed_early() {
+    let mut fixture = world(1 << 20);
+    let set_options = |fixture: &LsmFixture, target| {
+        let mut options = LsmOptions { max_memtable_size: 2 << 20, ..direct_write_options(1 << 20) };
+        options.kv_separation = options.kv_separation.map(|separation| separation.automatic_gc(target));
+        fixture.tree.set_options(options);
+    };
+    let is_sealed = |fixture: &LsmFixture| fixture.tree.pressure().sealed_memtables > 0;
+    set_options(&fixture, None);
+    (0..511).for_each(|n| fixture.put_direct("key", &value(n).repeat(10)));
+    assert!(fixture.tree.memtable_hiding_seqno().is_none(), "there is no background blob GC");
+    set_options(&fixture, Some(600.0));
+    assert!(fixture.tree.memtable_hiding_seqno().is_none(), "511 values of which one is live");
+    set_options(&fixture, Some(1.5));
+    assert_eq!(fixture.tree.memtable_hiding_seqno(), Some(fixture.host.visible.get()));
+    assert!(!is_sealed(&fixture));
+    fixture.put_direct("key", &value(511).repeat(10));
+    assert!(is_sealed(&fixture), "more than an eighth of the size of a memtable is stale");
+    fixture.flush();
+    fixture.check_reads();
+    fixture.check_files();
+}
+
 #[test]
 fn pointed_bytes_count_towards_memtable_size() {
     let mut fixture = world(1 << 20);
