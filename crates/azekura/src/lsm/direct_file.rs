@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::base::blob_pointer::BlobPointer;
@@ -189,9 +189,20 @@ impl DirectBlobTracker {
 #[derive(Default)]
 pub(crate) struct UnsyncedBlobFiles {
     files: Mutex<BTreeMap<FileNumber, Arc<DirectBlobAppender>>>,
+    /// Number of direct blob files that are open, whether they are synced or not.
+    open: AtomicUsize,
 }
 
+/// While the database has this many open direct blob files, a tree begins another one only for values that are written
+/// directly in synced commits too. Each has a file handle, and a sync of the WAL may have to sync each of them.
+const OPEN_FILES_MAX: usize = 32;
+
 impl UnsyncedBlobFiles {
+    /// Whether the database has so many open direct blob files that no further one should be begun.
+    pub(crate) fn has_many_open_files(&self) -> bool {
+        self.open.load(Ordering::Relaxed) >= OPEN_FILES_MAX
+    }
+
     /// Removes a file that needs no sync any more, because no record will point to its unsynced bytes.
     pub(crate) fn remove(&self, id: FileNumber) {
         lock(&self.files).remove(&id);
@@ -237,6 +248,14 @@ pub(crate) struct DirectBlobAppender {
     has_failed: AtomicBool,
     /// Held while the file is synced, because of two concurrent syncs one would wrongly succeed.
     progress: Mutex<BlobFileSyncProgress>,
+    counted_in: Arc<UnsyncedBlobFiles>,
+}
+
+impl Drop for DirectBlobAppender {
+    fn drop(&mut self) {
+        let before = self.counted_in.open.fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(before > 0, "an open file was counted");
+    }
 }
 
 /// The values that the WAL may point to, by the offsets of their ends.
@@ -268,8 +287,11 @@ impl DirectBlobAppender {
         file: Arc<dyn File>,
         path: PathBuf,
         writer: DirectBlobWriter,
+        unsynced: &Arc<UnsyncedBlobFiles>,
     ) -> Arc<DirectBlobAppender> {
+        unsynced.open.fetch_add(1, Ordering::Relaxed);
         Arc::new(DirectBlobAppender {
+            counted_in: Arc::clone(unsynced),
             fs,
             file,
             path,

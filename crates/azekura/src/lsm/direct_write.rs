@@ -40,6 +40,15 @@ use crate::vfs::OpenMode;
 use crate::vfs::open_files::DataFileKind;
 
 impl LsmTree {
+    /// Whether a value of `len` bytes is written directly now. A small one begins no file if the database has many.
+    pub(crate) fn may_write_directly(&self, len: usize, synced: bool) -> bool {
+        let direct = &self.direct_blobs;
+        direct.writes_directly(len, synced)
+            && (direct.writes_directly(len, true)
+                || !self.context.unsynced_blobs.has_many_open_files()
+                || lock(&direct.open_file).is_some())
+    }
+
     /// Writes a value to the open direct blob file. The caller [releases](LsmTree::release_pointers) the pointer unless
     /// a memtable gets it.
     ///
@@ -87,7 +96,8 @@ impl LsmTree {
                 error.in_file(files.path(id))
             })?;
         let handle = context.growing_blob_handle(id, Some(Arc::clone(&file)), file_id, writer.end_offset());
-        let appender = DirectBlobAppender::new(Arc::clone(&context.fs), file, files.path(id), writer);
+        let appender =
+            DirectBlobAppender::new(Arc::clone(&context.fs), file, files.path(id), writer, &context.unsynced_blobs);
         let direct_blobs = DirectBlobFile::new(handle, 0, 0, Some(appender));
         self.add_direct_blob_files([Arc::clone(&direct_blobs)]);
         Ok(direct_blobs)

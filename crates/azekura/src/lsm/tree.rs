@@ -442,7 +442,7 @@ impl Engine for LsmTree {
     }
 
     fn stage(&self, value: &[u8], synced: bool) -> Result<Staged> {
-        match self.direct_blobs.writes_directly(value.len(), synced) {
+        match self.may_write_directly(value.len(), synced) {
             true => self.write_blob_directly(value).map(Staged::Blob),
             false => Ok(Staged::Nothing),
         }

@@ -966,3 +966,40 @@ fn failed_sync_in_a_turn_fails_one_commit() {
     large.insert("value", [8; 4_000]).unwrap();
     db.persist(PersistMode::SyncData).unwrap();
 }
+
+/// Each partition has a direct blob file of its own, which has a file handle and is synced with the WAL. With many
+/// partitions, values that fit into the WAL go there.
+#[test]
+fn partitions_share_a_bound_on_direct_blob_files() {
+    const PARTITIONS: u32 = 40;
+    const FILES_MAX: usize = 32;
+    let (machine, fs) = new_machine();
+    let db = config(Arc::clone(&fs)).open().unwrap();
+    let options = || PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
+    let parts: Vec<Partition> =
+        (0..PARTITIONS).map(|n| db.open_partition(&format!("p{n}"), options()).unwrap()).collect();
+    let insert = |n: u32, len| {
+        let before = db.metrics().direct_blob_bytes;
+        parts[n as usize].insert(key(len as u32), value(n, 1, len)).unwrap();
+        db.metrics().direct_blob_bytes > before
+    };
+    let direct: Vec<u32> = (0..PARTITIONS).filter(|n| insert(*n, 5_000)).collect();
+    assert_eq!(direct, (0..FILES_MAX as u32).collect::<Vec<_>>());
+    assert_eq!(blob_files(&*fs), FILES_MAX);
+    assert!(insert(0, 6_000), "this partition has an open file");
+    assert!(!insert(PARTITIONS - 1, 6_000));
+    assert!(insert(PARTITIONS - 1, 2 << 20), "a value of more than 1 MiB");
+    parts[..2].iter().for_each(|part| part.flush().unwrap());
+    wait_until("the files are finished", || insert(PARTITIONS - 2, 7_000));
+    let check = |parts: &[Partition]| {
+        for (n, part) in (0..).zip(parts) {
+            assert_eq!(part.get(key(5_000)).unwrap().unwrap(), value(n, 1, 5_000));
+        }
+    };
+    check(&parts);
+    db.persist(PersistMode::SyncData).unwrap();
+    let (_, fs) = after_crash(&machine, Survival::Nothing, 1);
+    let recovered = config(fs).open().unwrap();
+    let names = (0..PARTITIONS).map(|n| recovered.partition(&format!("p{n}")).unwrap());
+    check(&names.collect::<Vec<_>>());
+}
