@@ -336,6 +336,11 @@ pub(crate) trait Engine: Send + Sync {
         0
     }
 
+    /// Bytes of blob files that the records of the active memtable point to.
+    fn active_blob_bytes(&self) -> u64 {
+        0
+    }
+
     /// Returns the most urgent task whose kind is not in `held`, if any; `forced` also allows compactions that only
     /// `major_compact` requests.
     fn next_task(&self, forced: bool, held: &[Task]) -> Option<Task>;

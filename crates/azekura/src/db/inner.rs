@@ -148,7 +148,7 @@ impl DbInner {
         let resources = catalog.resources();
         debug_assert_eq!(resources.read_only, writer.is_none());
         let memory = Arc::clone(&resources.memtable_memory);
-        let write_buffers = Arc::new(WriteBufferManager::new(memory, config.settings.memory_budget));
+        let write_buffers = Arc::new(WriteBufferManager::new(memory, &config.settings));
         let write_controller =
             WriteController::new(Arc::clone(&config.env), Arc::clone(&write_buffers), &config.settings);
         DbInner {
@@ -397,7 +397,7 @@ impl DbInner {
         if wal_end > SeqNo::ZERO {
             writer.space.grow_reserve_with_wal(len.saturating_add(changed_pages.saturating_mul(POOL_PAGE)));
         }
-        if sealed || self.write_buffers.memory_is_full() {
+        if sealed || self.write_buffers.is_full() {
             self.seal_largest();
             self.write_controller.update_all(&self.catalog);
             self.background.wake_workers();
@@ -429,7 +429,8 @@ impl DbInner {
         }
     }
 
-    /// Seals the largest memtables if the active ones take more than half of the memory budget.
+    /// Seals the largest memtables if the active ones take more than half of the memory budget, or point to too many
+    /// bytes of blob files.
     pub(crate) fn seal_largest(&self) {
         self.write_buffers.seal_largest(&self.catalog, |partition| self.seal(partition));
     }

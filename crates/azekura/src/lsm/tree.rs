@@ -560,6 +560,10 @@ impl Engine for LsmTree {
         self.current.with(|now| now.active.bytes())
     }
 
+    fn active_blob_bytes(&self) -> u64 {
+        self.current.with(|now| now.active.referenced_blob_bytes())
+    }
+
     /// If not `forced`, only tasks that can start now. If `forced`, also tasks that another thread is running:
     /// [`run`](Engine::run) waits for it, so that no work is left when this returns `None`. Call [`seal`](Engine::seal)
     /// first to include the active memtable.

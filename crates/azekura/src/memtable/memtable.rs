@@ -120,7 +120,7 @@ impl Memtable {
     /// after the last insertion has returned.
     pub(crate) fn seal(&self) {
         if !self.write_state.sealed.swap(true, Ordering::Relaxed) {
-            self.memory.seal(self.write_state.charged.load(Ordering::Relaxed));
+            self.memory.seal(self.write_state.charged.load(Ordering::Relaxed), self.referenced_blob_bytes());
         }
     }
 
@@ -188,7 +188,9 @@ impl Memtable {
         let MemtableWriteState { len, tombstones, lowest, highest, referenced_blob_bytes: pointed, .. } =
             &self.write_state;
         if entry.kind.without_expiry() == RecordKind::BlobPointer {
-            count_blob_pointer(pointers, pointed, &entry);
+            let bytes = count_blob_pointer(pointers, &entry);
+            pointed.store(pointed.load(Ordering::Relaxed).saturating_add(bytes), Ordering::Release);
+            self.memory.point_to(bytes);
         }
         if let Some(older) = older {
             self.count_superseded(older);
@@ -468,13 +470,12 @@ fn check_pointer(entry: &EntryRef<'_>) -> Result<()> {
     BlobPointer::of_record(entry.kind, entry.value).map(drop)
 }
 
-/// Counts a blob pointer that [`check_pointer`] has validated.
+/// Counts a blob pointer that [`check_pointer`] has validated. Returns the bytes that it points to.
 #[cold]
-fn count_blob_pointer(pointers: &mut BTreeMap<FileNumber, u64>, pointed: &AtomicU64, entry: &EntryRef<'_>) {
-    if let Ok(Some(pointer)) = BlobPointer::of_record(entry.kind, entry.value) {
-        *pointers.entry(pointer.logical_file).or_default() += 1;
-        pointed.store(pointed.load(Ordering::Relaxed).saturating_add(pointer.frame_len), Ordering::Release);
-    }
+fn count_blob_pointer(pointers: &mut BTreeMap<FileNumber, u64>, entry: &EntryRef<'_>) -> u64 {
+    let Ok(Some(pointer)) = BlobPointer::of_record(entry.kind, entry.value) else { return 0 };
+    *pointers.entry(pointer.logical_file).or_default() += 1;
+    pointer.frame_len
 }
 
 /// Sums of the memory that memtables have allocated, in bytes; memtables of one database share an instance. A
@@ -485,6 +486,8 @@ pub(crate) struct MemtableMemory {
     active: AtomicU64,
     /// Bytes of all existing memtables, including sealed ones and flushed ones that iterators hold.
     total: AtomicU64,
+    /// Bytes of blob files that the records of memtables that accept records point to.
+    active_blobs: AtomicU64,
 }
 
 impl MemtableMemory {
@@ -492,6 +495,12 @@ impl MemtableMemory {
     #[inline]
     pub(crate) fn active(&self) -> u64 {
         self.active.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of blob files that the records of memtables that accept records point to.
+    #[inline]
+    pub(crate) fn active_blobs(&self) -> u64 {
+        self.active_blobs.load(Ordering::Relaxed)
     }
 
     /// Bytes of all existing memtables.
@@ -504,8 +513,13 @@ impl MemtableMemory {
         self.active.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(in crate::memtable) fn seal(&self, bytes: u64) {
+    pub(in crate::memtable) fn point_to(&self, blob_bytes: u64) {
+        self.active_blobs.fetch_add(blob_bytes, Ordering::Relaxed);
+    }
+
+    pub(in crate::memtable) fn seal(&self, bytes: u64, blob_bytes: u64) {
         subtract_counted(&self.active, bytes);
+        subtract_counted(&self.active_blobs, blob_bytes);
     }
 
     pub(in crate::memtable) fn free(&self, bytes: u64) {

@@ -1,5 +1,6 @@
 //! Memory of the memtables of all partitions: compares it with the memory budget, and seals the largest memtables when
-//! the active ones take more than half of it. The other half is for memtables that are being flushed.
+//! the active ones take more than half of it. The other half is for memtables that are being flushed. Memtables are
+//! sealed too when they point to more bytes of blob files than the WAL may have, because recovery copies these.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::sync::try_lock;
 use crate::db::catalog::Catalog;
+use crate::db::config::Settings;
 use crate::db::partition_state::PartitionState;
 use crate::memtable::memtable::MemtableMemory;
 
@@ -17,6 +19,8 @@ const BUDGET_SEAL_BYTES_MIN: u64 = 64 << 10;
 pub(crate) struct WriteBufferManager {
     memory: Arc<MemtableMemory>,
     budget: u64,
+    /// Maximum size of the WAL in bytes.
+    max_wal_size: u64,
     /// Held by the thread that seals memtables to keep the budget.
     seal_lock: Mutex<()>,
     /// While the active memtables take at most this many bytes, no memtable is large enough to be sealed for the
@@ -25,8 +29,14 @@ pub(crate) struct WriteBufferManager {
 }
 
 impl WriteBufferManager {
-    pub(crate) fn new(memory: Arc<MemtableMemory>, budget: u64) -> WriteBufferManager {
-        WriteBufferManager { memory, budget, seal_lock: Mutex::new(()), min_active_bytes_to_seal: AtomicU64::new(0) }
+    pub(crate) fn new(memory: Arc<MemtableMemory>, settings: &Settings) -> WriteBufferManager {
+        WriteBufferManager {
+            memory,
+            budget: settings.memory_budget,
+            max_wal_size: settings.max_wal_size,
+            seal_lock: Mutex::new(()),
+            min_active_bytes_to_seal: AtomicU64::new(0),
+        }
     }
 
     /// Bytes of all memtables, including those that only iterators hold.
@@ -34,19 +44,33 @@ impl WriteBufferManager {
         self.memory.total()
     }
 
+    /// Whether [`seal_largest`](Self::seal_largest) may have to seal memtables.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.memory_is_full() || self.memory.active_blobs() > self.max_wal_size
+    }
+
     /// Whether active memtables take more than half of the memory budget, and one of them may be large enough to be
     /// sealed.
     #[inline]
-    pub(crate) fn memory_is_full(&self) -> bool {
+    fn memory_is_full(&self) -> bool {
         let limit = (self.budget / 2).max(self.min_active_bytes_to_seal.load(Ordering::Relaxed));
         self.memory.active() > limit
     }
 
     /// Seals the largest memtables with `seal` until the active memtables take at most half of the memory budget.
     /// Memtables below [`BUDGET_SEAL_BYTES_MIN`] are not sealed, so that a database with very many partitions does not
-    /// write tiny tables. Does nothing if another thread does the same.
+    /// write tiny tables. If the active memtables point to too many bytes of blob files, the one that points to most is
+    /// sealed. Does nothing if another thread does the same.
     pub(crate) fn seal_largest(&self, catalog: &Catalog, seal: impl Fn(&PartitionState)) {
         let Some(_one) = try_lock(&self.seal_lock) else { return };
+        if self.memory.active_blobs() > self.max_wal_size {
+            let blobs =
+                |partition: &PartitionState| partition.tree_if_built().map_or(0, |tree| tree.active_blob_bytes());
+            if let Some(largest) = catalog.all().iter().max_by_key(|partition| blobs(partition)) {
+                seal(largest);
+            }
+        }
         if !self.memory_is_full() {
             return;
         }
@@ -88,7 +112,8 @@ mod tests {
         const BUDGET: u64 = 1 << 20;
         let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
         let inner = &db.handle.inner; // its own budget is larger
-        let buffers = WriteBufferManager::new(Arc::clone(&inner.catalog.resources().memtable_memory), BUDGET);
+        let settings = Settings { memory_budget: BUDGET, ..inner.settings.clone() };
+        let buffers = WriteBufferManager::new(Arc::clone(&inner.catalog.resources().memtable_memory), &settings);
         let sealed = Cell::new(0);
         let seal = |_: &PartitionState| sealed.set(sealed.get() + 1);
         let mut partitions = 0..;

@@ -1003,3 +1003,28 @@ fn partitions_share_a_bound_on_direct_blob_files() {
     let names = (0..PARTITIONS).map(|n| recovered.partition(&format!("p{n}")).unwrap());
     check(&names.collect::<Vec<_>>());
 }
+
+/// Opening reads and copies the values of unfinished direct blob files. They count as the WAL does: partitions are
+/// flushed before more than `max_wal_size` has to be recovered.
+#[test]
+fn unflushed_direct_values_are_bounded_by_max_wal_size() {
+    const MAX_WAL_SIZE: u64 = 1 << 20;
+    let (_, fs) = new_machine();
+    let settings = Config::new(DIR).fs(fs).workers(0).wal_segment_size(256 << 10).max_wal_size(MAX_WAL_SIZE);
+    let db = settings.open().unwrap();
+    let separation = KvSeparationOptions::default().compression(CompressionType::None);
+    let options = PartitionCreateOptions::default().with_kv_separation(separation);
+    let parts = ["a", "b", "c"].map(|name| db.open_partition(name, options.clone()).unwrap());
+    let mut sealed = 0;
+    for n in 0..600 {
+        let part = &parts[n as usize % 3];
+        part.insert(key(n), value(n, 1, 10_000)).unwrap();
+        sealed += parts.iter().map(|part| part.metrics().sealed_memtables).sum::<usize>();
+        while db.step().unwrap() {}
+        let unfinished: u64 = db.metrics().direct_blob_bytes
+            - parts.iter().flat_map(|part| part.metrics().blob_files).map(|file| file.value_bytes).sum::<u64>();
+        assert!(unfinished <= MAX_WAL_SIZE + 10_100, "{unfinished} bytes would be recovered");
+    }
+    assert!((5..20).contains(&sealed), "{sealed} memtables were sealed for 6 MB of values");
+    (0..600).for_each(|n| assert_eq!(parts[n as usize % 3].get(key(n)).unwrap().unwrap(), value(n, 1, 10_000)));
+}
