@@ -215,7 +215,13 @@ pub(crate) struct DirectBlobWriter {
     index_builder: BlobIndexBuilder,
     /// Whether a failed write may have left bytes after the last value.
     has_partial_write: bool,
+    /// Reused buffer for a frame.
+    buffer: Vec<u8>,
 }
+
+/// A value of at most this many stored bytes is copied behind its header and written in one call, which costs less than
+/// a second call.
+const COPIED_FRAME_MAX: usize = 64 << 10;
 
 impl DirectBlobWriter {
     /// Begins an empty file with that number. The file must not use direct I/O. `file_id` is random and new.
@@ -231,7 +237,7 @@ impl DirectBlobWriter {
         file.write_at(&FileHeader { kind: FileKind::Blob, file_id }.encode(), 0)?;
         let mut index_builder = BlobIndexBuilder::new(created_ms);
         index_builder.begin_section(logical, false, FileHeader::LEN as u64);
-        Ok(DirectBlobWriter { file, file_id, index_builder, has_partial_write: false })
+        Ok(DirectBlobWriter { file, file_id, index_builder, has_partial_write: false, buffer: Vec::new() })
     }
 
     /// Appends a value, which `frame` contains in its stored form.
@@ -241,9 +247,15 @@ impl DirectBlobWriter {
     pub(crate) fn append(&mut self, frame: &BlockFrame<'_>) -> Result<BlobPointer> {
         let ordinal = self.index_builder.next_ordinal()?;
         let offset = self.end_offset();
-        let header = frame.header(&self.file_id, offset);
-        let body = offset + FRAME_HEADER_LEN as u64;
-        let written = self.file.write_at(&header, offset).and_then(|()| self.file.write_at(frame.stored, body));
+        let written = if frame.stored.len() <= COPIED_FRAME_MAX {
+            self.buffer.clear();
+            frame.append_copy(&mut self.buffer, &self.file_id, offset);
+            self.file.write_at(&self.buffer, offset)
+        } else {
+            let header = frame.header(&self.file_id, offset);
+            let body = offset + FRAME_HEADER_LEN as u64;
+            self.file.write_at(&header, offset).and_then(|()| self.file.write_at(frame.stored, body))
+        };
         written.inspect_err(|_| self.has_partial_write = true)?;
         Ok(self.index_builder.add_value(ordinal, BlockHandle { offset, len: frame.len() }, frame.raw_len))
     }

@@ -267,6 +267,7 @@ impl DbInner {
     ) -> Result<usize> {
         let id = partition.id;
         let counts = staged.counts();
+        self.check_payload_len(payload.len() as u64 + staged.list_bytes())?;
         // The options may change meanwhile; the tree alone decides whether it stages the value.
         let pointer = match partition.stages_value(value.len(), mode) {
             true => self.stage(partition, staged, value, mode)?,

@@ -34,6 +34,8 @@ pub(crate) struct DirectBlobFile {
     /// Number of values, and bytes of their frames.
     values: AtomicU64,
     bytes: AtomicU64,
+    /// Bytes of the frames whose commits have failed.
+    uncommitted_bytes: AtomicU64,
     /// `None` for a file of an earlier process, which is only read.
     pub(crate) appender: Option<Arc<DirectBlobAppender>>,
 }
@@ -47,7 +49,7 @@ impl DirectBlobFile {
         appender: Option<Arc<DirectBlobAppender>>,
     ) -> Arc<DirectBlobFile> {
         let (id, values, bytes) = (handle.meta().number, AtomicU64::new(values), AtomicU64::new(bytes));
-        Arc::new(DirectBlobFile { id, handle, values, bytes, appender })
+        Arc::new(DirectBlobFile { id, handle, values, bytes, uncommitted_bytes: AtomicU64::new(0), appender })
     }
 
     /// # Errors
@@ -67,6 +69,11 @@ impl DirectBlobFile {
             referenced_values: values,
             referenced_bytes: bytes,
         }
+    }
+
+    /// Bytes of the frames whose commits have failed.
+    pub(crate) fn uncommitted_bytes(&self) -> u64 {
+        self.uncommitted_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -156,6 +163,14 @@ impl DirectBlobTracker {
         file.ok_or_else(|| Error::new(ErrorKind::Closed, "the tree is closed"))?.appender().map(Arc::clone)
     }
 
+    /// Counts a value whose commit has failed. Its pointer is still counted.
+    pub(crate) fn note_uncommitted(&self, pointer: &BlobPointer) {
+        let counted = lock(&self.counted_pointers);
+        if let Some(file) = counted.get(&pointer.logical_file).and_then(|pointers| pointers.file.as_ref()) {
+            file.uncommitted_bytes.fetch_add(pointer.frame_len, Ordering::Relaxed);
+        }
+    }
+
     /// Releases the files of all pointers, which will never be read again.
     pub(crate) fn forget_files(&self) {
         let forgotten: Vec<_> =
@@ -198,7 +213,7 @@ pub(crate) struct UnsyncedBlobFiles {
 const OPEN_FILES_MAX: usize = 32;
 
 impl UnsyncedBlobFiles {
-    /// Whether the database has so many open direct blob files that no further one should be begun.
+    /// Whether the database has that many open direct blob files that no further one should be begun.
     pub(crate) fn has_many_open_files(&self) -> bool {
         self.open.load(Ordering::Relaxed) >= OPEN_FILES_MAX
     }
@@ -264,7 +279,7 @@ struct CommittedValues {
     /// The last one that the WAL may have.
     last: u64,
     /// Those of commits in progress, which may still be refused.
-    in_progress: Vec<u64>,
+    in_progress: BTreeSet<u64>,
 }
 
 pub(crate) struct DirectBlobWriterState {
@@ -329,7 +344,7 @@ impl DirectBlobAppender {
     /// Whether the WAL may point to a value that a failed sync has lost.
     fn has_lost_commits(&self) -> bool {
         let committed = lock(&self.committed);
-        let last = committed.in_progress.iter().copied().fold(committed.last, u64::max);
+        let last = committed.in_progress.last().map_or(committed.last, |end| committed.last.max(*end));
         last > self.synced()
     }
 
@@ -344,7 +359,8 @@ impl DirectBlobAppender {
             false => Ok(()),
         };
         check()?;
-        lock(&self.committed).in_progress.push(end);
+        let is_first = lock(&self.committed).in_progress.insert(end);
+        debug_assert!(is_first, "a value belongs to one commit");
         check().inspect_err(|_| self.end_commit(end, false))
     }
 
@@ -355,9 +371,8 @@ impl DirectBlobAppender {
         if may_be_in_wal {
             committed.last = committed.last.max(end);
         }
-        let found = committed.in_progress.iter().position(|other| *other == end);
-        debug_assert!(found.is_some(), "a commit that ends has begun");
-        found.map(|at| committed.in_progress.swap_remove(at));
+        let has_begun = committed.in_progress.remove(&end);
+        debug_assert!(has_begun, "a commit that ends has begun");
     }
 
     /// Makes the written bytes and the file name durable.

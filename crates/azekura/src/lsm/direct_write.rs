@@ -39,6 +39,9 @@ use crate::lsm::tree_context::TreeContext;
 use crate::vfs::OpenMode;
 use crate::vfs::open_files::DataFileKind;
 
+/// An open direct blob file that has only stale values stays open for values up to this length in bytes.
+const STALE_OPEN_FILE_LEN: u64 = 1 << 20;
+
 impl LsmTree {
     /// Whether a value of `len` bytes is written directly now. A small one begins no file if the database has many.
     pub(crate) fn may_write_directly(&self, len: usize, synced: bool) -> bool {
@@ -174,16 +177,18 @@ impl LsmTree {
     }
 
     /// Subtracts `count` pointers from those of a file. Drops the file if it has no pointers then and no edit names it,
-    /// unless it is open for values.
+    /// unless it is open for values and short.
     pub(crate) fn release_pointers(&self, id: FileNumber, count: u64) {
         if !self.direct_blobs.remove_pointers(id, count) {
             return;
         }
-        let open = lock(&self.direct_blobs.open_file);
-        let is_open = open.as_ref().is_some_and(|file| file.id == id);
-        if is_open || self.direct_blobs.files_with_pointers().contains(&id) {
+        let mut open = lock(&self.direct_blobs.open_file);
+        let is_short = |file: &DirectBlobFile| file.written() < STALE_OPEN_FILE_LEN;
+        let stays_open = open.as_ref().is_some_and(|file| file.id == id && is_short(file));
+        if stays_open || self.direct_blobs.files_with_pointers().contains(&id) {
             return;
         }
+        open.take_if(|file| file.id == id);
         let dead = self.current.with(|now| now.direct_blobs.get(&id).map(Arc::clone));
         if let Some(dead) = dead.filter(|file| file.appender.is_some()) {
             self.drop_direct_blob_files(&[dead]);

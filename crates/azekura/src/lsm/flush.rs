@@ -205,5 +205,6 @@ impl LsmTree {
         for (logical, count) in written.sealed.iter().flat_map(|memtable| memtable.blob_pointer_counts()) {
             self.release_pointers(logical, count);
         }
+        self.drop_unused_direct_blob_file();
     }
 }

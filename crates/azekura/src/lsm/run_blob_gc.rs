@@ -43,13 +43,14 @@ impl SuperVersion {
     }
 
     /// Bytes of blob files that these memtables may hide: those that they know to be superseded, and an average value
-    /// in tables for each of their keys.
+    /// in tables for each of their keys. Values of failed commits are hidden too.
     fn bytes_hidden_by<'a>(&self, memtables: impl IntoIterator<Item = &'a Arc<Memtable>>) -> u64 {
         let hidden_by = |memtable: &Arc<Memtable>| {
             let (superseded, bytes) = memtable.superseded();
             bytes.saturating_add(self.version.estimated_blob_bytes(memtable.len().saturating_sub(superseded)))
         };
-        memtables.into_iter().map(hidden_by).fold(0, u64::saturating_add)
+        let uncommitted = self.direct_blobs.values().map(|file| file.uncommitted_bytes());
+        memtables.into_iter().map(hidden_by).chain(uncommitted).fold(0, u64::saturating_add)
     }
 }
 
@@ -190,7 +191,9 @@ impl LsmTree {
         let memtable_share = self.max_memtable_size.load(Ordering::Relaxed) / EARLY_FLUSH_SHARE;
         self.current.with(|now| {
             let (totals, hidden) = (now.blob_totals(), now.bytes_hidden_by([memtable]));
-            hidden >= totals.min_hidden_bytes_to_compact().max(memtable_share)
+            // The flush of a sealed memtable may show enough stale bytes.
+            now.sealed.is_empty()
+                && hidden >= totals.min_hidden_bytes_to_compact().max(memtable_share)
                 && hidden / EARLY_FLUSH_GAIN >= memtable.bytes()
                 && totals
                     .exceed_space_amp(target, hidden + now.version.max_hidden_bytes_per_level().iter().sum::<u64>())

@@ -319,6 +319,8 @@ impl LsmTree {
     }
 }
 
+/// Load of a sealed memtable, however small: reads search each one.
+const SEALED_LOAD_MIN: u64 = FULL_MEMTABLE / 8;
 /// A memtable with fewer records is not sealed because of the deleted keys that scans pass.
 const PASSED_RECORDS_MIN: u64 = if cfg!(test) { 256 } else { 16 << 10 };
 /// A memtable is sealed when scans have passed this many deleted keys for each of its records.
@@ -470,6 +472,7 @@ impl Engine for LsmTree {
     fn release(&self, staged: Staged, is_applied: bool) {
         // A forked child may wait forever for a lock.
         if let (Some(pointer), false) = (staged.blob(), is_applied || self.context.snapshots.is_forked()) {
+            self.direct_blobs.note_uncommitted(&pointer);
             self.release_pointers(pointer.logical_file, 1);
         }
     }
@@ -597,7 +600,8 @@ impl Engine for LsmTree {
         let options = self.options();
         let load = |memtable: &Memtable| {
             let load = u128::from(memtable.bytes_to_flush()) * u128::from(FULL_MEMTABLE);
-            (load / u128::from(options.max_memtable_size.max(1))).min(FULL_MEMTABLE.into()) as u64
+            let load = load / u128::from(options.max_memtable_size.max(1));
+            load.clamp(SEALED_LOAD_MIN.into(), FULL_MEMTABLE.into()) as u64
         };
         self.current.with(|now| Pressure {
             sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),

@@ -52,6 +52,11 @@ impl StagedRecords<'_> {
         (self.partitions.len(), self.records.len())
     }
 
+    /// Memory of the list in bytes, with the copy for the thread that applies the commit.
+    pub(crate) fn list_bytes(&self) -> u64 {
+        2 * size_of_val(&*self.records) as u64
+    }
+
     /// Sum of the lengths of the staged values in bytes, before compression.
     pub(crate) fn value_bytes(&self) -> u64 {
         self.records.iter().filter_map(|record| record.staged.blob()).map(|pointer| u64::from(pointer.value_len)).sum()

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::base::compression::CompressionType;
 use crate::base::version_edit::FileNumber;
 use crate::base::{ErrorKind, KeyOrder, SeqNo};
-use crate::engine::{Engine, EngineHost, TaskReport};
+use crate::engine::{Engine, EngineHost, FULL_MEMTABLE, TaskReport};
 use crate::lsm::blob_gc::{BlobGcGoal, BlobGcStep, BlobScanResult, next_blob_gc_step};
 use crate::lsm::options::{KvSeparationOptions, LsmOptions};
 use crate::lsm::tests::harness::{ALL, LsmFixture, small_options};
@@ -361,6 +361,22 @@ fn memtable_of_tombstones_is_sealed_early() {
     assert_eq!(sealed_at(1.5), Some(1_280));
     assert_eq!(sealed_at(4.0), Some(1_536), "three quarters of the bytes are hidden");
     assert_eq!(sealed_at(100.0), None);
+}
+
+/// Regression: while no flush ran, every 256 tombstones were sealed. Gets searched hundreds of memtables.
+#[test]
+fn one_sealed_memtable_waits_for_an_early_flush() {
+    let options = LsmOptions { max_memtable_size: 8 << 20, ..automatic(1.1) };
+    let mut fixture = LsmFixture::new(KeyOrder::bytewise(), options, 3);
+    (0..2_000).for_each(|i| fixture.put(&format!("key{i:04}"), &"v".repeat(1_000)));
+    fixture.flush();
+    fixture.major_compact();
+    (0..10_000).for_each(|i| fixture.delete(&format!("absent{i:05}")));
+    let pressure = fixture.tree.pressure();
+    assert_eq!(pressure.sealed_memtables, 1);
+    assert_eq!(pressure.sealed_load, FULL_MEMTABLE / 8, "reads search the smallest memtable too");
+    fixture.flush();
+    fixture.check_reads();
 }
 
 /// Flushing values early would write them to more and smaller tables.

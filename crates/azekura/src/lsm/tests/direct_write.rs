@@ -167,6 +167,44 @@ fn memtable_that_supersedes_direct_values_is_sealed_early() {
     fixture.check_files();
 }
 
+/// Regression: values of dropped batches stayed in a file as long as a memtable pointed to one live value in it. No
+/// figure counted them, so background blob GC never began.
+#[test]
+fn values_of_failed_commits_count_as_hidden() {
+    let mut fixture = world(1 << 20);
+    let mut options = direct_write_options(1 << 20);
+    options.kv_separation = options.kv_separation.map(|separation| separation.automatic_gc(Some(1.5)));
+    fixture.tree.set_options(options);
+    fixture.put_direct("live", &value(1));
+    let fail = || {
+        let staged = Staged::Blob(fixture.tree.write_blob_directly(value(2).as_bytes()).unwrap());
+        fixture.tree.release(staged, false);
+    };
+    assert!(fixture.tree.memtable_hiding_seqno().is_none());
+    (0..3).for_each(|_| fail());
+    assert_eq!(fixture.tree.memtable_hiding_seqno(), Some(fixture.host.visible.get()));
+    fixture.flush();
+    assert!(fixture.tree.needs_blob_gc(), "one of four values is referenced");
+    fixture.run_all_tasks(false);
+    assert_eq!(named_blob_files(&fixture).iter().flat_map(|file| &file.sections).map(|s| s.values).sum::<u64>(), 1);
+    fixture.check_reads();
+}
+
+/// Regression: a file that was open for values and had only stale ones stayed until the next large value.
+#[test]
+fn stale_open_file_is_removed_by_a_flush() {
+    let mut fixture = world(1 << 20);
+    (0..30).for_each(|n| fixture.put_direct(&format!("key {n:02}"), &value(n)));
+    (0..30).for_each(|n| fixture.delete(&format!("key {n:02}")));
+    assert_eq!(blob_files(&fixture), 1);
+    fixture.flush();
+    wait_for_blob_file_count(&fixture, 0);
+    fixture.put_direct("key", &value(1));
+    fixture.flush();
+    fixture.check_reads();
+    fixture.check_files();
+}
+
 #[test]
 fn pointed_bytes_count_towards_memtable_size() {
     let mut fixture = world(1 << 20);
