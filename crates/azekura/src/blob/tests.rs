@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::compression::CompressionType;
-use crate::base::version_edit::{BlobFileMeta, FileNumber};
+use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId};
 use crate::base::{Error, ErrorKind, Result};
 use crate::blob::reader::{BlobFile, BlobReadAhead};
-use crate::blob::writer::BlobWriter;
-use crate::block::{BlockCache, BlockKind};
+use crate::blob::unfinished::UnfinishedBlobFile;
+use crate::blob::writer::{BlobWriter, DirectBlobWriter};
+use crate::block::frame::CompressedBlock;
+use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::epoch::tests::wait_until;
 use crate::testing::MemFs;
 use crate::testing::seeded_rng::SeededRng;
@@ -333,4 +335,100 @@ fn cache_entry_of_other_kind_is_not_a_value() {
         None,
     );
     assert!(cached.is_none());
+}
+
+/// An unfinished file with these values, of which `referenced` are referenced, and the pointers to all of them.
+fn unfinished_file(
+    fixture: &BlobFixture,
+    values: &[Vec<u8>],
+    referenced: impl Fn(u32) -> bool,
+) -> (UnfinishedBlobFile, Vec<BlobPointer>) {
+    let file = fixture.files.create_shared(FileNumber(7)).unwrap();
+    let mut writer = DirectBlobWriter::create(Arc::clone(&file), file_id(7), FileNumber(7), 77).unwrap();
+    let append = |value: &Vec<u8>| {
+        let block = CompressedBlock::new(BlockKind::Blob, CompressionType::None, value);
+        writer.append(&block.frame()).unwrap()
+    };
+    let pointers: Vec<BlobPointer> = values.iter().map(append).collect();
+    let end = writer.end_offset();
+    file.write_at(b"the part of a frame", end).unwrap();
+    let growing = (fixture.files.clone(), Arc::clone(&fixture.cache));
+    let file = BlobFile::growing(growing.0, growing.1, FileNumber(7), None, file_id(7), end);
+    let frames = pointers.iter().filter(|pointer| referenced(pointer.ordinal));
+    let frames = frames.map(|p| (p.ordinal, BlockHandle { offset: p.frame_offset, len: p.frame_len })).collect();
+    (UnfinishedBlobFile { partition: PartitionId(1), file, file_id: file_id(7), frames }, pointers)
+}
+
+/// What is not referenced: one value at the start, two and three in the middle, and two at the end.
+fn is_referenced(ordinal: u32) -> bool {
+    ![0, 3, 4, 7, 8, 9, 12, 13].contains(&ordinal)
+}
+
+#[test]
+fn unfinished_file_is_finished_in_place() {
+    for seed in 0..20 {
+        let fixture = BlobFixture::new(0);
+        let mut values = random_values(&mut SeededRng::new(seed), 14, 2000);
+        values.iter_mut().for_each(|value| if seed < 4 { value.resize(500, 7) } else { value.push(7) });
+        let (unfinished, pointers) = unfinished_file(&fixture, &values, is_referenced);
+        let path = fixture.files.path(FileNumber(7));
+        let (open, ops) = (|| fixture.fs.open(&path, OpenMode::Write).unwrap(), fixture.fs.op_count());
+        let is_damaged = seed % 2 == 1;
+        let meta = unfinished.finish_in_place(FileNumber(7), open(), 78, is_damaged).unwrap();
+        let written = fixture.fs.op_count() - ops;
+        assert_eq!(written, 5 + 12, "header and all values are written, so that the sync covers them");
+        assert_eq!((meta.sections[0].values, meta.sections[0].rewritten, meta.created_ms), (12, false, 78));
+        let file = fixture.open(&meta);
+        assert_eq!(file.verify(&meta).unwrap(), 12);
+        for (pointer, value) in pointers.iter().zip(&values) {
+            match file.read(pointer, None) {
+                Ok(read) => {
+                    assert_eq!(&read, value);
+                    assert!(is_referenced(pointer.ordinal) || pointer.ordinal == 0);
+                }
+                Err(error) => assert!(!is_referenced(pointer.ordinal) && error.kind() == ErrorKind::Corruption),
+            }
+        }
+        // Once more, as after a crash.
+        let bytes = fixture.bytes(&meta);
+        assert_eq!(unfinished.finish_in_place(FileNumber(7), open(), 78, is_damaged).unwrap(), meta);
+        assert!(fixture.bytes(&meta) == bytes);
+    }
+}
+
+#[test]
+fn single_lost_value_is_not_replaced_if_wal_is_damaged() {
+    for is_wal_damaged in [false, true] {
+        let fixture = BlobFixture::new(0);
+        let values = vec![vec![5; 100]; 14];
+        let (unfinished, pointers) = unfinished_file(&fixture, &values, is_referenced);
+        let file = fixture.fs.open(&fixture.files.path(FileNumber(7)), OpenMode::Write).unwrap();
+        file.write_at(&[6], pointers[0].frame_offset + 50).unwrap();
+        let finished = unfinished.finish_in_place(FileNumber(7), file, 78, is_wal_damaged);
+        if is_wal_damaged {
+            assert_eq!(error_kind(finished), Some(ErrorKind::OutOfSpace));
+            assert_eq!(error_kind(unfinished.file.read(&pointers[0], None)), Some(ErrorKind::Corruption));
+            assert_eq!(unfinished.file.read(&pointers[1], None).unwrap(), values[1]);
+        } else {
+            let meta = finished.unwrap();
+            assert_eq!(fixture.open(&meta).verify(&meta).unwrap(), 12);
+        }
+    }
+}
+
+#[test]
+fn damaged_value_is_not_finished_in_place() {
+    let fixture = BlobFixture::new(0);
+    let (mut unfinished, pointers) = unfinished_file(&fixture, &vec![vec![5; 100]; 14], is_referenced);
+    let open = || fixture.fs.open(&fixture.files.path(FileNumber(7)), OpenMode::Write).unwrap();
+    open().write_at(&[6], pointers[5].frame_offset + 50).unwrap();
+    let error = unfinished.finish_in_place(FileNumber(7), open(), 78, false).unwrap_err();
+    assert_eq!((error.kind(), error.offset()), (ErrorKind::Corruption, Some(pointers[5].frame_offset)));
+    // Pointers that leave no space for the ordinals between them are refused before anything is written.
+    let first = unfinished.frames[&1];
+    unfinished.frames.insert(9, BlockHandle { offset: first.offset + first.len + 20, len: first.len });
+    unfinished.frames.retain(|ordinal, _| *ordinal == 1 || *ordinal == 9);
+    let ops = fixture.fs.op_count();
+    let refused = unfinished.finish_in_place(FileNumber(7), open(), 78, false);
+    assert_eq!((error_kind(refused), fixture.fs.op_count()), (Some(ErrorKind::Corruption), ops));
 }

@@ -9,11 +9,14 @@ use std::sync::Arc;
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::manifest_state::ManifestState;
-use crate::base::version_edit::{FileNumber, PartitionId};
+use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::blob::format::SECTION_VALUES_MAX;
 use crate::blob::reader::{BlobFile, BlobReadAhead};
+use crate::blob::writer::DirectBlobWriter;
+use crate::block::frame::FRAME_HEADER_LEN;
 use crate::block::{BlockCache, BlockHandle};
+use crate::vfs::File;
 use crate::vfs::open_files::DataFiles;
 
 /// Checks every value that the replayed WAL refers to and that no flush has made permanent. Only reads. Uses memory
@@ -127,6 +130,73 @@ impl UnfinishedBlobFile {
     pub(crate) fn referenced_bytes(&self) -> u64 {
         self.frames.values().map(|frame| frame.len).sum()
     }
+
+    /// Finishes file `id` durably without copying its values. `file` is its handle for writing. Cuts off what follows
+    /// the last referenced value. Overwrites other unreferenced values with zeros, unless it is a single valid one. A
+    /// failed call can be repeated, also by another process.
+    ///
+    /// An fsync that failed in an earlier process may have left clean pages that were never written. Therefore every
+    /// frame is written again, with the same bytes, so that the sync covers it.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace`; `Corruption` if a referenced frame is damaged. `OutOfSpace` also if `wal_is_damaged` and
+    /// another recovery mode could read zeros as a value.
+    pub(crate) fn finish_in_place(
+        &self,
+        id: FileNumber,
+        file: Arc<dyn File>,
+        created_ms: u64,
+        wal_is_damaged: bool,
+    ) -> Result<BlobFileMeta> {
+        let end = self.check_layout()?;
+        file.set_length(end)?;
+        let mut writer = DirectBlobWriter::create(Arc::clone(&file), self.file_id, id, created_ms)?;
+        let mut next_ordinal = 0;
+        for (ordinal, frame) in &self.frames {
+            skip_unreferenced(&mut writer, *ordinal - next_ordinal, frame.offset, wal_is_damaged)?;
+            writer.rewrite_frame(*frame).map_err(|error| error.at_offset(frame.offset))?;
+            next_ordinal = ordinal + 1;
+        }
+        debug_assert_eq!(writer.end_offset(), end, "the file ends with the last referenced value");
+        // Before the footer is written, because the next open uses a file with a footer as it is.
+        file.sync_data()?;
+        let meta = writer.finish()?;
+        file.sync_data()?;
+        Ok(meta)
+    }
+
+    /// Checks that the unreferenced ordinals fit between the referenced frames. Returns the end of the last referenced
+    /// frame.
+    fn check_layout(&self) -> Result<u64> {
+        let (mut next_ordinal, mut end) = (0, FileHeader::LEN as u64);
+        for (ordinal, frame) in &self.frames {
+            let missing = u64::from(*ordinal) - next_ordinal;
+            let fits = frame.offset.checked_sub(end).is_some_and(|gap| {
+                (gap == 0) == (missing == 0) && gap >= missing.saturating_mul(FRAME_HEADER_LEN as u64)
+            });
+            if !fits {
+                return Err(Error::corruption("blob pointers in the WAL contradict each other"));
+            }
+            (next_ordinal, end) = (u64::from(*ordinal) + 1, frame.end()?);
+        }
+        Ok(end)
+    }
+}
+
+/// Adds `count` unreferenced values, which end at `end`, to a file that is finished in place.
+fn skip_unreferenced(writer: &mut DirectBlobWriter, count: u32, end: u64, wal_is_damaged: bool) -> Result<()> {
+    let offset = writer.end_offset();
+    if count == 1 {
+        match writer.rewrite_frame(BlockHandle { offset, len: end - offset }) {
+            Err(error) if error.kind() == ErrorKind::Corruption && wal_is_damaged => {
+                let message = "a file with a lost value, to which the damaged WAL may point, must be copied";
+                return Err(Error::new(ErrorKind::OutOfSpace, message).at_offset(offset));
+            }
+            Err(error) if error.kind() == ErrorKind::Corruption => {}
+            kept => return kept,
+        }
+    }
+    writer.append_zeros_up_to(end, count)
 }
 
 fn frame_handle(pointer: &BlobPointer) -> BlockHandle {

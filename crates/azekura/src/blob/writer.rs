@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobPointer;
-use crate::base::compression::CompressionType;
+use crate::base::compression::{Codec, CompressionType};
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
 use crate::base::version_edit::{BlobFileMeta, FileNumber};
 use crate::base::{Error, Result};
@@ -12,7 +12,7 @@ use crate::blob::format::{
     BlobIndexPageIter, BlobMetaindex, BlobPageHandle, BlobSectionIndex, INDEX_PAGE_LEN, SECTION_VALUES_MAX,
     put_index_page_entry,
 };
-use crate::block::frame::{BlockFrame, FRAME_HEADER_LEN, put_frame};
+use crate::block::frame::{BlockFrame, FRAME_HEADER_LEN, RAW_LEN_MAX, put_frame};
 use crate::block::{BlockHandle, BlockKind};
 use crate::vfs::File;
 use crate::vfs::buffered_writer::BufferedFileWriter;
@@ -224,7 +224,9 @@ pub(crate) struct DirectBlobWriter {
 const COPIED_FRAME_MAX: usize = 64 << 10;
 
 impl DirectBlobWriter {
-    /// Begins an empty file with that number. The file must not use direct I/O. `file_id` is random and new.
+    /// Begins an empty file with that number. The file must not use direct I/O. `file_id` is random and new. An
+    /// unfinished file of an earlier process has its own `file_id`, and its values are then
+    /// [rewritten](DirectBlobWriter::rewrite_frame).
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file, which is then unusable.
@@ -258,6 +260,40 @@ impl DirectBlobWriter {
         };
         written.inspect_err(|_| self.has_partial_write = true)?;
         Ok(self.index_builder.add_value(ordinal, BlockHandle { offset, len: frame.len() }, frame.raw_len))
+    }
+
+    /// Reads and verifies the frame that follows the last value, and writes the same bytes to the same offset.
+    ///
+    /// # Errors
+    /// `Corruption` if the frame is damaged. `Io` and `OutOfSpace` of the file.
+    pub(crate) fn rewrite_frame(&mut self, frame: BlockHandle) -> Result<()> {
+        let ordinal = self.index_builder.next_ordinal()?;
+        let len = usize::try_from(frame.len).map_err(|_| Error::unsupported("value is larger than memory"))?;
+        let mut bytes = vec![0; len];
+        self.file.read_exact_at(&mut bytes, frame.offset)?;
+        BlockFrame::check(&bytes, &self.file_id, frame.offset, BlockKind::Blob)?;
+        self.file.write_at(&bytes, frame.offset)?;
+        self.index_builder.add_frame(ordinal, frame);
+        Ok(())
+    }
+
+    /// Replaces the bytes from the last value to `end` by `count` values of zeros. These bytes were `count` other
+    /// values. If there are at least two, no new value has both offset and length of an old one, so that no pointer to
+    /// an old value becomes a pointer to zeros.
+    ///
+    /// # Errors
+    /// As for [`append`](DirectBlobWriter::append).
+    pub(crate) fn append_zeros_up_to(&mut self, end: u64, count: u32) -> Result<()> {
+        let (min, max) = (FRAME_HEADER_LEN as u64, FRAME_HEADER_LEN as u64 + RAW_LEN_MAX);
+        for later in (0..u64::from(count)).rev() {
+            // Empty values, and a long one at the end.
+            let len = (end - self.end_offset()).saturating_sub(later.saturating_mul(max)).max(min);
+            let stored = vec![0; (len - min) as usize];
+            let (kind, codec) = (BlockKind::Blob, Codec::None);
+            self.append(&BlockFrame { kind, codec, raw_len: stored.len(), stored: &stored })?;
+        }
+        debug_assert_eq!(self.end_offset(), end, "the values take all of the bytes");
+        Ok(())
     }
 
     /// End of the last value.

@@ -12,7 +12,7 @@
 //!    the WAL is synced before the replay.
 //! 5. Sync the replayed segments, because they may be in the page cache only. If damage was skipped, rewrite the WAL
 //!    to new segments instead.
-//! 6. Make ordinary blob files of the unfinished direct blob files that the WAL points into.
+//! 6. Make ordinary blob files of the direct blob files that the WAL points into, on a full disk in place.
 //! 7. Write a new manifest that records the end of the WAL, remove orphaned files, begin a new WAL segment, and start
 //!    the workers.
 
@@ -40,6 +40,7 @@ use crate::db::state::poison::DbPoison;
 use crate::db::state::version_set::VersionSet;
 use crate::db::worker;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
+use crate::lsm::direct_write::IncompleteFiles;
 use crate::lsm::tree_context::{TreeContext, TreeResources};
 use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
 use crate::table::obsolete_files::ObsoleteFiles;
@@ -482,9 +483,9 @@ impl RecoveryState {
 
     /// Makes ordinary blob files of the unfinished direct blob files, and adds them to their partitions and to the
     /// manifest state. The caller then writes the manifest.
-    fn adopt_unfinished_blobs(&mut self, now_ms: u64) -> Result<()> {
+    fn adopt_unfinished_blobs(&mut self, now_ms: u64, incomplete: IncompleteFiles) -> Result<()> {
         let context = Arc::new(self.context());
-        for (id, file) in self.unfinished_blobs.adopt(&context, now_ms)? {
+        for (id, file) in self.unfinished_blobs.adopt(&context, now_ms, incomplete)? {
             if let (Some(manifest_state), Some(partition)) =
                 (self.manifest_state.partitions.get_mut(&id), self.by_id.get(&id))
             {
@@ -496,6 +497,25 @@ impl RecoveryState {
                 debug_assert!(known.is_none(), "a direct blob file is adopted once");
                 partition.add_blob_file(file);
             }
+        }
+        Ok(())
+    }
+
+    /// As [`adopt_unfinished_blobs`](Self::adopt_unfinished_blobs). On a full disk, finishes the files in place.
+    fn adopt_unfinished_blobs_when_full(&mut self, now_ms: u64, space: &mut SpaceReclaimer<'_>) -> Result<()> {
+        let mut incomplete = IncompleteFiles::Copy;
+        while let Err(error) = self.adopt_unfinished_blobs(now_ms, incomplete) {
+            let is_final = incomplete != IncompleteFiles::Copy || error.kind() != ErrorKind::OutOfSpace;
+            // After damage, other space is freed first, because another recovery mode may need dropped values.
+            if is_final || space.damaged {
+                match space.reclaim(self, error) {
+                    Err(error) if is_final || error.kind() != ErrorKind::OutOfSpace => return Err(error),
+                    Err(_) => {}
+                    Ok(()) => continue,
+                }
+            }
+            self.resources.obsolete_files.remove_all(); // the partial copies
+            incomplete = IncompleteFiles::FinishInPlace { wal_is_damaged: space.damaged };
         }
         Ok(())
     }
@@ -539,9 +559,7 @@ impl RecoveryState {
         let report = self.make_wal_durable_when_full(&config, report, &reserve)?;
         debug_assert!(!report.has_gaps, "a WAL with gaps is rewritten");
         let mut space = SpaceReclaimer { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };
-        while let Err(error) = self.adopt_unfinished_blobs(config.env.now_ms()) {
-            space.reclaim(&self, error)?;
-        }
+        self.adopt_unfinished_blobs_when_full(config.env.now_ms(), &mut space)?;
         self.manifest_state.next_file_number = self.resources.next_file_id.load(Ordering::Relaxed);
         let (ended, end) = report.wal_end();
         debug_assert!(end <= last, "the last sequence number is at or above the end of the WAL");

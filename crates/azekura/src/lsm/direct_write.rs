@@ -249,30 +249,42 @@ fn copy_blob_frames(
 /// Size in bytes at which a file of copied values is finished.
 const COPIED_FILE_TARGET_SIZE: u64 = 64 << 20;
 
+/// What [`UnfinishedBlobFiles::adopt`] does with incomplete files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IncompleteFiles {
+    /// Copies their values to new files, because nothing is appended to a file of an earlier process.
+    Copy,
+    /// Finishes them in place, because the disk is full. See [`UnfinishedBlobFile::finish_in_place`].
+    FinishInPlace { wal_is_damaged: bool },
+}
+
 impl UnfinishedBlobFiles {
     /// Makes ordinary blob files of them, durably, so that the manifest can name them. Complete files are used as they
-    /// are. The values of incomplete files are copied to new files, because nothing is appended to a file of an earlier
-    /// process. `context` may be the context of any tree.
+    /// are. `context` may be the context of any tree.
     ///
     /// # Errors
-    /// Those of reading and writing. The manifest names no new file then, so the next open starts again.
+    /// Those of reading and writing. The manifest names no new file then, so the next open starts again. New files
+    /// are then obsolete.
     pub(crate) fn adopt(
         &self,
         context: &Arc<TreeContext>,
         created_ms: u64,
+        incomplete: IncompleteFiles,
     ) -> Result<Vec<(PartitionId, BlobFileMeta)>> {
         let (mut adopted, mut unneeded) = (Vec::new(), Vec::new());
         let mut torn: BTreeMap<PartitionId, Vec<(FileNumber, &UnfinishedBlobFile)>> = BTreeMap::new();
         for (id, found) in self.unfinished_files() {
-            match complete_file_meta(context, id, found) {
-                Some(meta) => {
-                    context.fs.open(&found.file.path(), OpenMode::Write)?.sync_data()?;
-                    adopted.push((found.partition, meta));
-                }
-                None => {
-                    unneeded.push(id);
-                    torn.entry(found.partition).or_default().push((id, found));
-                }
+            if let Some(meta) = complete_file_meta(context, id, found) {
+                context.fs.open(&found.file.path(), OpenMode::Write)?.sync_data()?;
+                adopted.push((found.partition, meta));
+            } else if let IncompleteFiles::FinishInPlace { wal_is_damaged } = incomplete {
+                let file = context.fs.open(&found.file.path(), OpenMode::Write)?;
+                let meta = found.finish_in_place(id, file, created_ms, wal_is_damaged);
+                adopted.push((found.partition, meta.map_err(|error| error.in_file(found.file.path()))?));
+                context.files.blob_files().close(id); // the handle was opened for a file of another length
+            } else {
+                unneeded.push(id);
+                torn.entry(found.partition).or_default().push((id, found));
             }
         }
         let mut outputs = PendingOutputs::new(context, created_ms);

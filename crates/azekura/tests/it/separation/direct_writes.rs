@@ -1028,3 +1028,162 @@ fn unflushed_direct_values_are_bounded_by_max_wal_size() {
     assert!((5..20).contains(&sealed), "{sealed} memtables were sealed for 6 MB of values");
     (0..600).for_each(|n| assert_eq!(parts[n as usize % 3].get(key(n)).unwrap().unwrap(), value(n, 1, 10_000)));
 }
+
+const FULL_DISK_VALUE_LEN: usize = 8 << 10;
+
+/// Inserts values of 8 KiB until the disk is full, or up to this number. Some values are in no commit. Returns the
+/// number of values.
+fn insert_until_disk_is_full(db: &Database, part: &Partition, max: u32) -> u32 {
+    for n in 0..max {
+        let mut dropped = db.batch();
+        (0..n % 16 / 4).for_each(|k| dropped.insert(part, "dropped", value(k, n, FULL_DISK_VALUE_LEN / 2)));
+        drop(dropped);
+        match part.insert(key(n), value(n, 0, FULL_DISK_VALUE_LEN)) {
+            Err(error) if error.kind() == ErrorKind::OutOfSpace => return n,
+            done => done.unwrap(),
+        }
+    }
+    max
+}
+
+/// Opens the database, whose disk may be full, with the options that it has.
+fn open_on_full_disk(fs: &Arc<dyn Fs>) -> azekura::Result<(Database, Partition)> {
+    let db = config(Arc::clone(fs)).mapped_wal(false).open()?;
+    let part = db.open_partition("p", Default::default())?;
+    Ok((db, part))
+}
+
+fn create_for_full_disk(fs: &Arc<dyn Fs>, target_size: u64) -> (Database, Partition) {
+    let db = config(Arc::clone(fs)).mapped_wal(false).open().unwrap();
+    let separation = KvSeparationOptions::default().blob_file_target_size(target_size);
+    let separation = separation.compression(CompressionType::None).automatic_gc(None);
+    let options = PartitionCreateOptions::default().with_kv_separation(separation);
+    let part = db.open_partition("p", options).unwrap();
+    (db, part)
+}
+
+fn check_full_disk_values(part: &Partition, range: std::ops::Range<u32>) {
+    assert_eq!(part.len().unwrap(), u64::from(range.end - range.start));
+    for n in range {
+        assert_eq!(part.get(key(n)).unwrap().unwrap(), value(n, 0, FULL_DISK_VALUE_LEN), "{n}");
+    }
+}
+
+fn blob_file_names(machine: &MemFs) -> Vec<String> {
+    blob_file_contents(machine).into_keys().collect()
+}
+
+/// Regression: recovery copied the values of unfinished direct blob files before it removed these files. On a full
+/// disk, every open failed.
+#[test]
+fn database_opens_on_a_disk_full_of_direct_blobs() {
+    let (machine, fs) = new_machine();
+    machine.set_capacity(Some(24 << 20));
+    let (db, part) = create_for_full_disk(&fs, 4 << 20);
+    let count = insert_until_disk_is_full(&db, &part, u32::MAX);
+    assert!(count > 1_500, "{count}");
+    let (machine, fs) = after_kill(&machine);
+    drop((db, part));
+    machine.set_capacity(Some(machine.used_space()));
+    let before = blob_file_names(&machine);
+    let (db, part) = open_on_full_disk(&fs).unwrap();
+    assert_eq!(blob_file_names(&machine), before, "no file was copied");
+    check_full_disk_values(&part, 0..count);
+    assert_clean(&fs);
+    assert_eq!(part.insert("k", "v").unwrap_err().kind(), ErrorKind::OutOfSpace);
+    (0..100).for_each(|n| part.remove(key(n)).unwrap());
+    check_full_disk_values(&part, 100..count);
+    // Once more before anything is flushed, and after power loss.
+    db.persist(PersistMode::SyncData).unwrap();
+    for survival in [Survival::Everything, Survival::Nothing, Survival::Random] {
+        let (machine, fs) = after_crash(&machine, survival, 1);
+        machine.set_capacity(Some(machine.used_space().max(24 << 20)));
+        let (_db, part) = open_on_full_disk(&fs).unwrap();
+        check_full_disk_values(&part, 100..count);
+        assert_clean(&fs);
+    }
+    machine.set_capacity(None);
+    (0..100).for_each(|n| part.insert(key(n), value(n, 0, FULL_DISK_VALUE_LEN)).unwrap());
+    part.flush().unwrap();
+    part.major_compact().unwrap();
+    check_full_disk_values(&part, 0..count);
+    let (_, fs) = after_kill(&machine);
+    let (_db, part) = open_on_full_disk(&fs).unwrap();
+    check_full_disk_values(&part, 0..count);
+    assert_clean(&fs);
+}
+
+#[test]
+fn crash_while_direct_blobs_finish_in_place() {
+    const VALUES: u32 = 20;
+    const SYNCED: u32 = 11;
+    let (machine, fs) = new_machine();
+    let (db, part) = create_for_full_disk(&fs, 100 << 10);
+    assert_eq!(insert_until_disk_is_full(&db, &part, SYNCED), SYNCED);
+    db.persist(PersistMode::SyncData).unwrap();
+    for n in SYNCED..VALUES {
+        part.insert(key(n), value(n, 0, FULL_DISK_VALUE_LEN)).unwrap();
+    }
+    let mut batch = db.batch();
+    (0..3).for_each(|n| batch.insert(&part, key(n), value(n, 9, FULL_DISK_VALUE_LEN)));
+    let (killed, _) = after_kill(&machine);
+    drop(batch);
+    killed.set_capacity(Some(killed.used_space()));
+    for ops in 0.. {
+        let machine = killed.fork();
+        machine.freeze_after(Some(ops));
+        let opened = open_on_full_disk(&(Arc::new(machine.clone()) as Arc<dyn Fs>));
+        assert!(opened.is_ok() || machine.is_frozen(), "{ops}: {:?}", opened.err());
+        let is_open = opened.is_ok();
+        for (salt, survival) in [
+            (0, Survival::Everything),
+            (1, Survival::Nothing),
+            (2, Survival::Random),
+            (3, Survival::Random),
+            (4, Survival::DataOnly),
+            (5, Survival::MetadataOnly),
+        ] {
+            let copy = machine.fork();
+            copy.freeze_after(None);
+            copy.crash(survival, ops * 6 + salt);
+            // Lost truncations and removals take space again, which a disk would not have given to other files.
+            copy.set_capacity(Some(copy.used_space().max(killed.used_space())));
+            let fs: Arc<dyn Fs> = Arc::new(copy);
+            let (_db, part) = open_on_full_disk(&fs).unwrap_or_else(|e| panic!("{ops} {survival:?}: {e}"));
+            let count = part.len().unwrap() as u32;
+            let least = if is_open || survival == Survival::Everything { VALUES } else { SYNCED };
+            assert!((least..=VALUES).contains(&count), "{ops} {survival:?}: {count} of {least}");
+            check_full_disk_values(&part, 0..count);
+            assert_clean(&fs);
+        }
+        if !machine.is_frozen() {
+            assert!(ops > 40, "{ops} operations are too few");
+            return;
+        }
+    }
+}
+
+/// A damaged value of a commit that was not synced ends the WAL. What the replay dropped may take no other space.
+#[test]
+fn damaged_direct_blob_ends_wal_on_a_full_disk() {
+    const VALUES: u32 = 400;
+    const LOST: u32 = 391;
+    let (machine, fs) = new_machine();
+    let (db, part) = create_for_full_disk(&fs, 64 << 20);
+    assert_eq!(insert_until_disk_is_full(&db, &part, VALUES), VALUES);
+    let (machine, fs) = after_kill(&machine);
+    drop((db, part));
+    let (name, bytes) = blob_file_contents(&machine).pop_first().unwrap();
+    let wanted = value(LOST, 0, FULL_DISK_VALUE_LEN);
+    let at = (bytes.len() - 40 * FULL_DISK_VALUE_LEN..).find(|at| bytes[*at..].starts_with(&wanted)).unwrap() + 100;
+    machine.open(&Path::new(DIR).join(&name), OpenMode::Write).unwrap().write_at(&[!bytes[at]], at as u64).unwrap();
+    machine.set_capacity(Some(machine.used_space()));
+    let (_db, part) = open_on_full_disk(&fs).unwrap();
+    check_full_disk_values(&part, 0..LOST);
+    assert_eq!(blob_file_names(&machine), [name], "no file was copied");
+    assert_clean(&fs);
+    (0..100).for_each(|n| part.remove(key(n)).unwrap());
+    let (_, fs) = after_kill(&machine);
+    let (_db, part) = open_on_full_disk(&fs).unwrap();
+    check_full_disk_values(&part, 100..LOST);
+}
