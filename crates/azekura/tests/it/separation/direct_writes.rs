@@ -267,13 +267,14 @@ fn write_succeeds_after_disk_full_direct_write() {
     let (faults, fs) = new_faulty_machine();
     let (db, part) = open(&fs);
     insert_round(&part, 0, 0);
-    for (op, nth) in [(OpKind::Write, 1), (OpKind::Write, 2)] {
-        faults.inject(FaultPlan::new(op, nth, ENOSPC).in_path(".blob"));
-        assert_eq!(part.insert("lost", value(9, 9, 700)).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    // A long value is written in two calls.
+    for (nth, len) in [(1, 700), (1, 70_000), (2, 70_000)] {
+        faults.inject(FaultPlan::new(OpKind::Write, nth, ENOSPC).in_path(".blob"));
+        assert_eq!(part.insert("lost", value(9, 9, len)).unwrap_err().kind(), ErrorKind::OutOfSpace);
         let mut batch = db.batch();
-        faults.inject(FaultPlan::new(op, nth, Fault::Short).in_path(".blob"));
+        faults.inject(FaultPlan::new(OpKind::Write, nth, Fault::Short).in_path(".blob"));
         batch.insert(&part, "small", "lost too");
-        batch.insert(&part, "lost", value(9, 9, 700));
+        batch.insert(&part, "lost", value(9, 9, len));
         assert!(batch.commit().is_err());
     }
     (1..20).for_each(|n| insert_round(&part, n, 0));
