@@ -267,7 +267,8 @@ mod tests {
         let separated = KvSeparationOptions::default().compression(CompressionType::None);
         let pages =
             db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(separated)).unwrap();
-        (0..50u32).for_each(|i| pages.insert(i.to_be_bytes(), vec![7; 10_000]).unwrap());
+        // Values of 4 KiB or more are not in the log.
+        (0..250u32).for_each(|i| pages.insert(i.to_be_bytes(), vec![7; 2_000]).unwrap());
         pages.flush().unwrap();
         let (written, metrics) = (fs.written(), pages.metrics());
         let blobs: u64 = metrics.blob_files.iter().map(|file| file.bytes).sum();
