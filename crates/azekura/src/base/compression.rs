@@ -144,8 +144,8 @@ impl CompressionType {
 /// Longest output buffer that a thread keeps, in bytes: that of a value of 256 KiB. A new buffer is cleared first.
 const KEPT_OUTPUT_MAX: usize = get_maximum_output_size(256 << 10);
 
-/// What a thread keeps for its next compression, because allocating and clearing it would take a fifth of the time of
-/// a small block.
+/// What a thread keeps for its next compression. Allocating and clearing it took 3 % of the time of a block of 4 KiB,
+/// and 11 % of that of a value of 185 KB.
 struct Compressor {
     /// For inputs below 64 KiB.
     small: CompressTable,

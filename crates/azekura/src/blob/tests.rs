@@ -397,7 +397,7 @@ fn unfinished_file_is_finished_in_place() {
 }
 
 #[test]
-fn single_lost_value_is_not_replaced_if_wal_is_damaged() {
+fn damaged_wal_keeps_single_lost_value() {
     for is_wal_damaged in [false, true] {
         let fixture = BlobFixture::new(0);
         let values = vec![vec![5; 100]; 14];

@@ -47,7 +47,13 @@ impl WriteBufferManager {
     /// Whether [`seal_largest`](Self::seal_largest) may have to seal memtables.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.memory_is_full() || self.memory.active_blobs() > self.max_wal_size
+        self.memory_is_full() || self.blobs_are_full()
+    }
+
+    /// Whether active memtables point to more bytes of blob files than the WAL may have.
+    #[inline]
+    fn blobs_are_full(&self) -> bool {
+        self.memory.active_blobs() > self.max_wal_size
     }
 
     /// Whether active memtables take more than half of the memory budget, and one of them may be large enough to be
@@ -64,7 +70,7 @@ impl WriteBufferManager {
     /// sealed. Does nothing if another thread does the same.
     pub(crate) fn seal_largest(&self, catalog: &Catalog, seal: impl Fn(&PartitionState)) {
         let Some(_one) = try_lock(&self.seal_lock) else { return };
-        if self.memory.active_blobs() > self.max_wal_size {
+        if self.blobs_are_full() {
             let blobs =
                 |partition: &PartitionState| partition.tree_if_built().map_or(0, |tree| tree.active_blob_bytes());
             if let Some(largest) = catalog.all().iter().max_by_key(|partition| blobs(partition)) {

@@ -144,7 +144,7 @@ fn unreferenced_direct_file_is_never_named() {
 
 /// A single key that is overwritten leaves almost nothing but stale values, which only the memtable knows.
 #[test]
-fn memtable_that_supersedes_direct_values_is_sealed_early() {
+fn memtable_of_superseded_values_is_sealed() {
     let mut fixture = world(1 << 20);
     let set_options = |fixture: &LsmFixture, target| {
         let mut options = LsmOptions { max_memtable_size: 2 << 20, ..direct_write_options(1 << 20) };

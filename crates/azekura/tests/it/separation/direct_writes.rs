@@ -722,7 +722,7 @@ fn writers_at_once_lose_nothing_where_some_fail() {
 }
 
 #[test]
-fn direct_writes_begin_at_4_kib_and_synced_ones_at_1_mib() {
+fn durability_decides_what_is_written_directly() {
     for (mode, default) in [(PersistMode::Buffer, 4 << 10), (PersistMode::SyncData, 1 << 20)] {
         let (_, fs) = new_machine();
         let db = config(Arc::clone(&fs)).durability(mode).open().unwrap();
@@ -1008,7 +1008,7 @@ fn partitions_share_a_bound_on_direct_blob_files() {
 /// Opening reads and copies the values of unfinished direct blob files. They count as the WAL does: partitions are
 /// flushed before more than `max_wal_size` has to be recovered.
 #[test]
-fn unflushed_direct_values_are_bounded_by_max_wal_size() {
+fn max_wal_size_bounds_unflushed_values() {
     const MAX_WAL_SIZE: u64 = 1 << 20;
     let (_, fs) = new_machine();
     let settings = Config::new(DIR).fs(fs).workers(0).wal_segment_size(256 << 10).max_wal_size(MAX_WAL_SIZE);
