@@ -1,5 +1,6 @@
 //! Point reads from the cache, by what answers them: filters alone, one cached record, any cached record, the memtable;
-//! by the type of data blocks, with and without a filter; and in data blocks alone.
+//! by the type of data blocks, with and without a filter; and in data blocks alone. Also point reads whose block is
+//! mostly not in the cache.
 //!
 //! `cargo bench -p azekura --bench point_reads`
 
@@ -74,6 +75,28 @@ fn present_lent(bencher: Bencher<'_, '_>) {
         let key = key((state >> 33) % RECORDS);
         black_box(loaded.partition.get_with(key, |value| value[0]).expect("reads work"))
     });
+}
+
+/// A block that is mostly not in the cache, but in the page cache. Half of each value does not compress.
+#[divan::bench(args = ["lz4", "none"])]
+fn cold(bencher: Bencher<'_, '_>, compression: &str) {
+    let dir = TempDir::new().expect("a temporary directory");
+    let database = Config::new(dir.path()).cache_size(4 << 20).workers(0).open().expect("an empty directory opens");
+    let options = PartitionCreateOptions::default().max_memtable_size(256 << 20);
+    let options = options.compression(compression.parse().expect("the name of a codec"));
+    let partition = database.open_partition("bench", options).expect("it is new");
+    let mut state = 1u64;
+    for index in 0..RECORDS {
+        let mut value = [0; 100];
+        value[..50].chunks_mut(8).for_each(|bytes| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            bytes.copy_from_slice(&(state ^ (state >> 29)).to_le_bytes()[..bytes.len()]);
+        });
+        partition.insert(key(index), value).expect("the disk has room");
+    }
+    partition.flush().expect("the disk has room");
+    let loaded = Loaded { partition, _database: database, dir };
+    get(bencher, &loaded, 0);
 }
 
 #[divan::bench]

@@ -8,7 +8,7 @@
 //! [`comparator`], [`merge_operator`], [`key_range`] (the keys that a range delete removes), [`coding`], [`checksum`],
 //! [`compression`], [`options`] (tables of options), [`file_format`] (headers and footers of files), [`blob_pointer`]
 //! (pointers to values in blob files), [`version_edit`], [`manifest_state`] (the state that version edits build),
-//! [`event`], [`sync`], [`mapped_memory`] (the words of a mapped file).
+//! [`event`], [`sync`], [`mapped_memory`] (the words of a mapped file), [`scratch`] (buffers that a thread reuses).
 
 pub(crate) mod blob_pointer;
 pub(crate) mod checksum;
@@ -24,6 +24,7 @@ pub(crate) mod manifest_state;
 pub(crate) mod mapped_memory;
 pub(crate) mod merge_operator;
 pub(crate) mod options;
+pub(crate) mod scratch;
 pub(crate) mod shared_bytes;
 pub(crate) mod sync;
 pub(crate) mod version_edit;

@@ -194,7 +194,7 @@ pub(crate) fn open_frame(bytes: Buffer, file_id: &[u8; 16], offset: u64, kind: B
             // The capacity includes the bytes that decoding appends to the block.
             let raw = bytes.new_from_same_pool(decode_capacity(frame.raw_len));
             let mut raw = raw.ok_or_else(|| Error::corruption("no memory for the declared size of a block"))?;
-            raw.extend_with_zeros(frame.raw_len);
+            raw.extend_for_overwrite(frame.raw_len);
             decompress(codec, frame.stored, &mut raw)?;
             Ok(BlockContents::new(found, raw))
         }

@@ -31,6 +31,8 @@ pub(crate) struct Buffer {
     start: NonNull<u8>,
     len: usize,
     capacity: usize,
+    /// Number of bytes from `start` that are initialized, at least `len`. All of a buffer from a pool are.
+    initialized: usize,
     /// The pool and the index of the slab; `None` if the buffer is from the global allocator.
     slab: Option<(Arc<BufferPool>, u32)>,
 }
@@ -51,7 +53,7 @@ impl Buffer {
         let layout = Layout::from_size_align(capacity, ALIGN).map_err(|_| Layout::new::<[u8; ALIGN]>())?;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc(layout) }).ok_or(layout)?;
-        Ok(Buffer { start, len: 0, capacity, slab: None })
+        Ok(Buffer { start, len: 0, capacity, initialized: 0, slab: None })
     }
 
     /// Memory held, in bytes.
@@ -89,16 +91,21 @@ impl Buffer {
         // SAFETY: `reserve` made space for the bytes behind `len`, and no other reference to this memory exists.
         unsafe { self.start.add(self.len).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         self.len += bytes.len();
+        self.initialized = self.initialized.max(self.len);
     }
 
-    /// Appends zeros until the buffer has `len` bytes.
-    pub(crate) fn extend_with_zeros(&mut self, len: usize) {
-        let more = len.saturating_sub(self.len);
-        self.reserve(more);
-        debug_assert!(self.len + more <= self.capacity, "space was reserved");
-        // SAFETY: `reserve` made space for the zeros behind `len`, and no other reference to this memory exists.
-        unsafe { self.start.add(self.len).write_bytes(0, more) };
-        self.len += more;
+    /// Grows the buffer to `len` bytes. The added bytes are arbitrary, for example those of another block, so the
+    /// caller overwrites all of them before it reads any. Only memory that was never used is cleared.
+    pub(crate) fn extend_for_overwrite(&mut self, len: usize) {
+        self.reserve(len.saturating_sub(self.len));
+        debug_assert!(self.len.max(len) <= self.capacity, "space was reserved");
+        if len > self.initialized {
+            // SAFETY: `reserve` made space for `len` bytes, and no other reference to this memory exists.
+            unsafe { self.start.add(self.initialized).write_bytes(0, len - self.initialized) };
+            self.initialized = len;
+        }
+        self.len = self.len.max(len);
+        debug_assert!(self.len <= self.initialized && self.initialized <= self.capacity, "readable bytes are initialized");
     }
 }
 
@@ -107,14 +114,14 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the first `len` bytes were written, and the memory is not freed while the buffer is borrowed.
+        // SAFETY: the first `len` bytes are initialized, and the memory is not freed while the buffer is borrowed.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the first `len` bytes were written, and no other reference to this memory exists.
+        // SAFETY: the first `len` bytes are initialized, and no other reference to this memory exists.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -172,6 +179,8 @@ struct BufferSlab {
     pages: PageAllocation,
     /// A bit for each unit, set if it is used.
     used_units: Box<[u64; SLAB_UNITS / 64]>,
+    /// Number of units from the start that are initialized: a buffer is cleared when its units are first used.
+    initialized_units: usize,
     /// Number of free units.
     free_units: usize,
     /// Upper bound of the length of a run of free units.
@@ -206,7 +215,8 @@ impl BufferPool {
         }
         let units = capacity.div_ceil(UNIT_LEN).max(1);
         let (slab, start) = self.lock().allocate(units, self.limit)?;
-        Some(Buffer { start, len: 0, capacity: units * UNIT_LEN, slab: Some((Arc::clone(self), slab)) })
+        let capacity = units * UNIT_LEN;
+        Some(Buffer { start, len: 0, capacity, initialized: capacity, slab: Some((Arc::clone(self), slab)) })
     }
 
     fn free(&self, slab: u32, start: NonNull<u8>, capacity: usize) {
@@ -277,6 +287,7 @@ impl BufferSlab {
         Some(BufferSlab {
             pages,
             used_units: Box::new([0; SLAB_UNITS / 64]),
+            initialized_units: 0,
             free_units: SLAB_UNITS,
             free_run_bound: SLAB_UNITS,
             is_candidate: true,
@@ -296,8 +307,19 @@ impl BufferSlab {
         self.set(first, units, true);
         self.free_units -= units;
         self.free_run_bound = self.free_run_bound.min(self.free_units);
+        self.initialize(first + units);
         // SAFETY: `first` is less than `SLAB_UNITS`, so the address is within the slab.
         Some(unsafe { self.pages.start().add(first * UNIT_LEN) })
+    }
+
+    /// Clears the units before `end` that no buffer has used yet.
+    fn initialize(&mut self, end: usize) {
+        debug_assert!(end <= SLAB_UNITS, "the units are in the slab");
+        if let Some(more) = end.checked_sub(self.initialized_units) {
+            // SAFETY: the units are in the slab, and no buffer has them, because a buffer's units are initialized.
+            unsafe { self.pages.start().add(self.initialized_units * UNIT_LEN).write_bytes(0, more * UNIT_LEN) };
+            self.initialized_units = end;
+        }
     }
 
     fn free(&mut self, start: NonNull<u8>, units: usize) {
@@ -350,7 +372,7 @@ mod tests {
 
     fn filled(pool: &Arc<BufferPool>, len: usize, byte: u8) -> Buffer {
         let mut buffer = pool.buffer(len).unwrap();
-        buffer.extend_with_zeros(len);
+        buffer.extend_for_overwrite(len);
         buffer.fill(byte);
         buffer
     }
@@ -379,6 +401,31 @@ mod tests {
         }
         buffers.clear();
         assert!(pool.mapped() <= HUGE_PAGE as u64, "at most one free slab is kept");
+    }
+
+    /// Miri fails the test if a byte is read that was never written.
+    #[test]
+    fn bytes_of_grown_buffers_are_initialized() {
+        let sum = |buffer: &Buffer| buffer.iter().map(|byte| usize::from(*byte)).sum::<usize>();
+        for pool in [BufferPool::new(0), BufferPool::new(HUGE_PAGE as u64)] {
+            let mut buffer = pool.buffer(700).unwrap();
+            buffer.extend_for_overwrite(300);
+            assert_eq!(sum(&buffer), 0, "memory that was never used is cleared");
+            buffer.fill(1);
+            buffer.truncate(100);
+            buffer.extend_for_overwrite(50);
+            assert_eq!((buffer.len(), sum(&buffer)), (100, 100));
+            buffer.extend_for_overwrite(500);
+            assert_eq!(sum(&buffer), 300, "bytes that are initialized are not cleared");
+            let grown = 2 * buffer.capacity();
+            buffer.extend_from_slice(&[2; 7]);
+            buffer.extend_for_overwrite(grown);
+            assert_eq!((sum(&buffer), buffer.len()), (314, grown));
+            drop(buffer);
+            let mut again = pool.buffer(2000).unwrap();
+            again.extend_for_overwrite(2000);
+            assert_eq!(again.slab.is_some(), sum(&again) > 0, "a pool does not clear bytes again");
+        }
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl BlockFetcher {
             return Err(Error::corruption("block ends past the end of the file"));
         }
         let mut bytes = self.allocate_buffer(handle.len)?;
-        bytes.extend_with_zeros(handle.len as usize);
+        bytes.extend_for_overwrite(handle.len as usize);
         self.files.get(self.id)?.read_exact_at(&mut bytes, handle.offset)?;
         open_frame(bytes, &self.file_id, handle.offset, kind)
     }
@@ -191,7 +191,7 @@ impl BlockFetcher {
                 return Err(Error::corruption("block ends past the end of the file"));
             }
             let mut bytes = self.allocate_buffer(len)?;
-            bytes.extend_with_zeros(len as usize);
+            bytes.extend_for_overwrite(len as usize);
             Ok(RangeRead { file: self.files.get(self.id)?, offset, bytes, error: None })
         };
         start().map_err(|error| self.with_location(error, offset))
