@@ -98,7 +98,9 @@ impl FilterBlock {
         }
         let len = bits.len();
         let (mut bits, start) = body.into_parts();
-        bits.copy_within(start..start + len, 0);
+        if start > 0 {
+            bits.copy_within(start..start + len, 0);
+        }
         bits.truncate(len);
         Ok(FilterBlock { bits, lines, probes })
     }

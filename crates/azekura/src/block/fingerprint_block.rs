@@ -100,12 +100,12 @@ impl FingerprintBlock {
     }
 
     fn put_fences(&mut self) -> Result<()> {
-        let mut fences = Vec::with_capacity(8 * self.count.div_ceil(ENTRIES_PER_FENCE));
-        for i in (0..self.count).step_by(ENTRIES_PER_FENCE) {
-            fences.extend_from_slice(&fence_of(self.rest(i)?.0).to_le_bytes());
-        }
         self.fences_at = self.bytes.len() - self.start;
-        self.bytes.extend_from_slice(&fences);
+        self.bytes.reserve(8 * self.count.div_ceil(ENTRIES_PER_FENCE));
+        for i in (0..self.count).step_by(ENTRIES_PER_FENCE) {
+            let fence = fence_of(self.rest(i)?.0);
+            self.bytes.extend_from_slice(&fence.to_le_bytes());
+        }
         Ok(())
     }
 

@@ -190,14 +190,7 @@ pub(crate) fn open_frame(bytes: Buffer, file_id: &[u8; 16], offset: u64, kind: B
     let found = frame.kind;
     match frame.codec {
         Codec::None => Ok(BlockContents { bytes, start: FRAME_HEADER_LEN, kind: found }),
-        codec => {
-            // The capacity includes the bytes that decoding appends to the block.
-            let raw = bytes.new_from_same_pool(decode_capacity(frame.raw_len));
-            let mut raw = raw.ok_or_else(|| Error::corruption("no memory for the declared size of a block"))?;
-            raw.extend_for_overwrite(frame.raw_len);
-            decompress(codec, frame.stored, &mut raw)?;
-            Ok(BlockContents::new(found, raw))
-        }
+        _ => frame.decode(|capacity| bytes.new_from_same_pool(capacity)),
     }
 }
 
@@ -245,6 +238,19 @@ impl<'a> BlockFrame<'a> {
         let raw_len = usize::try_from(raw_len).ok().filter(|_| plausible && raw_len <= RAW_LEN_MAX);
         let raw_len = raw_len.ok_or_else(|| Error::corruption("block declares an impossible length"))?;
         Ok(BlockFrame { kind: found, codec, raw_len, stored })
+    }
+
+    /// Decompresses or copies the block into a buffer that `allocate` returns for a capacity in bytes.
+    ///
+    /// # Errors
+    /// `Corruption` if the block does not decompress to its declared length, or if there is no memory for that length.
+    pub(crate) fn decode(&self, allocate: impl FnOnce(usize) -> Option<Buffer>) -> Result<BlockContents> {
+        // The capacity includes the bytes that decoding appends to the block.
+        let raw = allocate(decode_capacity(self.raw_len));
+        let mut raw = raw.ok_or_else(|| Error::corruption("no memory for the declared size of a block"))?;
+        raw.extend_for_overwrite(self.raw_len);
+        decompress(self.codec, self.stored, &mut raw)?;
+        Ok(BlockContents::new(self.kind, raw))
     }
 
     /// Length of the frame with its header in bytes.
@@ -339,6 +345,9 @@ mod tests {
             for len in [0usize, 1, 7, 300, 5000] {
                 let raw: Vec<u8> = (0..len).map(|i| (i / 9) as u8).collect();
                 let frame = framed(compression, &raw);
+                let checked = BlockFrame::check(&frame, &ID, 99, BlockKind::Data).unwrap();
+                assert_eq!(&*checked.decode(|len| Some(Buffer::with_capacity(len))).unwrap(), &raw);
+                assert!(checked.decode(|_| None).is_err());
                 assert_eq!(&*open_frame(frame.into(), &ID, 99, BlockKind::Data).unwrap(), &raw);
             }
         }

@@ -105,7 +105,10 @@ impl Buffer {
             self.initialized = len;
         }
         self.len = self.len.max(len);
-        debug_assert!(self.len <= self.initialized && self.initialized <= self.capacity, "readable bytes are initialized");
+        debug_assert!(
+            self.len <= self.initialized && self.initialized <= self.capacity,
+            "readable bytes are initialized"
+        );
     }
 }
 

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use crate::base::blob_pointer::BlobReferences;
+use crate::base::scratch::{KEPT_SCRATCH_MAX, with_scratch};
 use crate::base::version_edit::FileNumber;
 use crate::base::{Error, Result};
 use crate::block::cached_block::{Cacheable, ParentSlot};
-use crate::block::frame::{BlockContents, decode_capacity, open_frame};
+use crate::block::frame::{BlockContents, BlockFrame, decode_capacity, open_frame};
 use crate::block::restart_block::RestartBlock;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind};
 use crate::mem::buffer_pool::Buffer;
@@ -31,6 +32,14 @@ pub(crate) struct BlockFetcher {
     pub(crate) size: u64,
     /// Whether index and filter partitions are pinned in the cache.
     pub(crate) pin_partitions: bool,
+    /// Whether data blocks and index partitions are probably compressed. Only the frame of a block says it for certain.
+    pub(crate) is_compressed: bool,
+}
+
+/// The bytes of one frame: a buffer of their own, or part of a larger read.
+pub(crate) enum FrameBytes<'a> {
+    Owned(Buffer),
+    Borrowed(&'a [u8]),
 }
 
 /// The handle in the `at`-th entry of an index block.
@@ -40,6 +49,11 @@ pub(crate) fn child_handle(block: &RestartBlock, at: usize) -> Result<BlockHandl
 }
 
 impl BlockFetcher {
+    /// A fetcher for a file of `size` bytes, whose header has not been read yet.
+    pub(crate) fn new(files: Arc<DataFiles>, cache: Arc<BlockCache>, id: FileNumber, size: u64) -> BlockFetcher {
+        BlockFetcher { files, cache, id, file_id: [0; 16], size, pin_partitions: false, is_compressed: true }
+    }
+
     pub(crate) fn path(&self) -> PathBuf {
         self.files.path(self.id)
     }
@@ -71,10 +85,24 @@ impl BlockFetcher {
         if handle.end()? > self.size {
             return Err(Error::corruption("block ends past the end of the file"));
         }
+        let file = self.files.get(self.id)?;
+        if handle.len <= KEPT_SCRATCH_MAX as u64
+            && (self.is_compressed || !matches!(kind, BlockKind::Data | BlockKind::IndexPartition))
+        {
+            return with_scratch(handle.len as usize, |bytes| {
+                file.read_exact_at(bytes, handle.offset)?;
+                self.decode_frame(bytes, handle.offset, kind)
+            });
+        }
         let mut bytes = self.allocate_buffer(handle.len)?;
         bytes.extend_for_overwrite(handle.len as usize);
-        self.files.get(self.id)?.read_exact_at(&mut bytes, handle.offset)?;
+        file.read_exact_at(&mut bytes, handle.offset)?;
         open_frame(bytes, &self.file_id, handle.offset, kind)
+    }
+
+    /// Checks the frame that was read from `offset`, and decodes its block into a buffer of the cache.
+    fn decode_frame(&self, frame: &[u8], offset: u64, kind: BlockKind) -> Result<BlockContents> {
+        BlockFrame::check(frame, &self.file_id, offset, kind)?.decode(|capacity| self.cache.buffer(capacity))
     }
 
     /// Allocates a buffer for a block of `len` stored bytes, and for the bytes that decoding appends.
@@ -102,10 +130,7 @@ impl BlockFetcher {
             ahead.fill(handle.offset, bytes);
         }
         let Some(frame) = ahead.buffered(handle.offset, handle.len) else { return self.read_block(handle, kind) };
-        let block = self.allocate_buffer(handle.len).and_then(|mut bytes| {
-            bytes.extend_from_slice(frame);
-            T::decode_body(open_frame(bytes, &self.file_id, handle.offset, kind)?)
-        });
+        let block = self.decode_frame(frame, handle.offset, kind).and_then(T::decode_body);
         block.map(Arc::new).map_err(|error| self.with_location(error, handle.offset))
     }
 
@@ -197,27 +222,23 @@ impl BlockFetcher {
         start().map_err(|error| self.with_location(error, offset))
     }
 
-    /// Decodes the data block at `handle` from the bytes that were read from `offset`, and inserts it into the cache,
-    /// linked to the `at`-th entry of `parent`.
+    /// Decodes the data block at `handle` from the bytes that were read for it, and inserts it into the cache, linked to
+    /// the `at`-th entry of `parent`.
     pub(crate) fn finish_read<T: Cacheable>(
         &self,
         handle: BlockHandle,
         kind: BlockKind,
-        frame: Buffer,
+        frame: FrameBytes<'_>,
         parent_slot: ParentSlot<T>,
     ) -> Result<Arc<T>> {
-        debug_assert_eq!(frame.len() as u64, handle.len, "the frame is all that the handle names");
-        let block = open_frame(frame, &self.file_id, handle.offset, kind).and_then(T::decode_body);
+        let contents = match frame {
+            FrameBytes::Owned(bytes) => open_frame(bytes, &self.file_id, handle.offset, kind),
+            FrameBytes::Borrowed(bytes) => self.decode_frame(bytes, handle.offset, kind),
+        };
+        let block = contents.and_then(T::decode_body);
         let block = block.map(Arc::new).map_err(|error| self.with_location(error, handle.offset))?;
         self.insert_into_cache(handle, kind, &block, parent_slot);
         Ok(block)
-    }
-
-    /// Copies the frame at `handle` out of a larger range that was read.
-    pub(crate) fn copy_frame(&self, frame: &[u8]) -> Result<Buffer> {
-        let mut bytes = self.allocate_buffer(frame.len() as u64)?;
-        bytes.extend_from_slice(frame);
-        Ok(bytes)
     }
 
     #[cold]

@@ -10,7 +10,7 @@ use crate::block::{Block, BlockHandle, BlockKind, FilterBlock};
 use crate::mem::buffer_pool::Buffer;
 use crate::mem::epoch::Pin;
 use crate::mem::simd::prefetch;
-use crate::table::block_fetcher::{BlockRef, BlockValue, child_handle};
+use crate::table::block_fetcher::{BlockRef, BlockValue, FrameBytes, child_handle};
 use crate::table::reader::{PointLookup, TableReader};
 use crate::vfs::read_many::{RangeRead, finished, read_all};
 
@@ -251,10 +251,12 @@ fn search_group(
             slot => {
                 let is_whole = whole.as_ref().is_some_and(|bytes| bytes.len() as u64 == handle.len);
                 let frame = match (&mut whole, is_whole) {
-                    (whole, true) => whole.take().expect("the only block of the group is decoded once"),
+                    (whole, true) => {
+                        FrameBytes::Owned(whole.take().expect("the only block of the group is decoded once"))
+                    }
                     (Some(bytes), false) => {
                         let from = (handle.offset - start) as usize;
-                        fetcher.copy_frame(&bytes[from..from + handle.len as usize])?
+                        FrameBytes::Borrowed(&bytes[from..from + handle.len as usize])
                     }
                     (None, false) => unreachable!("the bytes are taken for the only block of the group"),
                 };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobReferences;
 use crate::base::checksum::key_hash;
+use crate::base::compression::CompressionType;
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
 use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
@@ -74,9 +75,8 @@ impl TableReader {
         options: TableReadOptions,
     ) -> Result<TableReader> {
         let path = files.path(meta.number);
-        let pin_partitions = options.pin_partitions;
-        let mut fetcher =
-            BlockFetcher { files, cache, id: meta.number, file_id: [0; 16], size: meta.size, pin_partitions };
+        let mut fetcher = BlockFetcher::new(files, cache, meta.number, meta.size);
+        fetcher.pin_partitions = options.pin_partitions;
         let opened = TableTail::read(&mut fetcher).and_then(|tail| {
             let properties = tail.properties()?;
             check_properties(&properties, meta, &order)?;
@@ -85,6 +85,7 @@ impl TableReader {
             Ok((tail.metaindex, properties, index, filter))
         });
         let (metaindex, mut properties, index, filter) = opened.map_err(|error| error.in_file(path))?;
+        fetcher.is_compressed = properties.compression != CompressionType::None;
         properties.origin = TableOrigin::Unknown;
         let hash_seed_matches = properties.hash_seed == db_hash_seed;
         Ok(TableReader { fetcher, order, index, filter, metaindex, properties, meta: meta.clone(), hash_seed_matches })
@@ -146,8 +147,7 @@ impl TableReader {
 
     fn read_tail(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileNumber) -> Result<(BlockFetcher, TableTail)> {
         let size = files.get(id)?.length()?;
-        let (files, cache) = (Arc::clone(files), Arc::clone(cache));
-        let mut fetcher = BlockFetcher { files, cache, id, file_id: [0; 16], size, pin_partitions: false };
+        let mut fetcher = BlockFetcher::new(Arc::clone(files), Arc::clone(cache), id, size);
         let tail = TableTail::read(&mut fetcher)?;
         Ok((fetcher, tail))
     }

@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
+use crate::base::scratch::with_scratch;
 use crate::base::sync::lock;
 use crate::base::{Error, Result};
 use crate::vfs::disk_file::DiskFile;
@@ -163,14 +164,16 @@ impl File for DirectFile {
         let before = (offset % DIRECT_IO_ALIGN as u64) as usize;
         let len = before.checked_add(buf.len()).and_then(|len| len.checked_next_multiple_of(DIRECT_IO_ALIGN));
         let Some(len) = len.filter(|_| !buf.is_empty()) else { return Ok(0) };
-        let (mut bytes, lead) = aligned_buffer(len);
-        let sectors = &mut bytes[lead..lead + len];
-        let from = offset - before as u64;
-        let got = self.disk.read_at(sectors, from);
-        let got = self.retry_buffered(got, || self.disk.read_at(sectors, from))?;
-        let got = got.saturating_sub(before).min(buf.len());
-        buf[..got].copy_from_slice(&sectors[before..before + got]);
-        Ok(got)
+        with_scratch(len + DIRECT_IO_ALIGN, |bytes| {
+            let lead = bytes.as_ptr().align_offset(DIRECT_IO_ALIGN);
+            let sectors = &mut bytes[lead..lead + len];
+            let from = offset - before as u64;
+            let got = self.disk.read_at(sectors, from);
+            let got = self.retry_buffered(got, || self.disk.read_at(sectors, from))?;
+            let got = got.saturating_sub(before).min(buf.len());
+            buf[..got].copy_from_slice(&sectors[before..before + got]);
+            Ok(got)
+        })
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
