@@ -81,7 +81,7 @@ fn present_lent(bencher: Bencher<'_, '_>) {
 #[divan::bench(args = ["lz4", "none"])]
 fn cold(bencher: Bencher<'_, '_>, compression: &str) {
     let dir = TempDir::new().expect("a temporary directory");
-    let database = Config::new(dir.path()).cache_size(4 << 20).workers(0).open().expect("an empty directory opens");
+    let database = Config::new(dir.path()).cache_size(8 << 20).workers(0).open().expect("an empty directory opens");
     let options = PartitionCreateOptions::default().max_memtable_size(256 << 20);
     let options = options.compression(compression.parse().expect("the name of a codec"));
     let partition = database.open_partition("bench", options).expect("it is new");

@@ -22,9 +22,9 @@ const SHARD_BYTES_MIN: u64 = 4 << 20;
 const UNFREED_DIVISOR: u64 = 16;
 /// Pinned blocks use at most this fraction of the capacity.
 const PINNED_DIVISOR: u64 = 4;
-/// Minimum capacity in bytes for pooled buffers. A smaller cache uses the allocator, because a huge page would be too
-/// large a part of it.
-const POOLED_MIN: u64 = 32 << 20;
+/// Minimum capacity in bytes for pooled buffers: four huge pages. A smaller cache uses the allocator, because the unused
+/// part of a huge page would be too large a part of it.
+const POOLED_MIN: u64 = 8 << 20;
 /// Cost of a block in bytes besides its memory: its share of the map, the queues and the allocator.
 const ENTRY_OVERHEAD: u64 = 192;
 /// Number of threads that count hits on a cache line of their own. Further threads share one more line.
