@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use azekura::fs::{DiskFs, Fs};
 use azekura::inspect::{DataBlockPosition, DataBlocks};
-use azekura::{Config, DataBlockIndexType, Database, FilterPolicy, Partition, PartitionCreateOptions};
+use azekura::{
+    Config, DataBlockIndexType, Database, FilterPolicy, KvSeparationOptions, Partition, PartitionCreateOptions,
+};
 use divan::{Bencher, black_box};
 use tempfile::TempDir;
 
@@ -125,6 +127,33 @@ fn many_keys(bencher: Bencher<'_, '_>, variant: &str) {
     bencher.with_inputs(keys).bench_local_values(|keys| match call {
         "get" => keys.iter().map(|key| partition.get(key).expect("reads work")).collect::<Vec<_>>(),
         _ => partition.multi_get(keys).expect("reads work"),
+    });
+}
+
+/// Values of 4 KiB in blob files and in tables: from the cache and, with a cache for an eighth of them, mostly from
+/// files.
+#[divan::bench(args = ["cached separated", "cached inline", "uncached separated", "uncached inline"])]
+fn large_values(bencher: Bencher<'_, '_>, variant: &str) {
+    const VALUES: u64 = 20_000;
+    let dir = TempDir::new().expect("a temporary directory");
+    let cache_size = if variant.starts_with("cached") { 1 << 30 } else { VALUES * 4096 / 8 };
+    let database = Config::new(dir.path()).cache_size(cache_size).open().expect("an empty directory opens");
+    let options = match variant.ends_with("separated") {
+        true => PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default()),
+        false => PartitionCreateOptions::default(),
+    };
+    let partition = database.open_partition("bench", options).expect("it is new");
+    for index in 0..VALUES {
+        let value: Vec<u8> =
+            (0..512u64).flat_map(|word| (index + word).wrapping_mul(0x9e37_79b9).to_be_bytes()).collect();
+        partition.insert(key(index), &value).expect("the disk has room");
+    }
+    partition.flush().expect("the disk has room");
+    (0..VALUES).for_each(|index| _ = partition.get(key(index)).expect("it was written"));
+    let mut state = 1u64;
+    bencher.bench_local(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        black_box(partition.get(key((state >> 33) % VALUES)).expect("reads work"))
     });
 }
 

@@ -29,6 +29,11 @@ impl BlobPointer {
         self.frame_offset + self.frame_len
     }
 
+    #[inline]
+    pub(crate) fn value_id(&self) -> BlobValueId {
+        BlobValueId { logical_file: self.logical_file, ordinal: self.ordinal }
+    }
+
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.logical_file.0);
         put_varint(out, u64::from(self.ordinal));
@@ -67,6 +72,13 @@ impl BlobPointer {
             _ => Ok(None),
         }
     }
+}
+
+/// What identifies a value in all blob files of a database. It stays when blob GC copies the value to another file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlobValueId {
+    pub(crate) logical_file: FileNumber,
+    pub(crate) ordinal: u32,
 }
 
 /// A set of ordinals, as ascending runs that are not adjacent.

@@ -5,15 +5,17 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::base::blob_pointer::{BlobPointer, BlobReferences, OrdinalSet};
+use crate::base::blob_pointer::{BlobPointer, BlobReferences, BlobValueId, OrdinalSet};
 use crate::base::compression::{Codec, decompress};
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
+use crate::base::scratch::{KEPT_SCRATCH_MAX, with_scratch};
 use crate::base::version_edit::{BlobFileMeta, FileNumber};
 use crate::base::{Error, Result};
 use crate::blob::format::{BlobIndexPageIter, BlobMetaindex, BlobSectionIndex};
-use crate::block::cached_block::{Cacheable, CachedBlobIndexPage, CachedBlobValue};
+use crate::block::cached_block::{CachedBlobIndexPage, CachedBlobValue, DecodableBlock};
 use crate::block::frame::{BlockFrame, FRAME_HEADER_LEN, open_frame};
 use crate::block::{BlockCache, BlockHandle, BlockKind};
+use crate::mem::buffer_pool::Buffer;
 use crate::mem::slice::Slice;
 use crate::vfs::File;
 use crate::vfs::open_files::DataFiles;
@@ -21,8 +23,6 @@ use crate::vfs::read_ahead::{ReadAhead, ReadAheadRequest};
 
 /// Bytes that opening reads from the end of the file in one read.
 const TAIL_LEN: u64 = 4 << 10;
-/// Values of more bytes are allocated only after a trial allocation has succeeded.
-const CHECKED_ALLOCATION_MIN: usize = 1 << 20;
 
 /// A blob file, opened on the first read. Thread safe. It does not keep its file open, and holds at most the
 /// metaindex in memory.
@@ -225,13 +225,18 @@ impl BlobFile {
         if let Some(read_ahead) = &mut read_ahead {
             read_ahead.advance_to(self.id, handle);
         }
-        let value = match self.cache.get::<CachedBlobValue>(self.id, handle.offset, BlockKind::Blob, None) {
+        let id = pointer.value_id();
+        let value = match self.cache.get_value(self.id, handle.offset, id) {
             Some(value) => value,
             None => {
-                let value =
-                    self.load_value(handle, read_ahead).map_err(|error| self.with_location(error, handle.offset))?;
-                let value = Arc::new(value);
-                self.cache.insert(self.id, handle.offset, BlockKind::Blob, &value, None, false);
+                // Only the header of the frame says for certain whether the value is compressed.
+                let is_compressed = handle.len != FRAME_HEADER_LEN as u64 + u64::from(pointer.value_len);
+                let loaded = match read_ahead {
+                    Some(read_ahead) => self.load_sequential(id, handle, is_compressed, read_ahead),
+                    None => self.load_value(id, handle, is_compressed),
+                };
+                let value = Arc::new(loaded.map_err(|error| self.with_location(error, handle.offset))?);
+                self.cache.insert_value(self.id, handle.offset, &value);
                 value
             }
         };
@@ -239,7 +244,7 @@ impl BlobFile {
             let error = Error::corruption("length of the value differs from its blob pointer");
             return Err(self.with_location(error, handle.offset));
         }
-        Ok(value.slice())
+        Ok(value.to_slice(|| Arc::clone(&value)))
     }
 
     /// Announces that [`read`](BlobFile::read) will read the value of `pointer`, unless it is cached. Only a hint.
@@ -308,25 +313,60 @@ impl BlobFile {
         body.and_then(CachedBlobIndexPage::decode_body).map_err(|error| error.at_offset(handle.offset))
     }
 
-    /// Reads a value into bytes that the returned slices share.
-    fn load_value(&self, handle: BlockHandle, ahead: Option<&mut BlobReadAhead>) -> Result<CachedBlobValue> {
-        let bytes = match ahead {
-            Some(ahead) => self.read_window(handle, ahead)?,
-            None => None,
-        };
-        let bytes = bytes.map_or_else(|| self.read_shared(handle), Ok)?;
-        let frame = BlockFrame::check(&bytes, self.file_id()?, handle.offset, BlockKind::Blob)?;
-        if frame.codec == Codec::None {
-            return Ok(CachedBlobValue::new(bytes, FRAME_HEADER_LEN));
+    /// Reads a value into bytes that the returned slices share: a frame that is probably compressed into bytes that the
+    /// thread keeps, and another in place.
+    fn load_value(&self, id: BlobValueId, handle: BlockHandle, is_compressed: bool) -> Result<CachedBlobValue> {
+        if handle.end()? > self.size() {
+            return Err(Error::corruption("value ends past the end of the file"));
         }
-        let mut raw = zeroed_bytes(frame.raw_len)?;
-        decompress(frame.codec, frame.stored, unique_mut(&mut raw))?;
-        Ok(CachedBlobValue::new(raw, 0))
+        let len = usize::try_from(handle.len);
+        let len = len.map_err(|_| Error::unsupported("value is larger than this machine's memory"))?;
+        let file = self.file()?;
+        if is_compressed && len <= KEPT_SCRATCH_MAX {
+            return with_scratch(len, |bytes| {
+                file.read_exact_at(bytes, handle.offset)?;
+                self.decode_value(id, &BlockFrame::check(bytes, self.file_id()?, handle.offset, BlockKind::Blob)?)
+            });
+        }
+        let mut bytes = self.allocate_buffer(len)?;
+        file.read_exact_at(&mut bytes, handle.offset)?;
+        let frame = BlockFrame::check(&bytes, self.file_id()?, handle.offset, BlockKind::Blob)?;
+        match frame.codec {
+            Codec::None => Ok(CachedBlobValue::new(id, bytes, FRAME_HEADER_LEN)),
+            _ => self.decode_value(id, &frame),
+        }
+    }
+
+    /// The same for a sequential caller, whose read-ahead buffer may have the frame.
+    fn load_sequential(
+        &self,
+        id: BlobValueId,
+        handle: BlockHandle,
+        is_compressed: bool,
+        ahead: &mut BlobReadAhead,
+    ) -> Result<CachedBlobValue> {
+        let Some(bytes) = self.read_window(handle, ahead)? else { return self.load_value(id, handle, is_compressed) };
+        self.decode_value(id, &BlockFrame::check(bytes, self.file_id()?, handle.offset, BlockKind::Blob)?)
+    }
+
+    /// Copies or decompresses the value of a frame.
+    fn decode_value(&self, id: BlobValueId, frame: &BlockFrame<'_>) -> Result<CachedBlobValue> {
+        let mut raw = self.allocate_buffer(frame.raw_len)?;
+        decompress(frame.codec, frame.stored, &mut raw)?;
+        Ok(CachedBlobValue::new(id, raw, 0))
+    }
+
+    /// Allocates `len` bytes of arbitrary content, which the caller overwrites.
+    fn allocate_buffer(&self, len: usize) -> Result<Buffer> {
+        let buffer = self.cache.buffer(len);
+        let mut buffer = buffer.ok_or_else(|| Error::corruption("no memory for a value of its declared length"))?;
+        buffer.extend_for_overwrite(len);
+        Ok(buffer)
     }
 
     /// The bytes of the frame from the read-ahead buffer, after a read-ahead if reads are sequential. `None` if there
     /// is no read-ahead.
-    fn read_window(&self, handle: BlockHandle, ahead: &mut BlobReadAhead) -> Result<Option<Arc<[u8]>>> {
+    fn read_window<'a>(&self, handle: BlockHandle, ahead: &'a mut BlobReadAhead) -> Result<Option<&'a [u8]>> {
         let size = self.size();
         if let ReadAheadRequest::Ahead(len) = ahead.read_ahead.request_for(handle.offset, handle.len)
             && handle.end()? <= size
@@ -334,18 +374,7 @@ impl BlobFile {
             let bytes = self.read_bytes(handle.offset, len.min(size - handle.offset))?;
             ahead.read_ahead.fill(handle.offset, bytes);
         }
-        Ok(ahead.read_ahead.buffered(handle.offset, handle.len).map(Arc::from))
-    }
-
-    fn read_shared(&self, handle: BlockHandle) -> Result<Arc<[u8]>> {
-        if handle.end()? > self.size() {
-            return Err(Error::corruption("value ends past the end of the file"));
-        }
-        let len = usize::try_from(handle.len);
-        let mut bytes =
-            zeroed_bytes(len.map_err(|_| Error::unsupported("value is larger than this machine's memory"))?)?;
-        self.file()?.read_exact_at(unique_mut(&mut bytes), handle.offset)?;
-        Ok(bytes)
+        Ok(ahead.read_ahead.buffered(handle.offset, handle.len))
     }
 
     /// Calls `read` with the verified frame at `handle`, in its stored form. Does not use the cache.
@@ -363,7 +392,7 @@ impl BlobFile {
         let in_place = || {
             ahead.advance_to(self.id, handle);
             match self.read_window(handle, ahead)? {
-                Some(bytes) => check(&bytes),
+                Some(bytes) => check(bytes),
                 None => check(&self.read_bytes(handle.offset, handle.len)?),
             }
         };
@@ -412,19 +441,6 @@ impl BlobFile {
 
 fn no_such_value_error() -> Error {
     Error::corruption("blob file does not contain the value of the blob pointer")
-}
-
-/// The bytes of an `Arc` that is not shared.
-fn unique_mut(bytes: &mut Arc<[u8]>) -> &mut [u8] {
-    Arc::get_mut(bytes).expect("the `Arc` is not shared")
-}
-
-/// Allocates zeroed bytes. `Arc` has no fallible constructor, so a trial allocation precedes a large one.
-fn zeroed_bytes(len: usize) -> Result<Arc<[u8]>> {
-    if len > CHECKED_ALLOCATION_MIN && Vec::<u8>::new().try_reserve_exact(len).is_err() {
-        return Err(Error::corruption("no memory for a value of its declared length"));
-    }
-    Ok(std::iter::repeat_n(0, len).collect())
 }
 
 impl BlobFile {

@@ -162,7 +162,7 @@ fn cached_value_is_shared_large_bypasses_cache() {
     drop(second);
     assert_eq!(first, [2; 12_000], "a slice stays valid without the cache");
     fixture.cache.remove_file(FileNumber(1));
-    wait_until(|| fixture.cache.used() == 0);
+    wait_until(|| fixture.cache.used() < 5000); // the links to values stay
     assert_eq!(file.read(&pointers[0], None).unwrap(), [1; 5000], "read from the file again");
 }
 

@@ -1,15 +1,16 @@
 //! The block cache: one budget for the data, index and filter blocks of all tables, and for the values of blob files.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use crate::base::blob_pointer::BlobValueId;
 use crate::base::version_edit::FileNumber;
 use crate::block::BlockKind;
-use crate::block::cached_block::{Cacheable, MemoryCharge, ParentSlot, add_within_limit};
+use crate::block::cached_block::{Cacheable, CachedBlobValue, MemoryCharge, ParentSlot, add_within_limit};
 use crate::block::shard::{BlockKindStats, CacheInsertion, CacheKey, CacheShard, kind_index};
 use crate::mem::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, subtract_counted};
 use crate::mem::buffer_pool::{Buffer, BufferPool};
 use crate::mem::epoch::Pin;
-use crate::mem::parent_block::RetiredBlock;
+use crate::mem::parent_block::{ParentBlock, PinnedRef, RetiredBlock};
 
 /// Maximum number of shards.
 const SHARDS_MAX: u64 = 64;
@@ -18,28 +19,35 @@ const SHARDS_MAX: u64 = 64;
 /// shards.
 const SHARD_BYTES_MIN: u64 = 4 << 20;
 /// This fraction of the capacity is reserved for evicted blocks that are not freed yet, because readers may still use
-/// them.
+/// them, and for memory that the pool keeps for the next blocks.
 const UNFREED_DIVISOR: u64 = 16;
 /// Pinned blocks use at most this fraction of the capacity.
 const PINNED_DIVISOR: u64 = 4;
-/// Minimum capacity in bytes for pooled buffers: four huge pages. A smaller cache uses the allocator, because the unused
-/// part of a huge page would be too large a part of it.
+/// Minimum capacity in bytes for pooled buffers: four huge pages. A smaller cache uses the allocator, because the
+/// unused part of a huge page would be too large a part of it.
 const POOLED_MIN: u64 = 8 << 20;
 /// Cost of a block in bytes besides its memory: its share of the map, the queues and the allocator.
 const ENTRY_OVERHEAD: u64 = 192;
+/// The cache has one link to a value for this many bytes of its capacity, rounded to a power of two: the links take
+/// less than half a percent of the capacity.
+const BYTES_PER_VALUE_LINK: u64 = 2 << 10;
+/// Maximum number of links to values: 32 MiB of links.
+const VALUE_LINKS_MAX: u64 = 4 << 20;
 /// Number of threads that count hits on a cache line of their own. Further threads share one more line.
 const COUNTER_STRIPES: usize = 64;
 
 /// Cache of blocks by file and offset. Thread safe.
 ///
 /// A reader that finds a child link in a parent block follows it and only counts the hit here, in its own stripe. A
-/// reader without a link looks the block up by file and offset, under a lock, and sets the link.
+/// reader without a link looks the block up by file and offset, under a lock, and sets the link. A value of a blob file
+/// has no parent block: the hash of its id chooses its link, which another value with the same hash may take over.
 ///
 /// All shards share one budget, so that a large block fits in any shard. The cache rejects a data block of more than
 /// an eighth of the capacity, and an index or filter block of more than half. Every block has a memory charge from
 /// before it is inserted until it is freed, and it is freed when no reader can use it any more. The sum of the
-/// charges never exceeds the capacity. A sixteenth of the capacity is reserved for evicted blocks that are not freed
-/// yet; while they use more, new blocks are rejected. An evicted block that an iterator still holds is not counted.
+/// charges never exceeds the capacity. A sixteenth of the capacity is reserved for the spare buffers of the pool and
+/// for evicted blocks that are not freed yet; while these use more, new blocks are rejected. An evicted block that an
+/// iterator still holds is not counted.
 pub(crate) struct BlockCache {
     capacity: u64,
     /// Bytes of the blocks in the shards.
@@ -53,6 +61,9 @@ pub(crate) struct BlockCache {
     shards: Box<[PaddedShard]>,
     /// Pool that allocates the bytes of blocks.
     pool: Arc<BufferPool>,
+    /// The links to values of blob files, and their charge; `None` in a cache that has no space for them. Created for
+    /// the first value.
+    value_links: OnceLock<Option<ValueLinks>>,
     /// Hits through links. A pinned thread owns the stripe with the slot index of its pin; the last stripe is shared.
     link_hits: Box<[LinkHitCounters]>,
 }
@@ -61,6 +72,9 @@ pub(crate) struct BlockCache {
 #[repr(align(128))]
 #[derive(Default)]
 struct PaddedShard(Mutex<CacheShard>);
+
+/// The links to values, a power of two of them. The charge is dropped after the links.
+type ValueLinks = (Arc<ParentBlock<CachedBlobValue, ()>>, MemoryCharge);
 
 /// Counters of one thread, by kind of block.
 #[repr(align(128))]
@@ -91,6 +105,7 @@ impl BlockCache {
             eviction_hand: AtomicUsize::new(0),
             shards: (0..shards).map(|_| PaddedShard::default()).collect(),
             pool: BufferPool::new(if capacity < POOLED_MIN { 0 } else { capacity }),
+            value_links: OnceLock::new(),
             link_hits: (0..=COUNTER_STRIPES).map(|_| LinkHitCounters::default()).collect(),
         }
     }
@@ -157,6 +172,41 @@ impl BlockCache {
         self.shard(&key).get(key, kind, parent_slot)
     }
 
+    /// Returns the value at `offset` of `file` if it is cached, and counts a hit or a miss. After a hit
+    /// [`linked_value`](BlockCache::linked_value) finds it.
+    pub(crate) fn get_value(&self, file: FileNumber, offset: u64, id: BlobValueId) -> Option<Arc<CachedBlobValue>> {
+        self.get(file, offset, BlockKind::Blob, self.value_slot(id))
+    }
+
+    /// Inserts a value that was read from `offset` of `file`, as [`insert`](BlockCache::insert) does.
+    pub(crate) fn insert_value(&self, file: FileNumber, offset: u64, value: &Arc<CachedBlobValue>) {
+        self.value_links.get_or_init(|| self.new_value_links());
+        self.insert(file, offset, BlockKind::Blob, value, self.value_slot(value.id()), false);
+    }
+
+    /// Returns a value if a link points to it, valid as long as `pin`, and counts a hit. A cached value may have no
+    /// link.
+    #[inline]
+    pub(crate) fn linked_value<'p>(&self, id: BlobValueId, pin: &'p Pin) -> Option<PinnedRef<'p, CachedBlobValue>> {
+        let (links, _) = self.value_links.get()?.as_ref()?;
+        let value = links.child(value_link_index(id, links.link_count()), pin).filter(|value| value.id() == id)?;
+        self.count_link_hit(BlockKind::Blob, pin);
+        Some(value)
+    }
+
+    fn value_slot(&self, id: BlobValueId) -> Option<ParentSlot<CachedBlobValue>> {
+        let (links, _) = self.value_links.get()?.as_ref()?;
+        Some((Arc::downgrade(links) as _, value_link_index(id, links.link_count())))
+    }
+
+    fn new_value_links(&self) -> Option<ValueLinks> {
+        let count = (self.capacity / BYTES_PER_VALUE_LINK).min(VALUE_LINKS_MAX).checked_ilog2()?;
+        let count = 1usize << count;
+        let bytes = (count * size_of::<usize>()) as u64;
+        let charge = MemoryCharge::try_new(&self.charged, bytes, self.capacity - self.pool.spare_bytes_max())?;
+        Some((Arc::new(ParentBlock::new((), count)), charge))
+    }
+
     /// Whether the block at `offset` of `file` is cached. Counts neither a hit nor a miss.
     pub(crate) fn contains(&self, file: FileNumber, offset: u64) -> bool {
         let key = CacheKey { file, offset };
@@ -207,7 +257,9 @@ impl BlockCache {
     /// share, the other shards evict in turn.
     fn reserve(&self, key: &CacheKey, charge: u64) -> Option<MemoryCharge> {
         let slack = self.capacity / UNFREED_DIVISOR;
-        if self.used().saturating_sub(self.resident_bytes.load(Ordering::Relaxed)) > slack {
+        let spare = self.pool.spare_bytes_max();
+        debug_assert!(spare <= slack / 2, "the rest is for evicted blocks");
+        if self.used().saturating_sub(self.resident_bytes.load(Ordering::Relaxed)) > slack - spare {
             return None; // evicting more would not help
         }
         let low = self.capacity / self.shards.len() as u64 / 2;
@@ -234,7 +286,7 @@ impl BlockCache {
         if !reserved {
             return None;
         }
-        let memory_charge = MemoryCharge::try_new(&self.charged, charge, self.capacity);
+        let memory_charge = MemoryCharge::try_new(&self.charged, charge, self.capacity - spare);
         if memory_charge.is_none() {
             subtract_counted(&self.resident_bytes, charge);
         }
@@ -274,6 +326,13 @@ impl BlockCache {
         }
         CacheStats { capacity: self.capacity, used: self.used(), pinned: self.pinned.load(Ordering::Relaxed), kinds }
     }
+}
+
+/// Index of the link of a value among `count` links, a power of two.
+#[inline]
+fn value_link_index(id: BlobValueId, count: usize) -> usize {
+    let key = CacheKey { file: id.logical_file, offset: u64::from(id.ordinal) };
+    (key.hash() >> 20) as usize & (count - 1)
 }
 
 /// Ignores the poison flag, because a panic under the lock means a broken invariant, which the shard's own assertions
@@ -584,6 +643,70 @@ mod tests {
         assert_eq!(data.hits + data.misses, 80_000, "every read was counted once");
         assert!(followed.load(Ordering::Relaxed) > 1000, "links are followed");
     }
+
+    fn value_id(n: u64) -> BlobValueId {
+        BlobValueId { logical_file: FileNumber(n), ordinal: n as u32 }
+    }
+
+    /// The id of another value with the same link as value `n`, in a cache that has created its links.
+    fn id_with_same_link(cache: &BlockCache, n: u64) -> BlobValueId {
+        let (links, _) = cache.value_links.get().unwrap().as_ref().unwrap();
+        let index = |id| value_link_index(id, links.link_count());
+        (n + 1..).map(value_id).find(|id| index(*id) == index(value_id(n))).unwrap()
+    }
+
+    /// A value whose bytes its id determines.
+    fn blob_value(id: BlobValueId) -> Arc<CachedBlobValue> {
+        let mut bytes = Buffer::from(&b"header"[..]);
+        bytes.extend_from_slice(&value(id.logical_file.0, id.ordinal.into(), 1000));
+        Arc::new(CachedBlobValue::new(id, bytes, 6))
+    }
+
+    /// Reads a value as a blob file does, from the offset that is its file number. Returns whether a link led to it.
+    fn read_value(cache: &BlockCache, id: BlobValueId) -> bool {
+        let verify = |found: &CachedBlobValue| assert_eq!(**found, value(id.logical_file.0, id.ordinal.into(), 1000));
+        let pin = Pin::new();
+        if let Some(found) = cache.linked_value(id, &pin) {
+            verify(&found);
+            return true;
+        }
+        drop(pin);
+        match cache.get_value(FileNumber(9), id.logical_file.0, id) {
+            Some(found) => verify(&found),
+            None => cache.insert_value(FileNumber(9), id.logical_file.0, &blob_value(id)),
+        }
+        false
+    }
+
+    #[test]
+    fn link_leads_to_its_own_value_only() {
+        let cache = BlockCache::new(1 << 20);
+        assert!(cache.linked_value(value_id(1), &Pin::new()).is_none());
+        assert!(!read_value(&cache, value_id(1)) && read_value(&cache, value_id(1)));
+        let other = id_with_same_link(&cache, 1);
+        assert!(!read_value(&cache, other), "the link leads to value 1");
+        assert!(read_value(&cache, other) && !read_value(&cache, value_id(1)), "the other value took the link over");
+        assert!(read_value(&cache, value_id(1)), "and a lookup returns it");
+        cache.remove_file(FileNumber(9));
+        assert!(cache.linked_value(value_id(1), &Pin::new()).is_none());
+        assert!(cache.linked_value(other, &Pin::new()).is_none());
+        let (_, blobs) = cache.stats().kinds[kind_index(BlockKind::Blob)];
+        assert_eq!((blobs.hits, blobs.misses, blobs.blocks), (4, 2, 0), "each read was counted once");
+    }
+
+    #[test]
+    fn links_of_values_count_towards_the_budget() {
+        let cache = BlockCache::new(1 << 20);
+        read_value(&cache, value_id(1));
+        let links = (1 << 20) / BYTES_PER_VALUE_LINK * 8;
+        assert_eq!(cache.used(), resident_bytes(&cache) + links);
+        (0..2000).for_each(|n| _ = read_value(&cache, value_id(n)));
+        check(&cache);
+        let tiny = BlockCache::new(BYTES_PER_VALUE_LINK - 1);
+        read_value(&tiny, value_id(1));
+        assert!(!read_value(&tiny, value_id(1)) && tiny.used() == 0, "no links and no value");
+    }
+
     /// Runs under every schedule that the explorer generates: see `mem/explorer.rs`.
     mod schedules {
         use super::*;
@@ -690,6 +813,26 @@ mod tests {
                 stale.join().unwrap();
                 fresh.join().unwrap();
                 settle(&cache, &new, 1, 7 + 5);
+            });
+        }
+
+        /// Two values share a link. Readers of one move it while the other is read, evicted and removed.
+        #[test]
+        fn values_with_one_link_are_never_confused() {
+            explore(|| {
+                let charge = blob_value(value_id(1)).bytes_held() + ENTRY_OVERHEAD;
+                let cache = Arc::new(BlockCache::new(charge * 8));
+                assert!(!read_value(&cache, value_id(1)));
+                let ids = [value_id(1), id_with_same_link(&cache, 1), value_id(2)];
+                let readers = [[0, 1], [1, 0]].map(|order| {
+                    let cache = Arc::clone(&cache);
+                    spawn(move || order.into_iter().for_each(|at| _ = read_value(&cache, ids[at])))
+                });
+                read_value(&cache, ids[2]);
+                cache.remove_file(FileNumber(9));
+                readers.into_iter().for_each(|reader| reader.join().unwrap());
+                check(&cache);
+                ids.iter().for_each(|id| _ = read_value(&cache, *id));
             });
         }
 

@@ -3,11 +3,14 @@
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
+use crate::base::blob_pointer::BlobValueId;
+use crate::base::shared_bytes::{BytesOwner, SharedBytes};
 use crate::base::{Error, Result};
 use crate::block::frame::BlockContents;
 use crate::block::restart_block::RestartBlock;
 use crate::block::{Block, FilterBlock};
 use crate::mem::atomic::{AtomicU64, Ordering, subtract_counted};
+use crate::mem::buffer_pool::Buffer;
 use crate::mem::parent_block::{AnyParentBlock, CacheHandle, ParentBlock, RetiredBlock};
 use crate::mem::slice::Slice;
 
@@ -20,30 +23,49 @@ pub(crate) type TopLevelFilterBlock = ParentBlock<FilterBlock, RestartBlock>;
 
 /// A value of a blob file. The slices returned for it share its bytes.
 pub(crate) struct CachedBlobValue {
+    id: BlobValueId,
     /// The value, possibly after the header of its frame.
-    bytes: Arc<[u8]>,
+    bytes: Buffer,
     start: usize,
 }
 
 impl CachedBlobValue {
     /// The value is `bytes` from `start` on.
-    pub(crate) fn new(bytes: Arc<[u8]>, start: usize) -> CachedBlobValue {
+    pub(crate) fn new(id: BlobValueId, bytes: Buffer, start: usize) -> CachedBlobValue {
         debug_assert!(start <= bytes.len(), "the value is a part of the bytes");
-        CachedBlobValue { bytes, start }
+        CachedBlobValue { id, bytes, start }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.bytes.len() - self.start
+    #[inline]
+    pub(crate) fn id(&self) -> BlobValueId {
+        self.id
     }
 
     /// Returns the value. Only a short value is copied.
-    pub(crate) fn slice(&self) -> Slice {
-        Slice::from_arc_tail(Arc::clone(&self.bytes), self.start)
+    pub(crate) fn to_slice(&self, to_arc: impl FnOnce() -> Arc<CachedBlobValue>) -> Slice {
+        if let Some(short) = Slice::inline(self) {
+            return short;
+        }
+        SharedBytes::new(to_arc(), 0..self.len()).map_or_else(|| Slice::from(&**self), Slice::from)
     }
 
     fn memory(&self) -> usize {
-        // Includes the two reference counts in front of the bytes.
-        size_of::<CachedBlobValue>() + self.bytes.len() + 2 * size_of::<usize>()
+        size_of::<CachedBlobValue>() + self.bytes.capacity()
+    }
+}
+
+impl Deref for CachedBlobValue {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+}
+
+impl BytesOwner for CachedBlobValue {
+    fn bytes(&self) -> &[u8] {
+        self
     }
 }
 
@@ -126,16 +148,20 @@ impl CachedBlock {
     }
 }
 
-/// A type of block that the contents of a frame can be decoded to, and that the cache can contain.
+/// A type that the cache can contain.
 pub(crate) trait Cacheable: Send + Sync + Sized + 'static {
-    /// # Errors
-    /// `Corruption` or `Unsupported` if the bytes are not such a block.
-    fn decode_body(body: BlockContents) -> Result<Self>;
     /// Memory use in bytes.
     fn bytes_held(&self) -> u64;
     fn into_cached(handle: CacheHandle<Self, MemoryCharge>) -> CachedBlock;
     /// The cache handle, if the block is of this type.
     fn cache_handle(cached: &mut CachedBlock) -> Option<&mut CacheHandle<Self, MemoryCharge>>;
+}
+
+/// A type of block that the contents of a frame can be decoded to.
+pub(crate) trait DecodableBlock: Cacheable {
+    /// # Errors
+    /// `Corruption` or `Unsupported` if the bytes are not such a block.
+    fn decode_body(body: BlockContents) -> Result<Self>;
 }
 
 /// Decodes a parent block. Its `i`-th child link belongs to its `i`-th entry, which is also its `i`-th restart.
@@ -148,16 +174,9 @@ fn decode_parent_block<T>(body: BlockContents) -> Result<ParentBlock<T, RestartB
     Ok(ParentBlock::new(block, count))
 }
 
-fn decode_blob_value(body: BlockContents) -> Result<CachedBlobValue> {
-    Ok(CachedBlobValue::new(Arc::from(&*body), 0))
-}
-
 macro_rules! cacheable {
-    ($type:ty, $variant:ident, $decode:expr, $memory:expr) => {
+    ($type:ty, $variant:ident, $memory:expr) => {
         impl Cacheable for $type {
-            fn decode_body(body: BlockContents) -> Result<$type> {
-                $decode(body)
-            }
             fn bytes_held(&self) -> u64 {
                 $memory(self) as u64
             }
@@ -169,21 +188,30 @@ macro_rules! cacheable {
             }
         }
     };
+    ($type:ty, $variant:ident, $memory:expr, $decode:expr) => {
+        cacheable!($type, $variant, $memory);
+
+        impl DecodableBlock for $type {
+            fn decode_body(body: BlockContents) -> Result<$type> {
+                $decode(body)
+            }
+        }
+    };
 }
 
 fn parent_block_memory<T>(parent: &ParentBlock<T, RestartBlock>) -> usize {
     parent.memory() + parent.links_memory()
 }
 
-cacheable!(Block, Data, Block::decode, Block::memory);
-cacheable!(FilterBlock, FilterPartition, FilterBlock::decode, FilterBlock::memory);
-cacheable!(IndexPartitionBlock, IndexPartition, decode_parent_block, parent_block_memory);
-cacheable!(TopLevelIndexBlock, TopLevelIndex, decode_parent_block, parent_block_memory);
-cacheable!(TopLevelFilterBlock, TopLevelFilter, decode_parent_block, parent_block_memory);
-cacheable!(CachedBlobValue, BlobValue, decode_blob_value, CachedBlobValue::memory);
+cacheable!(Block, Data, Block::memory, Block::decode);
+cacheable!(FilterBlock, FilterPartition, FilterBlock::memory, FilterBlock::decode);
+cacheable!(IndexPartitionBlock, IndexPartition, parent_block_memory, decode_parent_block);
+cacheable!(TopLevelIndexBlock, TopLevelIndex, parent_block_memory, decode_parent_block);
+cacheable!(TopLevelFilterBlock, TopLevelFilter, parent_block_memory, decode_parent_block);
+cacheable!(CachedBlobValue, BlobValue, CachedBlobValue::memory);
 cacheable!(
     CachedBlobIndexPage,
     BlobIndexPage,
-    |body: BlockContents| Ok(CachedBlobIndexPage(body)),
-    |page: &CachedBlobIndexPage| page.len() + size_of::<CachedBlobIndexPage>()
+    |page: &CachedBlobIndexPage| page.len() + size_of::<CachedBlobIndexPage>(),
+    |body: BlockContents| Ok(CachedBlobIndexPage(body))
 );

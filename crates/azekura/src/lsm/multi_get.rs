@@ -10,6 +10,7 @@ use crate::lsm::read::{SuperVersion, missing_blob_file_error, unexpired_value};
 use crate::lsm::tree::LsmTree;
 use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::HasTableMeta;
+use crate::mem::epoch::Pin;
 use crate::mem::slice::Slice;
 use crate::table::block_fetcher::BlockValue;
 use crate::table::multi_get::{TableLookup, find_all};
@@ -49,6 +50,10 @@ impl FoundValues<'_> {
         debug_assert!(self.values[number].is_none(), "a key has one visible version");
         if kind == RecordKind::BlobPointer {
             let pointer = BlobPointer::decode(&value)?;
+            if let Some(value) = self.context.linked_value(&pointer, &Pin::new()) {
+                self.values[number] = Some(BlockValue::in_blob_file(value).to_slice());
+                return Ok(());
+            }
             let file = self.now.blob_file(pointer.logical_file);
             let file = Arc::clone(file.ok_or_else(|| missing_blob_file_error(&pointer))?);
             self.blobs.push(PendingBlob { number, pointer, file });

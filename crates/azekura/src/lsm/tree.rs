@@ -386,6 +386,9 @@ impl LsmTree {
                 let read = |kind: RecordKind, value: BlockValue<'_>| match kind {
                     RecordKind::BlobPointer => {
                         let pointer = BlobPointer::decode(&value)?;
+                        if let Some(value) = self.context.linked_value(&pointer, pin) {
+                            return Ok(LookupValue::Inline(inline(BlockValue::in_blob_file(value))));
+                        }
                         Ok(match now.blob_file(pointer.logical_file) {
                             Some(handle) => LookupValue::InBlobFile(pointer, Arc::clone(handle)),
                             None => LookupValue::UnknownBlobFile(pointer, Arc::clone(&now.direct_blobs)),

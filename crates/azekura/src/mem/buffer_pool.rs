@@ -1,8 +1,11 @@
-//! Buffers for cached blocks, cut from huge pages.
+//! Buffers for cached blocks and values, which are not cleared when they are used again.
 //!
 //! Blocks differ slightly in length and are allocated and freed one by one. A pool cuts their buffers from slabs of
 //! one huge page each, in units of [`UNIT_LEN`] bytes; a bit for each unit tells whether it is used. If the pool has
 //! no space, a buffer comes from the global allocator. That costs only a few more TLB misses.
+//!
+//! Large values would fragment the slabs. Their buffers come from the global allocator, and a pool keeps some of them
+//! as spares when they are freed.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -17,24 +20,40 @@ use crate::mem::pages::{HUGE_PAGE, PageAllocation};
 /// Buffers from a pool take a multiple of this, in bytes.
 const UNIT_LEN: usize = 256;
 const SLAB_UNITS: usize = HUGE_PAGE / UNIT_LEN;
-/// Maximum length of a buffer from a pool, in bytes. A longer one would leave too much of its huge page unused.
-const LEN_MAX: usize = HUGE_PAGE / 2;
+/// Maximum length of a buffer from a slab, in bytes.
+const SLAB_BUFFER_MAX: usize = 64 << 10;
+/// Maximum length of a buffer that becomes a spare, in bytes.
+const SPARE_LEN_MAX: usize = 1 << 20;
+/// Capacities of such buffers have at most this many significant bits, so that a spare fits many lengths: at most an
+/// eighth is unused.
+const SPARE_LEN_BITS: u32 = 4;
+/// The spares take at most this part of the pool's bytes.
+const SPARE_BYTES_DIVISOR: u64 = 32;
 /// Number of slabs that are searched before a new one is allocated.
 const SLABS_TRIED_MAX: usize = 8;
 /// A slab is searched only while it may have a free run of at least this many units.
 const FREE_RUN_MIN: usize = 4;
-/// Alignment of buffers, also of those from the global allocator: a cache line.
-const ALIGN: usize = 64;
+/// Alignment of buffers from the global allocator, in bytes. A larger one would take the slower path of `malloc`.
+const ALIGN: usize = 16;
 
-/// Bytes with one owner, aligned to a cache line, that may grow up to their capacity in place.
+/// Bytes with one owner that may grow up to their capacity in place.
 pub(crate) struct Buffer {
     start: NonNull<u8>,
     len: usize,
     capacity: usize,
     /// Number of bytes from `start` that are initialized, at least `len`. All of a buffer from a pool are.
     initialized: usize,
-    /// The pool and the index of the slab; `None` if the buffer is from the global allocator.
-    slab: Option<(Arc<BufferPool>, u32)>,
+    /// The pool that the buffer returns to; `None` if it returns to the global allocator.
+    pool: Option<(Arc<BufferPool>, BufferSource)>,
+}
+
+/// Where a buffer of a pool comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BufferSource {
+    /// The slab with this index.
+    Slab(u32),
+    /// The global allocator.
+    Allocator,
 }
 
 // SAFETY: plain bytes with one owner; the pool that they come from is thread safe.
@@ -53,7 +72,7 @@ impl Buffer {
         let layout = Layout::from_size_align(capacity, ALIGN).map_err(|_| Layout::new::<[u8; ALIGN]>())?;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc(layout) }).ok_or(layout)?;
-        Ok(Buffer { start, len: 0, capacity, initialized: 0, slab: None })
+        Ok(Buffer { start, len: 0, capacity, initialized: 0, pool: None })
     }
 
     /// Memory held, in bytes.
@@ -64,7 +83,7 @@ impl Buffer {
     /// Returns an empty buffer from the same source as this one, with a capacity of at least this many bytes; `None`
     /// if there is no memory.
     pub(crate) fn new_from_same_pool(&self, capacity: usize) -> Option<Buffer> {
-        match &self.slab {
+        match &self.pool {
             Some((pool, _)) => pool.buffer(capacity),
             None => Buffer::allocated(capacity).ok(),
         }
@@ -145,8 +164,9 @@ impl From<Vec<u8>> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        match self.slab.take() {
-            Some((pool, slab)) => pool.free(slab, self.start, self.capacity),
+        match self.pool.take() {
+            Some((pool, BufferSource::Slab(slab))) => pool.free(slab, self.start, self.capacity),
+            Some((pool, BufferSource::Allocator)) => pool.keep(Buffer { len: 0, pool: None, ..*self }),
             // SAFETY: `allocated` allocated the memory with this layout, and the buffer is being dropped.
             None => unsafe {
                 dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.capacity, ALIGN));
@@ -161,11 +181,22 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// Cuts buffers from huge pages, up to a limit. Thread safe.
+/// Cuts buffers from huge pages, up to a limit, and keeps large ones. Thread safe.
 pub(crate) struct BufferPool {
     /// Maximum number of slabs.
     limit: usize,
     slabs: Mutex<BufferSlabs>,
+    /// Maximum number of bytes of spares.
+    spare_bytes_max: usize,
+    spares: Mutex<SpareBuffers>,
+}
+
+/// Unused large buffers of the global allocator, the oldest first.
+#[derive(Default)]
+struct SpareBuffers {
+    buffers: VecDeque<Buffer>,
+    /// Sum of their capacities.
+    bytes: usize,
 }
 
 #[derive(Default)]
@@ -197,13 +228,45 @@ impl BufferPool {
     /// allocator only.
     pub(crate) fn new(bytes: u64) -> Arc<BufferPool> {
         let limit = usize::try_from(bytes / HUGE_PAGE as u64).unwrap_or(usize::MAX);
-        Arc::new(BufferPool { limit, slabs: Mutex::default() })
+        let spare_bytes = if limit == 0 { 0 } else { bytes / SPARE_BYTES_DIVISOR };
+        Arc::new(BufferPool {
+            limit,
+            slabs: Mutex::default(),
+            spare_bytes_max: usize::try_from(spare_bytes).unwrap_or(usize::MAX),
+            spares: Mutex::default(),
+        })
+    }
+
+    /// Maximum number of bytes that the pool keeps in unused buffers, besides free parts of slabs.
+    pub(crate) fn spare_bytes_max(&self) -> u64 {
+        self.spare_bytes_max as u64
     }
 
     /// Returns an empty buffer with a capacity of at least this many bytes, from the pool if possible, otherwise from
     /// the global allocator; `None` if there is no memory.
     pub(crate) fn buffer(self: &Arc<BufferPool>, capacity: usize) -> Option<Buffer> {
+        if capacity > SLAB_BUFFER_MAX && capacity <= SPARE_LEN_MAX.min(self.spare_bytes_max) {
+            return self.large_buffer(capacity);
+        }
         BufferPool::allocate(self, capacity).or_else(|| Buffer::allocated(capacity).ok())
+    }
+
+    /// A spare of this capacity or a little more, or a new buffer that will become one.
+    fn large_buffer(self: &Arc<BufferPool>, capacity: usize) -> Option<Buffer> {
+        let step = 1 << (capacity.ilog2() + 1 - SPARE_LEN_BITS);
+        let rounded = capacity.next_multiple_of(step);
+        let spare = lock(&self.spares).take(rounded);
+        let mut buffer = spare.or_else(|| Buffer::allocated(rounded).ok())?;
+        debug_assert!(buffer.pool.is_none() && buffer.is_empty(), "a spare has no content");
+        buffer.pool = Some((Arc::clone(self), BufferSource::Allocator));
+        Some(buffer)
+    }
+
+    /// Keeps a buffer as a spare.
+    fn keep(&self, buffer: Buffer) {
+        debug_assert!(buffer.pool.is_none() && buffer.is_empty(), "a spare has no content");
+        let freed = lock(&self.spares).add(buffer, self.spare_bytes_max);
+        drop(freed); // after the lock is released
     }
 
     /// Memory mapped for slabs, in bytes.
@@ -213,13 +276,14 @@ impl BufferPool {
     }
 
     fn allocate(self: &Arc<BufferPool>, capacity: usize) -> Option<Buffer> {
-        if self.limit == 0 || capacity > LEN_MAX {
+        if self.limit == 0 || capacity > SLAB_BUFFER_MAX {
             return None;
         }
         let units = capacity.div_ceil(UNIT_LEN).max(1);
         let (slab, start) = self.lock().allocate(units, self.limit)?;
         let capacity = units * UNIT_LEN;
-        Some(Buffer { start, len: 0, capacity, initialized: capacity, slab: Some((Arc::clone(self), slab)) })
+        let pool = Some((Arc::clone(self), BufferSource::Slab(slab)));
+        Some(Buffer { start, len: 0, capacity, initialized: capacity, pool })
     }
 
     fn free(&self, slab: u32, start: NonNull<u8>, capacity: usize) {
@@ -231,6 +295,28 @@ impl BufferPool {
     /// together.
     fn lock(&self) -> MutexGuard<'_, BufferSlabs> {
         lock(&self.slabs)
+    }
+}
+
+impl SpareBuffers {
+    /// Takes the newest buffer of exactly this capacity.
+    fn take(&mut self, capacity: usize) -> Option<Buffer> {
+        let at = self.buffers.iter().rposition(|spare| spare.capacity == capacity)?;
+        self.bytes -= capacity;
+        self.buffers.remove(at)
+    }
+
+    /// Adds a buffer, and returns the oldest ones that exceed `bytes_max`.
+    fn add(&mut self, buffer: Buffer, bytes_max: usize) -> Vec<Buffer> {
+        self.bytes += buffer.capacity;
+        self.buffers.push_back(buffer);
+        let mut freed = Vec::new();
+        while self.bytes > bytes_max {
+            let oldest = self.buffers.pop_front().expect("the bytes are those of the buffers");
+            self.bytes -= oldest.capacity;
+            freed.push(oldest);
+        }
+        freed
     }
 }
 
@@ -431,20 +517,46 @@ mod tests {
             drop(buffer);
             let mut again = pool.buffer(2000).unwrap();
             again.extend_for_overwrite(2000);
-            assert_eq!(again.slab.is_some(), sum(&again) > 0, "a pool does not clear bytes again");
+            assert_eq!(again.pool.is_some(), sum(&again) > 0, "a pool does not clear bytes again");
         }
+    }
+
+    #[test]
+    fn large_buffers_are_used_again_within_bounds() {
+        let pool = BufferPool::new(64 << 20); // at most 2 MiB of spares
+        assert_eq!(pool.spare_bytes_max(), 2 << 20);
+        let address = |buffer: &Buffer| buffer.as_ptr().addr();
+        for len in [SLAB_BUFFER_MAX + 1, 100_000, 1 << 18, SPARE_LEN_MAX] {
+            let first = filled(&pool, len, 7);
+            assert!(first.capacity() >= len && first.capacity() <= len + len / 8, "{len}");
+            let (at, capacity) = (address(&first), first.capacity());
+            drop(first);
+            let mut again = pool.buffer(capacity - 1).unwrap();
+            assert_eq!((address(&again), again.len()), (at, 0), "the spare is used");
+            again.extend_for_overwrite(len);
+            assert_eq!(again[len - 1], 7, "and not cleared");
+        }
+        let many: Vec<Buffer> = (0..20).map(|_| filled(&pool, 300_000, 1)).collect();
+        drop(many);
+        let spares = lock(&pool.spares);
+        assert!(spares.bytes <= 2 << 20 && spares.buffers.len() == 6, "{} of {}", spares.buffers.len(), spares.bytes);
+        assert!(spares.buffers.iter().all(|spare| spare.capacity == 320 << 10), "the oldest were freed");
+        assert_eq!(spares.bytes, spares.buffers.len() * (320 << 10));
+        drop(spares);
+        let longer = filled(&pool, SPARE_LEN_MAX + 1, 3);
+        assert!(longer.pool.is_none(), "too long to be kept");
     }
 
     #[test]
     fn full_pool_falls_back_to_allocator() {
         let pool = BufferPool::new(HUGE_PAGE as u64);
-        let mut buffers: Vec<Buffer> = (0..4).map(|_| filled(&pool, HUGE_PAGE / 4, 1)).collect();
-        assert!(buffers.iter().all(|buffer| buffer.slab.is_some()));
-        assert!(filled(&pool, 1, 2).slab.is_none(), "the pool is full");
-        buffers.truncate(3);
-        assert!(filled(&pool, HUGE_PAGE / 4, 3).slab.is_some());
-        assert!(filled(&pool, LEN_MAX + 1, 3).slab.is_none(), "too long for a slab");
-        assert!(BufferPool::new(HUGE_PAGE as u64 - 1).buffer(10).unwrap().slab.is_none());
+        let mut buffers: Vec<Buffer> =
+            (0..HUGE_PAGE / SLAB_BUFFER_MAX).map(|_| filled(&pool, SLAB_BUFFER_MAX, 1)).collect();
+        assert!(buffers.iter().all(|buffer| buffer.pool.is_some()));
+        assert!(filled(&pool, 1, 2).pool.is_none(), "the pool is full");
+        buffers.pop();
+        assert!(filled(&pool, SLAB_BUFFER_MAX, 3).pool.is_some());
+        assert!(BufferPool::new(HUGE_PAGE as u64 - 1).buffer(10).unwrap().pool.is_none());
         assert!(pool.buffer(usize::MAX - 3).is_none());
     }
 
@@ -461,7 +573,7 @@ mod tests {
             for _ in 0..60_000 {
                 let buffer = pool.buffer(4000 + rng.below(600)).unwrap();
                 bytes += buffer.capacity();
-                outside += usize::from(buffer.slab.is_none());
+                outside += usize::from(buffer.pool.is_none());
                 buffers.push_back(buffer);
                 while bytes > budget {
                     let at = rng.below(buffers.len());

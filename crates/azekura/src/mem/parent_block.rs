@@ -45,6 +45,11 @@ impl<T, H> ParentBlock<T, H> {
         ParentBlock { links: (0..links).map(|_| AtomicPtr::new(null_mut())).collect(), block }
     }
 
+    #[inline]
+    pub(crate) fn link_count(&self) -> usize {
+        self.links.len()
+    }
+
     /// Memory in addition to that of the value, in bytes.
     pub(crate) fn links_memory(&self) -> usize {
         size_of::<ParentBlock<T, ()>>() + size_of_val(&*self.links)

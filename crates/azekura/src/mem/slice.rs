@@ -95,18 +95,6 @@ impl Slice {
         self.deref().to_vec()
     }
 
-    /// Returns the part of `bytes` from `start` on, shared, or copied if it has at most 30 bytes.
-    ///
-    /// # Panics
-    /// If `start` is out of bounds, or the part is 4 GiB long or longer.
-    pub(crate) fn from_arc_tail(bytes: Arc<[u8]>, start: usize) -> Slice {
-        if let Some(short) = Slice::inline(&bytes[start..]) {
-            return short;
-        }
-        let len = bytes.len() - start;
-        Slice::from_arc_range(bytes, start, len)
-    }
-
     /// Returns the `len` bytes of `bytes` from `start` on, shared.
     ///
     /// # Panics
@@ -118,7 +106,8 @@ impl Slice {
         Slice(Repr::Shared { start: in_range(start), len: in_range(len), bytes })
     }
 
-    fn inline(value: &[u8]) -> Option<Slice> {
+    /// Returns a copy; `None` if the value is too long to be stored inline.
+    pub(crate) fn inline(value: &[u8]) -> Option<Slice> {
         let mut bytes = [0; INLINE_LEN_MAX];
         bytes.get_mut(..value.len())?.copy_from_slice(value);
         Some(Slice(Repr::Inline { len: value.len() as u8, bytes }))
@@ -265,17 +254,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn slice_after_header_is_shared() {
-        let bytes: Arc<[u8]> = (0..100).collect();
-        let slice = Slice::from_arc_tail(Arc::clone(&bytes), 16);
-        assert_eq!(slice, bytes[16..]);
-        assert_eq!(slice.as_ptr(), bytes[16..].as_ptr());
-        assert_eq!(Slice::from_arc_tail(Arc::clone(&bytes), 80), bytes[80..], "short slices are stored inline");
-        assert_eq!(Arc::strong_count(&bytes), 2);
-        assert!(Slice::from_arc_tail(bytes, 100).is_empty());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::base::blob_pointer::BlobReferences;
 use crate::base::scratch::{KEPT_SCRATCH_MAX, with_scratch};
 use crate::base::version_edit::FileNumber;
 use crate::base::{Error, Result};
-use crate::block::cached_block::{Cacheable, ParentSlot};
+use crate::block::cached_block::{CachedBlobValue, DecodableBlock, ParentSlot};
 use crate::block::frame::{BlockContents, BlockFrame, decode_capacity, open_frame};
 use crate::block::restart_block::RestartBlock;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind};
@@ -114,7 +114,7 @@ impl BlockFetcher {
 
     /// Reads a block as [`read_block`](BlockFetcher::read_block) does. While reads are sequential, it also reads the
     /// following bytes into `ahead`.
-    fn read_sequential<T: Cacheable>(
+    fn read_sequential<T: DecodableBlock>(
         &self,
         handle: BlockHandle,
         kind: BlockKind,
@@ -135,7 +135,7 @@ impl BlockFetcher {
     }
 
     /// Reads and decodes a block, without the cache.
-    pub(crate) fn read_block<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind) -> Result<Arc<T>> {
+    pub(crate) fn read_block<T: DecodableBlock>(&self, handle: BlockHandle, kind: BlockKind) -> Result<Arc<T>> {
         let block =
             T::decode_body(self.read_body(handle, kind)?).map_err(|error| self.with_location(error, handle.offset))?;
         Ok(Arc::new(block))
@@ -143,7 +143,7 @@ impl BlockFetcher {
 
     /// Returns the block at `handle` from the cache; else reads it and inserts it into the cache. Afterwards the
     /// child link `parent_slot` points to it.
-    fn fetch_cached<T: Cacheable>(
+    fn fetch_cached<T: DecodableBlock>(
         &self,
         handle: BlockHandle,
         kind: BlockKind,
@@ -159,7 +159,7 @@ impl BlockFetcher {
         Ok(block)
     }
 
-    fn insert_into_cache<T: Cacheable>(
+    fn insert_into_cache<T: DecodableBlock>(
         &self,
         handle: BlockHandle,
         kind: BlockKind,
@@ -173,7 +173,7 @@ impl BlockFetcher {
     /// Returns the block of the `at`-th entry of `parent`, valid as long as `pin`: through its child link, or by its
     /// handle, which sets the link.
     #[inline]
-    pub(crate) fn fetch_child<'p, T: Cacheable>(
+    pub(crate) fn fetch_child<'p, T: DecodableBlock>(
         &self,
         parent: &BlockRef<'_, ParentBlock<T, RestartBlock>>,
         at: usize,
@@ -189,7 +189,7 @@ impl BlockFetcher {
 
     /// As [`fetch_child`](BlockFetcher::fetch_child), but returns `None` if the block must be read from the file.
     #[inline]
-    pub(crate) fn cached_child<'p, T: Cacheable>(
+    pub(crate) fn cached_child<'p, T: DecodableBlock>(
         &self,
         parent: &BlockRef<'_, ParentBlock<T, RestartBlock>>,
         at: usize,
@@ -222,9 +222,9 @@ impl BlockFetcher {
         start().map_err(|error| self.with_location(error, offset))
     }
 
-    /// Decodes the data block at `handle` from the bytes that were read for it, and inserts it into the cache, linked to
-    /// the `at`-th entry of `parent`.
-    pub(crate) fn finish_read<T: Cacheable>(
+    /// Decodes the data block at `handle` from the bytes that were read for it, and inserts it into the cache, linked
+    /// to the `at`-th entry of `parent`.
+    pub(crate) fn finish_read<T: DecodableBlock>(
         &self,
         handle: BlockHandle,
         kind: BlockKind,
@@ -242,7 +242,7 @@ impl BlockFetcher {
     }
 
     #[cold]
-    fn fetch_child_slow<'p, T: Cacheable>(
+    fn fetch_child_slow<'p, T: DecodableBlock>(
         &self,
         parent: Arc<ParentBlock<T, RestartBlock>>,
         at: usize,
@@ -254,7 +254,7 @@ impl BlockFetcher {
 
     /// Returns the block of the `at`-th entry of `parent`, with a count. With `fill`, a block that was read is
     /// inserted into the cache; without it, no link is set or marked. A sequential caller reads ahead into `ahead`.
-    pub(crate) fn fetch_child_arc<T: Cacheable>(
+    pub(crate) fn fetch_child_arc<T: DecodableBlock>(
         &self,
         parent: &Arc<ParentBlock<T, RestartBlock>>,
         at: usize,
@@ -315,20 +315,30 @@ impl<T> BlockRef<'_, T> {
     }
 }
 
-/// A value in a block, and the block if the value may keep it alive.
+/// A value in memory, and its owner if the value may keep that alive.
 pub(crate) struct BlockValue<'a> {
     bytes: &'a [u8],
-    block: Option<&'a BlockRef<'a, Block>>,
+    owner: Option<ValueOwner<'a>>,
+}
+
+#[derive(Clone, Copy)]
+enum ValueOwner<'a> {
+    Block(&'a BlockRef<'a, Block>),
+    Blob(PinnedRef<'a, CachedBlobValue>),
 }
 
 impl<'a> BlockValue<'a> {
     /// A value that is always copied.
     pub(crate) fn unpinned(bytes: &'a [u8]) -> BlockValue<'a> {
-        BlockValue { bytes, block: None }
+        BlockValue { bytes, owner: None }
     }
 
     pub(crate) fn in_block(block: &'a BlockRef<'a, Block>, bytes: &'a [u8]) -> BlockValue<'a> {
-        BlockValue { bytes, block: Some(block) }
+        BlockValue { bytes, owner: Some(ValueOwner::Block(block)) }
+    }
+
+    pub(crate) fn in_blob_file(value: PinnedRef<'a, CachedBlobValue>) -> BlockValue<'a> {
+        BlockValue { bytes: value.get(), owner: Some(ValueOwner::Blob(value)) }
     }
 
     /// The value without its first `len` bytes.
@@ -336,10 +346,15 @@ impl<'a> BlockValue<'a> {
         BlockValue { bytes: &self.bytes[len..], ..self }
     }
 
-    /// The value as a slice. A large value that is most of its block is shared, others are copied.
+    /// The value as a slice. A value of a blob file, and a large value that is most of its block, is shared; others are
+    /// copied.
     #[inline]
     pub(crate) fn to_slice(&self) -> Slice {
-        let shared = self.block.and_then(|block| block.shared_value(self.bytes, || block.to_arc()));
+        let shared = match self.owner {
+            Some(ValueOwner::Block(block)) => block.shared_value(self.bytes, || block.to_arc()),
+            Some(ValueOwner::Blob(value)) => return value.to_slice(|| value.to_arc()),
+            None => None,
+        };
         shared.map_or_else(|| Slice::from(self.bytes), Slice::from)
     }
 }
@@ -364,7 +379,7 @@ pub(crate) struct TableBlockSlot<T> {
     parent: Arc<ParentBlock<T, ()>>,
 }
 
-impl<T: Cacheable> TableBlockSlot<T> {
+impl<T: DecodableBlock> TableBlockSlot<T> {
     pub(crate) fn new(handle: BlockHandle, kind: BlockKind, pin_in_table: bool) -> TableBlockSlot<T> {
         TableBlockSlot {
             handle,

@@ -9,7 +9,7 @@ use crate::base::compression::CompressionType;
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
 use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
-use crate::block::cached_block::{Cacheable, TopLevelFilterBlock, TopLevelIndexBlock};
+use crate::block::cached_block::{DecodableBlock, TopLevelFilterBlock, TopLevelIndexBlock};
 use crate::block::frame::{BlockContents, open_frame};
 use crate::block::restart_block::RestartBlock;
 use crate::block::search::BlockLookup;
@@ -413,7 +413,7 @@ impl TableTail {
             .map_err(|error| error.at_offset(handle.offset))
     }
 
-    fn block<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind) -> Result<Arc<T>> {
+    fn block<T: DecodableBlock>(&self, handle: BlockHandle, kind: BlockKind) -> Result<Arc<T>> {
         let block = T::decode_body(self.body(handle, kind)?).map_err(|error| error.at_offset(handle.offset))?;
         Ok(Arc::new(block))
     }
