@@ -17,7 +17,7 @@ use crate::mem::buffer_pool::Buffer;
 use crate::mem::epoch::Pin;
 use crate::mem::parent_block::{ParentBlock, PinnedRef};
 use crate::mem::slice::Slice;
-use crate::vfs::open_files::DataFiles;
+use crate::vfs::open_files::{DataFile, DataFiles};
 use crate::vfs::read_ahead::{ReadAhead, ReadAheadRequest};
 use crate::vfs::read_many::RangeRead;
 
@@ -26,6 +26,7 @@ pub(crate) struct BlockFetcher {
     pub(crate) files: Arc<DataFiles>,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) id: FileNumber,
+    pub(crate) file: DataFile,
     /// Random id of the file, from its header.
     pub(crate) file_id: [u8; 16],
     /// Length of the file in bytes.
@@ -51,11 +52,12 @@ pub(crate) fn child_handle(block: &RestartBlock, at: usize) -> Result<BlockHandl
 impl BlockFetcher {
     /// A fetcher for a file of `size` bytes, whose header has not been read yet.
     pub(crate) fn new(files: Arc<DataFiles>, cache: Arc<BlockCache>, id: FileNumber, size: u64) -> BlockFetcher {
-        BlockFetcher { files, cache, id, file_id: [0; 16], size, pin_partitions: false, is_compressed: true }
+        let file = files.data_file(id);
+        BlockFetcher { files, cache, id, file, file_id: [0; 16], size, pin_partitions: false, is_compressed: true }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        self.files.path(self.id)
+        self.file.path()
     }
 
     /// Adds the file to an error, and the offset if the error has none.
@@ -85,7 +87,7 @@ impl BlockFetcher {
         if handle.end()? > self.size {
             return Err(Error::corruption("block ends past the end of the file"));
         }
-        let file = self.files.get(self.id)?;
+        let file = self.file.get()?;
         if handle.len <= KEPT_SCRATCH_MAX as u64
             && (self.is_compressed || !matches!(kind, BlockKind::Data | BlockKind::IndexPartition))
         {
@@ -125,7 +127,7 @@ impl BlockFetcher {
             && end <= self.size
         {
             let mut bytes = vec![0; len.min(self.size - handle.offset) as usize]; // bounded by the longest read-ahead
-            let read = self.files.get(self.id).and_then(|file| file.read_exact_at(&mut bytes, handle.offset));
+            let read = self.file.get().and_then(|file| file.read_exact_at(&mut bytes, handle.offset));
             read.map_err(|error| self.with_location(error, handle.offset))?;
             ahead.fill(handle.offset, bytes);
         }
@@ -217,7 +219,7 @@ impl BlockFetcher {
             }
             let mut bytes = self.allocate_buffer(len)?;
             bytes.extend_for_overwrite(len as usize);
-            Ok(RangeRead { file: self.files.get(self.id)?, offset, bytes, error: None })
+            Ok(RangeRead { file: self.file.get()?, offset, bytes, error: None })
         };
         start().map_err(|error| self.with_location(error, offset))
     }

@@ -335,7 +335,7 @@ impl TableTail {
     /// Reads the header and the end of the file: in one read if the file is small, otherwise in two, or three if the
     /// top levels are large. Sets the file id of `fetcher`.
     fn read(fetcher: &mut BlockFetcher) -> Result<TableTail> {
-        let file = fetcher.files.get(fetcher.id)?;
+        let file = fetcher.file.get()?;
         let size = fetcher.size;
         let found = file.length()?;
         if found != size || size < (FileHeader::LEN + FileFooter::LEN) as u64 {
@@ -395,7 +395,7 @@ impl TableTail {
             return Err(Error::corruption("no memory for the top levels of the table"));
         };
         bytes.resize(missing, 0);
-        fetcher.files.get(fetcher.id)?.read_exact_at(&mut bytes, first)?;
+        fetcher.file.get()?.read_exact_at(&mut bytes, first)?;
         bytes.extend_from_slice(&self.bytes);
         (self.bytes, self.start_offset) = (bytes, first);
         Ok(())

@@ -57,7 +57,7 @@ impl TableReader {
 impl TableVerifier<'_> {
     fn verify_table(&mut self) -> Result<()> {
         let fetcher = &self.table.fetcher;
-        let file = fetcher.files.get(fetcher.id)?;
+        let file = fetcher.file.get()?;
         if file.length()? != fetcher.size {
             return Err(Error::corruption("length of the file changed after it was opened"));
         }

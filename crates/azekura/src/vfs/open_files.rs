@@ -1,8 +1,8 @@
 //! Cached open handles of tables and blob files, within the limits of the process and the machine on open files.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use crate::base::Result;
@@ -95,7 +95,7 @@ pub(crate) fn parse_data_file_name(name: &str) -> Option<(DataFileKind, FileNumb
     (kind.file_name(id) == name).then_some((kind, id))
 }
 
-/// Cache of open handles of one kind of file. Opens files on demand and closes the least recently used ones. Thread
+/// Cache of open handles of one kind of file. Opens files on demand, and closes those that were not used lately. Thread
 /// safe.
 ///
 /// A reader that holds a handle keeps its file open until it drops the handle, also beyond the bound on open handles.
@@ -116,16 +116,39 @@ struct DataFilePool {
     open_files: Mutex<OpenFileTable>,
 }
 
-#[derive(Default)]
-struct OpenFileTable {
-    files: HashMap<(DataFileKind, FileNumber), OpenFileEntry>,
-    /// Counts requests, to order the files by their last use.
-    clock: u64,
+/// A file and its cached handle. A reader of the file keeps it, so that a read needs no lookup and no lock that other
+/// files share.
+pub(crate) struct DataFile {
+    files: DataFiles,
+    slot: Arc<FileSlot>,
 }
 
-struct OpenFileEntry {
-    file: Arc<dyn File>,
-    last_used: u64,
+/// The cached handle of one file. Locks are taken in this order: [`DataFilePool::open_files`], then a slot.
+struct FileSlot {
+    id: FileNumber,
+    handle: Mutex<CachedHandle>,
+    /// Whether a reader has used the cached handle since the clock hand passed the slot.
+    was_used: AtomicBool,
+}
+
+/// Changed only under the lock of the pool, so that `open` counts the cached handles.
+#[derive(Default)]
+struct CachedHandle {
+    file: Option<Arc<dyn File>>,
+    /// Whether the clock contains the slot, with or without a handle.
+    is_in_clock: bool,
+    /// The file was removed from the directory. A reader that is left opens no handle that is cached.
+    is_removed: bool,
+}
+
+#[derive(Default)]
+struct OpenFileTable {
+    /// The slot of each file that was opened and not removed.
+    slots: HashMap<(DataFileKind, FileNumber), Arc<FileSlot>>,
+    /// All slots with a handle, and some of which the handle was closed. The front is evicted next, unless it was used.
+    clock: VecDeque<Arc<FileSlot>>,
+    /// Number of cached handles.
+    open: usize,
 }
 
 impl DataFiles {
@@ -157,24 +180,35 @@ impl DataFiles {
         self.shared.dir.join(self.kind.file_name(id))
     }
 
-    /// Returns a file that is open for reading.
+    /// Returns a file that is open for reading. A caller that reads often keeps the [`data_file`](DataFiles::data_file).
     ///
     /// # Errors
     /// `Io` if it cannot be opened.
     pub(crate) fn get(&self, id: FileNumber) -> Result<Arc<dyn File>> {
-        let key = (self.kind, id);
-        if let Some(file) = self.lock().get(key) {
+        self.get_in(&self.slot(id))
+    }
+
+    /// A file, whose handle is opened when it is needed.
+    pub(crate) fn data_file(&self, id: FileNumber) -> DataFile {
+        DataFile { files: self.clone(), slot: self.slot(id) }
+    }
+
+    fn slot(&self, id: FileNumber) -> Arc<FileSlot> {
+        let mut open = self.lock();
+        let new = || Arc::new(FileSlot { id, handle: Mutex::default(), was_used: AtomicBool::new(false) });
+        Arc::clone(open.slots.entry((self.kind, id)).or_insert_with(new))
+    }
+
+    fn get_in(&self, slot: &Arc<FileSlot>) -> Result<Arc<dyn File>> {
+        if let Some(file) = slot.cached() {
             return Ok(file);
         }
         // Opens the file without the lock, so that readers of other files do not wait. Two threads may open the same
         // file; the cache keeps one of the handles.
-        let file = self.open(id, OpenMode::Read)?;
+        let file = self.open(slot.id, OpenMode::Read)?;
         let mut open = self.lock();
-        let closed = open.evict_to_fit(self.shared.max_open);
-        open.clock += 1;
-        let used = open.clock;
-        open.files.insert(key, OpenFileEntry { file: Arc::clone(&file), last_used: used });
-        debug_assert!(open.files.len() <= self.shared.max_open, "the cache keeps its bound");
+        let closed = open.insert(slot, &file, self.shared.max_open);
+        debug_assert!(open.open <= self.shared.max_open, "the cache keeps its bound");
         drop(open);
         drop(closed);
         Ok(file)
@@ -217,56 +251,149 @@ impl DataFiles {
         debug_assert!(before >= bytes, "a file was added before it is removed");
     }
 
-    /// Closes half of the cached handles, the least recently used ones. Returns false if no handle is cached. A
+    /// Closes half of the cached handles, those that were not used lately. Returns false if no handle is cached. A
     /// reader that holds one of them keeps its file open.
     pub(crate) fn evict_half(&self) -> bool {
         let mut open = self.lock();
-        let keep_count = open.files.len() / 2;
+        let keep_count = open.open / 2;
         let closed = open.evict_to_fit(keep_count + 1);
         drop(open);
         !closed.is_empty()
     }
 
-    /// Removes the handle of a file from the cache.
+    /// Closes the cached handle of a file. The next reader opens the file again.
     pub(crate) fn close(&self, id: FileNumber) {
-        let closed = self.lock().files.remove(&(self.kind, id));
+        let mut open = self.lock();
+        let closed = open.slots.get(&(self.kind, id)).cloned().and_then(|slot| open.close(&slot));
+        drop(open);
         drop(closed);
     }
 
-    /// Removes the handle of a file from the cache, and removes the file.
+    /// Closes the cached handle of a file, and removes the file.
     ///
     /// # Errors
     /// `Io` if the file cannot be removed.
     pub(crate) fn remove(&self, id: FileNumber) -> Result<()> {
-        self.close(id);
+        let mut open = self.lock();
+        let slot = open.slots.remove(&(self.kind, id));
+        let closed = slot.and_then(|slot| {
+            slot.lock().is_removed = true;
+            open.close(&slot)
+        });
+        drop(open);
+        drop(closed);
         self.shared.fs.remove_file(&self.path(id))
     }
 
     /// Number of cached handles.
     #[cfg(test)]
     pub(crate) fn open_file_count(&self) -> usize {
-        self.lock().files.len()
+        let open = self.lock();
+        open.check_invariants();
+        open.open
+    }
+}
+
+impl DataFile {
+    /// Returns the file, open for reading.
+    ///
+    /// # Errors
+    /// `Io` if it cannot be opened.
+    pub(crate) fn get(&self) -> Result<Arc<dyn File>> {
+        self.files.get_in(&self.slot)
+    }
+
+    /// Path of the file.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.files.path(self.slot.id)
+    }
+}
+
+impl FileSlot {
+    fn lock(&self) -> MutexGuard<'_, CachedHandle> {
+        lock(&self.handle)
+    }
+
+    fn cached(&self) -> Option<Arc<dyn File>> {
+        let file = self.lock().file.clone()?;
+        if !self.was_used.load(Ordering::Relaxed) {
+            self.was_used.store(true, Ordering::Relaxed);
+        }
+        Some(file)
     }
 }
 
 impl OpenFileTable {
-    fn get(&mut self, key: (DataFileKind, FileNumber)) -> Option<Arc<dyn File>> {
-        self.clock += 1;
-        let open = self.files.get_mut(&key)?;
-        open.last_used = self.clock;
-        Some(Arc::clone(&open.file))
-    }
-
-    /// Removes the least recently used entries until one more fits. The caller drops them outside of the lock, which
-    /// closes the files.
-    fn evict_to_fit(&mut self, max_open: usize) -> Vec<OpenFileEntry> {
-        debug_assert!(max_open > 0, "one more file must fit");
-        let mut closed = Vec::new();
-        while self.files.len() >= max_open {
-            let oldest = self.files.iter().min_by_key(|(_, open)| open.last_used).map(|(key, _)| *key);
-            closed.extend(oldest.and_then(|key| self.files.remove(&key)));
+    /// Caches the handle of a slot without one. Returns the handles that were closed for it, which the caller drops
+    /// outside of the lock.
+    fn insert(&mut self, slot: &Arc<FileSlot>, file: &Arc<dyn File>, max_open: usize) -> Vec<Arc<dyn File>> {
+        let is_needed = {
+            let handle = slot.lock();
+            handle.file.is_none() && !handle.is_removed
+        };
+        if !is_needed {
+            return Vec::new();
+        }
+        let closed = self.evict_to_fit(max_open);
+        let mut handle = slot.lock();
+        handle.file = Some(Arc::clone(file));
+        self.open += 1;
+        if !std::mem::replace(&mut handle.is_in_clock, true) {
+            self.clock.push_back(Arc::clone(slot));
         }
         closed
+    }
+
+    /// Takes handles until one more fits: each that the hand finds unused since it passed last. Returns the handles,
+    /// which the caller drops outside of the lock.
+    fn evict_to_fit(&mut self, max_open: usize) -> Vec<Arc<dyn File>> {
+        debug_assert!(max_open > 0, "one more file must fit");
+        let mut closed = Vec::new();
+        // Readers may use handles meanwhile. After two turns of the hand their use does not count any more.
+        let mut turns = 2 * self.clock.len();
+        while self.open >= max_open {
+            let slot = self.clock.pop_front().expect("the clock contains every slot with a handle");
+            let mut handle = slot.lock();
+            debug_assert!(handle.is_in_clock, "the clock contains each slot once");
+            turns = turns.saturating_sub(1);
+            if handle.file.is_some() && slot.was_used.swap(false, Ordering::Relaxed) && turns > 0 {
+                drop(handle);
+                self.clock.push_back(slot);
+                continue;
+            }
+            handle.is_in_clock = false;
+            if let Some(file) = handle.file.take() {
+                self.open -= 1;
+                closed.push(file);
+            }
+        }
+        closed
+    }
+
+    /// Takes the handle of a slot. The slot may stay in the clock, but at most half of the clock, and 16 slots, are
+    /// without a handle.
+    fn close(&mut self, slot: &FileSlot) -> Option<Arc<dyn File>> {
+        let closed = slot.lock().file.take()?;
+        self.open -= 1;
+        if self.clock.len() > 2 * self.open + 16 {
+            self.clock.retain(|slot| {
+                let mut handle = slot.lock();
+                handle.is_in_clock = handle.file.is_some();
+                handle.is_in_clock
+            });
+        }
+        if cfg!(debug_assertions) {
+            self.check_invariants();
+        }
+        Some(closed)
+    }
+
+    /// Panics if `open` does not count the handles in the clock.
+    fn check_invariants(&self) {
+        let open = self.clock.iter().filter(|slot| slot.lock().file.is_some()).count();
+        assert_eq!(open, self.open, "each cached handle is counted, and its slot is in the clock");
+        assert!(self.clock.iter().all(|slot| slot.lock().is_in_clock), "slots in the clock know it");
+        assert!(self.clock.len() <= 2 * self.open + 17, "few slots in the clock have no handle");
     }
 }
 
@@ -422,6 +549,97 @@ mod tests {
         drop(handles);
         files.get(FileNumber(19)).unwrap();
         fs.open(Path::new("/db/other"), OpenMode::Create).unwrap();
+    }
+
+    fn numbered_files(count: u64, max_open: usize) -> DataFiles {
+        let fs = MemFs::new();
+        fs.create_dir_all(Path::new("/db")).unwrap();
+        let files = DataFiles::tables(Arc::new(fs), Path::new("/db"), max_open, DirectIoPolicy::never());
+        for id in 0..count {
+            files.create(FileNumber(id)).unwrap().write_at(&[id as u8], 0).unwrap();
+        }
+        files
+    }
+
+    fn read_number(file: &DataFile) -> u8 {
+        let mut byte = [99];
+        file.get().unwrap().read_exact_at(&mut byte, 0).unwrap();
+        byte[0]
+    }
+
+    #[test]
+    fn used_handles_stay_open() {
+        let files = numbered_files(40, 8);
+        let all: Vec<DataFile> = (0..40).map(|id| files.data_file(FileNumber(id))).collect();
+        assert_eq!(files.open_file_count(), 0, "files are opened when they are read");
+        let kept = Arc::downgrade(&all[3].get().unwrap());
+        for id in 0..40 {
+            assert_eq!((read_number(&all[3]), read_number(&all[id])), (3, id as u8));
+            assert!(files.open_file_count() <= 8);
+        }
+        assert!(kept.upgrade().is_some(), "the hand passes a handle that is used");
+        for _ in 0..2 {
+            (4..40).for_each(|id| assert_eq!(read_number(&all[id]), id as u8));
+        }
+        assert!(kept.upgrade().is_none(), "a handle that is not used is closed");
+    }
+
+    #[test]
+    fn readers_of_removed_file_cache_no_handle() {
+        let files = numbered_files(3, 8);
+        let (first, second) = (files.data_file(FileNumber(1)), files.data_file(FileNumber(2)));
+        read_number(&first);
+        files.get(FileNumber(1)).unwrap();
+        assert_eq!(files.open_file_count(), 1, "both use the same handle");
+        files.close(FileNumber(1));
+        assert_eq!((files.open_file_count(), read_number(&first), files.open_file_count()), (0, 1, 1));
+        files.remove(FileNumber(1)).unwrap();
+        assert_eq!(files.open_file_count(), 0);
+        assert!(first.get().is_err() && files.get(FileNumber(1)).is_err());
+        files.create(FileNumber(1)).unwrap().write_at(&[7], 0).unwrap();
+        assert_eq!((read_number(&first), files.open_file_count()), (7, 0), "it is not cached any more");
+        assert_eq!((read_number(&second), files.open_file_count()), (2, 1));
+    }
+
+    #[test]
+    fn closed_files_leave_the_clock() {
+        let files = numbered_files(500, 8);
+        for id in 0..500 {
+            read_number(&files.data_file(FileNumber(id)));
+            files.close(FileNumber(id));
+            assert!(files.lock().clock.len() <= 18);
+        }
+        for id in 0..500 {
+            files.get(FileNumber(id)).unwrap();
+            files.remove(FileNumber(id)).unwrap();
+        }
+        assert_eq!((files.open_file_count(), files.lock().slots.len()), (0, 0));
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the test races scoped threads")]
+    fn threads_share_handles_within_the_bound() {
+        let files = numbered_files(12, 4);
+        let all: Vec<DataFile> = (0..12).map(|id| files.data_file(FileNumber(id))).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (files, all) = (&files, &all);
+                scope.spawn(move || {
+                    let mut rng = crate::testing::seeded_rng::SeededRng::new(thread);
+                    for round in 0..3_000 {
+                        let id = rng.below(12);
+                        assert_eq!(usize::from(read_number(&all[id])), id);
+                        match round % 50 {
+                            0 => files.close(FileNumber(id as u64)),
+                            1 => drop(files.evict_half()),
+                            _ => {}
+                        }
+                        assert!(files.lock().open <= 4);
+                    }
+                });
+            }
+        });
+        assert!(files.open_file_count() <= 4);
     }
 
     #[test]
