@@ -6,7 +6,7 @@ use crate::base::blob_pointer::BlobValueId;
 use crate::base::version_edit::FileNumber;
 use crate::block::BlockKind;
 use crate::block::cached_block::{Cacheable, CachedBlobValue, MemoryCharge, ParentSlot, add_within_limit};
-use crate::block::shard::{BlockKindStats, CacheInsertion, CacheKey, CacheShard, kind_index};
+use crate::block::shard::{BlockKindStats, CacheInsertion, CacheKey, CacheShard, Evicted, kind_index};
 use crate::mem::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, subtract_counted};
 use crate::mem::buffer_pool::{Buffer, BufferPool};
 use crate::mem::epoch::Pin;
@@ -45,9 +45,10 @@ const COUNTER_STRIPES: usize = 64;
 /// All shards share one budget, so that a large block fits in any shard. The cache rejects a data block of more than
 /// an eighth of the capacity, and an index or filter block of more than half. Every block has a memory charge from
 /// before it is inserted until it is freed, and it is freed when no reader can use it any more. The sum of the
-/// charges never exceeds the capacity. A sixteenth of the capacity is reserved for the spare buffers of the pool and
-/// for evicted blocks that are not freed yet; while these use more, new blocks are rejected. An evicted block that an
-/// iterator still holds is not counted.
+/// charges never exceeds the capacity. A sixteenth of the capacity is reserved for the spare buffers of the pool (up to
+/// a quarter of this), for evicted blocks in the bags of the shards (another quarter), and for evicted blocks that are
+/// not freed yet; while these use more, new blocks are rejected. An evicted block that an iterator still holds is not
+/// counted.
 pub(crate) struct BlockCache {
     capacity: u64,
     /// Bytes of the blocks in the shards.
@@ -58,6 +59,9 @@ pub(crate) struct BlockCache {
     charged: Arc<AtomicU64>,
     /// The shard that evicts next.
     eviction_hand: AtomicUsize,
+    /// Maximum number of bytes in the bag of evicted blocks of a shard: all bags together have a quarter of the bytes
+    /// that are reserved for evicted blocks.
+    bag_bytes_max: u64,
     shards: Box<[PaddedShard]>,
     /// Pool that allocates the bytes of blocks.
     pool: Arc<BufferPool>,
@@ -103,6 +107,7 @@ impl BlockCache {
             pinned: AtomicU64::new(0),
             charged: Arc::default(),
             eviction_hand: AtomicUsize::new(0),
+            bag_bytes_max: capacity / UNFREED_DIVISOR / 4 / shards,
             shards: (0..shards).map(|_| PaddedShard::default()).collect(),
             pool: BufferPool::new(if capacity < POOLED_MIN { 0 } else { capacity }),
             value_links: OnceLock::new(),
@@ -258,31 +263,34 @@ impl BlockCache {
     fn reserve(&self, key: &CacheKey, charge: u64) -> Option<MemoryCharge> {
         let slack = self.capacity / UNFREED_DIVISOR;
         let spare = self.pool.spare_bytes_max();
-        debug_assert!(spare <= slack / 2, "the rest is for evicted blocks");
+        debug_assert!(spare <= slack / 4, "the rest is for evicted blocks");
         if self.used().saturating_sub(self.resident_bytes.load(Ordering::Relaxed)) > slack - spare {
             return None; // evicting more would not help
         }
         let low = self.capacity / self.shards.len() as u64 / 2;
-        let mut retired: Vec<RetiredBlock> = Vec::new();
+        let mut full_bags = Vec::new();
         let mut empty_shards = 0;
         let mut reserved = add_within_limit(&self.resident_bytes, charge, self.capacity - slack);
         while !reserved && empty_shards < self.shards.len() {
-            let own = self.shard(key).evict(low); // the lock is released here: a thread holds at most one
+            let bag_bytes_max = self.bag_bytes_max;
+            let own = self.shard(key).evict(low, bag_bytes_max); // the lock is released here: a thread holds at most one
             let evicted = own.or_else(|| {
                 let victim = self.eviction_hand.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
-                lock(&self.shards[victim]).evict(0)
+                lock(&self.shards[victim]).evict(0, bag_bytes_max)
             });
             match evicted {
-                Some((block, freed)) => {
-                    subtract_counted(&self.resident_bytes, freed);
-                    retired.push(block);
+                Some(Evicted { bytes, bag }) => {
+                    subtract_counted(&self.resident_bytes, bytes);
+                    if !bag.is_empty() {
+                        full_bags.push(bag);
+                    }
                     empty_shards = 0;
                 }
                 None => empty_shards += 1,
             }
             reserved = add_within_limit(&self.resident_bytes, charge, self.capacity - slack);
         }
-        RetiredBlock::drop_all(retired);
+        full_bags.into_iter().for_each(RetiredBlock::drop_all);
         if !reserved {
             return None;
         }
@@ -361,6 +369,12 @@ mod tests {
 
     type Directory = ParentBlock<Block, ()>;
 
+    /// Waits until every evicted block is freed, also those in the bags.
+    fn wait_until_freed(cache: &BlockCache) {
+        cache.shards.iter().for_each(|shard| RetiredBlock::drop_all(lock(shard).take_bag()));
+        wait_until(|| cache.used() == resident_bytes(cache));
+    }
+
     /// A block whose bytes `file`, `offset` and `len` determine.
     fn block(file: u64, offset: u64, len: usize) -> Arc<Block> {
         let mut builder = RestartBlockBuilder::new(1);
@@ -420,7 +434,7 @@ mod tests {
         cache.insert(FileNumber(3), 0, BlockKind::IndexPartition, &index, None, false);
         cache.insert(FileNumber(3), 0, BlockKind::IndexPartition, &index, None, false);
         assert!((0..50).all(|offset| contains(&cache, 1 + offset % 2, offset)));
-        wait_until(|| cache.used() == resident_bytes(&cache));
+        wait_until_freed(&cache);
         check(&cache);
         let stats = cache.stats();
         let (_, data) = stats.kinds[0];
@@ -543,7 +557,7 @@ mod tests {
             "rejected, because nothing is freed while this thread is pinned"
         );
         drop(pin);
-        wait_until(|| cache.used() == resident_bytes(&cache));
+        wait_until_freed(&cache);
         wait_until(|| {
             put(&cache, 2, 0, 10_000);
             contains(&cache, 2, 0)
@@ -563,7 +577,7 @@ mod tests {
         for offset in 0..2000 {
             // Waits until evicted blocks are freed, because the cache rejects blocks while readers of other tests
             // hold many of them.
-            wait_until(|| cache.used() == resident_bytes(&cache));
+            wait_until_freed(&cache);
             put(&cache, 2, offset, 1000);
         }
         check(&cache);
@@ -637,7 +651,7 @@ mod tests {
             }
         });
         check(&cache);
-        wait_until(|| cache.used() == resident_bytes(&cache));
+        wait_until_freed(&cache);
         assert!(resident_bytes(&cache) > 100_000, "the cache is used");
         let (_, data) = cache.stats().kinds[0];
         assert_eq!(data.hits + data.misses, 80_000, "every read was counted once");
@@ -707,6 +721,27 @@ mod tests {
         assert!(!read_value(&tiny, value_id(1)) && tiny.used() == 0, "no links and no value");
     }
 
+    #[test]
+    fn evicted_blocks_are_retired_in_bags() {
+        let cache = BlockCache::new(16 << 20);
+        let slack = cache.capacity / UNFREED_DIVISOR;
+        let mut most = 0;
+        for offset in 0..12_000 {
+            put(&cache, 1, offset, 2000);
+            let waiting =
+                cache.shards.iter().map(|shard| lock(shard).bag_len()).fold((0, 0), |sum, (blocks, bytes)| {
+                    assert!(blocks < 32 && bytes <= cache.bag_bytes_max);
+                    (sum.0 + blocks, sum.1 + bytes)
+                });
+            assert!(waiting.1 <= slack / 4, "{waiting:?}");
+            most = most.max(waiting.0);
+        }
+        assert!(most > 60, "at most {most} blocks waited in the bags of four shards");
+        check(&cache);
+        cache.remove_file(FileNumber(1));
+        wait_until(|| cache.used() == 0);
+    }
+
     /// Runs under every schedule that the explorer generates: see `mem/explorer.rs`.
     mod schedules {
         use super::*;
@@ -743,7 +778,7 @@ mod tests {
         /// read was counted once, and each link points to a block in the map.
         fn settle(cache: &BlockCache, parent: &Arc<Directory>, file: u64, reads: u64) {
             check(cache);
-            wait_until(|| cache.used() == resident_bytes(cache));
+            wait_until_freed(cache);
             let (_, data) = cache.stats().kinds[0];
             assert_eq!(data.hits + data.misses, reads, "reads were lost or counted twice");
             let pin = Pin::new();
@@ -833,6 +868,30 @@ mod tests {
                 readers.into_iter().for_each(|reader| reader.join().unwrap());
                 check(&cache);
                 ids.iter().for_each(|id| _ = read_value(&cache, *id));
+            });
+        }
+
+        /// A bag has two blocks, so half of the evictions hand over the block that an earlier one has unlinked, while
+        /// readers may still use both.
+        #[test]
+        fn bags_are_handed_over_during_reads() {
+            explore(|| {
+                let (mut cache, parent) = (small(), Arc::new(ParentBlock::new((), 16)));
+                let charge = block(0, 0, LEN).bytes_held() + ENTRY_OVERHEAD;
+                let own = Arc::get_mut(&mut cache).unwrap();
+                *own = BlockCache::new(charge * 96);
+                assert!((charge..2 * charge).contains(&own.bag_bytes_max));
+                (0..2).for_each(|at| read(&cache, &parent, 1, at, false));
+                (0..88).for_each(|at| put(&cache, 2, at, LEN));
+                let readers: Vec<_> = [[0, 2, 3], [1, 3, 4], [4, 2, 0]]
+                    .into_iter()
+                    .map(|blocks| {
+                        let (cache, parent) = (Arc::clone(&cache), Arc::clone(&parent));
+                        spawn(move || blocks.into_iter().for_each(|at| read(&cache, &parent, 1, at, false)))
+                    })
+                    .collect();
+                readers.into_iter().for_each(|reader| reader.join().unwrap());
+                settle(&cache, &parent, 1, 2 + 9);
             });
         }
 

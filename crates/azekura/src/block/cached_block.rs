@@ -135,7 +135,7 @@ impl CachedBlock {
     }
 
     /// Clears the link. The caller drops the result outside of locks.
-    pub(crate) fn retire(self) -> RetiredBlock {
+    pub(crate) fn retire(self) -> RetiredBlock<MemoryCharge> {
         match self {
             CachedBlock::Data(handle) => handle.retire(),
             CachedBlock::IndexPartition(handle) => handle.retire(),

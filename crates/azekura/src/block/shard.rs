@@ -8,6 +8,8 @@
 //! a ghost. A block that is inserted while its hash is a ghost enters the main queue directly. A scan requests each
 //! block once, so it passes through the probation queue and leaves the main queue unchanged. Pinned blocks are in no
 //! queue.
+//!
+//! Evicted blocks are collected in a bag of the shard, and freed through the epochs when the bag is full.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -79,6 +81,8 @@ enum CacheQueue {
 }
 
 const HITS_MAX: u8 = 3;
+/// Maximum number of blocks in the bag of a shard.
+const BAG_BLOCKS_MAX: usize = 32;
 /// In builds with debug assertions, each change of a shard with at most this many blocks checks all of them.
 const CHECKED_BLOCKS_MAX: usize = 16;
 
@@ -128,12 +132,30 @@ pub(crate) struct CacheShard {
     ghosts: VecDeque<u64>,
     ghost_set: HashSet<u64, BuildHasherDefault<KeyHasher>>,
     stats: [BlockKindStats; BlockKind::CACHED.len()],
+    bag: EvictionBag,
+}
+
+/// Evicted blocks of a shard that wait for others, so that the lock of the epochs is taken once for all of them. No link
+/// points to them.
+#[derive(Default)]
+pub(crate) struct EvictionBag {
+    blocks: Vec<RetiredBlock<MemoryCharge>>,
+    /// Memory charge of the blocks in bytes.
+    bytes: u64,
+}
+
+/// An eviction.
+pub(crate) struct Evicted {
+    /// Memory charge of the evicted block in bytes.
+    pub(crate) bytes: u64,
+    /// The bag, if the block has filled it. The caller drops it outside of the lock of the shard.
+    pub(crate) bag: Vec<RetiredBlock<MemoryCharge>>,
 }
 
 /// Blocks that were removed from a shard. The caller drops them outside of its lock.
 #[derive(Default)]
 pub(crate) struct EvictedBlocks {
-    pub(crate) blocks: Vec<RetiredBlock>,
+    pub(crate) blocks: Vec<RetiredBlock<MemoryCharge>>,
     pub(crate) total_bytes: u64,
     /// The part of `total_bytes` that was pinned.
     pub(crate) pinned_bytes: u64,
@@ -218,8 +240,9 @@ impl CacheShard {
         }
     }
 
-    /// Evicts one block if the queues contain more than `low` bytes. Returns the block and its charge in bytes.
-    pub(crate) fn evict(&mut self, low: u64) -> Option<(RetiredBlock, u64)> {
+    /// Evicts one block if the queues contain more than `low` bytes. Afterwards the bag has at most `bag_bytes_max`
+    /// bytes.
+    pub(crate) fn evict(&mut self, low: u64, bag_bytes_max: u64) -> Option<Evicted> {
         if self.probation_bytes + self.main_bytes <= low {
             return None;
         }
@@ -256,8 +279,20 @@ impl CacheShard {
             if cfg!(debug_assertions) {
                 self.check_invariants();
             }
-            return Some((entry.block.retire(), charge));
+            let bag = self.bag.add(entry.block.retire(), charge, bag_bytes_max);
+            return Some(Evicted { bytes: charge, bag });
         }
+    }
+
+    /// Number of blocks in the bag, and their memory charge in bytes.
+    #[cfg(test)]
+    pub(crate) fn bag_len(&self) -> (usize, u64) {
+        (self.bag.blocks.len(), self.bag.bytes)
+    }
+
+    /// Empties the bag. The caller drops the blocks outside of the lock of the shard.
+    pub(crate) fn take_bag(&mut self) -> Vec<RetiredBlock<MemoryCharge>> {
+        std::mem::take(&mut self.bag).blocks
     }
 
     /// Adds a ghost. A shard keeps at most as many ghosts as it has blocks, or 16 if it has fewer blocks.
@@ -279,11 +314,11 @@ impl CacheShard {
         stats.bytes -= entry.charge;
     }
 
-    /// Removes all blocks of a file.
+    /// Removes all blocks of a file, and empties the bag.
     pub(crate) fn remove_file(&mut self, file: FileNumber) -> EvictedBlocks {
         let removed: Vec<CacheEntry> =
             self.map.extract_if(|key, _| key.0.file == file).map(|(_, entry)| entry).collect();
-        let mut evicted = EvictedBlocks::default();
+        let mut evicted = EvictedBlocks { blocks: self.take_bag(), ..EvictedBlocks::default() };
         if removed.is_empty() {
             return evicted;
         }
@@ -345,9 +380,30 @@ impl CacheShard {
     }
 }
 
+impl EvictionBag {
+    /// Adds a block. Returns all blocks if they are more than the bag may have.
+    fn add(
+        &mut self,
+        block: RetiredBlock<MemoryCharge>,
+        bytes: u64,
+        bytes_max: u64,
+    ) -> Vec<RetiredBlock<MemoryCharge>> {
+        self.bytes += bytes;
+        self.blocks.push(block);
+        if self.blocks.len() < BAG_BLOCKS_MAX && self.bytes <= bytes_max {
+            return Vec::new();
+        }
+        self.bytes = 0;
+        let next = if self.blocks.len() < BAG_BLOCKS_MAX { Vec::new() } else { Vec::with_capacity(BAG_BLOCKS_MAX) };
+        std::mem::replace(&mut self.blocks, next)
+    }
+}
+
 impl Drop for CacheShard {
     /// Drops all blocks in one batch, because each drop by itself would advance the epoch.
     fn drop(&mut self) {
-        RetiredBlock::drop_all(self.map.drain().map(|(_, entry)| entry.block.retire()).collect());
+        let mut all = self.take_bag();
+        all.extend(self.map.drain().map(|(_, entry)| entry.block.retire()));
+        RetiredBlock::drop_all(all);
     }
 }

@@ -28,7 +28,7 @@ const SPARE_LEN_MAX: usize = 1 << 20;
 /// eighth is unused.
 const SPARE_LEN_BITS: u32 = 4;
 /// The spares take at most this part of the pool's bytes.
-const SPARE_BYTES_DIVISOR: u64 = 32;
+const SPARE_BYTES_DIVISOR: u64 = 64;
 /// Number of slabs that are searched before a new one is allocated.
 const SLABS_TRIED_MAX: usize = 8;
 /// A slab is searched only while it may have a free run of at least this many units.
@@ -523,7 +523,7 @@ mod tests {
 
     #[test]
     fn large_buffers_are_used_again_within_bounds() {
-        let pool = BufferPool::new(64 << 20); // at most 2 MiB of spares
+        let pool = BufferPool::new(128 << 20); // at most 2 MiB of spares
         assert_eq!(pool.spare_bytes_max(), 2 << 20);
         let address = |buffer: &Buffer| buffer.as_ptr().addr();
         for len in [SLAB_BUFFER_MAX + 1, 100_000, 1 << 18, SPARE_LEN_MAX] {

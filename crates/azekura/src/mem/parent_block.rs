@@ -161,8 +161,8 @@ pub(crate) struct CacheHandle<T: Send + Sync + 'static, W: Send + 'static> {
 }
 
 /// The value and the charge of a retired cache handle. No link points to the value, but readers may still use it, so
-/// it is dropped through the epochs.
-pub(crate) struct RetiredBlock(Option<Box<dyn Send>>);
+/// it is dropped through the epochs. The charge is dropped after the count of the value.
+pub(crate) struct RetiredBlock<W: Send + 'static>(Option<(Arc<dyn Send + Sync>, W)>);
 
 impl<T: Send + Sync + 'static, W: Send + 'static> CacheHandle<T, W> {
     pub(crate) fn new(value: Arc<T>, charge: W) -> CacheHandle<T, W> {
@@ -218,9 +218,9 @@ impl<T: Send + Sync + 'static, W: Send + 'static> CacheHandle<T, W> {
     }
 
     /// Clears the link and returns the value and the charge, to be dropped together with others.
-    pub(crate) fn retire(mut self) -> RetiredBlock {
+    pub(crate) fn retire(mut self) -> RetiredBlock<W> {
         self.unlink();
-        RetiredBlock(self.value_and_charge.take().map(|owned| Box::new(owned) as Box<dyn Send>))
+        RetiredBlock(self.value_and_charge.take().map(|(value, charge)| (value as Arc<dyn Send + Sync>, charge)))
     }
 }
 
@@ -233,9 +233,9 @@ impl<T: Send + Sync + 'static, W: Send + 'static> Drop for CacheHandle<T, W> {
     }
 }
 
-impl RetiredBlock {
+impl<W: Send + 'static> RetiredBlock<W> {
     /// Drops all values and charges once no reader can use any of the values.
-    pub(crate) fn drop_all(all: Vec<RetiredBlock>) {
+    pub(crate) fn drop_all(all: Vec<RetiredBlock<W>>) {
         if !all.is_empty() {
             let all: Vec<_> = all.into_iter().map(|mut retired| retired.0.take()).collect();
             retire(Box::new(all));
@@ -243,10 +243,10 @@ impl RetiredBlock {
     }
 }
 
-impl Drop for RetiredBlock {
+impl<W: Send + 'static> Drop for RetiredBlock<W> {
     fn drop(&mut self) {
         if let Some(owned) = self.0.take() {
-            retire(owned);
+            retire(Box::new(owned));
         }
     }
 }
@@ -435,7 +435,7 @@ mod tests {
                 while !stop.load(Ordering::Relaxed) {
                     let mut values = values.lock().unwrap();
                     let half = values.len() / 2;
-                    let retired: Vec<RetiredBlock> = values.drain(..half).map(CacheHandle::retire).collect();
+                    let retired: Vec<RetiredBlock<()>> = values.drain(..half).map(CacheHandle::retire).collect();
                     values.retain(|handle| !handle.take_referenced());
                     drop(values);
                     RetiredBlock::drop_all(retired);
