@@ -13,6 +13,26 @@ use crate::table::prefix::PrefixExtractor;
 
 /// A value of more bytes than this has a data block of its own.
 pub(crate) const OWN_BLOCK_VALUE_MIN: usize = 32 << 10;
+/// Length in bytes of the pages in which devices and the page cache store a file.
+const PAGE_LEN: u64 = 4096;
+/// Padding is at most this part of the bytes before the block that it precedes, itself included.
+pub(crate) const PADDING_DIVISOR: u64 = 20;
+
+/// Length in bytes of the padding before a frame of `len` bytes, if `offset` bytes of the file are written and `padding`
+/// of them are padding: up to the next page if the frame then is in fewer pages, and if padding stays within its part.
+pub(crate) fn padding_before(offset: u64, len: u64, padding: u64) -> u64 {
+    let next_page = offset.next_multiple_of(PAGE_LEN);
+    let last_page = |start: u64| (start + len.max(1) - 1) / PAGE_LEN;
+    let saves_page = last_page(next_page) - next_page / PAGE_LEN < last_page(offset) - offset / PAGE_LEN;
+    let more = next_page - offset;
+    if saves_page && (padding + more) * PADDING_DIVISOR <= next_page { more } else { 0 }
+}
+
+/// Whether padding from `start` to `end` may precede a frame.
+pub(crate) fn is_padding_range(start: u64, end: u64) -> bool {
+    end >= start && end - start < PAGE_LEN && (end == start || end.is_multiple_of(PAGE_LEN))
+}
+
 /// Bit of a tag of the metaindex or of a property: a reader that does not know the tag may skip it.
 pub(crate) const SECTION_IGNORABLE: u8 = 0x80;
 /// Tag of the property that names the prefix extractor. Older readers skip it and look up whole keys only.
@@ -478,6 +498,35 @@ mod tests {
                 is_last: true,
                 ..JobOrigin::new(SeqNo(1 << 40), [FileNumber(7), FileNumber(200)])
             }),
+        }
+    }
+
+    #[test]
+    fn padding_saves_pages_within_its_part() {
+        assert_eq!(padding_before(4096 * 19 + 2000, 3000, 0), 2096);
+        for (offset, len, padding, what) in [
+            (4096 * 19 + 2000, 2096, 0, "it ends with the page"),
+            (4096 * 19, 5000, 0, "it begins with a page"),
+            (4096 * 19 + 2000, 5000, 0, "two pages in either case"),
+            (4096 * 19 + 2000, 3000, 2100, "too much padding before"),
+            (2000, 3000, 0, "too much for so short a file"),
+        ] {
+            assert_eq!(padding_before(offset, len, padding), 0, "{what}");
+        }
+        assert_eq!(padding_before(4096 * 19 + 2000, 6500, 0), 2096, "two pages instead of three");
+        let mut rng = SeededRng::new(3);
+        let (mut offset, mut padding) = (64, 0);
+        for _ in 0..5_000 {
+            let len = 1 + rng.below(9_000) as u64;
+            let more = padding_before(offset, len, padding);
+            assert!(is_padding_range(offset, offset + more));
+            (offset, padding) = (offset + more, padding + more);
+            assert!(padding * PADDING_DIVISOR <= offset);
+            offset += len;
+        }
+        assert!(padding * (PADDING_DIVISOR + 5) > offset, "the part of the padding is used");
+        for (start, end) in [(5, 4), (0, 4096), (5, 6), (5, 8192)] {
+            assert!(!is_padding_range(start, end), "{start} to {end}");
         }
     }
 

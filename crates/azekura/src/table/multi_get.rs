@@ -11,6 +11,7 @@ use crate::mem::buffer_pool::Buffer;
 use crate::mem::epoch::Pin;
 use crate::mem::simd::prefetch;
 use crate::table::block_fetcher::{BlockRef, BlockValue, FrameBytes, child_handle};
+use crate::table::format::is_padding_range;
 use crate::table::reader::{PointLookup, TableReader};
 use crate::vfs::read_many::{RangeRead, finished, read_all};
 
@@ -199,7 +200,7 @@ fn round_len(missing: &[MissingBlock<'_>]) -> usize {
 fn continues_read(start: u64, last: &MissingBlock<'_>, next: &MissingBlock<'_>) -> bool {
     let same_file = last.of.table.meta.number == next.of.table.meta.number;
     let end = |handle: BlockHandle| handle.offset.saturating_add(handle.len);
-    let follows = next.handle == last.handle || next.handle.offset == end(last.handle);
+    let follows = next.handle == last.handle || is_padding_range(end(last.handle), next.handle.offset);
     same_file && follows && end(next.handle) - start <= ADJACENT_READ_MAX
 }
 

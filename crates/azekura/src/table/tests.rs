@@ -771,12 +771,46 @@ fn unreadable_filter_means_may_match() {
 fn list_frames(bytes: &[u8]) -> Vec<(BlockKind, usize, usize)> {
     let (mut frames, mut at) = (Vec::new(), 64);
     while at < bytes.len() - FileFooter::LEN {
+        let next_page = at.next_multiple_of(4096);
+        if next_page > at && bytes.get(at..next_page).is_some_and(|padding| padding.iter().all(|byte| *byte == 0)) {
+            at = next_page;
+        }
         assert_eq!(bytes[at + 8], 0, "the frame is not compressed");
         let len = FRAME_HEADER_LEN + u32::from_le_bytes(bytes[at + 11..at + 15].try_into().unwrap()) as usize;
         frames.push((BlockKind::from_byte(bytes[at + 10]).unwrap(), at, len));
         at += len;
     }
     frames
+}
+
+#[test]
+fn padding_keeps_blocks_in_pages_and_is_verified() {
+    let rows = sequential_rows(4000);
+    let options = TableOptions { block_size: 1700, compression: CompressionType::None, ..TableOptions::default() };
+    let fixture = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+    let bytes = fixture.bytes();
+    let frames = list_frames(&bytes);
+    let (mut end, mut padding) = (64, Vec::new());
+    for (_, at, len) in &frames {
+        padding.extend(end..*at);
+        end = at + len;
+    }
+    let data = || frames.iter().filter(|(kind, ..)| kind.without_layout() == BlockKind::Data);
+    let in_two_pages = data().filter(|(_, at, len)| at / 4096 < (at + len - 1) / 4096).count();
+    let count = data().count();
+    assert!(count > 50 && in_two_pages < count / 3, "{in_two_pages} of {count} data blocks are in two pages");
+    assert!(padding.len() > 4096 && padding.len() * 20 <= bytes.len(), "{} bytes of padding", padding.len());
+    let table = fixture.open().unwrap();
+    table.verify().unwrap();
+    check_table(&table, &rows, &random_targets(&rows[..200], &mut SeededRng::new(8)));
+    for at in padding.into_iter().step_by(97) {
+        let mut bad = bytes.clone();
+        bad[at] ^= 1 << (at % 8);
+        let table = fixture.with_bytes(&bad).open().unwrap();
+        let error = table.verify().unwrap_err();
+        assert_eq!((error.kind(), error.offset()), (ErrorKind::Corruption, Some(at as u64)));
+        check_table(&table, &rows, &random_targets(&rows[..5], &mut SeededRng::new(8)));
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::base::file_format::{FileFooter, FileHeader};
 use crate::base::key::split_expiry;
 use crate::base::{Error, InternalKey, RecordKind, Result, SeqNo};
 use crate::block::{Block, BlockHandle, BlockIter, BlockKind, FilterBlock};
-use crate::table::format::TableProperties;
+use crate::table::format::{TableProperties, is_padding_range};
 use crate::table::index::{IndexIter, TAG_CONTINUES};
 use crate::table::options::TableReadOptions;
 use crate::table::prefix::prefix_hash;
@@ -17,7 +17,7 @@ use crate::table::reader::TableReader;
 /// State of a verification.
 struct TableVerifier<'a> {
     table: &'a TableReader,
-    /// Handles of all frames, which must cover the file without gaps.
+    /// Handles of all frames, which must cover the file without gaps but for padding.
     frames: Vec<BlockHandle>,
     observed: TableProperties,
     last_key: (Vec<u8>, SeqNo),
@@ -268,14 +268,20 @@ impl TableVerifier<'_> {
         }
     }
 
-    /// Checks that the frames cover the file between header and footer without gaps and overlaps.
+    /// Checks that the frames cover the file between header and footer without overlaps, and without gaps but for
+    /// padding, which is zero.
     fn verify_frame_coverage(&mut self) -> Result<()> {
         let footer = self.table.fetcher.size - FileFooter::LEN as u64;
         self.frames.sort_unstable();
         let mut at = FileHeader::LEN as u64;
         for frame in &self.frames {
-            if frame.offset != at {
+            if !is_padding_range(at, frame.offset) {
                 return Err(Error::corruption("frames of the table have gaps or overlap").at_offset(at));
+            }
+            let mut padding = vec![0; (frame.offset - at) as usize]; // less than a page
+            self.table.fetcher.file.get()?.read_exact_at(&mut padding, at)?;
+            if let Some(other) = padding.iter().position(|byte| *byte != 0) {
+                return Err(Error::corruption("padding of the table is not zero").at_offset(at + other as u64));
             }
             at = frame.end()?;
         }

@@ -11,10 +11,12 @@ use crate::base::key::split_expiry;
 use crate::base::options::OptionTable;
 use crate::base::version_edit::{FileNumber, PartitionId, TableMeta};
 use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
-use crate::block::frame::put_frame;
+use crate::block::frame::{CompressedBlock, put_frame};
 use crate::block::{BlockHandle, BlockKind, DataBlockBuilder, FingerprintBlockBuilder, RestartBlockBuilder};
 use crate::table::filter::FilterBuilder;
-use crate::table::format::{OWN_BLOCK_VALUE_MIN, TableMetaindex, TableOrigin, TableProperties};
+use crate::table::format::{
+    OWN_BLOCK_VALUE_MIN, PADDING_DIVISOR, TableMetaindex, TableOrigin, TableProperties, padding_before,
+};
 use crate::table::index::{IndexBuilder, MetadataPartition, build_top_level};
 use crate::table::options::{DataBlockIndexType, TableOptions};
 use crate::table::prefix::prefix_hash;
@@ -178,7 +180,7 @@ impl TableWriter {
     fn finish_block(&mut self) -> Result<()> {
         debug_assert!(self.unindexed_block.is_none(), "each data block is in the index before the next one ends");
         let (kind, raw) = self.data.finish();
-        let handle = self.out.put_block(kind, self.options.compression, raw)?;
+        let handle = self.out.put_block_in_page(kind, self.options.compression, raw)?;
         self.data.clear();
         self.properties.data_blocks += 1;
         self.properties.data_bytes += handle.len;
@@ -324,12 +326,14 @@ pub(crate) fn table_meta(
 struct TableFileOutput {
     file_writer: BufferedFileWriter,
     file_id: [u8; 16],
+    /// Number of bytes of padding in the file.
+    padding: u64,
 }
 
 impl TableFileOutput {
     fn new(file: Arc<dyn File>, file_id: [u8; 16]) -> TableFileOutput {
         let header = FileHeader { kind: FileKind::Table, file_id }.encode();
-        TableFileOutput { file_writer: BufferedFileWriter::new(file, &header), file_id }
+        TableFileOutput { file_writer: BufferedFileWriter::new(file, &header), file_id, padding: 0 }
     }
 
     fn offset(&self) -> u64 {
@@ -345,6 +349,26 @@ impl TableFileOutput {
         Ok(handle)
     }
 
+    /// Writes a block that is read alone. Padding precedes it if it then is in fewer pages.
+    fn put_block_in_page(&mut self, kind: BlockKind, compression: CompressionType, raw: &[u8]) -> Result<BlockHandle> {
+        let block = CompressedBlock::new(kind, compression, raw);
+        let frame = block.frame();
+        let start = self.offset();
+        let padding = padding_before(start, frame.len(), self.padding);
+        let handle = self.file_writer.append_with(|out, offset| {
+            out.resize(out.len() + padding as usize, 0);
+            frame.append_copy(out, &self.file_id, offset + padding)
+        })?;
+        self.padding += padding;
+        debug_assert_eq!(
+            (handle.offset, handle.offset + handle.len),
+            (start + padding, self.offset()),
+            "frame and padding"
+        );
+        debug_assert!(self.padding * PADDING_DIVISOR <= handle.offset, "padding is a small part of the file");
+        Ok(handle)
+    }
+
     /// Writes partitions. Returns their handles and the sum of their lengths in bytes.
     fn put_partitions(
         &mut self,
@@ -354,7 +378,7 @@ impl TableFileOutput {
     ) -> Result<(Vec<BlockHandle>, u64)> {
         let mut handles = Vec::with_capacity(partitions.len());
         for partition in partitions {
-            handles.push(self.put_block(kind, compression, &partition.raw)?);
+            handles.push(self.put_block_in_page(kind, compression, &partition.raw)?);
         }
         let bytes = handles.iter().map(|handle| handle.len).sum();
         Ok((handles, bytes))
