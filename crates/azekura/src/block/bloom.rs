@@ -82,6 +82,11 @@ impl FilterBlock {
         out
     }
 
+    /// Length in bytes of the lines of the longest filter of up to `len` bytes, trailer included: at least one line.
+    pub(crate) fn bits_len_within(len: usize) -> usize {
+        (len.saturating_sub(TRAILER_LEN) / LINE_LEN * LINE_LEN).max(LINE_LEN)
+    }
+
     /// # Errors
     /// `Corruption` if the bytes are not a filter, `Unsupported` for another layout.
     pub(crate) fn decode(body: BlockContents) -> Result<FilterBlock> {

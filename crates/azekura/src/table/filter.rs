@@ -3,6 +3,7 @@
 
 use crate::base::{InternalKey, KeyOrder, Result, SeqNo};
 use crate::block::cached_block::TopLevelFilterBlock;
+use crate::block::frame::FRAME_HEADER_LEN;
 use crate::block::{BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, TableBlockSlot};
@@ -32,7 +33,9 @@ impl FilterBuilder {
         if !order.can_hash_keys() {
             return None;
         }
-        let keys_per_partition = partition_size.map(|size| ((size as f32 * 8.0 / bits_per_key) as usize).max(1));
+        let bits_len = |size: u32| FilterBlock::bits_len_within((size as usize).saturating_sub(FRAME_HEADER_LEN));
+        let keys_per_partition =
+            partition_size.map(|size| ((bits_len(size) as f32 * 8.0 / bits_per_key) as usize).max(1));
         Some(FilterBuilder {
             bits_per_key,
             keys_per_partition,

@@ -11,7 +11,7 @@ use crate::base::key::split_expiry;
 use crate::base::options::OptionTable;
 use crate::base::version_edit::{FileNumber, PartitionId, TableMeta};
 use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
-use crate::block::frame::{CompressedBlock, put_frame};
+use crate::block::frame::{CompressedBlock, FRAME_HEADER_LEN, put_frame};
 use crate::block::{BlockHandle, BlockKind, DataBlockBuilder, FingerprintBlockBuilder, RestartBlockBuilder};
 use crate::table::filter::FilterBuilder;
 use crate::table::format::{
@@ -32,6 +32,9 @@ pub(crate) struct TableWriter {
     data: DataBlockBuilder,
     /// The last written data block, which is not in the index yet, because its separator depends on the next key.
     unindexed_block: Option<BlockHandle>,
+    /// Maximum length in bytes of a data block with several entries. Without compression its frame then fits into the
+    /// configured size, which is usually that of a page.
+    data_len_max: usize,
     index: IndexBuilder,
     filter: Option<FilterBuilder>,
     /// The last key.
@@ -72,7 +75,9 @@ impl TableWriter {
             smallest_seqno: SeqNo::MAX,
             ..TableProperties::default()
         };
+        let frame_len = if options.compression == CompressionType::None { FRAME_HEADER_LEN } else { 0 };
         TableWriter {
+            data_len_max: options.block_size as usize - frame_len,
             out: TableFileOutput::new(file, file_id),
             data: data_builder(index_type, &options),
             unindexed_block: None,
@@ -171,7 +176,7 @@ impl TableWriter {
     /// Finishes the data block if the next entry must not be in it.
     fn finish_block_before(&mut self, key: InternalKey<'_>, value_len: usize) -> Result<()> {
         let alone = value_len > OWN_BLOCK_VALUE_MIN;
-        if !self.data.is_empty() && (alone || self.data.len_with(key, value_len) > self.options.block_size as usize) {
+        if !self.data.is_empty() && (alone || self.data.len_with(key, value_len) > self.data_len_max) {
             self.finish_block()?;
         }
         Ok(())
