@@ -273,7 +273,8 @@ impl BlockCache {
         let mut reserved = add_within_limit(&self.resident_bytes, charge, self.capacity - slack);
         while !reserved && empty_shards < self.shards.len() {
             let bag_bytes_max = self.bag_bytes_max;
-            let own = self.shard(key).evict(low, bag_bytes_max); // the lock is released here: a thread holds at most one
+            // The lock is released after each call: a thread holds at most one.
+            let own = self.shard(key).evict(low, bag_bytes_max);
             let evicted = own.or_else(|| {
                 let victim = self.eviction_hand.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
                 lock(&self.shards[victim]).evict(0, bag_bytes_max)

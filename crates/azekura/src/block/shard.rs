@@ -135,8 +135,8 @@ pub(crate) struct CacheShard {
     bag: EvictionBag,
 }
 
-/// Evicted blocks of a shard that wait for others, so that the lock of the epochs is taken once for all of them. No link
-/// points to them.
+/// Evicted blocks of a shard that wait for others, so that the lock of the epochs is taken once for all of them. No
+/// link points to them.
 #[derive(Default)]
 pub(crate) struct EvictionBag {
     blocks: Vec<RetiredBlock<MemoryCharge>>,

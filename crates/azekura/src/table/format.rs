@@ -18,8 +18,9 @@ const PAGE_LEN: u64 = 4096;
 /// Padding is at most this part of the bytes before the block that it precedes, itself included.
 pub(crate) const PADDING_DIVISOR: u64 = 20;
 
-/// Length in bytes of the padding before a frame of `len` bytes, if `offset` bytes of the file are written and `padding`
-/// of them are padding: up to the next page if the frame then is in fewer pages, and if padding stays within its part.
+/// Length in bytes of the padding before a frame of `len` bytes, if `offset` bytes of the file are written and
+/// `padding` of them are padding: up to the next page if the frame then is in fewer pages, and if padding stays within
+/// its part.
 pub(crate) fn padding_before(offset: u64, len: u64, padding: u64) -> u64 {
     let next_page = offset.next_multiple_of(PAGE_LEN);
     let last_page = |start: u64| (start + len.max(1) - 1) / PAGE_LEN;

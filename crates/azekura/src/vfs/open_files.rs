@@ -180,7 +180,8 @@ impl DataFiles {
         self.shared.dir.join(self.kind.file_name(id))
     }
 
-    /// Returns a file that is open for reading. A caller that reads often keeps the [`data_file`](DataFiles::data_file).
+    /// Returns a file that is open for reading. A caller that reads often keeps the
+    /// [`data_file`](DataFiles::data_file).
     ///
     /// # Errors
     /// `Io` if it cannot be opened.
