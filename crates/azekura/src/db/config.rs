@@ -306,6 +306,10 @@ impl Config {
     /// [`workers(0)`](Config::workers) memtables are sealed by the same rule, but writers do not wait: memory grows
     /// until [`Database::step`](crate::Database::step) has flushed.
     ///
+    /// The next memtables use memory of flushed ones again. Up to a quarter of the budget is kept for them, and never
+    /// more than the memtables leave of the budget; [`Metrics::spare_memtable_bytes`](crate::Metrics) reports it. A
+    /// worker frees it when no memtable has needed it for about a second, and closing the database does.
+    ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();

@@ -83,6 +83,7 @@ impl DbHandle {
         if let Some(writer) = &inner.writer {
             writer.wal.stop_writes();
         }
+        inner.write_buffers.close();
         inner.catalog.all().iter().for_each(|partition| partition.mark_closed());
         inner.release_dir_lock();
         if let Err(error) = &finished

@@ -188,6 +188,9 @@ pub struct Metrics {
     /// Bytes of memtables that were flushed, or whose partition was deleted, and that iterators and running reads
     /// still hold.
     pub pinned_memtable_bytes: u64,
+    /// Bytes of flushed memtables that are kept for the next ones. As long as there are some, they and
+    /// [`memtable_bytes`](Metrics::memtable_bytes) are within the memory budget together.
+    pub spare_memtable_bytes: u64,
     /// Time that writers waited in write stalls, summed over all writers.
     pub stall_time: Duration,
     /// Metrics of the block cache.
@@ -255,6 +258,7 @@ impl Metrics {
         let in_use = metrics.active_memtable_bytes + metrics.sealed_memtable_bytes;
         metrics.memtable_bytes = inner.write_buffers.memory_usage().max(in_use);
         metrics.pinned_memtable_bytes = metrics.memtable_bytes - in_use;
+        metrics.spare_memtable_bytes = inner.write_buffers.spare_bytes();
         if let Some(writer) = &inner.writer {
             (metrics.commits, metrics.records) = writer.committer.counts();
             let wal = writer.wal.stats();
@@ -316,6 +320,7 @@ impl fmt::Display for Metrics {
         row("memtable bytes", self.memtable_bytes.to_string())?;
         row("sealed memtable bytes", self.sealed_memtable_bytes.to_string())?;
         row("pinned memtable bytes", self.pinned_memtable_bytes.to_string())?;
+        row("spare memtable bytes", self.spare_memtable_bytes.to_string())?;
         row("manifest bytes", self.manifest_bytes.to_string())?;
         row("write stalls, ms", format!("{:.1}", self.stall_time.as_secs_f64() * 1e3))?;
         row("cache used", format!("{} of {}", self.cache.used, self.cache.capacity))?;

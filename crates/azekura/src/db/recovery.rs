@@ -43,6 +43,7 @@ use crate::engine::{LastVisibleSeqno, SnapshotList};
 use crate::lsm::direct_write::IncompleteFiles;
 use crate::lsm::tree_context::{TreeContext, TreeResources};
 use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
+use crate::memtable::memtable::MemtableMemory;
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::tree::{spilled_records, stored_tree};
 use crate::vfs::expiry_clock::ExpiryClock;
@@ -247,6 +248,7 @@ impl RecoveryState {
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(WakeSignal::default());
         let visible = LastVisibleSeqno::default();
+        let spilled_bytes = spilled_records::wal_bytes(&manifest_state);
         let resources = Arc::new(TreeResources {
             snapshots: SnapshotList::with_clock(visible.clone(), ExpiryClock::new(Arc::clone(&config.env))),
             last_visible: visible,
@@ -262,12 +264,8 @@ impl RecoveryState {
             next_file_id: Arc::new(AtomicU64::new(next_file)),
             default_codec: config.settings.compression,
             unsynced_blobs: Arc::default(),
-            wal_bytes: listing
-                .segments
-                .values()
-                .sum::<u64>()
-                .saturating_add(spilled_records::wal_bytes(&manifest_state)),
-            memtable_memory: Arc::default(),
+            wal_bytes: listing.segments.values().sum::<u64>().saturating_add(spilled_bytes),
+            memtable_memory: Arc::new(MemtableMemory::new(config.settings.memory_budget)),
         });
         let catalog = Arc::new(Catalog::new(Arc::clone(&resources)));
         let mut by_id = HashMap::new();

@@ -1,6 +1,7 @@
 //! An arena: byte records that are written once and never move.
 #![allow(unsafe_code)]
 
+use std::mem::ManuallyDrop;
 use std::num::NonZeroU32;
 use std::ptr::copy_nonoverlapping;
 use std::slice;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use crate::base::{Error, ErrorKind, Result};
 use crate::mem::append_vec::AppendVec;
 use crate::mem::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::mem::chunk_pool::ChunkPool;
 use crate::mem::pages::{HUGE_PAGE, PageAllocation};
 use crate::mem::simd::prefetch;
 
@@ -77,15 +79,27 @@ struct ArenaChunk {
     /// Bytes below this offset are written and never change, except the gap at the start of chunk 0, which no
     /// reference points to.
     published: AtomicUsize,
-    pages: PageAllocation,
+    pages: ManuallyDrop<PageAllocation>,
+    pool: Arc<ChunkPool>,
+}
+
+impl Drop for ArenaChunk {
+    fn drop(&mut self) {
+        // SAFETY: `pages` is taken only here, and the chunk is being dropped.
+        let pages = unsafe { ManuallyDrop::take(&mut self.pages) };
+        if pages.len() == HUGE_PAGE {
+            self.pool.put(pages);
+        }
+    }
 }
 
 impl Arena {
-    /// Returns an empty arena, which owns no chunk, and its writer.
-    pub(crate) fn new() -> (Arc<Arena>, ArenaWriter) {
+    /// Returns an empty arena, which owns no chunk, and its writer. Chunks of [`HUGE_PAGE`] bytes come from `pool` if
+    /// it has spare ones, and are returned to it with the last handle of the arena.
+    pub(crate) fn new(pool: Arc<ChunkPool>) -> (Arc<Arena>, ArenaWriter) {
         let arena = Arc::new(Arena { chunks: AppendVec::new(), bytes: AtomicU64::new(0) });
-        let writer =
-            ArenaWriter { arena: Arc::clone(&arena), chunk: 0, used: 0, chunk_capacity: 0, next_chunk: FIRST_CHUNK };
+        let (chunk, used, chunk_capacity, next_chunk) = (0, 0, 0, FIRST_CHUNK);
+        let writer = ArenaWriter { arena: Arc::clone(&arena), pool, chunk, used, chunk_capacity, next_chunk };
         (arena, writer)
     }
 
@@ -120,6 +134,7 @@ impl Arena {
 /// The only writer of an [`Arena`].
 pub(crate) struct ArenaWriter {
     arena: Arc<Arena>,
+    pool: Arc<ChunkPool>,
     /// The chunk that is being filled, its used bytes and its length. `chunk_capacity` is 0 before the first chunk.
     chunk: u32,
     used: usize,
@@ -161,8 +176,11 @@ impl ArenaWriter {
         let gap = if number == 0 { ALIGN } else { 0 };
         let chunk_len = usual.max(need + gap);
         let no_memory = || Error::new(ErrorKind::OutOfSpace, format!("no memory for {chunk_len} bytes"));
-        let pages = PageAllocation::new(chunk_len).ok_or_else(no_memory)?;
-        self.arena.chunks.push(ArenaChunk { published: AtomicUsize::new(0), pages }).ok_or_else(no_memory)?;
+        let spare = if chunk_len == HUGE_PAGE { self.pool.take() } else { None };
+        let pages = spare.or_else(|| PageAllocation::new(chunk_len)).ok_or_else(no_memory)?;
+        let (published, pages) = (AtomicUsize::new(0), ManuallyDrop::new(pages));
+        let chunk = ArenaChunk { published, pages, pool: Arc::clone(&self.pool) };
+        self.arena.chunks.push(chunk).ok_or_else(no_memory)?;
         debug_assert_eq!(number + 1, self.arena.chunks.len(), "an arena has one writer");
         self.arena.bytes.fetch_add(chunk_len as u64, Ordering::Relaxed);
         Ok((number, gap, chunk_len))
@@ -207,7 +225,7 @@ mod tests {
 
     #[test]
     fn records_of_all_sizes_stay_readable() {
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         assert_eq!(arena.bytes(), 0);
         let sizes = [0, 1, 7, 8, 9, 100, 4096, 16 << 10, SHARED_CHUNK_RECORD_MAX, SHARED_CHUNK_RECORD_MAX + 1, 5 << 20];
         let sizes = if cfg!(miri) { &sizes[..6] } else { &sizes[..] };
@@ -229,21 +247,43 @@ mod tests {
 
     #[test]
     fn large_first_record_fits_in_small_first_chunk() {
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         writer.append(&[b"a"]).unwrap();
         assert_eq!(arena.bytes(), FIRST_CHUNK as u64);
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         let at = writer.append(&[&[7; SHARED_CHUNK_RECORD_MAX + 1]]).unwrap();
         assert_eq!(arena.bytes_from(at).unwrap()[SHARED_CHUNK_RECORD_MAX], 7);
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         let at = writer.append(&[&[7; FIRST_CHUNK]]).unwrap();
         assert_eq!(arena.bytes_from(at).unwrap()[..], [7; FIRST_CHUNK]);
         assert!(arena.bytes() < FIRST_CHUNK as u64 + 4096);
     }
 
+    /// A chunk is used again with the bytes of the arena before. Readers see only those that were published since.
+    #[test]
+    fn reused_chunk_shows_no_earlier_bytes() {
+        let pool = ChunkPool::new(16 * HUGE_PAGE as u64);
+        let records = HUGE_PAGE / SHARED_CHUNK_RECORD_MAX * 2;
+        let fill = |byte: u8| {
+            let (arena, mut writer) = Arena::new(Arc::clone(&pool));
+            let record = vec![byte; SHARED_CHUNK_RECORD_MAX];
+            let refs: Vec<ArenaRef> = (0..records).map(|_| writer.append(&[&record]).unwrap()).collect();
+            for at in &refs {
+                let bytes = arena.bytes_from(*at).unwrap();
+                assert!(bytes.len() >= record.len() && bytes.iter().all(|b| *b == byte || *b == 0));
+            }
+            assert!(arena.bytes_from(ArenaRef::new(refs.last().unwrap().chunk(), HUGE_PAGE - ALIGN)).is_none());
+        };
+        fill(1);
+        let spare = pool.spare_bytes();
+        assert!(spare >= HUGE_PAGE as u64, "the arena has given its chunks back");
+        fill(2);
+        assert_eq!((pool.spare_bytes(), pool.taken() > 0), (spare, true));
+    }
+
     #[test]
     fn any_bits_are_safe_to_look_up() {
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         let last = (0..100).map(|n| writer.append(&[&record(n, 50)]).unwrap()).last().unwrap();
         let len = if cfg!(miri) { 30 } else { 1 << 20 };
         for bits in (0..len).chain((0..32).map(|n| 1 << n)).chain([u32::MAX]) {
@@ -257,7 +297,7 @@ mod tests {
     #[test]
     fn readers_see_whole_records_while_it_grows() {
         let count = if cfg!(miri) { 100 } else { 50_000 };
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         let newest = AtomicU64::new(0);
         std::thread::scope(|s| {
             for _ in 0..2 {

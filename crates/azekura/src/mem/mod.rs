@@ -7,7 +7,8 @@
 //! - A value that outlives a call holds a counted pin. An epoch is pinned only inside of one call.
 //!
 //! Modules, in reading order: [`slice`](mod@slice), [`atomic`] (atomics and locks), [`pages`] (memory in large
-//! units), [`buffer_pool`] (buffers cut from them), [`append_vec`] (grows during reads), [`arena`] (byte records),
+//! units), [`buffer_pool`] (buffers cut from them), [`chunk_pool`] (chunks that are used again), [`append_vec`] (grows
+//! during reads), [`arena`] (byte records),
 //! [`epoch`] (a pointer that readers follow without a lock), [`parent_block`] (child links to cached blocks),
 //! [`simd`] (vector comparisons and prefetch), [`persist`] (flushes of cache lines),
 //! [`address_reservation`] (addresses for memory that grows), [`region`] (words addressed by offsets).
@@ -19,6 +20,7 @@ pub(crate) mod append_vec;
 pub(crate) mod arena;
 pub(crate) mod atomic;
 pub(crate) mod buffer_pool;
+pub(crate) mod chunk_pool;
 pub(crate) mod epoch;
 #[cfg(test)]
 pub(crate) mod explorer;

@@ -3,9 +3,6 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
-use std::sync::Mutex;
-
-use crate::base::sync::lock;
 
 /// The size and the alignment of a huge page, in bytes.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
@@ -13,14 +10,8 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 /// The size of a page, in bytes. Lengths of regions and of pools are multiples of it.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Maximum number of allocations of exactly [`HUGE_PAGE`] bytes that are kept for reuse instead of being returned to
-/// the system. The first touch of fresh memory costs more than everything that an insertion does with it.
-const FREE_LIST_MAX: usize = 16;
-
 /// Alignment in bytes of allocations that are shorter than a huge page: a cache line.
 const SMALL_ALIGN: usize = 64;
-
-static FREE_LIST: Mutex<Vec<PageAllocation>> = Mutex::new(Vec::new());
 
 /// An owned allocation. Its bytes are uninitialized, so the owner writes before it reads.
 ///
@@ -45,11 +36,6 @@ impl PageAllocation {
             let layout = Layout::from_size_align(len, SMALL_ALIGN).ok()?;
             // SAFETY: the size is not zero.
             return NonNull::new(unsafe { alloc(layout) }).map(|start| PageAllocation { start, len });
-        }
-        if len == HUGE_PAGE
-            && let Some(spare) = lock(&FREE_LIST).pop()
-        {
-            return Some(spare);
         }
         let pages = system::map(len).map(|start| PageAllocation { start, len })?;
         debug_assert!(pages.start.addr().get().is_multiple_of(HUGE_PAGE), "a large allocation is on huge pages");
@@ -77,42 +63,21 @@ impl PageAllocation {
     pub(in crate::mem) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> PageAllocation {
         PageAllocation { start, len }
     }
+}
 
-    fn free(&self) {
+impl Drop for PageAllocation {
+    fn drop(&mut self) {
         if self.len < HUGE_PAGE {
-            // SAFETY: `new` allocated `start` with this layout, and the callers, which own `self`, do not use it
+            // SAFETY: `new` allocated `start` with this layout, and the owner, which is dropped, does not use it
             // afterwards.
             unsafe {
                 dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.len, SMALL_ALIGN));
             }
         } else {
-            // SAFETY: `new` mapped `start` with this length, and the callers, which own `self`, do not use it
+            // SAFETY: `new` mapped `start` with this length, and the owner, which is dropped, does not use it
             // afterwards.
             unsafe { system::unmap(self.start, self.len) }
         }
-    }
-}
-
-impl Drop for PageAllocation {
-    fn drop(&mut self) {
-        if self.len == HUGE_PAGE {
-            let mut free_list = lock(&FREE_LIST);
-            debug_assert!(free_list.iter().all(|spare| spare.start != self.start), "an allocation is freed once");
-            if free_list.len() < FREE_LIST_MAX {
-                return free_list.push(PageAllocation { start: self.start, len: self.len });
-            }
-        }
-        self.free();
-    }
-}
-
-/// Returns the memory that is kept for reuse (at most 32 MiB) to the system.
-#[cfg(test)]
-pub(crate) fn release_free_list() {
-    let spares = std::mem::take(&mut *lock(&FREE_LIST));
-    for spare in spares {
-        spare.free();
-        std::mem::forget(spare); // a drop would put it into the free list again
     }
 }
 
@@ -207,7 +172,6 @@ mod tests {
                 assert_eq!(pages.start().add(len - 1).read(), 9);
             }
         }
-        release_free_list();
     }
 
     #[test]

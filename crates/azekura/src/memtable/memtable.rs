@@ -14,6 +14,7 @@ use crate::iter::range_filter::{SkippingIter, seek_before, seek_behind};
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
 use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, subtract_counted};
+use crate::mem::chunk_pool::ChunkPool;
 use crate::mem::epoch::{EpochCell, Pin};
 use crate::memtable::hash_index::{HashIndexWriter, HashLookup, MemtableHashIndex};
 use crate::memtable::record::{MemtableRecords, record_len};
@@ -85,7 +86,7 @@ impl Memtable {
 
     /// As [`Memtable::new`]; the bytes that the memtable allocates are added to `memory`.
     pub(crate) fn with_memory_tracker(memory: Arc<MemtableMemory>, order: KeyOrder, hash_seed: u64) -> Memtable {
-        let (arena, writer) = Arena::new();
+        let (arena, writer) = Arena::new(Arc::clone(&memory.chunks));
         let (hashes, scratch, pointers) = (HashIndexWriter::default(), Vec::new(), BTreeMap::new());
         let writer = MemtableWriter { arena: writer, hashes, scratch, blob_pointer_counts: pointers };
         Memtable {
@@ -478,19 +479,26 @@ fn count_blob_pointer(pointers: &mut BTreeMap<FileNumber, u64>, entry: &EntryRef
     pointer.frame_len
 }
 
-/// Sums of the memory that memtables have allocated, in bytes; memtables of one database share an instance. A
-/// memtable adds to the sums when it allocates, which is once in many insertions. Thread safe.
+/// Sums of the memory that memtables have allocated, in bytes, and the chunks of flushed memtables that the next ones
+/// use again; memtables of one database share an instance. A memtable adds to the sums when it allocates, which is once
+/// in many insertions. Thread safe.
 #[derive(Debug, Default)]
 pub(crate) struct MemtableMemory {
     /// Bytes of memtables that accept records.
     active: AtomicU64,
-    /// Bytes of all existing memtables, including sealed ones and flushed ones that iterators hold.
-    total: AtomicU64,
+    /// The spare chunks, and the bytes of all existing memtables, including sealed ones and flushed ones that iterators
+    /// hold.
+    chunks: Arc<ChunkPool>,
     /// Bytes of blob files that the records of memtables that accept records point to.
     active_blobs: AtomicU64,
 }
 
 impl MemtableMemory {
+    /// As long as there are spare chunks, they and the memtables take at most `budget` bytes together.
+    pub(crate) fn new(budget: u64) -> MemtableMemory {
+        MemtableMemory { chunks: ChunkPool::new(budget), ..MemtableMemory::default() }
+    }
+
     /// Bytes of memtables that accept records.
     #[inline]
     pub(crate) fn active(&self) -> u64 {
@@ -503,13 +511,18 @@ impl MemtableMemory {
         self.active_blobs.load(Ordering::Relaxed)
     }
 
-    /// Bytes of all existing memtables.
+    /// Bytes of all existing memtables, without spare chunks.
     pub(crate) fn total(&self) -> u64 {
-        self.total.load(Ordering::Relaxed)
+        self.chunks.in_use()
+    }
+
+    /// The spare chunks.
+    pub(crate) fn chunks(&self) -> &ChunkPool {
+        &self.chunks
     }
 
     pub(in crate::memtable) fn grow(&self, bytes: u64) {
-        self.total.fetch_add(bytes, Ordering::Relaxed);
+        self.chunks.add_in_use(bytes);
         self.active.fetch_add(bytes, Ordering::Relaxed);
     }
 
@@ -523,7 +536,7 @@ impl MemtableMemory {
     }
 
     pub(in crate::memtable) fn free(&self, bytes: u64) {
-        subtract_counted(&self.total, bytes);
+        self.chunks.subtract_in_use(bytes);
     }
 }
 

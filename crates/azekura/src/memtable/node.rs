@@ -540,6 +540,8 @@ impl MemtableLeaf {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::base::{EntryRef, KeyOrder, RecordKind, SeqNo};
     use crate::mem::arena::Arena;
@@ -567,7 +569,7 @@ mod tests {
     /// The common prefix grows with a split and shrinks when a key does not share it. Ranks stay correct.
     #[test]
     fn rank_is_correct_for_every_common_prefix() {
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         let records = MemtableRecords::new(arena, KeyOrder::bytewise());
         let mut keys: Vec<Vec<u8>> =
             (0..40).map(|n| format!("{}{:08}", "common/".repeat(n % 2 + 2), n * 3).into_bytes()).collect();

@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn records_round_trip() {
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         let records = MemtableRecords::new(arena, KeyOrder::bytewise());
         let mut stored = Vec::new();
         for (n, kind) in [RecordKind::Put, RecordKind::Delete, RecordKind::SingleDelete].into_iter().enumerate() {

@@ -465,6 +465,8 @@ impl MemtableTree {
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::base::{EntryRef, KeyOrder, RecordKind, SeqNo};
     use crate::mem::arena::Arena;
@@ -477,7 +479,7 @@ mod tests {
 
     #[test]
     fn leaf_is_readable_at_every_step_of_insert() {
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         let records = MemtableRecords::new(arena, KeyOrder::bytewise());
         let all: Vec<u32> = (0..10).map(|n| stored(&records, &mut writer, n)).collect();
         for at in 0..10 {
@@ -507,7 +509,7 @@ mod tests {
     /// its target.
     #[test]
     fn changing_inner_node_never_leads_too_far_right() {
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         let records = MemtableRecords::new(arena, KeyOrder::bytewise());
         let count = INNER_CAP as u32 - 1;
         let all: Vec<u32> = (1..=count).map(|n| stored(&records, &mut writer, 10 * n)).collect();
@@ -553,7 +555,7 @@ mod tests {
 
     #[test]
     fn descent_restarts_when_node_changed() {
-        let (arena, mut writer) = Arena::new();
+        let (arena, mut writer) = Arena::new(Arc::default());
         let records = MemtableRecords::new(arena, KeyOrder::bytewise());
         let inner = MemtableInnerNode::with_first_child(0);
         let version = inner.header().version();

@@ -15,6 +15,9 @@ use crate::memtable::memtable::MemtableMemory;
 /// The memory budget does not cause a memtable of fewer bytes than this to be sealed.
 const BUDGET_SEAL_BYTES_MIN: u64 = 64 << 10;
 
+/// How long spare chunks of memtables are kept in a database that needs none: 1 second.
+const SPARE_CHUNKS_KEPT_NS: u64 = 1_000_000_000;
+
 /// Compares the memory of memtables with the memory budget. Thread safe.
 pub(crate) struct WriteBufferManager {
     memory: Arc<MemtableMemory>,
@@ -42,6 +45,28 @@ impl WriteBufferManager {
     /// Bytes of all memtables, including those that only iterators hold.
     pub(crate) fn memory_usage(&self) -> u64 {
         self.memory.total()
+    }
+
+    /// Bytes of flushed memtables that the next ones use again. As long as there are some, they and
+    /// [`memory_usage`](Self::memory_usage) are within the memory budget together.
+    pub(crate) fn spare_bytes(&self) -> u64 {
+        self.memory.chunks().spare_bytes()
+    }
+
+    /// Frees the spare bytes if no memtable has taken some for [`SPARE_CHUNKS_KEPT_NS`]. `last`: the number of chunks
+    /// taken and the time in nanoseconds when that number was new, which the caller keeps.
+    pub(crate) fn free_unneeded_spare_bytes(&self, last: &mut (u64, u64), now_ns: u64) {
+        let chunks = self.memory.chunks();
+        if chunks.spare_bytes() == 0 || chunks.taken() != last.0 {
+            *last = (chunks.taken(), now_ns);
+        } else if now_ns.saturating_sub(last.1) >= SPARE_CHUNKS_KEPT_NS {
+            chunks.free_spare_chunks();
+        }
+    }
+
+    /// Frees the spare bytes. From now on none are kept.
+    pub(crate) fn close(&self) {
+        self.memory.chunks().close();
     }
 
     /// Whether [`seal_largest`](Self::seal_largest) may have to seal memtables.
@@ -138,5 +163,37 @@ mod tests {
         assert_eq!(sealed.get(), 1, "the large memtable");
         buffers.note_change();
         assert!(!buffers.memory_is_full(), "`seal` has sealed nothing, so nothing larger is left");
+    }
+    #[test]
+    fn spare_chunks_are_reused_and_given_back() {
+        const BUDGET: u64 = 64 << 20;
+        let config = || Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).memory_budget(BUDGET);
+        let db = config().open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        let fill = |megabytes: u8| {
+            (0..megabytes).for_each(|n| part.insert([n], vec![7; 200 << 10]).unwrap());
+            (0..megabytes).for_each(|n| part.insert([n, n], vec![7; 200 << 10]).unwrap());
+        };
+        fill(50);
+        assert_eq!(db.metrics().spare_memtable_bytes, 0, "nothing was flushed");
+        part.flush().unwrap();
+        let spare = db.metrics().spare_memtable_bytes;
+        assert!(spare >= 8 << 20 && spare <= BUDGET / 4, "{spare}");
+        fill(20);
+        let metrics = db.metrics();
+        assert!(metrics.spare_memtable_bytes < spare, "the next memtable uses the chunks");
+        assert!(metrics.spare_memtable_bytes + metrics.memtable_bytes <= BUDGET);
+        part.flush().unwrap();
+        let (buffers, mut last) = (&db.handle.inner.write_buffers, (0, 0));
+        buffers.free_unneeded_spare_bytes(&mut last, 5);
+        buffers.free_unneeded_spare_bytes(&mut last, 4 + SPARE_CHUNKS_KEPT_NS);
+        assert!(buffers.spare_bytes() > 0, "chunks were needed less than a second ago");
+        buffers.free_unneeded_spare_bytes(&mut last, 5 + SPARE_CHUNKS_KEPT_NS);
+        assert_eq!(buffers.spare_bytes(), 0);
+        fill(20);
+        let (inner, iter) = (Arc::clone(&db.handle.inner), part.iter());
+        db.close().unwrap();
+        drop(iter);
+        assert_eq!(inner.write_buffers.spare_bytes(), 0, "a closed database keeps none");
     }
 }
