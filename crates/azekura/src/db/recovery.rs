@@ -789,7 +789,10 @@ impl SpaceReclaimer<'_> {
 }
 
 fn wal_options(config: &Config) -> WalOptions {
-    WalOptions { segment_size: config.settings.wal_segment_size, mapped: config.settings.mapped_wal, marks: true }
+    let settings = &config.settings;
+    let (segment_size, mapped, populates_ahead) =
+        (settings.wal_segment_size, settings.mapped_wal, settings.workers > 0);
+    WalOptions { segment_size, mapped, populates_ahead, marks: true }
 }
 
 /// Whether the error is an `Io` error because a file does not exist.

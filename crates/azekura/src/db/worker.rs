@@ -1,13 +1,14 @@
 //! Background work: chooses the most urgent task, and runs the background threads.
 //!
 //! Order of urgency:
-//! 1. flushes: first those whose records hold the oldest segment of a write-ahead log (WAL) that is too large, then
-//!    those with the most sealed bytes;
-//! 2. WAL maintenance (sync and retire segments), if the WAL is too large;
-//! 3. removal of obsolete files, because it frees disk space;
-//! 4. compactions: most L0 runs first, then most debt;
-//! 5. blob GC;
-//! 6. other WAL and manifest maintenance.
+//! 1. populating the mapping of the write-ahead log (WAL), because it is short and writers need it soon;
+//! 2. flushes: first those whose records hold the oldest segment of a WAL that is too large, then those with the most
+//!    sealed bytes;
+//! 3. WAL maintenance (sync and retire segments), if the WAL is too large;
+//! 4. removal of obsolete files, because it frees disk space;
+//! 5. compactions: most L0 runs first, then most debt;
+//! 6. blob GC;
+//! 7. other WAL and manifest maintenance.
 //!
 //! [`step`] runs exactly one task in the calling thread. A worker thread runs tasks in a loop until the database
 //! closes.
@@ -138,6 +139,12 @@ pub(crate) fn step(inner: &DbInner) -> Result<bool> {
 fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy, after: AfterTask) -> Result<bool, FailedWork> {
     inner.poison.check().map_err(FailedWork::scheduling)?;
     let Some(writer) = &inner.writer else { return Ok(false) };
+    if writer.wal.populate_is_requested() {
+        let _work = inner.begin_work().map_err(FailedWork::scheduling)?;
+        if writer.wal.populate_ahead() {
+            return Ok(true);
+        }
+    }
     inner.seal_largest(); // recovery may have filled the memory budget
     let oldest = seal_oldest_wal_holders(inner, writer);
     let now = inner.env.monotonic_ns();

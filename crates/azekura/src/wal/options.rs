@@ -12,13 +12,15 @@ pub(crate) struct WalOptions {
     pub(crate) segment_size: u64,
     /// Whether to append through a memory mapping, if the file system makes this safe.
     pub(crate) mapped: bool,
+    /// Whether workers populate the mapping, when [`WalCallbacks::request_populate`] asks for it.
+    pub(crate) populates_ahead: bool,
     /// Whether frames contain watermarks: the last sequence number that was durable when the frame was written.
     pub(crate) marks: bool,
 }
 
 impl Default for WalOptions {
     fn default() -> WalOptions {
-        WalOptions { segment_size: 64 << 20, mapped: true, marks: true }
+        WalOptions { segment_size: 64 << 20, mapped: true, populates_ahead: false, marks: true }
     }
 }
 
@@ -168,8 +170,8 @@ impl WalReplayReport {
 }
 
 /// Callbacks of the WAL into the database. Appending, syncing and background threads call them. The WAL holds its
-/// writer lock during [`WalCallbacks::add_segment_to_manifest`] and [`WalCallbacks::allocate_segment`], so a callback
-/// must not call back into the WAL.
+/// writer lock during [`WalCallbacks::add_segment_to_manifest`], [`WalCallbacks::allocate_segment`] and
+/// [`WalCallbacks::request_populate`], so a callback must not call back into the WAL.
 pub(crate) trait WalCallbacks: Send + Sync {
     /// Returns an epoch and a file number that were never returned before. The epoch is at least 1 and increases with
     /// every call.
@@ -182,4 +184,8 @@ pub(crate) trait WalCallbacks: Send + Sync {
     /// Syncs the unsynced files that the commits so far depend on: the manifest, and the blob files that these commits
     /// point into.
     fn sync_dependencies(&self) -> Result<()>;
+
+    /// Asks a worker to call [`Wal::populate_ahead`](crate::wal::Wal::populate_ahead). If none does, appending threads
+    /// populate the mapping themselves.
+    fn request_populate(&self) {}
 }

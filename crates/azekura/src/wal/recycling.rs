@@ -42,6 +42,8 @@ impl Wal {
     pub(crate) fn recycle(&self, epochs: &[WalEpoch]) -> Result<()> {
         let mut surplus = Vec::new();
         let mut state = self.lock_writer();
+        // A mapping would keep the space of a removed file.
+        let sealed_mapping = state.sealed_mapping.take();
         debug_assert!(
             state.sealed.iter().all(|sealed| !epochs.contains(&sealed.info.epoch)),
             "a live segment is not recycled"
@@ -60,6 +62,7 @@ impl Wal {
         }
         self.check_invariants(&state);
         drop(state);
+        drop(sealed_mapping);
         let mut result = Ok(());
         for file in surplus {
             result = result.and(self.fs.remove_file(&segment_path(&self.dir, file)));

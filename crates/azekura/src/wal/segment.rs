@@ -17,6 +17,8 @@ const ALLOCATION_STEP_MIN: u64 = 64 << 10;
 const ALLOCATION_STEP_MAX: u64 = 4 << 20;
 /// Step by which a mapping is made resident, in bytes.
 const POPULATE_STEP: u64 = 256 << 10;
+/// A worker makes at most this many bytes behind the last frame resident. They are dirty pages of the page cache.
+const POPULATE_AHEAD_MAX: u64 = 2 << 20;
 /// Sizes of segments are multiples of this, in bytes.
 pub(crate) const WAL_PAGE_SIZE: u64 = 4096;
 
@@ -70,8 +72,41 @@ pub(crate) struct ActiveWalSegment {
     capacity: u64,
     allocated_len: u64,
     allocation_step: u64,
-    mapping: Option<Box<dyn Mapping>>,
+    /// A worker that populates holds the mapping too, so it is not unmapped meanwhile.
+    mapping: Option<Arc<dyn Mapping>>,
     populated_len: u64,
+    /// Whether workers populate the mapping ahead of the end.
+    populates_ahead: bool,
+    ahead: PopulateAhead,
+    /// [`ActiveWalSegment::attend_to_mapping`] is called for frames that end behind this offset.
+    attention_offset: u64,
+}
+
+/// State of populating the mapping of a segment ahead of its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PopulateAhead {
+    Idle,
+    /// A worker was asked to populate.
+    Requested,
+    /// A worker populates.
+    Running,
+}
+
+/// A part of a mapping that a worker populates, without the lock of the WAL.
+#[derive(Debug)]
+pub(crate) struct PopulateStep {
+    epoch: WalEpoch,
+    mapping: Arc<dyn Mapping>,
+    offset: u64,
+    len: u64,
+}
+
+impl PopulateStep {
+    /// # Errors
+    /// Those of [`Mapping::populate`]. The file may have become shorter meanwhile.
+    pub(crate) fn run(&self) -> Result<()> {
+        self.mapping.populate(self.offset, self.len)
+    }
 }
 
 impl ActiveWalSegment {
@@ -106,6 +141,9 @@ impl ActiveWalSegment {
             allocation_step: ALLOCATION_STEP_MIN,
             mapping: None,
             populated_len: 0,
+            populates_ahead: false,
+            ahead: PopulateAhead::Idle,
+            attention_offset: u64::MAX,
         };
         // The length alone does not prove that space is allocated.
         if let Err(error) = segment.allocate(length) {
@@ -126,8 +164,9 @@ impl ActiveWalSegment {
         read.is_ok_and(|header| header.epoch < self.epoch)
     }
 
-    /// Writes the header, which begins this incarnation of the file. Maps the file if `map` is true.
-    pub(crate) fn write_header(&mut self, header: &WalSegmentHeader, map: bool) -> Result<()> {
+    /// Writes the header, which begins this incarnation of the file. Maps the file if `map` is true; then workers
+    /// populate the mapping if `populates_ahead` is true.
+    pub(crate) fn write_header(&mut self, header: &WalSegmentHeader, map: bool, populates_ahead: bool) -> Result<()> {
         debug_assert_eq!(header.epoch, self.epoch, "the header is that of this segment");
         debug_assert!(header.previous_epoch < header.epoch, "a segment follows an older one");
         debug_assert!(header.first_seqno > SeqNo::ZERO, "a segment has a first sequence number");
@@ -137,7 +176,9 @@ impl ActiveWalSegment {
         self.first_seqno = header.first_seqno;
         if map {
             // The mapping is an optimization. Without it, frames are written with `write_at`.
-            self.mapping = self.handle.map(self.capacity).ok().flatten();
+            self.mapping = self.handle.map(self.capacity).ok().flatten().map(Arc::from);
+            self.populates_ahead = populates_ahead;
+            self.update_attention();
         }
         Ok(())
     }
@@ -184,10 +225,101 @@ impl ActiveWalSegment {
             self.grow(end)?;
         }
         debug_assert!(end <= self.allocated_len, "space is allocated up to the end of the frames");
-        if self.mapping.is_some() && end > self.populated_len {
-            self.populate(end);
+        if end > self.attention_offset {
+            self.attend_to_mapping(end);
         }
+        debug_assert!(
+            self.mapping.is_none() || end <= self.populated_len,
+            "the mapping is resident up to the end of the frames"
+        );
         Ok(())
+    }
+
+    /// Makes the mapping resident up to `end`, and asks a worker to continue if little is resident behind `end`.
+    #[cold]
+    fn attend_to_mapping(&mut self, end: u64) {
+        self.populate(end);
+        let target = self.populate_target(end);
+        if self.ahead == PopulateAhead::Idle && self.populates_ahead && self.populated_len < target {
+            // If the space cannot be allocated now, the append that needs it tries again and fails.
+            self.populates_ahead = self.allocated_len >= target || self.grow(target).is_ok();
+            if self.mapping.is_some() && self.populates_ahead {
+                self.ahead = PopulateAhead::Requested;
+            }
+        }
+        self.update_attention();
+    }
+
+    /// The offset up to which a worker populates if the frames end at `end`: at most as many bytes ahead as the segment
+    /// has, so that a database with few commits does not write pages that it does not need.
+    fn populate_target(&self, end: u64) -> u64 {
+        (end + end.min(POPULATE_AHEAD_MAX)).next_multiple_of(WAL_PAGE_SIZE).min(self.capacity)
+    }
+
+    fn update_attention(&mut self) {
+        self.attention_offset = match self.mapping {
+            None => u64::MAX,
+            Some(_) if self.ahead == PopulateAhead::Idle && self.populates_ahead => {
+                // Half of the bytes ahead are used: a third of all, or half of the maximum.
+                (self.populated_len / 3 * 2).max(self.populated_len.saturating_sub(POPULATE_AHEAD_MAX / 2))
+            }
+            Some(_) => self.populated_len,
+        };
+        debug_assert!(
+            self.mapping.is_none() || self.attention_offset <= self.populated_len,
+            "no frame is written to a part of the mapping that is not resident"
+        );
+    }
+
+    /// Whether a worker should call [`ActiveWalSegment::begin_populate`].
+    #[inline]
+    pub(crate) fn requests_populate(&self) -> bool {
+        self.ahead == PopulateAhead::Requested
+    }
+
+    /// The first step of a worker that was asked to populate; `None` if none was asked or the mapping was dropped.
+    pub(crate) fn begin_populate(&mut self) -> Option<PopulateStep> {
+        if self.ahead != PopulateAhead::Requested {
+            return None;
+        }
+        self.ahead = PopulateAhead::Running;
+        self.next_populate_step()
+    }
+
+    /// Records the result of a step, and returns the next one. The segment may be another one than that of the step,
+    /// and the mapping may have been dropped.
+    pub(crate) fn end_populate_step(&mut self, step: &PopulateStep, result: Result<()>) -> Option<PopulateStep> {
+        if step.epoch != self.epoch || self.mapping.is_none() {
+            return None;
+        }
+        debug_assert_eq!(self.ahead, PopulateAhead::Running, "one worker at a time populates a mapping");
+        debug_assert!(step.offset <= self.populated_len, "a step begins where the mapping was resident before");
+        match result {
+            Ok(()) => self.populated_len = self.populated_len.max(step.offset + step.len),
+            Err(_) => self.mapping = None,
+        }
+        self.next_populate_step()
+    }
+
+    fn next_populate_step(&mut self) -> Option<PopulateStep> {
+        let target = self.populate_target(self.end_offset).min(self.allocated_len);
+        let step = self.mapping.as_ref().filter(|_| self.populated_len < target).map(|mapping| PopulateStep {
+            epoch: self.epoch,
+            mapping: Arc::clone(mapping),
+            offset: self.populated_len,
+            len: POPULATE_STEP.min(target - self.populated_len),
+        });
+        if step.is_none() {
+            self.ahead = PopulateAhead::Idle;
+        }
+        self.update_attention();
+        step
+    }
+
+    /// Takes the mapping of a segment that accepts no more frames, so that it is unmapped without the lock of the WAL.
+    pub(crate) fn take_mapping(&mut self) -> Option<Arc<dyn Mapping>> {
+        self.attention_offset = u64::MAX;
+        self.mapping.take()
     }
 
     #[cold]
@@ -213,7 +345,6 @@ impl ActiveWalSegment {
     }
 
     /// Makes the mapping resident up to `end` or beyond. If that fails, this segment continues without a mapping.
-    #[cold]
     fn populate(&mut self, end: u64) {
         debug_assert!(self.allocated_len <= self.capacity, "the mapping covers the allocated space");
         while let Some(mapping) = self.mapping.as_ref().filter(|_| self.populated_len < end) {
@@ -232,7 +363,8 @@ impl ActiveWalSegment {
     /// `Io`; the frames are unchanged.
     pub(crate) fn release_unused_space(&mut self) -> Result<()> {
         // The mapping is dropped first, because a store after the end of the file would raise a signal.
-        (self.mapping, self.populated_len) = (None, 0);
+        (self.mapping, self.populated_len, self.ahead) = (None, 0, PopulateAhead::Idle);
+        self.update_attention();
         let len = self.end_offset.next_multiple_of(WAL_PAGE_SIZE);
         if len < self.allocated_len {
             self.handle.set_length(len)?;

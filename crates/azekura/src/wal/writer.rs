@@ -1,7 +1,7 @@
 //! The writer of the write-ahead log (WAL): the state that its callers share, the state of group syncs, and appending.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crate::base::sync::lock;
@@ -10,11 +10,11 @@ use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record_log::frame::LogFileIdentity;
 use crate::record_log::writer::LogPoison;
 use crate::record_log::writer::{LogRecord, LogSink, RecordLogWriter};
-use crate::vfs::{Env, File, Fs, OpenMode};
+use crate::vfs::{Env, File, Fs, Mapping, OpenMode};
 use crate::wal::format::{SEGMENT_HEADER_LEN, WalSegmentHeader, segment_path};
 use crate::wal::format::{SEQNO_GAP_PAYLOAD, seqno_gap_commits};
 use crate::wal::options::{WalCallbacks, WalCommit, WalOptions, WalReplayReport, WalSegmentInfo, WalStats};
-use crate::wal::segment::{ActiveWalSegment, WAL_PAGE_SIZE, create_spare_segment, random_file_id};
+use crate::wal::segment::{ActiveWalSegment, PopulateStep, WAL_PAGE_SIZE, create_spare_segment, random_file_id};
 
 /// Maximum difference between the highest epoch in a segment header and the highest one in the manifest. A larger one
 /// is corruption.
@@ -31,6 +31,9 @@ pub(crate) struct Wal {
     database_id: [u8; 16],
     pub(super) segment_size: u64,
     use_mmap: bool,
+    populates_ahead: bool,
+    /// Set when the active segment asks for a worker that populates its mapping.
+    populate_requested: AtomicBool,
     pub(super) marks: bool,
     pub(super) writer_state: Mutex<WalWriterState>,
     pub(super) sync: Mutex<SyncState>,
@@ -56,6 +59,8 @@ pub(super) struct WalWriterState {
     /// Sealed segments without needed records, until the manifest has dropped them.
     pub(super) retired: Vec<WalSegmentInfo>,
     pub(super) spare_files: Vec<FileNumber>,
+    /// The mapping of the last sealed segment, until a thread unmaps it without the lock.
+    pub(super) sealed_mapping: Option<Arc<dyn Mapping>>,
     /// A segment that the manifest lists already, but whose header could not be written yet.
     listed_without_header: Option<(WalEpoch, FileNumber)>,
     /// The epoch of the segment that the next one follows.
@@ -137,6 +142,7 @@ impl Wal {
             sealed,
             retired: Vec::new(),
             spare_files: replayed.spare_files.clone(),
+            sealed_mapping: None,
             listed_without_header: None,
             previous_epoch: replayed.last_epoch,
             highest_epoch: replayed.highest_epoch.max(replayed.last_epoch),
@@ -154,6 +160,8 @@ impl Wal {
             database_id,
             segment_size: options.segment_size.max(WAL_PAGE_SIZE).next_multiple_of(WAL_PAGE_SIZE),
             use_mmap,
+            populates_ahead: options.populates_ahead,
+            populate_requested: AtomicBool::new(false),
             marks: options.marks,
             writer_state: Mutex::new(state),
             sync: Mutex::new(SyncState { durable_with_metadata: last, ..SyncState::default() }),
@@ -247,7 +255,7 @@ impl Wal {
             first_seqno: state.next_seqno,
         };
         let usual = need + SEGMENT_HEADER_LEN as u64 <= self.segment_size;
-        if let Err(error) = segment.write_header(&header, self.use_mmap && usual) {
+        if let Err(error) = segment.write_header(&header, self.use_mmap && usual, self.populates_ahead) {
             // As long as the file has the old header, replay treats the segment as absent, and it can be begun later.
             let is_as_before = error.kind() == ErrorKind::OutOfSpace && segment.has_stale_header();
             return Err(if is_as_before { error } else { self.poison.set(error) });
@@ -301,7 +309,10 @@ impl Wal {
 
     fn seal_active(&self, state: &mut WalWriterState) {
         let last = state.last_seqno();
-        let Some(old) = state.active.take() else { return };
+        let Some(mut old) = state.active.take() else { return };
+        if self.populates_ahead {
+            state.sealed_mapping = old.take_mapping();
+        }
         let info = old.segment_info(last);
         debug_assert!(info.first_seqno.0 <= last.0 + 1, "a segment begins at most one after its last commit");
         // Frames after the last synced commit can only be watermarks, which are never synced for their own sake.
@@ -404,8 +415,56 @@ impl Wal {
         }
         // An earlier holder of the lock may have failed.
         self.poison.check()?;
-        state.active().reserve_space(need)?;
+        self.reserve_space(&mut state, need)?;
         self.write_reserved(&mut state, commits, durable)
+    }
+
+    /// Allocates space for `need` bytes in the active segment, and wakes a worker if it should populate the mapping.
+    #[inline]
+    fn reserve_space(&self, state: &mut WalWriterState, need: u64) -> Result<()> {
+        let active = state.active();
+        active.reserve_space(need)?;
+        if active.requests_populate() && !self.populate_requested.load(Ordering::Relaxed) {
+            self.populate_requested.store(true, Ordering::Release);
+            self.host.request_populate();
+        }
+        Ok(())
+    }
+
+    /// Whether a worker should call [`Wal::populate_ahead`]. Takes no lock.
+    #[inline]
+    pub(crate) fn populate_is_requested(&self) -> bool {
+        self.populate_requested.load(Ordering::Acquire)
+    }
+
+    /// Makes the mapping of the active segment resident ahead of its end, so that appending threads do not wait for it,
+    /// and unmaps that of the last sealed segment. The lock is not held meanwhile: the segment may be sealed, and its
+    /// file recycled, shortened or removed, while its mapping is populated. The mapping stays mapped until the end of
+    /// the step, and populating changes no bytes. Returns false if no thread has asked for it.
+    pub(crate) fn populate_ahead(&self) -> bool {
+        if !self.populate_requested.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let mut next = self.begin_populate();
+        while let Some(step) = next {
+            let result = step.run();
+            next = self.end_populate_step(&step, result);
+        }
+        true
+    }
+
+    fn begin_populate(&self) -> Option<PopulateStep> {
+        let mut state = self.lock_writer();
+        let sealed_mapping = state.sealed_mapping.take();
+        let step = state.active.as_mut().and_then(ActiveWalSegment::begin_populate);
+        drop(state);
+        drop(sealed_mapping); // after the lock is released, because it unmaps memory
+        step
+    }
+
+    /// Records the result of a step, and returns the next one.
+    fn end_populate_step(&self, step: &PopulateStep, result: Result<()>) -> Option<PopulateStep> {
+        self.lock_writer().active.as_mut().and_then(|active| active.end_populate_step(step, result))
     }
 
     /// Writes a group for which space was reserved.
@@ -452,7 +511,7 @@ impl Wal {
         }
         // An earlier holder of the lock may have failed.
         self.poison.check()?;
-        state.active().reserve_space(need)?;
+        self.reserve_space(&mut state, need)?;
         let Some(first) = take() else { return Ok(None) };
         debug_assert!(first >= state.next_seqno, "assigned sequence numbers rise");
         let commit = WalCommit { first_seqno: first, ..one };
@@ -838,5 +897,136 @@ mod tests {
         assert!(fixture.wal.segments().len() >= 6);
         let fs: Arc<dyn Fs> = Arc::clone(&fixture.fs);
         assert_eq!(replay_with_mode(&fs, RecoveryMode::Strict).unwrap().0.len(), 12);
+    }
+    fn open_with_workers(size: u64) -> (FaultFs, WalFixture) {
+        let fs = FaultFs::new(Arc::new(MemFs::new()));
+        let options = WalOptions { populates_ahead: true, ..wal_options(size, true) };
+        (fs.clone(), WalFixture::open(Arc::new(fs), options, 1).unwrap())
+    }
+
+    #[test]
+    fn worker_populates_ahead_of_appends() {
+        let (fs, fixture) = open_with_workers(1 << 20);
+        let append = |bytes| {
+            let before = fs.count(OpKind::Populate);
+            fixture.append(1, &vec![1; bytes]).unwrap();
+            fs.count(OpKind::Populate) - before
+        };
+        let writes = fs.count(OpKind::Write);
+        assert_eq!((append(30 << 10), fixture.wal.populate_is_requested()), (1, false), "half is left");
+        assert_eq!((append(20 << 10), fixture.wal.populate_is_requested()), (0, true));
+        assert!(fixture.wal.populate_ahead() && !fixture.wal.populate_is_requested() && !fixture.wal.populate_ahead());
+        assert_eq!((append(30 << 10), fixture.wal.populate_ahead(), append(60 << 10)), (0, true, 0), "it was in time");
+        assert!(fixture.wal.populate_is_requested());
+        assert!(append(100 << 10) > 0, "the worker is late");
+        assert!(fixture.wal.populate_ahead());
+        assert_eq!((append(200 << 10), fixture.wal.populate_ahead(), append(400 << 10)), (0, true, 0));
+        assert_eq!(fs.count(OpKind::Write), writes, "all frames are in the mapping");
+        append(200 << 10); // in the next segment
+        assert!(fixture.wal.lock_writer().sealed_mapping.is_some() && fixture.wal.populate_ahead());
+        assert!(fixture.wal.lock_writer().sealed_mapping.is_none(), "the worker unmaps");
+        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 8);
+        assert_eq!(fixture.wal.segments().len(), 2);
+    }
+
+    #[test]
+    fn failed_populate_of_a_worker_ends_the_mapping() {
+        let (fs, fixture) = open_with_workers(1 << 20);
+        fixture.append(1, &[1; 200_000]).unwrap();
+        fs.inject(disk_full_fault(OpKind::Populate));
+        assert!(fixture.wal.populate_ahead());
+        assert_eq!(fs.fault_count(), 1);
+        let before = fs.count(OpKind::Write);
+        fixture.append(1, &[2; 200_000]).unwrap();
+        assert!(fs.count(OpKind::Write) > before && !fixture.wal.populate_is_requested());
+        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 2);
+    }
+
+    /// Allocating ahead of the end is not needed by the commit that asks for it. The first commit without space fails.
+    #[test]
+    fn full_disk_ahead_of_the_end_fails_no_commit() {
+        let (fs, fixture) = open_with_workers(4 << 20);
+        fs.inject(disk_full_fault(OpKind::Allocate).forever());
+        let appended = (0..30).take_while(|n| fixture.append(1, &[*n; 6_000]).is_ok()).count();
+        assert_eq!(appended, 10, "64 KiB are allocated");
+        assert!(fs.fault_count() >= 4, "one allocation ahead failed, and that of the commit");
+        assert_eq!(fixture.append(1, &[7; 6_000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        fs.clear_faults();
+        fixture.append(1, &[8; 600_000]).unwrap();
+        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 11);
+    }
+
+    /// A worker ends its step after the segment was sealed, and its file was recycled, shortened or removed.
+    #[test]
+    fn late_populate_step_changes_no_other_segment() {
+        for release in [false, true] {
+            let (_, fixture) = open_with_workers(512 << 10);
+            fixture.append(1, &[1; 200_000]).unwrap();
+            let step = fixture.wal.begin_populate().unwrap();
+            match release {
+                true => fixture.wal.release_space(),
+                false => {
+                    fixture.wal.seal().unwrap();
+                    fixture.sync();
+                    fixture.retire(SeqNo(1)).unwrap();
+                    fixture.wal.seal().unwrap();
+                }
+            }
+            let result = step.run();
+            assert!(!release || result.is_err(), "the file is shorter than the step");
+            assert!(fixture.wal.end_populate_step(&step, result).is_none());
+            for n in 0..8 {
+                fixture.append(1, &[n; 100_000]).unwrap();
+            }
+            let replayed = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0;
+            assert_eq!(replayed.len(), if release { 9 } else { 8 });
+        }
+    }
+}
+
+#[cfg(test)]
+mod schedules {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::mem::explorer::{explore, spawn, yield_point};
+    use crate::testing::MemFs;
+    use crate::testing::wal::wal_fixture::{WalFixture, replay_with_mode, wal_options};
+    use crate::wal::options::RecoveryMode;
+
+    /// A worker populates the mapping while another thread appends over several segments, and the files of flushed
+    /// segments are written again. The mapping of `MemFs` panics if bytes are stored where it was not populated.
+    #[test]
+    fn populate_during_rotation_and_recycling() {
+        explore(|| {
+            let options = WalOptions { populates_ahead: true, ..wal_options(512 << 10, true) };
+            let fixture = Arc::new(WalFixture::open(Arc::new(MemFs::new()), options, 1).unwrap());
+            let worker = {
+                let fixture = Arc::clone(&fixture);
+                spawn(move || {
+                    for _ in 0..3 {
+                        let mut next = fixture.wal.begin_populate();
+                        while let Some(step) = next {
+                            yield_point();
+                            let result = step.run();
+                            yield_point();
+                            next = fixture.wal.end_populate_step(&step, result);
+                        }
+                        yield_point();
+                    }
+                })
+            };
+            for n in 0..8 {
+                fixture.append(1, &[n; 90_000]).unwrap();
+                yield_point();
+                if n == 6 {
+                    fixture.sync();
+                    fixture.retire(SeqNo(5)).unwrap();
+                }
+            }
+            worker.join().unwrap();
+            let replayed = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0;
+            assert_eq!(replayed.last().unwrap().0, 8);
+        });
     }
 }

@@ -267,6 +267,10 @@ impl WalCallbacks for VersionSet {
         self.sync()?;
         self.unsynced_blobs.sync_all()
     }
+
+    fn request_populate(&self) {
+        self.work_available.notify_all();
+    }
 }
 
 #[cfg(test)]

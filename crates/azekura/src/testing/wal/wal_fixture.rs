@@ -143,7 +143,7 @@ pub(crate) struct WalFixture {
 }
 
 pub(crate) fn wal_options(segment_size: u64, mapped: bool) -> WalOptions {
-    WalOptions { segment_size, mapped, marks: true }
+    WalOptions { segment_size, mapped, populates_ahead: false, marks: true }
 }
 
 impl WalFixture {
