@@ -84,6 +84,12 @@ impl WakeSignal {
         self.condvar.notify_all();
     }
 
+    /// Wakes one waiting thread.
+    pub(crate) fn notify_one(&self) {
+        *lock(&self.generation) += 1;
+        self.condvar.notify_one();
+    }
+
     /// Number of notifications so far. Read it before the state that a notification announces.
     pub(crate) fn generation(&self) -> u64 {
         *lock(&self.generation)

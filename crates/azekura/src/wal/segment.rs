@@ -18,7 +18,10 @@ const ALLOCATION_STEP_MAX: u64 = 4 << 20;
 /// Step by which a mapping is made resident, in bytes.
 const POPULATE_STEP: u64 = 256 << 10;
 /// A worker makes at most this many bytes behind the last frame resident. They are dirty pages of the page cache.
-const POPULATE_AHEAD_MAX: u64 = 2 << 20;
+const POPULATE_AHEAD_MAX: u64 = 4 << 20;
+/// A group of at least this many bytes is written with [`File::write_at`] where the mapping is not resident, because
+/// one call of the system costs less than making so many pages resident.
+const UNMAPPED_GROUP_LEN_MIN: u64 = 32 << 10;
 /// Sizes of segments are multiples of this, in bytes.
 pub(crate) const WAL_PAGE_SIZE: u64 = 4096;
 
@@ -225,13 +228,9 @@ impl ActiveWalSegment {
             self.grow(end)?;
         }
         debug_assert!(end <= self.allocated_len, "space is allocated up to the end of the frames");
-        if end > self.attention_offset {
+        if end > self.attention_offset && len < UNMAPPED_GROUP_LEN_MIN {
             self.attend_to_mapping(end);
         }
-        debug_assert!(
-            self.mapping.is_none() || end <= self.populated_len,
-            "the mapping is resident up to the end of the frames"
-        );
         Ok(())
     }
 
@@ -265,10 +264,12 @@ impl ActiveWalSegment {
             }
             Some(_) => self.populated_len,
         };
-        debug_assert!(
-            self.mapping.is_none() || self.attention_offset <= self.populated_len,
-            "no frame is written to a part of the mapping that is not resident"
-        );
+    }
+
+    /// The offset from which the mapping is not resident. Frames before the end are not stored again, and those that
+    /// were written without the mapping need not be resident.
+    fn first_unpopulated_offset(&self) -> u64 {
+        self.populated_len.max(self.end_offset / WAL_PAGE_SIZE * WAL_PAGE_SIZE)
     }
 
     /// Whether a worker should call [`ActiveWalSegment::begin_populate`].
@@ -293,7 +294,7 @@ impl ActiveWalSegment {
             return None;
         }
         debug_assert_eq!(self.ahead, PopulateAhead::Running, "one worker at a time populates a mapping");
-        debug_assert!(step.offset <= self.populated_len, "a step begins where the mapping was resident before");
+        debug_assert!(step.offset <= self.first_unpopulated_offset(), "a step leaves no gap");
         match result {
             Ok(()) => self.populated_len = self.populated_len.max(step.offset + step.len),
             Err(_) => self.mapping = None,
@@ -303,11 +304,12 @@ impl ActiveWalSegment {
 
     fn next_populate_step(&mut self) -> Option<PopulateStep> {
         let target = self.populate_target(self.end_offset).min(self.allocated_len);
-        let step = self.mapping.as_ref().filter(|_| self.populated_len < target).map(|mapping| PopulateStep {
+        let offset = self.first_unpopulated_offset();
+        let step = self.mapping.as_ref().filter(|_| offset < target).map(|mapping| PopulateStep {
             epoch: self.epoch,
             mapping: Arc::clone(mapping),
-            offset: self.populated_len,
-            len: POPULATE_STEP.min(target - self.populated_len),
+            offset,
+            len: POPULATE_STEP.min(target - offset),
         });
         if step.is_none() {
             self.ahead = PopulateAhead::Idle;
@@ -348,10 +350,11 @@ impl ActiveWalSegment {
     fn populate(&mut self, end: u64) {
         debug_assert!(self.allocated_len <= self.capacity, "the mapping covers the allocated space");
         while let Some(mapping) = self.mapping.as_ref().filter(|_| self.populated_len < end) {
-            let len = POPULATE_STEP.min(self.allocated_len - self.populated_len);
+            let offset = self.first_unpopulated_offset();
+            let len = POPULATE_STEP.min(self.allocated_len - offset);
             debug_assert!(len > 0, "allocated space is made resident");
-            match mapping.populate(self.populated_len, len) {
-                Ok(()) => self.populated_len += len,
+            match mapping.populate(offset, len) {
+                Ok(()) => self.populated_len = offset + len,
                 Err(_) => self.mapping = None,
             }
         }
@@ -380,12 +383,11 @@ impl ActiveWalSegment {
         debug_assert!(offset >= self.end_offset, "frames are appended behind the last one");
         debug_assert!(end <= self.allocated_len, "space was reserved for the frames");
         match &self.mapping {
-            Some(mapping) => {
-                debug_assert!(end <= self.populated_len, "the mapping is resident up to the end of the frames");
+            Some(mapping) if end <= self.populated_len => {
                 mapping.write_at(bytes, offset);
                 Ok(())
             }
-            None => self.handle.write_at(bytes, offset),
+            _ => self.handle.write_at(bytes, offset),
         }
     }
 

@@ -904,42 +904,71 @@ mod tests {
         (fs.clone(), WalFixture::open(Arc::new(fs), options, 1).unwrap())
     }
 
+    /// Appends `commits` small commits, of 2 KiB each.
+    fn append_small(fixture: &WalFixture, commits: u64) {
+        (0..commits).for_each(|n| _ = fixture.append(1, &[n as u8; 2000]).unwrap());
+    }
+
     #[test]
     fn worker_populates_ahead_of_appends() {
         let (fs, fixture) = open_with_workers(1 << 20);
-        let append = |bytes| {
+        let append = |kib: u64| {
             let before = fs.count(OpKind::Populate);
-            fixture.append(1, &vec![1; bytes]).unwrap();
+            append_small(&fixture, kib / 2);
             fs.count(OpKind::Populate) - before
         };
         let writes = fs.count(OpKind::Write);
-        assert_eq!((append(30 << 10), fixture.wal.populate_is_requested()), (1, false), "half is left");
-        assert_eq!((append(20 << 10), fixture.wal.populate_is_requested()), (0, true));
+        assert_eq!((append(30), fixture.wal.populate_is_requested()), (1, false), "half is left");
+        assert_eq!((append(20), fixture.wal.populate_is_requested()), (0, true));
         assert!(fixture.wal.populate_ahead() && !fixture.wal.populate_is_requested() && !fixture.wal.populate_ahead());
-        assert_eq!((append(30 << 10), fixture.wal.populate_ahead(), append(60 << 10)), (0, true, 0), "it was in time");
+        assert_eq!((append(30), fixture.wal.populate_ahead(), append(60)), (0, true, 0), "it was in time");
         assert!(fixture.wal.populate_is_requested());
-        assert!(append(100 << 10) > 0, "the worker is late");
+        assert!(append(100) > 0, "the worker is late");
         assert!(fixture.wal.populate_ahead());
-        assert_eq!((append(200 << 10), fixture.wal.populate_ahead(), append(400 << 10)), (0, true, 0));
+        let populated = (0..75).map(|_| (append(8), fixture.wal.populate_ahead()).0).sum::<u64>();
+        assert_eq!(populated, 0, "the worker was always in time");
         assert_eq!(fs.count(OpKind::Write), writes, "all frames are in the mapping");
-        append(200 << 10); // in the next segment
+        append(300); // in the next segment too
+        assert_eq!(fixture.wal.segments().len(), 2);
         assert!(fixture.wal.lock_writer().sealed_mapping.is_some() && fixture.wal.populate_ahead());
         assert!(fixture.wal.lock_writer().sealed_mapping.is_none(), "the worker unmaps");
-        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 8);
-        assert_eq!(fixture.wal.segments().len(), 2);
+        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 570);
+    }
+
+    #[test]
+    fn large_group_is_written_without_the_mapping() {
+        for workers in [false, true] {
+            let (fs, fixture) = if workers { open_with_workers(8 << 20) } else { open_on_fault_fs(8 << 20, true) };
+            let ops = || (fs.count(OpKind::Populate), fs.count(OpKind::Write));
+            append_small(&fixture, 5);
+            let (populated, written) = ops();
+            fixture.append(1, &[1; 20_000]).unwrap();
+            assert_eq!(ops(), (populated, written), "the mapping is resident");
+            for _ in 0..3 {
+                fixture.append(1, &[2; 100_001]).unwrap();
+            }
+            assert_eq!((ops().0, fixture.wal.populate_is_requested()), (populated, false));
+            assert!(ops().1 >= written + 3);
+            let (populated, written) = ops();
+            append_small(&fixture, 10); // in the middle of a page
+            assert_eq!(ops(), (populated + 1, written), "small groups are in the mapping again");
+            assert_eq!(fixture.wal.populate_ahead(), workers);
+            append_small(&fixture, 200);
+            assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 219);
+        }
     }
 
     #[test]
     fn failed_populate_of_a_worker_ends_the_mapping() {
         let (fs, fixture) = open_with_workers(1 << 20);
-        fixture.append(1, &[1; 200_000]).unwrap();
+        append_small(&fixture, 30);
         fs.inject(disk_full_fault(OpKind::Populate));
         assert!(fixture.wal.populate_ahead());
         assert_eq!(fs.fault_count(), 1);
         let before = fs.count(OpKind::Write);
-        fixture.append(1, &[2; 200_000]).unwrap();
-        assert!(fs.count(OpKind::Write) > before && !fixture.wal.populate_is_requested());
-        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 2);
+        append_small(&fixture, 100);
+        assert_eq!((fs.count(OpKind::Write), fixture.wal.populate_is_requested()), (before + 100, false));
+        assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 130);
     }
 
     /// Allocating ahead of the end is not needed by the commit that asks for it. The first commit without space fails.
@@ -960,26 +989,25 @@ mod tests {
     #[test]
     fn late_populate_step_changes_no_other_segment() {
         for release in [false, true] {
-            let (_, fixture) = open_with_workers(512 << 10);
-            fixture.append(1, &[1; 200_000]).unwrap();
+            let (_, fixture) = open_with_workers(256 << 10);
+            append_small(&fixture, 25);
             let step = fixture.wal.begin_populate().unwrap();
             match release {
                 true => fixture.wal.release_space(),
                 false => {
                     fixture.wal.seal().unwrap();
                     fixture.sync();
-                    fixture.retire(SeqNo(1)).unwrap();
-                    fixture.wal.seal().unwrap();
+                    fixture.retire(SeqNo(25)).unwrap();
+                    append_small(&fixture, 1);
+                    fixture.wal.seal().unwrap(); // the next segment has the file of the first one
                 }
             }
             let result = step.run();
             assert!(!release || result.is_err(), "the file is shorter than the step");
             assert!(fixture.wal.end_populate_step(&step, result).is_none());
-            for n in 0..8 {
-                fixture.append(1, &[n; 100_000]).unwrap();
-            }
+            append_small(&fixture, 300);
             let replayed = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0;
-            assert_eq!(replayed.len(), if release { 9 } else { 8 });
+            assert_eq!((replayed.len(), replayed.last().unwrap().0), if release { (325, 325) } else { (301, 326) });
         }
     }
 }
@@ -999,7 +1027,7 @@ mod schedules {
     #[test]
     fn populate_during_rotation_and_recycling() {
         explore(|| {
-            let options = WalOptions { populates_ahead: true, ..wal_options(512 << 10, true) };
+            let options = WalOptions { populates_ahead: true, ..wal_options(128 << 10, true) };
             let fixture = Arc::new(WalFixture::open(Arc::new(MemFs::new()), options, 1).unwrap());
             let worker = {
                 let fixture = Arc::clone(&fixture);
@@ -1016,17 +1044,17 @@ mod schedules {
                     }
                 })
             };
-            for n in 0..8 {
-                fixture.append(1, &[n; 90_000]).unwrap();
+            for n in 1..=20 {
+                fixture.append(1, &[n as u8; 16_000]).unwrap();
                 yield_point();
-                if n == 6 {
+                if n == 12 {
                     fixture.sync();
-                    fixture.retire(SeqNo(5)).unwrap();
+                    fixture.retire(SeqNo(n)).unwrap();
                 }
             }
             worker.join().unwrap();
             let replayed = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0;
-            assert_eq!(replayed.last().unwrap().0, 8);
+            assert_eq!(replayed.last().unwrap().0, 20);
         });
     }
 }

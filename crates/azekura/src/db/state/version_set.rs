@@ -269,7 +269,7 @@ impl WalCallbacks for VersionSet {
     }
 
     fn request_populate(&self) {
-        self.work_available.notify_all();
+        self.work_available.notify_one();
     }
 }
 
