@@ -151,12 +151,17 @@ impl Wal {
 
     fn unsynced_segments(&self, with_active: bool) -> UnsyncedSegments {
         let mut state = self.lock_writer();
+        // Unmapped before the sync. Otherwise each page that the system writes is write-protected in the mapping, which
+        // interrupts all processors.
+        let sealed_mapping = state.sealed_mapping.take();
         let unsynced =
             |sealed: &SealedWalSegment| sealed.unsynced_file.as_ref().map(|file| (sealed.info.epoch, Arc::clone(file)));
         let sealed = state.sealed.iter().filter_map(unsynced).collect();
         let target = if with_active { state.last_seqno() } else { SeqNo(state.active().first_seqno.0 - 1) };
         let active = with_active.then(|| (state.active().epoch, Arc::clone(&state.active().handle)));
         debug_assert!(target <= self.appended(), "only appended commits are synced");
+        drop(state);
+        drop(sealed_mapping); // after the lock is released, so that appending threads do not wait
         UnsyncedSegments { sealed, active, target }
     }
 

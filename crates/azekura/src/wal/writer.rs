@@ -932,6 +932,9 @@ mod tests {
         assert_eq!(fixture.wal.segments().len(), 2);
         assert!(fixture.wal.lock_writer().sealed_mapping.is_some() && fixture.wal.populate_ahead());
         assert!(fixture.wal.lock_writer().sealed_mapping.is_none(), "the worker unmaps");
+        fixture.wal.seal().unwrap();
+        fixture.sync();
+        assert!(fixture.wal.lock_writer().sealed_mapping.is_none(), "a sync unmaps, before it writes the pages");
         assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 570);
     }
 
