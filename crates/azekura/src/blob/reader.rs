@@ -18,16 +18,15 @@ use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::buffer_pool::Buffer;
 use crate::mem::slice::Slice;
 use crate::vfs::File;
-use crate::vfs::open_files::DataFiles;
+use crate::vfs::open_files::{DataFile, DataFiles};
 use crate::vfs::read_ahead::{ReadAhead, ReadAheadRequest};
 
 /// Bytes that opening reads from the end of the file in one read.
 const TAIL_LEN: u64 = 4 << 10;
 
-/// A blob file, opened on the first read. Thread safe. It does not keep its file open, and holds at most the
-/// metaindex in memory.
+/// A blob file, opened on the first read. Thread safe. It holds at most the metaindex in memory.
 pub(crate) struct BlobFile {
-    files: DataFiles,
+    file: DataFile,
     cache: Arc<BlockCache>,
     id: FileNumber,
     extent: BlobFileExtent,
@@ -79,21 +78,23 @@ pub(crate) struct BlobFileHead {
 
 impl BlobFile {
     /// A finished file with that number and `size` bytes. `files` is the cache of blob files.
-    pub(crate) fn new(files: DataFiles, cache: Arc<BlockCache>, id: FileNumber, size: u64) -> BlobFile {
-        BlobFile { files, cache, id, extent: BlobFileExtent::Finished { size, opened: OnceLock::new() } }
+    pub(crate) fn new(files: &DataFiles, cache: Arc<BlockCache>, id: FileNumber, size: u64) -> BlobFile {
+        let extent = BlobFileExtent::Finished { size, opened: OnceLock::new() };
+        BlobFile { file: files.data_file(id), cache, id, extent }
     }
 
     /// A file with that number that has no index yet. Values up to `end` are read at the offsets in their pointers,
     /// through `file` while the file is written. Otherwise as [`new`](BlobFile::new).
     pub(crate) fn growing(
-        files: DataFiles,
+        files: &DataFiles,
         cache: Arc<BlockCache>,
         id: FileNumber,
         file: Option<Arc<dyn File>>,
         file_id: [u8; 16],
         end: u64,
     ) -> BlobFile {
-        BlobFile { files, cache, id, extent: BlobFileExtent::Growing { file, file_id, end: AtomicU64::new(end) } }
+        let extent = BlobFileExtent::Growing { file, file_id, end: AtomicU64::new(end) };
+        BlobFile { file: files.data_file(id), cache, id, extent }
     }
 
     /// Sets the end of the values of a growing file.
@@ -116,7 +117,7 @@ impl BlobFile {
     fn file(&self) -> Result<Arc<dyn File>> {
         match &self.extent {
             BlobFileExtent::Growing { file: Some(file), .. } => Ok(Arc::clone(file)),
-            BlobFileExtent::Finished { .. } | BlobFileExtent::Growing { .. } => self.files.get(self.id),
+            BlobFileExtent::Finished { .. } | BlobFileExtent::Growing { .. } => self.file.get(),
         }
     }
 
@@ -133,13 +134,13 @@ impl BlobFile {
     /// `Corruption`, `Unsupported` or `Io` if the file cannot be opened.
     pub(crate) fn read_meta(files: &DataFiles, cache: &Arc<BlockCache>, id: FileNumber) -> Result<BlobFileMeta> {
         let size = files.get(id)?.length()?;
-        let file = BlobFile::new(files.clone(), Arc::clone(cache), id, size);
+        let file = BlobFile::new(files, Arc::clone(cache), id, size);
         let metaindex = &file.head()?.metaindex;
         Ok(metaindex.describe_file(id, size))
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        self.files.path(self.id)
+        self.file.path()
     }
 
     /// Memory use outside of the cache in bytes.

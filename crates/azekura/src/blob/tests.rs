@@ -48,7 +48,7 @@ impl BlobFixture {
     }
 
     fn open(&self, meta: &BlobFileMeta) -> BlobFile {
-        BlobFile::new(self.files.clone(), Arc::clone(&self.cache), meta.number, meta.size)
+        BlobFile::new(&self.files, Arc::clone(&self.cache), meta.number, meta.size)
     }
 
     /// Writes a file with those values of `sources` for which `live` is true, as blob GC does.
@@ -353,7 +353,7 @@ fn unfinished_file(
     let end = writer.end_offset();
     file.write_at(b"the part of a frame", end).unwrap();
     let growing = (fixture.files.clone(), Arc::clone(&fixture.cache));
-    let file = BlobFile::growing(growing.0, growing.1, FileNumber(7), None, file_id(7), end);
+    let file = BlobFile::growing(&growing.0, growing.1, FileNumber(7), None, file_id(7), end);
     let frames = pointers.iter().filter(|pointer| referenced(pointer.ordinal));
     let frames = frames.map(|p| (p.ordinal, BlockHandle { offset: p.frame_offset, len: p.frame_len })).collect();
     (UnfinishedBlobFile { partition: PartitionId(1), file, file_id: file_id(7), frames }, pointers)

@@ -223,6 +223,6 @@ fn open_unfinished(
         }
         _ => error.in_file(files.path(id)),
     })?;
-    let file = BlobFile::growing(files.clone(), Arc::clone(cache), id, None, file_id, end);
+    let file = BlobFile::growing(files, Arc::clone(cache), id, None, file_id, end);
     Ok(UnfinishedBlobFile { partition, file, file_id, frames: BTreeMap::new() })
 }

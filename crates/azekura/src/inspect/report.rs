@@ -460,7 +460,7 @@ fn has_logical_file(partition: &PartitionManifestState, logical: FileNumber) -> 
 
 /// Checks a blob file, and that it contains every value of `live`. Returns its number of values.
 fn verify_blob_file(files: &DataFiles, cache: &Arc<BlockCache>, meta: &BlobFileMeta, live: &LiveBlobs) -> Result<u64> {
-    let file = BlobFile::new(files.clone(), Arc::clone(cache), meta.number, meta.size);
+    let file = BlobFile::new(files, Arc::clone(cache), meta.number, meta.size);
     let values = file.verify(meta)?;
     for section in &meta.sections {
         let Some(ordinals) = live.get(&section.logical_file) else { continue };
@@ -603,7 +603,7 @@ fn verify_lone_blob_file(fs: &Arc<dyn Fs>, dir: &Path, id: FileNumber) -> Result
     let files = DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never()).blob_files();
     let cache = Arc::new(BlockCache::new(0));
     let meta = BlobFile::read_meta(&files, &cache, id)?;
-    BlobFile::new(files, cache, id, meta.size).verify(&meta)
+    BlobFile::new(&files, cache, id, meta.size).verify(&meta)
 }
 
 /// Returns the last key that a damaged block of a table can have, from the index of the table. The offset is that of

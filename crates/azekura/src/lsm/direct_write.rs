@@ -326,7 +326,7 @@ impl UnfinishedBlobFiles {
 fn complete_file_meta(context: &TreeContext, id: FileNumber, found: &UnfinishedBlobFile) -> Option<BlobFileMeta> {
     let files = context.files.blob_files();
     let meta = BlobFile::read_meta(&files, &context.cache, id).ok()?;
-    let file = BlobFile::new(files, Arc::clone(&context.cache), id, meta.size);
+    let file = BlobFile::new(&files, Arc::clone(&context.cache), id, meta.size);
     let opened = file.head().ok()?;
     let section = opened.metaindex.section(id).filter(|section| !section.rewritten)?;
     let alone = meta.sections.len() == 1;

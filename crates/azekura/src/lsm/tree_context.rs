@@ -110,13 +110,13 @@ impl TreeContext {
     ) -> Arc<BlobHandle> {
         let files = self.files.blob_files();
         let meta = BlobFileMeta { number: id, size: 0, created_ms: 0, sections: Vec::new() };
-        let file = BlobFile::growing(files.clone(), Arc::clone(&self.cache), id, file, file_id, end);
+        let file = BlobFile::growing(&files, Arc::clone(&self.cache), id, file, file_id, end);
         BlobHandle::new(meta, file, files, Arc::clone(&self.obsolete_files))
     }
 
     pub(crate) fn blob_handle(&self, meta: BlobFileMeta) -> Arc<BlobHandle> {
         let files = self.files.blob_files();
-        let file = BlobFile::new(files.clone(), Arc::clone(&self.cache), meta.number, meta.size);
+        let file = BlobFile::new(&files, Arc::clone(&self.cache), meta.number, meta.size);
         BlobHandle::new(meta, file, files, Arc::clone(&self.obsolete_files))
     }
 }

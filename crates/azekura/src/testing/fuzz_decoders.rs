@@ -169,7 +169,7 @@ fn decode_blob_file(bytes: &[u8]) -> Result<()> {
     let files = files_with(bytes, |files| files.blob_files().path(FileNumber(1)))?.blob_files();
     let cache = Arc::new(BlockCache::new(0));
     let meta = BlobFile::read_meta(&files, &cache, FileNumber(1))?;
-    BlobFile::new(files, cache, FileNumber(1), meta.size).verify(&meta).map(drop)
+    BlobFile::new(&files, cache, FileNumber(1), meta.size).verify(&meta).map(drop)
 }
 
 /// Returns an in-memory file system with one file, which contains `bytes`.
