@@ -49,6 +49,23 @@ fn put_batch_of_100(bencher: Bencher<'_, '_>, engine: &str) {
     });
 }
 
+/// Batches of 100 records of 20 + 800 bytes with ascending keys.
+#[divan::bench(args = ["lsm", "pmem"], sample_count = 20, sample_size = 200)]
+fn put_ascending_batch_of_100(bencher: Bencher<'_, '_>, engine: &str) {
+    let dir = TempDir::new().expect("a temporary directory");
+    let database = Config::new(dir.path()).open().expect("an empty directory opens");
+    let partition = database.open_partition("bench", options(engine)).expect("it is new");
+    let mut index = 0;
+    bencher.bench_local(|| {
+        let mut batch = database.batch();
+        for _ in 0..100 {
+            index += 1;
+            batch.insert(&partition, format!("{index:020}"), [7; 800]);
+        }
+        batch.commit().expect("the disk has room");
+    });
+}
+
 /// Puts of ascending decimal keys.
 #[divan::bench(args = ["lsm", "pmem"], sample_count = 20, sample_size = 10_000)]
 fn put_ascending(bencher: Bencher<'_, '_>, engine: &str) {

@@ -47,6 +47,7 @@ use crate::db::writes::commit_check::CommitCheck;
 use crate::db::writes::staged_records::{StagedByNumber, StagedGuard, StagedRecords};
 use crate::db::writes::write_batch::WriteBatch;
 use crate::engine::{AssignSeqnoFn, LastVisibleSeqno, SeqnoAllocator, SingleCommit};
+use crate::tree::partition_tree::PartitionTree;
 use crate::wal::format::{IngestMarker, WalRecord, seqno_gap_commits};
 use crate::wal::{Wal, WalCommit};
 
@@ -121,6 +122,9 @@ const GATE_ATTEMPTS: usize = 3;
 /// A thread that waits for the end of an exclusive turn checks after this many milliseconds whether the database was
 /// closed or poisoned.
 const TURN_WAIT_MS: u64 = 100;
+/// Maximum number of records, and of bytes without the last one, that are applied under one lock.
+const RUN_RECORDS_MAX: usize = 64;
+const RUN_BYTES_MAX: usize = 64 << 10;
 
 /// Serializes all writes: group commit and single changes. Thread safe.
 pub(crate) struct Committer {
@@ -659,21 +663,64 @@ fn apply_all(commits: &[WriteBatch<'_>], first: SeqNo) -> Result<CommitOutcome> 
         let mut staged = StagedByNumber::new(commit.staged.records());
         let mut partition = &commit.partitions()[0];
         let mut tree = partition.tree_if_built();
+        let mut run = RecordRun::default();
         commit.try_for_each_record(|record, number| {
             if partition.id != record.partition {
+                sealed |= run.apply(tree)?;
                 partition = commit.partition(record.partition)?;
                 tree = partition.tree_if_built();
             }
             let entry = EntryRef { user_key: record.key, seqno, kind: record.kind, value: record.value };
             if let Some(tree) = tree {
-                sealed |= tree.apply(entry, staged.take(number))?;
+                let staged = staged.take(number);
+                match tree.lsm() {
+                    Some(_) if commit.count > 1 => {
+                        if run.push(entry) {
+                            sealed |= run.apply(Some(tree))?;
+                        }
+                    }
+                    _ => sealed |= tree.apply(entry, staged)?,
+                }
                 has_range_deletes |= record.kind == RecordKind::RangeDelete;
             }
             seqno = seqno.plus(1);
             Ok(())
         })?;
+        sealed |= run.apply(tree)?;
     }
     Ok(CommitOutcome { wal_end: SeqNo(seqno.0 - 1), sealed, changed_pages: 0, has_range_deletes })
+}
+
+/// Successive records of a batch for one LSM tree, which are applied under one lock. Bounded, so that a thread that
+/// seals the memtable does not wait for a large batch.
+#[derive(Default)]
+struct RecordRun<'a> {
+    entries: Vec<EntryRef<'a>>,
+    bytes: usize,
+}
+
+impl<'a> RecordRun<'a> {
+    /// Adds a record. Returns whether the run must be applied.
+    #[inline]
+    fn push(&mut self, entry: EntryRef<'a>) -> bool {
+        if self.entries.is_empty() {
+            self.entries.reserve(RUN_RECORDS_MAX);
+        }
+        self.bytes += entry.user_key.len() + entry.value.len();
+        self.entries.push(entry);
+        self.entries.len() >= RUN_RECORDS_MAX || self.bytes >= RUN_BYTES_MAX
+    }
+
+    /// Applies the records to the tree that they are for. True if this sealed a memtable.
+    fn apply(&mut self, tree: Option<&PartitionTree>) -> Result<bool> {
+        let sealed = match tree.and_then(PartitionTree::lsm) {
+            Some(tree) if !self.entries.is_empty() => tree.insert_run(&self.entries)?,
+            _ => false,
+        };
+        self.entries.clear();
+        self.bytes = 0;
+        Ok(sealed)
+    }
 }
 
 /// Completes the range deletes of all commits, which are visible.

@@ -84,12 +84,12 @@ struct DeadRangeWatch {
 }
 
 impl DeadRanges {
-    /// Tells that the value of `key` was inserted into the memtable, but is not visible yet.
+    /// Tells that the values of `keys` were inserted into the memtable, but are not visible yet.
     #[inline]
-    pub(crate) fn note_insertion(&self, key: &[u8], order: &KeyOrder) {
+    pub(crate) fn note_insertions<'k>(&self, keys: impl Iterator<Item = &'k [u8]>, order: &KeyOrder) {
         fence(Ordering::SeqCst);
         if self.in_use.load(Ordering::Relaxed) {
-            self.exclude(key, order);
+            keys.for_each(|key| self.exclude(key, order));
         }
     }
 
@@ -118,7 +118,7 @@ impl DeadRanges {
     }
 
     /// Tells that the first record was inserted into the active memtable, before
-    /// [`note_insertion`](DeadRanges::note_insertion) is called for it.
+    /// [`note_insertions`](DeadRanges::note_insertions) is called for it.
     pub(crate) fn note_new_memtable(&self) {
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.passed_keys.store(0, Ordering::Relaxed);
@@ -506,8 +506,8 @@ mod tests {
         for (key, at, is_dead) in [("a", 5, true), ("e", 9, true), ("f", 9, false), ("b", 4, false), ("A", 9, false)] {
             assert_eq!(ranges.find(key.as_bytes(), (SeqNo(at), 0), &order).is_some(), is_dead, "{key}");
         }
-        ranges.note_insertion(b"c", &order);
-        ranges.note_insertion(b"x", &order);
+        ranges.note_insertions([&b"c"[..]].into_iter(), &order);
+        ranges.note_insertions([&b"x"[..]].into_iter(), &order);
         assert_eq!(known(&ranges), [("a..c".to_string(), 5), ("c+..f".to_string(), 5)]);
         walk(&ranges, MergeDirection::Backward, 8, &["i", "h", "g", "f"], "e");
         assert_eq!(known(&ranges), [("a..c".to_string(), 5), ("c+..i+".to_string(), 8)]);
@@ -515,9 +515,9 @@ mod tests {
         let generation = ranges.generation.load(Ordering::SeqCst);
         let range = KeyRange { start: KeyBoundary::Before(b"p"[..].into()), end: KeyBoundary::Max };
         let watch = ranges.watch(range.clone(), MergeDirection::Forward, generation).unwrap();
-        ranges.note_insertion(b"r", &order);
-        ranges.note_insertion(b"q", &order);
-        ranges.note_insertion(b"s", &order);
+        ranges.note_insertions([&b"r"[..]].into_iter(), &order);
+        ranges.note_insertions([&b"q"[..]].into_iter(), &order);
+        ranges.note_insertions([&b"s"[..]].into_iter(), &order);
         ranges.unwatch(watch, |range| Some((range, (SeqNo(9), 0), order.clone())));
         assert_eq!(known(&ranges)[2], ("p..q".to_string(), 9));
 

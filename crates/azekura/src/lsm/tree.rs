@@ -284,16 +284,64 @@ impl LsmTree {
             self.dead_ranges.note_new_memtable();
         }
         if entry.kind.is_value() {
-            self.dead_ranges.note_insertion(entry.user_key, &self.context.order);
+            self.dead_ranges.note_insertions(std::iter::once(entry.user_key), &self.context.order);
         }
-        let check_hidden = active.len().is_multiple_of(HIDDEN_CHECK_INTERVAL);
-        if active.bytes_to_flush() >= self.max_memtable_size.load(Ordering::Relaxed)
-            || (check_hidden && (self.hides_too_much(&active) || self.scans_pass_too_much(active.len())))
-        {
+        if self.is_due(&active) {
             self.seal_active(&mut active);
             sealed = true;
         }
         Ok(sealed)
+    }
+
+    /// Adds records as [`insert`](Self::insert) does one after another, but takes the locks once for all of them, if
+    /// possible. A thread that seals the memtable meanwhile waits for all of them.
+    ///
+    /// # Errors
+    /// As [`Memtable::insert`]. The records before the failed one were added.
+    pub(crate) fn insert_run(&self, mut entries: &[EntryRef<'_>]) -> Result<bool> {
+        let mut sealed = false;
+        while let Some(first) = entries.first() {
+            let run_len = entries.iter().take_while(|entry| entry.kind != RecordKind::RangeDelete).count();
+            if run_len == 0 {
+                sealed |= self.insert_range_delete(*first)?;
+                entries = &entries[1..];
+                continue;
+            }
+            let mut active = lock(&self.active_memtable);
+            let had_records = active.has_records();
+            let (added, inserted) = active.insert_run(&entries[..run_len], || self.may_be_due(&active));
+            let (new, rest) = entries.split_at(added);
+            entries = rest;
+            if added > 0 && !had_records {
+                self.dead_ranges.note_new_memtable();
+            }
+            let values = new.iter().filter(|entry| entry.kind.is_value()).map(|entry| entry.user_key);
+            self.dead_ranges.note_insertions(values, &self.context.order);
+            match inserted {
+                Ok(()) if !self.is_due(&active) => continue,
+                // The memtable may be full, and an empty one has space.
+                Err(error) if error.kind() != ErrorKind::Invalid || active.is_empty() => return Err(error),
+                _ => self.seal_active(&mut active),
+            }
+            sealed = true;
+        }
+        Ok(sealed)
+    }
+
+    /// Whether the active memtable must be sealed, after an insertion.
+    #[inline]
+    fn is_due(&self, active: &Arc<Memtable>) -> bool {
+        self.may_be_due(active)
+            && (active.bytes_to_flush() >= self.max_memtable_size.load(Ordering::Relaxed)
+                || self.hides_too_much(active)
+                || self.scans_pass_too_much(active.len()))
+    }
+
+    /// Whether [`is_due`](Self::is_due) may return true. Takes no lock.
+    #[inline]
+    fn may_be_due(&self, active: &Memtable) -> bool {
+        active.len().is_multiple_of(HIDDEN_CHECK_INTERVAL)
+            || active.bytes_to_flush() >= self.max_memtable_size.load(Ordering::Relaxed)
     }
 
     /// Whether a memtable of this many records should be flushed because scans pass too many deleted keys. The flush

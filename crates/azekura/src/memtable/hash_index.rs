@@ -77,8 +77,10 @@ impl MemtableHashIndex {
 
     /// Bytes that segments and directories take.
     pub(crate) fn bytes(&self) -> u64 {
-        let directories: usize = self.directories.iter().filter_map(OnceLock::get).map(|d| d.len() * 8).sum();
-        self.segments.bytes() + directories as u64
+        // A directory of each depth up to the current one, once there is a segment.
+        let directory_entries =
+            if self.segments.len() == 0 { 0 } else { (2 << self.depth.load(Ordering::Relaxed)) - 1 };
+        self.segments.bytes() + directory_entries * size_of::<AtomicU64>() as u64
     }
 
     /// Finds the record with this hash for which `is_key` returns true.

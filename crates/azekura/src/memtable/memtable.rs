@@ -18,7 +18,7 @@ use crate::mem::chunk_pool::ChunkPool;
 use crate::mem::epoch::{EpochCell, Pin};
 use crate::memtable::hash_index::{HashIndexWriter, HashLookup, MemtableHashIndex};
 use crate::memtable::record::{MemtableRecords, record_len};
-use crate::memtable::tree::{MemtableLeafCopy, MemtableSeekTarget, MemtableTree};
+use crate::memtable::tree::{MemtableInsertPosition, MemtableLeafCopy, MemtableSeekTarget, MemtableTree};
 
 /// Number of versions of a key that a lookup reads through the version chain before it searches the ordered index.
 const CHAIN_MAX: usize = if SCHEDULE_EXPLORATION { 2 } else { 32 };
@@ -73,6 +73,7 @@ struct MemtableWriteState {
 struct MemtableWriter {
     arena: ArenaWriter,
     hashes: HashIndexWriter,
+    position: MemtableInsertPosition,
     scratch: Vec<u8>,
     /// Number of records that point into each logical file.
     blob_pointer_counts: BTreeMap<FileNumber, u64>,
@@ -88,7 +89,8 @@ impl Memtable {
     pub(crate) fn with_memory_tracker(memory: Arc<MemtableMemory>, order: KeyOrder, hash_seed: u64) -> Memtable {
         let (arena, writer) = Arena::new(Arc::clone(&memory.chunks));
         let (hashes, scratch, pointers) = (HashIndexWriter::default(), Vec::new(), BTreeMap::new());
-        let writer = MemtableWriter { arena: writer, hashes, scratch, blob_pointer_counts: pointers };
+        let position = MemtableInsertPosition::default();
+        let writer = MemtableWriter { arena: writer, hashes, position, scratch, blob_pointer_counts: pointers };
         Memtable {
             equality_is_bytewise: order.equality_is_bytewise(),
             records: MemtableRecords::new(arena, order),
@@ -153,6 +155,30 @@ impl Memtable {
         inserted
     }
 
+    /// Adds records until `is_due`, which is called after each of them, returns true. Returns the number of records
+    /// added, and the error of the next one. Takes the lock once, and searches the ordered index once for keys that
+    /// follow each other there.
+    ///
+    /// # Errors
+    /// As [`Memtable::insert`].
+    pub(crate) fn insert_run(&self, entries: &[EntryRef<'_>], is_due: impl Fn() -> bool) -> (usize, Result<()>) {
+        let Ok(mut writer) = self.write_state.writer.lock() else {
+            return (0, Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
+        };
+        writer.position.begin_run();
+        for (added, entry) in entries.iter().enumerate() {
+            let inserted = self.insert_as(&mut writer, *entry);
+            self.charge(&writer);
+            if inserted.is_err() {
+                return (added, inserted);
+            }
+            if is_due() {
+                return (added + 1, Ok(()));
+            }
+        }
+        (entries.len(), Ok(()))
+    }
+
     fn insert_as(&self, writer: &mut MemtableWriter, entry: EntryRef<'_>) -> Result<()> {
         match entry.kind {
             RecordKind::BlobPointer | RecordKind::ExpiringBlobPointer => check_pointer(&entry)?,
@@ -161,12 +187,12 @@ impl Memtable {
             RecordKind::Put | RecordKind::Delete | RecordKind::SingleDelete | RecordKind::Merge => {}
         }
         debug_assert!(!self.write_state.sealed.load(Ordering::Relaxed), "no record is inserted into a sealed memtable");
-        let MemtableWriter { arena, hashes, scratch, blob_pointer_counts: pointers } = writer;
+        let MemtableWriter { arena, hashes, position: ordered, scratch, blob_pointer_counts: pointers } = writer;
         let hash = self.hash_with(entry.user_key, scratch);
         if let Some(hash) = hash {
             self.hashes.prefetch(hash); // arrives while the ordered index is searched
         }
-        let ordered = self.tree.find_position(&self.records, entry.key());
+        self.tree.find_position(&self.records, entry.key(), ordered);
         let position = match hash {
             Some(hash) => {
                 let position = self.hashes.find_position(hashes, hash, |at| self.is_key(at, entry.user_key));
@@ -182,7 +208,7 @@ impl Memtable {
             return Err(Error::invalid("sequence numbers of a key must increase"));
         }
         let at = self.records.append(arena, entry, older)?;
-        self.tree.insert(&self.records, &ordered, at.to_bits(), entry.user_key)?;
+        self.tree.insert(&self.records, ordered, at.to_bits(), entry.user_key)?;
         if let Some(position) = position {
             self.hashes.put(hashes, position, at);
         }

@@ -365,3 +365,47 @@ fn readers_see_published_records_during_writes() {
         });
     }
 }
+
+/// Runs of any length and of all key patterns give the same memtable as single insertions, also when a run ends with a
+/// refused record.
+#[test]
+fn runs_insert_what_single_insertions_do() {
+    let count = if cfg!(miri) { 80 } else { 3_000 };
+    for order in orders() {
+        for (name, keys) in SHAPES {
+            eprintln!("{name}");
+            let (single, runs) = (Arc::new(Memtable::new(order.clone(), 7)), Arc::new(Memtable::new(order.clone(), 7)));
+            let users: Vec<Vec<u8>> = (0..count).map(keys).collect();
+            let entry =
+                |n: u64, kind| EntryRef { user_key: &users[n as usize], seqno: SeqNo(n + 1), kind, value: b"v" };
+            let entries: Vec<_> = (0..count).map(|n| entry(n, RecordKind::Put)).collect();
+            let mut random = SeededRng::new(11);
+            let mut rest = &entries[..];
+            while !rest.is_empty() {
+                let (run, others) = rest.split_at(rest.len().min(random.below(70)));
+                let due = run.len().min(random.below(200));
+                let due_len = runs.len() + due as u64;
+                let (added, result) = runs.insert_run(run, || runs.len() == due_len);
+                assert_eq!((added, result.is_ok()), (if due > 0 { due } else { run.len() }, true));
+                let refused = entry(0, RecordKind::RangeDelete);
+                let last = &run[added..];
+                let with_refused: Vec<_> = last.iter().copied().chain([refused]).collect();
+                let (added, result) = runs.insert_run(&with_refused, || false);
+                assert_eq!((added, result.is_err()), (last.len(), true));
+                rest = others;
+            }
+            entries.iter().for_each(|entry| single.insert(*entry).unwrap());
+            assert_eq!((runs.len(), runs.superseded()), (single.len(), single.superseded()));
+            let (mut expected, mut found) = (single.iter(), runs.iter());
+            expected.seek_to_first().unwrap();
+            found.seek_to_first().unwrap();
+            while let Some((key, kind)) = expected.head() {
+                assert_eq!(found.head(), Some((key, kind)));
+                assert!(runs.get(key.user_key, runs.hash_of(key.user_key), key.seqno).is_some());
+                expected.next().unwrap();
+                found.next().unwrap();
+            }
+            assert!(found.head().is_none());
+        }
+    }
+}

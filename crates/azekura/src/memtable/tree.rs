@@ -114,17 +114,29 @@ impl MemtableLeafCopy {
     }
 }
 
-/// The path from the root to a leaf: for each inner node its number and the index of the link that was followed.
-struct MemtableTreePath {
-    steps: [(u32, usize); HEIGHT_MAX],
-    len: usize,
-}
-
-/// The position of the writer's next insertion: a leaf and the index in it.
+/// The position of the writer's next insertion: a leaf and the index in it, and the path from the root to the leaf. The
+/// writer keeps one value and changes it in place, because it is large.
+#[derive(Default)]
 pub(crate) struct MemtableInsertPosition {
-    path: MemtableTreePath,
+    /// For each inner node its number and the index of the link that was followed.
+    path: [(u32, u32); HEIGHT_MAX],
+    path_len: usize,
     leaf: u32,
     at: usize,
+    /// Whether the last record is at this position.
+    is_last_insertion: bool,
+    /// How often the next records are compared with the last one before the tree is searched without that.
+    follow_attempts: u8,
+}
+
+/// Number of records that are compared with the last one after a record that followed its predecessor.
+const FOLLOW_ATTEMPTS: u8 = 2;
+
+impl MemtableInsertPosition {
+    /// The next records may follow each other in key order.
+    pub(crate) fn begin_run(&mut self) {
+        self.follow_attempts = FOLLOW_ATTEMPTS;
+    }
 }
 
 /// The ordered index: references to records in key order. Any number of readers may use it during the insertions of
@@ -247,38 +259,58 @@ impl MemtableTree {
         (0..height).fold(root, |node, _| follow_open(self.inner(node), records, seek_target))
     }
 
-    /// Returns the position for a record with this key. Valid until the next insertion.
-    pub(crate) fn find_position(&self, records: &MemtableRecords, key: InternalKey<'_>) -> MemtableInsertPosition {
+    /// Sets `position` to that of a record with this key. Valid until the next insertion. Needs no search if the record
+    /// follows the last one, which was inserted at `position`.
+    #[inline]
+    pub(crate) fn find_position(
+        &self,
+        records: &MemtableRecords,
+        key: InternalKey<'_>,
+        position: &mut MemtableInsertPosition,
+    ) {
+        let is_last_insertion = std::mem::take(&mut position.is_last_insertion);
+        if is_last_insertion && position.follow_attempts > 0 {
+            if self.follows(records, position, key) {
+                (position.at, position.follow_attempts) = (position.at + 1, FOLLOW_ATTEMPTS);
+                return;
+            }
+            position.follow_attempts -= 1;
+        }
         if self.leaves.len() == 0 {
-            return MemtableInsertPosition {
-                path: MemtableTreePath { steps: [(0, 0); HEIGHT_MAX], len: 0 },
-                leaf: 0,
-                at: 0,
-            };
+            (position.path_len, position.leaf, position.at) = (0, 0, 0);
+        } else if self.is_appending.load(Ordering::Relaxed) && self.find_end(records, key, position) {
+            position.follow_attempts = FOLLOW_ATTEMPTS;
+        } else {
+            self.set_path(position, |inner| inner.rank(records, key, true) - 1);
+            let leaf = self.leaf(position.leaf);
+            prefetch(leaf);
+            position.at = leaf.rank(records, key, false);
         }
-        if self.is_appending.load(Ordering::Relaxed)
-            && let Some(position) = self.append_position(records, key)
-        {
-            return position;
-        }
-        let (path, number) = self.path_by(|inner| inner.rank(records, key, true) - 1);
-        let leaf = self.leaf(number);
-        prefetch(leaf);
-        MemtableInsertPosition { path, leaf: number, at: leaf.rank(records, key, false) }
     }
 
-    /// Returns the position behind all records, if `key` is behind all of them. Ascending insertions then need no
+    /// Whether the position for a record with this key is right behind `last`, the position of the last insertion.
+    fn follows(&self, records: &MemtableRecords, last: &MemtableInsertPosition, key: InternalKey<'_>) -> bool {
+        let leaf = self.leaf(last.leaf);
+        let shape = leaf.header().shape();
+        let next = last.at + 1;
+        debug_assert!(next <= shape.count, "the last record is in its leaf");
+        let is_before_next =
+            if next == shape.count { shape.next == 0 } else { records.cmp(leaf.record(next), key).is_gt() };
+        is_before_next && records.cmp(leaf.record(last.at), key).is_lt()
+    }
+
+    /// Sets `position` to that behind all records, if `key` is behind all of them. Ascending insertions then need no
     /// search.
-    fn append_position(&self, records: &MemtableRecords, key: InternalKey<'_>) -> Option<MemtableInsertPosition> {
-        let (path, number) = self.path_by(|inner| inner.header().shape().count - 1);
-        let leaf = self.leaf(number);
-        let at = leaf.header().shape().count;
+    fn find_end(&self, records: &MemtableRecords, key: InternalKey<'_>, position: &mut MemtableInsertPosition) -> bool {
+        self.set_path(position, |inner| inner.header().shape().count - 1);
+        let leaf = self.leaf(position.leaf);
+        position.at = leaf.header().shape().count;
         debug_assert_eq!(leaf.header().shape().next, 0, "the last links lead to the rightmost leaf");
-        let is_behind = records.cmp(leaf.record(at.checked_sub(1)?), key).is_lt();
-        is_behind.then_some(MemtableInsertPosition { path, leaf: number, at })
+        position.at > 0 && records.cmp(leaf.record(position.at - 1), key).is_lt()
     }
 
-    /// Inserts the record `bits` with key `user_key` at the position that [`MemtableTree::find_position`] returned.
+    /// Inserts the record `bits` with key `user_key` at the position that [`MemtableTree::find_position`]
+    /// has set.
     /// Only one thread at a time may insert.
     ///
     /// # Errors
@@ -286,7 +318,7 @@ impl MemtableTree {
     pub(crate) fn insert(
         &self,
         records: &MemtableRecords,
-        position: &MemtableInsertPosition,
+        position: &mut MemtableInsertPosition,
         bits: u32,
         user_key: &[u8],
     ) -> Result<()> {
@@ -296,6 +328,7 @@ impl MemtableTree {
         let leaf = self.leaf(position.leaf);
         let shape = leaf.header().shape();
         self.is_appending.store(position.at == shape.count && shape.next == 0, Ordering::Relaxed);
+        position.is_last_insertion = shape.count < LEAF_CAP;
         if shape.count < LEAF_CAP {
             leaf.insert(position.at, bits, user_key, records);
             return Ok(());
@@ -306,17 +339,16 @@ impl MemtableTree {
     /// The writer's descent, along the links whose indexes `choose_link` returns. Nodes do not change during it,
     /// because only the writer changes them.
     #[inline]
-    fn path_by(&self, choose_link: impl Fn(&MemtableInnerNode) -> usize) -> (MemtableTreePath, u32) {
+    fn set_path(&self, position: &mut MemtableInsertPosition, choose_link: impl Fn(&MemtableInnerNode) -> usize) {
         let (height, mut node) = self.root();
         debug_assert!(height <= HEIGHT_MAX, "a path has space for every level");
-        let mut path = MemtableTreePath { steps: [(0, 0); HEIGHT_MAX], len: height };
-        for step in &mut path.steps[..height] {
+        for step in &mut position.path[..height] {
             let inner = self.inner(node);
             let link = choose_link(inner);
-            *step = (node, link);
+            *step = (node, link as u32);
             node = inner.link(link).1;
         }
-        (path, node)
+        (position.path_len, position.leaf) = (height, node);
     }
 
     /// Splits the full leaf of `position` and inserts the record into one of the two leaves. If insertions are
@@ -328,8 +360,8 @@ impl MemtableTree {
         bits: u32,
         user_key: &[u8],
     ) -> Result<()> {
-        let MemtableInsertPosition { path, leaf: number, at } = position;
-        let (number, at) = (*number, *at);
+        let MemtableInsertPosition { path, path_len, leaf: number, at, .. } = position;
+        let (path, number, at) = (&path[..*path_len], *number, *at);
         let leaf = self.leaf(number);
         let shape = leaf.header().shape();
         debug_assert_eq!(shape.count, LEAF_CAP, "only a full leaf is split");
@@ -345,7 +377,7 @@ impl MemtableTree {
         }
         let separator = upper.record(0);
         let right = self.leaves.push(upper).ok_or_else(no_memory)?;
-        self.link(records, &path.steps[..path.len], number, (separator, right))?;
+        self.link(records, path, number, (separator, right))?;
         debug_assert!(
             keep == 0
                 || records.order().is_custom()
@@ -361,7 +393,7 @@ impl MemtableTree {
 
     /// Inserts the link to a new node into the parent, which is the last step of `path`, after the link to the left
     /// sibling, node number `left`. Splits a full parent first. A split root gets a new root above it.
-    fn link(&self, records: &MemtableRecords, path: &[(u32, usize)], left: u32, new: (u32, u32)) -> Result<()> {
+    fn link(&self, records: &MemtableRecords, path: &[(u32, u32)], left: u32, new: (u32, u32)) -> Result<()> {
         let Some((&(number, followed), path)) = path.split_last() else {
             debug_assert_eq!(self.root().1, left, "a node without parent is the root");
             let root = MemtableInnerNode::with_first_child(left);
@@ -371,7 +403,8 @@ impl MemtableTree {
             self.root.store(height << 32 | u64::from(root), Ordering::Release);
             return Ok(());
         };
-        let (inner, at) = (self.inner(number), followed + 1);
+        let (inner, followed) = (self.inner(number), followed as usize);
+        let at = followed + 1;
         debug_assert_eq!(inner.link(followed).1, left, "the path leads to the node that was split");
         if inner.header().shape().count < INNER_CAP {
             inner.insert(at, new, records);
