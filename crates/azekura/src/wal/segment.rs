@@ -20,7 +20,7 @@ const POPULATE_STEP: u64 = 256 << 10;
 /// A worker makes at most this many bytes behind the last frame resident. They are dirty pages of the page cache.
 const POPULATE_AHEAD_MAX: u64 = 4 << 20;
 /// A group of at least this many bytes is written with [`File::write_at`] where the mapping is not resident, because
-/// one call of the system costs less than making so many pages resident.
+/// one call of the system costs less than making its pages resident.
 const UNMAPPED_GROUP_LEN_MIN: u64 = 32 << 10;
 /// Sizes of segments are multiples of this, in bytes.
 pub(crate) const WAL_PAGE_SIZE: u64 = 4096;

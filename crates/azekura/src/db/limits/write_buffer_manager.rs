@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(db.metrics().spare_memtable_bytes, 0, "nothing was flushed");
         part.flush().unwrap();
         let spare = db.metrics().spare_memtable_bytes;
-        assert!(spare >= 8 << 20 && spare <= BUDGET / 4, "{spare}");
+        assert!((8 << 20..=BUDGET / 4).contains(&spare), "{spare}");
         fill(20);
         let metrics = db.metrics();
         assert!(metrics.spare_memtable_bytes < spare, "the next memtable uses the chunks");
