@@ -522,6 +522,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "too long")]
     fn large_buffers_are_used_again_within_bounds() {
         let pool = BufferPool::new(128 << 20); // at most 2 MiB of spares
         assert_eq!(pool.spare_bytes_max(), 2 << 20);
