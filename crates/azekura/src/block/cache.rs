@@ -65,9 +65,9 @@ pub(crate) struct BlockCache {
     shards: Box<[PaddedShard]>,
     /// Pool that allocates the bytes of blocks.
     pool: Arc<BufferPool>,
-    /// The links to values of blob files, and their charge; `None` in a cache that has no space for them. Created for
-    /// the first value.
-    value_links: OnceLock<Option<ValueLinks>>,
+    /// The links to values of blob files, and their charge. Created for the first value, unless the cache has no space
+    /// for them.
+    value_links: OnceLock<ValueLinks>,
     /// Hits through links. A pinned thread owns the stripe with the slot index of its pin; the last stripe is shared.
     link_hits: Box<[LinkHitCounters]>,
 }
@@ -185,7 +185,11 @@ impl BlockCache {
 
     /// Inserts a value that was read from `offset` of `file`, as [`insert`](BlockCache::insert) does.
     pub(crate) fn insert_value(&self, file: FileNumber, offset: u64, value: &Arc<CachedBlobValue>) {
-        self.value_links.get_or_init(|| self.new_value_links());
+        if self.value_links.get().is_none()
+            && let Some(links) = self.new_value_links()
+        {
+            let _another_thread_was_first = self.value_links.set(links);
+        }
         self.insert(file, offset, BlockKind::Blob, value, self.value_slot(value.id()), false);
     }
 
@@ -193,14 +197,14 @@ impl BlockCache {
     /// link.
     #[inline]
     pub(crate) fn linked_value<'p>(&self, id: BlobValueId, pin: &'p Pin) -> Option<PinnedRef<'p, CachedBlobValue>> {
-        let (links, _) = self.value_links.get()?.as_ref()?;
+        let (links, _) = self.value_links.get()?;
         let value = links.child(value_link_index(id, links.link_count()), pin).filter(|value| value.id() == id)?;
         self.count_link_hit(BlockKind::Blob, pin);
         Some(value)
     }
 
     fn value_slot(&self, id: BlobValueId) -> Option<ParentSlot<CachedBlobValue>> {
-        let (links, _) = self.value_links.get()?.as_ref()?;
+        let (links, _) = self.value_links.get()?;
         Some((Arc::downgrade(links) as _, value_link_index(id, links.link_count())))
     }
 
@@ -665,7 +669,7 @@ mod tests {
 
     /// The id of another value with the same link as value `n`, in a cache that has created its links.
     fn id_with_same_link(cache: &BlockCache, n: u64) -> BlobValueId {
-        let (links, _) = cache.value_links.get().unwrap().as_ref().unwrap();
+        let (links, _) = cache.value_links.get().unwrap();
         let index = |id| value_link_index(id, links.link_count());
         (n + 1..).map(value_id).find(|id| index(*id) == index(value_id(n))).unwrap()
     }
@@ -707,6 +711,82 @@ mod tests {
         assert!(cache.linked_value(other, &Pin::new()).is_none());
         let (_, blobs) = cache.stats().kinds[kind_index(BlockKind::Blob)];
         assert_eq!((blobs.hits, blobs.misses, blobs.blocks), (4, 2, 0), "each read was counted once");
+    }
+
+    /// While the first value was read, evicted blocks that were not freed yet took all of the budget. The cache never
+    /// had links then.
+    #[test]
+    fn links_are_created_when_the_budget_allows_it() {
+        let cache = BlockCache::new(1 << 20);
+        let pin = Pin::new();
+        (0..3000).for_each(|offset| put(&cache, 1, offset, 1000));
+        read_value(&cache, value_id(1));
+        drop(pin);
+        wait_until_freed(&cache);
+        cache.remove_file(FileNumber(1));
+        wait_until_freed(&cache);
+        read_value(&cache, value_id(1));
+        assert!(read_value(&cache, value_id(1)), "the value has a link");
+    }
+
+    /// A value of arbitrary bytes in a buffer of the cache.
+    fn pooled_value(cache: &BlockCache, n: u64, len: usize) -> Arc<CachedBlobValue> {
+        let mut bytes = cache.buffer(len).unwrap();
+        bytes.extend_for_overwrite(len);
+        Arc::new(CachedBlobValue::new(value_id(n), bytes, 0))
+    }
+
+    /// A few small values stay in every slab, and large values follow. They once took as much memory again.
+    #[test]
+    fn large_values_use_what_small_ones_leave() {
+        const CAPACITY: u64 = 64 << 20;
+        let cache = BlockCache::new(CAPACITY);
+        let (mut n, mut hot) = (0, Vec::new());
+        let read = |hot: &[u64]| hot.iter().for_each(|n| _ = cache.get_value(FileNumber(1), *n, value_id(*n)));
+        while cache.pool.mapped() < CAPACITY - (4 << 20) && n < 40_000 {
+            cache.insert_value(FileNumber(1), n, &pooled_value(&cache, n, 4000));
+            if n % 480 == 0 {
+                hot.push(n);
+            }
+            if n % 200 == 0 {
+                read(&hot);
+            }
+            n += 1;
+        }
+        let mut large = Vec::new();
+        for n in 100_000..101_500 {
+            let mut bytes = cache.buffer(100_000).unwrap();
+            bytes.extend_for_overwrite(100_000);
+            let in_slab = bytes.is_in_slab();
+            let value = Arc::new(CachedBlobValue::new(value_id(n), bytes, 0));
+            cache.insert_value(FileNumber(2), n, &value);
+            large.push((Arc::downgrade(&value), in_slab));
+            if n % 10 == 0 {
+                read(&hot);
+            }
+        }
+        cache.shards.iter().for_each(|shard| RetiredBlock::drop_all(lock(shard).take_bag()));
+        wait_until(|| {
+            let outside = large.iter().filter(|(value, in_slab)| !in_slab && value.strong_count() > 0).count();
+            cache.pool.mapped() + outside as u64 * 100_000 <= CAPACITY + CAPACITY / 4
+        });
+    }
+
+    #[test]
+    fn short_slices_do_not_keep_slabs() {
+        let cache = BlockCache::new(64 << 20);
+        let mut slices = Vec::new();
+        for n in 0..60_000 {
+            let value = pooled_value(&cache, n, 300);
+            cache.insert_value(FileNumber(1), n, &value);
+            if n % 4000 == 0 {
+                slices.push(value.to_slice(|| Arc::clone(&value)));
+            }
+        }
+        let pool = Arc::clone(&cache.pool);
+        drop(cache);
+        wait_until(|| pool.mapped() <= 2 << 20);
+        assert_eq!(slices.len(), 15);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use crate::base::blob_pointer::BlobValueId;
-use crate::base::shared_bytes::{BytesOwner, SharedBytes};
+use crate::base::shared_bytes::{BytesOwner, SHARED_LEN_MIN, SharedBytes};
 use crate::base::{Error, Result};
 use crate::block::frame::BlockContents;
 use crate::block::restart_block::RestartBlock;
@@ -41,12 +41,10 @@ impl CachedBlobValue {
         self.id
     }
 
-    /// Returns the value. Only a short value is copied.
+    /// Returns the value: shared if it has at least [`SHARED_LEN_MIN`] bytes, otherwise copied.
     pub(crate) fn to_slice(&self, to_arc: impl FnOnce() -> Arc<CachedBlobValue>) -> Slice {
-        if let Some(short) = Slice::inline(self) {
-            return short;
-        }
-        SharedBytes::new(to_arc(), 0..self.len()).map_or_else(|| Slice::from(&**self), Slice::from)
+        let shared = if self.len() < SHARED_LEN_MIN { None } else { SharedBytes::new(to_arc(), 0..self.len()) };
+        shared.map_or_else(|| Slice::from(&**self), Slice::from)
     }
 
     fn memory(&self) -> usize {

@@ -76,7 +76,8 @@ pub struct BlockKindMetrics {
 pub struct CacheMetrics {
     /// Capacity in bytes.
     pub capacity: u64,
-    /// Bytes in use now, including evicted blocks that a reader may still use; never above `capacity`.
+    /// Bytes in use now, including evicted blocks that a reader may still use and the table of links to values; never
+    /// above `capacity`.
     pub used: u64,
     /// Bytes of blocks that are pinned until their table is removed; included in `used`.
     pub pinned: u64,
@@ -258,7 +259,9 @@ impl Metrics {
         let in_use = metrics.active_memtable_bytes + metrics.sealed_memtable_bytes;
         metrics.memtable_bytes = inner.write_buffers.memory_usage().max(in_use);
         metrics.pinned_memtable_bytes = metrics.memtable_bytes - in_use;
-        metrics.spare_memtable_bytes = inner.write_buffers.spare_bytes();
+        // Memtables that were flushed after the total was read are not counted twice.
+        let unused = inner.settings.memory_budget.saturating_sub(metrics.memtable_bytes);
+        metrics.spare_memtable_bytes = inner.write_buffers.spare_bytes().min(unused);
         if let Some(writer) = &inner.writer {
             (metrics.commits, metrics.records) = writer.committer.counts();
             let wal = writer.wal.stats();

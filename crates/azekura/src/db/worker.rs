@@ -495,6 +495,9 @@ fn sync_periodically(inner: &DbInner, interval: Duration) {
 fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
     let (mut last_changes, mut last_chunk_use) = (HashMap::new(), (0, 0));
     loop {
+        if is_first {
+            inner.write_buffers.free_unneeded_spare_bytes(&mut last_chunk_use, inner.env.monotonic_ns());
+        }
         let seen = match inner.background.next_worker_step() {
             WorkerStep::FindTask { seen } => seen,
             WorkerStep::Close(close) => return close(),
@@ -506,10 +509,6 @@ fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) if is_first && seal_idle_memtables(inner, &mut last_changes) => {}
             Ok(Ok(false)) => {
-                if is_first {
-                    let now = inner.env.monotonic_ns();
-                    inner.write_buffers.free_unneeded_spare_bytes(&mut last_chunk_use, now);
-                }
                 let retry_ms = next_retry_ns(inner).map(|ns| ns.div_ceil(1_000_000).max(1));
                 inner.background.wait_for_work(seen, retry_ms);
             }

@@ -51,7 +51,7 @@ impl FoundValues<'_> {
         if kind == RecordKind::BlobPointer {
             let pointer = BlobPointer::decode(&value)?;
             if let Some(value) = self.context.linked_value(&pointer, &Pin::new()) {
-                self.values[number] = Some(BlockValue::in_blob_file(value).to_slice());
+                self.values[number] = Some(value.to_slice(|| value.to_arc()));
                 return Ok(());
             }
             let file = self.now.blob_file(pointer.logical_file);

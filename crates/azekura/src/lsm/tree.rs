@@ -403,6 +403,8 @@ impl EngineView for LsmView {
 /// The result of a lookup.
 enum LookupValue<R> {
     Inline(R),
+    /// A cached value of a blob file. It is read without the epoch pin, as one that is not cached.
+    Cached(Slice),
     /// In this blob file. The handle keeps the file open.
     InBlobFile(BlobPointer, Arc<BlobHandle>),
     /// In a blob file that was created after the super version was taken.
@@ -435,7 +437,7 @@ impl LsmTree {
                     RecordKind::BlobPointer => {
                         let pointer = BlobPointer::decode(&value)?;
                         if let Some(value) = self.context.linked_value(&pointer, pin) {
-                            return Ok(LookupValue::Inline(inline(BlockValue::in_blob_file(value))));
+                            return Ok(LookupValue::Cached(value.to_slice(|| value.to_arc())));
                         }
                         Ok(match now.blob_file(pointer.logical_file) {
                             Some(handle) => LookupValue::InBlobFile(pointer, Arc::clone(handle)),
@@ -450,6 +452,7 @@ impl LsmTree {
             match found.transpose()? {
                 None => return Ok(None),
                 Some(LookupValue::Inline(value)) => return Ok(Some(value)),
+                Some(LookupValue::Cached(value)) => return Ok(Some(from_blob(value))),
                 // Without the epoch pin, because a file read would delay the freeing of all memory that waits for the
                 // epoch.
                 Some(LookupValue::InBlobFile(pointer, handle)) => {

@@ -27,8 +27,12 @@ const SPARE_LEN_MAX: usize = 1 << 20;
 /// Capacities of such buffers have at most this many significant bits, so that a spare fits many lengths: at most an
 /// eighth is unused.
 const SPARE_LEN_BITS: u32 = 4;
-/// The spares take at most this part of the pool's bytes.
+/// The spares take at most this part of the pool's bytes, and at most [`SPARE_BYTES_MAX`].
 const SPARE_BYTES_DIVISOR: u64 = 64;
+const SPARE_BYTES_MAX: u64 = 16 << 20;
+/// A large buffer comes from a slab if more than this part of a full pool is free, so that the pool does not keep
+/// memory that only small buffers can use.
+const FREE_SHARE_DIVISOR: usize = 8;
 /// Number of slabs that are searched before a new one is allocated.
 const SLABS_TRIED_MAX: usize = 8;
 /// A slab is searched only while it may have a free run of at least this many units.
@@ -73,6 +77,11 @@ impl Buffer {
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc(layout) }).ok_or(layout)?;
         Ok(Buffer { start, len: 0, capacity, initialized: 0, pool: None })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_in_slab(&self) -> bool {
+        matches!(self.pool, Some((_, BufferSource::Slab(_))))
     }
 
     /// Memory held, in bytes.
@@ -204,6 +213,8 @@ struct BufferSlabs {
     all: Vec<Option<BufferSlab>>,
     /// Indexes of `all` that are empty.
     vacant_indexes: Vec<u32>,
+    /// Number of free units of all slabs.
+    free_units: usize,
     /// Indexes of the slabs that may have space, the most likely ones first.
     candidates: VecDeque<u32>,
 }
@@ -228,7 +239,7 @@ impl BufferPool {
     /// allocator only.
     pub(crate) fn new(bytes: u64) -> Arc<BufferPool> {
         let limit = usize::try_from(bytes / HUGE_PAGE as u64).unwrap_or(usize::MAX);
-        let spare_bytes = if limit == 0 { 0 } else { bytes / SPARE_BYTES_DIVISOR };
+        let spare_bytes = if limit == 0 { 0 } else { (bytes / SPARE_BYTES_DIVISOR).min(SPARE_BYTES_MAX) };
         Arc::new(BufferPool {
             limit,
             slabs: Mutex::default(),
@@ -251,8 +262,13 @@ impl BufferPool {
         BufferPool::allocate(self, capacity).or_else(|| Buffer::allocated(capacity).ok())
     }
 
-    /// A spare of this capacity or a little more, or a new buffer that will become one.
+    /// A spare of this capacity or a little more, a new buffer that will become one, or free space of a slab.
     fn large_buffer(self: &Arc<BufferPool>, capacity: usize) -> Option<Buffer> {
+        let units = capacity.div_ceil(UNIT_LEN);
+        let in_slab = self.lock().allocate_in_free_share(units, self.limit);
+        if let Some(found) = in_slab {
+            return Some(self.slab_buffer(units, found));
+        }
         let step = 1 << (capacity.ilog2() + 1 - SPARE_LEN_BITS);
         let rounded = capacity.next_multiple_of(step);
         let spare = lock(&self.spares).take(rounded);
@@ -280,10 +296,14 @@ impl BufferPool {
             return None;
         }
         let units = capacity.div_ceil(UNIT_LEN).max(1);
-        let (slab, start) = self.lock().allocate(units, self.limit)?;
+        let found = self.lock().allocate(units, self.limit)?;
+        Some(self.slab_buffer(units, found))
+    }
+
+    fn slab_buffer(self: &Arc<BufferPool>, units: usize, (slab, start): (u32, NonNull<u8>)) -> Buffer {
         let capacity = units * UNIT_LEN;
         let pool = Some((Arc::clone(self), BufferSource::Slab(slab)));
-        Some(Buffer { start, len: 0, capacity, initialized: capacity, pool })
+        Buffer { start, len: 0, capacity, initialized: capacity, pool }
     }
 
     fn free(&self, slab: u32, start: NonNull<u8>, capacity: usize) {
@@ -322,11 +342,22 @@ impl SpareBuffers {
 
 impl BufferSlabs {
     fn allocate(&mut self, units: usize, limit: usize) -> Option<(u32, NonNull<u8>)> {
+        self.allocate_in_mapped(units).or_else(|| self.allocate_in_new(units, limit))
+    }
+
+    /// Allocates in a mapped slab, if more than a part of the units of all slabs is free.
+    fn allocate_in_free_share(&mut self, units: usize, limit: usize) -> Option<(u32, NonNull<u8>)> {
+        let is_large = self.free_units > limit.saturating_mul(SLAB_UNITS) / FREE_SHARE_DIVISOR;
+        if is_large { self.allocate_in_mapped(units) } else { None }
+    }
+
+    fn allocate_in_mapped(&mut self, units: usize) -> Option<(u32, NonNull<u8>)> {
         for _ in 0..self.candidates.len().min(SLABS_TRIED_MAX) {
             let at = *self.candidates.front()?;
             let slab = self.all[at as usize].as_mut().expect("candidates exist");
             debug_assert!(slab.is_candidate, "a candidate is marked as one");
             if let Some(start) = slab.allocate(units) {
+                self.free_units -= units;
                 return Some((at, start));
             }
             self.candidates.pop_front();
@@ -335,11 +366,16 @@ impl BufferSlabs {
                 self.candidates.push_back(at);
             }
         }
+        None
+    }
+
+    fn allocate_in_new(&mut self, units: usize, limit: usize) -> Option<(u32, NonNull<u8>)> {
         if self.all.len() - self.vacant_indexes.len() >= limit {
             return None;
         }
         let mut slab = BufferSlab::new()?;
         let start = slab.allocate(units)?;
+        self.free_units += SLAB_UNITS - units;
         let at = self.vacant_indexes.pop().unwrap_or_else(|| {
             self.all.push(None);
             self.all.len() as u32 - 1
@@ -357,6 +393,7 @@ impl BufferSlabs {
         let slab = slot.as_mut().expect("the slab of a buffer exists");
         debug_assert!(capacity.is_multiple_of(UNIT_LEN), "buffers of a pool have whole units");
         slab.free(start, capacity / UNIT_LEN);
+        self.free_units += capacity / UNIT_LEN;
         if !slab.is_candidate {
             slab.is_candidate = true;
             self.candidates.push_front(at);
@@ -366,6 +403,7 @@ impl BufferSlabs {
         }
         self.candidates.retain(|other| *other != at);
         self.vacant_indexes.push(at);
+        self.free_units -= SLAB_UNITS;
         slot.take()
     }
 }

@@ -106,8 +106,7 @@ impl Slice {
         Slice(Repr::Shared { start: in_range(start), len: in_range(len), bytes })
     }
 
-    /// Returns a copy; `None` if the value is too long to be stored inline.
-    pub(crate) fn inline(value: &[u8]) -> Option<Slice> {
+    fn inline(value: &[u8]) -> Option<Slice> {
         let mut bytes = [0; INLINE_LEN_MAX];
         bytes.get_mut(..value.len())?.copy_from_slice(value);
         Some(Slice(Repr::Inline { len: value.len() as u8, bytes }))

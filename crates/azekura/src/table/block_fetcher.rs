@@ -9,7 +9,7 @@ use crate::base::blob_pointer::BlobReferences;
 use crate::base::scratch::{KEPT_SCRATCH_MAX, with_scratch};
 use crate::base::version_edit::FileNumber;
 use crate::base::{Error, Result};
-use crate::block::cached_block::{CachedBlobValue, DecodableBlock, ParentSlot};
+use crate::block::cached_block::{DecodableBlock, ParentSlot};
 use crate::block::frame::{BlockContents, BlockFrame, decode_capacity, open_frame};
 use crate::block::restart_block::RestartBlock;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind};
@@ -317,30 +317,20 @@ impl<T> BlockRef<'_, T> {
     }
 }
 
-/// A value in memory, and its owner if the value may keep that alive.
+/// A value in a block, and the block if the value may keep it alive.
 pub(crate) struct BlockValue<'a> {
     bytes: &'a [u8],
-    owner: Option<ValueOwner<'a>>,
-}
-
-#[derive(Clone, Copy)]
-enum ValueOwner<'a> {
-    Block(&'a BlockRef<'a, Block>),
-    Blob(PinnedRef<'a, CachedBlobValue>),
+    block: Option<&'a BlockRef<'a, Block>>,
 }
 
 impl<'a> BlockValue<'a> {
     /// A value that is always copied.
     pub(crate) fn unpinned(bytes: &'a [u8]) -> BlockValue<'a> {
-        BlockValue { bytes, owner: None }
+        BlockValue { bytes, block: None }
     }
 
     pub(crate) fn in_block(block: &'a BlockRef<'a, Block>, bytes: &'a [u8]) -> BlockValue<'a> {
-        BlockValue { bytes, owner: Some(ValueOwner::Block(block)) }
-    }
-
-    pub(crate) fn in_blob_file(value: PinnedRef<'a, CachedBlobValue>) -> BlockValue<'a> {
-        BlockValue { bytes: value.get(), owner: Some(ValueOwner::Blob(value)) }
+        BlockValue { bytes, block: Some(block) }
     }
 
     /// The value without its first `len` bytes.
@@ -348,15 +338,10 @@ impl<'a> BlockValue<'a> {
         BlockValue { bytes: &self.bytes[len..], ..self }
     }
 
-    /// The value as a slice. A value of a blob file, and a large value that is most of its block, is shared; others are
-    /// copied.
+    /// The value as a slice. A large value that is most of its block is shared, others are copied.
     #[inline]
     pub(crate) fn to_slice(&self) -> Slice {
-        let shared = match self.owner {
-            Some(ValueOwner::Block(block)) => block.shared_value(self.bytes, || block.to_arc()),
-            Some(ValueOwner::Blob(value)) => return value.to_slice(|| value.to_arc()),
-            None => None,
-        };
+        let shared = self.block.and_then(|block| block.shared_value(self.bytes, || block.to_arc()));
         shared.map_or_else(|| Slice::from(self.bytes), Slice::from)
     }
 }

@@ -50,7 +50,8 @@ impl FilterBuilder {
     /// Adds the hash of `user_key`, which differs from the previous user key `before`, and the hash of its prefix,
     /// unless that was added last.
     pub(crate) fn add(&mut self, hash: u64, prefix: Option<u64>, before: &[u8], user_key: &[u8], order: &KeyOrder) {
-        if self.keys_per_partition.is_some_and(|keys| self.hashes.len() >= keys) {
+        let added = 1 + usize::from(prefix.is_some_and(|prefix| self.last_prefix != Some(prefix)));
+        if !self.hashes.is_empty() && self.keys_per_partition.is_some_and(|keys| self.hashes.len() + added > keys) {
             let mut bound = Vec::new();
             order.separator(before, user_key, &mut bound);
             debug_assert!(
@@ -70,8 +71,8 @@ impl FilterBuilder {
 
     fn finish_partition(&mut self, bound: Vec<u8>) {
         debug_assert!(
-            self.keys_per_partition.is_none_or(|keys| self.hashes.len() <= keys + 1),
-            "a partition has at most the prefix of its last key more than its keys"
+            self.keys_per_partition.is_none_or(|keys| self.hashes.len() <= keys.max(2)),
+            "a partition has no more hashes than fit, or one key and its prefix"
         );
         let raw = FilterBlock::build(&self.hashes, self.bits_per_key);
         self.partition_bytes += raw.len() as u64;
@@ -180,5 +181,26 @@ impl TableFilter {
             TableFilter::Single(slot) => slot.pinned_bytes(),
             TableFilter::Partitioned(slot) => slot.pinned_bytes(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each key has a prefix of its own, so each adds two hashes.
+    #[test]
+    fn partitions_with_prefixes_fit_a_page() {
+        let order = KeyOrder::bytewise();
+        let policy = FilterPolicy::Bloom { bits_per_key: 10.0 };
+        let mut filter = FilterBuilder::new(policy, Some(4096), &order).unwrap();
+        let (mut before, mut key) = (Vec::new(), Vec::new());
+        for n in 0..20_000u32 {
+            std::mem::swap(&mut before, &mut key);
+            key = n.to_be_bytes().to_vec();
+            filter.add(u64::from(n) * 77, Some(u64::from(n) * 99 + 1), &before, &key, &order);
+        }
+        let lens: Vec<usize> = filter.finish(&key).iter().map(|part| part.raw.len() + FRAME_HEADER_LEN).collect();
+        assert!(lens.len() > 5 && lens.iter().all(|len| *len <= 4096), "{lens:?}");
     }
 }

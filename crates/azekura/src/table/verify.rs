@@ -281,7 +281,8 @@ impl TableVerifier<'_> {
             let mut padding = vec![0; (frame.offset - at) as usize]; // less than a page
             self.table.fetcher.file.get()?.read_exact_at(&mut padding, at)?;
             if let Some(other) = padding.iter().position(|byte| *byte != 0) {
-                return Err(Error::corruption("padding of the table is not zero").at_offset(at + other as u64));
+                return Err(Error::corruption("padding of the table is not zero; no record is affected")
+                    .at_offset(at + other as u64));
             }
             at = frame.end()?;
         }

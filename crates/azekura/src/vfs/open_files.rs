@@ -258,6 +258,7 @@ impl DataFiles {
         let mut open = self.lock();
         let keep_count = open.open / 2;
         let closed = open.evict_to_fit(keep_count + 1);
+        open.sweep();
         drop(open);
         !closed.is_empty()
     }
@@ -376,6 +377,15 @@ impl OpenFileTable {
     fn close(&mut self, slot: &FileSlot) -> Option<Arc<dyn File>> {
         let closed = slot.lock().file.take()?;
         self.open -= 1;
+        self.sweep();
+        if cfg!(debug_assertions) {
+            self.check_invariants();
+        }
+        Some(closed)
+    }
+
+    /// Removes the slots without a handle from the clock if they are many.
+    fn sweep(&mut self) {
         if self.clock.len() > 2 * self.open + 16 {
             self.clock.retain(|slot| {
                 let mut handle = slot.lock();
@@ -383,10 +393,6 @@ impl OpenFileTable {
                 handle.is_in_clock
             });
         }
-        if cfg!(debug_assertions) {
-            self.check_invariants();
-        }
-        Some(closed)
     }
 
     /// Panics if `open` does not count the handles in the clock.
@@ -600,6 +606,14 @@ mod tests {
         files.create(FileNumber(1)).unwrap().write_at(&[7], 0).unwrap();
         assert_eq!((read_number(&first), files.open_file_count()), (7, 0), "it is not cached any more");
         assert_eq!((read_number(&second), files.open_file_count()), (2, 1));
+    }
+
+    #[test]
+    fn evicted_files_leave_the_clock() {
+        let files = numbered_files(116, 200);
+        (0..116).for_each(|id| _ = files.get(FileNumber(id)).unwrap());
+        (50..116).for_each(|id| files.close(FileNumber(id)));
+        assert_eq!((files.open_file_count(), files.evict_half(), files.open_file_count()), (50, true, 25));
     }
 
     #[test]

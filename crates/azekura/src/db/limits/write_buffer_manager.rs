@@ -135,7 +135,9 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::base::{Error, ErrorKind};
     use crate::db::config::Config;
+    use crate::mem::epoch::tests::wait_until;
     use crate::testing::MemFs;
 
     #[test]
@@ -164,6 +166,19 @@ mod tests {
         buffers.note_change();
         assert!(!buffers.memory_is_full(), "`seal` has sealed nothing, so nothing larger is left");
     }
+
+    /// A poisoned database, which stays open for reads, once kept the chunks, because its workers find no task.
+    #[test]
+    fn poisoned_database_frees_its_spare_chunks() {
+        let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(1).memory_budget(64 << 20).open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        (0..60u8).for_each(|n| part.insert([n], vec![7; 200 << 10]).unwrap());
+        part.flush().unwrap();
+        let inner = &db.handle.inner;
+        let _error = inner.poison.set(Error::new(ErrorKind::Poisoned, "a sync failed"));
+        wait_until(|| inner.write_buffers.spare_bytes() == 0);
+    }
+
     #[test]
     fn spare_chunks_are_reused_and_given_back() {
         const BUDGET: u64 = 64 << 20;
