@@ -272,25 +272,12 @@ impl LsmTree {
         let mut active = lock(&self.active_memtable);
         let mut sealed = false;
         if let Err(error) = active.insert(entry) {
-            // The memtable may be full, and an empty one has space.
-            if error.kind() != ErrorKind::Invalid || active.is_empty() {
-                return Err(error);
-            }
-            self.seal_active(&mut active);
+            self.seal_full(&mut active, error)?;
             active.insert(entry)?;
             sealed = true;
         }
-        if active.len() == 1 {
-            self.dead_ranges.note_new_memtable();
-        }
-        if entry.kind.is_value() {
-            self.dead_ranges.note_insertions(std::iter::once(entry.user_key), &self.context.order);
-        }
-        if self.is_due(&active) {
-            self.seal_active(&mut active);
-            sealed = true;
-        }
-        Ok(sealed)
+        self.note_inserted(&active, std::slice::from_ref(&entry));
+        Ok(self.seal_if_due(&mut active) || sealed)
     }
 
     /// Adds records as [`insert`](Self::insert) does one after another, but takes the locks once for all of them, if
@@ -308,24 +295,52 @@ impl LsmTree {
                 continue;
             }
             let mut active = lock(&self.active_memtable);
-            let had_records = active.has_records();
             let (added, inserted) = active.insert_run(&entries[..run_len], || self.may_be_due(&active));
             let (new, rest) = entries.split_at(added);
+            self.note_inserted(&active, new);
+            sealed |= match inserted {
+                Ok(()) => self.seal_if_due(&mut active),
+                Err(error) => self.seal_full(&mut active, error).map(|()| true)?,
+            };
             entries = rest;
-            if added > 0 && !had_records {
-                self.dead_ranges.note_new_memtable();
-            }
-            let values = new.iter().filter(|entry| entry.kind.is_value()).map(|entry| entry.user_key);
-            self.dead_ranges.note_insertions(values, &self.context.order);
-            match inserted {
-                Ok(()) if !self.is_due(&active) => continue,
-                // The memtable may be full, and an empty one has space.
-                Err(error) if error.kind() != ErrorKind::Invalid || active.is_empty() => return Err(error),
-                _ => self.seal_active(&mut active),
-            }
-            sealed = true;
         }
         Ok(sealed)
+    }
+
+    /// Tells the dead ranges that `entries` are the last records that were inserted into the active memtable.
+    #[inline]
+    fn note_inserted(&self, active: &Memtable, entries: &[EntryRef<'_>]) {
+        if !entries.is_empty() && active.len() == entries.len() as u64 {
+            self.dead_ranges.note_new_memtable();
+        }
+        let mut values = entries.iter().filter(|entry| entry.kind.is_value()).map(|entry| entry.user_key).peekable();
+        if values.peek().is_some() {
+            self.dead_ranges.note_insertions(values, &self.context.order);
+        }
+    }
+
+    /// Seals the active memtable if it is due after an insertion. True if it was.
+    #[inline]
+    fn seal_if_due(&self, active: &mut MutexGuard<'_, Arc<Memtable>>) -> bool {
+        let is_due = self.is_due(active);
+        if is_due {
+            self.seal_active(active);
+        }
+        is_due
+    }
+
+    /// Seals the active memtable after an insertion into it failed with `error`, if an empty memtable may have space
+    /// for the record.
+    ///
+    /// # Errors
+    /// `error` if the memtable is empty, or the error is not `Invalid`.
+    #[cold]
+    fn seal_full(&self, active: &mut MutexGuard<'_, Arc<Memtable>>, error: Error) -> Result<()> {
+        if error.kind() != ErrorKind::Invalid || active.is_empty() {
+            return Err(error);
+        }
+        self.seal_active(active);
+        Ok(())
     }
 
     /// Whether the active memtable must be sealed, after an insertion.
