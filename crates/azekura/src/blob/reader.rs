@@ -6,16 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::base::blob_pointer::{BlobPointer, BlobReferences, BlobValueId, OrdinalSet};
-use crate::base::compression::{Codec, decompress};
+use crate::base::compression::decompress;
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
-use crate::base::scratch::{KEPT_SCRATCH_MAX, with_scratch};
 use crate::base::version_edit::{BlobFileMeta, FileNumber};
 use crate::base::{Error, Result};
 use crate::blob::format::{BlobIndexPageIter, BlobMetaindex, BlobSectionIndex};
 use crate::block::cached_block::{CachedBlobIndexPage, CachedBlobValue, DecodableBlock};
-use crate::block::frame::{BlockFrame, FRAME_HEADER_LEN, open_frame};
+use crate::block::frame::{BlockFrame, FRAME_HEADER_LEN, open_frame, read_frame};
 use crate::block::{BlockCache, BlockHandle, BlockKind};
-use crate::mem::buffer_pool::Buffer;
 use crate::mem::slice::Slice;
 use crate::vfs::File;
 use crate::vfs::open_files::{DataFile, DataFiles};
@@ -314,28 +312,16 @@ impl BlobFile {
         body.and_then(CachedBlobIndexPage::decode_body).map_err(|error| error.at_offset(handle.offset))
     }
 
-    /// Reads a value into bytes that the returned slices share: a frame that is probably compressed into bytes that the
-    /// thread keeps, and another in place.
+    /// Reads a value into bytes that the returned slices share.
     fn load_value(&self, id: BlobValueId, handle: BlockHandle, is_compressed: bool) -> Result<CachedBlobValue> {
         if handle.end()? > self.size() {
             return Err(Error::corruption("value ends past the end of the file"));
         }
-        let len = usize::try_from(handle.len);
-        let len = len.map_err(|_| Error::unsupported("value is larger than this machine's memory"))?;
-        let file = self.file()?;
-        if is_compressed && len <= KEPT_SCRATCH_MAX {
-            return with_scratch(len, |bytes| {
-                file.read_exact_at(bytes, handle.offset)?;
-                self.decode_value(id, &BlockFrame::check(bytes, self.file_id()?, handle.offset, BlockKind::Blob)?)
-            });
-        }
-        let mut bytes = self.allocate_buffer(len)?;
-        file.read_exact_at(&mut bytes, handle.offset)?;
-        let frame = BlockFrame::check(&bytes, self.file_id()?, handle.offset, BlockKind::Blob)?;
-        match frame.codec {
-            Codec::None => Ok(CachedBlobValue::new(id, bytes, FRAME_HEADER_LEN)),
-            _ => self.decode_value(id, &frame),
-        }
+        let (file, file_id) = (self.file()?, self.file_id()?);
+        let allocate = |capacity| self.cache.buffer(capacity);
+        let read = |bytes: &mut [u8]| file.read_exact_at(bytes, handle.offset);
+        let contents = read_frame(handle, BlockKind::Blob, file_id, is_compressed, allocate, read)?;
+        Ok(CachedBlobValue::from_contents(id, contents))
     }
 
     /// The same for a sequential caller, whose read-ahead buffer may have the frame.
@@ -347,22 +333,9 @@ impl BlobFile {
         ahead: &mut BlobReadAhead,
     ) -> Result<CachedBlobValue> {
         let Some(bytes) = self.read_window(handle, ahead)? else { return self.load_value(id, handle, is_compressed) };
-        self.decode_value(id, &BlockFrame::check(bytes, self.file_id()?, handle.offset, BlockKind::Blob)?)
-    }
-
-    /// Copies or decompresses the value of a frame.
-    fn decode_value(&self, id: BlobValueId, frame: &BlockFrame<'_>) -> Result<CachedBlobValue> {
-        let mut raw = self.allocate_buffer(frame.raw_len)?;
-        decompress(frame.codec, frame.stored, &mut raw)?;
-        Ok(CachedBlobValue::new(id, raw, 0))
-    }
-
-    /// Allocates `len` bytes of arbitrary content, which the caller overwrites.
-    fn allocate_buffer(&self, len: usize) -> Result<Buffer> {
-        let buffer = self.cache.buffer(len);
-        let mut buffer = buffer.ok_or_else(|| Error::corruption("no memory for a value of its declared length"))?;
-        buffer.extend_for_overwrite(len);
-        Ok(buffer)
+        let frame = BlockFrame::check(bytes, self.file_id()?, handle.offset, BlockKind::Blob)?;
+        let contents = frame.decode(|capacity| self.cache.buffer(capacity))?;
+        Ok(CachedBlobValue::from_contents(id, contents))
     }
 
     /// The bytes of the frame from the read-ahead buffer, after a read-ahead if reads are sequential. `None` if there

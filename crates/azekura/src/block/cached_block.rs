@@ -36,6 +36,12 @@ impl CachedBlobValue {
         CachedBlobValue { id, bytes, start }
     }
 
+    /// A value that was read from a frame.
+    pub(crate) fn from_contents(id: BlobValueId, contents: BlockContents) -> CachedBlobValue {
+        let (bytes, start) = contents.into_parts();
+        CachedBlobValue::new(id, bytes, start)
+    }
+
     #[inline]
     pub(crate) fn id(&self) -> BlobValueId {
         self.id

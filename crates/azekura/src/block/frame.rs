@@ -6,6 +6,7 @@ use crate::base::checksum::{location_seed, xxh3, xxh3_concat};
 use crate::base::coding::{ByteReader, put_varint};
 use crate::base::compression::{Codec, CompressedBytes, CompressionType, decompress};
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
+use crate::base::scratch::{KEPT_SCRATCH_MAX, with_scratch};
 use crate::base::{Error, Result};
 use crate::mem::buffer_pool::Buffer;
 
@@ -139,9 +140,30 @@ impl Deref for BlockContents {
 }
 
 /// Capacity of a buffer for a block of `len` bytes that will be decoded, because decoding appends fences to most
-/// blocks.
-pub(crate) fn decode_capacity(len: usize) -> usize {
-    len.saturating_add(len / 64 + 32)
+/// blocks, but nothing to values.
+fn decode_capacity(kind: BlockKind, len: usize) -> usize {
+    match kind {
+        BlockKind::Blob => len,
+        _ => len.saturating_add(len / 64 + 32),
+    }
+}
+
+/// Allocates a buffer of `len` bytes of arbitrary content for a block or a frame of `kind`, which the caller
+/// overwrites. `allocate` returns an empty buffer of a capacity in bytes, which includes the bytes that decoding
+/// appends.
+///
+/// # Errors
+/// `Corruption` if there is no memory for that length, `Unsupported` if this machine cannot address it.
+pub(crate) fn allocate_block(
+    kind: BlockKind,
+    len: u64,
+    allocate: impl FnOnce(usize) -> Option<Buffer>,
+) -> Result<Buffer> {
+    let len = usize::try_from(len).map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
+    let buffer = allocate(decode_capacity(kind, len));
+    let mut buffer = buffer.ok_or_else(|| Error::corruption("no memory for a block of its declared length"))?;
+    buffer.extend_for_overwrite(len);
+    Ok(buffer)
 }
 
 /// Appends the frame of a block. The frame will be stored at `offset` of the file.
@@ -192,6 +214,31 @@ pub(crate) fn open_frame(bytes: Buffer, file_id: &[u8; 16], offset: u64, kind: B
         Codec::None => Ok(BlockContents { bytes, start: FRAME_HEADER_LEN, kind: found }),
         _ => frame.decode(|capacity| bytes.new_from_same_pool(capacity)),
     }
+}
+
+/// Reads the frame at `handle` and opens it as [`open_frame`] does. `read` fills a buffer with its bytes. A frame that
+/// is probably compressed is read into a buffer that the thread keeps, and decoded into one from `allocate`. Another is
+/// read into a buffer from `allocate`, and its block stays there.
+///
+/// # Errors
+/// As for [`open_frame`] and [`allocate_block`], and the errors of `read`.
+pub(crate) fn read_frame(
+    handle: BlockHandle,
+    kind: BlockKind,
+    file_id: &[u8; 16],
+    is_compressed: bool,
+    allocate: impl FnOnce(usize) -> Option<Buffer>,
+    read: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<BlockContents> {
+    if is_compressed && handle.len <= KEPT_SCRATCH_MAX as u64 {
+        return with_scratch(handle.len as usize, |bytes| {
+            read(bytes)?;
+            BlockFrame::check(bytes, file_id, handle.offset, kind)?.decode(allocate)
+        });
+    }
+    let mut bytes = allocate_block(kind, handle.len, allocate)?;
+    read(&mut bytes)?;
+    open_frame(bytes, file_id, handle.offset, kind)
 }
 
 /// A frame with a valid checksum and plausible lengths. Borrows the bytes of the frame.
@@ -245,10 +292,7 @@ impl<'a> BlockFrame<'a> {
     /// # Errors
     /// `Corruption` if the block does not decompress to its declared length, or if there is no memory for that length.
     pub(crate) fn decode(&self, allocate: impl FnOnce(usize) -> Option<Buffer>) -> Result<BlockContents> {
-        // The capacity includes the bytes that decoding appends to the block.
-        let raw = allocate(decode_capacity(self.raw_len));
-        let mut raw = raw.ok_or_else(|| Error::corruption("no memory for the declared size of a block"))?;
-        raw.extend_for_overwrite(self.raw_len);
+        let mut raw = allocate_block(self.kind, self.raw_len as u64, allocate)?;
         decompress(self.codec, self.stored, &mut raw)?;
         Ok(BlockContents::new(self.kind, raw))
     }
@@ -349,6 +393,49 @@ mod tests {
                 assert_eq!(&*checked.decode(|len| Some(Buffer::with_capacity(len))).unwrap(), &raw);
                 assert!(checked.decode(|_| None).is_err());
                 assert_eq!(&*open_frame(frame.into(), &ID, 99, BlockKind::Data).unwrap(), &raw);
+            }
+        }
+    }
+
+    /// Only an uncompressed block that was not expected to be compressed stays where it was read.
+    #[test]
+    fn frame_is_read_in_place_or_decoded() {
+        let raw = [9; 6400];
+        for (kind, raw_capacity, more) in [(BlockKind::Data, 6532, 132), (BlockKind::Blob, 6400, 0)] {
+            for (compression, is_compressed) in
+                [CompressionType::None, CompressionType::Lz4].into_iter().flat_map(|c| [(c, false), (c, true)])
+            {
+                let mut frame = Vec::new();
+                let handle = put_frame(&mut frame, &ID, 99, kind, compression, &raw);
+                let in_place = compression == CompressionType::None && !is_compressed;
+                let allocated = std::cell::Cell::new(0);
+                let allocate = |capacity| {
+                    allocated.set(capacity);
+                    Some(Buffer::with_capacity(capacity))
+                };
+                let read = |bytes: &mut [u8]| {
+                    bytes.copy_from_slice(&frame);
+                    Ok(())
+                };
+                let contents = read_frame(handle, kind, &ID, is_compressed, allocate, read).unwrap();
+                assert_eq!((&*contents, contents.kind()), (&raw[..], kind));
+                assert_eq!(contents.into_parts().1, if in_place { FRAME_HEADER_LEN } else { 0 });
+                if in_place {
+                    assert_eq!(allocated.get(), frame.len() + more, "the frame, and what decoding appends");
+                } else if is_compressed {
+                    assert_eq!(allocated.get(), raw_capacity, "only the decoded block takes memory");
+                }
+                let no_memory = read_frame(handle, kind, &ID, is_compressed, |_| None, read);
+                assert_eq!(no_memory.unwrap_err().kind(), ErrorKind::Corruption);
+                let unread = read_frame(
+                    handle,
+                    kind,
+                    &ID,
+                    is_compressed,
+                    |_| Some(Buffer::with_capacity(9)),
+                    |_| Err(Error::invalid("the file cannot be read")),
+                );
+                assert_eq!(unread.unwrap_err().kind(), ErrorKind::Invalid);
             }
         }
     }

@@ -6,11 +6,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use crate::base::blob_pointer::BlobReferences;
-use crate::base::scratch::{KEPT_SCRATCH_MAX, with_scratch};
 use crate::base::version_edit::FileNumber;
 use crate::base::{Error, Result};
 use crate::block::cached_block::{DecodableBlock, ParentSlot};
-use crate::block::frame::{BlockContents, BlockFrame, decode_capacity, open_frame};
+use crate::block::frame::{BlockContents, BlockFrame, allocate_block, open_frame, read_frame};
 use crate::block::restart_block::RestartBlock;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind};
 use crate::mem::buffer_pool::Buffer;
@@ -88,30 +87,15 @@ impl BlockFetcher {
             return Err(Error::corruption("block ends past the end of the file"));
         }
         let file = self.file.get()?;
-        if handle.len <= KEPT_SCRATCH_MAX as u64
-            && (self.is_compressed || !matches!(kind, BlockKind::Data | BlockKind::IndexPartition))
-        {
-            return with_scratch(handle.len as usize, |bytes| {
-                file.read_exact_at(bytes, handle.offset)?;
-                self.decode_frame(bytes, handle.offset, kind)
-            });
-        }
-        let mut bytes = self.allocate_buffer(handle.len)?;
-        bytes.extend_for_overwrite(handle.len as usize);
-        file.read_exact_at(&mut bytes, handle.offset)?;
-        open_frame(bytes, &self.file_id, handle.offset, kind)
+        let is_compressed = self.is_compressed || !matches!(kind, BlockKind::Data | BlockKind::IndexPartition);
+        let allocate = |capacity| self.cache.buffer(capacity);
+        let read = |bytes: &mut [u8]| file.read_exact_at(bytes, handle.offset);
+        read_frame(handle, kind, &self.file_id, is_compressed, allocate, read)
     }
 
     /// Checks the frame that was read from `offset`, and decodes its block into a buffer of the cache.
     fn decode_frame(&self, frame: &[u8], offset: u64, kind: BlockKind) -> Result<BlockContents> {
         BlockFrame::check(frame, &self.file_id, offset, kind)?.decode(|capacity| self.cache.buffer(capacity))
-    }
-
-    /// Allocates a buffer for a block of `len` stored bytes, and for the bytes that decoding appends.
-    fn allocate_buffer(&self, len: u64) -> Result<Buffer> {
-        let len = usize::try_from(len).map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
-        let buffer = self.cache.buffer(decode_capacity(len));
-        buffer.ok_or_else(|| Error::corruption("no memory for a block of its declared length"))
     }
 
     /// Reads a block as [`read_block`](BlockFetcher::read_block) does. While reads are sequential, it also reads the
@@ -208,7 +192,7 @@ impl BlockFetcher {
         Ok(cached.map(BlockRef::Shared))
     }
 
-    /// Prepares the read of `len` bytes from `offset`.
+    /// Prepares the read of `len` bytes from `offset`: one data block, or several.
     ///
     /// # Errors
     /// `Corruption` if the range ends past the end of the file, `Io` if the file cannot be opened.
@@ -217,8 +201,7 @@ impl BlockFetcher {
             if offset.checked_add(len).is_none_or(|end| end > self.size) {
                 return Err(Error::corruption("block ends past the end of the file"));
             }
-            let mut bytes = self.allocate_buffer(len)?;
-            bytes.extend_for_overwrite(len as usize);
+            let bytes = allocate_block(BlockKind::Data, len, |capacity| self.cache.buffer(capacity))?;
             Ok(RangeRead { file: self.file.get()?, offset, bytes, error: None })
         };
         start().map_err(|error| self.with_location(error, offset))
