@@ -44,7 +44,7 @@ impl DataBlocks {
     pub fn read(fs: &Arc<dyn Fs>, dir: &Path, entry: &mut dyn FnMut(DataBlockPosition, &[u8])) -> Result<DataBlocks> {
         let dir = &*fs.absolute(dir)?;
         let manifest_state = read_manifest_state(fs, dir)?.0;
-        let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never()));
+        let files = DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never());
         let cache = Arc::new(BlockCache::new(HUGE_PAGE_CACHE_SIZE));
         let options =
             TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };
@@ -57,9 +57,9 @@ impl DataBlocks {
                 return Err(Error::unsupported(message));
             }
             for (_, meta) in partition.tables.values() {
-                let (files, cache) = (Arc::clone(&files), Arc::clone(&cache));
+                let cache = Arc::clone(&cache);
                 let table =
-                    TableReader::open(files, cache, meta, read.order.clone(), manifest_state.hash_seed, options)?;
+                    TableReader::open(&files, cache, meta, read.order.clone(), manifest_state.hash_seed, options)?;
                 read.add_table(&table, entry).map_err(|error| error.in_file(table.fetcher.path()))?;
             }
         }

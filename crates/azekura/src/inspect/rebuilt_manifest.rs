@@ -184,7 +184,7 @@ struct ManifestRebuild {
     dir: PathBuf,
     /// Names and lengths of the files.
     names: BTreeMap<String, u64>,
-    files: Arc<DataFiles>,
+    files: DataFiles,
     cache: Arc<BlockCache>,
     state: ManifestState,
     /// The partitions and tables that readable edits remove, and the partitions whose name a newer one has.
@@ -201,7 +201,7 @@ impl ManifestRebuild {
     fn begin(fs: &Arc<dyn Fs>, dir: PathBuf) -> Result<ManifestRebuild> {
         let names: BTreeMap<String, u64> =
             fs.read_dir(&dir)?.into_iter().filter(|entry| entry.is_file).map(|entry| (entry.name, entry.len)).collect();
-        let files = Arc::new(DataFiles::tables(Arc::clone(fs), &dir, 8, DirectIoPolicy::never()));
+        let files = DataFiles::tables(Arc::clone(fs), &dir, 8, DirectIoPolicy::never());
         let mut rebuild = ManifestRebuild {
             fs: Arc::clone(fs),
             dir,

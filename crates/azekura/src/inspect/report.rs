@@ -380,7 +380,7 @@ fn verify_tables(
     report: &mut VerifyReport,
     progress: &mut dyn FnMut(u64),
 ) {
-    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never()));
+    let files = DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never());
     let cache = Arc::new(BlockCache::new(0));
     for partition in manifest_state.partitions.values() {
         let order = key_order_for_name(&partition.meta.comparator);
@@ -479,16 +479,15 @@ fn verify_blob_file(files: &DataFiles, cache: &Arc<BlockCache>, meta: &BlobFileM
 
 /// Checks a table; returns the data block index type from its properties and the blob references of its entries.
 pub(crate) fn verify_table(
-    files: &Arc<DataFiles>,
+    files: &DataFiles,
     cache: &Arc<BlockCache>,
     meta: &TableMeta,
     order: &KeyOrder,
     hash_seed: u64,
 ) -> Result<(Option<DataBlockIndexType>, BlobReferences)> {
     let options = TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };
-    let (files, cache) = (Arc::clone(files), Arc::clone(cache));
     let path = files.path(meta.number);
-    let table = TableReader::open(files, cache, meta, order.clone(), hash_seed, options);
+    let table = TableReader::open(files, Arc::clone(cache), meta, order.clone(), hash_seed, options);
     let verified = table.and_then(|table| {
         table.verify()?;
         Ok((table.properties().data_block_index_type, table.blob_references()?))
@@ -591,7 +590,7 @@ pub fn verify_file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
 }
 
 fn verify_lone_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileNumber) -> Result<(u64, Option<DataBlockIndexType>)> {
-    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never()));
+    let files = DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never());
     let cache = Arc::new(BlockCache::new(0));
     let meta = TableReader::read_meta(&files, &cache, id)?;
     let comparator = TableReader::read_properties(&files, &cache, id)?.comparator;
@@ -633,10 +632,10 @@ pub fn last_key_of_block(fs: &Arc<dyn Fs>, dir: &Path, table: u64, offset: u64) 
     let found = partitions.find_map(|p| Some((p, p.all_tables().find(|meta| meta.number.0 == table)?)));
     let (partition, meta) =
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("the manifest has no table {table}")))?;
-    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never()));
+    let files = DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never());
     let options = TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };
     let order = key_order_for_name(&partition.meta.comparator);
-    TableReader::open(files, Arc::new(BlockCache::new(0)), meta, order, manifest_state.hash_seed, options)?
+    TableReader::open(&files, Arc::new(BlockCache::new(0)), meta, order, manifest_state.hash_seed, options)?
         .last_key_of_block(offset)
 }
 

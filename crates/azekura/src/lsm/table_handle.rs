@@ -64,7 +64,7 @@ impl TableHandle {
             return Ok(table);
         }
         let context = &self.context;
-        let (files, cache) = (Arc::clone(&context.files), Arc::clone(&context.cache));
+        let (files, cache) = (&context.files, Arc::clone(&context.cache));
         let options = TableReadOptions::from_bits(self.options.load(Ordering::Relaxed));
         let table = TableReader::open(files, cache, &self.meta, context.order.clone(), context.hash_seed, options)?;
         Ok(self.table.get_or_init(|| Arc::new(table)))

@@ -22,7 +22,6 @@ use crate::vfs::read_many::RangeRead;
 
 /// Fetches the blocks of one table. Thread safe.
 pub(crate) struct BlockFetcher {
-    pub(crate) files: Arc<DataFiles>,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) id: FileNumber,
     pub(crate) file: DataFile,
@@ -50,9 +49,9 @@ pub(crate) fn child_handle(block: &RestartBlock, at: usize) -> Result<BlockHandl
 
 impl BlockFetcher {
     /// A fetcher for a file of `size` bytes, whose header has not been read yet.
-    pub(crate) fn new(files: Arc<DataFiles>, cache: Arc<BlockCache>, id: FileNumber, size: u64) -> BlockFetcher {
+    pub(crate) fn new(files: &DataFiles, cache: Arc<BlockCache>, id: FileNumber, size: u64) -> BlockFetcher {
         let file = files.data_file(id);
-        BlockFetcher { files, cache, id, file, file_id: [0; 16], size, pin_partitions: false, is_compressed: true }
+        BlockFetcher { cache, id, file, file_id: [0; 16], size, pin_partitions: false, is_compressed: true }
     }
 
     pub(crate) fn path(&self) -> PathBuf {

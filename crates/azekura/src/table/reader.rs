@@ -67,7 +67,7 @@ impl TableReader {
     /// `Corruption` if the file is not the table that `meta` describes, `Invalid` if it was written with another
     /// comparator, `Unsupported` if a newer version wrote it.
     pub(crate) fn open(
-        files: Arc<DataFiles>,
+        files: &DataFiles,
         cache: Arc<BlockCache>,
         meta: &TableMeta,
         order: KeyOrder,
@@ -95,7 +95,7 @@ impl TableReader {
     ///
     /// # Errors
     /// As [`open`](TableReader::open).
-    pub(crate) fn read_meta(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileNumber) -> Result<TableMeta> {
+    pub(crate) fn read_meta(files: &DataFiles, cache: &Arc<BlockCache>, id: FileNumber) -> Result<TableMeta> {
         let (fetcher, tail) = TableReader::read_tail(files, cache, id)?;
         let references = match tail.metaindex.blob_references {
             Some(handle) => fetcher.read_blob_references(handle)?,
@@ -109,7 +109,7 @@ impl TableReader {
     /// # Errors
     /// As [`open`](TableReader::open).
     pub(crate) fn read_properties(
-        files: &Arc<DataFiles>,
+        files: &DataFiles,
         cache: &Arc<BlockCache>,
         id: FileNumber,
     ) -> Result<TableProperties> {
@@ -145,9 +145,9 @@ impl TableReader {
         Ok(None)
     }
 
-    fn read_tail(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileNumber) -> Result<(BlockFetcher, TableTail)> {
+    fn read_tail(files: &DataFiles, cache: &Arc<BlockCache>, id: FileNumber) -> Result<(BlockFetcher, TableTail)> {
         let size = files.get(id)?.length()?;
-        let mut fetcher = BlockFetcher::new(Arc::clone(files), Arc::clone(cache), id, size);
+        let mut fetcher = BlockFetcher::new(files, Arc::clone(cache), id, size);
         let tail = TableTail::read(&mut fetcher)?;
         Ok((fetcher, tail))
     }

@@ -102,7 +102,7 @@ impl TableFixture {
         let files = DataFiles::tables(fs, Path::new("/db"), 3, DirectIoPolicy::never());
         let cache = Arc::new(BlockCache::new(cache));
         let options = TableReadOptions::for_level(&self.options, 1);
-        TableReader::open(Arc::new(files), cache, &self.meta, self.order.clone(), db_seed, options).map(Arc::new)
+        TableReader::open(&files, cache, &self.meta, self.order.clone(), db_seed, options).map(Arc::new)
     }
 
     pub(super) fn open(&self) -> Result<Arc<TableReader>> {
@@ -1024,7 +1024,7 @@ fn table_lists_its_blob_references() {
         assert_eq!(live, wanted);
         let bytes: u64 = fixture.meta.blob_usage.iter().map(|uses| uses.bytes).sum();
         assert_eq!(bytes, pointers.iter().map(|p| p.frame_len).sum::<u64>());
-        let described = TableReader::read_meta(&table.fetcher.files, &table.fetcher.cache, ID).unwrap();
+        let described = TableReader::read_meta(table.fetcher.file.files(), &table.fetcher.cache, ID).unwrap();
         assert_eq!(described, fixture.meta);
         let row = rows.iter().find(|row| row.kind == RecordKind::BlobPointer).unwrap();
         let found = get(&table, &row.user_key, row.seqno).unwrap().unwrap();

@@ -77,7 +77,7 @@ impl TableVerifier<'_> {
         let table = self.table;
         let options =
             TableReadOptions { cache_index_and_filter_blocks: false, pin_top_level: true, pin_partitions: false };
-        let (files, cache) = (table.fetcher.files.clone(), table.fetcher.cache.clone());
+        let (files, cache) = (table.fetcher.file.files(), Arc::clone(&table.fetcher.cache));
         let again = TableReader::open(files, cache, &table.meta, table.order.clone(), 0, options)?;
         if again.properties() != table.properties() || again.metaindex != table.metaindex {
             return Err(Error::corruption("file was replaced after it was opened"));

@@ -204,7 +204,7 @@ fn decode_pool_shadow(bytes: &[u8]) -> Result<()> {
 
 /// Decodes a whole table, in memory.
 fn decode_table(bytes: &[u8]) -> Result<()> {
-    let files = Arc::new(files_with(bytes, |files| files.path(FileNumber(1)))?);
+    let files = files_with(bytes, |files| files.path(FileNumber(1)))?;
     let cache = Arc::new(BlockCache::new(0));
     let meta = TableReader::read_meta(&files, &cache, FileNumber(1))?;
     verify_table(&files, &cache, &meta, &KeyOrder::bytewise(), 0).map(drop)

@@ -110,7 +110,7 @@ pub(crate) fn read<'a>(
 
 fn read_table(context: &TreeContext, meta: &TableMeta, after: SeqNo, out: &mut Vec<PendingRecord>) -> Result<()> {
     let options = TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };
-    let (files, cache) = (Arc::clone(&context.files), Arc::clone(&context.cache));
+    let (files, cache) = (&context.files, Arc::clone(&context.cache));
     let table = Arc::new(TableReader::open(files, cache, meta, KeyOrder::bytewise(), context.hash_seed, options)?);
     let mut iter = table.iter(false);
     iter.seek_to_first()?;

@@ -297,6 +297,11 @@ impl DataFiles {
 }
 
 impl DataFile {
+    /// The cache that opens the file.
+    pub(crate) fn files(&self) -> &DataFiles {
+        &self.files
+    }
+
     /// Returns the file, open for reading.
     ///
     /// # Errors
