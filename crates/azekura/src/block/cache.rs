@@ -193,12 +193,21 @@ impl BlockCache {
         self.insert(file, offset, BlockKind::Blob, value, self.value_slot(value.id()), false);
     }
 
-    /// Returns a value if a link points to it, valid as long as `pin`, and counts a hit. A cached value may have no
-    /// link.
+    /// Returns the value of a pointer if a link points to it, valid as long as `pin`, and counts a hit. A cached value
+    /// may have no link. A value of another length than the pointer's is not returned: a read through the file reports
+    /// it.
     #[inline]
-    pub(crate) fn linked_value<'p>(&self, id: BlobValueId, pin: &'p Pin) -> Option<PinnedRef<'p, CachedBlobValue>> {
+    pub(crate) fn linked_value<'p>(
+        &self,
+        id: BlobValueId,
+        len: u32,
+        pin: &'p Pin,
+    ) -> Option<PinnedRef<'p, CachedBlobValue>> {
         let (links, _) = self.value_links.get()?;
-        let value = links.child(value_link_index(id, links.link_count()), pin).filter(|value| value.id() == id)?;
+        let value = links.child(value_link_index(id, links.link_count()), pin)?;
+        if value.id() != id || value.len() != len as usize {
+            return None;
+        }
         self.count_link_hit(BlockKind::Blob, pin);
         Some(value)
     }
@@ -674,18 +683,22 @@ mod tests {
         (n + 1..).map(value_id).find(|id| index(*id) == index(value_id(n))).unwrap()
     }
 
+    const VALUE_LEN: u32 = 1000;
+
     /// A value whose bytes its id determines.
     fn blob_value(id: BlobValueId) -> Arc<CachedBlobValue> {
         let mut bytes = Buffer::from(&b"header"[..]);
-        bytes.extend_from_slice(&value(id.logical_file.0, id.ordinal.into(), 1000));
+        bytes.extend_from_slice(&value(id.logical_file.0, id.ordinal.into(), VALUE_LEN as usize));
         Arc::new(CachedBlobValue::new(id, bytes, 6))
     }
 
     /// Reads a value as a blob file does, from the offset that is its file number. Returns whether a link led to it.
     fn read_value(cache: &BlockCache, id: BlobValueId) -> bool {
-        let verify = |found: &CachedBlobValue| assert_eq!(**found, value(id.logical_file.0, id.ordinal.into(), 1000));
+        let verify = |found: &CachedBlobValue| {
+            assert_eq!(**found, value(id.logical_file.0, id.ordinal.into(), VALUE_LEN as usize))
+        };
         let pin = Pin::new();
-        if let Some(found) = cache.linked_value(id, &pin) {
+        if let Some(found) = cache.linked_value(id, VALUE_LEN, &pin) {
             verify(&found);
             return true;
         }
@@ -700,15 +713,19 @@ mod tests {
     #[test]
     fn link_leads_to_its_own_value_only() {
         let cache = BlockCache::new(1 << 20);
-        assert!(cache.linked_value(value_id(1), &Pin::new()).is_none());
+        assert!(cache.linked_value(value_id(1), VALUE_LEN, &Pin::new()).is_none());
         assert!(!read_value(&cache, value_id(1)) && read_value(&cache, value_id(1)));
         let other = id_with_same_link(&cache, 1);
         assert!(!read_value(&cache, other), "the link leads to value 1");
         assert!(read_value(&cache, other) && !read_value(&cache, value_id(1)), "the other value took the link over");
         assert!(read_value(&cache, value_id(1)), "and a lookup returns it");
+        assert!(
+            cache.linked_value(value_id(1), VALUE_LEN + 1, &Pin::new()).is_none(),
+            "the pointer has another length"
+        );
         cache.remove_file(FileNumber(9));
-        assert!(cache.linked_value(value_id(1), &Pin::new()).is_none());
-        assert!(cache.linked_value(other, &Pin::new()).is_none());
+        assert!(cache.linked_value(value_id(1), VALUE_LEN, &Pin::new()).is_none());
+        assert!(cache.linked_value(other, VALUE_LEN, &Pin::new()).is_none());
         let (_, blobs) = cache.stats().kinds[kind_index(BlockKind::Blob)];
         assert_eq!((blobs.hits, blobs.misses, blobs.blocks), (4, 2, 0), "each read was counted once");
     }

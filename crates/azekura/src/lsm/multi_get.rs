@@ -50,7 +50,8 @@ impl FoundValues<'_> {
         debug_assert!(self.values[number].is_none(), "a key has one visible version");
         if kind == RecordKind::BlobPointer {
             let pointer = BlobPointer::decode(&value)?;
-            if let Some(value) = self.context.linked_value(&pointer, &Pin::new()) {
+            let pin = Pin::new();
+            if let Some(value) = self.context.cache.linked_value(pointer.value_id(), pointer.value_len, &pin) {
                 self.values[number] = Some(value.to_slice(|| value.to_arc()));
                 return Ok(());
             }

@@ -451,7 +451,8 @@ impl LsmTree {
                 let read = |kind: RecordKind, value: BlockValue<'_>| match kind {
                     RecordKind::BlobPointer => {
                         let pointer = BlobPointer::decode(&value)?;
-                        if let Some(value) = self.context.linked_value(&pointer, pin) {
+                        if let Some(value) = self.context.cache.linked_value(pointer.value_id(), pointer.value_len, pin)
+                        {
                             return Ok(LookupValue::Cached(value.to_slice(|| value.to_arc())));
                         }
                         Ok(match now.blob_file(pointer.logical_file) {

@@ -6,18 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::KeyOrder;
-use crate::base::blob_pointer::BlobPointer;
 use crate::base::compression::CompressionType;
 use crate::base::sync::WakeSignal;
 use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId};
 use crate::blob::reader::BlobFile;
 use crate::block::BlockCache;
-use crate::block::cached_block::CachedBlobValue;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
 use crate::lsm::blob_map::BlobHandle;
 use crate::lsm::direct_file::UnsyncedBlobFiles;
-use crate::mem::epoch::Pin;
-use crate::mem::parent_block::PinnedRef;
 use crate::memtable::Memtable;
 use crate::memtable::memtable::MemtableMemory;
 use crate::table::obsolete_files::ObsoleteFiles;
@@ -85,18 +81,6 @@ impl TreeContext {
     /// An empty memtable.
     pub(crate) fn new_memtable(&self) -> Arc<Memtable> {
         Arc::new(Memtable::with_memory_tracker(Arc::clone(&self.memtable_memory), self.order.clone(), self.hash_seed))
-    }
-
-    /// The value of a pointer if it is cached and a link points to it.
-    #[inline]
-    pub(crate) fn linked_value<'p>(
-        &self,
-        pointer: &BlobPointer,
-        pin: &'p Pin,
-    ) -> Option<PinnedRef<'p, CachedBlobValue>> {
-        let value = self.cache.linked_value(pointer.value_id(), pin);
-        // A read through the file reports a wrong length.
-        value.filter(|value| value.len() == pointer.value_len as usize)
     }
 
     /// A handle of a blob file that is read through `file` while it is written. It is readable up to `end`, which
