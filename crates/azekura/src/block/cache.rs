@@ -872,6 +872,17 @@ mod tests {
             assert!(cache.used() <= cache.capacity(), "above the budget");
         }
 
+        /// The work of a thread that reads these blocks of file 1. It pins the block `pinned`.
+        fn reader<const N: usize>(
+            cache: &Arc<BlockCache>,
+            parent: &Arc<Directory>,
+            blocks: [usize; N],
+            pinned: Option<usize>,
+        ) -> impl FnOnce() + Send + use<N> {
+            let (cache, parent) = (Arc::clone(cache), Arc::clone(parent));
+            move || blocks.into_iter().for_each(|at| read(&cache, &parent, 1, at, Some(at) == pinned))
+        }
+
         /// Checks the final state after all readers have ended: the sums are right, no block waits to be freed, every
         /// read was counted once, and each link points to a block in the map.
         fn settle(cache: &BlockCache, parent: &Arc<Directory>, file: u64, reads: u64) {
@@ -895,13 +906,8 @@ mod tests {
             explore(|| {
                 let (cache, parent) = (small(), Arc::new(ParentBlock::new((), 16)));
                 (0..6).for_each(|at| read(&cache, &parent, 1, at, false));
-                let readers: Vec<_> = [[6, 7, 0], [7, 8, 6], [1, 6, 7]]
-                    .into_iter()
-                    .map(|blocks| {
-                        let (cache, parent) = (Arc::clone(&cache), Arc::clone(&parent));
-                        spawn(move || blocks.into_iter().for_each(|at| read(&cache, &parent, 1, at, false)))
-                    })
-                    .collect();
+                let readers =
+                    [[6, 7, 0], [7, 8, 6], [1, 6, 7]].map(|blocks| spawn(reader(&cache, &parent, blocks, None)));
                 readers.into_iter().for_each(|reader| reader.join().unwrap());
                 settle(&cache, &parent, 1, 6 + 9);
             });
@@ -912,10 +918,7 @@ mod tests {
             explore(|| {
                 let (cache, parent) = (small(), Arc::new(ParentBlock::new((), 16)));
                 (0..3).for_each(|at| read(&cache, &parent, 1, at, at == 0));
-                let readers = [[0, 3], [3, 2]].map(|blocks| {
-                    let (cache, parent) = (Arc::clone(&cache), Arc::clone(&parent));
-                    spawn(move || blocks.into_iter().for_each(|at| read(&cache, &parent, 1, at, at == 3)))
-                });
+                let readers = [[0, 3], [3, 2]].map(|blocks| spawn(reader(&cache, &parent, blocks, Some(3))));
                 cache.remove_file(FileNumber(1));
                 readers.into_iter().for_each(|reader| reader.join().unwrap());
                 settle(&cache, &parent, 1, 3 + 4);
@@ -934,14 +937,8 @@ mod tests {
                 let (cache, old, new) =
                     (small(), Arc::new(ParentBlock::new((), 16)), Arc::new(ParentBlock::new((), 16)));
                 (0..7).for_each(|at| read(&cache, &old, 1, at, false));
-                let stale = spawn({
-                    let (cache, old) = (Arc::clone(&cache), Arc::clone(&old));
-                    move || [0, 7].into_iter().for_each(|at| read(&cache, &old, 1, at, false))
-                });
-                let fresh = spawn({
-                    let (cache, new) = (Arc::clone(&cache), Arc::clone(&new));
-                    move || [0, 1, 0].into_iter().for_each(|at| read(&cache, &new, 1, at, false))
-                });
+                let stale = spawn(reader(&cache, &old, [0, 7], None));
+                let fresh = spawn(reader(&cache, &new, [0, 1, 0], None));
                 drop(old);
                 stale.join().unwrap();
                 fresh.join().unwrap();
@@ -981,13 +978,8 @@ mod tests {
                 assert!((charge..2 * charge).contains(&own.bag_bytes_max));
                 (0..2).for_each(|at| read(&cache, &parent, 1, at, false));
                 (0..88).for_each(|at| put(&cache, 2, at, LEN));
-                let readers: Vec<_> = [[0, 2, 3], [1, 3, 4], [4, 2, 0]]
-                    .into_iter()
-                    .map(|blocks| {
-                        let (cache, parent) = (Arc::clone(&cache), Arc::clone(&parent));
-                        spawn(move || blocks.into_iter().for_each(|at| read(&cache, &parent, 1, at, false)))
-                    })
-                    .collect();
+                let readers =
+                    [[0, 2, 3], [1, 3, 4], [4, 2, 0]].map(|blocks| spawn(reader(&cache, &parent, blocks, None)));
                 readers.into_iter().for_each(|reader| reader.join().unwrap());
                 settle(&cache, &parent, 1, 2 + 9);
             });
