@@ -46,8 +46,8 @@ const COUNTER_STRIPES: usize = 64;
 /// an eighth of the capacity, and an index or filter block of more than half. Every block has a memory charge from
 /// before it is inserted until it is freed, and it is freed when no reader can use it any more. The sum of the
 /// charges never exceeds the capacity. A sixteenth of the capacity is reserved for the spare buffers of the pool (up to
-/// a quarter of this), for evicted blocks in the bags of the shards (another quarter), and for evicted blocks that are
-/// not freed yet; while these use more, new blocks are rejected. An evicted block that an iterator still holds is not
+/// half of this), for evicted blocks in the bags of the shards (a quarter), and for evicted blocks that are not freed
+/// yet; while these use more, new blocks are rejected. An evicted block that an iterator still holds is not
 /// counted.
 pub(crate) struct BlockCache {
     capacity: u64,
@@ -276,7 +276,7 @@ impl BlockCache {
     fn reserve(&self, key: &CacheKey, charge: u64) -> Option<MemoryCharge> {
         let slack = self.capacity / UNFREED_DIVISOR;
         let spare = self.pool.spare_bytes_max();
-        debug_assert!(spare <= slack / 4, "the rest is for evicted blocks");
+        debug_assert!(spare <= slack / 2, "the rest is for evicted blocks");
         if self.used().saturating_sub(self.resident_bytes.load(Ordering::Relaxed)) > slack - spare {
             return None; // evicting more would not help
         }

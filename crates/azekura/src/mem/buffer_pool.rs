@@ -28,7 +28,7 @@ const SPARE_LEN_MAX: usize = 1 << 20;
 /// eighth is unused.
 const SPARE_LEN_BITS: u32 = 4;
 /// The spares take at most this part of the pool's bytes, and at most [`SPARE_BYTES_MAX`].
-const SPARE_BYTES_DIVISOR: u64 = 64;
+const SPARE_BYTES_DIVISOR: u64 = 32;
 const SPARE_BYTES_MAX: u64 = 16 << 20;
 /// A large buffer comes from a slab if more than this part of a full pool is free, so that the pool does not keep
 /// memory that only small buffers can use.
@@ -319,11 +319,14 @@ impl BufferPool {
 }
 
 impl SpareBuffers {
-    /// Takes the newest buffer of exactly this capacity.
+    /// Takes the smallest buffer with a capacity of this to an eighth more.
     fn take(&mut self, capacity: usize) -> Option<Buffer> {
-        let at = self.buffers.iter().rposition(|spare| spare.capacity == capacity)?;
-        self.bytes -= capacity;
-        self.buffers.remove(at)
+        let fits = capacity..=capacity + capacity / 8;
+        let found = self.buffers.iter().enumerate().filter(|(_, spare)| fits.contains(&spare.capacity));
+        let (at, _) = found.min_by_key(|(_, spare)| spare.capacity)?;
+        let spare = self.buffers.remove(at)?;
+        self.bytes -= spare.capacity;
+        Some(spare)
     }
 
     /// Adds a buffer, and returns the oldest ones that exceed `bytes_max`.
@@ -562,7 +565,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "too long")]
     fn large_buffers_are_used_again_within_bounds() {
-        let pool = BufferPool::new(128 << 20); // at most 2 MiB of spares
+        let pool = BufferPool::new(64 << 20); // at most 2 MiB of spares
         assert_eq!(pool.spare_bytes_max(), 2 << 20);
         let address = |buffer: &Buffer| buffer.as_ptr().addr();
         for len in [SLAB_BUFFER_MAX + 1, 100_000, 1 << 18, SPARE_LEN_MAX] {
@@ -582,6 +585,9 @@ mod tests {
         assert!(spares.buffers.iter().all(|spare| spare.capacity == 320 << 10), "the oldest were freed");
         assert_eq!(spares.bytes, spares.buffers.len() * (320 << 10));
         drop(spares);
+        let longer = filled(&pool, 290_000, 2);
+        assert_eq!(longer.capacity, 320 << 10, "a spare that is up to an eighth longer is used");
+        assert_eq!(filled(&pool, 250_000, 2).capacity, 256 << 10, "these are too long");
         let longer = filled(&pool, SPARE_LEN_MAX + 1, 3);
         assert!(longer.pool.is_none(), "too long to be kept");
     }
