@@ -151,7 +151,7 @@ pub(crate) mod wal;
 ///
 /// Implementations for tests are in `testing`, behind the feature of that name.
 pub mod fs {
-    pub use crate::base::mapped_memory::MappedMemory;
+    pub use crate::base::mapped_memory::{MappedBytes, MappedMemory};
     pub use crate::vfs::disk::DiskFs;
     pub use crate::vfs::env::{Env, SystemEnv, Thread};
     pub use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};

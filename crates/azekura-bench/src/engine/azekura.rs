@@ -33,6 +33,12 @@ pub(crate) fn open_pool(dir: &Path, options: &Options) -> Result<Box<dyn Engine>
     open_with(dir, &Options { separate_from: None, ..options.clone() }, |config| config, |own| in_pool(own, options))
 }
 
+/// Opens or creates an azekura database with LSM partitions whose files are mapped for reading and not compressed.
+pub(crate) fn open_mapped(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    let uncompressed = Options { compression: Compression::None, ..options.clone() };
+    open_with(dir, &uncompressed, |config| config.mapped_reads(true), |partition| partition)
+}
+
 /// Options of a pmem partition that is large enough for the data.
 pub(crate) fn in_pool(partition: PartitionCreateOptions, options: &Options) -> PartitionCreateOptions {
     let bytes = POOL_LEAST.saturating_add(options.data_bytes.saturating_mul(POOL_FACTOR));

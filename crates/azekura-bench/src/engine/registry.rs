@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 pub(crate) const OURS: &str = "azekura";
 /// azekura with pmem partitions.
 pub(crate) const OUR_POOLS: &str = "azekura-pmem";
+/// azekura with LSM partitions whose files are mapped for reading and not compressed.
+const OUR_MAPPED: &str = "azekura-mapped";
 
-/// Whether an engine is azekura, with either kind of tree: not a peer, and its guarantees are checked.
+/// Whether an engine is azekura, in any variant: not a peer, and its guarantees are checked.
 pub(crate) fn is_ours(name: &str) -> bool {
-    [OURS, OUR_POOLS].contains(&name)
+    [OURS, OUR_POOLS, OUR_MAPPED].contains(&name)
 }
 
 type OpenFn = fn(&Path, &Options) -> Result<Box<dyn Engine>>;
@@ -33,6 +35,7 @@ fn find(name: &str) -> Result<OpenFn> {
     let open: OpenFn = match name {
         OURS => super::azekura::open,
         OUR_POOLS => super::azekura::open_pool,
+        OUR_MAPPED => super::azekura::open_mapped,
         #[cfg(feature = "fjall")]
         "fjall" => super::fjall::open,
         #[cfg(feature = "fjall")]

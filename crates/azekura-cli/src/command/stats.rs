@@ -224,6 +224,7 @@ fn settings_rows(s: &Settings) -> Vec<(&'static str, String)> {
         ("max_wal_size", bytes(s.max_wal_size)),
         ("disk_reserve", bytes(s.disk_reserve)),
         ("mapped_wal", s.mapped_wal.to_string()),
+        ("mapped_reads", s.mapped_reads.to_string()),
         ("recovery_mode", format!("{:?}", s.recovery_mode)),
     ]
 }

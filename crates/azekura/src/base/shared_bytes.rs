@@ -12,6 +12,12 @@ pub(crate) trait BytesOwner: Send + Sync {
     fn bytes(&self) -> &[u8];
 }
 
+impl BytesOwner for Box<[u8]> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
 /// A range of bytes, with a reference to their owner.
 #[derive(Clone)]
 pub(crate) struct SharedBytes {

@@ -8,11 +8,12 @@ use std::sync::{Arc, OnceLock};
 use crate::base::blob_pointer::{BlobPointer, BlobReferences, BlobValueId, OrdinalSet};
 use crate::base::compression::decompress;
 use crate::base::file_format::{FileFooter, FileHeader, FileKind};
+use crate::base::mapped_memory::MappedBytes;
 use crate::base::version_edit::{BlobFileMeta, FileNumber};
 use crate::base::{Error, Result};
 use crate::blob::format::{BlobIndexPageIter, BlobMetaindex, BlobSectionIndex};
 use crate::block::cached_block::{CachedBlobIndexPage, CachedBlobValue, DecodableBlock};
-use crate::block::frame::{BlockFrame, FRAME_HEADER_LEN, open_frame, read_frame};
+use crate::block::frame::{BlockFrame, FRAME_HEADER_LEN, open_frame, open_mapped_frame, read_frame};
 use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::slice::Slice;
 use crate::vfs::File;
@@ -116,6 +117,14 @@ impl BlobFile {
         match &self.extent {
             BlobFileExtent::Growing { file: Some(file), .. } => Ok(Arc::clone(file)),
             BlobFileExtent::Finished { .. } | BlobFileExtent::Growing { .. } => self.file.get(),
+        }
+    }
+
+    /// The bytes of a finished file, if files are mapped for reading.
+    fn mapped(&self) -> Option<&Arc<MappedBytes>> {
+        match &self.extent {
+            BlobFileExtent::Finished { size, .. } => self.file.mapped(*size),
+            BlobFileExtent::Growing { .. } => None,
         }
     }
 
@@ -317,8 +326,13 @@ impl BlobFile {
         if handle.end()? > self.size() {
             return Err(Error::corruption("value ends past the end of the file"));
         }
-        let (file, file_id) = (self.file()?, self.file_id()?);
+        let file_id = self.file_id()?;
         let allocate = |capacity| self.cache.buffer(capacity);
+        if let Some(file) = self.mapped() {
+            let contents = open_mapped_frame(file, handle, BlockKind::Blob, file_id, allocate)?;
+            return Ok(CachedBlobValue::from_contents(id, contents));
+        }
+        let file = self.file()?;
         let read = |bytes: &mut [u8]| file.read_exact_at(bytes, handle.offset);
         let contents = read_frame(handle, BlockKind::Blob, file_id, is_compressed, allocate, read)?;
         Ok(CachedBlobValue::from_contents(id, contents))
@@ -332,7 +346,8 @@ impl BlobFile {
         is_compressed: bool,
         ahead: &mut BlobReadAhead,
     ) -> Result<CachedBlobValue> {
-        let Some(bytes) = self.read_window(handle, ahead)? else { return self.load_value(id, handle, is_compressed) };
+        let ahead = if self.mapped().is_some() { None } else { self.read_window(handle, ahead)? };
+        let Some(bytes) = ahead else { return self.load_value(id, handle, is_compressed) };
         let frame = BlockFrame::check(bytes, self.file_id()?, handle.offset, BlockKind::Blob)?;
         let contents = frame.decode(|capacity| self.cache.buffer(capacity))?;
         Ok(CachedBlobValue::from_contents(id, contents))
@@ -365,6 +380,9 @@ impl BlobFile {
         let check = |bytes: &[u8]| read(&BlockFrame::check(bytes, file_id, handle.offset, BlockKind::Blob)?);
         let in_place = || {
             ahead.advance_to(self.id, handle);
+            if let Some(file) = self.mapped() {
+                return check(&file[handle.range_in(file)?]);
+            }
             match self.read_window(handle, ahead)? {
                 Some(bytes) => check(bytes),
                 None => check(&self.read_bytes(handle.offset, handle.len)?),

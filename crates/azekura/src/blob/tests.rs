@@ -16,7 +16,7 @@ use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::epoch::tests::wait_until;
 use crate::testing::MemFs;
 use crate::testing::seeded_rng::SeededRng;
-use crate::vfs::open_files::{DataFiles, DirectIoPolicy};
+use crate::vfs::open_files::{DataFiles, FileAccess};
 use crate::vfs::{Fs, OpenMode};
 
 const CODECS: [CompressionType; 4] =
@@ -33,7 +33,7 @@ impl BlobFixture {
     fn new(cache: u64) -> BlobFixture {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
-        let files = DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, DirectIoPolicy::never()).blob_files();
+        let files = DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, FileAccess::buffered()).blob_files();
         BlobFixture { fs, files, cache: Arc::new(BlockCache::new(cache)) }
     }
 

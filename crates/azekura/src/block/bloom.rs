@@ -130,7 +130,7 @@ impl FilterBlock {
 
     /// Memory use in bytes.
     pub(crate) fn memory(&self) -> usize {
-        self.bits.capacity() + size_of::<FilterBlock>()
+        self.bits.memory() + size_of::<FilterBlock>()
     }
 }
 

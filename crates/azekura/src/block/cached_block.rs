@@ -54,7 +54,7 @@ impl CachedBlobValue {
     }
 
     fn memory(&self) -> usize {
-        size_of::<CachedBlobValue>() + self.bytes.capacity()
+        size_of::<CachedBlobValue>() + self.bytes.memory()
     }
 }
 

@@ -25,8 +25,8 @@ const ENTRIES_PER_FENCE: usize = 8;
 
 /// An immutable fingerprint block in memory. All keys begin with a common prefix, which is stored once.
 ///
-/// Decoding appends a fence for every eighth entry after the stored block. The fence is made of the key bytes after
-/// the prefix.
+/// Decoding appends a fence for every eighth entry after the stored block, unless the block is in a mapped file. The
+/// fence is made of the key bytes after the prefix.
 pub(crate) struct FingerprintBlock {
     /// The header of the frame if the block was stored uncompressed, then the block, then the fences.
     bytes: Buffer,
@@ -93,7 +93,7 @@ impl FingerprintBlock {
             }
             before = at;
         }
-        if count > ENTRIES_PER_FENCE {
+        if count > ENTRIES_PER_FENCE && !block.bytes.is_mapped() {
             block.put_fences()?;
         }
         Ok(block)
@@ -117,7 +117,7 @@ impl FingerprintBlock {
 
     /// Heap memory use in bytes.
     pub(crate) fn heap(&self) -> usize {
-        self.bytes.capacity()
+        self.bytes.memory()
     }
 
     #[inline]

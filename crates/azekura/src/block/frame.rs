@@ -1,11 +1,13 @@
 #![doc = include_str!("../../docs/format/block.md")]
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 use crate::base::checksum::{location_seed, xxh3, xxh3_concat};
 use crate::base::coding::{ByteReader, put_varint};
 use crate::base::compression::{Codec, CompressedBytes, CompressionType, decompress};
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
+use crate::base::mapped_memory::MappedBytes;
 use crate::base::scratch::{KEPT_SCRATCH_MAX, with_scratch};
 use crate::base::{Error, Result};
 use crate::mem::buffer_pool::Buffer;
@@ -241,6 +243,28 @@ pub(crate) fn read_frame(
     open_frame(bytes, file_id, handle.offset, kind)
 }
 
+/// Opens the frame at `handle` of a mapped file, as [`open_frame`] does. An uncompressed data block or value stays in
+/// the file. Another block is decoded into a buffer from `allocate`.
+///
+/// # Errors
+/// As for [`open_frame`]; `Corruption` if the frame ends past the end of the file.
+pub(crate) fn open_mapped_frame(
+    file: &Arc<MappedBytes>,
+    handle: BlockHandle,
+    kind: BlockKind,
+    file_id: &[u8; 16],
+    allocate: impl FnOnce(usize) -> Option<Buffer>,
+) -> Result<BlockContents> {
+    let range = handle.range_in(file)?;
+    let frame = BlockFrame::check(&file[range.clone()], file_id, handle.offset, kind)?;
+    match (frame.codec, kind) {
+        (Codec::None, BlockKind::Data | BlockKind::Blob) => {
+            Ok(BlockContents { bytes: Buffer::mapped(file, range), start: FRAME_HEADER_LEN, kind: frame.kind })
+        }
+        _ => frame.decode(allocate),
+    }
+}
+
 /// A frame with a valid checksum and plausible lengths. Borrows the bytes of the frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockFrame<'a> {
@@ -358,6 +382,17 @@ impl BlockHandle {
         let handle = BlockHandle::read(&mut d)?;
         d.finish()?;
         Ok(handle)
+    }
+
+    /// The range of the frame in the bytes of its file.
+    ///
+    /// # Errors
+    /// `Corruption` if the frame ends past the end of the file.
+    pub(crate) fn range_in(&self, file: &[u8]) -> Result<Range<usize>> {
+        match self.end()? {
+            end if end <= file.len() as u64 => Ok(self.offset as usize..end as usize),
+            _ => Err(Error::corruption("block ends past the end of the file")),
+        }
     }
 
     /// End offset of the frame.

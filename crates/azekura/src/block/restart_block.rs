@@ -26,7 +26,7 @@ pub(crate) const HASHED: u32 = 1;
 /// An immutable block with restart points in memory.
 ///
 /// Decoding appends the fences after the stored block: for each restart key, the eight bytes after the common prefix
-/// of all restart keys as one number. The prefix follows the fences.
+/// of all restart keys as one number. The prefix follows the fences. A block in a mapped file has none.
 pub(crate) struct RestartBlock {
     /// The header of the frame if the block was stored uncompressed, then the block, the fences and the prefix.
     bytes: Buffer,
@@ -102,7 +102,7 @@ impl RestartBlock {
         }
         let (bytes, start) = body.into_parts();
         let mut block = RestartBlock { bytes, start, entries_end, restarts, count, buckets, fences_at: 0 };
-        if restarts > 1 {
+        if restarts > 1 && !block.bytes.is_mapped() {
             block.put_fences()?;
         }
         Ok(block)
@@ -129,7 +129,7 @@ impl RestartBlock {
 
     /// Heap memory use in bytes.
     pub(crate) fn heap(&self) -> usize {
-        self.bytes.capacity()
+        self.bytes.memory()
     }
 
     /// Memory use in bytes.

@@ -102,6 +102,8 @@ pub struct Settings {
     pub max_open_files: usize,
     /// Whether tables and blob files bypass the page cache.
     pub direct_io: DirectIo,
+    /// Whether tables and blob files are mapped for reading.
+    pub mapped_reads: bool,
     /// Size of a WAL segment in bytes.
     pub wal_segment_size: u64,
     /// Size of the WAL in bytes above which partitions are flushed.
@@ -128,6 +130,7 @@ impl Default for Settings {
             compression: CompressionType::Lz4,
             max_open_files: 512,
             direct_io: DirectIo::default(),
+            mapped_reads: false,
             wal_segment_size: 64 << 20,
             max_wal_size: 512 << 20,
             disk_reserve: 128 << 20,
@@ -158,6 +161,7 @@ impl Settings {
             (12, self.disk_reserve),
             (13, u64::from(self.mapped_wal)),
             (14, self.recovery_mode as u64),
+            (15, u64::from(self.mapped_reads)),
         ];
         let mut out = Vec::new();
         for (field, number) in numbers {
@@ -194,6 +198,7 @@ impl Settings {
                 12 => settings.disk_reserve = number,
                 13 => settings.mapped_wal = number != 0,
                 14 => settings.recovery_mode = variant(&RECOVERY_MODES, number, settings.recovery_mode),
+                15 => settings.mapped_reads = number != 0,
                 _ => {}
             }
         }
@@ -456,6 +461,41 @@ impl Config {
         self
     }
 
+    /// Sets whether tables and blob files are mapped into memory for reading. Default false: a mapping turns some
+    /// errors into signals.
+    ///
+    /// An uncompressed data block or value of a blob file is then read in place: it is not copied, and its bytes do not
+    /// count towards [`cache_size`](Config::cache_size), because the operating system can take back the pages of its
+    /// page cache. The block cache keeps a reference of about 300 bytes to it. Compressed blocks are decompressed into
+    /// the block cache as without the option. Checksums are verified when a block enters the block cache.
+    ///
+    /// - If the device fails a read, the process receives the signal SIGBUS, which ends it. Without the option, the
+    ///   call returns `Io`. No data is lost.
+    /// - No other program may change or shorten the files while the database is open. Readers would return the changed
+    ///   bytes, panic, or receive SIGBUS.
+    /// - A returned [`Slice`](crate::Slice) of 4 KiB or more may keep the mapping, and so the disk space of its file.
+    /// - It has an effect on Linux with 64-bit addresses only. It excludes [`DirectIo::Always`], and turns
+    ///   [`DirectIo::Automatic`] off. A file that cannot be mapped is read as without the option.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::{CompressionType, Config};
+    /// let db = Config::new(&path).mapped_reads(true).compression(CompressionType::None).cache_size(8 << 20).open()?;
+    /// let pages = db.open_partition("pages", Default::default())?;
+    /// pages.insert("page", vec![7; 50_000])?;
+    /// pages.flush()?;
+    /// assert_eq!(pages.get("page")?.unwrap().len(), 50_000);
+    /// assert!(db.metrics().cache.used < 50_000); // the value is in the page cache
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn mapped_reads(mut self, yes: bool) -> Config {
+        self.settings.mapped_reads = yes;
+        self
+    }
+
     /// Sets the size of a WAL segment in bytes, 64 KiB to 1 GiB. Default 64 MiB.
     ///
     /// ```
@@ -696,6 +736,9 @@ impl Config {
             let (low, high) = (SYNC_INTERVALS.start(), SYNC_INTERVALS.end());
             return Err(Error::invalid(format!("sync_interval is {interval:?}, out of its range {low:?}..={high:?}")));
         }
+        if s.mapped_reads && s.direct_io == DirectIo::Always {
+            return Err(Error::invalid("mapped_reads needs the page cache, which DirectIo::Always bypasses"));
+        }
         s.compression.check()
     }
 }
@@ -718,6 +761,7 @@ mod tests {
         let config = Config::new("db").cache_size(1).memory_budget(2 << 20).workers(3).max_open_files(44);
         let config = config.sync_interval(Some(Duration::from_millis(7))).compression(CompressionType::Miniz(9));
         let config = config.wal_segment_size(1 << 20).max_wal_size(5 << 20).disk_reserve(6).mapped_wal(false);
+        let config = config.mapped_reads(true);
         for n in 0..3 {
             let config = config.clone().durability(PERSIST_MODES[n]).direct_io(DIRECT_IO_MODES[n]);
             let settings = config.recovery_mode(RECOVERY_MODES[n]).settings;

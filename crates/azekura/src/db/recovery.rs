@@ -49,7 +49,7 @@ use crate::tree::{spilled_records, stored_tree};
 use crate::vfs::expiry_clock::ExpiryClock;
 use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME, create_dirs, sync_parent_dirs};
 use crate::vfs::open_files::{
-    DataFileKind, DataFiles, DirectIoPolicy, HandleLimitFs, max_cached_handles, parse_data_file_name,
+    DataFileKind, DataFiles, FileAccess, HandleLimitFs, max_cached_handles, parse_data_file_name,
 };
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{
@@ -241,9 +241,10 @@ impl RecoveryState {
         for id in listing.data.keys().map(|(_, id)| id).chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // no edit may name this file yet
         }
-        let direct = DirectIoPolicy::new(config.settings.direct_io, || config.env.memory_limit());
+        let Settings { direct_io, mapped_reads, .. } = config.settings;
+        let access = FileAccess::new(direct_io, mapped_reads, || config.env.memory_limit());
         let max_open = max_cached_handles(config.settings.max_open_files, config.env.available_file_handles());
-        let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, max_open, direct));
+        let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, max_open, access));
         limited.close_when_exhausted(&files);
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(WakeSignal::default());

@@ -15,7 +15,7 @@ use crate::table::index::IndexIter;
 use crate::table::options::TableReadOptions;
 use crate::table::reader::TableReader;
 use crate::vfs::Fs;
-use crate::vfs::open_files::{DataFiles, DirectIoPolicy};
+use crate::vfs::open_files::{DataFiles, FileAccess};
 
 /// Capacity in bytes of a cache that allocates its blocks on huge pages, as the caches of most databases do.
 const HUGE_PAGE_CACHE_SIZE: u64 = 1 << 40;
@@ -44,7 +44,7 @@ impl DataBlocks {
     pub fn read(fs: &Arc<dyn Fs>, dir: &Path, entry: &mut dyn FnMut(DataBlockPosition, &[u8])) -> Result<DataBlocks> {
         let dir = &*fs.absolute(dir)?;
         let manifest_state = read_manifest_state(fs, dir)?.0;
-        let files = DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never());
+        let files = DataFiles::tables(Arc::clone(fs), dir, 8, FileAccess::buffered());
         let cache = Arc::new(BlockCache::new(HUGE_PAGE_CACHE_SIZE));
         let options =
             TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };

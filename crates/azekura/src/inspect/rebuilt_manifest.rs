@@ -23,7 +23,7 @@ use crate::manifest::{MANIFEST_NAME, encode_manifest, salvage_edits};
 use crate::pmem::pool::{self, ImageHeader, PAGE_LEN, PoolFileKind};
 use crate::table::format::TableOrigin;
 use crate::table::reader::TableReader;
-use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
+use crate::vfs::open_files::{DataFileKind, DataFiles, FileAccess, parse_data_file_name};
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::WalCommit;
 use crate::wal::format::{
@@ -201,7 +201,7 @@ impl ManifestRebuild {
     fn begin(fs: &Arc<dyn Fs>, dir: PathBuf) -> Result<ManifestRebuild> {
         let names: BTreeMap<String, u64> =
             fs.read_dir(&dir)?.into_iter().filter(|entry| entry.is_file).map(|entry| (entry.name, entry.len)).collect();
-        let files = DataFiles::tables(Arc::clone(fs), &dir, 8, DirectIoPolicy::never());
+        let files = DataFiles::tables(Arc::clone(fs), &dir, 8, FileAccess::buffered());
         let mut rebuild = ManifestRebuild {
             fs: Arc::clone(fs),
             dir,

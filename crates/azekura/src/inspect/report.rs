@@ -21,7 +21,7 @@ use crate::table::options::{DataBlockIndexType, TableReadOptions};
 use crate::table::reader::TableReader;
 use crate::vfs::env::SystemEnv;
 use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME};
-use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
+use crate::vfs::open_files::{DataFileKind, DataFiles, FileAccess, parse_data_file_name};
 use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{
     SEQNO_GAP_PAYLOAD, WalRecordIter, blob_pointers, check_payload, parse_segment_name, segment_path,
@@ -380,7 +380,7 @@ fn verify_tables(
     report: &mut VerifyReport,
     progress: &mut dyn FnMut(u64),
 ) {
-    let files = DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never());
+    let files = DataFiles::tables(Arc::clone(fs), dir, 8, FileAccess::buffered());
     let cache = Arc::new(BlockCache::new(0));
     for partition in manifest_state.partitions.values() {
         let order = key_order_for_name(&partition.meta.comparator);
@@ -508,7 +508,7 @@ fn verify_wal(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, repo
     for file in manifest_state.wal_segments.values() {
         report.set_file_result(&segment_path(dir, *file), "log", 0, Ok(()));
     }
-    let files = DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never()).blob_files();
+    let files = DataFiles::tables(Arc::clone(fs), dir, 8, FileAccess::buffered()).blob_files();
     let mut unfinished = UnfinishedBlobFiles::new(manifest_state, files.clone(), Arc::new(BlockCache::new(0)));
     let mut check = |commit: wal::WalCommit<'_>| {
         check_payload(commit.payload, commit.seqno_count)?;
@@ -590,7 +590,7 @@ pub fn verify_file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
 }
 
 fn verify_lone_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileNumber) -> Result<(u64, Option<DataBlockIndexType>)> {
-    let files = DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never());
+    let files = DataFiles::tables(Arc::clone(fs), dir, 1, FileAccess::buffered());
     let cache = Arc::new(BlockCache::new(0));
     let meta = TableReader::read_meta(&files, &cache, id)?;
     let comparator = TableReader::read_properties(&files, &cache, id)?.comparator;
@@ -599,7 +599,7 @@ fn verify_lone_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileNumber) -> Result<(u6
 }
 
 fn verify_lone_blob_file(fs: &Arc<dyn Fs>, dir: &Path, id: FileNumber) -> Result<u64> {
-    let files = DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never()).blob_files();
+    let files = DataFiles::tables(Arc::clone(fs), dir, 1, FileAccess::buffered()).blob_files();
     let cache = Arc::new(BlockCache::new(0));
     let meta = BlobFile::read_meta(&files, &cache, id)?;
     BlobFile::new(&files, cache, id, meta.size).verify(&meta)
@@ -632,7 +632,7 @@ pub fn last_key_of_block(fs: &Arc<dyn Fs>, dir: &Path, table: u64, offset: u64) 
     let found = partitions.find_map(|p| Some((p, p.all_tables().find(|meta| meta.number.0 == table)?)));
     let (partition, meta) =
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("the manifest has no table {table}")))?;
-    let files = DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never());
+    let files = DataFiles::tables(Arc::clone(fs), dir, 1, FileAccess::buffered());
     let options = TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };
     let order = key_order_for_name(&partition.meta.comparator);
     TableReader::open(&files, Arc::new(BlockCache::new(0)), meta, order, manifest_state.hash_seed, options)?

@@ -6,14 +6,17 @@
 //!
 //! Large values would fragment the slabs. Their buffers come from the global allocator, and a pool keeps some of them
 //! as spares when they are freed.
+//!
+//! A block of a mapped file is a buffer, too, so that readers need not distinguish them.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::base::mapped_memory::MappedBytes;
 use crate::mem::atomic::{Mutex, MutexGuard, lock};
 use crate::mem::pages::{HUGE_PAGE, PageAllocation};
 
@@ -47,20 +50,22 @@ pub(crate) struct Buffer {
     capacity: usize,
     /// Number of bytes from `start` that are initialized, at least `len`. All of a buffer from a pool are.
     initialized: usize,
-    /// The pool that the buffer returns to; `None` if it returns to the global allocator.
-    pool: Option<(Arc<BufferPool>, BufferSource)>,
+    source: BufferSource,
 }
 
-/// Where a buffer of a pool comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where the memory of a buffer comes from.
 enum BufferSource {
-    /// The slab with this index.
-    Slab(u32),
     /// The global allocator.
     Allocator,
+    /// The slab of the pool with this index.
+    Slab(Arc<BufferPool>, u32),
+    /// The global allocator. The buffer becomes a spare of the pool.
+    Spare(Arc<BufferPool>),
+    /// A mapped file, whose bytes never change. All of them are initialized.
+    Mapped(#[expect(dead_code, reason = "keeps the mapping")] Arc<MappedBytes>),
 }
 
-// SAFETY: plain bytes with one owner; the pool that they come from is thread safe.
+// SAFETY: plain bytes with one owner, or of a mapped file; the pool or the mapping that they come from is thread safe.
 unsafe impl Send for Buffer {}
 // SAFETY: a shared buffer can only be read.
 unsafe impl Sync for Buffer {}
@@ -76,25 +81,46 @@ impl Buffer {
         let layout = Layout::from_size_align(capacity, ALIGN).map_err(|_| Layout::new::<[u8; ALIGN]>())?;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc(layout) }).ok_or(layout)?;
-        Ok(Buffer { start, len: 0, capacity, initialized: 0, pool: None })
+        Ok(Buffer { start, len: 0, capacity, initialized: 0, source: BufferSource::Allocator })
+    }
+
+    /// Returns a range of a mapped file, without a copy.
+    ///
+    /// # Panics
+    /// If the range is not in the file.
+    pub(crate) fn mapped(file: &Arc<MappedBytes>, range: Range<usize>) -> Buffer {
+        let bytes = &file[range];
+        let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
+        Buffer { start, len, capacity: len, initialized: len, source: BufferSource::Mapped(Arc::clone(file)) }
+    }
+
+    /// Whether the bytes are in a mapped file. A change copies them first.
+    #[inline]
+    pub(crate) fn is_mapped(&self) -> bool {
+        matches!(self.source, BufferSource::Mapped(_))
+    }
+
+    #[cfg(test)]
+    fn is_pooled(&self) -> bool {
+        matches!(self.source, BufferSource::Slab(..) | BufferSource::Spare(_))
     }
 
     #[cfg(test)]
     pub(crate) fn is_in_slab(&self) -> bool {
-        matches!(self.pool, Some((_, BufferSource::Slab(_))))
+        matches!(self.source, BufferSource::Slab(..))
     }
 
-    /// Memory held, in bytes.
-    pub(crate) fn capacity(&self) -> usize {
-        self.capacity
+    /// Memory held, in bytes; none for a mapped file, whose pages the operating system can take back.
+    pub(crate) fn memory(&self) -> usize {
+        if self.is_mapped() { 0 } else { self.capacity }
     }
 
     /// Returns an empty buffer from the same source as this one, with a capacity of at least this many bytes; `None`
     /// if there is no memory.
     pub(crate) fn new_from_same_pool(&self, capacity: usize) -> Option<Buffer> {
-        match &self.pool {
-            Some((pool, _)) => pool.buffer(capacity),
-            None => Buffer::allocated(capacity).ok(),
+        match &self.source {
+            BufferSource::Slab(pool, _) | BufferSource::Spare(pool) => pool.buffer(capacity),
+            BufferSource::Allocator | BufferSource::Mapped(_) => Buffer::allocated(capacity).ok(),
         }
     }
 
@@ -103,10 +129,17 @@ impl Buffer {
         self.len = self.len.min(len);
     }
 
+    /// Copies the bytes if they are in a mapped file, because they must not be changed there.
+    fn make_writable(&mut self) {
+        if self.is_mapped() {
+            *self = Buffer::from(&**self);
+        }
+    }
+
     /// Makes space for `more` bytes after the existing ones. The buffer moves if its capacity is too small.
     pub(crate) fn reserve(&mut self, more: usize) {
         let capacity = self.len + more;
-        if capacity > self.capacity {
+        if capacity > self.capacity || self.is_mapped() {
             let mut larger = self.new_from_same_pool(capacity).unwrap_or_else(|| Buffer::with_capacity(capacity));
             larger.extend_from_slice(self);
             *self = larger;
@@ -115,7 +148,7 @@ impl Buffer {
 
     pub(crate) fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
-        debug_assert!(self.len + bytes.len() <= self.capacity, "space was reserved");
+        debug_assert!(self.len + bytes.len() <= self.capacity && !self.is_mapped(), "space was reserved");
         // SAFETY: `reserve` made space for the bytes behind `len`, and no other reference to this memory exists.
         unsafe { self.start.add(self.len).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         self.len += bytes.len();
@@ -126,7 +159,7 @@ impl Buffer {
     /// caller overwrites all of them before it reads any. Only memory that was never used is cleared.
     pub(crate) fn extend_for_overwrite(&mut self, len: usize) {
         self.reserve(len.saturating_sub(self.len));
-        debug_assert!(self.len.max(len) <= self.capacity, "space was reserved");
+        debug_assert!(self.len.max(len) <= self.capacity && !self.is_mapped(), "space was reserved");
         if len > self.initialized {
             // SAFETY: `reserve` made space for `len` bytes, and no other reference to this memory exists.
             unsafe { self.start.add(self.initialized).write_bytes(0, len - self.initialized) };
@@ -145,14 +178,17 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the first `len` bytes are initialized, and the memory is not freed while the buffer is borrowed.
+        // SAFETY: the first `len` bytes are initialized, and the memory is not freed or unmapped while the buffer is
+        // borrowed.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the first `len` bytes are initialized, and no other reference to this memory exists.
+        self.make_writable();
+        // SAFETY: the buffer has its memory for itself, because it is not in a mapped file any more. The first `len`
+        // bytes are initialized, and no other reference to this memory exists.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -173,12 +209,16 @@ impl From<Vec<u8>> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        match self.pool.take() {
-            Some((pool, BufferSource::Slab(slab))) => pool.free(slab, self.start, self.capacity),
-            Some((pool, BufferSource::Allocator)) => pool.keep(Buffer { len: 0, pool: None, ..*self }),
+        let Buffer { start, capacity, initialized, .. } = *self;
+        match std::mem::replace(&mut self.source, BufferSource::Allocator) {
+            BufferSource::Slab(pool, slab) => pool.free(slab, start, capacity),
+            BufferSource::Spare(pool) => {
+                pool.keep(Buffer { start, len: 0, capacity, initialized, source: BufferSource::Allocator });
+            }
+            BufferSource::Mapped(_) => {}
             // SAFETY: `allocated` allocated the memory with this layout, and the buffer is being dropped.
-            None => unsafe {
-                dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.capacity, ALIGN));
+            BufferSource::Allocator => unsafe {
+                dealloc(start.as_ptr(), Layout::from_size_align_unchecked(capacity, ALIGN));
             },
         }
     }
@@ -273,14 +313,14 @@ impl BufferPool {
         let rounded = capacity.next_multiple_of(step);
         let spare = lock(&self.spares).take(rounded);
         let mut buffer = spare.or_else(|| Buffer::allocated(rounded).ok())?;
-        debug_assert!(buffer.pool.is_none() && buffer.is_empty(), "a spare has no content");
-        buffer.pool = Some((Arc::clone(self), BufferSource::Allocator));
+        debug_assert!(matches!(buffer.source, BufferSource::Allocator) && buffer.is_empty(), "a spare has no content");
+        buffer.source = BufferSource::Spare(Arc::clone(self));
         Some(buffer)
     }
 
     /// Keeps a buffer as a spare.
     fn keep(&self, buffer: Buffer) {
-        debug_assert!(buffer.pool.is_none() && buffer.is_empty(), "a spare has no content");
+        debug_assert!(matches!(buffer.source, BufferSource::Allocator) && buffer.is_empty(), "a spare has no content");
         let freed = lock(&self.spares).add(buffer, self.spare_bytes_max);
         drop(freed); // after the lock is released
     }
@@ -302,8 +342,7 @@ impl BufferPool {
 
     fn slab_buffer(self: &Arc<BufferPool>, units: usize, (slab, start): (u32, NonNull<u8>)) -> Buffer {
         let capacity = units * UNIT_LEN;
-        let pool = Some((Arc::clone(self), BufferSource::Slab(slab)));
-        Buffer { start, len: 0, capacity, initialized: capacity, pool }
+        Buffer { start, len: 0, capacity, initialized: capacity, source: BufferSource::Slab(Arc::clone(self), slab) }
     }
 
     fn free(&self, slab: u32, start: NonNull<u8>, capacity: usize) {
@@ -524,7 +563,7 @@ mod tests {
                 let longest = rng.pick(&[300, 5000, 40_000]);
                 let len = rng.below(longest);
                 let mut buffer = filled(&pool, len, round as u8);
-                assert!(buffer.capacity() >= len && buffer.as_ptr().addr().is_multiple_of(ALIGN));
+                assert!(buffer.capacity >= len && buffer.as_ptr().addr().is_multiple_of(ALIGN));
                 if round % 5 == 0 {
                     buffer.extend_from_slice(&[round as u8; 700]);
                     assert_eq!(buffer.len(), len + 700);
@@ -551,14 +590,14 @@ mod tests {
             assert_eq!((buffer.len(), sum(&buffer)), (100, 100));
             buffer.extend_for_overwrite(500);
             assert_eq!(sum(&buffer), 300, "bytes that are initialized are not cleared");
-            let grown = 2 * buffer.capacity();
+            let grown = 2 * buffer.capacity;
             buffer.extend_from_slice(&[2; 7]);
             buffer.extend_for_overwrite(grown);
             assert_eq!((sum(&buffer), buffer.len()), (314, grown));
             drop(buffer);
             let mut again = pool.buffer(2000).unwrap();
             again.extend_for_overwrite(2000);
-            assert_eq!(again.pool.is_some(), sum(&again) > 0, "a pool does not clear bytes again");
+            assert_eq!(again.is_pooled(), sum(&again) > 0, "a pool does not clear bytes again");
         }
     }
 
@@ -570,8 +609,8 @@ mod tests {
         let address = |buffer: &Buffer| buffer.as_ptr().addr();
         for len in [SLAB_BUFFER_MAX + 1, 100_000, 1 << 18, SPARE_LEN_MAX] {
             let first = filled(&pool, len, 7);
-            assert!(first.capacity() >= len && first.capacity() <= len + len / 8, "{len}");
-            let (at, capacity) = (address(&first), first.capacity());
+            assert!(first.capacity >= len && first.capacity <= len + len / 8, "{len}");
+            let (at, capacity) = (address(&first), first.capacity);
             drop(first);
             let mut again = pool.buffer(capacity - 1).unwrap();
             assert_eq!((address(&again), again.len()), (at, 0), "the spare is used");
@@ -589,7 +628,7 @@ mod tests {
         assert_eq!(longer.capacity, 320 << 10, "a spare that is up to an eighth longer is used");
         assert_eq!(filled(&pool, 250_000, 2).capacity, 256 << 10, "these are too long");
         let longer = filled(&pool, SPARE_LEN_MAX + 1, 3);
-        assert!(longer.pool.is_none(), "too long to be kept");
+        assert!(!longer.is_pooled(), "too long to be kept");
     }
 
     #[test]
@@ -597,11 +636,11 @@ mod tests {
         let pool = BufferPool::new(HUGE_PAGE as u64);
         let mut buffers: Vec<Buffer> =
             (0..HUGE_PAGE / SLAB_BUFFER_MAX).map(|_| filled(&pool, SLAB_BUFFER_MAX, 1)).collect();
-        assert!(buffers.iter().all(|buffer| buffer.pool.is_some()));
-        assert!(filled(&pool, 1, 2).pool.is_none(), "the pool is full");
+        assert!(buffers.iter().all(|buffer| buffer.is_pooled()));
+        assert!(!filled(&pool, 1, 2).is_pooled(), "the pool is full");
         buffers.pop();
-        assert!(filled(&pool, SLAB_BUFFER_MAX, 3).pool.is_some());
-        assert!(BufferPool::new(HUGE_PAGE as u64 - 1).buffer(10).unwrap().pool.is_none());
+        assert!(filled(&pool, SLAB_BUFFER_MAX, 3).is_pooled());
+        assert!(!BufferPool::new(HUGE_PAGE as u64 - 1).buffer(10).unwrap().is_pooled());
         assert!(pool.buffer(usize::MAX - 3).is_none());
     }
 
@@ -617,15 +656,47 @@ mod tests {
             let (mut bytes, mut outside) = (0, 0);
             for _ in 0..60_000 {
                 let buffer = pool.buffer(4000 + rng.below(600)).unwrap();
-                bytes += buffer.capacity();
-                outside += usize::from(buffer.pool.is_none());
+                bytes += buffer.capacity;
+                outside += usize::from(!buffer.is_pooled());
                 buffers.push_back(buffer);
                 while bytes > budget {
                     let at = rng.below(buffers.len());
-                    bytes -= buffers.swap_remove_back(at).unwrap().capacity();
+                    bytes -= buffers.swap_remove_back(at).unwrap().capacity;
                 }
             }
             assert!(outside < 60_000 / 20, "{outside} of 60,000 buffers did not fit into {slabs} slabs");
         }
+    }
+
+    #[test]
+    fn mapped_bytes_are_copied_by_changes() {
+        let file = MappedBytes::copied(b"0123456789");
+        let block = Buffer::mapped(&file, 2..7);
+        assert_eq!((&*block, block.memory(), block.is_mapped()), (&b"23456"[..], 0, true));
+        assert_eq!(block.as_ptr(), file[2..].as_ptr());
+        type Change = fn(&mut Buffer);
+        let changes: [(Change, &[u8]); 4] = [
+            (|buffer| buffer.extend_from_slice(b"xy"), b"23456xy"),
+            (|buffer| buffer[0] = b'x', b"x3456"),
+            (|buffer| buffer.truncate(3), b"234"),
+            (
+                |buffer| {
+                    buffer.truncate(1);
+                    buffer.extend_for_overwrite(3);
+                    buffer[1..].copy_from_slice(b"xy");
+                },
+                b"2xy",
+            ),
+        ];
+        for (change, wanted) in changes {
+            let mut changed = Buffer::mapped(&file, 2..7);
+            change(&mut changed);
+            assert_eq!(&*changed, wanted);
+        }
+        let weak = Arc::downgrade(&file);
+        drop(file);
+        assert_eq!((&*block, weak.strong_count()), (&b"23456"[..], 1), "the block keeps the mapping");
+        drop(block);
+        assert_eq!(weak.strong_count(), 0);
     }
 }

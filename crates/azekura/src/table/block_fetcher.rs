@@ -9,7 +9,7 @@ use crate::base::blob_pointer::BlobReferences;
 use crate::base::version_edit::FileNumber;
 use crate::base::{Error, Result};
 use crate::block::cached_block::{DecodableBlock, ParentSlot};
-use crate::block::frame::{BlockContents, BlockFrame, allocate_block, open_frame, read_frame};
+use crate::block::frame::{BlockContents, BlockFrame, allocate_block, open_frame, open_mapped_frame, read_frame};
 use crate::block::restart_block::RestartBlock;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind};
 use crate::mem::buffer_pool::Buffer;
@@ -35,10 +35,12 @@ pub(crate) struct BlockFetcher {
     pub(crate) is_compressed: bool,
 }
 
-/// The bytes of one frame: a buffer of their own, or part of a larger read.
+/// The bytes of one frame: a buffer of their own, part of a larger read, or not read.
 pub(crate) enum FrameBytes<'a> {
     Owned(Buffer),
     Borrowed(&'a [u8]),
+    /// In the mapped file.
+    Mapped,
 }
 
 /// The handle in the `at`-th entry of an index block.
@@ -85,9 +87,12 @@ impl BlockFetcher {
         if handle.end()? > self.size {
             return Err(Error::corruption("block ends past the end of the file"));
         }
+        let allocate = |capacity| self.cache.buffer(capacity);
+        if let Some(file) = self.file.mapped(self.size) {
+            return open_mapped_frame(file, handle, kind, &self.file_id, allocate);
+        }
         let file = self.file.get()?;
         let is_compressed = self.is_compressed || !matches!(kind, BlockKind::Data | BlockKind::IndexPartition);
-        let allocate = |capacity| self.cache.buffer(capacity);
         let read = |bytes: &mut [u8]| file.read_exact_at(bytes, handle.offset);
         read_frame(handle, kind, &self.file_id, is_compressed, allocate, read)
     }
@@ -105,6 +110,9 @@ impl BlockFetcher {
         kind: BlockKind,
         ahead: &mut ReadAhead,
     ) -> Result<Arc<T>> {
+        if self.file.mapped(self.size).is_some() {
+            return self.read_block(handle, kind); // the operating system reads ahead
+        }
         let end = handle.end().map_err(|error| self.with_location(error, handle.offset))?;
         if let ReadAheadRequest::Ahead(len) = ahead.request_for(handle.offset, handle.len)
             && end <= self.size
@@ -191,17 +199,22 @@ impl BlockFetcher {
         Ok(cached.map(BlockRef::Shared))
     }
 
-    /// Prepares the read of `len` bytes from `offset`: one data block, or several.
+    /// Prepares the read of `len` bytes from `offset`: one data block, or several. If the file is mapped, only
+    /// announces the read, and returns `None`.
     ///
     /// # Errors
     /// `Corruption` if the range ends past the end of the file, `Io` if the file cannot be opened.
-    pub(crate) fn start_read(&self, offset: u64, len: u64) -> Result<RangeRead<Buffer>> {
+    pub(crate) fn start_read(&self, offset: u64, len: u64) -> Result<Option<RangeRead<Buffer>>> {
         let start = || {
             if offset.checked_add(len).is_none_or(|end| end > self.size) {
                 return Err(Error::corruption("block ends past the end of the file"));
             }
+            if self.file.mapped(self.size).is_some() {
+                self.file.get()?.will_read(offset, len);
+                return Ok(None);
+            }
             let bytes = allocate_block(BlockKind::Data, len, |capacity| self.cache.buffer(capacity))?;
-            Ok(RangeRead { file: self.file.get()?, offset, bytes, error: None })
+            Ok(Some(RangeRead { file: self.file.get()?, offset, bytes, error: None }))
         };
         start().map_err(|error| self.with_location(error, offset))
     }
@@ -218,6 +231,7 @@ impl BlockFetcher {
         let contents = match frame {
             FrameBytes::Owned(bytes) => open_frame(bytes, &self.file_id, handle.offset, kind),
             FrameBytes::Borrowed(bytes) => self.decode_frame(bytes, handle.offset, kind),
+            FrameBytes::Mapped => self.read_frame(handle, kind),
         };
         let block = contents.and_then(T::decode_body);
         let block = block.map(Arc::new).map_err(|error| self.with_location(error, handle.offset))?;

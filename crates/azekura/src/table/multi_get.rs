@@ -225,25 +225,35 @@ fn read_round(
         let (first, last) = (group[0].handle, group[group.len() - 1].handle);
         group[0].of.table.fetcher.start_read(first.offset, last.offset.saturating_add(last.len) - first.offset)
     };
-    let mut reads = groups.iter().map(start_read).collect::<Result<Vec<RangeRead<Buffer>>>>()?;
+    let mut reads: Vec<RangeRead<Buffer>> = Vec::with_capacity(groups.len());
+    let mut is_read: Vec<bool> = Vec::with_capacity(groups.len());
+    for group in &groups {
+        let read = start_read(group)?;
+        is_read.push(read.is_some());
+        reads.extend(read);
+    }
     read_all(&mut reads);
-    for (group, read) in groups.into_iter().zip(reads) {
-        let (fetcher, start) = (&group[0].of.table.fetcher, read.offset);
-        let bytes = finished(read).map_err(|error| fetcher.with_location(error, start))?;
+    let mut reads = reads.into_iter();
+    for (group, is_read) in groups.into_iter().zip(is_read) {
+        let start = group[0].handle.offset;
+        let read = if is_read { reads.next() } else { None };
+        let bytes = read.map(finished).transpose();
+        let bytes = bytes.map_err(|error| group[0].of.table.fetcher.with_location(error, start))?;
         search_group(group, start, bytes, found)?;
     }
     Ok(())
 }
 
-/// Decodes the blocks of a group, each once, and searches them. `bytes` were read from `start`.
+/// Decodes the blocks of a group, each once, and searches them. `bytes` were read from `start`; `None` if the file is
+/// mapped.
 fn search_group(
     group: &[MissingBlock<'_>],
     start: u64,
-    bytes: Buffer,
+    bytes: Option<Buffer>,
     found: &mut impl FnMut(usize, SeqNo, RecordKind, BlockValue<'_>) -> Result<()>,
 ) -> Result<()> {
     debug_assert!(group.iter().all(|block| block.handle.offset >= start), "the read begins at the first block");
-    let mut whole = Some(bytes);
+    let (is_mapped, mut whole) = (bytes.is_none(), bytes);
     let mut block: Option<(BlockHandle, BlockRef<'_, Block>)> = None;
     for missing in group {
         let (fetcher, handle) = (&missing.of.table.fetcher, missing.handle);
@@ -252,6 +262,7 @@ fn search_group(
             slot => {
                 let is_whole = whole.as_ref().is_some_and(|bytes| bytes.len() as u64 == handle.len);
                 let frame = match (&mut whole, is_whole) {
+                    (None, false) if is_mapped => FrameBytes::Mapped,
                     (whole, true) => {
                         FrameBytes::Owned(whole.take().expect("the only block of the group is decoded once"))
                     }

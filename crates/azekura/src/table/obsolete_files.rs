@@ -92,13 +92,13 @@ mod tests {
 
     use super::*;
     use crate::testing::MemFs;
-    use crate::vfs::open_files::DirectIoPolicy;
+    use crate::vfs::open_files::FileAccess;
     use crate::vfs::{Fs, OpenMode};
 
     fn open_obsolete_files(tables: std::ops::Range<u64>) -> (MemFs, Arc<DataFiles>, Arc<WakeSignal>, ObsoleteFiles) {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
-        let files = Arc::new(DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, DirectIoPolicy::never()));
+        let files = Arc::new(DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, FileAccess::buffered()));
         for id in tables {
             drop(fs.open(&files.path(FileNumber(id)), OpenMode::Create).unwrap());
         }

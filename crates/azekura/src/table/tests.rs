@@ -20,7 +20,7 @@ use crate::table::prefix::PrefixExtractor;
 use crate::table::reader::{PointLookup, TableReader};
 use crate::table::writer::TableWriter;
 use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, TestOrder};
-use crate::vfs::open_files::{DataFiles, DirectIo, DirectIoPolicy};
+use crate::vfs::open_files::{DataFiles, DirectIo, FileAccess};
 use crate::vfs::{Fs, OpenMode};
 
 const FILE_ID: [u8; 16] = *b"random file id!!";
@@ -99,7 +99,7 @@ impl TableFixture {
     }
 
     fn open_on_fs(&self, fs: Arc<dyn Fs>, cache: u64, db_seed: u64) -> Result<Arc<TableReader>> {
-        let files = DataFiles::tables(fs, Path::new("/db"), 3, DirectIoPolicy::never());
+        let files = DataFiles::tables(fs, Path::new("/db"), 3, FileAccess::buffered());
         let cache = Arc::new(BlockCache::new(cache));
         let options = TableReadOptions::for_level(&self.options, 1);
         TableReader::open(&files, cache, &self.meta, self.order.clone(), db_seed, options).map(Arc::new)
@@ -938,7 +938,7 @@ fn handles_of_files_are_bounded() {
         let file = fs.open(Path::new(&format!("/db/{id:06}.sst")), OpenMode::Create).unwrap();
         file.write_at(&[id], 0).unwrap();
     }
-    let files = DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, DirectIoPolicy::never());
+    let files = DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, FileAccess::buffered());
     let mut random = SeededRng::new(1);
     for _ in 0..200 {
         let id = random.below(10);
@@ -957,7 +957,7 @@ fn handles_of_files_are_bounded() {
 fn direct_io_applies_when_tables_exceed_memory() {
     let applies = |mode, memory, tables| {
         let files =
-            DataFiles::tables(Arc::new(MemFs::new()), Path::new("/db"), 4, DirectIoPolicy::new(mode, || memory));
+            DataFiles::tables(Arc::new(MemFs::new()), Path::new("/db"), 4, FileAccess::new(mode, false, || memory));
         files.add_live_bytes(tables);
         files.uses_direct_io()
     };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base::error::EMFILE;
-use crate::base::mapped_memory::MappedMemory;
+use crate::base::mapped_memory::{MappedBytes, MappedMemory};
 use crate::base::{Error, Result};
 use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, PersistenceLevel, check_read_len};
 
@@ -521,6 +521,11 @@ impl File for FaultFile {
     fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
         self.check(OpKind::Map)?;
         self.inner.map_memory(len)
+    }
+
+    fn map_for_reading(&self, len: u64) -> Result<Option<Arc<MappedBytes>>> {
+        self.check(OpKind::Map)?;
+        self.inner.map_for_reading(len)
     }
 }
 

@@ -22,7 +22,7 @@ use crate::pmem::pool::{ImageStore, PoolCheckLevel, PoolFileKind, pool_recovery}
 use crate::pmem::tree::PoolOptions;
 use crate::table::reader::TableReader;
 use crate::testing::MemFs;
-use crate::vfs::open_files::{DataFiles, DirectIoPolicy};
+use crate::vfs::open_files::{DataFiles, FileAccess};
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::format::WalRecordIter;
 use crate::{manifest, wal};
@@ -159,7 +159,7 @@ fn files_with(bytes: &[u8], path: impl FnOnce(&DataFiles) -> PathBuf) -> Result<
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let dir = PathBuf::from("/fuzz");
     fs.create_dir_all(&dir)?;
-    let files = DataFiles::tables(Arc::clone(&fs), &dir, 1, DirectIoPolicy::never());
+    let files = DataFiles::tables(Arc::clone(&fs), &dir, 1, FileAccess::buffered());
     fs.open(&path(&files), OpenMode::Create)?.write_at(bytes, 0)?;
     Ok(files)
 }

@@ -4,8 +4,9 @@ use std::fmt;
 use std::fs::File as StdFile;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::base::mapped_memory::MappedMemory;
+use crate::base::mapped_memory::{MappedBytes, MappedMemory};
 use crate::base::{Error, Result};
 use crate::vfs::fs::{File, Mapping, check_read_len};
 use crate::vfs::platform::{extras, family, family::FileExt};
@@ -104,6 +105,12 @@ impl File for DiskFile {
 
     fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
         extras::map_memory(&self.file, len, &self.path)
+    }
+
+    fn map_for_reading(&self, len: u64) -> Result<Option<Arc<MappedBytes>>> {
+        let length = self.length()?; // a read after the end of the file would raise a signal
+        check_read_len(length.min(len) as usize, len as usize, 0).map_err(|e| e.in_file(&self.path))?;
+        extras::map_for_reading(&self.file, len, &self.path)
     }
 }
 

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::base::mapped_memory::MappedMemory;
+use crate::base::mapped_memory::{MappedBytes, MappedMemory};
 use crate::base::{Error, Result};
 
 /// Name of the file that carries a database's lock.
@@ -368,6 +368,16 @@ pub trait File: Send + Sync + fmt::Debug {
     /// file is in persistent memory and the system guarantees that its block allocation is durable. `None` if this is
     /// not supported, which is the default.
     fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
+        let _ = len;
+        Ok(None)
+    }
+
+    /// Maps the first `len` bytes for reading. The caller changes none of these bytes afterwards, by any handle, and
+    /// does not shorten the file. `None` if this is not supported, which is the default.
+    ///
+    /// # Errors
+    /// `Corruption` if the file is shorter, and `Io`.
+    fn map_for_reading(&self, len: u64) -> Result<Option<Arc<MappedBytes>>> {
         let _ = len;
         Ok(None)
     }

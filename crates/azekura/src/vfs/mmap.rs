@@ -1,10 +1,10 @@
 //! Shared mappings of files on disk, on Linux. Contains the only unsafe code of this folder.
 //!
-//! A [`DiskMapping`] is never read and never exposed as a reference: callers store bytes through `write_at` and read
-//! them through `File::read_at`, which is coherent with the mapping because both use the page cache. So no Rust
-//! reference points to memory that another process could change. [`DiskMappedMemory`] is read and written as atomics
-//! only. The caller must not truncate a file below a range that it stores into, because such a store raises SIGBUS,
-//! which ends the process but corrupts nothing.
+//! [`DiskMappedBytes`] lends the bytes of a file that does not change any more. A [`DiskMapping`] is never read and
+//! never exposed as a reference: callers store bytes through `write_at` and read them through `File::read_at`, which is
+//! coherent with the mapping because both use the page cache. So no Rust reference points to memory that another
+//! process could change. [`DiskMappedMemory`] is read and written as atomics only. The caller must not truncate a file
+//! below a range that it stores into, because such a store raises SIGBUS, which ends the process but corrupts nothing.
 
 #![allow(unsafe_code)]
 
@@ -20,6 +20,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::base::mapped_memory::MappedMemory;
+use crate::base::shared_bytes::BytesOwner;
 use crate::base::sync::lock;
 use crate::base::{Error, Result};
 use crate::vfs::fs::Mapping;
@@ -178,6 +179,50 @@ impl fmt::Debug for DiskMappedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DiskMappedMemory { path, len, map_sync, .. } = self;
         f.debug_struct("DiskMappedMemory").field("path", path).field("len", len).field("map_sync", map_sync).finish()
+    }
+}
+
+/// The first `len` bytes of a file, mapped for reading.
+pub(crate) struct DiskMappedBytes {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone until it is dropped, and memory mappings are not bound to a thread.
+unsafe impl Send for DiskMappedBytes {}
+// SAFETY: the bytes can only be read.
+unsafe impl Sync for DiskMappedBytes {}
+
+impl DiskMappedBytes {
+    /// Maps the first `len` bytes of `file`, which must be open for reading and not shorter.
+    pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<DiskMappedBytes> {
+        let len = usize::try_from(len).ok().filter(|len| (1..=isize::MAX as usize).contains(len));
+        let len = len
+            .ok_or_else(|| Error::invalid("a mapping needs at least 1 byte and must fit into memory").in_file(path))?;
+        // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is
+        // touched.
+        let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) };
+        let base = base.map_err(|e| Error::io("map", &io::Error::from(e)).in_file(path))?;
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns the null page without MAP_FIXED");
+        Ok(DiskMappedBytes { base, len })
+    }
+}
+
+impl BytesOwner for DiskMappedBytes {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is `len` bytes long, readable, and valid as long as `self`. The engine maps only files
+        // that it never changes or shortens again; that no other program does so is a condition of
+        // `Config::mapped_reads`.
+        unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for DiskMappedBytes {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mapping that `new` created and that only this drop unmaps. The
+        // slices that `bytes` returned were borrowed from `self`.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
+        debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use crate::base::Result;
+use crate::base::mapped_memory::MappedBytes;
 use crate::base::sync::lock;
 use crate::base::version_edit::FileNumber;
 use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode, PersistenceLevel};
@@ -37,29 +38,33 @@ pub enum DirectIo {
     Always,
 }
 
-/// Decides for each file whether to use direct I/O.
+/// Decides how tables and blob files are read and written.
 #[derive(Debug)]
-pub(crate) struct DirectIoPolicy {
-    mode: DirectIo,
+pub(crate) struct FileAccess {
+    direct_io: DirectIo,
     /// Total file length in bytes above which `Automatic` uses direct I/O.
     limit: u64,
+    /// Whether finished files are mapped for reading.
+    mapped_reads: bool,
 }
 
-impl DirectIoPolicy {
-    /// `memory` returns the memory in bytes that the process may use, if known. It is called only if `mode` is
-    /// `Automatic`.
-    pub(crate) fn new(mode: DirectIo, memory: impl FnOnce() -> Option<u64>) -> DirectIoPolicy {
-        let memory = if mode == DirectIo::Automatic { memory() } else { None };
-        DirectIoPolicy { mode, limit: memory.map_or(u64::MAX, |memory| memory / 2) }
+impl FileAccess {
+    /// `memory` returns the memory in bytes that the process may use, if known. It is called only if `direct_io` is
+    /// `Automatic`. Mapped files use the page cache, so `Automatic` means `Never` with `mapped_reads`.
+    pub(crate) fn new(direct_io: DirectIo, mapped_reads: bool, memory: impl FnOnce() -> Option<u64>) -> FileAccess {
+        debug_assert!(!mapped_reads || direct_io != DirectIo::Always, "the options were checked");
+        let automatic = direct_io == DirectIo::Automatic && !mapped_reads;
+        let memory = if automatic { memory() } else { None };
+        FileAccess { direct_io, limit: memory.map_or(u64::MAX, |memory| memory / 2), mapped_reads }
     }
 
-    /// A policy without direct I/O, for callers that read single files.
-    pub(crate) fn never() -> DirectIoPolicy {
-        DirectIoPolicy::new(DirectIo::Never, || None)
+    /// Without direct I/O and mappings, for callers that read single files.
+    pub(crate) fn buffered() -> FileAccess {
+        FileAccess::new(DirectIo::Never, false, || None)
     }
 
-    fn applies(&self, held_bytes: u64) -> bool {
-        match self.mode {
+    fn uses_direct_io(&self, held_bytes: u64) -> bool {
+        match self.direct_io {
             DirectIo::Never => false,
             DirectIo::Automatic => held_bytes > self.limit,
             DirectIo::Always => true,
@@ -105,12 +110,12 @@ pub(crate) struct DataFiles {
     kind: DataFileKind,
 }
 
-/// State that both kinds share: one bound on cached handles, and one policy for direct I/O.
+/// State that both kinds share: one bound on cached handles, and one way of access.
 struct DataFilePool {
     fs: Arc<dyn Fs>,
     dir: PathBuf,
     max_open: usize,
-    direct: DirectIoPolicy,
+    access: FileAccess,
     /// Total length in bytes of all live files.
     live_bytes: AtomicU64,
     open_files: Mutex<OpenFileTable>,
@@ -121,6 +126,8 @@ struct DataFilePool {
 pub(crate) struct DataFile {
     files: DataFiles,
     slot: Arc<FileSlot>,
+    /// The mapping of the file; `None` in it if the file cannot be mapped.
+    mapped: OnceLock<Option<Arc<MappedBytes>>>,
 }
 
 /// The cached handle of one file. Locks are taken in this order: [`DataFilePool::open_files`], then a slot.
@@ -153,13 +160,13 @@ struct OpenFileTable {
 
 impl DataFiles {
     /// The cache for tables. Both kinds together keep at most `max_open` handles, or one if `max_open` is 0.
-    pub(crate) fn tables(fs: Arc<dyn Fs>, dir: &Path, max_open: usize, direct: DirectIoPolicy) -> DataFiles {
+    pub(crate) fn tables(fs: Arc<dyn Fs>, dir: &Path, max_open: usize, access: FileAccess) -> DataFiles {
         let (held_bytes, open) = (AtomicU64::new(0), Mutex::default());
         let pool = DataFilePool {
             fs,
             dir: dir.to_path_buf(),
             max_open: max_open.max(1),
-            direct,
+            access,
             live_bytes: held_bytes,
             open_files: open,
         };
@@ -191,7 +198,7 @@ impl DataFiles {
 
     /// A file, whose handle is opened when it is needed.
     pub(crate) fn data_file(&self, id: FileNumber) -> DataFile {
-        DataFile { files: self.clone(), slot: self.slot(id) }
+        DataFile { files: self.clone(), slot: self.slot(id), mapped: OnceLock::new() }
     }
 
     fn slot(&self, id: FileNumber) -> Arc<FileSlot> {
@@ -238,7 +245,7 @@ impl DataFiles {
 
     /// Whether a file that is opened now uses direct I/O.
     pub(crate) fn uses_direct_io(&self) -> bool {
-        self.shared.direct.applies(self.shared.live_bytes.load(Ordering::Relaxed))
+        self.shared.access.uses_direct_io(self.shared.live_bytes.load(Ordering::Relaxed))
     }
 
     /// Adds a file of this length to the live files.
@@ -308,6 +315,26 @@ impl DataFile {
     /// `Io` if it cannot be opened.
     pub(crate) fn get(&self) -> Result<Arc<dyn File>> {
         self.files.get_in(&self.slot)
+    }
+
+    /// The bytes of a finished file of `len` bytes, if files are mapped for reading. If the file cannot be mapped, for
+    /// example because the process has too many mappings, it is read through its handle.
+    #[inline]
+    pub(crate) fn mapped(&self, len: u64) -> Option<&Arc<MappedBytes>> {
+        if !self.files.shared.access.mapped_reads {
+            return None;
+        }
+        match self.mapped.get() {
+            Some(mapped) => mapped.as_ref(),
+            None => self.map(len),
+        }
+    }
+
+    /// Two threads may map the file concurrently; one mapping is kept.
+    #[cold]
+    fn map(&self, len: u64) -> Option<&Arc<MappedBytes>> {
+        let mapped = self.get().and_then(|file| file.map_for_reading(len)).ok().flatten();
+        self.mapped.get_or_init(|| mapped).as_ref()
     }
 
     /// Path of the file.
@@ -529,7 +556,7 @@ mod tests {
     use crate::base::version_edit::FileNumber;
     use crate::testing::MemFs;
     use crate::testing::fault_fs::FaultFs;
-    use crate::vfs::open_files::DirectIoPolicy;
+    use crate::vfs::open_files::FileAccess;
 
     #[test]
     fn file_names_round_trip_and_others_are_refused() {
@@ -548,7 +575,7 @@ mod tests {
         let mut fs: Arc<dyn Fs> = Arc::new(faulty.clone());
         let limited = HandleLimitFs::wrap(&mut fs);
         fs.create_dir_all(Path::new("/db")).unwrap();
-        let files = Arc::new(DataFiles::tables(Arc::clone(&fs), Path::new("/db"), 100, DirectIoPolicy::never()));
+        let files = Arc::new(DataFiles::tables(Arc::clone(&fs), Path::new("/db"), 100, FileAccess::buffered()));
         (0..20).for_each(|id| drop(files.create(FileNumber(id)).unwrap()));
         limited.close_when_exhausted(&files);
         faulty.limit_open(Some(8));
@@ -566,7 +593,7 @@ mod tests {
     fn numbered_files(count: u64, max_open: usize) -> DataFiles {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
-        let files = DataFiles::tables(Arc::new(fs), Path::new("/db"), max_open, DirectIoPolicy::never());
+        let files = DataFiles::tables(Arc::new(fs), Path::new("/db"), max_open, FileAccess::buffered());
         for id in 0..count {
             files.create(FileNumber(id)).unwrap().write_at(&[id as u8], 0).unwrap();
         }

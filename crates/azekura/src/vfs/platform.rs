@@ -121,16 +121,17 @@ pub(super) mod extras_of_linux {
     use std::io;
     use std::num::NonZeroU64;
     use std::path::Path;
+    use std::sync::Arc;
 
     use rustix::fs::{Advice, CWD, Mode, OFlags, RenameFlags};
     use rustix::io::{Errno, retry_on_intr};
     use rustix::rand::{GetRandomFlags, getrandom};
 
     use crate::base::Result;
-    use crate::base::mapped_memory::MappedMemory;
+    use crate::base::mapped_memory::{MappedBytes, MappedMemory};
     use crate::vfs::fs::{Mapping, PersistenceLevel};
     pub(crate) use crate::vfs::mmap::wiped_on_fork;
-    use crate::vfs::mmap::{DiskMappedMemory, DiskMapping};
+    use crate::vfs::mmap::{DiskMappedBytes, DiskMappedMemory, DiskMapping};
 
     const EXT4_MAGIC: u64 = 0xEF53;
     const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -147,6 +148,14 @@ pub(super) mod extras_of_linux {
 
     pub(crate) fn map_memory(file: &StdFile, len: u64, path: &Path) -> Result<Option<Box<dyn MappedMemory>>> {
         Ok(Some(Box::new(DiskMappedMemory::new(file, len, path)?)))
+    }
+
+    /// Without effect on a 32-bit system, whose address space is smaller than many databases.
+    pub(crate) fn map_for_reading(file: &StdFile, len: u64, path: &Path) -> Result<Option<Arc<MappedBytes>>> {
+        if cfg!(not(target_pointer_width = "64")) || len == 0 {
+            return Ok(None);
+        }
+        Ok(Some(MappedBytes::new(DiskMappedBytes::new(file, len, path)?)))
     }
 
     /// Renames and replaces nothing; `None` if the file system or the kernel does not support that.
@@ -233,10 +242,11 @@ pub(super) mod extras_missing {
     use std::fs::File;
     use std::io;
     use std::path::Path;
+    use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
 
     use crate::base::Result;
-    use crate::base::mapped_memory::MappedMemory;
+    use crate::base::mapped_memory::{MappedBytes, MappedMemory};
     use crate::vfs::fs::{Mapping, PersistenceLevel};
 
     pub(crate) fn will_read(_file: &File, _offset: u64, _len: u64) -> bool {
@@ -248,6 +258,10 @@ pub(super) mod extras_missing {
     }
 
     pub(crate) fn map_memory(_file: &File, _len: u64, _path: &Path) -> Result<Option<Box<dyn MappedMemory>>> {
+        Ok(None)
+    }
+
+    pub(crate) fn map_for_reading(_file: &File, _len: u64, _path: &Path) -> Result<Option<Arc<MappedBytes>>> {
         Ok(None)
     }
 

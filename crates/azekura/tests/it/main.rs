@@ -18,6 +18,7 @@ mod fuzz_replay;
 mod ingest;
 mod kill;
 mod limits;
+mod mapped_reads;
 mod merge;
 mod model;
 mod multi_get;

@@ -24,7 +24,7 @@ use crate::table::obsolete_files::ObsoleteFiles;
 use crate::testing::fault_fs::FaultFs;
 use crate::testing::seeded_rng::SeededRng;
 use crate::testing::{MemFs, Survival};
-use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
+use crate::vfs::open_files::{DataFileKind, DataFiles, FileAccess, parse_data_file_name};
 use crate::vfs::{Env, Fs};
 
 pub(crate) const PARTITION: PartitionId = PartitionId(3);
@@ -241,7 +241,7 @@ fn context(
 ) -> TreeContext {
     let fs: Arc<dyn Fs> = Arc::new(fs.clone());
     let dir = PathBuf::from("/db");
-    let files = Arc::new(DataFiles::tables(Arc::clone(&fs), &dir, 4, DirectIoPolicy::never()));
+    let files = Arc::new(DataFiles::tables(Arc::clone(&fs), &dir, 4, FileAccess::buffered()));
     let cache = Arc::new(BlockCache::new(1 << 20));
     let resources = TreeResources {
         obsolete_files: Arc::new(ObsoleteFiles::new(Arc::clone(&files), Arc::clone(&cache), Arc::default())),

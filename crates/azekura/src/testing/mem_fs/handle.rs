@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::base::mapped_memory::MappedMemory;
+use crate::base::mapped_memory::{MappedBytes, MappedMemory};
+use crate::base::shared_bytes::BytesOwner;
 use crate::base::{Error, Result};
 use crate::testing::mem_fs::content::{MAX_LEN, PAGE};
 use crate::testing::mem_fs::inode::Ino;
@@ -190,6 +191,44 @@ impl File for MemFile {
             Box::new(MemMappedMemory { handle: Arc::clone(&self.handle), words, survives_power_loss: survives })
                 as Box<dyn MappedMemory>
         }))
+    }
+
+    fn map_for_reading(&self, len: u64) -> Result<Option<Arc<MappedBytes>>> {
+        let maps = self.handle.lock_tree().map(|tree| tree.mappings_enabled);
+        if !maps.map_err(|e| self.handle.failed("map", e))? || len == 0 {
+            return Ok(None);
+        }
+        let length = self.length()?;
+        check_read_len(length.min(len) as usize, len as usize, 0).map_err(|e| e.in_file(&self.handle.path))?;
+        let mut bytes = vec![0; len as usize];
+        self.read_exact_at(&mut bytes, 0)?;
+        Ok(Some(MappedBytes::new(MemMappedBytes { handle: Arc::clone(&self.handle), bytes: bytes.into() })))
+    }
+}
+
+/// The bytes of a file when it was mapped for reading. They use space until they are dropped.
+struct MemMappedBytes {
+    handle: Arc<InodeHandle>,
+    bytes: Box<[u8]>,
+}
+
+impl BytesOwner for MemMappedBytes {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for MemMappedBytes {
+    /// Checks that the file was not changed while it was mapped.
+    fn drop(&mut self) {
+        let tree = lock_tree(&self.handle.tree);
+        if tree.boot() != self.handle.boot || std::thread::panicking() {
+            return;
+        }
+        let mut now = vec![0; self.bytes.len()];
+        let got = tree.file(self.handle.ino).map_or(0, |file| file.live.read(&mut now, 0));
+        drop(tree);
+        assert!(got == now.len() && now == *self.bytes, "a file that is mapped for reading was changed");
     }
 }
 

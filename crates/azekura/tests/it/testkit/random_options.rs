@@ -73,7 +73,7 @@ impl RandomOptions {
         let mut random = [0; 8];
         env.random(&mut random);
         let mut rng = SeededRng::new(self.seed ^ u64::from_le_bytes(random) >> 62);
-        Config::new(path)
+        let config = Config::new(path)
             .fs(fs)
             .env(Arc::new(env.clone()))
             .workers(0)
@@ -84,7 +84,8 @@ impl RandomOptions {
             .max_wal_size(rng.pick(&[1 << 20, 2 << 20, 512 << 20]))
             .direct_io(rng.pick(&[DirectIo::Never, DirectIo::Automatic, DirectIo::Always]))
             .mapped_wal(!rng.chance_one_in(3))
-            .compression(rng.pick(&CODECS))
+            .compression(rng.pick(&CODECS));
+        if rng.chance_one_in(3) { config.direct_io(DirectIo::Never).mapped_reads(true) } else { config }
     }
 
     fn rng_for(&self, word: &str, salt: u64) -> SeededRng {
