@@ -37,6 +37,8 @@ const HDD: DiskSpeed = DiskSpeed { seeks_per_s: 120.0, bytes_per_s: 100e6 };
 const PLACES: [(&str, bool, u64); 3] = [("hdd", false, 150), ("ssd-large", true, 50), ("ssd-small", true, 150)];
 /// Suffixes of the fields of a choice of keys and a number of threads.
 const SUFFIXES: [&str; 4] = ["", "_four_threads", "_uniform", "_uniform_four_threads"];
+/// Kinds of blocks whose misses are reported.
+const KINDS: [&str; 3] = ["data", "index", "filter"];
 /// Reads between two readings of the clock.
 const BUNDLE: u64 = 16;
 const LOAD_CACHE_BYTES: u64 = 64 << 20;
@@ -194,7 +196,8 @@ fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>>
         read_all(engine.as_ref(), task.n, zipf, MANY_THREADS, reading.warm_s, seed)?;
         for (threads, suffix) in [(MANY_THREADS, suffixes[1]), (1, suffixes[0])] {
             seed += 100;
-            let (traffic, used, start) = (fs.traffic(), Usage::now(), Instant::now());
+            let (traffic, misses, used, start) =
+                (fs.traffic(), cache_misses(engine.as_ref()), Usage::now(), Instant::now());
             let gets = read_all(engine.as_ref(), task.n, zipf, threads, reading.seconds, seed)? as f64;
             let (seconds, used) = (start.elapsed().as_secs_f64(), Usage::now() - used);
             // Of the peer's reads only their number is known: each counts as a seek.
@@ -211,6 +214,10 @@ fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>>
             ] {
                 answer.insert(format!("{name}{suffix}"), json!(figure));
             }
+            for ((kind, after), before) in KINDS.iter().zip(cache_misses(engine.as_ref())).zip(misses) {
+                let figure = after.zip(before).map(|(after, before)| (after - before) as f64 / gets);
+                answer.insert(format!("{kind}_misses_per_get{suffix}"), json!(figure));
+            }
         }
         seed += 100;
     }
@@ -223,6 +230,12 @@ fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>>
     let own = fields.split(' ').map(|name| (name.to_owned(), stats.get(name).cloned().unwrap_or_default()));
     answer.extend(own);
     Ok(answer)
+}
+
+/// Misses of the cache so far, in the order of [`KINDS`].
+fn cache_misses(engine: &dyn Engine) -> [Option<u64>; 3] {
+    let stats = engine.stats();
+    KINDS.map(|kind| stats.get(&format!("{kind}_misses")).and_then(Value::as_u64))
 }
 
 /// Lets threads read for a while; returns the number of gets.
