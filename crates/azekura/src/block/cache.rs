@@ -532,6 +532,53 @@ mod tests {
         }
     }
 
+    /// Blocks that pass through the main queue, each requested twice. The cache has space for about 300 blocks.
+    fn churn(cache: &BlockCache, offsets: std::ops::Range<u64>) {
+        for offset in offsets {
+            wait_until_freed(cache); // otherwise the cache rejects blocks while other tests hold evicted ones
+            put(cache, 2, offset, 1000);
+            assert!(contains(cache, 2, offset));
+        }
+    }
+
+    /// Blocks that were used between several visits of the eviction survive visits without a use, but not forever.
+    #[test]
+    fn often_used_blocks_outlive_unused_visits() {
+        let cache = BlockCache::new(400_000);
+        let parent: Arc<Directory> = Arc::new(ParentBlock::new((), 100));
+        churn(&cache, 0..400);
+        for at in 0..100 {
+            wait_until_freed(&cache);
+            let new = block(1, at as u64, 1000);
+            cache.insert(FileNumber(1), at as u64, BlockKind::Data, &new, parent_slot(&parent, at), false);
+            assert!(parent.child(at, &Pin::new()).is_some());
+        }
+        let used = || (0..100).filter(|at| parent.child(*at, &Pin::new()).is_some()).count();
+        for round in 0..40 {
+            assert_eq!(used(), 100, "round {round}");
+            churn(&cache, 400 + round * 30..430 + round * 30);
+        }
+        let unused = || (0..100).filter(|at| parent.peek(*at, &Pin::new()).is_some()).count();
+        churn(&cache, 1600..2100);
+        assert_eq!(unused(), 100, "after two or three visits");
+        churn(&cache, 2100..3600);
+        assert_eq!(unused(), 0, "after many visits");
+        check(&cache);
+    }
+
+    /// Each shard keeps half as many ghosts as blocks, so a block that returns later enters the probation queue.
+    #[test]
+    fn ghosts_are_fewer_than_blocks() {
+        let cache = BlockCache::new(400_000);
+        for offset in 0..2000 {
+            wait_until_freed(&cache);
+            put(&cache, 1, offset, 1000);
+        }
+        let shard = lock(&cache.shards[0]);
+        let (blocks, ghosts) = (shard.block_count(), shard.ghost_count());
+        assert!(blocks > 200 && (blocks / 2 - 1..=blocks / 2).contains(&ghosts), "{blocks} blocks, {ghosts} ghosts");
+    }
+
     #[test]
     fn links_reach_cached_blocks_and_count_hits() {
         let cache = BlockCache::new(1 << 20);

@@ -4,10 +4,13 @@
 //! The shard sets and clears child links under its lock: a link points to a block only while the block is in the map.
 //!
 //! Eviction uses two queues, as in S3-FIFO. A new block enters the probation queue. If it is requested again before
-//! it reaches the front, it moves to the main queue, which is a CLOCK. Otherwise it is evicted, and its hash becomes
-//! a ghost. A block that is inserted while its hash is a ghost enters the main queue directly. A scan requests each
-//! block once, so it passes through the probation queue and leaves the main queue unchanged. Pinned blocks are in no
-//! queue.
+//! it reaches the front, it moves to the main queue. Otherwise it is evicted, and its hash becomes a ghost. A block that
+//! is inserted while its hash is a ghost enters the main queue directly. A scan requests each block once, so it passes
+//! through the probation queue and leaves the main queue unchanged. Pinned blocks are in no queue.
+//!
+//! The main queue is a generalized CLOCK: the eviction increments the counter of a block that was used since its last
+//! visit, decrements that of another block, and evicts a block whose counter is 0. A block that is used between most
+//! visits survives a few visits without a use, so blocks of the same age are kept in the order of their frequency.
 //!
 //! Evicted blocks are collected in a bag of the shard, and freed through the epochs when the bag is full.
 
@@ -66,8 +69,8 @@ struct CacheEntry {
     block: CachedBlock,
     charge: u64,
     kind: BlockKind,
-    /// Hits through the map since the eviction last visited the block, at most [`HITS_MAX`]. The mark on the link
-    /// counts as one more hit.
+    /// Counter of uses, at most [`HITS_MAX`]. A hit through the map increments it, and so does the eviction if a reader
+    /// followed the link since the last visit. A visit of a block that no reader has marked decrements it.
     hits: u8,
     queue: CacheQueue,
 }
@@ -81,6 +84,14 @@ enum CacheQueue {
 }
 
 const HITS_MAX: u8 = 3;
+/// The probation queue has one part in this many of the bytes in the queues. New blocks are seldom requested again, so
+/// a short queue leaves more memory to the main queue.
+const PROBATION_DIVISOR: u64 = 20;
+/// A shard keeps one ghost for this many blocks. More ghosts would admit blocks to the main queue that are used less
+/// often than those that they displace.
+const BLOCKS_PER_GHOST: usize = 2;
+/// Minimum number of ghosts of a shard.
+const GHOSTS_MIN: usize = 16;
 /// Maximum number of blocks in the bag of a shard.
 const BAG_BLOCKS_MAX: usize = 32;
 /// In builds with debug assertions, each change of a shard with at most this many blocks checks all of them.
@@ -246,23 +257,27 @@ impl CacheShard {
         if self.probation_bytes + self.main_bytes <= low {
             return None;
         }
-        // Every turn removes a hit from a block, moves a block from probation to main, or ends the loop. Readers may
-        // mark links concurrently, but the number of turns is bounded: the bound lets every block be visited until
-        // its hits are used up.
+        // Every turn clears the mark of a block, decrements its counter, moves a block from probation to main, or ends
+        // the loop. Readers may mark links concurrently, but the number of turns is bounded: the bound lets every block
+        // be visited until its counter is 0.
         let mut turns = (usize::from(HITS_MAX) + 2) * self.map.len();
         loop {
-            let from_probation =
-                self.main.is_empty() || self.probation_bytes * 10 > self.probation_bytes + self.main_bytes;
+            let from_probation = self.main.is_empty()
+                || self.probation_bytes * PROBATION_DIVISOR > self.probation_bytes + self.main_bytes;
             let key = if from_probation { self.probation.pop_front() } else { self.main.pop_front() }?;
             let entry = self.map.get_mut(&HashedCacheKey(key)).expect("every key in a queue is in the map");
             let (charge, queue) = (entry.charge, entry.queue);
             debug_assert_eq!(queue == CacheQueue::Probation, from_probation, "a block is in the queue that it names");
             debug_assert!(queue != CacheQueue::Pinned, "a pinned block is in no queue");
-            let hits = entry.hits + u8::from(entry.block.take_referenced());
+            let is_marked = entry.block.take_referenced();
             turns = turns.saturating_sub(1);
-            let is_kept = hits > 0 && turns > 0;
+            let is_kept = (is_marked || entry.hits > 0) && turns > 0;
             if is_kept {
-                entry.hits = if queue == CacheQueue::Main { hits - 1 } else { 0 };
+                entry.hits = match queue {
+                    CacheQueue::Main if is_marked => HITS_MAX.min(entry.hits + 1),
+                    CacheQueue::Main => entry.hits - 1,
+                    _ => 0,
+                };
                 entry.queue = CacheQueue::Main;
             }
             *self.bytes_of(queue) -= charge;
@@ -290,22 +305,35 @@ impl CacheShard {
         (self.bag.blocks.len(), self.bag.bytes)
     }
 
+    #[cfg(test)]
+    pub(crate) fn block_count(&self) -> usize {
+        self.map.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ghost_count(&self) -> usize {
+        self.ghost_set.len()
+    }
+
     /// Empties the bag. The caller drops the blocks outside of the lock of the shard.
     pub(crate) fn take_bag(&mut self) -> Vec<RetiredBlock<MemoryCharge>> {
         std::mem::take(&mut self.bag).blocks
     }
 
-    /// Adds a ghost. A shard keeps at most as many ghosts as it has blocks, or 16 if it has fewer blocks.
     fn add_ghost(&mut self, hash: u64) {
         if self.ghost_set.insert(hash) {
             self.ghosts.push_back(hash);
         }
-        while self.ghosts.len() > self.map.len().max(16) {
+        let max = self.ghosts_max();
+        while self.ghosts.len() > max {
             if let Some(oldest) = self.ghosts.pop_front() {
                 self.ghost_set.remove(&oldest);
             }
         }
-        debug_assert!(self.ghosts.len() <= self.map.len().max(16), "ghosts are bounded by the blocks");
+    }
+
+    fn ghosts_max(&self) -> usize {
+        GHOSTS_MIN.max(self.map.len() / BLOCKS_PER_GHOST)
     }
 
     fn subtract_stats(&mut self, entry: &CacheEntry) {
@@ -373,7 +401,7 @@ impl CacheShard {
         assert_eq!(sums, [self.probation_bytes, self.main_bytes, self.pinned_bytes]);
         let queued = self.map.values().filter(|e| e.queue != CacheQueue::Pinned).count();
         assert_eq!(queued, self.probation.len() + self.main.len());
-        assert!(self.ghosts.len() <= self.map.len().max(16) + 1 || self.ghost_set.len() <= self.ghosts.len());
+        assert!(self.ghost_set.len() <= self.ghosts.len());
         let all = sums.iter().sum::<u64>();
         assert_eq!(self.stats.iter().map(|s| s.bytes).sum::<u64>(), all);
         (all, self.pinned_bytes)
