@@ -7,7 +7,9 @@ use crate::base::version_edit::FileNumber;
 use crate::block::BlockKind;
 use crate::block::cached_block::{Cacheable, CachedBlobValue, MemoryCharge, ParentSlot, add_within_limit};
 use crate::block::shard::{BlockKindStats, CacheInsertion, CacheKey, CacheShard, Evicted, kind_index};
-use crate::mem::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, subtract_counted};
+use crate::mem::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, subtract_counted,
+};
 use crate::mem::buffer_pool::{Buffer, BufferPool};
 use crate::mem::epoch::Pin;
 use crate::mem::parent_block::{ParentBlock, PinnedRef, RetiredBlock};
@@ -57,6 +59,8 @@ pub(crate) struct BlockCache {
     pinned: AtomicU64,
     /// Sum of the memory charges in bytes: resident blocks, and evicted blocks that are not freed yet.
     charged: Arc<AtomicU64>,
+    /// Whether a block was evicted since the cache was created.
+    has_evicted: AtomicBool,
     /// The shard that evicts next.
     eviction_hand: AtomicUsize,
     /// Maximum number of bytes in the bag of evicted blocks of a shard: all bags together have a quarter of the bytes
@@ -106,6 +110,7 @@ impl BlockCache {
             resident_bytes: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
             charged: Arc::default(),
+            has_evicted: AtomicBool::new(false),
             eviction_hand: AtomicUsize::new(0),
             bag_bytes_max: capacity / UNFREED_DIVISOR / 4 / shards,
             shards: (0..shards).map(|_| PaddedShard::default()).collect(),
@@ -143,6 +148,11 @@ impl BlockCache {
     /// Sum of the memory charges in bytes.
     pub(crate) fn used(&self) -> u64 {
         self.charged.load(Ordering::Relaxed)
+    }
+
+    /// Whether a block was evicted since the cache was created: a new block then displaces another one.
+    pub(crate) fn has_evicted(&self) -> bool {
+        self.has_evicted.load(Ordering::Relaxed)
     }
 
     /// Whether the cache accepts a block of that many bytes. An index or filter block serves every lookup in its
@@ -295,6 +305,7 @@ impl BlockCache {
             match evicted {
                 Some(Evicted { bytes, bag }) => {
                     subtract_counted(&self.resident_bytes, bytes);
+                    self.has_evicted.store(true, Ordering::Relaxed);
                     if !bag.is_empty() {
                         full_bags.push(bag);
                     }

@@ -4,13 +4,14 @@
 //! The shard sets and clears child links under its lock: a link points to a block only while the block is in the map.
 //!
 //! Eviction uses two queues, as in S3-FIFO. A new block enters the probation queue. If it is requested again before
-//! it reaches the front, it moves to the main queue. Otherwise it is evicted, and its hash becomes a ghost. A block that
-//! is inserted while its hash is a ghost enters the main queue directly. A scan requests each block once, so it passes
-//! through the probation queue and leaves the main queue unchanged. Pinned blocks are in no queue.
+//! it reaches the front, it moves to the main queue. Otherwise it is evicted, and its hash becomes a ghost. A block
+//! that is inserted while its hash is a ghost enters the main queue directly. A scan requests each block once, so it
+//! passes through the probation queue and leaves the main queue unchanged. Pinned blocks are in no queue.
 //!
 //! The main queue is a generalized CLOCK: the eviction increments the counter of a block that was used since its last
 //! visit, decrements that of another block, and evicts a block whose counter is 0. A block that is used between most
-//! visits survives a few visits without a use, so blocks of the same age are kept in the order of their frequency.
+//! visits survives a few visits without a use, so blocks of the same age are kept in the order of their frequency. The
+//! kind of a block does not matter: see `docs/decisions/0032-the-cache-keeps-what-is-used-often.md`.
 //!
 //! Evicted blocks are collected in a bag of the shard, and freed through the epochs when the bag is full.
 

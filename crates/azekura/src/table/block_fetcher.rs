@@ -163,6 +163,18 @@ impl BlockFetcher {
         self.cache.insert(self.id, handle.offset, kind, block, Some(parent_slot), pin);
     }
 
+    /// Returns the block of the `at`-th entry of `parent`, valid as long as `pin`, if a child link leads to it.
+    #[inline(always)]
+    pub(crate) fn linked_child<'p, T: DecodableBlock>(
+        &self,
+        parent: &ParentBlock<T, RestartBlock>,
+        at: usize,
+        kind: BlockKind,
+        pin: &'p Pin,
+    ) -> Option<PinnedRef<'p, T>> {
+        parent.child(at, pin).inspect(|_| self.cache.count_link_hit(kind, pin))
+    }
+
     /// Returns the block of the `at`-th entry of `parent`, valid as long as `pin`: through its child link, or by its
     /// handle, which sets the link.
     #[inline]
@@ -173,8 +185,7 @@ impl BlockFetcher {
         kind: BlockKind,
         pin: &'p Pin,
     ) -> Result<BlockRef<'p, T>> {
-        if let Some(block) = parent.child(at, pin) {
-            self.cache.count_link_hit(kind, pin);
+        if let Some(block) = self.linked_child(parent, at, kind, pin) {
             return Ok(BlockRef::Pinned(block));
         }
         self.fetch_child_slow(parent.to_arc(), at, kind)
@@ -189,8 +200,7 @@ impl BlockFetcher {
         kind: BlockKind,
         pin: &'p Pin,
     ) -> Result<Option<BlockRef<'p, T>>> {
-        if let Some(block) = parent.child(at, pin) {
-            self.cache.count_link_hit(kind, pin);
+        if let Some(block) = self.linked_child(parent, at, kind, pin) {
             return Ok(Some(BlockRef::Pinned(block)));
         }
         let parent = parent.to_arc();
@@ -395,8 +405,9 @@ impl<T: DecodableBlock> TableBlockSlot<T> {
         }
     }
 
+    /// The block if the table holds it or its link leads to it.
     #[inline(always)]
-    fn fetch_loaded<'a>(&'a self, fetcher: &BlockFetcher, pin: &'a Pin) -> Option<PinnedRef<'a, T>> {
+    pub(crate) fn fetch_loaded<'a>(&'a self, fetcher: &BlockFetcher, pin: &'a Pin) -> Option<PinnedRef<'a, T>> {
         if let Some(block) = self.pinned.get() {
             return Some(PinnedRef::from_borrowed_arc(block));
         }

@@ -4,9 +4,10 @@
 use crate::base::{InternalKey, KeyOrder, Result, SeqNo};
 use crate::block::cached_block::TopLevelFilterBlock;
 use crate::block::frame::FRAME_HEADER_LEN;
+use crate::block::restart_block::RestartBlock;
 use crate::block::{BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
-use crate::table::block_fetcher::{BlockFetcher, BlockRef, TableBlockSlot};
+use crate::table::block_fetcher::{BlockFetcher, BlockRef, TableBlockSlot, child_handle};
 use crate::table::index::{MetadataPartition, lower_bound_entry};
 use crate::table::options::FilterPolicy;
 
@@ -107,6 +108,13 @@ pub(crate) enum TableFilter {
     Partitioned(TableBlockSlot<TopLevelFilterBlock>),
 }
 
+/// The entry of the partition for a user key; `None` if the key is above all keys of the table.
+#[inline(always)]
+fn find_in_top_level(top: &RestartBlock, user_key: &[u8], order: &KeyOrder) -> Result<Option<usize>> {
+    // Bounds have sequence number 0, so every version of a key is at or before a bound with the same key.
+    lower_bound_entry(top, InternalKey::before_versions_of(user_key), order)
+}
+
 impl TableFilter {
     /// Returns false only if no entry has this user key. `hash` is its hash with the seed of the table.
     #[inline(always)]
@@ -122,6 +130,45 @@ impl TableFilter {
         Ok(partition.is_some_and(|partition| partition.may_contain(hash)))
     }
 
+    /// As [`may_contain`](TableFilter::may_contain), but returns `None` if no link leads to the partition.
+    #[inline(always)]
+    pub(crate) fn may_contain_if_linked(
+        &self,
+        fetcher: &BlockFetcher,
+        user_key: &[u8],
+        hash: u64,
+        order: &KeyOrder,
+        pin: &Pin,
+    ) -> Result<Option<bool>> {
+        let partition = match self {
+            TableFilter::Single(partition) => partition.fetch_loaded(fetcher, pin),
+            TableFilter::Partitioned(top) => {
+                let top = top.get(fetcher, pin)?;
+                let Some(at) = find_in_top_level(&top, user_key, order)? else { return Ok(Some(false)) };
+                fetcher.linked_child(&top, at, BlockKind::FilterPartition, pin)
+            }
+        };
+        Ok(partition.map(|partition| partition.may_contain(hash)))
+    }
+
+    /// Whether a lookup of a user key must read one of several partitions from the file.
+    pub(crate) fn is_read_for_lookup(
+        &self,
+        fetcher: &BlockFetcher,
+        user_key: &[u8],
+        order: &KeyOrder,
+        pin: &Pin,
+    ) -> Result<bool> {
+        match self {
+            TableFilter::Single(_) => Ok(false), // one read serves all keys of the table
+            TableFilter::Partitioned(top) => {
+                let top = top.get(fetcher, pin)?;
+                let Some(at) = find_in_top_level(&top, user_key, order)? else { return Ok(false) };
+                Ok(!fetcher.cache.contains(fetcher.id, child_handle(&top, at)?.offset))
+            }
+        }
+    }
+
     /// The partition for a user key; `None` if the key is above all keys of the table.
     #[inline(always)]
     pub(crate) fn find_partition<'a>(
@@ -135,10 +182,7 @@ impl TableFilter {
             TableFilter::Single(partition) => partition.get(fetcher, pin).map(Some),
             TableFilter::Partitioned(top) => {
                 let top = top.get(fetcher, pin)?;
-                // Bounds have sequence number 0, so every version of a key is at or before a bound with the same key.
-                let Some(at) = lower_bound_entry(&top, InternalKey::before_versions_of(user_key), order)? else {
-                    return Ok(None);
-                };
+                let Some(at) = find_in_top_level(&top, user_key, order)? else { return Ok(None) };
                 fetcher.fetch_child(&top, at, BlockKind::FilterPartition, pin).map(Some)
             }
         }

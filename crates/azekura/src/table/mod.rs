@@ -10,11 +10,12 @@
 //!   after the database is closed.
 //!
 //! Layout: `docs/format/table.md`. Modules, in reading order: [`options`], [`prefix`], [`format`](mod@format) (footer,
-//! metaindex, properties); writing: [`index`], [`filter`], [`writer`]; reading: [`block_fetcher`], [`reader`],
-//! [`multi_get`], [`iter`], [`verify`]; removal: [`obsolete_files`].
+//! metaindex, properties); writing: [`index`], [`filter`], [`writer`]; reading: [`block_fetcher`], [`filter_usage`],
+//! [`reader`], [`multi_get`], [`iter`], [`verify`]; removal: [`obsolete_files`].
 
 pub(crate) mod block_fetcher;
 pub(crate) mod filter;
+pub(crate) mod filter_usage;
 pub(crate) mod format;
 pub(crate) mod index;
 pub(crate) mod iter;

@@ -17,6 +17,7 @@ use crate::block::{Block, BlockCache, BlockHandle, BlockIter, BlockKind, FilterB
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, BlockValue, TableBlockSlot, child_handle};
 use crate::table::filter::TableFilter;
+use crate::table::filter_usage::FilterUsage;
 use crate::table::format::{TableMetaindex, TableOrigin, TableProperties};
 use crate::table::index::{TableIndex, entry_continues, single_partition};
 use crate::table::options::TableReadOptions;
@@ -53,6 +54,7 @@ pub(crate) struct TableReader {
     pub(crate) order: KeyOrder,
     pub(crate) index: TableIndex,
     pub(crate) filter: Option<TableFilter>,
+    filter_usage: FilterUsage,
     pub(crate) metaindex: TableMetaindex,
     properties: TableProperties,
     pub(crate) meta: TableMeta,
@@ -88,7 +90,9 @@ impl TableReader {
         fetcher.is_compressed = properties.compression != CompressionType::None;
         properties.origin = TableOrigin::Unknown;
         let hash_seed_matches = properties.hash_seed == db_hash_seed;
-        Ok(TableReader { fetcher, order, index, filter, metaindex, properties, meta: meta.clone(), hash_seed_matches })
+        let filter_usage = FilterUsage::new();
+        let meta = meta.clone();
+        Ok(TableReader { fetcher, order, index, filter, filter_usage, metaindex, properties, meta, hash_seed_matches })
     }
 
     /// Derives the manifest's description of a table from its file alone.
@@ -185,9 +189,56 @@ impl TableReader {
             return Ok(None);
         }
         let hash = self.hash_for(lookup);
-        if !self.may_contain(lookup.key, hash, pin) {
-            return Ok(None);
+        if let (Some(filter), Some(hash)) = (&self.filter, hash) {
+            match filter.may_contain_if_linked(&self.fetcher, lookup.key, hash, &self.order, pin) {
+                Ok(Some(false)) => return Ok(None),
+                Ok(None) => return self.get_with_unlinked_filter(filter, lookup, hash, pin, read),
+                // A filter that cannot be read only costs a search of the data.
+                Ok(Some(true)) | Err(_) => {}
+            }
         }
+        self.search_with(lookup, hash, pin, read)
+    }
+
+    /// A lookup that may have to read its filter partition from the file.
+    #[cold]
+    #[inline(never)]
+    fn get_with_unlinked_filter<R>(
+        &self,
+        filter: &TableFilter,
+        lookup: &PointLookup<'_>,
+        hash: u64,
+        pin: &Pin,
+        read: impl FnOnce(SeqNo, RecordKind, BlockValue<'_>) -> R,
+    ) -> Result<Option<R>> {
+        let found = if self.leaves_out_filter(filter, lookup.key, pin)
+            || filter.may_contain(&self.fetcher, lookup.key, hash, &self.order, pin).unwrap_or(true)
+        {
+            self.search_with(lookup, Some(hash), pin, read)?
+        } else {
+            None
+        };
+        self.filter_usage.record(found.is_some());
+        Ok(found)
+    }
+
+    /// Whether a lookup should search the data at once, because the filter would have to be read and excludes little.
+    /// While the cache has space, the filter is read, because it stays there.
+    fn leaves_out_filter(&self, filter: &TableFilter, key: &[u8], pin: &Pin) -> bool {
+        self.fetcher.cache.has_evicted()
+            && self.filter_usage.leaves_out_filter()
+            && filter.is_read_for_lookup(&self.fetcher, key, &self.order, pin).unwrap_or(false)
+    }
+
+    /// The lookup in the index and the data blocks.
+    #[inline(always)]
+    fn search_with<R>(
+        &self,
+        lookup: &PointLookup<'_>,
+        hash: Option<u64>,
+        pin: &Pin,
+        read: impl FnOnce(SeqNo, RecordKind, BlockValue<'_>) -> R,
+    ) -> Result<Option<R>> {
         let target = InternalKey::new(lookup.key, lookup.snapshot_seqno);
         let found = self.index.find_entry(&self.fetcher, target, &self.order, pin);
         let Some((partition, at)) = found.map_err(|error| error.in_file(self.fetcher.path()))? else {
@@ -246,14 +297,6 @@ impl TableReader {
             },
             found => Ok(found),
         }
-    }
-
-    /// Returns false only if the filter excludes the key.
-    #[inline]
-    fn may_contain(&self, key: &[u8], hash: Option<u64>, pin: &Pin) -> bool {
-        let (Some(filter), Some(hash)) = (&self.filter, hash) else { return true };
-        // A filter that cannot be read only costs a search of the data.
-        filter.may_contain(&self.fetcher, key, hash, &self.order, pin).unwrap_or(true)
     }
 
     /// Returns false only if the filter shows that the table has no key within the bounds: all keys there would have a

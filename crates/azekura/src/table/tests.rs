@@ -610,6 +610,87 @@ fn small_uncacheable_block_is_pinned_by_table() {
     }
 }
 
+/// A table whose index and filter have many partitions, and the file system that counts its reads.
+fn open_counted(rows: &[TableRow], cache: u64) -> (Arc<TableReader>, FaultFs) {
+    let options = TableOptions {
+        block_size: 1024,
+        metadata_block_size: 1024,
+        cache_index_and_filter_blocks: true,
+        ..TableOptions::default()
+    };
+    let fixture = TableFixture::new(rows, &options, &KeyOrder::bytewise());
+    let counted = FaultFs::new(Arc::new(fixture.fs.clone()));
+    (fixture.open_on_fs(Arc::new(counted.clone()), cache, SEED).unwrap(), counted)
+}
+
+/// Looks up random keys until the cache is full: it rejects blocks while other tests hold evicted ones.
+fn get_until_full(table: &TableReader, rows: &[TableRow], rng: &mut SeededRng) {
+    while !table.fetcher.cache.has_evicted() {
+        get_random(table, rows, 1, true, rng);
+    }
+}
+
+/// Looks up random keys that the table has or that it does not have.
+fn get_random(table: &TableReader, rows: &[TableRow], lookups: u64, present: bool, rng: &mut SeededRng) {
+    for _ in 0..lookups {
+        let row = &rows[rng.next_u64() as usize % rows.len()];
+        let key = [&row.user_key[..], if present { b"" } else { b"x" }].concat();
+        let found = get(table, &key, SeqNo::MAX).unwrap();
+        assert_eq!(found, present.then(|| (row.seqno, row.kind, row.value.clone())));
+    }
+}
+
+/// Number of requests of data blocks and number of filter partitions that were read.
+fn data_and_filter_requests(table: &TableReader) -> (u64, u64) {
+    let stats = table.fetcher.cache.stats();
+    let (data, filter) = (stats.kinds[0].1, stats.kinds[3].1);
+    (data.hits + data.misses, filter.misses)
+}
+
+/// Most blocks of the table are never in the cache. If all keys exist, a filter excludes nothing.
+#[test]
+fn filter_that_excludes_nothing_is_not_read() {
+    let (rows, mut rng) = (sequential_rows(50_000), SeededRng::new(1));
+    let (table, fs) = open_counted(&rows, 100_000);
+    get_until_full(&table, &rows, &mut rng);
+    get_random(&table, &rows, 1000, true, &mut rng);
+    let (reads, (_, filters)) = (fs.count(OpKind::Read), data_and_filter_requests(&table));
+    get_random(&table, &rows, 6400, true, &mut rng);
+    let (reads, filters) = (fs.count(OpKind::Read) - reads, data_and_filter_requests(&table).1 - filters);
+    let until_known = 32; // if the partitions of nearly all lookups before were cached
+    assert!((1..=101 + until_known).contains(&filters), "{filters} filter partitions were read");
+    assert!(reads <= 2 * 6400 + filters, "{reads} reads");
+}
+
+/// A lookup of an absent key without its filter reads an index partition and a data block.
+#[test]
+fn filter_is_read_again_once_keys_are_absent() {
+    let (rows, mut rng) = (sequential_rows(50_000), SeededRng::new(2));
+    let (table, fs) = open_counted(&rows, 100_000);
+    get_until_full(&table, &rows, &mut rng);
+    get_random(&table, &rows, 1000, true, &mut rng);
+    for round in 0..3 {
+        let (reads, (data, _)) = (fs.count(OpKind::Read), data_and_filter_requests(&table));
+        get_random(&table, &rows, 1000, false, &mut rng);
+        let (reads, data) = (fs.count(OpKind::Read) - reads, data_and_filter_requests(&table).0 - data);
+        let false_positives = 25; // one percent is expected
+        assert!(data <= 5 + false_positives, "round {round}: {data} absent keys were looked up in the data");
+        assert!(reads <= 1000 + 2 * (5 + false_positives), "round {round}: {reads} reads");
+        get_random(&table, &rows, 100, true, &mut rng);
+    }
+}
+
+#[test]
+fn filter_is_read_while_the_cache_has_space() {
+    let rows = sequential_rows(50_000);
+    let (table, _) = open_counted(&rows, 64 << 20);
+    let mut rng = SeededRng::new(3);
+    get_random(&table, &rows, 3000, true, &mut rng);
+    let (_, filter) = table.fetcher.cache.stats().kinds[3];
+    assert!(!table.fetcher.cache.has_evicted());
+    assert_eq!(filter.hits + filter.misses, 3000, "every lookup checks its filter");
+}
+
 #[test]
 fn open_takes_two_reads_and_checks_comparator() {
     let rows = sequential_rows(4000);
