@@ -1,7 +1,6 @@
 //! The memory of mapped files: as words that a pool changes, and as bytes that readers of tables and blob files share.
 
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -27,7 +26,7 @@ pub trait MappedMemory: Send + Sync + fmt::Debug {
 /// let file = DiskFs::new().open(&dir.path().join("notes"), OpenMode::Create)?;
 /// file.write_at(b"text", 0)?;
 /// if let Some(mapped) = file.map_for_reading(4)? {
-///     assert_eq!(&mapped[..], b"text");
+///     assert_eq!(mapped.to_vec(), b"text");
 /// }
 /// # Ok(()) }
 /// ```
@@ -41,23 +40,30 @@ impl MappedBytes {
     /// Returns a copy of the bytes of a file, for a file system whose files are not mapped by the operating system.
     ///
     /// ```
-    /// assert_eq!(&azekura::fs::MappedBytes::copied(b"text")[1..], b"ext");
+    /// assert_eq!(azekura::fs::MappedBytes::copied(b"text").to_vec(), b"text");
     /// ```
     pub fn copied(bytes: &[u8]) -> Arc<MappedBytes> {
         MappedBytes::new(Box::<[u8]>::from(bytes))
     }
-}
 
-impl Deref for MappedBytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
+    /// The bytes in place. Only the engine reads them so, because it knows which files never change.
+    pub(crate) fn bytes(&self) -> &[u8] {
         self.0.bytes()
+    }
+
+    /// Returns a copy of the bytes.
+    ///
+    /// ```
+    /// let mapped = azekura::fs::MappedBytes::copied(b"text");
+    /// assert_eq!(mapped.to_vec(), b"text");
+    /// ```
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.bytes().to_vec()
     }
 }
 
 impl fmt::Debug for MappedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MappedBytes({})", self.len())
+        write!(f, "MappedBytes({})", self.bytes().len())
     }
 }

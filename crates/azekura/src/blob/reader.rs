@@ -120,10 +120,10 @@ impl BlobFile {
         }
     }
 
-    /// The bytes of a finished file, if files are mapped for reading.
-    fn mapped(&self) -> Option<&Arc<MappedBytes>> {
+    /// The bytes of a finished file, if files are mapped for reading. The caller reads the frame at `handle`.
+    fn mapped_range(&self, handle: BlockHandle) -> Option<&Arc<MappedBytes>> {
         match &self.extent {
-            BlobFileExtent::Finished { size, .. } => self.file.mapped(*size),
+            BlobFileExtent::Finished { size, .. } => self.file.mapped_range(handle.offset, handle.len, *size),
             BlobFileExtent::Growing { .. } => None,
         }
     }
@@ -328,7 +328,7 @@ impl BlobFile {
         }
         let file_id = self.file_id()?;
         let allocate = |capacity| self.cache.buffer(capacity);
-        if let Some(file) = self.mapped() {
+        if let Some(file) = self.mapped_range(handle) {
             let contents = open_mapped_frame(file, handle, BlockKind::Blob, file_id, allocate)?;
             return Ok(CachedBlobValue::from_contents(id, contents));
         }
@@ -346,8 +346,7 @@ impl BlobFile {
         is_compressed: bool,
         ahead: &mut BlobReadAhead,
     ) -> Result<CachedBlobValue> {
-        let ahead = if self.mapped().is_some() { None } else { self.read_window(handle, ahead)? };
-        let Some(bytes) = ahead else { return self.load_value(id, handle, is_compressed) };
+        let Some(bytes) = self.read_window(handle, ahead)? else { return self.load_value(id, handle, is_compressed) };
         let frame = BlockFrame::check(bytes, self.file_id()?, handle.offset, BlockKind::Blob)?;
         let contents = frame.decode(|capacity| self.cache.buffer(capacity))?;
         Ok(CachedBlobValue::from_contents(id, contents))
@@ -380,9 +379,6 @@ impl BlobFile {
         let check = |bytes: &[u8]| read(&BlockFrame::check(bytes, file_id, handle.offset, BlockKind::Blob)?);
         let in_place = || {
             ahead.advance_to(self.id, handle);
-            if let Some(file) = self.mapped() {
-                return check(&file[handle.range_in(file)?]);
-            }
             match self.read_window(handle, ahead)? {
                 Some(bytes) => check(bytes),
                 None => check(&self.read_bytes(handle.offset, handle.len)?),

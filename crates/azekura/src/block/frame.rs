@@ -255,8 +255,8 @@ pub(crate) fn open_mapped_frame(
     file_id: &[u8; 16],
     allocate: impl FnOnce(usize) -> Option<Buffer>,
 ) -> Result<BlockContents> {
-    let range = handle.range_in(file)?;
-    let frame = BlockFrame::check(&file[range.clone()], file_id, handle.offset, kind)?;
+    let range = handle.range_in(file.bytes())?;
+    let frame = BlockFrame::check(&file.bytes()[range.clone()], file_id, handle.offset, kind)?;
     match (frame.codec, kind) {
         (Codec::None, BlockKind::Data | BlockKind::Blob) => {
             Ok(BlockContents { bytes: Buffer::mapped(file, range), start: FRAME_HEADER_LEN, kind: frame.kind })

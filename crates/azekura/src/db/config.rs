@@ -466,16 +466,18 @@ impl Config {
     ///
     /// An uncompressed data block or value of a blob file is then read in place: it is not copied, and its bytes do not
     /// count towards [`cache_size`](Config::cache_size), because the operating system can take back the pages of its
-    /// page cache. The block cache keeps a reference of about 300 bytes to it. Compressed blocks are decompressed into
+    /// page cache. The block cache keeps a reference of about 400 bytes to it. Compressed blocks are decompressed into
     /// the block cache as without the option. Checksums are verified when a block enters the block cache.
     ///
     /// - If the device fails a read, the process receives the signal SIGBUS, which ends it. Without the option, the
     ///   call returns `Io`. No data is lost.
     /// - No other program may change or shorten the files while the database is open. Readers would return the changed
-    ///   bytes, panic, or receive SIGBUS.
+    ///   bytes, panic, or receive SIGBUS. A page that the system drops and reads again is not verified again while the
+    ///   block cache refers to it. Compactions and blob GC do not read in place: they verify what they copy.
     /// - A returned [`Slice`](crate::Slice) of 4 KiB or more may keep the mapping, and so the disk space of its file.
     /// - It has an effect on Linux with 64-bit addresses only. It excludes [`DirectIo::Always`], and turns
-    ///   [`DirectIo::Automatic`] off. A file that cannot be mapped is read as without the option.
+    ///   [`DirectIo::Automatic`] off. A file that cannot be mapped is read as without the option,
+    ///   and so are files beyond 16,384 mapped ones of a process.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

@@ -40,6 +40,9 @@ const FREE_SHARE_DIVISOR: usize = 8;
 const SLABS_TRIED_MAX: usize = 8;
 /// A slab is searched only while it may have a free run of at least this many units.
 const FREE_RUN_MIN: usize = 4;
+/// Memory in bytes that a buffer in a mapped file counts for. A cache with many small entries takes more for each of
+/// them than it charges for an entry, up to this much while its maps grow.
+const MAPPED_OVERHEAD: usize = 112;
 /// Alignment of buffers from the global allocator, in bytes. A larger one would take the slower path of `malloc`.
 const ALIGN: usize = 16;
 
@@ -89,7 +92,7 @@ impl Buffer {
     /// # Panics
     /// If the range is not in the file.
     pub(crate) fn mapped(file: &Arc<MappedBytes>, range: Range<usize>) -> Buffer {
-        let bytes = &file[range];
+        let bytes = &file.bytes()[range];
         let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
         Buffer { start, len, capacity: len, initialized: len, source: BufferSource::Mapped(Arc::clone(file)) }
     }
@@ -110,9 +113,9 @@ impl Buffer {
         matches!(self.source, BufferSource::Slab(..))
     }
 
-    /// Memory held, in bytes; none for a mapped file, whose pages the operating system can take back.
+    /// Memory held, in bytes. The operating system can take back the pages of a mapped file, so they do not count.
     pub(crate) fn memory(&self) -> usize {
-        if self.is_mapped() { 0 } else { self.capacity }
+        if self.is_mapped() { MAPPED_OVERHEAD } else { self.capacity }
     }
 
     /// Returns an empty buffer from the same source as this one, with a capacity of at least this many bytes; `None`
@@ -672,8 +675,8 @@ mod tests {
     fn mapped_bytes_are_copied_by_changes() {
         let file = MappedBytes::copied(b"0123456789");
         let block = Buffer::mapped(&file, 2..7);
-        assert_eq!((&*block, block.memory(), block.is_mapped()), (&b"23456"[..], 0, true));
-        assert_eq!(block.as_ptr(), file[2..].as_ptr());
+        assert_eq!((&*block, block.memory(), block.is_mapped()), (&b"23456"[..], MAPPED_OVERHEAD, true));
+        assert_eq!(block.as_ptr(), file.bytes()[2..].as_ptr());
         type Change = fn(&mut Buffer);
         let changes: [(Change, &[u8]); 4] = [
             (|buffer| buffer.extend_from_slice(b"xy"), b"23456xy"),

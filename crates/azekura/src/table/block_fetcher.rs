@@ -88,13 +88,18 @@ impl BlockFetcher {
             return Err(Error::corruption("block ends past the end of the file"));
         }
         let allocate = |capacity| self.cache.buffer(capacity);
-        if let Some(file) = self.file.mapped(self.size) {
-            return open_mapped_frame(file, handle, kind, &self.file_id, allocate);
-        }
         let file = self.file.get()?;
         let is_compressed = self.is_compressed || !matches!(kind, BlockKind::Data | BlockKind::IndexPartition);
         let read = |bytes: &mut [u8]| file.read_exact_at(bytes, handle.offset);
         read_frame(handle, kind, &self.file_id, is_compressed, allocate, read)
+    }
+
+    /// Opens a frame for the cache: in place if the file is mapped, else as [`read_frame`](BlockFetcher::read_frame).
+    fn open_frame(&self, handle: BlockHandle, kind: BlockKind) -> Result<BlockContents> {
+        match self.file.mapped_range(handle.offset, handle.len, self.size) {
+            Some(file) => open_mapped_frame(file, handle, kind, &self.file_id, |capacity| self.cache.buffer(capacity)),
+            None => self.read_frame(handle, kind),
+        }
     }
 
     /// Checks the frame that was read from `offset`, and decodes its block into a buffer of the cache.
@@ -103,16 +108,14 @@ impl BlockFetcher {
     }
 
     /// Reads a block as [`read_block`](BlockFetcher::read_block) does. While reads are sequential, it also reads the
-    /// following bytes into `ahead`.
+    /// following bytes into `ahead`. With `fill`, the block may be in a mapped file.
     fn read_sequential<T: DecodableBlock>(
         &self,
         handle: BlockHandle,
         kind: BlockKind,
+        fill: bool,
         ahead: &mut ReadAhead,
     ) -> Result<Arc<T>> {
-        if self.file.mapped(self.size).is_some() {
-            return self.read_block(handle, kind); // the operating system reads ahead
-        }
         let end = handle.end().map_err(|error| self.with_location(error, handle.offset))?;
         if let ReadAheadRequest::Ahead(len) = ahead.request_for(handle.offset, handle.len)
             && end <= self.size
@@ -122,12 +125,20 @@ impl BlockFetcher {
             read.map_err(|error| self.with_location(error, handle.offset))?;
             ahead.fill(handle.offset, bytes);
         }
-        let Some(frame) = ahead.buffered(handle.offset, handle.len) else { return self.read_block(handle, kind) };
+        let Some(frame) = ahead.buffered(handle.offset, handle.len) else {
+            return if fill { self.open_block(handle, kind) } else { self.read_block(handle, kind) };
+        };
         let block = self.decode_frame(frame, handle.offset, kind).and_then(T::decode_body);
         block.map(Arc::new).map_err(|error| self.with_location(error, handle.offset))
     }
 
-    /// Reads and decodes a block, without the cache.
+    /// Opens and decodes a block for the cache. It may be in a mapped file.
+    fn open_block<T: DecodableBlock>(&self, handle: BlockHandle, kind: BlockKind) -> Result<Arc<T>> {
+        let block = self.open_frame(handle, kind).and_then(T::decode_body);
+        block.map(Arc::new).map_err(|error| self.with_location(error, handle.offset))
+    }
+
+    /// Reads and decodes a block into memory of its own, without the cache.
     pub(crate) fn read_block<T: DecodableBlock>(&self, handle: BlockHandle, kind: BlockKind) -> Result<Arc<T>> {
         let block =
             T::decode_body(self.read_body(handle, kind)?).map_err(|error| self.with_location(error, handle.offset))?;
@@ -147,7 +158,7 @@ impl BlockFetcher {
         if let Some(block) = self.cache.get(self.id, handle.offset, kind, Some(parent_slot.clone())) {
             return Ok(block);
         }
-        let block = self.read_block::<T>(handle, kind)?;
+        let block = self.open_block::<T>(handle, kind)?;
         self.insert_into_cache(handle, kind, &block, parent_slot);
         Ok(block)
     }
@@ -219,8 +230,7 @@ impl BlockFetcher {
             if offset.checked_add(len).is_none_or(|end| end > self.size) {
                 return Err(Error::corruption("block ends past the end of the file"));
             }
-            if self.file.mapped(self.size).is_some() {
-                self.file.get()?.will_read(offset, len);
+            if self.file.mapped_range(offset, len, self.size).is_some() {
                 return Ok(None);
             }
             let bytes = allocate_block(BlockKind::Data, len, |capacity| self.cache.buffer(capacity))?;
@@ -241,7 +251,7 @@ impl BlockFetcher {
         let contents = match frame {
             FrameBytes::Owned(bytes) => open_frame(bytes, &self.file_id, handle.offset, kind),
             FrameBytes::Borrowed(bytes) => self.decode_frame(bytes, handle.offset, kind),
-            FrameBytes::Mapped => self.read_frame(handle, kind),
+            FrameBytes::Mapped => self.open_frame(handle, kind),
         };
         let block = contents.and_then(T::decode_body);
         let block = block.map(Arc::new).map_err(|error| self.with_location(error, handle.offset))?;
@@ -261,7 +271,9 @@ impl BlockFetcher {
     }
 
     /// Returns the block of the `at`-th entry of `parent`, with a count. With `fill`, a block that was read is
-    /// inserted into the cache; without it, no link is set or marked. A sequential caller reads ahead into `ahead`.
+    /// inserted into the cache; without it, no link is set or marked, and the block is in memory of its own, because a
+    /// caller that writes its entries to another file must not rely on the check of a page that was read again since. A
+    /// sequential caller reads ahead into `ahead`.
     pub(crate) fn fetch_child_arc<T: DecodableBlock>(
         &self,
         parent: &Arc<ParentBlock<T, RestartBlock>>,
@@ -273,7 +285,8 @@ impl BlockFetcher {
         if let Some(read_ahead) = &mut read_ahead {
             read_ahead.note_sequential_read();
         }
-        {
+        let uses_cache = fill || kind != BlockKind::Data || self.file.mapped(self.size).is_none();
+        if uses_cache {
             let pin = Pin::new();
             if let Some(block) = if fill { parent.child(at, &pin) } else { parent.peek(at, &pin) } {
                 self.cache.count_link_hit(kind, &pin);
@@ -282,11 +295,11 @@ impl BlockFetcher {
         }
         let handle = child_handle(parent, at)?;
         let parent_slot = fill.then(|| -> ParentSlot<T> { (Arc::downgrade(parent) as _, at) });
-        if let Some(block) = self.cache.get(self.id, handle.offset, kind, parent_slot.clone()) {
+        if uses_cache && let Some(block) = self.cache.get(self.id, handle.offset, kind, parent_slot.clone()) {
             return Ok(block);
         }
         let block = match read_ahead {
-            Some(read_ahead) => self.read_sequential(handle, kind, read_ahead)?,
+            Some(read_ahead) => self.read_sequential(handle, kind, fill, read_ahead)?,
             None => self.read_block(handle, kind)?,
         };
         if let Some(parent_slot) = parent_slot {

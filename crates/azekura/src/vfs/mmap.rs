@@ -13,7 +13,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::{fmt, io, slice};
 
 use rustix::io::{Errno, retry_on_intr};
@@ -182,6 +182,12 @@ impl fmt::Debug for DiskMappedMemory {
     }
 }
 
+/// Maximum number of files that the process maps for reading at a time: a quarter of the mappings that Linux permits a
+/// process by default. Without mappings, neither the allocator nor new threads get memory.
+const MAPPED_FILES_MAX: usize = 16 << 10;
+/// Number of files that the process maps for reading.
+static MAPPED_FILES: AtomicUsize = AtomicUsize::new(0);
+
 /// The first `len` bytes of a file, mapped for reading.
 pub(crate) struct DiskMappedBytes {
     base: NonNull<u8>,
@@ -194,8 +200,9 @@ unsafe impl Send for DiskMappedBytes {}
 unsafe impl Sync for DiskMappedBytes {}
 
 impl DiskMappedBytes {
-    /// Maps the first `len` bytes of `file`, which must be open for reading and not shorter.
-    pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<DiskMappedBytes> {
+    /// Maps the first `len` bytes of `file`, which must be open for reading and not shorter. `None` if the process maps
+    /// many files.
+    pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<Option<DiskMappedBytes>> {
         let len = usize::try_from(len).ok().filter(|len| (1..=isize::MAX as usize).contains(len));
         let len = len
             .ok_or_else(|| Error::invalid("a mapping needs at least 1 byte and must fit into memory").in_file(path))?;
@@ -204,7 +211,11 @@ impl DiskMappedBytes {
         let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) };
         let base = base.map_err(|e| Error::io("map", &io::Error::from(e)).in_file(path))?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns the null page without MAP_FIXED");
-        Ok(DiskMappedBytes { base, len })
+        let count = MAPPED_FILES.fetch_add(1, Ordering::Relaxed) + 1;
+        let mapped = DiskMappedBytes { base, len }; // its drop unmaps the file and decrements the count
+        // SAFETY: the range is the mapping created above, and the advice changes no byte.
+        let _only_a_hint = unsafe { madvise(base.as_ptr().cast::<c_void>(), len, Advice::Random) };
+        Ok((count <= MAPPED_FILES_MAX).then_some(mapped))
     }
 }
 
@@ -223,6 +234,7 @@ impl Drop for DiskMappedBytes {
         // slices that `bytes` returned were borrowed from `self`.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
+        MAPPED_FILES.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -248,8 +260,6 @@ pub(crate) fn wiped_on_fork() -> Option<&'static AtomicU64> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
-    #[cfg(target_endian = "little")]
-    use std::sync::atomic::Ordering;
 
     use super::*;
     use crate::base::ErrorKind;

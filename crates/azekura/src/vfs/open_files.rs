@@ -38,6 +38,9 @@ pub enum DirectIo {
     Always,
 }
 
+/// Length in bytes of the pages that the operating system reads; larger on some systems.
+const PAGE_LEN: u64 = 4 << 10;
+
 /// Decides how tables and blob files are read and written.
 #[derive(Debug)]
 pub(crate) struct FileAccess {
@@ -328,6 +331,17 @@ impl DataFile {
             Some(mapped) => mapped.as_ref(),
             None => self.map(len),
         }
+    }
+
+    /// The bytes of a file as [`mapped`](DataFile::mapped), for a caller that reads a range of them. A range of several
+    /// pages is announced, because the system reads pages one by one when they are accessed.
+    pub(crate) fn mapped_range(&self, offset: u64, len: u64, file_len: u64) -> Option<&Arc<MappedBytes>> {
+        let file = self.mapped(file_len)?;
+        let is_on_one_page = offset / PAGE_LEN == offset.saturating_add(len.saturating_sub(1)) / PAGE_LEN;
+        if !is_on_one_page && let Ok(handle) = self.get() {
+            handle.will_read(offset, len);
+        }
+        Some(file)
     }
 
     /// Two threads may map the file concurrently; one mapping is kept.

@@ -155,7 +155,7 @@ pub(super) mod extras_of_linux {
         if cfg!(not(target_pointer_width = "64")) || len == 0 {
             return Ok(None);
         }
-        Ok(Some(MappedBytes::new(DiskMappedBytes::new(file, len, path)?)))
+        Ok(DiskMappedBytes::new(file, len, path)?.map(MappedBytes::new))
     }
 
     /// Renames and replaces nothing; `None` if the file system or the kernel does not support that.

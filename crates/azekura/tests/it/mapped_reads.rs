@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::Fs;
+use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, OpKind, TestEnv};
 use azekura::{
     CompressionType, Config, Database, DirectIo, ErrorKind, Gc, KvSeparationOptions, Partition, PartitionCreateOptions,
@@ -194,6 +194,29 @@ fn damaged_mapped_block_is_an_error() {
         assert!((1..KEYS as usize / 2).contains(&count), "{count} reads of {suffix} fail");
         assert!(failed.iter().all(|error| error.kind() == ErrorKind::Corruption && error.file() == Some(&*path)));
     }
+}
+
+/// The kernel may drop a page of a mapping and read it again, damaged, while the block cache refers to it. A compaction
+/// once copied such a block from the mapping, and so gave its damage a valid checksum.
+#[test]
+fn compaction_does_not_copy_changed_pages() {
+    let place = TestDir::on_disk();
+    let partition_name = name(CompressionType::None, false);
+    let db = mapped(&place, 8 << 20);
+    let partition = db.open_partition(&partition_name, options(CompressionType::None, false)).unwrap();
+    (0..KEYS).for_each(|n| partition.insert(key(n), value(n)).unwrap());
+    partition.flush().unwrap();
+    assert_eq!(partition.iter().count(), KEYS as usize); // every block is in the cache
+    (0..KEYS).for_each(|n| assert_eq!(*partition.get(key(n)).unwrap().unwrap(), *value(n)));
+    let files = place.fs.read_dir(&place.dir).unwrap().into_iter().map(|entry| entry.name);
+    let table = place.dir.join(files.filter(|file| file.ends_with(".sst")).max().unwrap());
+    let file = place.fs.open(&table, OpenMode::Write).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 5_000).unwrap();
+    file.write_at(&[byte[0] ^ 1], 5_000).unwrap();
+    (0..KEYS).step_by(2).for_each(|n| partition.remove(key(n)).unwrap());
+    let error = partition.major_compact().unwrap_err();
+    assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(&*table)));
 }
 
 #[test]
