@@ -88,11 +88,6 @@ const HITS_MAX: u8 = 3;
 /// The probation queue has one part in this many of the bytes in the queues. New blocks are seldom requested again, so
 /// a short queue leaves more memory to the main queue.
 const PROBATION_DIVISOR: u64 = 20;
-/// A shard keeps one ghost for this many blocks. More ghosts would admit blocks to the main queue that are used less
-/// often than those that they displace.
-const BLOCKS_PER_GHOST: usize = 2;
-/// Minimum number of ghosts of a shard.
-const GHOSTS_MIN: usize = 16;
 /// Maximum number of blocks in the bag of a shard.
 const BAG_BLOCKS_MAX: usize = 32;
 /// In builds with debug assertions, each change of a shard with at most this many blocks checks all of them.
@@ -306,37 +301,23 @@ impl CacheShard {
         (self.bag.blocks.len(), self.bag.bytes)
     }
 
-    #[cfg(test)]
-    pub(crate) fn block_count(&self) -> usize {
-        self.map.len()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn ghost_count(&self) -> usize {
-        self.ghost_set.len()
-    }
-
     /// Empties the bag. The caller drops the blocks outside of the lock of the shard.
     pub(crate) fn take_bag(&mut self) -> Vec<RetiredBlock<MemoryCharge>> {
         std::mem::take(&mut self.bag).blocks
     }
 
+    /// Adds a ghost. A shard keeps at most as many ghosts as it has blocks, or 16 if it has fewer blocks.
     fn add_ghost(&mut self, hash: u64) {
         if self.ghost_set.insert(hash) {
             self.ghosts.push_back(hash);
         }
-        let max = self.ghosts_max();
-        while self.ghosts.len() > max {
+        while self.ghosts.len() > self.map.len().max(16) {
             if let Some(oldest) = self.ghosts.pop_front() {
                 self.ghost_set.remove(&oldest);
             }
         }
+        debug_assert!(self.ghosts.len() <= self.map.len().max(16), "ghosts are bounded by the blocks");
     }
-
-    fn ghosts_max(&self) -> usize {
-        GHOSTS_MIN.max(self.map.len() / BLOCKS_PER_GHOST)
-    }
-
     fn subtract_stats(&mut self, entry: &CacheEntry) {
         let stats = &mut self.stats[kind_index(entry.kind)];
         stats.blocks -= 1;

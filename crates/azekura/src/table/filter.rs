@@ -130,7 +130,8 @@ impl TableFilter {
         Ok(partition.is_some_and(|partition| partition.may_contain(hash)))
     }
 
-    /// As [`may_contain`](TableFilter::may_contain), but returns `None` if no link leads to the partition.
+    /// As [`may_contain`](TableFilter::may_contain), but returns `None` if no link leads to the partition or the top
+    /// level.
     #[inline(always)]
     pub(crate) fn may_contain_if_linked(
         &self,
@@ -143,7 +144,8 @@ impl TableFilter {
         let partition = match self {
             TableFilter::Single(partition) => partition.fetch_loaded(fetcher, pin),
             TableFilter::Partitioned(top) => {
-                let top = top.get(fetcher, pin)?;
+                let Some(top) = top.fetch_loaded(fetcher, pin) else { return Ok(None) };
+                let top = BlockRef::Pinned(top);
                 let Some(at) = find_in_top_level(&top, user_key, order)? else { return Ok(Some(false)) };
                 fetcher.linked_child(&top, at, BlockKind::FilterPartition, pin)
             }
@@ -162,7 +164,9 @@ impl TableFilter {
         match self {
             TableFilter::Single(_) => Ok(false), // one read serves all keys of the table
             TableFilter::Partitioned(top) => {
-                let top = top.get(fetcher, pin)?;
+                // A top level that would have to be read is read once, with the partition.
+                let Some(top) = top.fetch_loaded(fetcher, pin) else { return Ok(false) };
+                let top = BlockRef::Pinned(top);
                 let Some(at) = find_in_top_level(&top, user_key, order)? else { return Ok(false) };
                 Ok(!fetcher.cache.contains(fetcher.id, child_handle(&top, at)?.offset))
             }
