@@ -586,7 +586,7 @@ mod tests {
         for _ in 0..4 {
             churn(&cache, 0..250);
         }
-        let mut scan = || {
+        let scan = || {
             let missing = |offset: &u64| {
                 wait_until_freed(&cache);
                 let is_cached = contains(&cache, 1, *offset);

@@ -14,12 +14,13 @@ use crate::block::frame::FRAME_HEADER_LEN;
 use crate::block::{BlockCache, BlockKind};
 use crate::iter::InternalIter;
 use crate::mem::epoch::Pin;
+use crate::mem::epoch::tests::wait_until;
 use crate::mem::slice::Slice;
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, TableReadOptions};
 use crate::table::prefix::PrefixExtractor;
 use crate::table::reader::{PointLookup, TableReader};
 use crate::table::writer::TableWriter;
-use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, TestOrder, wait_for_readers};
+use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, TestOrder};
 use crate::vfs::open_files::{DataFiles, DirectIo, FileAccess};
 use crate::vfs::{Fs, OpenMode};
 
@@ -488,7 +489,7 @@ fn repeated_get_follows_child_links() {
             assert_eq!(second[kind].1.misses, first[kind].1.misses);
         }
         table.fetcher.cache.remove_file(ID);
-        wait_for_readers(); // the cache rejects blocks while other tests hold many removed ones
+        wait_until(|| table.fetcher.cache.used() == 0); // until then the cache rejects blocks
         assert_eq!(all(&table)[0].1.misses, 2 * first[0].1.misses);
         let mut iter = table.iter(true);
         let asked = table.fetcher.cache.lookup_count();
