@@ -25,6 +25,18 @@ use crate::base::sync::lock;
 use crate::base::{Error, Result};
 use crate::vfs::fs::Mapping;
 
+/// Maps the first `len` bytes of `file`, shared, which must be open for this access. Returns the start and the length
+/// of the mapping, which the caller unmaps. `path` is for error messages.
+fn map_shared(file: &File, len: u64, access: ProtFlags, path: &Path) -> Result<(NonNull<u8>, usize)> {
+    let len = usize::try_from(len).ok().filter(|len| (1..=isize::MAX as usize).contains(len));
+    let len =
+        len.ok_or_else(|| Error::invalid("a mapping needs at least 1 byte and must fit into memory").in_file(path))?;
+    // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is touched.
+    let base = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) };
+    let base = base.map_err(|e| Error::io("map", &io::Error::from(e)).in_file(path))?;
+    Ok((NonNull::new(base.cast()).expect("mmap never returns the null page without MAP_FIXED"), len))
+}
+
 /// The first `len` bytes of a file, mapped shared.
 pub(crate) struct DiskMapping {
     base: NonNull<u8>,
@@ -43,14 +55,7 @@ unsafe impl Sync for DiskMapping {}
 impl DiskMapping {
     /// Maps the first `len` bytes of `file`, which must be open for reading and writing. `path` is for error messages.
     pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<DiskMapping> {
-        let len = usize::try_from(len).ok().filter(|len| (1..=isize::MAX as usize).contains(len));
-        let len = len
-            .ok_or_else(|| Error::invalid("a mapping needs at least 1 byte and must fit into memory").in_file(path))?;
-        // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is
-        // touched.
-        let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
-        let base = base.map_err(|e| Error::io("map", &io::Error::from(e)).in_file(path))?;
-        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns the null page without MAP_FIXED");
+        let (base, len) = map_shared(file, len, ProtFlags::READ | ProtFlags::WRITE, path)?;
         Ok(DiskMapping { base, len, path: path.to_path_buf(), storing: Mutex::new(()) })
     }
 
@@ -203,14 +208,7 @@ impl DiskMappedBytes {
     /// Maps the first `len` bytes of `file`, which must be open for reading and not shorter. `None` if the process maps
     /// many files.
     pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<Option<DiskMappedBytes>> {
-        let len = usize::try_from(len).ok().filter(|len| (1..=isize::MAX as usize).contains(len));
-        let len = len
-            .ok_or_else(|| Error::invalid("a mapping needs at least 1 byte and must fit into memory").in_file(path))?;
-        // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is
-        // touched.
-        let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) };
-        let base = base.map_err(|e| Error::io("map", &io::Error::from(e)).in_file(path))?;
-        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns the null page without MAP_FIXED");
+        let (base, len) = map_shared(file, len, ProtFlags::READ, path)?;
         let count = MAPPED_FILES.fetch_add(1, Ordering::Relaxed) + 1;
         let mapped = DiskMappedBytes { base, len }; // its drop unmaps the file and decrements the count
         // SAFETY: the range is the mapping created above, and the advice changes no byte.

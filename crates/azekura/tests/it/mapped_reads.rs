@@ -33,6 +33,12 @@ fn config(place: &TestDir, fs: &Arc<dyn Fs>) -> Config {
     config.workers(0).direct_io(DirectIo::Never)
 }
 
+/// The file system of `place` with faults, as its own type and as a file system.
+fn with_faults(place: &TestDir) -> (Arc<FaultFs>, Arc<dyn Fs>) {
+    let faults = Arc::new(FaultFs::new(Arc::clone(&place.fs)));
+    (Arc::clone(&faults), faults)
+}
+
 fn mapped(place: &TestDir, cache: u64) -> Database {
     config(place, &place.fs).mapped_reads(true).cache_size(cache).open().unwrap()
 }
@@ -136,8 +142,7 @@ fn slices_outlive_files_and_database() {
 fn cache_holds_references_to_mapped_blocks() {
     let place = TestDir::in_memory();
     fill(&place);
-    let faults = Arc::new(FaultFs::new(Arc::clone(&place.fs)));
-    let fs: Arc<dyn Fs> = Arc::clone(&faults) as Arc<dyn Fs>;
+    let (faults, fs) = with_faults(&place);
     for separates in [false, true] {
         let db = config(&place, &fs).mapped_reads(true).cache_size(400 << 10).open().unwrap();
         let partition = db.partition(&name(CompressionType::None, separates)).unwrap();
@@ -155,8 +160,7 @@ fn cache_holds_references_to_mapped_blocks() {
 fn file_that_cannot_be_mapped_is_read() {
     let place = TestDir::in_memory();
     fill(&place);
-    let faults = Arc::new(FaultFs::new(Arc::clone(&place.fs)));
-    let fs: Arc<dyn Fs> = Arc::clone(&faults) as Arc<dyn Fs>;
+    let (faults, fs) = with_faults(&place);
     let db = config(&place, &fs).mapped_reads(true).mapped_wal(false).open().unwrap();
     faults.inject(FaultPlan::new(OpKind::Map, 1, Fault::Error(std::io::ErrorKind::OutOfMemory)).forever());
     for name in db.list_partitions() {
