@@ -166,26 +166,67 @@ impl Report {
         let tables: Vec<String> = self.sections.iter().map(|section| table(&section.rows, true)).collect();
         let conditions = self.sections.iter().find_map(|section| section.rows.first()?.get("conditions"));
         let context = json!({
-            "report": self, "tables": tables, "conditions": conditions, "made": now(), "version": VERSION,
+            "report": self, "summary": self.summary(), "tables": tables, "conditions": conditions, "made": now(),
+            "version": VERSION,
         });
         Ok(Environment::new().render_str(include_str!("report/page.jinja"), Serde(context))?)
     }
 
+    /// Every row with its section.
+    fn rows(&self) -> impl Iterator<Item = (&Section, &Map<String, Value>)> {
+        self.sections.iter().flat_map(|section| section.rows.iter().map(move |row| (section, row)))
+    }
+
+    /// The rows of azekura's LSM partitions.
+    fn own_rows(&self) -> impl Iterator<Item = (&Section, &Map<String, Value>)> {
+        self.rows().filter(|(_, row)| row["engine"] == OURS)
+    }
+
+    /// Operations per second as Markdown: a row for each workload and number of threads, a column for each engine, and
+    /// the ratio of azekura to its best peer with its range.
+    fn summary(&self) -> String {
+        let text = |row: &Map<String, Value>, field: &str| row[field].as_str().unwrap_or_default().to_owned();
+        let mut engines: Vec<String> = Vec::new();
+        for engine in self.rows().map(|(_, row)| text(row, "engine")) {
+            if !engines.contains(&engine) {
+                engines.push(engine);
+            }
+        }
+        let mut table = Table::new();
+        table.load_style(ASCII_MARKDOWN);
+        let before = ["section", "workload", "threads"].map(str::to_owned);
+        table.set_header(before.into_iter().chain(engines.clone()).chain([format!("{OURS} ÷ best peer")]));
+        for (section, own) in self.own_rows() {
+            let of = |engine: &String| {
+                let mut rows = section.rows.iter().filter(|row| row["workload"] == own["workload"]);
+                let row = rows.find(|row| row["threads"] == own["threads"] && row["engine"] == **engine)?;
+                ops_per_s(&Value::Object(row.clone()))
+            };
+            let rates = engines.iter().map(|engine| of(engine).map_or("–".into(), |rate| format!("{rate:.0}")));
+            let ratio = own["ratio_to_best_peer"]
+                .as_f64()
+                .map(|ratio| format!("{ratio:.2} ({}, {})", text(own, "best_peer"), range(own)));
+            let names = [section.title.clone(), text(own, "workload"), own["threads"].to_string()];
+            table.add_row(names.into_iter().chain(rates).chain([ratio.unwrap_or("–".into())]));
+        }
+        table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        table.trim_fmt() + "\n"
+    }
+
     /// A bar for each workload, in another colour below 1: the throughput of azekura divided by that of its best peer.
     fn chart(&self) -> Result<String> {
-        let ours = |row: &&Map<String, Value>| row["engine"] == OURS;
-        let rows = self.sections.iter().flat_map(|section| &section.rows).filter(ours);
-        let ratio = |row: &Map<String, Value>| {
+        let ratio = |(section, row): (&Section, &Map<String, Value>)| {
             let ratio = row["ratio_to_best_peer"].as_f64()?;
-            Some((ratio, format!("{}, threads: {}: {ratio:.2}", row["workload"].as_str()?, row["threads"])))
+            let (title, workload, threads) = (&section.title, row["workload"].as_str()?, &row["threads"]);
+            Some((ratio, format!("{title}: {workload}, threads: {threads}: {ratio:.2}")))
         };
-        let ratios: Vec<(f64, String)> = rows.filter_map(ratio).collect();
+        let ratios: Vec<(f64, String)> = self.own_rows().filter_map(ratio).collect();
         let largest = ratios.iter().fold(1.0, |largest: f64, (ratio, _)| largest.max(*ratio));
         let mut text = String::new();
-        let root = SVGBackend::with_string(&mut text, (520, 60 + 22 * ratios.len() as u32)).into_drawing_area();
+        let root = SVGBackend::with_string(&mut text, (640, 60 + 22 * ratios.len() as u32)).into_drawing_area();
         let mut builder = ChartBuilder::on(&root);
         builder.caption("azekura divided by its best peer", ("sans-serif", 15)).margin(8).x_label_area_size(34);
-        let mut chart = builder.build_cartesian_2d(0.0..largest * 1.5, 0.0..ratios.len().max(1) as f64)?;
+        let mut chart = builder.build_cartesian_2d(0.0..largest * 1.8, 0.0..ratios.len().max(1) as f64)?;
         chart.configure_mesh().disable_mesh().disable_y_axis().draw()?;
         for (i, (ratio, label)) in ratios.iter().rev().enumerate() {
             let (colour, bottom) = (if *ratio < 1.0 { RED } else { BLUE }, i as f64);
@@ -211,18 +252,25 @@ pub(crate) fn table(objects: &[Map<String, Value>], markdown: bool) -> String {
     table.set_header(headings.map(|field| field.replace('_', " ")));
     for object in objects {
         let row = Value::Object(object.clone());
-        let number = |number: f64| if number < 100.0 { format!("{number:.2}") } else { format!("{number:.0}") };
         let numbers = COLUMNS.split(' ').map(|field| match &row[field] {
             Value::Number(whole) if whole.is_u64() => whole.to_string(),
             _ => figure(&row, field).map_or("-".into(), number),
         });
-        let range: Vec<String> =
-            row["ratio_range"].as_array().into_iter().flatten().filter_map(Value::as_f64).map(number).collect();
         let names = ["workload", "engine"].map(|field| row[field].as_str().unwrap_or_default().to_owned());
-        table.add_row(names.into_iter().chain(numbers).chain([range.join("-"), remarks(object)]));
+        table.add_row(names.into_iter().chain(numbers).chain([range(object), remarks(object)]));
     }
     table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     table.trim_fmt() + "\n"
+}
+
+fn number(number: f64) -> String {
+    if number < 100.0 { format!("{number:.2}") } else { format!("{number:.0}") }
+}
+
+/// The least and largest ratio of a round.
+fn range(object: &Map<String, Value>) -> String {
+    let ratios = object["ratio_range"].as_array().into_iter().flatten().filter_map(Value::as_f64);
+    ratios.map(number).collect::<Vec<_>>().join("-")
 }
 
 /// The figures that only this workload has, which follow `error_kind`, and the error.
@@ -327,7 +375,7 @@ mod tests {
         let written: Report = serde_json::from_str(&read("report.json")).unwrap();
         assert_eq!(written.sections[0].rows, report.sections[0].rows);
         let page = read("report.md");
-        for part in ["A 9000", "## Writes", "| fillrandom", "| fjall", "2.00", "ratios.svg"] {
+        for part in ["A 9000", "## Writes", "| fillrandom", "| fjall", "| 2.00 (fjall, 2.00-2.00) |", "ratios.svg"] {
             assert!(page.contains(part), "{part}: {page}");
         }
         let chart = read("ratios.svg");
