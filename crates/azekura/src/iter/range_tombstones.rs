@@ -90,6 +90,12 @@ impl RangeTombstones {
         self.chunks.iter().flat_map(|chunk| &chunk.fragments)
     }
 
+    /// The fragments in key order from one of them on: index of its chunk, and index in the chunk.
+    fn iter_from(&self, (chunk, at): (usize, usize)) -> impl Iterator<Item = &RangeTombstone> {
+        let chunks = self.chunks.iter().skip(chunk).enumerate();
+        chunks.flat_map(move |(n, chunk)| chunk.fragments.iter().skip(if n == 0 { at } else { 0 }))
+    }
+
     /// The position of the last fragment that starts before `key`: index of its chunk, and index in the chunk.
     fn position(&self, key: &[u8], order: &KeyOrder) -> Option<(usize, usize)> {
         let wanted = if order.is_bytewise() { key_prefix_u64(key) } else { 0 };
@@ -125,8 +131,14 @@ impl RangeTombstones {
         if self.largest_seqno <= since || range.is_empty(order) {
             return None;
         }
-        let mut newer = self.iter().filter(|fragment| fragment.seqnos[0] > since);
-        let start = &newer.find(|fragment| fragment.range.overlaps(range, order))?.range.start;
+        let from = match &range.start {
+            KeyBoundary::Min => None,
+            start => self.position(start.key(), order),
+        };
+        let starts_before_end = |fragment: &&RangeTombstone| fragment.range.start.cmp(&range.end, order).is_lt();
+        let mut candidates = self.iter_from(from.unwrap_or_default()).take_while(starts_before_end);
+        let is_newer = |fragment: &&RangeTombstone| fragment.seqnos[0] > since && fragment.range.overlaps(range, order);
+        let start = &candidates.find(is_newer)?.range.start;
         let first = if start.cmp(&range.start, order).is_gt() { start.key() } else { range.start.key() };
         Some(first.to_vec())
     }
@@ -162,10 +174,7 @@ impl RangeTombstones {
         order: &'a KeyOrder,
     ) -> impl Iterator<Item = &'a RangeTombstone> {
         debug_assert!(order.is_custom() || smallest <= largest, "the keys are a range");
-        let (first, at) = self.position(smallest, order).unwrap_or_default();
-        let chunks = self.chunks.iter().skip(first).enumerate();
-        let fragments = chunks.flat_map(move |(n, chunk)| chunk.fragments.iter().skip(if n == 0 { at } else { 0 }));
-        fragments
+        self.iter_from(self.position(smallest, order).unwrap_or_default())
             .skip_while(move |fragment| fragment.range.end.cmp_key(smallest, order).is_lt())
             .take_while(move |fragment| fragment.range.start.cmp_key(largest, order).is_lt())
     }
@@ -447,7 +456,7 @@ fn prune_seqnos(seqnos: &mut Arc<[SeqNo]>, snapshots: &[SeqNo]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{SeededRng, TestOrder};
+    use crate::testing::{SeededRng, TestComparator, TestOrder};
 
     /// A boundary of the keys `k00`..`k40`, whose first bytes are equal or not.
     fn random_boundary(rng: &mut SeededRng) -> KeyBoundary {
@@ -652,6 +661,44 @@ mod tests {
             set = set.with_range_delete(range(b"", b"z"), seqno, &[SeqNo(seqno.0 - 1)], &order);
         }
         assert_eq!((set.len(), set.iter().next().unwrap().seqnos.len()), (1, 2));
+    }
+
+    /// Regression: the search for a newer range delete compared each fragment before the range, so the check of a
+    /// transaction grew with the number of all range deletes.
+    #[test]
+    fn search_for_newer_begins_at_its_range() {
+        let counting = Arc::new(TestComparator::new(TestOrder::Bytes));
+        let order = KeyOrder::custom(counting.clone());
+        let number = |n: u64| format!("{n:06}").into_bytes();
+        let mut set = RangeTombstones::default();
+        for n in 0..2_000u64 {
+            set = set.with_range_delete(range(&number(10 * n), &number(10 * n + 5)), SeqNo(n + 1), &[SeqNo(n)], &order);
+        }
+        let mut rng = SeededRng::new(1);
+        let boundary = |rng: &mut SeededRng| match (rng.below(30), Arc::<[u8]>::from(number(rng.below(21_000)))) {
+            (0, _) => KeyBoundary::Min,
+            (1, _) => KeyBoundary::Max,
+            (n, key) if n % 2 == 0 => KeyBoundary::Before(key),
+            (_, key) => KeyBoundary::After(key),
+        };
+        for _ in 0..1_000 {
+            let (range, since) =
+                (KeyRange { start: boundary(&mut rng), end: boundary(&mut rng) }, SeqNo(rng.below(2_000)));
+            let is_newer = |f: &&RangeTombstone| f.seqnos[0] > since && f.range.overlaps(&range, &order);
+            let expected = set.iter().find(is_newer).filter(|_| !range.is_empty(&order));
+            let found = set.newer_key_in(&range, since, &order);
+            assert_eq!(found.is_some(), expected.is_some(), "{range:?} since {since:?}");
+            let first = |fragment: &RangeTombstone| match fragment.range.start.cmp(&range.start, &order).is_gt() {
+                true => fragment.range.start.key().to_vec(),
+                false => range.start.key().to_vec(),
+            };
+            assert_eq!(found, expected.map(first));
+        }
+        let before = counting.comparisons();
+        assert!(set.newer_key_in(&range(&number(19_001), &number(19_002)), SeqNo(10), &order).is_some());
+        assert!(set.newer_key_in(&range(&number(19_006), &number(19_009)), SeqNo(10), &order).is_none());
+        let compared = counting.comparisons() - before;
+        assert!(compared < 100, "{compared} comparisons");
     }
 
     #[test]
