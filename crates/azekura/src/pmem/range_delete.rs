@@ -6,8 +6,9 @@
 //!
 //! Leaves inside of a range are not read record by record if no reader needs a covered record and no record can be
 //! newer than the range delete. Otherwise each record is read: it stays if it is newer, and is retained for older
-//! readers.
+//! readers. The memory for these is reserved before the commit is logged, mostly without reading a record.
 
+use crate::base::key::KEY_LEN_MAX;
 use crate::base::key_range::{KeyBoundary, KeyRange, RangeTombstone};
 use crate::base::{EntryRef, Error, RecordKind, Result, SeqNo};
 use crate::mem::atomic::Ordering;
@@ -225,21 +226,24 @@ impl<M: PersistenceBackend> PoolTree<M> {
 
     /// Maximum number of bytes of memory for the versions that the range deletes of a batch retain, as of the current
     /// records. They are reserved although there may be no reader yet, because one may begin before the batch is
-    /// visible. 0 if that is more than is allowed and there is no reader. Records that the batch itself puts are not
-    /// retained when its range deletes remove them, because no reader sees a part of a batch.
+    /// visible. Records that the batch itself puts are not retained when its range deletes remove them, because no
+    /// reader sees a part of a batch.
+    ///
+    /// Unless `exact`, no record is read: its key counts as if it took the whole buffer, of which the leaf has the
+    /// length. 0 if the exact number is more than is allowed and there is no reader.
     #[cold]
-    pub(crate) fn range_delete_version_bytes(&self, records: &[(u32, EntryRef<'_>)]) -> Result<u64> {
-        let has_readers = self.versions.readers().count() > 0;
-        let is_too_much = |total: u64| !has_readers && total > self.versions.memory_max();
+    pub(crate) fn range_delete_version_bytes(&self, records: &[(u32, EntryRef<'_>)], exact: bool) -> Result<u64> {
+        let may_stop = !exact || self.versions.readers().count() == 0;
+        let is_too_much = |total: u64| may_stop && total > self.versions.memory_max();
         let mut total = 0;
         for (_, record) in records.iter().filter(|(_, record)| record.kind == RecordKind::RangeDelete) {
             let range = &KeyRange::decode(record.user_key, record.value)?;
-            let mut next = self.version_bytes_of_leaf(range, first_leaf_of(range), &mut total)?;
+            let mut next = self.version_bytes_of_leaf(range, first_leaf_of(range), exact, &mut total)?;
             while let Some(key) = next.filter(|_| !is_too_much(total)) {
-                next = self.version_bytes_of_leaf(range, LeafTarget::Key(&key), &mut total)?;
+                next = self.version_bytes_of_leaf(range, LeafTarget::Key(&key), exact, &mut total)?;
             }
         }
-        Ok(if is_too_much(total) { 0 } else { total })
+        Ok(if exact && is_too_much(total) { 0 } else { total })
     }
 
     /// Adds the memory for the records of one leaf to `total`. Returns the first key behind the leaf, if the range
@@ -248,15 +252,22 @@ impl<M: PersistenceBackend> PoolTree<M> {
         &self,
         range: &KeyRange<&[u8]>,
         target: LeafTarget<'_>,
+        exact: bool,
         total: &mut u64,
     ) -> Result<Option<Vec<u8>>> {
         let pin = self.pin()?;
         let position = self.inner.find_position(target, &pin);
         let leaf = self.leaf(LeafAddr(position.leaf));
         let slots: Vec<_> = set_bits(leaf.commit_word().valid_slots()).map(|n| leaf.slot(n)).collect();
-        slots.iter().for_each(|slot| self.prefetch_record(*slot));
+        if exact {
+            slots.iter().for_each(|slot| self.prefetch_record(*slot));
+        }
         for slot in slots {
-            *total += RetainedVersions::bytes_max(PoolRecord::read(self.region(), slot)?.key_len);
+            let key_len = match slot.len().filter(|_| !exact) {
+                Some(buffer_len) => KEY_LEN_MAX.min(buffer_len as usize),
+                None => PoolRecord::read(self.region(), slot)?.key_len,
+            };
+            *total += RetainedVersions::bytes_max(key_len);
         }
         let continues = range_of(&position).end.cmp(&range.end, &self.key_order).is_lt();
         Ok(position.high.filter(|_| continues).map(<[u8]>::to_vec))

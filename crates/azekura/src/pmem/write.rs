@@ -475,14 +475,21 @@ impl<M: PersistenceBackend> PoolTree<M> {
         records: &[(u32, EntryRef<'_>)],
         counted: &mut Option<(u64, usize)>,
     ) -> Result<VersionsGuard<'_>> {
-        let in_ranges = match records.iter().all(|(_, record)| is_single(record)) {
-            true => 0,
-            false => self.range_delete_version_bytes(records)?,
-        };
         let single_records = records.iter().map(|(_, record)| record).filter(|record| is_single(record));
         let single_max: u64 = single_records.map(version_bytes_max).sum();
-        if let Some(guard) = self.versions.try_reserve(single_max + in_ranges) {
-            return Ok(guard);
+        let has_ranges = !records.iter().all(|(_, record)| is_single(record));
+        let mut in_ranges = 0;
+        // Mostly there is enough memory for an estimate that reads no record.
+        for exact in [false, true] {
+            if has_ranges {
+                in_ranges = self.range_delete_version_bytes(records, exact)?;
+            }
+            if let Some(guard) = self.versions.try_reserve(single_max + in_ranges) {
+                return Ok(guard);
+            }
+            if !has_ranges {
+                break;
+            }
         }
         let (version_bytes, _) = *counted.insert(self.count_needs(records)?);
         let reserve = |bytes| self.versions.reserve(bytes, || self.forget_versions());

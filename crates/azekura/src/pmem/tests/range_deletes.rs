@@ -9,8 +9,10 @@ use crate::base::version_edit::{PartitionEdit, PartitionId, VersionEdit};
 use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{Engine, EngineHost, LastVisibleSeqno, ReadSeqno, SnapshotList, Staged, Task};
 use crate::iter::InternalIter;
+use crate::mem::epoch::Pin;
 use crate::mem::pages::PAGE;
-use crate::pmem::leaf::SLOTS;
+use crate::pmem::inner::LeafTarget;
+use crate::pmem::leaf::{LeafAddr, SLOTS, set_bits};
 use crate::pmem::options::PmemOptions;
 use crate::pmem::persistence::{PersistGranularity, PersistenceBackend, PoolImage};
 use crate::pmem::pool::checkpoint::MappedPoolDurability;
@@ -18,6 +20,7 @@ use crate::pmem::pool::engine::PoolEngine;
 use crate::pmem::pool::pool_recovery::{create, open_with};
 use crate::pmem::pool::{ManifestPoolInfo, PmemEngine, PoolCheckLevel, PoolLocation, StoredPool};
 use crate::pmem::pool_header::{PoolSeqnoField, read_seqno_field};
+use crate::pmem::record::PoolRecord;
 use crate::pmem::sim::Sim;
 use crate::pmem::tree::{PoolOptions, TreeStep};
 use crate::testing::seeded_rng::SeededRng;
@@ -65,6 +68,25 @@ fn covered_leaves_are_unlinked() {
     fixture.check_invariants();
     let again = reopen_fixture(&fixture.tree, &options);
     again.assert_matches(&model, &[]);
+}
+
+/// Neither the reservation of memory nor the removal reads a record of a leaf inside of the range.
+#[test]
+fn records_inside_a_range_are_not_read() {
+    let (mut fixture, mut model) = filled(&options(4 << 20, SLOTS), 3_000);
+    for n in (1_000..2_000).step_by(100) {
+        let position = fixture.tree.inner.find_leaf(LeafTarget::Key(&key(n)), &Pin::new());
+        let leaf = fixture.tree.leaf(LeafAddr(position));
+        let slot = leaf.slot(set_bits(leaf.commit_word().valid_slots()).next().unwrap());
+        fixture.tree.backend.store(slot.offset(), u64::MAX);
+        assert!(PoolRecord::read(fixture.tree.region(), slot).is_err(), "the record is damaged");
+    }
+    let (low, high) = range_record(&key(500), &key(2_500));
+    let staged = fixture.tree.reserve(&[(0, range_delete(&low, &high))]).unwrap();
+    change(&mut fixture, &mut model, PoolOp::RemoveRange(key(500), key(2_500)));
+    staged.iter().for_each(|(_, staged)| fixture.tree.release(*staged, true));
+    fixture.assert_matches(&model, &[key(499), key(500), key(1_000), key(2_499), key(2_500)]);
+    fixture.check_invariants();
 }
 
 #[test]
