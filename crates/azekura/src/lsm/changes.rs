@@ -61,8 +61,12 @@ impl SuperVersion {
             if memtable.largest_seqno() <= since {
                 continue; // or it is empty
             }
-            if let Some(key) = find_newer_key(&mut memtable.iter(), &context.order, bounds, since)? {
-                return Ok(Some(key));
+            let newer_key = match memtable.find_recent_key(bounds, since) {
+                Some(newer_key) => newer_key,
+                None => find_newer_key(&mut memtable.iter(), &context.order, bounds, since)?,
+            };
+            if newer_key.is_some() {
+                return Ok(newer_key);
             }
         }
         let tables = self.version.runs().flat_map(|run| run.tables());

@@ -1,7 +1,8 @@
 //! The memtable, its iterator, and the accounting of the memory that all memtables of a database use.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::ops::Bound;
+use std::sync::{Arc, OnceLock};
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::checksum::key_hash;
@@ -13,10 +14,13 @@ use crate::iter::InternalIter;
 use crate::iter::range_filter::{SkippingIter, seek_before, seek_behind};
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
-use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, subtract_counted};
+use crate::mem::atomic::{
+    AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, subtract_counted, try_lock,
+};
 use crate::mem::chunk_pool::ChunkPool;
 use crate::mem::epoch::{EpochCell, Pin};
 use crate::memtable::hash_index::{HashIndexWriter, HashLookup, MemtableHashIndex};
+use crate::memtable::recent_records::RecentRecords;
 use crate::memtable::record::{MemtableRecords, record_len};
 use crate::memtable::tree::{MemtableInsertPosition, MemtableLeafCopy, MemtableSeekTarget, MemtableTree};
 
@@ -41,6 +45,8 @@ pub(crate) struct Memtable {
     /// Whether there are range deletes. Readers look at `range_tombstones` only then.
     has_range_deletes: AtomicBool,
     range_tombstones: EpochCell<RangeTombstones>,
+    /// Set by the first call of [`find_recent_key`](Memtable::find_recent_key).
+    recent: OnceLock<RecentRecords>,
     write_state: MemtableWriteState,
 }
 
@@ -100,6 +106,7 @@ impl Memtable {
             memory,
             has_range_deletes: AtomicBool::new(false),
             range_tombstones: EpochCell::new(Arc::default()),
+            recent: OnceLock::new(),
             write_state: MemtableWriteState {
                 writer: Mutex::new(writer),
                 len: AtomicU64::new(0),
@@ -228,6 +235,9 @@ impl Memtable {
         len.store(len.load(Ordering::Relaxed) + 1, Ordering::Release);
         lowest.store(lowest.load(Ordering::Relaxed).min(entry.seqno.0), Ordering::Release);
         highest.store(highest.load(Ordering::Relaxed).max(entry.seqno.0), Ordering::Release);
+        if let Some(recent) = self.recent.get() {
+            recent.push(at.to_bits(), entry.seqno);
+        }
         debug_assert!(self.tombstones() <= self.len(), "a tombstone is a record");
         debug_assert!(
             (self.smallest_seqno()..=self.largest_seqno()).contains(&entry.seqno),
@@ -340,6 +350,38 @@ impl Memtable {
             HashLookup::Miss if self.can_hash_key(key) => None,
             HashLookup::Miss | HashLookup::Unknown => self.get_ordered(key, at),
         }
+    }
+
+    /// Looks for the first key within `bounds` that has a record above `since`, among the last records. Returns
+    /// `Some(None)` if there is no such key, and `None` if that is not known: because there are too many records above
+    /// `since`, or because they are remembered only from this call on.
+    pub(crate) fn find_recent_key(
+        &self,
+        (start, end): (Bound<&Vec<u8>>, Bound<&Vec<u8>>),
+        since: SeqNo,
+    ) -> Option<Option<Vec<u8>>> {
+        let Some(recent) = self.recent.get() else {
+            if !self.write_state.sealed.load(Ordering::Relaxed)
+                && let Some(_writer) = try_lock(&self.write_state.writer)
+            {
+                self.recent.get_or_init(|| RecentRecords::new(self.largest_record_seqno()));
+            }
+            return None;
+        };
+        let range = KeyRange::between(start.map(Vec::as_slice), end.map(Vec::as_slice));
+        let (order, mut first) = (self.records.order(), None::<&[u8]>);
+        let record = |bits| self.records.get_by_bits(bits);
+        let is_complete = recent.visit_above(
+            since,
+            |bits| record(bits).seqno(),
+            |bits| {
+                let key = record(bits).user_key();
+                if range.contains(key, order) && first.is_none_or(|first| order.cmp(key, first).is_lt()) {
+                    first = Some(key);
+                }
+            },
+        );
+        is_complete.then(|| first.map(<[u8]>::to_vec))
     }
 
     /// Prefetches the slot of the hash index that [`get`](Memtable::get) reads first.

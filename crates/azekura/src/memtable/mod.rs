@@ -12,7 +12,7 @@
 //! - An iterator returns every entry that was inserted before the iterator was created exactly once.
 //!
 //! Modules, in reading order: [`memtable`] (also its iterator), [`record`] (the bytes of a record), [`node`] (of the B+
-//! tree), [`tree`] (the ordered index), [`hash_index`].
+//! tree), [`tree`] (the ordered index), [`hash_index`], [`recent_records`] (the last ones, for validation).
 #![deny(unsafe_code)]
 
 pub(crate) mod hash_index;
@@ -22,6 +22,7 @@ pub(crate) mod memtable;
 #[expect(clippy::disallowed_methods, reason = "the tests race scoped threads, which vfs does not provide")]
 mod model_tests;
 pub(crate) mod node;
+pub(crate) mod recent_records;
 pub(crate) mod record;
 #[cfg(test)]
 mod schedules;

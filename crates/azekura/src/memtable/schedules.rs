@@ -3,6 +3,7 @@
 //! In schedule exploration nodes, segments, directories and retry limits are small (see the constants), so that the
 //! few records of a scenario split all of them and readers also use the slow paths.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::base::{EntryRef, KeyOrder, RecordKind, SeqNo};
@@ -78,6 +79,26 @@ impl SharedMemtable {
             returned.iter().all(|(key, seqno)| keys[*seqno as usize - 1] == *key),
             "{returned:?} contains records that were never written"
         );
+    }
+}
+
+impl SharedMemtable {
+    /// Looks for each key of `wanted` among the last records, for each earlier snapshot. A record that is visible must
+    /// not be missed.
+    fn check_recent(&self, keys: &[u8], wanted: &[u8]) {
+        for key in wanted {
+            for since in 0..3 {
+                let visible = self.visible_records(keys);
+                let since = (visible.len() as u64).saturating_sub(since);
+                let exists = visible.iter().any(|(k, seqno)| k == key && *seqno > since);
+                let bound = vec![*key];
+                match self.table.find_recent_key((Bound::Included(&bound), Bound::Included(&bound)), SeqNo(since)) {
+                    Some(Some(found)) => assert_eq!(found, bound),
+                    Some(None) => assert!(!exists, "key {key} above {since} was missed, {visible:?} was visible"),
+                    None => {}
+                }
+            }
+        }
     }
 }
 
@@ -161,6 +182,21 @@ fn no_key_is_missed_while_tree_grows() {
                     shared.check_gets(keys, &[118]);
                     shared.check_iteration(keys, true);
                 },
+            ],
+        );
+    });
+}
+
+/// More records than are remembered, so that a reader may see a reference that has replaced an older one.
+#[test]
+fn recent_records_are_not_missed() {
+    explore(|| {
+        race(
+            SPLITTING,
+            2,
+            &[
+                |shared, keys| shared.check_recent(keys, &[80, 60, 10, 65]),
+                |shared, keys| shared.check_recent(keys, &[20, 30]),
             ],
         );
     });

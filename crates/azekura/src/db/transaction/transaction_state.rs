@@ -313,7 +313,7 @@ impl TransactionState {
         let (order, snapshot) = (tree.key_order().clone(), self.snapshot.moment());
         let range_deletes = writes.range_tombstones_arc();
         let view = TransactionView {
-            tree: tree.view(),
+            tree: Arc::from(tree.view()),
             order: order.clone(),
             snapshot,
             writes,

@@ -13,6 +13,7 @@ use crate::iter::InternalIter;
 use crate::iter::merge::MergingIter;
 use crate::iter::range_filter::{RangeTombstoneReader, SkippingIter, hide_covered, seek_before, seek_behind};
 use crate::iter::range_tombstones::RangeTombstones;
+use crate::iter::visible::{Backward, Direction, Forward, VisibleIter};
 use crate::lsm::merged_values::MergedValuesIter;
 use crate::memtable::Memtable;
 use crate::wal::format::WalRecordIter;
@@ -43,7 +44,7 @@ pub(crate) fn find_last_write<'a>(
 
 /// A view of a tree at a snapshot, under the writes of a transaction.
 pub(crate) struct TransactionView {
-    pub(crate) tree: Box<dyn EngineView>,
+    pub(crate) tree: Arc<dyn EngineView>,
     pub(crate) order: KeyOrder,
     pub(crate) snapshot: ReadMoment,
     pub(crate) writes: Arc<Memtable>,
@@ -59,6 +60,14 @@ impl EngineView for TransactionView {
             order: self.order.clone(),
             read_seqno: self.snapshot.seqno,
             bounds: (bounds.0.cloned(), bounds.1.cloned()),
+            tombstones: 0,
+            last_tombstone: Vec::new(),
+            visible: VisibleKeys {
+                tree: Arc::clone(&self.tree),
+                snapshot: self.snapshot,
+                forward: None,
+                backward: None,
+            },
         };
         let range_deletes =
             RangeTombstoneReader::new(vec![Arc::clone(&self.range_deletes)], at.seqno, self.order.clone());
@@ -77,17 +86,143 @@ impl EngineView for TransactionView {
     }
 }
 
+/// After this many tombstones, an iterator looks for the next visible key of the tree and seeks to it.
+const TOMBSTONES_MAX: u32 = if cfg!(test) { 3 } else { 64 };
+
 /// Skips the entries of a tree that are newer than the snapshot, because the writes of the transaction take their
 /// sequence numbers. Skips within the bounds only.
+///
+/// A merged iterator of a transaction cannot seek past the dead ranges of the tree, because the transaction may have
+/// written keys in them. This iterator can, because it has the entries of the tree only: it leaves out the entries of
+/// keys that are deleted at the snapshot, which makes no difference to a reader.
 struct SnapshotIter {
     inner: Box<dyn InternalIter>,
     order: KeyOrder,
     read_seqno: SeqNo,
     bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
+    /// Number of tombstones that steps have passed since the last search for a visible key.
+    tombstones: u32,
+    /// The key of the last of them, once there are [`TOMBSTONES_MAX`].
+    last_tombstone: Vec<u8>,
+    visible: VisibleKeys,
+}
+
+/// Finds the keys of the tree that are visible at the snapshot. Its iterators use and learn the dead ranges of the
+/// tree. They are created when they are first needed.
+struct VisibleKeys {
+    tree: Arc<dyn EngineView>,
+    snapshot: ReadMoment,
+    forward: Option<VisibleIter<Box<dyn InternalIter>, Forward>>,
+    backward: Option<VisibleIter<Box<dyn InternalIter>, Backward>>,
+}
+
+impl VisibleKeys {
+    fn iter<D: Direction>(
+        &self,
+        order: &KeyOrder,
+        bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
+        limit: &Bound<Vec<u8>>,
+    ) -> Result<VisibleIter<Box<dyn InternalIter>, D>> {
+        let inner = self.tree.iter(self.snapshot, (bounds.0.as_ref(), bounds.1.as_ref()))?;
+        let iter = VisibleIter::new(inner, order.clone(), self.snapshot.seqno, limit.clone());
+        Ok(iter.with_time(self.snapshot.now_ms).with_dead_ranges(self.tree.dead_ranges()))
+    }
+
+    /// The first visible key at `key` or after it, within the bounds.
+    fn at_or_after(
+        &mut self,
+        key: &[u8],
+        order: &KeyOrder,
+        bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
+    ) -> Result<Option<&[u8]>> {
+        let iter = match self.forward.take() {
+            Some(iter) => iter,
+            None => self.iter(order, bounds, &bounds.1)?,
+        };
+        let iter = self.forward.insert(iter);
+        Forward::seek(iter, Bound::Included(key))?;
+        Ok(iter.valid().then(|| iter.key()))
+    }
+
+    /// The last visible key at `key` or before it, within the bounds.
+    fn at_or_before(
+        &mut self,
+        key: &[u8],
+        order: &KeyOrder,
+        bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
+    ) -> Result<Option<&[u8]>> {
+        let iter = match self.backward.take() {
+            Some(iter) => iter,
+            None => self.iter(order, bounds, &bounds.0)?,
+        };
+        let iter = self.backward.insert(iter);
+        Backward::seek(iter, Bound::Included(key))?;
+        Ok(iter.valid().then(|| iter.key()))
+    }
 }
 
 impl SnapshotIter {
+    /// Skips newer entries, and rows of deleted keys, after a step.
     fn skip(&mut self, forward: bool) -> Result<()> {
+        loop {
+            self.skip_newer(forward)?;
+            if !(if forward { self.skip_deleted_forward()? } else { self.skip_deleted_backward()? }) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// If enough tombstones were passed: moves to the next visible key of the tree, or behind the bound. Returns
+    /// whether it has moved.
+    fn skip_deleted_forward(&mut self) -> Result<bool> {
+        let SnapshotIter { inner, order, bounds, tombstones, visible, .. } = self;
+        let Some((key, kind)) = inner.head() else { return Ok(false) };
+        *tombstones += u32::from(kind.is_tombstone());
+        if *tombstones < TOMBSTONES_MAX || !Forward::is_within(order, &bounds.1, key.user_key) {
+            return Ok(false);
+        }
+        *tombstones = 0;
+        match visible.at_or_after(key.user_key, order, bounds)? {
+            // Its newest entry may be passed already.
+            Some(next) if order.keys_equal(next, key.user_key) => Ok(false),
+            Some(next) => inner.seek(InternalKey::before_versions_of(next)).map(|()| true),
+            None => {
+                let end = KeyRange::between(Bound::Unbounded, bounds.1.as_ref().map(Vec::as_slice)).end.to_owned();
+                seek_behind(inner, &end, order).map(|()| false)
+            }
+        }
+    }
+
+    /// The same backward. It moves only when it reaches another key, because entries of the last one may be in use:
+    /// they come oldest first.
+    fn skip_deleted_backward(&mut self) -> Result<bool> {
+        let SnapshotIter { inner, order, bounds, tombstones, last_tombstone, visible, .. } = self;
+        let Some((key, kind)) = inner.head() else { return Ok(false) };
+        if *tombstones >= TOMBSTONES_MAX && !order.keys_equal(last_tombstone, key.user_key) {
+            if !Backward::is_within(order, &bounds.0, key.user_key) {
+                return Ok(false);
+            }
+            *tombstones = 0;
+            match visible.at_or_before(key.user_key, order, bounds)? {
+                Some(next) if order.keys_equal(next, key.user_key) => {}
+                Some(next) => return seek_before(inner, &KeyBoundary::After(next.into()), order).map(|()| true),
+                None => {
+                    let start = KeyRange::between(bounds.0.as_ref().map(Vec::as_slice), Bound::Unbounded).start;
+                    return seek_before(inner, &start.to_owned(), order).map(|()| false);
+                }
+            }
+        }
+        if kind.is_tombstone() {
+            *tombstones += 1;
+            if *tombstones >= TOMBSTONES_MAX {
+                key.user_key.clone_into(last_tombstone);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Skips newer entries. After a seek nothing else is skipped, because the caller may step in the other direction.
+    fn skip_newer(&mut self, forward: bool) -> Result<()> {
         while let Some((key, _)) = self.inner.head().filter(|(key, _)| key.seqno > self.read_seqno) {
             let is_beyond = match (forward, &self.bounds) {
                 (true, (_, Bound::Included(end))) => self.order.cmp(key.user_key, end).is_gt(),
@@ -111,7 +246,8 @@ impl SkippingIter for SnapshotIter {
     fn skip_forward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
         let is_older = self.read_seqno < seqno;
         if is_older {
-            seek_behind(self, boundary, order)?;
+            seek_behind(&mut self.inner, boundary, order)?;
+            self.skip_newer(true)?;
         }
         Ok(is_older)
     }
@@ -119,7 +255,8 @@ impl SkippingIter for SnapshotIter {
     fn skip_backward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
         let is_older = self.read_seqno < seqno;
         if is_older {
-            seek_before(self, boundary, order)?;
+            seek_before(&mut self.inner, boundary, order)?;
+            self.skip_newer(false)?;
         }
         Ok(is_older)
     }
@@ -128,22 +265,22 @@ impl SkippingIter for SnapshotIter {
 impl InternalIter for SnapshotIter {
     fn seek_to_first(&mut self) -> Result<()> {
         self.inner.seek_to_first()?;
-        self.skip(true)
+        self.skip_newer(true)
     }
 
     fn seek_to_last(&mut self) -> Result<()> {
         self.inner.seek_to_last()?;
-        self.skip(false)
+        self.skip_newer(false)
     }
 
     fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
         self.inner.seek(target)?;
-        self.skip(true)
+        self.skip_newer(true)
     }
 
     fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
         self.inner.seek_before(target)?;
-        self.skip(false)
+        self.skip_newer(false)
     }
 
     fn next(&mut self) -> Result<()> {
@@ -174,5 +311,124 @@ impl InternalIter for SnapshotIter {
 
     fn shared_value(&self) -> Option<SharedBytes> {
         self.inner.shared_value()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    use crate::base::Result;
+    use crate::db::config::Config;
+    use crate::db::database::Database;
+    use crate::db::partition::Partition;
+    use crate::db::transaction::transaction::Transaction;
+    use crate::mem::slice::Slice;
+    use crate::testing::{MemFs, SeededRng};
+
+    type Model = BTreeMap<u8, u64>;
+
+    /// Removes and inserts rows of neighbouring keys.
+    fn change(part: &Partition, model: &mut Model, rng: &mut SeededRng, round: u64) {
+        let first = rng.below(60) as u8;
+        match rng.below(12) {
+            0..=5 => (first..first + rng.below(40) as u8).for_each(|key| {
+                part.insert([key], [0]).unwrap(); // a deleted key has several versions
+                part.remove([key]).unwrap();
+                model.remove(&key);
+            }),
+            6..=8 => (first..first + 1 + rng.below(3) as u8).for_each(|key| {
+                part.insert([key], round.to_be_bytes()).unwrap();
+                model.insert(key, round);
+            }),
+            9 => {
+                part.ingest([([first], round.to_be_bytes())]).unwrap();
+                model.insert(first, round);
+            }
+            10 => {
+                part.remove_range([first]..[first + 9]).unwrap();
+                (first..first + 9).for_each(|key| _ = model.remove(&key));
+            }
+            _ if rng.below(3) == 0 => part.major_compact().unwrap(),
+            _ => part.flush().unwrap(),
+        }
+    }
+
+    fn write(tx: &mut Transaction, part: &Partition, model: &mut Model, rng: &mut SeededRng) {
+        let key = rng.below(100) as u8;
+        match rng.below(6) {
+            0..=2 => {
+                tx.insert(part, [key], 7u64.to_be_bytes()).unwrap();
+                model.insert(key, 7);
+            }
+            3 | 4 => {
+                tx.remove(part, [key]).unwrap();
+                model.remove(&key);
+            }
+            _ => {
+                tx.remove_range(part, [key]..[key + 5]).unwrap();
+                (key..key + 5).for_each(|key| _ = model.remove(&key));
+            }
+        }
+    }
+
+    fn check(tx: &Transaction, part: &Partition, model: &Model, rng: &mut SeededRng) {
+        let (low, high) = (rng.below(60) as u8, 30 + rng.below(80) as u8);
+        let bounds = [low]..[high.max(low)];
+        let mut wanted: Vec<(u8, u64)> = model.range(low..high.max(low)).map(|(key, value)| (*key, *value)).collect();
+        let pair = |pair: Result<(Slice, Slice)>| {
+            let (key, value) = pair.unwrap();
+            (key[0], u64::from_be_bytes((*value).try_into().unwrap()))
+        };
+        let iter = || tx.range(part, bounds.clone());
+        assert_eq!(iter().map(pair).collect::<Vec<_>>(), wanted);
+        let all: Vec<_> = tx.iter(part).map(pair).collect();
+        assert!(all.into_iter().eq(model.iter().map(|(key, value)| (*key, *value))));
+        // From both ends, and with a seek.
+        let (mut ends, mut front, mut back) = (iter(), Vec::new(), Vec::new());
+        loop {
+            let (next, out) = match rng.below(2) {
+                0 => (ends.next(), &mut front),
+                _ => (ends.next_back(), &mut back),
+            };
+            let Some(next) = next else { break };
+            out.push(pair(next));
+        }
+        front.extend(back.into_iter().rev());
+        assert_eq!(front, wanted);
+        let from = low + rng.below(30) as u8;
+        let mut sought = iter();
+        sought.next();
+        sought.seek([from]);
+        assert_eq!(sought.map(pair).collect::<Vec<_>>(), wanted[wanted.partition_point(|(key, _)| *key < from)..]);
+        wanted.reverse();
+        assert_eq!(iter().rev().map(pair).collect::<Vec<_>>(), wanted);
+    }
+
+    fn open() -> (Database, Partition) {
+        let db = Config::new(Path::new("/db")).fs(std::sync::Arc::new(MemFs::new())).workers(0).open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        (db, part)
+    }
+
+    /// Iterators of a transaction skip rows of keys that are deleted at its snapshot. The limits are small in unit
+    /// tests.
+    #[test]
+    fn deleted_rows_under_own_writes_are_skipped() {
+        for seed in 1..=8u64 {
+            let (db, part) = open();
+            let (mut rng, mut model) = (SeededRng::new(seed), Model::new());
+            for round in 0..120u64 {
+                change(&part, &mut model, &mut rng, round);
+                let (mut tx, mut own) = (db.transaction(), model.clone());
+                for _ in 0..3 {
+                    write(&mut tx, &part, &mut own, &mut rng);
+                    check(&tx, &part, &own, &mut rng);
+                    change(&part, &mut model, &mut rng, round); // not visible to the transaction
+                    check(&tx, &part, &own, &mut rng);
+                }
+            }
+        }
     }
 }

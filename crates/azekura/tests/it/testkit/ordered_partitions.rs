@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use azekura::testing::TestOrder;
+use azekura::testing::{TestComparator, TestOrder};
 use azekura::{
     DataBlockIndexType, Database, ErrorKind, MergeOperator, Partition, PartitionComponents, PartitionCreateOptions,
     PrefixExtractor, Result,
@@ -55,4 +55,15 @@ pub(crate) fn open_stored(
         components = components.merge_operator(operator);
     }
     db.open_partition_with(name, supported_options(order, options), components)
+}
+
+/// Opens a partition in the order of bytes, with a comparator that counts comparisons: a measure of work that does not
+/// depend on time.
+pub(crate) fn open_counting(
+    db: &Database,
+    name: &str,
+    options: PartitionCreateOptions,
+) -> (Partition, Arc<TestComparator>) {
+    let order = Arc::new(TestComparator::new(TestOrder::Bytes).named("counting"));
+    (db.open_partition_with_comparator(name, options, order.clone()).unwrap(), order)
 }

@@ -3,6 +3,7 @@
 use azekura::{Config, ErrorKind, KvSeparationOptions, PersistMode, Slice, Transaction, TransactionOptions};
 
 use super::{Fixture, lsm_options};
+use crate::testkit::ordered_partitions::open_counting;
 
 fn pairs(iter: impl Iterator<Item = azekura::Result<(Slice, Slice)>>) -> String {
     let pair = |pair: azekura::Result<(Slice, Slice)>| {
@@ -292,5 +293,65 @@ fn concurrent_updates_of_a_key_all_count() {
             threads.spawn(|| (0..200u8).for_each(|n| p.insert([n, n], "noise").unwrap()));
         });
         assert_eq!(number(p.get("n").unwrap().as_deref()), 800);
+    }
+}
+
+/// Regression: a scan of a transaction that had written to the partition passed every key that was removed since the
+/// last flush. So the rounds of a queue cost more and more, if a round inserted a key before it took the first one.
+#[test]
+fn queue_under_own_writes_stays_flat() {
+    let fixture = Fixture::new();
+    let (p, counting) = open_counting(&fixture.db, "queue", lsm_options());
+    (0..10u64).for_each(|n| p.insert(n.to_be_bytes(), "job").unwrap());
+    let mut next = 10u64;
+    for backward in [false, true] {
+        let mut compared = Vec::new();
+        for _ in 0..6 {
+            let before = counting.comparisons();
+            for _ in 0..500 {
+                // Backward, the numbers descend: the first job is the last key.
+                let number = if backward { u64::MAX - next } else { next };
+                let mut tx = fixture.db.transaction();
+                tx.insert(&p, number.to_be_bytes(), "job").unwrap();
+                let first = if backward { tx.last_key_value(&p) } else { tx.first_key_value(&p) };
+                tx.remove(&p, first.unwrap().unwrap().0).unwrap();
+                tx.commit().unwrap();
+                next += 1;
+            }
+            compared.push(counting.comparisons() - before);
+        }
+        assert!(compared[5] < 2 * compared[0], "comparisons of 500 rounds: {compared:?}");
+    }
+}
+
+/// Regression: if any record was newer than the transaction, its commit read every record of the memtable in the range
+/// that a scan had passed, twice, and all keys that were removed since the last flush among them.
+#[test]
+fn queue_beside_a_producer_stays_flat() {
+    let fixture = Fixture::new();
+    let (p, counting) = open_counting(&fixture.db, "queue", lsm_options());
+    (0..10u64).for_each(|n| p.insert(n.to_be_bytes(), "job").unwrap());
+    let mut compared = Vec::new();
+    for slice in 0..6u64 {
+        let before = counting.comparisons();
+        for n in 0..500 {
+            let mut tx = fixture.db.transaction();
+            let (number, _) = tx.first_key_value(&p).unwrap().unwrap();
+            tx.remove(&p, number).unwrap();
+            p.insert((10 + 500 * slice + n).to_be_bytes(), "job").unwrap();
+            tx.commit().unwrap();
+        }
+        compared.push(counting.comparisons() - before);
+    }
+    assert!(compared[5] < 2 * compared[0], "comparisons of 500 rounds: {compared:?}");
+    // What was inserted before the first key is a conflict, however many records are newer.
+    for newer in [0, 2_000] {
+        let mut tx = fixture.db.transaction();
+        let (first, _) = tx.first_key_value(&p).unwrap().unwrap();
+        tx.remove(&p, &first).unwrap();
+        p.insert("", "urgent").unwrap();
+        (0..newer).for_each(|n: u64| p.insert(u64::MAX.wrapping_sub(n).to_be_bytes(), "").unwrap());
+        assert_eq!(tx.commit().unwrap_err().kind(), ErrorKind::Conflict);
+        p.remove("").unwrap();
     }
 }
