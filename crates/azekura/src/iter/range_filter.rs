@@ -19,6 +19,73 @@ pub(crate) trait SkippingIter: InternalIter {
 
     /// The same backward, from an entry behind `boundary`.
     fn skip_backward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool>;
+
+    /// The part of the source that has the current entry, for example a table of a run.
+    fn part(&self) -> usize {
+        0
+    }
+
+    /// A range with the key of the current entry in which all entries of its part are older than `seqno`, if an earlier
+    /// iterator has [noted](SkippingIter::note_older_range) one.
+    fn older_range(&self, _seqno: SeqNo, _order: &KeyOrder) -> Option<KeyRange> {
+        None
+    }
+
+    /// Tells that all entries of `part` in `range` have at most the sequence number `largest`.
+    fn note_older_range(&self, _part: usize, _range: KeyRange, _largest: SeqNo) {}
+}
+
+/// An iterator notes the range of a row of covered entries that it has passed one by one, if it has at least this
+/// many.
+const NOTED_LEN_MIN: u64 = if cfg!(test) { 3 } else { 64 };
+/// It looks for a noted range at the first of this many entries.
+const LOOKUP_INTERVAL: u64 = if cfg!(test) { 2 } else { 16 };
+
+/// A row of covered entries of one part that an iterator has passed one by one.
+#[derive(Default)]
+struct CoveredRow {
+    part: usize,
+    first: Vec<u8>,
+    largest_seqno: SeqNo,
+    len: u64,
+}
+
+impl CoveredRow {
+    fn pass(&mut self, part: usize, key: InternalKey<'_>) {
+        if self.len == 0 {
+            self.part = part;
+            key.user_key.clone_into(&mut self.first);
+            self.largest_seqno = key.seqno;
+        }
+        debug_assert!(self.part == part, "a row is in one part");
+        self.largest_seqno = self.largest_seqno.max(key.seqno);
+        self.len += 1;
+    }
+
+    fn is_lookup_due(&self) -> bool {
+        self.len.is_multiple_of(LOOKUP_INTERVAL)
+    }
+
+    /// Ends a row of a forward iterator, which has passed everything up to `end`. Entries with the first key, or with
+    /// that of the end, may be newer.
+    fn end_forward(&mut self, iter: &impl SkippingIter, end: Option<&[u8]>) {
+        if std::mem::take(&mut self.len) >= NOTED_LEN_MIN {
+            let (start, end) = (self.first.as_slice().into(), end.map(Arc::from));
+            let end = end.map_or(KeyBoundary::Max, KeyBoundary::Before);
+            let range = KeyRange { start: KeyBoundary::After(start), end };
+            iter.note_older_range(self.part, range, self.largest_seqno);
+        }
+    }
+
+    /// The same backward.
+    fn end_backward(&mut self, iter: &impl SkippingIter, end: Option<&[u8]>) {
+        if std::mem::take(&mut self.len) >= NOTED_LEN_MIN {
+            let (start, end) = (end.map(Arc::from), self.first.as_slice().into());
+            let start = start.map_or(KeyBoundary::Min, KeyBoundary::After);
+            let range = KeyRange { start, end: KeyBoundary::Before(end) };
+            iter.note_older_range(self.part, range, self.largest_seqno);
+        }
+    }
 }
 
 /// Moves to the first entry behind `boundary`.
@@ -113,6 +180,8 @@ pub(crate) struct RangeDeleteFilter<C> {
     bounds: KeyRange,
     /// The span of the current entry; `None` after a seek.
     span: Option<RangeTombstoneSpan>,
+    /// Empty between two calls.
+    row: CoveredRow,
 }
 
 impl<C: SkippingIter> RangeDeleteFilter<C> {
@@ -123,48 +192,82 @@ impl<C: SkippingIter> RangeDeleteFilter<C> {
     ) -> RangeDeleteFilter<C> {
         let own = |key: &Vec<u8>| Arc::from(key.as_slice());
         let bounds = KeyRange::between(start.map(own), end.map(own));
-        RangeDeleteFilter { inner, tombstones, bounds, span: None }
+        RangeDeleteFilter { inner, tombstones, bounds, span: None, row: CoveredRow::default() }
     }
 
     /// Moves forward from a covered entry to the first one that is not covered.
     fn settle_forward(&mut self) -> Result<()> {
-        let RangeDeleteFilter { inner, tombstones, bounds, span } = self;
+        let RangeDeleteFilter { inner, tombstones, bounds, span, row } = self;
         let order = &tombstones.order;
+        row.len = 0; // it is not, after an error
         while let Some((key, _)) = inner.head() {
             let known = span.as_ref().is_some_and(|span| span.range.end.cmp_key(key.user_key, order).is_gt());
             if !known {
+                row.end_forward(inner, Some(key.user_key));
                 *span = Some(tombstones.span(key.user_key));
             }
             let Some(RangeTombstoneSpan { range, seqno }) = span else { return Ok(()) };
             if key.seqno >= *seqno || bounds.end.cmp_key(key.user_key, order).is_lt() {
+                row.end_forward(inner, Some(key.user_key));
                 return Ok(());
             }
             let nearer = if range.end.cmp(&bounds.end, order).is_lt() { &range.end } else { &bounds.end };
-            if !inner.skip_forward(nearer, *seqno, order)? {
-                inner.next()?;
+            if row.len > 0 && row.part != inner.part() {
+                row.end_forward(inner, None);
+            }
+            if row.is_lookup_due()
+                && let Some(older) = inner.older_range(*seqno, order)
+            {
+                row.end_forward(inner, Some(key.user_key));
+                let nearer = if older.end.cmp(nearer, order).is_lt() { &older.end } else { nearer };
+                seek_behind(inner, nearer, order)?;
+                continue;
+            }
+            row.pass(inner.part(), key);
+            match inner.skip_forward(nearer, *seqno, order)? {
+                true => row.len = 0,
+                false => inner.next()?,
             }
         }
+        row.end_forward(inner, None);
         Ok(())
     }
 
     /// Moves backward from a covered entry to the last one that is not covered.
     fn settle_backward(&mut self) -> Result<()> {
-        let RangeDeleteFilter { inner, tombstones, bounds, span } = self;
+        let RangeDeleteFilter { inner, tombstones, bounds, span, row } = self;
         let order = &tombstones.order;
+        row.len = 0; // it is not, after an error
         while let Some((key, _)) = inner.head() {
             let known = span.as_ref().is_some_and(|span| span.range.start.cmp_key(key.user_key, order).is_lt());
             if !known {
+                row.end_backward(inner, Some(key.user_key));
                 *span = Some(tombstones.span(key.user_key));
             }
             let Some(RangeTombstoneSpan { range, seqno }) = span else { return Ok(()) };
             if key.seqno >= *seqno || bounds.start.cmp_key(key.user_key, order).is_gt() {
+                row.end_backward(inner, Some(key.user_key));
                 return Ok(());
             }
             let nearer = if range.start.cmp(&bounds.start, order).is_gt() { &range.start } else { &bounds.start };
-            if !inner.skip_backward(nearer, *seqno, order)? {
-                inner.prev()?;
+            if row.len > 0 && row.part != inner.part() {
+                row.end_backward(inner, None);
+            }
+            if row.is_lookup_due()
+                && let Some(older) = inner.older_range(*seqno, order)
+            {
+                row.end_backward(inner, Some(key.user_key));
+                let nearer = if older.start.cmp(nearer, order).is_gt() { &older.start } else { nearer };
+                seek_before(inner, nearer, order)?;
+                continue;
+            }
+            row.pass(inner.part(), key);
+            match inner.skip_backward(nearer, *seqno, order)? {
+                true => row.len = 0,
+                false => inner.prev()?,
             }
         }
+        row.end_backward(inner, None);
         Ok(())
     }
 }

@@ -19,7 +19,8 @@
 //! - A task that fails leaves the tree unchanged and can be repeated.
 //!
 //! Modules, lowest first: [`options`], [`blob_map`] (handles and references of blob files), [`direct_file`] (blob files
-//! that no edit names yet), [`version`], [`tree_context`], [`table_handle`], [`output`] (the files that tasks write),
+//! that no edit names yet), [`version`], [`tree_context`], [`older_ranges`] (what scans know of tables),
+//! [`table_handle`], [`output`] (the files that tasks write),
 //! [`read`], [`changes`] (for the validation of transactions), [`merged_values`], [`compaction_filter`],
 //! [`compaction_iter`],
 //! [`direct_write`], [`blob_gc`], [`compaction_picker`], [`compaction_job`], [`tree`] (also the engine interface, which
@@ -43,6 +44,7 @@ pub(crate) mod ingest;
 pub(crate) mod merged_values;
 pub(crate) mod metrics;
 pub(crate) mod multi_get;
+pub(crate) mod older_ranges;
 pub(crate) mod options;
 pub(crate) mod output;
 pub(crate) mod range_delete;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::key::{EXPIRY_LEN, split_expiry};
-use crate::base::key_range::KeyBoundary;
+use crate::base::key_range::{KeyBoundary, KeyRange};
 use crate::base::shared_bytes::SharedBytes;
 use crate::base::sync::lock;
 use crate::base::version_edit::FileNumber;
@@ -497,6 +497,21 @@ impl SkippingIter for RunIter {
                 false => self.step_in_table(n, false, TableIter::seek_to_last).map(|()| true),
             },
             _ => seek_before(self, boundary, order).map(|()| true),
+        }
+    }
+
+    fn part(&self) -> usize {
+        self.table_index
+    }
+
+    fn older_range(&self, seqno: SeqNo, order: &KeyOrder) -> Option<KeyRange> {
+        let table = self.run.tables().get(self.table_index)?;
+        table.older_ranges().find(self.current()?.user_key, seqno, order)
+    }
+
+    fn note_older_range(&self, part: usize, range: KeyRange, largest: SeqNo) {
+        if let Some(table) = self.run.tables().get(part) {
+            table.older_ranges().add(range, largest);
         }
     }
 }

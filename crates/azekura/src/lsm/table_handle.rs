@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::base::version_edit::TableMeta;
 use crate::base::{Result, SeqNo};
+use crate::lsm::older_ranges::OlderRanges;
 use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::{HasTableMeta, SupersededVersions};
 use crate::table::options::TableReadOptions;
@@ -23,6 +24,7 @@ pub(crate) struct TableHandle {
     /// An estimate of the bytes that range deletes cover, and the newest range delete at the estimate.
     covered_bytes: AtomicU64,
     covered_as_of: AtomicU64,
+    older_ranges: OlderRanges,
     obsolete: AtomicBool,
 }
 
@@ -50,6 +52,7 @@ impl TableHandle {
             table,
             covered_bytes,
             covered_as_of,
+            older_ranges: OlderRanges::default(),
             obsolete,
         })
     }
@@ -89,6 +92,11 @@ impl TableHandle {
     /// Whether the bytes that range deletes up to `newest` cover were estimated.
     pub(crate) fn has_covered_bytes(&self, newest: SeqNo) -> bool {
         self.covered_as_of.load(Ordering::Acquire) >= newest.0
+    }
+
+    /// The ranges whose entries are known to be old.
+    pub(crate) fn older_ranges(&self) -> &OlderRanges {
+        &self.older_ranges
     }
 
     /// No manifest names the table any more: dropping the last handle makes its file obsolete.

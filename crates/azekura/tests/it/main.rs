@@ -25,6 +25,7 @@ mod multi_get;
 mod options;
 mod pools;
 mod prefix_filters;
+mod range_deletes;
 mod regressions;
 mod scripts;
 mod separation;
