@@ -130,11 +130,11 @@ fn corpus_inputs(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(read).collect()
 }
 
-/// The files of a small database with two tables, by fuzz target.
+/// The files of a small database with tables, one of them ingested, and range tombstones, by fuzz target.
 fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
     let fs = MemFs::new();
     let dir = Path::new("/db");
-    let config = Config::new(dir).fs(Arc::new(fs.clone()));
+    let config = Config::new(dir).fs(Arc::new(fs.clone())).workers(0);
     let separation = KvSeparationOptions::default().separation_threshold(40).blob_file_target_size(4 << 10);
     let options = PartitionCreateOptions::default().with_kv_separation(separation);
     let database = config.open().expect("a fresh database opens");
@@ -145,8 +145,11 @@ fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
             partition.insert(format!("key{:05}", i * 7), vec![round as u8; len]).expect("inserts");
         }
         partition.remove("key00007").expect("removes");
+        partition.remove_range("key00100".."key00150").expect("removes a range");
         partition.flush().expect("flushes");
     }
+    partition.ingest((0..50u32).map(|i| (format!("ley{i:05}"), vec![i as u8; 60]))).expect("ingests");
+    assert!(partition.metrics().range_tombstones > 0, "the manifest has range tombstones");
     database.persist(PersistMode::SyncAll).expect("syncs");
     // A compaction in the background would remove files between the listing and the reading.
     drop((partition, database));

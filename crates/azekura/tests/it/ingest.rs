@@ -17,7 +17,7 @@ use azekura::{
     LeveledOptions, Listener, Partition, PartitionCreateOptions, PmemOptions, Result, inspect,
 };
 
-use crate::testkit::ordered_partitions::open_ordered;
+use crate::testkit::ordered_partitions::{open_ordered, supported_options};
 
 const DIR: &str = "/db";
 
@@ -85,6 +85,31 @@ fn bad_entries_are_invalid_and_change_nothing() {
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(data_files(&machine), 0, "the tables of failed calls are removed");
     assert_eq!(db.metrics().ingests, 0);
+}
+
+/// Entries in an order that the comparator of the partition does not agree with.
+#[test]
+fn another_order_than_the_comparators_is_invalid() {
+    for order in TestOrder::ALL {
+        let machine = MemFs::new();
+        let db = config(&machine).open().unwrap();
+        let options = supported_options(order, PartitionCreateOptions::default());
+        let part = open_ordered(order, &db, "p", options, None).unwrap();
+        let mut keys: Vec<_> = (0..3_000).map(|n| order.valid_key(&key(n))).collect();
+        keys.sort_by_key(|key| std::cmp::Reverse(order.canonical(key)));
+        keys.dedup_by_key(|key| order.canonical(key));
+        let before = db.metrics();
+        for entries in [&keys[..], &keys[..2], &[keys[0].clone(), keys[0].clone()]] {
+            let error = part.ingest(entries.iter().map(|key| (key, "v"))).unwrap_err();
+            assert!(error.kind() == ErrorKind::Invalid && error.message().contains("entry 1 "), "{order:?}: {error}");
+        }
+        let after = db.metrics();
+        assert_eq!((after.commits, after.wal_bytes, data_files(&machine)), (before.commits, before.wal_bytes, 0));
+        assert!(part.is_empty().unwrap());
+        keys.reverse();
+        assert_eq!(part.ingest(keys.iter().map(|key| (key, "v"))).unwrap(), keys.len() as u64);
+        assert!(part.keys().map(Result::unwrap).eq(keys.iter().map(|key| key.as_slice())));
+    }
 }
 
 #[test]

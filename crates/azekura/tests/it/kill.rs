@@ -5,7 +5,8 @@
 //! third process, which has no other database, checks the files. In a second run one of the writer's partitions
 //! has key-value separation, and the writer runs blob GC continuously. In further runs its partitions are pools: on
 //! disk with continuous checkpoints, and mapped in `/dev/shm`. In a last run its partitions have comparators, which the
-//! writer gives while flushes of another partition retire segments of the WAL.
+//! writer gives while flushes of another partition retire segments of the WAL. In all runs but the last one, the whole
+//! content of one more partition is ingested and cleared continuously.
 //!
 //! - `AZEKURA_KILLS`: number of kills; the other runs have half as many.
 
@@ -23,8 +24,8 @@ use std::time::{Duration, Instant};
 use azekura::fs::{DiskFs, Fs};
 use azekura::testing::{SeededRng, TestComparator, TestOrder};
 use azekura::{
-    Config, Database, EngineType, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
-    PersistMode, PersistenceLevel, PmemOptions,
+    CompactionStrategy, Config, Database, EngineType, GarbageCollection, KvSeparationOptions, LeveledOptions,
+    Partition, PartitionCreateOptions, PersistMode, PersistenceLevel, PmemOptions,
 };
 use tempfile::TempDir;
 
@@ -52,6 +53,12 @@ const FLUSHED_PARTITION: &str = "flushed";
 const SINGLE_WRITE_PARTITION: &str = "alone";
 /// The writer appends one byte for each blob GC that has finished.
 const BLOB_GC_COUNT_FILE: &str = "collected";
+
+/// A partition whose whole content is loaded or cleared in each step.
+const LOADED_PARTITION: &str = "loaded";
+const LOADED_KEYS: u64 = 60;
+/// The writer appends the number of each step that was acknowledged.
+const LOAD_COUNT_FILE: &str = "loads";
 
 /// The `n`-th commit of the writer, from 1, which does the same in both partitions.
 fn commit_contents(writer: u64, n: u64) -> Vec<(String, Option<Vec<u8>>)> {
@@ -195,7 +202,66 @@ fn write_in_threads_until_killed(dir: &Path, db: &Database, partitions: &[Partit
         if has_pools(dir) {
             scope.spawn(|| flush_until_killed(dir, partitions));
         }
+        if !has_comparators(dir) {
+            scope.spawn(|| load_until_killed(dir, db));
+        }
     });
+}
+
+fn open_loaded_partition(dir: &Path, db: &Database) -> azekura::Result<Partition> {
+    let options = match has_pools(dir) {
+        true => PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(64 << 20))),
+        false => {
+            let separation = KvSeparationOptions::default().separation_threshold(300).blob_file_target_size(8 << 10);
+            let small = LeveledOptions::default().target_file_size(8 << 10).l0_compaction_trigger(4);
+            let strategy = CompactionStrategy::Leveled(small);
+            PartitionCreateOptions::default().with_kv_separation(separation).compaction_strategy(strategy)
+        }
+    };
+    db.open_partition(LOADED_PARTITION, options)
+}
+
+/// The number of the load that is there after the `n`-th step, from 1; 0 if the partition is empty.
+fn load_after(n: u64) -> u64 {
+    if n % 4 == 3 { 0 } else { n }
+}
+
+/// The number of the load that is there; 0 if the partition is empty.
+fn find_load(part: &Partition) -> Result<u64, String> {
+    let values: Vec<_> = part.values().collect::<azekura::Result<_>>().map_err(|error| error.to_string())?;
+    let loads: BTreeSet<u64> =
+        values.iter().filter_map(|value| value.first_chunk().copied().map(u64::from_le_bytes)).collect();
+    match (values.len() as u64, loads.first()) {
+        (0, None) => Ok(0),
+        (LOADED_KEYS, Some(load)) if loads.len() == 1 => Ok(*load),
+        (count, _) => Err(format!("{count} entries of the loads {loads:?}")),
+    }
+}
+
+fn load_until_killed(dir: &Path, db: &Database) {
+    let part = open_loaded_partition(dir, db).unwrap();
+    let mut notes = OpenOptions::new().append(true).create(true).open(dir.join(LOAD_COUNT_FILE)).unwrap();
+    let mut n = acknowledged_loads(dir);
+    if find_load(&part) == Ok(load_after(n + 1)) {
+        n += 1; // the step in progress was completed
+        notes.write_all(&n.to_le_bytes()).unwrap();
+    }
+    loop {
+        n += 1;
+        // Some values go to blob files.
+        let value = |key: u64| [&n.to_le_bytes()[..], &vec![key as u8; (key * 61 % 500) as usize]].concat();
+        let entries = (0..LOADED_KEYS).map(|key| (key.to_be_bytes(), value(key)));
+        match n % 4 {
+            2 => drop(part.bulk(entries.rev()).unwrap()),
+            3 => part.clear().unwrap(),
+            _ => drop(part.ingest(entries).unwrap()),
+        }
+        notes.write_all(&n.to_le_bytes()).unwrap();
+    }
+}
+
+fn acknowledged_loads(dir: &Path) -> u64 {
+    fs::read(dir.join(LOAD_COUNT_FILE)).map_or(0, |bytes| bytes.len() as u64 / 8)
 }
 
 /// Each round fills a segment of the WAL, and its flush retires all segments that no partition needs.
@@ -335,8 +401,9 @@ struct KillCounters {
     acknowledged: u64,
     replayed: u64,
     blob_gc_runs: u64,
-    /// Kills that left blob files without an owner: a flush or blob GC was in progress.
+    /// Kills that left blob files without an owner: a flush, an ingest or blob GC was in progress.
     orphaned_blob_files: u64,
+    loads: u64,
 }
 
 /// Runs one of the tests of this program as another process, in the directory that the variable `role` names.
@@ -413,6 +480,11 @@ fn check_database(dir: &Path) -> (bool, u64) {
             check_single_changes(single_changes, writer, noted);
         }
     }
+    if db.partition_exists(LOADED_PARTITION) {
+        let load = find_load(&open_loaded_partition(dir, &db).unwrap()).unwrap();
+        let noted = acknowledged_loads(dir);
+        assert!([noted, noted + 1].map(load_after).contains(&load), "load {load}, and {noted} were acknowledged");
+    }
     let replayed = db.metrics().replayed_records;
     for name in PARTITION_NAMES {
         assert!(db.partition_exists(name));
@@ -442,7 +514,8 @@ fn check_database(dir: &Path) -> (bool, u64) {
 fn blob_files(dir: &Path) -> azekura::Result<(BTreeSet<String>, BTreeSet<String>)> {
     let db = Config::new(dir.join("db")).open_read_only()?;
     let mut owned = BTreeSet::new();
-    for name in PARTITION_NAMES.iter().filter(|name| db.partition_exists(name)) {
+    let names = PARTITION_NAMES.iter().chain([&LOADED_PARTITION]);
+    for name in names.filter(|name| db.partition_exists(name)) {
         let part = match has_comparators(dir) {
             true => open_lsm(dir, &db, name, PartitionCreateOptions::default())?,
             false => db.partition(name)?,
@@ -552,6 +625,7 @@ fn kill_repeatedly(test: &'static str, kills: u64, fresh_place: &dyn Fn() -> Tem
 }
 
 fn count_acknowledged(dir: &Path, counters: &mut KillCounters) {
+    counters.loads += acknowledged_loads(dir);
     counters.acknowledged += (0..WRITERS).map(|writer| acknowledged_commits(dir, writer)).sum::<u64>();
     counters.blob_gc_runs += fs::read(dir.join(BLOB_GC_COUNT_FILE)).map_or(0, |notes| notes.len() as u64);
 }

@@ -1,4 +1,4 @@
-//! A workload in phases, run on a given file system: writes, flushes, blob GC, closing and reopening.
+//! A workload in phases, run on a given file system: writes, flushes, blob GC, loads, closing and reopening.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,6 +27,9 @@ pub(super) fn put_foreign_file(machine: &MemFs) {
     write_file(machine, Path::new(FOREIGN_FILE), b"mine");
 }
 const PARTITION_NAMES: [&str; 2] = ["left", "right"];
+/// A partition whose whole content is loaded, or cleared, at once.
+const LOADED_PARTITION: &str = "loaded";
+const LOADED_KEYS: u64 = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum FaultPhase {
@@ -35,18 +38,20 @@ pub(super) enum FaultPhase {
     Flush,
     Compact,
     Collect,
+    Load,
     Checkpoint,
     Close,
     Reopen,
     Last,
 }
 
-pub(super) const PHASES: [FaultPhase; 9] = [
+pub(super) const PHASES: [FaultPhase; 10] = [
     FaultPhase::Create,
     FaultPhase::Write,
     FaultPhase::Flush,
     FaultPhase::Compact,
     FaultPhase::Collect,
+    FaultPhase::Load,
     FaultPhase::Checkpoint,
     FaultPhase::Close,
     FaultPhase::Reopen,
@@ -127,6 +132,10 @@ pub(super) struct FaultRun {
     acknowledged: Map,
     unacknowledged: BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>,
     commits: u32,
+    loads: u8,
+    /// The loads that may be there, 0 if the partition may be empty: the last one that was acknowledged, and later ones
+    /// that failed.
+    possible_loads: Vec<u8>,
     pub(super) errors: Vec<(FaultPhase, azekura::Error)>,
     phase: FaultPhase,
     rng: SeededRng,
@@ -147,7 +156,7 @@ fn config(fs: Arc<dyn Fs>, style: FaultRunConfig, salt: u64) -> Config {
 }
 
 fn options(style: FaultRunConfig, name: &str) -> PartitionCreateOptions {
-    if style.pool && name == PARTITION_NAMES[1] {
+    if style.pool && (name == PARTITION_NAMES[1] || name == LOADED_PARTITION) {
         let sizes = PmemOptions::default().max_size(8 << 20).growth_step(4 << 10);
         return PartitionCreateOptions::default().engine(EngineType::Pmem(sizes));
     }
@@ -162,6 +171,15 @@ fn open_part(db: &Database, style: FaultRunConfig, name: &str) -> Result<Partiti
     open_ordered(style.order, db, name, options(style, name), None)
 }
 
+/// The load whose entries the partition has, which must be all of them; 0 if it is empty.
+fn find_load(part: &Partition) -> Result<u8> {
+    let values: Vec<_> = part.values().collect::<Result<_>>()?;
+    let Some(first) = values.first() else { return Ok(0) };
+    assert!(values.iter().all(|value| value[0] == first[0]), "entries of several loads");
+    assert_eq!(values.len() as u64, LOADED_KEYS, "a part of load {}", first[0]);
+    Ok(first[0])
+}
+
 impl FaultRun {
     pub(super) fn new(fs: Arc<dyn Fs>, style: FaultRunConfig) -> FaultRun {
         FaultRun {
@@ -172,6 +190,8 @@ impl FaultRun {
             acknowledged: Map::new(),
             unacknowledged: BTreeMap::new(),
             commits: 0,
+            loads: 0,
+            possible_loads: vec![0],
             errors: Vec::new(),
             phase: FaultPhase::Create,
             rng: SeededRng::new(7),
@@ -223,6 +243,7 @@ impl FaultRun {
                 }
                 self.read();
             }
+            FaultPhase::Load => self.load(),
             FaultPhase::Checkpoint => {
                 if let Some(db) = self.db.clone() {
                     self.record_error(db.checkpoint(CHECKPOINT_DIR));
@@ -240,6 +261,7 @@ impl FaultRun {
             FaultPhase::Last => {
                 self.open(3);
                 self.write(5);
+                self.load();
                 self.read();
                 self.partitions.clear();
                 self.rest();
@@ -317,6 +339,39 @@ impl FaultRun {
         }
     }
 
+    /// Loads and clears the whole content of a partition.
+    fn load(&mut self) {
+        let Some(db) = self.db.clone() else { return };
+        let Some(part) = self.record_error(open_part(&db, self.config, LOADED_PARTITION)) else { return };
+        for step in 0..4 {
+            self.loads += 1;
+            let (load, order) = (self.loads, self.config.order);
+            let mut entries: Vec<_> =
+                (0..LOADED_KEYS).map(|n| (self.config.nth_key(n), vec![load; 5 * n as usize])).collect();
+            entries.sort_by_key(|(key, _)| order.canonical(key));
+            entries.iter_mut().for_each(|(_, value)| value.insert(0, load));
+            let done = match step {
+                1 => part.bulk(entries.into_iter().rev()).map(drop),
+                2 => part.clear(),
+                _ => part.ingest(entries).map(drop),
+            };
+            let load = if step == 2 { 0 } else { load };
+            match self.record_error(done) {
+                Some(()) => self.possible_loads = vec![load],
+                None => self.possible_loads.push(load),
+            }
+            let found = find_load(&part);
+            if let Some(found) = self.record_error(found) {
+                self.compare_load(found);
+            }
+        }
+    }
+
+    fn compare_load(&self, found: u8) {
+        let possible = &self.possible_loads;
+        assert!(possible.contains(&found), "{:?}: load {found}, {possible:?} are possible", self.phase);
+    }
+
     fn record(&mut self, key: Vec<u8>, value: Option<Vec<u8>>, acknowledged: bool) {
         if !acknowledged {
             self.unacknowledged.entry(key).or_default().push(value);
@@ -390,6 +445,9 @@ impl FaultRun {
         let (left, right) = (read(PARTITION_NAMES[0]), read(PARTITION_NAMES[1]));
         self.compare(&left);
         assert!(left == right, "half a batch");
+        if db.partition_exists(LOADED_PARTITION) {
+            self.compare_load(find_load(&open_part(&db, style, LOADED_PARTITION).unwrap()).unwrap());
+        }
         db.batch().commit().unwrap();
         db.close().unwrap();
         assert_eq!(read_file(machine, Path::new(FOREIGN_FILE)), b"mine");
