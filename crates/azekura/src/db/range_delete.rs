@@ -67,8 +67,9 @@ impl Partition {
     ///
     /// Flushes the partition, and deletes the tables and blob files that existed at the call. Those that a snapshot or
     /// an iterator needs are deleted after its release. A compaction whose edit could not be written is completed
-    /// before. Keys that other threads insert meanwhile stay. The file of a pool keeps its size; its space is free for
-    /// other records.
+    /// before. Keys that other threads insert meanwhile stay. The memory and the file of a pool become smaller, unless
+    /// readers of the database run; then its next checkpoint makes them smaller. A pool in a mapped file keeps the size
+    /// of its file, and its space is free for other records.
     ///
     /// # Errors
     /// As [`remove_range`](Partition::remove_range) and [`flush`](Partition::flush). If only the flush or the deletion

@@ -1,12 +1,14 @@
 //! Full pools: they can be read, and written again after removals.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use azekura::fs::Fs;
 use azekura::testing::{MemFs, TestEnv, is_in_own_process, wait_for_readers};
-use azekura::{ErrorKind, Partition, PersistMode};
+use azekura::{ErrorKind, Partition, PersistMode, PersistenceLevel};
 
-use super::{config, is_refused, open_pool, pool_options};
+use super::{DIR, config, is_refused, open_pool, pool_options};
 use crate::testkit::watchdog::wait_until;
 
 fn key(n: u32) -> [u8; 4] {
@@ -103,6 +105,38 @@ fn emptied_pool_shrinks_at_the_checkpoint() {
         assert!(is_small(&part), "{:?}", sizes(&part));
         assert_eq!(part.get([0]).unwrap().is_some_and(|value| value == [round; 3_000]), round < 2);
         assert_eq!(part.iter().count(), usize::from(round < 2));
+    }
+}
+
+/// `clear` gives the memory and the file space of a pool in memory back before it returns. A mapped pool keeps its
+/// file, in which the next records find space, until the partition is deleted.
+#[test]
+fn clear_gives_space_back_at_once() {
+    if !is_in_own_process("pools::space::clear_gives_space_back_at_once") {
+        return;
+    }
+    for level in [PersistenceLevel::WalOnly, PersistenceLevel::ProcessCrash] {
+        let fs = MemFs::new();
+        fs.set_mapped_memory(level);
+        let db = config(&fs).open().unwrap();
+        let part = db.open_partition("pool", pool_options(8 << 20)).unwrap();
+        let sizes = || (part.metrics().pool.unwrap().bytes, part.disk_space());
+        let fill = || (0..1_000).for_each(|n| part.insert(key(n), [7; 2_000]).unwrap());
+        fill();
+        part.flush().unwrap();
+        let full = sizes();
+        assert!(full.0 > 2_000_000 && full.1 > 2_000_000, "{full:?}");
+        part.clear().unwrap();
+        match level {
+            PersistenceLevel::WalOnly => assert!(sizes().0 < 100_000 && sizes().1 < 200_000, "{:?}", sizes()),
+            _ => assert_eq!(sizes(), full),
+        }
+        fill();
+        part.flush().unwrap();
+        assert!(sizes().0 <= full.0 + full.0 / 50, "{:?} after {full:?}", sizes());
+        db.delete_partition(part).unwrap();
+        let files = fs.read_dir(Path::new(DIR)).unwrap();
+        assert!(files.iter().all(|file| !file.name.contains(".pool")), "{files:?}");
     }
 }
 
