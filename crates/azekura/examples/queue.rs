@@ -1,52 +1,55 @@
 //! A job queue with two priorities, one producer and two workers. A worker takes the oldest job of the most urgent
-//! partition. A job leaves the database when it is finished, so a crash repeats jobs and loses none.
+//! priority, and moves it to the running jobs in the same transaction. A job leaves the database when it is finished,
+//! so a crash repeats jobs and loses none.
 #![expect(clippy::disallowed_methods, reason = "clippy.toml bans system calls in the engine; an example may use them")]
-
-use std::ops::Bound;
-use std::sync::Mutex;
 
 use azekura::{Config, Database, Error, Partition, Result, Slice};
 
 /// The jobs of one priority. Keys are numbers in the order of submission.
 struct Priority {
-    jobs: Partition,
-    /// The number of the next job. The mutex is held until the job is visible: a worker that has taken a later number
-    /// would not find an earlier one.
-    next: Mutex<u64>,
-    /// The key that was taken last. The next scan begins after it, so it does not pass the tombstones of finished jobs.
-    taken: Mutex<Vec<u8>>,
+    db: Database,
+    /// The number of the next job.
+    numbers: Partition,
+    waiting: Partition,
+    running: Partition,
 }
 
 impl Priority {
+    /// Jobs that were taken but not finished wait again, in their old places.
     fn open(db: &Database, name: &str) -> Result<Priority> {
-        let jobs = db.open_partition(name, Default::default())?;
-        // Jobs that were taken but not finished are still there, and are taken again.
-        let number = |key: Slice| u64::from_be_bytes((*key).try_into().expect("a key has 8 bytes"));
-        let next = jobs.last_key_value()?.map_or(0, |(key, _)| number(key) + 1);
-        Ok(Priority { jobs, next: Mutex::new(next), taken: Mutex::default() })
+        let part = |role| db.open_partition(&format!("{name}: {role}"), Default::default());
+        let (numbers, waiting, running) = (part("numbers")?, part("waiting")?, part("running")?);
+        db.transact(|tx| {
+            for job in tx.iter(&running) {
+                let (number, job) = job?;
+                tx.insert(&waiting, number, job)?;
+            }
+            tx.remove_range::<&str>(&running, ..)
+        })?;
+        Ok(Priority { db: db.clone(), numbers, waiting, running })
     }
 
     fn push(&self, job: &str) -> Result<()> {
-        let mut next = self.next.lock().expect("no producer panics");
-        self.jobs.insert(next.to_be_bytes(), job)?;
-        *next += 1;
-        Ok(())
+        let number = |bytes: Option<&[u8]>| {
+            bytes.map_or(0, |bytes| u64::from_be_bytes(bytes.try_into().expect("a number has 8 bytes")))
+        };
+        let next = self.numbers.fetch_update("next", |next| Some((number(next) + 1).to_be_bytes()))?;
+        self.waiting.insert(number(next.as_deref()).to_be_bytes(), job)
     }
 
-    /// Takes the oldest job. The mutex gives each job to one worker.
+    /// Takes the oldest job. The scan begins where the partition begins: the engine remembers the range of the jobs
+    /// that were removed, and seeks past it. If two workers want the same job, the transaction of one is repeated.
     fn take(&self) -> Result<Option<(Slice, Slice)>> {
-        let mut taken = self.taken.lock().expect("no worker panics");
-        let start = if taken.is_empty() { Bound::Unbounded } else { Bound::Excluded(taken.as_slice()) };
-        let job = self.jobs.range::<&[u8]>((start, Bound::Unbounded)).next().transpose()?;
-        if let Some((key, _)) = &job {
-            *taken = key.to_vec();
-        }
-        Ok(job)
+        self.db.transact(|tx| {
+            let Some((number, job)) = tx.first_key_value(&self.waiting)? else { return Ok(None) };
+            tx.remove(&self.waiting, &number)?;
+            tx.insert(&self.running, &number, &job)?;
+            Ok(Some((number, job)))
+        })
     }
 
-    /// Removes a finished job. Each key is inserted once, as `remove_weak` requires.
-    fn finish(&self, key: &Slice) -> Result<()> {
-        self.jobs.remove_weak(key)
+    fn finish(&self, number: &Slice) -> Result<()> {
+        self.running.remove(number)
     }
 }
 
@@ -82,7 +85,7 @@ fn main() -> Result<()> {
     })?;
     println!("{done} jobs");
     assert_eq!(done, 2050);
-    assert!(urgent.jobs.is_empty()? && normal.jobs.is_empty()?);
+    assert!([&urgent, &normal].iter().all(|jobs| jobs.waiting.is_empty().is_ok_and(|empty| empty)));
 
     drop((urgent, normal));
     db.close()?;
