@@ -1,4 +1,7 @@
-//! Stores the entries of an import in batches, or only checks them.
+//! Stores the entries of an import, or only checks them.
+//!
+//! Many entries for an LSM partition are stored by [`Partition::bulk`], which writes tables directly. Few entries,
+//! those for a pool, and those with expiry times of their own are stored in batches.
 
 use std::path::Path;
 
@@ -9,9 +12,14 @@ use crate::error::{CliError, Result};
 use crate::progress::ProgressReporter;
 use crate::{encoding, interrupt, open};
 
-/// Limits of one import batch: large enough for throughput, small enough for memory.
+/// Limits of one batch: large enough for throughput, small enough for memory.
 const BATCH_BYTES: u64 = 4 << 20;
 const BATCH_ENTRIES: usize = 1000;
+/// Limits of one bulk load. Each syncs its files and adds at least one table.
+const BULK_BYTES: u64 = 32 << 20;
+const BULK_ENTRIES: usize = 200_000;
+/// Fewer bytes are stored in batches.
+const BULK_BYTES_MIN: u64 = 1 << 20;
 
 /// Largest key of a database, in bytes.
 const KEY_BYTES_MAX: usize = u16::MAX as usize;
@@ -46,6 +54,18 @@ struct TargetPartition {
     /// Whether this import created the partition.
     created: bool,
     is_pool: bool,
+    has_default_ttl: bool,
+}
+
+impl TargetPartition {
+    /// Whether a bulk load may store the entry, which gets the default time to live.
+    fn can_bulk(&self, entry: &PendingEntry) -> bool {
+        match entry.expiry {
+            _ if self.is_pool => false,
+            LoadedExpiry::Default => true,
+            LoadedExpiry::At(expiry_ms) => expiry_ms.is_none() && !self.has_default_ttl,
+        }
+    }
 }
 
 /// Whether a pool has no space for a write. The error of a full disk has the file, or that of the system.
@@ -53,7 +73,7 @@ fn is_full_pool(error: &Error) -> bool {
     error.kind() == ErrorKind::OutOfSpace && error.os_kind().is_none() && error.file().is_none()
 }
 
-/// Stores entries in batches. Opens the partition, and creates it if it is missing, at the first entry: input that is
+/// Stores entries. Opens the partition, and creates it if it is missing, at the first entry: input that is
 /// invalid before its first entry creates nothing.
 pub(crate) struct EntryLoader<'a> {
     db_path: &'a Path,
@@ -67,9 +87,11 @@ pub(crate) struct EntryLoader<'a> {
     wrote_to_existing: bool,
     /// Size of an entry that the database can store, with its memory budget.
     largest_entry: u64,
-    /// The entries of the next batch.
+    /// The entries that are stored next, in batches or by one bulk load.
     pending: Vec<PendingEntry>,
     pending_bytes: u64,
+    /// Whether a bulk load may store all of them.
+    can_bulk: bool,
     /// Entries of the current partition.
     partition_entries: u64,
     /// Whether nothing more is stored in the current partition.
@@ -93,6 +115,7 @@ impl<'a> EntryLoader<'a> {
             largest_entry: 0,
             pending: Vec::new(),
             pending_bytes: 0,
+            can_bulk: true,
             partition_entries: 0,
             has_given_up: false,
             report: TransferReport::default(),
@@ -125,7 +148,10 @@ impl<'a> EntryLoader<'a> {
                 self.created.push(self.name.clone());
             }
             let is_pool = partition.metrics().pool.is_some();
-            self.target = Some(TargetPartition { partition, created: self.created.contains(&self.name), is_pool });
+            let options = partition.options();
+            let has_default_ttl = options.clone().default_ttl(None) != options;
+            let created = self.created.contains(&self.name);
+            self.target = Some(TargetPartition { partition, created, is_pool, has_default_ttl });
         }
         Ok(self.target.as_ref().expect("it was opened above"))
     }
@@ -143,7 +169,8 @@ impl<'a> EntryLoader<'a> {
         Ok(())
     }
 
-    /// Adds one entry to the batch. Stores a large entry alone, and skips it if it exceeds the limits of the database.
+    /// Adds one entry to those that are stored next. Stores a large entry alone, and skips it if it exceeds the limits
+    /// of the database.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8], name: impl Fn() -> String) -> Result<()> {
         self.put_expiring(key, value, LoadedExpiry::Default, name)
     }
@@ -171,10 +198,13 @@ impl<'a> EntryLoader<'a> {
             self.fit_memory_budget(bytes)?;
             return self.put_one(key, value, expiry, name);
         }
-        self.target()?;
-        self.pending.push(PendingEntry { key: key.to_vec(), value: value.to_vec(), expiry });
+        let entry = PendingEntry { key: key.to_vec(), value: value.to_vec(), expiry };
+        self.can_bulk &= self.target()?.can_bulk(&entry);
+        self.pending.push(entry);
         self.pending_bytes += bytes;
-        match self.pending_bytes >= BATCH_BYTES || self.pending.len() >= BATCH_ENTRIES {
+        let (bytes_max, entries_max) =
+            if self.can_bulk { (BULK_BYTES, BULK_ENTRIES) } else { (BATCH_BYTES, BATCH_ENTRIES) };
+        match self.pending_bytes >= bytes_max || self.pending.len() >= entries_max {
             true => self.commit(),
             false => Ok(()),
         }
@@ -221,17 +251,45 @@ impl<'a> EntryLoader<'a> {
         self.partition_entries += 1;
     }
 
-    /// Stores the entries of the batch, or none of them. A batch needs more space in a pool than its entries one by
-    /// one, so these are stored alone if the pool has no space for the batch.
+    /// Stores the entries that were put. After an error, all entries that it has counted are stored.
     pub(crate) fn commit(&mut self) -> Result<()> {
         let entries = std::mem::take(&mut self.pending);
+        let is_bulk = std::mem::replace(&mut self.can_bulk, true) && self.pending_bytes >= BULK_BYTES_MIN;
         self.pending_bytes = 0;
-        let (Some(db), Some(target)) = (&self.db, &self.target) else { return Ok(()) };
-        if entries.is_empty() {
-            return Ok(());
+        if is_bulk {
+            return self.bulk(&entries);
         }
+        let mut rest = &entries[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let mut fits = |entry: &PendingEntry| {
+                let is_full = bytes >= BATCH_BYTES;
+                bytes += (entry.key.len() + entry.value.len()) as u64;
+                !is_full
+            };
+            let count = rest.iter().take(BATCH_ENTRIES).take_while(|entry| fits(entry)).count();
+            let (batch, others) = rest.split_at(count);
+            self.commit_batch(batch)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// Stores the entries by one bulk load, or none of them. Of entries with the same key, the last one counts.
+    fn bulk(&mut self, entries: &[PendingEntry]) -> Result<()> {
+        let Some(target) = &self.target else { return Ok(()) };
+        target.partition.bulk(entries.iter().map(|entry| (&entry.key, &entry.value)))?;
+        self.wrote_to_existing |= !target.created;
+        entries.iter().for_each(|entry| self.count(&entry.key, &entry.value));
+        Ok(())
+    }
+
+    /// Stores the entries in one batch, or none of them. A batch needs more space in a pool than its entries one by
+    /// one, so these are stored alone if the pool has no space for the batch.
+    fn commit_batch(&mut self, entries: &[PendingEntry]) -> Result<()> {
+        let (Some(db), Some(target)) = (&self.db, &self.target) else { return Ok(()) };
         let mut batch = db.batch();
-        for PendingEntry { key, value, expiry } in &entries {
+        for PendingEntry { key, value, expiry } in entries {
             match expiry {
                 LoadedExpiry::Default => batch.insert(&target.partition, key, value),
                 LoadedExpiry::At(expiry_ms) => batch.insert_with_expiry(&target.partition, key, value, *expiry_ms),
@@ -253,7 +311,7 @@ impl<'a> EntryLoader<'a> {
         }
     }
 
-    /// Commits the last batch. Deletes the partition if this import created it and it is empty, unless `keep_empty`.
+    /// Stores the last entries. Deletes the partition if this import created it and it is empty, unless `keep_empty`.
     fn end_partition(&mut self, keep_empty: bool) -> Result<()> {
         self.commit()?;
         if let (Some(db), Some(target)) = (&self.db, self.target.take())
@@ -266,7 +324,7 @@ impl<'a> EntryLoader<'a> {
         Ok(())
     }
 
-    /// Commits the last batch and closes the database. Valid input without entries creates an empty partition.
+    /// Stores the last entries and closes the database. Valid input without entries creates an empty partition.
     pub(crate) fn finish(mut self) -> Result<TransferReport> {
         self.commit()?;
         let keep_empty = self.report.skipped.is_empty() || self.partition_entries > 0;
@@ -290,7 +348,7 @@ impl<'a> EntryLoader<'a> {
     /// Ends the current partition although its last entries cannot be stored.
     pub(crate) fn give_up_partition(&mut self) {
         self.pending.clear();
-        self.pending_bytes = 0;
+        (self.pending_bytes, self.can_bulk) = (0, true);
         self.target = None;
         self.has_given_up = true;
     }
@@ -328,5 +386,34 @@ mod tests {
         assert!(!is_full_pool(&full().in_file("db/RESERVE")));
         let disk = Error::io("write", &std::io::ErrorKind::StorageFull.into());
         assert!(disk.kind() == ErrorKind::OutOfSpace && !is_full_pool(&disk));
+    }
+
+    /// Puts entries with the keys `numbers`, about 100 bytes each, and stores them. Returns the number of bulk loads.
+    fn store(loader: &mut EntryLoader<'_>, numbers: impl Iterator<Item = u32>, expiry: LoadedExpiry) -> u64 {
+        for n in numbers {
+            loader.put_expiring(&n.to_be_bytes(), &[n as u8; 100], expiry, String::new).unwrap();
+        }
+        loader.commit().unwrap();
+        loader.db.as_ref().unwrap().metrics().ingests
+    }
+
+    /// An import wrote all entries to the log, to memory, and then to tables.
+    #[test]
+    fn many_entries_are_loaded_by_bulk() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db");
+        let mut loader = EntryLoader::new(&path, "p", LoadMode::Store, ProgressReporter::spinner(true, "test"));
+        assert_eq!(store(&mut loader, 0..100, LoadedExpiry::Default), 0, "few entries are stored in batches");
+        assert_eq!(store(&mut loader, (0..20_000).rev().chain([7]), LoadedExpiry::At(None)), 1);
+        assert_eq!(loader.target.as_ref().unwrap().partition.len().unwrap(), 20_000);
+        // An entry with an expiry time is no part of a bulk load.
+        let later = LoadedExpiry::At(Some(u64::MAX / 2));
+        assert_eq!(store(&mut loader, 0..20_000, later), 1);
+        // Nor is one that never expires, if others do by default.
+        let ttl = PartitionCreateOptions::default().default_ttl(std::time::Duration::from_secs(3_600));
+        loader.begin_partition("expiring", ttl).unwrap();
+        assert_eq!(store(&mut loader, 0..20_000, LoadedExpiry::At(None)), 1);
+        assert_eq!(store(&mut loader, 0..20_000, LoadedExpiry::Default), 2);
+        assert_eq!(loader.finish().unwrap().entries, 80_101);
     }
 }
