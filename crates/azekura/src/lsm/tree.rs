@@ -32,6 +32,7 @@ use crate::lsm::read::{ReadAheadBlobResolver, SuperVersion, SuperVersionCell, mi
 use crate::lsm::table_handle::TableHandle;
 use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::{Version, VersionChange};
+use crate::mem::arena::AppendError;
 use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
 use crate::table::block_fetcher::BlockValue;
@@ -273,7 +274,7 @@ impl LsmTree {
         let mut sealed = false;
         if let Err(error) = active.insert(entry) {
             self.seal_full(&mut active, error)?;
-            active.insert(entry)?;
+            active.insert(entry).map_err(AppendError::into_error)?;
             sealed = true;
         }
         self.note_inserted(&active, std::slice::from_ref(&entry));
@@ -329,15 +330,15 @@ impl LsmTree {
         is_due
     }
 
-    /// Seals the active memtable after an insertion into it failed with `error`, if an empty memtable may have space
-    /// for the record.
+    /// Seals the active memtable after an insertion into it failed with `error`, if it is full and an empty memtable
+    /// may have space for the record.
     ///
     /// # Errors
-    /// `error` if the memtable is empty, or the error is not `Invalid`.
+    /// `error` if the memtable is empty or not full.
     #[cold]
-    fn seal_full(&self, active: &mut MutexGuard<'_, Arc<Memtable>>, error: Error) -> Result<()> {
-        if error.kind() != ErrorKind::Invalid || active.is_empty() {
-            return Err(error);
+    fn seal_full(&self, active: &mut MutexGuard<'_, Arc<Memtable>>, error: AppendError) -> Result<()> {
+        if !matches!(error, AppendError::Full) || active.is_empty() {
+            return Err(error.into_error());
         }
         self.seal_active(active);
         Ok(())

@@ -99,7 +99,15 @@ impl Arena {
     pub(crate) fn new(pool: Arc<ChunkPool>) -> (Arc<Arena>, ArenaWriter) {
         let arena = Arc::new(Arena { chunks: AppendVec::new(), bytes: AtomicU64::new(0) });
         let (chunk, used, chunk_capacity, next_chunk) = (0, 0, 0, FIRST_CHUNK);
-        let writer = ArenaWriter { arena: Arc::clone(&arena), pool, chunk, used, chunk_capacity, next_chunk };
+        let writer = ArenaWriter {
+            arena: Arc::clone(&arena),
+            pool,
+            chunk,
+            used,
+            chunk_capacity,
+            next_chunk,
+            chunks_max: CHUNKS_MAX,
+        };
         (arena, writer)
     }
 
@@ -131,6 +139,33 @@ impl Arena {
     }
 }
 
+/// Why a record was not appended.
+#[derive(Debug)]
+pub(crate) enum AppendError {
+    /// The arena has as many chunks as references can number (they hold between 4 and 32 GiB). An empty arena may have
+    /// space for the record.
+    Full,
+    /// Another arena would not help.
+    Failed(Error),
+}
+
+impl From<Error> for AppendError {
+    fn from(error: Error) -> AppendError {
+        AppendError::Failed(error)
+    }
+}
+
+impl AppendError {
+    /// The error for a caller that has no other arena: `Invalid` if this one is full.
+    #[cold]
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            AppendError::Full => Error::invalid("memtable is full: flush it first"),
+            AppendError::Failed(error) => error,
+        }
+    }
+}
+
 /// The only writer of an [`Arena`].
 pub(crate) struct ArenaWriter {
     arena: Arc<Arena>,
@@ -140,16 +175,17 @@ pub(crate) struct ArenaWriter {
     used: usize,
     chunk_capacity: usize,
     next_chunk: usize,
+    /// Maximum number of chunks; lower in some tests.
+    chunks_max: u32,
 }
 
 impl ArenaWriter {
     /// Appends the concatenation of `parts` as one record.
     ///
     /// # Errors
-    /// `OutOfSpace` if there is no memory; `Invalid` if the arena has as many chunks as references can number (they
-    /// hold between 4 and 32 GiB).
+    /// `Full`; `OutOfSpace` if there is no memory.
     #[inline]
-    pub(crate) fn append(&mut self, parts: &[&[u8]]) -> Result<ArenaRef> {
+    pub(crate) fn append(&mut self, parts: &[&[u8]]) -> Result<ArenaRef, AppendError> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let padded = len.next_multiple_of(ALIGN).max(ALIGN);
         if padded > SHARED_CHUNK_RECORD_MAX {
@@ -168,10 +204,10 @@ impl ArenaWriter {
 
     /// Adds a chunk of `usual` bytes, or of more bytes if `need` bytes would not fit. Returns its number, its first
     /// usable offset and its length.
-    fn add_chunk(&mut self, usual: usize, need: usize) -> Result<(u32, usize, usize)> {
+    fn add_chunk(&mut self, usual: usize, need: usize) -> Result<(u32, usize, usize), AppendError> {
         let number = self.arena.chunks.len();
-        if number == CHUNKS_MAX {
-            return Err(Error::invalid("memtable is full: flush it first"));
+        if number >= self.chunks_max {
+            return Err(AppendError::Full);
         }
         let gap = if number == 0 { ALIGN } else { 0 };
         let chunk_len = usual.max(need + gap);
@@ -184,6 +220,12 @@ impl ArenaWriter {
         debug_assert_eq!(number + 1, self.arena.chunks.len(), "an arena has one writer");
         self.arena.bytes.fetch_add(chunk_len as u64, Ordering::Relaxed);
         Ok((number, gap, chunk_len))
+    }
+
+    /// Makes the arena full once it has `chunks_max` chunks.
+    #[cfg(test)]
+    pub(crate) fn limit_chunks(&mut self, chunks_max: u32) {
+        self.chunks_max = chunks_max;
     }
 
     /// Copies `parts` to `offset`, fills the record up to `padded` bytes with zeros and publishes it.
@@ -243,6 +285,18 @@ mod tests {
         }
         let sum: usize = written.iter().map(|(_, bytes)| bytes.len()).sum();
         assert!(arena.bytes() >= sum as u64);
+    }
+
+    #[test]
+    fn full_arena_refuses_only_what_needs_a_chunk() {
+        let (arena, mut writer) = Arena::new(Arc::default());
+        writer.limit_chunks(1);
+        writer.append(&[b"a"]).unwrap();
+        let before = arena.bytes();
+        assert!(matches!(writer.append(&[&[7; SHARED_CHUNK_RECORD_MAX + 1]]), Err(AppendError::Full)));
+        assert!(matches!(writer.append(&[&[7; FIRST_CHUNK]]), Err(AppendError::Full)));
+        let at = writer.append(&[b"b"]).unwrap();
+        assert_eq!((arena.bytes_from(at).unwrap()[0], arena.bytes()), (b'b', before));
     }
 
     #[test]

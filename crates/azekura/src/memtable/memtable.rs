@@ -13,7 +13,7 @@ use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind,
 use crate::iter::InternalIter;
 use crate::iter::range_filter::{SkippingIter, seek_before, seek_behind};
 use crate::iter::range_tombstones::RangeTombstones;
-use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
+use crate::mem::arena::{AppendError, Arena, ArenaRef, ArenaWriter};
 use crate::mem::atomic::{
     AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, SCHEDULE_EXPLORATION, subtract_counted, try_lock,
 };
@@ -150,11 +150,11 @@ impl Memtable {
     /// Adds a record. Records of one key must be added in ascending order of their sequence numbers.
     ///
     /// # Errors
-    /// `Invalid` if the key or the value is too long, the sequence number is not larger than that of the key's newest
-    /// record (checked only where keys are hashed), or the memtable is full; `Corruption` if the value of a
+    /// `Full` if the memtable is full; `Invalid` if the key or the value is too long, or the sequence number is not
+    /// larger than that of the key's newest record (checked only where keys are hashed); `Corruption` if the value of a
     /// record has no valid blob pointer or expiry time, as its kind requires; `OutOfSpace` if there is no memory;
     /// `Poisoned` if a comparator panicked in an earlier call. In case of an error the record is not in the memtable.
-    pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
+    pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<(), AppendError> {
         let mut writer =
             self.write_state.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
         let inserted = self.insert_as(&mut writer, entry);
@@ -168,9 +168,13 @@ impl Memtable {
     ///
     /// # Errors
     /// As [`Memtable::insert`].
-    pub(crate) fn insert_run(&self, entries: &[EntryRef<'_>], is_due: impl Fn() -> bool) -> (usize, Result<()>) {
+    pub(crate) fn insert_run(
+        &self,
+        entries: &[EntryRef<'_>],
+        is_due: impl Fn() -> bool,
+    ) -> (usize, Result<(), AppendError>) {
         let Ok(mut writer) = self.write_state.writer.lock() else {
-            return (0, Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
+            return (0, Err(Error::new(ErrorKind::Poisoned, "a comparator panicked").into()));
         };
         writer.position.begin_run();
         for (added, entry) in entries.iter().enumerate() {
@@ -186,11 +190,11 @@ impl Memtable {
         (entries.len(), Ok(()))
     }
 
-    fn insert_as(&self, writer: &mut MemtableWriter, entry: EntryRef<'_>) -> Result<()> {
+    fn insert_as(&self, writer: &mut MemtableWriter, entry: EntryRef<'_>) -> Result<(), AppendError> {
         match entry.kind {
             RecordKind::BlobPointer | RecordKind::ExpiringBlobPointer => check_pointer(&entry)?,
             RecordKind::ExpiringPut => split_expiry(entry.kind, entry.value).map(drop)?,
-            RecordKind::RangeDelete => return Err(Error::invalid("a range delete is not an entry")),
+            RecordKind::RangeDelete => return Err(Error::invalid("a range delete is not an entry").into()),
             RecordKind::Put | RecordKind::Delete | RecordKind::SingleDelete | RecordKind::Merge => {}
         }
         debug_assert!(!self.write_state.sealed.load(Ordering::Relaxed), "no record is inserted into a sealed memtable");
@@ -212,7 +216,7 @@ impl Memtable {
         };
         let older = position.and_then(|position| position.older);
         if older.is_some_and(|older| self.records.get(older).seqno() >= entry.seqno) {
-            return Err(Error::invalid("sequence numbers of a key must increase"));
+            return Err(Error::invalid("sequence numbers of a key must increase").into());
         }
         let at = self.records.append(arena, entry, older)?;
         self.tree.insert(&self.records, ordered, at.to_bits(), entry.user_key)?;
@@ -244,6 +248,12 @@ impl Memtable {
             "the record is between the lowest and the highest sequence number"
         );
         Ok(())
+    }
+
+    /// Makes the memtable full once its records take `chunks_max` chunks of memory.
+    #[cfg(test)]
+    pub(crate) fn limit_chunks(&self, chunks_max: u32) {
+        self.write_state.writer.lock().expect("no comparator panicked").arena.limit_chunks(chunks_max);
     }
 
     /// Counts a record whose key has a newer one now.
@@ -785,9 +795,9 @@ mod tests {
         let table = Memtable::new(KeyOrder::bytewise(), 1);
         table.insert(put(b"a", 7)).unwrap();
         for seqno in [6, 7] {
-            assert_eq!(table.insert(put(b"a", seqno)).unwrap_err().kind(), ErrorKind::Invalid);
+            assert_eq!(table.insert(put(b"a", seqno)).unwrap_err().into_error().kind(), ErrorKind::Invalid);
         }
-        assert_eq!(table.insert(put(&[0; 70_000], 9)).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(table.insert(put(&[0; 70_000], 9)).unwrap_err().into_error().kind(), ErrorKind::Invalid);
         assert_eq!((table.len(), table.largest_seqno()), (1, SeqNo(7)));
         assert_eq!(table.get(b"a", None, SeqNo(6)), None);
     }
@@ -824,7 +834,7 @@ mod tests {
         table.insert(put(b"a", 1)).unwrap();
         let insert = std::panic::AssertUnwindSafe(|| table.insert(put(b"bad", 2)));
         assert!(std::panic::catch_unwind(insert).is_err());
-        assert_eq!(table.insert(put(b"b", 3)).unwrap_err().kind(), ErrorKind::Poisoned);
+        assert_eq!(table.insert(put(b"b", 3)).unwrap_err().into_error().kind(), ErrorKind::Poisoned);
         assert_eq!(table.get(b"a", None, SeqNo(9)), Some(put(b"a", 1)));
     }
 }

@@ -12,8 +12,8 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
-use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
+use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, SeqNo};
+use crate::mem::arena::{AppendError, Arena, ArenaRef, ArenaWriter};
 
 const HEADER_LEN: usize = 18;
 
@@ -149,15 +149,15 @@ impl MemtableRecords {
     /// Appends `entry`, whose next older version is `older`, to the arena.
     ///
     /// # Errors
-    /// `Invalid` if the key is longer than 65535 bytes, the value is longer than 4294967295 bytes, or the arena is
-    /// full; `OutOfSpace` if there is no memory.
+    /// `Full` if the arena is full; `Invalid` if the key is longer than 65535 bytes or the value is longer than
+    /// 4294967295 bytes; `OutOfSpace` if there is no memory.
     #[inline]
     pub(crate) fn append(
         &self,
         writer: &mut ArenaWriter,
         entry: EntryRef<'_>,
         older: Option<ArenaRef>,
-    ) -> Result<ArenaRef> {
+    ) -> Result<ArenaRef, AppendError> {
         let key_len =
             u16::try_from(entry.user_key.len()).map_err(|_| Error::invalid("key is longer than 65535 bytes"))?;
         let value_len =
@@ -197,6 +197,9 @@ mod tests {
             assert_eq!(records.get_by_bits(at.to_bits()).key(), entry.key());
         }
         let long = EntryRef { user_key: &[0; 65_536], seqno: SeqNo(1), kind: RecordKind::Put, value: b"" };
-        assert_eq!(records.append(&mut writer, long, None).unwrap_err().kind(), crate::base::ErrorKind::Invalid);
+        assert_eq!(
+            records.append(&mut writer, long, None).unwrap_err().into_error().kind(),
+            crate::base::ErrorKind::Invalid
+        );
     }
 }

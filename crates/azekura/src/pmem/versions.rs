@@ -104,7 +104,9 @@ impl VersionTable {
         self.max_by.fetch_max(record.by.0, Ordering::Relaxed);
         let entry = EntryRef { user_key: key, seqno, kind: RecordKind::Put, value: &record.encode() };
         match self.entries.insert(entry) {
-            Err(error) if self.entries.get(key, None, seqno).is_none_or(|entry| entry.seqno != seqno) => Err(error),
+            Err(error) if self.entries.get(key, None, seqno).is_none_or(|entry| entry.seqno != seqno) => {
+                Err(error.into_error())
+            }
             Err(_) => Ok(false),
             Ok(()) => {
                 self.bytes.fetch_add(record.buffer_len, Ordering::Relaxed);

@@ -7,6 +7,7 @@ use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::db::partition_state::PartitionState;
 use crate::iter::InternalIter;
+use crate::mem::arena::AppendError;
 use crate::memtable::Memtable;
 use crate::wal::format::WalRecordIter;
 
@@ -53,7 +54,7 @@ impl Overlay {
                 memtable.insert_range_delete(range, seqno, &[seqno])?;
             } else {
                 let entry = EntryRef { user_key: record.key, seqno, kind: record.kind, value: record.value };
-                memtable.insert(entry)?;
+                memtable.insert(entry).map_err(AppendError::into_error)?;
             }
         }
         overlay.applied_bytes = payload.len();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::compression::CompressionType;
+use crate::base::sync::lock;
 use crate::base::version_edit::VersionEdit;
 use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{Engine, EngineHost, ReadSeqno, Staged, Task};
@@ -98,6 +99,35 @@ fn snapshots_agree_with_model() {
             let metrics = fixture.tree.metrics();
             assert_eq!(metrics.levels.iter().map(|level| level.tables).sum::<usize>(), tables.len());
         }
+    }
+}
+
+/// A refused record once sealed the memtable like a full one did, and was then added to the next memtable, where nothing
+/// showed that it is older than the sealed ones.
+#[test]
+fn only_full_memtable_is_sealed_on_error() {
+    let mut fixture = LsmFixture::new(KeyOrder::bytewise(), small_options(), 5);
+    let large = [7; 300 << 10]; // takes a chunk of its own
+    let memtables = |fixture: &LsmFixture| fixture.tree.current.with(|now| (now.sealed.len(), now.active.len()));
+    let limit_chunks = |fixture: &LsmFixture| lock(&fixture.tree.active_memtable).limit_chunks(2);
+    limit_chunks(&fixture);
+    (0..2).for_each(|n| fixture.write(RecordKind::Put, &[n], &large));
+    assert_eq!(memtables(&fixture), (0, 2));
+    fixture.write(RecordKind::Put, &[2], &large);
+    assert_eq!(memtables(&fixture), (1, 1));
+    limit_chunks(&fixture);
+    let record = |key, n| EntryRef { user_key: key, seqno: SeqNo(n), kind: RecordKind::Put, value: &large };
+    assert!(fixture.tree.insert_run(&[record(b"a", 4), record(b"b", 5), record(b"c", 6)]).unwrap(), "one was sealed");
+    assert_eq!(memtables(&fixture), (2, 2));
+    let refused = [fixture.tree.insert(record(b"c", 6)), fixture.tree.insert_run(&[record(b"c", 5)])];
+    for error in refused.map(Result::unwrap_err) {
+        assert_eq!((error.kind(), memtables(&fixture)), (ErrorKind::Invalid, (2, 2)), "{error}");
+    }
+    fixture.host.visible.publish(SeqNo(6));
+    fixture.flush();
+    let found = |key: &[u8]| fixture.tree.get(key, ReadSeqno::Latest).unwrap().map(|value| value.len());
+    for key in [&[0][..], &[1], &[2], b"a", b"b", b"c"] {
+        assert_eq!(found(key), Some(large.len()), "{}", key.escape_ascii());
     }
 }
 
