@@ -221,37 +221,36 @@ fn read_round(
         rest = later;
     }
     debug_assert_eq!(groups.iter().map(|group| group.len()).sum::<usize>(), missing.len(), "each block is in a group");
-    let start_read = |group: &&[MissingBlock<'_>]| {
-        let (first, last) = (group[0].handle, group[group.len() - 1].handle);
-        group[0].of.table.fetcher.start_read(first.offset, last.offset.saturating_add(last.len) - first.offset)
-    };
     let mut reads: Vec<RangeRead<Buffer>> = Vec::with_capacity(groups.len());
-    let mut is_read: Vec<bool> = Vec::with_capacity(groups.len());
-    for group in &groups {
-        let read = start_read(group)?;
-        is_read.push(read.is_some());
-        reads.extend(read);
+    let (mut read_groups, mut mapped_groups) = (Vec::with_capacity(groups.len()), Vec::new());
+    for group in groups {
+        let (first, last) = (group[0].handle, group[group.len() - 1].handle);
+        let len = last.offset.saturating_add(last.len) - first.offset;
+        match group[0].of.table.fetcher.start_read(first.offset, len)? {
+            Some(read) => {
+                reads.push(read);
+                read_groups.push(group);
+            }
+            None => mapped_groups.push(group),
+        }
     }
     read_all(&mut reads);
-    let mut reads = reads.into_iter();
-    for (group, is_read) in groups.into_iter().zip(is_read) {
-        let start = group[0].handle.offset;
-        let read = if is_read { reads.next() } else { None };
-        let bytes = read.map(finished).transpose();
-        let bytes = bytes.map_err(|error| group[0].of.table.fetcher.with_location(error, start))?;
-        search_group(group, start, bytes, found)?;
+    for (group, read) in read_groups.into_iter().zip(reads) {
+        let bytes = finished(read);
+        let bytes = bytes.map_err(|error| group[0].of.table.fetcher.with_location(error, group[0].handle.offset))?;
+        search_group(group, Some(bytes), found)?;
     }
-    Ok(())
+    mapped_groups.into_iter().try_for_each(|group| search_group(group, None, found))
 }
 
-/// Decodes the blocks of a group, each once, and searches them. `bytes` were read from `start`; `None` if the file is
-/// mapped.
+/// Decodes the blocks of a group, each once, and searches them. `bytes` begin with the first block; `None` if the file
+/// is mapped.
 fn search_group(
     group: &[MissingBlock<'_>],
-    start: u64,
     bytes: Option<Buffer>,
     found: &mut impl FnMut(usize, SeqNo, RecordKind, BlockValue<'_>) -> Result<()>,
 ) -> Result<()> {
+    let start = group[0].handle.offset;
     debug_assert!(group.iter().all(|block| block.handle.offset >= start), "the read begins at the first block");
     let (is_mapped, mut whole) = (bytes.is_none(), bytes);
     let mut block: Option<(BlockHandle, BlockRef<'_, Block>)> = None;
