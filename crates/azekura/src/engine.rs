@@ -143,6 +143,17 @@ pub(crate) trait BlobResolver: Send {
     /// # Errors
     /// `Corruption` if the blob file has no such value; `Io` from reading it.
     fn resolve(&mut self, pointer: &[u8]) -> Result<Slice>;
+
+    /// Whether a caller should [announce](BlobResolver::will_resolve) the values that it needs next, because the last
+    /// ones were each read from another place of a file.
+    fn wants_announcements(&self) -> bool {
+        false
+    }
+
+    /// Announces that the value of `pointer` will be resolved soon, so that the device reads it meanwhile. Only a hint.
+    fn will_resolve(&mut self, pointer: &[u8]) {
+        let _ = pointer;
+    }
 }
 
 /// How a tree commits a single record, that is, a commit of one record to one partition.

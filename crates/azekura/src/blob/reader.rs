@@ -20,6 +20,12 @@ use crate::vfs::File;
 use crate::vfs::open_files::{DataFile, DataFiles};
 use crate::vfs::read_ahead::{ReadAhead, ReadAheadRequest};
 
+#[cfg(test)]
+thread_local! {
+    /// Number of values that this thread has announced.
+    pub(crate) static VALUES_ANNOUNCED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// Bytes that opening reads from the end of the file in one read.
 const TAIL_LEN: u64 = 4 << 10;
 
@@ -45,17 +51,29 @@ pub(crate) struct BlobReadAhead {
     read_ahead: ReadAhead,
     /// File and end of the last frame, where an adjacent frame begins.
     expected: Option<(FileNumber, u64)>,
+    /// Number of values that were read alone.
+    single_reads: u64,
 }
 
 impl BlobReadAhead {
     /// For any access pattern: starts read-ahead once values are adjacent.
     pub(crate) fn adaptive() -> BlobReadAhead {
-        BlobReadAhead { read_ahead: ReadAhead::adaptive(), expected: None }
+        BlobReadAhead { read_ahead: ReadAhead::adaptive(), expected: None, single_reads: 0 }
     }
 
     /// For a caller that reads the whole file sequentially: starts read-ahead at once.
     pub(crate) fn eager() -> BlobReadAhead {
-        BlobReadAhead { read_ahead: ReadAhead::eager(), expected: None }
+        BlobReadAhead { read_ahead: ReadAhead::eager(), expected: None, single_reads: 0 }
+    }
+
+    /// Whether the last values were adjacent, so that values are read ahead.
+    pub(crate) fn reads_ahead(&self) -> bool {
+        self.read_ahead.is_reading_ahead()
+    }
+
+    /// Number of values that were read alone, because the values before them are not adjacent.
+    pub(crate) fn single_reads(&self) -> u64 {
+        self.single_reads
     }
 
     /// Notes that the caller moves to the frame at `handle` of `file`, also if the value is in the cache.
@@ -256,13 +274,17 @@ impl BlobFile {
     }
 
     /// Announces that [`read`](BlobFile::read) will read the value of `pointer`, unless it is cached. Only a hint.
-    pub(crate) fn will_read(&self, pointer: &BlobPointer) {
+    /// Returns false if announced reads of the file do not [overlap](File::will_read).
+    pub(crate) fn will_read(&self, pointer: &BlobPointer) -> bool {
         let announced = self.find_frame(pointer).and_then(|handle| Ok((handle, self.file()?)));
         // A failure is reported by the read.
-        let Ok((handle, file)) = announced else { return };
-        if !self.cache.contains(self.id, handle.offset) {
-            file.will_read(handle.offset, handle.len);
+        let Ok((handle, file)) = announced else { return true };
+        if self.cache.contains(self.id, handle.offset) {
+            return true;
         }
+        #[cfg(test)]
+        VALUES_ANNOUNCED.set(VALUES_ANNOUNCED.get() + 1);
+        file.will_read(handle.offset, handle.len)
     }
 
     /// The frame of the value of `pointer`.
@@ -346,7 +368,10 @@ impl BlobFile {
         is_compressed: bool,
         ahead: &mut BlobReadAhead,
     ) -> Result<CachedBlobValue> {
-        let Some(bytes) = self.read_window(handle, ahead)? else { return self.load_value(id, handle, is_compressed) };
+        let Some(bytes) = self.read_window(handle, ahead)? else {
+            ahead.single_reads += 1;
+            return self.load_value(id, handle, is_compressed);
+        };
         let frame = BlockFrame::check(bytes, self.file_id()?, handle.offset, BlockKind::Blob)?;
         let contents = frame.decode(|capacity| self.cache.buffer(capacity))?;
         Ok(CachedBlobValue::from_contents(id, contents))

@@ -43,6 +43,9 @@ pub(crate) trait Direction: Default {
     /// The bound at which an iteration begins. It ends at the other one.
     fn start(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> &Bound<Vec<u8>>;
 
+    /// The bound at which an iteration ends.
+    fn end(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> &Bound<Vec<u8>>;
+
     /// Compares two keys in the order in which this direction returns them.
     fn cmp(order: &KeyOrder, a: &[u8], b: &[u8]) -> Ordering;
 
@@ -88,6 +91,10 @@ pub(crate) struct Forward {
 impl Direction for Forward {
     fn start(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> &Bound<Vec<u8>> {
         &bounds.0
+    }
+
+    fn end(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> &Bound<Vec<u8>> {
+        &bounds.1
     }
 
     #[inline]
@@ -219,6 +226,10 @@ impl Default for Backward {
 impl Direction for Backward {
     fn start(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> &Bound<Vec<u8>> {
         &bounds.1
+    }
+
+    fn end(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> &Bound<Vec<u8>> {
+        &bounds.0
     }
 
     #[inline]

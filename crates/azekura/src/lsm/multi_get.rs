@@ -165,7 +165,9 @@ fn read_blobs(found: &mut FoundValues<'_>) -> Result<()> {
     found.blobs.sort_by_key(|blob| (blob.file.meta().number, blob.pointer.logical_file, blob.pointer.frame_offset));
     for blobs in found.blobs.chunks(GROUP_LEN) {
         if blobs.len() > 1 {
-            blobs.iter().for_each(|blob| blob.file.file().will_read(&blob.pointer));
+            for blob in blobs {
+                blob.file.file().will_read(&blob.pointer);
+            }
         }
         for blob in blobs {
             found.values[blob.number] = Some(blob.file.file().read(&blob.pointer, None)?);

@@ -581,14 +581,22 @@ impl InternalIter for RunIter {
 
 /// Maximum number of blob files in which an iterator reads ahead at a time.
 const READ_AHEAD_FILES_MAX: usize = 4;
+/// Number of values in a row that are read alone before a caller should announce the next ones. More than those that
+/// are read before adjacent values are read ahead.
+const SINGLE_READS_MIN: u32 = 4;
 
 /// The error for a pointer to a file that neither the version nor the direct blob files have.
 pub(crate) fn missing_blob_file_error(pointer: &BlobPointer) -> Error {
     Error::corruption(format!("value is in blob file {}, which the partition does not have", pointer.logical_file.0))
 }
 
-/// Resolves pointers of an iterator. Reads ahead in a blob file if successive values follow each other in it.
+/// Resolves pointers of an iterator. Reads ahead in a blob file if successive values follow each other in it. Otherwise
+/// wants that the caller announces the next values.
 pub(crate) struct ReadAheadBlobResolver {
+    /// Number of values in a row that were read alone. Those of the cache do not count.
+    single_reads: u32,
+    /// Whether announced reads overlap.
+    can_announce: bool,
     /// The files read last, most recent first.
     read_ahead: Vec<(FileNumber, BlobReadAhead)>,
     blobs: Arc<BlobMap>,
@@ -599,7 +607,7 @@ impl ReadAheadBlobResolver {
     /// Uses the blob files of `now`, which contain every value that is visible at `now`.
     pub(crate) fn new(now: &SuperVersion) -> ReadAheadBlobResolver {
         let (blobs, direct_blobs) = (Arc::clone(now.version.blobs()), Arc::clone(&now.direct_blobs));
-        ReadAheadBlobResolver { read_ahead: Vec::new(), blobs, direct_blobs }
+        ReadAheadBlobResolver { single_reads: 0, can_announce: true, read_ahead: Vec::new(), blobs, direct_blobs }
     }
 }
 
@@ -616,7 +624,27 @@ impl BlobResolver for ReadAheadBlobResolver {
         };
         self.read_ahead.insert(0, recent);
         self.read_ahead.truncate(READ_AHEAD_FILES_MAX);
-        handle.file().read(&pointer, Some(&mut self.read_ahead[0].1))
+        let read_ahead = &mut self.read_ahead[0].1;
+        let before = read_ahead.single_reads();
+        let value = handle.file().read(&pointer, Some(&mut *read_ahead));
+        match read_ahead.single_reads() > before {
+            true => self.single_reads = self.single_reads.saturating_add(1),
+            false if read_ahead.reads_ahead() => self.single_reads = 0,
+            false => {}
+        }
+        value
+    }
+
+    fn wants_announcements(&self) -> bool {
+        self.can_announce && self.single_reads >= SINGLE_READS_MIN
+    }
+
+    fn will_resolve(&mut self, pointer: &[u8]) {
+        // Errors are reported when the value is resolved.
+        let Ok(pointer) = BlobPointer::decode(pointer) else { return };
+        if let Some(handle) = find_blob_file(&self.blobs, &self.direct_blobs, pointer.logical_file) {
+            self.can_announce &= handle.file().will_read(&pointer);
+        }
     }
 }
 

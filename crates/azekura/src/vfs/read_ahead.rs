@@ -87,6 +87,11 @@ impl ReadAhead {
         ReadAheadRequest::Ahead(window)
     }
 
+    /// Whether the buffer has bytes that were read ahead.
+    pub(crate) fn is_reading_ahead(&self) -> bool {
+        !self.bytes.is_empty()
+    }
+
     /// Sets the buffer to the bytes of the file from `start`.
     pub(crate) fn fill(&mut self, start: u64, bytes: Vec<u8>) {
         (self.start, self.bytes) = (start, bytes);

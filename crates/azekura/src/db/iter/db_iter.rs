@@ -1,5 +1,6 @@
 //! The internal iterator over a partition, usable from both ends.
 
+use std::collections::VecDeque;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
@@ -66,6 +67,14 @@ struct IterSource {
 }
 
 impl IterSource {
+    /// Returns an iterator within the bounds.
+    fn iter<D: Direction>(&self) -> Result<EndIter<D>> {
+        let inner = self.view.iter(self.read_at, (self.bounds.0.as_ref(), self.bounds.1.as_ref()))?;
+        let limit = D::end(&self.bounds).clone();
+        let new = VisibleIter::new(inner, self.order.clone(), self.read_at.seqno, limit);
+        Ok(new.with_time(self.read_at.now_ms).with_dead_ranges(self.view.dead_ranges()))
+    }
+
     /// Whether no key is within the bounds.
     fn is_empty(&self) -> bool {
         match (&self.bounds.0, &self.bounds.1) {
@@ -133,7 +142,7 @@ impl<D: Direction> EndState<D> {
                 iter
             }
             (iter, target) => {
-                let IterSource { view, order, bounds, read_at } = source;
+                let IterSource { order, bounds, .. } = source;
                 let (start, limit) = (D::start(bounds), O::start(bounds));
                 let target = target.as_ref().unwrap_or(start);
                 if let Bound::Included(key) | Bound::Excluded(key) = target
@@ -143,11 +152,7 @@ impl<D: Direction> EndState<D> {
                 }
                 let iter = match iter {
                     Some(iter) => iter,
-                    None => {
-                        let inner = view.iter(*read_at, (bounds.0.as_ref(), bounds.1.as_ref()))?;
-                        let new = VisibleIter::new(inner, order.clone(), read_at.seqno, limit.clone());
-                        iter.insert(new.with_time(read_at.now_ms).with_dead_ranges(view.dead_ranges()))
-                    }
+                    None => iter.insert(source.iter()?),
                 };
                 D::seek(iter, target.as_ref().map(Vec::as_slice))?;
                 if iter.valid() {
@@ -255,8 +260,7 @@ impl IterEnds {
 /// step. Blob values are read on request.
 pub(crate) struct DbIter {
     source: IterSource,
-    /// Created when the first blob value is read.
-    blob_resolver: Option<Box<dyn engine::BlobResolver>>,
+    blobs: BlobReader,
     /// The blob value that was returned by reference last.
     last_blob_value: Slice,
     /// Keeps the versions that the iterator reads.
@@ -272,7 +276,7 @@ impl Drop for DbIter {
     /// In a forked child, keeps what would take locks when it is dropped, because the child may wait forever for them.
     fn drop(&mut self) {
         if self.handle.inner.is_forked() {
-            std::mem::forget((std::mem::replace(&mut self.ends, IterEnds::new()), self.blob_resolver.take()));
+            std::mem::forget((std::mem::replace(&mut self.ends, IterEnds::new()), std::mem::take(&mut self.blobs)));
             std::mem::forget((Arc::clone(&self.source.view), std::mem::take(&mut self.last_blob_value)));
         }
     }
@@ -304,7 +308,7 @@ impl DbIter {
         let phase = if source.is_empty() { IterPhase::Ended } else { IterPhase::Running };
         DbIter {
             source,
-            blob_resolver: None,
+            blobs: BlobReader::default(),
             last_blob_value: Slice::new(),
             _snapshot: snapshot,
             ends: IterEnds::new(),
@@ -328,6 +332,7 @@ impl DbIter {
             self.ends = IterEnds::new();
         }
         self.ends.seek(end, &self.source, key);
+        self.blobs.forget_positions();
         self.phase = IterPhase::Running;
     }
 
@@ -374,7 +379,7 @@ impl DbIter {
             self.phase = IterPhase::Failed;
             return Err(closed_error());
         }
-        let mut value = read_blob(&mut self.blob_resolver, &self.source.view, bytes);
+        let mut value = self.blobs.read(end, &self.source, key, bytes);
         self.handle.inner.check_read(&mut value);
         match value {
             Ok(value) => Ok((own(key), value)),
@@ -417,7 +422,7 @@ impl DbIter {
     pub(super) fn pair_ref(&mut self, end: IterEnd) -> Result<(&[u8], &[u8])> {
         let (key, kind, bytes) = self.ends.entry(end);
         let mut blob_value = match kind {
-            RecordKind::BlobPointer => read_blob(&mut self.blob_resolver, &self.source.view, bytes).map(Some),
+            RecordKind::BlobPointer => self.blobs.read(end, &self.source, key, bytes).map(Some),
             _ => Ok(None),
         };
         self.handle.inner.check_read(&mut blob_value);
@@ -452,13 +457,103 @@ impl DbIter {
     }
 }
 
-/// Reads the blob value that `pointer` refers to.
-fn read_blob(
-    resolver: &mut Option<Box<dyn engine::BlobResolver>>,
-    view: &Arc<dyn EngineView>,
-    pointer: &[u8],
-) -> Result<Slice> {
-    resolver.get_or_insert_with(|| view.blob_resolver()).resolve(pointer)
+/// Reads the blob values at the ends of an iterator.
+#[derive(Default)]
+struct BlobReader {
+    /// Created when the first value is read.
+    resolver: Option<Box<dyn engine::BlobResolver>>,
+    front: Option<BlobLookahead<Forward>>,
+    back: Option<BlobLookahead<Backward>>,
+}
+
+impl BlobReader {
+    /// Reads the value that `pointer` refers to, at an end whose key is `key`.
+    fn read(&mut self, end: IterEnd, source: &IterSource, key: &[u8], pointer: &[u8]) -> Result<Slice> {
+        let resolver = self.resolver.get_or_insert_with(|| source.view.blob_resolver());
+        if resolver.wants_announcements() {
+            match end {
+                IterEnd::Front => announce_next(&mut self.front, source, key, &mut **resolver),
+                IterEnd::Back => announce_next(&mut self.back, source, key, &mut **resolver),
+            }
+        }
+        resolver.resolve(pointer)
+    }
+
+    /// Called when an end seeks.
+    fn forget_positions(&mut self) {
+        (self.front, self.back) = (None, None);
+    }
+}
+
+/// Announces values that an end will reach after `key`. The end reports an error when it reaches the entry that has
+/// caused it.
+#[cold]
+fn announce_next<D: Direction>(
+    lookahead: &mut Option<BlobLookahead<D>>,
+    source: &IterSource,
+    key: &[u8],
+    resolver: &mut dyn engine::BlobResolver,
+) {
+    // Not put back after an error or a panic of a comparator, which leave the iterator between two entries.
+    let taken = lookahead.take().map_or_else(|| BlobLookahead::after(source, key), Ok);
+    *lookahead = taken.and_then(|mut taken| taken.advance(source, key, resolver).map(|()| taken)).ok();
+}
+
+/// Maximum number of announced values that an end has not reached.
+const ANNOUNCED_MAX: usize = 32;
+/// Maximum number of bytes of these values in their files, unless one value is larger.
+const ANNOUNCED_BYTES_MAX: u64 = 2 << 20;
+/// Maximum number of entries that a lookahead passes for one value of its end.
+const LOOKAHEAD_STEPS_MAX: usize = 64;
+
+/// Announces the blob values that an end reads next, so that the device reads several at the same time. The announced
+/// values that the end has not reached are never more than those that it has read, so that a short iteration causes few
+/// reads in vain.
+struct BlobLookahead<D> {
+    /// At the first entry that was not looked at.
+    iter: EndIter<D>,
+    /// Bytes of the values that were announced and not reached, and their sum.
+    announced: VecDeque<u64>,
+    announced_bytes: u64,
+    /// How many values may be announced.
+    announced_max: usize,
+}
+
+impl<D: Direction> BlobLookahead<D> {
+    /// A lookahead of an end at `key`.
+    fn after(source: &IterSource, key: &[u8]) -> Result<BlobLookahead<D>> {
+        let mut iter = source.iter()?;
+        D::seek(&mut iter, Bound::Excluded(key))?;
+        Ok(BlobLookahead { iter, announced: VecDeque::new(), announced_bytes: 0, announced_max: 0 })
+    }
+
+    /// Announces more values. The end is at `key` and reads its value.
+    fn advance(&mut self, source: &IterSource, key: &[u8], resolver: &mut dyn engine::BlobResolver) -> Result<()> {
+        self.announced_max = (self.announced_max + 1).min(ANNOUNCED_MAX);
+        self.announced_bytes -= self.announced.pop_front().unwrap_or(0);
+        if self.iter.valid() && D::cmp(&source.order, self.iter.key(), key).is_le() {
+            // The end has passed entries without reading their values.
+            self.announced.clear();
+            self.announced_bytes = 0;
+            D::seek(&mut self.iter, Bound::Excluded(key))?;
+        }
+        for _ in 0..LOOKAHEAD_STEPS_MAX {
+            let is_full = self.announced.len() >= self.announced_max || self.announced_bytes >= ANNOUNCED_BYTES_MAX;
+            if is_full || !self.iter.valid() {
+                break;
+            }
+            let (key, kind, value) = self.iter.entry();
+            let (_, kind, pointer) = without_expiry(key, kind, value);
+            if kind == RecordKind::BlobPointer {
+                resolver.will_resolve(pointer);
+                let bytes = BlobPointer::decode(pointer).map_or(0, |pointer| pointer.frame_len);
+                self.announced.push_back(bytes);
+                self.announced_bytes += bytes;
+            }
+            D::step(&mut self.iter)?;
+        }
+        Ok(())
+    }
 }
 
 #[cold]
@@ -477,6 +572,7 @@ fn exclude(target: &mut Bound<Vec<u8>>, key: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blob::reader::VALUES_ANNOUNCED;
     use crate::db::config::Config;
     use crate::db::iter::iterators::{Iter, IterState};
     use crate::db::options::{EngineType, PartitionCreateOptions};
@@ -508,6 +604,73 @@ mod tests {
         assert_eq!(reads(&|| part.len().unwrap() as usize, 50), 0);
         assert_eq!(reads(&|| part.iter().count(), 50), 50, "the counter does not count");
         assert_eq!(reads(&|| part.iter().rev().count(), 50), 50);
+    }
+
+    /// Returns how many values `read` announces.
+    fn announced(read: impl FnOnce()) -> usize {
+        let before = VALUES_ANNOUNCED.get();
+        read();
+        VALUES_ANNOUNCED.get() - before
+    }
+
+    /// A partition with values of 5,000 bytes, which are in a blob file in the order of `keys`. The cache has no space.
+    fn separated(keys: impl Iterator<Item = u32>) -> (crate::db::database::Database, crate::db::partition::Partition) {
+        let config = Config::new(std::path::Path::new("/db")).fs(Arc::new(MemFs::new())).workers(0);
+        let db = config.cache_size(0).open().unwrap();
+        let separation = crate::lsm::options::KvSeparationOptions::default().separation_threshold(1_000);
+        let options = PartitionCreateOptions::default().with_kv_separation(separation);
+        let part = db.open_partition("p", options).unwrap();
+        keys.for_each(|key| part.insert(key.to_be_bytes(), [key as u8; 5_000]).unwrap());
+        (db, part)
+    }
+
+    #[test]
+    fn scattered_values_of_a_scan_are_announced() {
+        let (_db, part) = separated((0..200).map(|n| n * 77 % 200));
+        for is_flushed in [false, true] {
+            if is_flushed {
+                part.flush().unwrap();
+            }
+            let check = |key: &[u8], value: &[u8]| assert_eq!((key[3], value.len()), (value[0], 5_000));
+            let mut next = 0..200u8;
+            let up = announced(|| {
+                part.iter().map(|pair| pair.unwrap()).for_each(|(key, value)| {
+                    check(&key, &value);
+                    assert_eq!(key[3], next.next().unwrap());
+                });
+            });
+            let mut iter = part.iter();
+            let down = announced(|| {
+                while let Some(pair) = iter.next_back_ref() {
+                    let (key, value) = pair.unwrap();
+                    check(key, value);
+                }
+            });
+            assert!((190..200).contains(&up) && (190..200).contains(&down), "{up} {down}");
+            // At most as many values in advance as were read before, and as the maximum.
+            for (count, wanted) in [(4, 0), (10, 11), (30, 51), (100, 96 + ANNOUNCED_MAX - 1)] {
+                let found = announced(|| assert_eq!(part.iter().take(count).filter(Result::is_ok).count(), count));
+                assert_eq!(found, wanted, "{count}");
+            }
+            let bounded = announced(|| part.range(50u32.to_be_bytes()..60u32.to_be_bytes()).for_each(drop));
+            assert!(bounded <= 6, "{bounded}, within the bounds only");
+            // Values that are not read.
+            assert_eq!(announced(|| part.entries().for_each(drop)), 0);
+            let mut iter = part.iter();
+            (0..60).for_each(|_| assert!(iter.next().unwrap().is_ok()));
+            (0..100).for_each(|_| assert!(iter.next_key_ref().unwrap().is_ok()));
+            let rest = announced(|| assert_eq!(iter.by_ref().count(), 40));
+            assert!((30..=40).contains(&rest), "{rest}");
+            iter.seek(20u32.to_be_bytes());
+            let again = announced(|| (20..30u8).for_each(|n| assert_eq!(iter.next().unwrap().unwrap().0[3], n)));
+            assert!((5..=20).contains(&again), "{again}");
+        }
+    }
+
+    #[test]
+    fn adjacent_values_are_not_announced() {
+        let (_db, part) = separated(0..200);
+        assert_eq!(announced(|| assert_eq!(part.iter().filter(Result::is_ok).count(), 200)), 0);
     }
 
     /// Regression: `prefix` and `range` read each value of a pool and each blob, although a caller used the keys only.
