@@ -219,9 +219,14 @@ impl Partition {
 
     /// Calls `read` with the value of a key and returns its result, or `None` if the key has no value.
     ///
-    /// Unlike [`get`](Partition::get), this copies no value of an LSM partition, except from a blob file. During the
-    /// call, memory that other threads replace is not freed, so `read` should be short. If the database is closed or
-    /// the partition is deleted meanwhile, the call may return `Closed` although `read` was called.
+    /// Unlike [`get`](Partition::get), this copies no value of an LSM partition, except from a blob file. If the
+    /// database is closed or the partition is deleted meanwhile, the call may return `Closed` although `read` was
+    /// called.
+    ///
+    /// During the call, memory that any thread replaces is not freed, so `read` should be short and should not write to
+    /// the same database. Memtables that are flushed meanwhile stay in memory beyond the
+    /// [`memory_budget`](crate::Config::memory_budget) until the call ends. A full pool does not get back the space of
+    /// replaced records and returns `OutOfSpace`.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
