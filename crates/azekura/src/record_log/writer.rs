@@ -11,7 +11,8 @@ use crate::record_log::frame::{
 
 /// Bytes that are buffered before they are written; at most one frame more.
 const BUFFER_LEN: usize = 1 << 20;
-/// Payloads of at least this many bytes are written directly instead of being copied to the buffer.
+/// Payloads of at least this many bytes are written directly instead of being copied to the buffer, which keeps its
+/// memory. Both ways take the same time for 16 to 800 KiB. For 4 KiB the copy is faster if the file is not mapped.
 const UNBUFFERED_PAYLOAD_LEN_MIN: usize = 128 << 10;
 /// Maximum length of a record header: two varints, of 56 and of 32 bits.
 const PREFIX_LEN_MAX: usize = 13;
