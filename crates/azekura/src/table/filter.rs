@@ -7,6 +7,7 @@ use crate::block::frame::FRAME_HEADER_LEN;
 use crate::block::restart_block::RestartBlock;
 use crate::block::{BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
+use crate::mem::parent_block::PinnedRef;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, TableBlockSlot, child_handle};
 use crate::table::index::{MetadataPartition, lower_bound_entry};
 use crate::table::options::FilterPolicy;
@@ -108,16 +109,25 @@ pub(crate) enum TableFilter {
     Partitioned(TableBlockSlot<TopLevelFilterBlock>),
 }
 
-/// The entry of the partition for a user key; `None` if the key is above all keys of the table.
-#[inline(always)]
-fn find_in_top_level(top: &RestartBlock, user_key: &[u8], order: &KeyOrder) -> Result<Option<usize>> {
-    // Bounds have sequence number 0, so every version of a key is at or before a bound with the same key.
-    lower_bound_entry(top, InternalKey::before_versions_of(user_key), order)
+/// What the linked blocks of a filter show about a user key.
+pub(crate) enum FilterCheck<'p> {
+    /// No entry has the key.
+    Excluded,
+    MayContain,
+    /// No link leads to the partition.
+    Unlinked(UnlinkedPartition<'p>),
 }
 
-impl TableFilter {
-    /// Returns false only if no entry has this user key. `hash` is its hash with the seed of the table.
-    #[inline(always)]
+/// The partition for a user key, which a check of the linked blocks has not reached.
+pub(crate) enum UnlinkedPartition<'p> {
+    /// The only one of the filter, or one that a top level without a link names.
+    OfFilter(&'p TableFilter),
+    /// The partition of this entry of the top level.
+    Entry(PinnedRef<'p, TopLevelFilterBlock>, usize),
+}
+
+impl UnlinkedPartition<'_> {
+    /// Returns false only if no entry has this user key, whose check has led to this partition.
     pub(crate) fn may_contain(
         &self,
         fetcher: &BlockFetcher,
@@ -126,51 +136,63 @@ impl TableFilter {
         order: &KeyOrder,
         pin: &Pin,
     ) -> Result<bool> {
-        let partition = self.find_partition(fetcher, user_key, order, pin)?;
+        let partition = match self {
+            UnlinkedPartition::OfFilter(filter) => filter.find_partition(fetcher, user_key, order, pin)?,
+            UnlinkedPartition::Entry(top, at) => {
+                Some(fetcher.fetch_child(&BlockRef::Pinned(*top), *at, BlockKind::FilterPartition, pin)?)
+            }
+        };
         Ok(partition.is_some_and(|partition| partition.may_contain(hash)))
     }
 
-    /// As [`may_contain`](TableFilter::may_contain), but returns `None` if no link leads to the partition or the top
-    /// level.
+    /// Whether it is one of several partitions, and a lookup must read it from the file. The only partition of a table
+    /// is read once, for all keys. A top level that must be read is read once too, with the partition.
+    pub(crate) fn is_read_for_lookup(&self, fetcher: &BlockFetcher) -> Result<bool> {
+        match self {
+            UnlinkedPartition::OfFilter(_) => Ok(false),
+            UnlinkedPartition::Entry(top, at) => {
+                Ok(!fetcher.cache.contains(fetcher.id, child_handle(top, *at)?.offset))
+            }
+        }
+    }
+}
+
+/// The entry of the partition for a user key; `None` if the key is above all keys of the table.
+#[inline(always)]
+fn find_in_top_level(top: &RestartBlock, user_key: &[u8], order: &KeyOrder) -> Result<Option<usize>> {
+    // Bounds have sequence number 0, so every version of a key is at or before a bound with the same key.
+    lower_bound_entry(top, InternalKey::before_versions_of(user_key), order)
+}
+
+impl TableFilter {
+    /// Whether an entry may have this user key, as far as linked blocks show it. `hash` is its hash with the seed of the
+    /// table.
     #[inline(always)]
-    pub(crate) fn may_contain_if_linked(
-        &self,
+    pub(crate) fn check_linked<'p>(
+        &'p self,
         fetcher: &BlockFetcher,
         user_key: &[u8],
         hash: u64,
         order: &KeyOrder,
-        pin: &Pin,
-    ) -> Result<Option<bool>> {
+        pin: &'p Pin,
+    ) -> Result<FilterCheck<'p>> {
         let partition = match self {
-            TableFilter::Single(partition) => partition.fetch_loaded(fetcher, pin),
+            TableFilter::Single(partition) => match partition.fetch_loaded(fetcher, pin) {
+                Some(partition) => partition,
+                None => return Ok(FilterCheck::Unlinked(UnlinkedPartition::OfFilter(self))),
+            },
             TableFilter::Partitioned(top) => {
-                let Some(top) = top.fetch_loaded(fetcher, pin) else { return Ok(None) };
-                let top = BlockRef::Pinned(top);
-                let Some(at) = find_in_top_level(&top, user_key, order)? else { return Ok(Some(false)) };
-                fetcher.linked_child(&top, at, BlockKind::FilterPartition, pin)
+                let Some(top) = top.fetch_loaded(fetcher, pin) else {
+                    return Ok(FilterCheck::Unlinked(UnlinkedPartition::OfFilter(self)));
+                };
+                let Some(at) = find_in_top_level(&top, user_key, order)? else { return Ok(FilterCheck::Excluded) };
+                match fetcher.linked_child(&top, at, BlockKind::FilterPartition, pin) {
+                    Some(partition) => partition,
+                    None => return Ok(FilterCheck::Unlinked(UnlinkedPartition::Entry(top, at))),
+                }
             }
         };
-        Ok(partition.map(|partition| partition.may_contain(hash)))
-    }
-
-    /// Whether a lookup of a user key must read one of several partitions from the file.
-    pub(crate) fn is_read_for_lookup(
-        &self,
-        fetcher: &BlockFetcher,
-        user_key: &[u8],
-        order: &KeyOrder,
-        pin: &Pin,
-    ) -> Result<bool> {
-        match self {
-            TableFilter::Single(_) => Ok(false), // one read serves all keys of the table
-            TableFilter::Partitioned(top) => {
-                // A top level that would have to be read is read once, with the partition.
-                let Some(top) = top.fetch_loaded(fetcher, pin) else { return Ok(false) };
-                let top = BlockRef::Pinned(top);
-                let Some(at) = find_in_top_level(&top, user_key, order)? else { return Ok(false) };
-                Ok(!fetcher.cache.contains(fetcher.id, child_handle(&top, at)?.offset))
-            }
-        }
+        Ok(if partition.may_contain(hash) { FilterCheck::MayContain } else { FilterCheck::Excluded })
     }
 
     /// The partition for a user key; `None` if the key is above all keys of the table.

@@ -16,7 +16,7 @@ use crate::block::search::BlockLookup;
 use crate::block::{Block, BlockCache, BlockHandle, BlockIter, BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, BlockValue, TableBlockSlot, child_handle};
-use crate::table::filter::TableFilter;
+use crate::table::filter::{FilterCheck, TableFilter, UnlinkedPartition};
 use crate::table::filter_usage::FilterUsage;
 use crate::table::format::{TableMetaindex, TableOrigin, TableProperties};
 use crate::table::index::{TableIndex, entry_continues, single_partition};
@@ -190,11 +190,13 @@ impl TableReader {
         }
         let hash = self.hash_for(lookup);
         if let (Some(filter), Some(hash)) = (&self.filter, hash) {
-            match filter.may_contain_if_linked(&self.fetcher, lookup.key, hash, &self.order, pin) {
-                Ok(Some(false)) => return Ok(None),
-                Ok(None) => return self.get_with_unlinked_filter(filter, lookup, hash, pin, read),
+            match filter.check_linked(&self.fetcher, lookup.key, hash, &self.order, pin) {
+                Ok(FilterCheck::Excluded) => return Ok(None),
+                Ok(FilterCheck::Unlinked(partition)) => {
+                    return self.get_with_unlinked_filter(&partition, lookup, hash, pin, read);
+                }
                 // A filter that cannot be read only costs a search of the data.
-                Ok(Some(true)) | Err(_) => {}
+                Ok(FilterCheck::MayContain) | Err(_) => {}
             }
         }
         self.search_with(lookup, hash, pin, read)
@@ -205,14 +207,14 @@ impl TableReader {
     #[inline(never)]
     fn get_with_unlinked_filter<R>(
         &self,
-        filter: &TableFilter,
+        partition: &UnlinkedPartition<'_>,
         lookup: &PointLookup<'_>,
         hash: u64,
         pin: &Pin,
         read: impl FnOnce(SeqNo, RecordKind, BlockValue<'_>) -> R,
     ) -> Result<Option<R>> {
-        let found = if self.leaves_out_filter(filter, lookup.key, pin)
-            || filter.may_contain(&self.fetcher, lookup.key, hash, &self.order, pin).unwrap_or(true)
+        let found = if self.leaves_out_filter(partition)
+            || partition.may_contain(&self.fetcher, lookup.key, hash, &self.order, pin).unwrap_or(true)
         {
             self.search_with(lookup, Some(hash), pin, read)?
         } else {
@@ -224,10 +226,10 @@ impl TableReader {
 
     /// Whether a lookup should search the data at once, because the filter would have to be read and excludes little.
     /// While the cache has space, the filter is read, because it stays there.
-    fn leaves_out_filter(&self, filter: &TableFilter, key: &[u8], pin: &Pin) -> bool {
+    fn leaves_out_filter(&self, partition: &UnlinkedPartition<'_>) -> bool {
         self.fetcher.cache.has_evicted()
             && self.filter_usage.leaves_out_filter()
-            && filter.is_read_for_lookup(&self.fetcher, key, &self.order, pin).unwrap_or(false)
+            && partition.is_read_for_lookup(&self.fetcher).unwrap_or(false)
     }
 
     /// The lookup in the index and the data blocks.
