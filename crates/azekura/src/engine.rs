@@ -144,9 +144,10 @@ pub(crate) trait BlobResolver: Send {
     /// `Corruption` if the blob file has no such value; `Io` from reading it.
     fn resolve(&mut self, pointer: &[u8]) -> Result<Slice>;
 
-    /// Whether a caller should [announce](BlobResolver::will_resolve) the values that it needs next, because the last
-    /// ones were each read from another place of a file.
-    fn wants_announcements(&self) -> bool {
+    /// Whether a caller should [announce](BlobResolver::will_resolve) the values that it needs after that of `pointer`,
+    /// because the last ones were each read from another place of a device.
+    fn wants_announcements(&mut self, pointer: &[u8]) -> bool {
+        let _ = pointer;
         false
     }
 

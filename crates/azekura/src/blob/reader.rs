@@ -287,6 +287,13 @@ impl BlobFile {
         file.will_read(handle.offset, handle.len)
     }
 
+    /// Whether the middle of the value of `pointer` is [in memory](File::is_in_memory). The pages at its ends may also
+    /// have parts of other values.
+    pub(crate) fn is_in_memory(&self, pointer: &BlobPointer) -> bool {
+        let frame = self.find_frame(pointer).and_then(|handle| Ok((handle, self.file()?)));
+        frame.is_ok_and(|(handle, file)| file.is_in_memory(handle.offset.saturating_add(handle.len / 2)))
+    }
+
     /// The frame of the value of `pointer`.
     fn find_frame(&self, pointer: &BlobPointer) -> Result<BlockHandle> {
         let pointed = BlockHandle { offset: pointer.frame_offset, len: pointer.frame_len };

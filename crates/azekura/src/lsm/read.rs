@@ -11,7 +11,7 @@ use crate::base::shared_bytes::SharedBytes;
 use crate::base::sync::lock;
 use crate::base::version_edit::FileNumber;
 use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
-use crate::blob::reader::BlobReadAhead;
+use crate::blob::reader::{BlobFile, BlobReadAhead};
 use crate::engine::{BlobResolver, KeyBounds, ReadSeqno};
 use crate::iter::InternalIter;
 use crate::iter::merge::MergingIter;
@@ -583,7 +583,9 @@ impl InternalIter for RunIter {
 const READ_AHEAD_FILES_MAX: usize = 4;
 /// Number of values in a row that are read alone before a caller should announce the next ones. More than those that
 /// are read before adjacent values are read ahead.
-const SINGLE_READS_MIN: u32 = 4;
+const SINGLE_READS_MIN: u64 = 4;
+/// Number of values after which one is looked at again, whether it is in memory without a read of the device.
+const MEMORY_CHECK_INTERVAL: u64 = 8;
 
 /// The error for a pointer to a file that neither the version nor the direct blob files have.
 pub(crate) fn missing_blob_file_error(pointer: &BlobPointer) -> Error {
@@ -594,9 +596,15 @@ pub(crate) fn missing_blob_file_error(pointer: &BlobPointer) -> Error {
 /// wants that the caller announces the next values.
 pub(crate) struct ReadAheadBlobResolver {
     /// Number of values in a row that were read alone. Those of the cache do not count.
-    single_reads: u32,
+    single_reads: u64,
     /// Whether announced reads overlap.
     can_announce: bool,
+    /// Whether values are announced, because the last one that was looked at is not in memory.
+    announces: bool,
+    /// The value of `single_reads` at which a value is looked at, while none are announced.
+    next_check: u64,
+    /// Number of values that were announced.
+    announced: u64,
     /// The files read last, most recent first.
     read_ahead: Vec<(FileNumber, BlobReadAhead)>,
     blobs: Arc<BlobMap>,
@@ -607,7 +615,16 @@ impl ReadAheadBlobResolver {
     /// Uses the blob files of `now`, which contain every value that is visible at `now`.
     pub(crate) fn new(now: &SuperVersion) -> ReadAheadBlobResolver {
         let (blobs, direct_blobs) = (Arc::clone(now.version.blobs()), Arc::clone(&now.direct_blobs));
-        ReadAheadBlobResolver { single_reads: 0, can_announce: true, read_ahead: Vec::new(), blobs, direct_blobs }
+        ReadAheadBlobResolver {
+            single_reads: 0,
+            can_announce: true,
+            announces: false,
+            next_check: 0,
+            announced: 0,
+            read_ahead: Vec::new(),
+            blobs,
+            direct_blobs,
+        }
     }
 }
 
@@ -628,24 +645,45 @@ impl BlobResolver for ReadAheadBlobResolver {
         let before = read_ahead.single_reads();
         let value = handle.file().read(&pointer, Some(&mut *read_ahead));
         match read_ahead.single_reads() > before {
-            true => self.single_reads = self.single_reads.saturating_add(1),
-            false if read_ahead.reads_ahead() => self.single_reads = 0,
+            true => self.single_reads += 1,
+            false if read_ahead.reads_ahead() => (self.single_reads, self.next_check, self.announces) = (0, 0, false),
             false => {}
         }
         value
     }
 
-    fn wants_announcements(&self) -> bool {
-        self.can_announce && self.single_reads >= SINGLE_READS_MIN
+    fn wants_announcements(&mut self, pointer: &[u8]) -> bool {
+        if !self.can_announce || self.single_reads < SINGLE_READS_MIN {
+            return false;
+        }
+        if !self.announces && self.single_reads >= self.next_check {
+            self.next_check = self.single_reads + MEMORY_CHECK_INTERVAL;
+            let found = find_unread_value(&self.blobs, &self.direct_blobs, pointer);
+            self.announces = found.is_some_and(|(pointer, file)| !file.is_in_memory(&pointer));
+        }
+        self.announces
     }
 
     fn will_resolve(&mut self, pointer: &[u8]) {
-        // Errors are reported when the value is resolved.
-        let Ok(pointer) = BlobPointer::decode(pointer) else { return };
-        if let Some(handle) = find_blob_file(&self.blobs, &self.direct_blobs, pointer.logical_file) {
-            self.can_announce &= handle.file().will_read(&pointer);
+        let found = find_unread_value(&self.blobs, &self.direct_blobs, pointer);
+        let Some((pointer, file)) = found else { return };
+        self.announced += 1;
+        if self.announced.is_multiple_of(MEMORY_CHECK_INTERVAL) && file.is_in_memory(&pointer) {
+            self.announces = false;
+            return;
         }
+        self.can_announce &= file.will_read(&pointer);
     }
+}
+
+/// The file of a value that is not read yet. An error is reported when it is read.
+fn find_unread_value<'a>(
+    blobs: &'a BlobMap,
+    direct_blobs: &'a DirectBlobFiles,
+    pointer: &[u8],
+) -> Option<(BlobPointer, &'a BlobFile)> {
+    let pointer = BlobPointer::decode(pointer).ok()?;
+    Some((pointer, find_blob_file(blobs, direct_blobs, pointer.logical_file)?.file()))
 }
 
 fn find_blob_file<'a>(

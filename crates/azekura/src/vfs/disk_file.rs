@@ -99,6 +99,10 @@ impl File for DiskFile {
         extras::will_read(&self.file, offset, len)
     }
 
+    fn is_in_memory(&self, offset: u64) -> bool {
+        extras::is_in_memory(&self.file, offset)
+    }
+
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
         extras::map(&self.file, len, &self.path)
     }

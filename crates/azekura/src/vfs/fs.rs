@@ -390,6 +390,13 @@ pub trait File: Send + Sync + fmt::Debug {
         true
     }
 
+    /// Whether the byte at `offset` is in memory, so that no device is needed to read it. Never waits for the device.
+    /// The default returns false.
+    fn is_in_memory(&self, offset: u64) -> bool {
+        let _ = offset;
+        false
+    }
+
     /// Fills `buf` with the bytes at `offset`.
     ///
     /// # Errors

@@ -118,13 +118,13 @@ pub(super) mod windows {
 #[cfg(target_os = "linux")]
 pub(super) mod extras_of_linux {
     use std::fs::File as StdFile;
-    use std::io;
+    use std::io::{self, IoSliceMut};
     use std::num::NonZeroU64;
     use std::path::Path;
     use std::sync::Arc;
 
     use rustix::fs::{Advice, CWD, Mode, OFlags, RenameFlags};
-    use rustix::io::{Errno, retry_on_intr};
+    use rustix::io::{Errno, ReadWriteFlags, preadv2, retry_on_intr};
     use rustix::rand::{GetRandomFlags, getrandom};
 
     use crate::base::Result;
@@ -140,6 +140,12 @@ pub(super) mod extras_of_linux {
     /// Asks the system to read a range into its page cache, without waiting. False if it refuses.
     pub(crate) fn will_read(file: &StdFile, offset: u64, len: u64) -> bool {
         rustix::fs::fadvise(file, offset, NonZeroU64::new(len), Advice::WillNeed).is_ok()
+    }
+
+    /// Whether the page cache has the byte at `offset`. False if the file system cannot tell.
+    pub(crate) fn is_in_memory(file: &StdFile, offset: u64) -> bool {
+        let mut byte = [0];
+        preadv2(file, &mut [IoSliceMut::new(&mut byte)], offset, ReadWriteFlags::NOWAIT) == Ok(1)
     }
 
     pub(crate) fn map(file: &StdFile, len: u64, path: &Path) -> Result<Option<Box<dyn Mapping>>> {
@@ -250,6 +256,10 @@ pub(super) mod extras_missing {
     use crate::vfs::fs::{Mapping, PersistenceLevel};
 
     pub(crate) fn will_read(_file: &File, _offset: u64, _len: u64) -> bool {
+        false
+    }
+
+    pub(crate) fn is_in_memory(_file: &File, _offset: u64) -> bool {
         false
     }
 

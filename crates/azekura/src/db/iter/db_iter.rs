@@ -470,7 +470,7 @@ impl BlobReader {
     /// Reads the value that `pointer` refers to, at an end whose key is `key`.
     fn read(&mut self, end: IterEnd, source: &IterSource, key: &[u8], pointer: &[u8]) -> Result<Slice> {
         let resolver = self.resolver.get_or_insert_with(|| source.view.blob_resolver());
-        if resolver.wants_announcements() {
+        if resolver.wants_announcements(pointer) {
             match end {
                 IterEnd::Front => announce_next(&mut self.front, source, key, &mut **resolver),
                 IterEnd::Back => announce_next(&mut self.back, source, key, &mut **resolver),
@@ -578,8 +578,9 @@ mod tests {
     use crate::db::options::{EngineType, PartitionCreateOptions};
     use crate::pmem::options::PmemOptions;
     use crate::pmem::pool_iter::VALUES_READ;
-    use crate::testing::MemFs;
     use crate::testing::seeded_rng::SeededRng;
+    use crate::testing::{FaultFs, MemFs};
+    use crate::vfs::Fs;
 
     /// Regression: `keys()` of a pool read and copied each value above 1 KiB.
     #[test]
@@ -614,8 +615,11 @@ mod tests {
     }
 
     /// A partition with values of 5,000 bytes, which are in a blob file in the order of `keys`. The cache has no space.
-    fn separated(keys: impl Iterator<Item = u32>) -> (crate::db::database::Database, crate::db::partition::Partition) {
-        let config = Config::new(std::path::Path::new("/db")).fs(Arc::new(MemFs::new())).workers(0);
+    fn separated(
+        fs: Arc<dyn Fs>,
+        keys: impl Iterator<Item = u32>,
+    ) -> (crate::db::database::Database, crate::db::partition::Partition) {
+        let config = Config::new(std::path::Path::new("/db")).fs(fs).workers(0);
         let db = config.cache_size(0).open().unwrap();
         let separation = crate::lsm::options::KvSeparationOptions::default().separation_threshold(1_000);
         let options = PartitionCreateOptions::default().with_kv_separation(separation);
@@ -626,7 +630,7 @@ mod tests {
 
     #[test]
     fn scattered_values_of_a_scan_are_announced() {
-        let (_db, part) = separated((0..200).map(|n| n * 77 % 200));
+        let (_db, part) = separated(Arc::new(FaultFs::new(Arc::new(MemFs::new()))), (0..200).map(|n| n * 77 % 200));
         for is_flushed in [false, true] {
             if is_flushed {
                 part.flush().unwrap();
@@ -669,7 +673,14 @@ mod tests {
 
     #[test]
     fn adjacent_values_are_not_announced() {
-        let (_db, part) = separated(0..200);
+        let (_db, part) = separated(Arc::new(FaultFs::new(Arc::new(MemFs::new()))), 0..200);
+        assert_eq!(announced(|| assert_eq!(part.iter().filter(Result::is_ok).count(), 200)), 0);
+    }
+
+    /// The files of `MemFs` need no device, those of `FaultFs` may need one.
+    #[test]
+    fn values_in_memory_are_not_announced() {
+        let (_db, part) = separated(Arc::new(MemFs::new()), (0..200).map(|n| n * 77 % 200));
         assert_eq!(announced(|| assert_eq!(part.iter().filter(Result::is_ok).count(), 200)), 0);
     }
 

@@ -128,6 +128,10 @@ impl File for MemFile {
         done.map_err(|e| self.handle.failed("write", e).at_offset(offset))
     }
 
+    fn is_in_memory(&self, _offset: u64) -> bool {
+        true
+    }
+
     fn length(&self) -> Result<u64> {
         let done = self.handle.lock_tree().and_then(|tree| Ok(tree.file(self.handle.ino)?.live.length()));
         done.map_err(|e| self.handle.failed("read the length", e))
