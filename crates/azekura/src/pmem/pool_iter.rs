@@ -496,7 +496,16 @@ impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
         self.scan_forward(at, pin)
     }
 
+    /// To the last entry before `target` within the upper bound, for the reason stated at `seek_to_last`.
     fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        let is_past_end = match &self.bounds.1 {
+            Bound::Unbounded => false,
+            Bound::Included(end) => self.tree.key_order.cmp(target.user_key, end).is_gt(),
+            Bound::Excluded(end) => self.tree.key_order.cmp(target.user_key, end).is_ge(),
+        };
+        if is_past_end {
+            return self.seek_to_last();
+        }
         let pin = self.tree.pin()?;
         self.load_leaf(LeafTarget::Key(target.user_key), ScanDirection::Backward, &pin)?;
         let end = self.lower_bound(target, &pin)?;
