@@ -72,7 +72,7 @@ struct Expectation {
 }
 
 /// A state of a batch to which it can be reset.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchMark {
     payload_len: usize,
     count: u32,

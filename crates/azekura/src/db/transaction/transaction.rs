@@ -500,8 +500,8 @@ impl Transaction {
         Savepoint { transaction, number }
     }
 
-    /// Discards the writes since `savepoint`, and later savepoints; the savepoint stays valid. What was read since
-    /// stays recorded, because the program may depend on it.
+    /// Discards the writes since `savepoint`, and the savepoints behind them; the savepoint stays valid. What was read
+    /// since stays recorded, because the program may depend on it.
     ///
     /// # Errors
     /// `Invalid` if the savepoint belongs to another transaction, or was discarded by a rollback to an earlier one.

@@ -86,13 +86,18 @@ impl TransactionState {
         self.isolation == Isolation::Serializable && self.turn.is_none()
     }
 
-    /// Marks the present writes; returns the owner and the number of the mark.
+    /// Marks the present writes; returns the owner and the number of the mark. Without a write since the last mark, this
+    /// is the last mark, so that the marks take no more memory than the writes.
     pub(crate) fn savepoint(&mut self) -> (Weak<Mutex<ReadSet>>, u64) {
         let _not_in_a_forked_child = self.enter();
-        let number = self.next_savepoint;
-        self.next_savepoint += 1;
-        debug_assert!(self.savepoints.last().is_none_or(|(last, _)| *last < number), "savepoints are in their order");
-        self.savepoints.push((number, self.batch.mark()));
+        let mark = self.batch.mark();
+        let known = self.savepoints.last().filter(|(_, last)| *last == mark);
+        let number = known.map_or(self.next_savepoint, |(number, _)| *number);
+        if known.is_none() {
+            debug_assert!(self.savepoints.last().is_none_or(|(last, _)| *last < number), "marks are in their order");
+            self.next_savepoint += 1;
+            self.savepoints.push((number, mark));
+        }
         (Arc::downgrade(&self.reads), number)
     }
 
@@ -396,6 +401,29 @@ mod tests {
             drop(tx_iter);
             assert_eq!(lock(&tx.overlay).bytes(0), 0);
         }
+    }
+
+    /// Regression: each savepoint took memory without a limit. A loop that undoes its last write each time had as many.
+    #[test]
+    fn savepoints_take_less_than_their_writes() {
+        let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        let mut tx = TransactionState::new(&part.handle, Isolation::Serializable);
+        let (owner, first) = tx.savepoint();
+        for n in 0..10_000u32 {
+            let (_, before) = tx.savepoint();
+            tx.write(&part, RecordKind::Put, &n.to_be_bytes(), b"undone").unwrap();
+            tx.rollback_to(&owner, before).unwrap();
+        }
+        assert_eq!(tx.savepoints.len(), 1);
+        tx.write(&part, RecordKind::Put, b"k", b"kept").unwrap();
+        let (_, second) = tx.savepoint();
+        assert!(second > first && tx.savepoint().1 == second);
+        tx.rollback_to(&owner, second).unwrap();
+        assert!(tx.read(&part, b"k", true).unwrap().is_some());
+        tx.rollback_to(&owner, first).unwrap();
+        assert!(tx.read(&part, b"k", true).unwrap().is_none());
+        tx.rollback_to(&owner, second).unwrap_err();
     }
 
     #[test]
