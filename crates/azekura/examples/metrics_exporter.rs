@@ -25,6 +25,8 @@ fn exposition(db: &Database) -> Result<String> {
     };
     let one = |value: u64| vec![(String::new(), value as f64)];
     add("commits_total", "counter", "Commits.", &one(m.commits));
+    add("conflicts_total", "counter", "Commits with a conflict.", &one(m.conflicts));
+    add("exclusive_turns_total", "counter", "Turns in which other commits waited.", &one(m.exclusive_turns));
     add("user_bytes_total", "counter", "Bytes of commits.", &one(m.user_bytes));
     add("wal_syncs_total", "counter", "Syncs of the WAL.", &one(m.wal_syncs));
     add("wal_bytes", "gauge", "Bytes of WAL segments.", &one(m.wal_live_bytes));

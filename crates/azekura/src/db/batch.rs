@@ -676,6 +676,7 @@ impl Batch {
             for Expectation { position, partition, key, value } in &self.expectations {
                 let found = partition.get_at(key, ReadSeqno::At(snapshot.moment()));
                 if found.map_err(|error| error.at_batch_position(*position))? != *value {
+                    self.handle.inner.counters.record_conflict();
                     return Err(conflict(&partition.state, key).at_batch_position(*position));
                 }
                 ReadsOfPartition::of(&mut reads, &partition.state).keys.push(key.clone());

@@ -226,6 +226,7 @@ impl ExclusiveTurn {
         let writer = handle.inner.writer()?;
         handle.inner.check_outside()?;
         writer.committer.begin_turn()?;
+        handle.inner.counters.record_exclusive_turn();
         Ok(ExclusiveTurn { handle: Arc::clone(handle) })
     }
 

@@ -358,7 +358,12 @@ impl DbInner {
     /// Those of [`Partition::insert`](crate::Partition::insert) and of the check of the batch.
     pub(crate) fn write(&self, batch: &WriteBatch<'_>, mode: PersistMode) -> Result<()> {
         let written = self.write_visibly(batch, mode).and_then(|wal_end| self.make_durable(wal_end, mode));
-        written.inspect_err(|_| drop(self.begin_api_call()))
+        written.inspect_err(|error| {
+            if error.kind() == ErrorKind::Conflict {
+                self.counters.record_conflict();
+            }
+            drop(self.begin_api_call());
+        })
     }
 
     /// Makes staged values durable before their commit, so that a failure affects this commit only. The sync of the

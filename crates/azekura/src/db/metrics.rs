@@ -135,6 +135,11 @@ pub struct Metrics {
     pub commits: u64,
     /// Records in these commits.
     pub records: u64,
+    /// Commits that another commit has interfered with: those that returned `Conflict`, and each repeated round of
+    /// [`transact`](crate::Database::transact), of an operation on a single key, or of a merge in a pool.
+    pub conflicts: u64,
+    /// Exclusive turns of transactions and of repeated rounds. All other commits waited in each.
+    pub exclusive_turns: u64,
     /// Bytes of commits as submitted: keys, values and a few bytes of header per record.
     pub user_bytes: u64,
     /// Bytes written to the WAL.
@@ -224,6 +229,8 @@ impl Metrics {
         let mut metrics = Metrics {
             partitions: partitions.len(),
             user_bytes: counters.user_bytes.sum(),
+            conflicts: load(&counters.conflicts),
+            exclusive_turns: load(&counters.exclusive_turns),
             direct_blob_bytes: load(&counters.direct_blob_bytes),
             flushes: load(&counters.flushes),
             flushed_bytes: load(&counters.flushed_bytes),
@@ -301,6 +308,8 @@ impl fmt::Display for Metrics {
         row("partitions", self.partitions.to_string())?;
         row("commits", self.commits.to_string())?;
         row("records", self.records.to_string())?;
+        row("conflicts", self.conflicts.to_string())?;
+        row("exclusive turns", self.exclusive_turns.to_string())?;
         row("bytes from callers", self.user_bytes.to_string())?;
         row("WAL bytes", self.wal_bytes.to_string())?;
         row("direct blob bytes", self.direct_blob_bytes.to_string())?;

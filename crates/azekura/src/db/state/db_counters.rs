@@ -9,6 +9,8 @@ use crate::engine::{Task, TaskReport};
 #[derive(Debug, Default)]
 pub(crate) struct DbCounters {
     pub(crate) user_bytes: ShardedCounter,
+    pub(crate) conflicts: AtomicU64,
+    pub(crate) exclusive_turns: AtomicU64,
     pub(crate) direct_blob_bytes: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) flushed_bytes: AtomicU64,
@@ -51,6 +53,17 @@ impl DbCounters {
                 add(&self.blob_bytes_freed, report.bytes_freed);
             }
         }
+    }
+
+    /// Counts a commit that another one has interfered with.
+    #[cold]
+    pub(crate) fn record_conflict(&self) {
+        add(&self.conflicts, 1);
+    }
+
+    /// Counts a turn in which all other commits wait.
+    pub(crate) fn record_exclusive_turn(&self) {
+        add(&self.exclusive_turns, 1);
     }
 
     /// Counts an ingest of entries with `user_bytes`.

@@ -236,6 +236,43 @@ fn transact_makes_progress_under_contention() {
     });
 }
 
+/// One commit of another thread in each of the first three rounds.
+#[test]
+fn conflicts_and_turns_are_counted() {
+    for pool in [false, true] {
+        let fixture = Fixture::new();
+        let p = fixture.partitions()[usize::from(pool)];
+        let counted = || (fixture.db.metrics().conflicts, fixture.db.metrics().exclusive_turns);
+        let interfere = |round: &mut u8| {
+            *round += 1;
+            if *round <= 3 {
+                p.insert("k", [*round]).unwrap();
+            }
+        };
+        let mut round = 0;
+        let update = |tx: &mut Transaction| {
+            tx.get(p, "k")?;
+            interfere(&mut round);
+            tx.insert(p, "k", "done")
+        };
+        fixture.db.transact(update).unwrap();
+        assert_eq!(counted(), (3, 1));
+        let mut round = 0;
+        p.fetch_update("k", |_| {
+            interfere(&mut round);
+            Some("done")
+        })
+        .unwrap();
+        assert_eq!(counted(), (6, 2));
+        let mut batch = fixture.db.batch();
+        batch.expect(p, "k", Some(b"something else"));
+        assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::Conflict);
+        assert_eq!(counted(), (7, 2));
+        fixture.db.transaction_with(exclusive()).unwrap().commit().unwrap();
+        assert_eq!(counted(), (7, 3));
+    }
+}
+
 #[test]
 fn errors_of_the_closure_end_transact() {
     let fixture = Fixture::new();
