@@ -7,7 +7,7 @@
 //! 5. [`durability`]: which failures a commit survives.
 //! 6. [`tuning`]: options for point reads, scans, ingest, large values and data in memory.
 //! 7. [`operating`]: the command, metrics, events, checkpoints, verification, full disks, memory.
-//! 8. [`recipes`]: queues, counters, indexes, expiry, caches, time series, clearing, retries, backup.
+//! 8. [`recipes`]: queues, counters, reverts, indexes, expiry, caches, time series, clearing, retries, backup.
 //! 9. [`migrating`]: equivalents of RocksDB, sled, redb, Fjall, LMDB and SurrealKV.
 //! 10. [`stability`]: of file formats and of the interface; moving data between versions.
 //! 11. [`costs_and_questions`]: build time, disk, memory, threads, frequent questions.
