@@ -29,7 +29,7 @@ use azekura::{
 };
 use tempfile::TempDir;
 
-use crate::testkit::atomic_writes::{AtomicWrites, ttl_of};
+use crate::testkit::atomic_writes::{AtomicWrites, ttl_of, write_conditionally};
 
 use crate::testkit::{FailureReport, Map, env_u64};
 
@@ -316,6 +316,9 @@ fn write_single_changes(single_changes: &Partition, writer: u64, n: u64) {
     let counter = n.to_le_bytes();
     match ttl_of(&counter) {
         Some(ttl) => single_changes.insert_with_ttl(counter_key(writer), counter, ttl).unwrap(),
+        None if n.is_multiple_of(5) => {
+            write_conditionally(single_changes, counter_key(writer).as_bytes(), Some(&counter), n).unwrap();
+        }
         None => single_changes.insert(counter_key(writer), counter).unwrap(),
     }
     match n % 2 {
@@ -359,7 +362,7 @@ fn write_until_killed(dir: &Path, db: &Database, partitions: &[Partition], write
             write_single_changes(single_changes, writer, n);
         }
         let mode = if n.is_multiple_of(50) { PersistMode::SyncData } else { PersistMode::Buffer };
-        let mut commit = AtomicWrites::begin(db, n.is_multiple_of(2), mode);
+        let mut commit = AtomicWrites::begin(db, n, mode);
         for (key, value) in commit_contents(writer, n) {
             for part in &partitions[..2] {
                 match &value {

@@ -5,7 +5,7 @@
 //! few operations.
 //!
 //! Modules, in reading order: `partition_model` (the model), `run` (a database and its model), `writes`, `reads`,
-//! `iterators` (from both ends), `threads`, `bounds` (of WAL and memory).
+//! `transactions` (and conditional writes), `iterators` (from both ends), `threads`, `bounds` (of WAL and memory).
 
 mod bounds;
 mod iterators;
@@ -13,6 +13,7 @@ mod partition_model;
 mod reads;
 mod run;
 mod threads;
+mod transactions;
 mod writes;
 
 use std::cell::RefCell;
@@ -41,6 +42,9 @@ const WEIGHTED_OPS: &[(&str, u32, ModelOp)] = &[
     ("clear", 2, ModelRun::clear),
     ("merge", 120, ModelRun::merge),
     ("batch", 80, ModelRun::batch),
+    ("transact", 30, ModelRun::transact),
+    ("update", 40, ModelRun::update),
+    ("conditional_batch", 25, ModelRun::conditional_batch),
     ("ingest", 25, ModelRun::ingest),
     ("bulk", 15, ModelRun::bulk),
     ("get", 120, ModelRun::get),

@@ -1,8 +1,8 @@
 //! Fixtures and checks that several tests use.
 //!
 //! Modules, in reading order: `seeds` (of random tests), `property` (random tests by `proptest`),
-//! `ordered_partitions` (with comparators), `random_options`, `atomic_writes` (a batch or a
-//! transaction), `history` (acknowledged writes, and the states that a crash may leave), `read_database` (a whole
+//! `ordered_partitions` (with comparators), `random_options`, `atomic_writes` (batches, transactions and conditional
+//! writes), `history` (acknowledged writes, and the states that a crash may leave), `read_database` (a whole
 //! database as plain maps), `test_dir` (the bytes of a directory), `watchdog` (time limits).
 
 pub(crate) mod atomic_writes;

@@ -8,7 +8,7 @@ use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{MemFs, SeededRng, Survival, TestEnv};
 use azekura::{BulkOptions, Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
 
-use crate::testkit::atomic_writes::{AtomicWrites, ttl_of};
+use crate::testkit::atomic_writes::{AtomicWrites, ttl_of, write_conditionally};
 use crate::testkit::read_database::read_database;
 use crate::testkit::test_dir::crash_or_kill;
 use crate::testkit::{HistoryEvent, HistoryWrite, RandomOptions, State, WriteHistory};
@@ -500,13 +500,16 @@ impl ScriptRunner<'_> {
     }
 
     fn write_single(&mut self, write: &HistoryWrite, weak: bool) -> Result<()> {
-        let part = &self.partitions[&write.partition];
+        let (part, n) = (&self.partitions[&write.partition], self.history.events.len() as u64);
+        let is_conditional = n.is_multiple_of(5);
         match &write.value {
             Some(value) => match ttl_of(value) {
                 Some(ttl) => part.insert_with_ttl(&write.key, value, ttl),
+                None if is_conditional => write_conditionally(part, &write.key, Some(value), n),
                 None => part.insert(&write.key, value),
             },
             None if weak => part.remove_weak(&write.key),
+            None if is_conditional => write_conditionally(part, &write.key, None, n),
             None => part.remove(&write.key),
         }
     }
@@ -523,8 +526,7 @@ impl ScriptRunner<'_> {
     }
 
     fn batch(&mut self, writes: &[HistoryWrite], mode: PersistMode) -> Result<()> {
-        let is_transaction = self.history.events.len().is_multiple_of(2);
-        let mut commit = AtomicWrites::begin(self.db(), is_transaction, mode);
+        let mut commit = AtomicWrites::begin(self.db(), self.history.events.len() as u64, mode);
         for write in writes {
             match &write.value {
                 Some(value) => commit.insert(&self.partitions[&write.partition], &write.key, value),

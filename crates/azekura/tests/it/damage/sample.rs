@@ -11,6 +11,7 @@ use azekura::{
     KvSeparationOptions, LeveledOptions, Partition, PartitionCreateOptions, PersistMode, PmemOptions,
 };
 
+use crate::testkit::atomic_writes::AtomicWrites;
 use crate::testkit::test_dir::{dir_contents, write_file};
 use crate::testkit::{HistoryEvent, HistoryWrite, WriteHistory};
 
@@ -72,7 +73,8 @@ struct SampleBuilder {
 }
 
 impl SampleBuilder {
-    /// One commit over all partitions: sets one key of each partition and removes another.
+    /// One commit over all partitions: sets one key of each partition and removes another. It is a batch, a transaction
+    /// or a conditional batch.
     fn commit(&mut self, n: u32, mode: PersistMode) {
         let mut writes = Vec::new();
         for name in NAMES {
@@ -87,19 +89,16 @@ impl SampleBuilder {
             }
         }
         self.history.begin_event(HistoryEvent::Commit(writes.clone()));
-        let mut batch = self.db.batch();
-        batch.durability(mode);
+        let mut commit = AtomicWrites::begin(&self.db, u64::from(n), mode);
         for write in &writes {
             let part = self.partitions.iter().find(|part| *part.name == write.partition[..]).expect("it is open");
             match &write.value {
-                Some(value) => batch.insert(part, &write.key, value),
-                None if ["packed", "pooled"].contains(&&*part.name) => {
-                    batch.remove_range(part, write.key.clone()..=write.key.clone())
-                }
-                None => batch.remove(part, &write.key),
+                Some(value) => commit.insert(part, &write.key, value),
+                None if ["packed", "pooled"].contains(&&*part.name) => commit.remove_range(part, &write.key),
+                None => commit.remove(part, &write.key),
             }
         }
-        batch.commit().unwrap();
+        commit.commit().unwrap();
         self.history.acknowledge_event();
         if mode != PersistMode::Buffer {
             self.history.mark_durable();

@@ -316,7 +316,7 @@ impl FaultRun {
             self.commits += 1;
             let asks = (self.commits + 1).is_multiple_of(self.config.commits_per_sync);
             let mode = if asks { PersistMode::SyncData } else { PersistMode::Buffer };
-            let mut commit = AtomicWrites::begin(&db, self.commits.is_multiple_of(2), mode);
+            let mut commit = AtomicWrites::begin(&db, u64::from(self.commits), mode);
             let mut writes = Map::new();
             for _ in 0..3 {
                 let key = self.config.nth_key(self.rng.below(20));

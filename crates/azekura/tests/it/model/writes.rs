@@ -12,7 +12,7 @@ use super::run::{ModelRun, OpenPartition, PARTITIONS, open_with_order};
 use crate::testkit::ordered_partitions::{open_ordered, open_stored};
 
 const HOUR: Duration = Duration::from_secs(3600);
-const MODES: [PersistMode; 3] = [PersistMode::Buffer, PersistMode::SyncData, PersistMode::SyncAll];
+pub(super) const MODES: [PersistMode; 3] = [PersistMode::Buffer, PersistMode::SyncData, PersistMode::SyncAll];
 
 impl ModelRun {
     pub(super) fn insert(&mut self) {
@@ -53,7 +53,7 @@ impl ModelRun {
 
     /// A time to live that ends half an hour after one of the next full hours, and that hour. Sleeps of the engine move
     /// the clock by much less.
-    fn random_ttl(&mut self) -> (Duration, u64) {
+    pub(super) fn random_ttl(&mut self) -> (Duration, u64) {
         let hours = self.rng.below(6);
         (HOUR * hours as u32 + HOUR / 2, self.hour + hours + 1)
     }
@@ -104,7 +104,7 @@ impl ModelRun {
     }
 
     /// Bounds of a range delete: of a few existing keys, or any.
-    fn removed_bounds(&mut self, name: &str) -> ModelBounds {
+    pub(super) fn removed_bounds(&mut self, name: &str) -> ModelBounds {
         let (n, len) = (self.rng.next_u64(), self.rng.below(12));
         let few = self.partitions[name].model.nth_keys(n, len).filter(|_| !self.rng.chance_one_in(4));
         let Some((low, high)) = few else { return self.bounds(name) };
