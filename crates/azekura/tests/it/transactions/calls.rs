@@ -1,6 +1,8 @@
 //! What the calls return, and that a call that fails changes nothing.
 
-use azekura::{Config, ErrorKind, KvSeparationOptions, PersistMode, Slice, Transaction, TransactionOptions};
+use std::time::Duration;
+
+use azekura::{Config, ErrorKind, Gc, KvSeparationOptions, PersistMode, Slice, Transaction, TransactionOptions};
 
 use super::{Fixture, lsm_options};
 use crate::testkit::ordered_partitions::open_counting;
@@ -174,6 +176,98 @@ fn bad_calls_are_typed_errors() {
     read_only_transactions_read(&fixture);
 }
 
+#[test]
+fn every_call_after_close_is_an_error() {
+    for pool in [false, true] {
+        let fixture = Fixture::new();
+        let (db, p) = (&fixture.db, fixture.partitions()[usize::from(pool)]);
+        p.insert("k", "v").unwrap();
+        let begin = || {
+            let mut tx = db.transaction();
+            assert!(tx.get(p, "k").unwrap().is_some());
+            tx.insert(p, "own", "written").unwrap();
+            tx
+        };
+        let (mut tx, unwritten) = (begin(), db.transaction());
+        let (mut iter, mut keys) = (tx.iter(p), tx.untracked().keys(p));
+        assert!(iter.next().unwrap().is_ok());
+        let mut batch = db.batch();
+        batch.expect(p, "k", Some(b"v"));
+        batch.insert(p, "k", "written");
+        db.clone().close().unwrap();
+        let kind = |result: azekura::Result<()>| result.err().map(|error| error.kind());
+        let all = [
+            ("get", kind(tx.get(p, "k").map(drop))),
+            ("get of an own write", kind(tx.get(p, "own").map(drop))),
+            ("contains_key", kind(tx.contains_key(p, "k").map(drop))),
+            ("size_of", kind(tx.size_of(p, "own").map(drop))),
+            ("multi_get", kind(tx.multi_get(p, ["k"]).map(drop))),
+            ("first_key_value", kind(tx.first_key_value(p).map(drop))),
+            ("last_key_value", kind(tx.last_key_value(p).map(drop))),
+            ("iter", kind(tx.iter(p).next().unwrap().map(drop))),
+            ("prefix", kind(tx.prefix(p, "k").next().unwrap().map(drop))),
+            ("entries", kind(tx.entries(p).next().unwrap().map(drop))),
+            ("untracked", kind(tx.untracked().get(p, "k").map(drop))),
+            ("an old iterator", kind(iter.next().unwrap().map(drop))),
+            ("an untracked iterator", kind(keys.next().unwrap().map(drop))),
+            ("insert", kind(tx.insert(p, "k", "w"))),
+            ("insert_with_ttl", kind(tx.insert_with_ttl(p, "k", "w", Duration::from_secs(1)))),
+            ("merge", kind(tx.merge(p, "k", "w"))),
+            ("remove", kind(tx.remove(p, "k"))),
+            ("remove_weak", kind(tx.remove_weak(p, "k"))),
+            ("remove_range", kind(tx.remove_range::<&str>(p, ..))),
+            ("commit", kind(tx.commit())),
+            ("commit without writes", kind(unwritten.commit())),
+            ("conditional batch", kind(batch.commit())),
+            ("compare_and_swap", kind(p.compare_and_swap("k", Some(b"v"), None).map(drop))),
+            ("insert_if_absent", kind(p.insert_if_absent("l", "w").map(drop))),
+            ("fetch_update", kind(p.fetch_update("k", |_| Some("w")).map(drop))),
+            ("take", kind(p.take("k").map(drop))),
+            ("transact", kind(db.transact(|tx| tx.insert(p, "k", "w")))),
+            ("exclusive", kind(db.transaction_with(TransactionOptions::default().exclusive(true)).map(drop))),
+        ];
+        for (call, found) in all {
+            assert_eq!(found, Some(ErrorKind::Closed), "{call}");
+        }
+        let again = Config::new(&fixture.dir.dir).fs(fixture.dir.fs.clone()).workers(0).open().unwrap();
+        let p = again.partition(&p.name).unwrap();
+        assert_eq!(pairs(p.iter()), "k=v", "nothing was logged");
+    }
+}
+
+/// A key that is too long is refused by writes, and absent for reads.
+#[test]
+fn long_keys_and_bounds_are_typed_errors() {
+    let fixture = Fixture::new();
+    let long = [b'k'; 65_536];
+    for p in fixture.partitions() {
+        let mut tx = fixture.db.transaction();
+        let kind = |result: azekura::Result<()>| result.unwrap_err().kind();
+        assert_eq!(kind(tx.insert(p, long, "v")), ErrorKind::Invalid);
+        assert_eq!(kind(tx.insert_with_ttl(p, long, "v", Duration::from_secs(1))), ErrorKind::Invalid);
+        assert_eq!(kind(tx.remove(p, long)), ErrorKind::Invalid);
+        assert_eq!(kind(tx.remove_weak(p, long)), ErrorKind::Invalid);
+        assert_eq!(kind(tx.remove_range(p, long..)), ErrorKind::Invalid);
+        assert_eq!(kind(tx.remove_range(p, "b".."a")), ErrorKind::Invalid);
+        assert_eq!(kind(tx.merge(p, "k", "v")), ErrorKind::Invalid, "there is no operator");
+        // No key is that long, so the reads find nothing.
+        assert!(tx.get(p, long).unwrap().is_none() && tx.size_of(p, long).unwrap().is_none());
+        assert_eq!(tx.range(p, long..).count() + tx.range(p, "z".."a").count(), 0);
+        assert!(p.compare_and_swap(long, None, Some(b"v")).is_err_and(|error| error.kind() == ErrorKind::Invalid));
+        assert_eq!(kind(p.fetch_update(long, |_| Some("v")).map(drop)), ErrorKind::Invalid);
+        assert!(p.take(long).unwrap().is_none());
+        let mut batch = fixture.db.batch();
+        batch.insert(p, "k", "v");
+        batch.expect(p, long, None);
+        let error = batch.commit().unwrap_err();
+        assert_eq!((error.kind(), error.batch_position()), (ErrorKind::Invalid, Some(1)));
+        p.insert("another", "change").unwrap();
+        tx.insert(p, "k", "written").unwrap();
+        tx.commit().unwrap();
+        assert_eq!(pairs(p.iter()), "another=change k=written");
+    }
+}
+
 /// A database that is open for reading only has transactions that read.
 fn read_only_transactions_read(fixture: &Fixture) {
     let reader = Config::new(&fixture.dir.dir).fs(fixture.dir.fs.clone()).open_read_only().unwrap();
@@ -232,6 +326,67 @@ fn large_values_go_to_blob_files() {
     assert_eq!(lost.commit().unwrap_err().kind(), ErrorKind::Conflict);
     p.flush().unwrap();
     assert_eq!((p.get("a").unwrap().unwrap(), p.get("b").unwrap()), (value(4).into(), None));
+}
+
+/// An iterator returns the writes that it was made with, although their values in blob files belong to no commit, or are
+/// removed again.
+#[test]
+fn iterators_keep_values_of_ended_transactions() {
+    let fixture = Fixture::new();
+    let separation = KvSeparationOptions::default().separation_threshold(100).direct_write_threshold(1000);
+    let options = lsm_options().with_kv_separation(separation.blob_file_target_size(16 << 10));
+    let p = fixture.db.open_partition("blobs", options).unwrap();
+    let value = |n: u8| vec![n; 5000];
+    for end in ["rollback", "drop", "commit"] {
+        let mut tx = fixture.db.transaction();
+        let before = tx.savepoint();
+        (0..8).for_each(|n| tx.insert(&p, [n], value(n)).unwrap());
+        let (iter, entries) = (tx.iter(&p), tx.untracked().entries(&p).map(|entry| entry.unwrap()));
+        let entries: Vec<_> = entries.collect();
+        match end {
+            "rollback" => tx.rollback_to(&before).unwrap(),
+            "drop" => drop(tx),
+            _ => {
+                tx.commit().unwrap();
+                (0..8u8).for_each(|n| p.remove([n]).unwrap());
+            }
+        }
+        p.insert("other", value(9)).unwrap();
+        for _ in 0..2 {
+            p.flush().unwrap();
+            p.major_compact().unwrap();
+            p.gc_drop_stale_segments().unwrap();
+            p.gc_with_staleness_threshold(0.1).unwrap();
+            while fixture.db.step().unwrap() {}
+        }
+        p.remove("other").unwrap();
+        let found: Vec<_> = iter.values().map(|value| value.unwrap()).collect();
+        assert_eq!(found, (0..8).map(|n| Slice::from(value(n))).collect::<Vec<_>>(), "after a {end}");
+        let found: Vec<_> = entries.iter().map(|entry| entry.value().unwrap()).collect();
+        assert_eq!(found, (0..8).map(|n| Slice::from(value(n))).collect::<Vec<_>>(), "entries after a {end}");
+        assert!(p.is_empty().unwrap());
+    }
+}
+
+/// A transaction and what it returns have no lifetimes, and move between threads.
+#[test]
+fn transactions_move_between_threads() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        p.insert("a", "1").unwrap();
+        let mut tx = fixture.db.transaction();
+        tx.insert(p, "b", "2").unwrap();
+        let (there, iter, point) = (p.clone(), tx.iter(p), tx.savepoint());
+        let moved = std::thread::spawn(move || {
+            assert_eq!(pairs(iter), "a=1 b=2");
+            tx.insert(&there, "c", "3").unwrap();
+            tx.rollback_to(&point).unwrap();
+            tx.insert(&there, "d", "4").unwrap();
+            tx.commit().unwrap();
+        });
+        moved.join().unwrap();
+        assert_eq!(pairs(p.iter()), "a=1 b=2 d=4");
+    }
 }
 
 #[test]

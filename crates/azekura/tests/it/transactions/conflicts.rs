@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
-use azekura::{Config, ErrorKind, Isolation, Iter, Partition, PartitionCreateOptions, Transaction, TransactionOptions};
+use azekura::{
+    Config, ErrorKind, Isolation, Iter, Partition, PartitionComponents, PartitionCreateOptions, Transaction,
+    TransactionOptions, merge_operators,
+};
 
-use super::Fixture;
+use super::{Fixture, lsm_options, pool_options};
 
 type Read = fn(&mut Transaction, &Partition);
 type Change = fn(&Partition);
+type ChangeInFixture = fn(&Fixture, &Partition);
 type Changes = &'static [(&'static str, Change)];
 
 /// The keys before each case: `b`, `d`, `f`.
@@ -142,6 +146,114 @@ fn tracked_reads_conflict_with_their_changes() {
                 }
             }
         }
+    }
+}
+
+/// Every kind of commit of another thread, which changes the key `d`, and whether it also changes `f`.
+const KINDS_OF_CHANGES: &[(&str, bool, ChangeInFixture)] = &[
+    ("batch", false, |fixture, p| {
+        let mut batch = fixture.db.batch();
+        batch.insert(p, "d", "new");
+        batch.insert(fixture.other(p), "z", "new");
+        batch.commit().unwrap();
+    }),
+    ("conditional batch", false, |fixture, p| {
+        let mut batch = fixture.db.batch();
+        batch.expect(p, "d", Some(b"old"));
+        batch.remove(p, "d");
+        batch.commit().unwrap();
+    }),
+    ("transaction", false, |fixture, p| {
+        fixture.db.transact(|tx| tx.insert(p, "d", [&tx.get(p, "d")?.unwrap()[..], b"!"].concat())).unwrap();
+    }),
+    ("exclusive transaction", false, |fixture, p| {
+        let mut tx = fixture.db.transaction_with(TransactionOptions::default().exclusive(true)).unwrap();
+        tx.remove(p, "d").unwrap();
+        tx.commit().unwrap();
+    }),
+    ("compare_and_swap", false, |_, p| assert!(p.compare_and_swap("d", Some(b"old"), Some(b"new")).unwrap())),
+    ("take", false, |_, p| assert_eq!(p.take("d").unwrap().unwrap(), "old")),
+    ("fetch_update", false, |_, p| drop(p.fetch_update("d", |_| Some("new")).unwrap())),
+    ("merge", false, |_, p| p.merge("d", "!").unwrap()),
+    ("remove_weak", false, |_, p| p.remove_weak("d").unwrap()),
+    ("insert_with_ttl", false, |_, p| p.insert_with_ttl("d", "new", std::time::Duration::from_secs(3600)).unwrap()),
+    ("remove_range", false, |_, p| p.remove_range("c".."e").unwrap()),
+    ("remove_prefix", false, |_, p| p.remove_prefix("d").unwrap()),
+    ("ingest", false, |_, p| _ = p.ingest([("d", "new")]).unwrap()),
+    ("bulk", false, |_, p| _ = p.bulk([("d", "new"), ("d", "newer")]).unwrap()),
+    ("clear", true, |_, p| p.clear().unwrap()),
+];
+
+#[test]
+fn every_kind_of_change_is_found() {
+    let fixture = Fixture::new();
+    let reads: [(&str, Read, bool); 8] = [
+        ("get", |tx, p| assert!(tx.get(p, "d").unwrap().is_some()), true),
+        ("size_of", |tx, p| assert!(tx.size_of(p, "d").unwrap().is_some()), true),
+        ("multi_get", |tx, p| assert!(tx.multi_get(p, ["x", "d"]).unwrap()[1].is_some()), true),
+        ("range", |tx, p| assert_eq!(tx.range(p, "c".."e").count(), 1), true),
+        ("reversed range", |tx, p| assert_eq!(tx.range(p, "d"..).rev().count(), 2), true),
+        ("another key", |tx, p| assert!(tx.get(p, "f").unwrap().is_some()), false),
+        ("another range", |tx, p| assert_eq!(tx.range(p, "e".."z").count(), 1), false),
+        ("the last key", |tx, p| assert_eq!(tx.last_key_value(p).unwrap().unwrap().0, "f"), false),
+    ];
+    for options in [lsm_options(), pool_options()] {
+        let components = PartitionComponents::default().merge_operator(merge_operators::append(""));
+        let p = fixture.db.open_partition_with("merged", options, components).unwrap();
+        for flushed in [false, true] {
+            for (change, changes_all, apply) in KINDS_OF_CHANGES {
+                for (read_name, read, reads_changed) in reads {
+                    fill(&p);
+                    if flushed {
+                        p.flush().unwrap();
+                    }
+                    let mut tx = fixture.db.transaction();
+                    read(&mut tx, &p);
+                    tx.insert(fixture.other(&p), "x", "written").unwrap();
+                    apply(&fixture, &p);
+                    if flushed {
+                        p.flush().unwrap();
+                        p.major_compact().unwrap();
+                    }
+                    let wanted = (reads_changed || *changes_all).then_some(ErrorKind::Conflict);
+                    let found = tx.commit().err().map(|error| error.kind());
+                    assert_eq!(found, wanted, "{change} and {read_name} in {p:?}, flushed: {flushed}");
+                    assert_eq!(fixture.other(&p).take("x").unwrap().is_none(), wanted.is_some());
+                }
+            }
+        }
+        fixture.db.delete_partition(p).unwrap();
+    }
+}
+
+/// A partition of the same name is another one.
+#[test]
+fn deleted_partition_fails_what_was_read() {
+    let fixture = Fixture::new();
+    for options in [lsm_options(), pool_options()] {
+        let p = fixture.db.open_partition("deleted", options.clone()).unwrap();
+        let reads: [Read; 3] = [
+            |tx, p| assert!(tx.get(p, "k").unwrap().is_none()),
+            |tx, p| assert_eq!(tx.iter(p).count(), 0),
+            |tx, p| tx.insert(p, "k", "written").unwrap(),
+        ];
+        let mut open = reads.map(|read| {
+            let mut tx = fixture.db.transaction();
+            read(&mut tx, &p);
+            tx.insert(&fixture.lsm, "x", "written").unwrap();
+            tx
+        });
+        fixture.db.delete_partition(p.clone()).unwrap();
+        let again = fixture.db.open_partition("deleted", options).unwrap();
+        for tx in &mut open {
+            assert_eq!(tx.get(&p, "l").unwrap_err().kind(), ErrorKind::Closed);
+            assert!(tx.get(&again, "k").unwrap().is_none());
+        }
+        for tx in open {
+            assert_eq!(tx.commit().unwrap_err().kind(), ErrorKind::Closed);
+        }
+        assert!(fixture.lsm.is_empty().unwrap() && again.is_empty().unwrap());
+        fixture.db.delete_partition(again).unwrap();
     }
 }
 

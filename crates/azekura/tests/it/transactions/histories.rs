@@ -2,10 +2,12 @@
 //! Elle: it infers the order of transactions from lists to which they append, and searches for cycles.
 //!
 //! Six hot keys at a time, half of them in an LSM partition and half of them in a pool. A key is replaced by a new one
-//! after a number of transactions, so that lists stay short.
+//! after a number of transactions, so that lists stay short. Lists are read by calls of every kind. Some transactions
+//! that only append are conditional batches or operations on a single key.
 //!
 //! - `AZEKURA_TRANSACTIONS`: number of transactions of each history (default 2,000; the long run has 100,000).
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,9 @@ use std::thread;
 use std::time::Duration;
 
 use adya::{History, Opts, Report, Valid, Workload};
-use azekura::{Config, Database, ErrorKind, Isolation, Partition, PlantedBug, Result, Transaction, TransactionOptions};
+use azekura::{
+    Config, Database, ErrorKind, Isolation, Partition, PlantedBug, Result, Slice, Transaction, TransactionOptions,
+};
 
 use super::{lsm_options, pool_options};
 use crate::testkit::watchdog::wait_until;
@@ -35,9 +39,25 @@ const KILLS: u64 = 3;
 /// A step of a transaction: a read of a list, or an append of a unique number.
 #[derive(Clone, Copy)]
 enum Step {
-    Read(u64),
-    Append(u64, u64),
+    Read(u64, Lookup),
+    Append(u64, u64, Lookup),
 }
+
+/// The call that reads a list. An iterator also finds an absent key.
+#[derive(Clone, Copy)]
+enum Lookup {
+    Get,
+    MultiGet,
+    /// A tracked size, then an untracked value.
+    Size,
+    Range,
+    ReversedRange,
+    Prefix,
+    Seek,
+}
+
+const LOOKUPS: [Lookup; 7] =
+    [Lookup::Get, Lookup::MultiGet, Lookup::Size, Lookup::Range, Lookup::ReversedRange, Lookup::Prefix, Lookup::Seek];
 
 /// The events of a history, one line of JSON each, in their order.
 struct Recorder {
@@ -82,26 +102,86 @@ impl Lists {
         self.db.transaction_with(TransactionOptions::default().isolation(self.isolation)).unwrap()
     }
 
-    fn read(&self, tx: &Transaction, key: u64) -> Result<Vec<u64>> {
-        let bytes = tx.get(&self.partitions[(key % 2) as usize], key.to_be_bytes())?.unwrap_or_default();
-        Ok(bytes.chunks(8).map(|number| u64::from_le_bytes(number.try_into().unwrap())).collect())
+    fn partition(&self, key: u64) -> &Partition {
+        &self.partitions[(key % 2) as usize]
+    }
+
+    fn read(&self, tx: &Transaction, key: u64, lookup: Lookup) -> Result<Vec<u64>> {
+        let (p, key) = (self.partition(key), key.to_be_bytes());
+        let value =
+            |pair: Option<Result<(Slice, Slice)>>| -> Result<_> { Ok(pair.transpose()?.map(|(_, value)| value)) };
+        let bytes = match lookup {
+            Lookup::Get => tx.get(p, key)?,
+            Lookup::MultiGet => tx.multi_get(p, [key])?.remove(0),
+            Lookup::Size => match tx.size_of(p, key)? {
+                Some(_) => tx.untracked().get(p, key)?,
+                None => None,
+            },
+            Lookup::Range => value(tx.range(p, key..=key).next())?,
+            Lookup::ReversedRange => value(tx.range(p, key..=key).next_back())?,
+            Lookup::Prefix => value(tx.prefix(p, key).next())?,
+            Lookup::Seek => {
+                let mut entries = tx.entries(p);
+                entries.seek(key);
+                let found = entries.next().transpose()?.filter(|entry| **entry.key() == key);
+                found.map(|entry| entry.value()).transpose()?
+            }
+        };
+        Ok(numbers(bytes.as_deref()))
     }
 
     /// Runs one step, and returns it with its result as JSON.
     fn run(&self, tx: &mut Transaction, step: Step) -> Result<String> {
         match step {
-            Step::Read(key) => {
-                let list: Vec<String> = self.read(tx, key)?.iter().map(ToString::to_string).collect();
+            Step::Read(key, lookup) => {
+                let list: Vec<String> = self.read(tx, key, lookup)?.iter().map(ToString::to_string).collect();
                 Ok(format!("[\"r\",{key},[{}]]", list.join(",")))
             }
-            Step::Append(key, number) => {
-                let mut list = self.read(tx, key)?;
+            Step::Append(key, number, lookup) => {
+                let mut list = self.read(tx, key, lookup)?;
                 list.push(number);
-                let bytes: Vec<u8> = list.iter().flat_map(|number| number.to_le_bytes()).collect();
-                tx.insert(&self.partitions[(key % 2) as usize], key.to_be_bytes(), bytes)?;
+                tx.insert(self.partition(key), key.to_be_bytes(), bytes(&list))?;
                 Ok(format!("[\"append\",{key},{number}]"))
             }
         }
+    }
+
+    /// Appends as a conditional write, and records it as a transaction.
+    fn append_conditionally(&self, recorder: &Recorder, process: u64, steps: &[Step]) {
+        recorder.record("invoke", process, &show_steps(steps));
+        let appends = steps.iter().filter_map(|step| match step {
+            Step::Append(key, number, _) => Some((*key, *number)),
+            Step::Read(..) => None,
+        });
+        let appended = |list: Option<&[u8]>, number| bytes(&[numbers(list), vec![number]].concat());
+        let done = match steps {
+            [Step::Append(key, number, Lookup::Get | Lookup::Size)] => {
+                let update = |list: Option<&[u8]>| Some(appended(list, *number));
+                self.partition(*key).fetch_update(key.to_be_bytes(), update).map(|_| true)
+            }
+            [Step::Append(key, number, Lookup::Range | Lookup::Seek)] => {
+                let present = self.partition(*key).get(key.to_be_bytes()).unwrap();
+                let new = appended(present.as_deref(), *number);
+                self.partition(*key).compare_and_swap(key.to_be_bytes(), present.as_deref(), Some(&new))
+            }
+            _ => {
+                let (mut batch, mut lists) = (self.db.batch(), BTreeMap::new());
+                for (key, number) in appends {
+                    let list = lists.entry(key).or_insert_with(|| {
+                        let present = self.partition(key).get(key.to_be_bytes()).unwrap();
+                        batch.expect(self.partition(key), key.to_be_bytes(), present.as_deref());
+                        numbers(present.as_deref())
+                    });
+                    list.push(number);
+                }
+                lists.iter().for_each(|(key, list)| batch.insert(self.partition(*key), key.to_be_bytes(), bytes(list)));
+                match batch.commit() {
+                    Err(error) if error.kind() == ErrorKind::Conflict => Ok(false),
+                    done => done.map(|()| true),
+                }
+            }
+        };
+        recorder.record(if done.unwrap() { "ok" } else { "fail" }, process, &show_steps(steps));
     }
 
     /// Runs and records a transaction.
@@ -126,17 +206,19 @@ impl Lists {
 
     /// Two transactions, one of which reads what the other one writes, in turns.
     fn write_skew(&self, recorder: &Recorder, process: u64, keys: [u64; 2]) {
-        let steps = |n: usize| [Step::Read(keys[n]), Step::Append(keys[1 - n], 1_000_000_000 + keys[n])];
+        let steps = |n: usize| {
+            let number = 1_000_000_000 + keys[n];
+            [Step::Read(keys[n], Lookup::Get), Step::Append(keys[1 - n], number, Lookup::Get)]
+        };
         let mut open = Vec::new();
         for n in 0..2 {
             recorder.record("invoke", process + n as u64, &show_steps(&steps(n)));
             let mut tx = self.begin();
             let results = steps(n).map(|step| match step {
-                Step::Read(_) => self.run(&mut tx, step).unwrap(),
+                Step::Read(..) => self.run(&mut tx, step).unwrap(),
                 // Without a read of the own key, so that only the other read can conflict.
-                Step::Append(key, number) => {
-                    let p = &self.partitions[(key % 2) as usize];
-                    tx.insert(p, key.to_be_bytes(), number.to_le_bytes()).unwrap();
+                Step::Append(key, number, _) => {
+                    tx.insert(self.partition(key), key.to_be_bytes(), number.to_le_bytes()).unwrap();
                     format!("[\"append\",{key},{number}]")
                 }
             });
@@ -161,7 +243,13 @@ impl Lists {
                         if n >= first + count {
                             break;
                         }
-                        self.transact(recorder, process, &random_steps(&mut rng, n));
+                        let steps = random_steps(&mut rng, n);
+                        let only_appends = steps.iter().all(|step| matches!(step, Step::Append(..)));
+                        if only_appends && rng.chance_one_in(2) {
+                            self.append_conditionally(recorder, process, &steps);
+                        } else {
+                            self.transact(recorder, process, &steps);
+                        }
                     }
                 });
             }
@@ -169,10 +257,20 @@ impl Lists {
     }
 }
 
+/// The numbers of a list.
+fn numbers(bytes: Option<&[u8]>) -> Vec<u64> {
+    let numbers = bytes.unwrap_or_default().chunks(8);
+    numbers.map(|number| u64::from_le_bytes(number.try_into().unwrap())).collect()
+}
+
+fn bytes(list: &[u64]) -> Vec<u8> {
+    list.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
 fn show_steps(steps: &[Step]) -> String {
     let steps = steps.iter().map(|step| match step {
-        Step::Read(key) => format!("[\"r\",{key},null]"),
-        Step::Append(key, number) => format!("[\"append\",{key},{number}]"),
+        Step::Read(key, _) => format!("[\"r\",{key},null]"),
+        Step::Append(key, number, _) => format!("[\"append\",{key},{number}]"),
     });
     steps.collect::<Vec<_>>().join(",")
 }
@@ -181,7 +279,8 @@ fn random_steps(rng: &mut SeededRng, n: u64) -> Vec<Step> {
     let count = 1 + rng.below(4);
     let step = |i: u64| {
         let key = n / TRANSACTIONS_PER_KEYS * HOT_KEYS + rng.below(HOT_KEYS);
-        if rng.chance_one_in(2) { Step::Read(key) } else { Step::Append(key, n * 4 + i) }
+        let lookup = rng.pick(&LOOKUPS);
+        if rng.chance_one_in(2) { Step::Read(key, lookup) } else { Step::Append(key, n * 4 + i, lookup) }
     };
     (0..count).map(step).collect()
 }
@@ -283,31 +382,37 @@ fn history_child() {
     lists.run_threads(&recorder, invoked + 2 * THREADS, 1 << 40);
 }
 
-/// The history continues across processes that are killed.
+/// The history continues across processes that are killed. On a disk the pool is durable by the WAL only; in `/dev/shm`
+/// it is mapped, and survives a kill by itself.
 #[test]
 fn killed_processes_leave_a_serializable_history() {
-    let directory = tempfile::tempdir().unwrap();
+    let places = [Some(tempfile::tempdir().unwrap()), tempfile::tempdir_in("/dev/shm").ok()];
+    places.iter().flatten().for_each(|directory| check_history_across_kills(directory.path()));
+}
+
+fn check_history_across_kills(directory: &Path) {
     let count = |path: &Path| fs::read_to_string(events_file(path)).map_or(0, |text| text.lines().count() as u64);
-    let events = env_u64("AZEKURA_TRANSACTIONS", 2_000) / (2 * KILLS);
+    // Each transaction has two events.
+    let events = 2 * env_u64("AZEKURA_TRANSACTIONS", 2_000) / KILLS;
     for _ in 0..KILLS {
-        let before = count(directory.path());
+        let before = count(directory);
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["transactions::histories::history_child", "--exact", "--nocapture", "--test-threads", "1"])
-            .env(CHILD_ENV, directory.path())
+            .env(CHILD_ENV, directory)
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        wait_until("enough transactions", || count(directory.path()) >= before + events);
+        wait_until("enough transactions", || count(directory) >= before + events);
         child.kill().unwrap();
         child.wait().unwrap();
     }
     let recorder = Recorder::in_memory();
-    let text = fs::read_to_string(events_file(directory.path())).unwrap();
+    let text = fs::read_to_string(events_file(directory)).unwrap();
     // The last line may be torn.
     recorder.lines.lock().unwrap().extend(text.split_inclusive('\n').filter(|l| l.ends_with('\n')).map(str::to_owned));
-    let lists = Lists::open(Config::new(directory.path().join("db")), Isolation::Serializable);
+    let lists = Lists::open(Config::new(directory.join("db")), Isolation::Serializable);
     let last = text.matches("\"invoke\"").count() as u64 / TRANSACTIONS_PER_KEYS * HOT_KEYS + HOT_KEYS;
-    let steps: Vec<Step> = (0..last + HOT_KEYS).map(Step::Read).collect();
+    let steps: Vec<Step> = (0..last + HOT_KEYS).map(|key| Step::Read(key, Lookup::Get)).collect();
     lists.transact(&recorder, 1 << 40, &steps);
     let report = judge(&recorder.history(), "strict-serializable");
     assert_eq!(report.valid, Valid::True, "{:?}", report.anomaly_types);

@@ -3,7 +3,7 @@
 //! A commit must fail if a read would have another result now. It may fail only if a commit since the begin wrote a
 //! key that the transaction has read, also if that changed nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
 use azekura::testing::{SeededRng, TestEnv, TestOrder};
@@ -29,6 +29,9 @@ const OPS: &[(&str, u32)] = &[
     ("commit", 8),
     ("drop", 1),
     ("plain", 4),
+    ("conditional", 2),
+    ("ingest", 1),
+    ("plain-range", 1),
     ("flush", 1),
     ("compact", 1),
     ("step", 2),
@@ -41,6 +44,12 @@ enum ModelRead {
 }
 
 impl ModelRead {
+    fn partition(&self) -> usize {
+        match self {
+            ModelRead::Key(at, _) | ModelRead::Range(at, ..) => *at,
+        }
+    }
+
     fn includes(&self, partition: usize, key: &[u8]) -> bool {
         match self {
             ModelRead::Key(at, read) => *at == partition && read == key,
@@ -72,6 +81,8 @@ struct OpenTransaction {
     state: ModelState,
     /// Keys that were written, also by a range delete; with the operand of a merge.
     written: Vec<(usize, Vec<u8>, Option<Vec<u8>>)>,
+    /// The partitions of range deletes, also of those that were undone.
+    removed_ranges: Vec<usize>,
     reads: Vec<ModelRead>,
     savepoints: Vec<(Savepoint, ModelState, usize)>,
 }
@@ -83,6 +94,8 @@ struct ModelRun {
     /// Number of commits, and the last one that wrote each key.
     commits: u64,
     written_at: BTreeMap<(usize, Vec<u8>), u64>,
+    /// The last commit that removed a range of each partition: it may interfere with reads of gaps in the range.
+    range_removed_at: [u64; 3],
     open: Vec<OpenTransaction>,
 }
 
@@ -93,7 +106,7 @@ impl ModelRun {
         let open = |name: &&str| (shape.order(name), shape.open(&db, name).unwrap());
         let partitions = PARTITIONS.iter().map(open).collect();
         let (state, written_at) = (ModelState::default(), BTreeMap::new());
-        ModelRun { db, partitions, state, commits: 0, written_at, open: Vec::new() }
+        ModelRun { db, partitions, state, commits: 0, written_at, range_removed_at: [0; 3], open: Vec::new() }
     }
 
     fn run(&mut self, op: &RandomOp) {
@@ -101,6 +114,9 @@ impl ModelRun {
         match op.name {
             "begin" if self.open.len() < TRANSACTIONS_MAX => self.begin(&mut rng),
             "plain" => self.write_plainly(&mut rng),
+            "conditional" => self.write_conditionally(&mut rng),
+            "ingest" => self.ingest(&mut rng),
+            "plain-range" => self.remove_range_plainly(&mut rng),
             "flush" => self.partitions[rng.below(3)].1.flush().unwrap(),
             "compact" => self.partitions[rng.below(3)].1.major_compact().unwrap(),
             "step" => drop(self.db.step().unwrap()),
@@ -146,6 +162,7 @@ impl ModelRun {
             snapshot: self.state.clone(),
             state: self.state.clone(),
             written: Vec::new(),
+            removed_ranges: Vec::new(),
             reads: Vec::new(),
             savepoints: Vec::new(),
         });
@@ -173,6 +190,62 @@ impl ModelRun {
         self.written_at.insert((at, key), self.commits);
     }
 
+    /// A write that depends on the present value of a key.
+    fn write_conditionally(&mut self, rng: &mut SeededRng) {
+        let at = rng.below(3);
+        let (order, p) = &self.partitions[at];
+        let key = random_key(*order, rng);
+        let canonical = order.canonical(&key);
+        let present = self.state[at].get(&canonical).map(Vec::as_slice);
+        let new = (!rng.chance_one_in(3)).then(|| random_value(rng));
+        match rng.below(3) {
+            0 => assert!(p.compare_and_swap(&key, present, new.as_deref()).unwrap()),
+            1 => assert_eq!(p.fetch_update(&key, |_| new.clone()).unwrap().as_deref(), present),
+            _ => {
+                let mut batch = self.db.batch();
+                batch.expect(p, &key, present);
+                match &new {
+                    Some(new) => batch.insert(p, &key, new),
+                    None => batch.remove(p, &key),
+                }
+                batch.commit().unwrap();
+            }
+        }
+        self.commits += 1;
+        set(&mut self.state[at], &canonical, new);
+        self.written_at.insert((at, canonical), self.commits);
+    }
+
+    fn ingest(&mut self, rng: &mut SeededRng) {
+        let at = rng.below(3);
+        let (order, p) = &self.partitions[at];
+        let mut entries = BTreeMap::new();
+        for _ in 0..1 + rng.below(4) {
+            let key = random_key(*order, rng);
+            entries.insert(order.canonical(&key), (key, random_value(rng)));
+        }
+        p.ingest(entries.values().cloned()).unwrap();
+        self.commits += 1;
+        for (canonical, (_, value)) in entries {
+            set(&mut self.state[at], &canonical, Some(value));
+            self.written_at.insert((at, canonical), self.commits);
+        }
+    }
+
+    fn remove_range_plainly(&mut self, rng: &mut SeededRng) {
+        let at = rng.below(3);
+        let (order, p) = &self.partitions[at];
+        let (low, high) = random_range(*order, rng);
+        let removed = canonical_keys_between(*order, &low, &high);
+        p.remove_range(low..high).unwrap();
+        self.commits += 1;
+        self.range_removed_at[at] = self.commits;
+        for canonical in removed {
+            set(&mut self.state[at], &canonical, None);
+            self.written_at.insert((at, canonical), self.commits);
+        }
+    }
+
     fn commit(&mut self, mut open: OpenTransaction) {
         let checked: Vec<ModelRead> = match open.isolation {
             Isolation::Snapshot => open.written.iter().map(|(at, key, _)| ModelRead::Key(*at, key.clone())).collect(),
@@ -184,10 +257,10 @@ impl ModelRun {
             read.map(|(at, key, value)| (at, key.clone(), value.clone())).collect()
         };
         let must_conflict = view(&open.snapshot) != view(&self.state);
-        let may_conflict = self
-            .written_at
-            .iter()
-            .any(|((at, key), when)| *when > open.begun_at && checked.iter().any(|read| read.includes(*at, key)));
+        let is_later = |when: u64| when > open.begun_at;
+        let mut written = self.written_at.iter().filter(|(_, when)| is_later(**when));
+        let may_conflict = written.any(|((at, key), _)| checked.iter().any(|read| read.includes(*at, key)))
+            || checked.iter().any(|read| is_later(self.range_removed_at[read.partition()]));
         let tx = std::mem::replace(&mut open.tx, self.db.transaction());
         match tx.commit() {
             Ok(()) => {
@@ -198,6 +271,7 @@ impl ModelRun {
                     self.partitions
                 );
                 self.commits += 1;
+                open.removed_ranges.iter().for_each(|at| self.range_removed_at[*at] = self.commits);
                 for (at, key, operand) in open.written.clone() {
                     match operand {
                         // The value may have changed since the begin.
@@ -236,6 +310,19 @@ fn append(map: &mut Map, key: &[u8], operand: &[u8]) {
 
 fn random_key(order: TestOrder, rng: &mut SeededRng) -> Vec<u8> {
     order.valid_key(format!("Key {}", rng.below(KEYS)).as_bytes())
+}
+
+/// Two keys, of which the first one is not above the second one.
+fn random_range(order: TestOrder, rng: &mut SeededRng) -> (Vec<u8>, Vec<u8>) {
+    let (a, b) = (random_key(order, rng), random_key(order, rng));
+    if order.canonical(&a) <= order.canonical(&b) { (a, b) } else { (b, a) }
+}
+
+/// The canonical forms of all keys from `low` on and before `high`.
+fn canonical_keys_between(order: TestOrder, low: &[u8], high: &[u8]) -> Vec<Vec<u8>> {
+    let (low, high) = (order.canonical(low), order.canonical(high));
+    let keys = (0..KEYS).map(|n| order.canonical(&order.valid_key(format!("Key {n}").as_bytes())));
+    keys.filter(|key| low <= *key && *key < high).collect()
 }
 
 fn random_value(rng: &mut SeededRng) -> Vec<u8> {
@@ -294,22 +381,17 @@ impl OpenTransaction {
     fn remove_range(&mut self, partitions: &[(TestOrder, Partition)], rng: &mut SeededRng) {
         let at = rng.below(3);
         let (order, p) = &partitions[at];
-        let mut keys = [random_key(*order, rng), random_key(*order, rng)];
-        keys.sort_by_key(|key| order.canonical(key));
-        let [low, high] = keys;
-        let range =
-            ModelRead::Range(at, Bound::Included(order.canonical(&low)), Bound::Excluded(order.canonical(&high)));
+        let (low, high) = random_range(*order, rng);
+        let removed = canonical_keys_between(*order, &low, &high);
         self.tx.remove_range(p, low..high).unwrap();
-        for n in 0..KEYS {
-            let key = order.canonical(&order.valid_key(format!("Key {n}").as_bytes()));
-            if range.includes(at, &key) {
-                self.state[at].remove(&key);
-                self.written.push((at, key, None));
-            }
+        self.removed_ranges.push(at);
+        for key in removed {
+            self.state[at].remove(&key);
+            self.written.push((at, key, None));
         }
     }
 
-    /// Some steps of an iterator over a range, in one direction.
+    /// Some steps of an iterator over a range: of one end, which seeks, or of both ends.
     fn scan(&mut self, partitions: &[(TestOrder, Partition)], rng: &mut SeededRng) {
         let at = rng.below(3);
         let (order, p) = &partitions[at];
@@ -318,29 +400,70 @@ impl OpenTransaction {
             1 => Bound::Included(random_key(*order, rng)),
             _ => Bound::Excluded(random_key(*order, rng)),
         };
-        let (low, high) = (bound(), bound());
-        let (forward, steps) = (rng.chance_one_in(2), rng.below(KEYS as usize + 2));
-        let mut iter: Iter = self.tx.range::<Vec<u8>>(p, (low.clone(), high.clone()));
+        let bounds = (bound(), bound());
+        let mut iter: Iter = self.tx.range::<Vec<u8>>(p, bounds.clone());
         let canonical = |bound: Bound<Vec<u8>>| bound.map(|key| order.canonical(&key));
-        let (low, high) = (canonical(low), canonical(high));
+        let (low, high) = (canonical(bounds.0), canonical(bounds.1));
         let inside = ModelRead::Range(at, low.clone(), high.clone());
-        let mut wanted: Vec<_> = self.state[at].iter().filter(|(key, _)| inside.includes(at, key)).collect();
-        if !forward {
-            wanted.reverse();
-        }
-        let mut last = None;
-        for n in 0..steps {
-            let found = if forward { iter.next() } else { iter.next_back() };
+        let all: Vec<_> = self.state[at].iter().filter(|(key, _)| inside.includes(at, key)).collect();
+        let steps = rng.below(KEYS as usize + 2);
+        let mut ends = [ScannedEnd::new(true, &low), ScannedEnd::new(false, &high)];
+        let (only_end, seeks) = (rng.below(3), rng.chance_one_in(2));
+        // What is left for both ends. A seek of the only end that is used begins anew.
+        let mut left: VecDeque<_> = all.iter().copied().collect();
+        for _ in 0..steps {
+            let n = if only_end < 2 { only_end } else { rng.below(2) };
+            let end = &mut ends[n];
+            if only_end < 2 && seeks && rng.chance_one_in(4) {
+                let key = random_key(*order, rng);
+                if end.is_front {
+                    iter.seek(&key);
+                } else {
+                    iter.seek_back(&key);
+                }
+                let key = order.canonical(&key);
+                self.reads.extend(end.read(at, &low, &high));
+                let beyond = |other: &[u8]| if end.is_front { other >= &key[..] } else { other <= &key[..] };
+                left = all.iter().copied().filter(|(key, _)| beyond(key)).collect();
+                *end = match if end.is_front { &low } else { &high } {
+                    Bound::Included(start) | Bound::Excluded(start) if *start == key || beyond(start) => {
+                        ScannedEnd::new(end.is_front, if end.is_front { &low } else { &high })
+                    }
+                    _ => ScannedEnd::new(end.is_front, &Bound::Included(key)),
+                };
+            }
+            let end = &mut ends[n];
+            let found = if end.is_front { iter.next() } else { iter.next_back() };
+            let wanted = if end.is_front { left.pop_front() } else { left.pop_back() };
             let found = found.transpose().unwrap().map(|(key, value)| (order.canonical(&key), value.to_vec()));
-            assert_eq!(found, wanted.get(n).map(|(key, value)| ((*key).clone(), (*value).clone())));
-            last = Some(found.map(|(key, _)| key));
+            assert_eq!(found, wanted.map(|(key, value)| (key.clone(), value.clone())));
+            end.last = Some(found.map(|(key, _)| key));
         }
-        let Some(last) = last else { return };
-        let through = |bound: Bound<Vec<u8>>| last.map_or(bound, Bound::Included);
-        self.reads.push(match forward {
-            true => ModelRead::Range(at, low, through(high)),
-            false => ModelRead::Range(at, through(low), high),
-        });
+        self.reads.extend(ends.iter().filter_map(|end| end.read(at, &low, &high)));
+    }
+}
+
+/// What one end of an iterator has read since its last seek.
+struct ScannedEnd {
+    is_front: bool,
+    start: Bound<Vec<u8>>,
+    /// The last key that it returned, or `None` at the end.
+    last: Option<Option<Vec<u8>>>,
+}
+
+impl ScannedEnd {
+    fn new(is_front: bool, start: &Bound<Vec<u8>>) -> ScannedEnd {
+        ScannedEnd { is_front, start: start.clone(), last: None }
+    }
+
+    /// The keys and gaps that it has passed, in an iterator over `low` to `high`.
+    fn read(&self, at: usize, low: &Bound<Vec<u8>>, high: &Bound<Vec<u8>>) -> Option<ModelRead> {
+        let last = self.last.clone()?;
+        let through = |bound: &Bound<Vec<u8>>| last.clone().map_or(bound.clone(), Bound::Included);
+        Some(match self.is_front {
+            true => ModelRead::Range(at, self.start.clone(), through(high)),
+            false => ModelRead::Range(at, through(low), self.start.clone()),
+        })
     }
 }
 
