@@ -165,8 +165,8 @@ fn find_in_top_level(top: &RestartBlock, user_key: &[u8], order: &KeyOrder) -> R
 }
 
 impl TableFilter {
-    /// Whether an entry may have this user key, as far as linked blocks show it. `hash` is its hash with the seed of the
-    /// table.
+    /// Whether an entry may have this user key, as far as linked blocks show it. `hash` is its hash with the seed of
+    /// the table.
     #[inline(always)]
     pub(crate) fn check_linked<'p>(
         &'p self,

@@ -86,8 +86,8 @@ impl TransactionState {
         self.isolation == Isolation::Serializable && self.turn.is_none()
     }
 
-    /// Marks the present writes; returns the owner and the number of the mark. Without a write since the last mark, this
-    /// is the last mark, so that the marks take no more memory than the writes.
+    /// Marks the present writes; returns the owner and the number of the mark. Without a write since the last mark,
+    /// this is the last mark, so that the marks take no more memory than the writes.
     pub(crate) fn savepoint(&mut self) -> (Weak<Mutex<ReadSet>>, u64) {
         let _not_in_a_forked_child = self.enter();
         let mark = self.batch.mark();

@@ -102,8 +102,8 @@ fn snapshots_agree_with_model() {
     }
 }
 
-/// A refused record once sealed the memtable like a full one did, and was then added to the next memtable, where nothing
-/// showed that it is older than the sealed ones.
+/// A refused record once sealed the memtable like a full one did, and was then added to the next memtable, where
+/// nothing showed that it is older than the sealed ones.
 #[test]
 fn only_full_memtable_is_sealed_on_error() {
     let mut fixture = LsmFixture::new(KeyOrder::bytewise(), small_options(), 5);

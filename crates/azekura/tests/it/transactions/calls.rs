@@ -328,8 +328,8 @@ fn large_values_go_to_blob_files() {
     assert_eq!((p.get("a").unwrap().unwrap(), p.get("b").unwrap()), (value(4).into(), None));
 }
 
-/// An iterator returns the writes that it was made with, although their values in blob files belong to no commit, or are
-/// removed again.
+/// An iterator returns the writes that it was made with, although their values in blob files belong to no commit, or
+/// are removed again.
 #[test]
 fn iterators_keep_values_of_ended_transactions() {
     let fixture = Fixture::new();
