@@ -209,7 +209,7 @@ fn cycles_of_subfolders_are_found() {
 
 #[test]
 fn cycles_are_found_in_other_crates() {
-    for name in ["azekura-cli", "azekura-bench"] {
+    for name in ["azekura-cli", "azekura-bench", "azekura-raft"] {
         let mut files = valid_tree();
         files.push((format!("crates/{name}/src/a.rs"), "use crate::b::B;\n".into()));
         files.push((format!("crates/{name}/src/b.rs"), "use crate::a::A;\n".into()));

@@ -1,0 +1,193 @@
+//! The replicated state: an application's partitions, and what was applied to them last.
+//!
+//! Partitions are named `raft.state.GROUP.GENERATION.NAME`. A received snapshot is written to partitions of a new
+//! generation; one synced commit of the field `Applied` switches to them, and those of the old generation are deleted.
+//! The field is set by each commit that applies an entry, so both are always at the same position.
+
+use crate::codec::io_error;
+use crate::log::{Field, RaftLog};
+use azekura::{Batch, Partition, PartitionCreateOptions, PersistMode, Snapshot};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// What an application does with the commands that Raft has committed.
+pub trait Application: Send + Sync + 'static {
+    /// What is replicated.
+    type Command;
+    /// What the client that proposed a command gets.
+    type Response;
+
+    /// Names and options of the partitions of the state: the same on each node and at each start.
+    fn partitions(&self) -> Vec<(String, PartitionCreateOptions)>;
+
+    /// Adds the effect of a command to `batch`, which is committed afterwards. Earlier commands are visible in `state`.
+    ///
+    /// Must be a function of the state and the command alone: the same on each node. So neither clocks nor random
+    /// numbers, nor records that expire.
+    ///
+    /// # Errors
+    /// An error stops the node; the command is applied again after its restart. A command that the application refuses
+    /// is a response instead.
+    fn apply(&self, state: &State, batch: &mut Batch, command: &Self::Command) -> azekura::Result<Self::Response>;
+}
+
+/// The partitions of a state.
+#[derive(Debug)]
+pub struct State {
+    generation: u64,
+    partitions: Vec<(String, Partition)>,
+}
+
+impl State {
+    /// The partition with this name, if [`Application::partitions`] has it.
+    pub fn partition(&self, name: &str) -> Option<&Partition> {
+        self.partitions.iter().find(|(known, _)| known == name).map(|(_, partition)| partition)
+    }
+
+    pub(crate) fn partitions(&self) -> impl Iterator<Item = &Partition> {
+        self.partitions.iter().map(|(_, partition)| partition)
+    }
+}
+
+/// Reads the state of a node. Clones read the same state.
+#[derive(Clone, Debug)]
+pub struct StateReader(Arc<RwLock<Arc<State>>>);
+
+impl StateReader {
+    /// The partitions of the state, until a snapshot is installed: reads of them return `Closed` from then on, and a
+    /// further call returns the new ones.
+    pub fn current(&self) -> Arc<State> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The stored state of a group.
+#[derive(Debug)]
+pub(crate) struct StateStore<A> {
+    log: RaftLog,
+    application: A,
+    current: StateReader,
+    /// The highest generation that has or had partitions.
+    generations: AtomicU64,
+}
+
+/// What was applied last in Raft's terms, as bytes, with the generation of the partitions.
+///
+/// Value of the field `Applied`: generation u64 BE, position.
+struct Applied {
+    generation: u64,
+    position: Vec<u8>,
+}
+
+impl Applied {
+    fn decode(value: &[u8]) -> io::Result<Applied> {
+        let (generation, position) = value.split_first_chunk().ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("applied state: {} bytes", value.len()))
+        })?;
+        Ok(Applied { generation: u64::from_be_bytes(*generation), position: position.to_vec() })
+    }
+
+    fn encode(generation: u64, position: &[u8]) -> Vec<u8> {
+        [&generation.to_be_bytes(), position].concat()
+    }
+}
+
+impl<A: Application> StateStore<A> {
+    /// Opens the partitions of the current generation, and deletes those of snapshots that were not installed.
+    pub(crate) fn open(log: RaftLog, application: A) -> io::Result<StateStore<A>> {
+        let applied = log.field(Field::Applied).map_err(io_error)?;
+        let generation =
+            applied.map(|value| Applied::decode(&value)).transpose()?.map_or(0, |applied| applied.generation);
+        let current = StateReader(Arc::new(RwLock::new(Arc::new(State { generation, partitions: Vec::new() }))));
+        let store = StateStore { log, application, current, generations: AtomicU64::new(generation) };
+        store.delete_generations(|other| other != generation)?;
+        let state = Arc::new(store.open_generation(generation)?);
+        *store.current.0.write().unwrap_or_else(PoisonError::into_inner) = state;
+        Ok(store)
+    }
+
+    fn name_prefix(&self) -> String {
+        format!("raft.state.{}.", self.log.group())
+    }
+
+    fn open_generation(&self, generation: u64) -> io::Result<State> {
+        let open = |(name, options): (String, PartitionCreateOptions)| {
+            let full_name = format!("{}{generation}.{name}", self.name_prefix());
+            Ok((name, self.log.database().open_partition(&full_name, options).map_err(io_error)?))
+        };
+        let partitions = self.application.partitions().into_iter().map(open).collect::<io::Result<_>>()?;
+        Ok(State { generation, partitions })
+    }
+
+    /// Deletes the partitions of this group's generations for which `is_deleted` returns true.
+    fn delete_generations(&self, is_deleted: impl Fn(u64) -> bool) -> io::Result<()> {
+        let (database, prefix) = (self.log.database(), self.name_prefix());
+        for name in database.list_partitions() {
+            let generation = name.strip_prefix(&prefix).and_then(|rest| rest.split('.').next()?.parse().ok());
+            if generation.is_some_and(&is_deleted) {
+                database.delete_partition_by_name(&name).map_err(io_error)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reader(&self) -> StateReader {
+        self.current.clone()
+    }
+
+    /// What was applied last.
+    pub(crate) fn position(&self) -> io::Result<Option<Vec<u8>>> {
+        let applied = self.log.field(Field::Applied).map_err(io_error)?;
+        applied.map(|value| Ok(Applied::decode(&value)?.position)).transpose()
+    }
+
+    /// Applies one entry, whose command is None if it has none, and stores its position, in one commit.
+    pub(crate) fn apply(&self, command: Option<&A::Command>, position: &[u8]) -> io::Result<Option<A::Response>> {
+        let state = self.current.current();
+        let mut batch = self.log.database().batch();
+        let response = command.map(|command| self.application.apply(&state, &mut batch, command)).transpose();
+        let response = response.map_err(io_error)?;
+        self.log.set_field_in(&mut batch, Field::Applied, &Applied::encode(state.generation, position));
+        batch.commit().map_err(io_error)?;
+        Ok(response)
+    }
+
+    /// The state at this moment, and its position if an entry was applied. Must not be called beside `install`.
+    pub(crate) fn snapshot(&self) -> io::Result<(StateSnapshot, Option<Vec<u8>>)> {
+        let (state, snapshot) = (self.current.current(), self.log.database().snapshot());
+        let applied = self.log.field_in(&snapshot, Field::Applied).map_err(io_error)?;
+        let applied = applied.map(|value| Applied::decode(&value)).transpose()?;
+        assert!(applied.as_ref().is_none_or(|applied| applied.generation == state.generation));
+        Ok((StateSnapshot { snapshot, state }, applied.map(|applied| applied.position)))
+    }
+
+    /// Empty partitions of a new generation, for a snapshot that is received.
+    pub(crate) fn new_generation(&self) -> io::Result<State> {
+        self.open_generation(self.generations.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Deletes the partitions of a snapshot that is not installed.
+    pub(crate) fn discard(&self, state: &State) -> io::Result<()> {
+        self.delete_generations(|other| other == state.generation)
+    }
+
+    /// Switches to the partitions of a received snapshot, durably, and deletes the old ones.
+    pub(crate) fn install(&self, state: State, position: &[u8]) -> io::Result<()> {
+        let generation = state.generation;
+        let mut batch = self.log.database().batch();
+        self.log.set_field_in(&mut batch, Field::Applied, &Applied::encode(generation, position));
+        // A deletion of the old partitions could become durable before an unsynced commit.
+        batch.durability(PersistMode::SyncData);
+        batch.commit().map_err(io_error)?;
+        *self.current.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(state);
+        self.delete_generations(|other| other < generation)
+    }
+}
+
+/// A state as it was at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct StateSnapshot {
+    pub(crate) snapshot: Snapshot,
+    pub(crate) state: Arc<State>,
+}

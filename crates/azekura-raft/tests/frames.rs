@@ -1,0 +1,163 @@
+//! Transfers of snapshots that are damaged, repeated, reordered or interrupted.
+
+use azekura::testing::MemFs;
+use azekura::{Batch, Config, Database, PartitionCreateOptions};
+use azekura_raft::snapshot::SnapshotReceiver;
+use azekura_raft::{Application, LogStore, SnapshotData, State, StateMachine, Syncer};
+use openraft::storage::RaftStateMachine;
+use openraft::type_config::TypeConfigExt;
+use openraft::type_config::alias::SnapshotMetaOf;
+use openraft::{RaftSnapshotBuilder, SnapshotMeta, StoredMembership};
+use std::sync::Arc;
+
+openraft::declare_raft_types!(
+    /// Commands and responses are texts.
+    pub Types: D = String, R = String
+);
+
+/// Two partitions, which the tests fill directly.
+#[derive(Debug)]
+struct Two;
+
+impl Application for Two {
+    type Command = String;
+    type Response = String;
+
+    fn partitions(&self) -> Vec<(String, PartitionCreateOptions)> {
+        ["first", "second"].map(|name| (name.to_owned(), PartitionCreateOptions::default())).into()
+    }
+
+    fn apply(&self, _: &State, _: &mut Batch, _: &String) -> azekura::Result<String> {
+        Ok(String::new())
+    }
+}
+
+fn open(fs: &MemFs) -> (Database, StateMachine<Types, Two>) {
+    let database = Config::new("/raft").fs(Arc::new(fs.clone())).open().unwrap();
+    let syncer = Arc::new(Syncer::inline(|| Ok(())));
+    let log = LogStore::open(&database, 7, Default::default(), syncer).unwrap();
+    (database, StateMachine::open(&log, Two).unwrap())
+}
+
+/// A state of several frames, and its frames.
+fn sender() -> (Database, StateMachine<Types, Two>, SnapshotData) {
+    let (database, mut state) = open(&MemFs::new());
+    let partitions = state.reader().current();
+    for (name, count) in [("first", 9u32), ("second", 2)] {
+        for n in 0..count {
+            partitions.partition(name).unwrap().insert(n.to_be_bytes(), vec![n as u8; 1 << 20]).unwrap();
+        }
+    }
+    let built = Types::run(async { state.get_snapshot_builder().await.build_snapshot().await.unwrap() });
+    (database, state, built.snapshot)
+}
+
+fn frames(snapshot: &SnapshotData, position: &[u8]) -> Vec<Vec<u8>> {
+    snapshot.frames(position).unwrap().unwrap().map(Result::unwrap).collect()
+}
+
+/// Installs a snapshot, and compares the states.
+fn install(state: &mut StateMachine<Types, Two>, received: SnapshotData, sender: &StateMachine<Types, Two>) {
+    let meta: SnapshotMetaOf<Types> = SnapshotMeta { last_log_id: None, last_membership: StoredMembership::default() };
+    Types::run(async { state.install_snapshot(&meta, received).await.unwrap() });
+    let (theirs, ours) = (sender.reader().current(), state.reader().current());
+    for name in ["first", "second"] {
+        let [theirs, ours] = [&theirs, &ours].map(|state| state.partition(name).unwrap().iter());
+        assert!(theirs.map(Result::unwrap).eq(ours.map(Result::unwrap)), "{name}");
+    }
+}
+
+#[test]
+fn interrupted_transfer_continues_at_its_position() {
+    let (_theirs, sender, snapshot) = sender();
+    let (_ours, mut state) = open(&MemFs::new());
+    let all = frames(&snapshot, &[]);
+    assert!(all.len() >= 4, "{} frames", all.len());
+    let mut receiver = state.receivers().receive().unwrap();
+    for frame in &all[..2] {
+        assert!(receiver.receive(frame).unwrap().is_none());
+    }
+    let rest = frames(&snapshot, &receiver.position().unwrap());
+    assert_eq!(rest, all[2..]);
+    let received = rest.iter().find_map(|frame| receiver.receive(frame).unwrap()).unwrap();
+    install(&mut state, received, &sender);
+}
+
+#[test]
+fn wrong_frames_are_refused_and_change_nothing() {
+    let (_theirs, sender, snapshot) = sender();
+    let (_ours, mut state) = open(&MemFs::new());
+    let all = frames(&snapshot, &[]);
+    let mut receiver = state.receivers().receive().unwrap();
+    let refuses = |receiver: &mut SnapshotReceiver<Two>, frame: &[u8], why: &str| {
+        let error = receiver.receive(frame).unwrap_err();
+        assert!(error.kind() == std::io::ErrorKind::InvalidData && error.to_string().contains(why), "{error}");
+    };
+    refuses(&mut receiver, &all[1], "has number 1 instead of 0");
+    for frame in &all[..all.len() - 1] {
+        for at in [0, 8, 12, 16, 20, frame.len() / 2, frame.len() - 1] {
+            let mut damaged = frame.clone();
+            damaged[at] ^= 1;
+            refuses(&mut receiver, &damaged, "is damaged");
+        }
+        for len in [0, 7, 8, 15, 16, frame.len() - 1] {
+            refuses(&mut receiver, &frame[..len], "is damaged");
+        }
+        receiver.receive(frame).unwrap();
+        refuses(&mut receiver, frame, "has number");
+    }
+    let received = receiver.receive(all.last().unwrap()).unwrap().unwrap();
+    assert!(receiver.receive(all.last().unwrap()).is_err());
+    install(&mut state, received, &sender);
+}
+
+#[test]
+fn frames_with_a_right_checksum_are_checked() {
+    let (_ours, state) = open(&MemFs::new());
+    let frame = |body: &[u8]| {
+        let mut frame = [&0u64.to_le_bytes()[..], body].concat();
+        frame.extend_from_slice(&xxhash_rust::xxh3::xxh3_64(&frame).to_le_bytes());
+        frame
+    };
+    let first = 0u32.to_le_bytes();
+    let pair = |key_len: u32, value_len: u32, bytes: &[u8]| {
+        [&first[..], &key_len.to_le_bytes(), &value_len.to_le_bytes(), bytes].concat()
+    };
+    let two = [pair(1, 1, b"bx"), pair(1, 1, b"ax")[4..].to_vec()].concat();
+    for (body, why) in [
+        (vec![], "too short"),
+        (first.to_vec(), "no pairs"),
+        (pair(1, 1, b"a"), "too short"),
+        (pair(u32::MAX, u32::MAX, b"ax"), "too short"),
+        ([&2u32.to_le_bytes()[..], &pair(1, 1, b"ax")[4..]].concat(), "unknown partition"),
+        ([&u32::MAX.to_le_bytes()[..], &1u64.to_le_bytes()].concat(), "counts other pairs"),
+        (u32::MAX.to_le_bytes().to_vec(), "counts other pairs"),
+        (two, ""),
+    ] {
+        let mut receiver = state.receivers().receive().unwrap();
+        let before = receiver.position().unwrap();
+        let error = receiver.receive(&frame(&body)).unwrap_err();
+        assert!(error.to_string().contains(why), "{why}: {error}");
+        assert_eq!(receiver.position().unwrap(), before);
+    }
+}
+
+#[test]
+fn abandoned_transfers_leave_no_partitions() {
+    let (_theirs, _, snapshot) = sender();
+    let fs = MemFs::new();
+    let (database, state) = open(&fs);
+    let before = database.list_partitions();
+    let mut receiver = state.receivers().receive().unwrap();
+    receiver.receive(&frames(&snapshot, &[])[0]).unwrap();
+    assert_ne!(database.list_partitions(), before);
+    drop(receiver);
+    assert_eq!(database.list_partitions(), before);
+    // A receiver that its program does not drop, as after a kill.
+    std::mem::forget(state.receivers().receive().unwrap());
+    assert_ne!(database.list_partitions(), before);
+    drop((state, database));
+    let crashed = fs.fork();
+    crashed.crash(azekura::testing::Survival::Everything, 0);
+    assert_eq!(open(&crashed).0.list_partitions(), before);
+}
