@@ -100,7 +100,7 @@ struct SnapshotIter {
     order: KeyOrder,
     read_seqno: SeqNo,
     bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
-    /// Number of tombstones that steps have passed since the last search for a visible key.
+    /// Number of tombstones that steps have passed since the last seek, or search for a visible key.
     tombstones: u32,
     /// The key of the last of them, once there are [`TOMBSTONES_MAX`].
     last_tombstone: Vec<u8>,
@@ -246,6 +246,7 @@ impl SkippingIter for SnapshotIter {
     fn skip_forward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
         let is_older = self.read_seqno < seqno;
         if is_older {
+            self.tombstones = 0;
             seek_behind(&mut self.inner, boundary, order)?;
             self.skip_newer(true)?;
         }
@@ -255,6 +256,7 @@ impl SkippingIter for SnapshotIter {
     fn skip_backward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
         let is_older = self.read_seqno < seqno;
         if is_older {
+            self.tombstones = 0;
             seek_before(&mut self.inner, boundary, order)?;
             self.skip_newer(false)?;
         }
@@ -264,21 +266,25 @@ impl SkippingIter for SnapshotIter {
 
 impl InternalIter for SnapshotIter {
     fn seek_to_first(&mut self) -> Result<()> {
+        self.tombstones = 0;
         self.inner.seek_to_first()?;
         self.skip_newer(true)
     }
 
     fn seek_to_last(&mut self) -> Result<()> {
+        self.tombstones = 0;
         self.inner.seek_to_last()?;
         self.skip_newer(false)
     }
 
     fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.tombstones = 0;
         self.inner.seek(target)?;
         self.skip_newer(true)
     }
 
     fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.tombstones = 0;
         self.inner.seek_before(target)?;
         self.skip_newer(false)
     }
@@ -402,6 +408,13 @@ mod tests {
         sought.next();
         sought.seek([from]);
         assert_eq!(sought.map(pair).collect::<Vec<_>>(), wanted[wanted.partition_point(|(key, _)| *key < from)..]);
+        let mut sought = iter();
+        for _ in 0..rng.below(4) {
+            sought.next_back();
+        }
+        sought.seek_back([from]);
+        let before = &wanted[..wanted.partition_point(|(key, _)| *key <= from)];
+        assert_eq!(sought.rev().map(pair).collect::<Vec<_>>(), before.iter().rev().copied().collect::<Vec<_>>());
         wanted.reverse();
         assert_eq!(iter().rev().map(pair).collect::<Vec<_>>(), wanted);
     }
@@ -410,6 +423,27 @@ mod tests {
         let db = Config::new(Path::new("/db")).fs(std::sync::Arc::new(MemFs::new())).workers(0).open().unwrap();
         let part = db.open_partition("p", Default::default()).unwrap();
         (db, part)
+    }
+
+    /// Regression: the tombstones that were passed before a seek counted after it. The first tombstone after the seek
+    /// was then taken for the oldest entry of its key, and the value behind it for a live one.
+    #[test]
+    fn tombstones_before_a_seek_do_not_count() {
+        let (db, part) = open();
+        part.insert([9], [9]).unwrap();
+        for n in 1..=super::TOMBSTONES_MAX as u8 {
+            part.insert([n], [n]).unwrap();
+            part.remove([n]).unwrap();
+        }
+        let mut tx = db.transaction();
+        tx.insert(&part, [8], [8]).unwrap();
+        let mut iter = tx.iter(&part);
+        let keys: Vec<u8> = std::iter::from_fn(|| iter.next_back()).map(|pair| pair.unwrap().0[0]).collect();
+        assert_eq!(keys, [9, 8]);
+        for n in 1..=super::TOMBSTONES_MAX as u8 {
+            iter.seek_back([n]);
+            assert!(iter.next_back().is_none(), "key {n}");
+        }
     }
 
     /// Iterators of a transaction skip rows of keys that are deleted at its snapshot. The limits are small in unit
