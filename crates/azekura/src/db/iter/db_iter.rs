@@ -548,7 +548,7 @@ impl<D: Direction> BlobLookahead<D> {
                 resolver.will_resolve(pointer);
                 let bytes = BlobPointer::decode(pointer).map_or(0, |pointer| pointer.frame_len);
                 self.announced.push_back(bytes);
-                self.announced_bytes += bytes;
+                self.announced_bytes = self.announced_bytes.saturating_add(bytes);
             }
             D::step(&mut self.iter)?;
         }
