@@ -83,6 +83,14 @@ impl<C: RaftTypeConfig> RaftLogReader<C> for LogStore<C> {
         self.log.entries(range).map(|entry| self.entry(entry.map_err(io_error)?)).collect()
     }
 
+    async fn entries_stream<RB>(&mut self, range: RB) -> impl Stream<Item = io::Result<C::Entry>> + OptionalSend
+    where
+        RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
+    {
+        let log = self.clone();
+        futures_util::stream::iter(self.log.entries(range).map(move |entry| log.entry(entry.map_err(io_error)?)))
+    }
+
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<C::Entry>> {
         let (mut entries, mut len) = (Vec::new(), 0);
         for entry in self.log.entries(start..end) {
@@ -311,7 +319,12 @@ impl<C: RaftTypeConfig> RaftSnapshotBuilder<C> for SnapshotBuilder<C> {
     async fn build_snapshot(&mut self) -> io::Result<SnapshotOf<C, SnapshotData>> {
         let built = self.built.take().ok_or_else(|| io::Error::other("a builder builds one snapshot"))?;
         let (meta, snapshot) = built?;
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some((meta.clone(), snapshot.clone()));
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        // A newer one may have been installed meanwhile.
+        if current.as_ref().is_none_or(|(current, _)| current.last_log_id <= meta.last_log_id) {
+            *current = Some((meta.clone(), snapshot.clone()));
+        }
+        drop(current);
         Ok(Snapshot { meta, snapshot: SnapshotData(Data::Own(snapshot)) })
     }
 }

@@ -1,12 +1,12 @@
 //! A snapshot of the state as frames: the sender makes them one after the other from an owned snapshot of the
 //! database, and the receiver ingests each into partitions of a new generation. Neither needs a file.
 //!
-//! A frame: number u64 LE, body, xxh3-64 of both. Frames are numbered from 0. The body of a frame with pairs: the
-//! number of the partition u32 LE in the order of [`Application::partitions`], then pairs in ascending order of their
-//! keys: key length u32 LE, value length u32 LE, key, value. The body of the last frame: u32 MAX, the number of all
-//! pairs u64 LE.
+//! A frame: number u64 LE, id of the snapshot u64 LE, body, xxh3-64 of all of these. Frames are numbered from 0. The
+//! body of a frame with pairs: the number of the partition u32 LE in the order of [`Application::partitions`], then
+//! pairs in ascending order of their keys: key length u32 LE, value length u32 LE, key, value. The body of the last
+//! frame: u32 MAX, the number of all pairs u64 LE.
 //!
-//! A transfer that was interrupted goes on at [`SnapshotReceiver::position`].
+//! A transfer that was interrupted goes on at [`SnapshotReceiver::position`], if the sender still has that snapshot.
 
 use crate::codec::{decode, encode, io_error};
 use crate::state::{Application, State, StateSnapshot, StateStore};
@@ -36,10 +36,16 @@ impl SnapshotData {
     /// The frames from a position on; from the beginning if it is empty. None if the snapshot was received.
     ///
     /// # Errors
-    /// `InvalidData` for a position that no receiver has returned.
+    /// `InvalidData` for a position in another snapshot, or that no receiver has returned.
     pub fn frames(&self, position: &[u8]) -> io::Result<Option<Frames>> {
         let Data::Own(snapshot) = &self.0 else { return Ok(None) };
-        let position = if position.is_empty() { Position::default() } else { decode(position, "position")? };
+        let mut position = if position.is_empty() { Position::default() } else { decode(position, "position")? };
+        if position.frames == 0 {
+            position.id = snapshot.id;
+        }
+        if position.id != snapshot.id {
+            return Err(invalid("of another snapshot was requested"));
+        }
         Ok(Some(Frames { snapshot: snapshot.clone(), position, is_complete: false }))
     }
 }
@@ -47,6 +53,8 @@ impl SnapshotData {
 /// Where a transfer goes on: after `frames` frames with `pairs` pairs, the last of which has the key `last`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Position {
+    /// The id of the snapshot; any before the first frame.
+    id: u64,
     frames: u64,
     pairs: u64,
     partition: u32,
@@ -64,7 +72,7 @@ pub struct Frames {
 impl Frames {
     /// The body of the next frame that has pairs.
     fn pairs(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let Frames { snapshot: StateSnapshot { snapshot, state }, position, .. } = self;
+        let Frames { snapshot: StateSnapshot { snapshot, state, .. }, position, .. } = self;
         while let Some(partition) = state.partitions().nth(position.partition as usize) {
             let start = position.last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
             let mut body = position.partition.to_le_bytes().to_vec();
@@ -110,7 +118,8 @@ impl Iterator for Frames {
                 return Some(Err(error));
             }
         };
-        let mut frame = [&self.position.frames.to_le_bytes()[..], &body].concat();
+        let Position { frames, id, .. } = &self.position;
+        let mut frame = [&frames.to_le_bytes()[..], &id.to_le_bytes(), &body].concat();
         frame.extend_from_slice(&xxh3_64(&frame).to_le_bytes());
         self.position.frames += 1;
         Some(Ok(frame))
@@ -146,9 +155,12 @@ impl<A: Application> SnapshotReceiver<A> {
     /// `InvalidData` for a frame that is damaged or not the next; nothing was taken, and the position is unchanged.
     /// Errors of azekura if the pairs cannot be written.
     pub fn receive(&mut self, frame: &[u8]) -> io::Result<Option<SnapshotData>> {
-        let (number, body) = parse_frame(frame).ok_or_else(|| invalid("is damaged"))?;
+        let (number, id, body) = parse_frame(frame).ok_or_else(|| invalid("is damaged"))?;
         if number != self.position.frames {
             return Err(invalid(&format!("has number {number} instead of {}", self.position.frames)));
+        }
+        if number > 0 && id != self.position.id {
+            return Err(invalid("is of another snapshot"));
         }
         let state = self.state.as_ref().ok_or_else(|| invalid("follows the last one"))?;
         let (partition_number, rest) = body.split_first_chunk().ok_or_else(|| invalid("is too short"))?;
@@ -171,6 +183,7 @@ impl<A: Application> SnapshotReceiver<A> {
         }
         let (last, _) = *pairs.last().ok_or_else(|| invalid("has no pairs"))?;
         let position = Position {
+            id,
             frames: number + 1,
             pairs: self.position.pairs + pairs.len() as u64,
             partition: partition_number,
@@ -185,8 +198,7 @@ impl<A: Application> SnapshotReceiver<A> {
 impl<A: Application> Drop for SnapshotReceiver<A> {
     fn drop(&mut self) {
         if let Some(state) = self.state.take() {
-            // What remains is deleted at the next start.
-            let _ = self.store.discard(&state);
+            self.store.discard(&state);
         }
     }
 }
@@ -195,14 +207,15 @@ fn invalid(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("a frame of a snapshot {why}"))
 }
 
-/// The number and the body of a frame whose checksum is right.
-fn parse_frame(frame: &[u8]) -> Option<(u64, &[u8])> {
+/// The number, the id and the body of a frame whose checksum is right.
+fn parse_frame(frame: &[u8]) -> Option<(u64, u64, &[u8])> {
     let (checked, checksum) = frame.split_at_checked(frame.len().checked_sub(8)?)?;
     if xxh3_64(checked).to_le_bytes() != checksum {
         return None;
     }
-    let (number, body) = checked.split_first_chunk()?;
-    Some((u64::from_le_bytes(*number), body))
+    let (number, rest) = checked.split_first_chunk()?;
+    let (id, body) = rest.split_first_chunk()?;
+    Some((u64::from_le_bytes(*number), u64::from_le_bytes(*id), body))
 }
 
 /// Key, value, and the bytes after them.

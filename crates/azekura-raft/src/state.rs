@@ -10,10 +10,12 @@ use azekura::{Batch, Partition, PartitionCreateOptions, PersistMode, Snapshot};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// What an application does with the commands that Raft has committed.
 pub trait Application: Send + Sync + 'static {
-    /// What is replicated.
+    /// What is replicated. Logged by postcard, which does not support the serde attributes `untagged`, `flatten` and
+    /// `skip_serializing_if`.
     type Command;
     /// What the client that proposed a command gets.
     type Response;
@@ -97,11 +99,18 @@ impl<A: Application> StateStore<A> {
     /// Opens the partitions of the current generation, and deletes those of snapshots that were not installed.
     pub(crate) fn open(log: RaftLog, application: A) -> io::Result<StateStore<A>> {
         let applied = log.field(Field::Applied).map_err(io_error)?;
-        let generation =
-            applied.map(|value| Applied::decode(&value)).transpose()?.map_or(0, |applied| applied.generation);
+        let applied = applied.map(|value| Applied::decode(&value)).transpose()?;
+        let generation = applied.as_ref().map_or(0, |applied| applied.generation);
         let current = StateReader(Arc::new(RwLock::new(Arc::new(State { generation, partitions: Vec::new() }))));
         let store = StateStore { log, application, current, generations: AtomicU64::new(generation) };
-        store.delete_generations(|other| other != generation)?;
+        let stored = store.stored_generations();
+        if applied.is_some() && !stored.iter().any(|(_, stored)| *stored == generation) {
+            let why = format!("no partition of generation {generation} exists, although entries were applied to it");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        for (name, _) in stored.iter().filter(|(_, stored)| *stored != generation) {
+            store.log.database().delete_partition_by_name(name).map_err(io_error)?;
+        }
         let state = Arc::new(store.open_generation(generation)?);
         *store.current.0.write().unwrap_or_else(PoisonError::into_inner) = state;
         Ok(store)
@@ -120,16 +129,12 @@ impl<A: Application> StateStore<A> {
         Ok(State { generation, partitions })
     }
 
-    /// Deletes the partitions of this group's generations for which `is_deleted` returns true.
-    fn delete_generations(&self, is_deleted: impl Fn(u64) -> bool) -> io::Result<()> {
-        let (database, prefix) = (self.log.database(), self.name_prefix());
-        for name in database.list_partitions() {
-            let generation = name.strip_prefix(&prefix).and_then(|rest| rest.split('.').next()?.parse().ok());
-            if generation.is_some_and(&is_deleted) {
-                database.delete_partition_by_name(&name).map_err(io_error)?;
-            }
-        }
-        Ok(())
+    /// The partitions of all generations of this group, with their generations.
+    fn stored_generations(&self) -> Vec<(String, u64)> {
+        let prefix = self.name_prefix();
+        let generation = |name: &str| name.strip_prefix(&prefix)?.split('.').next()?.parse().ok();
+        let names = self.log.database().list_partitions().into_iter();
+        names.filter_map(|name| generation(&name).map(|generation| (name, generation))).collect()
     }
 
     pub(crate) fn reader(&self) -> StateReader {
@@ -159,7 +164,9 @@ impl<A: Application> StateStore<A> {
         let applied = self.log.field_in(&snapshot, Field::Applied).map_err(io_error)?;
         let applied = applied.map(|value| Applied::decode(&value)).transpose()?;
         assert!(applied.as_ref().is_none_or(|applied| applied.generation == state.generation));
-        Ok((StateSnapshot { snapshot, state }, applied.map(|applied| applied.position)))
+        let position = applied.map(|applied| applied.position);
+        let id = xxh3_64(position.as_deref().unwrap_or_default());
+        Ok((StateSnapshot { snapshot, state, id }, position))
     }
 
     /// Empty partitions of a new generation, for a snapshot that is received.
@@ -167,27 +174,34 @@ impl<A: Application> StateStore<A> {
         self.open_generation(self.generations.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Deletes the partitions of a snapshot that is not installed.
-    pub(crate) fn discard(&self, state: &State) -> io::Result<()> {
-        self.delete_generations(|other| other == state.generation)
+    /// Deletes the partitions of a state by their handles, because their names may be those of others later. What
+    /// cannot be deleted now is deleted at the next open.
+    pub(crate) fn discard(&self, state: &State) {
+        for partition in state.partitions() {
+            let _ = self.log.database().delete_partition(partition.clone());
+        }
     }
 
     /// Switches to the partitions of a received snapshot, durably, and deletes the old ones.
     pub(crate) fn install(&self, state: State, position: &[u8]) -> io::Result<()> {
-        let generation = state.generation;
         let mut batch = self.log.database().batch();
-        self.log.set_field_in(&mut batch, Field::Applied, &Applied::encode(generation, position));
+        self.log.set_field_in(&mut batch, Field::Applied, &Applied::encode(state.generation, position));
         // A deletion of the old partitions could become durable before an unsynced commit.
         batch.durability(PersistMode::SyncData);
         batch.commit().map_err(io_error)?;
-        *self.current.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(state);
-        self.delete_generations(|other| other < generation)
+        let mut current = self.current.0.write().unwrap_or_else(PoisonError::into_inner);
+        let old = std::mem::replace(&mut *current, Arc::new(state));
+        drop(current);
+        self.discard(&old);
+        Ok(())
     }
 }
 
 /// A state as it was at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct StateSnapshot {
+    /// A hash of the position. States at the same position have the same content.
+    pub(crate) id: u64,
     pub(crate) snapshot: Snapshot,
     pub(crate) state: Arc<State>,
 }

@@ -77,6 +77,10 @@ fn interrupted_transfer_continues_at_its_position() {
     for frame in &all[..2] {
         assert!(receiver.receive(frame).unwrap().is_none());
     }
+    // Not with the frames of another snapshot.
+    let other = [&[2, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0][..], &all[2][16..all[2].len() - 8]].concat();
+    let other = [&other[..], &xxhash_rust::xxh3::xxh3_64(&other).to_le_bytes()].concat();
+    assert!(receiver.receive(&other).unwrap_err().to_string().contains("another snapshot"));
     let rest = frames(&snapshot, &receiver.position().unwrap());
     assert_eq!(rest, all[2..]);
     let received = rest.iter().find_map(|frame| receiver.receive(frame).unwrap()).unwrap();
@@ -115,7 +119,7 @@ fn wrong_frames_are_refused_and_change_nothing() {
 fn frames_with_a_right_checksum_are_checked() {
     let (_ours, state) = open(&MemFs::new());
     let frame = |body: &[u8]| {
-        let mut frame = [&0u64.to_le_bytes()[..], body].concat();
+        let mut frame = [&[0; 16][..], body].concat();
         frame.extend_from_slice(&xxhash_rust::xxh3::xxh3_64(&frame).to_le_bytes());
         frame
     };
@@ -140,6 +144,25 @@ fn frames_with_a_right_checksum_are_checked() {
         assert!(error.to_string().contains(why), "{why}: {error}");
         assert_eq!(receiver.position().unwrap(), before);
     }
+}
+
+/// Regression: an installation deleted the partitions of every lower generation, also those of a snapshot that was
+/// received and is installed later.
+#[test]
+fn later_installation_of_an_earlier_receiver_works() {
+    let (_theirs, sender, snapshot) = sender();
+    let (ours, mut state) = open(&MemFs::new());
+    let all = frames(&snapshot, &[]);
+    let receive = |receiver: &mut SnapshotReceiver<Two>, frames: &[Vec<u8>]| {
+        frames.iter().find_map(|frame| receiver.receive(frame).unwrap())
+    };
+    let mut earlier = state.receivers().receive().unwrap();
+    assert!(receive(&mut earlier, &all[..all.len() - 1]).is_none());
+    let mut later = state.receivers().receive().unwrap();
+    install(&mut state, receive(&mut later, &all).unwrap(), &sender);
+    install(&mut state, receive(&mut earlier, &all[all.len() - 1..]).unwrap(), &sender);
+    // Only the log, its metadata and the current state are left.
+    assert_eq!(ours.list_partitions().len(), 4, "{:?}", ours.list_partitions());
 }
 
 #[test]
