@@ -546,9 +546,11 @@ impl<D: Direction> BlobLookahead<D> {
             let (_, kind, pointer) = without_expiry(key, kind, value);
             if kind == RecordKind::BlobPointer {
                 resolver.will_resolve(pointer);
-                let bytes = BlobPointer::decode(pointer).map_or(0, |pointer| pointer.frame_len);
+                // The length is not checked yet.
+                let bytes =
+                    BlobPointer::decode(pointer).map_or(0, |pointer| pointer.frame_len.min(ANNOUNCED_BYTES_MAX));
                 self.announced.push_back(bytes);
-                self.announced_bytes = self.announced_bytes.saturating_add(bytes);
+                self.announced_bytes += bytes;
             }
             D::step(&mut self.iter)?;
         }
