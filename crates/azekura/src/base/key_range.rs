@@ -194,6 +194,14 @@ impl<K: AsRef<[u8]>> KeyRange<K> {
         self.start.cmp(&other.end, order).is_lt() && other.start.cmp(&self.end, order).is_lt()
     }
 
+    /// The part that is also in `other`; it may be empty.
+    pub(crate) fn intersection(self, other: KeyRange<K>, order: &KeyOrder) -> KeyRange<K> {
+        KeyRange {
+            start: if other.start.cmp(&self.start, order).is_gt() { other.start } else { self.start },
+            end: if other.end.cmp(&self.end, order).is_lt() { other.end } else { self.end },
+        }
+    }
+
     /// Whether there is no position between the boundaries.
     pub(crate) fn is_empty(&self, order: &KeyOrder) -> bool {
         self.start.cmp(&self.end, order).is_ge()

@@ -157,12 +157,7 @@ impl RangeTombstoneReader {
         let mut span = first.unwrap_or(RangeTombstoneSpan { range: all, seqno: SeqNo::ZERO });
         for set in sets {
             let other = set.span(key, self.at, &self.order);
-            if other.range.start.cmp(&span.range.start, &self.order).is_gt() {
-                span.range.start = other.range.start;
-            }
-            if other.range.end.cmp(&span.range.end, &self.order).is_lt() {
-                span.range.end = other.range.end;
-            }
+            span.range = span.range.intersection(other.range, &self.order);
             span.seqno = span.seqno.max(other.seqno);
         }
         debug_assert!(self.order.is_custom() || span.range.contains(key, &self.order), "the key is in its span");

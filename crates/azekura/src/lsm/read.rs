@@ -512,13 +512,11 @@ impl SkippingIter for RunIter {
     fn note_older_range(&self, part: usize, range: KeyRange, largest: SeqNo) {
         let Some(table) = self.run.tables().get(part) else { return };
         // The tables beside this one may have newer entries, also with its first and its last key.
-        let clipped = KeyRange {
+        let inside = KeyRange {
             start: KeyBoundary::After(Arc::from(table.meta().smallest_key.0.as_slice())),
             end: KeyBoundary::Before(Arc::from(table.meta().largest_key.0.as_slice())),
         };
-        let start = if clipped.start.cmp(&range.start, &self.order).is_gt() { clipped.start } else { range.start };
-        let end = if clipped.end.cmp(&range.end, &self.order).is_lt() { clipped.end } else { range.end };
-        let range = KeyRange { start, end };
+        let range = range.intersection(inside, &self.order);
         if !range.is_empty(&self.order) {
             table.older_ranges().add(range, largest);
         }

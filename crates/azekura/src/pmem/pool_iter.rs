@@ -19,6 +19,7 @@ use crate::base::{EntryRef, InternalKey, RecordKind, Result, SeqNo};
 use crate::engine::{KeyBounds, ReadMoment};
 use crate::iter::InternalIter;
 use crate::iter::range_tombstones::RangeTombstones;
+use crate::iter::visible::{Direction, Forward};
 use crate::mem::atomic::{Ordering, SCHEDULE_EXPLORATION};
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
@@ -321,6 +322,11 @@ impl<M: PersistenceBackend> PoolIter<M> {
         }
     }
 
+    /// Whether the upper bound permits `key`.
+    fn is_before_end(&self, key: &[u8]) -> bool {
+        Forward::is_within(&self.tree.key_order, &self.bounds.1, key)
+    }
+
     /// Positions the iterator on the first entry from index `at` on, in this leaf or a later one.
     fn scan_forward(&mut self, mut at: usize, mut pin: Pin) -> Result<()> {
         self.valid = false;
@@ -328,12 +334,7 @@ impl<M: PersistenceBackend> PoolIter<M> {
         while !self.fill_batch(at, &pin)? {
             let Some(high) = self.view.high.take() else { return Ok(()) };
             // All keys of later leaves are at or behind `high`.
-            let ends = match &self.bounds.1 {
-                Bound::Unbounded => false,
-                Bound::Included(end) => self.tree.key_order.cmp(&high, end).is_gt(),
-                Bound::Excluded(end) => self.tree.key_order.cmp(&high, end).is_ge(),
-            };
-            if ends {
+            if !self.is_before_end(&high) {
                 return Ok(());
             }
             pin = self.repin(pin)?;
@@ -498,12 +499,7 @@ impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
 
     /// To the last entry before `target` within the upper bound, for the reason stated at `seek_to_last`.
     fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
-        let is_past_end = match &self.bounds.1 {
-            Bound::Unbounded => false,
-            Bound::Included(end) => self.tree.key_order.cmp(target.user_key, end).is_gt(),
-            Bound::Excluded(end) => self.tree.key_order.cmp(target.user_key, end).is_ge(),
-        };
-        if is_past_end {
+        if !self.is_before_end(target.user_key) {
             return self.seek_to_last();
         }
         let pin = self.tree.pin()?;

@@ -58,17 +58,17 @@ enum IterPhase {
 }
 
 /// What the ends of an iterator read.
-struct IterSource {
-    view: Arc<dyn EngineView>,
-    order: KeyOrder,
-    bounds: OwnedBounds,
+pub(crate) struct IterSource {
+    pub(crate) view: Arc<dyn EngineView>,
+    pub(crate) order: KeyOrder,
+    pub(crate) bounds: OwnedBounds,
     /// Entries with higher sequence numbers are not visible.
-    read_at: ReadMoment,
+    pub(crate) read_at: ReadMoment,
 }
 
 impl IterSource {
-    /// Returns an iterator within the bounds.
-    fn iter<D: Direction>(&self) -> Result<EndIter<D>> {
+    /// Returns an iterator within the bounds, which uses and learns the dead ranges of the tree.
+    pub(crate) fn iter<D: Direction>(&self) -> Result<EndIter<D>> {
         let inner = self.view.iter(self.read_at, (self.bounds.0.as_ref(), self.bounds.1.as_ref()))?;
         let limit = D::end(&self.bounds).clone();
         let new = VisibleIter::new(inner, self.order.clone(), self.read_at.seqno, limit);
@@ -87,7 +87,7 @@ impl IterSource {
     }
 }
 
-type EndIter<D> = VisibleIter<Box<dyn InternalIter>, D>;
+pub(crate) type EndIter<D> = VisibleIter<Box<dyn InternalIter>, D>;
 
 /// The state of an end that moves in the direction `D`.
 struct EndState<D> {

@@ -8,12 +8,13 @@ use crate::base::merge_operator::MergeOperator;
 use crate::base::shared_bytes::SharedBytes;
 use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::db::iter::db_iter::{EndIter, IterSource};
 use crate::engine::{BlobResolver, EngineView, KeyBounds, ReadMoment};
 use crate::iter::InternalIter;
 use crate::iter::merge::MergingIter;
 use crate::iter::range_filter::{RangeTombstoneReader, SkippingIter, hide_covered, seek_before, seek_behind};
 use crate::iter::range_tombstones::RangeTombstones;
-use crate::iter::visible::{Backward, Direction, Forward, VisibleIter};
+use crate::iter::visible::{Backward, Direction, Forward};
 use crate::lsm::merged_values::MergedValuesIter;
 use crate::memtable::Memtable;
 use crate::wal::format::WalRecordIter;
@@ -57,17 +58,16 @@ impl EngineView for TransactionView {
         debug_assert!(at.seqno >= self.snapshot.seqno, "the writes of the transaction are newer than its snapshot");
         let tree = SnapshotIter {
             inner: self.tree.iter(self.snapshot, bounds)?,
-            order: self.order.clone(),
-            read_seqno: self.snapshot.seqno,
-            bounds: (bounds.0.cloned(), bounds.1.cloned()),
+            source: IterSource {
+                view: Arc::clone(&self.tree),
+                order: self.order.clone(),
+                bounds: (bounds.0.cloned(), bounds.1.cloned()),
+                read_at: self.snapshot,
+            },
             tombstones: 0,
             last_tombstone: Vec::new(),
-            visible: VisibleKeys {
-                tree: Arc::clone(&self.tree),
-                snapshot: self.snapshot,
-                forward: None,
-                backward: None,
-            },
+            forward: None,
+            backward: None,
         };
         let range_deletes =
             RangeTombstoneReader::new(vec![Arc::clone(&self.range_deletes)], at.seqno, self.order.clone());
@@ -97,68 +97,29 @@ const TOMBSTONES_MAX: u32 = if cfg!(test) { 3 } else { 64 };
 /// keys that are deleted at the snapshot, which makes no difference to a reader.
 struct SnapshotIter {
     inner: Box<dyn InternalIter>,
-    order: KeyOrder,
-    read_seqno: SeqNo,
-    bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
+    /// The tree at the snapshot.
+    source: IterSource,
     /// Number of tombstones that steps have passed since the last seek, or search for a visible key.
     tombstones: u32,
     /// The key of the last of them, once there are [`TOMBSTONES_MAX`].
     last_tombstone: Vec<u8>,
-    visible: VisibleKeys,
+    /// Find visible keys of the tree. Created when they are first needed.
+    forward: Option<EndIter<Forward>>,
+    backward: Option<EndIter<Backward>>,
 }
 
-/// Finds the keys of the tree that are visible at the snapshot. Its iterators use and learn the dead ranges of the
-/// tree. They are created when they are first needed.
-struct VisibleKeys {
-    tree: Arc<dyn EngineView>,
-    snapshot: ReadMoment,
-    forward: Option<VisibleIter<Box<dyn InternalIter>, Forward>>,
-    backward: Option<VisibleIter<Box<dyn InternalIter>, Backward>>,
-}
-
-impl VisibleKeys {
-    fn iter<D: Direction>(
-        &self,
-        order: &KeyOrder,
-        bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
-        limit: &Bound<Vec<u8>>,
-    ) -> Result<VisibleIter<Box<dyn InternalIter>, D>> {
-        let inner = self.tree.iter(self.snapshot, (bounds.0.as_ref(), bounds.1.as_ref()))?;
-        let iter = VisibleIter::new(inner, order.clone(), self.snapshot.seqno, limit.clone());
-        Ok(iter.with_time(self.snapshot.now_ms).with_dead_ranges(self.tree.dead_ranges()))
-    }
-
-    /// The first visible key at `key` or after it, within the bounds.
-    fn at_or_after(
-        &mut self,
-        key: &[u8],
-        order: &KeyOrder,
-        bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
-    ) -> Result<Option<&[u8]>> {
-        let iter = match self.forward.take() {
-            Some(iter) => iter,
-            None => self.iter(order, bounds, &bounds.1)?,
-        };
-        let iter = self.forward.insert(iter);
-        Forward::seek(iter, Bound::Included(key))?;
-        Ok(iter.valid().then(|| iter.key()))
-    }
-
-    /// The last visible key at `key` or before it, within the bounds.
-    fn at_or_before(
-        &mut self,
-        key: &[u8],
-        order: &KeyOrder,
-        bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
-    ) -> Result<Option<&[u8]>> {
-        let iter = match self.backward.take() {
-            Some(iter) => iter,
-            None => self.iter(order, bounds, &bounds.0)?,
-        };
-        let iter = self.backward.insert(iter);
-        Backward::seek(iter, Bound::Included(key))?;
-        Ok(iter.valid().then(|| iter.key()))
-    }
+/// The visible key of the tree nearest to `key` in this direction, which may be `key`.
+fn nearest_visible<'a, D: Direction>(
+    iter: &'a mut Option<EndIter<D>>,
+    source: &IterSource,
+    key: &[u8],
+) -> Result<Option<&'a [u8]>> {
+    let iter = match iter {
+        Some(iter) => iter,
+        None => iter.insert(source.iter()?),
+    };
+    D::seek(iter, Bound::Included(key))?;
+    Ok(iter.valid().then(|| iter.key()))
 }
 
 impl SnapshotIter {
@@ -175,14 +136,15 @@ impl SnapshotIter {
     /// If enough tombstones were passed: moves to the next visible key of the tree, or behind the bound. Returns
     /// whether it has moved.
     fn skip_deleted_forward(&mut self) -> Result<bool> {
-        let SnapshotIter { inner, order, bounds, tombstones, visible, .. } = self;
+        let SnapshotIter { inner, source, tombstones, forward, .. } = self;
+        let IterSource { order, bounds, .. } = &*source;
         let Some((key, kind)) = inner.head() else { return Ok(false) };
         *tombstones += u32::from(kind.is_tombstone());
         if *tombstones < TOMBSTONES_MAX || !Forward::is_within(order, &bounds.1, key.user_key) {
             return Ok(false);
         }
         *tombstones = 0;
-        match visible.at_or_after(key.user_key, order, bounds)? {
+        match nearest_visible(forward, source, key.user_key)? {
             // Its newest entry may be passed already.
             Some(next) if order.keys_equal(next, key.user_key) => Ok(false),
             Some(next) => inner.seek(InternalKey::before_versions_of(next)).map(|()| true),
@@ -196,14 +158,15 @@ impl SnapshotIter {
     /// The same backward. It moves only when it reaches another key, because entries of the last one may be in use:
     /// they come oldest first.
     fn skip_deleted_backward(&mut self) -> Result<bool> {
-        let SnapshotIter { inner, order, bounds, tombstones, last_tombstone, visible, .. } = self;
+        let SnapshotIter { inner, source, tombstones, last_tombstone, backward, .. } = self;
+        let IterSource { order, bounds, .. } = &*source;
         let Some((key, kind)) = inner.head() else { return Ok(false) };
         if *tombstones >= TOMBSTONES_MAX && !order.keys_equal(last_tombstone, key.user_key) {
             if !Backward::is_within(order, &bounds.0, key.user_key) {
                 return Ok(false);
             }
             *tombstones = 0;
-            match visible.at_or_before(key.user_key, order, bounds)? {
+            match nearest_visible(backward, source, key.user_key)? {
                 Some(next) if order.keys_equal(next, key.user_key) => {}
                 Some(next) => return seek_before(inner, &KeyBoundary::After(next.into()), order).map(|()| true),
                 None => {
@@ -223,13 +186,12 @@ impl SnapshotIter {
 
     /// Skips newer entries. After a seek nothing else is skipped, because the caller may step in the other direction.
     fn skip_newer(&mut self, forward: bool) -> Result<()> {
-        while let Some((key, _)) = self.inner.head().filter(|(key, _)| key.seqno > self.read_seqno) {
-            let is_beyond = match (forward, &self.bounds) {
-                (true, (_, Bound::Included(end))) => self.order.cmp(key.user_key, end).is_gt(),
-                (true, (_, Bound::Excluded(end))) => self.order.cmp(key.user_key, end).is_ge(),
-                (false, (Bound::Included(start) | Bound::Excluded(start), _)) => {
-                    self.order.cmp(key.user_key, start).is_lt()
-                }
+        let IterSource { order, bounds, read_at, .. } = &self.source;
+        while let Some((key, _)) = self.inner.head().filter(|(key, _)| key.seqno > read_at.seqno) {
+            let is_beyond = match (forward, bounds) {
+                (true, (_, Bound::Included(end))) => order.cmp(key.user_key, end).is_gt(),
+                (true, (_, Bound::Excluded(end))) => order.cmp(key.user_key, end).is_ge(),
+                (false, (Bound::Included(start) | Bound::Excluded(start), _)) => order.cmp(key.user_key, start).is_lt(),
                 _ => false,
             };
             if is_beyond {
@@ -244,7 +206,7 @@ impl SnapshotIter {
 /// All entries are older than the range deletes of the transaction.
 impl SkippingIter for SnapshotIter {
     fn skip_forward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
-        let is_older = self.read_seqno < seqno;
+        let is_older = self.source.read_at.seqno < seqno;
         if is_older {
             self.tombstones = 0;
             seek_behind(&mut self.inner, boundary, order)?;
@@ -254,7 +216,7 @@ impl SkippingIter for SnapshotIter {
     }
 
     fn skip_backward(&mut self, boundary: &KeyBoundary, seqno: SeqNo, order: &KeyOrder) -> Result<bool> {
-        let is_older = self.read_seqno < seqno;
+        let is_older = self.source.read_at.seqno < seqno;
         if is_older {
             self.tombstones = 0;
             seek_before(&mut self.inner, boundary, order)?;
