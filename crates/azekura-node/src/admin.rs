@@ -1,0 +1,138 @@
+//! Requests that form and change the cluster: `/cluster/...`.
+
+use crate::error::Failure;
+use crate::node::Node;
+use axum::Json;
+use axum::extract::{OriginalUri, State};
+use axum::http::Uri;
+use axum::response::{IntoResponse, Response};
+use openraft::BasicNode;
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A new learner has caught up, or a new membership is committed, within this time; otherwise the change goes on, and
+/// the answer says that its outcome is unknown.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
+
+type Shared = State<Arc<Node>>;
+
+async fn answer<F>(uri: &Uri, change: F) -> Response
+where
+    F: Future<Output = Result<Response, Failure>>,
+{
+    let changed = tokio::time::timeout(CHANGE_TIMEOUT, change).await;
+    let changed = changed.unwrap_or_else(|_| {
+        Err(Failure::UnknownOutcome(format!("the change takes longer than {} s", CHANGE_TIMEOUT.as_secs())))
+    });
+    changed.unwrap_or_else(|failure| failure.response(uri))
+}
+
+/// The first members, by id, with their addresses.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct InitBody {
+    nodes: BTreeMap<u64, String>,
+}
+
+/// `POST /cluster/init`, on one node that has no cluster yet.
+pub(crate) async fn init(State(node): Shared, OriginalUri(uri): OriginalUri, Json(body): Json<InitBody>) -> Response {
+    let change = async {
+        let nodes: BTreeMap<u64, BasicNode> = body
+            .nodes
+            .into_iter()
+            .map(|(id, address)| Ok((id, BasicNode { addr: checked_address(address)? })))
+            .collect::<Result<_, Failure>>()?;
+        node.raft.initialize(nodes).await?;
+        Ok(Json(json!({})).into_response())
+    };
+    answer(&uri, change).await
+}
+
+/// Addresses are those of `reqwest`, without a slash at the end.
+fn checked_address(address: String) -> Result<String, Failure> {
+    let address = address.trim_end_matches('/').to_owned();
+    match reqwest::Url::parse(&address) {
+        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() && url.path() == "/" => Ok(address),
+        _ => Err(Failure::Invalid(format!("`{address}` is not an address like http://127.0.0.1:7001"))),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LearnerBody {
+    id: u64,
+    address: String,
+}
+
+/// `POST /cluster/add-learner`: returns when the learner has caught up.
+pub(crate) async fn add_learner(
+    State(node): Shared,
+    OriginalUri(uri): OriginalUri,
+    Json(body): Json<LearnerBody>,
+) -> Response {
+    let change = async {
+        let member = BasicNode { addr: checked_address(body.address)? };
+        let added = node.raft.add_learner(body.id, member, true).await?;
+        Ok(Json(json!({ "index": added.log_id.index })).into_response())
+    };
+    answer(&uri, change).await
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MembershipBody {
+    voters: BTreeSet<u64>,
+    /// Whether voters that are removed stay as learners.
+    #[serde(default)]
+    retain: bool,
+}
+
+/// `POST /cluster/change-membership`: the voters, all of which are learners or voters already.
+pub(crate) async fn change_membership(
+    State(node): Shared,
+    OriginalUri(uri): OriginalUri,
+    Json(body): Json<MembershipBody>,
+) -> Response {
+    let change = async {
+        let changed = node.raft.change_membership(body.voters, body.retain).await?;
+        Ok(Json(json!({ "index": changed.log_id.index })).into_response())
+    };
+    answer(&uri, change).await
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TransferBody {
+    to: u64,
+}
+
+/// `POST /cluster/transfer-leader`: asks another voter to become the leader, and does not wait for it.
+pub(crate) async fn transfer_leader(
+    State(node): Shared,
+    OriginalUri(uri): OriginalUri,
+    Json(body): Json<TransferBody>,
+) -> Response {
+    let change = async {
+        node.raft.as_leader()?;
+        node.raft.trigger().transfer_leader(body.to).await?;
+        Ok(Json(json!({})).into_response())
+    };
+    answer(&uri, change).await
+}
+
+/// `GET /cluster/metrics`: what Raft says of this node.
+pub(crate) async fn metrics(State(node): Shared) -> Response {
+    Json(node.raft_metrics()).into_response()
+}
+
+/// `GET /health`: 200 if this node knows a leader.
+pub(crate) async fn health(State(node): Shared) -> Result<Response, Failure> {
+    match node.raft.current_leader().await {
+        Some(leader) => Ok(Json(json!({ "leader": leader })).into_response()),
+        None => Err(Failure::NotLeader(None)),
+    }
+}

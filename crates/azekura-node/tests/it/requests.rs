@@ -1,0 +1,260 @@
+//! Requests of clients and of strangers.
+
+use crate::cluster::{Cluster, client_with_timeout, wait_for};
+use reqwest::header::{ETAG, IF_MATCH, IF_NONE_MATCH, RETRY_AFTER};
+use reqwest::{Certificate, Client, Method, StatusCode};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+/// The word that says why a request failed.
+async fn error_of(request: reqwest::RequestBuilder) -> (StatusCode, String) {
+    let response = request.send().await.unwrap();
+    let status = response.status();
+    let body: Value = response.json().await.unwrap_or_default();
+    (status, body["error"].as_str().unwrap_or_default().to_owned())
+}
+
+fn error(status: u16, word: &str) -> (StatusCode, String) {
+    (StatusCode::from_u16(status).unwrap(), word.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_written_and_read() {
+    let cluster = Cluster::of_three(&[]).await;
+    let path = "/kv/caf%C3%A9/%00%ff/a%20b"; // a key with bytes that are not UTF-8, and a slash
+    assert_eq!(error_of(cluster.get(2, path)).await, error(404, "not-found"));
+    assert!(cluster.put(2, path, "one").send().await.unwrap().status().is_success());
+    let response = cluster.get(3, path).send().await.unwrap();
+    let etag = response.headers()[ETAG].clone();
+    assert_eq!(response.bytes().await.unwrap(), "one");
+
+    let put = |body: &'static str| cluster.put(1, path, body);
+    assert_eq!(error_of(put("two").header(IF_NONE_MATCH, "*")).await, error(409, "conflict"));
+    assert!(put("two").header(IF_MATCH, &etag).send().await.unwrap().status().is_success());
+    assert_eq!(error_of(put("three").header(IF_MATCH, &etag)).await, error(409, "conflict"));
+    assert_eq!(error_of(put("three").header(IF_MATCH, "two")).await, error(400, "invalid"));
+    assert!(put("three").header(IF_MATCH, "*").send().await.unwrap().status().is_success());
+    let delete = || cluster.request(Method::DELETE, 3, path);
+    assert!(delete().send().await.unwrap().status().is_success());
+    assert_eq!(error_of(delete().header(IF_MATCH, "*")).await, error(409, "conflict"));
+    assert_eq!(error_of(cluster.get(1, path)).await, error(404, "not-found"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scans_return_pages() {
+    let cluster = Cluster::of_three(&[]).await;
+    let change = |partition: &str, key: String| json!({ "partition": partition, "key": key, "value": "eA==" });
+    let changes: Vec<Value> = (0..25).map(|i| change("p", format!("%FF{i:02}"))).collect();
+    let others = ["o", "q", "pp"].map(|partition| change(partition, "%FF00".into()));
+    let changes = [changes, others.to_vec(), vec![change("p", "a".into())]].concat();
+    let batch = json!({ "changes": changes });
+    assert!(cluster.post(1, "/batch", &batch).send().await.unwrap().status().is_success());
+    let (mut keys, mut after, mut pages) = (Vec::new(), String::new(), 0);
+    loop {
+        let path = format!("/kv/p?prefix=%FF&limit=10{after}");
+        let page: Value = cluster.get(2, &path).send().await.unwrap().json().await.unwrap();
+        keys.extend(
+            page["records"].as_array().unwrap().iter().map(|record| record["key"].as_str().unwrap().to_owned()),
+        );
+        pages += 1;
+        match page["next"].as_str() {
+            Some(next) => after = format!("&after={next}"),
+            None => break,
+        }
+    }
+    assert_eq!((keys, pages), ((0..25).map(|i| format!("%FF{i:02}")).collect(), 3));
+    let removal = json!({ "changes": [{ "partition": "p", "prefix": "%FF" }] });
+    assert!(cluster.post(1, "/batch", &removal).send().await.unwrap().status().is_success());
+    let page: Value = cluster.get(1, "/kv/p").send().await.unwrap().json().await.unwrap();
+    assert_eq!(page, json!({ "records": [{ "key": "a", "value": "eA==" }] }));
+    let page: Value = cluster.get(1, "/kv/pp").send().await.unwrap().json().await.unwrap();
+    assert_eq!(page["records"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_change_all_or_nothing() {
+    let cluster = Cluster::of_three(&[]).await;
+    let send = |body: Value| cluster.post(3, "/batch", &body);
+    let set = |key: &str, value: &str| json!({ "partition": "p", "key": key, "value": value });
+    let absent = |key: &str| json!({ "partition": "p", "key": key });
+    let first = json!({ "conditions": [absent("a")], "changes": [set("a", "eA=="), set("b", "eQ==")] });
+    assert!(send(first.clone()).send().await.unwrap().status().is_success());
+    let refused: Value = send(first).send().await.unwrap().json().await.unwrap();
+    assert_eq!((&refused["partition"], &refused["key"]), (&json!("p"), &json!("a")));
+    let second = json!({ "conditions": [set("a", "eA=="), absent("c")], "changes": [absent("a"), set("c", "eA==")] });
+    assert!(send(second).send().await.unwrap().status().is_success());
+    assert_eq!(cluster.get(1, "/kv/p/a").send().await.unwrap().status(), StatusCode::NOT_FOUND);
+    assert_eq!(cluster.get(1, "/kv/p/c").send().await.unwrap().bytes().await.unwrap(), "x");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_requests_are_refused() {
+    let cluster = Cluster::of_three(&["--max-write-len", "100000"]).await;
+    let long = json!({ "changes": [{ "partition": "p", "key": "k".repeat(65_534) }] });
+    assert_eq!(error_of(cluster.post(1, "/batch", &long)).await, error(400, "invalid"));
+    assert_eq!(error_of(cluster.put(1, &format!("/kv/{}/k", "p".repeat(256)), "x")).await, error(400, "invalid"));
+    assert_eq!(error_of(cluster.put(1, "/kv/%FF/k", "x")).await, error(400, "invalid"));
+    assert_eq!(error_of(cluster.put(1, "/kv/p/k", vec![0; 100_000])).await, error(413, "too-large"));
+    // The connection may end before all of the body is sent, so it is not one that is used again.
+    let url = format!("{}/kv/p/k", cluster.address(1));
+    let much_too_large = client_with_timeout(20).put(url).body(vec![0; 2 << 20]).send().await;
+    assert!(much_too_large.is_err() || much_too_large.unwrap().status() == 413);
+    for query in ["limit=0", "limit=10001", "limit=x", "stale=maybe", "order=descending"] {
+        assert_eq!(error_of(cluster.get(1, &format!("/kv/p?{query}"))).await, error(400, "invalid"), "{query}");
+    }
+    let change = |change: Value| cluster.post(1, "/batch", &json!({ "changes": [change] }));
+    for wrong in [
+        json!({ "partition": "p", "value": "eA==" }),
+        json!({ "partition": "p", "key": "k", "prefix": "k" }),
+        json!({ "partition": "p", "prefix": "k", "value": "eA==" }),
+        json!({ "partition": "p", "key": "k", "value": "no Base64" }),
+        json!({ "partition": "", "key": "k" }),
+    ] {
+        assert_eq!(error_of(change(wrong.clone())).await, error(400, "invalid"), "{wrong}");
+    }
+    assert!(
+        change(json!({ "partition": "p", "key": "k", "colour": 1 })).send().await.unwrap().status().is_client_error()
+    );
+    assert!(cluster.request(Method::POST, 1, "/batch").body("{").send().await.unwrap().status().is_client_error());
+    let many = json!({ "changes": vec![json!({ "partition": "p", "key": "k" }); 10_001] });
+    assert_eq!(error_of(cluster.post(1, "/batch", &many)).await, error(413, "too-large"));
+    let init = json!({ "nodes": { "1": cluster.address(1) } });
+    assert_eq!(error_of(cluster.post(1, "/cluster/init", &init)).await, error(409, "refused"));
+    let learner = json!({ "id": 4, "address": "127.0.0.1:1" });
+    assert_eq!(error_of(cluster.post(1, "/cluster/add-learner", &learner)).await, error(400, "invalid"));
+    let voters = json!({ "voters": [1, 9] });
+    assert_eq!(error_of(cluster.post(1, "/cluster/change-membership", &voters)).await, error(409, "refused"));
+    assert_eq!(cluster.get(1, "/kv/p").send().await.unwrap().text().await.unwrap(), "{\"records\":[]}");
+}
+
+/// Messages that are not of the cluster change nothing, whatever is in them.
+#[tokio::test(flavor = "multi_thread")]
+async fn foreign_messages_are_refused() {
+    let mut cluster = Cluster::of_three(&["--cluster", "mine"]).await;
+    let before = cluster.metrics(2).await.unwrap();
+    let message = |path: &str, cluster_name: &str, target: u64| {
+        let request = cluster.request(Method::POST, 2, path).body(vec![0x80]);
+        request.header("x-azekura-cluster", cluster_name).header("x-azekura-target", target)
+    };
+    let paths = ["append", "vote", "pre-vote", "transfer-leader", "snapshot", "snapshot/frame"];
+    for path in paths.map(|path| format!("/raft/{path}")) {
+        assert_eq!(error_of(message(&path, "theirs", 2)).await, error(421, "misdirected"), "{path}");
+        assert_eq!(error_of(message(&path, "mine", 3)).await, error(421, "misdirected"), "{path}");
+        let (status, _) = error_of(message(&path, "mine", 2)).await;
+        assert!(status == 400 || status == 409, "{path}: {status}");
+    }
+    let after = cluster.metrics(2).await.unwrap();
+    assert_eq!((&before["vote"], &before["current_term"]), (&after["vote"], &after["current_term"]));
+    // A directory belongs to one node of one cluster.
+    cluster.kill(2).await;
+    for (id, name) in [("2", "theirs"), ("4", "mine")] {
+        let mut command = cluster.command(2);
+        let status = command.args(["--id", id, "--cluster", name]).status().await.unwrap();
+        assert!(!status.success(), "node {id} of cluster {name}");
+    }
+    assert!(cluster.logs().contains("the directory is that of node 2 of cluster `mine`, not of node 4"));
+    cluster.start(2).await;
+    cluster.assert_nodes_agree("p").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_beyond_the_limit_wait() {
+    let mut cluster = Cluster::new(&["--max-requests", "1"]);
+    cluster.form(1..=1).await;
+    assert!(cluster.put(1, "/kv/p/k", "x").send().await.unwrap().status().is_success());
+    // A request whose body does not come.
+    let address = cluster.address(1).replace("http://", "");
+    let mut slow = TcpStream::connect(&address).await.unwrap();
+    slow.write_all(b"PUT /kv/p/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n").await.unwrap();
+    let refused = wait_for("a request is refused", || async {
+        let response = cluster.get(1, "/kv/p/k").send().await.unwrap();
+        (response.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(response)
+    });
+    assert!(refused.await.headers().contains_key(RETRY_AFTER));
+    drop(slow);
+    wait_for("the next request is answered", || async {
+        (cluster.get(1, "/kv/p/k").send().await.unwrap().status() == StatusCode::OK).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_majority_nothing_is_promised() {
+    let mut cluster = Cluster::of_three(&["--request-timeout-ms", "500"]).await;
+    assert!(cluster.put(1, "/kv/p/k", "x").send().await.unwrap().status().is_success());
+    cluster.kill(2).await;
+    cluster.kill(3).await;
+    let (status, word) = error_of(cluster.put(1, "/kv/p/k", "y")).await;
+    // The node may still take itself for the leader, or know none.
+    assert!([error(504, "unknown-outcome"), error(503, "no-leader")].contains(&(status, word.clone())), "{word}");
+    let (status, word) = error_of(cluster.get(1, "/kv/p/k")).await;
+    assert!([error(503, "unavailable"), error(503, "no-leader")].contains(&(status, word.clone())), "{word}");
+    assert_eq!(cluster.get(1, "/kv/p/k?stale=true").send().await.unwrap().bytes().await.unwrap(), "x");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_speak_tls_and_need_the_token() {
+    let key = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into(), "localhost".into()]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: String| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let cert = file("cert.pem", key.cert.pem());
+    let private = file("key.pem", key.signing_key.serialize_pem());
+    let arguments = ["--token", "secret", "--tls-cert", &cert, "--tls-key", &private, "--tls-ca", &cert];
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = |token: Option<&str>| {
+        let headers = token.map(|token| ("authorization".parse().unwrap(), format!("Bearer {token}").parse().unwrap()));
+        let authority = Certificate::from_pem(key.cert.pem().as_bytes()).unwrap();
+        let client = Client::builder().no_proxy().tls_certs_only([authority]);
+        client.default_headers(headers.into_iter().collect()).build().unwrap()
+    };
+    let mut cluster = Cluster::with_tls(&arguments, client(Some("secret")));
+    cluster.form(1..=3).await;
+    let leader = cluster.wait_for_leader().await;
+    assert!(cluster.put(leader, "/kv/p/k", "x").send().await.unwrap().status().is_success());
+    for (path, method) in [("/kv/p/k", Method::GET), ("/raft/vote", Method::POST), ("/metrics", Method::GET)] {
+        for token in [None, Some("secre"), Some("secrets")] {
+            let request = client(token).request(method.clone(), format!("{}{path}", cluster.address(leader)));
+            assert_eq!(error_of(request).await, error(401, "unauthorized"), "{path} {token:?}");
+        }
+    }
+    cluster.assert_nodes_agree("p").await;
+    let plain = client(None).get(cluster.address(leader).replace("https", "http")).send().await;
+    assert!(plain.is_err() || !plain.unwrap().status().is_success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_are_in_the_open_format() {
+    let mut cluster = Cluster::new(&[]);
+    cluster.form(1..=1).await;
+    assert!(cluster.put(1, "/kv/p/k", "x").send().await.unwrap().status().is_success());
+    let text = cluster.get(1, "/metrics").send().await.unwrap().text().await.unwrap();
+    for line in [
+        "azekura_raft_is_leader 1.0",
+        "azekura_http_requests_total{route=\"/kv/{partition}/{*key}\",status=\"200\"} 1",
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is missing:\n{text}");
+    }
+    let commits = text.lines().find_map(|line| line.strip_prefix("azekura_database_commits ")).unwrap();
+    assert!(commits.parse::<f64>().unwrap() >= 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_a_node_in_order() {
+    let mut cluster = Cluster::new(&[]);
+    cluster.form(1..=1).await;
+    assert!(cluster.put(1, "/kv/p/k", "x").send().await.unwrap().status().is_success());
+    cluster.signal(1, Signal::TERM);
+    assert!(cluster.nodes.get_mut(&1).unwrap().wait().await.unwrap().success(), "{}", cluster.logs());
+    let beyond_loopback = cluster.command(1).args(["--listen", "0.0.0.0:0"]).status().await.unwrap();
+    assert!(!beyond_loopback.success(), "a node beyond loopback needs TLS and a token");
+    cluster.start(1).await;
+    cluster.wait_for_leader().await;
+    assert_eq!(cluster.get(1, "/kv/p/k").send().await.unwrap().bytes().await.unwrap(), "x");
+}
