@@ -158,7 +158,7 @@ impl UnfinishedBlobFile {
             next_ordinal = ordinal + 1;
         }
         debug_assert_eq!(writer.end_offset(), end, "the file ends with the last referenced value");
-        // Before the footer is written, because the next open uses a file with a footer as it is.
+        // Before the footer is written, so that a file with a footer has all of its values.
         file.sync_data()?;
         let meta = writer.finish()?;
         file.sync_data()?;

@@ -259,8 +259,11 @@ pub(crate) enum IncompleteFiles {
 }
 
 impl UnfinishedBlobFiles {
-    /// Makes ordinary blob files of them, durably, so that the manifest can name them. Complete files are used as they
-    /// are. `context` may be the context of any tree.
+    /// Makes ordinary blob files of them, durably, so that the manifest can name them. `context` may be the context of
+    /// any tree.
+    ///
+    /// A file with a footer is no exception: the sync that finished it may have failed, and have left clean pages that
+    /// were never written.
     ///
     /// # Errors
     /// Those of reading and writing. The manifest names no new file then, so the next open starts again. New files
@@ -274,10 +277,7 @@ impl UnfinishedBlobFiles {
         let (mut adopted, mut unneeded) = (Vec::new(), Vec::new());
         let mut torn: BTreeMap<PartitionId, Vec<(FileNumber, &UnfinishedBlobFile)>> = BTreeMap::new();
         for (id, found) in self.unfinished_files() {
-            if let Some(meta) = complete_file_meta(context, id, found) {
-                context.fs.open(&found.file.path(), OpenMode::Write)?.sync_data()?;
-                adopted.push((found.partition, meta));
-            } else if let IncompleteFiles::FinishInPlace { wal_is_damaged } = incomplete {
+            if let IncompleteFiles::FinishInPlace { wal_is_damaged } = incomplete {
                 let file = context.fs.open(&found.file.path(), OpenMode::Write)?;
                 let meta = found.finish_in_place(id, file, created_ms, wal_is_damaged);
                 adopted.push((found.partition, meta.map_err(|error| error.in_file(found.file.path()))?));
@@ -302,7 +302,7 @@ impl UnfinishedBlobFiles {
             adopted.extend(outputs.blobs.drain(..).map(|meta| (partition, meta)));
         }
         if !adopted.is_empty() {
-            context.fs.sync_dir(&context.dir)?; // for the names of the complete files too
+            context.fs.sync_dir(&context.dir)?; // for the names of files that were finished in place too
         }
         outputs.keep();
         // The incomplete files are removed once the manifest is written. An open handle would keep their space
@@ -320,16 +320,4 @@ impl UnfinishedBlobFiles {
         });
         direct_blobs.collect()
     }
-}
-
-/// The metadata for the manifest, if the file is complete and contains every value that the WAL points to.
-fn complete_file_meta(context: &TreeContext, id: FileNumber, found: &UnfinishedBlobFile) -> Option<BlobFileMeta> {
-    let files = context.files.blob_files();
-    let meta = BlobFile::read_meta(&files, &context.cache, id).ok()?;
-    let file = BlobFile::new(&files, Arc::clone(&context.cache), id, meta.size);
-    let opened = file.head().ok()?;
-    let section = opened.metaindex.section(id).filter(|section| !section.rewritten)?;
-    let alone = meta.sections.len() == 1;
-    let has_all_values = found.frames.iter().all(|(at, frame)| section.check_pointer(*at, *frame).is_some());
-    (alone && has_all_values).then_some(meta)
 }

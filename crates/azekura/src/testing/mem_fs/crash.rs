@@ -82,7 +82,9 @@ impl SurvivalPattern {
 
 fn surviving_file(file: &FileNode, survival: Survival, rng: &mut SeededRng) -> FileNode {
     if survival == Survival::Everything {
-        return FileNode::new_synced(file.live.clone());
+        let mut file = file.clone();
+        file.sync();
+        return file;
     }
     let mut content = file.synced.clone();
     let count = file.pending.len();

@@ -38,6 +38,8 @@ pub(crate) struct FileNode {
     pub(crate) live: FileContent,
     pub(crate) synced: FileContent,
     pub(crate) pending: Vec<FileOp>,
+    /// Whether `live` has changes that are not in `pending` and that no sync makes durable.
+    pub(crate) has_lost_writes: bool,
     /// Approximate memory use of `pending` in bytes.
     weight: u64,
 }
@@ -51,7 +53,7 @@ const FREE_WEIGHT: u64 = 1 << 20;
 impl FileNode {
     /// A file whose live state is synced.
     pub(crate) fn new_synced(content: FileContent) -> FileNode {
-        FileNode { live: content.clone(), synced: content, pending: Vec::new(), weight: 0 }
+        FileNode { live: content.clone(), synced: content, ..FileNode::default() }
     }
 
     /// Stores bytes, growing the file if needed.
@@ -72,11 +74,29 @@ impl FileNode {
 
     /// Makes bytes and length durable.
     pub(crate) fn sync(&mut self) {
-        if !self.pending.is_empty() {
+        if self.has_lost_writes {
+            for op in &self.pending {
+                match op {
+                    FileOp::Length(len) => self.synced.set_length(*len),
+                    FileOp::Store { offset, bytes, .. } => {
+                        let len = self.synced.length().max(offset + bytes.len() as u64);
+                        self.synced.store(bytes, *offset);
+                        self.synced.set_length(len);
+                    }
+                }
+            }
+        } else if !self.pending.is_empty() {
             self.synced = self.live.clone();
-            self.pending.clear();
-            self.weight = 0;
         }
+        self.pending.clear();
+        self.weight = 0;
+    }
+
+    /// Forgets the pending changes: reads return them until the power fails, but no sync makes them durable.
+    pub(crate) fn lose_pending(&mut self) {
+        self.has_lost_writes |= !self.pending.is_empty();
+        self.pending.clear();
+        self.weight = 0;
     }
 
     fn push(&mut self, op: FileOp) {

@@ -55,6 +55,13 @@ impl MemFs {
         lock_tree(&self.tree).crash(survival, seed);
     }
 
+    /// Loses the unsynced changes of the files with a name that contains `part`, as a system does that could not write
+    /// pages back and counts them as clean. Reads return the changes until the power fails. The next sync succeeds and
+    /// does not make them durable, unless the same bytes were written again before.
+    pub fn lose_unsynced_writes(&self, part: &str) {
+        lock_tree(&self.tree).lose_unsynced_writes(part);
+    }
+
     /// Creates another file system in the same state, including unsynced changes, without open files. So a test can
     /// crash one state in many ways. The cost depends on the number of files, not on their lengths.
     #[must_use]

@@ -121,7 +121,7 @@ impl MemFsTree {
         self.unmap_all();
         for (ino, inode) in &mut self.inodes {
             let dirty = match &**inode {
-                Inode::File(file) => !file.pending.is_empty(),
+                Inode::File(file) => !file.pending.is_empty() || file.has_lost_writes,
                 Inode::Dir(dir) => !dir.pending.is_empty(),
             };
             if dirty {
@@ -172,6 +172,21 @@ impl MemFsTree {
         match self.inode(ino) {
             Inode::File(file) => Ok(file),
             Inode::Dir(_) => Err(io::ErrorKind::IsADirectory.into()),
+        }
+    }
+
+    /// Loses the pending changes of the files with a name that contains `part`.
+    pub(crate) fn lose_unsynced_writes(&mut self, part: &str) {
+        let dirs = self.inodes.values().filter_map(|inode| match &**inode {
+            Inode::Dir(dir) => Some(dir),
+            Inode::File(_) => None,
+        });
+        let names = dirs.flat_map(|dir| &dir.live).filter(|(name, _)| name.contains(part));
+        let found: Vec<Ino> = names.map(|(_, ino)| *ino).collect();
+        for ino in found {
+            if let Ok(file) = self.file_mut(ino) {
+                file.lose_pending();
+            }
         }
     }
 

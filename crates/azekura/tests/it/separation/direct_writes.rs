@@ -424,6 +424,30 @@ fn failed_blob_sync_spares_refused_commits() {
     check_keys(&part, 4, 0);
 }
 
+/// The sync of a finished file failed, and with it the flush. The page cache had the whole file, and the next open named
+/// it in the manifest as it was. The system may count pages as clean that it could not write, and report success at the
+/// next sync. Power loss then left a file without its end, and no open succeeded.
+#[test]
+fn file_of_a_failed_flush_is_written_again() {
+    let (machine, _) = new_machine();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (db, part) = open(&fs);
+    (0..3).for_each(|n| insert_round(&part, n, 0));
+    db.persist(PersistMode::SyncData).unwrap();
+    faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob").forever());
+    assert!(part.flush().is_err());
+    machine.lose_unsynced_writes(".blob");
+    let (killed, fs) = after_kill(&machine);
+    let (db_after, part_after) = open(&fs);
+    check_keys(&part_after, 3, 0);
+    let (_, fs) = after_crash(&killed, Survival::Nothing, 0);
+    let (_db, part) = open(&fs);
+    check_keys(&part, 3, 0);
+    assert_clean(&fs);
+    drop((db, db_after));
+}
+
 /// The sync of a later value in the file failed, and with it a batch whose value was durable.
 #[test]
 fn durable_value_outlives_a_later_failed_sync() {
