@@ -10,8 +10,9 @@
 //!    The whole WAL is validated before anything is written, so a failed open changes nothing. The exception are
 //!    mapped pools: a replayed record changes the file of such a pool at once. If a mapped pool survives power loss,
 //!    the WAL is synced before the replay.
-//! 5. Sync the replayed segments, because they may be in the page cache only. If damage was skipped, rewrite the WAL
-//!    to new segments instead.
+//! 5. Sync the replayed segments, because they may be in the page cache only. What no watermark covers is written again
+//!    before, with the same bytes, because a sync that failed earlier may have left clean pages that never reached the
+//!    device. If damage was skipped, rewrite the WAL to new segments.
 //! 6. Make ordinary blob files of the direct blob files that the WAL points into, on a full disk in place.
 //! 7. Write a new manifest that records the end of the WAL, remove orphaned files, begin a new WAL segment, and start
 //!    the workers.
@@ -57,7 +58,7 @@ use crate::wal::format::{
     segment_path,
 };
 use crate::wal::reader::removable_segments;
-use crate::wal::segment::WAL_PAGE_SIZE;
+use crate::wal::segment::{WAL_PAGE_SIZE, write_again};
 use crate::wal::writer::SKIPPED_EPOCHS_MAX;
 use crate::wal::{self, PartitionSeqno, RecoveryMode, Wal, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
 
@@ -415,8 +416,8 @@ impl RecoveryState {
         report.last_seqno.max(in_trees.unwrap_or_default())
     }
 
-    /// Makes the replayed WAL durable. If the replay found gaps, rewrites the WAL without them, so that every later
-    /// replay reads it to its end.
+    /// Makes the replayed WAL durable: writes the part again that may not be, and syncs it. If the replay found gaps,
+    /// rewrites the WAL without them, so that every later replay reads it to its end.
     fn make_wal_durable(
         &self,
         config: &Config,
@@ -426,7 +427,15 @@ impl RecoveryState {
         let (fs, dir) = (&config.fs, &config.path);
         // Before a rewrite too, because the new manifest states that the whole WAL is durable.
         for segment in &report.segments {
-            fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
+            let file = fs.open(&segment_path(dir, segment.file), OpenMode::Write)?;
+            if !report.has_gaps && segment.may_be_unsynced(report.durable_through) {
+                match write_again(&*file, segment.end_offset) {
+                    // Only on file systems that do not overwrite in place. The database must open on a full disk.
+                    Err(error) if error.kind() == ErrorKind::OutOfSpace => {}
+                    written => written?,
+                }
+            }
+            file.sync_data()?;
         }
         if report.has_gaps {
             let rewrite = wal::WalRewriteOptions {

@@ -47,6 +47,14 @@ pub(crate) struct WalSegmentInfo {
     pub(crate) end_offset: u64,
 }
 
+impl WalSegmentInfo {
+    /// Whether some of the segment may not be durable if the WAL is durable through `durable`. That of an empty segment
+    /// may be the header.
+    pub(crate) fn may_be_unsynced(&self, durable: SeqNo) -> bool {
+        self.last_seqno > durable || self.last_seqno < self.first_seqno
+    }
+}
+
 /// Counters since the WAL was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WalStats {
@@ -159,6 +167,8 @@ pub(crate) struct WalReplayReport {
     pub(crate) has_gaps: bool,
     /// No partition needs a record up to here.
     pub(crate) flushed_through: SeqNo,
+    /// The manifest, a permanent file or a frame states that the WAL is durable up to here.
+    pub(crate) durable_through: SeqNo,
 }
 
 impl WalReplayReport {

@@ -59,6 +59,7 @@ impl<'a> WalReader<'a> {
             last_seqno: unneeded,
             last_epoch,
             flushed_through: unneeded,
+            durable_through: permanent.max(end),
             ..WalReplayReport::default()
         };
         WalReader {
@@ -154,8 +155,12 @@ impl<'a> WalReader<'a> {
         while bound != Some(self.report.last_seqno) {
             let at = reader.position();
             let stop = match reader.next()? {
-                LogReadResult::Watermark(_) => None,
+                LogReadResult::Watermark(durable) => {
+                    self.note_durable(durable);
+                    None
+                }
                 LogReadResult::Record(record) if bound.is_none_or(|bound| record.last() <= bound) => {
+                    self.note_durable(record.durable_seqno);
                     let refused = self.apply_commit(record.first_seqno, record.count, &mut reader)?;
                     refused.map(|reason| (at, Some(reason)))
                 }
@@ -206,6 +211,11 @@ impl<'a> WalReader<'a> {
             self.report.last_seqno = reader.last();
         }
         Ok(refused)
+    }
+
+    /// Records what a frame states about the durable part of the WAL.
+    fn note_durable(&mut self, durable: SeqNo) {
+        self.report.durable_through = self.report.durable_through.max(durable);
     }
 
     /// Records how far a segment was read.
@@ -576,8 +586,9 @@ fn salvage_segment(wal_reader: &mut WalReader<'_>, segment: &WalSegmentFile, bou
         wal_reader.record_progress(segment, reader.end());
         let at = reader.position();
         match reader.next()? {
-            LogReadResult::Watermark(_) => {}
+            LogReadResult::Watermark(durable) => wal_reader.note_durable(durable),
             LogReadResult::Record(record) => {
+                wal_reader.note_durable(record.durable_seqno);
                 let counts = record.first_seqno > wal_reader.report.last_seqno && record.last() <= bound;
                 wal_reader.report.has_gaps |=
                     counts && (skipped || record.first_seqno.0 != wal_reader.report.last_seqno.0 + 1);

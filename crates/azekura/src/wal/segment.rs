@@ -60,6 +60,25 @@ pub(crate) fn random_file_id(env: &dyn Env) -> [u8; 16] {
     id
 }
 
+/// Number of bytes that [`write_again`] reads and writes at a time.
+const WRITE_AGAIN_LEN: u64 = 256 << 10;
+
+/// Writes the bytes of a segment up to `end` again, so that the next sync covers them: after a failed sync of an
+/// earlier process, the system may count pages as clean that it has not written.
+///
+/// # Errors
+/// `Io` and `OutOfSpace`; the bytes are unchanged.
+pub(crate) fn write_again(file: &dyn File, end: u64) -> Result<()> {
+    let (mut bytes, mut at) = (Vec::new(), 0);
+    while at < end {
+        bytes.resize(WRITE_AGAIN_LEN.min(end - at) as usize, 0);
+        file.read_exact_at(&mut bytes, at)?;
+        file.write_at(&bytes, at)?;
+        at += bytes.len() as u64;
+    }
+    Ok(())
+}
+
 /// The segment that frames are appended to. Not thread safe.
 #[derive(Debug)]
 pub(crate) struct ActiveWalSegment {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{MemFs, Survival, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestEnv};
 use azekura::{
     Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions, RecoveryMode,
     Result,
@@ -733,4 +733,39 @@ fn metrics_serialize_when_a_path_is_not_utf8() {
     let db = config.recovery_mode(RecoveryMode::PointInTime).open().unwrap();
     let json = serde_json::to_value(db.metrics()).unwrap();
     assert_eq!(json["dropped_after_damage"]["file"], format!("/db-\u{fffd}/{segment}"));
+}
+
+/// A sync of the WAL failed. The system may count pages as clean that it could not write, and report success at the next
+/// sync. The next open only synced the WAL, and recorded it as durable. Power loss then removed a part of it, with
+/// commits that were synced after that open: no strict open succeeded.
+#[test]
+fn wal_of_a_failed_sync_is_written_again() {
+    for (mapped, commits) in [(false, 3), (true, 3), (true, 300)] {
+        let machine = MemFs::new();
+        let faults = FaultFs::new(Arc::new(machine.clone()));
+        let open = |fs: Arc<dyn Fs>, salt| {
+            let config = Config::new(Path::new("/db")).fs(fs).env(Arc::new(TestEnv::new(salt))).workers(0);
+            config.wal_segment_size(64 << 10).mapped_wal(mapped).open().unwrap()
+        };
+        let insert = |db: &Database, n: u32| open_partition(db, "a").insert(format!("{n:03}"), [7; 1000]).unwrap();
+        let db = open(Arc::new(faults.clone()), 1);
+        insert(&db, 0);
+        db.persist(PersistMode::SyncAll).unwrap();
+        (1..commits).for_each(|n| insert(&db, n));
+        let fault = Fault::Error(std::io::ErrorKind::Other);
+        faults.inject(FaultPlan::new(OpKind::Sync, 1, fault).in_path(".wal"));
+        assert_eq!(db.persist(PersistMode::SyncData).unwrap_err().kind(), ErrorKind::Poisoned);
+        machine.lose_unsynced_writes(".wal");
+        let killed = after_kill(&machine);
+        let db_after = open(Arc::new(killed.clone()), 2);
+        insert(&db_after, commits);
+        db_after.persist(PersistMode::SyncAll).unwrap();
+        let lost = killed.fork();
+        lost.crash(Survival::Nothing, 0);
+        for mode in MODES {
+            let db = open_as(&lost.fork(), 3, mode).unwrap_or_else(|e| panic!("{mode:?}, mapped {mapped}: {e}"));
+            assert_eq!(partition_keys(&db, "a").len() as u32, commits + 1, "{mode:?}, mapped {mapped}");
+        }
+        drop((db, db_after));
+    }
 }
