@@ -78,7 +78,9 @@ impl EntryBuffer {
         }
         self.spans.sort_unstable_by(|a, b| {
             let by_prefix = a.key_prefix.cmp(&b.key_prefix);
-            by_prefix.then_with(|| order.cmp(a.key(bytes), b.key(bytes))).then(b.start.cmp(&a.start))
+            // An entry without bytes begins where the next one does.
+            let by_arrival = || (b.start, b.end()).cmp(&(a.start, a.end()));
+            by_prefix.then_with(|| order.cmp(a.key(bytes), b.key(bytes))).then_with(by_arrival)
         });
         self.spans.dedup_by(|later, kept| {
             later.key_prefix == kept.key_prefix && order.cmp(later.key(bytes), kept.key(bytes)).is_eq()
@@ -91,13 +93,17 @@ impl EntryBuffer {
 }
 
 impl EntrySpan {
+    fn end(&self) -> usize {
+        self.start + self.key_len as usize + self.value_len as usize
+    }
+
     fn key<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
         &bytes[self.start..self.start + self.key_len as usize]
     }
 
     fn value<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
         let start = self.start + self.key_len as usize;
-        &bytes[start..start + self.value_len as usize]
+        &bytes[start..self.end()]
     }
 }
 
@@ -126,5 +132,18 @@ mod tests {
         assert!(buffer.memory() >= 5 * size_of::<EntrySpan>());
         buffer.clear(0);
         assert!(buffer.is_empty() && buffer.memory() == 0);
+    }
+
+    /// Regression: an empty value of the empty key has no bytes, so it could replace the next value of that key.
+    #[test]
+    fn last_value_of_the_empty_key_stays() {
+        for values in [["", "1"], ["1", ""], ["", ""]] {
+            let mut buffer = EntryBuffer::default();
+            values.iter().for_each(|value| buffer.push(b"", value.as_bytes()));
+            buffer.push(b"b", b"");
+            buffer.sort(&KeyOrder::bytewise());
+            let entries: Vec<(&[u8], &[u8])> = buffer.iter().collect();
+            assert_eq!(entries, [(&b""[..], values[1].as_bytes()), (b"b", b"")], "{values:?}");
+        }
     }
 }
