@@ -102,7 +102,11 @@ pub(crate) fn seek_behind<I: InternalIter>(iter: &mut I, boundary: &KeyBoundary,
         }
         KeyBoundary::Max => {
             iter.seek_to_last()?;
-            if iter.valid() { iter.next() } else { Ok(()) }
+            // The iterator of merged values may be at the newest version of the last key, in front of older ones.
+            while iter.valid() {
+                iter.next()?;
+            }
+            Ok(())
         }
     }
 }

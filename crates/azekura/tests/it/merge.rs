@@ -408,3 +408,20 @@ fn failing_operand_hides_no_other_key() {
     operator.set(WORKS);
     assert_eq!(p.get("b").unwrap().unwrap(), "!");
 }
+
+/// Regression: an iterator of a transaction that has removed everything up to the last key never returned if that key
+/// has a value above an operand. It moved to the last key again and again.
+#[test]
+fn transaction_that_removes_operands_ends_scans() {
+    let db = azekura::Config::new("/db").fs(Arc::new(azekura::testing::MemFs::new())).workers(0).open().unwrap();
+    let components = azekura::PartitionComponents::default().merge_operator(azekura::merge_operators::append(""));
+    let part = db.open_partition_with("p", Default::default(), components).unwrap();
+    part.insert("a", "1").unwrap();
+    part.merge("z", "2").unwrap();
+    part.insert("z", "3").unwrap();
+    let mut tx = db.transaction();
+    tx.remove_range(&part, "b"..).unwrap();
+    let pairs: Vec<_> = tx.iter(&part).map(|pair| pair.unwrap().0.to_vec()).collect();
+    assert_eq!(pairs, [b"a".to_vec()]);
+    assert_eq!(tx.iter(&part).rev().count(), 1);
+}
