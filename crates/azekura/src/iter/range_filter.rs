@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::base::key_range::{KeyBoundary, KeyRange};
 use crate::base::shared_bytes::SharedBytes;
-use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::iter::InternalIter;
 use crate::iter::range_tombstones::{RangeTombstoneSpan, RangeTombstones};
 
@@ -116,14 +116,28 @@ pub(crate) fn seek_before<I: InternalIter>(iter: &mut I, boundary: &KeyBoundary,
     match boundary {
         KeyBoundary::Before(key) => iter.seek_before(InternalKey::before_versions_of(key)),
         KeyBoundary::Max => iter.seek_to_last(),
-        KeyBoundary::After(_) | KeyBoundary::Min => {
-            seek_behind(iter, boundary, order)?;
-            match iter.valid() {
-                true => iter.prev(),
-                false => iter.seek_to_last(),
-            }
+        KeyBoundary::After(key) => seek_to_versions_of(iter, key, order),
+        KeyBoundary::Min => {
+            unless_merge_failed(iter.seek_to_first())?;
+            if iter.valid() { iter.prev() } else { Ok(()) }
         }
     }
+}
+
+/// Moves to the last entry at or before all versions of `key`. The merge operator may fail for the key behind them,
+/// which is not read.
+pub(crate) fn seek_to_versions_of<I: InternalIter>(iter: &mut I, key: &[u8], order: &KeyOrder) -> Result<()> {
+    unless_merge_failed(iter.seek(InternalKey::new(key, SeqNo::ZERO)))?;
+    while iter.head().is_some_and(|(at, _)| order.keys_equal(at.user_key, key)) {
+        unless_merge_failed(iter.next())?;
+    }
+    if iter.valid() { iter.prev() } else { iter.seek_to_last() }
+}
+
+/// The result of a move to an entry whose value is not read. After `MergeFailed` the iterator is at the newest operand
+/// of the key.
+fn unless_merge_failed(moved: Result<()>) -> Result<()> {
+    moved.or_else(|error| if error.kind() == ErrorKind::MergeFailed { Ok(()) } else { Err(error) })
 }
 
 /// The entries of `iter` that no range delete covers.

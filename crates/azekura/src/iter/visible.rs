@@ -11,11 +11,11 @@ use std::ops::Bound;
 use crate::base::key::split_expiry;
 use crate::base::key_range::KeyBoundary;
 use crate::base::shared_bytes::{SHARED_LEN_MIN, SharedBytes};
-use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::dead_ranges::{DeadKeyStep, DeadKeyWalk, DeadRangesView};
 use crate::iter::iter::InternalIter;
 use crate::iter::merge::MergeDirection;
-use crate::iter::range_filter::{seek_before, seek_behind};
+use crate::iter::range_filter::{seek_before, seek_behind, seek_to_versions_of};
 
 /// After this many hidden versions of one key in a row, the iterator seeks past the rest of them.
 const MAX_SEQUENTIAL_SKIPS: usize = 8;
@@ -242,17 +242,7 @@ impl Direction for Backward {
         match start {
             Bound::Unbounded => iter.inner.seek_to_last()?,
             Bound::Excluded(key) => iter.inner.seek_before(InternalKey::before_versions_of(key))?,
-            Bound::Included(key) => {
-                iter.inner.seek(InternalKey::new(key, SeqNo::ZERO))?;
-                while iter.inner.head().is_some_and(|(at, _)| iter.order.cmp(at.user_key, key).is_eq()) {
-                    iter.inner.next()?;
-                }
-                if iter.inner.valid() {
-                    iter.inner.prev()?;
-                } else {
-                    iter.inner.seek_to_last()?;
-                }
-            }
+            Bound::Included(key) => seek_to_versions_of(&mut iter.inner, key, &iter.order)?,
         }
         iter.find_visible()
     }
@@ -392,6 +382,13 @@ impl<C: InternalIter, D: Direction> VisibleIter<C, D> {
             Some(copied) => &copied.key,
             None => self.inner.head().map_or(&[], |(key, _)| key.user_key),
         }
+    }
+
+    /// The key whose operands could not be merged, if a step or a seek has failed with `error` for that reason.
+    #[cold]
+    pub(crate) fn key_of_failed_merge(&self, error: &Error) -> Option<&[u8]> {
+        let (key, _) = self.inner.head().filter(|_| error.kind() == ErrorKind::MergeFailed)?;
+        Some(key.user_key)
     }
 
     /// The current key, record kind, and value or blob pointer, as the kind says.

@@ -425,3 +425,44 @@ fn transaction_that_removes_operands_ends_scans() {
     assert_eq!(pairs, [b"a".to_vec()]);
     assert_eq!(tx.iter(&part).rev().count(), 1);
 }
+
+/// Regression: a step failed if the operator failed for a key that the iterator does not read: the one behind the key
+/// to which the back was sought, or one behind the other end.
+#[test]
+fn operands_beyond_an_iterator_may_fail() {
+    let (dir, operator) = (TestDir::in_memory(), Arc::new(Unreliable::default()));
+    let db = Config::new(&dir.dir).fs(dir.fs.clone()).workers(0).open().unwrap();
+    let p = db.open_partition_with("p", lsm_options().max_memtable_size(1 << 20), with_operator(&operator)).unwrap();
+    for (key, operand) in [("a", "ok"), ("b", "ok"), ("d", "!"), ("e", "ok")] {
+        p.merge(key, operand).unwrap();
+    }
+    for n in 10..90 {
+        p.insert(format!("c{n}"), "deleted").unwrap();
+        p.remove(format!("c{n}")).unwrap();
+    }
+    operator.set(FAILS);
+    for _in_memory in [true, false] {
+        for key in ["b", "c", "c89"] {
+            for _remembers_deleted_keys in [false, true] {
+                let mut iter = p.iter();
+                iter.seek_back(key);
+                assert_eq!(iter.next_back().unwrap().unwrap().0, "b", "{key}");
+                assert_eq!(iter.next_back().unwrap().unwrap().0, "a");
+                assert!(iter.next_back().is_none());
+            }
+        }
+        let mut iter = p.iter();
+        iter.seek_back("c89");
+        let keys: Vec<_> = iter.by_ref().map(|pair| pair.unwrap().0).collect();
+        assert_eq!(keys, ["a", "b"], "the front ends at the back");
+        iter.seek("d\0");
+        iter.seek_back("f");
+        assert_eq!(iter.next_back().unwrap().unwrap().0, "e");
+        assert!(iter.next_back().is_none(), "the back ends at the front");
+        iter.seek("c");
+        assert_eq!(iter.next().unwrap().unwrap_err().kind(), ErrorKind::MergeFailed);
+        iter.seek_back("d");
+        assert_eq!(iter.next_back().unwrap().unwrap_err().kind(), ErrorKind::MergeFailed);
+        p.flush().unwrap();
+    }
+}

@@ -133,13 +133,13 @@ impl<D: Direction> EndState<D> {
         if self.iter.is_none() {
             other.record_key();
         }
-        let iter = match (&mut self.iter, &self.target) {
+        let (iter, moved) = match (&mut self.iter, &self.target) {
             (Some(iter), None) => {
                 if !iter.valid() {
                     return Ok(false);
                 }
-                D::step(iter)?;
-                iter
+                let moved = D::step(iter);
+                (iter, moved)
             }
             (iter, target) => {
                 let IterSource { order, bounds, .. } = source;
@@ -154,21 +154,30 @@ impl<D: Direction> EndState<D> {
                     Some(iter) => iter,
                     None => iter.insert(source.iter()?),
                 };
-                D::seek(iter, target.as_ref().map(Vec::as_slice))?;
+                let moved = D::seek(iter, target.as_ref().map(Vec::as_slice));
                 if iter.valid() {
                     self.target = None;
                 }
-                iter
+                (iter, moved)
             }
         };
+        let is_before = |key: &[u8]| {
+            let is_within = |limit| D::is_within(&source.order, limit, key);
+            other.target.as_ref().is_none_or(is_within) && is_within(&other.passed)
+        };
+        if let Err(error) = moved {
+            // A key that is not before the other end is not read, so the merge operator may fail for it.
+            let beyond = iter.key_of_failed_merge(&error).filter(|key| !is_before(key));
+            self.target = Some(Bound::Included(beyond.ok_or(error)?.to_vec()));
+            return Ok(false);
+        }
         if !iter.valid() {
             return Ok(false);
         }
         if other.iter.is_none() && other.target.is_none() {
             return Ok(true);
         }
-        let is_before = |limit| D::is_within(&source.order, limit, iter.key());
-        if !other.target.as_ref().is_none_or(is_before) || !is_before(&other.passed) {
+        if !is_before(iter.key()) {
             self.target = Some(Bound::Included(iter.key().to_vec()));
             return Ok(false);
         }
