@@ -10,6 +10,7 @@ mod snapshot_list;
 
 use std::ops::Bound;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::version_edit::VersionEdit;
@@ -128,6 +129,12 @@ pub(crate) trait EngineView: Send + Sync {
 
     /// The dead ranges that iterators over this state use and learn, if the tree has some.
     fn dead_ranges(&self) -> Option<DeadRangesView> {
+        None
+    }
+
+    /// This state with operands of a merge operator instead of the values that they lead to, for a reader that merges
+    /// them with later writes. `None` if the tree has no operands.
+    fn unmerged(&self) -> Option<Arc<dyn EngineView>> {
         None
     }
 

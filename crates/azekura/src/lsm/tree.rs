@@ -391,6 +391,7 @@ const PASSED_RECORDS_MIN: u64 = if cfg!(test) { 256 } else { 16 << 10 };
 const PASSED_KEYS_PER_RECORD: u64 = 8;
 
 /// A view of the tree. It holds the memtables and the tables of one super version.
+#[derive(Clone)]
 struct LsmView {
     super_version: SuperVersion,
     context: Arc<TreeContext>,
@@ -409,6 +410,11 @@ impl EngineView for LsmView {
         let Some(operator) = &self.merge_operator else { return Ok(iter) };
         let (order, blobs) = (self.context.order.clone(), self.blob_resolver());
         Ok(Box::new(MergedValuesIter::new(iter, order, Arc::clone(operator), blobs, at, bounds)))
+    }
+
+    fn unmerged(&self) -> Option<Arc<dyn EngineView>> {
+        self.merge_operator.as_ref()?;
+        Some(Arc::new(LsmView { merge_operator: None, ..self.clone() }))
     }
 
     fn blob_resolver(&self) -> Box<dyn BlobResolver> {

@@ -466,3 +466,57 @@ fn operands_beyond_an_iterator_may_fail() {
         p.flush().unwrap();
     }
 }
+
+/// Regression: an iterator of a transaction failed if the operator failed for a key that the transaction had written
+/// anew, and before it returned the written keys before such a key.
+#[test]
+fn own_writes_replace_failing_operands() {
+    let (dir, operator) = (TestDir::in_memory(), Arc::new(Unreliable::default()));
+    let db = Config::new(&dir.dir).fs(dir.fs.clone()).workers(0).open().unwrap();
+    let p = db.open_partition_with("p", lsm_options().max_memtable_size(1 << 20), with_operator(&operator)).unwrap();
+    for n in 100..300 {
+        p.insert(format!("b{n}"), "deleted").unwrap();
+        p.remove(format!("b{n}")).unwrap();
+    }
+    for (key, operand) in [("a", "1"), ("c", "!"), ("d", "2")] {
+        p.merge(key, operand).unwrap();
+    }
+    let (kept, pairs) = (db.snapshot(), |iter: azekura::Iter| {
+        iter.map(|pair| pair.unwrap()).map(|(key, value)| [&*key, b"=", &*value].concat()).collect::<Vec<_>>()
+    });
+    operator.set(FAILS);
+    for _in_memory in [true, false] {
+        let mut tx = db.transaction();
+        tx.insert(&p, "b", "own").unwrap();
+        let mut iter = tx.iter(&p);
+        assert_eq!(iter.next().unwrap().unwrap().0, "a");
+        assert_eq!(iter.next().unwrap().unwrap().0, "b");
+        assert_eq!(iter.next().unwrap().unwrap_err().kind(), ErrorKind::MergeFailed);
+        iter.seek_back("b200");
+        assert_eq!(iter.next_back().unwrap().unwrap().0, "b");
+        for own in ["put", "removed", "range removed", "merged"] {
+            let before = tx.savepoint();
+            match own {
+                "put" => tx.insert(&p, "c", "3").unwrap(),
+                "removed" => tx.remove(&p, "c").unwrap(),
+                "range removed" => tx.remove_range(&p, "b1".."d").unwrap(),
+                _ => {
+                    tx.remove(&p, "c").unwrap();
+                    tx.merge(&p, "c", "3").unwrap();
+                }
+            }
+            let mut wanted: Vec<_> = ["a=1", "b=own", "c=3", "d=2"].map(|pair| pair.as_bytes().to_vec()).into();
+            if own.ends_with("removed") {
+                wanted.remove(2);
+            }
+            assert_eq!(pairs(tx.iter(&p)), wanted, "{own}");
+            wanted.reverse();
+            let reversed = tx.iter(&p).rev().map(|pair| pair.unwrap());
+            let reversed: Vec<_> = reversed.map(|(key, value)| [&*key, b"=", &*value].concat()).collect();
+            assert_eq!(reversed, wanted, "{own}");
+            tx.rollback_to(&before).unwrap();
+        }
+        p.flush().unwrap();
+    }
+    drop(kept);
+}

@@ -22,7 +22,7 @@ use crate::db::transaction::transaction_options::{Isolation, TransactionOptions}
 use crate::db::transaction::transaction_view::{TransactionView, find_last_write};
 use crate::db::writes::commit_check::CommitCheck;
 use crate::db::writes::overlay::Overlay;
-use crate::engine::{ReadMoment, ReadSeqno, SnapshotGuard};
+use crate::engine::{EngineView, ReadMoment, ReadSeqno, SnapshotGuard};
 use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
 
@@ -317,8 +317,9 @@ impl TransactionState {
         let tree = partition.state.tree()?;
         let (order, snapshot) = (tree.key_order().clone(), self.snapshot.moment());
         let range_deletes = writes.range_tombstones_arc();
+        let tree_view: Arc<dyn EngineView> = Arc::from(tree.view());
         let view = TransactionView {
-            tree: Arc::from(tree.view()),
+            tree: tree_view.unmerged().unwrap_or(tree_view),
             order: order.clone(),
             snapshot,
             writes,

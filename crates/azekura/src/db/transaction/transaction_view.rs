@@ -45,6 +45,7 @@ pub(crate) fn find_last_write<'a>(
 
 /// A view of a tree at a snapshot, under the writes of a transaction.
 pub(crate) struct TransactionView {
+    /// With operands that are not merged, because a value that the transaction has written may replace them.
     pub(crate) tree: Arc<dyn EngineView>,
     pub(crate) order: KeyOrder,
     pub(crate) snapshot: ReadMoment,
