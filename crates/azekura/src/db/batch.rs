@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::key_range::KeyRange;
 use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::config::PersistMode;
 use crate::db::handle::DbHandle;
@@ -18,6 +19,7 @@ use crate::db::writes::computed_merges::ComputedMerges;
 use crate::db::writes::staged_records::StagedGuard;
 use crate::db::writes::write_batch::{KEPT_BUFFER_MAX, WriteBatch};
 use crate::engine::ReadSeqno;
+use crate::iter::range_tombstones::RangeTombstones;
 use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
 use crate::wal::format::{WalRecord, WalRecordIter, check_key_and_value_lengths};
@@ -443,6 +445,16 @@ impl Batch {
         self.staged.add_partition(&partition.state);
         self.count += 1;
         self.ordered_bytes_max += Memtable::bytes_max(key.len(), value_len);
+    }
+
+    /// Adds a range delete, as [`write`](Batch::write). Ordered writes have it in a set, not among the records.
+    pub(crate) fn write_range_delete(&mut self, partition: &Partition, range: &KeyRange<&[u8]>) -> Result<()> {
+        let mut value = Vec::new();
+        range.encode_value(&mut value);
+        let ordered_bytes_max = self.ordered_bytes_max + RangeTombstones::bytes_max(range);
+        self.write(partition, RecordKind::RangeDelete, range.encoded_key(), &value)?;
+        self.ordered_bytes_max = ordered_bytes_max;
+        Ok(())
     }
 
     /// Sets the durability that [`commit`](Batch::commit) waits for, also for later commits of this batch. Default: the

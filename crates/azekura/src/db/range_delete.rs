@@ -157,9 +157,7 @@ impl Batch {
     pub(crate) fn remove_bounds(&mut self, partition: &Partition, bounds: &OwnedBounds) -> Result<()> {
         partition.check_same_database(self.handle())?;
         let Some(range) = checked_range(&partition.state, bounds)? else { return Ok(()) };
-        let mut value = Vec::new();
-        range.encode_value(&mut value);
-        self.write(partition, RecordKind::RangeDelete, range.encoded_key(), &value)
+        self.write_range_delete(partition, &range)
     }
 }
 

@@ -19,6 +19,8 @@ const CHUNK_LEN_MAX: usize = 128;
 const CHUNK_LEN: usize = 96;
 /// Memory of a fragment in bytes, in addition to the keys of its boundaries.
 const FRAGMENT_BYTES: u64 = 96;
+/// Memory of a sequence number of a fragment in bytes.
+const SEQNO_BYTES: u64 = 8;
 /// Number of fragments below which a set is not searched for sequence numbers that are not needed.
 const PRUNE_LEN_MIN: usize = 1024;
 
@@ -78,6 +80,13 @@ impl RangeTombstones {
     /// Bytes of memory, approximately.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Maximum number of bytes that one more range delete adds to a set, if no reader needs the older ones that it
+    /// covers: its boundaries split up to two fragments.
+    pub(crate) fn bytes_max<K: AsRef<[u8]>>(range: &KeyRange<K>) -> u64 {
+        let keys = range.start.key().len() + range.end.key().len();
+        2 * (FRAGMENT_BYTES + SEQNO_BYTES + keys as u64)
     }
 
     /// The newest sequence number; 0 if the set is empty.
@@ -322,7 +331,7 @@ impl Chunk {
     fn new(fragments: Vec<RangeTombstone>, order: &KeyOrder) -> Chunk {
         let bytes = |fragment: &RangeTombstone| {
             let keys = fragment.range.start.key().len() + fragment.range.end.key().len();
-            FRAGMENT_BYTES + keys as u64 + 8 * fragment.seqnos.len() as u64
+            FRAGMENT_BYTES + keys as u64 + SEQNO_BYTES * fragment.seqnos.len() as u64
         };
         let prefixes = match order.is_bytewise() {
             true => fragments.iter().map(|fragment| key_prefix_u64(fragment.range.start.key())).collect(),

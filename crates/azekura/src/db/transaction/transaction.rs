@@ -50,7 +50,7 @@ pub struct Savepoint {
 /// `Send`, and without lifetimes. While it exists, the versions that it can read are kept in memory and on disk, and
 /// the database stays open. Its memory is limited: the keys and bounds that it has read, and its writes, take at most
 /// half the memory budget, and 128 KiB more for each partition. A write takes up to four times its size and 100 bytes,
-/// and up to five times its size above 4 KiB.
+/// and up to five times its size above 4 KiB; a range delete takes up to 150 bytes more.
 /// A call that would exceed the limit returns `Invalid`, and the transaction stays as it was. Iterators that have
 /// little memory left for the keys that they have read count as having read all of their bounds, which may cause more
 /// conflicts.

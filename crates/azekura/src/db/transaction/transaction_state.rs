@@ -427,6 +427,24 @@ mod tests {
         tx.rollback_to(&owner, second).unwrap_err();
     }
 
+    /// Regression: a range delete counted as much memory as another write. One inside of another takes up to twice as
+    /// much, so that each call after the first read of own writes failed.
+    #[test]
+    fn range_deletes_take_what_is_counted() {
+        let limit = 2 << 20;
+        let config = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).memory_budget(2 * limit);
+        let db = config.open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        let mut tx = TransactionState::new(&part.handle, Isolation::Serializable);
+        let key = |n: u32| n.to_be_bytes().to_vec();
+        let nested = |n: u32| (Bound::Included(key(n)), Bound::Excluded(key(u32::MAX - n)));
+        assert!((0..1_000_000).any(|n| tx.remove_bounds(&part, &nested(n)).is_err()));
+        assert!(tx.read(&part, &key(1 << 30), true).unwrap().is_none());
+        let ordered = lock(&tx.overlay).bytes(0);
+        assert!((limit / 2..limit).contains(&ordered), "{ordered} bytes");
+        tx.read(&part, &[u8::MAX; 5], true).unwrap(); // not removed, so it is recorded
+    }
+
     #[test]
     fn reads_take_no_more_than_is_counted() {
         if !is_in_own_process("db::transaction::transaction_state::tests::reads_take_no_more_than_is_counted") {
