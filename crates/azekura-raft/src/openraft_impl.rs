@@ -3,7 +3,7 @@
 use crate::codec::{decode, encode, io_error};
 use crate::log::{Field, RaftLog};
 use crate::snapshot::{Data, SnapshotData, SnapshotReceiver};
-use crate::state::{Application, State, StateReader, StateSnapshot, StateStore};
+use crate::state::{Application, ReceivedState, StateReader, StateSnapshot, StateStore};
 use crate::syncer::Syncer;
 use azekura::{Database, PartitionCreateOptions, Slice};
 use futures_util::{Stream, StreamExt};
@@ -204,8 +204,8 @@ where
     }
 
     /// The state of another node of this process, as its partitions here.
-    fn copy(&self, snapshot: &SnapshotData) -> io::Result<State> {
-        let mut receiver = SnapshotReceiver::new(Arc::clone(&self.store))?;
+    fn copy(&self, snapshot: &SnapshotData) -> io::Result<ReceivedState> {
+        let mut receiver = SnapshotReceiver::new(&self.store)?;
         for frame in snapshot.frames(&[])?.into_iter().flatten() {
             if let Some(SnapshotData(Data::Received(state))) = receiver.receive(&frame?)? {
                 return Ok(state);
@@ -241,7 +241,7 @@ impl<A: Application> SnapshotReceivers<A> {
     /// # Errors
     /// Those of [`Database::open_partition`].
     pub fn receive(&self) -> io::Result<SnapshotReceiver<A>> {
-        SnapshotReceiver::new(Arc::clone(&self.0))
+        SnapshotReceiver::new(&self.0)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use crate::codec::io_error;
 use crate::log::{Field, RaftLog};
-use azekura::{Batch, Partition, PartitionCreateOptions, PersistMode, Snapshot};
+use azekura::{Batch, Database, Partition, PartitionCreateOptions, PersistMode, Snapshot};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -37,18 +37,34 @@ pub trait Application: Send + Sync + 'static {
 /// The partitions of a state.
 #[derive(Debug)]
 pub struct State {
+    group: u64,
     generation: u64,
+    /// In ascending order of their names.
     partitions: Vec<(String, Partition)>,
 }
 
 impl State {
+    /// The number of the group.
+    pub fn group(&self) -> u64 {
+        self.group
+    }
+
     /// The partition with this name, if [`Application::partitions`] has it.
     pub fn partition(&self, name: &str) -> Option<&Partition> {
         self.partitions.iter().find(|(known, _)| known == name).map(|(_, partition)| partition)
     }
 
-    pub(crate) fn partitions(&self) -> impl Iterator<Item = &Partition> {
-        self.partitions.iter().map(|(_, partition)| partition)
+    /// In ascending order of their names.
+    pub(crate) fn partitions(&self) -> impl Iterator<Item = (&str, &Partition)> {
+        self.partitions.iter().map(|(name, partition)| (name.as_str(), partition))
+    }
+
+    /// Deletes the partitions by their handles, because their names may be those of others later. What cannot be
+    /// deleted now is deleted at the next open.
+    fn delete(&self, database: &Database) {
+        for (_, partition) in self.partitions() {
+            let _ = database.delete_partition(partition.clone());
+        }
     }
 }
 
@@ -70,20 +86,43 @@ pub(crate) struct StateStore<A> {
     log: RaftLog,
     application: A,
     current: StateReader,
-    /// The highest generation that has or had partitions.
-    generations: AtomicU64,
+    /// The highest generation that has or had partitions. Received states have a clone, which tells their store.
+    generations: Arc<AtomicU64>,
+}
+
+/// The state of a snapshot that is received. Dropped before it is installed, it deletes its partitions.
+#[derive(Debug)]
+pub(crate) struct ReceivedState {
+    database: Database,
+    generations: Arc<AtomicU64>,
+    /// None if it is installed.
+    state: Option<State>,
+}
+
+impl ReceivedState {
+    pub(crate) fn state(&self) -> Option<&State> {
+        self.state.as_ref()
+    }
+}
+
+impl Drop for ReceivedState {
+    fn drop(&mut self) {
+        if let Some(state) = self.state.take() {
+            state.delete(&self.database);
+        }
+    }
 }
 
 /// What was applied last in Raft's terms, as bytes, with the generation of the partitions.
 ///
 /// Value of the field `Applied`: generation u64 BE, position.
-struct Applied {
+pub(crate) struct Applied {
     generation: u64,
-    position: Vec<u8>,
+    pub(crate) position: Vec<u8>,
 }
 
 impl Applied {
-    fn decode(value: &[u8]) -> io::Result<Applied> {
+    pub(crate) fn decode(value: &[u8]) -> io::Result<Applied> {
         let (generation, position) = value.split_first_chunk().ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidData, format!("applied state: {} bytes", value.len()))
         })?;
@@ -101,10 +140,13 @@ impl<A: Application> StateStore<A> {
         let applied = log.field(Field::Applied).map_err(io_error)?;
         let applied = applied.map(|value| Applied::decode(&value)).transpose()?;
         let generation = applied.as_ref().map_or(0, |applied| applied.generation);
-        let current = StateReader(Arc::new(RwLock::new(Arc::new(State { generation, partitions: Vec::new() }))));
-        let store = StateStore { log, application, current, generations: AtomicU64::new(generation) };
+        let state = State { group: log.group(), generation, partitions: Vec::new() };
+        let current = StateReader(Arc::new(RwLock::new(Arc::new(state))));
+        let generations = Arc::new(AtomicU64::new(generation));
+        let store = StateStore { log, application, current, generations };
         let stored = store.stored_generations();
-        if applied.is_some() && !stored.iter().any(|(_, stored)| *stored == generation) {
+        let has_partitions = !store.application.partitions().is_empty();
+        if applied.is_some() && has_partitions && !stored.iter().any(|(_, stored)| *stored == generation) {
             let why = format!("no partition of generation {generation} exists, although entries were applied to it");
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
@@ -125,8 +167,9 @@ impl<A: Application> StateStore<A> {
             let full_name = format!("{}{generation}.{name}", self.name_prefix());
             Ok((name, self.log.database().open_partition(&full_name, options).map_err(io_error)?))
         };
-        let partitions = self.application.partitions().into_iter().map(open).collect::<io::Result<_>>()?;
-        Ok(State { generation, partitions })
+        let mut partitions = self.application.partitions().into_iter().map(open).collect::<io::Result<Vec<_>>>()?;
+        partitions.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Ok(State { group: self.log.group(), generation, partitions })
     }
 
     /// The partitions of all generations of this group, with their generations.
@@ -170,20 +213,20 @@ impl<A: Application> StateStore<A> {
     }
 
     /// Empty partitions of a new generation, for a snapshot that is received.
-    pub(crate) fn new_generation(&self) -> io::Result<State> {
-        self.open_generation(self.generations.fetch_add(1, Ordering::Relaxed) + 1)
-    }
-
-    /// Deletes the partitions of a state by their handles, because their names may be those of others later. What
-    /// cannot be deleted now is deleted at the next open.
-    pub(crate) fn discard(&self, state: &State) {
-        for partition in state.partitions() {
-            let _ = self.log.database().delete_partition(partition.clone());
-        }
+    pub(crate) fn new_generation(&self) -> io::Result<ReceivedState> {
+        let state = Some(self.open_generation(self.generations.fetch_add(1, Ordering::Relaxed) + 1)?);
+        Ok(ReceivedState { database: self.log.database().clone(), generations: Arc::clone(&self.generations), state })
     }
 
     /// Switches to the partitions of a received snapshot, durably, and deletes the old ones.
-    pub(crate) fn install(&self, state: State, position: &[u8]) -> io::Result<()> {
+    pub(crate) fn install(&self, mut received: ReceivedState, position: &[u8]) -> io::Result<()> {
+        if !Arc::ptr_eq(&received.generations, &self.generations) {
+            let why =
+                format!("a snapshot that another node or group received was installed in group {}", self.log.group());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        // From here on the next open decides which partitions are deleted: a commit that fails may be durable.
+        let Some(state) = received.state.take() else { return Err(io::Error::other("a snapshot without a state")) };
         let mut batch = self.log.database().batch();
         self.log.set_field_in(&mut batch, Field::Applied, &Applied::encode(state.generation, position));
         // A deletion of the old partitions could become durable before an unsynced commit.
@@ -192,7 +235,7 @@ impl<A: Application> StateStore<A> {
         let mut current = self.current.0.write().unwrap_or_else(PoisonError::into_inner);
         let old = std::mem::replace(&mut *current, Arc::new(state));
         drop(current);
-        self.discard(&old);
+        old.delete(self.log.database());
         Ok(())
     }
 }

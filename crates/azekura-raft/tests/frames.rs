@@ -15,16 +15,16 @@ openraft::declare_raft_types!(
     pub Types: D = String, R = String
 );
 
-/// Two partitions, which the tests fill directly.
+/// Two partitions, which the tests fill directly. Nodes may name them in different orders.
 #[derive(Debug)]
-struct Two;
+struct Two(&'static [&'static str]);
 
 impl Application for Two {
     type Command = String;
     type Response = String;
 
     fn partitions(&self) -> Vec<(String, PartitionCreateOptions)> {
-        ["first", "second"].map(|name| (name.to_owned(), PartitionCreateOptions::default())).into()
+        self.0.iter().map(|name| ((*name).to_owned(), PartitionCreateOptions::default())).collect()
     }
 
     fn apply(&self, _: &State, _: &mut Batch, _: &String) -> azekura::Result<String> {
@@ -34,15 +34,22 @@ impl Application for Two {
 
 fn open(fs: &MemFs) -> (Database, StateMachine<Types, Two>) {
     let database = Config::new("/raft").fs(Arc::new(fs.clone())).open().unwrap();
+    let state = open_group(&database, 7, &["second", "first"]);
+    (database, state)
+}
+
+fn open_group(database: &Database, group: u64, names: &'static [&'static str]) -> StateMachine<Types, Two> {
     let syncer = Arc::new(Syncer::inline(|| Ok(())));
-    let log = LogStore::open(&database, 7, Default::default(), syncer).unwrap();
-    (database, StateMachine::open(&log, Two).unwrap())
+    let log = LogStore::open(database, group, Default::default(), syncer).unwrap();
+    StateMachine::open(&log, Two(names)).unwrap()
 }
 
 /// A state of several frames, and its frames.
 fn sender() -> (Database, StateMachine<Types, Two>, SnapshotData) {
-    let (database, mut state) = open(&MemFs::new());
+    let database = Config::new("/raft").fs(Arc::new(MemFs::new())).open().unwrap();
+    let mut state = open_group(&database, 7, &["first", "second"]);
     let partitions = state.reader().current();
+    assert_eq!(partitions.group(), 7);
     for (name, count) in [("first", 9u32), ("second", 2)] {
         for n in 0..count {
             partitions.partition(name).unwrap().insert(n.to_be_bytes(), vec![n as u8; 1 << 20]).unwrap();
@@ -123,19 +130,22 @@ fn frames_with_a_right_checksum_are_checked() {
         frame.extend_from_slice(&xxhash_rust::xxh3::xxh3_64(&frame).to_le_bytes());
         frame
     };
-    let first = 0u32.to_le_bytes();
+    let first = [&5u32.to_le_bytes()[..], b"first"].concat();
     let pair = |key_len: u32, value_len: u32, bytes: &[u8]| {
         [&first[..], &key_len.to_le_bytes(), &value_len.to_le_bytes(), bytes].concat()
     };
-    let two = [pair(1, 1, b"bx"), pair(1, 1, b"ax")[4..].to_vec()].concat();
+    let two = [pair(1, 1, b"bx"), pair(1, 1, b"ax")[first.len()..].to_vec()].concat();
+    let third = [&5u32.to_le_bytes()[..], b"third", &pair(1, 1, b"ax")[first.len()..]].concat();
     for (body, why) in [
         (vec![], "too short"),
-        (first.to_vec(), "no pairs"),
+        (first[..8].to_vec(), "too short"),
+        ([&1u32.to_le_bytes()[..], &[0xff]].concat(), "not UTF-8"),
+        (first.clone(), "no pairs"),
         (pair(1, 1, b"a"), "too short"),
         (pair(u32::MAX, u32::MAX, b"ax"), "too short"),
-        ([&2u32.to_le_bytes()[..], &pair(1, 1, b"ax")[4..]].concat(), "unknown partition"),
+        (third, "unknown partition \"third\""),
         ([&u32::MAX.to_le_bytes()[..], &1u64.to_le_bytes()].concat(), "counts other pairs"),
-        (u32::MAX.to_le_bytes().to_vec(), "counts other pairs"),
+        (u32::MAX.to_le_bytes().to_vec(), "no number of pairs"),
         (two, ""),
     ] {
         let mut receiver = state.receivers().receive().unwrap();
@@ -163,6 +173,53 @@ fn later_installation_of_an_earlier_receiver_works() {
     install(&mut state, receive(&mut earlier, &all[all.len() - 1..]).unwrap(), &sender);
     // Only the log, its metadata and the current state are left.
     assert_eq!(ours.list_partitions().len(), 4, "{:?}", ours.list_partitions());
+}
+
+#[test]
+fn sender_limits_the_length_of_frames() {
+    let (_theirs, sender, snapshot) = sender();
+    let (_ours, mut state) = open(&MemFs::new());
+    let frames: Vec<_> = snapshot.frames(&[]).unwrap().unwrap().frame_len(1).map(Result::unwrap).collect();
+    // A frame for each of 11 pairs, and the last one.
+    assert_eq!(frames.len(), 12);
+    let mut receiver = state.receivers().receive().unwrap();
+    let received = frames.iter().find_map(|frame| receiver.receive(frame).unwrap()).unwrap();
+    install(&mut state, received, &sender);
+}
+
+/// Regression: a snapshot of group 8 became the state of group 7, because a received state did not tell its group.
+#[test]
+fn snapshot_of_another_group_is_refused() {
+    let (_theirs, _, snapshot) = sender();
+    let (ours, mut state) = open(&MemFs::new());
+    let other_group = open_group(&ours, 8, &["first", "second"]);
+    let (_other, other_node) = open(&MemFs::new());
+    let before = ours.list_partitions();
+    for other in [other_group, other_node] {
+        let mut receiver = other.receivers().receive().unwrap();
+        let all = frames(&snapshot, &[]);
+        let received = all.iter().find_map(|frame| receiver.receive(frame).unwrap()).unwrap();
+        let meta: SnapshotMetaOf<Types> =
+            SnapshotMeta { last_log_id: None, last_membership: StoredMembership::default() };
+        let error = Types::run(async { state.install_snapshot(&meta, received).await.unwrap_err() });
+        assert!(error.to_string().contains("another node or group"), "{error}");
+        assert_eq!(state.reader().current().partition("first").unwrap().iter().count(), 0);
+    }
+    assert_eq!(ours.list_partitions(), before);
+}
+
+/// Regression: the partitions stayed until the next open.
+#[test]
+fn received_snapshot_that_is_dropped_is_deleted() {
+    let (_theirs, _, snapshot) = sender();
+    let (database, state) = open(&MemFs::new());
+    let before = database.list_partitions();
+    let mut receiver = state.receivers().receive().unwrap();
+    let received = frames(&snapshot, &[]).iter().find_map(|frame| receiver.receive(frame).unwrap());
+    drop(receiver);
+    assert_ne!(database.list_partitions(), before);
+    drop(received);
+    assert_eq!(database.list_partitions(), before);
 }
 
 #[test]
