@@ -10,6 +10,12 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     postcard::to_extend(value, vec![VERSION]).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
+/// The length of what `encode` returns.
+pub(crate) fn encoded_len<T: Serialize>(value: &T) -> io::Result<usize> {
+    let len = postcard::experimental::serialized_size(value);
+    len.map(|len| 1 + len).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+}
+
 /// `what` is named in the error of bytes that cannot be decoded.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8], what: &str) -> io::Result<T> {
     let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{what}: {why}"));
@@ -37,12 +43,13 @@ pub(crate) fn io_error(error: azekura::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{decode, encode};
+    use super::{decode, encode, encoded_len};
 
     #[test]
     fn bytes_of_other_versions_and_lengths_are_errors() {
         let bytes = encode(&(7u64, "seven")).unwrap();
         assert_eq!(decode::<(u64, String)>(&bytes, "pair").unwrap(), (7, "seven".to_owned()));
+        assert_eq!(encoded_len(&(7u64, "seven")).unwrap(), bytes.len());
         for end in 0..bytes.len() {
             assert!(decode::<(u64, String)>(&bytes[..end], "pair").is_err(), "{end} bytes");
         }

@@ -1,6 +1,6 @@
 //! The traits of openraft, and nothing else: what they store is in the other files.
 
-use crate::codec::{decode, encode, io_error};
+use crate::codec::{decode, encode, encoded_len, io_error};
 use crate::log::{Field, RaftLog};
 use crate::snapshot::{Data, SnapshotData, SnapshotReceiver};
 use crate::state::{Application, ReceivedState, StateReader, StateSnapshot, StateStore};
@@ -35,6 +35,10 @@ pub fn required_config(config: Config) -> Config {
 
 /// Entries that one read returns have at most this many bytes, unless there is only one.
 const READ_LEN: usize = 4 << 20;
+
+/// The maximum length of a stored entry without its command: the log id and the kind of the payload, as postcard, and
+/// what a commit adds to an entry.
+const ENTRY_OVERHEAD: usize = 256;
 
 /// The log and the vote of one group, for openraft. Clones are the same log.
 #[derive(Debug)]
@@ -73,6 +77,48 @@ impl<C: RaftTypeConfig> LogStore<C> {
     fn entry(&self, (index, bytes): (u64, Slice)) -> io::Result<C::Entry> {
         decode(&bytes, &format!("entry {index} of group {}", self.log.group()))
     }
+
+    /// The stored entries of a range. An error follows the last one before a missing index.
+    fn entries<RB: RangeBounds<u64>>(&self, range: RB) -> impl Iterator<Item = io::Result<(u64, Slice)>> + use<C, RB> {
+        let (group, mut next) = (self.log.group(), None);
+        self.log.entries(range).map(move |entry| {
+            let (index, bytes) = entry.map_err(io_error)?;
+            if let Some(next) = next.filter(|next| *next != index) {
+                let why = format!("entries {next} to {} of group {group} are missing", index - 1);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
+            next = index.checked_add(1);
+            Ok((index, bytes))
+        })
+    }
+
+    /// A commit may have half the memory budget. An append that is larger is several commits, and a single entry leaves
+    /// as much for what the application writes when it applies its command.
+    fn commit_len(&self) -> usize {
+        let quarter = self.log.database().settings().memory_budget / 4;
+        usize::try_from(quarter).unwrap_or(usize::MAX).min(u32::MAX as usize)
+    }
+
+    /// The maximum length of a command, encoded by postcard: a little less than a quarter of the
+    /// [memory budget](azekura::Config::memory_budget). So all nodes should have the same.
+    pub fn command_len_max(&self) -> usize {
+        self.commit_len().saturating_sub(ENTRY_OVERHEAD)
+    }
+
+    /// Checks that the log takes a command. A program checks each before it proposes it, because openraft stops a node
+    /// whose log refuses an entry.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the command is longer than [`command_len_max`](Self::command_len_max), or postcard does not
+    /// support it.
+    pub fn check_command(&self, command: &C::D) -> io::Result<()> {
+        let (len, max) = (encoded_len(command)?, self.command_len_max());
+        if len > max {
+            let why = format!("the command has {len} bytes, at most {max} are allowed");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        Ok(())
+    }
 }
 
 impl<C: RaftTypeConfig> RaftLogReader<C> for LogStore<C> {
@@ -80,7 +126,7 @@ impl<C: RaftTypeConfig> RaftLogReader<C> for LogStore<C> {
         &mut self,
         range: RB,
     ) -> io::Result<Vec<C::Entry>> {
-        self.log.entries(range).map(|entry| self.entry(entry.map_err(io_error)?)).collect()
+        self.entries(range).map(|entry| self.entry(entry?)).collect()
     }
 
     async fn entries_stream<RB>(&mut self, range: RB) -> impl Stream<Item = io::Result<C::Entry>> + OptionalSend
@@ -88,13 +134,13 @@ impl<C: RaftTypeConfig> RaftLogReader<C> for LogStore<C> {
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
         let log = self.clone();
-        futures_util::stream::iter(self.log.entries(range).map(move |entry| log.entry(entry.map_err(io_error)?)))
+        futures_util::stream::iter(self.entries(range).map(move |entry| log.entry(entry?)))
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<C::Entry>> {
         let (mut entries, mut len) = (Vec::new(), 0);
-        for entry in self.log.entries(start..end) {
-            let entry = entry.map_err(io_error)?;
+        for entry in self.entries(start..end) {
+            let entry = entry?;
             len += entry.1.len();
             if len > READ_LEN && !entries.is_empty() {
                 break;
@@ -145,7 +191,16 @@ impl<C: RaftTypeConfig> RaftLogStorage<C> for LogStore<C> {
         I::IntoIter: OptionalSend,
     {
         let entries = entries.into_iter().map(|entry| Ok((entry.index(), encode(&entry)?)));
-        self.log.append(entries.collect::<io::Result<Vec<_>>>()?).map_err(io_error)?;
+        let (mut commit, mut len, len_max) = (Vec::new(), 0, self.commit_len());
+        for (index, entry) in entries.collect::<io::Result<Vec<_>>>()? {
+            len += entry.len() + ENTRY_OVERHEAD;
+            if len > len_max && !commit.is_empty() {
+                self.log.append(std::mem::take(&mut commit)).map_err(io_error)?;
+                len = entry.len() + ENTRY_OVERHEAD;
+            }
+            commit.push((index, entry));
+        }
+        self.log.append(commit).map_err(io_error)?;
         self.syncer.on_durable(|synced| callback.io_completed(synced));
         Ok(())
     }
