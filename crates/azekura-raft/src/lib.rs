@@ -1,9 +1,9 @@
 //! Durable storage of a Raft node for [openraft](https://docs.rs/openraft): the log, the vote, the state machine and
 //! its snapshots, in one azekura database.
 //!
-//! - [`LogStore`] is openraft's log storage and [`StateMachine`] its state machine. All other files are free of types
-//!   of openraft: [`RaftLog`] stores entries as bytes, [`Syncer`] shares syncs among groups, [`snapshot`] streams a
-//!   state.
+//! - [`LogStore`] is openraft's log storage and [`StateMachine`] its state machine. All other files except the decoders
+//!   for fuzzing are free of types of openraft: [`RaftLog`] stores entries as bytes, [`Syncer`] shares syncs among
+//!   groups, [`snapshot`] streams a state.
 //! - **One database for log and state.** Its write-ahead log keeps a prefix of whole commits over all partitions. An
 //!   entry that was purged is therefore never missing in the state that made it superfluous, and truncations, purges
 //!   and applied entries need no sync of their own: the next sync of an appended entry or a vote covers them.
@@ -18,6 +18,8 @@ mod openraft_impl;
 pub mod snapshot;
 mod state;
 mod syncer;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use log::RaftLog;
 pub use openraft_impl::{LogStore, SnapshotBuilder, SnapshotReceivers, StateMachine, required_config};
