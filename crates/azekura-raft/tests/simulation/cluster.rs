@@ -1,92 +1,108 @@
-//! Three nodes and the links between them.
+//! Nodes with several groups, their disks, and the links between them.
 
-use azekura::testing::{MemFs, SeededRng, Survival, TestEnv};
-use azekura::{Batch, Config, Database, Partition, PartitionCreateOptions, PersistMode};
+use crate::storage::{Bug, Lists, NodeLog, NodeState, TruncatedEntries, Types, list_in, lists_in};
+use crate::totals::SharedTotals;
+use azekura::testing::{FaultFs, MemFs, SeededRng, Survival, TestEnv};
+use azekura::{Config, Database, EngineType, PartitionCreateOptions, PersistMode, PersistenceLevel, PmemOptions};
 use azekura_raft::snapshot::{SnapshotData, SnapshotReceiver};
-use azekura_raft::{
-    Application, LogStore, SnapshotReceivers, State, StateMachine, StateReader, Syncer, required_config,
-};
+use azekura_raft::{LogStore, RaftLog, SnapshotReceivers, StateMachine, StateReader, Syncer, required_config};
+use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{RPCError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::RPCOption;
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest, TransferLeaderResponse,
     VoteRequest, VoteResponse,
 };
-use openraft::storage::{IOFlushed, RaftLogStorage};
 use openraft::type_config::alias::{LogIdOf, SnapshotOf, VoteOf};
 use openraft::{
-    AsyncRuntime, BasicNode, LogState, OptionalSend, Raft, RaftLogReader, RaftNetworkFactory, RaftNetworkV2, Snapshot,
+    AsyncRuntime, BasicNode, OptionalSend, Raft, RaftNetworkFactory, RaftNetworkV2, ServerState, Snapshot,
     SnapshotPolicy,
 };
 use openraft_rt_sim::SimRuntime;
-use std::collections::BTreeMap;
-use std::fmt::Debug;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
-use std::ops::RangeBounds;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-pub(crate) const NODES: std::ops::RangeInclusive<u64> = 1..=3;
-
-openraft::declare_raft_types!(pub(crate) Types: D = String, R = String, AsyncRuntime = SimRuntime);
-
-pub(crate) type Node = Raft<Types, StateMachine<Types, Lists>>;
-
-/// What is wrong with the nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bug {
-    Nothing,
-    /// An append is reported as durable before its sync.
-    EarlyCallback,
-    /// A vote is not synced.
-    UnsyncedVote,
-    /// A read does not ask the leader.
-    StaleRead,
-    /// A leader that was restarted leads on without an election.
-    RestoredLeader,
+/// What differs between simulations.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) bug: Bug,
+    pub(crate) nodes: u64,
+    pub(crate) groups: u64,
+    /// Nodes are candidates only when a test makes them.
+    pub(crate) elects: bool,
+    frame_len: usize,
+    log: PartitionCreateOptions,
+    lists: PartitionCreateOptions,
+    numbers: PartitionCreateOptions,
+    /// Of the memory to which files can be mapped.
+    level: PersistenceLevel,
 }
 
-/// Keys have lists of numbers: the command `KEY NUMBER` appends one.
-#[derive(Debug)]
-pub(crate) struct Lists;
-
-impl Application for Lists {
-    type Command = String;
-    type Response = String;
-
-    fn partitions(&self) -> Vec<(String, PartitionCreateOptions)> {
-        vec![("lists".into(), PartitionCreateOptions::default().max_memtable_size(16 << 10))]
+impl Options {
+    /// LSM partitions and one group.
+    pub(crate) fn small(bug: Bug, nodes: u64) -> Options {
+        let partition = lsm();
+        Options {
+            bug,
+            nodes,
+            groups: 1,
+            elects: true,
+            frame_len: 64,
+            log: partition.clone(),
+            lists: partition.clone(),
+            numbers: partition,
+            level: PersistenceLevel::WalOnly,
+        }
     }
 
-    fn apply(&self, state: &State, batch: &mut Batch, command: &String) -> azekura::Result<String> {
-        let (key, number) = command.split_once(' ').expect("commands are made by `append`");
-        let lists = state.partition("lists").expect("named above");
-        let mut list = lists.get(key)?.map_or_else(Vec::new, |list| list.to_vec());
-        list.extend_from_slice(&number.parse::<u64>().expect("made by `append`").to_le_bytes());
-        batch.insert(lists, key, list);
-        Ok(String::new())
+    /// Drawn from a seed.
+    pub(crate) fn draw(seed: u64, bug: Bug) -> Options {
+        let mut rng = SeededRng::with_stream(seed, 100);
+        let pools = rng.chance_one_in(2);
+        let mut partition = || if pools && rng.chance_in_8(6) { pool() } else { lsm() };
+        let (log, lists, numbers) = (partition(), partition(), partition());
+        let groups = 1 + rng.below(3u64);
+        let frame_len = rng.pick(&[1, 64, 300]);
+        let level = rng.pick(&[PersistenceLevel::WalOnly, PersistenceLevel::PowerLoss]);
+        Options { groups, frame_len, log, lists, numbers, level, ..Options::small(bug, 4) }
+    }
+
+    pub(crate) fn has_pools(&self) -> bool {
+        [&self.log, &self.lists, &self.numbers].iter().any(|options| **options != lsm())
+    }
+
+    pub(crate) fn nodes(&self) -> std::ops::RangeInclusive<u64> {
+        1..=self.nodes
     }
 }
 
-pub(crate) fn append(key: u8, number: u64) -> String {
-    format!("{key} {number}")
+fn lsm() -> PartitionCreateOptions {
+    PartitionCreateOptions::default().max_memtable_size(16 << 10)
 }
 
-fn decode(list: &[u8]) -> Vec<u64> {
-    list.chunks_exact(8).map(|number| u64::from_le_bytes(number.try_into().expect("8 bytes"))).collect()
+fn pool() -> PartitionCreateOptions {
+    let options = PmemOptions::default().max_size(4 << 20).growth_step(64 << 10);
+    PartitionCreateOptions::default().engine(EngineType::Pmem(options))
 }
 
-fn lists_of(state: &State) -> &Partition {
-    state.partition("lists").expect("named in `partitions`")
-}
+pub(crate) type Node = Raft<Types, NodeState>;
 
 /// A running node.
 #[derive(Clone)]
 pub(crate) struct Running {
-    pub(crate) raft: Node,
     pub(crate) database: Database,
     fs: MemFs,
+    pub(crate) faults: FaultFs,
+    pub(crate) groups: Vec<Member>,
+}
+
+/// A group on a node.
+#[derive(Clone)]
+pub(crate) struct Member {
+    pub(crate) raft: Node,
     reader: StateReader,
     receivers: SnapshotReceivers<Lists>,
     incoming: Arc<Mutex<Option<Incoming>>>,
@@ -110,80 +126,153 @@ impl Running {
         self.fs.freeze_after(Some(ops));
     }
 
+    pub(crate) fn group(&self, group: u64) -> &Member {
+        &self.groups[group as usize]
+    }
+}
+
+impl Member {
     /// The list of a key in this node's state.
     pub(crate) fn list(&self, key: u8) -> azekura::Result<Vec<u64>> {
-        Ok(lists_of(&self.reader.current()).get(key.to_string())?.map_or_else(Vec::new, |list| decode(&list)))
+        list_in(&self.reader.current(), key)
     }
 
     /// All lists of this node's state.
-    pub(crate) fn lists(&self) -> azekura::Result<BTreeMap<u8, Vec<u64>>> {
-        lists_of(&self.reader.current())
-            .iter()
-            .map(|pair| {
-                pair.map(|(key, list)| (String::from_utf8_lossy(&key).parse().expect("a number"), decode(&list)))
-            })
-            .collect()
+    pub(crate) fn lists(&self) -> Result<BTreeMap<u8, Vec<u64>>, String> {
+        lists_in(&self.reader.current())
+    }
+
+    pub(crate) fn is_leader(&self) -> bool {
+        self.raft.server_metrics().borrow_watched().state == ServerState::Leader
+    }
+
+    pub(crate) fn term(&self) -> u64 {
+        self.raft.server_metrics().borrow_watched().vote.leader_id.term
     }
 }
 
 /// The nodes and the links, which all tasks share.
 pub(crate) struct Cluster {
     pub(crate) rng: SeededRng,
+    pub(crate) options: Options,
     pub(crate) running: BTreeMap<u64, Running>,
     disks: BTreeMap<u64, MemFs>,
+    truncated: BTreeMap<(u64, u64), TruncatedEntries>,
     /// Pairs of nodes that cannot reach each other.
     pub(crate) cut: Vec<(u64, u64)>,
     pub(crate) loses_messages: bool,
     /// No entries and heartbeats arrive.
     pub(crate) loses_appends: bool,
-    bug: Bug,
-    /// Nodes are candidates only when a test makes them.
-    pub(crate) elects: bool,
-    pub(crate) snapshots: u64,
+    /// Group and vote of each leader that sent something.
+    leaders: BTreeSet<(u64, u64, u64)>,
+    pub(crate) totals: SharedTotals,
 }
 
 pub(crate) type SharedCluster = Arc<Mutex<Cluster>>;
 
-pub(crate) fn new_cluster(seed: u64, bug: Bug) -> SharedCluster {
+pub(crate) fn new_cluster(seed: u64, options: Options) -> SharedCluster {
+    let disk = || {
+        let fs = MemFs::new();
+        fs.set_mapped_memory(options.level);
+        fs
+    };
     Arc::new(Mutex::new(Cluster {
         rng: SeededRng::new(seed),
         running: BTreeMap::new(),
-        disks: NODES.map(|id| (id, MemFs::new())).collect(),
+        disks: options.nodes().map(|id| (id, disk())).collect(),
+        truncated: BTreeMap::new(),
         cut: Vec::new(),
         loses_messages: false,
         loses_appends: false,
-        bug,
-        elects: true,
-        snapshots: 0,
+        leaders: BTreeSet::new(),
+        totals: SharedTotals::default(),
+        options,
     }))
+}
+
+pub(crate) fn count(cluster: &SharedCluster, name: &'static str) {
+    let totals = Arc::clone(&cluster.lock().unwrap().totals);
+    totals.lock().unwrap().count(name);
 }
 
 pub(crate) async fn sleep(ms: u64) {
     SimRuntime::sleep(Duration::from_millis(ms)).await;
 }
 
+/// The running nodes that work.
+pub(crate) fn working(cluster: &SharedCluster) -> Vec<(u64, Running)> {
+    let cluster = cluster.lock().unwrap();
+    cluster.running.iter().filter(|(_, node)| node.works()).map(|(id, node)| (*id, node.clone())).collect()
+}
+
+/// The leader of a group with the highest term.
+pub(crate) fn leader_of(cluster: &SharedCluster, group: u64) -> Option<(u64, Running)> {
+    let leaders = working(cluster).into_iter().filter(|(_, node)| node.group(group).is_leader());
+    leaders.max_by_key(|(_, node)| node.group(group).term())
+}
+
+/// Starts the first nodes, and makes them the voters of all groups. The others are started too.
+pub(crate) async fn start_all(cluster: &SharedCluster, voters: u64) -> Result<(), String> {
+    let options = cluster.lock().unwrap().options.clone();
+    for id in options.nodes() {
+        start(cluster, id).await?;
+    }
+    let voters: BTreeMap<u64, BasicNode> = (1..=voters).map(|id| (id, BasicNode::default())).collect();
+    let first = cluster.lock().unwrap().running[&1].clone();
+    for group in 0..options.groups {
+        let initialized = first.group(group).raft.initialize(voters.clone()).await;
+        initialized.map_err(|error| format!("group {group}: {error}"))?;
+    }
+    Ok(())
+}
+
 /// Starts a node on its disk.
 pub(crate) async fn start(cluster: &SharedCluster, id: u64) -> Result<(), String> {
-    let (fs, bug, enable_elect, seed) = {
+    let (fs, options, seed, totals) = {
         let mut cluster = cluster.lock().unwrap();
-        (cluster.disks[&id].clone(), cluster.bug, cluster.elects, cluster.rng.next_u64())
+        let seed = cluster.rng.next_u64();
+        (cluster.disks[&id].clone(), cluster.options.clone(), seed, Arc::clone(&cluster.totals))
     };
-    let config = Config::new("/raft").fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(seed))).workers(0);
+    let faults = FaultFs::new(Arc::new(fs.clone()));
+    let config = Config::new("/raft").fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(seed))).workers(0);
     let config = config.wal_segment_size(64 << 10).cache_size(1 << 20);
     let database = config.open().map_err(|error| format!("node {id} does not open: {error}"))?;
     let syncing = {
         let database = database.clone();
-        Syncer::inline(move || database.persist(PersistMode::SyncData).map_err(io::Error::other))
+        Arc::new(Syncer::stepped(move || database.persist(PersistMode::SyncData).map_err(io::Error::other)))
     };
-    let (syncing, never) = (Arc::new(syncing), Arc::new(Syncer::inline(|| Ok(()))));
-    let options = PartitionCreateOptions::default().max_memtable_size(16 << 10);
-    let open = |is_wrong: bool| {
-        let syncer = if is_wrong { &never } else { &syncing };
-        LogStore::open(&database, 1, options.clone(), Arc::clone(syncer)).map_err(|error| error.to_string())
-    };
-    let log = NodeLog { appends: open(bug == Bug::EarlyCallback)?, votes: open(bug == Bug::UnsyncedVote)? };
-    let state = StateMachine::open(&log.appends, Lists).map_err(|error| format!("node {id}: {error}"))?;
-    let (reader, receivers) = (state.reader(), state.receivers());
+    SimRuntime::spawn(run_syncer(Arc::downgrade(&syncing), SeededRng::with_stream(seed, id), Arc::clone(&totals)));
+    let never = Arc::new(Syncer::inline(|| Ok(())));
+    let mut groups = Vec::new();
+    for group in 0..options.groups {
+        let open = |is_wrong: bool| {
+            let syncer = Arc::clone(if is_wrong { &never } else { &syncing });
+            LogStore::open(&database, group, options.log.clone(), syncer).map_err(|error| error.to_string())
+        };
+        let log = NodeLog {
+            appends: open(options.bug == Bug::EarlyCallback)?,
+            votes: open(options.bug == Bug::UnsyncedVote)?,
+            raw: RaftLog::open(&database, group, options.log.clone()).map_err(|error| error.to_string())?,
+            truncated: Arc::clone(cluster.lock().unwrap().truncated.entry((id, group)).or_default()),
+            totals: Arc::clone(&totals),
+        };
+        if options.bug == Bug::LostTruncation {
+            log.undo_truncation().map_err(|error| error.to_string())?;
+        }
+        let application = Lists { lists: options.lists.clone(), numbers: options.numbers.clone() };
+        let inner = StateMachine::open(&log.appends, application).map_err(|error| format!("node {id}: {error}"))?;
+        let (reader, receivers) = (inner.reader(), inner.receivers());
+        let state = NodeState { inner, bug: options.bug, totals: Arc::clone(&totals) };
+        let links = Links { from: id, group, cluster: Arc::clone(cluster) };
+        let raft = Raft::new(id, Arc::new(raft_config(&options)), links, log, state).await;
+        let raft = raft.map_err(|error| format!("node {id}, group {group}: {error}"))?;
+        groups.push(Member { raft, reader, receivers, incoming: Arc::default() });
+    }
+    cluster.lock().unwrap().running.insert(id, Running { database, fs, faults, groups });
+    Ok(())
+}
+
+fn raft_config(options: &Options) -> openraft::Config {
     let config = openraft::Config {
         heartbeat_interval: 50,
         election_timeout_min: 150,
@@ -192,22 +281,28 @@ pub(crate) async fn start(cluster: &SharedCluster, id: u64) -> Result<(), String
         snapshot_policy: SnapshotPolicy::LogsSinceLast(20),
         replication_lag_threshold: 10,
         max_in_snapshot_log_to_keep: 5,
-        enable_pre_vote: Some(enable_elect),
-        enable_elect,
+        enable_pre_vote: Some(options.elects),
+        enable_elect: options.elects,
         ..Default::default()
     };
-    let config = if bug == Bug::RestoredLeader { config } else { required_config(config) };
-    let links = Links { from: id, cluster: Arc::clone(cluster) };
-    let raft =
-        Raft::new(id, Arc::new(config), links, log, state).await.map_err(|error| format!("node {id}: {error}"))?;
-    let running = Running { raft, database, fs, reader, receivers, incoming: Arc::default() };
-    cluster.lock().unwrap().running.insert(id, running);
-    Ok(())
+    if options.bug == Bug::RestoredLeader { config } else { required_config(config) }
+}
+
+/// Does what the thread of a `Syncer` does, at random times.
+async fn run_syncer(syncer: Weak<Syncer>, mut rng: SeededRng, totals: SharedTotals) {
+    while let Some(syncer) = syncer.upgrade() {
+        if syncer.step() > 1 {
+            totals.lock().unwrap().count("shared syncs");
+        }
+        drop(syncer);
+        sleep(1 + rng.below(3u64)).await;
+    }
 }
 
 /// Cuts a node off from the others.
 pub(crate) fn isolate(cluster: &SharedCluster, id: u64) {
-    cluster.lock().unwrap().cut = NODES.filter(|other| *other != id).map(|other| (id, other)).collect();
+    let mut cluster = cluster.lock().unwrap();
+    cluster.cut = cluster.options.nodes().filter(|other| *other != id).map(|other| (id, other)).collect();
 }
 
 /// Ends a node, with what its disk keeps of unsynced writes.
@@ -222,12 +317,15 @@ pub(crate) async fn kill(cluster: &SharedCluster, id: u64, survival: Survival) {
     };
     // Its tasks may go on. They change the abandoned disk only, and the links take no messages from it.
     killed.fs.freeze_after(Some(0));
-    let _ = SimRuntime::timeout(Duration::from_secs(5), killed.raft.shutdown()).await;
+    for member in &killed.groups {
+        let _ = SimRuntime::timeout(Duration::from_secs(5), member.raft.shutdown()).await;
+    }
 }
 
-/// Links from one node to the others.
+/// Links of a group from one node to the others.
 struct Links {
     from: u64,
+    group: u64,
     cluster: SharedCluster,
 }
 
@@ -235,12 +333,8 @@ impl RaftNetworkFactory<Types> for Links {
     type Network = Link;
 
     async fn new_client(&mut self, to: u64, _: &BasicNode) -> Link {
-        Link {
-            from: self.from,
-            to,
-            cluster: Arc::clone(&self.cluster),
-            fs: self.cluster.lock().unwrap().disks[&self.from].clone(),
-        }
+        let fs = self.cluster.lock().unwrap().disks[&self.from].clone();
+        Link { from: self.from, to, group: self.group, cluster: Arc::clone(&self.cluster), fs }
     }
 }
 
@@ -248,6 +342,7 @@ impl RaftNetworkFactory<Types> for Links {
 pub(crate) struct Link {
     from: u64,
     to: u64,
+    group: u64,
     cluster: SharedCluster,
     fs: MemFs,
 }
@@ -270,15 +365,38 @@ impl Link {
     }
 
     /// Brings a message to its end, and the answer back.
-    async fn call<T, E, F>(&self, deliver: impl FnOnce(Running) -> F) -> Result<T, Unreachable<Types>>
+    async fn call<T, E, F>(&self, deliver: impl FnOnce(Member) -> F) -> Result<T, Unreachable<Types>>
     where
         F: Future<Output = Result<T, E>>,
     {
         let there = self.send().await?;
-        let answer = deliver(there.clone()).await.map_err(|_| unreachable())?;
+        let answer = deliver(there.group(self.group).clone()).await.map_err(|_| unreachable())?;
         let back = self.send().await?;
         // A node that was started again meanwhile has not answered.
         if there.works() && back.works() { Ok(answer) } else { Err(unreachable()) }
+    }
+
+    /// Sends the frames of a snapshot that are missing there. Returns what is received with the last one.
+    async fn send_frames(
+        &self,
+        snapshot: &SnapshotOf<Types, SnapshotData>,
+        incoming: &mut Incoming,
+    ) -> Result<SnapshotData, Unreachable<Types>> {
+        let (frame_len, totals) = {
+            let cluster = self.cluster.lock().unwrap();
+            (cluster.options.frame_len, Arc::clone(&cluster.totals))
+        };
+        let position = incoming.receiver.position().map_err(|_| unreachable())?;
+        let frames = snapshot.snapshot.frames(&position).map_err(|_| unreachable())?.ok_or_else(unreachable)?;
+        for frame in frames.frame_len(frame_len) {
+            self.send().await?;
+            totals.lock().unwrap().count("frames");
+            let frame = frame.map_err(|_| unreachable())?;
+            if let Some(received) = incoming.receiver.receive(&frame).map_err(|_| unreachable())? {
+                return Ok(received);
+            }
+        }
+        Err(unreachable())
     }
 }
 
@@ -294,8 +412,16 @@ impl RaftNetworkV2<Types> for Link {
         rpc: AppendEntriesRequest<Types>,
         _: RPCOption,
     ) -> Result<AppendEntriesResponse<Types>, RPCError<Types>> {
-        if self.cluster.lock().unwrap().loses_appends {
-            return Err(unreachable().into());
+        {
+            let mut cluster = self.cluster.lock().unwrap();
+            let leader = (self.group, rpc.vote.leader_id.term, rpc.vote.leader_id.node_id);
+            let is_first = !cluster.leaders.iter().any(|(group, ..)| *group == self.group);
+            if cluster.leaders.insert(leader) && !is_first {
+                cluster.totals.lock().unwrap().count("leader changes");
+            }
+            if cluster.loses_appends {
+                return Err(unreachable().into());
+            }
         }
         Ok(self.call(|node| async move { node.raft.append_entries(rpc).await }).await?)
     }
@@ -328,95 +454,29 @@ impl RaftNetworkV2<Types> for Link {
         _: RPCOption,
     ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
         let (from, last) = (self.from, snapshot.meta.last_log_id);
-        let there = self.send().await?;
+        let there = self.send().await?.group(self.group).clone();
         let incoming = there.incoming.lock().unwrap().take();
         let mut incoming = match incoming.filter(|incoming| (incoming.from, incoming.last) == (from, last)) {
-            Some(incoming) => incoming,
+            Some(incoming) => {
+                count(&self.cluster, "transfers continued");
+                incoming
+            }
             None => Incoming { from, last, receiver: there.receivers.receive().map_err(|_| unreachable())? },
         };
-        let position = incoming.receiver.position().map_err(|_| unreachable())?;
-        let frames = snapshot.snapshot.frames(&position).map_err(|_| unreachable())?;
-        for frame in frames.into_iter().flatten() {
-            let sent = self
-                .send()
-                .await
-                .and_then(|_| incoming.receiver.receive(&frame.map_err(|_| unreachable())?).map_err(|_| unreachable()));
-            match sent {
-                Ok(None) => {}
-                Ok(Some(received)) => {
-                    self.cluster.lock().unwrap().snapshots += 1;
-                    let received = Snapshot { meta: snapshot.meta.clone(), snapshot: received };
-                    let install = |node: Running| async move { node.raft.install_full_snapshot(vote, received).await };
-                    return Ok(self.call(install).await?);
-                }
-                Err(error) => {
-                    *there.incoming.lock().unwrap() = Some(incoming);
-                    return Err(error.into());
-                }
+        match self.send_frames(&snapshot, &mut incoming).await {
+            Ok(received) => {
+                let received = Snapshot { meta: snapshot.meta.clone(), snapshot: received };
+                let install = |node: Member| async move {
+                    // A node that was started again has not received it.
+                    let is_same = Arc::ptr_eq(&node.incoming, &there.incoming);
+                    if is_same { node.raft.install_full_snapshot(vote, received).await.map_err(drop) } else { Err(()) }
+                };
+                Ok(self.call(install).await?)
+            }
+            Err(error) => {
+                *there.incoming.lock().unwrap() = Some(incoming);
+                Err(error.into())
             }
         }
-        Err(unreachable().into())
-    }
-}
-
-/// The log of a node. With a planted bug, appends or votes are not synced.
-#[derive(Clone)]
-struct NodeLog {
-    appends: LogStore<Types>,
-    votes: LogStore<Types>,
-}
-
-type EntryOf = <Types as openraft::RaftTypeConfig>::Entry;
-
-impl RaftLogReader<Types> for NodeLog {
-    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
-        &mut self,
-        range: RB,
-    ) -> io::Result<Vec<EntryOf>> {
-        self.appends.try_get_log_entries(range).await
-    }
-
-    async fn read_vote(&mut self) -> io::Result<Option<VoteOf<Types>>> {
-        self.votes.read_vote().await
-    }
-}
-
-impl RaftLogStorage<Types> for NodeLog {
-    type LogReader = Self;
-
-    async fn get_log_state(&mut self) -> io::Result<LogState<Types>> {
-        self.appends.get_log_state().await
-    }
-
-    async fn get_log_reader(&mut self) -> Self {
-        self.clone()
-    }
-
-    async fn save_vote(&mut self, vote: &VoteOf<Types>) -> io::Result<()> {
-        self.votes.save_vote(vote).await
-    }
-
-    async fn save_committed(&mut self, committed: Option<LogIdOf<Types>>) -> io::Result<()> {
-        self.appends.save_committed(committed).await
-    }
-
-    async fn read_committed(&mut self) -> io::Result<Option<LogIdOf<Types>>> {
-        self.appends.read_committed().await
-    }
-
-    async fn append<I>(&mut self, entries: I, callback: IOFlushed<Types>) -> io::Result<()>
-    where
-        I: IntoIterator<Item = EntryOf> + OptionalSend,
-        I::IntoIter: OptionalSend,
-    {
-        self.appends.append(entries, callback).await
-    }
-
-    async fn truncate_after(&mut self, last_log_id: Option<LogIdOf<Types>>) -> io::Result<()> {
-        self.appends.truncate_after(last_log_id).await
-    }
-
-    async fn purge(&mut self, log_id: LogIdOf<Types>) -> io::Result<()> {
-        self.appends.purge(log_id).await
     }
 }
