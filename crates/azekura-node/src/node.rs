@@ -91,7 +91,14 @@ impl Node {
         let database = Config::new(options.dir.join("db")).open().map_err(io::Error::other)?;
         check_identity(&database, options.id, &options.cluster)?;
         let syncer = Arc::new(Syncer::new(&database)?);
-        let log = LogStore::open(&database, GROUP, Default::default(), syncer).map_err(io::Error::other)?;
+        let log: LogStore<Types> =
+            LogStore::open(&database, GROUP, Default::default(), syncer).map_err(io::Error::other)?;
+        let limits = Limits::new(options);
+        // Raft stops if the log refuses a command. 64 bytes are more than a command has beside its records.
+        if limits.command_len > log.command_len_max().saturating_sub(64) {
+            let why = format!("--max-write-len is at most {}", log.command_len_max().saturating_sub(64));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         let state = StateMachine::open(&log, Records)?;
         let (reader, receivers) = (state.reader(), state.receivers());
         let election_timeout = options.election_timeout_ms;
@@ -109,7 +116,7 @@ impl Node {
         };
         let config = azekura_raft::required_config(config).validate().map_err(io::Error::other)?;
         let raft = Raft::new(options.id, Arc::new(config), network, log, state).await.map_err(io::Error::other)?;
-        let (id, cluster, limits) = (options.id, options.cluster.clone(), Limits::new(options));
+        let (id, cluster) = (options.id, options.cluster.clone());
         Ok(Node { id, cluster, raft, database, limits, reader, receivers, incoming: Mutex::default() })
     }
 

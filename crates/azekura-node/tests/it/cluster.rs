@@ -30,7 +30,7 @@ pub(crate) async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, mut a
     timeout(DEADLINE, attempts).await.unwrap_or_else(|_| panic!("{what}: not after {DEADLINE:?}"))
 }
 
-/// A client that waits so many seconds for an answer.
+/// A client that waits `seconds` seconds for an answer.
 pub(crate) fn client_with_timeout(seconds: u64) -> Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = Client::builder().no_proxy().connect_timeout(Duration::from_millis(500));
@@ -185,7 +185,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until some node has applied so many more entries.
+    /// Waits until some node has applied `more` more entries.
     pub(crate) async fn wait_for_progress(&self, more: u64) {
         let applied = || async {
             let mut applied = 0;

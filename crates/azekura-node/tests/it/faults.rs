@@ -58,7 +58,7 @@ impl Writers {
         Writers { acknowledged, count, is_over, tasks }
     }
 
-    /// Waits until so many more writes are acknowledged.
+    /// Waits until `more` more writes are acknowledged.
     async fn progress(&self, more: u64) {
         let target = self.count.load(Ordering::Relaxed) + more;
         wait_for("acknowledged writes", || async { (self.count.load(Ordering::Relaxed) >= target).then_some(()) })

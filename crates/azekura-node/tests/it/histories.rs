@@ -86,7 +86,10 @@ impl Session {
             }
         }
         let encode = |value: &Option<Vec<u8>>| value.as_ref().map(|value| BASE64_STANDARD.encode(value));
-        let record = |key: &u64, value: &Option<Vec<u8>>| json!({ "partition": "lists", "key": key.to_string(), "value": encode(value) });
+        let record = |key: &u64, value: &Option<Vec<u8>>| {
+            let key = key.to_string();
+            json!({ "partition": "lists", "key": key, "value": encode(value) })
+        };
         let writes = |key: &u64| steps.iter().any(|(written, appended)| written == key && appended.is_some());
         let conditions = first_values.iter().filter(|(key, _)| !self.is_stale || writes(key));
         let conditions: Vec<Value> = conditions.map(|(key, value)| record(key, value)).collect();

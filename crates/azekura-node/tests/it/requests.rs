@@ -254,6 +254,8 @@ async fn a_signal_ends_a_node_in_order() {
     assert!(cluster.nodes.get_mut(&1).unwrap().wait().await.unwrap().success(), "{}", cluster.logs());
     let beyond_loopback = cluster.command(1).args(["--listen", "0.0.0.0:0"]).status().await.unwrap();
     assert!(!beyond_loopback.success(), "a node beyond loopback needs TLS and a token");
+    let too_large = cluster.command(1).args(["--max-write-len", "1000000000", "--max-request-mib", "4000"]).status();
+    assert!(!too_large.await.unwrap().success(), "the log would refuse such a write");
     cluster.start(1).await;
     cluster.wait_for_leader().await;
     assert_eq!(cluster.get(1, "/kv/p/k").send().await.unwrap().bytes().await.unwrap(), "x");

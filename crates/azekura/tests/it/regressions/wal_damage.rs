@@ -735,9 +735,9 @@ fn metrics_serialize_when_a_path_is_not_utf8() {
     assert_eq!(json["dropped_after_damage"]["file"], format!("/db-\u{fffd}/{segment}"));
 }
 
-/// A sync of the WAL failed. The system may count pages as clean that it could not write, and report success at the next
-/// sync. The next open only synced the WAL, and recorded it as durable. Power loss then removed a part of it, with
-/// commits that were synced after that open: no strict open succeeded.
+/// A sync of the WAL failed. The system may count pages as clean that it could not write, and report success at the
+/// next sync. The next open only synced the WAL, and recorded it as durable. Power loss then removed a part of it,
+/// with commits that were synced after that open: no strict open succeeded.
 #[test]
 fn wal_of_a_failed_sync_is_written_again() {
     for (mapped, commits) in [(false, 3), (true, 3), (true, 300)] {

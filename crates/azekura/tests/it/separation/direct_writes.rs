@@ -424,9 +424,9 @@ fn failed_blob_sync_spares_refused_commits() {
     check_keys(&part, 4, 0);
 }
 
-/// The sync of a finished file failed, and with it the flush. The page cache had the whole file, and the next open named
-/// it in the manifest as it was. The system may count pages as clean that it could not write, and report success at the
-/// next sync. Power loss then left a file without its end, and no open succeeded.
+/// The sync of a finished file failed, and with it the flush. The page cache had the whole file, and the next open
+/// named it in the manifest as it was. The system may count pages as clean that it could not write, and report success
+/// at the next sync. Power loss then left a file without its end, and no open succeeded.
 #[test]
 fn file_of_a_failed_flush_is_written_again() {
     let (machine, _) = new_machine();
