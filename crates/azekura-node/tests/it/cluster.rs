@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 /// Waits end after this time. It is only reached if something is wrong.
@@ -28,6 +29,20 @@ pub(crate) async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, mut a
         }
     };
     timeout(DEADLINE, attempts).await.unwrap_or_else(|_| panic!("{what}: not after {DEADLINE:?}"))
+}
+
+/// Waits until all clients have ended. `nemesis` runs until then, or ends before.
+pub(crate) async fn join_all(clients: Vec<JoinHandle<()>>, nemesis: impl Future<Output = ()>) {
+    let clients = async {
+        for client in clients {
+            client.await.unwrap();
+        }
+    };
+    tokio::pin!(clients);
+    tokio::select! {
+        () = &mut clients => {}
+        () = nemesis => clients.await,
+    }
 }
 
 /// A client that waits `seconds` seconds for an answer.

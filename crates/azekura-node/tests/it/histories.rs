@@ -3,7 +3,7 @@
 //!
 //! - `AZEKURA_NODE_TRANSACTIONS`: number of committed transactions (default 600; the long run has 5,000).
 
-use crate::cluster::{Cluster, client_with_timeout};
+use crate::cluster::{Cluster, client_with_timeout, join_all};
 use crate::faults::{ARGUMENTS, env_u64};
 use adya::{History, Opts, Valid, Workload};
 use azekura::testing::SeededRng;
@@ -170,17 +170,7 @@ async fn history(addresses: Vec<String>, is_stale: bool, nemesis: impl Future<Ou
             }
         })
     });
-    let clients: Vec<_> = clients.collect();
-    let clients = async {
-        for client in clients {
-            client.await.unwrap();
-        }
-    };
-    tokio::pin!(clients);
-    tokio::select! {
-        () = &mut clients => {}
-        () = nemesis => clients.await,
-    }
+    join_all(clients.collect(), nemesis).await;
     let lines = lines.lock().unwrap();
     History::from_json(&lines.concat()).unwrap()
 }

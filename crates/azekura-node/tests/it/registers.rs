@@ -2,7 +2,7 @@
 //!
 //! - `AZEKURA_NODE_TRANSACTIONS`: number of operations (default 600; the long run has 5,000).
 
-use crate::cluster::{Cluster, client_with_timeout};
+use crate::cluster::{Cluster, client_with_timeout, join_all};
 use crate::faults::{ARGUMENTS, env_u64};
 use azekura::testing::SeededRng;
 use reqwest::StatusCode;
@@ -118,17 +118,7 @@ async fn history(addresses: Vec<String>, query: &'static str, nemesis: impl Futu
     let clients = (0..CLIENTS).map(|client| {
         tokio::spawn(operate(client, addresses.clone(), query, Arc::clone(&next), Arc::clone(&operations), begin))
     });
-    let clients: Vec<_> = clients.collect();
-    let clients = async {
-        for client in clients {
-            client.await.unwrap();
-        }
-    };
-    tokio::pin!(clients);
-    tokio::select! {
-        () = &mut clients => {}
-        () = nemesis => clients.await,
-    }
+    join_all(clients.collect(), nemesis).await;
     Arc::into_inner(operations).unwrap().into_inner().unwrap()
 }
 
