@@ -5,6 +5,7 @@ use reqwest::header::{ETAG, IF_MATCH, IF_NONE_MATCH, RETRY_AFTER};
 use reqwest::{Certificate, Client, Method, StatusCode};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use std::sync::Mutex;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
@@ -164,11 +165,13 @@ async fn requests_beyond_the_limit_wait() {
     let mut cluster = Cluster::new(&["--max-requests", "1"]);
     cluster.form(1..=1).await;
     assert!(cluster.put(1, "/kv/p/k", "x").send().await.unwrap().status().is_success());
-    // A request whose body does not come.
+    // Requests whose bodies do not come. One that arrives during a read is refused itself, so each read has its own.
     let address = cluster.address(1).replace("http://", "");
-    let mut slow = TcpStream::connect(&address).await.unwrap();
-    slow.write_all(b"PUT /kv/p/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n").await.unwrap();
+    let slow = Mutex::new(Vec::new());
     let refused = wait_for("a request is refused", || async {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(b"PUT /kv/p/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n").await.unwrap();
+        slow.lock().unwrap().push(stream);
         let response = cluster.get(1, "/kv/p/k").send().await.unwrap();
         (response.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(response)
     });
