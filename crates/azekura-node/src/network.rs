@@ -19,8 +19,16 @@ use std::future::Future;
 use std::io;
 use std::time::Duration;
 
-/// A receiver answers a frame of a snapshot within this time.
+/// A receiver answers a frame of a snapshot within this time, and what [`transfer_time`] adds.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(60);
+/// Number of bytes of a message that a network transfers in a second, at least.
+const BYTES_PER_S_MIN: u64 = 256 << 10;
+
+/// What a message of this length may take in addition. openraft's timeout of an append is less than the interval of
+/// heartbeats, whatever the append contains. One that always takes longer would be repeated forever.
+fn transfer_time(len: usize) -> Duration {
+    Duration::from_micros((len as u64).saturating_mul(1_000_000) / BYTES_PER_S_MIN)
+}
 
 /// Makes connections to other nodes.
 #[derive(Clone, Debug)]
@@ -108,6 +116,7 @@ impl Peer {
         timeout: Duration,
         transfer: Option<u64>,
     ) -> Result<Response, CallError> {
+        let timeout = timeout + transfer_time(body.len());
         let mut request = self.network.client.post(format!("{}{path}", self.address)).timeout(timeout);
         request = request.header(CONTENT_TYPE, MESSAGE_PACK).header(CLUSTER_HEADER, &self.network.cluster);
         request = request.header(TARGET_HEADER, self.target);

@@ -8,10 +8,13 @@ use crate::namespaces::Namespaces;
 use reqwest::StatusCode;
 use rustix::process::Signal;
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -177,6 +180,54 @@ async fn a_lost_node_is_replaced() {
     let metrics = cluster.metrics(4).await.unwrap();
     assert!(metrics["purged"]["index"].as_u64().unwrap() > 0, "the new node began with a snapshot: {metrics}");
     assert_nothing_is_lost(&cluster, &acknowledged).await;
+}
+
+/// Regression: a write that took longer to send than a heartbeat may take was sent again and again, and no later write
+/// was applied.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_writes_pass_slow_networks() {
+    let mut cluster = Cluster::new(&["--election-timeout-ms", "1500", "--request-timeout-ms", "30000"]);
+    let mut nodes = BTreeMap::new();
+    for id in 1..=3 {
+        cluster.start(id).await;
+        let address = cluster.address(id);
+        nodes.insert(id, format!("http://{}", slow_proxy(address.replace("http://", "")).await));
+    }
+    let init = cluster.post(1, "/cluster/init", &json!({ "nodes": nodes })).send().await.unwrap();
+    assert!(init.status().is_success());
+    let leader = cluster.wait_for_leader().await;
+    let client = client_with_timeout(60);
+    for value in [b"first".to_vec(), vec![b'l'; 7 << 20], b"last".to_vec()] {
+        let written = wait_for("an answer of a leader", || async {
+            let request = client.put(format!("{}/kv/p/k", cluster.address(leader))).body(value.clone());
+            let status = request.send().await.unwrap().status();
+            (status != StatusCode::SERVICE_UNAVAILABLE).then_some(status)
+        });
+        assert_eq!(written.await, StatusCode::OK);
+    }
+}
+
+/// Forwards connections to `to`, at most 64 KiB in 10 ms towards it. Returns its address.
+async fn slow_proxy(to: String) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((from, _)) = listener.accept().await {
+            let Ok(to) = TcpStream::connect(&to).await else { continue };
+            let ((mut from_read, mut from_write), (mut to_read, mut to_write)) = (from.into_split(), to.into_split());
+            tokio::spawn(async move { tokio::io::copy(&mut to_read, &mut from_write).await });
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 64 << 10];
+                while let Ok(len @ 1..) = from_read.read(&mut bytes).await {
+                    sleep(Duration::from_millis(10)).await;
+                    if to_write.write_all(&bytes[..len]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
 }
 
 /// A leader that is cut off from the others neither acknowledges writes nor answers reads from what it knows.
