@@ -2,11 +2,12 @@
 
 use crate::error::Failure;
 use crate::node::Node;
+use crate::records::Types;
 use axum::Json;
 use axum::extract::{OriginalUri, State};
 use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
-use openraft::BasicNode;
+use openraft::{BasicNode, RaftMetrics};
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +47,10 @@ pub(crate) async fn init(State(node): Shared, OriginalUri(uri): OriginalUri, Jso
             .into_iter()
             .map(|(id, address)| Ok((id, BasicNode { addr: checked_address(address)? })))
             .collect::<Result<_, Failure>>()?;
+        let addresses: BTreeSet<&str> = nodes.values().map(|node| node.addr.as_str()).collect();
+        if addresses.len() < nodes.len() {
+            return Err(Failure::Invalid("two nodes have the same address".into()));
+        }
         node.raft.initialize(nodes).await?;
         Ok(Json(json!({})).into_response())
     };
@@ -75,9 +80,23 @@ pub(crate) async fn add_learner(
     Json(body): Json<LearnerBody>,
 ) -> Response {
     let change = async {
-        let member = BasicNode { addr: checked_address(body.address)? };
-        let added = node.raft.add_learner(body.id, member, true).await?;
-        Ok(Json(json!({ "index": added.log_id.index })).into_response())
+        let (id, address) = (body.id, checked_address(body.address)?);
+        // openraft keeps the address of a known node, without an error.
+        let metrics = node.raft_metrics();
+        for (known_id, known) in metrics.membership_config.nodes() {
+            if (*known_id == id) != (known.addr == address) {
+                return Err(Failure::Refused(format!("node {known_id} is at {}", known.addr)));
+            }
+        }
+        let added = node.raft.add_learner(id, BasicNode { addr: address }, false).await?.log_id;
+        // openraft's own wait ends when the learner lacks fewer entries than a snapshot contains.
+        let has_caught_up = |metrics: &RaftMetrics<Types>| match &metrics.replication {
+            Some(replication) => replication.get(&id).is_none_or(|matching| *matching >= Some(added)),
+            None => true,
+        };
+        let caught_up = node.raft.wait(None).metrics(has_caught_up, "the learner has caught up").await;
+        caught_up.map_err(|error| Failure::UnknownOutcome(error.to_string()))?;
+        Ok(Json(json!({ "index": added.index })).into_response())
     };
     answer(&uri, change).await
 }
@@ -98,7 +117,10 @@ pub(crate) async fn change_membership(
     Json(body): Json<MembershipBody>,
 ) -> Response {
     let change = async {
-        let changed = node.raft.change_membership(body.voters, body.retain).await?;
+        // It has two steps. As a task, it does the second one even if the client does not wait.
+        let raft = node.raft.clone();
+        let change = tokio::spawn(async move { raft.change_membership(body.voters, body.retain).await });
+        let changed = change.await.map_err(|error| Failure::UnknownOutcome(error.to_string()))??;
         Ok(Json(json!({ "index": changed.log_id.index })).into_response())
     };
     answer(&uri, change).await
@@ -118,6 +140,11 @@ pub(crate) async fn transfer_leader(
 ) -> Response {
     let change = async {
         node.raft.as_leader()?;
+        // openraft does not check it, and a leader that is to transfer refuses requests until another one is elected.
+        let is_voter = node.raft_metrics().membership_config.voter_ids().any(|id| id == body.to);
+        if !is_voter || body.to == node.id {
+            return Err(Failure::Refused(format!("node {} is not another voter", body.to)));
+        }
         node.raft.trigger().transfer_leader(body.to).await?;
         Ok(Json(json!({})).into_response())
     };

@@ -184,6 +184,50 @@ async fn requests_beyond_the_limit_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nonsense_for_members_is_refused() {
+    let mut cluster = Cluster::new(&[]);
+    cluster.form(1..=1).await;
+    cluster.start(2).await;
+    let add = |id: u64, address: String| {
+        cluster.post(1, "/cluster/add-learner", &json!({ "id": id, "address": address })).send()
+    };
+    assert!(add(2, cluster.address(2)).await.unwrap().status().is_success());
+    assert!(add(2, cluster.address(2)).await.unwrap().status().is_success(), "once more");
+    assert_eq!(add(2, cluster.address(3)).await.unwrap().status(), 409, "another address");
+    assert_eq!(add(3, cluster.address(2)).await.unwrap().status(), 409, "the address of another node");
+    let same = json!({ "nodes": { "4": cluster.address(4), "5": cluster.address(4) } });
+    assert_eq!(error_of(cluster.post(2, "/cluster/init", &same)).await, error(400, "invalid"));
+    let empty = json!({ "voters": [] });
+    assert_eq!(error_of(cluster.post(1, "/cluster/change-membership", &empty)).await, error(409, "refused"));
+    // Regression: a leader that was to transfer to a node that cannot lead refused all requests from then on.
+    for to in [1, 2, 9] {
+        let transfer = cluster.post(1, "/cluster/transfer-leader", &json!({ "to": to }));
+        assert_eq!(error_of(transfer).await, error(409, "refused"), "to node {to}");
+    }
+    assert!(cluster.put(1, "/kv/p/k", "x").send().await.unwrap().status().is_success());
+}
+
+/// Regression: the cluster stayed between the old and the new members when the client did not wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn membership_changes_end_without_the_client() {
+    let cluster = Cluster::of_three(&["--election-timeout-ms", "20000"]).await;
+    let leader = cluster.wait_for_leader().await;
+    let others: Vec<u64> = (1..=3).filter(|id| *id != leader).collect();
+    others.iter().for_each(|id| cluster.signal(*id, Signal::STOP));
+    let change = cluster.post(leader, "/cluster/change-membership", &json!({ "voters": [leader] }));
+    let change = tokio::spawn(change.send());
+    let configs = || async {
+        let metrics = cluster.metrics(leader).await?;
+        metrics["membership_config"]["membership"]["configs"].as_array().cloned()
+    };
+    wait_for("the change has begun", || async { (configs().await?.len() == 2).then_some(()) }).await;
+    change.abort();
+    assert!(change.await.unwrap_err().is_cancelled());
+    others.iter().for_each(|id| cluster.signal(*id, Signal::CONT));
+    wait_for("the change has ended", || async { (configs().await? == [json!([leader])]).then_some(()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_majority_nothing_is_promised() {
     let mut cluster = Cluster::of_three(&["--request-timeout-ms", "500"]).await;
     assert!(cluster.put(1, "/kv/p/k", "x").send().await.unwrap().status().is_success());
