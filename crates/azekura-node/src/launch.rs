@@ -1,12 +1,12 @@
 //! `azekura-node cluster`: several nodes as processes on loopback.
 
-use crate::options::ClusterOptions;
+use crate::options::{ClusterOptions, TOKEN_VARIABLE};
 use reqwest::{Client, StatusCode};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,6 +32,8 @@ pub(crate) async fn run(options: ClusterOptions) -> io::Result<()> {
         let mut command = Command::new(&program);
         command.args(["serve", "--id", &id.to_string(), "--listen", &format!("127.0.0.1:{}", port(id)), "--dir"]);
         command.arg(options.dir.join(format!("node-{id}"))).kill_on_drop(true);
+        // Nodes end with this process, even if it is killed: then their input ends.
+        command.arg("--until-input-ends").stdin(Stdio::piped()).env_remove(TOKEN_VARIABLE);
         // A signal of the terminal goes to this process only, which stops the nodes.
         command.process_group(0);
         nodes.insert(id, command.spawn()?);

@@ -29,6 +29,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 /// Requests end within this time after a signal, or are cut off.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -99,7 +100,8 @@ async fn serve(options: ServeOptions) -> io::Result<()> {
     let network = Network { client: client(&options)?, cluster: options.cluster.clone(), token: options.token.clone() };
     let node = Arc::new(Node::start(&options, network).await?);
     let handle = Handle::new();
-    tokio::spawn(shut_down(Arc::clone(&node), handle.clone()));
+    let input_ended = options.until_input_ends.then(input_end).transpose()?;
+    tokio::spawn(shut_down(Arc::clone(&node), handle.clone(), input_ended));
     let app = server::router(Arc::clone(&node), options.token.as_deref(), Arc::new(Metrics::new())).into_make_service();
     let _ = writeln!(io::stdout(), "node {} of cluster `{}` listens on {}", node.id, node.cluster, options.listen);
     match (&options.tls_cert, &options.tls_key) {
@@ -127,8 +129,19 @@ async fn serve(options: ServeOptions) -> io::Result<()> {
     stopped.map_err(io::Error::other)
 }
 
-/// Ends the server after a signal, or when Raft has stopped because of an error.
-async fn shut_down(node: Arc<Node>, handle: Handle<std::net::SocketAddr>) {
+/// A thread that reads the standard input, and sends when it has ended.
+fn input_end() -> io::Result<oneshot::Receiver<()>> {
+    let (ended, receiver) = oneshot::channel();
+    let read = move || {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        let _ = ended.send(());
+    };
+    std::thread::Builder::new().name("input".into()).spawn(read)?;
+    Ok(receiver)
+}
+
+/// Ends the server after a signal, when the input has ended, or when Raft has stopped because of an error.
+async fn shut_down(node: Arc<Node>, handle: Handle<std::net::SocketAddr>, input_ended: Option<oneshot::Receiver<()>>) {
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
         return;
@@ -140,6 +153,7 @@ async fn shut_down(node: Arc<Node>, handle: Handle<std::net::SocketAddr>) {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
         () = has_stopped => {}
+        Some(_) = async { Some(input_ended?.await) } => {}
     }
     drop(metrics);
     drop(node);

@@ -4,6 +4,8 @@ use clap::{Args, Parser, Subcommand};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub(crate) const TOKEN_VARIABLE: &str = "AZEKURA_NODE_TOKEN";
+
 /// A replicated key-value store over HTTP.
 #[derive(Debug, Parser)]
 #[command(version, args_override_self = true)]
@@ -16,7 +18,7 @@ pub(crate) struct Options {
 pub(crate) enum Subcommands {
     /// Run one node
     Serve(ServeOptions),
-    /// Run a cluster of several nodes on this machine, to try it out
+    /// Run a cluster of several nodes on this machine, to try it out: without a token and TLS
     Cluster(ClusterOptions),
     /// Write to a cluster for some time, and print how long the writes took
     Load(LoadOptions),
@@ -37,7 +39,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, default_value = "azekura")]
     pub(crate) cluster: String,
     /// Token that every request must have as `Authorization: Bearer TOKEN`: the same on all nodes
-    #[arg(long, env = "AZEKURA_NODE_TOKEN", hide_env_values = true)]
+    #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     pub(crate) token: Option<String>,
     /// Certificates of the node, PEM
     #[arg(long, requires = "tls_key")]
@@ -71,6 +73,9 @@ pub(crate) struct ServeOptions {
     /// Maximum number of requests of clients at the same time. More are answered with 503
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) max_requests: u32,
+    /// Stop when the standard input ends
+    #[arg(long, hide = true)]
+    pub(crate) until_input_ends: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -101,6 +106,6 @@ pub(crate) struct LoadOptions {
     #[arg(long, default_value_t = 100)]
     pub(crate) value_size: usize,
     /// Token of the cluster
-    #[arg(long, env = "AZEKURA_NODE_TOKEN", hide_env_values = true)]
+    #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     pub(crate) token: Option<String>,
 }

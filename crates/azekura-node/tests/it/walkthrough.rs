@@ -70,3 +70,21 @@ async fn the_readme_is_true() {
     kill_process(pid, Signal::TERM).unwrap();
     assert!(cluster.wait().await.unwrap().success());
 }
+
+/// Regression: nodes went on when the process that had started them was killed. A token in its environment is not that
+/// of the nodes.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_end_with_a_killed_cluster() {
+    let (dir, port) = (tempfile::tempdir().unwrap(), free_ports(1));
+    let mut cluster = Command::new(env!("CARGO_BIN_EXE_azekura-node"));
+    cluster.args(["cluster", "--nodes", "1", "--port", &port.to_string()]).env("AZEKURA_NODE_TOKEN", "secret");
+    let mut cluster = cluster.current_dir(dir.path()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut lines = BufReader::new(cluster.stdout.take().unwrap()).lines();
+    while !lines.next_line().await.unwrap().expect("the cluster starts").starts_with("Ctrl-C") {}
+    cluster.kill().await.unwrap();
+    let client = client_with_timeout(20);
+    wait_for("the node ends", || async {
+        client.get(format!("http://127.0.0.1:{port}/health")).send().await.is_err().then_some(())
+    })
+    .await;
+}
