@@ -2,7 +2,7 @@
 
 use crate::records::{RecordId, Types};
 use axum::Json;
-use axum::http::header::{LOCATION, RETRY_AFTER};
+use axum::http::header::{CONNECTION, LOCATION, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use openraft::errors::{ClientWriteError, Fatal, ForwardToLeader, InitializeError, LinearizableReadError, RaftError};
@@ -81,6 +81,10 @@ impl Failure {
             if let Ok(location) = HeaderValue::from_str(&format!("{address}{path}")) {
                 headers.insert(LOCATION, location);
             }
+        }
+        // Strangers keep no connections.
+        if matches!(self, Failure::Unauthorized) {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if matches!(self, Failure::NotLeader(None) | Failure::Unavailable(_)) {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));

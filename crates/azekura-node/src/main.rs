@@ -2,6 +2,7 @@
 //! has a walk-through.
 
 mod admin;
+mod connections;
 mod error;
 mod kv;
 mod launch;
@@ -15,6 +16,7 @@ mod records;
 mod server;
 mod wire;
 
+use crate::connections::LimitedAcceptor;
 use crate::metrics::Metrics;
 use crate::network::Network;
 use crate::node::Node;
@@ -94,6 +96,7 @@ fn client(options: &ServeOptions) -> io::Result<reqwest::Client> {
 /// Runs a node until it gets a signal to end, or Raft stops.
 async fn serve(options: ServeOptions) -> io::Result<()> {
     check_options(&options)?;
+    let connections = connections::max();
     // Before the database is opened, so that a node whose port is used has no effect.
     let listener = std::net::TcpListener::bind(options.listen)?;
     listener.set_nonblocking(true)?;
@@ -108,10 +111,12 @@ async fn serve(options: ServeOptions) -> io::Result<()> {
         (Some(cert), Some(key)) => {
             let tls = RustlsConfig::from_pem_file(cert, key).await?;
             let server = axum_server::from_tcp_rustls(listener, tls)?.handle(handle);
+            let server = server.map(|acceptor| LimitedAcceptor::new(acceptor, connections));
             server.first_request_timeout(FIRST_REQUEST_TIMEOUT).serve(app).await?;
         }
         _ => {
             let server = axum_server::from_tcp(listener)?.handle(handle);
+            let server = server.map(|acceptor| LimitedAcceptor::new(acceptor, connections));
             server.first_request_timeout(FIRST_REQUEST_TIMEOUT).serve(app).await?;
         }
     }

@@ -6,8 +6,9 @@ use reqwest::{Certificate, Client, Method, StatusCode};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::sync::Mutex;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::process::Command;
 
 /// The word that says why a request failed.
 async fn error_of(request: reqwest::RequestBuilder) -> (StatusCode, String) {
@@ -181,6 +182,37 @@ async fn requests_beyond_the_limit_wait() {
         (cluster.get(1, "/kv/p/k").send().await.unwrap().status() == StatusCode::OK).then_some(())
     })
     .await;
+}
+
+/// Regression: connections of strangers took all file handles, so that the log could not be written and Raft stopped.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_leave_files_to_the_database() {
+    let mut cluster = Cluster::new(&[]);
+    let node = cluster.command(1);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 256 && exec \"$0\" \"$@\""]).arg(node.as_std().get_program());
+    limited.args(node.as_std().get_args()).kill_on_drop(true);
+    cluster.nodes.insert(1, limited.spawn().unwrap());
+    wait_for("the node answers", || cluster.metrics(1)).await;
+    let init = json!({ "nodes": { "1": cluster.address(1) } });
+    assert!(cluster.post(1, "/cluster/init", &init).send().await.unwrap().status().is_success());
+    cluster.wait_for_leader().await;
+    let (address, mut strangers) = (cluster.address(1).replace("http://", ""), Vec::new());
+    let mut writer = TcpStream::connect(&address).await.unwrap();
+    for i in 0..20 {
+        let head = format!("PUT /kv/p/{i} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", 4 << 20);
+        writer.write_all(&[head.as_bytes(), &vec![0; 4 << 20]].concat()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}") {
+            assert!(writer.read_buf(&mut answer).await.unwrap() > 0, "the connection has ended");
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "write {i}: {answer}");
+        // After the first write, the node has the writer's connection.
+        while strangers.len() < 300 {
+            strangers.push(TcpStream::connect(&address).await.unwrap());
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
