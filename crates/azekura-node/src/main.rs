@@ -73,6 +73,9 @@ fn check_options(options: &ServeOptions) -> io::Result<()> {
     if u64::from(options.max_request_mib) << 20 < 2 * options.max_write_len + (1 << 20) {
         return invalid("--max-request-mib is less than one request may have");
     }
+    if options.cluster.is_empty() || !options.cluster.bytes().all(|b| b.is_ascii_graphic()) {
+        return invalid("the name of a cluster has visible ASCII characters only, and at least one");
+    }
     if options.token.as_ref().is_some_and(|token| token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic())) {
         return invalid("a token has visible ASCII characters only, and at least one");
     }

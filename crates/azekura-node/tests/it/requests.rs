@@ -333,6 +333,11 @@ async fn a_signal_ends_a_node_in_order() {
     assert!(cluster.nodes.get_mut(&1).unwrap().wait().await.unwrap().success(), "{}", cluster.logs());
     let beyond_loopback = cluster.command(1).args(["--listen", "0.0.0.0:0"]).status().await.unwrap();
     assert!(!beyond_loopback.success(), "a node beyond loopback needs TLS and a token");
+    for name in ["", "two words", "caf\u{e9}"] {
+        let unnamed = cluster.command(1).args(["--cluster", name]).status().await.unwrap();
+        assert!(!unnamed.success(), "`{name}` cannot be in a header");
+    }
+    assert!(cluster.logs().contains("visible ASCII characters only, and at least one"));
     let too_large = cluster.command(1).args(["--max-write-len", "1000000000", "--max-request-mib", "4000"]).status();
     assert!(!too_large.await.unwrap().success(), "the log would refuse such a write");
     cluster.start(1).await;
