@@ -24,6 +24,12 @@ macro_rules! chapter {
         /// [costs and questions]: crate::guide::costs_and_questions
         /// [`Database`]: crate::Database
         /// [`Database::transact`]: crate::Database::transact
+        /// [`Changes`]: crate::Changes
+        /// [`ChangePosition`]: crate::ChangePosition
+        /// [`Config::max_retained_wal_size`]: crate::Config::max_retained_wal_size
+        /// [`Config::wal_retention`]: crate::Config::wal_retention
+        /// [`Database::changes_since`]: crate::Database::changes_since
+        /// [`ErrorKind::Stale`]: crate::ErrorKind::Stale
         /// [`Database::transaction`]: crate::Database::transaction
         /// [durability]: crate::guide::durability
         /// [`Error`]: crate::Error
@@ -68,6 +74,7 @@ chapter!(modelling_keys, include_str!("../docs/guide/modelling_keys.md"));
 chapter!(batches_and_snapshots, include_str!("../docs/guide/batches_and_snapshots.md"));
 chapter!(transactions, include_str!("../docs/guide/transactions.md"));
 chapter!(durability, include_str!("../docs/guide/durability.md"));
+chapter!(changes, include_str!("../docs/guide/changes.md"));
 chapter!(tuning, include_str!("../docs/guide/tuning.md"));
 chapter!(operating, include_str!("../docs/guide/operating.md"));
 chapter!(recipes, include_str!("../docs/guide/recipes.md"));

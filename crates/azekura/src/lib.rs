@@ -94,6 +94,7 @@ pub use base::event::{DroppedAfterDamage, Event, Listener};
 pub use base::merge_operator::{AssociativeMerge, MergeOperator};
 pub use db::batch::Batch;
 pub use db::blob_gc::{GarbageCollection, GarbageCollection as Gc, GcReport};
+pub use db::changes::{Change, ChangePosition, ChangedValue, Changes, CommittedBatch, Operation};
 pub use db::components::PartitionComponents;
 #[doc(hidden)]
 #[cfg(any(test, feature = "testing"))]
@@ -103,7 +104,7 @@ pub use db::database::Database;
 pub use db::ingest::{BulkOptions, Ingest};
 pub use db::iter::entry::Entry;
 pub use db::iter::iterators::{Entries, Iter, Keys, Values};
-pub use db::metrics::{BlockKindMetrics, CacheMetrics, Metrics, PartitionMetrics};
+pub use db::metrics::{BlockKindMetrics, CacheMetrics, ChangeReaderMetrics, Metrics, PartitionMetrics};
 pub use db::options::{CompactionStrategy, EngineType, PartitionCreateOptions};
 pub use db::partition::Partition;
 pub use db::snapshot::Snapshot;

@@ -65,6 +65,9 @@ pub enum ErrorKind {
     /// The merge operator of the partition failed or panicked for a key: correct the operator, or write the key anew.
     /// Other keys are not affected.
     MergeFailed,
+    /// What a reader of changes needs next is not in the log any more: read the data anew, and go on from
+    /// [`Database::change_position`](crate::Database::change_position).
+    Stale,
 }
 
 impl fmt::Display for ErrorKind {
@@ -81,6 +84,7 @@ impl fmt::Display for ErrorKind {
             ErrorKind::OutOfSpace => "out of space",
             ErrorKind::Unsupported => "unsupported",
             ErrorKind::MergeFailed => "merge failed",
+            ErrorKind::Stale => "stale",
         })
     }
 }
@@ -389,6 +393,16 @@ impl Error {
     /// ```
     pub fn os_kind(&self) -> Option<io::ErrorKind> {
         self.0.source.as_ref().map(|source| source.kind())
+    }
+
+    #[cold]
+    pub(crate) fn stale(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Stale, message)
+    }
+
+    /// Whether the error is an `Io` error because a file does not exist.
+    pub(crate) fn is_missing_file(&self) -> bool {
+        self.kind() == ErrorKind::Io && self.os_kind() == Some(io::ErrorKind::NotFound)
     }
 
     /// Whether a file could not be opened because the process or the machine has too many open files. Nothing was

@@ -3,7 +3,7 @@
 //! It is a pure value: opening replays the manifest into it, every batch of edits changes it, and a rewrite of the
 //! manifest encodes it. It contains files and names only.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::base::key_range::{KeyBoundary, RangeTombstone};
 use crate::base::version_edit::{
@@ -45,6 +45,9 @@ pub(crate) struct ManifestState {
     pub(crate) partitions: BTreeMap<PartitionId, PartitionManifestState>,
     pub(crate) wal_segments: BTreeMap<WalEpoch, FileNumber>,
     pub(crate) wal_end: Option<(WalEpoch, SeqNo)>,
+    /// The ends of the WAL that were recorded before `wal_end`, oldest first, at most [`EARLIER_WAL_ENDS_MAX`]. Both
+    /// numbers rise. No valid commit that a segment up to such an epoch contains has a higher sequence number.
+    pub(crate) earlier_wal_ends: VecDeque<(WalEpoch, SeqNo)>,
     /// Sequence number of the last [`VersionEdit::AllFlushed`].
     pub(crate) all_flushed: SeqNo,
     /// All file numbers below this one are used. The next two fields are the same for partition ids and WAL epochs.
@@ -53,6 +56,8 @@ pub(crate) struct ManifestState {
     pub(crate) next_wal_epoch: u32,
 }
 
+/// Maximum number of recorded ends of the WAL, without the newest.
+const EARLIER_WAL_ENDS_MAX: usize = 64;
 /// Exclusive upper bound of numbers in the manifest, so that there is always a next number.
 const NUMBER_LIMIT: u64 = 1 << 62;
 /// Exclusive upper bound of levels.
@@ -349,12 +354,44 @@ impl ManifestState {
                 self.wal_segments.insert(*epoch, *file);
             }
             VersionEdit::WalSegmentRemoved { epoch } => _ = self.wal_segments.remove(epoch),
-            VersionEdit::WalEnd { epoch, seqno } => self.wal_end = Some((*epoch, *seqno)),
+            VersionEdit::WalEnd { epoch, seqno } => self.set_wal_end(*epoch, *seqno),
             VersionEdit::NextNumbers { file, partition, epoch } => {
                 self.raise_next_numbers(file.0, partition.0, epoch.0);
             }
         }
         Ok(())
+    }
+
+    /// Records a new end of the WAL, and keeps the one before if it says more than the new one.
+    pub(crate) fn set_wal_end(&mut self, epoch: WalEpoch, seqno: SeqNo) {
+        self.earlier_wal_ends.extend(self.wal_end.replace((epoch, seqno)));
+        while self.earlier_wal_ends.back().is_some_and(|(before, end)| *end >= seqno || *before >= epoch) {
+            self.earlier_wal_ends.pop_back();
+        }
+        if self.earlier_wal_ends.len() > EARLIER_WAL_ENDS_MAX {
+            self.earlier_wal_ends.pop_front();
+        }
+    }
+
+    /// Makes every position in an epoch below `epoch` stale, because commits were lost that such a position precedes.
+    /// Called before the end of the WAL is recorded with `epoch`.
+    pub(crate) fn forget_earlier_positions(&mut self, epoch: WalEpoch) {
+        self.wal_end = None;
+        self.earlier_wal_ends = VecDeque::from([(WalEpoch(epoch.0.saturating_sub(1)), SeqNo::ZERO)]);
+    }
+
+    /// The last sequence number that was valid in the segments up to `epoch`, if an end of the WAL was recorded since.
+    ///
+    /// # Errors
+    /// `Stale` if more than [`EARLIER_WAL_ENDS_MAX`] ends were recorded since, so that the first one is not known.
+    pub(crate) fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
+        let mut ends = self.earlier_wal_ends.iter().copied().chain(self.wal_end);
+        let is_forgotten = self.earlier_wal_ends.len() == EARLIER_WAL_ENDS_MAX
+            && self.earlier_wal_ends.front().is_some_and(|(oldest, _)| epoch < *oldest);
+        if is_forgotten {
+            return Err(Error::stale("the position is older than the recorded ends of the log"));
+        }
+        Ok(ends.find(|(end, _)| *end >= epoch).map(|(_, seqno)| seqno))
     }
 
     /// Makes sure that no new file, partition or segment gets a number below these.
@@ -392,7 +429,8 @@ impl ManifestState {
         if self.all_flushed > SeqNo::ZERO {
             edits.push(VersionEdit::AllFlushed { through: self.all_flushed });
         }
-        edits.extend(self.wal_end.map(|(epoch, seqno)| VersionEdit::WalEnd { epoch, seqno }));
+        let wal_ends = self.earlier_wal_ends.iter().copied().chain(self.wal_end);
+        edits.extend(wal_ends.map(|(epoch, seqno)| VersionEdit::WalEnd { epoch, seqno }));
         edits
     }
 }
@@ -504,6 +542,30 @@ mod tests {
             unreachable!()
         };
         PartitionEdit::TableSpilled { table: TableMeta { largest_seqno: SeqNo(highest), ..table } }.of(partition)
+    }
+
+    #[test]
+    fn ends_of_epochs_are_those_recorded_next() {
+        let mut state = ManifestState::default();
+        assert_eq!(state.end_of_epoch(WalEpoch(1)).unwrap(), None);
+        for (epoch, end) in [(2, 10), (4, 10), (5, 30), (9, 20), (9, 25)] {
+            state.set_wal_end(WalEpoch(epoch), SeqNo(end));
+        }
+        let end = |state: &ManifestState, epoch| state.end_of_epoch(WalEpoch(epoch)).unwrap().map(|seqno| seqno.0);
+        assert_eq!([1, 2, 3, 4].map(|epoch| end(&state, epoch)), [Some(10); 4], "the later of two equal ends is kept");
+        assert_eq!([5, 9, 10].map(|epoch| end(&state, epoch)), [Some(25), Some(25), None], "30 was abandoned");
+        state.forget_earlier_positions(WalEpoch(12));
+        state.set_wal_end(WalEpoch(12), SeqNo(40));
+        assert_eq!([4, 11, 12, 13].map(|epoch| end(&state, epoch)), [Some(0), Some(0), Some(40), None]);
+        for n in 0..200 {
+            state.set_wal_end(WalEpoch(20 + n), SeqNo(50 + u64::from(n)));
+        }
+        assert_eq!(state.end_of_epoch(WalEpoch(20)).unwrap_err().kind(), crate::base::ErrorKind::Stale);
+        let oldest = state.earlier_wal_ends[0].0.0;
+        assert_eq!(
+            [oldest, 218, 219, 220].map(|epoch| end(&state, epoch)),
+            [Some(u64::from(oldest) + 30), Some(248), Some(249), None]
+        );
     }
 
     #[test]

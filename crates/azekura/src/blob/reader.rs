@@ -294,24 +294,38 @@ impl BlobFile {
         frame.is_ok_and(|(handle, file)| file.is_in_memory(handle.offset.saturating_add(handle.len / 2)))
     }
 
+    /// Whether the file has the value of `pointer`, which blob GC may have left out when it rewrote the file.
+    ///
+    /// # Errors
+    /// As [`read`](BlobFile::read).
+    pub(crate) fn contains(&self, pointer: &BlobPointer) -> Result<bool> {
+        let found = self.find_frame_if_kept(pointer);
+        found.map_err(|error| self.with_location(error, pointer.frame_offset)).map(|frame| frame.is_some())
+    }
+
     /// The frame of the value of `pointer`.
     fn find_frame(&self, pointer: &BlobPointer) -> Result<BlockHandle> {
+        self.find_frame_if_kept(pointer)?.ok_or_else(no_such_value_error)
+    }
+
+    /// The frame of the value of `pointer`; `None` if blob GC has left the value out of a rewritten section.
+    fn find_frame_if_kept(&self, pointer: &BlobPointer) -> Result<Option<BlockHandle>> {
         let pointed = BlockHandle { offset: pointer.frame_offset, len: pointer.frame_len };
         if let BlobFileExtent::Growing { .. } = &self.extent {
             let is_here = pointer.logical_file == self.id && pointer.frame_offset >= FileHeader::LEN as u64;
-            return if is_here { Ok(pointed) } else { Err(no_such_value_error()) };
+            return if is_here { Ok(Some(pointed)) } else { Err(no_such_value_error()) };
         }
         let opened = self.head()?;
         let section = opened.metaindex.section(pointer.logical_file);
         let section =
             section.ok_or_else(|| Error::corruption("blob file has no section of the pointer's logical file"))?;
-        let found = match section.rewritten {
-            false => section.check_pointer(pointer.ordinal, pointed),
-            true => {
-                self.find_rewritten_frame(opened, section, pointer.ordinal)?.filter(|frame| frame.len == pointed.len)
-            }
-        };
-        found.ok_or_else(no_such_value_error)
+        if !section.rewritten {
+            return section.check_pointer(pointer.ordinal, pointed).ok_or_else(no_such_value_error).map(Some);
+        }
+        match self.find_rewritten_frame(opened, section, pointer.ordinal)? {
+            Some(frame) if frame.len != pointed.len => Err(no_such_value_error()),
+            frame => Ok(frame),
+        }
     }
 
     /// The frame of an ordinal in a rewritten section. Searches the index, because the offsets in pointers do not

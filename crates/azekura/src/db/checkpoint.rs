@@ -26,7 +26,6 @@ use crate::base::version_edit::FileNumber;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::partition_state::PartitionState;
-use crate::db::recovery::is_missing;
 use crate::manifest::Manifest;
 use crate::vfs::fs::{create_dirs, sync_parent_dirs};
 use crate::vfs::{Fs, OpenMode};
@@ -75,7 +74,7 @@ pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
             Ok(()) => return publish(fs, &tmp, &path, created),
             Err(error) => {
                 drop(fs.remove_dir_all(&tmp));
-                if !is_missing(&error) {
+                if !error.is_missing_file() {
                     return Err(error);
                 }
             }
@@ -187,7 +186,7 @@ fn write_copy(inner: &DbInner, state: &CheckpointState, partitions: &[Arc<Partit
     debug_assert!(state.segments.is_sorted_by(|a, b| a.epoch < b.epoch), "the oldest segment is the first");
     if let Some(last) = state.segments.last() {
         debug_assert!(last.last_seqno >= state.wal_end, "the copied segments contain the whole WAL");
-        manifest_state.wal_end = Some((last.epoch, state.wal_end));
+        manifest_state.set_wal_end(last.epoch, state.wal_end);
     }
     let mut file_id = [0; 16];
     inner.env.random(&mut manifest_state.instance);

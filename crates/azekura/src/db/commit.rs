@@ -401,9 +401,11 @@ impl Committer {
         result
     }
 
-    /// Between two commits, calls `install` with the result of `prepare` and a new sequence number, which the WAL
-    /// records as a gap, and publishes the number afterwards. Does nothing if `prepare` returns `None`, or while an
-    /// exclusive turn is running.
+    /// Between two commits, calls `install` with the result of `prepare` and a new sequence number, and publishes the
+    /// number afterwards. Does nothing if `prepare` returns `None`, or while an exclusive turn is running.
+    ///
+    /// The WAL has `note` as the commit of the new sequence number, before `install`, so that no reader of changes
+    /// misses what `install` makes visible, also after a crash. Recovery skips the note.
     ///
     /// After `install`, a commit names the partition of `marker`, which never exists: `install` has recorded in the
     /// manifest that this id is used up. Recovery refuses a commit that names an id which the manifest does not know,
@@ -413,6 +415,7 @@ impl Committer {
     /// Those of the WAL and of the two calls. The number is used up if `install` was called, also after an error.
     pub(crate) fn install_exclusively<P, T>(
         &self,
+        note: &[u8],
         marker: IngestMarker,
         prepare: impl FnOnce() -> Result<Option<P>>,
         install: impl FnOnce(P, SeqNo) -> Result<T>,
@@ -423,7 +426,8 @@ impl Committer {
                 return Ok(None);
             }
             let Some(prepared) = prepare()? else { return Ok(None) };
-            let frames: Vec<_> = seqno_gap_commits(self.wal.appended().plus(1), seqno.plus(1)).collect();
+            let note = WalCommit { first_seqno: seqno, seqno_count: 1, payload: note };
+            let frames: Vec<_> = seqno_gap_commits(self.wal.appended().plus(1), seqno).chain([note]).collect();
             self.poison.poison_on_failure(self.wal.append(&frames))?;
             let installed = install(prepared, seqno);
             self.commits.fetch_add(1, Ordering::Relaxed);

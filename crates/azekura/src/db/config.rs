@@ -108,6 +108,10 @@ pub struct Settings {
     pub wal_segment_size: u64,
     /// Size of the WAL in bytes above which partitions are flushed.
     pub max_wal_size: u64,
+    /// How long WAL segments that no partition needs are kept for readers of changes.
+    pub wal_retention: Duration,
+    /// Maximum number of bytes of WAL segments that are kept for readers of changes only.
+    pub max_retained_wal_size: u64,
     /// Maximum size of the disk reserve in bytes.
     pub disk_reserve: u64,
     /// Whether the WAL is written through a memory mapping where this is safe.
@@ -133,6 +137,8 @@ impl Default for Settings {
             mapped_reads: false,
             wal_segment_size: 64 << 20,
             max_wal_size: 512 << 20,
+            wal_retention: Duration::ZERO,
+            max_retained_wal_size: 256 << 20,
             disk_reserve: 128 << 20,
             mapped_wal: true,
             recovery_mode: RecoveryMode::Strict,
@@ -162,6 +168,8 @@ impl Settings {
             (13, u64::from(self.mapped_wal)),
             (14, self.recovery_mode as u64),
             (15, u64::from(self.mapped_reads)),
+            (16, self.wal_retention.as_millis() as u64), // at most 2^40
+            (17, self.max_retained_wal_size),
         ];
         let mut out = Vec::new();
         for (field, number) in numbers {
@@ -199,6 +207,8 @@ impl Settings {
                 13 => settings.mapped_wal = number != 0,
                 14 => settings.recovery_mode = variant(&RECOVERY_MODES, number, settings.recovery_mode),
                 15 => settings.mapped_reads = number != 0,
+                16 => settings.wal_retention = Duration::from_millis(number),
+                17 => settings.max_retained_wal_size = number,
                 _ => {}
             }
         }
@@ -541,6 +551,59 @@ impl Config {
         self
     }
 
+    /// Sets how long WAL segments that no partition needs any more are kept for [readers of
+    /// changes](crate::Database::changes_since) that come later, up to 2^40 ms. Default 0.
+    ///
+    /// Segments are kept within [`max_retained_wal_size`](Config::max_retained_wal_size), also when the database is
+    /// closed and opened again with this setting; then the time begins anew. While the disk is full, none is kept. They
+    /// are removed after a flush.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use std::time::Duration;
+    /// let config = azekura::Config::new(&path).wal_retention(Duration::from_secs(3600));
+    /// let db = config.clone().open()?;
+    /// let (fruit, start) = (db.open_partition("fruit", Default::default())?, db.change_position()?);
+    /// fruit.insert("apple", "red")?;
+    /// db.close()?; // no partition needs the WAL any more
+    /// let db = config.open()?;
+    /// assert_eq!(db.changes_since(start)?.count(), 1);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn wal_retention(mut self, age: Duration) -> Config {
+        self.settings.wal_retention = age;
+        self
+    }
+
+    /// Sets the maximum number of bytes of WAL segments that are kept only for [readers of
+    /// changes](crate::Database::changes_since), 0 to 2^50. Default 256 MiB.
+    ///
+    /// A reader that falls further behind gets [`Stale`](crate::ErrorKind::Stale).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// # use azekura::{Config, ErrorKind};
+    /// let db = Config::new(&path).max_retained_wal_size(0).wal_segment_size(64 << 10).open()?;
+    /// let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut changes = db.changes_since(db.change_position()?)?;
+    /// for round in 0..20u32 {
+    ///     fruit.insert("apple", vec![7; 10_000])?;
+    ///     fruit.flush()?; // frees segments of the WAL
+    /// }
+    /// assert_eq!(changes.next().unwrap().unwrap_err().kind(), ErrorKind::Stale);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn max_retained_wal_size(mut self, bytes: u64) -> Config {
+        self.settings.max_retained_wal_size = bytes;
+        self
+    }
+
     /// Sets the maximum size of the disk reserve in bytes, 0 (no reserve) to 2^50. Default 128 MiB.
     ///
     /// The reserve is a file that holds disk space for recovery from a full disk. When the disk is full, ordinary
@@ -732,6 +795,11 @@ impl Config {
         range("cache_size", s.cache_size, 0, 1 << 50)?;
         range("max_wal_size", s.max_wal_size, s.wal_segment_size, 1 << 50)?;
         range("disk_reserve", s.disk_reserve, 0, 1 << 50)?;
+        range("max_retained_wal_size", s.max_retained_wal_size, 0, 1 << 50)?;
+        if s.wal_retention > *SYNC_INTERVALS.end() {
+            let (age, high) = (s.wal_retention, SYNC_INTERVALS.end());
+            return Err(Error::invalid(format!("wal_retention is {age:?}, above its maximum {high:?}")));
+        }
         if let Some(interval) = s.sync_interval
             && !SYNC_INTERVALS.contains(&interval)
         {
@@ -763,7 +831,7 @@ mod tests {
         let config = Config::new("db").cache_size(1).memory_budget(2 << 20).workers(3).max_open_files(44);
         let config = config.sync_interval(Some(Duration::from_millis(7))).compression(CompressionType::Miniz(9));
         let config = config.wal_segment_size(1 << 20).max_wal_size(5 << 20).disk_reserve(6).mapped_wal(false);
-        let config = config.mapped_reads(true);
+        let config = config.mapped_reads(true).wal_retention(Duration::from_secs(9)).max_retained_wal_size(10);
         for n in 0..3 {
             let config = config.clone().durability(PERSIST_MODES[n]).direct_io(DIRECT_IO_MODES[n]);
             let settings = config.recovery_mode(RECOVERY_MODES[n]).settings;

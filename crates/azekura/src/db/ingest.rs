@@ -24,7 +24,7 @@ use crate::lsm::entry_buffer::EntryBuffer;
 use crate::lsm::external_sort::{ExternalSorter, SortedEntries};
 use crate::lsm::ingest::{IngestOutputs, IngestWriter};
 use crate::lsm::tree::LsmTree;
-use crate::wal::format::{IngestMarker, check_key_and_value_lengths};
+use crate::wal::format::{IngestMarker, IngestNote, check_key_and_value_lengths};
 
 /// Bytes of entries that are copied before they are written.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -582,6 +582,10 @@ impl TableTarget<'_> {
         let _no_creation = lock(&inner.partition_ddl_lock);
         self.partition.tree()?;
         let marker = IngestMarker { partition: writer.version_set.next_partition_id(), first_table };
+        let mut note = Vec::new();
+        if let Some((first, last)) = outputs.as_ref().and_then(IngestOutputs::key_range) {
+            IngestNote { partition: self.partition.id, first, last }.put(&mut note);
+        }
         let _work = inner.begin_work()?;
         let locks = tree.lock_for_ingest();
         let mut flushed = TaskReport::default();
@@ -596,7 +600,7 @@ impl TableTarget<'_> {
             Ok(outputs.take())
         };
         let install = |tables, seqno| tree.install_ingest(tables, seqno, marker.partition, &locks, inner);
-        let installed = inner.catch_panics(|| writer.committer.install_exclusively(marker, prepare, install));
+        let installed = inner.catch_panics(|| writer.committer.install_exclusively(&note, marker, prepare, install));
         drop(locks);
         if !flushed.is_idle() {
             record_task(inner, self.partition, Task::Flush, flushed);

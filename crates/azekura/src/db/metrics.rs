@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::base::SeqNo;
 use crate::base::event::DroppedAfterDamage;
 use crate::block::cache::{BlockCache, CacheStats};
 use crate::block::frame::BlockKind;
 use crate::db::inner::DbInner;
 use crate::db::partition_state::PartitionState;
+use crate::db::state::change_readers::ChangeReader;
 use crate::engine::Engine;
 use crate::lsm::blob_map::BlobFileMetrics;
 use crate::lsm::metrics::LevelMetrics;
 use crate::pmem::pool::metrics::PoolMetrics;
 use crate::tree::partition_tree::PartitionTree;
+use crate::wal::WalSegmentInfo;
 
 /// Cache counters of one kind of block.
 ///
@@ -111,6 +114,44 @@ impl CacheMetrics {
     }
 }
 
+/// Metrics of a reader of changes.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// let changes = db.changes_since(db.change_position()?)?.named("search index");
+/// fruit.insert("apple", "red")?;
+/// let reader = db.metrics().change_readers.remove(0);
+/// assert_eq!((&*reader.name, reader.records_behind, reader.retained_bytes), ("search index", 1, 0));
+/// # drop(changes);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ChangeReaderMetrics {
+    /// The name that the reader was given; empty by default.
+    pub name: String,
+    /// Records that the reader has not returned yet.
+    pub records_behind: u64,
+    /// Bytes of WAL segments that no partition needs, with commits that the reader has not returned yet.
+    pub retained_bytes: u64,
+}
+
+impl ChangeReaderMetrics {
+    fn of(reader: &ChangeReader, retained: &[WalSegmentInfo], visible: SeqNo) -> ChangeReaderMetrics {
+        let through = reader.read_through();
+        let unread = retained.iter().filter(|segment| segment.last_seqno > through);
+        ChangeReaderMetrics {
+            name: reader.name(),
+            records_behind: visible.0.saturating_sub(through.0),
+            retained_bytes: unread.map(|segment| segment.end_offset).sum(),
+        }
+    }
+}
+
 /// Metrics of a database since it was opened. Fields are counts unless the name or the text gives a unit.
 ///
 /// ```
@@ -153,6 +194,10 @@ pub struct Metrics {
     pub wal_live_bytes: u64,
     /// WAL segments now.
     pub wal_segments: usize,
+    /// Bytes of WAL segments that are kept for readers of changes only.
+    pub wal_retained_bytes: u64,
+    /// The readers of changes, in the order in which they were created.
+    pub change_readers: Vec<ChangeReaderMetrics>,
     /// Flushes.
     pub flushes: u64,
     /// Bytes of tables and blob files written by flushes, without values that were written to a blob file directly
@@ -276,6 +321,13 @@ impl Metrics {
             metrics.wal_live_bytes = writer.wal.live_bytes();
             metrics.wal_segments = writer.wal.segments().len();
             metrics.manifest_bytes = writer.version_set.manifest_bytes();
+            let retained = writer.wal.retained_segments();
+            metrics.wal_retained_bytes = retained.iter().map(|segment| segment.end_offset).sum();
+            let readers = writer.wal_maintenance.change_readers.all();
+            metrics.change_readers = readers
+                .iter()
+                .map(|reader| ChangeReaderMetrics::of(reader, &retained, inner.last_visible.get()))
+                .collect();
         }
         metrics
     }
@@ -316,6 +368,7 @@ impl fmt::Display for Metrics {
         row("WAL syncs", self.wal_syncs.to_string())?;
         row("WAL live bytes", self.wal_live_bytes.to_string())?;
         row("WAL segments", self.wal_segments.to_string())?;
+        row("WAL retained bytes", self.wal_retained_bytes.to_string())?;
         row("flushes", self.flushes.to_string())?;
         row("flushed bytes", self.flushed_bytes.to_string())?;
         row("ingests", self.ingests.to_string())?;

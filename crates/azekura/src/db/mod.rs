@@ -14,12 +14,14 @@
 //! [`iter`], [`transaction`], [`writes`] (before their commit), [`expiring_write`], [`commit`] (group commit),
 //! [`inner`], [`limits`] (of memory, disk space and the WAL), [`catalog`], [`partition_state`],
 //! [`partition_merge_operator`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`],
-//! [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
+//! [`blob_gc`] (blob GC on request), [`changes`] (the change feed), [`checkpoint`], [`handle`] (closing, exclusive
+//! turns), [`metrics`].
 
 pub(crate) mod atomics;
 pub(crate) mod batch;
 pub(crate) mod blob_gc;
 pub(crate) mod catalog;
+pub(crate) mod changes;
 pub(crate) mod checkpoint;
 pub(crate) mod commit;
 pub(crate) mod components;

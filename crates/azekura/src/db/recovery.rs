@@ -18,7 +18,6 @@
 //!    the workers.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -347,6 +346,7 @@ impl RecoveryState {
             durable_through,
             held_in_pools,
             file_number_limit: self.manifest_state.file_number_limit(),
+            retains_segments: !config.settings.wal_retention.is_zero(),
         }
     }
 
@@ -563,7 +563,8 @@ impl RecoveryState {
         let reserve =
             DiskReserve::open_existing(Arc::clone(fs), dir, max, log_bytes, checkpoint_bytes, manifest_bytes)?;
         let reserve = Arc::new(reserve);
-        let damaged = report.has_gaps || report.dropped_after_damage.is_some();
+        let has_lost_commits = report.has_gaps;
+        let damaged = has_lost_commits || report.dropped_after_damage.is_some();
         let report = self.make_wal_durable_when_full(&config, report, &reserve)?;
         debug_assert!(!report.has_gaps, "a WAL with gaps is rewritten");
         let mut space = SpaceReclaimer { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };
@@ -573,9 +574,12 @@ impl RecoveryState {
         debug_assert!(end <= last, "the last sequence number is at or above the end of the WAL");
         debug_assert!(report.segments.iter().all(|segment| segment.epoch <= ended), "the WAL ends with its last epoch");
         self.manifest_state.next_wal_epoch = self.manifest_state.next_wal_epoch.max(ended.0.saturating_add(1));
-        self.manifest_state.wal_segments =
-            report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
-        self.manifest_state.wal_end = Some((ended, end));
+        let segments = report.retained.iter().chain(&report.segments);
+        self.manifest_state.wal_segments = segments.map(|segment| (segment.epoch, segment.file)).collect();
+        if has_lost_commits {
+            self.manifest_state.forget_earlier_positions(ended);
+        }
+        self.manifest_state.set_wal_end(ended, end);
         self.manifest_state.settings = config.settings.encode();
         self.record_file_ids();
         let mut file_id = [0; 16];
@@ -664,8 +668,13 @@ impl RecoveryState {
     /// and pools of partitions that do not exist. Returns the number of removed files. A failure is not fatal,
     /// because the next open finds the file again.
     fn remove_orphans(&self, config: &Config, report: &WalReplayReport) -> u64 {
-        let wal_files: HashSet<FileNumber> =
-            report.segments.iter().map(|s| s.file).chain(report.spare_files.iter().copied()).collect();
+        let wal_files: HashSet<FileNumber> = report
+            .retained
+            .iter()
+            .chain(&report.segments)
+            .map(|s| s.file)
+            .chain(report.spare_files.iter().copied())
+            .collect();
         let tree_files =
             self.listing.tree_files.iter().filter(|(id, _)| !self.manifest_state.partitions.contains_key(id));
         let segments = self.listing.segments.keys().filter(|id| !wal_files.contains(id));
@@ -803,9 +812,4 @@ fn wal_options(config: &Config) -> WalOptions {
     let (segment_size, mapped, populates_ahead) =
         (settings.wal_segment_size, settings.mapped_wal, settings.workers > 0);
     WalOptions { segment_size, mapped, populates_ahead, marks: true }
-}
-
-/// Whether the error is an `Io` error because a file does not exist.
-pub(crate) fn is_missing(error: &Error) -> bool {
-    error.kind() == ErrorKind::Io && error.os_kind() == Some(io::ErrorKind::NotFound)
 }

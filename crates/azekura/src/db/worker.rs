@@ -393,6 +393,9 @@ fn maintain_wal(inner: &DbInner, writer: &DbWriter) -> Result<bool> {
     if inner.poison.poison_on_failure(writer.wal.sync_sealed(!full))? {
         return Ok(true);
     }
+    if full && !writer.wal.retained_segments().is_empty() && !wal.is_paused() {
+        return inner.with_reserve(ReserveUse::Flush, || wal.retire_segments());
+    }
     if wal.wal_is_too_large() {
         if inner.with_reserve(ReserveUse::Flush, || retire_or_spill(inner, writer))? {
             return Ok(true);

@@ -84,7 +84,7 @@ impl IngestOutputs {
     }
 
     /// The smallest and the largest user key.
-    fn key_range(&self) -> Option<(&[u8], &[u8])> {
+    pub(crate) fn key_range(&self) -> Option<(&[u8], &[u8])> {
         let tables = &self.outputs.tables;
         Some((&tables.first()?.smallest_key.0, &tables.last()?.largest_key.0))
     }

@@ -495,6 +495,20 @@ impl LsmTree {
         }
     }
 
+    /// The value of a blob pointer in the WAL; `None` if blob GC has removed it, because no record needs it any more.
+    ///
+    /// # Errors
+    /// As a get.
+    pub(crate) fn pointed_value(&self, pointer: &BlobPointer) -> Result<Option<Slice>> {
+        let Some(handle) = self.current.with(|now| now.blob_file(pointer.logical_file).cloned()) else {
+            return Ok(None);
+        };
+        if !handle.file().contains(pointer)? {
+            return Ok(None);
+        }
+        handle.file().read(pointer, None).map(Some)
+    }
+
     /// The value of `key` at `at`, whose newest version is an operand.
     #[cold]
     pub(crate) fn merged_value(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Vec<u8>>> {

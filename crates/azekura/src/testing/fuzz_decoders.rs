@@ -24,7 +24,7 @@ use crate::table::reader::TableReader;
 use crate::testing::MemFs;
 use crate::vfs::open_files::{DataFiles, FileAccess};
 use crate::vfs::{Fs, OpenMode};
-use crate::wal::format::WalRecordIter;
+use crate::wal::format::{IngestNote, WalRecordIter};
 use crate::{manifest, wal};
 
 /// A decoder of bytes from disk, for fuzzing.
@@ -86,7 +86,9 @@ pub fn decode(decoder: FuzzDecoder, bytes: &[u8]) -> Result<()> {
         }
         FuzzDecoder::FileHeader => decode_header(bytes),
         FuzzDecoder::VersionEdits => VersionEdit::decode_batch(bytes).map(drop),
-        FuzzDecoder::Batch => WalRecordIter::new(bytes).try_for_each(|record| record.map(drop)),
+        FuzzDecoder::Batch => {
+            WalRecordIter::new(bytes).try_for_each(|record| IngestNote::of_record(&record?).map(drop))
+        }
         FuzzDecoder::BlobFile => decode_blob_file(bytes),
         FuzzDecoder::BlobMetaindex => decode_blob_metaindex(bytes),
         FuzzDecoder::BlobIndexPage => decode_blob_index_page(bytes),

@@ -248,6 +248,42 @@ impl IngestMarker {
     }
 }
 
+/// The partition id of notes. No partition has it, so that recovery skips a note like a record of a deleted partition.
+const NOTE_PARTITION: PartitionId = PartitionId(0);
+
+/// A note to readers of changes, with the sequence number of an ingest: its entries are not in the WAL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IngestNote<'a> {
+    pub(crate) partition: PartitionId,
+    /// The first and the last key of the entries.
+    pub(crate) first: &'a [u8],
+    pub(crate) last: &'a [u8],
+}
+
+impl<'a> IngestNote<'a> {
+    /// Appends the only record of the commit.
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        let mut value = Vec::new();
+        put_varint(&mut value, self.partition.0);
+        value.extend_from_slice(self.last);
+        let partition = NOTE_PARTITION;
+        put_record(out, &WalRecord { kind: RecordKind::Put, partition, key: self.first, value: &value });
+    }
+
+    /// The note that a record is.
+    ///
+    /// # Errors
+    /// `Corruption` if it is a malformed note.
+    pub(crate) fn of_record(record: &WalRecord<'a>) -> Result<Option<IngestNote<'a>>> {
+        if record.partition != NOTE_PARTITION {
+            return Ok(None);
+        }
+        let mut d = ByteReader::new(record.value);
+        let partition = PartitionId(d.varint()?);
+        Ok(Some(IngestNote { partition, first: record.key, last: d.rest() }))
+    }
+}
+
 /// Appends a record.
 pub(crate) fn put_record(out: &mut Vec<u8>, record: &WalRecord<'_>) {
     debug_assert!(record.key.len() <= KEY_LEN_MAX, "lengths are checked before a record is written");
@@ -362,6 +398,23 @@ mod tests {
             epoch,
             previous_epoch: previous,
             first_seqno: SeqNo(100),
+        }
+    }
+
+    #[test]
+    fn ingest_notes_are_no_other_record() {
+        for (first, last) in [(&b""[..], &b""[..]), (b"a", b"b"), (b"", b"zz")] {
+            let note = IngestNote { partition: PartitionId(300), first, last };
+            let mut payload = Vec::new();
+            note.put(&mut payload);
+            check_payload(&payload, 1).unwrap();
+            let record = WalRecordIter::new(&payload).next().unwrap().unwrap();
+            assert_eq!(IngestNote::of_record(&record).unwrap(), Some(note));
+            assert_eq!(IngestMarker::of_payload(&payload), None);
+            let other = WalRecord { partition: PartitionId(1), ..record };
+            assert_eq!(IngestNote::of_record(&other).unwrap(), None);
+            let malformed = WalRecord { value: &[0x80], ..record };
+            assert_eq!(IngestNote::of_record(&malformed).unwrap_err().kind(), ErrorKind::Corruption);
         }
     }
 

@@ -13,7 +13,7 @@
 //! Modules, in reading order: [`format`](mod@format) (segments, and the records of a commit), [`options`],
 //! [`segment`] (the segment being written), [`writer`] (shared state and appending), [`sync`], [`recycling`]; for
 //! recovery: [`reader`] (finds and replays segments), [`rewrite`](mod@rewrite) (rewrites the WAL after a replay that
-//! skipped damage).
+//! skipped damage). [`tail`] reads the WAL while it is written.
 
 pub(crate) mod format;
 pub(crate) mod options;
@@ -22,12 +22,16 @@ pub(crate) mod recycling;
 pub(crate) mod rewrite;
 pub(crate) mod segment;
 pub(crate) mod sync;
+pub(crate) mod tail;
 pub(crate) mod writer;
 
 pub use options::RecoveryMode;
 
 pub(crate) use format::scan_segment_bytes;
-pub(crate) use options::{PartitionSeqno, WalCallbacks, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
+pub(crate) use options::{
+    PartitionSeqno, WalCallbacks, WalCommit, WalOptions, WalReplayOptions, WalReplayReport, WalRetention,
+    WalSegmentInfo,
+};
 pub(crate) use reader::replay;
 pub(crate) use rewrite::{WalRewriteOptions, rewrite_wal};
 pub(crate) use writer::Wal;

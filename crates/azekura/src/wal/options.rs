@@ -33,6 +33,32 @@ pub(crate) struct WalCommit<'a> {
     pub(crate) payload: &'a [u8],
 }
 
+/// Which segments without needed records are kept for readers of changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WalRetention {
+    /// Maximum number of bytes of such segments.
+    pub(crate) max_bytes: u64,
+    /// Every segment that a partition needed after this time, in nanoseconds of the monotonic clock, is kept.
+    pub(crate) needed_after_ns: Option<u64>,
+    /// Every segment with a commit after this sequence number is kept, because a reader has read up to it.
+    pub(crate) read_through: Option<SeqNo>,
+}
+
+impl WalRetention {
+    /// How many of `segments`, from the oldest on, are not kept. Each has the time until which it was needed. A pure
+    /// function.
+    pub(crate) fn surplus(&self, segments: &[(WalSegmentInfo, u64)]) -> usize {
+        let mut bytes: u64 = 0;
+        let is_kept = |(info, needed_until_ns): &&(WalSegmentInfo, u64)| {
+            bytes = bytes.saturating_add(info.end_offset);
+            let is_young = self.needed_after_ns.is_some_and(|after| *needed_until_ns >= after);
+            let is_unread = self.read_through.is_some_and(|through| info.last_seqno > through);
+            bytes <= self.max_bytes && (is_young || is_unread)
+        };
+        segments.len() - segments.iter().rev().take_while(is_kept).count()
+    }
+}
+
 /// Summary of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WalSegmentInfo {
@@ -143,6 +169,8 @@ pub(crate) struct WalReplayOptions {
     pub(crate) held_in_pools: PartitionSeqno,
     /// Segment files with this number or a higher one were not created by this database. 0 if there is no limit.
     pub(crate) file_number_limit: u64,
+    /// Whether listed segments that no partition needs are kept for readers of changes.
+    pub(crate) retains_segments: bool,
 }
 
 /// Result of a replay.
@@ -157,6 +185,9 @@ pub(crate) struct WalReplayReport {
     pub(crate) highest_epoch: WalEpoch,
     /// The segments that a later replay needs, oldest first, including linked segments that the manifest does not list.
     pub(crate) segments: Vec<WalSegmentInfo>,
+    /// The listed segments before `segments` that are kept for readers of changes, oldest first. Each one is linked to
+    /// the next.
+    pub(crate) retained: Vec<WalSegmentInfo>,
     /// Other valid segment files. They may be overwritten.
     pub(crate) spare_files: Vec<FileNumber>,
     /// Number of applied commits.

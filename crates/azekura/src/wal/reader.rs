@@ -2,7 +2,7 @@
 //! ends and whether its end is a torn tail or damage. Salvage returns every complete commit that verifies, also across
 //! gaps.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -340,13 +340,37 @@ impl<'a> WalReader<'a> {
     }
 
     pub(crate) fn into_report(self) -> WalReplayReport {
-        let segments: Vec<WalSegmentInfo> = self.segments_read.into_values().collect();
-        let is_used = |file: &FileNumber| segments.iter().any(|info| info.file == *file);
+        let segments: Vec<WalSegmentInfo> = self.segments_read.values().copied().collect();
+        let retained = self.retained_segments(&segments);
+        let is_used = |file: &FileNumber| segments.iter().chain(&retained).any(|info| info.file == *file);
         let spare_files = self.segments.valid_files.iter().copied().filter(|file| !is_used(file)).collect();
         let highest_epoch = self.segments.highest_epoch.max(self.report.last_epoch);
         let last_epoch = if segments.is_empty() { highest_epoch } else { self.report.last_epoch };
         debug_assert!(last_epoch <= highest_epoch, "the next segment gets an epoch above all others");
-        WalReplayReport { last_epoch, highest_epoch, segments, spare_files, ..self.report }
+        WalReplayReport { last_epoch, highest_epoch, segments, retained, spare_files, ..self.report }
+    }
+
+    /// The listed segments from which links lead to the first one of `segments`, oldest first. None if the WAL will be
+    /// rewritten, because then no link leads to its first segment.
+    fn retained_segments(&self, segments: &[WalSegmentInfo]) -> Vec<WalSegmentInfo> {
+        let mut retained = VecDeque::new();
+        let mut next = segments.first().filter(|_| self.options.retains_segments && !self.report.has_gaps);
+        let mut next = next.take().and_then(|first| self.segments.segments.get(&first.epoch));
+        while let Some(segment) = next {
+            let WalSegmentHeader { previous_epoch, first_seqno: behind, .. } = segment.header;
+            let is_listed = |one: &&WalSegmentFile| self.options.listed_segments.contains(&(previous_epoch, one.file));
+            next = self.segments.segments.get(&previous_epoch).filter(is_listed);
+            next = next.filter(|one| one.header.first_seqno <= behind);
+            let Some(one) = next else { break };
+            retained.push_front(WalSegmentInfo {
+                epoch: previous_epoch,
+                file: one.file,
+                first_seqno: one.header.first_seqno,
+                last_seqno: SeqNo(behind.0 - 1),
+                end_offset: one.handle.length().unwrap_or_default(),
+            });
+        }
+        retained.into()
     }
 }
 
@@ -474,7 +498,7 @@ pub(crate) fn removable_segments(
 }
 
 /// Opens a segment file. The outer error is from the file system, the inner one from the header.
-fn open_segment_file(
+pub(crate) fn open_segment_file(
     fs: &dyn Fs,
     dir: &Path,
     file: FileNumber,

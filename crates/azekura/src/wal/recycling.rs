@@ -4,19 +4,20 @@
 use crate::base::version_edit::WalEpoch;
 use crate::base::{Result, SeqNo};
 use crate::wal::format::segment_path;
+use crate::wal::options::WalRetention;
 use crate::wal::writer::{SealedWalSegment, Wal, WalWriterState};
 
 /// Maximum number of spare files.
 const SPARE_FILES_MAX: usize = 2;
 
 impl Wal {
-    /// Takes the sealed segments without a record above `flushed_through` off the list of live segments. Returns the
-    /// epochs of all retired segments that are not recycled yet. The caller makes their retirement durable in the
-    /// manifest and then calls [`Wal::recycle`].
+    /// Takes the sealed segments without a record above `flushed_through` off the list of live segments, and retires
+    /// those that `retention` does not keep. Returns the epochs of all retired segments that are not recycled yet. The
+    /// caller makes their retirement durable in the manifest and then calls [`Wal::recycle`].
     ///
     /// # Errors
     /// `Poisoned` if a sync was needed and failed; no segment was retired.
-    pub(crate) fn retire(&self, flushed_through: SeqNo) -> Result<Vec<WalEpoch>> {
+    pub(crate) fn retire(&self, flushed_through: SeqNo, retention: &WalRetention) -> Result<Vec<WalEpoch>> {
         let mut state = self.lock_writer();
         if state.retirable_segments(flushed_through) > 0 && !state.oldest_kept_start_is_durable(flushed_through) {
             // Power loss could remove the header of the new oldest segment. Then no durable record would state where
@@ -26,8 +27,12 @@ impl Wal {
             state = self.lock_writer();
         }
         let count = state.retirable_segments(flushed_through);
-        let leaving: Vec<_> = state.sealed.drain(..count).map(|sealed| sealed.info).collect();
-        state.retired.extend(&leaving);
+        let now = self.env.monotonic_ns();
+        let unneeded: Vec<_> = state.sealed.drain(..count).map(|sealed| (sealed.info, now)).collect();
+        state.retained.extend(unneeded);
+        let surplus = retention.surplus(&state.retained);
+        let leaving: Vec<_> = state.retained.drain(..surplus).map(|(info, _)| info).collect();
+        state.retired.extend(leaving);
         self.check_invariants(&state);
         // Includes the segments whose earlier retirement could not be written: if the manifest lists such a segment
         // while its successors disappear, the WAL has a gap.

@@ -56,7 +56,10 @@ pub(super) struct WalWriterState {
     pub(super) frame_writer: RecordLogWriter,
     /// Oldest first.
     pub(super) sealed: Vec<SealedWalSegment>,
-    /// Sealed segments without needed records, until the manifest has dropped them.
+    /// Sealed segments without needed records that are kept for readers of changes, oldest first, each with the time
+    /// until which it was needed, in nanoseconds of the monotonic clock.
+    pub(super) retained: Vec<(WalSegmentInfo, u64)>,
+    /// Sealed segments that neither a partition nor a reader needs, until the manifest has dropped them.
     pub(super) retired: Vec<WalSegmentInfo>,
     pub(super) spare_files: Vec<FileNumber>,
     /// The mapping of the last sealed segment, until a thread unmaps it without the lock.
@@ -140,6 +143,7 @@ impl Wal {
             watermark_written: SeqNo::ZERO,
             frame_writer: RecordLogWriter::new(),
             sealed,
+            retained: replayed.retained.iter().map(|info| (*info, env.monotonic_ns())).collect(),
             retired: Vec::new(),
             spare_files: replayed.spare_files.clone(),
             sealed_mapping: None,
@@ -201,7 +205,11 @@ impl Wal {
             assert!(synced.iter().all(|one| one.unsynced_file.is_none()), "all segments but the last two are synced");
         }
         let retired_before = |epoch| state.retired.last().is_none_or(|info| info.epoch < epoch);
-        assert!(state.sealed.first().is_none_or(|one| retired_before(one.info.epoch)), "the oldest are retired first");
+        let retained_before = |epoch| state.retained.last().is_none_or(|(info, _)| info.epoch < epoch);
+        let is_first = |epoch| retired_before(epoch) && retained_before(epoch);
+        assert!(state.sealed.first().is_none_or(|one| is_first(one.info.epoch)), "the oldest are retired first");
+        let oldest_retained = state.retained.first().map(|(info, _)| info.epoch);
+        assert!(oldest_retained.is_none_or(retired_before), "the oldest are retired first");
         assert!(state.retired.is_sorted_by(|a, b| a.epoch < b.epoch), "segments are retired in order");
         let own = state.own_sealed_segments();
         let own = &own[own.len().saturating_sub(SEALED_CHECKS_MAX)..];
@@ -211,7 +219,9 @@ impl Wal {
             "sequence numbers of sealed segments are consecutive"
         );
         let is_live = |file: FileNumber| {
-            sealed.iter().any(|one| one.info.file == file) || state.active.as_ref().is_some_and(|one| one.file == file)
+            sealed.iter().any(|one| one.info.file == file)
+                || state.retained.iter().any(|(info, _)| info.file == file)
+                || state.active.as_ref().is_some_and(|one| one.file == file)
         };
         let spare = &state.spare_files;
         assert!(spare.iter().all(|file| !is_live(*file)), "a spare file is not a live segment");
@@ -346,6 +356,16 @@ impl Wal {
         let state = self.lock_writer();
         let active = state.active.as_ref().map(|active| active.segment_info(state.last_seqno()));
         state.sealed.iter().map(|sealed| sealed.info).chain(active).collect()
+    }
+
+    /// The epoch of the active segment.
+    pub(crate) fn epoch(&self) -> WalEpoch {
+        self.lock_writer().active().epoch
+    }
+
+    /// The segments that are kept for readers of changes, oldest first.
+    pub(crate) fn retained_segments(&self) -> Vec<WalSegmentInfo> {
+        self.lock_writer().retained.iter().map(|(info, _)| *info).collect()
     }
 
     pub(crate) fn stats(&self) -> WalStats {

@@ -8,6 +8,7 @@
 )]
 
 mod bad_input;
+mod changes;
 mod compaction_filter;
 mod crash;
 mod damage;

@@ -13,10 +13,11 @@ use crate::base::{ErrorKind, Result, SeqNo};
 use crate::db::catalog::Catalog;
 use crate::db::config::Settings;
 use crate::db::state::backoff::Backoff;
+use crate::db::state::change_readers::ChangeReaders;
 use crate::db::state::disk_reserve::DiskReserve;
 use crate::db::state::poison::DbPoison;
 use crate::db::state::version_set::VersionSet;
-use crate::wal::Wal;
+use crate::wal::{Wal, WalRetention};
 
 /// On a full disk, a WAL of more bytes than this is too large: it is flushed, because its segments can then be
 /// removed.
@@ -30,6 +31,10 @@ pub(crate) struct WalMaintenance {
     poison: Arc<DbPoison>,
     reserve: Arc<DiskReserve>,
     max_wal_size: u64,
+    wal_retention: Duration,
+    max_retained_wal_size: u64,
+    /// The readers of changes, for which segments without needed records are kept.
+    pub(crate) change_readers: ChangeReaders,
     sync_interval: Option<Duration>,
     /// Backoff of WAL and manifest maintenance.
     pub(crate) backoff: Backoff,
@@ -70,6 +75,9 @@ impl WalMaintenance {
             poison: Arc::clone(poison),
             reserve: Arc::clone(reserve),
             max_wal_size: settings.max_wal_size,
+            wal_retention: settings.wal_retention,
+            max_retained_wal_size: settings.max_retained_wal_size,
+            change_readers: ChangeReaders::default(),
             sync_interval: settings.sync_interval,
             backoff: Backoff::default(),
             running_checkpoints: Mutex::new(0),
@@ -117,8 +125,19 @@ impl WalMaintenance {
         self.catalog.all().iter().all(|partition| partition.first_unflushed().is_none())
     }
 
-    /// Retires segments whose records all trees have flushed, and recycles their files; false if there were none. Does
-    /// nothing while a checkpoint runs.
+    /// Which segments without needed records are kept now: none while the reserve is short of disk space.
+    fn retention(&self) -> WalRetention {
+        let now = self.catalog.resources().env.monotonic_ns();
+        let age = u64::try_from(self.wal_retention.as_nanos()).unwrap_or(u64::MAX);
+        WalRetention {
+            max_bytes: if self.reserve.is_short() { 0 } else { self.max_retained_wal_size },
+            needed_after_ns: (age > 0).then(|| now.saturating_sub(age)),
+            read_through: self.change_readers.read_through(),
+        }
+    }
+
+    /// Retires segments whose records all trees have flushed and no reader of changes needs, and recycles their files;
+    /// false if there were none. Does nothing while a checkpoint runs.
     pub(crate) fn retire_segments(&self) -> Result<bool> {
         let checkpoints = lock(&self.running_checkpoints);
         if *checkpoints > 0 {
@@ -134,7 +153,7 @@ impl WalMaintenance {
                 through = through.min(SeqNo(first.0.saturating_sub(1)));
             }
         }
-        let epochs = self.wal.retire(through)?;
+        let epochs = self.wal.retire(through, &self.retention())?;
         debug_assert!(epochs.is_sorted_by(|a, b| a < b), "segments are retired from the oldest on");
         // The manifest must state this, because a partition without records to flush writes no edit. Recovery would
         // otherwise need the WAL from the last flush of that partition on.

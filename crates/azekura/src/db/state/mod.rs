@@ -8,10 +8,11 @@
 //! (events for the listener), [`poison`] (the first fatal error), [`work_tracker`] (work that closing waits for),
 //! [`background_work`] (signals of workers, and closing), [`backoff`], [`sharded_counter`], [`db_counters`],
 //! [`disk_reserve`] (disk space that ordinary writes cannot use), [`list_growth`] (lists whose memory is limited),
-//! [`scanned_range`] (the keys that an iterator of a transaction has read).
+//! [`scanned_range`] (the keys that an iterator of a transaction has read), [`change_readers`].
 
 pub(crate) mod background_work;
 pub(crate) mod backoff;
+pub(crate) mod change_readers;
 pub(crate) mod db_counters;
 pub(crate) mod disk_reserve;
 pub(crate) mod event_queue;

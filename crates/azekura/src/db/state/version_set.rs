@@ -241,6 +241,20 @@ impl VersionSet {
         Ok(true)
     }
 
+    /// The id of this instance of the database: a checkpoint has another one.
+    pub(crate) fn instance(&self) -> [u8; 16] {
+        lock(&self.state).instance
+    }
+
+    pub(crate) fn database_id(&self) -> [u8; 16] {
+        lock(&self.state).id
+    }
+
+    /// As [`ManifestState::end_of_epoch`].
+    pub(crate) fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
+        lock(&self.state).end_of_epoch(epoch)
+    }
+
     /// Returns the size of the manifest in bytes.
     pub(crate) fn manifest_bytes(&self) -> u64 {
         self.manifest.size()

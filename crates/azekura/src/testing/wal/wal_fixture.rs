@@ -15,7 +15,7 @@ use crate::vfs::env::SystemEnv;
 use crate::vfs::{Env, Fs, OpenMode};
 use crate::wal::{
     PartitionSeqno, RecoveryMode, Wal, WalCallbacks, WalCommit, WalOptions, WalReplayOptions, WalReplayReport,
-    format::segment_path, replay,
+    WalRetention, format::segment_path, replay,
 };
 
 pub(crate) const DATABASE: [u8; 16] = [0xdb; 16];
@@ -224,7 +224,12 @@ impl WalFixture {
 
     /// Retires segments as a flush of all records up to `through` does. Returns how many.
     pub(crate) fn retire(&self, through: SeqNo) -> Result<usize> {
-        let epochs = self.wal.retire(through)?;
+        self.retire_unless_retained(through, &WalRetention::default())
+    }
+
+    /// As [`retire`](Self::retire), except for segments that are kept for readers of changes.
+    pub(crate) fn retire_unless_retained(&self, through: SeqNo, retention: &WalRetention) -> Result<usize> {
+        let epochs = self.wal.retire(through, retention)?;
         let notes: Vec<TestManifestEdit> =
             epochs.iter().map(|epoch| TestManifestEdit::SegmentRetired(*epoch)).collect();
         self.callbacks.manifest.append(&notes)?;

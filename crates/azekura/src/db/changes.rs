@@ -1,0 +1,885 @@
+//! The change feed: [`Changes`] returns the commits of a database in order, from the write-ahead log (WAL).
+//!
+//! Invariants:
+//! - Commits are returned whole, each once, in the order of their sequence numbers. A commit that cannot be returned is
+//!   an error, and no later one is returned.
+//! - A commit is returned only when it is visible, so that a read behind it finds at least its state.
+//! - A position is valid only in the history that it was made in: not in another database, and not if a recovery has
+//!   ended the WAL before it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::ops::Bound;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::blob_pointer::BlobPointer;
+use crate::base::checksum::xxh3;
+use crate::base::coding::ByteReader;
+use crate::base::key::{NEVER_MS, split_expiry};
+use crate::base::key_range::{KeyBoundary, KeyRange};
+use crate::base::version_edit::{PartitionId, WalEpoch};
+use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
+use crate::db::database::Database;
+use crate::db::handle::DbHandle;
+use crate::db::inner::DbWriter;
+use crate::db::iter::db_iter::{OwnedBounds, prefix_bounds};
+use crate::db::partition::Partition;
+use crate::db::partition_state::PartitionState;
+use crate::db::state::change_readers::ChangeReader;
+use crate::mem::slice::Slice;
+use crate::wal::format::{IngestNote, WalRecord, WalRecordIter, check_payload};
+use crate::wal::tail::WalTail;
+
+/// Bytes of commits that [`Changes`] reads at a time. The last commit may exceed it.
+const READ_LEN: usize = 1 << 20;
+/// The shortest and the longest pause of [`Changes::wait`] between two looks.
+const WAIT_PAUSE_MIN: Duration = Duration::from_micros(200);
+const WAIT_PAUSE_MAX: Duration = Duration::from_millis(10);
+
+/// A position between two commits of a database.
+///
+/// A position is durable: it can be stored as [bytes](ChangePosition::to_bytes) or as text, and used after the database
+/// was closed, opened or recovered. Positions of one database are ordered as its commits are.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// use azekura::ChangePosition;
+/// let before = db.change_position()?;
+/// fruit.insert("apple", "red")?;
+/// assert!(before < db.change_position()?);
+/// let stored = before.to_string(); // 64 characters
+/// assert_eq!(stored.parse::<ChangePosition>()?, before);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ChangePosition {
+    /// The instance id of the database: a checkpoint has another one.
+    instance: [u8; 16],
+    epoch: WalEpoch,
+    /// The last sequence number before the position.
+    seqno: SeqNo,
+}
+
+/// Length of an encoded position in bytes.
+const POSITION_LEN: usize = 32;
+
+impl ChangePosition {
+    /// Encodes the position. Every version of this crate reads it.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::ChangePosition;
+    /// let position = db.change_position()?;
+    /// assert_eq!(ChangePosition::from_bytes(&position.to_bytes())?, position);
+    /// # Ok(()) }
+    /// ```
+    pub fn to_bytes(&self) -> [u8; POSITION_LEN] {
+        let mut out = [0; POSITION_LEN];
+        out[..16].copy_from_slice(&self.instance);
+        out[16..20].copy_from_slice(&self.epoch.0.to_le_bytes());
+        out[20..28].copy_from_slice(&self.seqno.0.to_le_bytes());
+        let sum = xxh3(0, &out[..28]);
+        out[28..].copy_from_slice(&sum.to_le_bytes()[..4]);
+        out
+    }
+
+    /// Decodes a position.
+    ///
+    /// # Errors
+    /// `Invalid` if `bytes` are not those of a position.
+    ///
+    /// ```
+    /// let error = azekura::ChangePosition::from_bytes(&[7; 32]).unwrap_err();
+    /// assert_eq!(error.kind(), azekura::ErrorKind::Invalid);
+    /// ```
+    pub fn from_bytes(bytes: &[u8]) -> Result<ChangePosition> {
+        let malformed = || Error::invalid("the bytes are not those of a position of changes");
+        let bytes: &[u8; POSITION_LEN] = bytes.try_into().map_err(|_| malformed())?;
+        let mut d = ByteReader::new(bytes);
+        let position = ChangePosition { instance: d.bytes16()?, epoch: WalEpoch(d.u32()?), seqno: SeqNo(d.u64()?) };
+        if position.to_bytes() != *bytes || position.seqno > SeqNo::MAX {
+            return Err(malformed());
+        }
+        Ok(position)
+    }
+
+    /// The number of the last record before the position. It rises with every record of the database.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let before = db.change_position()?;
+    /// fruit.insert("apple", "red")?;
+    /// fruit.insert("pear", "green")?;
+    /// assert_eq!(db.change_position()?.sequence_number() - before.sequence_number(), 2);
+    /// # Ok(()) }
+    /// ```
+    pub fn sequence_number(&self) -> u64 {
+        self.seqno.0
+    }
+}
+
+/// None for positions of different databases.
+impl PartialOrd for ChangePosition {
+    fn partial_cmp(&self, other: &ChangePosition) -> Option<std::cmp::Ordering> {
+        let order = (self.seqno, self.epoch).cmp(&(other.seqno, other.epoch));
+        (self.instance == other.instance).then_some(order)
+    }
+}
+
+impl fmt::Display for ChangePosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for ChangePosition {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<ChangePosition> {
+        let malformed = || Error::invalid("the text is not that of a position of changes");
+        if text.len() != 2 * POSITION_LEN || !text.is_ascii() {
+            return Err(malformed());
+        }
+        let digits = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| malformed());
+        let bytes: Vec<u8> = (0..text.len()).step_by(2).map(digits).collect::<Result<_>>()?;
+        ChangePosition::from_bytes(&bytes)
+    }
+}
+
+impl Database {
+    /// Returns the position after the last visible commit.
+    ///
+    /// # Errors
+    /// `Invalid` if the database is open for reading only; `Closed`.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// let now = db.change_position()?;
+    /// assert!(db.changes_since(now)?.next().is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn change_position(&self) -> Result<ChangePosition> {
+        let inner = &self.handle.inner;
+        let writer = change_source(&self.handle)?;
+        let seqno = inner.last_visible.get();
+        Ok(ChangePosition { instance: writer.version_set.instance(), epoch: writer.wal.epoch(), seqno })
+    }
+
+    /// Returns the commits after `position`, over all partitions, in order.
+    ///
+    /// The result reads the WAL. Segments of the WAL that no partition needs are kept for it, within
+    /// [`max_retained_wal_size`](crate::Config::max_retained_wal_size); [`wal_retention`](crate::Config::wal_retention)
+    /// keeps them for readers that come later. If a commit is gone, the result is `Stale`: nothing is left out.
+    ///
+    /// Not among the changes are the creation and the deletion of partitions, the changes of partitions that were
+    /// deleted since, records that a compaction filter drops, and the end of records that expire, which is in
+    /// [`Operation::Insert`].
+    ///
+    /// # Errors
+    /// `Stale` if the WAL does not contain the next commit any more, or if a recovery has lost commits before
+    /// `position`. `Invalid` if the position is from another database or from the future, or if the database is open
+    /// for reading only. `Closed`.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// use azekura::Operation;
+    /// let fruit = db.open_partition("fruit", Default::default())?;
+    /// let start = db.change_position()?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&fruit, "apple", "red");
+    /// batch.remove(&fruit, "pear");
+    /// batch.commit()?;
+    ///
+    /// let mut changes = db.changes_since(start)?;
+    /// let commit = changes.next().unwrap()?;
+    /// let mut seen = Vec::new();
+    /// for change in commit.changes() {
+    ///     match change.operation {
+    ///         Operation::Insert { key, value, .. } => seen.push((key.to_vec(), value.get()?)),
+    ///         Operation::Remove { key } => seen.push((key.to_vec(), None)),
+    ///         _ => {}
+    ///     }
+    /// }
+    /// assert_eq!(seen, [(b"apple".to_vec(), Some("red".into())), (b"pear".to_vec(), None)]);
+    /// assert!(changes.next().is_none()); // until the next commit
+    /// assert_eq!(changes.position(), db.change_position()?);
+    /// # Ok(()) }
+    /// ```
+    pub fn changes_since(&self, position: ChangePosition) -> Result<Changes> {
+        let inner = &self.handle.inner;
+        let writer = change_source(&self.handle)?;
+        let instance = writer.version_set.instance();
+        if position.instance != instance {
+            return Err(Error::invalid("the position of changes is from another database"));
+        }
+        if let Some(end) = writer.version_set.end_of_epoch(position.epoch)?
+            && position.seqno > end
+        {
+            let message = format!("a recovery has ended the log at sequence number {end}, before the position");
+            return Err(Error::stale(message));
+        }
+        // Registered before the WAL is read, so that the next commit is not recycled meanwhile.
+        let reader = writer.wal_maintenance.change_readers.register(position.seqno);
+        if position.seqno > inner.last_visible.get() {
+            return Err(Error::invalid("the position of changes is from the future"));
+        }
+        let id = writer.version_set.database_id();
+        let mut tail = WalTail::new(Arc::clone(&inner.fs), &inner.dir, id, position.seqno);
+        tail.locate()?;
+        Ok(Changes {
+            handle: Arc::clone(&self.handle),
+            reader,
+            tail,
+            position,
+            partitions: Arc::default(),
+            filters: Arc::default(),
+            is_durable_only: false,
+            batches: VecDeque::new(),
+        })
+    }
+}
+
+/// The part of an open database that has the WAL.
+fn change_source(handle: &DbHandle) -> Result<&DbWriter> {
+    handle.inner.check_process()?;
+    handle.inner.check_open()?;
+    handle.inner.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))
+}
+
+/// The commits of a database after a position, in order; see [`Database::changes_since`].
+///
+/// The iterator ends at the last visible commit, and returns further ones when it is called again. It holds at most
+/// about 1 MiB and one commit in memory, and keeps the database open.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// let mut changes = db.changes_since(db.change_position()?)?;
+/// fruit.insert("apple", "red")?;
+/// fruit.insert("pear", "green")?;
+/// assert_eq!(changes.by_ref().count(), 2);
+/// fruit.remove("apple")?;
+/// assert_eq!(changes.by_ref().count(), 1);
+/// # Ok(()) }
+/// ```
+pub struct Changes {
+    handle: Arc<DbHandle>,
+    reader: Arc<ChangeReader>,
+    tail: WalTail,
+    /// The position after the last commit that was returned or that no filter lets pass.
+    position: ChangePosition,
+    /// Every partition that a commit named so far; `None` if it was deleted.
+    partitions: Arc<BTreeMap<PartitionId, Option<Arc<PartitionState>>>>,
+    filters: Arc<Vec<ChangeFilter>>,
+    is_durable_only: bool,
+    /// Commits that were read.
+    batches: VecDeque<CommittedBatch>,
+}
+
+/// Lets the changes of one partition pass whose keys are within the bounds.
+struct ChangeFilter {
+    partition: Arc<PartitionState>,
+    bounds: Option<OwnedBounds>,
+}
+
+impl Changes {
+    /// Names the reader in [`Metrics::change_readers`](crate::Metrics::change_readers).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// let changes = db.changes_since(db.change_position()?)?.named("search index");
+    /// assert_eq!(db.metrics().change_readers[0].name, "search index");
+    /// # drop(changes);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn named(self, name: &str) -> Changes {
+        self.reader.set_name(name);
+        self
+    }
+
+    /// Returns the changes of this partition, and of those that other calls name, instead of all.
+    ///
+    /// # Errors
+    /// `Invalid` if the partition belongs to another database.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let part = |name| db.open_partition(name, Default::default());
+    /// # let (fruit, log) = (part("fruit")?, part("log")?);
+    /// let changes = db.changes_since(db.change_position()?)?.partition(&fruit)?;
+    /// log.insert("1", "started")?;
+    /// fruit.insert("apple", "red")?;
+    /// assert_eq!(changes.count(), 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn partition(self, partition: &Partition) -> Result<Changes> {
+        self.filter(partition, None)
+    }
+
+    /// Returns the changes of keys of this partition that begin with `prefix`, and those that other calls name, instead
+    /// of all.
+    ///
+    /// # Errors
+    /// `Invalid` if the partition belongs to another database, or has a comparator that is not bytewise.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let changes = db.changes_since(db.change_position()?)?.prefix(&fruit, "ap")?;
+    /// fruit.insert("pear", "green")?;
+    /// fruit.insert("apple", "red")?;
+    /// assert_eq!(changes.count(), 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn prefix(self, partition: &Partition, prefix: impl AsRef<[u8]>) -> Result<Changes> {
+        if !partition.state.tree()?.key_order().is_bytewise() {
+            return Err(Error::invalid(format!("the keys of partition {:?} have no order by bytes", partition.name)));
+        }
+        self.filter(partition, Some(prefix_bounds(prefix.as_ref())))
+    }
+
+    fn filter(mut self, partition: &Partition, bounds: Option<OwnedBounds>) -> Result<Changes> {
+        partition.check_same_database(&self.handle)?;
+        let mut filters = std::mem::take(&mut self.filters);
+        if let Some(filters) = Arc::get_mut(&mut filters) {
+            filters.push(ChangeFilter { partition: Arc::clone(&partition.state), bounds });
+        }
+        self.filters = filters;
+        // The commits that were read without this filter are read again.
+        self.rewind()?;
+        Ok(self)
+    }
+
+    /// Returns only commits that survive power loss.
+    ///
+    /// Without this, a commit can be returned that power loss then removes; the position behind it is `Stale`
+    /// afterwards.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut changes = db.changes_since(db.change_position()?)?.durable_only()?;
+    /// fruit.insert("apple", "red")?;
+    /// assert!(changes.next().is_none());
+    /// db.persist(azekura::PersistMode::SyncData)?;
+    /// assert!(changes.next().is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Database::changes_since`].
+    pub fn durable_only(mut self) -> Result<Changes> {
+        self.is_durable_only = true;
+        self.rewind()?;
+        Ok(self)
+    }
+
+    /// The position after the last commit that was returned, or behind it if the filters pass no later one.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut changes = db.changes_since(db.change_position()?)?;
+    /// fruit.insert("apple", "red")?;
+    /// fruit.insert("pear", "green")?;
+    /// changes.next().unwrap()?;
+    /// let mut rest = db.changes_since(changes.position())?; // by another reader, at another time
+    /// assert_eq!(rest.next().unwrap()?.position(), db.change_position()?);
+    /// # Ok(()) }
+    /// ```
+    pub fn position(&self) -> ChangePosition {
+        self.position
+    }
+
+    /// Waits until there may be another commit, for at most `longest`. Returns false if there is none. Looks at
+    /// intervals of up to 10 ms.
+    ///
+    /// # Errors
+    /// `Closed` if the database closes meanwhile.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// # use std::time::Duration;
+    /// let mut changes = db.changes_since(db.change_position()?)?;
+    /// let writer = std::thread::spawn(move || fruit.insert("apple", "red"));
+    /// while !changes.wait(Duration::from_secs(1))? {}
+    /// assert!(changes.next().is_some());
+    /// # writer.join().unwrap()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn wait(&self, longest: Duration) -> Result<bool> {
+        let (mut waited, mut pause) = (Duration::ZERO, WAIT_PAUSE_MIN);
+        loop {
+            let writer = change_source(&self.handle)?;
+            if !self.batches.is_empty() || self.limit(writer) > self.tail.last_seqno() {
+                return Ok(true);
+            }
+            let rest = longest.saturating_sub(waited);
+            if rest.is_zero() {
+                return Ok(false);
+            }
+            self.handle.inner.env.sleep(pause.min(rest));
+            waited += pause.min(rest);
+            pause = (pause * 2).min(WAIT_PAUSE_MAX);
+        }
+    }
+
+    /// The last sequence number that may be returned now.
+    fn limit(&self, writer: &DbWriter) -> SeqNo {
+        // A visible commit of a pool may be without the WAL.
+        let visible = self.handle.inner.last_visible.get().min(writer.wal.appended());
+        if self.is_durable_only { visible.min(writer.wal.durable()) } else { visible }
+    }
+
+    /// Goes back to the position.
+    fn rewind(&mut self) -> Result<()> {
+        let inner = &self.handle.inner;
+        let id = change_source(&self.handle)?.version_set.database_id();
+        self.batches.clear();
+        self.tail = WalTail::new(Arc::clone(&inner.fs), &inner.dir, id, self.position.seqno);
+        Ok(())
+    }
+
+    /// Reads the next commits. Advances the position if no filter lets them pass.
+    fn fill(&mut self) -> Result<()> {
+        let handle = Arc::clone(&self.handle);
+        let writer = change_source(&handle)?;
+        self.check_all_is_logged()?;
+        let limit = self.limit(writer);
+        let instance = self.position.instance;
+        let mut bytes = 0;
+        let (partitions, filters, batches) = (&mut self.partitions, &self.filters, &mut self.batches);
+        let mut read = self.tail.read(limit, &mut |epoch, commit| {
+            check_payload(commit.payload, commit.seqno_count)?;
+            bytes += commit.payload.len();
+            for record in WalRecordIter::new(commit.payload) {
+                let record = record?;
+                let id = IngestNote::of_record(&record)?.map_or(record.partition, |note| note.partition);
+                find_partition(&handle, partitions, id);
+            }
+            let seqno = SeqNo(commit.first_seqno.0 + u64::from(commit.seqno_count) - 1);
+            let batch = CommittedBatch {
+                handle: Arc::clone(&handle),
+                position: ChangePosition { instance, epoch, seqno },
+                partitions: Arc::clone(partitions),
+                filters: Arc::clone(filters),
+                payload: commit.payload.into(),
+            };
+            if batch.changes().next().is_some() {
+                batches.push_back(batch);
+            }
+            Ok(bytes < READ_LEN)
+        });
+        handle.inner.check_read(&mut read);
+        read?;
+        if self.batches.is_empty()
+            && let Some(epoch) = self.tail.epoch()
+        {
+            self.advance(ChangePosition { instance, epoch, seqno: self.tail.last_seqno() });
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, position: ChangePosition) {
+        debug_assert!(position.seqno >= self.position.seqno, "positions rise");
+        self.position = position;
+        self.reader.note_read(position.seqno);
+    }
+
+    /// # Errors
+    /// `Unsupported` if changes of a partition that the filters let pass may be missing in the WAL.
+    fn check_all_is_logged(&self) -> Result<()> {
+        let is_wanted = |state: &Arc<PartitionState>| {
+            self.filters.is_empty() || self.filters.iter().any(|filter| Arc::ptr_eq(&filter.partition, state))
+        };
+        let partitions = self.handle.inner.catalog.all();
+        let mut wanted = partitions.iter().filter(|state| is_wanted(state));
+        match wanted.find(|state| state.tree_if_built().is_some_and(|tree| !tree.needs_wal())) {
+            None => Ok(()),
+            Some(state) => Err(Error::unsupported(format!(
+                "partition {:?} is a pool that writes without the log: name the partitions to read",
+                state.name
+            ))),
+        }
+    }
+}
+
+impl Iterator for Changes {
+    type Item = Result<CommittedBatch>;
+
+    fn next(&mut self) -> Option<Result<CommittedBatch>> {
+        loop {
+            if let Some(batch) = self.batches.pop_front() {
+                self.advance(batch.position);
+                return Some(Ok(batch));
+            }
+            let before = self.tail.last_seqno();
+            if let Err(error) = self.fill() {
+                return Some(Err(error));
+            }
+            if self.batches.is_empty() && self.tail.last_seqno() == before {
+                return None;
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes").field("position", &self.position).finish_non_exhaustive()
+    }
+}
+
+/// Adds the partition `id` to `partitions`, unless it is there. It is visible in the catalog before its first commit.
+fn find_partition(
+    handle: &DbHandle,
+    partitions: &mut Arc<BTreeMap<PartitionId, Option<Arc<PartitionState>>>>,
+    id: PartitionId,
+) {
+    if !partitions.contains_key(&id) {
+        let found = handle.inner.catalog.all().into_iter().find(|state| state.id == id);
+        Arc::make_mut(partitions).insert(id, found);
+    }
+}
+
+/// The changes of one commit.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// let mut changes = db.changes_since(db.change_position()?)?;
+/// fruit.insert("apple", "red")?;
+/// let commit = changes.next().unwrap()?;
+/// assert_eq!(commit.changes().next().unwrap().partition, "fruit");
+/// assert_eq!(commit.position(), changes.position());
+/// # Ok(()) }
+/// ```
+pub struct CommittedBatch {
+    handle: Arc<DbHandle>,
+    position: ChangePosition,
+    partitions: Arc<BTreeMap<PartitionId, Option<Arc<PartitionState>>>>,
+    filters: Arc<Vec<ChangeFilter>>,
+    /// The payload of the commit, which was checked.
+    payload: Box<[u8]>,
+}
+
+impl CommittedBatch {
+    /// The position after the commit.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut changes = db.changes_since(db.change_position()?)?;
+    /// fruit.insert("apple", "red")?;
+    /// assert_eq!(changes.next().unwrap()?.position(), db.change_position()?);
+    /// # Ok(()) }
+    /// ```
+    pub fn position(&self) -> ChangePosition {
+        self.position
+    }
+
+    /// The changes, in the order in which the commit makes them, at least one.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// let mut changes = db.changes_since(db.change_position()?)?;
+    /// fruit.remove_prefix("ap")?;
+    /// let commit = changes.next().unwrap()?;
+    /// let change = commit.changes().next().unwrap();
+    /// assert!(matches!(change.operation, azekura::Operation::RemoveRange { .. }));
+    /// # Ok(()) }
+    /// ```
+    pub fn changes(&self) -> impl Iterator<Item = Change<'_>> {
+        // Every record was decoded before.
+        WalRecordIter::new(&self.payload).filter_map(|record| self.change(record.ok()?).ok().flatten())
+    }
+
+    /// The change that a record makes; `None` if the filters do not let it pass, or its partition was deleted.
+    fn change<'a>(&'a self, record: WalRecord<'a>) -> Result<Option<Change<'a>>> {
+        let note = IngestNote::of_record(&record)?;
+        let id = note.map_or(record.partition, |note| note.partition);
+        let Some(Some(state)) = self.partitions.get(&id) else { return Ok(None) };
+        let operation = match note {
+            Some(IngestNote { first, last, .. }) => Operation::Ingest { first, last },
+            None => operation_of(&self.handle, state, &record)?,
+        };
+        let passes = |filter: &ChangeFilter| {
+            Arc::ptr_eq(&filter.partition, state) && filter.bounds.as_ref().is_none_or(|bounds| operation.is_in(bounds))
+        };
+        let is_wanted = self.filters.is_empty() || self.filters.iter().any(passes);
+        Ok(is_wanted.then_some(Change { partition: &state.name, operation }))
+    }
+}
+
+impl fmt::Debug for CommittedBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommittedBatch").field("position", &self.position).finish_non_exhaustive()
+    }
+}
+
+/// One change of a commit.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// let mut changes = db.changes_since(db.change_position()?)?;
+/// fruit.insert("apple", "red")?;
+/// for change in changes.next().unwrap()?.changes() {
+///     assert_eq!(change.partition, "fruit");
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Change<'a> {
+    /// The name of the partition.
+    pub partition: &'a str,
+    /// What the change does.
+    pub operation: Operation<'a>,
+}
+
+/// What a [`Change`] does.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// # let mut changes = db.changes_since(db.change_position()?)?;
+/// use azekura::Operation;
+/// fruit.insert("apple", "red")?;
+/// let commit = changes.next().unwrap()?;
+/// match commit.changes().next().unwrap().operation {
+///     Operation::Insert { key, value, expires_ms: None } => {
+///         assert_eq!((key, value.size(), value.get()?.unwrap()), (&b"apple"[..], 3, "red".into()));
+///     }
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Operation<'a> {
+    /// The key has a new value.
+    Insert {
+        /// The key.
+        key: &'a [u8],
+        /// The value.
+        value: ChangedValue<'a>,
+        /// The time from which on the key has no value, in milliseconds since 1970.
+        expires_ms: Option<u64>,
+    },
+    /// The key has no value.
+    Remove {
+        /// The key.
+        key: &'a [u8],
+    },
+    /// No key between these bounds has a value.
+    RemoveRange {
+        /// The lower bound.
+        start: Bound<&'a [u8]>,
+        /// The upper bound.
+        end: Bound<&'a [u8]>,
+    },
+    /// The merge operator of the partition applies the operand to the value.
+    Merge {
+        /// The key.
+        key: &'a [u8],
+        /// The operand.
+        operand: &'a [u8],
+    },
+    /// An [ingest](Partition::ingest) or [bulk load](Partition::bulk) has set values of keys from `first` to `last`,
+    /// which are not in the WAL: read them from the partition. After a crash, the ingest may not have taken place.
+    Ingest {
+        /// The first key.
+        first: &'a [u8],
+        /// The last key.
+        last: &'a [u8],
+    },
+}
+
+impl Operation<'_> {
+    /// Whether the change may concern a key within the bounds. The keys are ordered bytewise.
+    fn is_in(&self, (start, end): &OwnedBounds) -> bool {
+        let (start, end) = (start.as_ref().map(Vec::as_slice), end.as_ref().map(Vec::as_slice));
+        let (wanted, order) = (KeyRange::between(start, end), KeyOrder::bytewise());
+        match self {
+            Operation::Insert { key, .. } | Operation::Remove { key } | Operation::Merge { key, .. } => {
+                wanted.contains(key, &order)
+            }
+            Operation::RemoveRange { start, end } => wanted.overlaps(&KeyRange::between(*start, *end), &order),
+            Operation::Ingest { first, last } => {
+                wanted.overlaps(&KeyRange::between(Bound::Included(*first), Bound::Included(*last)), &order)
+            }
+        }
+    }
+}
+
+/// What a record of `state` does.
+fn operation_of<'a>(handle: &'a DbHandle, state: &'a PartitionState, record: &WalRecord<'a>) -> Result<Operation<'a>> {
+    let WalRecord { key, .. } = *record;
+    let (expires_ms, kind, stored) = split_expiry(record.kind, record.value)?;
+    let insert = |stored| {
+        let value = ChangedValue { handle, state, stored };
+        Operation::Insert { key, value, expires_ms: Some(expires_ms).filter(|time| *time != NEVER_MS) }
+    };
+    Ok(match kind {
+        RecordKind::BlobPointer | RecordKind::ExpiringBlobPointer => {
+            insert(StoredValue::InBlobFile(BlobPointer::decode(stored)?))
+        }
+        RecordKind::Put | RecordKind::ExpiringPut => insert(StoredValue::Inline(stored)),
+        RecordKind::Delete | RecordKind::SingleDelete => Operation::Remove { key },
+        RecordKind::Merge => Operation::Merge { key, operand: stored },
+        RecordKind::RangeDelete => {
+            let KeyRange { start, end } = KeyRange::decode(key, record.value)?;
+            Operation::RemoveRange { start: lower_bound(start), end: upper_bound(end) }
+        }
+    })
+}
+
+fn lower_bound(boundary: KeyBoundary<&[u8]>) -> Bound<&[u8]> {
+    match boundary {
+        KeyBoundary::Before(key) => Bound::Included(key),
+        KeyBoundary::After(key) => Bound::Excluded(key),
+        KeyBoundary::Min | KeyBoundary::Max => Bound::Unbounded,
+    }
+}
+
+fn upper_bound(boundary: KeyBoundary<&[u8]>) -> Bound<&[u8]> {
+    match boundary {
+        KeyBoundary::Before(key) => Bound::Excluded(key),
+        KeyBoundary::After(key) => Bound::Included(key),
+        KeyBoundary::Min | KeyBoundary::Max => Bound::Unbounded,
+    }
+}
+
+/// A value that a change sets. It is read when it is asked for.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// # let mut changes = db.changes_since(db.change_position()?)?;
+/// fruit.insert("apple", "red")?;
+/// let commit = changes.next().unwrap()?;
+/// if let azekura::Operation::Insert { value, .. } = commit.changes().next().unwrap().operation {
+///     assert_eq!(value.size(), 3); // without a read
+///     assert_eq!(value.get()?.unwrap(), "red");
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct ChangedValue<'a> {
+    handle: &'a DbHandle,
+    state: &'a PartitionState,
+    stored: StoredValue<'a>,
+}
+
+#[derive(Clone)]
+enum StoredValue<'a> {
+    Inline(&'a [u8]),
+    InBlobFile(BlobPointer),
+}
+
+impl ChangedValue<'_> {
+    /// Length of the value in bytes.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// # let mut changes = db.changes_since(db.change_position()?)?;
+    /// fruit.insert("apple", "red")?;
+    /// # let commit = changes.next().unwrap()?;
+    /// # let change = commit.changes().next().unwrap();
+    /// if let azekura::Operation::Insert { value, .. } = change.operation {
+    ///     assert_eq!(value.size(), 3);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn size(&self) -> u64 {
+        match &self.stored {
+            StoredValue::Inline(value) => value.len() as u64,
+            StoredValue::InBlobFile(pointer) => u64::from(pointer.value_len),
+        }
+    }
+
+    /// Reads the value. `None` if it is gone: a later commit has overwritten or removed it, and blob GC has freed it.
+    ///
+    /// Only values that were written to a blob file directly, without the WAL, can be gone; see
+    /// [`KvSeparationOptions`](crate::KvSeparationOptions).
+    ///
+    /// # Errors
+    /// As [`Partition::get`].
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// # let mut changes = db.changes_since(db.change_position()?)?;
+    /// fruit.insert("apple", "red")?;
+    /// # let commit = changes.next().unwrap()?;
+    /// # let change = commit.changes().next().unwrap();
+    /// if let azekura::Operation::Insert { value, .. } = change.operation {
+    ///     assert_eq!(value.get()?.unwrap(), "red");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn get(&self) -> Result<Option<Slice>> {
+        let pointer = match &self.stored {
+            StoredValue::Inline(value) => return Ok(Some(Slice::from(*value))),
+            StoredValue::InBlobFile(pointer) => pointer,
+        };
+        let mut value = self.state.tables().and_then(|tree| tree.pointed_value(pointer));
+        self.handle.inner.check_read(&mut value);
+        value
+    }
+}
+
+impl fmt::Debug for ChangedValue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChangedValue").field("size", &self.size()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,388 @@
+//! Reads the commits of a write-ahead log (WAL) that a thread or another process goes on writing.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::base::version_edit::WalEpoch;
+use crate::base::{Error, Result, SeqNo};
+use crate::record_log::reader::{LogReadResult, LogSource, RecordLogReader, SeqnoOrder};
+use crate::vfs::Fs;
+use crate::wal::format::{SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalSegmentHeader, parse_segment_name};
+use crate::wal::options::WalCommit;
+use crate::wal::reader::{WalSegmentFile, open_segment_file};
+
+/// How often the reader looks for the segment that follows a recycled one. Between two looks the writer may begin
+/// segments, so the one that was looked for can appear late.
+const SUCCESSOR_ATTEMPTS: usize = 3;
+
+/// A position in a live WAL. Reads only; holds no segment, so that the writer may recycle the segment that is read.
+///
+/// Invariants:
+/// - Every commit up to `last_seqno` was returned, each once, in order.
+/// - A commit is returned only if all of its bytes verify with the file id of the segment, so neither a commit that is
+///   being written nor one of an earlier incarnation of the file is returned.
+pub(crate) struct WalTail {
+    fs: Arc<dyn Fs>,
+    dir: PathBuf,
+    database_id: [u8; 16],
+    /// The segment that is read. `None` until the first one is found.
+    segment: Option<TailSegment>,
+    /// The last sequence number that was passed.
+    last_seqno: SeqNo,
+}
+
+/// A segment, and how far it was read.
+struct TailSegment {
+    file: WalSegmentFile,
+    /// Offset of the next frame.
+    offset: u64,
+    /// The last sequence number that is valid in the segment, if a later segment states it: a recovery may have
+    /// abandoned later commits.
+    bound: Option<SeqNo>,
+}
+
+/// Receives a commit and the epoch of its segment. Returns false to stop behind it.
+type VisitCommit<'a> = dyn FnMut(WalEpoch, WalCommit<'_>) -> Result<bool> + 'a;
+
+/// Why reading of a segment stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SegmentEnd {
+    /// At the limit of the caller, or before a commit that crosses it.
+    Limit,
+    /// Behind a commit after which the caller has stopped.
+    Stopped,
+    /// Where no frame verifies that follows the last one.
+    NoFrame,
+}
+
+impl WalTail {
+    /// A reader that returns the commits after `after`, which is the last sequence number of a commit. Reads nothing
+    /// yet.
+    pub(crate) fn new(fs: Arc<dyn Fs>, dir: &Path, database_id: [u8; 16], after: SeqNo) -> WalTail {
+        WalTail { fs, dir: dir.to_path_buf(), database_id, segment: None, last_seqno: after }
+    }
+
+    /// The last sequence number that was passed.
+    pub(crate) fn last_seqno(&self) -> SeqNo {
+        self.last_seqno
+    }
+
+    /// The epoch of the segment that is read.
+    pub(crate) fn epoch(&self) -> Option<WalEpoch> {
+        self.segment.as_ref().map(|segment| segment.file.header.epoch)
+    }
+
+    /// Finds the segment that contains the next commit, or will contain it, unless it is found.
+    ///
+    /// # Errors
+    /// `Stale` if the commit was recycled; `Io`.
+    pub(crate) fn locate(&mut self) -> Result<()> {
+        if self.segment.is_none() {
+            self.segment = self.find_start()?;
+        }
+        Ok(())
+    }
+
+    /// Passes the next commits to `visit`, in order, until it returns false, or up to the sequence number `limit`, or
+    /// to the present end of the WAL. Gaps are passed silently: their numbers belong to no commit of the WAL.
+    ///
+    /// # Errors
+    /// `Stale` if the next commits were recycled, or if a recovery has ended the WAL before `last_seqno`. `Corruption`
+    /// if a later segment shows that the next commits were written and they do not verify. `Io` and the errors of
+    /// `visit`, after which the commit is read again.
+    pub(crate) fn read(&mut self, limit: SeqNo, visit: &mut VisitCommit<'_>) -> Result<()> {
+        if self.last_seqno >= limit {
+            return Ok(());
+        }
+        self.locate()?;
+        loop {
+            let Some(segment) = &mut self.segment else { return Ok(()) };
+            let end = segment.bound.map_or(limit, |bound| bound.min(limit));
+            let read = read_segment(&segment.file, &mut segment.offset, &mut self.last_seqno, end, visit);
+            let stop = read.map_err(|error| error.in_file(&segment.file.path))?;
+            let is_at_limit = self.last_seqno >= limit || (stop == SegmentEnd::Limit && end == limit);
+            if is_at_limit || stop == SegmentEnd::Stopped || !self.enter_next_segment()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Moves to the segment that continues the current one. False at the end of the WAL.
+    fn enter_next_segment(&mut self) -> Result<bool> {
+        let Some(TailSegment { file: current, offset, .. }) = &self.segment else { return Ok(false) };
+        for _ in 0..SUCCESSOR_ATTEMPTS {
+            let segments = self.segments()?;
+            let Some(next) = successor(&segments, current) else {
+                // Without a successor this is the end, if the file is still this segment.
+                if self.is_unchanged(current)? {
+                    return Ok(false);
+                }
+                continue;
+            };
+            let before = SeqNo(next.header.first_seqno.0 - 1);
+            if before < self.last_seqno {
+                let message = format!("the log ends at sequence number {before}, before that of the position");
+                return Err(Error::stale(message).in_file(&current.path));
+            }
+            if before == self.last_seqno {
+                self.segment = Some(TailSegment::at_start(next, &segments));
+                return Ok(true);
+            }
+            // The rest of the current segment may have been written after it was read. It is complete now.
+            let (mut end, mut last) = (*offset, self.last_seqno);
+            read_segment(current, &mut end, &mut last, before, &mut |_, _| Ok(true))?;
+            if last > self.last_seqno {
+                return Ok(true); // there is more to read in the current one
+            }
+            if self.is_unchanged(current)? {
+                let message = format!("log segment lacks the commits up to sequence number {before}");
+                return Err(Error::corruption(message).in_file(&current.path).at_offset(*offset));
+            }
+            break;
+        }
+        Err(recycled_error(self.last_seqno))
+    }
+
+    /// Whether the file of the segment still exists and has the same header.
+    fn is_unchanged(&self, segment: &WalSegmentFile) -> Result<bool> {
+        match open_segment_file(&*self.fs, &self.dir, segment.file, self.database_id) {
+            Ok(Ok(now)) => Ok(now.header == segment.header),
+            Ok(Err(_)) => Ok(false), // the next incarnation begins
+            Err(error) if error.is_missing_file() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The segment that contains the next commit, or will contain it. `None` if the WAL has no segment.
+    ///
+    /// # Errors
+    /// `Stale` if the commit was recycled.
+    fn find_start(&self) -> Result<Option<TailSegment>> {
+        let segments = self.segments()?;
+        let Some(mut found) = segments.last() else { return Ok(None) };
+        // From the newest segment back, along the links.
+        while found.header.first_seqno.0 > self.last_seqno.0 + 1 {
+            let WalSegmentHeader { previous_epoch, first_seqno: behind, .. } = found.header;
+            let is_linked =
+                |one: &&WalSegmentFile| one.header.epoch == previous_epoch && one.header.first_seqno <= behind;
+            found = segments.iter().find(is_linked).ok_or_else(|| recycled_error(self.last_seqno))?;
+        }
+        let mut start = TailSegment::at_start(found, &segments);
+        // The commits of the segment that were passed already.
+        let mut last = SeqNo(found.header.first_seqno.0 - 1);
+        read_segment(&start.file, &mut start.offset, &mut last, self.last_seqno, &mut |_, _| Ok(true))?;
+        if last < self.last_seqno {
+            let message = format!("sequence number {} is not in the log, which ends at {last}", self.last_seqno);
+            return Err(Error::stale(message));
+        }
+        Ok(Some(start))
+    }
+
+    /// The segments whose headers verify, by ascending epochs.
+    fn segments(&self) -> Result<Vec<WalSegmentFile>> {
+        let mut segments = Vec::new();
+        for entry in self.fs.read_dir(&self.dir)? {
+            let Some(file) = parse_segment_name(&entry.name).filter(|_| entry.is_file) else { continue };
+            match open_segment_file(&*self.fs, &self.dir, file, self.database_id) {
+                Ok(Ok(segment)) if segment.header.epoch > WalEpoch(0) => segments.push(segment),
+                // A spare file, or a header that is being written.
+                Ok(_) => {}
+                Err(error) if error.is_missing_file() => {} // it was removed meanwhile
+                Err(error) => return Err(error),
+            }
+        }
+        segments.sort_by_key(|segment| segment.header.epoch);
+        Ok(segments)
+    }
+}
+
+impl TailSegment {
+    /// Before the first commit of `file`, which is one of `segments`.
+    fn at_start(file: &WalSegmentFile, segments: &[WalSegmentFile]) -> TailSegment {
+        let bound = successor(segments, file).map(|next| SeqNo(next.header.first_seqno.0 - 1));
+        TailSegment { file: file.clone(), offset: SEGMENT_HEADER_LEN as u64, bound }
+    }
+}
+
+/// The segment that follows `current`. If several do, recoveries have abandoned all but the newest.
+fn successor<'a>(segments: &'a [WalSegmentFile], current: &WalSegmentFile) -> Option<&'a WalSegmentFile> {
+    let is_successor = |one: &&WalSegmentFile| one.header.previous_epoch == current.header.epoch;
+    segments.iter().rev().find(is_successor)
+}
+
+/// Passes the commits from `offset` on to `visit` and advances `offset` and `last` behind each.
+fn read_segment(
+    segment: &WalSegmentFile,
+    offset: &mut u64,
+    last: &mut SeqNo,
+    limit: SeqNo,
+    visit: &mut VisitCommit<'_>,
+) -> Result<SegmentEnd> {
+    let source = LogSource::File(&*segment.handle);
+    let order = SeqnoOrder::Consecutive;
+    let mut reader = RecordLogReader::new(source, segment.header.identity(), *offset, *last, order)?;
+    while *last < limit {
+        match reader.next()? {
+            LogReadResult::Watermark(_) => {}
+            LogReadResult::End => return Ok(SegmentEnd::NoFrame),
+            LogReadResult::Record(record) if record.last() > limit => return Ok(SegmentEnd::Limit),
+            LogReadResult::Record(record) => {
+                debug_assert_eq!(record.first_seqno.0, last.0 + 1, "no commit is passed over");
+                let end = record.last();
+                let payload = reader.payload()?;
+                let commit = WalCommit { first_seqno: record.first_seqno, seqno_count: record.count, payload };
+                let goes_on = payload == SEQNO_GAP_PAYLOAD || visit(segment.header.epoch, commit)?;
+                (*offset, *last) = (reader.position(), end);
+                if !goes_on {
+                    return Ok(SegmentEnd::Stopped);
+                }
+                continue;
+            }
+        }
+        *offset = reader.position();
+    }
+    Ok(SegmentEnd::Limit)
+}
+
+#[cold]
+fn recycled_error(last: SeqNo) -> Error {
+    let message = format!("the log does not contain the commits after sequence number {last} any more");
+    Error::stale(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ErrorKind;
+    use crate::testing::MemFs;
+    use crate::testing::wal::wal_fixture::{DATABASE, WalFixture, dir, wal_options};
+    use crate::vfs::OpenMode;
+    use crate::wal::{WalRetention, format::segment_path};
+
+    fn fixture() -> WalFixture {
+        WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, true), 1).unwrap()
+    }
+
+    fn tail(fixture: &WalFixture, after: u64) -> WalTail {
+        WalTail::new(Arc::clone(&fixture.fs), dir(), DATABASE, SeqNo(after))
+    }
+
+    /// Reads to the end, and returns the first sequence numbers of the commits.
+    fn read(tail: &mut WalTail) -> Result<Vec<u64>> {
+        let mut firsts = Vec::new();
+        tail.read(SeqNo::MAX, &mut |_, commit| {
+            firsts.push(commit.first_seqno.0);
+            Ok(true)
+        })?;
+        Ok(firsts)
+    }
+
+    #[test]
+    fn commits_follow_each_other() {
+        let fixture = fixture();
+        let mut tail = tail(&fixture, 0);
+        assert_eq!(read(&mut tail).unwrap(), []);
+        let mut wanted = Vec::new();
+        for n in 0..60 {
+            wanted.push(fixture.append(1 + n % 3, &vec![n as u8; 700]).unwrap().0);
+            if n % 7 == 0 {
+                assert_eq!(read(&mut tail).unwrap(), wanted, "also from the segments that were begun since");
+                wanted.clear();
+            }
+            if n % 5 == 0 {
+                fixture.sync(); // a watermark follows
+            }
+        }
+        assert_eq!(read(&mut tail).unwrap(), wanted);
+        assert_eq!(tail.last_seqno(), fixture.wal.appended());
+        assert_eq!(tail.epoch(), Some(fixture.wal.epoch()));
+    }
+
+    #[test]
+    fn reading_stops_where_it_is_told() {
+        let fixture = fixture();
+        for n in 0..9u8 {
+            fixture.append(2, &[n; 900]).unwrap();
+        }
+        let mut tail = tail(&fixture, 4);
+        let mut firsts = Vec::new();
+        let mut visit = |_, commit: WalCommit<'_>| {
+            firsts.push(commit.first_seqno.0);
+            Ok(firsts.len() < 2)
+        };
+        tail.read(SeqNo(99), &mut visit).unwrap();
+        tail.read(SeqNo(12), &mut visit).unwrap();
+        tail.read(SeqNo(12), &mut visit).unwrap();
+        tail.read(SeqNo(13), &mut visit).unwrap(); // within a commit
+        assert_eq!((&firsts[..], tail.last_seqno()), (&[5, 7, 9, 11][..], SeqNo(12)));
+        let failed = tail.read(SeqNo(99), &mut |_, _| Err(Error::invalid("refused")));
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(read(&mut tail).unwrap(), [13, 15, 17], "a commit that was refused is read again");
+    }
+
+    /// Whether a reader is told that commits are gone, for every number of commits that it has read before the segments
+    /// were recycled, and begun again.
+    #[test]
+    fn recycled_commits_are_stale() {
+        let (mut stale, mut read_on) = (0, 0);
+        for commits_read in 0..24 {
+            let fixture = fixture();
+            let mut behind = tail(&fixture, 0);
+            let append = |n: u64| fixture.append(1, &[n as u8; 900]).unwrap().0;
+            let first: Vec<u64> = (0..commits_read).map(append).collect();
+            assert_eq!(read(&mut behind).unwrap(), first);
+            let rest: Vec<u64> = (commits_read..24).map(append).collect();
+            fixture.sync();
+            assert!(fixture.retire(SeqNo(20)).unwrap() > 0);
+            let again: Vec<u64> = (24..32).map(append).collect(); // in recycled files
+            match read(&mut behind) {
+                Ok(found) => {
+                    assert_eq!(found, [rest, again].concat(), "all that follow");
+                    read_on += 1;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
+                    assert!(commits_read < 20, "what is not retired is there");
+                    stale += 1;
+                }
+            }
+        }
+        assert!(stale > 0 && read_on > 3, "{stale} {read_on}");
+    }
+
+    #[test]
+    fn retained_segments_are_read() {
+        let fixture = fixture();
+        (0..40u8).for_each(|n| _ = fixture.append(1, &[n; 900]).unwrap());
+        fixture.sync();
+        let retained = |read_through, max_bytes| {
+            let retention = WalRetention { max_bytes, needed_after_ns: None, read_through };
+            fixture.retire_unless_retained(SeqNo(36), &retention).unwrap();
+            fixture.wal.retained_segments().first().map(|oldest| oldest.first_seqno)
+        };
+        assert_eq!(retained(Some(SeqNo(0)), u64::MAX), Some(SeqNo(1)));
+        assert_eq!(read(&mut tail(&fixture, 0)).unwrap().len(), 40);
+        let oldest = retained(Some(SeqNo(10)), u64::MAX).unwrap();
+        assert!((2..=11).contains(&oldest.0), "the segment with the next commit is kept");
+        assert_eq!(read(&mut tail(&fixture, 10)).unwrap().len(), 30);
+        let oldest = retained(Some(SeqNo(10)), 2 * 4096).unwrap();
+        assert!(oldest > SeqNo(20), "{oldest:?}");
+        assert_eq!(read(&mut tail(&fixture, 10)).unwrap_err().kind(), ErrorKind::Stale);
+        assert_eq!(retained(None, u64::MAX), None);
+    }
+
+    /// A commit that does not verify is an error, also if later ones do.
+    #[test]
+    fn damage_is_no_end() {
+        let fixture = fixture();
+        (0..12u8).for_each(|n| _ = fixture.append(1, &[n; 900]).unwrap());
+        let segments = fixture.wal.segments();
+        let file = fixture.fs.open(&segment_path(dir(), segments[1].file), OpenMode::Write).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 700).unwrap();
+        file.write_at(&[byte[0] ^ 1], 700).unwrap();
+        let error = read(&mut tail(&fixture, 0)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
+        assert_eq!(error.file().unwrap(), segment_path(dir(), segments[1].file));
+    }
+}
