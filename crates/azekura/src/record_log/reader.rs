@@ -113,6 +113,12 @@ impl<'a> RecordLogReader<'a> {
         })
     }
 
+    /// Reads little at first, because the log may end soon.
+    pub(crate) fn expect_end(mut self) -> RecordLogReader<'a> {
+        self.window.read_len = FIRST_READ_LEN;
+        self
+    }
+
     /// Offset at which the next frame is expected; after [`LogReadResult::End`], the offset at which reading stopped.
     pub(crate) fn position(&self) -> u64 {
         self.at
@@ -348,6 +354,8 @@ fn expect_bytes(bytes: Option<&[u8]>) -> Result<&[u8]> {
 
 /// Bytes that are read at once.
 const WINDOW_LEN: u64 = 1 << 20;
+/// Bytes of the first read of a log that may end soon.
+const FIRST_READ_LEN: u64 = 16 << 10;
 
 /// Source of the bytes.
 #[derive(Clone, Copy, Debug)]
@@ -363,6 +371,8 @@ pub(crate) struct LogReadWindow<'a> {
     len: u64,
     buffer: Vec<u8>,
     start: u64,
+    /// Bytes of the next read, unless more are needed. Doubles with each read, up to [`WINDOW_LEN`].
+    read_len: u64,
 }
 
 impl<'a> LogReadWindow<'a> {
@@ -372,7 +382,7 @@ impl<'a> LogReadWindow<'a> {
             LogSource::File(file) => file.length()?,
             LogSource::Bytes(bytes) => bytes.len() as u64,
         };
-        Ok(LogReadWindow { source, len, buffer: Vec::new(), start: 0 })
+        Ok(LogReadWindow { source, len, buffer: Vec::new(), start: 0, read_len: WINDOW_LEN })
     }
 
     /// Length of the source, in bytes.
@@ -407,7 +417,8 @@ impl<'a> LogReadWindow<'a> {
     #[cold]
     fn move_to(&mut self, offset: u64, len: u64) -> Result<()> {
         let LogSource::File(file) = self.source else { return Ok(()) };
-        let want = len.max(WINDOW_LEN).min(self.len - offset) as usize;
+        let want = len.max(self.read_len).min(self.len - offset) as usize;
+        self.read_len = (self.read_len * 2).min(WINDOW_LEN);
         self.buffer.clear();
         if self.buffer.capacity() as u64 > 2 * WINDOW_LEN && (want as u64) <= WINDOW_LEN {
             self.buffer = Vec::new();

@@ -220,7 +220,7 @@ fn read_segment(
 ) -> Result<SegmentEnd> {
     let source = LogSource::File(&*segment.handle);
     let order = SeqnoOrder::Consecutive;
-    let mut reader = RecordLogReader::new(source, segment.header.identity(), *offset, *last, order)?;
+    let mut reader = RecordLogReader::new(source, segment.header.identity(), *offset, *last, order)?.expect_end();
     while *last < limit {
         match reader.next()? {
             LogReadResult::Watermark(_) => {}
