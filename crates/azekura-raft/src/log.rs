@@ -11,6 +11,10 @@ use std::ops::{Bound, RangeBounds};
 const LOG: &str = "raft.log";
 const META: &str = "raft.meta";
 
+/// Entries are removed one by one if there are at most this many, because a memtable is flushed before a range delete
+/// over many of its records: most purged entries would be written to a table, only to be removed.
+const SINGLE_REMOVALS_MAX: u64 = 1 << 15;
+
 /// What is stored about a group beside its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Field {
@@ -118,11 +122,18 @@ impl RaftLog {
         self.entries.remove_range(self.key(index)..=self.key(u64::MAX))
     }
 
-    /// Removes the entries up to this index, and stores `purged` as the log id of the last of them, in one commit.
-    pub(crate) fn purge_through(&self, index: u64, purged: &[u8]) -> Result<()> {
+    /// Removes the entries from `first`, before which there are none, up to `last`, and stores `purged` as the log id
+    /// of the last of them, in one commit.
+    pub(crate) fn purge(&self, first: u64, last: u64, purged: &[u8]) -> Result<()> {
         let mut batch = self.database.batch();
         batch.insert(&self.meta, self.meta_key(Field::Purged), purged);
-        batch.remove_range(&self.entries, self.key(0)..=self.key(index));
+        if last.saturating_sub(first) < SINGLE_REMOVALS_MAX {
+            for index in first..=last {
+                batch.remove(&self.entries, self.key(index));
+            }
+        } else {
+            batch.remove_range(&self.entries, self.key(0)..=self.key(last));
+        }
         batch.commit()
     }
 

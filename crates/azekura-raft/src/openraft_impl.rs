@@ -213,7 +213,9 @@ impl<C: RaftTypeConfig> RaftLogStorage<C> for LogStore<C> {
     }
 
     async fn purge(&mut self, log_id: LogIdOf<C>) -> io::Result<()> {
-        self.log.purge_through(log_id.index, &encode(&log_id)?).map_err(io_error)
+        let purged: Option<LogIdOf<C>> = self.field(Field::Purged)?;
+        let first = purged.map_or(0, |purged| purged.index.saturating_add(1));
+        self.log.purge(first, log_id.index, &encode(&log_id)?).map_err(io_error)
     }
 }
 
