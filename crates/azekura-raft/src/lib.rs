@@ -25,7 +25,7 @@ pub use log::RaftLog;
 pub use openraft_impl::{LogStore, SnapshotBuilder, SnapshotReceivers, StateMachine, required_config};
 pub use snapshot::SnapshotData;
 pub use state::{Application, State, StateReader};
-pub use syncer::Syncer;
+pub use syncer::{SyncGroup, Syncer};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

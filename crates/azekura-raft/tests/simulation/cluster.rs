@@ -39,6 +39,10 @@ pub(crate) struct Options {
     numbers: PartitionCreateOptions,
     /// Of the memory to which files can be mapped.
     level: PersistenceLevel,
+    /// A message takes 0 to 3 times this, in microseconds.
+    pub(crate) message_us: u64,
+    /// Time that a sync takes, in microseconds; random times if None.
+    pub(crate) sync_us: Option<u64>,
 }
 
 impl Options {
@@ -55,6 +59,8 @@ impl Options {
             lists: partition.clone(),
             numbers: partition,
             level: PersistenceLevel::WalOnly,
+            message_us: 1_000,
+            sync_us: None,
         }
     }
 
@@ -241,7 +247,11 @@ pub(crate) async fn start(cluster: &SharedCluster, id: u64) -> Result<(), String
         let database = database.clone();
         Arc::new(Syncer::stepped(move || database.persist(PersistMode::SyncData).map_err(io::Error::other)))
     };
-    SimRuntime::spawn(run_syncer(Arc::downgrade(&syncing), SeededRng::with_stream(seed, id), Arc::clone(&totals)));
+    let syncer = Arc::downgrade(&syncing);
+    match options.sync_us {
+        Some(us) => SimRuntime::spawn(run_slow_syncer(syncer, Duration::from_micros(us))),
+        None => SimRuntime::spawn(run_syncer(syncer, SeededRng::with_stream(seed, id), Arc::clone(&totals))),
+    };
     let never = Arc::new(Syncer::inline(|| Ok(())));
     let mut groups = Vec::new();
     for group in 0..options.groups {
@@ -299,6 +309,28 @@ async fn run_syncer(syncer: Weak<Syncer>, mut rng: SeededRng, totals: SharedTota
     }
 }
 
+/// Does what the thread of a `Syncer` does on a disk whose syncs take this time.
+async fn run_slow_syncer(syncer: Weak<Syncer>, duration: Duration) {
+    const TICK: Duration = Duration::from_micros(10);
+    while let Some(syncer) = syncer.upgrade() {
+        if syncer.waiting() > 0
+            && let Some((wanted, mut window)) = syncer.batching_window()
+        {
+            while syncer.waiting() < wanted && window > TICK {
+                SimRuntime::sleep(TICK).await;
+                window -= TICK;
+            }
+        }
+        match syncer.begin() {
+            Some(group) => {
+                SimRuntime::sleep(duration).await;
+                syncer.end(group, Some(duration));
+            }
+            None => SimRuntime::sleep(TICK).await,
+        }
+    }
+}
+
 /// Cuts a node off from the others.
 pub(crate) fn isolate(cluster: &SharedCluster, id: u64) {
     let mut cluster = cluster.lock().unwrap();
@@ -350,12 +382,12 @@ pub(crate) struct Link {
 impl Link {
     /// Brings a message to its end, unless it is lost. Returns the receiving node.
     async fn send(&self) -> Result<Running, Unreachable<Types>> {
-        let (ms, is_lost) = {
+        let (us, is_lost) = {
             let mut cluster = self.cluster.lock().unwrap();
-            let loses_messages = cluster.loses_messages;
-            (cluster.rng.below(4), loses_messages && cluster.rng.chance_one_in(8))
+            let (loses_messages, message_us) = (cluster.loses_messages, cluster.options.message_us);
+            (cluster.rng.below(4) * message_us, loses_messages && cluster.rng.chance_one_in(8))
         };
-        sleep(ms).await;
+        SimRuntime::sleep(Duration::from_micros(us)).await;
         let cluster = self.cluster.lock().unwrap();
         let is_cut = cluster.cut.iter().any(|pair| [(self.from, self.to), (self.to, self.from)].contains(pair));
         match cluster.running.get(&self.to) {

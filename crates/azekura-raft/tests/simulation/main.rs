@@ -11,13 +11,14 @@
 //!
 //! Modules: `totals` (what happened), `storage` (log and state with planted bugs), `cluster` (nodes and the links
 //! between them), `history` (what clients saw, and its check), `run` (clients, operator and failures), `scenarios`
-//! (single histories for planted bugs).
+//! (single histories for planted bugs), `syncs` (how many entries one sync makes durable).
 
 mod cluster;
 mod history;
 mod run;
 mod scenarios;
 mod storage;
+mod syncs;
 mod totals;
 
 use run::simulate;
