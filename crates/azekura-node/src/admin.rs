@@ -1,13 +1,15 @@
 //! Requests that form and change the cluster: `/cluster/...`.
 
 use crate::error::Failure;
-use crate::node::Node;
+use crate::node::{Node, within};
 use crate::records::Types;
 use axum::Json;
 use axum::extract::{OriginalUri, State};
 use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
-use openraft::{BasicNode, RaftMetrics};
+use openraft::errors::RaftError;
+use openraft::{BasicNode, ChangeMembers, RaftMetrics};
+use reqwest::Url;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,11 +27,8 @@ async fn answer<F>(uri: &Uri, change: F) -> Response
 where
     F: Future<Output = Result<Response, Failure>>,
 {
-    let changed = tokio::time::timeout(CHANGE_TIMEOUT, change).await;
-    let changed = changed.unwrap_or_else(|_| {
-        Err(Failure::UnknownOutcome(format!("the change takes longer than {} s", CHANGE_TIMEOUT.as_secs())))
-    });
-    changed.unwrap_or_else(|failure| failure.response(uri))
+    let late = || Failure::UnknownOutcome(format!("the change takes longer than {} s", CHANGE_TIMEOUT.as_secs()));
+    within(CHANGE_TIMEOUT, change, late).await.unwrap_or_else(|failure| failure.response(uri))
 }
 
 /// The first members, by id, with their addresses.
@@ -45,24 +44,34 @@ pub(crate) async fn init(State(node): Shared, OriginalUri(uri): OriginalUri, Jso
         let nodes: BTreeMap<u64, BasicNode> = body
             .nodes
             .into_iter()
-            .map(|(id, address)| Ok((id, BasicNode { addr: checked_address(address)? })))
+            .map(|(id, address)| Ok((id, BasicNode { addr: checked_address(&node, &address)? })))
             .collect::<Result<_, Failure>>()?;
         let addresses: BTreeSet<&str> = nodes.values().map(|node| node.addr.as_str()).collect();
         if addresses.len() < nodes.len() {
             return Err(Failure::Invalid("two nodes have the same address".into()));
         }
-        node.raft.initialize(nodes).await?;
+        let is_new = node.cluster.draw()?;
+        let formed = node.raft.initialize(nodes).await;
+        if is_new && matches!(formed, Err(RaftError::APIError(_))) {
+            node.cluster.forget()?;
+        }
+        formed?;
         Ok(Json(json!({})).into_response())
     };
     answer(&uri, change).await
 }
 
-/// Addresses are those of `reqwest`, without a slash at the end.
-fn checked_address(address: String) -> Result<String, Failure> {
-    let address = address.trim_end_matches('/').to_owned();
-    match reqwest::Url::parse(&address) {
-        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() && url.path() == "/" => Ok(address),
-        _ => Err(Failure::Invalid(format!("`{address}` is not an address like http://127.0.0.1:7001"))),
+/// Addresses have a scheme, a host and a port only: `https`, if the node uses TLS.
+fn checked_address(node: &Node, address: &str) -> Result<String, Failure> {
+    let schemes: &[&str] = if node.uses_tls { &["https"] } else { &["http", "https"] };
+    let address = address.trim_end_matches('/');
+    let is_bare = |url: &Url| {
+        let has_no_more = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
+        url.has_host() && has_no_more && url.username().is_empty() && url.password().is_none()
+    };
+    match Url::parse(address) {
+        Ok(url) if schemes.contains(&url.scheme()) && is_bare(&url) => Ok(address.into()),
+        _ => Err(Failure::Invalid(format!("`{address}` is not an address like {}://127.0.0.1:7001", schemes[0]))),
     }
 }
 
@@ -80,7 +89,7 @@ pub(crate) async fn add_learner(
     Json(body): Json<LearnerBody>,
 ) -> Response {
     let change = async {
-        let (id, address) = (body.id, checked_address(body.address)?);
+        let (id, address) = (body.id, checked_address(&node, &body.address)?);
         // openraft keeps the address of a known node, without an error.
         let metrics = node.raft_metrics();
         for (known_id, known) in metrics.membership_config.nodes() {
@@ -97,6 +106,30 @@ pub(crate) async fn add_learner(
         let caught_up = node.raft.wait(None).metrics(has_caught_up, "the learner has caught up").await;
         caught_up.map_err(|error| Failure::UnknownOutcome(error.to_string()))?;
         Ok(Json(json!({ "index": added.index })).into_response())
+    };
+    answer(&uri, change).await
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RemovalBody {
+    id: u64,
+}
+
+/// `POST /cluster/remove-learner`: ends the replication to a node that is not a voter.
+pub(crate) async fn remove_learner(
+    State(node): Shared,
+    OriginalUri(uri): OriginalUri,
+    Json(body): Json<RemovalBody>,
+) -> Response {
+    let change = async {
+        node.raft.as_leader()?;
+        if !node.raft_metrics().membership_config.membership().learner_ids().any(|id| id == body.id) {
+            return Err(Failure::Refused(format!("node {} is not a learner", body.id)));
+        }
+        let removal = ChangeMembers::RemoveNodes([body.id].into());
+        let removed = node.raft.change_membership(removal, false).await?;
+        Ok(Json(json!({ "index": removed.log_id.index })).into_response())
     };
     answer(&uri, change).await
 }
@@ -156,10 +189,10 @@ pub(crate) async fn metrics(State(node): Shared) -> Response {
     Json(node.raft_metrics()).into_response()
 }
 
-/// `GET /health`: 200 if this node knows a leader.
+/// `GET /health`: 200 if this node knows a leader, with the name and the number of the cluster.
 pub(crate) async fn health(State(node): Shared) -> Result<Response, Failure> {
     match node.raft.current_leader().await {
-        Some(leader) => Ok(Json(json!({ "leader": leader })).into_response()),
+        Some(leader) => Ok(Json(json!({ "leader": leader, "cluster": node.cluster.header() })).into_response()),
         None => Err(Failure::NotLeader(None)),
     }
 }

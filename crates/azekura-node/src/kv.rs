@@ -7,7 +7,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{OriginalUri, Query, State};
 use axum::http::header::{CONTENT_TYPE, ETAG, IF_MATCH, IF_NONE_MATCH};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderValue, Uri};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -65,31 +65,40 @@ fn condition_of(headers: &HeaderMap) -> Result<Option<Condition>, Failure> {
     }
 }
 
-/// `GET`, `PUT` and `DELETE /kv/{partition}/{key}`.
-pub(crate) async fn record(
+/// `GET /kv/{partition}/{key}`.
+pub(crate) async fn get(
     State(node): State<Arc<Node>>,
-    method: Method,
     OriginalUri(uri): OriginalUri,
     options: Query<ReadOptions>,
-    headers: HeaderMap,
-    body: Bytes,
 ) -> Response {
     let answer = async {
         let id = record_of(&uri)?;
-        match method {
-            Method::GET | Method::HEAD => get(&node, options.stale, id).await,
-            Method::PUT => change(&node, &headers, Change::Insert(id, body.into())).await,
-            Method::DELETE => change(&node, &headers, Change::Remove(id)).await,
-            _ => Ok(StatusCode::METHOD_NOT_ALLOWED.into_response()),
-        }
+        let value = node.read(options.stale, |state| records::get(state, &id)).await?.ok_or(Failure::NotFound)?;
+        let headers = [(ETAG, etag(&value)), (CONTENT_TYPE, "application/octet-stream".to_owned())];
+        Ok((headers, value.to_vec()).into_response())
     };
     answer.await.unwrap_or_else(|failure: Failure| failure.response(&uri))
 }
 
-async fn get(node: &Node, is_stale: bool, id: RecordId) -> Result<Response, Failure> {
-    let value = node.read(is_stale, |state| records::get(state, &id)).await?.ok_or(Failure::NotFound)?;
-    let headers = [(ETAG, etag(&value)), (CONTENT_TYPE, "application/octet-stream".to_owned())];
-    Ok((headers, value.to_vec()).into_response())
+/// `PUT /kv/{partition}/{key}`.
+pub(crate) async fn put(
+    State(node): State<Arc<Node>>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let answer = async { change(&node, &headers, Change::Insert(record_of(&uri)?, body.into())).await };
+    answer.await.unwrap_or_else(|failure: Failure| failure.response(&uri))
+}
+
+/// `DELETE /kv/{partition}/{key}`.
+pub(crate) async fn delete(
+    State(node): State<Arc<Node>>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+) -> Response {
+    let answer = async { change(&node, &headers, Change::Remove(record_of(&uri)?)).await };
+    answer.await.unwrap_or_else(|failure: Failure| failure.response(&uri))
 }
 
 async fn change(node: &Node, headers: &HeaderMap, change: Change) -> Result<Response, Failure> {
@@ -257,9 +266,13 @@ fn decode_value(text: &str) -> Result<Vec<u8>, Failure> {
 pub(crate) async fn batch(
     State(node): State<Arc<Node>>,
     OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
     Json(body): Json<BatchBody>,
 ) -> Response {
     let answer = async {
+        if headers.contains_key(IF_MATCH) || headers.contains_key(IF_NONE_MATCH) {
+            return Err(Failure::Invalid("the conditions of a batch are in its body".into()));
+        }
         if body.conditions.len() + body.changes.len() > BATCH_RECORDS_MAX {
             let why = format!("a batch has at most {BATCH_RECORDS_MAX} conditions and changes");
             return Err(Failure::TooLarge(why));

@@ -1,6 +1,7 @@
 //! `azekura-node load`: clients that write to a cluster, and what they measure.
 
 use crate::options::LoadOptions;
+use reqwest::header::LOCATION;
 use reqwest::{Client, Response, StatusCode};
 use serde_json::json;
 use std::io;
@@ -11,16 +12,23 @@ use std::time::{Duration, Instant};
 /// Clients begin to measure after this time.
 const WARM_UP: Duration = Duration::from_secs(1);
 
+/// A node that is not the leader redirects. It may know an old one.
+const REDIRECTIONS_MAX: usize = 5;
+
 /// Writes with as many clients as requested, each of which sends its next write when the last is acknowledged, and
 /// prints a line of JSON.
 pub(crate) async fn run(options: LoadOptions) -> io::Result<()> {
-    let mut client = Client::builder().no_proxy().timeout(Duration::from_secs(20)).tcp_nodelay(true);
+    // The token is for the leader too, and redirections would be part of each measured time.
+    let client = Client::builder().redirect(reqwest::redirect::Policy::none());
+    let mut client = client.no_proxy().timeout(Duration::from_secs(20)).tcp_nodelay(true);
+    if let Some(path) = &options.tls_ca {
+        client = client.tls_certs_only(crate::certificates(path)?);
+    }
     if let Some(token) = &options.token {
         let value = format!("Bearer {token}").parse().map_err(io::Error::other)?;
         client = client.default_headers([(reqwest::header::AUTHORIZATION, value)].into_iter().collect());
     }
     let client = client.build().map_err(io::Error::other)?;
-    // Redirections would be part of each measured time.
     let leader = leader_of(&client, &options.address).await?;
     let value = vec![b'v'; options.value_size];
     let failures = Arc::new(AtomicU64::new(0));
@@ -70,11 +78,16 @@ pub(crate) async fn run(options: LoadOptions) -> io::Result<()> {
 
 /// The address to which a node redirects, or its own.
 async fn leader_of(client: &Client, address: &str) -> io::Result<String> {
-    let probe = client.get(format!("{address}/kv/load/leader")).send().await.map_err(io::Error::other)?;
-    match probe.status() {
-        StatusCode::OK | StatusCode::NOT_FOUND => Ok(probe.url().origin().ascii_serialization()),
-        _ => Err(io::Error::other(probe.text().await.unwrap_or_default())),
+    let mut url = format!("{address}/kv/load/leader");
+    for _ in 0..REDIRECTIONS_MAX {
+        let probe = client.get(url).send().await.map_err(io::Error::other)?;
+        match (probe.status(), probe.headers().get(LOCATION).and_then(|location| location.to_str().ok())) {
+            (StatusCode::OK | StatusCode::NOT_FOUND, _) => return Ok(probe.url().origin().ascii_serialization()),
+            (StatusCode::TEMPORARY_REDIRECT, Some(location)) => url = location.to_owned(),
+            _ => return Err(io::Error::other(probe.text().await.unwrap_or_default())),
+        }
     }
+    Err(io::Error::other("the nodes do not agree on a leader"))
 }
 
 /// Applied entries, and syncs of the log, of a node.

@@ -4,6 +4,7 @@
 mod admin;
 mod connections;
 mod error;
+mod identity;
 mod kv;
 mod launch;
 mod load;
@@ -18,7 +19,6 @@ mod wire;
 
 use crate::connections::LimitedAcceptor;
 use crate::metrics::Metrics;
-use crate::network::Network;
 use crate::node::Node;
 use crate::options::{Options, ServeOptions, Subcommands};
 use axum_server::Handle;
@@ -27,6 +27,7 @@ use clap::Parser as _;
 use openraft::type_config::async_runtime::watch::WatchReceiver as _;
 use reqwest::Certificate;
 use std::io::{self, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,10 +91,13 @@ fn client(options: &ServeOptions) -> io::Result<reqwest::Client> {
         .no_proxy()
         .tcp_nodelay(true);
     if let Some(path) = &options.tls_ca {
-        let certificates = Certificate::from_pem_bundle(&std::fs::read(path)?).map_err(io::Error::other)?;
-        client = client.tls_certs_only(certificates);
+        client = client.tls_certs_only(certificates(path)?);
     }
     client.build().map_err(io::Error::other)
+}
+
+fn certificates(path: &Path) -> io::Result<Vec<Certificate>> {
+    Certificate::from_pem_bundle(&std::fs::read(path)?).map_err(io::Error::other)
 }
 
 /// Runs a node until it gets a signal to end, or Raft stops.
@@ -103,21 +107,23 @@ async fn serve(options: ServeOptions) -> io::Result<()> {
     // Before the database is opened, so that a node whose port is used has no effect.
     let listener = std::net::TcpListener::bind(options.listen)?;
     listener.set_nonblocking(true)?;
-    let network = Network { client: client(&options)?, cluster: options.cluster.clone(), token: options.token.clone() };
-    let node = Arc::new(Node::start(&options, network).await?);
+    let tls = match (&options.tls_cert, &options.tls_key) {
+        (Some(cert), Some(key)) => Some(RustlsConfig::from_pem_file(cert, key).await?),
+        _ => None,
+    };
+    let node = Arc::new(Node::start(&options, client(&options)?).await?);
     let handle = Handle::new();
     let input_ended = options.until_input_ends.then(input_end).transpose()?;
     tokio::spawn(shut_down(Arc::clone(&node), handle.clone(), input_ended));
     let app = server::router(Arc::clone(&node), options.token.as_deref(), Arc::new(Metrics::new())).into_make_service();
-    let _ = writeln!(io::stdout(), "node {} of cluster `{}` listens on {}", node.id, node.cluster, options.listen);
-    match (&options.tls_cert, &options.tls_key) {
-        (Some(cert), Some(key)) => {
-            let tls = RustlsConfig::from_pem_file(cert, key).await?;
+    let _ = writeln!(io::stdout(), "node {} of cluster `{}` listens on {}", node.id, node.cluster.name, options.listen);
+    match tls {
+        Some(tls) => {
             let server = axum_server::from_tcp_rustls(listener, tls)?.handle(handle);
             let server = server.map(|acceptor| LimitedAcceptor::new(acceptor, connections));
             server.first_request_timeout(FIRST_REQUEST_TIMEOUT).serve(app).await?;
         }
-        _ => {
+        None => {
             let server = axum_server::from_tcp(listener)?.handle(handle);
             let server = server.map(|acceptor| LimitedAcceptor::new(acceptor, connections));
             server.first_request_timeout(FIRST_REQUEST_TIMEOUT).serve(app).await?;

@@ -1,5 +1,6 @@
 //! The sending side of what nodes tell each other.
 
+use crate::identity::Membership;
 use crate::records::Types;
 use crate::wire::{self, CLUSTER_HEADER, MESSAGE_PACK, SnapshotRequest, TARGET_HEADER, TRANSFER_HEADER, Transfer};
 use azekura_raft::SnapshotData;
@@ -16,25 +17,16 @@ use reqwest::{Client, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::future::Future;
-use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// A receiver answers a frame of a snapshot within this time, and what [`transfer_time`] adds.
+/// A receiver answers a frame of a snapshot within this time, and what [`wire::transfer_time`] adds.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(60);
-/// Number of bytes of a message that a network transfers in a second, at least.
-const BYTES_PER_S_MIN: u64 = 256 << 10;
-
-/// What a message of this length may take in addition. openraft's timeout of an append is less than the interval of
-/// heartbeats, whatever the append contains. One that always takes longer would be repeated forever.
-fn transfer_time(len: usize) -> Duration {
-    Duration::from_micros((len as u64).saturating_mul(1_000_000) / BYTES_PER_S_MIN)
-}
-
 /// Makes connections to other nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Network {
     pub(crate) client: Client,
-    pub(crate) cluster: String,
+    pub(crate) cluster: Arc<Membership>,
     pub(crate) token: Option<String>,
 }
 
@@ -54,43 +46,14 @@ pub(crate) struct Peer {
     address: String,
 }
 
-/// Why a request has no answer.
-#[derive(Debug)]
-enum CallError {
-    /// It makes sense to wait before the next attempt.
-    Unreachable(String),
-    Broken(String),
+fn broken(why: impl std::fmt::Display) -> RPCError<Types> {
+    NetworkError::from_string(why).into()
 }
 
-impl From<reqwest::Error> for CallError {
-    fn from(error: reqwest::Error) -> CallError {
-        let text = format!("{:#}", Chain(&error));
-        if error.is_connect() || error.is_timeout() { CallError::Unreachable(text) } else { CallError::Broken(text) }
-    }
-}
-
-impl From<io::Error> for CallError {
-    fn from(error: io::Error) -> CallError {
-        CallError::Broken(error.to_string())
-    }
-}
-
-impl From<CallError> for RPCError<Types> {
-    fn from(error: CallError) -> RPCError<Types> {
-        match error {
-            CallError::Unreachable(why) => Unreachable::from_string(why).into(),
-            CallError::Broken(why) => NetworkError::from_string(why).into(),
-        }
-    }
-}
-
-impl From<CallError> for StreamingError<Types> {
-    fn from(error: CallError) -> StreamingError<Types> {
-        match error {
-            CallError::Unreachable(why) => Unreachable::from_string(why).into(),
-            CallError::Broken(why) => NetworkError::from_string(why).into(),
-        }
-    }
+/// openraft waits before the next attempt only if a node is unreachable.
+fn failed(error: reqwest::Error) -> RPCError<Types> {
+    let text = Chain(&error).to_string();
+    if error.is_connect() || error.is_timeout() { Unreachable::from_string(text).into() } else { broken(text) }
 }
 
 /// An error with its sources.
@@ -108,6 +71,10 @@ impl std::fmt::Display for Chain<'_> {
     }
 }
 
+async fn answer<A: DeserializeOwned>(response: Response) -> Result<A, RPCError<Types>> {
+    wire::decode(&response.bytes().await.map_err(failed)?).map_err(broken)
+}
+
 impl Peer {
     async fn post(
         &self,
@@ -115,10 +82,10 @@ impl Peer {
         body: Vec<u8>,
         timeout: Duration,
         transfer: Option<u64>,
-    ) -> Result<Response, CallError> {
-        let timeout = timeout + transfer_time(body.len());
+    ) -> Result<Response, RPCError<Types>> {
+        let timeout = timeout + wire::transfer_time(body.len());
         let mut request = self.network.client.post(format!("{}{path}", self.address)).timeout(timeout);
-        request = request.header(CONTENT_TYPE, MESSAGE_PACK).header(CLUSTER_HEADER, &self.network.cluster);
+        request = request.header(CONTENT_TYPE, MESSAGE_PACK).header(CLUSTER_HEADER, self.network.cluster.header());
         request = request.header(TARGET_HEADER, self.target);
         if let Some(number) = transfer {
             request = request.header(TRANSFER_HEADER, number);
@@ -126,13 +93,14 @@ impl Peer {
         if let Some(token) = &self.network.token {
             request = request.bearer_auth(token);
         }
-        let response = request.body(body).send().await?;
+        let response = request.body(body).send().await.map_err(failed)?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
         }
         let why = response.text().await.unwrap_or_default();
-        Err(CallError::Unreachable(format!("node {} at {} answers {status}: {why}", self.target, self.address)))
+        let why = format!("node {} at {} answers {status}: {why}", self.target, self.address);
+        Err(Unreachable::from_string(why).into())
     }
 
     async fn call<Q: Serialize, A: DeserializeOwned>(
@@ -140,9 +108,9 @@ impl Peer {
         path: &str,
         request: &Q,
         timeout: Duration,
-    ) -> Result<A, CallError> {
-        let response = self.post(path, wire::encode(request)?, timeout, None).await?;
-        Ok(wire::decode(&response.bytes().await?)?)
+    ) -> Result<A, RPCError<Types>> {
+        let response = self.post(path, wire::encode(request).map_err(broken)?, timeout, None).await?;
+        answer(response).await
     }
 
     /// Sends a snapshot from where an earlier transfer of it ended.
@@ -150,19 +118,19 @@ impl Peer {
         &self,
         vote: VoteOf<Types>,
         snapshot: SnapshotOf<Types, SnapshotData>,
-    ) -> Result<SnapshotResponse<Types>, CallError> {
+    ) -> Result<SnapshotResponse<Types>, RPCError<Types>> {
         let request = SnapshotRequest { vote, meta: snapshot.meta };
         let transfer: Transfer = self.call(wire::SNAPSHOT, &request, FRAME_TIMEOUT).await?;
-        let frames = snapshot.snapshot.frames(&transfer.position)?;
-        let mut frames = frames.ok_or_else(|| CallError::Broken("a received snapshot is not sent".into()))?;
+        let frames = snapshot.snapshot.frames(&transfer.position).map_err(broken)?;
+        let mut frames = frames.ok_or_else(|| broken("a received snapshot is not sent"))?;
         while let Some(frame) = tokio::task::block_in_place(|| frames.next()) {
-            let response = self.post(wire::SNAPSHOT_FRAME, frame?, FRAME_TIMEOUT, Some(transfer.number)).await?;
-            let installed: Option<SnapshotResponse<Types>> = wire::decode(&response.bytes().await?)?;
-            if let Some(response) = installed {
-                return Ok(response);
+            let (frame, number) = (frame.map_err(broken)?, Some(transfer.number));
+            let response = self.post(wire::SNAPSHOT_FRAME, frame, FRAME_TIMEOUT, number).await?;
+            if let Some(installed) = answer::<Option<SnapshotResponse<Types>>>(response).await? {
+                return Ok(installed);
             }
         }
-        Err(CallError::Broken("the receiver did not install the snapshot after its last frame".into()))
+        Err(broken("the receiver did not install the snapshot after its last frame"))
     }
 }
 
@@ -174,7 +142,7 @@ impl RaftNetworkV2<Types> for Peer {
         rpc: AppendEntriesRequest<Types>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<Types>, RPCError<Types>> {
-        Ok(self.call(wire::APPEND, &rpc, option.soft_ttl()).await?)
+        self.call(wire::APPEND, &rpc, option.soft_ttl()).await
     }
 
     async fn vote(
@@ -182,7 +150,7 @@ impl RaftNetworkV2<Types> for Peer {
         rpc: VoteRequest<Types>,
         option: RPCOption,
     ) -> Result<VoteResponse<Types>, RPCError<Types>> {
-        Ok(self.call(wire::VOTE, &rpc, option.soft_ttl()).await?)
+        self.call(wire::VOTE, &rpc, option.soft_ttl()).await
     }
 
     async fn pre_vote(
@@ -190,7 +158,7 @@ impl RaftNetworkV2<Types> for Peer {
         rpc: VoteRequest<Types>,
         option: RPCOption,
     ) -> Result<VoteResponse<Types>, RPCError<Types>> {
-        Ok(self.call(wire::PRE_VOTE, &rpc, option.soft_ttl()).await?)
+        self.call(wire::PRE_VOTE, &rpc, option.soft_ttl()).await
     }
 
     async fn transfer_leader(
@@ -198,7 +166,7 @@ impl RaftNetworkV2<Types> for Peer {
         rpc: TransferLeaderRequest<Types>,
         option: RPCOption,
     ) -> Result<TransferLeaderResponse<Types>, RPCError<Types>> {
-        Ok(self.call(wire::TRANSFER_LEADER, &rpc, option.soft_ttl()).await?)
+        self.call(wire::TRANSFER_LEADER, &rpc, option.soft_ttl()).await
     }
 
     async fn full_snapshot(

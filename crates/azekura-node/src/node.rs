@@ -1,26 +1,26 @@
 //! A node: its database, its Raft instance, and what is known of the cluster.
 
 use crate::error::Failure;
+use crate::identity::{Membership, random_number};
 use crate::network::Network;
 use crate::options::ServeOptions;
 use crate::records::{Command, Outcome, Records, Types};
-use azekura::{Config, Database, ErrorKind, PersistMode};
+use azekura::{Config, Database, ErrorKind};
 use azekura_raft::snapshot::SnapshotReceiver;
 use azekura_raft::{LogStore, SnapshotReceivers, State, StateMachine, StateReader, Syncer};
 use openraft::raft::ReadPolicy;
 use openraft::type_config::alias::{LogIdOf, SnapshotMetaOf, VoteOf};
 use openraft::type_config::async_runtime::watch::WatchReceiver as _;
 use openraft::{Raft, RaftMetrics, SnapshotPolicy};
+use reqwest::Client;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Mutex;
 
 /// The only Raft group of a node.
 const GROUP: u64 = 1;
-/// Partition that has the record [`IDENTITY_KEY`] only.
-const IDENTITY: &str = "node";
-const IDENTITY_KEY: &str = "identity";
 /// A snapshot of any size may be transferred; single frames have timeouts.
 const SNAPSHOT_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
 
@@ -31,15 +31,22 @@ pub(crate) struct Limits {
     pub(crate) command_len: usize,
     /// Maximum number of requests of clients at the same time.
     pub(crate) requests: usize,
-    /// Maximum number of KiB of their bodies.
+    /// Maximum number of KiB of their bodies, and of the answers.
     pub(crate) body_kib: usize,
+    /// Maximum length of a message of another node.
+    pub(crate) peer_body_len: usize,
     /// A command is applied, or a read is confirmed, within this time.
     timeout: Duration,
 }
 
 impl Limits {
-    fn new(options: &ServeOptions) -> Limits {
+    /// `log_len_max` is the maximum length of a command that the log takes. Messages of other nodes are limited by it
+    /// and not by the node's own limit of a write, because other nodes, or this one before, may have a larger one.
+    /// Entries are sent until they reach 4 MiB, and so are the pairs of a snapshot's frame; the last one may be as long
+    /// as a command.
+    fn new(options: &ServeOptions, log_len_max: usize) -> Limits {
         Limits {
+            peer_body_len: log_len_max.saturating_mul(2).saturating_add(16 << 20),
             command_len: usize::try_from(options.max_write_len).unwrap_or(usize::MAX),
             requests: options.max_requests as usize,
             body_kib: options.max_request_mib as usize * 1024,
@@ -51,19 +58,24 @@ impl Limits {
     pub(crate) fn client_body_len(self) -> usize {
         self.command_len.saturating_mul(2).saturating_add(1 << 20)
     }
+}
 
-    /// Maximum length of a message of another node. Entries are sent until they reach 4 MiB, and so are the pairs of a
-    /// snapshot's frame. The last one may be as long as a command.
-    pub(crate) fn peer_body_len(self) -> usize {
-        self.command_len.saturating_mul(2).saturating_add(16 << 20)
-    }
+/// The result of `work`, or `late` if it takes longer than `limit`.
+pub(crate) async fn within<T, E: Into<Failure>>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, E>>,
+    late: impl FnOnce() -> Failure,
+) -> Result<T, Failure> {
+    tokio::time::timeout(limit, work).await.map_or_else(|_| Err(late()), |done| done.map_err(Into::into))
 }
 
 /// A running node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) id: u64,
-    pub(crate) cluster: String,
+    pub(crate) cluster: Arc<Membership>,
+    /// Whether the node speaks TLS.
+    pub(crate) uses_tls: bool,
     pub(crate) raft: Raft<Types, StateMachine<Types, Records>>,
     pub(crate) database: Database,
     pub(crate) limits: Limits,
@@ -71,6 +83,9 @@ pub(crate) struct Node {
     receivers: SnapshotReceivers<Records>,
     /// The snapshot that is being received.
     pub(crate) incoming: Mutex<Option<Incoming>>,
+    /// The number of the last transfer. The first one is random, so that a frame that was sent before a restart belongs
+    /// to no transfer after it.
+    transfers: AtomicU64,
 }
 
 /// A snapshot that is being received. A later transfer of the same snapshot continues it.
@@ -87,13 +102,13 @@ impl Node {
     ///
     /// # Errors
     /// If the directory is that of another node, and those of the database.
-    pub(crate) async fn start(options: &ServeOptions, network: Network) -> io::Result<Node> {
+    pub(crate) async fn start(options: &ServeOptions, client: Client) -> io::Result<Node> {
         let database = Config::new(options.dir.join("db")).open().map_err(io::Error::other)?;
-        check_identity(&database, options.id, &options.cluster)?;
+        let cluster = Arc::new(Membership::open(&database, options.id, &options.cluster)?);
         let syncer = Arc::new(Syncer::new(&database)?);
         let log: LogStore<Types> =
             LogStore::open(&database, GROUP, Default::default(), syncer).map_err(io::Error::other)?;
-        let limits = Limits::new(options);
+        let limits = Limits::new(options, log.command_len_max());
         // Raft stops if the log refuses a command. 64 bytes are more than a command has beside its records.
         if limits.command_len > log.command_len_max().saturating_sub(64) {
             let why = format!("--max-write-len is at most {}", log.command_len_max().saturating_sub(64));
@@ -115,9 +130,11 @@ impl Node {
             ..Default::default()
         };
         let config = azekura_raft::required_config(config).validate().map_err(io::Error::other)?;
+        let network = Network { client, cluster: Arc::clone(&cluster), token: options.token.clone() };
         let raft = Raft::new(options.id, Arc::new(config), network, log, state).await.map_err(io::Error::other)?;
-        let (id, cluster) = (options.id, options.cluster.clone());
-        Ok(Node { id, cluster, raft, database, limits, reader, receivers, incoming: Mutex::default() })
+        let (id, uses_tls) = (options.id, options.tls_cert.is_some());
+        let (incoming, transfers) = (Mutex::default(), AtomicU64::new(random_number()));
+        Ok(Node { id, cluster, uses_tls, raft, database, limits, reader, receivers, incoming, transfers })
     }
 
     /// Stops Raft and closes the database.
@@ -135,8 +152,8 @@ impl Node {
 
     /// Proposes a command, and waits until it is applied.
     pub(crate) async fn write(&self, command: Command) -> Result<(LogIdOf<Types>, Outcome), Failure> {
-        let written = tokio::time::timeout(self.limits.timeout, self.raft.client_write(command)).await;
-        let response = written.map_err(|_| Failure::UnknownOutcome("the command was not applied in time".into()))??;
+        let late = || Failure::UnknownOutcome("the command was not applied in time".into());
+        let response = within(self.limits.timeout, self.raft.client_write(command), late).await?;
         Ok((response.log_id, response.data))
     }
 
@@ -151,9 +168,8 @@ impl Node {
                 let linearizer = self.raft.get_read_linearizer(ReadPolicy::ReadIndex).await?;
                 linearizer.await_ready(&self.raft).await.map_err(|error| Failure::Stopped(error.to_string()))
             };
-            tokio::time::timeout(self.limits.timeout, ready)
-                .await
-                .map_err(|_| Failure::Unavailable("a majority of the nodes did not answer in time".into()))??;
+            let late = || Failure::Unavailable("a majority of the nodes did not answer in time".into());
+            within(self.limits.timeout, ready, late).await?;
         }
         tokio::task::block_in_place(|| {
             loop {
@@ -175,40 +191,14 @@ impl Node {
         meta: SnapshotMetaOf<Types>,
     ) -> Result<(u64, Vec<u8>), Failure> {
         let mut slot = self.incoming.lock().await;
-        let (number, receiver) = match slot.take() {
-            Some(incoming) if incoming.vote == vote && incoming.meta == meta => (incoming.number, incoming.receiver),
-            earlier => {
-                let number = earlier.map_or(0, |incoming| incoming.number);
-                (number, tokio::task::block_in_place(|| self.receivers.receive())?)
-            }
+        let receiver = match slot.take() {
+            Some(incoming) if incoming.vote == vote && incoming.meta == meta => incoming.receiver,
+            _ => tokio::task::block_in_place(|| self.receivers.receive())?,
         };
         let position = receiver.position()?;
         // Frames of an earlier transfer may still arrive. They have another number.
-        *slot = Some(Incoming { number: number + 1, vote, meta, receiver });
-        Ok((number + 1, position))
-    }
-}
-
-/// Stores which node the database is of, or checks it.
-fn check_identity(database: &Database, id: u64, cluster: &str) -> io::Result<()> {
-    let identity = database.open_partition(IDENTITY, Default::default()).map_err(io::Error::other)?;
-    let expected = format!("{id} {cluster}");
-    match identity.get(IDENTITY_KEY).map_err(io::Error::other)? {
-        Some(stored) if stored[..] == *expected.as_bytes() => Ok(()),
-        Some(stored) => {
-            let stored = String::from_utf8_lossy(&stored).into_owned();
-            let (stored_id, stored_cluster) = stored.split_once(' ').unwrap_or((&stored, ""));
-            Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "the directory is that of node {stored_id} of cluster `{stored_cluster}`, not of node {id} of \
-                     cluster `{cluster}`"
-                ),
-            ))
-        }
-        None => {
-            identity.insert(IDENTITY_KEY, expected).map_err(io::Error::other)?;
-            database.persist(PersistMode::SyncAll).map_err(io::Error::other)
-        }
+        let number = self.transfers.fetch_add(1, Ordering::Relaxed);
+        *slot = Some(Incoming { number, vote, meta, receiver });
+        Ok((number, position))
     }
 }

@@ -66,8 +66,8 @@ pub(crate) struct ServeOptions {
     /// Maximum number of bytes of keys and values of one write
     #[arg(long, default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub(crate) max_write_len: u64,
-    /// Maximum number of MiB of the bodies of requests of clients at the same time: at least twice the maximum of one
-    /// write and 1 MiB. More are answered with 503
+    /// Maximum number of MiB of the bodies of requests of clients, and of answers that are not sent yet, at the same
+    /// time: at least twice the maximum of one write and 1 MiB. More are answered with 503
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) max_request_mib: u32,
     /// Maximum number of requests of clients at the same time. More are answered with 503
@@ -105,6 +105,9 @@ pub(crate) struct LoadOptions {
     /// Bytes of each value
     #[arg(long, default_value_t = 100)]
     pub(crate) value_size: usize,
+    /// Certificates of the authorities that the nodes' certificates are checked with, PEM; those of the system by default
+    #[arg(long)]
+    pub(crate) tls_ca: Option<PathBuf>,
     /// Token of the cluster
     #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     pub(crate) token: Option<String>,

@@ -25,13 +25,10 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
 /// `Misdirected` for a message of another cluster, or for another node.
 fn check_headers(node: &Node, headers: &HeaderMap) -> Result<(), Failure> {
     let (cluster, target) = (text(headers, &CLUSTER_HEADER), text(headers, &TARGET_HEADER));
-    if cluster != node.cluster {
-        return Err(Failure::Misdirected(format!("this is a node of cluster `{}`, not of `{cluster}`", node.cluster)));
-    }
     if target != node.id.to_string() {
         return Err(Failure::Misdirected(format!("this is node {}, not node {target}", node.id)));
     }
-    Ok(())
+    node.cluster.check(cluster)
 }
 
 fn encoded<T: Serialize>(answer: &T) -> Answer {

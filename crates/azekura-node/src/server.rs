@@ -5,62 +5,71 @@ use crate::metrics::Metrics;
 use crate::node::Node;
 use crate::{admin, kv, peers, wire};
 use axum::Router;
-use axum::body::HttpBody as _;
-use axum::extract::{DefaultBodyLimit, MatchedPath, OriginalUri, Request, State};
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{DefaultBodyLimit, FromRequest as _, MatchedPath, OriginalUri, Request, State};
+use axum::http::StatusCode;
 use axum::http::header::AUTHORIZATION;
 use axum::middleware::{self, Next};
-use axum::response::Response;
-use axum::routing::{any, get, post};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use http_body::{Frame, SizeHint};
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq as _;
-use tokio::sync::Semaphore;
-use tower_http::timeout::RequestBodyTimeoutLayer;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A request's body is refused if no part of it has arrived for this time.
+/// A request's body arrives within this time, and what [`wire::transfer_time`] adds.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// The connection takes this many bytes of an answer at once. It has a few of these parts in its own buffer.
+const ANSWER_PART_LEN: usize = 64 << 10;
+
+/// Requests to `/cluster/` at the same time. One that adds a learner waits until that has caught up.
+const CLUSTER_REQUESTS: usize = 64;
+const CLUSTER_BODY_LEN: usize = 1 << 20;
+/// Messages of other nodes at the same time: more than the nodes of a cluster send.
+const PEER_REQUESTS: usize = 256;
 
 /// All routes. Every request needs the token, if there is one.
 pub(crate) fn router(node: Arc<Node>, token: Option<&str>, metrics: Arc<Metrics>) -> Router {
-    let capacity = Arc::new(Capacity {
-        requests: Semaphore::new(node.limits.requests),
-        body_kib: Semaphore::new(node.limits.body_kib),
-        body_len_max: node.limits.client_body_len(),
-    });
+    let limits = node.limits;
+    let of_clients = Capacity::new(limits.requests, limits.body_kib, limits.client_body_len());
+    let of_cluster = Capacity::new(CLUSTER_REQUESTS, CLUSTER_REQUESTS * CLUSTER_BODY_LEN / 1024, CLUSTER_BODY_LEN);
+    let of_peers = Capacity::new(PEER_REQUESTS, limits.peer_body_len / 1024, limits.peer_body_len);
+    let record = get(kv::get).put(kv::put).delete(kv::delete);
     let records = Router::new()
         .route("/kv/{partition}", get(kv::scan))
-        .route("/kv/{partition}/", any(kv::record))
-        .route("/kv/{partition}/{*key}", any(kv::record))
-        .route("/batch", post(kv::batch))
-        .layer(DefaultBodyLimit::max(node.limits.client_body_len()))
-        .layer(middleware::from_fn_with_state(capacity, limit_requests));
+        .route("/kv/{partition}/", record.clone())
+        .route("/kv/{partition}/{*key}", record)
+        .route("/batch", post(kv::batch));
     let cluster = Router::new()
         .route("/cluster/init", post(admin::init))
         .route("/cluster/add-learner", post(admin::add_learner))
+        .route("/cluster/remove-learner", post(admin::remove_learner))
         .route("/cluster/change-membership", post(admin::change_membership))
-        .route("/cluster/transfer-leader", post(admin::transfer_leader))
-        .route("/cluster/metrics", get(admin::metrics))
-        .route("/health", get(admin::health));
+        .route("/cluster/transfer-leader", post(admin::transfer_leader));
     let raft = Router::new()
         .route(wire::APPEND, post(peers::append))
         .route(wire::VOTE, post(peers::vote))
         .route(wire::PRE_VOTE, post(peers::pre_vote))
         .route(wire::TRANSFER_LEADER, post(peers::transfer_leader))
         .route(wire::SNAPSHOT, post(peers::snapshot))
-        .route(wire::SNAPSHOT_FRAME, post(peers::snapshot_frame))
-        .layer(DefaultBodyLimit::max(node.limits.peer_body_len()));
+        .route(wire::SNAPSHOT_FRAME, post(peers::snapshot_frame));
+    let state = Router::new().route("/cluster/metrics", get(admin::metrics)).route("/health", get(admin::health));
     let token: Option<Arc<str>> = token.map(Arc::from);
     let exposition = {
         let (node, metrics) = (Arc::clone(&node), Arc::clone(&metrics));
         get(move || async move { metrics.exposition(&node) })
     };
-    Router::new()
-        .merge(records)
-        .merge(cluster)
-        .merge(raft)
+    of_clients
+        .limit(records)
+        .merge(of_cluster.limit(cluster))
+        .merge(of_peers.limit(raft))
+        .merge(state)
         .with_state(node)
         .route("/metrics", exposition)
-        .layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT))
         .layer(middleware::from_fn_with_state(token, check_token))
         .layer(middleware::from_fn_with_state(metrics, count))
 }
@@ -76,28 +85,96 @@ async fn check_token(State(token): State<Option<Arc<str>>>, request: Request, ne
     Ok(next.run(request).await)
 }
 
-/// What requests of clients may use at the same time.
+/// What requests of one kind may use at the same time.
 #[derive(Debug)]
 struct Capacity {
-    requests: Semaphore,
-    /// KiB of bodies.
-    body_kib: Semaphore,
-    /// The length of a body that does not state it.
+    requests: Arc<Semaphore>,
+    /// KiB of their bodies, and of the bodies of the answers.
+    body_kib: Arc<Semaphore>,
+    /// The maximum length of a body, which counts for one that does not state its length.
     body_len_max: usize,
 }
 
+impl Capacity {
+    fn new(requests: usize, body_kib: usize, body_len_max: usize) -> Arc<Capacity> {
+        let semaphore = |permits: usize| Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS)));
+        Arc::new(Capacity { requests: semaphore(requests), body_kib: semaphore(body_kib), body_len_max })
+    }
+
+    /// Limits the requests of a router.
+    fn limit(self: Arc<Self>, router: Router<Arc<Node>>) -> Router<Arc<Node>> {
+        let body_len_max = self.body_len_max;
+        router.layer(middleware::from_fn_with_state(self, limit_requests)).layer(DefaultBodyLimit::max(body_len_max))
+    }
+
+    fn take_request(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        Arc::clone(&self.requests).try_acquire_owned().map_err(|_| too_many())
+    }
+
+    fn take_body(&self, len: usize) -> Result<OwnedSemaphorePermit, Failure> {
+        let kib = u32::try_from(len.min(self.body_len_max) / 1024).unwrap_or(u32::MAX);
+        Arc::clone(&self.body_kib).try_acquire_many_owned(kib).map_err(|_| too_many())
+    }
+}
+
+fn too_many() -> Failure {
+    Failure::Unavailable("too many requests at the same time".into())
+}
+
+/// Reads the body of a request, which must arrive in time, and handles the request. What it uses is free when the
+/// answer is sent.
 async fn limit_requests(
     State(capacity): State<Arc<Capacity>>,
     OriginalUri(uri): OriginalUri,
     request: Request,
     next: Next,
 ) -> Response {
-    let body_len = request.body().size_hint().upper().and_then(|len| usize::try_from(len).ok());
-    let body_kib = body_len.unwrap_or(usize::MAX).min(capacity.body_len_max) / 1024;
-    let body_kib = capacity.body_kib.try_acquire_many(u32::try_from(body_kib).unwrap_or(u32::MAX));
-    match (capacity.requests.try_acquire(), body_kib) {
-        (Ok(_request), Ok(_body)) => next.run(request).await,
-        _ => Failure::Unavailable("too many requests at the same time".into()).response(&uri),
+    let answer = async {
+        let request_permit = capacity.take_request()?;
+        let len =
+            request.body().size_hint().upper().map_or(usize::MAX, |len| usize::try_from(len).unwrap_or(usize::MAX));
+        let body_permit = capacity.take_body(len)?;
+        let limit = BODY_TIMEOUT + wire::transfer_time(len.min(capacity.body_len_max));
+        let (parts, body) = request.into_parts();
+        let body = Bytes::from_request(Request::from_parts(parts.clone(), body), &());
+        let body = match tokio::time::timeout(limit, body).await {
+            Ok(Ok(body)) => body,
+            Ok(Err(rejection)) => return Ok(rejection.into_response()),
+            Err(_) => return Ok(StatusCode::REQUEST_TIMEOUT.into_response()),
+        };
+        let response = next.run(Request::from_parts(parts, Body::from(body))).await;
+        drop(body_permit);
+        let (parts, body) = response.into_parts();
+        let data = axum::body::to_bytes(body, usize::MAX).await.map_err(|error| Failure::Stopped(error.to_string()))?;
+        let answer_permit = capacity.take_body(data.len())?;
+        let body = HeldBody { data, _permits: [request_permit, answer_permit] };
+        Ok(Response::from_parts(parts, Body::new(body)))
+    };
+    answer.await.unwrap_or_else(|failure: Failure| failure.response(&uri))
+}
+
+/// The body of an answer, which has permits until the last part of it is taken for sending.
+#[derive(Debug)]
+struct HeldBody {
+    data: Bytes,
+    _permits: [OwnedSemaphorePermit; 2],
+}
+
+impl HttpBody for HeldBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let len = self.data.len().min(ANSWER_PART_LEN);
+        Poll::Ready((len > 0).then(|| Ok(Frame::data(self.data.split_to(len)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.data.len() as u64)
     }
 }
 

@@ -7,6 +7,7 @@ use openraft::type_config::alias::{SnapshotMetaOf, VoteOf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::time::Duration;
 
 pub(crate) const APPEND: &str = "/raft/append";
 pub(crate) const VOTE: &str = "/raft/vote";
@@ -15,7 +16,7 @@ pub(crate) const TRANSFER_LEADER: &str = "/raft/transfer-leader";
 pub(crate) const SNAPSHOT: &str = "/raft/snapshot";
 pub(crate) const SNAPSHOT_FRAME: &str = "/raft/snapshot/frame";
 
-/// The name of the sender's cluster.
+/// The sender's cluster: its name, a slash, and its number as hexadecimal digits.
 pub(crate) const CLUSTER_HEADER: HeaderName = HeaderName::from_static("x-azekura-cluster");
 /// The id of the node for which a request is meant.
 pub(crate) const TARGET_HEADER: HeaderName = HeaderName::from_static("x-azekura-target");
@@ -37,6 +38,15 @@ pub(crate) struct Transfer {
     /// For `SnapshotData::frames`.
     #[serde(with = "serde_bytes")]
     pub(crate) position: Vec<u8>,
+}
+
+/// Number of bytes of a message that a network transfers in a second, at least.
+const BYTES_PER_S_MIN: u64 = 256 << 10;
+
+/// What a message of this length may take in addition. openraft's timeout of an append is less than the interval of
+/// heartbeats, whatever the append contains. One that always takes longer would be repeated forever.
+pub(crate) fn transfer_time(len: usize) -> Duration {
+    Duration::from_micros((len as u64).saturating_mul(1_000_000) / BYTES_PER_S_MIN)
 }
 
 pub(crate) fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {

@@ -1,7 +1,7 @@
 //! A cluster of processes, each on a port of its own.
 
 use crate::namespaces::Namespaces;
-use reqwest::{Client, Method, RequestBuilder, StatusCode};
+use reqwest::{Client, Method, RequestBuilder, Response, StatusCode};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,6 +65,15 @@ pub(crate) fn free_ports(count: u16) -> u16 {
     }
 }
 
+/// The answer to a request, which is repeated while there is no leader: nothing was done then.
+pub(crate) async fn answer(request: RequestBuilder) -> Response {
+    wait_for("an answer of a leader", || async {
+        let response = request.try_clone().expect("its body is in memory").send().await.unwrap();
+        (response.status() != StatusCode::SERVICE_UNAVAILABLE).then_some(response)
+    })
+    .await
+}
+
 pub(crate) struct Cluster {
     dir: TempDir,
     port: u16,
@@ -106,7 +115,7 @@ impl Cluster {
             self.start(id).await;
         }
         let nodes: BTreeMap<u64, String> = ids.map(|id| (id, self.address(id))).collect();
-        let formed = self.post(1, "/cluster/init", &json!({ "nodes": nodes })).send().await.unwrap();
+        let formed = answer(self.post(1, "/cluster/init", &json!({ "nodes": nodes }))).await;
         assert_eq!(formed.status(), StatusCode::OK, "{}", formed.text().await.unwrap());
         self.wait_for_leader().await;
     }

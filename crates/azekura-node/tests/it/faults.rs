@@ -3,7 +3,7 @@
 //!
 //! - `AZEKURA_NODE_KILLS`: how often each node is killed (default 2; the long run has 50).
 
-use crate::cluster::{Cluster, client_with_timeout, wait_for};
+use crate::cluster::{Cluster, answer, client_with_timeout, wait_for};
 use crate::namespaces::Namespaces;
 use reqwest::StatusCode;
 use rustix::process::Signal;
@@ -193,7 +193,7 @@ async fn large_writes_pass_slow_networks() {
         let address = cluster.address(id);
         nodes.insert(id, format!("http://{}", slow_proxy(address.replace("http://", "")).await));
     }
-    let init = cluster.post(1, "/cluster/init", &json!({ "nodes": nodes })).send().await.unwrap();
+    let init = answer(cluster.post(1, "/cluster/init", &json!({ "nodes": nodes }))).await;
     assert!(init.status().is_success());
     let leader = cluster.wait_for_leader().await;
     let client = client_with_timeout(60);
@@ -247,7 +247,7 @@ async fn nodes_are_cut_off_from_the_network() {
         writers.progress(10).await;
         let leader = cluster.wait_for_leader().await;
         let other = leader % 3 + 1;
-        assert!(cluster.put(other, "/kv/q/round", "before").send().await.unwrap().status().is_success());
+        assert!(answer(cluster.put(other, "/kv/q/round", "before")).await.status().is_success());
         let namespaces = cluster.namespaces.as_ref().unwrap();
         namespaces.cut(leader);
         let value = round.to_string();
