@@ -1,5 +1,6 @@
 //! Network namespaces, one for each node, on a bridge: nodes that run but cannot reach each other.
 
+use std::path::Path;
 use std::process::Command;
 
 /// Namespaces with the addresses 10.A.B.1 and so on. The processes of this machine have 10.A.B.254.
@@ -15,13 +16,30 @@ fn ip(arguments: &str) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {problem}")) }
 }
 
+/// Removes the namespaces and bridges of processes that ended without doing so.
+fn remove_abandoned() {
+    let pid_of = |name: &str, end: char| name.strip_prefix("azk")?.split(end).next()?.parse::<u32>().ok();
+    let is_over = |pid: u32| !Path::new(&format!("/proc/{pid}")).exists();
+    let names = |dir: &str| {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
+    };
+    for name in names("/run/netns").iter().filter(|name| pid_of(name, '-').is_some_and(is_over)) {
+        let _ = ip(&format!("netns del {name}"));
+    }
+    for name in names("/sys/class/net").iter().filter(|name| pid_of(name, 'b').is_some_and(is_over)) {
+        let _ = ip(&format!("link del {name}"));
+    }
+}
+
 impl Namespaces {
     /// # Errors
     /// If the process has no right to make namespaces.
     pub(crate) fn new(count: u64) -> Result<Namespaces, String> {
-        let number = std::process::id() % 60_000;
-        let subnet = format!("10.{}.{}", 10 + number / 250, number % 250);
-        let namespaces = Namespaces { name: format!("azk{number}"), subnet, count };
+        remove_abandoned();
+        let pid = std::process::id();
+        let subnet = format!("10.{}.{}", 10 + pid % 60_000 / 250, pid % 250);
+        let namespaces = Namespaces { name: format!("azk{pid}"), subnet, count };
         namespaces.set_up()?;
         Ok(namespaces)
     }

@@ -2,9 +2,10 @@
 
 use crate::cluster::{client_with_timeout, free_ports, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
+use std::path::Path;
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 const README: &str = include_str!("../../README.md");
 
@@ -12,6 +13,22 @@ const README: &str = include_str!("../../README.md");
 fn blocks(language: &str) -> Vec<&'static str> {
     let begin = format!("```{language}\n");
     README.split(&begin).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
+/// `azekura-node cluster`, when it has said how to use it.
+async fn start(arguments: &str, port: u16, dir: &Path) -> Child {
+    let mut cluster = Command::new(env!("CARGO_BIN_EXE_azekura-node"));
+    cluster.args(arguments.split(' ')).args(["--port", &port.to_string()]).env("AZEKURA_NODE_TOKEN", "secret");
+    let mut cluster = cluster.current_dir(dir).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut lines = BufReader::new(cluster.stdout.take().unwrap()).lines();
+    while !lines.next_line().await.unwrap().expect("the cluster starts").starts_with("Ctrl-C") {}
+    cluster
+}
+
+async fn stop(mut cluster: Child) {
+    let pid = cluster.id().and_then(|pid| Pid::from_raw(pid as i32)).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    assert!(cluster.wait().await.unwrap().success(), "the cluster ends without an error");
 }
 
 /// Numbers of log entries depend on the number of elections.
@@ -32,12 +49,8 @@ async fn the_readme_is_true() {
     let with_ports = |text: &str| {
         (0..3).fold(text.to_owned(), |text, i| text.replace(&(7001 + i).to_string(), &(port + i).to_string()))
     };
-    let start = blocks("sh")[0].trim().strip_prefix("azekura-node ").unwrap();
-    let mut cluster = Command::new(env!("CARGO_BIN_EXE_azekura-node"));
-    cluster.args(start.split(' ')).args(["--port", &port.to_string()]);
-    let mut cluster = cluster.current_dir(dir.path()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    let mut lines = BufReader::new(cluster.stdout.take().unwrap()).lines();
-    while !lines.next_line().await.unwrap().expect("the cluster starts").starts_with("Ctrl-C") {}
+    let arguments = blocks("sh")[0].trim().strip_prefix("azekura-node ").unwrap();
+    let cluster = start(arguments, port, dir.path()).await;
 
     let session = with_ports(blocks("console")[0]);
     let mut commands = 0;
@@ -51,24 +64,16 @@ async fn the_readme_is_true() {
     }
     assert!(commands >= 6, "the session has all its commands");
 
-    let pid = cluster.id().and_then(|pid| Pid::from_raw(pid as i32)).unwrap();
-    kill_process(pid, Signal::TERM).unwrap();
-    assert!(cluster.wait().await.unwrap().success(), "the cluster ends without an error");
+    stop(cluster).await;
     // It continues with the same records.
-    let mut cluster = Command::new(env!("CARGO_BIN_EXE_azekura-node"));
-    cluster.args(start.split(' ')).args(["--port", &port.to_string()]);
-    let mut cluster = cluster.current_dir(dir.path()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    let mut lines = BufReader::new(cluster.stdout.take().unwrap()).lines();
-    while !lines.next_line().await.unwrap().expect("the cluster starts").starts_with("Ctrl-C") {}
+    let cluster = start(arguments, port, dir.path()).await;
     let log = wait_for("the second record of the batch", || async {
         let client = client_with_timeout(20);
         let response = client.get(format!("http://127.0.0.1:{port}/kv/log/1")).send().await.ok()?;
         response.status().is_success().then_some(response.text().await.ok()?)
     });
     assert_eq!(log.await, "bye");
-    let pid = cluster.id().and_then(|pid| Pid::from_raw(pid as i32)).unwrap();
-    kill_process(pid, Signal::TERM).unwrap();
-    assert!(cluster.wait().await.unwrap().success());
+    stop(cluster).await;
 }
 
 /// Regression: nodes went on when the process that had started them was killed. A token in its environment is not that
@@ -76,11 +81,7 @@ async fn the_readme_is_true() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_end_with_a_killed_cluster() {
     let (dir, port) = (tempfile::tempdir().unwrap(), free_ports(1));
-    let mut cluster = Command::new(env!("CARGO_BIN_EXE_azekura-node"));
-    cluster.args(["cluster", "--nodes", "1", "--port", &port.to_string()]).env("AZEKURA_NODE_TOKEN", "secret");
-    let mut cluster = cluster.current_dir(dir.path()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    let mut lines = BufReader::new(cluster.stdout.take().unwrap()).lines();
-    while !lines.next_line().await.unwrap().expect("the cluster starts").starts_with("Ctrl-C") {}
+    let mut cluster = start("cluster --nodes 1", port, dir.path()).await;
     cluster.kill().await.unwrap();
     let client = client_with_timeout(20);
     wait_for("the node ends", || async {
