@@ -1,5 +1,6 @@
 //! A cluster of processes, each on a port of its own.
 
+use crate::clocks::Clocks;
 use crate::namespaces::Namespaces;
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode};
 use rustix::process::{Pid, Signal, kill_process};
@@ -80,6 +81,7 @@ pub(crate) struct Cluster {
     scheme: &'static str,
     arguments: Vec<String>,
     pub(crate) namespaces: Option<Namespaces>,
+    pub(crate) clocks: Option<Clocks>,
     pub(crate) client: Client,
     pub(crate) nodes: BTreeMap<u64, Child>,
 }
@@ -90,7 +92,7 @@ impl Cluster {
         let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
         let client = client_with_timeout(20);
         let (dir, port) = (tempfile::tempdir().unwrap(), free_ports(9));
-        Cluster { dir, port, scheme: "http", arguments, namespaces: None, client, nodes: BTreeMap::new() }
+        Cluster { dir, port, scheme: "http", arguments, namespaces: None, clocks: None, client, nodes: BTreeMap::new() }
     }
 
     /// A cluster whose nodes are reached with `https`.
@@ -141,6 +143,7 @@ impl Cluster {
         let mut command = Command::new(words.next().unwrap());
         command.args(words).args(["serve", "--id", &id.to_string(), "--listen", &self.listen(id), "--dir"]);
         command.arg(self.node_dir(id));
+        command.envs(self.clocks.iter().flat_map(|clocks| clocks.variables(id)));
         let log = File::options().create(true).append(true).open(self.dir.path().join(format!("node-{id}.log")));
         let log = log.unwrap();
         command.args(&self.arguments).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);

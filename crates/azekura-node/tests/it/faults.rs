@@ -3,6 +3,7 @@
 //!
 //! - `AZEKURA_NODE_KILLS`: how often each node is killed (default 2; the long run has 50).
 
+use crate::clocks::Clocks;
 use crate::cluster::{Cluster, answer, client_with_timeout, wait_for};
 use crate::namespaces::Namespaces;
 use reqwest::StatusCode;
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -125,6 +126,48 @@ async fn all_nodes_are_killed_at_once() {
         cluster.wait_for_leader().await;
         assert_nothing_is_lost(&cluster, &acknowledged).await;
     }
+}
+
+/// Wall clocks jump by hours and years, forward and back, each node's by another time. Nodes are killed meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn clocks_that_jump_change_nothing() {
+    const HOUR: i64 = 3600;
+    let clocks = match Clocks::new() {
+        Ok(clocks) => clocks,
+        Err(why) => {
+            println!("skipped: clocks_that_jump_change_nothing needs a C compiler: {why}");
+            return;
+        }
+    };
+    let mut cluster = Cluster::new(&ARGUMENTS);
+    cluster.clocks = Some(clocks);
+    cluster.form(1..=3).await;
+    let writers = Writers::start((1..=3).map(|id| cluster.address(id)).collect());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
+    // The last one is near the begin of 1970.
+    for (round, jump) in [HOUR, -HOUR, 10 * 365 * 24 * HOUR, -now + HOUR].into_iter().enumerate() {
+        for id in 1..=3 {
+            writers.progress(20).await;
+            let offset = if id as usize == round % 3 + 1 { 0 } else { jump + id as i64 * 60 };
+            cluster.clocks.as_ref().unwrap().set(id, offset);
+            writers.progress(20).await;
+            let leader = cluster.wait_for_leader().await;
+            if leader == id {
+                // In its metrics, openraft states times by the wall clock.
+                let has_jumped = wait_for("a time of the leader", || async {
+                    let acked = cluster.metrics(id).await?["last_quorum_acked"].as_u64()?;
+                    let seconds = (acked / 1_000_000_000) as i64;
+                    ((seconds - now - offset).abs() < HOUR / 2 || cluster.wait_for_leader().await != id).then_some(())
+                });
+                has_jumped.await;
+            }
+        }
+        cluster.kill(round as u64 % 3 + 1).await;
+        writers.progress(20).await;
+        cluster.start(round as u64 % 3 + 1).await;
+    }
+    let acknowledged = writers.end().await;
+    assert_nothing_is_lost(&cluster, &acknowledged).await;
 }
 
 /// A node that stands still for a while is no longer a leader when it continues.

@@ -1,5 +1,6 @@
 //! Nodes as processes on loopback.
 
+mod clocks;
 mod cluster;
 mod faults;
 mod histories;

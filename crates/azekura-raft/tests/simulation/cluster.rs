@@ -43,6 +43,8 @@ pub(crate) struct Options {
     pub(crate) message_us: u64,
     /// Time that a sync takes, in microseconds; random times if None.
     pub(crate) sync_us: Option<u64>,
+    /// How fast the clock of each node runs, in percent of the others' time.
+    clock_percents: BTreeMap<u64, u64>,
 }
 
 impl Options {
@@ -61,6 +63,7 @@ impl Options {
             level: PersistenceLevel::WalOnly,
             message_us: 1_000,
             sync_us: None,
+            clock_percents: BTreeMap::new(),
         }
     }
 
@@ -73,7 +76,15 @@ impl Options {
         let groups = 1 + rng.below(3u64);
         let frame_len = rng.pick(&[1, 64, 300]);
         let level = rng.pick(&[PersistenceLevel::WalOnly, PersistenceLevel::PowerLoss]);
-        Options { groups, frame_len, log, lists, numbers, level, ..Options::small(bug, 4) }
+        let mut rng = SeededRng::with_stream(seed, 101);
+        let has_wrong_clocks = bug == Bug::Nothing && rng.chance_one_in(2);
+        let mut percent = || if has_wrong_clocks { rng.pick(&[50, 100, 100, 200]) } else { 100 };
+        let clock_percents = (1..=4).map(|id| (id, percent())).collect();
+        Options { groups, frame_len, log, lists, numbers, level, clock_percents, ..Options::small(bug, 4) }
+    }
+
+    pub(crate) fn has_wrong_clocks(&self) -> bool {
+        self.clock_percents.values().any(|percent| *percent != 100)
     }
 
     pub(crate) fn has_pools(&self) -> bool {
@@ -274,7 +285,7 @@ pub(crate) async fn start(cluster: &SharedCluster, id: u64) -> Result<(), String
         let (reader, receivers) = (inner.reader(), inner.receivers());
         let state = NodeState { inner, bug: options.bug, totals: Arc::clone(&totals) };
         let links = Links { from: id, group, cluster: Arc::clone(cluster) };
-        let raft = Raft::new(id, Arc::new(raft_config(&options)), links, log, state).await;
+        let raft = Raft::new(id, Arc::new(raft_config(&options, id)), links, log, state).await;
         let raft = raft.map_err(|error| format!("node {id}, group {group}: {error}"))?;
         groups.push(Member { raft, reader, receivers, incoming: Arc::default() });
     }
@@ -282,12 +293,14 @@ pub(crate) async fn start(cluster: &SharedCluster, id: u64) -> Result<(), String
     Ok(())
 }
 
-fn raft_config(options: &Options) -> openraft::Config {
+fn raft_config(options: &Options, id: u64) -> openraft::Config {
+    let percent = options.clock_percents.get(&id).copied().unwrap_or(100);
+    let by_own_clock = |ms: u64| ms * 100 / percent;
     let config = openraft::Config {
-        heartbeat_interval: 50,
-        election_timeout_min: 150,
-        election_timeout_max: 300,
-        install_snapshot_timeout: 1000,
+        heartbeat_interval: by_own_clock(50),
+        election_timeout_min: by_own_clock(150),
+        election_timeout_max: by_own_clock(300),
+        install_snapshot_timeout: by_own_clock(1000),
         snapshot_policy: SnapshotPolicy::LogsSinceLast(20),
         replication_lag_threshold: 10,
         max_in_snapshot_log_to_keep: 5,

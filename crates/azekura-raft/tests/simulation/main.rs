@@ -1,8 +1,8 @@
 //! Nodes on simulated file systems in one thread with virtual time. Each has one to three groups in a database, whose
 //! partitions are LSM partitions or pools. Nodes lose power or are killed at any operation of their file system,
-//! operations fail, links fail, an operator changes the members of groups and transfers leaderships, and clients append
-//! to lists and read them, also from followers. Every acknowledged append must be in the lists, in the order of real
-//! time, and every linearizable read a prefix of them.
+//! operations fail, links fail, clocks of nodes run at half or double speed, an operator changes the members of groups
+//! and transfers leaderships, and clients append to lists and read them, also from followers. Every acknowledged append
+//! must be in the lists, in the order of real time, and every linearizable read a prefix of them.
 //!
 //! Syncs are those of a `Syncer` without its thread: a task calls its step function at random times.
 //!
@@ -33,6 +33,7 @@ const COVERED: &[&str] = &[
     "reads of followers",
     "simulations with pools",
     "simulations of several groups",
+    "simulations with clocks of different speed",
     "power losses",
     "power losses of all nodes",
     "kills",

@@ -88,6 +88,9 @@ pub(crate) fn simulate(seed: u64, bug: Bug) -> Result<Totals, String> {
         if options.has_pools() {
             totals.count("simulations with pools");
         }
+        if options.has_wrong_clocks() {
+            totals.count("simulations with clocks of different speed");
+        }
         if options.groups > 1 {
             totals.count("simulations of several groups");
         }
