@@ -9,7 +9,7 @@
 //! 4. Replay the write-ahead log (WAL): apply every commit that no permanent file contains to a memtable or a pool.
 //!    The whole WAL is validated before anything is written, so a failed open changes nothing. The exception are
 //!    mapped pools: a replayed record changes the file of such a pool at once. If a mapped pool survives power loss,
-//!    the WAL is synced before the replay.
+//!    the WAL is written again and synced, as in the next step, before the replay.
 //! 5. Sync the replayed segments, because they may be in the page cache only. What no watermark covers is written again
 //!    before, with the same bytes, because a sync that failed earlier may have left clean pages that never reached the
 //!    device. If damage was skipped, rewrite the WAL to new segments.
@@ -51,11 +51,12 @@ use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME, create_dirs, sync_p
 use crate::vfs::open_files::{
     DataFileKind, DataFiles, FileAccess, HandleLimitFs, max_cached_handles, parse_data_file_name,
 };
-use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
+use crate::vfs::{Env, File, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{
     SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalRecord, WalRecordIter, blob_pointers, check_payload, parse_segment_name,
     segment_path,
 };
+use crate::wal::options::WalSegmentInfo;
 use crate::wal::reader::removable_segments;
 use crate::wal::segment::{WAL_PAGE_SIZE, write_again};
 use crate::wal::writer::SKIPPED_EPOCHS_MAX;
@@ -224,6 +225,24 @@ struct RecoveryState {
     manifest_bytes: u64,
 }
 
+/// Writes the segments again of which some may not be durable, unless the WAL is rewritten anyway.
+fn write_unsynced_again(config: &Config, report: &WalReplayReport) -> Result<()> {
+    let is_affected = |segment: &&WalSegmentInfo| !report.has_gaps && segment.may_be_unsynced(report.durable_through);
+    report.segments.iter().filter(is_affected).try_for_each(|segment| {
+        let file = config.fs.open(&segment_path(&config.path, segment.file), OpenMode::Write)?;
+        write_again_if_space(&*file, segment.end_offset)
+    })
+}
+
+/// As [`write_again`]. The database must open on a full disk, where this fails on file systems that do not overwrite in
+/// place.
+fn write_again_if_space(file: &dyn File, end: u64) -> Result<()> {
+    match write_again(file, end) {
+        Err(error) if error.kind() == ErrorKind::OutOfSpace => Ok(()),
+        written => written,
+    }
+}
+
 impl RecoveryState {
     fn read(
         config: &Config,
@@ -294,17 +313,21 @@ impl RecoveryState {
         })
     }
 
-    /// Syncs manifest and WAL before the replay if a tree is durable without the WAL. Otherwise power loss could
-    /// leave a part of a commit in the tree and nothing of it in the WAL.
+    /// Makes manifest and WAL durable before the replay if a tree is durable without the WAL. Otherwise power loss
+    /// could leave a part of a commit in the tree and nothing of it in the WAL. A sync alone is not enough, as in
+    /// [`make_wal_durable`](Self::make_wal_durable), so the WAL is read once before the replay.
     fn sync_before_replay(&self, config: &Config) -> Result<()> {
         if !self.by_id.values().any(|partition| partition.files_at_open.survives_power_loss) {
             return Ok(());
         }
-        let (fs, dir) = (&config.fs, &config.path);
-        let segments = self.listing.segments.keys().map(|id| segment_path(dir, *id));
-        std::iter::once(dir.join(MANIFEST_NAME))
-            .chain(segments)
-            .try_for_each(|path| fs.open(&path, OpenMode::Write)?.sync_data())
+        let (fs, dir, id) = (&config.fs, &config.path, self.manifest_state.id);
+        let report = wal::replay(Arc::clone(fs), dir, id, self.replay_options(config), &mut |_| Ok(None))?;
+        write_unsynced_again(config, &report)?;
+        let manifest = fs.open(&dir.join(MANIFEST_NAME), OpenMode::Write)?;
+        write_again_if_space(&*manifest, manifest.length()?)?;
+        manifest.sync_data()?;
+        let mut segments = self.listing.segments.keys().map(|id| segment_path(dir, *id));
+        segments.try_for_each(|path| fs.open(&path, OpenMode::Write)?.sync_data())
     }
 
     /// Replays the WAL into the trees. Writes nothing to disk except to mapped pools.
@@ -426,16 +449,9 @@ impl RecoveryState {
     ) -> Result<WalReplayReport> {
         let (fs, dir) = (&config.fs, &config.path);
         // Before a rewrite too, because the new manifest states that the whole WAL is durable.
+        write_unsynced_again(config, &report)?;
         for segment in &report.segments {
-            let file = fs.open(&segment_path(dir, segment.file), OpenMode::Write)?;
-            if !report.has_gaps && segment.may_be_unsynced(report.durable_through) {
-                match write_again(&*file, segment.end_offset) {
-                    // Only on file systems that do not overwrite in place. The database must open on a full disk.
-                    Err(error) if error.kind() == ErrorKind::OutOfSpace => {}
-                    written => written?,
-                }
-            }
-            file.sync_data()?;
+            fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
         }
         if report.has_gaps {
             let rewrite = wal::WalRewriteOptions {

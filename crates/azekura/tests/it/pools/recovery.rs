@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::Fs;
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestComparator, TestOrder};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestComparator, TestEnv, TestOrder};
 use azekura::{
     Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode, PersistenceLevel,
 };
@@ -209,4 +209,43 @@ fn unsynced_batch_is_whole_or_absent() {
     let pool = open_pool(&db, "pool");
     let (a, b) = (pool.get("a").unwrap().unwrap(), pool.get("b").unwrap());
     assert_eq!(a == "batch", b.is_some_and(|b| b == "batch"), "a is {a:?}");
+}
+
+/// A sync of the WAL failed, and the system counts pages as clean that it could not write. The next open synced them
+/// again without effect, and replayed a batch into a pool that survives power loss before it wrote them again. Power
+/// loss between the two left half of the batch.
+#[test]
+fn wal_of_a_failed_sync_precedes_the_pool() {
+    let machine = persistent_memory_fs();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let open = |fs: Arc<dyn Fs>| {
+        let db = Config::new(DIR).fs(fs).env(Arc::new(TestEnv::new(1))).workers(0).mapped_wal(false).open()?;
+        let parts = [db.open_partition("pool", pool_options(4 << 20))?, db.open_partition("lsm", Default::default())?];
+        Ok::<_, azekura::Error>((db, parts))
+    };
+    let (db, parts) = open(Arc::new(faults.clone())).unwrap();
+    parts.iter().for_each(|part| part.insert("a", "synced").unwrap());
+    db.persist(PersistMode::SyncAll).unwrap();
+    faults.inject(FaultPlan::new(OpKind::Sync, 1, Fault::Error(io::ErrorKind::Other)).in_path(".wal"));
+    let mut batch = db.batch();
+    parts.iter().for_each(|part| batch.insert(part, "b", "batch"));
+    assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::Poisoned);
+    machine.lose_unsynced_writes(".wal");
+    let mut found = [0; 2];
+    for ops in 0.. {
+        let crashed = machine.fork();
+        crashed.freeze_after(Some(ops));
+        drop(open(Arc::new(crashed.clone())));
+        let is_complete = !crashed.is_frozen();
+        crashed.crash(Survival::Nothing, ops);
+        crashed.set_mapped_memory(PersistenceLevel::PowerLoss);
+        let (_db, parts) = open(Arc::new(crashed)).unwrap();
+        let has_batch = parts.each_ref().map(|part| part.contains_key("b").unwrap());
+        assert_eq!(has_batch[0], has_batch[1], "after {ops} operations of the open");
+        found[usize::from(has_batch[0])] += 1;
+        if is_complete {
+            break;
+        }
+    }
+    assert!(found[0] > 0 && found[1] > 0, "{found:?}");
 }
