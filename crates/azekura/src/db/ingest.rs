@@ -292,7 +292,7 @@ impl<'a> Ingest<'a> {
         })
     }
 
-    /// Adds an entry. After an error, [`commit`](Ingest::commit) fails.
+    /// Adds an entry. After an error or a panic of the comparator, [`commit`](Ingest::commit) fails.
     ///
     /// # Errors
     /// As [`Partition::ingest`].
@@ -310,7 +310,12 @@ impl<'a> Ingest<'a> {
     /// ```
     #[inline]
     pub fn insert(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.add(key.as_ref(), value.as_ref()).inspect_err(|_| self.has_failed = true)
+        let (key, value) = (key.as_ref(), value.as_ref());
+        // Stays set after an error, and after a panic of the comparator that the caller catches.
+        let had_failed = std::mem::replace(&mut self.has_failed, true);
+        self.add(key, value)?;
+        self.has_failed = had_failed;
+        Ok(())
     }
 
     #[inline]

@@ -244,3 +244,22 @@ fn commit_is_poisoned_by_a_panic_in_reservation() {
     assert!(db.metrics().poisoned);
     assert_eq!(moody.len().unwrap(), 200, "nothing of the batch is applied");
 }
+
+/// Regression: a comparator panicked in `insert` of an ingest, and the caller caught the panic. The ingest then
+/// committed the other entries.
+#[test]
+fn ingest_fails_after_a_comparator_panic() {
+    for options in [PartitionCreateOptions::default(), pool_options()] {
+        let mood = moody_comparator();
+        let db = config(&MemFs::new()).open().unwrap();
+        let p = db.open_partition_with_comparator("moody", options, mood.clone()).unwrap();
+        let mut ingest = p.start_ingest().unwrap();
+        ingest.insert("a", "1").unwrap();
+        mood.set_panicking(true);
+        catch_unwind(AssertUnwindSafe(|| ingest.insert("b", "2"))).unwrap_err();
+        mood.set_panicking(false);
+        ingest.insert("c", "3").unwrap();
+        assert_eq!(ingest.commit().unwrap_err().kind(), ErrorKind::Invalid);
+        assert!(p.is_empty().unwrap());
+    }
+}
