@@ -62,6 +62,10 @@ impl<W> OpenOutput<W> {
     }
 }
 
+fn out_of_order() -> Error {
+    Error::corruption("tables are not in order, or the comparator contradicts itself")
+}
+
 impl PendingOutputs {
     pub(crate) fn new(context: &Arc<TreeContext>, created_ms: u64) -> PendingOutputs {
         PendingOutputs {
@@ -128,7 +132,8 @@ impl PendingOutputs {
     /// Finishes the table being written, if there is one and `when` is true for it.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace`; `Corruption` if two entries point to the same value.
+    /// `Io` and `OutOfSpace`; `Corruption` if two entries point to the same value, or if the smallest key is above the
+    /// largest one, because of an inconsistent comparator.
     pub(crate) fn finish_table(&mut self, when: impl FnOnce(&TableWriter) -> bool) -> Result<()> {
         self.finish_table_as(when, false)
     }
@@ -150,6 +155,10 @@ impl PendingOutputs {
             let id = table.id;
             let meta = table.finish(!self.is_temporary, TableWriter::finish)?;
             debug_assert_eq!(meta.number, id, "the metadata is that of the table");
+            // The table writer has compared neighbouring keys only. No manifest with such a table can be opened.
+            if self.context.order.cmp(&meta.smallest_key.0, &meta.largest_key.0).is_gt() {
+                return Err(out_of_order());
+            }
             debug_assert!(self.tables.last().is_none_or(|last| last.number < id), "tables are finished in their order");
             let range_deletes_applied_through = self.range_deletes_applied_through;
             self.tables.push(TableMeta { range_deletes_applied_through, ..meta });
@@ -163,9 +172,7 @@ impl PendingOutputs {
     /// `Corruption` if it is not after the previous table, because of damaged input or an inconsistent comparator.
     fn check_next_key(&self, user_key: &[u8]) -> Result<()> {
         match self.tables.last().filter(|_| self.table.is_none()) {
-            Some(last) if self.context.order.cmp(&last.largest_key.0, user_key).is_ge() => {
-                Err(Error::corruption("tables are not in order, or the comparator contradicts itself"))
-            }
+            Some(last) if self.context.order.cmp(&last.largest_key.0, user_key).is_ge() => Err(out_of_order()),
             _ => Ok(()),
         }
     }

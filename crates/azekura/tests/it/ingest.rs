@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use azekura::fs::{Fs, SystemEnv};
 use azekura::testing::{MemFs, SeededRng, Survival, TestEnv, TestOrder};
 use azekura::{
-    BulkOptions, CompactionStrategy, Config, Database, EngineType, Error, ErrorKind, Event, KvSeparationOptions,
-    LeveledOptions, Listener, Partition, PartitionCreateOptions, PmemOptions, Result, inspect,
+    BulkOptions, CompactionStrategy, Comparator, Config, Database, EngineType, Error, ErrorKind, Event,
+    KvSeparationOptions, LeveledOptions, Listener, Partition, PartitionCreateOptions, PmemOptions, Result, inspect,
 };
 
 use crate::testkit::ordered_partitions::{open_ordered, supported_options};
@@ -110,6 +110,37 @@ fn another_order_than_the_comparators_is_invalid() {
         assert_eq!(part.ingest(keys.iter().map(|key| (key, "v"))).unwrap(), keys.len() as u64);
         assert!(part.keys().map(Result::unwrap).eq(keys.iter().map(|key| key.as_slice())));
     }
+}
+
+/// Keys of one digit, each of which is below the next one, also 9 below 0.
+struct RoundOrder;
+
+impl Comparator for RoundOrder {
+    fn name(&self) -> &str {
+        "round"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
+        let digit = |key: &[u8]| i32::from(key[0] - b'0');
+        ((digit(a) - digit(b) + 15) % 10).cmp(&5)
+    }
+}
+
+/// Regression: an ingest compares neighbouring keys only. With a comparator that contradicts itself it wrote a table
+/// whose smallest key is above its largest one, and the database could not be opened again.
+#[test]
+fn contradicting_comparator_keeps_the_database() {
+    let machine = MemFs::new();
+    let db = config(&machine).open().unwrap();
+    let open = |db: &Database| db.open_partition_with_comparator("p", small_tables(), Arc::new(RoundOrder)).unwrap();
+    let part = open(&db);
+    let refused = part.ingest((0..8u8).map(|n| ([b'0' + n], "v"))).unwrap_err();
+    assert!(refused.kind() == ErrorKind::Corruption && refused.message().contains("contradicts itself"), "{refused}");
+    assert_eq!(part.ingest((0..3u8).map(|n| ([b'0' + n], "v"))).unwrap(), 3);
+    drop(part);
+    db.close().unwrap();
+    let db = config(&machine).open().unwrap();
+    assert_eq!(open(&db).len().unwrap(), 3);
 }
 
 #[test]
