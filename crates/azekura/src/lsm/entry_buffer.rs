@@ -22,10 +22,12 @@ struct EntrySpan {
 }
 
 impl EntryBuffer {
-    /// Reserves memory for this many bytes of keys and values. The memory is used only once it is filled.
+    /// Reserves address space for entries that use this many bytes of [memory](EntryBuffer::memory), whatever their
+    /// lengths are. Memory is used only once it is filled; lists that grow would take up to twice as much.
     pub(crate) fn reserve(&mut self, bytes: usize) {
-        // Without the reservation, the buffer grows as it is filled.
+        // Without the reservations, the buffer grows as it is filled.
         let _reserved = self.bytes.try_reserve_exact(bytes);
+        let _reserved = self.spans.try_reserve_exact(bytes / size_of::<EntrySpan>() + 1);
     }
 
     /// Adds an entry.
@@ -132,6 +134,27 @@ mod tests {
         assert!(buffer.memory() >= 5 * size_of::<EntrySpan>());
         buffer.clear(0);
         assert!(buffer.is_empty() && buffer.memory() == 0);
+    }
+
+    /// Regression: the list of positions grew as it was filled. For small entries, a bulk write took up to twice the
+    /// memory that it was given, and more while the list was copied.
+    #[test]
+    fn reserved_buffer_does_not_grow() {
+        const MEMORY: usize = 100 << 10;
+        for len in [0, 1, 10, 1_000] {
+            let mut buffer = EntryBuffer::default();
+            buffer.reserve(MEMORY);
+            let capacities = |buffer: &EntryBuffer| (buffer.bytes.capacity(), buffer.spans.capacity());
+            let reserved = capacities(&buffer);
+            let (key, value) = (vec![7; len], vec![8; len]);
+            for _ in 0..2 {
+                while buffer.memory() + EntryBuffer::entry_memory(&key, &value) <= MEMORY {
+                    buffer.push(&key, &value);
+                }
+                assert_eq!(capacities(&buffer), reserved, "{len}");
+                buffer.clear(MEMORY);
+            }
+        }
     }
 
     /// Regression: an empty value of the empty key has no bytes, so it could replace the next value of that key.
