@@ -398,9 +398,9 @@ impl Batch {
         (&self.payload, self.count, self.staged.partitions())
     }
 
-    /// Memory of the encoded writes in bytes, with `more` bytes more.
+    /// Memory of the encoded writes in bytes, with `more` bytes more, and of the list of staged values.
     pub(crate) fn payload_bytes(&self, more: usize) -> u64 {
-        list_bytes(&self.payload, more)
+        list_bytes(&self.payload, more) + self.staged.list_bytes()
     }
 
     /// Maximum memory of the writes in memtables, in bytes, without the 128 KiB of each memtable.

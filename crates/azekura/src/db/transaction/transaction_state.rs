@@ -364,6 +364,8 @@ impl Drop for TransactionState {
 mod tests {
     use super::*;
     use crate::db::config::Config;
+    use crate::db::options::PartitionCreateOptions;
+    use crate::lsm::options::KvSeparationOptions;
     use crate::mem::allocation_counter::allocated_bytes;
     use crate::testing::{MemFs, is_in_own_process};
 
@@ -425,6 +427,26 @@ mod tests {
         tx.rollback_to(&owner, first).unwrap();
         assert!(tx.read(&part, b"k", true).unwrap().is_none());
         tx.rollback_to(&owner, second).unwrap_err();
+    }
+
+    /// Regression: the list of values that are in blob files did not count.
+    #[test]
+    fn staged_values_take_what_is_counted() {
+        let limit = 4 << 20;
+        let config = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).memory_budget(2 * limit);
+        let db = config.open().unwrap();
+        let separated = KvSeparationOptions::default().separation_threshold(16).direct_write_threshold(16);
+        let options = PartitionCreateOptions::default().with_kv_separation(separated);
+        let part = db.open_partition("p", options).unwrap();
+        let mut tx = TransactionState::new(&part.handle, Isolation::Serializable);
+        let mut add = |n: u32| tx.write(&part, RecordKind::Put, &n.to_be_bytes(), &[7; 20]);
+        add(0).unwrap(); // makes the blob file
+        let refused = (1..1_000_000).find(|n| add(*n).is_err()).unwrap();
+        let (ordered, payload) = (tx.batch.ordered_bytes_max(), tx.batch.payload_bytes(0));
+        let list = refused as usize * size_of::<crate::db::writes::staged_records::StagedRecord>();
+        let held = ordered + tx.batch.writes().0.len() as u64 + 2 * list as u64;
+        assert!(held <= limit, "{refused} values: {held} of {limit}");
+        assert!(4 * (ordered + payload) > 3 * limit, "{ordered} + {payload} of {limit}, then refused");
     }
 
     /// Regression: a range delete counted as much memory as another write. One inside of another takes up to twice as

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::{EntryRef, Result, SeqNo};
 use crate::db::partition_state::PartitionState;
+use crate::db::state::list_growth::{list_bytes, reserve_more};
 use crate::engine::{NumberedRecords, Staged};
 use crate::wal::format::WalRecordIter;
 
@@ -52,9 +53,9 @@ impl StagedRecords<'_> {
         (self.partitions.len(), self.records.len())
     }
 
-    /// Memory of the list in bytes, with the copy for the thread that applies the commit.
+    /// Memory of the list with one more record in bytes, with the copy for the thread that applies the commit.
     pub(crate) fn list_bytes(&self) -> u64 {
-        2 * size_of_val(&*self.records) as u64
+        list_bytes(&self.records, 1) + size_of_val(&*self.records) as u64
     }
 
     /// Sum of the lengths of the staged values in bytes, before compression.
@@ -127,6 +128,7 @@ impl<'a> StagedGuard<'a> {
     /// Adds what the tree of `partition` has staged for a record.
     pub(crate) fn add(&mut self, partition: &Arc<PartitionState>, staged: Staged) {
         let partition = self.add_partition(partition);
+        reserve_more(&mut self.0.records, 1);
         self.0.records.push(StagedRecord { partition, number: u32::MAX, staged });
     }
 
