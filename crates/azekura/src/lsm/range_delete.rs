@@ -22,8 +22,10 @@ use crate::lsm::table_handle::TableHandle;
 use crate::lsm::tree::{LsmTree, TaskLockGuard};
 use crate::lsm::version::{HasTableMeta, SortedRun, Version, VersionChange, may_have_covered_entries};
 
-/// A memtable is sealed before a range delete if range deletes would cover more of its records than this. Scans skip
-/// covered records of older memtables, but read those of the memtable that has the range delete.
+/// A memtable with this many records is sealed before a range delete if range deletes would cover about as many. Scans
+/// skip covered records of older memtables, but read those of the memtable that has the range delete. In a smaller
+/// memtable, covered records are not counted, so up to twice as many are covered. A record counts once for each range
+/// delete that covers it, which bounds the cost of counting.
 const COVERED_RECORDS_MAX: u64 = 4096;
 /// A memtable is sealed when its range deletes have this many fragments, because a range delete over all of them
 /// visits each.
@@ -42,7 +44,9 @@ impl LsmTree {
         }
         let mut active = lock(&self.active_memtable);
         let mut sealed = false;
-        if active.count_covered(&range, COVERED_RECORDS_MAX)? >= COVERED_RECORDS_MAX {
+        if active.len() >= COVERED_RECORDS_MAX
+            && active.count_covered(&range, COVERED_RECORDS_MAX)? >= COVERED_RECORDS_MAX
+        {
             self.seal_active(&mut active);
             sealed = true;
         }

@@ -131,6 +131,28 @@ fn covered_files_are_deleted_unread() {
     }
 }
 
+/// Regression: a record that several range deletes cover counted for each. A program that removed a prefix and inserted
+/// ten keys again, over and over, flushed a memtable every 29 times.
+#[test]
+fn repeated_removals_seal_few_memtables() {
+    let db = config(&MemFs::new()).open().unwrap();
+    let part = db.open_partition("p", PartitionCreateOptions::default()).unwrap();
+    for _ in 0..1_000u32 {
+        part.remove_prefix("p").unwrap();
+        (0..10u8).for_each(|n| part.insert([b'p', n], "v").unwrap());
+        while db.step().unwrap() {}
+    }
+    let flushes = db.metrics().flushes;
+    assert!((1..=2).contains(&flushes), "{flushes} flushes of about 4,096 records");
+    assert_eq!(part.len().unwrap(), 10);
+    // A single one that covers many records seals the memtable that has them.
+    part.flush().unwrap();
+    (0..5_000).for_each(|n| part.insert(key(n), "v").unwrap());
+    let before = db.metrics().sealed_memtable_bytes;
+    part.remove_range(key(0)..key(4_999)).unwrap();
+    assert!(before == 0 && db.metrics().sealed_memtable_bytes > 0);
+}
+
 fn both_kinds(db: &Database) -> [Partition; 2] {
     let leveled = LeveledOptions::default().target_file_size(8 << 10).l0_compaction_trigger(4);
     let tables = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
