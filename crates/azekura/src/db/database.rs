@@ -558,11 +558,49 @@ impl Database {
     /// assert_eq!(accounts.get("grace")?.unwrap(), "6");
     /// # Ok(()) }
     /// ```
-    pub fn transact<R>(&self, mut work: impl FnMut(&mut Transaction) -> Result<R>) -> Result<R> {
+    pub fn transact<R>(&self, work: impl FnMut(&mut Transaction) -> Result<R>) -> Result<R> {
+        self.transact_with(TransactionOptions::default(), work)
+    }
+
+    /// As [`transact`](Database::transact), with options: at [`Isolation::Snapshot`](crate::Isolation::Snapshot) other
+    /// commits interfere only if they change what the transaction writes, and an
+    /// [exclusive](crate::TransactionOptions::exclusive) transaction has no lost rounds. `work` may set the
+    /// [durability](Transaction::durability).
+    ///
+    /// # Errors
+    /// As [`transact`](Database::transact), and those of [`transaction_with`](Database::transaction_with).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let visits = db.open_partition("visits", Default::default())?;
+    /// # for n in 0..10u32 {
+    /// #     visits.insert(n.to_be_bytes(), "page")?;
+    /// # }
+    /// use azekura::{Isolation, PersistMode, TransactionOptions};
+    /// let options = TransactionOptions::default().isolation(Isolation::Snapshot);
+    /// let mut rounds = 0;
+    /// let counted = db.transact_with(options, |tx| {
+    ///     rounds += 1;
+    ///     let count = tx.keys(&visits).count();
+    ///     visits.insert(count.to_be_bytes(), "page")?; // another thread changes only what is read
+    ///     tx.insert(&visits, "count", count.to_string())?;
+    ///     tx.durability(PersistMode::SyncData);
+    ///     Ok(count)
+    /// })?;
+    /// assert_eq!((rounds, counted), (1, 10));
+    /// # Ok(()) }
+    /// ```
+    pub fn transact_with<R>(
+        &self,
+        options: TransactionOptions,
+        mut work: impl FnMut(&mut Transaction) -> Result<R>,
+    ) -> Result<R> {
         let mut lost_rounds = 0;
         loop {
-            let exclusive = lost_rounds >= LOST_ROUNDS_MAX;
-            let mut tx = self.transaction_with(TransactionOptions::default().exclusive(exclusive))?;
+            let exclusive = options.exclusive || lost_rounds >= LOST_ROUNDS_MAX;
+            let mut tx = self.transaction_with(options.clone().exclusive(exclusive))?;
             match work(&mut tx).and_then(|result| tx.commit().map(|()| result)) {
                 Err(error) if error.kind() == ErrorKind::Conflict && !exclusive => lost_rounds += 1,
                 done => return done,

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use azekura::testing::{FaultFs, MemFs};
-use azekura::{Config, ErrorKind, Partition, PersistMode, Transaction, TransactionOptions};
+use azekura::{Config, ErrorKind, Isolation, Partition, PersistMode, Transaction, TransactionOptions};
 
 use super::Fixture;
 use crate::testkit::watchdog::run_with_timeout;
@@ -270,6 +270,38 @@ fn conflicts_and_turns_are_counted() {
         assert_eq!(counted(), (7, 2));
         fixture.db.transaction_with(exclusive()).unwrap().commit().unwrap();
         assert_eq!(counted(), (7, 3));
+    }
+}
+
+#[test]
+fn transact_with_keeps_the_options_in_each_round() {
+    let fixture = Fixture::new();
+    for p in fixture.partitions() {
+        let other = fixture.other(p);
+        let counted = || (fixture.db.metrics().conflicts, fixture.db.metrics().exclusive_turns);
+        let before = counted();
+        // At snapshot isolation only the change of a key that is written interferes.
+        let mut round = 0u8;
+        let update = |tx: &mut Transaction| {
+            round += 1;
+            tx.get(other, "read")?;
+            other.insert("read", [round])?;
+            if round <= 2 {
+                p.insert("k", [round])?;
+            }
+            tx.insert(p, "k", "done")
+        };
+        let snapshot = TransactionOptions::default().isolation(Isolation::Snapshot);
+        fixture.db.transact_with(snapshot, update).unwrap();
+        assert_eq!((round, p.get("k").unwrap().unwrap()), (3, "done".into()));
+        assert_eq!(counted(), (before.0 + 2, before.1));
+        let refused = fixture.db.transact_with(exclusive(), |tx| {
+            tx.insert(p, "k", "exclusive")?;
+            p.insert("k", "by the same thread")
+        });
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(counted(), (before.0 + 2, before.1 + 1));
+        assert_eq!(p.get("k").unwrap().unwrap(), "done");
     }
 }
 
