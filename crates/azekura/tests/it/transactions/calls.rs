@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use azekura::{Config, ErrorKind, Gc, KvSeparationOptions, PersistMode, Slice, Transaction, TransactionOptions};
+use azekura::{
+    Config, ErrorKind, Gc, KvSeparationOptions, PartitionComponents, PersistMode, Slice, Transaction,
+    TransactionOptions, merge_operators,
+};
 
-use super::{Fixture, lsm_options};
+use super::{Fixture, lsm_options, pool_options};
 use crate::testkit::ordered_partitions::open_counting;
 
 fn pairs(iter: impl Iterator<Item = azekura::Result<(Slice, Slice)>>) -> String {
@@ -80,7 +83,11 @@ fn ends_of_an_iterator_meet_and_seek() {
 #[test]
 fn reversed_ranges_return_no_key_behind_their_end() {
     let fixture = Fixture::new();
-    for p in fixture.partitions() {
+    let merged = [("merged lsm", lsm_options()), ("merged pool", pool_options())].map(|(name, options)| {
+        let components = PartitionComponents::default().merge_operator(merge_operators::append(""));
+        fixture.db.open_partition_with(name, options, components).unwrap()
+    });
+    for p in fixture.partitions().into_iter().chain(&merged) {
         (0..400u16).step_by(2).for_each(|n| p.insert(n.to_be_bytes(), "old").unwrap());
         let mut tx = fixture.db.transaction();
         tx.insert(p, 301u16.to_be_bytes(), "own").unwrap();
