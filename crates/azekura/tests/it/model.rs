@@ -57,6 +57,7 @@ const WEIGHTED_OPS: &[(&str, u32, ModelOp)] = &[
     ("check_snapshot", 15, ModelRun::check_snapshot),
     ("flush", 15, ModelRun::flush),
     ("compact", 5, ModelRun::major_compact),
+    ("gc", 12, ModelRun::collect_blob_garbage),
     ("work", 60, ModelRun::run_background_step),
     ("persist", 10, ModelRun::persist),
     ("partitions", 15, ModelRun::change_partitions),

@@ -1,11 +1,12 @@
 //! Transactions and conditional writes. No other commit interferes: conflicts are tested by `it::transactions`.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use azekura::testing::TestOrder;
 use azekura::{ErrorKind, Isolation, Transaction, TransactionOptions};
 
-use super::partition_model::PartitionModel;
+use super::partition_model::{ModelBounds, PartitionModel};
 use super::reads::{assert_item, check_iter_both_ends, check_key};
 use super::run::{ModelRun, OpenPartition};
 use super::writes::MODES;
@@ -29,6 +30,18 @@ impl ModelRun {
     fn short_key(&mut self, name: &str) -> Vec<u8> {
         let key = self.likely_key(name);
         if key.len() <= LEN_MAX { key } else { self.partitions[name].model.order.valid_key(b"key 000") }
+    }
+
+    /// The bounds, or all keys in place of bounds with a long key.
+    fn short_bounds(bounds: ModelBounds) -> ModelBounds {
+        let is_long = |bound: &Bound<Vec<u8>>| match bound {
+            Bound::Included(key) | Bound::Excluded(key) => key.len() > LEN_MAX,
+            Bound::Unbounded => false,
+        };
+        match is_long(&bounds.0) || is_long(&bounds.1) {
+            true => (Bound::Unbounded, Bound::Unbounded),
+            false => bounds,
+        }
     }
 
     /// A transaction of reads and writes. The models contain its writes, until they are discarded.
@@ -67,7 +80,7 @@ impl ModelRun {
     fn read_in_transaction(&mut self, tx: &Transaction) {
         let name = self.random_partition_name();
         let keys: Vec<Vec<u8>> = (0..4).map(|_| self.short_key(name)).collect();
-        let (bounds, way) = (self.bounds(name), self.rng.below(7));
+        let (bounds, way) = (ModelRun::short_bounds(self.bounds(name)), self.rng.below(7));
         let OpenPartition { part, model } = &self.partitions[name];
         let what = format!("{name}: a transaction");
         let wanted = model.get(&keys[0]).map(|value| &value[..]);
@@ -107,7 +120,7 @@ impl ModelRun {
             let name = self.random_partition_name();
             let (key, mut value, (ttl, hour)) = (self.short_key(name), self.random_value(), self.random_ttl());
             value.truncate(LEN_MAX / 10);
-            let (way, bounds) = (self.rng.below(10), self.removed_bounds(name));
+            let (way, bounds) = (self.rng.below(10), ModelRun::short_bounds(self.removed_bounds(name)));
             let (has_operator, is_pool) = (self.options.merge_operator(name).is_some(), self.options.is_pool(name));
             let OpenPartition { part, model } = self.open_partition(name);
             match way {

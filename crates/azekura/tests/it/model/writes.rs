@@ -4,7 +4,7 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use azekura::testing::{Survival, TestOrder};
-use azekura::{BulkOptions, ErrorKind, PersistMode};
+use azekura::{BulkOptions, ErrorKind, Gc, PersistMode};
 
 use super::partition_model::{KeyValue, ModelBounds, PartitionModel};
 use super::reads::check_partition;
@@ -244,6 +244,38 @@ impl ModelRun {
     pub(super) fn major_compact(&mut self) {
         let name = self.random_partition_name();
         self.partitions[name].part.major_compact().unwrap();
+    }
+
+    /// A call that counts stale values in blob files, or removes them. No pair changes.
+    pub(super) fn collect_blob_garbage(&mut self) {
+        let name = self.random_partition_name();
+        let has_readers = !self.snapshots.is_empty() || !self.iters.is_empty();
+        let (way, target, threshold) =
+            (self.rng.below(4), self.rng.pick(&[1.0, 1.2, 3.0]), self.rng.pick(&[0.0, 0.3, 1.0]));
+        let part = &self.partitions[name].part;
+        let done = match way {
+            0 => part.gc_scan().map(|_| 0),
+            1 => part.gc_with_space_amp_target(target),
+            2 => part.gc_with_staleness_threshold(threshold),
+            _ => part.gc_drop_stale_segments(),
+        };
+        let separates = !serde_json::to_value(part.options()).unwrap()["kv_separation"].is_null();
+        if let Err(error) = done {
+            assert!(!separates && error.kind() == ErrorKind::Invalid, "{name}: {error}");
+        }
+        if !separates {
+            return; // the partition may have had other options, and blob files of that time
+        }
+        let report = part.gc_scan().unwrap();
+        let pairs = self.partitions[name].model.len() as u64;
+        assert!(has_readers || report.total_blobs - report.stale_blobs <= pairs, "{name}: {pairs} pairs, {report}");
+        match way {
+            1 => assert!(report.space_amp() <= target + 0.001, "{name}: target {target}, {report}"),
+            2 if threshold == 0.0 => assert_eq!(report.stale_bytes, 0, "{name}: {report}"),
+            3 => assert_eq!(report.stale_segment_count, 0, "{name}: {report}"),
+            _ => {}
+        }
+        check_partition(&self.partitions[name], &mut self.rng, name);
     }
 
     pub(super) fn run_background_step(&mut self) {
