@@ -1,7 +1,10 @@
 //! import and export as CSV, JSON lines and native files: encodings, options, bad input.
 
+use std::sync::Arc;
+
 use azekura::{
-    CompressionType, Config, EngineType, FilterPolicy, KvSeparationOptions, PartitionCreateOptions, PmemOptions,
+    Comparator, CompressionType, Config, EngineType, FilterPolicy, KvSeparationOptions, PartitionCreateOptions,
+    PmemOptions,
 };
 use serde_json::json;
 
@@ -238,6 +241,37 @@ fn native_export_carries_options() {
     // An existing partition keeps its options.
     p.ok("import --db plain all.azk");
     assert_eq!(open("plain").partition("blobs").unwrap().options(), PartitionCreateOptions::default());
+}
+
+/// The order of bytes under a name that the program does not know.
+struct ForeignOrder;
+
+impl Comparator for ForeignOrder {
+    fn name(&self) -> &str {
+        "foreign"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
+        a.cmp(b)
+    }
+}
+
+/// Regression: an export that had skipped the only partition was refused by an import as damaged.
+#[test]
+fn native_file_without_partitions_is_read() {
+    let p = CliFixture::new();
+    let db = Config::new(p.path("d")).open().unwrap();
+    drop(db.open_partition_with_comparator("p", Default::default(), Arc::new(ForeignOrder)).unwrap());
+    db.close().unwrap();
+    let skipped = p.run("export --db d none.azk");
+    assert!(skipped.err.contains("foreign") || skipped.text().contains("foreign"), "{skipped:?}");
+    fill(&p, "e", &[]);
+    assert_eq!(p.json("import --db e none.azk")["entries"], 0);
+    assert_eq!(Config::new(p.path("e")).open_read_only().unwrap().list_partitions(), ["default"]);
+    p.ok("import --db f none.azk --dry-run");
+    p.ok("import --db f none.azk");
+    assert!(!p.path("f").exists(), "nothing is created");
+    assert_eq!(p.run("import --db f none.azk --partition p").code, Some(3));
 }
 
 /// A file of version 1 of the format. Every later version reads it.
