@@ -1,9 +1,9 @@
-//! Reads beside range deletes: gets with 100,000 overlapping or disjoint ones and without any, in memory and flushed;
-//! scans over a range that was removed.
+//! Reads beside range deletes: gets with 100,000 overlapping or disjoint ones and without any, in memory, flushed,
+//! compacted and in a pool; scans over a range that was removed.
 //!
 //! `cargo bench -p azekura --bench range_deletes`
 
-use azekura::{Config, Database, Partition, PartitionCreateOptions};
+use azekura::{Config, Database, EngineType, Partition, PartitionCreateOptions, PmemOptions};
 use divan::{Bencher, black_box};
 use tempfile::TempDir;
 
@@ -16,8 +16,19 @@ fn main() {
 
 /// Where the records and the range deletes are, and what the range deletes cover: nothing (`disjoint`, one between two
 /// records), or older versions of the records (`overlapping`).
-const PLACES: [&str; 6] =
-    ["memory", "memory_disjoint", "memory_overlapping", "tables", "tables_disjoint", "tables_overlapping"];
+const PLACES: [&str; 11] = [
+    "memory",
+    "memory_disjoint",
+    "memory_overlapping",
+    "tables",
+    "tables_disjoint",
+    "tables_overlapping",
+    "compacted",
+    "compacted_disjoint",
+    "compacted_overlapping",
+    "pool",
+    "pool_overlapping",
+];
 
 /// A database that is removed when dropped.
 struct Loaded {
@@ -39,10 +50,17 @@ fn load(place: &str) -> Loaded {
     let dir = TempDir::new().expect("a temporary directory");
     let database = Config::new(dir.path()).cache_size(1 << 30).open().expect("an empty directory opens");
     let options = PartitionCreateOptions::default().max_memtable_size(256 << 20);
+    let options = match place.starts_with("pool") {
+        true => options.engine(EngineType::Pmem(PmemOptions::default())),
+        false => options,
+    };
     let partition = database.open_partition("bench", options).expect("it is new");
     let flush = || {
-        if place.starts_with("tables") {
+        if !place.starts_with("memory") && !place.starts_with("pool") {
             partition.flush().expect("the disk has room")
+        }
+        if place.starts_with("compacted") {
+            partition.major_compact().expect("the disk has room")
         }
     };
     write_records(&partition);
@@ -74,7 +92,7 @@ fn get(bencher: Bencher<'_, '_>, place: &str) {
 }
 
 /// The first key behind a range of [`RECORDS`] records that one range delete removed.
-#[divan::bench(args = ["memory", "tables"])]
+#[divan::bench(args = ["memory", "tables", "compacted", "pool"])]
 fn scan_over_removed(bencher: Bencher<'_, '_>, place: &str) {
     let loaded = load(place);
     loaded.partition.remove_range(..key(2 * RECORDS - 2)).expect("the disk has room");

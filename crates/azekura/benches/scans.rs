@@ -81,14 +81,30 @@ fn absent_prefix(bencher: Bencher<'_, '_>, has_filters: bool) {
     });
 }
 
-/// A round of a queue after the given number of earlier rounds: an insertion at the tail, a scan for the first key, and
-/// its removal.
-#[divan::bench(args = [1_000, 10_000, 100_000, 1_000_000], sample_count = 20, sample_size = 100)]
-fn queue_round(bencher: Bencher<'_, '_>, earlier: u64) {
+/// Queues in one memtable that is never full, in memtables that are flushed, and in a pool, with the number of rounds
+/// before the measurement.
+const QUEUES: [(&str, u64); 6] = [
+    ("one_memtable", 10_000),
+    ("one_memtable", 1_000_000),
+    ("flushed", 10_000),
+    ("flushed", 1_000_000),
+    ("pool", 10_000),
+    ("pool", 1_000_000),
+];
+
+/// A round of a queue: an insertion at the tail, a scan for the first key, and its removal.
+#[divan::bench(args = QUEUES, sample_count = 100, sample_size = 100)]
+fn queue_round(bencher: Bencher<'_, '_>, queue: (&str, u64)) {
     const DEPTH: u64 = 100;
+    let (place, earlier) = queue;
     let dir = TempDir::new().expect("a temporary directory");
     let database = Config::new(dir.path()).open().expect("an empty directory opens");
-    let options = PartitionCreateOptions::default().max_memtable_size(1 << 30);
+    let options = PartitionCreateOptions::default();
+    let options = match place {
+        "pool" => options.engine(EngineType::Pmem(PmemOptions::default())),
+        "flushed" => options,
+        _ => options.max_memtable_size(1 << 30),
+    };
     let partition = database.open_partition("queue", options).expect("it is new");
     let mut tail = 0u64;
     let mut insert = || {

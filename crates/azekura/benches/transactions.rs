@@ -1,4 +1,4 @@
-//! Ten records written as a batch, as a transaction that only writes, and as a transaction that reads them first, by
+//! Four records written as a batch, as a transaction that only writes, and as a transaction that reads them first, by
 //! one thread without syncs.
 //!
 //! `cargo bench -p azekura --bench transactions`
@@ -8,7 +8,7 @@ use divan::{Bencher, black_box};
 use tempfile::TempDir;
 
 const RECORDS: u64 = 100_000;
-const WRITES: u64 = 10;
+const WRITES: u64 = 4;
 
 fn main() {
     divan::main();
