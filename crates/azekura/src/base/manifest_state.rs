@@ -373,14 +373,23 @@ impl ManifestState {
         }
     }
 
-    /// Makes every position in an epoch below `epoch` stale, because commits were lost that such a position precedes.
-    /// Called before the end of the WAL is recorded with `epoch`.
-    pub(crate) fn forget_earlier_positions(&mut self, epoch: WalEpoch) {
-        self.wal_end = None;
-        self.earlier_wal_ends = VecDeque::from([(WalEpoch(epoch.0.saturating_sub(1)), SeqNo::ZERO)]);
+    /// The epoch of positions of changes: above that of the recorded end of the WAL. Every open records an end with a
+    /// higher epoch before it begins a segment, so that positions of two opens have different epochs, also if power loss
+    /// has removed all segments of the first one.
+    pub(crate) fn position_epoch(&self) -> WalEpoch {
+        WalEpoch(self.wal_end.map_or(0, |(epoch, _)| epoch.0).saturating_add(1))
     }
 
-    /// The last sequence number that was valid in the segments up to `epoch`, if an end of the WAL was recorded since.
+    /// Makes every position up to now stale, because commits were lost that such a position precedes. The caller then
+    /// records the end of the WAL with an epoch above [`position_epoch`](Self::position_epoch).
+    pub(crate) fn forget_positions(&mut self) {
+        let epoch = self.position_epoch();
+        self.wal_end = None;
+        self.earlier_wal_ends = VecDeque::from([(epoch, SeqNo::ZERO)]);
+    }
+
+    /// The last sequence number that is valid of those up to a position of `epoch`, if an end of the WAL was recorded
+    /// since.
     ///
     /// # Errors
     /// `Stale` if more than [`EARLIER_WAL_ENDS_MAX`] ends were recorded since, so that the first one is not known.
@@ -554,9 +563,10 @@ mod tests {
         let end = |state: &ManifestState, epoch| state.end_of_epoch(WalEpoch(epoch)).unwrap().map(|seqno| seqno.0);
         assert_eq!([1, 2, 3, 4].map(|epoch| end(&state, epoch)), [Some(10); 4], "the later of two equal ends is kept");
         assert_eq!([5, 9, 10].map(|epoch| end(&state, epoch)), [Some(25), Some(25), None], "30 was abandoned");
-        state.forget_earlier_positions(WalEpoch(12));
+        assert_eq!(state.position_epoch(), WalEpoch(10));
+        state.forget_positions();
         state.set_wal_end(WalEpoch(12), SeqNo(40));
-        assert_eq!([4, 11, 12, 13].map(|epoch| end(&state, epoch)), [Some(0), Some(0), Some(40), None]);
+        assert_eq!([4, 10, 11, 12, 13].map(|epoch| end(&state, epoch)), [Some(0), Some(0), Some(40), Some(40), None]);
         for n in 0..200 {
             state.set_wal_end(WalEpoch(20 + n), SeqNo(50 + u64::from(n)));
         }

@@ -34,6 +34,8 @@ use crate::wal::tail::WalTail;
 
 /// Bytes of commits that [`Changes`] reads at a time. The last commit may exceed it.
 const READ_LEN: usize = 1 << 20;
+/// Commits in memory share a map of the partitions that they name while it has at most this many.
+const SHARED_PARTITIONS_MAX: usize = 32;
 /// The shortest and the longest pause of [`Changes::wait`] between two looks.
 const WAIT_PAUSE_MIN: Duration = Duration::from_micros(200);
 const WAIT_PAUSE_MAX: Duration = Duration::from_millis(10);
@@ -60,6 +62,8 @@ const WAIT_PAUSE_MAX: Duration = Duration::from_millis(10);
 pub struct ChangePosition {
     /// The instance id of the database: a checkpoint has another one.
     instance: [u8; 16],
+    /// [`ManifestState::position_epoch`](crate::base::manifest_state::ManifestState::position_epoch) of the open that
+    /// made the position.
     epoch: WalEpoch,
     /// The last sequence number before the position.
     seqno: SeqNo,
@@ -110,7 +114,7 @@ impl ChangePosition {
         Ok(position)
     }
 
-    /// The number of the last record before the position. It rises with every record of the database.
+    /// The number of the last record before the position. It rises with every record that the WAL gets.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -173,8 +177,13 @@ impl Database {
     pub fn change_position(&self) -> Result<ChangePosition> {
         let inner = &self.handle.inner;
         let writer = change_source(&self.handle)?;
-        let seqno = inner.last_visible.get();
-        Ok(ChangePosition { instance: writer.version_set.instance(), epoch: writer.wal.epoch(), seqno })
+        // A visible commit of a pool may be without the WAL.
+        let seqno = inner.last_visible.get().min(writer.wal.appended());
+        Ok(ChangePosition {
+            instance: writer.version_set.instance(),
+            epoch: writer.version_set.position_epoch(),
+            seqno,
+        })
     }
 
     /// Returns the commits after `position`, over all partitions, in order.
@@ -234,7 +243,7 @@ impl Database {
         }
         // Registered before the WAL is read, so that the next commit is not recycled meanwhile.
         let reader = writer.wal_maintenance.change_readers.register(position.seqno);
-        if position.seqno > inner.last_visible.get() {
+        if position.seqno > inner.last_visible.get() || position.epoch > writer.version_set.position_epoch() {
             return Err(Error::invalid("the position of changes is from the future"));
         }
         let id = writer.version_set.database_id();
@@ -245,7 +254,8 @@ impl Database {
             reader,
             tail,
             position,
-            partitions: Arc::default(),
+            partitions: PartitionsById::new(),
+            named_by_last: Arc::default(),
             filters: Arc::default(),
             is_durable_only: false,
             batches: VecDeque::new(),
@@ -285,12 +295,17 @@ pub struct Changes {
     /// The position after the last commit that was returned or that no filter lets pass.
     position: ChangePosition,
     /// Every partition that a commit named so far; `None` if it was deleted.
-    partitions: Arc<BTreeMap<PartitionId, Option<Arc<PartitionState>>>>,
+    partitions: PartitionsById,
+    /// Those that the last commits name.
+    named_by_last: Arc<PartitionsById>,
     filters: Arc<Vec<ChangeFilter>>,
     is_durable_only: bool,
     /// Commits that were read.
     batches: VecDeque<CommittedBatch>,
 }
+
+/// Partitions that commits name; `None` for one that was deleted.
+type PartitionsById = BTreeMap<PartitionId, Option<Arc<PartitionState>>>;
 
 /// Lets the changes of one partition pass whose keys are within the bounds.
 struct ChangeFilter {
@@ -474,37 +489,48 @@ impl Changes {
     fn fill(&mut self) -> Result<()> {
         let handle = Arc::clone(&self.handle);
         let writer = change_source(&handle)?;
-        self.check_all_is_logged()?;
         let limit = self.limit(writer);
-        let instance = self.position.instance;
-        let mut bytes = 0;
-        let (partitions, filters, batches) = (&mut self.partitions, &self.filters, &mut self.batches);
-        let mut read = self.tail.read(limit, &mut |epoch, commit| {
+        // Behind the limit: a pool that is created later has no change up to it.
+        self.check_all_is_logged()?;
+        let (instance, epoch) = (self.position.instance, writer.version_set.position_epoch());
+        let (mut bytes, mut is_complete) = (0, true);
+        let (partitions, named) = (&mut self.partitions, &mut self.named_by_last);
+        let (filters, batches) = (&self.filters, &mut self.batches);
+        let mut read = self.tail.read(limit, &mut |commit| {
             check_payload(commit.payload, commit.seqno_count)?;
             bytes += commit.payload.len();
+            if named.len() > SHARED_PARTITIONS_MAX {
+                *named = Arc::default();
+            }
             for record in WalRecordIter::new(commit.payload) {
                 let record = record?;
                 let id = IngestNote::of_record(&record)?.map_or(record.partition, |note| note.partition);
-                find_partition(&handle, partitions, id);
+                if !named.contains_key(&id) {
+                    Arc::make_mut(named).insert(id, find_partition(&handle, partitions, id));
+                }
             }
             let seqno = SeqNo(commit.first_seqno.0 + u64::from(commit.seqno_count) - 1);
             let batch = CommittedBatch {
                 handle: Arc::clone(&handle),
                 position: ChangePosition { instance, epoch, seqno },
-                partitions: Arc::clone(partitions),
+                partitions: Arc::clone(named),
                 filters: Arc::clone(filters),
                 payload: commit.payload.into(),
             };
             if batch.changes().next().is_some() {
                 batches.push_back(batch);
             }
-            Ok(bytes < READ_LEN)
+            is_complete = bytes < READ_LEN;
+            Ok(is_complete)
         });
+        if read.is_ok() && is_complete && self.tail.last_seqno() < limit {
+            let message = format!("the log lacks commits between {} and {limit}", self.tail.last_seqno());
+            read = Err(Error::corruption(message).in_file(&handle.inner.dir));
+        }
         handle.inner.check_read(&mut read);
         read?;
-        if self.batches.is_empty()
-            && let Some(epoch) = self.tail.epoch()
-        {
+        // A position within a gap is read from before the gap on.
+        if self.batches.is_empty() && self.tail.last_seqno() > self.position.seqno {
             self.advance(ChangePosition { instance, epoch, seqno: self.tail.last_seqno() });
         }
         Ok(())
@@ -524,7 +550,10 @@ impl Changes {
         };
         let partitions = self.handle.inner.catalog.all();
         let mut wanted = partitions.iter().filter(|state| is_wanted(state));
-        match wanted.find(|state| state.tree_if_built().is_some_and(|tree| !tree.needs_wal())) {
+        // A pool whose tree is not built yet may have such changes from before the database was opened.
+        let may_skip =
+            |state: &Arc<PartitionState>| state.tree_if_built().map_or(state.may_skip_wal(), |tree| !tree.needs_wal());
+        match wanted.find(|state| may_skip(state)) {
             None => Ok(()),
             Some(state) => Err(Error::unsupported(format!(
                 "partition {:?} is a pool that writes without the log: name the partitions to read",
@@ -544,7 +573,10 @@ impl Iterator for Changes {
                 return Some(Ok(batch));
             }
             let before = self.tail.last_seqno();
-            if let Err(error) = self.fill() {
+            // A commit before the error is returned first. Then the error occurs again.
+            if let Err(error) = self.fill()
+                && self.batches.is_empty()
+            {
                 return Some(Err(error));
             }
             if self.batches.is_empty() && self.tail.last_seqno() == before {
@@ -560,16 +592,10 @@ impl fmt::Debug for Changes {
     }
 }
 
-/// Adds the partition `id` to `partitions`, unless it is there. It is visible in the catalog before its first commit.
-fn find_partition(
-    handle: &DbHandle,
-    partitions: &mut Arc<BTreeMap<PartitionId, Option<Arc<PartitionState>>>>,
-    id: PartitionId,
-) {
-    if !partitions.contains_key(&id) {
-        let found = handle.inner.catalog.all().into_iter().find(|state| state.id == id);
-        Arc::make_mut(partitions).insert(id, found);
-    }
+/// The partition `id`, which is visible in the catalog before its first commit. Looks it up once.
+fn find_partition(handle: &DbHandle, partitions: &mut PartitionsById, id: PartitionId) -> Option<Arc<PartitionState>> {
+    let find = || handle.inner.catalog.all().into_iter().find(|state| state.id == id);
+    partitions.entry(id).or_insert_with(find).clone()
 }
 
 /// The changes of one commit.
@@ -589,7 +615,7 @@ fn find_partition(
 pub struct CommittedBatch {
     handle: Arc<DbHandle>,
     position: ChangePosition,
-    partitions: Arc<BTreeMap<PartitionId, Option<Arc<PartitionState>>>>,
+    partitions: Arc<PartitionsById>,
     filters: Arc<Vec<ChangeFilter>>,
     /// The payload of the commit, which was checked.
     payload: Box<[u8]>,

@@ -587,13 +587,16 @@ impl RecoveryState {
         self.adopt_unfinished_blobs_when_full(config.env.now_ms(), &mut space)?;
         self.manifest_state.next_file_number = self.resources.next_file_id.load(Ordering::Relaxed);
         let (ended, end) = report.wal_end();
+        // Above the positions of the last open, whose segments power loss may have removed.
+        let positions = self.manifest_state.position_epoch();
+        let ended = WalEpoch(ended.0.max(positions.0.saturating_add(1)));
         debug_assert!(end <= last, "the last sequence number is at or above the end of the WAL");
         debug_assert!(report.segments.iter().all(|segment| segment.epoch <= ended), "the WAL ends with its last epoch");
         self.manifest_state.next_wal_epoch = self.manifest_state.next_wal_epoch.max(ended.0.saturating_add(1));
         let segments = report.retained.iter().chain(&report.segments);
         self.manifest_state.wal_segments = segments.map(|segment| (segment.epoch, segment.file)).collect();
         if has_lost_commits {
-            self.manifest_state.forget_earlier_positions(ended);
+            self.manifest_state.forget_positions();
         }
         self.manifest_state.set_wal_end(ended, end);
         self.manifest_state.settings = config.settings.encode();

@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::base::version_edit::WalEpoch;
-use crate::base::{Error, Result, SeqNo};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record_log::reader::{LogReadResult, LogSource, RecordLogReader, SeqnoOrder};
 use crate::vfs::Fs;
 use crate::wal::format::{SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalSegmentHeader, parse_segment_name};
 use crate::wal::options::WalCommit;
 use crate::wal::reader::{WalSegmentFile, open_segment_file};
 
-/// How often the reader looks for the segment that follows a recycled one. Between two looks the writer may begin
-/// segments, so the one that was looked for can appear late.
+/// How often the reader looks for a segment before it is gone. The writer may begin segments during a look, which may
+/// then find neither the old one nor the new one.
 const SUCCESSOR_ATTEMPTS: usize = 3;
 
 /// A position in a live WAL. Reads only; holds no segment, so that the writer may recycle the segment that is read.
@@ -41,14 +41,16 @@ struct TailSegment {
     bound: Option<SeqNo>,
 }
 
-/// Receives a commit and the epoch of its segment. Returns false to stop behind it.
-type VisitCommit<'a> = dyn FnMut(WalEpoch, WalCommit<'_>) -> Result<bool> + 'a;
+/// Receives a commit. Returns false to stop behind it.
+type VisitCommit<'a> = dyn FnMut(WalCommit<'_>) -> Result<bool> + 'a;
 
 /// Why reading of a segment stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SegmentEnd {
     /// At the limit of the caller, or before a commit that crosses it.
     Limit,
+    /// Before a gap that crosses the limit.
+    InGap,
     /// Behind a commit after which the caller has stopped.
     Stopped,
     /// Where no frame verifies that follows the last one.
@@ -67,18 +69,23 @@ impl WalTail {
         self.last_seqno
     }
 
-    /// The epoch of the segment that is read.
-    pub(crate) fn epoch(&self) -> Option<WalEpoch> {
-        self.segment.as_ref().map(|segment| segment.file.header.epoch)
-    }
-
     /// Finds the segment that contains the next commit, or will contain it, unless it is found.
     ///
     /// # Errors
     /// `Stale` if the commit was recycled; `Io`.
     pub(crate) fn locate(&mut self) -> Result<()> {
-        if self.segment.is_none() {
-            self.segment = self.find_start()?;
+        for attempt in 1.. {
+            if self.segment.is_some() {
+                break;
+            }
+            // The writer may begin segments while they are listed.
+            match self.find_start() {
+                Err(error) if error.kind() == ErrorKind::Stale && attempt < SUCCESSOR_ATTEMPTS => {}
+                found => {
+                    self.segment = found?;
+                    break;
+                }
+            }
         }
         Ok(())
     }
@@ -100,7 +107,7 @@ impl WalTail {
             let end = segment.bound.map_or(limit, |bound| bound.min(limit));
             let read = read_segment(&segment.file, &mut segment.offset, &mut self.last_seqno, end, visit);
             let stop = read.map_err(|error| error.in_file(&segment.file.path))?;
-            let is_at_limit = self.last_seqno >= limit || (stop == SegmentEnd::Limit && end == limit);
+            let is_at_limit = self.last_seqno >= limit || (stop != SegmentEnd::NoFrame && end == limit);
             if is_at_limit || stop == SegmentEnd::Stopped || !self.enter_next_segment()? {
                 return Ok(());
             }
@@ -130,7 +137,7 @@ impl WalTail {
             }
             // The rest of the current segment may have been written after it was read. It is complete now.
             let (mut end, mut last) = (*offset, self.last_seqno);
-            read_segment(current, &mut end, &mut last, before, &mut |_, _| Ok(true))?;
+            read_segment(current, &mut end, &mut last, before, &mut |_| Ok(true))?;
             if last > self.last_seqno {
                 return Ok(true); // there is more to read in the current one
             }
@@ -157,7 +164,7 @@ impl WalTail {
     ///
     /// # Errors
     /// `Stale` if the commit was recycled.
-    fn find_start(&self) -> Result<Option<TailSegment>> {
+    fn find_start(&mut self) -> Result<Option<TailSegment>> {
         let segments = self.segments()?;
         let Some(mut found) = segments.last() else { return Ok(None) };
         // From the newest segment back, along the links.
@@ -170,8 +177,11 @@ impl WalTail {
         let mut start = TailSegment::at_start(found, &segments);
         // The commits of the segment that were passed already.
         let mut last = SeqNo(found.header.first_seqno.0 - 1);
-        read_segment(&start.file, &mut start.offset, &mut last, self.last_seqno, &mut |_, _| Ok(true))?;
-        if last < self.last_seqno {
+        let end = read_segment(&start.file, &mut start.offset, &mut last, self.last_seqno, &mut |_| Ok(true))?;
+        if last < self.last_seqno && end == SegmentEnd::InGap {
+            // No commit of the WAL has the numbers up to `last_seqno`, so reading begins with the gap.
+            self.last_seqno = last;
+        } else if last < self.last_seqno {
             let message = format!("sequence number {} is not in the log, which ends at {last}", self.last_seqno);
             return Err(Error::stale(message));
         }
@@ -225,13 +235,16 @@ fn read_segment(
         match reader.next()? {
             LogReadResult::Watermark(_) => {}
             LogReadResult::End => return Ok(SegmentEnd::NoFrame),
-            LogReadResult::Record(record) if record.last() > limit => return Ok(SegmentEnd::Limit),
+            LogReadResult::Record(record) if record.last() > limit => {
+                let is_gap = reader.payload()? == SEQNO_GAP_PAYLOAD;
+                return Ok(if is_gap { SegmentEnd::InGap } else { SegmentEnd::Limit });
+            }
             LogReadResult::Record(record) => {
                 debug_assert_eq!(record.first_seqno.0, last.0 + 1, "no commit is passed over");
                 let end = record.last();
                 let payload = reader.payload()?;
                 let commit = WalCommit { first_seqno: record.first_seqno, seqno_count: record.count, payload };
-                let goes_on = payload == SEQNO_GAP_PAYLOAD || visit(segment.header.epoch, commit)?;
+                let goes_on = payload == SEQNO_GAP_PAYLOAD || visit(commit)?;
                 (*offset, *last) = (reader.position(), end);
                 if !goes_on {
                     return Ok(SegmentEnd::Stopped);
@@ -253,7 +266,6 @@ fn recycled_error(last: SeqNo) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::ErrorKind;
     use crate::testing::MemFs;
     use crate::testing::wal::wal_fixture::{DATABASE, WalFixture, dir, wal_options};
     use crate::vfs::OpenMode;
@@ -270,7 +282,7 @@ mod tests {
     /// Reads to the end, and returns the first sequence numbers of the commits.
     fn read(tail: &mut WalTail) -> Result<Vec<u64>> {
         let mut firsts = Vec::new();
-        tail.read(SeqNo::MAX, &mut |_, commit| {
+        tail.read(SeqNo::MAX, &mut |commit| {
             firsts.push(commit.first_seqno.0);
             Ok(true)
         })?;
@@ -295,7 +307,6 @@ mod tests {
         }
         assert_eq!(read(&mut tail).unwrap(), wanted);
         assert_eq!(tail.last_seqno(), fixture.wal.appended());
-        assert_eq!(tail.epoch(), Some(fixture.wal.epoch()));
     }
 
     #[test]
@@ -306,7 +317,7 @@ mod tests {
         }
         let mut tail = tail(&fixture, 4);
         let mut firsts = Vec::new();
-        let mut visit = |_, commit: WalCommit<'_>| {
+        let mut visit = |commit: WalCommit<'_>| {
             firsts.push(commit.first_seqno.0);
             Ok(firsts.len() < 2)
         };
@@ -315,9 +326,21 @@ mod tests {
         tail.read(SeqNo(12), &mut visit).unwrap();
         tail.read(SeqNo(13), &mut visit).unwrap(); // within a commit
         assert_eq!((&firsts[..], tail.last_seqno()), (&[5, 7, 9, 11][..], SeqNo(12)));
-        let failed = tail.read(SeqNo(99), &mut |_, _| Err(Error::invalid("refused")));
+        let failed = tail.read(SeqNo(99), &mut |_| Err(Error::invalid("refused")));
         assert_eq!(failed.unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(read(&mut tail).unwrap(), [13, 15, 17], "a commit that was refused is read again");
+    }
+
+    #[test]
+    fn reading_begins_within_a_gap() {
+        let fixture = fixture();
+        fixture.append(1, b"a").unwrap();
+        fixture.append(5, SEQNO_GAP_PAYLOAD).unwrap();
+        fixture.append(2, b"b").unwrap();
+        for after in 1..=6 {
+            assert_eq!(read(&mut tail(&fixture, after)).unwrap(), [7], "after {after}");
+        }
+        assert_eq!(read(&mut tail(&fixture, 7)).unwrap_err().kind(), ErrorKind::Stale, "within a commit");
     }
 
     /// Whether a reader is told that commits are gone, for every number of commits that it has read before the segments

@@ -358,11 +358,6 @@ impl Wal {
         state.sealed.iter().map(|sealed| sealed.info).chain(active).collect()
     }
 
-    /// The epoch of the active segment.
-    pub(crate) fn epoch(&self) -> WalEpoch {
-        self.lock_writer().active().epoch
-    }
-
     /// The segments that are kept for readers of changes, oldest first.
     pub(crate) fn retained_segments(&self) -> Vec<WalSegmentInfo> {
         self.lock_writer().retained.iter().map(|(info, _)| *info).collect()

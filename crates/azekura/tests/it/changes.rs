@@ -7,17 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use azekura::fs::Fs;
+use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{MemFs, SeededRng, Survival, TestEnv};
 use azekura::{
-    ChangePosition, CommittedBatch, Config, Database, ErrorKind, Gc, Operation, Partition, PersistMode, Result,
+    ChangePosition, CommittedBatch, Config, Database, ErrorKind, Gc, Operation, Partition, PersistMode,
+    PersistenceLevel, Result,
 };
 
+use crate::pools::pool_options;
 use crate::testkit::atomic_writes::AtomicWrites;
 use crate::testkit::history::differences;
 use crate::testkit::read_database::read_database;
 use crate::testkit::seeds::test_seeds;
-use crate::testkit::test_dir::crash_or_kill;
+use crate::testkit::test_dir::{crash_or_kill, file_bytes};
 use crate::testkit::{FailureReport, RandomOptions, State};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -566,4 +568,122 @@ fn filters_pass_what_concerns_their_keys() {
     assert_eq!(none.position(), db.change_position().unwrap(), "the position passes what no filter lets pass");
     db.delete_partition(q).unwrap();
     assert_eq!(count(all()), 8, "changes of deleted partitions are left out");
+}
+
+/// Regression: power loss removed a segment and the entry of the manifest that names it. The next segment got the same
+/// epoch, so the end of the log that the recovery had recorded did not concern the position.
+#[test]
+fn position_in_a_lost_segment_is_stale() {
+    for rotates in [false, true] {
+        let machine = MemFs::new();
+        let open = || {
+            let config = Config::new(DIR).fs(Arc::new(machine.clone())).workers(0).wal_segment_size(64 << 10);
+            config.wal_retention(Duration::from_secs(3600)).open().unwrap()
+        };
+        let db = open();
+        let p = db.open_partition("p", Default::default()).unwrap();
+        db.persist(PersistMode::SyncAll).unwrap();
+        let db = if rotates {
+            db
+        } else {
+            drop(p);
+            db.close().unwrap();
+            open()
+        };
+        let p = db.partition("p").unwrap();
+        for n in 0..30u32 {
+            p.insert(n.to_be_bytes(), [7; 4000]).unwrap();
+        }
+        let position = db.change_position().unwrap();
+        machine.freeze_after(Some(0));
+        drop((db, p));
+        crash_or_kill(&machine, Survival::Nothing, 1);
+        machine.freeze_after(None);
+        let db = open();
+        let p = db.partition("p").unwrap();
+        for n in 0..40u32 {
+            p.insert(n.to_be_bytes(), "other").unwrap();
+        }
+        let found = db.changes_since(position).map(|changes| changes.count());
+        assert_eq!(found.unwrap_err().kind(), ErrorKind::Stale, "rotates: {rotates}");
+    }
+}
+
+/// Regression: changes of a pool without the log advance the sequence number, but not the end of the log, so a fresh
+/// position was stale.
+#[test]
+fn fresh_position_is_valid_beside_a_pool() {
+    let machine = MemFs::new();
+    machine.set_mapped_memory(PersistenceLevel::ProcessCrash);
+    let config = Config::new(DIR).fs(Arc::new(machine)).workers(0).wal_retention(Duration::from_secs(3600));
+    let open = || config.clone().open().unwrap();
+    let db = open();
+    let pool = db.open_partition("pool", pool_options(4 << 20)).unwrap();
+    let p = db.open_partition("p", Default::default()).unwrap();
+    p.insert("a", "1").unwrap();
+    let mut positions = Vec::new();
+    for n in 0..5u32 {
+        pool.insert(n.to_be_bytes(), "x").unwrap();
+        positions.push(db.change_position().unwrap());
+    }
+    let count = |db: &Database, position| {
+        let changes = db.changes_since(position)?.partition(&db.partition("p")?)?;
+        changes.map(|commit| commit.map(drop)).collect::<Result<Vec<()>>>().map(|commits| commits.len())
+    };
+    assert_eq!(positions.iter().map(|p| count(&db, *p).unwrap()).collect::<Vec<_>>(), [0; 5]);
+    p.insert("b", "2").unwrap();
+    assert_eq!(positions.iter().map(|p| count(&db, *p).unwrap()).collect::<Vec<_>>(), [1; 5]);
+    pool.insert("c", "x").unwrap();
+    let last = db.change_position().unwrap();
+    drop((p, pool));
+    db.close().unwrap();
+    let db = open();
+    assert_eq!(count(&db, last).unwrap(), 0);
+    db.partition("p").unwrap().insert("d", "4").unwrap();
+    assert_eq!(count(&db, last).unwrap(), 1);
+    assert_eq!(db.changes_since(last).unwrap().next().unwrap().unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+/// Commits in memory share the partitions that they name, of which there are more than one commit may share.
+#[test]
+fn commits_of_many_partitions_are_read() {
+    let db = Config::new(DIR).fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
+    let start = db.change_position().unwrap();
+    let parts: Vec<_> = (0..100).map(|n| db.open_partition(&format!("p{n}"), Default::default()).unwrap()).collect();
+    let mut batch = db.batch();
+    for part in &parts {
+        part.insert("a", "1").unwrap();
+        batch.insert(part, "b", "2");
+    }
+    batch.commit().unwrap();
+    for part in &parts {
+        part.insert("c", "3").unwrap();
+    }
+    let mut seen = Vec::new();
+    for commit in db.changes_since(start).unwrap().map(Result::unwrap).collect::<Vec<_>>() {
+        seen.extend(commit.changes().map(|change| change.partition.to_owned()));
+    }
+    let names: Vec<_> = parts.iter().map(|part| part.name.to_string()).collect();
+    assert_eq!(seen, [&names[..], &names, &names].concat());
+}
+
+/// Damage at the end of the log is an error: the commits behind it were written.
+#[test]
+fn damage_of_the_newest_commits_is_no_end() {
+    let machine = MemFs::new();
+    let db = Config::new(DIR).fs(Arc::new(machine.clone())).workers(0).open().unwrap();
+    let p = db.open_partition("p", Default::default()).unwrap();
+    let mut changes = db.changes_since(db.change_position().unwrap()).unwrap();
+    for value in *b"abc" {
+        p.insert("k", [value; 100]).unwrap();
+    }
+    for entry in machine.read_dir(DIR.as_ref()).unwrap().iter().filter(|entry| entry.name.ends_with(".wal")) {
+        let file = machine.open(&std::path::Path::new(DIR).join(&entry.name), OpenMode::Write).unwrap();
+        let at = file_bytes(&*file).windows(100).position(|window| window == [b'b'; 100]);
+        at.into_iter().for_each(|at| file.write_at(b"x", at as u64).unwrap());
+    }
+    assert!(changes.next().unwrap().is_ok(), "the commit before the damage");
+    for _ in 0..3 {
+        assert_eq!(changes.next().unwrap().unwrap_err().kind(), ErrorKind::Corruption);
+    }
 }

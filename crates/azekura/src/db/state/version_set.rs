@@ -250,6 +250,11 @@ impl VersionSet {
         lock(&self.state).id
     }
 
+    /// As [`ManifestState::position_epoch`].
+    pub(crate) fn position_epoch(&self) -> WalEpoch {
+        lock(&self.state).position_epoch()
+    }
+
     /// As [`ManifestState::end_of_epoch`].
     pub(crate) fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
         lock(&self.state).end_of_epoch(epoch)
