@@ -105,7 +105,8 @@ pub(crate) struct LoadOptions {
     /// Bytes of each value
     #[arg(long, default_value_t = 100)]
     pub(crate) value_size: usize,
-    /// Certificates of the authorities that the nodes' certificates are checked with, PEM; those of the system by default
+    /// Certificates of the authorities that the nodes' certificates are checked with, PEM; by default those of the
+    /// system
     #[arg(long)]
     pub(crate) tls_ca: Option<PathBuf>,
     /// Token of the cluster

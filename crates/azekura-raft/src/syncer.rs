@@ -21,8 +21,8 @@ const BATCHING_WINDOW_MIN: Duration = Duration::from_micros(20);
 type Callback = Box<dyn FnOnce(io::Result<()>) + Send>;
 
 /// Calls back when what was written before is durable. A thread syncs the database once for all callbacks that wait,
-/// of all groups. If more callbacks are to be expected, because clients wait for the last sync, it waits for them up to a
-/// third of the time that a sync takes.
+/// of all groups. If more callbacks are to be expected, because clients wait for the last sync, it waits for them up to
+/// a third of the time that a sync takes.
 ///
 /// Dropping it syncs for the callbacks that still wait, and ends the thread.
 #[derive(Debug)]

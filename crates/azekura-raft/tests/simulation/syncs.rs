@@ -45,8 +45,8 @@ fn measure(nodes: u64, clients: u64) -> (f64, f64) {
     })
 }
 
-/// Bars of entries per sync and client. Clients of three nodes wait for the syncs of two of them, so that some come back
-/// to the leader too late for its next sync.
+/// Bars of entries per sync and client. Clients of three nodes wait for the syncs of two of them, so that some come
+/// back to the leader too late for its next sync.
 #[test]
 fn entries_share_slow_syncs() {
     for (nodes, bar) in [(1, 0.9), (3, 0.75)] {

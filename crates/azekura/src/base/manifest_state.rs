@@ -374,8 +374,8 @@ impl ManifestState {
     }
 
     /// The epoch of positions of changes: above that of the recorded end of the WAL. Every open records an end with a
-    /// higher epoch before it begins a segment, so that positions of two opens have different epochs, also if power loss
-    /// has removed all segments of the first one.
+    /// higher epoch before it begins a segment, so that positions of two opens have different epochs, also if power
+    /// loss has removed all segments of the first one.
     pub(crate) fn position_epoch(&self) -> WalEpoch {
         WalEpoch(self.wal_end.map_or(0, |(epoch, _)| epoch.0).saturating_add(1))
     }
