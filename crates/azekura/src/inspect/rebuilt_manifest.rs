@@ -27,8 +27,8 @@ use crate::vfs::open_files::{DataFileKind, DataFiles, FileAccess, parse_data_fil
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::WalCommit;
 use crate::wal::format::{
-    IngestMarker, SEGMENT_HEADER_LEN, WalRecordIter, WalSegmentHeader, blob_pointers, parse_segment_name, segment_name,
-    visit_commits,
+    IngestMarker, IngestNote, SEGMENT_HEADER_LEN, WalRecordIter, WalSegmentHeader, blob_pointers, parse_segment_name,
+    segment_name, visit_commits,
 };
 
 /// Files of a database have numbers below this one. Files with higher numbers are ignored.
@@ -830,7 +830,7 @@ impl ManifestRebuild {
         }
         for (at, record) in (0..).zip(WalRecordIter::new(commit.payload).map_while(Result::ok)) {
             let (id, seqno) = (record.partition, SeqNo(commit.first_seqno.0.saturating_add(at)).min(SeqNo::MAX));
-            if id.0 >= FILE_NUMBER_LIMIT {
+            if id.0 >= FILE_NUMBER_LIMIT || !matches!(IngestNote::of_record(&record), Ok(None)) {
                 continue;
             }
             let (count, last) = facts.records.entry(id).or_default();
