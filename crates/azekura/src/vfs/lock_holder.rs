@@ -105,6 +105,10 @@ fn parse_lock_table(table: &str, file: &str, name_of: &dyn Fn(u32) -> Option<Str
         }
         // A process outside of the PID namespace of this one has the number 0.
         let pid = pid.parse().ok().filter(|pid| *pid != 0);
+        // The system lists a lock twice if others change while it writes the table.
+        if pid.is_some() && holders.iter().any(|holder: &LockHolder| holder.pid == pid) {
+            continue;
+        }
         holders.push(LockHolder { pid, name: pid.and_then(name_of), is_writer: mode == "WRITE" });
     }
     holders
@@ -122,6 +126,15 @@ mod tests {
 4: FLOCK  ADVISORY  READ 0 fe:00:12 0 EOF
 5: FLOCK  ADVISORY  READ 4715 fe:00:120 0 EOF
 ";
+
+    /// Regression: a process with one lock was named twice.
+    #[test]
+    fn process_is_named_once() {
+        let table = TABLE.repeat(2);
+        let holders = |file| parse_lock_table(&table, file, &|_| None).iter().map(|one| one.pid).collect::<Vec<_>>();
+        assert_eq!(holders("fe:00:9978303"), [Some(4711)]);
+        assert_eq!(holders("fe:00:12"), [Some(4714), None, None], "processes without a number may be several");
+    }
 
     #[test]
     fn lock_table_gives_holders_of_one_file() {
