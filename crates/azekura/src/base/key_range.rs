@@ -110,6 +110,27 @@ impl<K> KeyRange<K> {
             },
         }
     }
+
+    /// The bounds of the keys in the range.
+    pub(crate) fn into_bounds(self) -> (Bound<K>, Bound<K>) {
+        debug_assert!(!self.starts_at_max_or_ends_at_min(), "the range has a position between its boundaries");
+        let start = match self.start {
+            KeyBoundary::Min | KeyBoundary::Max => Bound::Unbounded,
+            KeyBoundary::Before(key) => Bound::Included(key),
+            KeyBoundary::After(key) => Bound::Excluded(key),
+        };
+        let end = match self.end {
+            KeyBoundary::Min | KeyBoundary::Max => Bound::Unbounded,
+            KeyBoundary::Before(key) => Bound::Excluded(key),
+            KeyBoundary::After(key) => Bound::Included(key),
+        };
+        (start, end)
+    }
+
+    /// Whether the range has no position in any order.
+    fn starts_at_max_or_ends_at_min(&self) -> bool {
+        matches!(self.start, KeyBoundary::Max) || matches!(self.end, KeyBoundary::Min)
+    }
 }
 
 impl<'a> KeyRange<&'a [u8]> {
@@ -210,27 +231,6 @@ impl<K: AsRef<[u8]>> KeyRange<K> {
     /// Whether `key` is in the range.
     pub(crate) fn contains(&self, key: &[u8], order: &KeyOrder) -> bool {
         self.start.cmp_key(key, order).is_lt() && self.end.cmp_key(key, order).is_gt()
-    }
-
-    /// The bounds of the keys in the range.
-    pub(crate) fn to_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
-        debug_assert!(!self.starts_at_max_or_ends_at_min(), "the range has a position between its boundaries");
-        let start = match &self.start {
-            KeyBoundary::Min | KeyBoundary::Max => Bound::Unbounded,
-            KeyBoundary::Before(key) => Bound::Included(key.as_ref().to_vec()),
-            KeyBoundary::After(key) => Bound::Excluded(key.as_ref().to_vec()),
-        };
-        let end = match &self.end {
-            KeyBoundary::Min | KeyBoundary::Max => Bound::Unbounded,
-            KeyBoundary::Before(key) => Bound::Excluded(key.as_ref().to_vec()),
-            KeyBoundary::After(key) => Bound::Included(key.as_ref().to_vec()),
-        };
-        (start, end)
-    }
-
-    /// Whether the range has no position in any order.
-    fn starts_at_max_or_ends_at_min(&self) -> bool {
-        matches!(self.start, KeyBoundary::Max) || matches!(self.end, KeyBoundary::Min)
     }
 
     /// The key of the record.

@@ -18,12 +18,12 @@ use crate::base::blob_pointer::BlobPointer;
 use crate::base::checksum::xxh3;
 use crate::base::coding::ByteReader;
 use crate::base::key::{NEVER_MS, split_expiry};
-use crate::base::key_range::{KeyBoundary, KeyRange};
+use crate::base::key_range::KeyRange;
 use crate::base::version_edit::{PartitionId, WalEpoch};
 use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::db::database::Database;
 use crate::db::handle::DbHandle;
-use crate::db::inner::DbWriter;
+use crate::db::inner::{DbInner, DbWriter};
 use crate::db::iter::db_iter::{OwnedBounds, prefix_bounds};
 use crate::db::partition::Partition;
 use crate::db::partition_state::PartitionState;
@@ -246,8 +246,7 @@ impl Database {
         if position.seqno > inner.last_visible.get() || position.epoch > writer.version_set.position_epoch() {
             return Err(Error::invalid("the position of changes is from the future"));
         }
-        let id = writer.version_set.database_id();
-        let mut tail = WalTail::new(Arc::clone(&inner.fs), &inner.dir, id, position.seqno);
+        let mut tail = tail_after(inner, writer, position);
         tail.locate()?;
         Ok(Changes {
             handle: Arc::clone(&self.handle),
@@ -268,6 +267,11 @@ fn change_source(handle: &DbHandle) -> Result<&DbWriter> {
     handle.inner.check_process()?;
     handle.inner.check_open()?;
     handle.inner.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))
+}
+
+/// A reader of the commits after `position`.
+fn tail_after(inner: &DbInner, writer: &DbWriter, position: ChangePosition) -> WalTail {
+    WalTail::new(Arc::clone(&inner.fs), &inner.dir, writer.version_set.database_id(), position.seqno)
 }
 
 /// The commits of a database after a position, in order; see [`Database::changes_since`].
@@ -308,6 +312,7 @@ pub struct Changes {
 type PartitionsById = BTreeMap<PartitionId, Option<Arc<PartitionState>>>;
 
 /// Lets the changes of one partition pass whose keys are within the bounds.
+#[derive(Clone)]
 struct ChangeFilter {
     partition: Arc<PartitionState>,
     bounds: Option<OwnedBounds>,
@@ -378,11 +383,7 @@ impl Changes {
 
     fn filter(mut self, partition: &Partition, bounds: Option<OwnedBounds>) -> Result<Changes> {
         partition.check_same_database(&self.handle)?;
-        let mut filters = std::mem::take(&mut self.filters);
-        if let Some(filters) = Arc::get_mut(&mut filters) {
-            filters.push(ChangeFilter { partition: Arc::clone(&partition.state), bounds });
-        }
-        self.filters = filters;
+        Arc::make_mut(&mut self.filters).push(ChangeFilter { partition: Arc::clone(&partition.state), bounds });
         // The commits that were read without this filter are read again.
         self.rewind()?;
         Ok(self)
@@ -478,10 +479,8 @@ impl Changes {
 
     /// Goes back to the position.
     fn rewind(&mut self) -> Result<()> {
-        let inner = &self.handle.inner;
-        let id = change_source(&self.handle)?.version_set.database_id();
         self.batches.clear();
-        self.tail = WalTail::new(Arc::clone(&inner.fs), &inner.dir, id, self.position.seqno);
+        self.tail = tail_after(&self.handle.inner, change_source(&self.handle)?, self.position);
         Ok(())
     }
 
@@ -796,26 +795,10 @@ fn operation_of<'a>(handle: &'a DbHandle, state: &'a PartitionState, record: &Wa
         RecordKind::Delete | RecordKind::SingleDelete => Operation::Remove { key },
         RecordKind::Merge => Operation::Merge { key, operand: stored },
         RecordKind::RangeDelete => {
-            let KeyRange { start, end } = KeyRange::decode(key, record.value)?;
-            Operation::RemoveRange { start: lower_bound(start), end: upper_bound(end) }
+            let (start, end) = KeyRange::decode(key, record.value)?.into_bounds();
+            Operation::RemoveRange { start, end }
         }
     })
-}
-
-fn lower_bound(boundary: KeyBoundary<&[u8]>) -> Bound<&[u8]> {
-    match boundary {
-        KeyBoundary::Before(key) => Bound::Included(key),
-        KeyBoundary::After(key) => Bound::Excluded(key),
-        KeyBoundary::Min | KeyBoundary::Max => Bound::Unbounded,
-    }
-}
-
-fn upper_bound(boundary: KeyBoundary<&[u8]>) -> Bound<&[u8]> {
-    match boundary {
-        KeyBoundary::Before(key) => Bound::Excluded(key),
-        KeyBoundary::After(key) => Bound::Included(key),
-        KeyBoundary::Min | KeyBoundary::Max => Bound::Unbounded,
-    }
 }
 
 /// A value that a change sets. It is read when it is asked for.

@@ -593,8 +593,8 @@ impl RecoveryState {
         debug_assert!(end <= last, "the last sequence number is at or above the end of the WAL");
         debug_assert!(report.segments.iter().all(|segment| segment.epoch <= ended), "the WAL ends with its last epoch");
         self.manifest_state.next_wal_epoch = self.manifest_state.next_wal_epoch.max(ended.0.saturating_add(1));
-        let segments = report.retained.iter().chain(&report.segments);
-        self.manifest_state.wal_segments = segments.map(|segment| (segment.epoch, segment.file)).collect();
+        self.manifest_state.wal_segments =
+            report.listed_segments().map(|segment| (segment.epoch, segment.file)).collect();
         if has_lost_commits {
             self.manifest_state.forget_positions();
         }
@@ -687,13 +687,8 @@ impl RecoveryState {
     /// and pools of partitions that do not exist. Returns the number of removed files. A failure is not fatal,
     /// because the next open finds the file again.
     fn remove_orphans(&self, config: &Config, report: &WalReplayReport) -> u64 {
-        let wal_files: HashSet<FileNumber> = report
-            .retained
-            .iter()
-            .chain(&report.segments)
-            .map(|s| s.file)
-            .chain(report.spare_files.iter().copied())
-            .collect();
+        let wal_files: HashSet<FileNumber> =
+            report.listed_segments().map(|s| s.file).chain(report.spare_files.iter().copied()).collect();
         let tree_files =
             self.listing.tree_files.iter().filter(|(id, _)| !self.manifest_state.partitions.contains_key(id));
         let segments = self.listing.segments.keys().filter(|id| !wal_files.contains(id));

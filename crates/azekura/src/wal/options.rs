@@ -203,6 +203,11 @@ pub(crate) struct WalReplayReport {
 }
 
 impl WalReplayReport {
+    /// The segments that the manifest must list, oldest first.
+    pub(crate) fn listed_segments(&self) -> impl Iterator<Item = &WalSegmentInfo> {
+        self.retained.iter().chain(&self.segments)
+    }
+
     /// The end of the WAL that the manifest must record, so that a later replay ends where this one did: a segment up
     /// to this epoch that is not listed is not part of the WAL.
     pub(crate) fn wal_end(&self) -> (WalEpoch, SeqNo) {

@@ -563,6 +563,11 @@ fn filters_pass_what_concerns_their_keys() {
     assert_eq!(count(all().prefix(&p, "a").unwrap()), 5, "two inserts, two ranges, one ingest");
     assert_eq!(count(all().prefix(&p, "a2").unwrap()), 3);
     assert_eq!(count(all().prefix(&p, "b").unwrap().prefix(&q, "a").unwrap()), 8);
+    // A filter that is added while a commit is held.
+    let mut changes = all();
+    let held = changes.next().unwrap().unwrap();
+    let rest = count(changes.partition(&p).unwrap());
+    assert_eq!((held.changes().count(), rest), (1, 7));
     let mut none = all().prefix(&p, "zz").unwrap().prefix(&q, "y").unwrap();
     assert_eq!(none.by_ref().count(), 2, "two ranges without an end");
     assert_eq!(none.position(), db.change_position().unwrap(), "the position passes what no filter lets pass");

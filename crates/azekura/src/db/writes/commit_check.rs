@@ -134,7 +134,8 @@ fn check_writes(payload: &[u8], partitions: &[Arc<PartitionState>], since: SeqNo
         let Some(partition) = partitions.iter().find(|partition| partition.id == record.partition) else { continue };
         let tree = partition.tree()?;
         if record.kind == RecordKind::RangeDelete {
-            let (start, end) = KeyRange::decode(record.key, record.value)?.to_bounds();
+            let (start, end) = KeyRange::decode(record.key, record.value)?.into_bounds();
+            let (start, end) = (start.map(<[u8]>::to_vec), end.map(<[u8]>::to_vec));
             if let Some(key) = tree.range_changed_since((start.as_ref(), end.as_ref()), since)? {
                 return Err(conflict(partition, &key));
             }
