@@ -588,10 +588,10 @@ impl Config {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path().join("db");
     /// # use azekura::{Config, ErrorKind};
-    /// let db = Config::new(&path).max_retained_wal_size(0).wal_segment_size(64 << 10).open()?;
+    /// let db = Config::new(&path).max_retained_wal_size(0).wal_segment_size(64 << 10).workers(0).open()?;
     /// let fruit = db.open_partition("fruit", Default::default())?;
     /// let mut changes = db.changes_since(db.change_position()?)?;
-    /// for round in 0..20u32 {
+    /// for _ in 0..60 {
     ///     fruit.insert("apple", vec![7; 10_000])?;
     ///     fruit.flush()?; // frees segments of the WAL
     /// }

@@ -20,6 +20,7 @@ use crate::testkit::history::differences;
 use crate::testkit::read_database::read_database;
 use crate::testkit::seeds::test_seeds;
 use crate::testkit::test_dir::{crash_or_kill, file_bytes};
+use crate::testkit::watchdog::wait_until;
 use crate::testkit::{FailureReport, RandomOptions, State};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -397,6 +398,9 @@ fn every_commit_is_read_once_beside_writers() {
         is_done.store(true, Ordering::Release);
         reader.join().unwrap();
     });
+    a.flush().unwrap();
+    b.flush().unwrap();
+    wait_until("segments are kept for readers only", || db.metrics().wal_retained_bytes > 0);
     let metrics = db.metrics();
     let reader = &metrics.change_readers[1];
     assert_eq!((&*reader.name, reader.records_behind), ("one", u64::from(threads) * u64::from(rounds) * 2));
@@ -468,13 +472,15 @@ fn recycling_is_noticed() {
     });
     assert!(read > 0);
     // One that is certainly behind.
-    let old = db.changes_since(db.change_position().unwrap()).unwrap();
+    let start = db.change_position().unwrap();
+    let old = db.changes_since(start).unwrap();
     for n in 0..1_000u32 {
         p.insert("counter", [&n.to_be_bytes()[..], &[7; 400]].concat()).unwrap();
         if n % 100 == 99 {
             p.flush().unwrap();
         }
     }
+    wait_until("the log is recycled", || db.changes_since(start).is_err());
     let last = old.map(|commit| commit.map(drop)).find(Result::is_err);
     assert_eq!(last.unwrap().unwrap_err().kind(), ErrorKind::Stale);
 }
