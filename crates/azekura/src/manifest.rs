@@ -62,6 +62,8 @@ pub(crate) struct LoadedManifest {
     pub(crate) edits: Vec<VersionEdit>,
     /// Offset of the end of the last record.
     pub(crate) bytes: u64,
+    /// Random id of the file.
+    pub(crate) file_id: [u8; 16],
     /// Valid records after a torn one, if there are any.
     pub(crate) dropped_after_damage: Option<DroppedAfterDamage>,
 }
@@ -100,6 +102,20 @@ impl Manifest {
             dropped.file = path;
         }
         Ok(loaded)
+    }
+
+    /// The file id of the manifest and the length of its file in bytes. Both stay the same until edits are added.
+    ///
+    /// # Errors
+    /// As [`Manifest::load`].
+    pub(crate) fn identity(fs: &dyn Fs, dir: &Path) -> Result<([u8; 16], u64)> {
+        let path = dir.join(MANIFEST_NAME);
+        let file = fs.open(&path, OpenMode::Read)?;
+        let mut head = [0; FileHeader::LEN];
+        let read = file.length().and_then(|len| Ok((len, file.read_at(&mut head, 0)?)));
+        let header =
+            read.and_then(|(len, got)| Ok((FileHeader::decode(FileKind::Manifest, &head[..got])?.file_id, len)));
+        header.map_err(|error| error.in_file(&path))
     }
 
     /// Appends edits that take effect together. They survive a crash of the process, and after [`Manifest::sync`]
@@ -378,7 +394,7 @@ fn read_manifest(source: LogSource<'_>) -> Result<LoadedManifest> {
         return Err(Error::corruption(message).at_offset(offset));
     }
     let dropped = DroppedAfterDamage { file: PathBuf::new(), offset, frames: behind.frames };
-    Ok(LoadedManifest { edits, bytes, dropped_after_damage: (behind.frames > 0).then_some(dropped) })
+    Ok(LoadedManifest { edits, bytes, file_id, dropped_after_damage: (behind.frames > 0).then_some(dropped) })
 }
 
 #[cfg(test)]

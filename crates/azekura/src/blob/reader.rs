@@ -131,6 +131,14 @@ impl BlobFile {
         }
     }
 
+    /// Opens the file, unless it is open.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(crate) fn open_file(&self) -> Result<()> {
+        self.file().map(drop)
+    }
+
     fn file(&self) -> Result<Arc<dyn File>> {
         match &self.extent {
             BlobFileExtent::Growing { file: Some(file), .. } => Ok(Arc::clone(file)),

@@ -61,6 +61,18 @@ impl Catalog {
         stored: PartitionManifestState,
         files: &HashMap<(DataFileKind, FileNumber), u64>,
     ) -> Result<Arc<PartitionState>> {
+        let state = self.read_partition(stored, files)?;
+        self.insert(&state);
+        Ok(state)
+    }
+
+    /// As [`restore_partition`](Catalog::restore_partition). The partition is not visible until it is
+    /// [inserted](Catalog::insert).
+    pub(crate) fn read_partition(
+        &self,
+        stored: PartitionManifestState,
+        files: &HashMap<(DataFileKind, FileNumber), u64>,
+    ) -> Result<Arc<PartitionState>> {
         let meta = stored.meta.clone();
         let (merge_operator, uses_expiry) = (stored.merge_operator.clone(), stored.uses_expiry);
         engine_kind(&meta)?; // before its options, which a newer version may have written
@@ -72,7 +84,6 @@ impl Catalog {
         if uses_expiry {
             state.expiry.note_use(&self.resources.snapshots);
         }
-        self.insert(&state);
         if meta.comparator == BYTEWISE_NAME {
             state.build_tree(&self.resources, KeyOrder::bytewise(), &tree_options, ReplayPhase::Before)?;
         }
@@ -129,6 +140,25 @@ impl Catalog {
     pub(crate) fn lowers_max_size(&self, state: &PartitionState, options: &PartitionCreateOptions) -> Result<bool> {
         let codec = self.resources.default_codec;
         Ok(state.tree()?.lowers_max_size(&options.tree(codec), &state.stored_options()?.tree(codec)))
+    }
+
+    /// In a follower: takes over what the manifest says about a partition, except its tables and blob files.
+    pub(crate) fn follow(&self, state: &PartitionState, stored: &PartitionManifestState) -> Result<()> {
+        if stored.uses_expiry {
+            state.expiry.note_use(&self.resources.snapshots);
+        }
+        if let Some(name) = &stored.merge_operator {
+            state.note_merge_operator(name);
+        }
+        if !state.has_settings(&stored.meta.settings) {
+            let options = PartitionCreateOptions::decode(&stored.meta.settings)?;
+            state.note_settings(stored.meta.settings.clone());
+            state.expiry.set_default_ttl_ms(options.default_ttl_ms());
+            if let Some(tree) = state.tables_if_built() {
+                tree.set_options(options.tree(self.resources.default_codec).lsm);
+            }
+        }
+        Ok(())
     }
 
     /// Applies options to new data, and does not store them.

@@ -19,15 +19,17 @@ use crate::base::checksum::xxh3;
 use crate::base::coding::ByteReader;
 use crate::base::key::{NEVER_MS, split_expiry};
 use crate::base::key_range::KeyRange;
+use crate::base::manifest_state::ManifestState;
 use crate::base::version_edit::{PartitionId, WalEpoch};
 use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::db::database::Database;
+use crate::db::follower::Follower;
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::iter::db_iter::{OwnedBounds, prefix_bounds};
 use crate::db::partition::Partition;
 use crate::db::partition_state::PartitionState;
-use crate::db::state::change_readers::ChangeReader;
+use crate::db::state::change_readers::{ChangeReader, ChangeReaders};
 use crate::mem::slice::Slice;
 use crate::wal::format::{IngestNote, WalRecord, WalRecordIter, check_payload};
 use crate::wal::tail::WalTail;
@@ -176,14 +178,8 @@ impl Database {
     /// ```
     pub fn change_position(&self) -> Result<ChangePosition> {
         let inner = &self.handle.inner;
-        let writer = change_source(&self.handle)?;
-        // A visible commit of a pool may be without the WAL.
-        let seqno = inner.last_visible.get().min(writer.wal.appended());
-        Ok(ChangePosition {
-            instance: writer.version_set.instance(),
-            epoch: writer.version_set.position_epoch(),
-            seqno,
-        })
+        let source = change_source(&self.handle)?;
+        Ok(ChangePosition { instance: source.instance(), epoch: source.position_epoch(), seqno: source.end(inner) })
     }
 
     /// Returns the commits after `position`, over all partitions, in order.
@@ -230,23 +226,22 @@ impl Database {
     /// ```
     pub fn changes_since(&self, position: ChangePosition) -> Result<Changes> {
         let inner = &self.handle.inner;
-        let writer = change_source(&self.handle)?;
-        let instance = writer.version_set.instance();
-        if position.instance != instance {
+        let source = change_source(&self.handle)?;
+        if position.instance != source.instance() {
             return Err(Error::invalid("the position of changes is from another database"));
         }
-        if let Some(end) = writer.version_set.end_of_epoch(position.epoch)?
+        if let Some(end) = source.end_of_epoch(position.epoch)?
             && position.seqno > end
         {
             let message = format!("a recovery has ended the log at sequence number {end}, before the position");
             return Err(Error::stale(message));
         }
         // Registered before the WAL is read, so that the next commit is not recycled meanwhile.
-        let reader = writer.wal_maintenance.change_readers.register(position.seqno);
-        if position.seqno > inner.last_visible.get() || position.epoch > writer.version_set.position_epoch() {
+        let reader = source.readers().register(position.seqno);
+        if position.seqno > inner.last_visible.get() || position.epoch > source.position_epoch() {
             return Err(Error::invalid("the position of changes is from the future"));
         }
-        let mut tail = tail_after(inner, writer, position);
+        let mut tail = tail_after(inner, &source, position);
         tail.locate()?;
         Ok(Changes {
             handle: Arc::clone(&self.handle),
@@ -262,16 +257,82 @@ impl Database {
     }
 }
 
-/// The part of an open database that has the WAL.
-fn change_source(handle: &DbHandle) -> Result<&DbWriter> {
+/// The WAL that changes are read from.
+enum ChangeSource<'a> {
+    /// The WAL of this database.
+    Own(&'a DbWriter),
+    /// The WAL of the writer that this database follows, with the manifest state that was installed last.
+    Followed(&'a Follower, Arc<ManifestState>),
+}
+
+impl ChangeSource<'_> {
+    fn instance(&self) -> [u8; 16] {
+        match self {
+            ChangeSource::Own(writer) => writer.version_set.instance(),
+            ChangeSource::Followed(_, state) => state.instance,
+        }
+    }
+
+    fn database_id(&self) -> [u8; 16] {
+        match self {
+            ChangeSource::Own(writer) => writer.version_set.database_id(),
+            ChangeSource::Followed(_, state) => state.id,
+        }
+    }
+
+    fn position_epoch(&self) -> WalEpoch {
+        match self {
+            ChangeSource::Own(writer) => writer.version_set.position_epoch(),
+            ChangeSource::Followed(_, state) => state.position_epoch(),
+        }
+    }
+
+    /// As [`ManifestState::end_of_epoch`].
+    fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
+        match self {
+            ChangeSource::Own(writer) => writer.version_set.end_of_epoch(epoch),
+            ChangeSource::Followed(_, state) => state.end_of_epoch(epoch),
+        }
+    }
+
+    fn readers(&self) -> &ChangeReaders {
+        match self {
+            ChangeSource::Own(writer) => &writer.wal_maintenance.change_readers,
+            ChangeSource::Followed(follower, _) => &follower.change_readers,
+        }
+    }
+
+    /// The last visible sequence number of the WAL.
+    fn end(&self, inner: &DbInner) -> SeqNo {
+        match self {
+            // A visible commit of a pool may be without the WAL.
+            ChangeSource::Own(writer) => inner.last_visible.get().min(writer.wal.appended()),
+            ChangeSource::Followed(..) => inner.last_visible.get(),
+        }
+    }
+
+    /// The sequence number up to which the WAL is durable, as far as it is known.
+    fn durable(&self) -> SeqNo {
+        match self {
+            ChangeSource::Own(writer) => writer.wal.durable(),
+            ChangeSource::Followed(follower, _) => follower.durable(),
+        }
+    }
+}
+
+fn change_source(handle: &DbHandle) -> Result<ChangeSource<'_>> {
     handle.inner.check_process()?;
     handle.inner.check_open()?;
-    handle.inner.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))
+    if let Some(follower) = &handle.inner.follower {
+        return Ok(ChangeSource::Followed(follower, follower.manifest_state()));
+    }
+    let read_only = || Error::invalid("the database is open for reading only: open it with open_follower");
+    handle.inner.writer.as_ref().map(ChangeSource::Own).ok_or_else(read_only)
 }
 
 /// A reader of the commits after `position`.
-fn tail_after(inner: &DbInner, writer: &DbWriter, position: ChangePosition) -> WalTail {
-    WalTail::new(Arc::clone(&inner.fs), &inner.dir, writer.version_set.database_id(), position.seqno)
+fn tail_after(inner: &DbInner, source: &ChangeSource<'_>, position: ChangePosition) -> WalTail {
+    WalTail::new(Arc::clone(&inner.fs), &inner.dir, source.database_id(), position.seqno)
 }
 
 /// The commits of a database after a position, in order; see [`Database::changes_since`].
@@ -456,8 +517,8 @@ impl Changes {
     pub fn wait(&self, longest: Duration) -> Result<bool> {
         let (mut waited, mut pause) = (Duration::ZERO, WAIT_PAUSE_MIN);
         loop {
-            let writer = change_source(&self.handle)?;
-            if !self.batches.is_empty() || self.limit(writer) > self.tail.last_seqno() {
+            let source = change_source(&self.handle)?;
+            if !self.batches.is_empty() || self.limit(&source) > self.tail.last_seqno() {
                 return Ok(true);
             }
             let rest = longest.saturating_sub(waited);
@@ -471,27 +532,26 @@ impl Changes {
     }
 
     /// The last sequence number that may be returned now.
-    fn limit(&self, writer: &DbWriter) -> SeqNo {
-        // A visible commit of a pool may be without the WAL.
-        let visible = self.handle.inner.last_visible.get().min(writer.wal.appended());
-        if self.is_durable_only { visible.min(writer.wal.durable()) } else { visible }
+    fn limit(&self, source: &ChangeSource<'_>) -> SeqNo {
+        let end = source.end(&self.handle.inner);
+        if self.is_durable_only { end.min(source.durable()) } else { end }
     }
 
     /// Goes back to the position.
     fn rewind(&mut self) -> Result<()> {
         self.batches.clear();
-        self.tail = tail_after(&self.handle.inner, change_source(&self.handle)?, self.position);
+        self.tail = tail_after(&self.handle.inner, &change_source(&self.handle)?, self.position);
         Ok(())
     }
 
     /// Reads the next commits. Advances the position if no filter lets them pass.
     fn fill(&mut self) -> Result<()> {
         let handle = Arc::clone(&self.handle);
-        let writer = change_source(&handle)?;
-        let limit = self.limit(writer);
+        let source = change_source(&handle)?;
+        let limit = self.limit(&source);
         // Behind the limit: a pool that is created later has no change up to it.
         self.check_all_is_logged()?;
-        let (instance, epoch) = (self.position.instance, writer.version_set.position_epoch());
+        let (instance, epoch) = (self.position.instance, source.position_epoch());
         let (mut bytes, mut is_complete) = (0, true);
         let (partitions, named) = (&mut self.partitions, &mut self.named_by_last);
         let (filters, batches) = (&self.filters, &mut self.batches);

@@ -15,21 +15,29 @@
 //!
 //! While a checkpoint runs, no WAL segment is recycled and no checkpoint of a pool runs. If a compaction removes a file
 //! between steps 1 and 2, the attempt is repeated with a newer manifest state.
+//!
+//! A [follower](crate::db::follower) copies the files of a writer that it cannot stop: the manifest first, then the
+//! pools and the other files, the WAL last. Then it reads the copy as recovery does, which notices a copy that is not of
+//! one moment, and repeats the attempt.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::base::manifest_state::ManifestState;
+use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::sync::lock;
 use crate::base::version_edit::FileNumber;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::partition_state::PartitionState;
+use crate::db::recovery;
 use crate::manifest::Manifest;
+use crate::tree::stored_tree;
 use crate::vfs::fs::{create_dirs, sync_parent_dirs};
+use crate::vfs::open_files::{DataFileKind, parse_data_file_name};
 use crate::vfs::{Fs, OpenMode};
-use crate::wal::format::segment_path;
+use crate::wal::format::{parse_segment_name, segment_path};
 use crate::wal::options::WalSegmentInfo;
 
 /// Maximum number of attempts to copy the files, which fail if compactions remove tables before they are linked; also
@@ -52,7 +60,7 @@ struct CheckpointState {
 /// Implements [`Database::checkpoint`](crate::Database::checkpoint).
 pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
     let _call = inner.begin_api_call();
-    let writer = inner.writer()?;
+    let writer = if inner.follower.is_some() { None } else { Some(inner.writer()?) };
     inner.check_outside()?;
     let _work = inner.begin_work()?;
     let fs = &*inner.fs;
@@ -66,21 +74,79 @@ pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
     // While this lock is held, no partition is created or deleted and no tree is built. So the files of a pool without
     // a tree do not change, and `copy_database` can block the checkpoints of every other pool.
     let _ddl_guard = lock(&inner.partition_ddl_lock);
-    let _retirement_pause = writer.wal_maintenance.pause_retirement();
+    let _retirement_pause = writer.map(|writer| writer.wal_maintenance.pause_retirement());
     let created = create_dirs(fs, parent)?;
+    let mut last = None;
     for _ in 0..ATTEMPTS {
         let tmp = create_temporary(inner, parent)?;
-        match copy_database(inner, writer, &tmp) {
+        let copied = match writer {
+            Some(writer) => copy_database(inner, writer, &tmp),
+            None => copy_beside_writer(inner, &tmp),
+        };
+        let error = match copied {
             Ok(()) => return publish(fs, &tmp, &path, created),
-            Err(error) => {
-                drop(fs.remove_dir_all(&tmp));
-                if !error.is_missing_file() {
-                    return Err(error);
-                }
-            }
+            Err(error) => error,
+        };
+        drop(fs.remove_dir_all(&tmp));
+        match writer {
+            Some(_) if error.is_missing_file() => {}
+            None if recovery::is_changed_meanwhile(&error) => last = Some(error),
+            _ => return Err(error),
         }
     }
-    Err(Error::new(ErrorKind::Conflict, "compaction removes tables faster than a checkpoint can link them: try again"))
+    let message = "compaction removes tables faster than a checkpoint can link them: try again";
+    Err(last.unwrap_or_else(|| Error::new(ErrorKind::Conflict, message)))
+}
+
+/// In a follower: copies the database, as of some commit that is not before the visible one, to the empty directory
+/// `tmp`. The content is durable, but not the name of `tmp`.
+///
+/// # Errors
+/// Those of [`recovery::is_changed_meanwhile`] if the writer has changed files meanwhile.
+fn copy_beside_writer(inner: &DbInner, tmp: &Path) -> Result<()> {
+    let (fs, dir) = (&*inner.fs, &inner.dir);
+    let loaded = Manifest::load(Arc::clone(&inner.fs), dir)?;
+    let manifest_state = ManifestState::replay(&loaded.edits)?;
+    let mut id = [0; 16];
+    inner.env.random(&mut id);
+    Manifest::create(Arc::clone(&inner.fs), tmp, id, &loaded.edits)?;
+    // Pools before the WAL, which contains every record that may be in them.
+    for partition in manifest_state.partitions.values() {
+        recovery::check_followable(&partition.meta)?;
+        stored_tree::copy_beside_writer(inner.catalog.resources(), &partition.meta, tmp)?;
+        link_files(inner, partition, tmp)?;
+    }
+    let has = named_blob_files(&manifest_state);
+    for entry in fs.read_dir(dir)? {
+        let (from, to) = (dir.join(&entry.name), tmp.join(&entry.name));
+        match parse_data_file_name(&entry.name) {
+            // Records of the WAL may point into it.
+            Some((DataFileKind::Blob, id)) if !has.contains(&id) => copy_file(fs, &from, &to, entry.len)?,
+            _ => {}
+        }
+    }
+    for entry in fs.read_dir(dir)?.into_iter().filter(|entry| parse_segment_name(&entry.name).is_some()) {
+        let (from, to) = (dir.join(&entry.name), tmp.join(&entry.name));
+        copy_file(fs, &from, &to, entry.len)?;
+    }
+    let (mut copied, report) = recovery::check_copy(inner, tmp)?;
+    let visible = inner.last_visible.get();
+    if report.last_seqno < visible {
+        return Err(Error::new(ErrorKind::Conflict, "the writer has changed the log while it was copied"));
+    }
+    for segment in &report.segments {
+        let file = fs.open(&segment_path(tmp, segment.file), OpenMode::Write)?;
+        file.set_length(segment.end_offset)?;
+        file.sync_data()?;
+    }
+    let is_kept = |file: &FileNumber| report.segments.iter().any(|segment| segment.file == *file);
+    for name in fs.read_dir(tmp)?.into_iter().map(|entry| entry.name) {
+        if parse_segment_name(&name).is_some_and(|file| !is_kept(&file)) {
+            fs.remove_file(&tmp.join(name))?;
+        }
+    }
+    set_wal(&mut copied, &report.segments, report.last_seqno);
+    create_manifest(inner, copied, tmp)
 }
 
 fn path_exists_error(path: &Path) -> Error {
@@ -160,41 +226,62 @@ fn write_copy(inner: &DbInner, state: &CheckpointState, partitions: &[Arc<Partit
         }
     }
     for partition in state.manifest_state.partitions.values() {
-        let files = &inner.catalog.resources().files;
-        let tables = partition.all_tables().map(|table| (files.path(table.number), table.size));
-        let blobs = partition.blob_files.values().map(|file| (files.blob_files().path(file.number), file.size));
-        for (from, size) in tables.chain(blobs) {
-            let name = from.file_name().ok_or_else(|| Error::invalid("a data file has no name"))?;
-            link_or_copy(fs, &from, &tmp.join(name), size)?;
-        }
+        link_files(inner, partition, tmp)?;
     }
     let mut manifest_state = state.manifest_state.clone();
-    let has = |logical: FileNumber| {
-        let files = manifest_state.partitions.values().flat_map(|partition| partition.blob_files.values());
-        files.flat_map(|file| &file.sections).any(|section| section.logical_file == logical)
-    };
+    let has = named_blob_files(&manifest_state);
     // Direct blob files are copied, because a hard link would receive the values that the database still appends.
-    for (_, from, len) in state.unlisted_blobs.iter().filter(|(id, ..)| !has(*id)) {
+    for (_, from, len) in state.unlisted_blobs.iter().filter(|(id, ..)| !has.contains(id)) {
         let name = from.file_name().ok_or_else(|| Error::invalid("a data file has no name"))?;
         copy_file(fs, from, &tmp.join(name), *len)?;
     }
-    manifest_state.wal_segments.clear();
     for segment in &state.segments {
         copy_file(fs, &segment_path(&inner.dir, segment.file), &segment_path(tmp, segment.file), segment.end_offset)?;
-        manifest_state.wal_segments.insert(segment.epoch, segment.file);
     }
-    debug_assert!(state.segments.is_sorted_by(|a, b| a.epoch < b.epoch), "the oldest segment is the first");
-    if let Some(last) = state.segments.last() {
-        debug_assert!(last.last_seqno >= state.wal_end, "the copied segments contain the whole WAL");
-        manifest_state.set_wal_end(last.epoch, state.wal_end);
+    debug_assert!(
+        state.segments.last().is_none_or(|last| last.last_seqno >= state.wal_end),
+        "the copied segments contain the whole WAL"
+    );
+    set_wal(&mut manifest_state, &state.segments, state.wal_end);
+    create_manifest(inner, manifest_state, tmp)
+}
+
+/// The blob files and logical files of a manifest.
+fn named_blob_files(manifest_state: &ManifestState) -> HashSet<FileNumber> {
+    let files = manifest_state.partitions.values().flat_map(|partition| partition.blob_files.values());
+    files.flat_map(|file| file.sections.iter().map(|section| section.logical_file).chain([file.number])).collect()
+}
+
+/// Links the tables and blob files of a partition.
+fn link_files(inner: &DbInner, partition: &PartitionManifestState, tmp: &Path) -> Result<()> {
+    let files = &inner.catalog.resources().files;
+    let tables = partition.all_tables().map(|table| (files.path(table.number), table.size));
+    let blobs = partition.blob_files.values().map(|file| (files.blob_files().path(file.number), file.size));
+    for (from, size) in tables.chain(blobs) {
+        let name = from.file_name().ok_or_else(|| Error::invalid("a data file has no name"))?;
+        link_or_copy(&*inner.fs, &from, &tmp.join(name), size)?;
     }
+    Ok(())
+}
+
+/// Records the segments of a copied WAL, oldest first, and its end.
+fn set_wal(manifest_state: &mut ManifestState, segments: &[WalSegmentInfo], end: SeqNo) {
+    debug_assert!(segments.is_sorted_by(|a, b| a.epoch < b.epoch), "the oldest segment is the first");
+    manifest_state.wal_segments = segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
+    if let Some(last) = segments.last() {
+        manifest_state.set_wal_end(last.epoch, end);
+    }
+}
+
+/// Writes the manifest of a copy, with an instance id of its own.
+fn create_manifest(inner: &DbInner, mut manifest_state: ManifestState, tmp: &Path) -> Result<()> {
     let mut file_id = [0; 16];
     inner.env.random(&mut manifest_state.instance);
     inner.env.random(&mut file_id);
     let edits = manifest_state.edits();
     debug_assert!(ManifestState::replay(&edits).is_ok(), "the next open accepts the manifest of the copy");
     Manifest::create(Arc::clone(&inner.fs), tmp, file_id, &edits)?;
-    fs.sync_dir(tmp)
+    inner.fs.sync_dir(tmp)
 }
 
 fn link_or_copy(fs: &dyn Fs, from: &Path, to: &Path, len: u64) -> Result<()> {

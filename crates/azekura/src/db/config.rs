@@ -59,6 +59,12 @@ pub enum PlantedBug {
     WalSyncBeforeBlobs,
     /// The commit of a transaction does not check what the transaction has read.
     UntrackedTransactions,
+    /// A follower shows the last commit that it has read without its last record.
+    FollowerTearsCommits,
+    /// A follower takes a WAL whose next commits are gone for one without new commits.
+    FollowerMissesRecycling,
+    /// A follower does not keep the states that its snapshots read.
+    FollowerForgetsSnapshots,
 }
 
 /// The variants by the number that the stored settings contain.
@@ -248,6 +254,8 @@ pub struct Config {
     pub(crate) listener: Option<Arc<dyn Listener>>,
     /// The longest wait for the lock of the directory.
     pub(crate) lock_wait: Duration,
+    /// How often a follower catches up by itself.
+    pub(crate) follow_interval: Option<Duration>,
 }
 
 impl Default for Config {
@@ -279,6 +287,7 @@ impl Config {
             fs: Arc::new(DiskFs::new()),
             env: Arc::new(SystemEnv::new()),
             lock_wait: Duration::ZERO,
+            follow_interval: None,
             listener: None,
         }
     }
@@ -709,6 +718,30 @@ impl Config {
     #[must_use]
     pub fn wait_for_lock(mut self, longest: Duration) -> Config {
         self.lock_wait = longest;
+        self
+    }
+
+    /// Sets how often a [follower](Config::open_follower) catches up by itself, in a thread of its own. Default: `None`,
+    /// only when [`catch_up`](crate::Database::catch_up) is called. At least 1 ms.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// use azekura::Config;
+    /// use std::time::Duration;
+    /// let writer = Config::new(&path).open()?.open_partition("fruit", Default::default())?;
+    /// let follower = Config::new(&path).follow_interval(Some(Duration::from_millis(5))).open_follower()?;
+    /// let fruit = follower.partition("fruit")?;
+    /// writer.insert("apple", "red")?;
+    /// while fruit.get("apple")?.is_none() {
+    ///     std::thread::sleep(Duration::from_millis(1));
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn follow_interval(mut self, interval: Option<Duration>) -> Config {
+        self.follow_interval = interval;
         self
     }
 

@@ -18,6 +18,7 @@ use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::db::catalog::Catalog;
 use crate::db::commit::{CommitOutcome, Committer};
 use crate::db::config::{Config, PersistMode, PlantedBug, Settings};
+use crate::db::follower::Follower;
 use crate::db::limits::space_manager::SpaceManager;
 use crate::db::limits::wal_maintenance::WalMaintenance;
 use crate::db::limits::write_buffer_manager::WriteBufferManager;
@@ -94,6 +95,8 @@ pub(crate) struct DbInner {
     pub(crate) snapshots: Arc<SnapshotList>,
     /// `None` when opened read-only.
     pub(crate) writer: Option<DbWriter>,
+    /// Set in a follower.
+    pub(crate) follower: Option<Box<Follower>>,
     pub(crate) poison: Arc<DbPoison>,
     pub(crate) counters: DbCounters,
     pub(crate) recovery_stats: RecoveryStats,
@@ -136,14 +139,14 @@ impl Drop for ApiCallGuard<'_> {
 }
 
 impl DbInner {
-    /// Creates the state of a recovered database, which holds the lock of its directory.
+    /// Creates the state of a recovered database, which holds the lock of its directory, unless it is a follower.
     pub(crate) fn new(
         config: Config,
         catalog: Arc<Catalog>,
         writer: Option<DbWriter>,
         poison: Arc<DbPoison>,
         recovery_stats: RecoveryStats,
-        dir_lock: Box<dyn FileLock>,
+        dir_lock: Option<Box<dyn FileLock>>,
     ) -> DbInner {
         let resources = catalog.resources();
         debug_assert_eq!(resources.read_only, writer.is_none());
@@ -167,7 +170,8 @@ impl DbInner {
             partition_ddl_lock: Mutex::new(()),
             write_buffers,
             write_controller,
-            dir_lock: Mutex::new(Some(dir_lock)),
+            follower: None,
+            dir_lock: Mutex::new(dir_lock),
         }
     }
 

@@ -14,8 +14,8 @@
 //! [`iter`], [`transaction`], [`writes`] (before their commit), [`expiring_write`], [`commit`] (group commit),
 //! [`inner`], [`limits`] (of memory, disk space and the WAL), [`catalog`], [`partition_state`],
 //! [`partition_merge_operator`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`],
-//! [`blob_gc`] (blob GC on request), [`changes`] (the change feed), [`checkpoint`], [`handle`] (closing, exclusive
-//! turns), [`metrics`].
+//! [`blob_gc`] (blob GC on request), [`changes`] (the change feed), [`follower`], [`checkpoint`], [`handle`] (closing,
+//! exclusive turns), [`metrics`].
 
 pub(crate) mod atomics;
 pub(crate) mod batch;
@@ -28,6 +28,7 @@ pub(crate) mod components;
 pub(crate) mod config;
 pub(crate) mod database;
 pub(crate) mod expiring_write;
+pub(crate) mod follower;
 pub(crate) mod handle;
 pub(crate) mod ingest;
 pub(crate) mod inner;

@@ -16,7 +16,7 @@ use crate::db::state::partition_expiry::ttl_ms;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
 use crate::db::writes::staged_records::StagedGuard;
 use crate::db::writes::write_batch::{WriteBatch, with_payload};
-use crate::engine::{ReadMoment, ReadSeqno, SnapshotGuard};
+use crate::engine::{EngineView, ReadMoment, ReadSeqno, SnapshotGuard};
 use crate::mem::slice::Slice;
 use crate::tree::partition_tree::PartitionTree;
 use crate::wal::format::{WalRecord, check_key_and_value_lengths};
@@ -214,7 +214,23 @@ impl Partition {
     }
 
     pub(crate) fn get_at(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>> {
+        if at == ReadSeqno::Latest && self.handle.inner.follower.is_some() {
+            return self.read_registered(|at| self.read(|tree| tree.get(key, ReadSeqno::At(at))));
+        }
         self.read(|tree| tree.get(key, at))
+    }
+
+    /// In a follower, which may replace the states of several partitions: calls `read` with the moment of a registered
+    /// reader, so that a later read is not of an earlier moment.
+    #[cold]
+    fn read_registered<T>(&self, read: impl Fn(ReadMoment) -> Result<T>) -> Result<T> {
+        loop {
+            let snapshot = self.register_snapshot();
+            let found = read(snapshot.moment());
+            if self.state.is_deleted() || snapshot.replaced_view(self.state.id).is_none() {
+                return found;
+            }
+        }
     }
 
     /// Calls `read` with the value of a key and returns its result, or `None` if the key has no value.
@@ -246,6 +262,9 @@ impl Partition {
     }
 
     pub(crate) fn get_with_at<R>(&self, key: &[u8], at: ReadSeqno, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        if at == ReadSeqno::Latest && self.handle.inner.follower.is_some() {
+            return Ok(self.get_at(key, at)?.map(|value| read(&value))); // so that it is called at most once
+        }
         self.read(|tree| tree.get_with(key, at, read))
     }
 
@@ -288,6 +307,9 @@ impl Partition {
     }
 
     pub(crate) fn size_of_at(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>> {
+        if at == ReadSeqno::Latest && self.handle.inner.follower.is_some() {
+            return self.read_registered(|at| self.read(|tree| tree.size_of(key, ReadSeqno::At(at))));
+        }
         self.read(|tree| tree.size_of(key, at))
     }
 
@@ -331,8 +353,12 @@ impl Partition {
     /// # Ok(()) }
     /// ```
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Slice>>> {
+        let keys: Vec<K> = keys.into_iter().collect();
+        if self.handle.inner.follower.is_some() {
+            return self.read_registered(|at| self.multi_get_at(&keys, at));
+        }
         let snapshot = self.register_snapshot();
-        self.multi_get_at(keys, snapshot.moment())
+        self.multi_get_at(&keys, snapshot.moment())
     }
 
     /// As [`multi_get`](Partition::multi_get), at the sequence number of a registered snapshot.
@@ -470,7 +496,14 @@ impl Partition {
 
     pub(crate) fn db_iter(&self, bounds: OwnedBounds, snapshot: SnapshotGuard) -> Result<DbIter> {
         self.handle.inner.check_process()?;
-        let iter = DbIter::new(Arc::clone(&self.handle), self.state.tree()?, bounds, snapshot);
+        let tree = self.state.tree()?;
+        let mut view: Arc<dyn EngineView> = Arc::from(tree.view());
+        if self.handle.inner.follower.is_some() {
+            // Looked up after the view was taken, because the state may be replaced meanwhile.
+            view = snapshot.replaced_view(self.state.id).unwrap_or(view);
+        }
+        let (handle, order, read_at) = (Arc::clone(&self.handle), tree.key_order().clone(), snapshot.moment());
+        let iter = DbIter::with_view(handle, view, order, bounds, snapshot, read_at);
         self.state.tree()?; // otherwise the iterator may read a tree that was emptied by a deletion
         Ok(iter)
     }

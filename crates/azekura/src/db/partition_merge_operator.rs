@@ -83,6 +83,14 @@ impl PartitionMergeOperator {
         self.operator.get_or_init(|| Arc::clone(operator))
     }
 
+    /// Takes over the name, which another process has stored in the manifest.
+    pub(crate) fn note_stored(&self, name: &str) {
+        let stored = self.stored.get_or_init(|| name.to_owned());
+        if let Some(shipped) = shipped_operator(stored) {
+            self.operator.get_or_init(|| shipped);
+        }
+    }
+
     #[cold]
     fn missing_error(&self) -> Error {
         Error::invalid(match self.stored.get() {

@@ -121,6 +121,30 @@ impl PartitionState {
         }
     }
 
+    /// Takes over the name of the operator, which another process has stored in the manifest.
+    pub(crate) fn note_merge_operator(&self, name: &str) {
+        self.merge_operator.note_stored(name);
+        if let (Some(tree), Some(operator)) = (self.tree_if_built(), self.merge_operator.if_known()) {
+            tree.set_merge_operator(operator);
+        }
+    }
+
+    /// In a follower: takes over the files of a tree that is not built.
+    pub(crate) fn follow_unbuilt(&self, newer: &PartitionManifestState) {
+        if let Some(stored) = &mut *lock(&self.stored_tree) {
+            *stored.manifest() = newer.clone();
+            let permanent = newer.permanent();
+            Arc::make_mut(&mut *lock(&self.buffered_records)).retain(|record| record.seqno > permanent);
+        }
+    }
+
+    /// In a follower: takes over the records that `read` buffers, if this tree is not built.
+    pub(crate) fn replace_pending(&self, read: &PartitionState) {
+        if lock(&self.stored_tree).is_some() {
+            *lock(&self.buffered_records) = read.pending();
+        }
+    }
+
     /// Gives the tree the components that it can do without.
     pub(crate) fn set_components(&self, components: &PartitionComponents) {
         if let (Some(tree), Some(filter)) = (self.tables_if_built(), &components.compaction_filter) {

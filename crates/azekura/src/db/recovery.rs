@@ -26,12 +26,13 @@ use std::time::Duration;
 use crate::base::event::Event;
 use crate::base::manifest_state::ManifestState;
 use crate::base::sync::WakeSignal;
-use crate::base::version_edit::{FileNumber, PartitionId, VersionEdit, WalEpoch};
+use crate::base::version_edit::{FileNumber, PartitionId, PartitionMeta, VersionEdit, WalEpoch};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
 use crate::db::catalog::Catalog;
 use crate::db::config::{Config, PlantedBug, Settings};
+use crate::db::follower::Follower;
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbWriter, RecoveryStats};
 use crate::db::partition_state::PartitionState;
@@ -45,6 +46,7 @@ use crate::lsm::tree_context::{TreeContext, TreeResources};
 use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
 use crate::memtable::memtable::MemtableMemory;
 use crate::table::obsolete_files::ObsoleteFiles;
+use crate::tree::stored_tree::engine_kind;
 use crate::tree::{spilled_records, stored_tree};
 use crate::vfs::expiry_clock::ExpiryClock;
 use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME, create_dirs, sync_parent_dirs};
@@ -65,6 +67,23 @@ use crate::wal::{self, PartitionSeqno, RecoveryMode, Wal, WalCommit, WalOptions,
 /// The first and the longest pause between two attempts to lock the directory.
 const LOCK_PAUSE_MIN: Duration = Duration::from_millis(1);
 const LOCK_PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// How often a follower tries to read files that a writer changes.
+const FOLLOWER_ATTEMPTS_MIN: u32 = 5;
+const FOLLOWER_ATTEMPTS_MAX: u32 = 100;
+
+/// Lengths in bytes of the tables and blob files in the directory.
+pub(crate) fn data_files(config: &Config) -> Result<HashMap<(DataFileKind, FileNumber), u64>> {
+    list_directory(&*config.fs, &config.path).map(|listing| listing.data)
+}
+
+/// How a database is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OpenedAs {
+    Writer,
+    Reader,
+    Follower,
+}
 
 /// Contents of a database directory.
 #[derive(Default)]
@@ -145,7 +164,7 @@ pub(crate) fn open(mut config: Config) -> Result<Arc<DbHandle>> {
         sync_parent_dirs(&*fs, &dir, created)?;
         create_database(&*config.env, &fs, &dir)?;
     }
-    let mut state = RecoveryState::read(&config, listing, &limited, false)?;
+    let mut state = RecoveryState::read(&config, listing, Some(&limited), OpenedAs::Writer)?;
     state.sync_before_replay(&config)?;
     let report = state.replay(&config)?;
     state.finish(config, report, lock, start)
@@ -165,9 +184,96 @@ pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<DbHandle>> {
         return Err(Error::new(ErrorKind::NotFound, "there is no database here").in_file(dir));
     }
     let lock = lock_dir(&config, LockMode::Shared)?;
-    let mut state = RecoveryState::read(&config, list_directory(&*fs, &dir)?, &limited, true)?;
+    let mut state = RecoveryState::read(&config, list_directory(&*fs, &dir)?, Some(&limited), OpenedAs::Reader)?;
     let report = state.replay(&config)?;
     state.finish_read_only(config, &report, lock, start)
+}
+
+/// Opens a database for reading while another process may write to it. Takes no lock and writes nothing.
+pub(crate) fn open_follower(mut config: Config) -> Result<Arc<DbHandle>> {
+    config.check()?;
+    // What looks damaged may be in the middle of being written.
+    config.settings.recovery_mode = RecoveryMode::Strict;
+    config.path = config.fs.absolute(&config.path)?;
+    let start = config.env.monotonic_ns();
+    let listing = list_directory(&*config.fs, &config.path)?;
+    if !listing.has_manifest {
+        check_listing(&config.path, &listing)?;
+        return Err(Error::new(ErrorKind::NotFound, "there is no database here").in_file(&config.path));
+    }
+    let (state, report, identity) = read_beside_writer(&config)?;
+    state.finish_follower(config, &report, identity, start)
+}
+
+/// The file id and the length of a manifest, as [`Manifest::identity`] returns them.
+pub(crate) type ManifestIdentity = ([u8; 16], u64);
+
+/// Reads a database that a writer may change meanwhile. Tries again if the writer has changed files after the manifest
+/// was read that names them.
+fn read_beside_writer(config: &Config) -> Result<(RecoveryState, WalReplayReport, ManifestIdentity)> {
+    for attempt in 1.. {
+        let before = Manifest::identity(&*config.fs, &config.path);
+        let read = before.clone().and_then(|identity| {
+            // The manifest is read first: the WAL contains every commit that the manifest has made permanent.
+            let listing = list_directory(&*config.fs, &config.path)?;
+            let mut state = RecoveryState::read(config, listing, None, OpenedAs::Follower)?;
+            let report = state.replay(config)?;
+            state.open_files()?;
+            Ok((state, report, identity))
+        });
+        let error = match read {
+            Err(error) if is_changed_meanwhile(&error) => error,
+            read => return read,
+        };
+        let is_same = Manifest::identity(&*config.fs, &config.path).ok() == before.ok();
+        if attempt >= if is_same { FOLLOWER_ATTEMPTS_MIN } else { FOLLOWER_ATTEMPTS_MAX } {
+            return Err(error);
+        }
+        config.env.sleep(LOCK_PAUSE_MIN * attempt.min(50));
+    }
+    unreachable!("the loop returns after its last attempt")
+}
+
+/// Reads a copy of the database in `dir` as an open would, and writes nothing. Returns its manifest and how far its WAL
+/// goes.
+///
+/// # Errors
+/// Those of an open.
+pub(crate) fn check_copy(inner: &DbInner, dir: &Path) -> Result<(ManifestState, WalReplayReport)> {
+    let mut config = Config::new(dir).fs(Arc::clone(&inner.fs)).env(Arc::clone(&inner.env));
+    config.settings = inner.settings.clone();
+    config.settings.cache_size = 1 << 20;
+    let mut state = RecoveryState::read(&config, list_directory(&*inner.fs, dir)?, None, OpenedAs::Reader)?;
+    let report = state.replay(&config)?;
+    Ok((state.manifest_state, report))
+}
+
+/// Whether a follower may get `error` because the writer changed files while they were read.
+pub(crate) fn is_changed_meanwhile(error: &Error) -> bool {
+    error.is_missing_file() || matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Conflict)
+}
+
+/// What a follower takes over when it reads the database again, because the WAL that it followed is gone.
+pub(crate) struct ReadAgain {
+    pub(crate) manifest_state: ManifestState,
+    pub(crate) identity: ManifestIdentity,
+    pub(crate) partitions: HashMap<PartitionId, Arc<PartitionState>>,
+    /// The unfinished direct blob files, with the offsets of their ends.
+    pub(crate) direct_blobs: Vec<(PartitionId, FileNumber, u64)>,
+    pub(crate) last_seqno: SeqNo,
+    /// The last sequence number that was read from the WAL, and the epoch of its segment.
+    pub(crate) wal_seqno: SeqNo,
+    pub(crate) wal_epoch: WalEpoch,
+}
+
+/// Reads the database beside a writer. The result shares nothing with an open database.
+pub(crate) fn read_again(config: &Config) -> Result<ReadAgain> {
+    let (state, report, identity) = read_beside_writer(config)?;
+    let (last_seqno, (wal_epoch, wal_seqno)) = (state.last_seqno(&report), report.wal_end());
+    let direct_blobs =
+        state.unfinished_blobs.unfinished_files().map(|(id, found)| (found.partition, id, found.file.size())).collect();
+    let RecoveryState { manifest_state, by_id, .. } = state;
+    Ok(ReadAgain { manifest_state, identity, partitions: by_id, direct_blobs, last_seqno, wal_seqno, wal_epoch })
 }
 
 /// Locks the directory. Tries again while another handle holds the lock, for at most the configured time.
@@ -190,6 +296,20 @@ fn lock_dir(config: &Config, mode: LockMode) -> Result<Box<dyn FileLock>> {
             locked => return locked,
         }
     }
+}
+
+/// Addresses in bytes that a pool of a follower gets for records that it reads from the WAL after it was opened.
+const FOLLOWED_POOL_BYTES: u64 = 256 << 20;
+
+/// # Errors
+/// `Unsupported` for a partition whose changes are not all in the WAL.
+pub(crate) fn check_followable(meta: &PartitionMeta) -> Result<()> {
+    if engine_kind(meta)?.may_skip_wal() {
+        let name = &meta.name;
+        let message = format!("partition {name:?} is a pool in mapped memory, whose changes no follower can read");
+        return Err(Error::unsupported(message));
+    }
+    Ok(())
 }
 
 /// Writes the first manifest. The database exists once the manifest has its name.
@@ -247,9 +367,10 @@ impl RecoveryState {
     fn read(
         config: &Config,
         listing: DirectoryListing,
-        limited: &HandleLimitFs,
-        read_only: bool,
+        limited: Option<&HandleLimitFs>,
+        opened_as: OpenedAs,
     ) -> Result<RecoveryState> {
+        let (read_only, is_follower) = (opened_as != OpenedAs::Writer, opened_as == OpenedAs::Follower);
         let (fs, dir) = (&config.fs, &config.path);
         let loaded = Manifest::load(Arc::clone(fs), dir)?;
         let mut manifest_state =
@@ -262,13 +383,20 @@ impl RecoveryState {
         }
         let Settings { direct_io, mapped_reads, .. } = config.settings;
         let access = FileAccess::new(direct_io, mapped_reads, || config.env.memory_limit());
-        let max_open = max_cached_handles(config.settings.max_open_files, config.env.available_file_handles());
+        let max_open = match is_follower {
+            // A follower never closes a file that it needs, because the writer may have removed it.
+            true => usize::MAX,
+            false => max_cached_handles(config.settings.max_open_files, config.env.available_file_handles()),
+        };
         let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, max_open, access));
-        limited.close_when_exhausted(&files);
+        limited.inspect(|limited| limited.close_when_exhausted(&files));
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(WakeSignal::default());
         let visible = LastVisibleSeqno::default();
         let spilled_bytes = spilled_records::wal_bytes(&manifest_state);
+        // Pools of a follower get addresses for what it will read later.
+        let followed_bytes = if is_follower { FOLLOWED_POOL_BYTES } else { 0 };
+        let obsolete_files = if is_follower { ObsoleteFiles::of_follower } else { ObsoleteFiles::new };
         let resources = Arc::new(TreeResources {
             snapshots: SnapshotList::with_clock(visible.clone(), ExpiryClock::new(Arc::clone(&config.env))),
             last_visible: visible,
@@ -276,7 +404,7 @@ impl RecoveryState {
             fs: Arc::clone(fs),
             env: Arc::clone(&config.env),
             dir: dir.clone(),
-            obsolete_files: Arc::new(ObsoleteFiles::new(Arc::clone(&files), Arc::clone(&cache), Arc::clone(&work))),
+            obsolete_files: Arc::new(obsolete_files(Arc::clone(&files), Arc::clone(&cache), Arc::clone(&work))),
             files,
             cache,
             work_available: work,
@@ -284,12 +412,15 @@ impl RecoveryState {
             next_file_id: Arc::new(AtomicU64::new(next_file)),
             default_codec: config.settings.compression,
             unsynced_blobs: Arc::default(),
-            wal_bytes: listing.segments.values().sum::<u64>().saturating_add(spilled_bytes),
+            wal_bytes: listing.segments.values().sum::<u64>().saturating_add(spilled_bytes + followed_bytes),
             memtable_memory: Arc::new(MemtableMemory::new(config.settings.memory_budget)),
         });
         let catalog = Arc::new(Catalog::new(Arc::clone(&resources)));
         let mut by_id = HashMap::new();
         for (id, stored) in &mut manifest_state.partitions {
+            if is_follower {
+                check_followable(&stored.meta)?;
+            }
             let partition = catalog.restore_partition(stored.clone(), &listing.data)?;
             partition.forget_applied(stored);
             by_id.insert(*id, partition);
@@ -311,6 +442,11 @@ impl RecoveryState {
             manifest_bytes,
             records: 0,
         })
+    }
+
+    /// Opens the tables and blob files of all trees.
+    fn open_files(&self) -> Result<()> {
+        self.by_id.values().filter_map(|partition| partition.tables_if_built()).try_for_each(|tree| tree.open_files())
     }
 
     /// Makes manifest and WAL durable before the replay if a tree is durable without the WAL. Otherwise power loss
@@ -552,15 +688,39 @@ impl RecoveryState {
         start: u64,
     ) -> Result<Arc<DbHandle>> {
         self.resources.last_visible.publish(self.last_seqno(report));
-        let context = self.context();
-        for (id, file) in self.unfinished_blobs.open_read_only(&context) {
+        self.add_unfinished_blobs();
+        let inner = self.into_inner(config, None, report, Some(lock), start, None);
+        inner.poison.record_delivery(inner.poison.events().start_delivery());
+        Ok(DbHandle::new(Arc::new(inner), worker::BackgroundThreads::default()))
+    }
+
+    fn add_unfinished_blobs(&self) {
+        for (id, file) in self.unfinished_blobs.open_read_only(&self.context()) {
             if let Some(partition) = self.by_id.get(&id) {
                 partition.add_unfinished_blobs(file);
             }
         }
-        let inner = self.into_inner(config, None, report, lock, start, None);
+    }
+
+    fn finish_follower(
+        self,
+        config: Config,
+        report: &WalReplayReport,
+        identity: ManifestIdentity,
+        start: u64,
+    ) -> Result<Arc<DbHandle>> {
+        let last = self.last_seqno(report);
+        self.resources.last_visible.publish(last);
+        self.add_unfinished_blobs();
+        let partitions = self.by_id.iter().map(|(id, state)| (*id, Arc::clone(state))).collect();
+        let follower =
+            Follower::new(config.clone(), self.manifest_state.clone(), identity, partitions, report.wal_end())?;
+        let mut inner = self.into_inner(config, None, report, None, start, None);
+        inner.follower = Some(Box::new(follower));
         inner.poison.record_delivery(inner.poison.events().start_delivery());
-        Ok(DbHandle::new(Arc::new(inner), worker::BackgroundThreads::default()))
+        let inner = Arc::new(inner);
+        let threads = worker::start_following(&inner)?;
+        Ok(DbHandle::new(inner, threads))
     }
 
     fn finish(
@@ -629,7 +789,7 @@ impl RecoveryState {
         self.resources.last_visible.publish(last);
         let poison = Arc::new(DbPoison::new(config.listener.clone()));
         let writer = DbWriter::new(&config.settings, &self.catalog, Arc::new(wal), version_set, &poison, reserve);
-        let inner = Arc::new(self.into_inner(config, Some(writer), &report, lock, start, Some(poison)));
+        let inner = Arc::new(self.into_inner(config, Some(writer), &report, Some(lock), start, Some(poison)));
         inner.writer.iter().for_each(|writer| _ = writer.space.fill_reserve());
         inner.emit(&Event::Opened {
             replayed_records: inner.recovery_stats.records,
@@ -725,7 +885,7 @@ impl RecoveryState {
         config: Config,
         writer: Option<DbWriter>,
         report: &WalReplayReport,
-        lock: Box<dyn FileLock>,
+        lock: Option<Box<dyn FileLock>>,
         start: u64,
         poison: Option<Arc<DbPoison>>,
     ) -> DbInner {

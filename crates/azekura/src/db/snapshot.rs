@@ -40,9 +40,22 @@ impl Snapshot {
         Snapshot { guard: handle.inner.snapshots.register(), handle }
     }
 
+    /// A snapshot of a reader that is registered.
+    pub(crate) fn of_guard(guard: SnapshotGuard, handle: Arc<DbHandle>) -> Snapshot {
+        Snapshot { guard, handle }
+    }
+
     fn read_seqno(&self, partition: &Partition) -> Result<ReadSeqno> {
         partition.check_same_database(&self.handle)?;
         Ok(ReadSeqno::At(self.guard.moment()))
+    }
+
+    /// Returns `found`, which was read from the current state of the partition, or an error if a follower has replaced
+    /// the state that the snapshot reads.
+    fn unless_replaced<T>(&self, partition: &Partition, found: Result<T>) -> Result<T> {
+        let is_replaced =
+            self.handle.inner.follower.is_some() && self.guard.replaced_view(partition.state.id).is_some();
+        if is_replaced { Err(Error::invalid("the state of the snapshot was replaced")) } else { found }
     }
 
     fn db_iter(&self, partition: &Partition, bounds: OwnedBounds) -> Result<DbIter> {
@@ -51,18 +64,19 @@ impl Snapshot {
         iter.or_else(|error| self.deleted_iter(partition, bounds, error))
     }
 
-    /// Returns an iterator over a partition that was deleted after the snapshot was created; otherwise `error`.
+    /// Returns an iterator over a partition that was deleted, or whose state was replaced, after the snapshot was
+    /// created; otherwise `error`.
     #[cold]
     fn deleted_iter(&self, partition: &Partition, bounds: OwnedBounds, error: Error) -> Result<DbIter> {
         let state = &partition.state;
-        let (Some(tree), Some(view)) = (state.tree_if_built(), self.guard.deleted_view(state.id)) else {
+        let (Some(tree), Some(view)) = (state.tree_if_built(), self.guard.replaced_view(state.id)) else {
             return Err(error);
         };
         let (handle, order) = (Arc::clone(&self.handle), tree.key_order().clone());
         Ok(DbIter::with_view(handle, view, order, bounds, self.guard.clone(), self.guard.moment()))
     }
 
-    /// Returns the entry of `key` in a partition that was deleted after the snapshot was created; otherwise `error`.
+    /// Returns the entry of `key` in a partition as of [`deleted_iter`](Snapshot::deleted_iter); otherwise `error`.
     #[cold]
     fn deleted_entry(&self, partition: &Partition, key: &[u8], error: Error) -> Result<Option<Entry>> {
         let bounds = (Bound::Included(key.to_vec()), Bound::Included(key.to_vec()));
@@ -92,7 +106,7 @@ impl Snapshot {
     /// ```
     pub fn get(&self, partition: &Partition, key: impl AsRef<[u8]>) -> Result<Option<Slice>> {
         let found = partition.get_at(key.as_ref(), self.read_seqno(partition)?);
-        found.or_else(|error| {
+        self.unless_replaced(partition, found).or_else(|error| {
             let entry = self.deleted_entry(partition, key.as_ref(), error)?;
             entry.map(|entry| entry.value()).transpose()
         })
@@ -121,6 +135,9 @@ impl Snapshot {
         key: impl AsRef<[u8]>,
         read: impl FnOnce(&[u8]) -> R,
     ) -> Result<Option<R>> {
+        if self.handle.inner.follower.is_some() {
+            return Ok(self.get(partition, key)?.map(|value| read(&value))); // so that it is called at most once
+        }
         let mut unused_read = Some(read);
         let found = partition
             .get_with_at(key.as_ref(), self.read_seqno(partition)?, |value| unused_read.take().map(|read| read(value)));
@@ -172,7 +189,7 @@ impl Snapshot {
     /// ```
     pub fn size_of(&self, partition: &Partition, key: impl AsRef<[u8]>) -> Result<Option<u32>> {
         let found = partition.size_of_at(key.as_ref(), self.read_seqno(partition)?);
-        found.or_else(|error| {
+        self.unless_replaced(partition, found).or_else(|error| {
             let entry = self.deleted_entry(partition, key.as_ref(), error)?;
             Ok(entry.map(|entry| entry.size()))
         })
@@ -204,7 +221,7 @@ impl Snapshot {
         partition.check_same_database(&self.handle)?;
         let keys: Vec<K> = keys.into_iter().collect();
         let found = partition.multi_get_at(&keys, self.guard.moment());
-        found.or_else(|error| match self.guard.deleted_view(partition.state.id) {
+        self.unless_replaced(partition, found).or_else(|error| match self.guard.replaced_view(partition.state.id) {
             None => Err(error),
             Some(_) => keys.iter().map(|key| self.get(partition, key)).collect(),
         })

@@ -1,5 +1,6 @@
 //! The sequence numbers and the times at which readers read, and the list of those that are registered.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::base::key::split_expiry;
@@ -77,8 +78,8 @@ struct ReaderScope {
     moment: ReadMoment,
     /// The only partition that they may read; `None` if they may read any.
     partition: Option<PartitionId>,
-    /// The number of partitions that were deleted before.
-    deletions: u64,
+    /// The number of states that were replaced before.
+    replacements: u64,
 }
 
 impl ReaderScope {
@@ -92,15 +93,24 @@ impl ReaderScope {
 struct RegisteredReaders {
     /// What they read, ascending, with their number. A vector, because most readers register and unregister at its end.
     scopes: Vec<(ReaderScope, usize)>,
-    /// Number of partitions that were deleted since the database was opened.
-    deletions: u64,
-    /// Last states of deleted partitions that a reader may need, each with the number of deletions up to this one.
-    deleted: Vec<(u64, PartitionId, Arc<dyn EngineView>)>,
+    /// Number of states of partitions that were replaced since the database was opened: by the deletion of the
+    /// partition, and in a follower also by a newer state.
+    replacements: u64,
+    /// The replaced states that a reader may need, each with the number of replacements up to this one.
+    replaced: Vec<(u64, PartitionId, Arc<dyn EngineView>)>,
 }
 
 impl RegisteredReaders {
     fn find(&self, scope: &ReaderScope) -> std::result::Result<usize, usize> {
         self.scopes.binary_search_by_key(scope, |(scope, _)| *scope)
+    }
+
+    /// Keeps a state that is being replaced.
+    fn keep(&mut self, partition: PartitionId, view: Arc<dyn EngineView>) {
+        self.replacements += 1;
+        let number = self.replacements;
+        debug_assert!(self.replaced.last().is_none_or(|(last, ..)| *last < number), "replacements are numbered");
+        self.replaced.push((number, partition, view));
     }
 
     /// What the readers read that may read `partition`, ascending, or all readers if it is `None`.
@@ -192,7 +202,7 @@ impl SnapshotList {
 
     fn register_as(self: &Arc<Self>, partition: Option<PartitionId>, uses_expiry: &AtomicBool) -> SnapshotGuard {
         if self.is_forked() {
-            let scope = ReaderScope { moment: self.visible.get().into(), partition, deletions: 0 };
+            let scope = ReaderScope { moment: self.visible.get().into(), partition, replacements: 0 };
             return SnapshotGuard { scope, list: Arc::clone(self) };
         }
         let mut registered = self.lock_registered();
@@ -200,7 +210,7 @@ impl SnapshotList {
         // Behind the visible sequence number: a reader without a time sees no record that expires.
         let now_ms = if uses_expiry.load(Ordering::SeqCst) { self.clock.now_ms() } else { 0 };
         let moment = ReadMoment { seqno, now_ms };
-        let scope = ReaderScope { moment, partition, deletions: registered.deletions };
+        let scope = ReaderScope { moment, partition, replacements: registered.replacements };
         match registered.scopes.last_mut() {
             Some((last, count)) if *last == scope => *count += 1,
             // Neither the last visible sequence number nor the time decreases, so this is near the end.
@@ -294,12 +304,33 @@ impl SnapshotList {
     /// iterator, which reads one partition only, keeps its state itself.
     pub(crate) fn keep_deleted(&self, partition: PartitionId, view: Arc<dyn EngineView>) {
         let mut registered = self.lock_registered();
-        registered.deletions += 1;
         if registered.scopes.iter().any(|(scope, _)| scope.partition.is_none()) {
-            let number = registered.deletions;
-            debug_assert!(registered.deleted.last().is_none_or(|(last, ..)| *last < number), "deletions are numbered");
-            registered.deleted.push((number, partition, view));
+            registered.keep(partition, view);
+        } else {
+            registered.replacements += 1;
         }
+    }
+
+    /// In a follower: keeps the states of partitions for the registered readers, then publishes `seqno` and calls
+    /// `install`, which replaces these states. A reader that registers meanwhile waits. It reads at `seqno` or later
+    /// and finds the new states.
+    pub(crate) fn replace_states(
+        &self,
+        seqno: SeqNo,
+        old: Vec<(PartitionId, Arc<dyn EngineView>)>,
+        install: impl FnOnce(),
+    ) {
+        let mut registered = self.lock_registered();
+        for (partition, view) in old {
+            // A reader that has a kept state already does not need this one.
+            let served = registered.replaced.iter().rev().find(|(_, replaced, _)| *replaced == partition);
+            let served = served.map_or(0, |(number, ..)| *number);
+            if registered.of(Some(partition)).any(|(scope, _)| scope.replacements >= served) {
+                registered.keep(partition, view);
+            }
+        }
+        self.visible.publish(seqno);
+        install();
     }
 
     /// The readers that may read `partition`.
@@ -380,14 +411,15 @@ impl SnapshotGuard {
         self.scope.moment
     }
 
-    /// Returns the last state of a partition that was deleted after the reader was registered.
-    pub(crate) fn deleted_view(&self, partition: PartitionId) -> Option<Arc<dyn EngineView>> {
+    /// Returns the state of a partition that was replaced after the reader was registered: because the partition was
+    /// deleted, or in a follower by a newer state.
+    pub(crate) fn replaced_view(&self, partition: PartitionId) -> Option<Arc<dyn EngineView>> {
         if self.list.is_forked() {
             return None;
         }
         let registered = self.list.lock_registered();
-        let mut deleted = registered.deleted.iter();
-        let found = deleted.find(|(number, deleted, _)| *deleted == partition && *number > self.scope.deletions);
+        let mut replaced = registered.replaced.iter();
+        let found = replaced.find(|(number, replaced, _)| *replaced == partition && *number > self.scope.replacements);
         found.map(|(_, _, view)| Arc::clone(view))
     }
 }
@@ -422,10 +454,18 @@ impl Drop for SnapshotGuard {
         }
         registered.scopes.remove(i);
         self.list.removals.fetch_add(1, Ordering::Release);
-        if !registered.deleted.is_empty() {
-            let of_any = registered.scopes.iter().filter(|(scope, _)| scope.partition.is_none());
-            let oldest = of_any.map(|(scope, _)| scope.deletions).min().unwrap_or(u64::MAX);
-            let released: Vec<_> = registered.deleted.extract_if(.., |(number, _, _)| *number <= oldest).collect();
+        if !registered.replaced.is_empty() {
+            let RegisteredReaders { scopes, replaced, .. } = &mut *registered;
+            // A reader needs the first state of a partition that was replaced after its registration.
+            let mut before: BTreeMap<PartitionId, u64> = BTreeMap::new();
+            let released: Vec<_> = replaced
+                .extract_if(.., |(number, partition, _)| {
+                    let served = before.insert(*partition, *number).unwrap_or(0)..*number;
+                    let needs =
+                        |scope: &ReaderScope| scope.may_read(Some(*partition)) && served.contains(&scope.replacements);
+                    !scopes.iter().any(|(scope, _)| needs(scope))
+                })
+                .collect();
             drop(registered);
             drop(released); // without the lock, because it may free much memory
         }
@@ -508,12 +548,57 @@ mod tests {
         env.set_process(2);
         let of_child = list.register();
         assert_eq!(of_child.clone().seqno(), SeqNo(5));
-        assert!(of_child.deleted_view(PartitionId(1)).is_none());
+        assert!(of_child.replaced_view(PartitionId(1)).is_none());
         drop((of_parent, of_child));
         env.set_process(1);
         drop(registered_lock);
         assert_eq!(list.count(), 2);
         drop(other);
+    }
+
+    struct NumberedView(u64);
+
+    impl EngineView for NumberedView {
+        fn iter(&self, _: ReadMoment, _: crate::engine::KeyBounds<'_>) -> Result<Box<dyn crate::iter::InternalIter>> {
+            Err(crate::base::Error::invalid(self.0.to_string()))
+        }
+
+        fn blob_resolver(&self) -> Box<dyn crate::engine::BlobResolver> {
+            unreachable!("nothing is resolved")
+        }
+    }
+
+    #[test]
+    fn readers_keep_the_first_replaced_state() {
+        let visible = LastVisibleSeqno::default();
+        let list = SnapshotList::new(visible.clone());
+        let (one, two) = (PartitionId(1), PartitionId(2));
+        let view = |n| Arc::new(NumberedView(n)) as Arc<dyn EngineView>;
+        let replace = |seqno: u64| {
+            let old = vec![(one, view(seqno)), (two, view(seqno))];
+            list.replace_states(SeqNo(seqno), old, || assert_eq!(list.visible(), SeqNo(seqno), "it is visible"));
+        };
+        let found = |guard: &SnapshotGuard, partition| {
+            let unbounded = (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded);
+            let view = guard.replaced_view(partition)?;
+            view.iter(guard.moment(), unbounded).err().map(|error| error.to_string())
+        };
+        replace(1);
+        assert!(list.lock_registered().replaced.is_empty(), "no reader needs it");
+        let all = list.register();
+        replace(2);
+        replace(3);
+        let of_two = list.register_for(two, &AtomicBool::new(false));
+        assert_eq!((all.seqno(), of_two.seqno()), (SeqNo(1), SeqNo(3)));
+        assert_eq!((found(&all, one), found(&all, two)), (Some("2".into()), Some("2".into())));
+        assert_eq!(found(&of_two, two), None);
+        replace(4);
+        assert_eq!((found(&all, two), found(&of_two, two)), (Some("2".into()), Some("4".into())));
+        assert_eq!(list.lock_registered().replaced.len(), 3, "what no reader needs is not kept");
+        drop(all);
+        assert_eq!(list.lock_registered().replaced.len(), 1);
+        drop(of_two);
+        assert!(list.lock_registered().replaced.is_empty());
     }
 
     #[test]

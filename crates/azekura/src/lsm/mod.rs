@@ -25,7 +25,8 @@
 //! [`compaction_iter`],
 //! [`direct_write`], [`blob_gc`], [`compaction_picker`], [`compaction_job`], [`tree`] (also the engine interface, which
 //! `db` calls), [`metrics`]; the operations on a tree: [`multi_get`], [`flush`], [`ingest`], [`external_sort`] with its
-//! [`entry_buffer`], [`compact`], [`range_delete`] (also tables in which all has expired), [`run_blob_gc`].
+//! [`entry_buffer`], [`compact`], [`range_delete`] (also tables in which all has expired), [`run_blob_gc`],
+//! [`follow`] (in a follower).
 
 pub(crate) mod blob_gc;
 pub(crate) mod blob_map;
@@ -40,6 +41,7 @@ pub(crate) mod direct_write;
 pub(crate) mod entry_buffer;
 pub(crate) mod external_sort;
 pub(crate) mod flush;
+pub(crate) mod follow;
 pub(crate) mod ingest;
 pub(crate) mod merged_values;
 pub(crate) mod metrics;

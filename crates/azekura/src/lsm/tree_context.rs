@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::KeyOrder;
 use crate::base::compression::CompressionType;
+use crate::base::manifest_state::ManifestState;
 use crate::base::sync::WakeSignal;
 use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId};
 use crate::blob::reader::BlobFile;
@@ -44,6 +45,13 @@ pub(crate) struct TreeResources {
     pub(crate) wal_bytes: u64,
     /// Counts the memory of all memtables of the database.
     pub(crate) memtable_memory: Arc<MemtableMemory>,
+}
+
+impl TreeResources {
+    /// In a follower: no new file gets a number that the manifest has.
+    pub(crate) fn note_file_numbers(&self, state: &ManifestState) {
+        self.next_file_id.fetch_max(state.next_file_number, Ordering::Relaxed);
+    }
 }
 
 /// What a tree shares with the other trees, and the identity of its partition. Dereferences to the resources.

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::checksum::key_hash;
 use crate::base::key::split_expiry;
-use crate::base::key_range::{KeyBoundary, KeyRange};
+use crate::base::key_range::{KeyBoundary, KeyRange, RangeTombstone};
 use crate::base::version_edit::FileNumber;
 use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::iter::InternalIter;
@@ -302,6 +302,41 @@ impl Memtable {
         self.charge(&writer);
         drop(writer);
         Ok(())
+    }
+
+    /// Copies the records and the range deletes above `after` to `copy`, which is empty. The caller prevents insertions.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is no memory; `Poisoned` if a comparator panicked in an earlier call.
+    pub(crate) fn copy_newer(self: &Arc<Self>, after: SeqNo, copy: &Memtable) -> Result<()> {
+        debug_assert!(copy.is_empty(), "the copy has the records of one memtable");
+        self.for_each_from_last(|entry| match entry.seqno > after {
+            true => copy.insert(entry).map_err(AppendError::into_error),
+            false => Ok(()),
+        })?;
+        let newer = |fragment: &RangeTombstone| {
+            let seqnos: Arc<[SeqNo]> = fragment.seqnos.iter().copied().filter(|seqno| *seqno > after).collect();
+            (!seqnos.is_empty()).then(|| RangeTombstone { range: fragment.range.clone(), seqnos })
+        };
+        let fragments: Vec<RangeTombstone> = self.range_tombstones_arc().iter().filter_map(newer).collect();
+        let seqnos = || fragments.iter().flat_map(|fragment| fragment.seqnos.iter().copied());
+        if let (Some(lowest), Some(highest)) = (seqnos().min(), seqnos().max()) {
+            let set = RangeTombstones::from_fragments(fragments, self.records.order())?;
+            copy.set_range_tombstones(set, lowest, highest);
+        }
+        Ok(())
+    }
+
+    /// Sets the range deletes of a memtable that has none.
+    fn set_range_tombstones(&self, set: RangeTombstones, lowest: SeqNo, highest: SeqNo) {
+        debug_assert!(!self.has_range_deletes(), "range deletes are added one by one, or all at once");
+        let writer = self.write_state.writer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.write_state.lowest_range_delete.store(lowest.0, Ordering::Release);
+        self.write_state.highest_range_delete.store(highest.0, Ordering::Release);
+        self.write_state.range_tombstone_bytes.store(set.bytes(), Ordering::Relaxed);
+        self.range_tombstones.store(Arc::new(set));
+        self.has_range_deletes.store(true, Ordering::Release);
+        self.charge(&writer);
     }
 
     /// Counts the records of `range`, up to `max`. Returns their number plus the results of all earlier calls.
@@ -800,6 +835,44 @@ mod tests {
         assert_eq!(table.insert(put(&[0; 70_000], 9)).unwrap_err().into_error().kind(), ErrorKind::Invalid);
         assert_eq!((table.len(), table.largest_seqno()), (1, SeqNo(7)));
         assert_eq!(table.get(b"a", None, SeqNo(6)), None);
+    }
+
+    #[test]
+    fn copy_has_what_is_newer() {
+        let order = KeyOrder::bytewise();
+        let table = Arc::new(Memtable::new(order.clone(), 1));
+        let range = |from: &str, to: &str| KeyRange {
+            start: KeyBoundary::Before(from.as_bytes().into()),
+            end: KeyBoundary::Before(to.as_bytes().into()),
+        };
+        table.insert(put(b"a", 1)).unwrap();
+        table.insert_range_delete(range("a", "k"), SeqNo(2), &[SeqNo(1)]).unwrap();
+        table.insert(put(b"b", 3)).unwrap();
+        table.insert(put(b"a", 4)).unwrap();
+        table.insert_range_delete(range("b", "z"), SeqNo(5), &[SeqNo(4)]).unwrap();
+        table.insert(put(b"a", 6)).unwrap();
+        for after in 0..=6 {
+            let copy = Arc::new(Memtable::new(order.clone(), 1));
+            table.copy_newer(SeqNo(after), &copy).unwrap();
+            assert_eq!(copy.is_empty(), after == 6);
+            let (lowest, highest) = (copy.smallest_seqno(), copy.largest_seqno());
+            assert!(after == 6 || (lowest, highest) == (SeqNo(after + 1), SeqNo(6)), "{after}: {lowest}, {highest}");
+            for at in after + 1..=6 {
+                let found = |table: &Memtable, key: &[u8]| {
+                    table
+                        .get(key, table.hash_of(key), SeqNo(at))
+                        .map(|entry| entry.seqno)
+                        .filter(|seqno| seqno.0 > after)
+                };
+                let covered =
+                    |table: &Memtable, key: &[u8]| table.range_tombstones_arc().covering_seqno(key, SeqNo(at), &order);
+                for key in [b"a", b"b", b"c"] {
+                    assert_eq!(found(&copy, key), found(&table, key), "{after} {at}");
+                    let newer = covered(&table, key);
+                    assert_eq!(covered(&copy, key), if newer.0 > after { newer } else { SeqNo::ZERO }, "{after} {at}");
+                }
+            }
+        }
     }
 
     #[test]

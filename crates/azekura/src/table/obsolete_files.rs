@@ -19,6 +19,8 @@ pub(crate) struct ObsoleteFiles {
     files: Arc<DataFiles>,
     cache: Arc<BlockCache>,
     wakeup: Arc<WakeSignal>,
+    /// False in a follower, to which the files do not belong: it only releases them.
+    removes: bool,
     queue: Mutex<ObsoleteFileQueue>,
 }
 
@@ -33,7 +35,12 @@ impl ObsoleteFiles {
     /// Creates an empty list for the tables in `files` and the blob files beside them. `wakeup` is signalled when the
     /// list becomes non-empty.
     pub(crate) fn new(files: Arc<DataFiles>, cache: Arc<BlockCache>, wakeup: Arc<WakeSignal>) -> ObsoleteFiles {
-        ObsoleteFiles { files, cache, wakeup, queue: Mutex::default() }
+        ObsoleteFiles { files, cache, wakeup, removes: true, queue: Mutex::default() }
+    }
+
+    /// As [`new`](ObsoleteFiles::new), for a follower: files of this list are released, and stay in the directory.
+    pub(crate) fn of_follower(files: Arc<DataFiles>, cache: Arc<BlockCache>, wakeup: Arc<WakeSignal>) -> ObsoleteFiles {
+        ObsoleteFiles { removes: false, ..ObsoleteFiles::new(files, cache, wakeup) }
     }
 
     /// Adds a file that no version edit names and no reader uses. Does no I/O. After `close` it does nothing: the
@@ -66,10 +73,14 @@ impl ObsoleteFiles {
         };
         for &(kind, file) in &batch {
             self.cache.remove_file(file);
-            let _ = match kind {
-                DataFileKind::Table => self.files.remove(file),
-                DataFileKind::Blob => self.files.blob_files().remove(file),
+            let files = match kind {
+                DataFileKind::Table => DataFiles::clone(&self.files),
+                DataFileKind::Blob => self.files.blob_files(),
             };
+            match self.removes {
+                true => drop(files.remove(file)),
+                false => files.release(file),
+            }
         }
         !batch.is_empty()
     }

@@ -10,7 +10,7 @@ use crate::base::{Error, KeyOrder, Result, SeqNo};
 use crate::lsm::direct_file::DirectBlobFile;
 use crate::lsm::tree::{LsmTree, check_files};
 use crate::lsm::tree_context::{TreeContext, TreeResources};
-use crate::pmem::pool::{self, ManifestPoolInfo, PoolLocation, StoredPool};
+use crate::pmem::pool::{self, ImageStore, ManifestPoolInfo, PoolLocation, StoredPool};
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::tree::partition_tree::{PartitionTree, TreeOptions};
 use crate::tree::spilled_records::{self, PendingRecord};
@@ -211,6 +211,19 @@ pub(crate) fn engine_kind(meta: &PartitionMeta) -> Result<EngineKind> {
         let (name, engine) = (&meta.name, meta.engine);
         Error::unsupported(format!("partition {name:?} uses engine {engine} of a newer azekura"))
     })
+}
+
+/// Copies the files of a tree that another process writes, except tables and blob files.
+///
+/// # Errors
+/// `Conflict` if they were written meanwhile; those of the files.
+pub(crate) fn copy_beside_writer(resources: &TreeResources, meta: &PartitionMeta, dir: &Path) -> Result<()> {
+    match engine_kind(meta)? {
+        EngineKind::Lsm => Ok(()),
+        EngineKind::Pmem | EngineKind::PmemMapped => {
+            ImageStore::copy_beside_writer(&resources.fs, &resources.dir, meta.id, dir)
+        }
+    }
 }
 
 /// The partition to which a file called `name` belongs, if it is no table or blob file.

@@ -297,6 +297,14 @@ impl DataFiles {
         self.shared.fs.remove_file(&self.path(id))
     }
 
+    /// Closes a file once its last [`DataFile`] is dropped. Others may have removed it from the directory.
+    pub(crate) fn release(&self, id: FileNumber) {
+        let mut open = self.lock();
+        if let Some(slot) = open.slots.remove(&(self.kind, id)) {
+            open.release(&slot);
+        }
+    }
+
     /// Number of cached handles.
     #[cfg(test)]
     pub(crate) fn open_file_count(&self) -> usize {
@@ -438,6 +446,18 @@ impl OpenFileTable {
                 handle.is_in_clock = handle.file.is_some();
                 handle.is_in_clock
             });
+        }
+    }
+
+    /// Forgets a slot, whose handle stays open until the slot is dropped.
+    fn release(&mut self, slot: &Arc<FileSlot>) {
+        let mut handle = slot.lock();
+        handle.is_removed = true;
+        if handle.file.is_some() {
+            self.open -= 1;
+        }
+        if std::mem::replace(&mut handle.is_in_clock, false) {
+            self.clock.retain(|other| !Arc::ptr_eq(other, slot));
         }
     }
 
@@ -652,6 +672,22 @@ mod tests {
         files.create(FileNumber(1)).unwrap().write_at(&[7], 0).unwrap();
         assert_eq!((read_number(&first), files.open_file_count()), (7, 0), "it is not cached any more");
         assert_eq!((read_number(&second), files.open_file_count()), (2, 1));
+    }
+
+    #[test]
+    fn released_file_stays_open_for_its_readers() {
+        let files = numbered_files(3, usize::MAX);
+        let [first, second] = [files.data_file(FileNumber(1)), files.data_file(FileNumber(2))];
+        assert_eq!((read_number(&first), read_number(&second)), (1, 2));
+        files.release(FileNumber(1));
+        assert_eq!(files.open_file_count(), 1, "it is not counted any more");
+        let handle = Arc::downgrade(&first.get().unwrap());
+        files.shared.fs.remove_file(&files.path(FileNumber(1))).unwrap();
+        assert_eq!(read_number(&first), 1);
+        assert!(files.data_file(FileNumber(1)).get().is_err(), "others do not find it");
+        drop(first);
+        assert!(handle.upgrade().is_none(), "the last reader closes it");
+        files.release(FileNumber(1));
     }
 
     #[test]

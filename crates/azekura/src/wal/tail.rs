@@ -29,6 +29,11 @@ pub(crate) struct WalTail {
     segment: Option<TailSegment>,
     /// The last sequence number that was passed.
     last_seqno: SeqNo,
+    /// The WAL is durable up to here, as far as the frames that were read state it.
+    durable: SeqNo,
+    /// Whether the WAL may end before `last_seqno` when reading begins, because the segments with the records up to it
+    /// are gone and no later one was begun.
+    may_be_ahead: bool,
 }
 
 /// A segment, and how far it was read.
@@ -61,12 +66,36 @@ impl WalTail {
     /// A reader that returns the commits after `after`, which is the last sequence number of a commit. Reads nothing
     /// yet.
     pub(crate) fn new(fs: Arc<dyn Fs>, dir: &Path, database_id: [u8; 16], after: SeqNo) -> WalTail {
-        WalTail { fs, dir: dir.to_path_buf(), database_id, segment: None, last_seqno: after }
+        WalTail {
+            fs,
+            dir: dir.to_path_buf(),
+            database_id,
+            segment: None,
+            last_seqno: after,
+            durable: SeqNo::ZERO,
+            may_be_ahead: false,
+        }
+    }
+
+    /// As [`new`](WalTail::new), for a reader that has the records up to `after` from elsewhere, so that the WAL may
+    /// not contain them any more.
+    pub(crate) fn following(fs: Arc<dyn Fs>, dir: &Path, database_id: [u8; 16], after: SeqNo) -> WalTail {
+        WalTail { may_be_ahead: true, ..WalTail::new(fs, dir, database_id, after) }
     }
 
     /// The last sequence number that was passed.
     pub(crate) fn last_seqno(&self) -> SeqNo {
         self.last_seqno
+    }
+
+    /// The epoch of the segment that is read, if it is found.
+    pub(crate) fn epoch(&self) -> Option<WalEpoch> {
+        self.segment.as_ref().map(|segment| segment.file.header.epoch)
+    }
+
+    /// The sequence number up to which the frames that were read state that the WAL is durable.
+    pub(crate) fn durable(&self) -> SeqNo {
+        self.durable
     }
 
     /// Finds the segment that contains the next commit, or will contain it, unless it is found.
@@ -105,7 +134,9 @@ impl WalTail {
         loop {
             let Some(segment) = &mut self.segment else { return Ok(()) };
             let end = segment.bound.map_or(limit, |bound| bound.min(limit));
-            let read = read_segment(&segment.file, &mut segment.offset, &mut self.last_seqno, end, visit);
+            let mut passed =
+                Passed { offset: &mut segment.offset, last: &mut self.last_seqno, durable: &mut self.durable };
+            let read = read_segment(&segment.file, &mut passed, end, visit);
             let stop = read.map_err(|error| error.in_file(&segment.file.path))?;
             let is_at_limit = self.last_seqno >= limit || (stop != SegmentEnd::NoFrame && end == limit);
             if is_at_limit || stop == SegmentEnd::Stopped || !self.enter_next_segment()? {
@@ -136,8 +167,9 @@ impl WalTail {
                 return Ok(true);
             }
             // The rest of the current segment may have been written after it was read. It is complete now.
-            let (mut end, mut last) = (*offset, self.last_seqno);
-            read_segment(current, &mut end, &mut last, before, &mut |_| Ok(true))?;
+            let (mut end, mut last, mut durable) = (*offset, self.last_seqno, SeqNo::ZERO);
+            let mut passed = Passed { offset: &mut end, last: &mut last, durable: &mut durable };
+            read_segment(current, &mut passed, before, &mut |_| Ok(true))?;
             if last > self.last_seqno {
                 return Ok(true); // there is more to read in the current one
             }
@@ -177,10 +209,13 @@ impl WalTail {
         let mut start = TailSegment::at_start(found, &segments);
         // The commits of the segment that were passed already.
         let mut last = SeqNo(found.header.first_seqno.0 - 1);
-        let end = read_segment(&start.file, &mut start.offset, &mut last, self.last_seqno, &mut |_| Ok(true))?;
+        let mut passed = Passed { offset: &mut start.offset, last: &mut last, durable: &mut self.durable };
+        let end = read_segment(&start.file, &mut passed, self.last_seqno, &mut |_| Ok(true))?;
         if last < self.last_seqno && end == SegmentEnd::InGap {
             // No commit of the WAL has the numbers up to `last_seqno`, so reading begins with the gap.
             self.last_seqno = last;
+        } else if last < self.last_seqno && self.may_be_ahead {
+            return Ok(None);
         } else if last < self.last_seqno {
             let message = format!("sequence number {} is not in the log, which ends at {last}", self.last_seqno);
             return Err(Error::stale(message));
@@ -220,20 +255,26 @@ fn successor<'a>(segments: &'a [WalSegmentFile], current: &WalSegmentFile) -> Op
     segments.iter().rev().find(is_successor)
 }
 
-/// Passes the commits from `offset` on to `visit` and advances `offset` and `last` behind each.
+/// How far a segment was read.
+struct Passed<'a> {
+    offset: &'a mut u64,
+    last: &'a mut SeqNo,
+    durable: &'a mut SeqNo,
+}
+
+/// Passes the commits from the offset on to `visit`, and advances `passed` behind each.
 fn read_segment(
     segment: &WalSegmentFile,
-    offset: &mut u64,
-    last: &mut SeqNo,
+    Passed { offset, last, durable }: &mut Passed<'_>,
     limit: SeqNo,
     visit: &mut VisitCommit<'_>,
 ) -> Result<SegmentEnd> {
     let source = LogSource::File(&*segment.handle);
     let order = SeqnoOrder::Consecutive;
-    let mut reader = RecordLogReader::new(source, segment.header.identity(), *offset, *last, order)?.expect_end();
-    while *last < limit {
+    let mut reader = RecordLogReader::new(source, segment.header.identity(), **offset, **last, order)?.expect_end();
+    while **last < limit {
         match reader.next()? {
-            LogReadResult::Watermark(_) => {}
+            LogReadResult::Watermark(through) => **durable = through.max(**durable),
             LogReadResult::End => return Ok(SegmentEnd::NoFrame),
             LogReadResult::Record(record) if record.last() > limit => {
                 let is_gap = reader.payload()? == SEQNO_GAP_PAYLOAD;
@@ -241,18 +282,19 @@ fn read_segment(
             }
             LogReadResult::Record(record) => {
                 debug_assert_eq!(record.first_seqno.0, last.0 + 1, "no commit is passed over");
+                **durable = record.durable_seqno.max(**durable);
                 let end = record.last();
                 let payload = reader.payload()?;
                 let commit = WalCommit { first_seqno: record.first_seqno, seqno_count: record.count, payload };
                 let goes_on = payload == SEQNO_GAP_PAYLOAD || visit(commit)?;
-                (*offset, *last) = (reader.position(), end);
+                (**offset, **last) = (reader.position(), end);
                 if !goes_on {
                     return Ok(SegmentEnd::Stopped);
                 }
                 continue;
             }
         }
-        *offset = reader.position();
+        **offset = reader.position();
     }
     Ok(SegmentEnd::Limit)
 }
@@ -329,6 +371,22 @@ mod tests {
         let failed = tail.read(SeqNo(99), &mut |_| Err(Error::invalid("refused")));
         assert_eq!(failed.unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(read(&mut tail).unwrap(), [13, 15, 17], "a commit that was refused is read again");
+    }
+
+    /// A follower has read further than the files go that a closed database leaves. It goes on with the next open.
+    #[test]
+    fn reader_ahead_of_the_log_waits() {
+        let fixture = fixture();
+        fixture.append(2, b"a").unwrap();
+        assert_eq!(read(&mut tail(&fixture, 5)).unwrap_err().kind(), ErrorKind::Stale);
+        let mut ahead = WalTail::following(Arc::clone(&fixture.fs), dir(), DATABASE, SeqNo(5));
+        assert_eq!(read(&mut ahead).unwrap(), []);
+        fixture.append(3, SEQNO_GAP_PAYLOAD).unwrap();
+        fixture.append(1, b"b").unwrap();
+        fixture.sync();
+        fixture.append(1, b"c").unwrap();
+        assert_eq!(read(&mut ahead).unwrap(), [6, 7]);
+        assert_eq!(ahead.durable(), SeqNo(6));
     }
 
     #[test]

@@ -23,8 +23,8 @@ use crate::testkit::test_dir::{crash_or_kill, file_bytes};
 use crate::testkit::watchdog::wait_until;
 use crate::testkit::{FailureReport, RandomOptions, State};
 
-const NAMES: [&str; 3] = ["a", "b", "c"];
-const DIR: &str = "/db";
+pub(crate) const NAMES: [&str; 3] = ["a", "b", "c"];
+pub(crate) const DIR: &str = "/db";
 
 /// A copy of a database that changes build.
 #[derive(Clone)]
@@ -154,19 +154,19 @@ impl Replica {
 }
 
 /// A database on a simulated machine, and what the test needs to write to it.
-struct Fixture {
-    machine: MemFs,
-    options: RandomOptions,
-    env: TestEnv,
+pub(crate) struct Fixture {
+    pub(crate) machine: MemFs,
+    pub(crate) options: RandomOptions,
+    pub(crate) env: TestEnv,
     /// `None` while nothing has it open.
-    db: Option<Database>,
-    rng: SeededRng,
+    pub(crate) db: Option<Database>,
+    pub(crate) rng: SeededRng,
     max_retained: u64,
     writes: u64,
 }
 
 impl Fixture {
-    fn new(seed: u64, max_retained: u64) -> Fixture {
+    pub(crate) fn new(seed: u64, max_retained: u64) -> Fixture {
         let (machine, options, env) = (MemFs::new(), RandomOptions::new(seed), TestEnv::new(seed));
         let db = open(&machine, &options, &env, max_retained);
         for name in NAMES {
@@ -176,7 +176,7 @@ impl Fixture {
         Fixture { machine, options, env, db: Some(db), rng: SeededRng::new(seed), max_retained, writes: 0 }
     }
 
-    fn db(&self) -> &Database {
+    pub(crate) fn db(&self) -> &Database {
         self.db.as_ref().expect("the database is open")
     }
 
@@ -197,7 +197,7 @@ impl Fixture {
     }
 
     /// One random change, or one event that concerns the log.
-    fn step(&mut self) -> Result<()> {
+    pub(crate) fn step(&mut self) -> Result<()> {
         let name = self.rng.pick(&NAMES);
         let p = self.partition(name)?;
         match self.rng.below(20) {
@@ -245,7 +245,7 @@ impl Fixture {
     }
 
     /// Closes the database, or drops it without effect on a machine that has stopped, and opens it again.
-    fn reopen(&mut self, crash: Option<(Survival, u64)>) {
+    pub(crate) fn reopen(&mut self, crash: Option<(Survival, u64)>) {
         if let Some((survival, seed)) = crash {
             self.db = None;
             crash_or_kill(&self.machine, survival, seed);

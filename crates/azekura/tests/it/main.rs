@@ -14,6 +14,7 @@ mod crash;
 mod damage;
 mod data_blocks;
 mod faults;
+mod follower;
 mod fs_contract;
 mod fuzz_replay;
 mod ingest;

@@ -16,7 +16,6 @@ use crate::engine::{self, EngineView, ReadMoment, SnapshotGuard};
 use crate::iter::InternalIter;
 use crate::iter::visible::{Backward, Direction, Forward, VisibleIter};
 use crate::mem::slice::Slice;
-use crate::tree::partition_tree::PartitionTree;
 
 /// Owned bounds of an iterator.
 pub(crate) type OwnedBounds = OwnedRange;
@@ -292,16 +291,6 @@ impl Drop for DbIter {
 }
 
 impl DbIter {
-    pub(crate) fn new(
-        handle: Arc<DbHandle>,
-        tree: &PartitionTree,
-        bounds: OwnedBounds,
-        snapshot: SnapshotGuard,
-    ) -> DbIter {
-        let (order, read_at) = (tree.key_order().clone(), snapshot.moment());
-        DbIter::with_view(handle, Arc::from(tree.view()), order, bounds, snapshot, read_at)
-    }
-
     /// An iterator at `read_at` over a view that contains the state at `snapshot`.
     pub(crate) fn with_view(
         handle: Arc<DbHandle>,

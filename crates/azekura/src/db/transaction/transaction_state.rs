@@ -16,6 +16,7 @@ use crate::db::handle::ExclusiveTurn;
 use crate::db::iter::db_iter::{DbIter, OwnedBounds, prefix_bounds};
 use crate::db::iter::iterators::{Iter, IterState};
 use crate::db::partition::Partition;
+use crate::db::snapshot::Snapshot;
 use crate::db::state::scanned_range::range_bytes;
 use crate::db::transaction::read_set::ReadSet;
 use crate::db::transaction::transaction_options::{Isolation, TransactionOptions};
@@ -223,7 +224,10 @@ impl TransactionState {
         if tracked && self.tracks_reads() {
             self.track_key(partition, key)?;
         }
-        partition.get_at(key, ReadSeqno::At(self.snapshot.moment()))
+        match self.followed(partition)? {
+            Some(snapshot) => snapshot.get(partition, key),
+            None => partition.get_at(key, ReadSeqno::At(self.snapshot.moment())),
+        }
     }
 
     /// Returns the length of the value of `key`, and records the read if `tracked`.
@@ -243,7 +247,23 @@ impl TransactionState {
         if tracked && self.tracks_reads() {
             self.track_key(partition, key)?;
         }
-        partition.size_of_at(key, ReadSeqno::At(self.snapshot.moment()))
+        match self.followed(partition)? {
+            Some(snapshot) => snapshot.size_of(partition, key),
+            None => partition.size_of_at(key, ReadSeqno::At(self.snapshot.moment())),
+        }
+    }
+
+    /// In a follower, which may have replaced the state that the transaction reads: its snapshot.
+    ///
+    /// # Errors
+    /// `Closed` if the partition was deleted.
+    fn followed(&self, partition: &Partition) -> Result<Option<Snapshot>> {
+        let handle = self.batch.handle();
+        if handle.inner.follower.is_none() {
+            return Ok(None);
+        }
+        partition.state.tree()?;
+        Ok(Some(Snapshot::of_guard(self.snapshot.clone(), Arc::clone(handle))))
     }
 
     /// Returns the value of `key`, for which the transaction has written operands.

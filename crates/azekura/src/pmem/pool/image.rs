@@ -173,8 +173,11 @@ impl ImageStore {
         &self.path
     }
 
-    /// Removes the files, as far as possible. No checkpoint follows.
+    /// Removes the files, as far as possible, unless they are open for reading only. No checkpoint follows.
     pub(crate) fn remove(&self) {
+        if self.read_only {
+            return;
+        }
         let _files = lock(&self.files);
         for path in [self.path.clone(), self.shadow_path()] {
             let _found_by_the_next_open = self.fs.remove_file(&path);
@@ -210,7 +213,39 @@ impl ImageStore {
         Ok(())
     }
 
+    /// Reads the image. In a follower, another process may write a checkpoint meanwhile: then the pages that were read
+    /// may be of two checkpoints. A checkpoint changes pages of the pool file only after its shadow is complete, so the
+    /// pages are of one checkpoint if the newest complete one is the same before and afterwards.
     fn load(&self, files: &mut ImageFiles, len_max: u64, env: Option<&dyn Env>) -> Result<LoadedImage> {
+        if !self.read_only {
+            return self.load_pages(files, len_max, env);
+        }
+        let before = self.newest_checkpoint()?;
+        let loaded = self.load_pages(files, len_max, env);
+        if self.newest_checkpoint()? != before {
+            return Err(Error::new(ErrorKind::Conflict, "the pool was written while it was read").in_file(&self.path));
+        }
+        loaded
+    }
+
+    /// Number of the newest complete checkpoint. `None` if the first page is being written, or is no image.
+    fn newest_checkpoint(&self) -> Result<Option<u64>> {
+        let mut page = vec![0; PAGE_LEN];
+        let got = match self.fs.open(&self.path, OpenMode::Read) {
+            Ok(pool) => pool.read_at(&mut page, 0)?,
+            Err(error) if error.is_missing_file() => 0,
+            Err(error) => return Err(error),
+        };
+        let pool = ImageHeader::decode(&page[..got]).ok().map(|head| head.checkpoint_number);
+        let shadow = match self.fs.open(&self.shadow_path(), OpenMode::Read) {
+            Ok(shadow) => Shadow::read(&*shadow)?.map(|shadow| shadow.checkpoint_number),
+            Err(error) if error.is_missing_file() => None,
+            Err(error) => return Err(error),
+        };
+        Ok(pool.max(shadow))
+    }
+
+    fn load_pages(&self, files: &mut ImageFiles, len_max: u64, env: Option<&dyn Env>) -> Result<LoadedImage> {
         let mode = if self.read_only { OpenMode::Read } else { OpenMode::Write };
         if !self.fs.exists(&self.path)? {
             return Err(Error::corruption("the file of a pool is missing").in_file(&self.path));
@@ -362,6 +397,29 @@ impl ImageStore {
             self.copy(&*self.fs.open(path, OpenMode::Read)?, &dir.join(kind.name(self.partition)))?;
         }
         Ok(())
+    }
+
+    /// Copies the files of a pool that another process writes to another directory, and syncs the copies. Copies
+    /// nothing if there was no checkpoint.
+    ///
+    /// # Errors
+    /// `Conflict` if a checkpoint was written meanwhile; those of the files.
+    pub(crate) fn copy_beside_writer(fs: &Arc<dyn Fs>, dir: &Path, partition: PartitionId, to: &Path) -> Result<()> {
+        let (store, _) = ImageStore::open(fs, dir, partition, 0, true, true, None)?;
+        let before = store.newest_checkpoint()?;
+        for kind in [PoolFileKind::Pool, PoolFileKind::Shadow] {
+            let name = kind.name(partition);
+            match fs.open(&dir.join(&name), OpenMode::Read) {
+                Err(error) if error.is_missing_file() => {}
+                file => store.copy(&*file?, &to.join(&name))?,
+            }
+        }
+        match store.newest_checkpoint()? == before {
+            true => Ok(()),
+            false => {
+                Err(Error::new(ErrorKind::Conflict, "the pool was written while it was copied").in_file(store.path))
+            }
+        }
     }
 
     fn copy(&self, file: &dyn File, path: &Path) -> Result<()> {

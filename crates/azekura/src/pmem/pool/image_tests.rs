@@ -640,6 +640,46 @@ fn checkpoint_during_writes_is_one_snapshot() {
     }
 }
 
+/// A reader beside a writer gets the image of one checkpoint, or an error.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the test races threads, and in vfs none are scoped")]
+fn image_read_beside_writer_is_one_checkpoint() {
+    let (_, fs) = fresh();
+    let mut history = CheckpointHistory::create(&fs, 7).unwrap();
+    history.run(1).unwrap();
+    let (is_done, mut states) = (AtomicBool::new(false), vec![history.last_durable.clone().unwrap()]);
+    let (read, refused) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut read, mut refused): (Vec<ImageFileState>, u64) = (Vec::new(), 0);
+            while !is_done.load(Ordering::Acquire) || read.is_empty() {
+                match open(&fs, false, true) {
+                    Ok((_, loaded)) => read.push(state_of(&loaded.unwrap())),
+                    Err(error) => {
+                        assert!([ErrorKind::Conflict, ErrorKind::Corruption].contains(&error.kind()), "{error}");
+                        refused += 1;
+                    }
+                }
+            }
+            (read, refused)
+        });
+        for _ in 0..200 {
+            history.run(1).unwrap();
+            states.push(history.last_durable.clone().unwrap());
+        }
+        is_done.store(true, Ordering::Release);
+        reader.join().unwrap()
+    });
+    println!("{} images were read, {refused} were refused", read.len());
+    for state in read {
+        assert!(states.contains(&state), "the image at {} has pages of several checkpoints", state.1);
+    }
+    // The copy of a writer that does nothing is its last image.
+    fs.create_dir_all(Path::new("/copy")).unwrap();
+    ImageStore::copy_beside_writer(&fs, Path::new(DIR), PARTITION, Path::new("/copy")).unwrap();
+    let (_, copy) = ImageStore::open(&fs, Path::new("/copy"), PARTITION, LEN_MAX, false, true, None).unwrap();
+    assert_eq!(Some(state_of(&copy.unwrap())), history.last_durable);
+}
+
 /// A mapped pool was copied to a file system that cannot map it. The file stays unchanged until an image of it is
 /// permanent.
 #[test]

@@ -1,0 +1,256 @@
+//! Followers whose files fail, and defects of followers that a reading of the source found.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use azekura::fs::{Fs, OpenMode};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestOrder};
+use azekura::{
+    CompressionType, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionComponents,
+    PartitionCreateOptions, RecoveryMode, merge_operators,
+};
+
+use super::interleaved::padded;
+use crate::changes::DIR;
+use crate::testkit::ordered_partitions::open_ordered;
+use crate::testkit::test_dir::crash_or_kill;
+use crate::testkit::watchdog::wait_until;
+
+pub(super) fn config(fs: Arc<dyn Fs>) -> Config {
+    Config::new(DIR).fs(fs).workers(0)
+}
+
+/// A machine, and a file system of the follower that fails on request.
+fn machines() -> (MemFs, FaultFs) {
+    let machine = MemFs::new();
+    (machine.clone(), FaultFs::new(Arc::new(machine)))
+}
+
+pub(super) fn open_writer(machine: &MemFs) -> Database {
+    config(Arc::new(machine.clone())).open().unwrap()
+}
+
+pub(super) fn partition(db: &Database, name: &str) -> Partition {
+    db.open_partition(name, Default::default()).unwrap()
+}
+
+fn eio() -> Fault {
+    Fault::Error(std::io::ErrorKind::Other)
+}
+
+pub(super) fn text(partition: &Partition, key: &str) -> Option<String> {
+    partition.get(key).unwrap().map(|value| String::from_utf8_lossy(&value).into_owned())
+}
+
+#[test]
+fn a_transaction_reads_the_state_of_its_begin() {
+    let (machine, faults) = machines();
+    let writer = open_writer(&machine);
+    let p = partition(&writer, "p");
+    p.insert("k", "old").unwrap();
+    let follower = config(Arc::new(faults)).open_follower().unwrap();
+    let followed = follower.partition("p").unwrap();
+    let transaction = follower.transaction();
+    p.insert("k", "new").unwrap();
+    p.flush().unwrap();
+    p.major_compact().unwrap();
+    follower.catch_up().unwrap();
+    assert_eq!(text(&followed, "k").as_deref(), Some("new"));
+    assert_eq!(transaction.get(&followed, "k").unwrap().as_deref(), Some(&b"old"[..]));
+    assert_eq!(transaction.size_of(&followed, "k").unwrap(), Some(3));
+}
+
+#[test]
+fn an_unbuilt_partition_is_opened_late() {
+    let (machine, faults) = machines();
+    let writer = open_writer(&machine);
+    let order = TestOrder::Reversed;
+    let p = open_ordered(order, &writer, "p", Default::default(), None).unwrap();
+    p.insert("a", "1").unwrap();
+    p.flush().unwrap();
+    let follower = config(Arc::new(faults)).open_follower().unwrap();
+    p.insert("b", "2").unwrap();
+    p.flush().unwrap();
+    p.major_compact().unwrap();
+    writer.step().unwrap();
+    let first = open_ordered(order, &follower, "p", Default::default(), None).map(|part| part.len().unwrap());
+    follower.catch_up().unwrap();
+    let opened = open_ordered(order, &follower, "p", Default::default(), None);
+    assert_eq!(opened.map(|part| part.len().unwrap()).unwrap(), 2, "first: {first:?}");
+}
+
+#[test]
+fn states_are_freed_that_no_snapshot_reads() {
+    let (machine, faults) = machines();
+    let writer = open_writer(&machine);
+    let p = partition(&writer, "p");
+    p.insert("k", "0").unwrap();
+    p.flush().unwrap();
+    let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
+    let followed = follower.partition("p").unwrap();
+    let oldest = follower.snapshot();
+    for n in 1..40 {
+        p.insert("k", n.to_string()).unwrap();
+        p.flush().unwrap();
+        p.major_compact().unwrap();
+        let short = follower.snapshot();
+        follower.catch_up().unwrap();
+        drop(short);
+    }
+    follower.catch_up().unwrap();
+    assert_eq!(oldest.get(&followed, "k").unwrap().as_deref(), Some(&b"0"[..]));
+    assert!(faults.open_count() < 12, "{} files are open for one snapshot", faults.open_count());
+}
+
+/// The tables of an ingest cannot be opened, so no later commit may be visible.
+#[test]
+fn held_commits_wait_until_tables_are_installed() {
+    let (machine, faults) = machines();
+    let writer = open_writer(&machine);
+    let (p, q) = (partition(&writer, "p"), partition(&writer, "q"));
+    let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
+    let [fp, fq] = ["p", "q"].map(|name| follower.partition(name).unwrap());
+    p.ingest([("k", "ingested")]).unwrap();
+    q.insert("k", "1").unwrap();
+    faults.inject(FaultPlan::new(OpKind::Open, 1, eio()).in_path(".sst").forever());
+    follower.catch_up().unwrap_err();
+    let check = || {
+        let (later, before) = (text(&fq, "k"), text(&fp, "k"));
+        assert!(later.is_none() || before.is_some(), "{later:?} without the ingest before it");
+    };
+    check();
+    q.insert("k", "2").unwrap();
+    follower.catch_up().unwrap_err();
+    check();
+}
+
+/// Partition `n` was created, and the state that contains it cannot be installed.
+#[test]
+fn a_commit_waits_for_its_new_partition() {
+    let (machine, faults) = machines();
+    let writer = open_writer(&machine);
+    let (p, q) = (partition(&writer, "p"), partition(&writer, "q"));
+    let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
+    let fp = follower.partition("p").unwrap();
+    q.insert("k", "1").unwrap();
+    q.flush().unwrap();
+    let n = partition(&writer, "n");
+    let mut batch = writer.batch();
+    batch.insert(&p, "k", "both");
+    batch.insert(&n, "k", "both");
+    batch.commit().unwrap();
+    faults.inject(FaultPlan::new(OpKind::Open, 1, eio()).in_path(".sst").forever());
+    follower.catch_up().unwrap_err();
+    let in_n = follower.partition("n").ok().and_then(|n| text(&n, "k"));
+    assert_eq!(text(&fp, "k"), in_n, "both or none");
+}
+
+/// A recovery ends the WAL before a commit that the follower has shown.
+#[test]
+fn another_history_is_stale() {
+    let (machine, faults) = machines();
+    let writer = open_writer(&machine);
+    let p = partition(&writer, "p");
+    p.insert("a", "kept").unwrap();
+    let follower = config(Arc::new(faults)).open_follower().unwrap();
+    let followed = follower.partition("p").unwrap();
+    p.insert("lost", "a value that is lost").unwrap();
+    follower.catch_up().unwrap();
+    assert!(followed.get("lost").unwrap().is_some());
+    machine.freeze_after(Some(0));
+    drop((writer, p));
+    crash_or_kill(&machine, Survival::Everything, 1);
+    let mut found = 0;
+    for entry in machine.read_dir(Path::new(DIR)).unwrap().into_iter().filter(|entry| entry.name != "LOCK") {
+        let file = machine.open(&Path::new(DIR).join(&entry.name), OpenMode::Write).unwrap();
+        let mut bytes = vec![0; file.length().unwrap() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        let at = bytes.windows(20).position(|window| window == b"a value that is lost");
+        if let Some(at) = at {
+            file.write_at(b"X", at as u64).unwrap();
+            found += 1;
+        }
+    }
+    assert_eq!(found, 1);
+    let config = config(Arc::new(machine)).recovery_mode(RecoveryMode::PointInTime);
+    let writer = config.open().unwrap();
+    let p = partition(&writer, "p");
+    for n in 0..5 {
+        p.insert(format!("new {n}"), "new").unwrap();
+    }
+    let caught_up = follower.catch_up();
+    assert_eq!(caught_up.map_err(|error| error.kind()).unwrap_err(), ErrorKind::Stale);
+}
+
+/// A commit whose last record cannot be applied is applied again, once.
+#[test]
+fn an_operand_is_applied_once_after_a_fault() {
+    let (machine, faults) = machines();
+    let writer = open_writer(&machine);
+    let operator = || PartitionComponents::default().merge_operator(merge_operators::append(""));
+    let separation = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(16 << 10);
+    let separation = separation.compression(CompressionType::None).automatic_gc(None).direct_write_threshold(500);
+    let options = PartitionCreateOptions::default().with_kv_separation(separation);
+    let p = writer.open_partition_with("p", options.clone(), operator()).unwrap();
+    p.set_options(options.clone()).unwrap();
+    p.merge("k", "0").unwrap();
+    let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
+    let followed = follower.open_partition_with("p", options, operator()).unwrap();
+    let mut batch = writer.batch();
+    batch.merge(&p, "k", "+");
+    batch.insert(&p, "large", vec![7; 5_000]);
+    batch.commit().unwrap();
+    faults.inject(FaultPlan::new(OpKind::Open, 1, eio()).in_path("blob").forever());
+    let failed = follower.catch_up();
+    faults.clear_faults();
+    failed.unwrap_err();
+    follower.catch_up().unwrap();
+    assert_eq!(text(&followed, "k").as_deref(), Some("0+"));
+    assert_eq!(followed.get("large").unwrap().map(|value| value.len()), Some(5_000));
+}
+
+/// A read of the latest state of one partition, and then of another, may not go back.
+#[test]
+fn a_later_get_is_not_older() {
+    let (machine, faults) = machines();
+    let writer = config(Arc::new(machine)).wal_segment_size(64 << 10).open().unwrap();
+    let parts = ["p", "q", "r"].map(|name| partition(&writer, name));
+    let commit = |value: &str| {
+        let mut batch = writer.batch();
+        parts.iter().for_each(|part| batch.insert(part, "k", value));
+        batch.commit().unwrap();
+    };
+    commit("old");
+    parts.iter().for_each(|part| part.flush().unwrap());
+    let follower = config(Arc::new(faults)).open_follower().unwrap();
+    let [p, q, r] = ["p", "q", "r"].map(|name| follower.partition(name).unwrap());
+    commit("new");
+    parts.iter().for_each(|part| part.flush().unwrap());
+    // The segments that the follower would read next are recycled, so it reads the database again.
+    let fill = partition(&writer, "fill");
+    for n in 0..200 {
+        fill.insert("k", padded(n, 5_000)).unwrap();
+        if n % 20 == 0 {
+            fill.flush().unwrap();
+            while writer.step().unwrap() {}
+        }
+    }
+    let (is_reading, goes_on) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            p.get_with("k", |_| {
+                is_reading.store(true, Ordering::SeqCst);
+                wait_until("the test has read", || goes_on.load(Ordering::SeqCst));
+            })
+        });
+        wait_until("a reader is pinned", || is_reading.load(Ordering::SeqCst));
+        let caught_up = scope.spawn(|| follower.catch_up().map(drop));
+        wait_until("the first is installed", || text(&p, "k").as_deref() == Some("new") || caught_up.is_finished());
+        let last = [text(&q, "k"), text(&r, "k")];
+        goes_on.store(true, Ordering::SeqCst);
+        caught_up.join().unwrap().unwrap();
+        assert_eq!(last.map(Option::unwrap), ["new", "new"]);
+    });
+    drop(writer);
+}
