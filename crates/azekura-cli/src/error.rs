@@ -178,7 +178,7 @@ impl CliError {
     }
 
     /// Whether another handle has the database open.
-    fn is_locked(&self) -> bool {
+    pub(crate) fn is_locked(&self) -> bool {
         *self.kind == *kind_word(ErrorKind::Locked)
     }
 
@@ -231,6 +231,12 @@ impl fmt::Display for CliError {
 /// same error.
 pub(crate) fn print_error(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Writes what the caller should know and is no error to standard error: one line of text, or with `json` an object
+/// under "notice".
+pub(crate) fn print_notice(json: bool, notice: Value, text: impl fmt::Display) {
+    if json { print_error(json!({ "notice": notice })) } else { print_error(text) }
 }
 
 fn error_json(kind: &str, message: &str, file: Option<&Path>, offset: Option<u64>) -> Value {

@@ -1,16 +1,60 @@
-//! Opens databases and partitions, each command with the fewest rights that it needs.
+//! Opens databases and partitions, each command with the fewest rights that it needs. A command that only reads does so
+//! beside a process that writes.
 
 use std::io;
 use std::path::Path;
 
 use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions, Settings};
+use serde_json::json;
 
-use crate::error::{CliError, Result, print_error};
+use crate::error::{CliError, Result, print_error, print_notice};
 
-/// Opens a database for commands that only read: shares the directory with other readers and writes nothing.
-pub(crate) fn open_read_only(path: &Path) -> Result<Database> {
+/// An open database.
+#[derive(Debug)]
+pub(crate) struct OpenedDatabase {
+    pub(crate) db: Database,
+    /// Whether `db` is a follower, because another process has the database open for writing.
+    pub(crate) is_follower: bool,
+}
+
+/// Opens a database for commands that only read: shares the directory with other readers and writes nothing. If another
+/// process writes to it, reads beside that process, and says so on standard error.
+pub(crate) fn open_to_read(path: &Path, json: bool) -> Result<OpenedDatabase> {
     check_directory(path)?;
-    Ok(Config::new(path).open_read_only()?)
+    match Config::new(path).open_read_only() {
+        Err(locked) if locked.kind() == ErrorKind::Locked => {
+            Ok(OpenedDatabase { db: open_beside(path, locked.into(), json)?, is_follower: true })
+        }
+        opened => Ok(OpenedDatabase { db: opened?, is_follower: false }),
+    }
+}
+
+/// Opens a database for commands that change it. If another process writes to it, opens it as [`open_to_read`] does.
+pub(crate) fn open_to_write_or_read(path: &Path, json: bool) -> Result<OpenedDatabase> {
+    match open_existing(path) {
+        Err(locked) if locked.is_locked() => {
+            Ok(OpenedDatabase { db: open_beside(path, locked, json)?, is_follower: true })
+        }
+        opened => Ok(OpenedDatabase { db: opened?, is_follower: false }),
+    }
+}
+
+/// Opens a follower of a database that another process writes, and says so on standard error. `locked`: the error of
+/// opening it otherwise.
+///
+/// # Errors
+/// `locked` if the database has a partition that cannot be followed.
+pub(crate) fn open_beside(path: &Path, locked: CliError, json: bool) -> Result<Database> {
+    let db = Config::new(path).open_follower().map_err(|error| match error.kind() {
+        ErrorKind::Unsupported => locked.with_note(&format!("it cannot be read meanwhile: {}", error.message())),
+        _ => error.into(),
+    })?;
+    let seqno = db.change_position()?.sequence_number();
+    let text = format_args!(
+        "azekura: another process has the database open: reading beside it, as of sequence number {seqno}."
+    );
+    print_notice(json, json!({ "kind": "beside_writer", "sequence_number": seqno }), text);
+    Ok(db)
 }
 
 /// Opens a database for commands that change it.
@@ -87,8 +131,8 @@ pub(crate) fn partitions(db: &Database, name: Option<&str>) -> Result<Vec<Partit
 }
 
 /// Opens the partition to read from, with its database.
-pub(crate) fn partition_to_read(path: &Path, name: &str) -> Result<(Database, Partition)> {
-    let db = open_read_only(path)?;
+pub(crate) fn partition_to_read(path: &Path, name: &str, json: bool) -> Result<(Database, Partition)> {
+    let OpenedDatabase { db, .. } = open_to_read(path, json)?;
     let partition = existing_partition(&db, name)?;
     Ok((db, partition))
 }

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &GcArgs, db: &Path, output: &mut CommandOutput) -> Resul
 }
 
 fn scan(args: &GcPartitionArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let db = open::open_read_only(db)?;
+    let db = open::open_to_read(db, output.json())?.db;
     let mut reports = Vec::new();
     for partition in partitions_with_separation(&db, args)? {
         let progress = ProgressReporter::spinner(output.json(), "Scanning");

@@ -16,7 +16,7 @@ use crate::partition_options::PartitionOptionArgs;
 pub(crate) fn run(args: &PartitionsArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     match &args.action {
         PartitionsAction::List => {
-            let db = open::open_read_only(db)?;
+            let db = open::open_to_read(db, output.json())?.db;
             print_names(&db, output)?;
             Ok(CommandOutcome::Success)
         }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::args::{PartitionFilter, StatsArgs};
 use crate::display::{self, bytes, count, plural};
 use crate::error::{CommandOutcome, Result};
-use crate::open;
+use crate::open::{self, OpenedDatabase};
 use crate::output::CommandOutput;
 
 /// Width of the longest bar of `levels`, in characters.
@@ -26,14 +26,49 @@ pub(crate) struct StatsReading {
     /// `None` if an older version wrote the database.
     settings: Option<Settings>,
     partitions: Vec<PartitionMetrics>,
+    /// `None` unless the database is a follower.
+    lag: Option<FollowerLag>,
+}
+
+/// How far a follower was behind its writer when the metrics had been read.
+#[derive(Clone, Copy, Debug)]
+struct FollowerLag {
+    /// The last sequence number that was visible.
+    sequence_number: u64,
+    /// Sequence numbers that the writer had used since. `None` if the follower could not catch up.
+    behind: Option<u64>,
+}
+
+impl FollowerLag {
+    /// Catches up, which shows what the writer has committed since the last time.
+    fn measure(db: &Database) -> Result<FollowerLag> {
+        let sequence_number = db.change_position()?.sequence_number();
+        let behind = db.catch_up().ok().map(|now| now.sequence_number().saturating_sub(sequence_number));
+        Ok(FollowerLag { sequence_number, behind })
+    }
+
+    fn to_json(self) -> Value {
+        json!({ "sequence_number": self.sequence_number, "behind": self.behind })
+    }
+
+    fn line(self) -> String {
+        let behind = match self.behind {
+            Some(behind) => {
+                format!("the writer was {} ahead when this had been read", plural(behind, "sequence number"))
+            }
+            None => "how far the writer is ahead could not be read".into(),
+        };
+        format!("As of sequence number {}; {behind}.", self.sequence_number)
+    }
 }
 
 impl StatsReading {
     /// Reads the metrics of one partition, or of all in the order of their names.
-    pub(crate) fn of(db: &Database, partition: Option<&str>) -> Result<StatsReading> {
+    pub(crate) fn of(db: &Database, is_follower: bool, partition: Option<&str>) -> Result<StatsReading> {
         let partitions = partition_metrics(db, partition)?;
-        let settings = db.stored_settings();
-        Ok(StatsReading { metrics: db.metrics(), disk: db.disk_space(), settings, partitions })
+        let (metrics, disk, settings) = (db.metrics(), db.disk_space(), db.stored_settings());
+        let lag = is_follower.then(|| FollowerLag::measure(db)).transpose()?;
+        Ok(StatsReading { metrics, disk, settings, partitions, lag })
     }
 
     /// Every metric as a JSON object.
@@ -42,6 +77,7 @@ impl StatsReading {
         object["disk_bytes"] = json!(self.disk);
         object["settings"] = json!(self.settings.as_ref().map(settings_json));
         object["partitions"] = self.partitions.iter().map(partition_json).collect();
+        object["follower"] = json!(self.lag.map(FollowerLag::to_json));
         object
     }
 
@@ -61,13 +97,18 @@ impl StatsReading {
             output.line("")?;
             print_partition(partition, output)?;
         }
+        if let Some(lag) = self.lag {
+            output.line("")?;
+            output.line(lag.line())?;
+        }
         Ok(())
     }
 }
 
 /// Prints every metric.
 pub(crate) fn stats(args: &StatsArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let reading = StatsReading::of(&open::open_read_only(db)?, args.filter.partition.as_deref())?;
+    let OpenedDatabase { db, is_follower } = open::open_to_read(db, output.json())?;
+    let reading = StatsReading::of(&db, is_follower, args.filter.partition.as_deref())?;
     if output.json() {
         output.line(reading.to_json())?;
     } else {
@@ -79,7 +120,7 @@ pub(crate) fn stats(args: &StatsArgs, db: &Path, output: &mut CommandOutput) -> 
 
 /// Prints the levels of each partition.
 pub(crate) fn levels(args: &PartitionFilter, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let partitions = read_partition_metrics(args, db)?;
+    let partitions = read_partition_metrics(args, db, output.json())?;
     output.partitions(&partitions, partition_json, print_partition)?;
     if partitions.is_empty() && !output.json() {
         output.line("There are no partitions.")?;
@@ -89,7 +130,7 @@ pub(crate) fn levels(args: &PartitionFilter, db: &Path, output: &mut CommandOutp
 
 /// Prints the blob files of each partition, by descending staleness.
 pub(crate) fn blobs(args: &PartitionFilter, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let mut partitions = read_partition_metrics(args, db)?;
+    let mut partitions = read_partition_metrics(args, db, output.json())?;
     if args.partition.is_none() {
         partitions.retain(|partition| partition.has_kv_separation);
     }
@@ -111,8 +152,8 @@ pub(crate) fn blobs(args: &PartitionFilter, db: &Path, output: &mut CommandOutpu
 }
 
 /// Opens the database to read, and reads the metrics of one partition, or of all in the order of their names.
-fn read_partition_metrics(args: &PartitionFilter, db: &Path) -> Result<Vec<PartitionMetrics>> {
-    partition_metrics(&open::open_read_only(db)?, args.partition.as_deref())
+fn read_partition_metrics(args: &PartitionFilter, db: &Path, json: bool) -> Result<Vec<PartitionMetrics>> {
+    partition_metrics(&open::open_to_read(db, json)?.db, args.partition.as_deref())
 }
 
 fn partition_metrics(db: &Database, name: Option<&str>) -> Result<Vec<PartitionMetrics>> {

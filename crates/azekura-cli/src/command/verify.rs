@@ -1,4 +1,5 @@
-//! `verify`: reads and checks every byte of every file.
+//! `verify`: reads and checks every byte of every file. Beside a process that writes, those of the tables and blob files,
+//! which do not change.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,14 +11,18 @@ use azekura::inspect::{self, FileReport, VerifyReport};
 use serde_json::{Value, json};
 
 use crate::args::ErrorListArgs;
-use crate::error::{CommandOutcome, Result, engine_error_json};
+use crate::error::{CliError, CommandOutcome, Result, engine_error_json, print_notice};
 use crate::output::CommandOutput;
 use crate::progress::ProgressReporter;
 use crate::{display, open};
 
 /// Verifies a database and prints the damage.
 pub(crate) fn verify(args: ErrorListArgs, path: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let report = verify_files(path, output.json())?;
+    let json = output.json();
+    let report = match verify_files(path, json) {
+        Err(locked) if locked.is_locked() => verify_beside_writer(path, locked, json)?,
+        report => report?,
+    };
     let problems = problem_lines(&report);
     let sound = CommandOutcome::success_if(problems.is_empty());
     if output.json() {
@@ -69,6 +74,17 @@ pub(crate) fn verify_files(path: &Path, json: bool) -> Result<VerifyReport> {
     let _lock = if is_database { Some(fs.lock_dir(path, LockMode::Shared)?) } else { None };
     let progress = ProgressReporter::bytes(json, 0, "Checking");
     Ok(inspect::verify(&fs, path, &mut |done, total| progress.set(done, total))?)
+}
+
+/// Verifies the tables and blob files of a database that another process writes. `locked`: the error of
+/// [`verify_files`].
+fn verify_beside_writer(path: &Path, locked: CliError, json: bool) -> Result<VerifyReport> {
+    let db = open::open_beside(path, locked, json)?;
+    let text =
+        "azekura: tables and blob files are checked; of the manifest, the log and pools only what opening reads.";
+    print_notice(json, json!({ "kind": "tables_and_blob_files_only" }), text);
+    let progress = ProgressReporter::bytes(json, 0, "Checking");
+    Ok(inspect::verify_follower(&db, &mut |done, total| progress.set(done, total))?)
 }
 
 pub(crate) fn summary_line(report: &VerifyReport) -> String {

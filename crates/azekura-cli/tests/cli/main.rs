@@ -5,6 +5,7 @@ mod demo;
 mod entries;
 mod errors;
 mod fixture;
+mod followers;
 mod formats;
 mod generate;
 mod partitions;

@@ -1,4 +1,4 @@
-//! Reads the files of a database without opening it, and returns plain reports.
+//! Reads the files of a database, most of the time without opening it, and returns plain reports.
 //!
 //! For tools and tests: nothing is written, no lock is taken, and damage is reported instead of returned as an error.
 //!
@@ -17,4 +17,5 @@ pub use partial_manifest::{DamagedPool, PartialManifest, partial_manifest};
 pub use rebuilt_manifest::{RebuiltManifest, rebuilt_manifest};
 pub use report::{
     BlobReport, FileReport, TableReport, VerifyReport, blobs, last_key_of_block, tables, verify, verify_file,
+    verify_follower,
 };

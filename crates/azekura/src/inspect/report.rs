@@ -1,6 +1,7 @@
 //! Lists and verifies the files of a database directory, as plain reports.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::blob::reader::{BlobFile, LiveBlobs, add_references};
 use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
+use crate::db::database::Database;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
 use crate::manifest::{self, MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
 use crate::pmem::options::PmemOptions;
@@ -329,7 +331,8 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
         Err(error) => drop(report.set_file_result(&dir.join(MANIFEST_NAME), "manifest", 0, Err(error))),
         Ok((manifest_state, edits)) => {
             report.set_file_result(&dir.join(MANIFEST_NAME), "manifest", edits as u64, Ok(()));
-            verify_tables(fs, dir, &manifest_state, &mut report, &mut |bytes| {
+            let files = DataFiles::tables(Arc::clone(fs), dir, 8, FileAccess::buffered());
+            verify_tables(&files, &manifest_state, &mut report, &mut |bytes| {
                 done += bytes;
                 progress(done, total);
             });
@@ -338,6 +341,74 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
         }
     }
     progress(total, total);
+    report.files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(report)
+}
+
+/// Reads and checks the tables and blob files that a [follower](crate::Config::open_follower) reads, while another
+/// process may write. The follower keeps them open, so it does not matter whether the writer has removed them. Calls
+/// `progress` with the bytes checked so far and the total bytes.
+///
+/// The manifest, the WAL and pools change meanwhile. They are not in the report: opening and catching up check what they
+/// read of them. A tail of the WAL that is damaged looks like its end.
+///
+/// # Errors
+/// `Invalid` if the database is no follower. `Io` or `Corruption` from the manifest, which is read if a file is missing.
+/// Damage to a file is in its report.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// use azekura::Config;
+/// # let db = Config::new(&path).open()?;
+/// let fruit = db.open_partition("fruit", Default::default())?;
+/// fruit.insert("apple", "red")?;
+/// fruit.flush()?;
+/// let follower = Config::new(&path).open_follower()?; // also in another process
+/// fruit.remove("apple")?;
+/// fruit.flush()?;
+/// fruit.major_compact()?; // removes the table
+/// let report = azekura::inspect::verify_follower(&follower, &mut |_, _| {})?;
+/// assert_eq!((report.files.len(), report.files[0].entries, report.is_clean()), (1, 1, true));
+/// # Ok(()) }
+/// ```
+pub fn verify_follower(db: &Database, progress: &mut dyn FnMut(u64, u64)) -> Result<VerifyReport> {
+    let inner = &db.handle.inner;
+    let no_follower = || Error::invalid("the database is no follower: open it with open_follower");
+    let manifest_state = inner.follower.as_ref().ok_or_else(no_follower)?.manifest_state();
+    let resources = inner.catalog.resources();
+    let (tables, blob_files) = (&resources.files, resources.files.blob_files());
+    let mut report = VerifyReport::default();
+    for partition in manifest_state.partitions.values() {
+        let found = |path, kind, bytes| FileReport::new(path, kind, bytes);
+        let all = partition.all_tables().map(|meta| found(tables.path(meta.number), "table", meta.size));
+        report.files.extend(all);
+        let all = partition.blob_files.values().map(|meta| found(blob_files.path(meta.number), "blob", meta.size));
+        report.files.extend(all);
+    }
+    let total = report.files.iter().map(|file| file.bytes).sum();
+    let mut done = 0;
+    progress(done, total);
+    verify_tables(tables, &manifest_state, &mut report, &mut |bytes| {
+        done += bytes;
+        progress(done, total);
+    });
+    let is_missing = |file: &FileReport| file.problem.as_ref().is_some_and(Error::is_missing_file);
+    if report.files.iter().any(is_missing) {
+        // The follower does not open the files of partitions whose comparator is not available. The writer has removed
+        // those that its manifest no longer names.
+        let newer = read_manifest_state(&resources.fs, &resources.dir)?.0;
+        let named: BTreeSet<PathBuf> = newer
+            .partitions
+            .values()
+            .flat_map(|partition| {
+                let all = partition.all_tables().map(|meta| tables.path(meta.number));
+                all.chain(partition.blob_files.values().map(|meta| blob_files.path(meta.number)))
+            })
+            .collect();
+        report.files.retain(|file| !is_missing(file) || named.contains(&file.path));
+    }
     report.files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(report)
 }
@@ -374,19 +445,17 @@ impl Comparator for UnknownComparator {
 }
 
 fn verify_tables(
-    fs: &Arc<dyn Fs>,
-    dir: &Path,
+    files: &DataFiles,
     manifest_state: &ManifestState,
     report: &mut VerifyReport,
     progress: &mut dyn FnMut(u64),
 ) {
-    let files = DataFiles::tables(Arc::clone(fs), dir, 8, FileAccess::buffered());
     let cache = Arc::new(BlockCache::new(0));
     for partition in manifest_state.partitions.values() {
         let order = key_order_for_name(&partition.meta.comparator);
         let mut live = LiveBlobs::default();
         for (_, meta) in partition.tables.values() {
-            let outcome = verify_table(&files, &cache, meta, &order, manifest_state.hash_seed);
+            let outcome = verify_table(files, &cache, meta, &order, manifest_state.hash_seed);
             let (index_type, outcome) = match outcome {
                 Ok((index_type, references)) => {
                     add_references(&mut live, &references, |_| true);
@@ -399,7 +468,7 @@ fn verify_tables(
             progress(meta.size);
         }
         for meta in partition.spilled.values() {
-            let outcome = verify_table(&files, &cache, meta, &KeyOrder::bytewise(), manifest_state.hash_seed);
+            let outcome = verify_table(files, &cache, meta, &KeyOrder::bytewise(), manifest_state.hash_seed);
             report.set_file_result(&files.path(meta.number), "table", meta.entries, outcome.map(drop));
             progress(meta.size);
         }

@@ -17,7 +17,7 @@ use crate::command::stats::StatsReading;
 use crate::command::{maintenance, partitions, range};
 use crate::display::{self, plural};
 use crate::encoding;
-use crate::error::{self, CliError, Result};
+use crate::error::{self, CliError, Result, engine_error_json, print_notice};
 use crate::open;
 use crate::output::CommandOutput;
 use crate::partition_options::PartitionOptionArgs;
@@ -36,6 +36,8 @@ pub(super) struct ShellSession<'a> {
     mode: ShellMode,
     /// `None` until a write creates the database.
     db: Option<Database>,
+    /// Whether `db` is a follower, because another process had the database open for writing.
+    is_follower: bool,
     partition: String,
     /// The definition of the commands, while this partition is in use.
     commands: clap::Command,
@@ -45,17 +47,19 @@ pub(super) struct ShellSession<'a> {
 impl<'a> ShellSession<'a> {
     /// Opens the database if it exists. A missing one is created by the first write.
     pub(super) fn open(args: &ShellArgs, path: &'a Path, json: bool) -> Result<ShellSession<'a>> {
-        let db = match args.read_only {
-            true => Some(open::open_read_only(path)?),
+        let opened = match args.read_only {
+            true => Some(open::open_to_read(path, json)?),
             false if path.symlink_metadata().is_ok() && !open::is_empty_directory(path) => {
-                Some(open::open_existing(path)?)
+                Some(open::open_to_write_or_read(path, json)?)
             }
             false => None,
         };
+        let is_follower = opened.as_ref().is_some_and(|opened| opened.is_follower);
+        let db = opened.map(|opened| opened.db);
         let partition = args.partition.name.clone();
         let mode = ShellMode { is_read_only: args.read_only, json };
         let commands = shell_command::definition(&partition, mode);
-        Ok(ShellSession { path, mode, db, partition, commands, batch: None })
+        Ok(ShellSession { path, mode, db, is_follower, partition, commands, batch: None })
     }
 
     /// Closes the database. Writes of a batch that was not committed are discarded.
@@ -83,7 +87,7 @@ impl<'a> ShellSession<'a> {
     pub(super) fn prompt(&self) -> String {
         let state = match self.batch_len() {
             Some(writes) => format!(" (batch of {writes})"),
-            None if self.mode.is_read_only => " (read-only)".into(),
+            None if self.mode.is_read_only || self.is_follower => " (read-only)".into(),
             None => String::new(),
         };
         format!("{}{state}> ", encoding::escaped(self.partition.as_bytes()))
@@ -110,6 +114,7 @@ impl<'a> ShellSession<'a> {
     }
 
     fn execute(&mut self, command: ShellCommand, output: &mut CommandOutput) -> Result<()> {
+        self.catch_up()?;
         match command {
             ShellCommand::Partitions => partitions::print_names(self.existing()?, output),
             ShellCommand::Use { partition } => self.use_partition(partition, output),
@@ -133,6 +138,23 @@ impl<'a> ShellSession<'a> {
         }
     }
 
+    /// Shows what the writer has committed since the last command, if the database is a follower. If that fails, the
+    /// command reads what the last one has read. If the writer has lost it, the database is opened again.
+    fn catch_up(&mut self) -> Result<()> {
+        let Some(db) = self.db.as_ref().filter(|_| self.is_follower) else { return Ok(()) };
+        let Err(error) = db.catch_up() else { return Ok(()) };
+        let seqno = db.change_position()?.sequence_number();
+        let is_stale = error.kind() == azekura::ErrorKind::Stale;
+        let then = if is_stale { "opening the database again" } else { "reading what was committed before" };
+        let notice = json!({ "kind": "cannot_catch_up", "error": engine_error_json(&error), "sequence_number": seqno });
+        let text = format_args!("azekura: cannot catch up from sequence number {seqno}: {error}; {then}.");
+        print_notice(self.mode.json, notice, text);
+        if is_stale {
+            self.db = Some(open::open_beside(self.path, error.into(), self.mode.json)?);
+        }
+        Ok(())
+    }
+
     /// The database; fails if there is none.
     fn existing(&mut self) -> Result<&Database> {
         if self.db.is_none() {
@@ -150,11 +172,16 @@ impl<'a> ShellSession<'a> {
         Ok(self.db.as_ref().expect("it was opened above"))
     }
 
-    fn check_writable(&self) -> Result<()> {
-        match self.mode.is_read_only {
-            true => Err(CliError::input(self.path, "the shell was started with --read-only, so it cannot write")),
-            false => Ok(()),
+    /// Fails if the database cannot be written to. A follower is replaced if its writer has closed the database.
+    fn check_writable(&mut self) -> Result<()> {
+        if self.mode.is_read_only {
+            return Err(CliError::input(self.path, "the shell was started with --read-only, so it cannot write"));
         }
+        if self.is_follower {
+            self.db = Some(open::open_existing(self.path)?);
+            self.is_follower = false;
+        }
+        Ok(())
     }
 
     fn existing_partition(&mut self, name: &str) -> Result<Partition> {
@@ -313,7 +340,8 @@ impl<'a> ShellSession<'a> {
     }
 
     fn stats(&mut self, filter: &PartitionFilter, all: bool, output: &mut CommandOutput) -> Result<()> {
-        let reading = StatsReading::of(self.existing()?, filter.partition.as_deref())?;
+        let is_follower = self.is_follower;
+        let reading = StatsReading::of(self.existing()?, is_follower, filter.partition.as_deref())?;
         if output.json() { output.line(reading.to_json()) } else { reading.print(all, output) }
     }
 

@@ -147,7 +147,7 @@ pub(crate) fn export(args: &ExportArgs, db: &Path, output: &mut CommandOutput) -
     check_csv_options(&args.csv, format)?;
     interrupt::catch_first()?;
     let json = output.json();
-    let database = open::open_read_only(db)?;
+    let database = open::open_to_read(db, json)?.db;
     let name = args.partition.as_deref();
     let report = if format == TransferFormat::Dir {
         if to_stdout {
