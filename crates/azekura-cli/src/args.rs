@@ -27,8 +27,12 @@ Explain the exit codes.
     5  the database is damaged: bytes on disk are not what was written
   130  interrupted (Ctrl-C)
 
-Errors are sentences on standard error. With --json they are one object there:
-    {\"error\": {\"kind\": \"locked\", \"message\": \"…\", \"file\": \"…\", \"offset\": null}}";
+Commands that only read are not refused while another program writes. They read beside it, and say so on standard
+error.
+
+Errors are sentences on standard error. With --json each is one line there, and so is each notice:
+    {\"error\": {\"kind\": \"locked\", \"message\": \"…\", \"file\": \"…\", \"offset\": null}}
+    {\"notice\": {\"kind\": \"beside_writer\", \"sequence_number\": 1234}}";
 
 /// Help text below the list of commands.
 const START: &str = "Start here:
@@ -49,7 +53,8 @@ const CREATE_EXAMPLES: &str = "Examples:
 /// Inspect, fill, verify and compact azekura databases.
 ///
 /// A database is a directory. It has partitions, which are named maps from byte strings to byte strings, sorted by key.
-/// Without --partition, commands use the partition "default".
+/// Without --partition, commands use the partition "default". Commands that only read also run while another program
+/// writes to the database: they read what was committed when they began, and name its last sequence number.
 #[derive(Parser, Debug)]
 #[command(
     name = "azekura",
@@ -173,7 +178,9 @@ pub(crate) enum Command {
     /// Show the counters of the database and its partitions, and its settings.
     ///
     /// Without --all, rows of zeros are left out, and settings that have their default. The settings are those with
-    /// which the database was last opened to write.
+    /// which the database was last opened to write. While another program writes, the counters are those of this
+    /// command; the last line (in JSON "follower") says up to which sequence number it has read, and how many the
+    /// writer had used since.
     #[command(after_help = "Examples:\n  azekura stats --db my.db\n  azekura stats --db my.db --all --json")]
     Stats(StatsArgs),
     /// Show the levels of each partition: tables, bytes, entries and tombstones, with a bar for the size.
@@ -192,7 +199,9 @@ pub(crate) enum Command {
     Gc(GcArgs),
     /// Read and check every byte of every file; exits with 1 and lists the damage.
     ///
-    /// Lists the first 20 damaged files; --json lists all files.
+    /// Lists the first 20 damaged files; --json lists all files. While another program writes, every byte of the tables
+    /// and blob files is checked, and of the manifest, the log and pools what opening reads. A damaged end of the log
+    /// is not noticed then.
     #[command(after_help = "Examples:\n  azekura verify --db my.db\n  azekura verify --db my.db --all-errors")]
     Verify(ErrorListArgs),
     /// Copy what is intact of a damaged database to a new one, and report the rest.
@@ -225,6 +234,9 @@ pub(crate) enum Command {
     /// kept in ~/.local/state/azekura/history, or in the file that AZEKURA_HISTORY names (empty: no file); a line that
     /// begins with a space is not kept. Without a terminal, standard input is a script: one command in each line, no
     /// prompt, and the first command that fails ends it with exit code 1. `help` in the shell lists its commands.
+    ///
+    /// While another program has the database open, the shell reads beside it, and each command sees what was committed
+    /// before. A command that writes fails until that program has closed the database.
     #[command(after_help = "Examples:\n  azekura shell --db my.db\n  azekura shell --db my.db --read-only\n  \
                       printf 'put a 1\\nput b 2\\nscan\\n' | azekura shell --db my.db")]
     Shell(ShellArgs),
@@ -628,7 +640,7 @@ pub(crate) struct CheckpointArgs {
 pub(crate) struct ShellArgs {
     #[command(flatten)]
     pub(crate) partition: PartitionArg,
-    /// Open the database to read only, beside other readers.
+    /// Open the database to read only, beside other readers and beside a program that writes.
     #[arg(long)]
     pub(crate) read_only: bool,
 }

@@ -5,12 +5,14 @@
 //! 3. [`batches_and_snapshots`]: changes and views that span partitions.
 //! 4. [`transactions`]: decisions that depend on what was read; atomic operations on single keys.
 //! 5. [`durability`]: which failures a commit survives.
-//! 6. [`tuning`]: options for point reads, scans, ingest, large values and data in memory.
-//! 7. [`operating`]: the command, metrics, events, checkpoints, verification, full disks, memory.
-//! 8. [`recipes`]: queues, counters, reverts, indexes, expiry, caches, time series, clearing, retries, backup.
-//! 9. [`migrating`]: equivalents of RocksDB, sled, redb, Fjall, LMDB and SurrealKV.
-//! 10. [`stability`]: of file formats and of the interface; moving data between versions.
-//! 11. [`costs_and_questions`]: build time, disk, memory, threads, frequent questions.
+//! 6. [`changes`]: the committed changes in order, for indexes, outboxes and caches.
+//! 7. [`followers`]: reading in another process beside the writer.
+//! 8. [`tuning`]: options for point reads, scans, ingest, large values and data in memory.
+//! 9. [`operating`]: the command, metrics, events, checkpoints, verification, full disks, memory.
+//! 10. [`recipes`]: queues, counters, reverts, indexes, expiry, caches, time series, clearing, retries, backup.
+//! 11. [`migrating`]: equivalents of RocksDB, sled, redb, Fjall, LMDB and SurrealKV.
+//! 12. [`stability`]: of file formats and of the interface; moving data between versions.
+//! 13. [`costs_and_questions`]: build time, disk, memory, threads, frequent questions.
 
 /// Declares a chapter. The link definitions stand before the text, so that they take precedence over those of the text,
 /// which are for readers of the file in the repository. The lint test compares both.
@@ -20,9 +22,13 @@ macro_rules! chapter {
         /// [`Batch`]: crate::Batch
         /// [`Batch::expect`]: crate::Batch::expect
         /// [`Comparator`]: crate::Comparator
+        /// [changes]: crate::guide::changes
         /// [`Config`]: crate::Config
+        /// [`Config::follow_interval`]: crate::Config::follow_interval
+        /// [`Config::open_follower`]: crate::Config::open_follower
         /// [costs and questions]: crate::guide::costs_and_questions
         /// [`Database`]: crate::Database
+        /// [`Database::catch_up`]: crate::Database::catch_up
         /// [`Database::transact`]: crate::Database::transact
         /// [`Changes`]: crate::Changes
         /// [`ChangePosition`]: crate::ChangePosition
@@ -35,8 +41,10 @@ macro_rules! chapter {
         /// [`Error`]: crate::Error
         /// [`Error::conflicting_key`]: crate::Error::conflicting_key
         /// [`Error::kind`]: crate::Error::kind
+        /// [followers]: crate::guide::followers
         /// [`GarbageCollection`]: crate::GarbageCollection
         /// [`inspect::verify`]: crate::inspect::verify
+        /// [`inspect::verify_follower`]: crate::inspect::verify_follower
         /// [`Isolation::Serializable`]: crate::Isolation::Serializable
         /// [`Isolation::Snapshot`]: crate::Isolation::Snapshot
         /// [`Listener`]: crate::Listener
@@ -75,6 +83,7 @@ chapter!(batches_and_snapshots, include_str!("../docs/guide/batches_and_snapshot
 chapter!(transactions, include_str!("../docs/guide/transactions.md"));
 chapter!(durability, include_str!("../docs/guide/durability.md"));
 chapter!(changes, include_str!("../docs/guide/changes.md"));
+chapter!(followers, include_str!("../docs/guide/followers.md"));
 chapter!(tuning, include_str!("../docs/guide/tuning.md"));
 chapter!(operating, include_str!("../docs/guide/operating.md"));
 chapter!(recipes, include_str!("../docs/guide/recipes.md"));

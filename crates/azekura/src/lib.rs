@@ -53,7 +53,7 @@
 //! | transaction | half of the memory budget for reads and for the memory of writes; see [`Transaction`] |
 //! | name of a partition | 1 to 255 bytes of UTF-8 |
 //! | pool | [`PmemOptions::max_size`], 1 GiB by default, 8 TiB at most |
-//! | processes | one that writes, or many that read |
+//! | processes | one that writes, with any number of [followers](guide::followers), or many that read |
 //!
 //! Memory: [`Config::memory_budget`] (512 MiB by default) bounds the memtables, [`Config::cache_size`] (64 MiB) the
 //! block cache, and `max_size` the records of each pool. No bound covers their sum. Memtables that iterators hold, top
@@ -62,9 +62,9 @@
 //!
 //! # What is not there
 //!
-//! Reading beside a writer in another process, replication, a change feed, incremental backups and backups to object
-//! stores, encryption, an asynchronous interface, compaction strategies other than leveled, more than one compaction of
-//! a partition at a time, a budget for all memory, and interfaces for other languages.
+//! Replication, incremental backups and backups to object stores, encryption, an asynchronous interface, compaction
+//! strategies other than leveled, more than one compaction of a partition at a time, a budget for all memory, and
+//! interfaces for other languages.
 //!
 //! # Feature flags
 //!

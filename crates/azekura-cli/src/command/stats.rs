@@ -461,6 +461,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn lag_is_what_was_committed_since() {
+        let dir = tempfile::tempdir().unwrap();
+        let writer = azekura::Config::new(dir.path()).open().unwrap();
+        let partition = writer.open_partition("p", azekura::PartitionCreateOptions::default()).unwrap();
+        partition.insert("a", "1").unwrap();
+        let follower = azekura::Config::new(dir.path()).open_follower().unwrap();
+        let read = writer.change_position().unwrap().sequence_number();
+        (0..3).for_each(|n| partition.insert([n], "2").unwrap());
+        let lag = FollowerLag::measure(&follower).unwrap();
+        assert_eq!(lag.to_json(), json!({ "sequence_number": read, "behind": 3 }));
+        let line =
+            format!("As of sequence number {read}; the writer was 3 sequence numbers ahead when this had been read.");
+        assert_eq!(lag.line(), line);
+        assert_eq!(FollowerLag::measure(&follower).unwrap().behind, Some(0));
+    }
+
+    #[test]
     fn percent_of_zero_is_zero() {
         assert_eq!(percent(0, 0), "0.0 %");
         assert_eq!(percent(1, 8), "12.5 %");

@@ -1,5 +1,5 @@
-//! `verify`: reads and checks every byte of every file. Beside a process that writes, those of the tables and blob files,
-//! which do not change.
+//! `verify`: reads and checks every byte of every file. Beside a process that writes, those of the tables and blob
+//! files, which do not change.
 
 use std::collections::BTreeMap;
 use std::path::Path;

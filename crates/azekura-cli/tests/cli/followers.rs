@@ -283,7 +283,7 @@ fn set_modes(path: &Path, mode: u32) {
     }
 }
 
-/// The reader may only read. Nothing is checked for a user who may write anyway.
+/// The reader may only read. Nothing is checked if the user may write anyway.
 #[test]
 fn reader_needs_read_permission_only() {
     let p = CliFixture::new();
@@ -301,9 +301,11 @@ fn reader_needs_read_permission_only() {
         let ran = p.run(line);
         assert!(ran.code == Some(0) && ran.err.starts_with(&notice(writer.seqno())), "{line}: {ran:?}");
     }
-    let mut shell = PipedShell::start(&p, &[]);
+    let mut shell = PipedShell::start(&p, &["--read-only"]);
     assert_eq!(shell.ask("get k"), "2");
     assert_eq!(shell.end("quit").0, Some(0));
+    let refused = p.run("shell --db d");
+    assert!(refused.code == Some(3) && refused.err.contains("permission denied"), "{refused:?}");
     set_modes(&p.path("d"), 0o644);
     writer.close();
 }

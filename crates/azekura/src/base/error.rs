@@ -51,7 +51,8 @@ pub enum ErrorKind {
     Invalid,
     /// There is no database in the directory, or no partition of the name: create it, or correct the name.
     NotFound,
-    /// Another handle has the directory locked: close that one first.
+    /// Another handle has the directory locked: close that one first, or read beside it with
+    /// [`Config::open_follower`](crate::Config::open_follower).
     Locked,
     /// An earlier failure of the WAL or the manifest, or a panic, stopped all writes; reads continue: close, check the
     /// device, open again.
@@ -66,7 +67,8 @@ pub enum ErrorKind {
     /// Other keys are not affected.
     MergeFailed,
     /// What a reader of changes needs next is not in the log any more: read the data anew, and go on from
-    /// [`Database::change_position`](crate::Database::change_position).
+    /// [`Database::change_position`](crate::Database::change_position). In a follower: commits that it has read are
+    /// lost; open it again.
     Stale,
 }
 

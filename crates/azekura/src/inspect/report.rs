@@ -349,12 +349,12 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
 /// process may write. The follower keeps them open, so it does not matter whether the writer has removed them. Calls
 /// `progress` with the bytes checked so far and the total bytes.
 ///
-/// The manifest, the WAL and pools change meanwhile. They are not in the report: opening and catching up check what they
-/// read of them. A tail of the WAL that is damaged looks like its end.
+/// The manifest, the WAL and pools change meanwhile. They are not in the report: opening and catching up check what
+/// they read of them. A tail of the WAL that is damaged looks like its end.
 ///
 /// # Errors
-/// `Invalid` if the database is no follower. `Io` or `Corruption` from the manifest, which is read if a file is missing.
-/// Damage to a file is in its report.
+/// `Invalid` if the database is no follower. `Io` or `Corruption` from the manifest, which is read if a file is
+/// missing. Damage to a file is in its report.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
