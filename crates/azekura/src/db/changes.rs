@@ -22,6 +22,7 @@ use crate::base::key_range::KeyRange;
 use crate::base::manifest_state::ManifestState;
 use crate::base::version_edit::{PartitionId, WalEpoch};
 use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
+use crate::db::config::PlantedBug;
 use crate::db::database::Database;
 use crate::db::follower::Follower;
 use crate::db::handle::DbHandle;
@@ -332,7 +333,9 @@ fn change_source(handle: &DbHandle) -> Result<ChangeSource<'_>> {
 
 /// A reader of the commits after `position`.
 fn tail_after(inner: &DbInner, source: &ChangeSource<'_>, position: ChangePosition) -> WalTail {
-    WalTail::new(Arc::clone(&inner.fs), &inner.dir, source.database_id(), position.seqno)
+    let mut tail = WalTail::new(Arc::clone(&inner.fs), &inner.dir, source.database_id(), position.seqno);
+    tail.ignores_recycling = inner.settings.has_planted_bug(PlantedBug::UnnoticedRecycling);
+    tail
 }
 
 /// The commits of a database after a position, in order; see [`Database::changes_since`].
@@ -534,7 +537,9 @@ impl Changes {
     /// The last sequence number that may be returned now.
     fn limit(&self, source: &ChangeSource<'_>) -> SeqNo {
         let end = source.end(&self.handle.inner);
-        if self.is_durable_only { end.min(source.durable()) } else { end }
+        let is_limited =
+            self.is_durable_only && !self.handle.inner.settings.has_planted_bug(PlantedBug::ChangesBeyondDurable);
+        if is_limited { end.min(source.durable()) } else { end }
     }
 
     /// Goes back to the position.

@@ -46,7 +46,7 @@ pub enum PersistMode {
     SyncAll,
 }
 
-/// A durability rule that a test disables, to show that the crash tests detect its absence.
+/// A rule that a test disables, to show that the crash tests detect its absence.
 #[cfg_attr(
     not(any(test, feature = "testing")),
     expect(unreachable_pub, reason = "exported with the feature `testing` only")
@@ -65,6 +65,10 @@ pub enum PlantedBug {
     FollowerMissesRecycling,
     /// A follower does not keep the states that its snapshots read.
     FollowerForgetsSnapshots,
+    /// A reader of durable changes reads beyond the last durable commit.
+    ChangesBeyondDurable,
+    /// A reader of changes goes on with the oldest WAL segment when the next commit was recycled.
+    UnnoticedRecycling,
 }
 
 /// The variants by the number that the stored settings contain.
@@ -685,7 +689,7 @@ impl Config {
         self
     }
 
-    /// Disables one durability rule, for tests that check whether the crash tests detect it. Never use it in
+    /// Disables one rule, for tests that check whether the crash tests detect it. Never use it in
     /// production: power loss may then lose synced records.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]

@@ -8,9 +8,13 @@
 //!
 //! Half of the partitions have a comparator, most of which panic on a key that was not inserted.
 //!
-//! Modules in reading order: `script` (a workload and its player), `search` (crash, open, check), `planted_bugs` (bugs
+//! A reader of changes keeps its position across the crashes: it finds the same whole commits, each once, or is told that
+//! the next one is gone.
+//!
+//! Modules in reading order: `script` (a workload and its player), `feed` (a reader of changes), `search` (crash, open, check), `planted_bugs` (bugs
 //! that must turn the search red).
 
+mod feed;
 mod planted_bugs;
 mod script;
 mod search;
@@ -45,6 +49,7 @@ fn every_crash_leaves_a_whole_commit_prefix() {
     }
     println!("{search}");
     assert!(!is_whole || search.strict.iter().all(|met| *met > 0), "{search}");
+    assert!(!is_whole || (search.changes_read > 0 && search.stale_readers > 0), "{search}");
     let list: Vec<String> = search.findings.iter().map(ToString::to_string).collect();
     assert!(list.is_empty(), "{search}:\n{}\nagain: AZEKURA_SEED=<seed>", list.join("\n"));
 }

@@ -43,6 +43,26 @@ fn search_finds_wal_durable_before_its_blobs() {
 }
 
 #[test]
+fn search_finds_changes_beyond_durable() {
+    let planted = InjectedBug::Engine(|config| config.plant_bug(azekura::PlantedBug::ChangesBeyondDurable));
+    assert!(finds_planted_bug("changes", &planted), "a reader of durable changes read a commit that was lost");
+}
+
+#[test]
+fn search_finds_unnoticed_recycling() {
+    let planted = InjectedBug::Engine(|config| config.plant_bug(azekura::PlantedBug::UnnoticedRecycling));
+    // In scripts that fill several segments.
+    let mut search = CrashSearch::default();
+    for seed in 0..100 {
+        search.explore(&CrashScript::new(seed, 4 * SCRIPT_STEPS), &planted, 1, 1);
+        if let Some(finding) = search.findings.first() {
+            return println!("recycling: red: {finding}");
+        }
+    }
+    panic!("a reader of changes passed over commits");
+}
+
+#[test]
 fn search_finds_ignored_wal_sync() {
     assert!(finds_planted_bug("log", &InjectedBug::Fault(ignored_sync(OpKind::Sync).in_path(".wal"))));
 }

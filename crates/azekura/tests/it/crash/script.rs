@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{MemFs, SeededRng, Survival, TestEnv};
-use azekura::{BulkOptions, Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
+use azekura::{BulkOptions, Changes, Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
 
+use super::feed::{ChangeFollower, FeedLoss};
 use crate::testkit::atomic_writes::{AtomicWrites, ttl_of, write_conditionally};
 use crate::testkit::read_database::read_database;
 use crate::testkit::test_dir::crash_or_kill;
@@ -120,7 +121,7 @@ impl CrashScript {
 
     pub(super) fn config(&self, fs: Arc<dyn Fs>, env: &TestEnv) -> Config {
         let mode = if self.syncs_by_default() { PersistMode::SyncData } else { PersistMode::Buffer };
-        self.options.config(Path::new(DIR), fs, env).durability(mode)
+        ChangeFollower::new(self).config(self.options.config(Path::new(DIR), fs, env).durability(mode))
     }
 }
 
@@ -307,6 +308,7 @@ pub(super) struct CheckpointRecord {
 pub(super) struct ScriptOutcome {
     pub(super) history: WriteHistory,
     pub(super) checkpoints: Vec<CheckpointRecord>,
+    pub(super) follower: ChangeFollower,
     /// The machine, with its unsynced changes pending.
     pub(super) machine: MemFs,
     /// Operations of the file system.
@@ -344,12 +346,15 @@ pub(super) fn run_script(
         partitions: BTreeMap::new(),
         history: WriteHistory::default(),
         checkpoints: Vec::new(),
+        follower: ChangeFollower::new(script),
+        changes: None,
     };
     machine.freeze_after(ops);
     let failed = player.run_steps();
     let ops = machine.op_count();
     let machine = machine.fork();
-    ScriptOutcome { history: player.history, checkpoints: player.checkpoints, machine, ops, failed }
+    let ScriptRunner { history, checkpoints, follower, .. } = player;
+    ScriptOutcome { history, checkpoints, follower, machine, ops, failed }
 }
 
 fn run_blob_gc(part: &Partition, way: u64) -> Result<()> {
@@ -389,17 +394,25 @@ struct ScriptRunner<'a> {
     partitions: BTreeMap<String, Partition>,
     history: WriteHistory,
     checkpoints: Vec<CheckpointRecord>,
+    follower: ChangeFollower,
+    /// The reader of the follower while it is open.
+    changes: Option<Changes>,
 }
 
 impl ScriptRunner<'_> {
     /// The error, unless the machine was frozen.
     fn run_steps(&mut self) -> Option<String> {
-        let mut played = self.open().map_err(|e| e.to_string());
+        let mut rng = SeededRng::new(self.script.seed ^ 0xFEED);
+        let mut played = self.open().map_err(|e| e.to_string()).and_then(|()| self.resume_follower(FeedLoss::Nothing));
         for (i, step) in self.script.steps.iter().enumerate() {
             if self.machine.is_frozen() {
                 return None;
             }
-            played = played.and_then(|()| self.run_step(step).map_err(|e| format!("step {i} {step:.60?}: {e}")));
+            let read_after = self.follower.reads_behind_step(&mut rng);
+            played = played
+                .and_then(|()| self.run_step(step))
+                .and_then(|()| read_after.map_or(Ok(()), |max| self.read_changes(max, FeedLoss::Nothing)))
+                .map_err(|e| format!("step {i} {step:.60?}: {e}"));
             if let Err(error) = played {
                 return (!self.machine.is_frozen()).then_some(error);
             }
@@ -560,6 +573,7 @@ impl ScriptRunner<'_> {
 
     fn reopen(&mut self, close: bool) -> Result<(), String> {
         self.partitions.clear();
+        self.changes = None;
         let db = self.db.take().expect("the database is open between two steps");
         if close {
             db.close().map_err(|e| e.to_string())?;
@@ -570,7 +584,7 @@ impl ScriptRunner<'_> {
             return Err("stands still".into());
         }
         self.history.mark_durable();
-        self.reopen_after_crash(self.history.acknowledged)?;
+        self.reopen_after_crash(self.history.acknowledged, None)?;
         match self.db().metrics().replayed_records {
             0 => Ok(()),
             n => Err(format!("{n} records were replayed after a clean close")),
@@ -581,31 +595,49 @@ impl ScriptRunner<'_> {
     fn crash_and_continue(&mut self, survival: Survival, salt: u64) -> Result<(), String> {
         self.machine.freeze_after(Some(0));
         self.partitions.clear();
+        self.changes = None;
         self.db = None;
         crash_or_kill(self.machine, survival, salt);
         self.machine.freeze_after(self.stop_at.map(|at| at.saturating_sub(self.machine.op_count())));
-        if survival != Survival::Everything {
-            self.history.acknowledged = self.history.durable;
-        }
-        self.reopen_after_crash(self.history.acknowledged)
+        let floor = (survival != Survival::Everything).then_some(self.history.durable);
+        self.history.acknowledged = floor.unwrap_or(self.history.acknowledged);
+        self.reopen_after_crash(self.history.acknowledged, floor)
     }
 
-    /// Opens the database after a crash and truncates the history to the commits that survived. Opening has made them
-    /// durable.
-    fn reopen_after_crash(&mut self, floor: usize) -> Result<(), String> {
+    /// Opens the database after a crash and truncates the history to the commits that survived, which are at least
+    /// `floor`. After power loss, `durable` events must have survived. Opening has made them durable.
+    fn reopen_after_crash(&mut self, floor: usize, durable: Option<usize>) -> Result<(), String> {
         let context = |e: azekura::Error| format!("opening again: {e}");
         self.open().map_err(context)?;
         let found = read_database(self.db(), &self.script.options).map_err(context)?;
-        let count = self.history.matching_prefix(&found, floor)?;
-        self.history.events.truncate(count);
-        let expected = self.history.state_after(count);
-        let fresh = found.keys().filter(|name| !expected.contains_key(*name)).cloned().map(HistoryEvent::Create);
-        let dropped = expected.keys().filter(|name| !found.contains_key(*name)).cloned().map(HistoryEvent::Drop);
-        self.history.events.extend(fresh.chain(dropped));
-        self.history.acknowledge_event();
-        self.history.mark_durable();
+        let surviving = self.history.matching_prefix(&found, floor)?;
+        let fewest = self.history.recover(&found, floor, surviving);
         for name in found.keys() {
             self.open_part(name).map_err(context)?;
+        }
+        let loss = durable.map_or(FeedLoss::Nothing, |durable| FeedLoss::Events { durable, fewest, surviving });
+        self.resume_follower(loss)?;
+        if durable.is_some() { self.read_changes(None, loss) } else { Ok(()) }
+    }
+
+    fn resume_follower(&mut self, loss: FeedLoss) -> Result<(), String> {
+        let db = self.db.as_ref().expect("the database is open between two steps");
+        self.changes = self.follower.resume(db, &self.history, loss)?;
+        Ok(())
+    }
+
+    /// Reads at most `max` commits.
+    fn read_changes(&mut self, max: Option<usize>, loss: FeedLoss) -> Result<(), String> {
+        if self.machine.is_frozen() {
+            return Ok(());
+        }
+        if self.changes.is_none() {
+            return self.resume_follower(FeedLoss::Nothing);
+        }
+        let db = self.db.as_ref().expect("the database is open between two steps");
+        let changes = self.changes.as_mut().expect("a reader is open");
+        if !self.follower.read(changes, db, &self.history, loss, max)? {
+            self.changes = None;
         }
         Ok(())
     }

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{FaultFs, FaultPlan, MemFs, SeededRng, Survival, TestEnv};
-use azekura::{Config, ErrorKind, PersistMode, RecoveryMode};
+use azekura::{Config, Database, ErrorKind, PersistMode, RecoveryMode};
 
+use super::feed::{ChangeFollower, FeedLoss};
 use super::script::{CrashScript, DIR, ScriptOutcome, foreign_file, run_script};
 use crate::testkit::read_database::read_database;
 use crate::testkit::test_dir::crash_or_kill;
-use crate::testkit::{HistoryEvent, HistoryWrite, State};
+use crate::testkit::{HistoryEvent, HistoryWrite, State, WriteHistory};
 
 const MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
 
@@ -53,6 +54,9 @@ pub(super) struct CrashSearch {
     pub(super) refused: u64,
     /// Partitions whose comparators panic on a key that was not inserted: LSM partitions, and pools.
     pub(super) strict: [u64; 2],
+    /// Commits that readers of changes found after a crash, and readers that were told that the next one is gone.
+    pub(super) changes_read: u64,
+    pub(super) stale_readers: u64,
     pub(super) findings: Vec<CrashFinding>,
 }
 
@@ -62,7 +66,8 @@ impl fmt::Display for CrashSearch {
             f,
             "{} scripts, {} crash points, {} states, of them {} after a second crash during recovery and {} with more \
              than the durable commits and less than all; {} checkpoints opened; {} damaged logs accepted, {} refused; \
-             {:?} LSM partitions and pools with strict comparators; {} wrong",
+             {:?} LSM partitions and pools with strict comparators; {} commits read as changes, {} readers stale; \
+             {} wrong",
             self.scripts,
             self.points,
             self.states,
@@ -72,6 +77,8 @@ impl fmt::Display for CrashSearch {
             self.accepted,
             self.refused,
             self.strict,
+            self.changes_read,
+            self.stale_readers,
             self.findings.len()
         )
     }
@@ -101,6 +108,7 @@ fn run_to_crash(script: &CrashScript, planted: &InjectedBug, ops: Option<u64>) -
     outcome.unwrap_or_else(|panic| ScriptOutcome {
         history: Default::default(),
         checkpoints: Vec::new(),
+        follower: ChangeFollower::new(script),
         machine: MemFs::new(),
         ops: 0,
         failed: Some(format!("panicked: {}", panic_message(&*panic))),
@@ -240,16 +248,42 @@ impl CrashSearch {
             assert_same_state(&found, &later, "the state that was read after the crash, after the next crash")?;
         }
         self.check_checkpoints(script, outcome, &fs, &env)?;
+        let (mut follower, mut history) = (outcome.follower.clone(), outcome.history.clone());
+        // An ingest that the crash has prevented may have left a note in the log.
+        let fewest = history.recover(&found, floor, count);
+        let loss = FeedLoss::Events { durable: floor, fewest, surviving: count };
+        self.follow(&mut follower, &db, &history, loss)?;
         let mut state = found;
-        write_after_recovery(&db, script, &mut state).map_err(|e| format!("going on: {e}"))?;
+        let written = write_after_recovery(&db, script, &mut state).map_err(|e| format!("going on: {e}"))?;
         db.close().map_err(|e| format!("close: {e}"))?;
         let db = open(&fs)?;
+        history.events.extend(written);
+        history.acknowledge_event();
+        history.mark_durable();
+        self.follow(&mut follower, &db, &history, FeedLoss::Nothing)?;
         let last = read_database(&db, &script.options).map_err(|e| format!("read: {e}"))?;
         assert_same_state(&state, &last, "after more writes and a clean close")?;
         match db.metrics().replayed_records {
             0 => Ok(()),
             n => Err(format!("{n} records were replayed after a clean close")),
         }
+    }
+
+    /// Reads the changes after an open to their end.
+    fn follow(
+        &mut self,
+        follower: &mut ChangeFollower,
+        db: &Database,
+        history: &WriteHistory,
+        loss: FeedLoss,
+    ) -> CheckOutcome {
+        let (commits, stale) = (follower.commits, follower.stale);
+        if let Some(mut changes) = follower.resume(db, history, loss)? {
+            follower.read(&mut changes, db, history, loss, None)?;
+        }
+        self.changes_read += follower.commits - commits;
+        self.stale_readers += follower.stale - stale;
+        Ok(())
     }
 
     /// An acknowledged checkpoint exists, and every existing checkpoint is complete.
@@ -342,6 +376,16 @@ impl CrashSearch {
             };
             self.accepted += 1;
             let mut state = read_database(&db, &script.options).map_err(|e| format!("{when}: read: {e}"))?;
+            let mut follower = outcome.follower.clone();
+            let opened =
+                follower.resume(&db, &outcome.history, FeedLoss::Damage).map_err(|e| format!("{when}: {e}"))?;
+            if let Some(mut changes) = opened
+                && follower
+                    .read(&mut changes, &db, &outcome.history, FeedLoss::Damage, None)
+                    .map_err(|e| format!("{when}: {e}"))?
+            {
+                follower.check_state(&state, &outcome.history).map_err(|e| format!("{when}: {e}"))?;
+            }
             if mode != RecoveryMode::Salvage && !is_single_state(&state, outcome) {
                 return Err(format!("{when}: not one point in time of all partitions"));
             }
@@ -428,7 +472,7 @@ fn read_only_state(script: &CrashScript, crashed: &MemFs, env: &TestEnv) -> Resu
 }
 
 /// After an open, every table and every pool file belongs to a partition.
-fn check_no_orphans(db: &azekura::Database, fs: &dyn Fs, script: &CrashScript) -> CheckOutcome {
+fn check_no_orphans(db: &Database, fs: &dyn Fs, script: &CrashScript) -> CheckOutcome {
     let (mut named, mut pools) = (0, 0);
     for name in db.list_partitions() {
         let part = script.options.open(db, &name).map_err(|e| e.to_string())?;
@@ -444,29 +488,32 @@ fn check_no_orphans(db: &azekura::Database, fs: &dyn Fs, script: &CrashScript) -
     if tables.len() == named { Ok(()) } else { Err(format!("{named} tables are named, there are {tables:?}")) }
 }
 
-/// Five more operations, in a new partition and in an old one.
-fn write_after_recovery(db: &azekura::Database, script: &CrashScript, state: &mut State) -> azekura::Result<()> {
+/// Five more operations, in a new partition and in an old one. Returns them as events, and applies these to `state`.
+fn write_after_recovery(db: &Database, script: &CrashScript, state: &mut State) -> azekura::Result<Vec<HistoryEvent>> {
     let write = |partition: &str, key: &str, value: Option<&str>| HistoryWrite {
         partition: partition.into(),
         key: script.options.order(partition).valid_key(key.as_bytes()),
         value: value.map(Into::into),
     };
     let old = state.keys().next().cloned();
-    let (one, two) = (write("after", "one", None), write("after", "two", Some("2")));
+    let (one, two) = (write("after", "one", Some("1")), write("after", "two", Some("2")));
     let after = script.options.open(db, "after")?;
     after.insert(&one.key, "1")?;
     let mut batch = db.batch();
     batch.durability(PersistMode::SyncData);
     batch.insert(&after, &two.key, "2");
-    let mut events = vec![HistoryEvent::Create("after".into()), HistoryEvent::Commit(vec![two])];
+    let mut writes = vec![two];
     if let Some(name) = &old {
         let two = write(name, "two", Some("2"));
         batch.insert(&script.options.open(db, name)?, &two.key, "2");
-        events.push(HistoryEvent::Commit(vec![two]));
+        writes.push(two);
     }
     batch.commit()?;
     after.flush()?;
     after.remove(&one.key)?;
+    let removal = HistoryWrite { value: None, ..one.clone() };
+    let mut events = vec![HistoryEvent::Create("after".into())];
+    events.extend([vec![one], writes, vec![removal]].map(HistoryEvent::Commit));
     events.iter().for_each(|event| event.apply(state));
-    Ok(())
+    Ok(events)
 }

@@ -69,6 +69,22 @@ impl WriteHistory {
         self.durable = self.acknowledged;
     }
 
+    /// Truncates the history to the first `count` events, after an open that found this state and has made it durable.
+    /// Partitions whose creation or deletion is not among them are created or deleted by further events. Returns the
+    /// fewest events, at least `min_events`, after which the pairs are the same.
+    pub(crate) fn recover(&mut self, found: &State, min_events: usize, count: usize) -> usize {
+        let wanted = full(found);
+        let fewest = (min_events..count).find(|events| full(&self.state_after(*events)) == wanted).unwrap_or(count);
+        self.events.truncate(count);
+        let expected = self.state_after(count);
+        let fresh = found.keys().filter(|name| !expected.contains_key(*name)).cloned().map(HistoryEvent::Create);
+        let dropped = expected.keys().filter(|name| !found.contains_key(*name)).cloned().map(HistoryEvent::Drop);
+        self.events.extend(fresh.chain(dropped));
+        self.acknowledge_event();
+        self.mark_durable();
+        fewest
+    }
+
     /// The state after the first `count` events.
     pub(crate) fn state_after(&self, count: usize) -> State {
         let mut state = State::new();
@@ -81,9 +97,6 @@ impl WriteHistory {
     /// All partitions are compared at once. An empty partition has no content: its creation or deletion may be ahead
     /// of or behind the commits, but not behind the first `min_events` events.
     pub(crate) fn matching_prefix(&self, found: &State, min_events: usize) -> Result<usize, String> {
-        let full = |state: &State| -> State {
-            state.iter().filter(|(_, map)| !map.is_empty()).map(|(name, map)| (name.clone(), map.clone())).collect()
-        };
         let found_full = full(found);
         let mut state = self.state_after(min_events);
         let mut existed: BTreeMap<String, [bool; 2]> = BTreeMap::new();
@@ -133,6 +146,11 @@ impl WriteHistory {
             differences.iter().take(6).cloned().collect::<Vec<_>>().join(", ")
         )
     }
+}
+
+/// The partitions that have pairs.
+fn full(state: &State) -> State {
+    state.iter().filter(|(_, map)| !map.is_empty()).map(|(name, map)| (name.clone(), map.clone())).collect()
 }
 
 /// The pairs in which two states differ, as text.
