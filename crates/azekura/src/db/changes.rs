@@ -35,8 +35,10 @@ use crate::mem::slice::Slice;
 use crate::wal::format::{IngestNote, WalRecord, WalRecordIter, check_payload};
 use crate::wal::tail::WalTail;
 
-/// Bytes of commits that [`Changes`] reads at a time. The last commit may exceed it.
+/// Bytes of memory for commits that [`Changes`] reads at a time. The last commit may exceed it.
 const READ_LEN: usize = 1 << 20;
+/// Bytes of memory for a commit beside its payload: its place in the queue, which may be half empty, and an allocation.
+const COMMIT_OVERHEAD: usize = 2 * size_of::<CommittedBatch>() + 32;
 /// Commits in memory share a map of the partitions that they name while it has at most this many.
 const SHARED_PARTITIONS_MAX: usize = 32;
 /// The shortest and the longest pause of [`Changes::wait`] between two looks.
@@ -502,7 +504,8 @@ impl Changes {
     /// intervals of up to 10 ms.
     ///
     /// # Errors
-    /// `Closed` if the database closes meanwhile.
+    /// `Closed` if the database closes meanwhile. `Poisoned` after the last commit if a failure has ended all writes, also
+    /// if it is not durable and only durable commits are read.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -521,9 +524,12 @@ impl Changes {
         let (mut waited, mut pause) = (Duration::ZERO, WAIT_PAUSE_MIN);
         loop {
             let source = change_source(&self.handle)?;
+            // Before the look, so that commits from before the failure are returned.
+            let poisoned = self.handle.inner.poison.check();
             if !self.batches.is_empty() || self.limit(&source) > self.tail.last_seqno() {
                 return Ok(true);
             }
+            poisoned?;
             let rest = longest.saturating_sub(waited);
             if rest.is_zero() {
                 return Ok(false);
@@ -562,7 +568,7 @@ impl Changes {
         let (filters, batches) = (&self.filters, &mut self.batches);
         let mut read = self.tail.read(limit, &mut |commit| {
             check_payload(commit.payload, commit.seqno_count)?;
-            bytes += commit.payload.len();
+            bytes += commit.payload.len() + COMMIT_OVERHEAD;
             if named.len() > SHARED_PARTITIONS_MAX {
                 *named = Arc::default();
             }
@@ -955,5 +961,28 @@ impl ChangedValue<'_> {
 impl fmt::Debug for ChangedValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChangedValue").field("size", &self.size()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::config::Config;
+    use crate::testing::MemFs;
+
+    /// Regression: only payloads were counted, so that readers held ten times as much memory for small commits.
+    #[test]
+    fn small_commits_are_held_in_bounded_memory() {
+        let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).open().unwrap();
+        let p = db.open_partition("p", Default::default()).unwrap();
+        let start = db.change_position().unwrap();
+        for n in 0..20_000u32 {
+            p.insert([n as u8], "").unwrap();
+        }
+        let mut changes = db.changes_since(start).unwrap();
+        changes.fill().unwrap();
+        let held = changes.batches.capacity() * size_of::<CommittedBatch>();
+        assert!(held <= READ_LEN && changes.batches.len() > 1_000, "{held} bytes for {}", changes.batches.len());
+        assert_eq!(changes.count(), 20_000);
     }
 }

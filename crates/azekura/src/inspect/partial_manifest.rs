@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::base::version_edit::EngineKind;
 use crate::base::{Error, Result};
-use crate::inspect::report::{read_manifest_state, verify_pool};
+use crate::inspect::report::{random_instance, read_manifest_state, verify_pool};
 use crate::manifest::encode_manifest;
 use crate::vfs::Fs;
 
@@ -79,7 +79,7 @@ pub struct DamagedPool {
 }
 
 /// Reads the manifest and returns it without the tables with the given file numbers. Checks every pool, and replaces
-/// the damaged ones.
+/// the damaged ones. Positions of changes of the damaged database are `Invalid` in the new one.
 ///
 /// # Errors
 /// `Io` or `Corruption` from the manifest.
@@ -112,6 +112,8 @@ pub fn partial_manifest(fs: &Arc<dyn Fs>, dir: &Path, omitted_tables: &[u64]) ->
     let lost: Vec<&str> =
         damaged_pools.iter().filter(|pool| !pool.has_wal_records).map(|pool| pool.partition.as_str()).collect();
     manifest_state.partitions.retain(|_, partition| !lost.contains(&partition.meta.name.as_str()));
+    // The new database lacks changes of the damaged one, so positions of its changes are not valid.
+    manifest_state.instance = random_instance();
     let bytes = encode_manifest(manifest_state.instance, &manifest_state.edits())?;
     Ok(PartialManifest { bytes, damaged_pools })
 }

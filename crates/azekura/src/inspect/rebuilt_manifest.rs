@@ -17,7 +17,7 @@ use crate::blob::reader::BlobFile;
 use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
 use crate::inspect::found_tables::{FoundTable, FoundTables, WritingJob, WritingJobs, hides_range_delete};
-use crate::inspect::report::read_whole;
+use crate::inspect::report::{random_instance, read_whole};
 use crate::iter::range_tombstones::RangeTombstones;
 use crate::manifest::{MANIFEST_NAME, encode_manifest, salvage_edits};
 use crate::pmem::pool::{self, ImageHeader, PAGE_LEN, PoolFileKind};
@@ -72,7 +72,7 @@ pub struct RebuiltManifest {
 }
 
 /// Builds a manifest from the records of the damaged one that can be read, and from the headers and properties of the
-/// tables, blob files, pools and WAL segments.
+/// tables, blob files, pools and WAL segments. Positions of changes of the damaged database are `Invalid` in the new one.
 ///
 /// # Errors
 /// `Io` if the directory cannot be read.
@@ -878,9 +878,8 @@ impl ManifestRebuild {
     }
 
     fn finish(mut self) -> Result<RebuiltManifest> {
-        if self.state.instance == [0; 16] {
-            self.state.instance = self.state.id;
-        }
+        // The new database may lack changes of the damaged one, so positions of its changes are not valid.
+        self.state.instance = random_instance();
         self.state.raise_next_numbers(1, 1, 1);
         // The WAL, pools and tables of lost edits may have records that expire.
         self.state.partitions.values_mut().for_each(|partition| partition.uses_expiry = true);

@@ -21,7 +21,7 @@ use crate::pmem::options::PmemOptions;
 use crate::pmem::pool::{self, ManifestPoolInfo, PoolFileKind, PoolLocation, StoredPool};
 use crate::table::options::{DataBlockIndexType, TableReadOptions};
 use crate::table::reader::TableReader;
-use crate::vfs::env::SystemEnv;
+use crate::vfs::env::{Env, SystemEnv};
 use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME};
 use crate::vfs::open_files::{DataFileKind, DataFiles, FileAccess, parse_data_file_name};
 use crate::vfs::{File, Fs, OpenMode};
@@ -706,6 +706,13 @@ pub fn last_key_of_block(fs: &Arc<dyn Fs>, dir: &Path, table: u64, offset: u64) 
     let order = key_order_for_name(&partition.meta.comparator);
     TableReader::open(&files, Arc::new(BlockCache::new(0)), meta, order, manifest_state.hash_seed, options)?
         .last_key_of_block(offset)
+}
+
+/// The id of a new instance of a database.
+pub(crate) fn random_instance() -> [u8; 16] {
+    let mut instance = [0; 16];
+    SystemEnv::new().random(&mut instance);
+    instance
 }
 
 pub(crate) fn read_whole(file: &dyn File, len: u64) -> Result<Vec<u8>> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{MemFs, SeededRng, Survival, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, Survival, TestEnv};
 use azekura::{
     ChangePosition, CommittedBatch, Config, Database, ErrorKind, Gc, Operation, Partition, PersistMode,
     PersistenceLevel, Result,
@@ -19,7 +19,7 @@ use crate::testkit::atomic_writes::AtomicWrites;
 use crate::testkit::history::differences;
 use crate::testkit::read_database::read_database;
 use crate::testkit::seeds::test_seeds;
-use crate::testkit::test_dir::{crash_or_kill, file_bytes};
+use crate::testkit::test_dir::{crash_or_kill, file_bytes, write_file};
 use crate::testkit::watchdog::wait_until;
 use crate::testkit::{FailureReport, RandomOptions, State};
 
@@ -676,6 +676,51 @@ fn commits_of_many_partitions_are_read() {
     }
     let names: Vec<_> = parts.iter().map(|part| part.name.to_string()).collect();
     assert_eq!(seen, [&names[..], &names, &names].concat());
+}
+
+/// Regression: `wait` did not return the error of a database that has no further commit.
+#[test]
+fn wait_ends_when_the_database_is_poisoned() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let db = Config::new(DIR).fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(1))).workers(0).open().unwrap();
+    let p = db.open_partition("p", Default::default()).unwrap();
+    let start = db.change_position().unwrap();
+    let (mut all, durable) =
+        (db.changes_since(start).unwrap(), db.changes_since(start).unwrap().durable_only().unwrap());
+    p.insert("a", "1").unwrap();
+    faults.inject(FaultPlan::new(OpKind::Sync, 1, Fault::Error(std::io::ErrorKind::Other)));
+    assert_eq!(db.persist(PersistMode::SyncData).unwrap_err().kind(), ErrorKind::Poisoned);
+    let longest = Duration::from_secs(1 << 20);
+    assert!(all.wait(longest).unwrap(), "the commit before the failure");
+    assert_eq!(all.by_ref().map(Result::unwrap).count(), 1);
+    for changes in [all, durable] {
+        assert_eq!(changes.wait(longest).unwrap_err().kind(), ErrorKind::Poisoned);
+    }
+}
+
+/// Positions of a database whose manifest was built anew: commits may be missing, and numbers be used again.
+#[test]
+fn positions_end_with_a_repair() {
+    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+    let open =
+        || Config::new(DIR).fs(Arc::clone(&fs)).workers(0).wal_retention(Duration::from_secs(3600)).open().unwrap();
+    let db = open();
+    db.open_partition("p", Default::default()).unwrap().insert("a", "1").unwrap();
+    let position = db.change_position().unwrap();
+    db.close().unwrap();
+    assert!(open().changes_since(position).is_ok());
+    let manifest = std::path::Path::new(DIR).join("MANIFEST");
+    for rebuilt in [false, true] {
+        let bytes = match rebuilt {
+            false => azekura::inspect::partial_manifest(&fs, DIR.as_ref(), &[]).unwrap().bytes,
+            true => azekura::inspect::rebuilt_manifest(&fs, DIR.as_ref()).unwrap().bytes,
+        };
+        write_file(&*fs, &manifest, &bytes);
+        let db = open();
+        assert_eq!(db.changes_since(position).unwrap_err().kind(), ErrorKind::Invalid, "rebuilt: {rebuilt}");
+        assert_eq!(db.partition("p").unwrap().get("a").unwrap().unwrap(), "1");
+        db.close().unwrap();
+    }
 }
 
 /// Damage at the end of the log is an error: the commits behind it were written.
