@@ -46,7 +46,8 @@ pub(crate) struct ManifestState {
     pub(crate) wal_segments: BTreeMap<WalEpoch, FileNumber>,
     pub(crate) wal_end: Option<(WalEpoch, SeqNo)>,
     /// The ends of the WAL that were recorded before `wal_end`, oldest first, at most [`EARLIER_WAL_ENDS_MAX`]. Both
-    /// numbers rise. No valid commit that a segment up to such an epoch contains has a higher sequence number.
+    /// numbers rise, unless the first is [`ALL_LOST`]. No valid commit that a segment up to such an epoch contains has a
+    /// higher sequence number.
     pub(crate) earlier_wal_ends: VecDeque<(WalEpoch, SeqNo)>,
     /// Sequence number of the last [`VersionEdit::AllFlushed`].
     pub(crate) all_flushed: SeqNo,
@@ -58,6 +59,8 @@ pub(crate) struct ManifestState {
 
 /// Maximum number of recorded ends of the WAL, without the newest.
 const EARLIER_WAL_ENDS_MAX: usize = 64;
+/// In place of an end of the WAL: no position of this epoch is valid, not even that before the first commit.
+const ALL_LOST: SeqNo = SeqNo::MAX;
 /// Exclusive upper bound of numbers in the manifest, so that there is always a next number.
 const NUMBER_LIMIT: u64 = 1 << 62;
 /// Exclusive upper bound of levels.
@@ -365,7 +368,8 @@ impl ManifestState {
     /// Records a new end of the WAL, and keeps the one before if it says more than the new one.
     pub(crate) fn set_wal_end(&mut self, epoch: WalEpoch, seqno: SeqNo) {
         self.earlier_wal_ends.extend(self.wal_end.replace((epoch, seqno)));
-        while self.earlier_wal_ends.back().is_some_and(|(before, end)| *end >= seqno || *before >= epoch) {
+        let is_needless = |(before, end): &(WalEpoch, SeqNo)| (*end >= seqno && *end != ALL_LOST) || *before >= epoch;
+        while self.earlier_wal_ends.back().is_some_and(is_needless) {
             self.earlier_wal_ends.pop_back();
         }
         if self.earlier_wal_ends.len() > EARLIER_WAL_ENDS_MAX {
@@ -385,14 +389,15 @@ impl ManifestState {
     pub(crate) fn forget_positions(&mut self) {
         let epoch = self.position_epoch();
         self.wal_end = None;
-        self.earlier_wal_ends = VecDeque::from([(epoch, SeqNo::ZERO)]);
+        self.earlier_wal_ends = VecDeque::from([(epoch, ALL_LOST)]);
     }
 
     /// The last sequence number that is valid of those up to a position of `epoch`, if an end of the WAL was recorded
     /// since.
     ///
     /// # Errors
-    /// `Stale` if more than [`EARLIER_WAL_ENDS_MAX`] ends were recorded since, so that the first one is not known.
+    /// `Stale` if no such number is valid, or if more than [`EARLIER_WAL_ENDS_MAX`] ends were recorded since, so that the
+    /// first one is not known.
     pub(crate) fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
         let mut ends = self.earlier_wal_ends.iter().copied().chain(self.wal_end);
         let is_forgotten = self.earlier_wal_ends.len() == EARLIER_WAL_ENDS_MAX
@@ -400,7 +405,10 @@ impl ManifestState {
         if is_forgotten {
             return Err(Error::stale("the position is older than the recorded ends of the log"));
         }
-        Ok(ends.find(|(end, _)| *end >= epoch).map(|(_, seqno)| seqno))
+        match ends.find(|(end, _)| *end >= epoch) {
+            Some((_, ALL_LOST)) => Err(Error::stale("a recovery has lost commits in the middle of the log")),
+            end => Ok(end.map(|(_, seqno)| seqno)),
+        }
     }
 
     /// Makes sure that no new file, partition or segment gets a number below these.
@@ -566,11 +574,15 @@ mod tests {
         assert_eq!(state.position_epoch(), WalEpoch(10));
         state.forget_positions();
         state.set_wal_end(WalEpoch(12), SeqNo(40));
-        assert_eq!([4, 10, 11, 12, 13].map(|epoch| end(&state, epoch)), [Some(0), Some(0), Some(40), Some(40), None]);
+        assert_eq!([11, 12, 13].map(|epoch| end(&state, epoch)), [Some(40), Some(40), None]);
+        let is_stale = |state: &ManifestState, epoch| {
+            state.end_of_epoch(WalEpoch(epoch)).is_err_and(|error| error.kind() == crate::base::ErrorKind::Stale)
+        };
+        assert!([4, 10].iter().all(|epoch| is_stale(&state, *epoch)), "also the position before the first commit");
         for n in 0..200 {
             state.set_wal_end(WalEpoch(20 + n), SeqNo(50 + u64::from(n)));
         }
-        assert_eq!(state.end_of_epoch(WalEpoch(20)).unwrap_err().kind(), crate::base::ErrorKind::Stale);
+        assert!(is_stale(&state, 20));
         let oldest = state.earlier_wal_ends[0].0.0;
         assert_eq!(
             [oldest, 218, 219, 220].map(|epoch| end(&state, epoch)),

@@ -753,8 +753,6 @@ impl RecoveryState {
         debug_assert!(end <= last, "the last sequence number is at or above the end of the WAL");
         debug_assert!(report.segments.iter().all(|segment| segment.epoch <= ended), "the WAL ends with its last epoch");
         self.manifest_state.next_wal_epoch = self.manifest_state.next_wal_epoch.max(ended.0.saturating_add(1));
-        self.manifest_state.wal_segments =
-            report.listed_segments().map(|segment| (segment.epoch, segment.file)).collect();
         if has_lost_commits {
             self.manifest_state.forget_positions();
         }
@@ -763,17 +761,11 @@ impl RecoveryState {
         self.record_file_ids();
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
-        let edits = self.manifest_state.edits();
-        if cfg!(debug_assertions) {
-            self.manifest_state.check_invariants(self.manifest_state.partitions.keys().copied());
-        }
-        debug_assert!(
-            ManifestState::replay(&edits).map_or(true, |replayed| replayed == self.manifest_state),
-            "the edits of the new manifest build the same state"
-        );
-        let manifest = space.retry_when_full(&self, || Manifest::create(Arc::clone(fs), dir, file_id, &edits))?;
+        let manifest = self.create_manifest(file_id, &mut space)?;
+        let retained = if space.is_full() { Vec::new() } else { report.retained.clone() };
+        let kept = WalReplayReport { retained, ..report.clone() };
         let version_set = self.version_set(&config, manifest);
-        let orphans = self.remove_orphans(&config, &report);
+        let orphans = self.remove_orphans(&config, &kept);
         let wal = Wal::start(
             Arc::clone(fs),
             dir,
@@ -781,10 +773,10 @@ impl RecoveryState {
             self.manifest_state.id,
             wal_options(&config),
             version_set.clone(),
-            &report,
+            &kept,
             end.plus(1),
         )?;
-        space.retry_when_full(&self, || wal.start_first_segment())?;
+        self.start_first_segment(&wal, &version_set, &mut space)?;
         debug_assert_eq!(wal.appended(), end, "the WAL continues where the replay ended");
         self.resources.last_visible.publish(last);
         let poison = Arc::new(DbPoison::new(config.listener.clone()));
@@ -800,6 +792,49 @@ impl RecoveryState {
         inner.poison.record_delivery(inner.poison.events().start_delivery());
         inner.write_controller.update_all(&inner.catalog);
         Ok(DbHandle::new(inner, threads))
+    }
+
+    /// Writes the new manifest. On a full disk, it lists no segment that is kept for readers of changes only.
+    fn create_manifest(&mut self, file_id: [u8; 16], space: &mut SpaceReclaimer<'_>) -> Result<Manifest> {
+        loop {
+            let retained = space.report.retained.iter().filter(|_| !space.is_full());
+            self.manifest_state.wal_segments =
+                retained.chain(&space.report.segments).map(|segment| (segment.epoch, segment.file)).collect();
+            let edits = self.manifest_state.edits();
+            if cfg!(debug_assertions) {
+                self.manifest_state.check_invariants(self.manifest_state.partitions.keys().copied());
+            }
+            debug_assert!(
+                ManifestState::replay(&edits).map_or(true, |replayed| replayed == self.manifest_state),
+                "the edits of the new manifest build the same state"
+            );
+            match Manifest::create(Arc::clone(&space.config.fs), &space.config.path, file_id, &edits) {
+                Ok(manifest) => return Ok(manifest),
+                Err(error) => space.reclaim(self, error)?,
+            }
+        }
+    }
+
+    /// Starts the first segment of the WAL. On a full disk, recycles the segments that are kept for readers of changes
+    /// only before it frees other space.
+    fn start_first_segment(&self, wal: &Wal, version_set: &VersionSet, space: &mut SpaceReclaimer<'_>) -> Result<()> {
+        let mut started = wal.start_first_segment();
+        if started.as_ref().is_err_and(|error| error.kind() == ErrorKind::OutOfSpace)
+            && !wal.retained_segments().is_empty()
+        {
+            let epochs = wal.retire_retained();
+            let edits: Vec<_> = epochs.iter().map(|epoch| VersionEdit::WalSegmentRemoved { epoch: *epoch }).collect();
+            space.retry_when_full(self, || version_set.log_and_apply_durably(&edits))?;
+            let _next_open_finds_them = wal.recycle(&epochs);
+            started = wal.start_first_segment();
+        }
+        match started {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                space.reclaim(self, error)?;
+                space.retry_when_full(self, || wal.start_first_segment())
+            }
+        }
     }
 
     /// Fails if the sequence numbers are used up, or if an epoch in the WAL is too high to be from this database.
@@ -916,6 +951,11 @@ struct SpaceReclaimer<'a> {
 }
 
 impl SpaceReclaimer<'_> {
+    /// Whether something was freed.
+    fn is_full(&self) -> bool {
+        self.stage > 0
+    }
+
     /// Runs `work`. While it fails because the disk is full, frees space and runs it again. One reclaimer frees space
     /// at most twice in total.
     fn retry_when_full<T>(&mut self, state: &RecoveryState, mut work: impl FnMut() -> Result<T>) -> Result<T> {
@@ -964,19 +1004,22 @@ impl SpaceReclaimer<'_> {
     }
 
     /// Truncates replayed segments after their last record, and spare segments after their header, both to whole
-    /// pages. False if nothing was truncated, or if damage was skipped.
+    /// pages, and retained segments after their header, without which the old manifest would be damaged. False if nothing
+    /// was truncated, or if damage was skipped.
     fn trim_segments(&self) -> bool {
         if self.damaged {
             return false;
         }
         let ends = self.report.segments.iter().map(|segment| (segment.file, segment.end_offset));
         let spares = self.report.spare_files.iter().map(|file| (*file, SEGMENT_HEADER_LEN as u64));
+        let ends = ends.chain(spares).map(|(file, end)| (file, end.next_multiple_of(WAL_PAGE_SIZE)));
+        let retained = self.report.retained.iter().map(|segment| (segment.file, SEGMENT_HEADER_LEN as u64));
         let trim = |(file, end): (FileNumber, u64)| {
             let file = self.config.fs.open(&segment_path(&self.config.path, file), OpenMode::Write)?;
-            let (len, end) = (file.length()?, end.next_multiple_of(WAL_PAGE_SIZE));
+            let len = file.length()?;
             if len > end { file.set_length(end).map(|()| true) } else { Ok(false) }
         };
-        let trimmed: Vec<bool> = ends.chain(spares).map(|one| trim(one).unwrap_or(false)).collect();
+        let trimmed: Vec<bool> = ends.chain(retained).map(|one| trim(one).unwrap_or(false)).collect();
         trimmed.contains(&true)
     }
 }

@@ -362,12 +362,16 @@ impl<'a> WalReader<'a> {
             next = self.segments.segments.get(&previous_epoch).filter(is_listed);
             next = next.filter(|one| one.header.first_seqno <= behind);
             let Some(one) = next else { break };
+            let end_offset = one.handle.length().unwrap_or_default();
+            if end_offset <= SEGMENT_HEADER_LEN as u64 {
+                break; // an open on a full disk has truncated it
+            }
             retained.push_front(WalSegmentInfo {
                 epoch: previous_epoch,
                 file: one.file,
                 first_seqno: one.header.first_seqno,
                 last_seqno: SeqNo(behind.0 - 1),
-                end_offset: one.handle.length().unwrap_or_default(),
+                end_offset,
             });
         }
         retained.into()

@@ -39,6 +39,16 @@ impl Wal {
         Ok(state.retired.iter().map(|info| info.epoch).collect())
     }
 
+    /// Retires all segments that are kept for readers of changes only, and returns the epochs of all retired segments, as
+    /// [`Wal::retire`] does.
+    pub(crate) fn retire_retained(&self) -> Vec<WalEpoch> {
+        let mut state = self.lock_writer();
+        let retained: Vec<_> = state.retained.drain(..).map(|(info, _)| info).collect();
+        state.retired.extend(retained);
+        self.check_invariants(&state);
+        state.retired.iter().map(|info| info.epoch).collect()
+    }
+
     /// Recycles the files of retired segments: up to two become spare files, the others are removed.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! The change feed: replicas that only read changes equal the database, also after crashes, or are told that they are
 //! stale.
 
+mod retention;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
