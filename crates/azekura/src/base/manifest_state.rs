@@ -46,8 +46,8 @@ pub(crate) struct ManifestState {
     pub(crate) wal_segments: BTreeMap<WalEpoch, FileNumber>,
     pub(crate) wal_end: Option<(WalEpoch, SeqNo)>,
     /// The ends of the WAL that were recorded before `wal_end`, oldest first, at most [`EARLIER_WAL_ENDS_MAX`]. Both
-    /// numbers rise, unless the first is [`ALL_LOST`]. No valid commit that a segment up to such an epoch contains has a
-    /// higher sequence number.
+    /// numbers rise, unless the first is [`ALL_LOST`]. No valid commit that a segment up to such an epoch contains has
+    /// a higher sequence number.
     pub(crate) earlier_wal_ends: VecDeque<(WalEpoch, SeqNo)>,
     /// Sequence number of the last [`VersionEdit::AllFlushed`].
     pub(crate) all_flushed: SeqNo,
@@ -396,8 +396,8 @@ impl ManifestState {
     /// since.
     ///
     /// # Errors
-    /// `Stale` if no such number is valid, or if more than [`EARLIER_WAL_ENDS_MAX`] ends were recorded since, so that the
-    /// first one is not known.
+    /// `Stale` if no such number is valid, or if more than [`EARLIER_WAL_ENDS_MAX`] ends were recorded since, so that
+    /// the first one is not known.
     pub(crate) fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
         let mut ends = self.earlier_wal_ends.iter().copied().chain(self.wal_end);
         let is_forgotten = self.earlier_wal_ends.len() == EARLIER_WAL_ENDS_MAX

@@ -504,8 +504,8 @@ impl Changes {
     /// intervals of up to 10 ms.
     ///
     /// # Errors
-    /// `Closed` if the database closes meanwhile. `Poisoned` after the last commit if a failure has ended all writes, also
-    /// if it is not durable and only durable commits are read.
+    /// `Closed` if the database closes meanwhile. `Poisoned` after the last commit if a failure has ended all writes,
+    /// also if only durable commits are read and that one is not durable.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

@@ -1004,8 +1004,8 @@ impl SpaceReclaimer<'_> {
     }
 
     /// Truncates replayed segments after their last record, and spare segments after their header, both to whole
-    /// pages, and retained segments after their header, without which the old manifest would be damaged. False if nothing
-    /// was truncated, or if damage was skipped.
+    /// pages, and retained segments after their header, without which the old manifest would be damaged. False if
+    /// nothing was truncated, or if damage was skipped.
     fn trim_segments(&self) -> bool {
         if self.damaged {
             return false;

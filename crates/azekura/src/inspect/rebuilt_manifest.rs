@@ -72,7 +72,8 @@ pub struct RebuiltManifest {
 }
 
 /// Builds a manifest from the records of the damaged one that can be read, and from the headers and properties of the
-/// tables, blob files, pools and WAL segments. Positions of changes of the damaged database are `Invalid` in the new one.
+/// tables, blob files, pools and WAL segments. Positions of changes of the damaged database are `Invalid` in the new
+/// one.
 ///
 /// # Errors
 /// `Io` if the directory cannot be read.

@@ -39,8 +39,8 @@ impl Wal {
         Ok(state.retired.iter().map(|info| info.epoch).collect())
     }
 
-    /// Retires all segments that are kept for readers of changes only, and returns the epochs of all retired segments, as
-    /// [`Wal::retire`] does.
+    /// Retires all segments that are kept for readers of changes only, and returns the epochs of all retired segments,
+    /// as [`Wal::retire`] does.
     pub(crate) fn retire_retained(&self) -> Vec<WalEpoch> {
         let mut state = self.lock_writer();
         let retained: Vec<_> = state.retained.drain(..).map(|(info, _)| info).collect();

@@ -8,11 +8,11 @@
 //!
 //! Half of the partitions have a comparator, most of which panic on a key that was not inserted.
 //!
-//! A reader of changes keeps its position across the crashes: it finds the same whole commits, each once, or is told that
-//! the next one is gone.
+//! A reader of changes keeps its position across the crashes: it finds the same whole commits, each once, or is told
+//! that the next one is gone.
 //!
-//! Modules in reading order: `script` (a workload and its player), `feed` (a reader of changes), `search` (crash, open, check), `planted_bugs` (bugs
-//! that must turn the search red).
+//! Modules in reading order: `script` (a workload and its player), `feed` (a reader of changes), `search` (crash, open,
+//! check), `planted_bugs` (bugs that must turn the search red).
 
 mod feed;
 mod planted_bugs;

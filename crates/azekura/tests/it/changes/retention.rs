@@ -174,8 +174,8 @@ fn first_position_is_stale_after_a_salvage() {
     }
 }
 
-/// On a full disk, the database opens if retained segments have the space that opening needs, also if it is killed while
-/// it opens.
+/// On a full disk, the database opens if retained segments have the space that opening needs, also if it is killed
+/// while it opens.
 #[test]
 fn full_disk_frees_retained_segments_at_open() {
     for (reserve, life) in [0, 1 << 20].into_iter().flat_map(|reserve| (0..40).map(move |life| (reserve, life))) {

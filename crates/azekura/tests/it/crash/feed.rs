@@ -79,8 +79,8 @@ impl ChangeFollower {
         }
     }
 
-    /// How many commits the reader reads behind a step: none, at most this many, or all. A reader for which few segments
-    /// are kept reads seldom.
+    /// How many commits the reader reads behind a step: none, at most this many, or all. A reader for which few
+    /// segments are kept reads seldom.
     pub(super) fn reads_behind_step(&self, rng: &mut SeededRng) -> Option<Option<usize>> {
         let is_slow = self.retention == FeedRetention::OneSegment && !rng.chance_one_in(5);
         rng.pick(&[None, Some(Some(1)), Some(None)]).filter(|_| !is_slow)
