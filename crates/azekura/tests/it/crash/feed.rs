@@ -38,6 +38,8 @@ pub(super) enum FeedLoss {
 #[derive(Clone, Debug)]
 pub(super) struct ChangeFollower {
     options: RandomOptions,
+    /// If not, it reads nothing.
+    is_active: bool,
     retention: FeedRetention,
     is_durable_only: bool,
     /// `None` before the first open.
@@ -57,6 +59,7 @@ impl ChangeFollower {
             (script.seed, [FeedRetention::Everything, FeedRetention::WhileOpen, FeedRetention::OneSegment]);
         ChangeFollower {
             options: script.options,
+            is_active: script.is_followed,
             retention: retentions[(seed % 3) as usize],
             is_durable_only: seed % 2 == 1,
             position: None,
@@ -96,6 +99,9 @@ impl ChangeFollower {
         history: &WriteHistory,
         loss: FeedLoss,
     ) -> Result<Option<Changes>, String> {
+        if !self.is_active {
+            return Ok(None);
+        }
         let Some(position) = self.position else {
             self.begin(db, history)?;
             return self.resume(db, history, loss);

@@ -56,6 +56,8 @@ pub(super) struct CrashScript {
     pub(super) seed: u64,
     pub(super) options: RandomOptions,
     pub(super) steps: Vec<CrashStep>,
+    /// Whether a reader of changes follows the script. It copies the state for each commit.
+    pub(super) is_followed: bool,
 }
 
 const NAMES: [&str; 4] = ["a", "b", "../c", "d\u{0}\u{2713}"];
@@ -88,7 +90,7 @@ impl CrashScript {
             let step = drawing.random_step();
             steps.push(step);
         }
-        CrashScript { seed, options, steps }
+        CrashScript { seed, options, steps, is_followed: true }
     }
 
     /// Keys so long that a few flushes make the manifest grow until it is rewritten: by a background task, or at the
@@ -111,7 +113,7 @@ impl CrashScript {
         // The manifest is rewritten when no tree needs a task.
         steps.extend((0..12).map(|_| CrashStep::BackgroundStep));
         steps.push(CrashStep::Kill);
-        CrashScript { seed, options, steps }
+        CrashScript { seed, options, steps, is_followed: false }
     }
 
     /// Whether calls are synced unless they specify otherwise.
