@@ -145,6 +145,24 @@ fn failed_import_leaves_no_partition() {
     assert_eq!(p.ok("partitions --db d list"), "new\nold\n", "empty input is valid");
 }
 
+/// An export of a database without partitions was refused.
+#[test]
+fn database_without_partitions_is_transferred() {
+    let p = CliFixture::new();
+    p.ok("put --create --db d k v");
+    p.ok("partitions --db d drop default --yes");
+    assert_eq!(p.json("export --db d all.azk")["entries"], 0);
+    assert_eq!(p.json("import --db checked --dry-run all.azk")["entries"], 0);
+    assert!(!p.path("checked").exists());
+    assert_eq!(p.json("import --db copy all.azk")["entries"], 0);
+    assert_eq!(p.ok("partitions --db copy list"), p.ok("partitions --db d list"));
+    let input = std::fs::read(p.path("all.azk")).unwrap();
+    assert_eq!(p.run_with_input(["import", "--db", "piped", "-"], &input).code, Some(0));
+    assert_eq!(p.ok("partitions --db piped list"), p.ok("partitions --db d list"));
+    assert_eq!(p.run("import --db other --partition x all.azk").code, Some(3), "the file has no such partition");
+    assert!(!p.path("other").exists());
+}
+
 /// After an error of a damaged table or a full disk, the export had written a truncated file that looked complete.
 #[test]
 fn failed_export_leaves_no_file() {

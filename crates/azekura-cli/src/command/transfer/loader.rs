@@ -137,10 +137,22 @@ impl<'a> EntryLoader<'a> {
         Ok(())
     }
 
-    fn target(&mut self) -> Result<&TargetPartition> {
+    /// Opens the database, or creates it.
+    fn open(&mut self) -> Result<()> {
         if self.db.is_none() {
             self.db = Some(open::open_or_create_for(self.db_path, self.largest_entry)?);
         }
+        Ok(())
+    }
+
+    /// Loads an input that has no partition: an empty database.
+    pub(super) fn begin_no_partition(&mut self) -> Result<()> {
+        self.give_up_partition(); // otherwise an import without entries creates a partition
+        if self.mode == LoadMode::Store { self.open() } else { Ok(()) }
+    }
+
+    fn target(&mut self) -> Result<&TargetPartition> {
+        self.open()?;
         let db = self.db.as_ref().expect("it was opened above");
         if self.target.is_none() {
             let (partition, created_now) = open::open_or_create_partition(db, &self.name, self.options.clone())?;

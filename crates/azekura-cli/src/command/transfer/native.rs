@@ -140,7 +140,7 @@ pub(super) fn import(
         return Err(ImportError::input(message, at));
     }
     if names.is_empty() {
-        loader.give_up_partition(); // otherwise an import without entries creates a partition
+        loader.begin_no_partition()?;
     }
     let (mut entries, mut begun, mut is_selected) = (0, 0, false);
     loop {

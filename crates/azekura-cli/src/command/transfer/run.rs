@@ -198,9 +198,6 @@ fn names_to_export(db: &Database, name: Option<&str>) -> Result<Vec<String>> {
         open::existing_partition(db, name)?;
         names.retain(|other| other == name);
     }
-    if names.is_empty() {
-        return Err(CliError::input(db.path(), "the database has no partitions"));
-    }
     Ok(names)
 }
 
