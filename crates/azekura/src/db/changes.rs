@@ -119,6 +119,20 @@ impl ChangePosition {
         Ok(position)
     }
 
+    /// The random id of the database that the position is of. A checkpoint has another one.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// # let other = azekura::Config::new(dir.path().join("other")).open()?;
+    /// assert_ne!(db.change_position()?.database_id(), other.change_position()?.database_id());
+    /// # Ok(()) }
+    /// ```
+    pub fn database_id(&self) -> [u8; 16] {
+        self.instance
+    }
+
     /// The number of the last record before the position. It rises with every record that the WAL gets.
     ///
     /// ```

@@ -492,6 +492,29 @@ impl Database {
         if inner.is_forked() { Vec::new() } else { inner.catalog.names() }
     }
 
+    /// Returns the names of all partitions, sorted, each with its id.
+    ///
+    /// An id is used once. So a list that is equal to an earlier one shows that no partition was created or deleted in
+    /// between, not even one that was created again under its name.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// db.open_partition("users", Default::default())?;
+    /// let before = db.partition_ids();
+    /// db.delete_partition_by_name("users")?;
+    /// db.open_partition("users", Default::default())?;
+    /// assert_eq!(db.list_partitions(), ["users"]);
+    /// assert_ne!(db.partition_ids(), before);
+    /// # Ok(()) }
+    /// ```
+    pub fn partition_ids(&self) -> Vec<(String, u64)> {
+        let inner = &self.handle.inner;
+        let partitions = if inner.is_forked() { Vec::new() } else { inner.catalog.all() };
+        partitions.iter().map(|state| (state.name.to_string(), state.id.0)).collect()
+    }
+
     /// Returns whether the partition `name` exists.
     ///
     /// ```

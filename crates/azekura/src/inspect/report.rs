@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::base::blob_pointer::BlobReferences;
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::event::DroppedAfterDamage;
+use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::version_edit::{BlobFileMeta, EngineKind, FileNumber, TableBlobUsage, TableMeta};
 use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
@@ -285,6 +286,76 @@ pub(crate) fn read_manifest_state(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Manif
     let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
     let manifest_state = ManifestState::replay(&edits).map_err(|error| error.in_file(dir.join(MANIFEST_NAME)))?;
     Ok((manifest_state, edits.len()))
+}
+
+/// Returns the random id in the header of a table or of a finished blob file. Two files with the same id have the same
+/// content, also in copies of the database. `None` for every other file.
+///
+/// # Errors
+/// `Io`. `Corruption` if the file has the name of a table or of a blob file, but not the header. `Unsupported` if a newer
+/// version wrote it.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// # fruit.insert("apple", "red")?;
+/// # fruit.flush()?;
+/// let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+/// db.checkpoint(dir.path().join("copy"))?;
+/// let table = format!("{:06}.sst", azekura::inspect::tables(&fs, db.path())?[0].id);
+/// let id = |of: &str| azekura::inspect::immutable_file_id(&fs, &dir.path().join(of).join(&table));
+/// assert_eq!(id("db")?.unwrap(), id("copy")?.unwrap());
+/// assert!(azekura::inspect::immutable_file_id(&fs, &dir.path().join("copy/MANIFEST"))?.is_none());
+/// # Ok(()) }
+/// ```
+pub fn immutable_file_id(fs: &Arc<dyn Fs>, path: &Path) -> Result<Option<[u8; 16]>> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let kind = match parse_data_file_name(name) {
+        Some((DataFileKind::Table, _)) => FileKind::Table,
+        Some((DataFileKind::Blob, _)) => FileKind::Blob,
+        None => return Ok(None),
+    };
+    let read = || {
+        let file = fs.open(path, OpenMode::Read)?;
+        let len = file.length()?;
+        if kind == FileKind::Blob && len < FileHeader::LEN as u64 {
+            return Ok(None); // still written
+        }
+        let mut header = [0; FileHeader::LEN];
+        file.read_exact_at(&mut header, 0)?;
+        let header = FileHeader::decode(kind, &header)?;
+        // A direct blob file that is still written has no footer.
+        let mut end = [0; 8];
+        file.read_exact_at(&mut end, len.saturating_sub(8))?;
+        Ok((end == kind.footer_magic()).then_some(header.file_id))
+    };
+    read().map_err(|error: Error| error.in_file(path))
+}
+
+/// Returns the last sequence number in the write-ahead log (WAL) of a checkpoint, which its manifest records.
+///
+/// In the database of which the checkpoint was made, the checkpoint has every commit up to this
+/// [`sequence_number`](crate::ChangePosition::sequence_number), and no later one. `None` if the manifest records none.
+///
+/// # Errors
+/// `Io` or `Corruption` from the manifest.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// # let fruit = db.open_partition("fruit", Default::default())?;
+/// # fruit.insert("apple", "red")?;
+/// let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+/// db.checkpoint(dir.path().join("copy"))?;
+/// let end = azekura::inspect::wal_end(&fs, &dir.path().join("copy"))?;
+/// assert_eq!(end, Some(db.change_position()?.sequence_number()));
+/// # Ok(()) }
+/// ```
+pub fn wal_end(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Option<u64>> {
+    Ok(read_manifest_state(fs, dir)?.0.wal_end.map(|(_, seqno)| seqno.0))
 }
 
 /// Reads and checks the manifest and the tables, blob files, pools and WAL segments that it names. Other files are only
