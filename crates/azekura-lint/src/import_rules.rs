@@ -10,7 +10,8 @@ use crate::tree::{ENGINE, SourceTree};
 pub(crate) const RECORD: &str = "docs/decisions/0002-imports-between-folders.md";
 
 /// Crates beside the engine.
-const OTHER_CRATES: &[&str] = &["crates/azekura-cli/src/", "crates/azekura-bench/src/", "crates/azekura-raft/src/"];
+const OTHER_CRATES: &[&str] =
+    &["crates/azekura-cli/src/", "crates/azekura-bench/src/", "crates/azekura-raft/src/", "crates/azekura-backup/src/"];
 
 /// The rule about cycles between files.
 const FILE_CYCLE: &str = "import-cycle";

@@ -1,0 +1,421 @@
+//! Makes a backup: a checkpoint, the upload of what is not stored yet, and a manifest.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use azekura::fs::{DiskFs, Fs};
+use azekura::{ChangePosition, Database, ErrorKind, PersistMode, inspect};
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::PutMode;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::error::{BackupError, Result};
+use crate::holds::{HoldWriter, held_objects};
+use crate::layout::{
+    BackupManifest, Checksum, FILES, PARTS, StoredFile, StoredObject, StoredPartition, backup_object, file_object, hex,
+    part_object, to_json,
+};
+use crate::progress::{Progress, Stage, StageProgress};
+use crate::scratch::{Scratch, random};
+use crate::store::{BackupStore, CHUNK};
+
+/// Attempts to make a checkpoint while no partition is created or deleted.
+const CHECKPOINT_ATTEMPTS: usize = 20;
+/// How long to wait until the writer of another process has synced what the backup contains.
+const DURABLE_WAIT: Duration = Duration::from_secs(10);
+
+/// Options of [`BackupStore::create`].
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CreateOptions {
+    scratch: Option<PathBuf>,
+}
+
+impl CreateOptions {
+    /// The existing directory in which the checkpoint is made for the time of the upload. Default: the one that the
+    /// database is in, where a checkpoint consists of hard links.
+    #[must_use]
+    pub fn scratch(mut self, directory: impl Into<PathBuf>) -> CreateOptions {
+        self.scratch = Some(directory.into());
+        self
+    }
+}
+
+/// A stored backup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackupInfo {
+    /// Names the backup. Ids sort by time.
+    pub id: String,
+    /// When it was made, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// The last sequence number in it.
+    pub sequence: u64,
+    /// Number of its files.
+    pub files: usize,
+    /// Bytes of its files; a restore downloads them.
+    pub bytes: u64,
+    /// The names of its partitions, sorted.
+    pub partitions: Vec<String>,
+    /// Whether every commit in it survived power loss of the database. Only then a shipped log continues it.
+    pub is_durable: bool,
+}
+
+impl BackupInfo {
+    pub(crate) fn of(manifest: &BackupManifest) -> BackupInfo {
+        BackupInfo {
+            id: manifest.id.clone(),
+            time_ms: manifest.time_ms,
+            sequence: manifest.sequence,
+            files: manifest.files.len(),
+            bytes: manifest.files.iter().map(|file| file.bytes).sum(),
+            partitions: manifest.partitions.iter().map(|partition| partition.name.clone()).collect(),
+            is_durable: manifest.is_durable,
+        }
+    }
+}
+
+/// What [`BackupStore::create`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CreateReport {
+    /// The backup.
+    pub backup: BackupInfo,
+    /// Objects that were uploaded, without the manifest.
+    pub uploaded_objects: usize,
+    /// Their bytes.
+    pub uploaded_bytes: u64,
+    /// Bytes of the backup that were stored already.
+    pub reused_bytes: u64,
+}
+
+/// Where the bytes of an object to upload are.
+struct Source {
+    path: PathBuf,
+    offset: u64,
+    object: StoredObject,
+}
+
+/// The files of a checkpoint, and where the bytes of their objects are.
+struct Plan {
+    files: Vec<StoredFile>,
+    sources: Vec<Source>,
+}
+
+impl BackupStore {
+    /// Makes a backup of the database as of now.
+    ///
+    /// The database is used as before meanwhile. After a failure or a crash, what was uploaded stays stored, and the
+    /// next call does not upload it again.
+    ///
+    /// # Errors
+    /// Those of [`BackupError`]; `OtherDatabase` if the store has the backups of another database.
+    pub fn create(
+        &self,
+        db: &Database,
+        options: &CreateOptions,
+        progress: &mut dyn FnMut(&Progress<'_>) -> bool,
+    ) -> Result<CreateReport> {
+        self.create_with_partitions(db, options, progress).map(|(report, _)| report)
+    }
+
+    /// As [`create`](BackupStore::create). Returns the partitions in the backup too, with their ids.
+    pub(crate) fn create_with_partitions(
+        &self,
+        db: &Database,
+        options: &CreateOptions,
+        progress: &mut dyn FnMut(&Progress<'_>) -> bool,
+    ) -> Result<(CreateReport, Vec<(String, u64)>)> {
+        let position = db.change_position()?;
+        let database = hex(&position.database_id());
+        let record = self.block_on(self.existing_or_new(&database))?;
+        let earlier = self.block_on(self.manifests())?;
+        check_history(db, &earlier)?;
+        let scratch = Scratch::new(db.path(), options.scratch.as_deref())?;
+        let checkpoint = scratch.checkpoint();
+        let disk: Arc<dyn Fs> = Arc::new(DiskFs::new());
+
+        let partitions = make_checkpoint(db, &checkpoint)?;
+        let time_ms = (self.clock)();
+        let id = format!("{time_ms:013}-{}", hex(&random::<4>()?));
+        let mut manifest = BackupManifest::new(id, database);
+        manifest.time_ms = time_ms;
+        let stored = |(name, id): &(String, u64)| StoredPartition { name: name.clone(), id: *id };
+        manifest.partitions = partitions.iter().map(stored).collect();
+        manifest.position = position.to_string();
+        manifest.sequence = inspect::wal_end(&disk, &checkpoint)?
+            .ok_or_else(|| BackupError::invalid("the checkpoint does not record the end of its log"))?;
+        manifest.is_durable = make_durable(db, position, manifest.sequence)?;
+
+        let plan = plan(&disk, &checkpoint, &stored_files(&earlier), progress)?;
+        manifest.files = plan.files;
+        manifest.check(&backup_object(&manifest.id, &[]))?;
+        let grace = Duration::from_secs(record.grace_seconds);
+        let report = self.block_on(self.upload(manifest, plan.sources, grace, progress))?;
+        Ok((report, partitions))
+    }
+
+    /// Uploads the objects that are missing, and publishes the manifest.
+    async fn upload(
+        &self,
+        mut manifest: BackupManifest,
+        mut sources: Vec<Source>,
+        grace: Duration,
+        progress: &mut dyn FnMut(&Progress<'_>) -> bool,
+    ) -> Result<CreateReport> {
+        let holds = HoldWriter::begin(self, grace).await?;
+        let missing = self.missing_objects(&mut manifest, &mut sources, &holds).await?;
+        holds.hold(manifest.objects().map(|of| of.object.clone()).collect()).await?;
+        let uploaded_bytes: u64 = missing.iter().map(|source| source.object.bytes).sum();
+
+        let sent = RefCell::new(StageProgress::new(Stage::Uploading, uploaded_bytes, progress));
+        stream::iter(&missing)
+            .map(|source| async {
+                self.upload_object(source, &sent).await?;
+                holds.renew_if_due().await
+            })
+            .buffer_unordered(self.concurrency)
+            .try_collect::<()>()
+            .await?;
+
+        holds.check_in_time()?;
+        let bytes = to_json(&manifest);
+        let object = backup_object(&manifest.id, &bytes);
+        if !self.put_new(&object, bytes.into()).await? {
+            return Err(BackupError::wrong(object, "another writer has written a backup of this name"));
+        }
+        let backup = BackupInfo::of(&manifest);
+        let reused_bytes = backup.bytes.saturating_sub(uploaded_bytes);
+        Ok(CreateReport { backup, uploaded_objects: missing.len(), uploaded_bytes, reused_bytes })
+    }
+
+    /// The objects that have to be uploaded, each once. Gives objects that exist, but may be deleted at any time, another
+    /// name.
+    async fn missing_objects<'s>(
+        &self,
+        manifest: &mut BackupManifest,
+        sources: &'s mut Vec<Source>,
+        holds: &HoldWriter<'_>,
+    ) -> Result<Vec<&'s Source>> {
+        let mut stored = HashMap::new();
+        for folder in [FILES, PARTS] {
+            stored.extend(self.list_folder(folder).await?);
+        }
+        let mut protected = held_objects(self, holds.now(), holds.reuse_age()).await?;
+        for (_, earlier) in self.manifests().await? {
+            protected.extend(earlier.objects().map(|of| of.object.clone()));
+        }
+        let is_young = |modified| holds.age(modified) < holds.reuse_age();
+        let mut renamed: BTreeMap<String, String> = BTreeMap::new();
+        let mut missing: BTreeSet<String> = BTreeSet::new();
+        for object in manifest.files.iter_mut().flat_map(|file| &mut file.objects) {
+            match stored.get(&object.object) {
+                Some(meta) if meta.size == object.bytes => {
+                    if protected.contains(&object.object) || is_young(meta.last_modified) {
+                        continue;
+                    }
+                }
+                Some(_) => {}
+                None => {
+                    missing.insert(object.object.clone());
+                    continue;
+                }
+            }
+            // It may be deleted at this moment, or is damaged.
+            if !renamed.contains_key(&object.object) {
+                renamed.insert(object.object.clone(), format!("{}-{}", object.object, hex(&random::<4>()?)));
+            }
+            object.object.clone_from(&renamed[&object.object]);
+            missing.insert(object.object.clone());
+        }
+        for source in sources.iter_mut() {
+            if let Some(new) = renamed.get(&source.object.object) {
+                source.object.object.clone_from(new);
+            }
+        }
+        let mut seen = HashSet::new();
+        Ok(sources
+            .iter()
+            .filter(|source| missing.contains(&source.object.object) && seen.insert(&source.object.object))
+            .collect())
+    }
+
+    /// Uploads an object. Compares what it reads with the checksum in the plan.
+    async fn upload_object(&self, source: &Source, sent: &RefCell<StageProgress<'_>>) -> Result<()> {
+        let StoredObject { object, bytes: len, xxh3 } = &source.object;
+        let failed = |error| BackupError::io("read the checkpoint", &source.path, error);
+        let mut file = File::open(&source.path).map_err(failed)?;
+        file.seek(SeekFrom::Start(source.offset)).map_err(failed)?;
+        let changed = || BackupError::wrong(source.path.display().to_string(), "the file changed during the backup");
+        if *len <= CHUNK as u64 {
+            let bytes = read_piece(&mut file, usize::try_from(*len).unwrap_or(CHUNK)).map_err(failed)?;
+            if Checksum::of(&bytes) != *xxh3 {
+                return Err(changed());
+            }
+            self.put(object, bytes, PutMode::Overwrite).await?;
+            return sent.borrow_mut().add(*len, object);
+        }
+        let mut hasher = Xxh3::new();
+        let read = |at: u64, n: usize| {
+            let bytes = read_piece(&mut file, n).map_err(failed)?;
+            hasher.update(&bytes);
+            let is_last = at + n as u64 == *len;
+            if is_last && Checksum::of_hasher(&hasher) != *xxh3 { Err(changed()) } else { Ok(bytes) }
+        };
+        self.put_large(object, *len, read, &mut |n| sent.borrow_mut().add(n, object)).await
+    }
+}
+
+/// # Errors
+/// `OtherHistory` if the store has a durable backup of a later state than that of the database.
+fn check_history(db: &Database, earlier: &[(String, BackupManifest)]) -> Result<()> {
+    let now = db.change_position()?.sequence_number();
+    match earlier.iter().find(|(_, manifest)| manifest.is_durable && manifest.sequence > now) {
+        None => Ok(()),
+        Some((_, later)) => Err(BackupError::OtherHistory {
+            message: format!("backup {} ends with commit {}, the database with {now}", later.id, later.sequence),
+        }),
+    }
+}
+
+/// Makes a checkpoint. Returns the partitions in it.
+fn make_checkpoint(db: &Database, path: &Path) -> Result<Vec<(String, u64)>> {
+    for _ in 0..CHECKPOINT_ATTEMPTS {
+        let before = db.partition_ids();
+        db.checkpoint(path)?;
+        if db.partition_ids() == before {
+            return Ok(before);
+        }
+        fs::remove_dir_all(path).map_err(|error| BackupError::io("remove the checkpoint", path, error))?;
+    }
+    Err(azekura::Error::new(ErrorKind::Conflict, "partitions are created or deleted all the time: try again").into())
+}
+
+/// Makes the commits up to a sequence number durable. Beside the writer of another process, waits until it does so.
+/// Returns whether they are.
+fn make_durable(db: &Database, position: ChangePosition, sequence: u64) -> Result<bool> {
+    match db.persist(PersistMode::SyncData) {
+        Ok(()) => return Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let changes = db.changes_since(position).and_then(|changes| changes.durable_only());
+    let mut changes = match changes {
+        Ok(changes) => changes,
+        Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Stale) => return Ok(false),
+        Err(error) => return Err(error.into()),
+    };
+    loop {
+        for commit in changes.by_ref() {
+            match commit {
+                Ok(commit) if commit.position().sequence_number() >= sequence => break,
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Stale) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if changes.position().sequence_number() >= sequence {
+            return Ok(true);
+        }
+        if !changes.wait(DURABLE_WAIT)? {
+            return Ok(false);
+        }
+    }
+}
+
+/// The objects of immutable files by id and length.
+fn stored_files(manifests: &[(String, BackupManifest)]) -> HashMap<(String, u64), StoredObject> {
+    let files = manifests.iter().flat_map(|(_, manifest)| &manifest.files);
+    let one = |file: &StoredFile| Some(((file.id.clone()?, file.bytes), file.objects.first()?.clone()));
+    files.filter_map(one).collect()
+}
+
+/// Names the objects of every file of the checkpoint. Reads only the files that no earlier backup has.
+fn plan(
+    fs: &Arc<dyn Fs>,
+    checkpoint: &Path,
+    stored: &HashMap<(String, u64), StoredObject>,
+    progress: &mut dyn FnMut(&Progress<'_>) -> bool,
+) -> Result<Plan> {
+    let failed = |error| BackupError::io("read the checkpoint", checkpoint, error);
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(checkpoint).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().into_string();
+        let name = name.map_err(|name| BackupError::invalid(format!("the file name {name:?} is not UTF-8")))?;
+        paths.push((name, entry.path(), entry.metadata().map_err(failed)?.len()));
+    }
+    paths.sort();
+    let total = paths.iter().map(|(_, _, len)| len).sum();
+    let mut read = StageProgress::new(Stage::Reading, total, progress);
+    let mut plan = Plan { files: Vec::new(), sources: Vec::new() };
+    for (name, path, bytes) in paths {
+        let id = inspect::immutable_file_id(fs, &path)?;
+        let known = id.and_then(|id| stored.get(&(hex(&id), bytes)));
+        let objects = match (known, id) {
+            (Some(object), _) => {
+                read.add(bytes, &name)?;
+                vec![object.clone()]
+            }
+            (None, Some(id)) => {
+                let checksum = checksum_of(&path, &mut |n| read.add(n, &name))?;
+                vec![StoredObject { object: file_object(&id, bytes, &checksum), bytes, xxh3: checksum }]
+            }
+            (None, None) => parts_of(&path, &mut |n| read.add(n, &name))?,
+        };
+        let mut offset = 0;
+        for object in &objects {
+            plan.sources.push(Source { path: path.clone(), offset, object: object.clone() });
+            offset += object.bytes;
+        }
+        plan.files.push(StoredFile { name, bytes, id: id.map(|id| hex(&id)), objects });
+    }
+    Ok(plan)
+}
+
+/// The parts of a file that changes: each has a fixed offset, so that a change of some bytes changes few parts.
+fn parts_of(path: &Path, read: &mut dyn FnMut(u64) -> Result<()>) -> Result<Vec<StoredObject>> {
+    let mut parts = Vec::new();
+    for_each_piece(path, &mut |piece| {
+        let (bytes, xxh3) = (piece.len() as u64, Checksum::of(piece));
+        parts.push(StoredObject { object: part_object(bytes, &xxh3), bytes, xxh3 });
+        read(bytes)
+    })?;
+    Ok(parts)
+}
+
+/// The checksum of a file.
+pub(crate) fn checksum_of(path: &Path, read: &mut dyn FnMut(u64) -> Result<()>) -> Result<Checksum> {
+    let mut hasher = Xxh3::new();
+    for_each_piece(path, &mut |piece| {
+        hasher.update(piece);
+        read(piece.len() as u64)
+    })?;
+    Ok(Checksum::of_hasher(&hasher))
+}
+
+fn for_each_piece(path: &Path, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let failed = |error| BackupError::io("read", path, error);
+    let mut file = File::open(path).map_err(failed)?;
+    let mut buffer = Vec::new();
+    loop {
+        buffer.clear();
+        file.by_ref().take(CHUNK as u64).read_to_end(&mut buffer).map_err(failed)?;
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        each(&buffer)?;
+    }
+}
+
+fn read_piece(file: &mut File, len: usize) -> std::io::Result<Bytes> {
+    let mut bytes = vec![0; len];
+    file.read_exact(&mut bytes)?;
+    Ok(bytes.into())
+}

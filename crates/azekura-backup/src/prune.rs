@@ -1,0 +1,127 @@
+//! Removes old backups, and deletes objects that nothing needs.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use crate::error::{BackupError, Result};
+use crate::holds::{age, held_objects, write_hold};
+use crate::layout::{BackupManifest, FILES, HOLDS, Hold, PARTS};
+use crate::log::read_headers;
+use crate::store::BackupStore;
+
+/// Options of [`BackupStore::prune`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PruneOptions {
+    keep: usize,
+    is_dry_run: bool,
+}
+
+impl PruneOptions {
+    /// Keeps this number of backups, the newest, at least 1.
+    pub fn keep(backups: usize) -> PruneOptions {
+        PruneOptions { keep: backups, is_dry_run: false }
+    }
+
+    /// Changes nothing, and reports what would be removed and deleted.
+    #[must_use]
+    pub fn dry_run(mut self, yes: bool) -> PruneOptions {
+        self.is_dry_run = yes;
+        self
+    }
+}
+
+/// What [`BackupStore::prune`] did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PruneReport {
+    /// The ids of the backups that were removed.
+    pub removed_backups: Vec<String>,
+    /// Objects that were deleted, log objects included.
+    pub deleted_objects: usize,
+    /// Their bytes.
+    pub deleted_bytes: u64,
+}
+
+impl BackupStore {
+    /// Removes all but the newest backups, the log before the oldest of them, and objects that nothing has needed for
+    /// the grace time of the store. So the space of a removed backup is free after the first call that is made later
+    /// than the grace time.
+    ///
+    /// # Errors
+    /// `Invalid` if no backup would be kept, and others of [`BackupError`].
+    pub fn prune(&self, options: &PruneOptions) -> Result<PruneReport> {
+        if options.keep == 0 {
+            return Err(BackupError::invalid("at least one backup must be kept"));
+        }
+        self.block_on(self.prune_async(options))
+    }
+
+    async fn prune_async(&self, options: &PruneOptions) -> Result<PruneReport> {
+        let record = self.existing().await?;
+        let grace = Duration::from_secs(record.grace_seconds);
+        let mut kept = self.manifests().await?;
+        let removed: Vec<_> = kept.drain(..kept.len().saturating_sub(options.keep)).collect();
+        let mut report = PruneReport {
+            removed_backups: removed.iter().map(|(_, manifest)| manifest.id.clone()).collect(),
+            ..PruneReport::default()
+        };
+        // Listed before what protects them, so that what is protected meanwhile is seen.
+        let mut candidates = BTreeMap::new();
+        for folder in [FILES, PARTS] {
+            candidates.extend(self.list_folder(folder).await?);
+        }
+        let now = if options.is_dry_run {
+            time_of_writer(self)
+        } else {
+            let objects: HashSet<String> = removed.iter().flat_map(|(_, of)| names(of)).collect();
+            let now = write_hold(self, &Hold { objects: objects.into_iter().collect() }).await?;
+            for (object, _) in &removed {
+                self.delete(object).await?;
+            }
+            now
+        };
+        let mut used = held_objects(self, now, grace).await?;
+        // Listed again: backups that were published meanwhile.
+        let mut live = self.manifests().await?;
+        live.retain(|(object, _)| removed.iter().all(|(gone, _)| gone != object));
+        used.extend(kept.iter().chain(&live).flat_map(|(_, of)| names(of)));
+        if options.is_dry_run {
+            used.extend(removed.iter().flat_map(|(_, of)| names(of)));
+        }
+
+        candidates.retain(|object, meta| !used.contains(object) && age(now, meta.last_modified) > grace);
+        let oldest = kept.iter().chain(&live).map(|(_, of)| of.sequence).min();
+        for (object, header) in read_headers(self, &record.database).await? {
+            if oldest.is_some_and(|sequence| header.end() <= sequence) {
+                let meta = self.head(&object).await?;
+                if age(now, meta.last_modified) > grace {
+                    candidates.insert(object, meta);
+                }
+            }
+        }
+        report.deleted_objects = candidates.len();
+        report.deleted_bytes = candidates.values().map(|meta| meta.size).sum();
+        if !options.is_dry_run {
+            for object in candidates.keys() {
+                self.delete(object).await?;
+            }
+            for (object, meta) in self.list_folder(HOLDS).await? {
+                if age(now, meta.last_modified) > grace * 2 {
+                    self.delete(&object).await?;
+                }
+            }
+        }
+        Ok(report)
+    }
+}
+
+/// The time by the clock of this machine: a dry run writes no object, from which it would learn the time of the store.
+fn time_of_writer(store: &BackupStore) -> chrono::DateTime<chrono::Utc> {
+    let ms = i64::try_from((store.clock)()).unwrap_or(i64::MAX);
+    chrono::DateTime::from_timestamp_millis(ms).unwrap_or_default() + store.later
+}
+
+fn names(manifest: &BackupManifest) -> impl Iterator<Item = String> {
+    manifest.objects().map(|of| of.object.clone())
+}

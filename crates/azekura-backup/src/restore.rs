@@ -1,0 +1,338 @@
+//! Builds a database directory from a backup.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use azekura::{Database, Partition, PersistMode};
+
+use crate::create::{BackupInfo, checksum_of};
+use crate::error::{BackupError, Result};
+use crate::layout::{BackupManifest, StoredFile, StoredPartition};
+use crate::log::{Until, chain, read_headers};
+use crate::log_object::{LoggedCommit, LoggedOperation, decode};
+use crate::progress::{Progress, Stage, StageProgress};
+use crate::store::BackupStore;
+
+/// Opens a partition that the shipped log changes.
+type OpenPartition = dyn Fn(&Database, &str) -> azekura::Result<Partition>;
+
+/// Options of [`BackupStore::restore`].
+#[non_exhaustive]
+pub struct RestoreOptions {
+    backup: Option<String>,
+    until: Option<Until>,
+    open_partition: Box<OpenPartition>,
+}
+
+impl Default for RestoreOptions {
+    fn default() -> RestoreOptions {
+        RestoreOptions { backup: None, until: None, open_partition: Box::new(|db, name| db.partition(name)) }
+    }
+}
+
+impl RestoreOptions {
+    /// Restores this backup, without the log unless `until` says how far. Default: the newest that is not beyond
+    /// `until`.
+    #[must_use]
+    pub fn backup(mut self, id: impl Into<String>) -> RestoreOptions {
+        self.backup = Some(id.into());
+        self
+    }
+
+    /// Applies the shipped log up to there. Default: to its end.
+    #[must_use]
+    pub fn until(mut self, until: Until) -> RestoreOptions {
+        self.until = Some(until);
+        self
+    }
+
+    /// Opens the partitions that the log changes by this function, which a partition with a comparator or a merge
+    /// operator of the program needs. Default: [`Database::partition`].
+    #[must_use]
+    pub fn open_partition(
+        mut self,
+        open: impl Fn(&Database, &str) -> azekura::Result<Partition> + 'static,
+    ) -> RestoreOptions {
+        self.open_partition = Box::new(open);
+        self
+    }
+}
+
+impl std::fmt::Debug for RestoreOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let RestoreOptions { backup, until, .. } = self;
+        f.debug_struct("RestoreOptions").field("backup", backup).field("until", until).finish_non_exhaustive()
+    }
+}
+
+/// What [`BackupStore::restore`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RestoreReport {
+    /// The backup.
+    pub backup: BackupInfo,
+    /// Bytes of the backup that were downloaded.
+    pub downloaded_bytes: u64,
+    /// Commits of the log that were applied to it.
+    pub applied_commits: usize,
+    /// The last sequence number that is restored.
+    pub sequence: u64,
+}
+
+impl BackupStore {
+    /// Restores a backup to `path`, which must not exist or be an empty directory.
+    ///
+    /// The database is built in a directory beside `path` with the same name and `.azekura-restore.tmp`, and renamed at
+    /// the end. After a failure that directory stays, and the next call downloads only what is missing in it.
+    ///
+    /// # Errors
+    /// `Invalid` if `path` is not empty. `Missing`, `WrongContent` if the store does not have what was stored.
+    pub fn restore(
+        &self,
+        path: &Path,
+        options: &RestoreOptions,
+        progress: &mut dyn FnMut(&Progress<'_>) -> bool,
+    ) -> Result<RestoreReport> {
+        let path = std::path::absolute(path).map_err(|error| BackupError::io("find the directory", path, error))?;
+        check_target(&path)?;
+        let (manifest, log) = self.block_on(self.choose(options))?;
+        let tmp = temporary_path(&path)?;
+        fs::create_dir_all(&tmp).map_err(|error| BackupError::io("create the directory", &tmp, error))?;
+        let downloaded_bytes = self.block_on(self.download_files(&manifest, &tmp, progress))?;
+        let (applied_commits, sequence) = self.apply_log(&manifest, &log, &tmp, options, progress)?;
+        publish(&tmp, &path)?;
+        Ok(RestoreReport { backup: BackupInfo::of(&manifest), downloaded_bytes, applied_commits, sequence })
+    }
+
+    /// The backup to restore, and the log objects to apply to it.
+    async fn choose(&self, options: &RestoreOptions) -> Result<(BackupManifest, Vec<String>)> {
+        let record = self.existing().await?;
+        let mut manifests = self.manifests().await?;
+        let until = options.until.unwrap_or_default();
+        let missing = |message: String| BackupError::NoBackup { message };
+        if let Some(id) = &options.backup {
+            manifests.retain(|(_, manifest)| manifest.id == *id);
+            let (_, manifest) = manifests.pop().ok_or_else(|| missing(format!("there is no backup {id}")))?;
+            if options.until.is_none() {
+                return Ok((manifest, Vec::new()));
+            }
+            if !until.admits_backup(&manifest) {
+                return Err(BackupError::invalid(format!("backup {id} is later than the time to restore")));
+            }
+            let headers = read_headers(self, &record.database).await?;
+            let log = chain(&headers, manifest.sequence, until)?;
+            return match manifest.is_durable || log.is_empty() {
+                true => Ok((manifest, log)),
+                false => Err(missing(format!("no log continues backup {id}, which was not durable"))),
+            };
+        }
+        manifests.retain(|(_, manifest)| until.admits_backup(manifest));
+        let headers = read_headers(self, &record.database).await?;
+        // The newest, or if it cannot be continued and there is a later log, the newest that can.
+        while let Some((_, manifest)) = manifests.pop() {
+            let log = chain(&headers, manifest.sequence, until)?;
+            if manifest.is_durable || log.is_empty() {
+                return Ok((manifest, log));
+            }
+        }
+        Err(missing("there is no backup, or none of that time".into()))
+    }
+
+    /// Makes the files of the backup, and no others, in `tmp`. Returns the bytes that it downloads.
+    async fn download_files(
+        &self,
+        manifest: &BackupManifest,
+        tmp: &Path,
+        progress: &mut dyn FnMut(&Progress<'_>) -> bool,
+    ) -> Result<u64> {
+        let files: HashMap<&str, &StoredFile> = manifest.files.iter().map(|file| (&*file.name, file)).collect();
+        let failed = |error| BackupError::io("read the directory", tmp, error);
+        for entry in fs::read_dir(tmp).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let file = entry.file_name().to_str().and_then(|name| files.get(name).copied());
+            if file.is_none_or(|file| !is_complete(&entry.path(), file)) {
+                let path = entry.path();
+                let is_dir = entry.file_type().is_ok_and(|of| of.is_dir());
+                let removed = if is_dir { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                removed.map_err(|error| BackupError::io("remove", &path, error))?;
+            }
+        }
+        let missing: Vec<&StoredFile> = manifest.files.iter().filter(|file| !tmp.join(&file.name).exists()).collect();
+        let total = missing.iter().map(|file| file.bytes).sum();
+        let mut downloaded = StageProgress::new(Stage::Downloading, total, progress);
+        for file in missing {
+            self.download_file(file, &tmp.join(&file.name), &mut downloaded).await?;
+        }
+        Ok(total)
+    }
+
+    /// Applies commits to the restored database. Returns their number, and the last sequence number in the database.
+    fn apply_log(
+        &self,
+        manifest: &BackupManifest,
+        log: &[String],
+        tmp: &Path,
+        options: &RestoreOptions,
+        progress: &mut dyn FnMut(&Progress<'_>) -> bool,
+    ) -> Result<(usize, u64)> {
+        let (mut applied, mut sequence) = (0, manifest.sequence);
+        if log.is_empty() {
+            return Ok((applied, sequence));
+        }
+        let until = options.until.unwrap_or_default();
+        let mut progress = StageProgress::new(Stage::Applying, log.len() as u64, progress);
+        let largest = self.block_on(self.largest(log))?;
+        let mut target = RestoreTarget::open(tmp, largest)?;
+        for object in log {
+            let bytes = self.block_on(self.get(object))?;
+            let decoded = decode(object, &bytes)?;
+            let names = |of: &StoredPartition| (of.name.clone(), of.id);
+            if !decoded.partitions.iter().cloned().eq(manifest.partitions.iter().map(names)) {
+                return Err(BackupError::invalid(format!(
+                    "partitions were created or deleted after backup {}: restore a later one",
+                    manifest.id
+                )));
+            }
+            for commit in &decoded.commits {
+                if commit.sequence > sequence && until.admits_commit(commit.sequence) {
+                    target.apply(commit, &decoded.partitions, &*options.open_partition)?;
+                    (applied, sequence) = (applied + 1, commit.sequence);
+                }
+            }
+            progress.add(1, object)?;
+        }
+        target.close()?;
+        Ok((applied, sequence))
+    }
+
+    /// The length of the largest of these objects.
+    async fn largest(&self, objects: &[String]) -> Result<u64> {
+        let mut largest = 0;
+        for object in objects {
+            largest = largest.max(self.head(object).await?.size);
+        }
+        Ok(largest)
+    }
+
+    async fn download_file(&self, file: &StoredFile, path: &Path, progress: &mut StageProgress<'_>) -> Result<()> {
+        let failed = |error| BackupError::io("write", path, error);
+        let mut out = File::create(path).map_err(failed)?;
+        let mut begin = 0;
+        for object in &file.objects {
+            let write = &mut |piece: Option<&[u8]>| match piece {
+                Some(piece) => out.write_all(piece).map_err(failed),
+                None => restart(&mut out, begin).map_err(failed),
+            };
+            self.download(object, progress, write).await?;
+            begin += object.bytes;
+        }
+        out.sync_all().map_err(failed)
+    }
+}
+
+/// The restored database, while the log is applied to it.
+struct RestoreTarget {
+    db: Database,
+    partitions: HashMap<String, Partition>,
+}
+
+impl RestoreTarget {
+    /// Opens the database with memory for commits of this many bytes.
+    fn open(path: &Path, commit_bytes: u64) -> Result<RestoreTarget> {
+        let budget = (4 * commit_bytes).max(azekura::Settings::default().memory_budget);
+        let db = azekura::Config::new(path).memory_budget(budget).open()?;
+        Ok(RestoreTarget { db, partitions: HashMap::new() })
+    }
+
+    fn apply(&mut self, commit: &LoggedCommit, names: &[(String, u64)], open: &OpenPartition) -> Result<()> {
+        let mut batch = self.db.batch();
+        for (number, operation) in &commit.operations {
+            let name = &names[*number].0;
+            if !self.partitions.contains_key(name) {
+                self.partitions.insert(name.clone(), open(&self.db, name)?);
+            }
+            let partition = &self.partitions[name];
+            match operation {
+                LoggedOperation::Insert { key, value, expires_ms } => {
+                    batch.insert_with_expiry(partition, key, value, *expires_ms);
+                }
+                LoggedOperation::Remove { key } => batch.remove(partition, key),
+                LoggedOperation::RemoveRange { start, end } => {
+                    let bounds = (start.as_ref().map(Vec::as_slice), end.as_ref().map(Vec::as_slice));
+                    batch.remove_range::<&[u8]>(partition, bounds);
+                }
+                LoggedOperation::Merge { key, operand } => batch.merge(partition, key, operand),
+            }
+        }
+        Ok(batch.commit()?)
+    }
+
+    /// Makes everything durable.
+    fn close(self) -> Result<()> {
+        self.db.persist(PersistMode::SyncAll)?;
+        drop(self.partitions);
+        Ok(self.db.close()?)
+    }
+}
+
+/// Cuts a file off, to write from there.
+fn restart(file: &mut File, len: u64) -> std::io::Result<()> {
+    use std::io::{Seek, SeekFrom};
+    file.set_len(len)?;
+    file.seek(SeekFrom::Start(len)).map(drop)
+}
+
+/// Whether an earlier restore has written the file completely.
+fn is_complete(path: &Path, file: &StoredFile) -> bool {
+    let is_long = path.symlink_metadata().is_ok_and(|of| of.is_file() && of.len() == file.bytes);
+    // The checksum of a file of several parts is not stored.
+    is_long && file.objects.len() == 1 && checksum_of(path, &mut |_| Ok(())).is_ok_and(|of| of == file.objects[0].xxh3)
+}
+
+fn temporary_path(path: &Path) -> Result<PathBuf> {
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => {
+            let mut name = name.to_owned();
+            name.push(".azekura-restore.tmp");
+            Ok(parent.join(name))
+        }
+        _ => Err(BackupError::invalid(format!("{} cannot be created", path.display()))),
+    }
+}
+
+/// # Errors
+/// `Invalid` unless the path does not exist or is an empty directory.
+fn check_target(path: &Path) -> Result<()> {
+    match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(BackupError::invalid(format!("the directory {} is not empty", path.display()))),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => {
+            Err(BackupError::invalid(format!("{} is not a directory", path.display())))
+        }
+        Err(error) => Err(BackupError::io("read the directory", path, error)),
+    }
+}
+
+/// Makes the names in `tmp` durable, and renames it to `path`.
+fn publish(tmp: &Path, path: &Path) -> Result<()> {
+    sync_directory(tmp)?;
+    match fs::remove_dir(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(BackupError::io("replace the empty directory", path, error)),
+    }
+    fs::rename(tmp, path).map_err(|error| BackupError::io("rename the restored directory to", path, error))?;
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
+/// Makes the names in a directory durable. Other systems than Unix have no call for it.
+fn sync_directory(path: &Path) -> Result<()> {
+    if cfg!(not(unix)) {
+        return Ok(());
+    }
+    let synced = File::open(path).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| BackupError::io("sync the directory", path, error))
+}

@@ -1,0 +1,437 @@
+//! A prefix of an object store: opens it, and reads, writes and lists objects with retries and a rate limit.
+
+use std::fmt;
+use std::future::Future;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use tokio::runtime::Runtime;
+
+use crate::error::{BackupError, Result};
+use crate::layout::{BACKUPS, BackupManifest, STORE_OBJECT, StoreRecord, decode_backup, decode_store, to_json};
+
+/// Bytes of a file that are uploaded at a time, and the size of the parts of files that change.
+pub(crate) const CHUNK: usize = 8 << 20;
+/// Most parts of one object that S3 accepts, with a margin.
+const MULTIPART_PARTS_MAX: u64 = 9_000;
+
+/// A place in an object store that holds the backups of one database.
+///
+/// The calls block: in a program with an asynchronous runtime, make them in a thread for blocking work.
+///
+/// ```
+/// use azekura_backup::{BackupStore, CreateOptions, RestoreOptions};
+/// # fn main() -> azekura_backup::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// db.open_partition("fruit", Default::default())?.insert("apple", "red")?;
+/// let store = BackupStore::open(dir.path().join("backups").to_str().unwrap(), [])?;
+/// store.create(&db, &CreateOptions::default(), &mut |_| true)?;
+/// store.restore(&dir.path().join("copy"), &RestoreOptions::default(), &mut |_| true)?;
+/// let copy = azekura::Config::new(dir.path().join("copy")).open()?;
+/// assert_eq!(copy.partition("fruit")?.get("apple")?.unwrap(), "red");
+/// # Ok(()) }
+/// ```
+pub struct BackupStore {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+    runtime: Runtime,
+    limiter: RateLimiter,
+    pub(crate) concurrency: usize,
+    attempts: u32,
+    pause: Duration,
+    grace: Duration,
+    /// Added to the time of the store, in tests.
+    pub(crate) later: Duration,
+    pub(crate) clock: Arc<dyn Fn() -> u64 + Send + Sync>,
+}
+
+impl BackupStore {
+    /// Opens a directory, which is created if it is missing, or a URL: `file:///path`, `memory:///`, and with the
+    /// features of this crate `s3://bucket/prefix`, `gs://bucket/prefix` and `az://container/prefix`.
+    ///
+    /// `options` are those of `object_store`, such as `("aws_region", "eu-central-1")`. Unknown ones are ignored, so the
+    /// environment variables of a process can be given.
+    ///
+    /// # Errors
+    /// `Invalid` if the URL is not one of these.
+    pub fn open(place: &str, options: impl IntoIterator<Item = (String, String)>) -> Result<BackupStore> {
+        let url = url::Url::parse(place).ok().filter(|url| place.contains("://") && !url.scheme().is_empty());
+        let Some(url) = url else { return BackupStore::open_directory(FilePath::new(place)) };
+        if url.scheme() == "file" {
+            let path = url.to_file_path().map_err(|()| BackupError::invalid(format!("{place} names no directory")))?;
+            return BackupStore::open_directory(&path);
+        }
+        // A second call fails, and changes nothing.
+        #[cfg(feature = "_cloud")]
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let options = options.into_iter().map(|(key, value)| (key.to_ascii_lowercase(), value));
+        let (store, prefix) = object_store::parse_url_opts(&url, options).map_err(|error| {
+            BackupError::invalid(format!("{place} cannot be opened: {error}; each cloud has a feature of this crate"))
+        })?;
+        BackupStore::new(Arc::from(store), prefix.as_ref())
+    }
+
+    fn open_directory(path: &FilePath) -> Result<BackupStore> {
+        std::fs::create_dir_all(path).map_err(|error| BackupError::io("create the directory", path, error))?;
+        let store = LocalFileSystem::new_with_prefix(path).map_err(|error| {
+            BackupError::invalid(format!("the directory {} cannot be opened: {error}", path.display()))
+        })?;
+        BackupStore::new(Arc::new(store.with_fsync(true)), "")
+    }
+
+    /// Uses an object store that the caller has built.
+    ///
+    /// # Errors
+    /// `Invalid` if `prefix` is not a path; `Io` if the operating system refuses what a runtime needs.
+    pub fn new(store: Arc<dyn ObjectStore>, prefix: &str) -> Result<BackupStore> {
+        let prefix = Path::parse(prefix).map_err(|error| BackupError::invalid(error.to_string()))?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| BackupError::io("start a runtime", "", error))?;
+        Ok(BackupStore {
+            store,
+            prefix,
+            runtime,
+            limiter: RateLimiter::default(),
+            concurrency: 4,
+            attempts: 5,
+            pause: Duration::from_millis(200),
+            grace: Duration::from_secs(24 * 60 * 60),
+            later: Duration::ZERO,
+            clock: Arc::new(|| {
+                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                now.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+            }),
+        })
+    }
+
+    /// Uploads and downloads at most this many bytes per second. Default: unlimited.
+    #[must_use]
+    pub fn rate_limit(mut self, bytes_per_second: Option<u64>) -> BackupStore {
+        self.limiter.bytes_per_second = bytes_per_second.map(|rate| rate.max(1));
+        self
+    }
+
+    /// Number of objects that are uploaded at a time, at least 1. Each needs up to 16 MiB of memory. Default: 4.
+    #[must_use]
+    pub fn concurrency(mut self, n: usize) -> BackupStore {
+        self.concurrency = n.max(1);
+        self
+    }
+
+    /// How often a request is tried that failed, and the pause before the second attempt, which doubles. Default: 5
+    /// times, 200 ms. The clients of cloud stores retry in addition.
+    #[must_use]
+    pub fn retries(mut self, attempts: u32, pause: Duration) -> BackupStore {
+        (self.attempts, self.pause) = (attempts.max(1), pause);
+        self
+    }
+
+    /// The grace time of a store that does not exist yet: [`prune`](BackupStore::prune) deletes no object that was
+    /// unused for less. A store keeps the one that it was created with. Default: 24 hours.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> BackupStore {
+        self.grace = grace;
+        self
+    }
+
+    /// The clock that names and times backups, in milliseconds since 1970. Default: that of the system.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> BackupStore {
+        self.clock = Arc::new(clock);
+        self
+    }
+
+    /// Acts as if it were so much later. For tests: it shortens the protection of objects.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn later(mut self, by: Duration) -> BackupStore {
+        self.later = by;
+        self
+    }
+
+    pub(crate) fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
+    /// The path of an object of this crate.
+    pub(crate) fn path(&self, object: &str) -> Path {
+        // The names of this crate have no empty segments and no characters that are encoded.
+        object.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
+    }
+
+    /// The name of an object below the prefix.
+    fn name_of(&self, path: &Path) -> String {
+        let whole = path.as_ref();
+        let rest = whole.strip_prefix(self.prefix.as_ref()).unwrap_or(whole);
+        rest.trim_start_matches('/').to_owned()
+    }
+
+    /// Repeats a request while it fails for a reason that may pass.
+    pub(crate) async fn retry<T, F>(&self, object: &str, mut request: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let mut pause = self.pause;
+        for attempt in 1.. {
+            match request().await {
+                Ok(value) => return Ok(value),
+                Err(error) => {
+                    let may_pass =
+                        matches!(error, object_store::Error::Generic { .. } | object_store::Error::JoinError { .. });
+                    let error = BackupError::store(object, error);
+                    if attempt >= self.attempts || !may_pass || matches!(error, BackupError::Full { .. }) {
+                        return Err(error);
+                    }
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2).min(Duration::from_secs(10));
+        }
+        unreachable!("the loop ends after the last attempt")
+    }
+
+    /// Length and time of an object.
+    pub(crate) async fn head(&self, object: &str) -> Result<ObjectMeta> {
+        let path = self.path(object);
+        self.retry(object, || self.store.head(&path)).await
+    }
+
+    /// Writes a small object, and checks its length.
+    pub(crate) async fn put(&self, object: &str, bytes: Bytes, mode: PutMode) -> Result<()> {
+        let path = self.path(object);
+        self.limiter.wait(bytes.len() as u64).await;
+        self.retry(object, || {
+            let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
+            self.store.put_opts(&path, PutPayload::from_bytes(bytes.clone()), options)
+        })
+        .await?;
+        self.check_len(object, bytes.len() as u64).await
+    }
+
+    /// Writes an object that nobody may have written. Returns false if it exists.
+    ///
+    /// A request whose answer was lost is repeated, and then finds its own object. So an object with the same bytes
+    /// counts as written.
+    pub(crate) async fn put_new(&self, object: &str, bytes: Bytes) -> Result<bool> {
+        match self.put(object, bytes.clone(), PutMode::Create).await {
+            Ok(()) => Ok(true),
+            Err(BackupError::Store { source: object_store::Error::AlreadyExists { .. }, .. }) => {
+                Ok(self.get(object).await? == bytes)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Uploads an object of `len` bytes in pieces, each of which `next` returns for its offset. `sent` hears of the
+    /// bytes of each piece.
+    pub(crate) async fn put_large(
+        &self,
+        object: &str,
+        len: u64,
+        mut next: impl FnMut(u64, usize) -> Result<Bytes>,
+        sent: &mut impl FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
+        let path = self.path(object);
+        let piece = (CHUNK as u64).max(len.div_ceil(MULTIPART_PARTS_MAX));
+        let mut upload = self.retry(object, || self.store.put_multipart(&path)).await?;
+        let mut at = 0;
+        while at < len {
+            let n = piece.min(len - at);
+            let step = match next(at, usize::try_from(n).unwrap_or(CHUNK)) {
+                Ok(bytes) => {
+                    self.limiter.wait(n).await;
+                    let put = upload.put_part(PutPayload::from_bytes(bytes)).await;
+                    put.map_err(|error| BackupError::store(object, error)).and_then(|()| sent(n))
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = step {
+                drop(upload.abort().await);
+                return Err(error);
+            }
+            at += n;
+        }
+        upload.complete().await.map_err(|error| BackupError::store(object, error))?;
+        self.check_len(object, len).await
+    }
+
+    /// # Errors
+    /// `WrongContent` if the store says that the object has another length.
+    async fn check_len(&self, object: &str, len: u64) -> Result<()> {
+        let stored = self.head(object).await?.size;
+        match stored == len {
+            true => Ok(()),
+            false => Err(BackupError::wrong(object, format!("{len} bytes were written, the store has {stored}"))),
+        }
+    }
+
+    /// Reads a whole small object.
+    pub(crate) async fn get(&self, object: &str) -> Result<Bytes> {
+        let path = self.path(object);
+        let bytes = self.retry(object, || async { self.store.get(&path).await?.bytes().await }).await?;
+        self.limiter.wait(bytes.len() as u64).await;
+        Ok(bytes)
+    }
+
+    /// Reads the first bytes of an object.
+    pub(crate) async fn get_start(&self, object: &str, len: u64) -> Result<Bytes> {
+        let path = self.path(object);
+        self.retry(object, || self.store.get_range(&path, 0..len)).await
+    }
+
+    /// Reads an object piece by piece. `piece` gets the pieces from the beginning again if an attempt fails: then it
+    /// is called with `None`.
+    pub(crate) async fn get_large(
+        &self,
+        object: &str,
+        piece: &mut impl FnMut(Option<&[u8]>) -> Result<()>,
+    ) -> Result<()> {
+        let path = self.path(object);
+        let mut refused = None;
+        let refused_by_caller = &mut refused;
+        for attempt in 1.. {
+            piece(None)?;
+            let read = async {
+                let mut stream = self.store.get(&path).await?.into_stream();
+                while let Some(bytes) = stream.try_next().await? {
+                    self.limiter.wait(bytes.len() as u64).await;
+                    if let Err(error) = piece(Some(&bytes)) {
+                        *refused_by_caller = Some(error);
+                        break;
+                    }
+                }
+                Ok::<_, object_store::Error>(())
+            };
+            match read.await {
+                Ok(()) => break,
+                Err(error) => {
+                    let may_pass = matches!(error, object_store::Error::Generic { .. });
+                    if attempt >= self.attempts || !may_pass {
+                        return Err(BackupError::store(object, error));
+                    }
+                    tokio::time::sleep(self.pause).await;
+                }
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// All objects of a folder with their names, sorted.
+    pub(crate) async fn list_folder(&self, folder: &str) -> Result<Vec<(String, ObjectMeta)>> {
+        let path = self.path(folder);
+        let list = || self.store.list(Some(&path)).try_collect::<Vec<_>>();
+        let found = self.retry(folder, list).await?;
+        let mut named: Vec<_> = found.into_iter().map(|meta| (self.name_of(&meta.location), meta)).collect();
+        named.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(named)
+    }
+
+    /// Deletes an object. One that does not exist is no error.
+    pub(crate) async fn delete(&self, object: &str) -> Result<()> {
+        let path = self.path(object);
+        match self.retry(object, || self.store.delete(&path)).await {
+            Ok(()) | Err(BackupError::Missing { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The record of the store, which must exist.
+    ///
+    /// # Errors
+    /// `NoBackup` if there is nothing, `NotABackupStore` if there is something else.
+    pub(crate) async fn existing(&self) -> Result<StoreRecord> {
+        match self.get(STORE_OBJECT).await {
+            Ok(bytes) => decode_store(&self.display(STORE_OBJECT), &bytes),
+            Err(BackupError::Missing { .. }) => match self.any_object().await? {
+                Some(object) => Err(BackupError::NotABackupStore { object }),
+                None => Err(BackupError::NoBackup { message: format!("nothing is stored in {}", self.display("")) }),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The record of the store for this database. Creates it if nothing is there.
+    ///
+    /// # Errors
+    /// `OtherDatabase`, `NotABackupStore`.
+    pub(crate) async fn existing_or_new(&self, database: &str) -> Result<StoreRecord> {
+        let mut record = self.existing().await;
+        if let Err(BackupError::NoBackup { .. }) = record {
+            let new = StoreRecord::new(database.to_owned(), self.grace.as_secs());
+            self.put_new(STORE_OBJECT, to_json(&new).into()).await?;
+            // Another writer may have been first.
+            record = self.existing().await;
+        }
+        let record = record?;
+        match record.database == database {
+            true => Ok(record),
+            false => Err(BackupError::OtherDatabase { stored: record.database, found: database.to_owned() }),
+        }
+    }
+
+    async fn any_object(&self) -> Result<Option<String>> {
+        let prefix = Some(&self.prefix).filter(|prefix| !prefix.as_ref().is_empty());
+        let first = || async { self.store.list(prefix).try_next().await };
+        Ok(self.retry(self.prefix.as_ref(), first).await?.map(|meta| meta.location.to_string()))
+    }
+
+    /// The manifests of all backups, oldest first.
+    pub(crate) async fn manifests(&self) -> Result<Vec<(String, BackupManifest)>> {
+        let mut manifests = Vec::new();
+        for (object, _) in self.list_folder(BACKUPS).await? {
+            match self.get(&object).await {
+                Ok(bytes) => manifests.push((object.clone(), decode_backup(&object, &bytes)?)),
+                // Removed by `prune` after it was listed.
+                Err(BackupError::Missing { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        manifests.sort_by(|a, b| (a.1.sequence, &a.1.id).cmp(&(b.1.sequence, &b.1.id)));
+        Ok(manifests)
+    }
+
+    /// An object with the store that it is in, for messages.
+    pub(crate) fn display(&self, object: &str) -> String {
+        format!("{}/{}", self.store, self.path(object)).trim_end_matches('/').to_owned()
+    }
+}
+
+impl fmt::Debug for BackupStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BackupStore").field("store", &self.store).field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+/// Delays transfers so that their bytes stay below a rate.
+#[derive(Default)]
+struct RateLimiter {
+    bytes_per_second: Option<u64>,
+    /// Microseconds since `begin` until which earlier transfers use the rate.
+    busy_until: AtomicU64,
+    begin: std::sync::OnceLock<Instant>,
+}
+
+impl RateLimiter {
+    /// Waits until `bytes` may be transferred.
+    async fn wait(&self, bytes: u64) {
+        let Some(rate) = self.bytes_per_second else { return };
+        let now = u64::try_from(self.begin.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX);
+        let cost = u64::try_from(u128::from(bytes) * 1_000_000 / u128::from(rate)).unwrap_or(u64::MAX);
+        // One task at a time runs, so nothing changes between the two accesses.
+        let start = self.busy_until.load(Ordering::Relaxed).max(now);
+        self.busy_until.store(start.saturating_add(cost), Ordering::Relaxed);
+        if start > now {
+            tokio::time::sleep(Duration::from_micros(start - now)).await;
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Ships the log of a database as it grows.
+
+use azekura::{ChangePosition, Changes, Database, ErrorKind};
+
+use crate::create::{CreateOptions, CreateReport};
+use crate::error::{BackupError, Result};
+use crate::layout::{hex, log_object};
+use crate::log::read_headers;
+use crate::log_object::{LogWriter, decode, decode_header};
+use crate::progress::Progress;
+use crate::store::BackupStore;
+
+/// Bytes of commits in one log object. The last commit may exceed it.
+const OBJECT_LEN: usize = 8 << 20;
+
+/// Ships the changes of a database; see [`BackupStore::watch`].
+pub struct Watcher<'a> {
+    store: &'a BackupStore,
+    db: &'a Database,
+    options: CreateOptions,
+    database: String,
+    /// Where the next log object begins, with the partitions there. `None`: a backup is needed first.
+    shipped: Option<Shipped>,
+    /// Why a backup is needed.
+    reason: String,
+}
+
+/// What is stored.
+struct Shipped {
+    position: ChangePosition,
+    /// The feed after the position.
+    changes: Changes,
+    partitions: Vec<(String, u64)>,
+}
+
+/// What a call of [`Watcher::step`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WatchStep {
+    /// There was nothing to ship.
+    Idle,
+    /// Stored commits as one log object.
+    Shipped {
+        /// Number of commits.
+        commits: usize,
+        /// Bytes of the object.
+        bytes: u64,
+        /// The last sequence number.
+        sequence: u64,
+    },
+    /// Another process has shipped the same commits before.
+    ShippedByOther {
+        /// The last sequence number.
+        sequence: u64,
+    },
+    /// Made a backup, because the log could not go on.
+    BackedUp {
+        /// Why.
+        reason: String,
+        /// The backup.
+        report: Box<CreateReport>,
+    },
+}
+
+impl BackupStore {
+    /// Follows the database: each [`step`](Watcher::step) of the result stores what was committed since the last.
+    ///
+    /// Goes on where an earlier call, also of another process, has ended, if the database still has its log from there
+    /// on ([`Config::wal_retention`](azekura::Config::wal_retention) keeps it). Otherwise the first step makes a backup.
+    ///
+    /// # Errors
+    /// `OtherDatabase`; `OtherHistory` if the store has commits that the database does not have.
+    pub fn watch<'a>(&'a self, db: &'a Database, options: CreateOptions) -> Result<Watcher<'a>> {
+        let database = hex(&db.change_position()?.database_id());
+        let mut watcher = Watcher { store: self, db, options, database, shipped: None, reason: String::new() };
+        match self.block_on(watcher.stored_end())? {
+            None => watcher.reason = "the store has no backup that a log can continue".into(),
+            Some((position, partitions)) => watcher.go_on(position, partitions)?,
+        }
+        Ok(watcher)
+    }
+}
+
+impl Watcher<'_> {
+    /// Where the newest log object or backup ends, with the partitions at that time.
+    async fn stored_end(&self) -> Result<Option<(ChangePosition, Vec<(String, u64)>)>> {
+        self.store.existing_or_new(&self.database).await?;
+        let manifests = self.store.manifests().await?;
+        let Some((object, backup)) = manifests.iter().rev().find(|(_, manifest)| manifest.is_durable) else {
+            return Ok(None);
+        };
+        let headers = read_headers(self.store, &self.database).await?;
+        let last = headers.iter().max_by_key(|(_, header)| header.end());
+        if let Some((object, header)) = last
+            && header.end() >= backup.sequence
+        {
+            let log = decode(object, &self.store.get(object).await?)?;
+            return Ok(Some((header.to, log.partitions)));
+        }
+        let position = backup.position.parse().map_err(|_| BackupError::wrong(object, "its position is malformed"))?;
+        let partitions = backup.partitions.iter().map(|of| (of.name.clone(), of.id)).collect();
+        Ok(Some((position, partitions)))
+    }
+
+    /// Continues the log at a position, or notes why a backup is needed.
+    fn go_on(&mut self, position: ChangePosition, partitions: Vec<(String, u64)>) -> Result<()> {
+        self.shipped = None;
+        match self.db.changes_since(position).and_then(Changes::durable_only) {
+            Ok(changes) => {
+                self.shipped = Some(Shipped { position, changes: changes.named("backup"), partitions });
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::Stale => {
+                self.reason = "the database does not have the log from there on any more".into();
+                Ok(())
+            }
+            Err(error) => Err(feed_error(error)),
+        }
+    }
+
+    /// Stores what was committed since the last step and survives power loss: up to 8 MiB, or one commit. A program
+    /// calls this until it is `Idle`, and then again after some seconds, which are the most that it can lose.
+    ///
+    /// Makes a backup instead if a change cannot be in a log object: partitions were created or deleted, tables were
+    /// ingested, a large value was replaced before it was shipped, or the database has recycled its log.
+    ///
+    /// # Errors
+    /// Those of [`BackupError`]. The next call tries the same again.
+    pub fn step(&mut self, progress: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<WatchStep> {
+        let Some(shipped) = &mut self.shipped else { return self.back_up(progress) };
+        let (position, partitions) = (shipped.position, shipped.partitions.clone());
+        let step = self.ship();
+        match step {
+            Ok(Ok(step)) => Ok(step),
+            Ok(Err(reason)) => {
+                self.reason = reason;
+                self.back_up(progress)
+            }
+            Err(error) => {
+                // The feed may be beyond what is stored.
+                let old = self.shipped.take();
+                let renewed = self.go_on(position, partitions);
+                drop(old);
+                renewed?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Ships one log object. Returns why that is not possible, if so.
+    fn ship(&mut self) -> Result<Result<WatchStep, String>> {
+        let Some(shipped) = &mut self.shipped else { return Ok(Err(std::mem::take(&mut self.reason))) };
+        let mut writer = LogWriter::default();
+        while writer.bytes() < OBJECT_LEN {
+            let Some(commit) = shipped.changes.next() else { break };
+            let commit = match commit {
+                Err(error) if error.kind() == ErrorKind::Stale => return Ok(Err(error.message().to_owned())),
+                Err(error) => return Err(feed_error(error)),
+                Ok(commit) => commit,
+            };
+            if let Err(reason) = writer.add(&commit, &shipped.partitions)? {
+                return Ok(Err(reason));
+            }
+        }
+        // Taken after the last commit was read, so that none was made later.
+        let time_ms = (self.store.clock)();
+        // Asked after the feed, which leaves out the changes of partitions that were deleted.
+        if self.db.partition_ids() != shipped.partitions {
+            return Ok(Err("partitions were created or deleted".into()));
+        }
+        let after = shipped.position.sequence_number();
+        let (Some(bytes), Some(to)) = (writer.finish(after, time_ms, &shipped.partitions), writer.end()) else {
+            return Ok(Ok(WatchStep::Idle));
+        };
+        let (object, len) = (log_object(after), bytes.len() as u64);
+        if self.store.block_on(self.store.put_new(&object, bytes.into()))? {
+            shipped.position = to;
+            let (commits, sequence) = (writer.commits(), to.sequence_number());
+            return Ok(Ok(WatchStep::Shipped { commits, bytes: len, sequence }));
+        }
+        let other = self.store.block_on(self.store.get(&object))?;
+        let header = decode_header(&object, &other)?;
+        if header.database() != self.database {
+            let found = self.database.clone();
+            return Err(BackupError::OtherDatabase { stored: header.database(), found });
+        }
+        let log = decode(&object, &other)?;
+        self.go_on(header.to, log.partitions)?;
+        Ok(Ok(WatchStep::ShippedByOther { sequence: header.end() }))
+    }
+
+    /// Makes a backup, and continues behind it.
+    fn back_up(&mut self, progress: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<WatchStep> {
+        // The feed is opened before the checkpoint, so that the database keeps the log from there on. The commits that
+        // are in the backup too are skipped by a restore.
+        let position = self.db.change_position()?;
+        let changes = self.db.changes_since(position).and_then(Changes::durable_only).map_err(feed_error)?;
+        // The error of partitions that write without the log comes with the first read.
+        if let Some(Err(error)) = self.db.changes_since(position).map_err(feed_error)?.next() {
+            return Err(feed_error(error));
+        }
+        let (report, partitions) = self.store.create_with_partitions(self.db, &self.options, progress)?;
+        if !report.backup.is_durable {
+            let message = "the process that writes has not synced the commits of the backup";
+            return Err(BackupError::NoFeed(azekura::Error::new(ErrorKind::Conflict, message)));
+        }
+        self.shipped = Some(Shipped { position, changes: changes.named("backup"), partitions });
+        let reason = std::mem::take(&mut self.reason);
+        Ok(WatchStep::BackedUp { reason, report: Box::new(report) })
+    }
+
+    /// The last sequence number that is stored as log; `None` before the first backup.
+    pub fn shipped_sequence(&self) -> Option<u64> {
+        self.shipped.as_ref().map(|shipped| shipped.position.sequence_number())
+    }
+}
+
+impl std::fmt::Debug for Watcher<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watcher").field("shipped", &self.shipped_sequence()).finish_non_exhaustive()
+    }
+}
+
+/// The meaning of an error of the feed at a position that the store has.
+fn feed_error(error: azekura::Error) -> BackupError {
+    match error.kind() {
+        ErrorKind::Unsupported => BackupError::NoFeed(error),
+        ErrorKind::Invalid => BackupError::OtherHistory { message: error.message().to_owned() },
+        _ => error.into(),
+    }
+}

@@ -1,0 +1,96 @@
+//! Stores that are not those of a database, and other wrong arguments.
+
+use crate::support::{Place, content_at, create, filled, restore};
+use azekura_backup::{BackupStore, RestoreOptions};
+
+#[test]
+fn foreign_objects_are_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 51));
+    place.put("holiday.jpg", "a picture");
+    let store = place.open();
+    assert_eq!(create(&store, &db).unwrap_err().kind(), "not_a_backup_store");
+    assert_eq!(store.list().unwrap_err().kind(), "not_a_backup_store");
+    assert_eq!(place.lens().len(), 1);
+    place.put("azekura-backup.json", "{\"format\": \"another program\", \"version\": 1}");
+    assert_eq!(create(&store, &db).unwrap_err().kind(), "not_a_backup_store");
+}
+
+#[test]
+fn empty_store_has_no_backup() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, target) = (Place::new().open(), dir.path().join("copy"));
+    assert_eq!(store.list().unwrap_err().kind(), "no_backup");
+    assert_eq!(restore(&store, &target, RestoreOptions::default()).unwrap_err().kind(), "no_backup");
+    assert!(!target.exists());
+}
+
+#[test]
+fn other_database_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 52));
+    let store = place.open();
+    create(&store, &db).unwrap();
+    let other = filled(&dir.path().join("other"), 52);
+    let before = place.lens();
+    assert_eq!(create(&store, &other).unwrap_err().kind(), "other_database");
+    assert_eq!(store.watch(&other, Default::default()).unwrap_err().kind(), "other_database");
+    // A restored copy is another database too.
+    restore(&store, &dir.path().join("copy"), RestoreOptions::default()).unwrap();
+    let copy = crate::support::open(&dir.path().join("copy"));
+    assert_eq!(create(&store, &copy).unwrap_err().kind(), "other_database");
+    assert_eq!(place.lens(), before);
+}
+
+#[test]
+fn newer_versions_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 53));
+    create(&place.open(), &db).unwrap();
+    let record = String::from_utf8(place.bytes("azekura-backup.json").to_vec()).unwrap();
+    place.put("azekura-backup.json", record.replace("\"version\": 1", "\"version\": 2"));
+    assert_eq!(place.open().list().unwrap_err().kind(), "newer_version");
+    assert_eq!(create(&place.open(), &db).unwrap_err().kind(), "newer_version");
+}
+
+#[test]
+fn changed_manifest_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 54));
+    create(&place.open(), &db).unwrap();
+    let name = place.lens().into_keys().find(|name| name.starts_with("backups/")).unwrap();
+    let text = String::from_utf8(place.bytes(&name).to_vec()).unwrap();
+    place.put(&name, text.replace("\"MANIFEST\"", "\"MANIFESS\""));
+    assert_eq!(place.open().list().unwrap_err().kind(), "corruption");
+}
+
+#[test]
+fn target_with_files_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 55));
+    let store = place.open();
+    create(&store, &db).unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "text").unwrap();
+    for target in [db.path(), &file] {
+        assert_eq!(restore(&store, target, RestoreOptions::default()).unwrap_err().kind(), "invalid");
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), b"text");
+    let missing = RestoreOptions::default().backup("0000000000000-00000000");
+    assert_eq!(restore(&store, &dir.path().join("copy"), missing).unwrap_err().kind(), "no_backup");
+    // Something else in the directory of an earlier, interrupted restore.
+    let tmp = dir.path().join("copy.azekura-restore.tmp");
+    std::fs::create_dir_all(tmp.join("folder")).unwrap();
+    std::fs::write(tmp.join("MANIFEST"), "old").unwrap();
+    restore(&store, &dir.path().join("copy"), RestoreOptions::default()).unwrap();
+    assert!(!tmp.exists());
+    content_at(&dir.path().join("copy"));
+}
+
+#[test]
+fn unknown_places_are_refused() {
+    for place in ["ftp://host/path", "nothing://x", "s3://"] {
+        assert_eq!(BackupStore::open(place, []).unwrap_err().kind(), "invalid", "{place}");
+    }
+    BackupStore::open("memory:///", []).unwrap();
+}

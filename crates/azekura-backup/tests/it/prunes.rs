@@ -1,0 +1,129 @@
+//! `prune`, beside writers that use old objects again.
+
+use crate::support::{Place, commit, content, content_at, create, filled, restore};
+use azekura::testing::SeededRng;
+use azekura_backup::{BackupStore, PruneOptions, RestoreOptions, Stage, VerifyOptions};
+use std::time::Duration;
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+fn assert_whole(store: &BackupStore) {
+    let report = store.verify(&VerifyOptions::default(), &mut |_| true).unwrap();
+    assert!(report.problems.is_empty(), "{report:?}");
+}
+
+#[test]
+fn removed_backups_free_space_after_grace_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 21));
+    let store = place.open();
+    let first = create(&store, &db).unwrap().backup.id;
+    db.partition("plain").unwrap().major_compact().unwrap();
+    db.partition("plain").unwrap().insert("new", "1").unwrap();
+    create(&store, &db).unwrap();
+    let data = |place: &Place| place.lens().keys().filter(|name| name.starts_with("files/")).count();
+    let before = data(&place);
+
+    let planned = store.prune(&PruneOptions::keep(1).dry_run(true)).unwrap();
+    assert_eq!(planned.removed_backups, [first.clone()]);
+    assert_eq!(store.list().unwrap().len(), 2, "a dry run changes nothing");
+    let report = store.prune(&PruneOptions::keep(1)).unwrap();
+    assert_eq!((report.removed_backups, report.deleted_objects), (vec![first], 0));
+    // Within the grace time nothing is deleted, after it what only the first backup needed.
+    let report = place.open().later(23 * HOUR).prune(&PruneOptions::keep(1)).unwrap();
+    assert_eq!((report.deleted_objects, data(&place)), (0, before));
+    let report = place.open().later(25 * HOUR).prune(&PruneOptions::keep(1)).unwrap();
+    assert!(report.deleted_objects > 0 && data(&place) < before, "{report:?}");
+    assert_whole(&store);
+    restore(&store, &dir.path().join("copy"), RestoreOptions::default()).unwrap();
+    assert_eq!(content_at(&dir.path().join("copy")), content(&db));
+    place.open().later(49 * HOUR).prune(&PruneOptions::keep(1)).unwrap();
+    assert!(place.lens().keys().filter(|name| name.starts_with("holds/")).count() <= 1, "{:?}", place.lens());
+}
+
+#[test]
+fn prune_during_an_upload_deletes_nothing_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 22));
+    let (writer, pruner) = (place.open(), place.open().later(23 * HOUR));
+    create(&writer, &db).unwrap();
+    let mut rng = SeededRng::with_stream(22, 1);
+    for round in 0..8 {
+        (0..20).for_each(|_| commit(&db, &mut rng));
+        db.partition("plain").unwrap().flush().unwrap();
+        // Another backup that removes all earlier ones, at each point of this upload.
+        let mut point = 0;
+        let report = writer.create(&db, &Default::default(), &mut |_| {
+            point += 1;
+            if point == 1 + round * 2 {
+                pruner.prune(&PruneOptions::keep(1)).unwrap();
+            }
+            true
+        });
+        report.unwrap();
+        pruner.prune(&PruneOptions::keep(1)).unwrap();
+        assert_whole(&pruner);
+    }
+    restore(&writer, &dir.path().join("copy"), RestoreOptions::default()).unwrap();
+    assert_eq!(content_at(&dir.path().join("copy")), content(&db));
+}
+
+#[test]
+fn old_unused_objects_are_not_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 23));
+    // An upload that is interrupted before its manifest.
+    let stopped =
+        place.open().create(&db, &Default::default(), &mut |of| of.stage != Stage::Uploading || of.done < of.total);
+    assert_eq!(stopped.unwrap_err().kind(), "interrupted");
+    let old = place.lens();
+    let young = place.open().later(5 * HOUR).create(&db, &Default::default(), &mut |_| false);
+    assert_eq!(young.unwrap_err().kind(), "interrupted");
+    // A call of prune that has listed the objects deletes them while the next backup is uploaded.
+    let report = create(&place.open().later(25 * HOUR), &db).unwrap();
+    assert_eq!(report.reused_bytes, 0);
+    old.keys()
+        .filter(|name| name.starts_with("files/") || name.starts_with("parts/"))
+        .for_each(|name| place.remove(name));
+    assert_whole(&place.open());
+}
+
+#[test]
+fn writer_gives_up_when_its_hold_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 26));
+    let error = create(&place.open().grace(Duration::ZERO), &db).unwrap_err();
+    assert_eq!(error.kind(), "too_slow", "{error}");
+    assert!(place.open().list().unwrap().is_empty());
+}
+
+#[test]
+fn random_backups_and_prunes_keep_the_rest_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 24));
+    let store = place.open();
+    let mut rng = SeededRng::with_stream(24, 1);
+    create(&store, &db).unwrap();
+    for _ in 0..30 {
+        (0..rng.below(10)).for_each(|_| commit(&db, &mut rng));
+        match rng.below(5) {
+            0 => db.partition("plain").unwrap().major_compact().unwrap(),
+            1 => db.partition("blobs").unwrap().flush().unwrap(),
+            2 | 3 => drop(create(&store, &db).unwrap()),
+            _ => {
+                let later = HOUR * u32::try_from(rng.below(60)).unwrap();
+                place.open().later(later).prune(&PruneOptions::keep(1 + rng.below(3) as usize)).unwrap();
+            }
+        }
+        assert_whole(&store);
+    }
+}
+
+#[test]
+fn prune_must_keep_a_backup() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 25));
+    create(&place.open(), &db).unwrap();
+    assert_eq!(place.open().prune(&PruneOptions::keep(0)).unwrap_err().kind(), "invalid");
+    assert_eq!(place.open().list().unwrap().len(), 1);
+}

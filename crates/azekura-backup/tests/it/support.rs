@@ -1,0 +1,345 @@
+//! Databases to back up, digests of them, and an object store that fails.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::path::Path as FilePath;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use azekura::testing::SeededRng;
+use azekura::{
+    Config, Database, EngineType, KvSeparationOptions, PartitionComponents, PartitionCreateOptions, PersistMode,
+    PmemOptions,
+};
+use azekura_backup::{BackupError, BackupStore, CreateOptions, CreateReport, RestoreOptions, RestoreReport};
+use bytes::Bytes;
+use futures_util::stream::{BoxStream, StreamExt};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions,
+    PutOptions, PutPayload, PutResult, Result,
+};
+
+/// A new and empty place: in the store that `AZEKURA_BACKUP_URL` names, otherwise in memory.
+pub(crate) struct Place {
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    prefix: String,
+}
+
+impl Place {
+    pub(crate) fn new() -> Place {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let Ok(url) = std::env::var("AZEKURA_BACKUP_URL") else {
+            return Place { objects: Arc::new(InMemory::new()), prefix: "db".into() };
+        };
+        let url = url::Url::parse(&url).unwrap();
+        #[cfg(feature = "aws")]
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let variables = std::env::vars().map(|(key, value)| (key.to_ascii_lowercase(), value));
+        let (store, path) = object_store::parse_url_opts(&url, variables).unwrap();
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        Place { objects: Arc::from(store), prefix: format!("{path}/{}-{number}", std::process::id()) }
+    }
+
+    /// Opens the place without pauses between attempts.
+    pub(crate) fn open(&self) -> BackupStore {
+        self.open_through(Arc::clone(&self.objects), 1)
+    }
+
+    /// Opens the place through another store.
+    pub(crate) fn open_through(&self, objects: Arc<dyn ObjectStore>, attempts: u32) -> BackupStore {
+        BackupStore::new(objects, &self.prefix).unwrap().retries(attempts, Duration::ZERO).concurrency(1)
+    }
+
+    /// All objects with their lengths, by name below the prefix.
+    pub(crate) fn lens(&self) -> BTreeMap<String, u64> {
+        let prefix = Path::parse(&self.prefix).unwrap();
+        let metas = run(self.objects.list(Some(&prefix)).collect::<Vec<_>>());
+        let named = metas.into_iter().map(|meta| meta.unwrap());
+        named.map(|meta| (meta.location.as_ref()[prefix.as_ref().len() + 1..].to_owned(), meta.size)).collect()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> Path {
+        Path::parse(format!("{}/{name}", self.prefix)).unwrap()
+    }
+
+    pub(crate) fn bytes(&self, name: &str) -> Bytes {
+        let path = self.path(name);
+        run(async { self.objects.get_opts(&path, GetOptions::default()).await.unwrap().bytes().await.unwrap() })
+    }
+
+    pub(crate) fn put(&self, name: &str, bytes: impl Into<Bytes>) {
+        let path = self.path(name);
+        run(self.objects.put_opts(&path, PutPayload::from_bytes(bytes.into()), PutOptions::default())).unwrap();
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        let path = self.path(name);
+        run(self.objects.delete_stream(futures_util::stream::iter([Ok(path)]).boxed()).collect::<Vec<_>>());
+    }
+}
+
+fn run<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+/// The partitions of the test databases: tables, tables with blob files, and a pool.
+const PARTITIONS: [&str; 3] = ["plain", "blobs", "pool"];
+
+/// Opens a database without background work, so that nothing depends on the scheduler.
+pub(crate) fn open(path: &FilePath) -> Database {
+    let db = Config::new(path).workers(0).sync_interval(None).open().unwrap();
+    for name in PARTITIONS {
+        let options = match name {
+            "blobs" => PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default()),
+            "pool" => {
+                let pool = PmemOptions::default().max_size(1 << 20).growth_step(256 << 10);
+                PartitionCreateOptions::default().engine(EngineType::Pmem(pool))
+            }
+            _ => PartitionCreateOptions::default(),
+        };
+        let operator = PartitionComponents::default().merge_operator(azekura::merge_operators::append(","));
+        db.open_partition_with(name, options, operator).unwrap();
+    }
+    db
+}
+
+/// Commits a random batch over all partitions.
+pub(crate) fn commit(db: &Database, rng: &mut SeededRng) {
+    let mut batch = db.batch();
+    for _ in 0..1 + rng.below(6) {
+        let partition = db.partition(PARTITIONS[rng.below(3) as usize]).unwrap();
+        let key = format!("key {:03}", rng.below(300));
+        let len = if rng.below(10) == 0 { 9_000 } else { rng.below(100) as usize };
+        let value: Vec<u8> = (0..len).map(|_| rng.below(256) as u8).collect();
+        match rng.below(12) {
+            0 => batch.remove(&partition, &key),
+            1 => batch.remove_range(&partition, key.clone()..format!("{key}9")),
+            2 => batch.merge(&partition, &key, "x"),
+            3 => batch.insert_with_expiry(&partition, &key, &value, Some(4_000_000_000_000)),
+            _ => batch.insert(&partition, &key, &value),
+        }
+    }
+    match batch.commit() {
+        // Pools have no operands and no expiry times.
+        Err(error) if error.kind() == azekura::ErrorKind::Unsupported => commit(db, rng),
+        other => other.unwrap(),
+    }
+}
+
+/// A database with tables, blob files, range deletes, a pool, and commits in the log.
+pub(crate) fn filled(path: &FilePath, seed: u64) -> Database {
+    let (db, mut rng) = (open(path), SeededRng::with_stream(seed, 0));
+    for i in 0..200 {
+        commit(&db, &mut rng);
+        if i % 70 == 69 {
+            db.list_partitions().iter().for_each(|name| db.partition(name).unwrap().flush().unwrap());
+        }
+    }
+    db
+}
+
+/// Every entry of every partition, with its expiry time.
+pub(crate) type Content = BTreeMap<String, Vec<(Vec<u8>, Vec<u8>, Option<u64>)>>;
+
+pub(crate) fn content(db: &Database) -> Content {
+    let entries = |name: &String| {
+        let entries = db.partition(name).unwrap().entries();
+        let entries = entries.map(|entry| entry.unwrap());
+        entries.map(|of| (of.key().to_vec(), of.value().unwrap().to_vec(), of.expiry_ms())).collect()
+    };
+    db.list_partitions().into_iter().map(|name| (name.clone(), entries(&name))).collect()
+}
+
+/// The content of a directory, which must be a whole database without damage.
+pub(crate) fn content_at(path: &FilePath) -> Content {
+    let disk: Arc<dyn azekura::fs::Fs> = Arc::new(azekura::fs::DiskFs::new());
+    let report = azekura::inspect::verify(&disk, path, &mut |_, _| {}).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    let db = open(path);
+    let content = content(&db);
+    db.close().unwrap();
+    content
+}
+
+pub(crate) fn create(store: &BackupStore, db: &Database) -> Result<CreateReport, BackupError> {
+    store.create(db, &CreateOptions::default(), &mut |_| true)
+}
+
+pub(crate) fn restore(store: &BackupStore, path: &FilePath, how: RestoreOptions) -> Result<RestoreReport, BackupError> {
+    store.restore(path, &how, &mut |_| true)
+}
+
+pub(crate) fn sync(db: &Database) {
+    db.persist(PersistMode::SyncData).unwrap();
+}
+
+/// What a [`FaultStore`] does with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It fails, and nothing is done.
+    Refused,
+    /// It is done, and the answer is lost.
+    AnswerLost,
+    /// Half of the bytes are stored, and it fails.
+    HalfWritten,
+}
+
+/// Passes requests on, and fails chosen ones.
+#[derive(Debug)]
+pub(crate) struct FaultStore {
+    inner: Arc<dyn ObjectStore>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    requests: u64,
+    /// The request with this number fails.
+    fail_at: Option<(u64, Fault)>,
+    /// Every later request fails too, as after a kill.
+    is_dead_after: bool,
+    /// Every n-th request fails.
+    every: Option<u64>,
+    /// Every write fails with the error of a full disk.
+    is_full: bool,
+    /// Listings do not show objects that were written since.
+    hidden: Option<Vec<Path>>,
+}
+
+impl FaultStore {
+    pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Arc<FaultStore> {
+        Arc::new(FaultStore { inner, state: Mutex::default() })
+    }
+
+    /// The process ends at request `k`.
+    pub(crate) fn killed_at(inner: Arc<dyn ObjectStore>, k: u64, fault: Fault) -> Arc<FaultStore> {
+        let state = State { fail_at: Some((k, fault)), is_dead_after: true, ..State::default() };
+        Arc::new(FaultStore { inner, state: Mutex::new(state) })
+    }
+
+    /// Every `n`-th request fails, as with a store that throttles.
+    pub(crate) fn throttled(inner: Arc<dyn ObjectStore>, n: u64) -> Arc<FaultStore> {
+        Arc::new(FaultStore { inner, state: Mutex::new(State { every: Some(n), ..State::default() }) })
+    }
+
+    pub(crate) fn full(inner: Arc<dyn ObjectStore>) -> Arc<FaultStore> {
+        Arc::new(FaultStore { inner, state: Mutex::new(State { is_full: true, ..State::default() }) })
+    }
+
+    /// Listings do not show what is written from now on.
+    pub(crate) fn with_stale_listings(inner: Arc<dyn ObjectStore>) -> Arc<FaultStore> {
+        Arc::new(FaultStore { inner, state: Mutex::new(State { hidden: Some(Vec::new()), ..State::default() }) })
+    }
+
+    pub(crate) fn requests(&self) -> u64 {
+        self.state.lock().unwrap().requests
+    }
+
+    fn next(&self) -> Result<Option<Fault>> {
+        let mut state = self.state.lock().unwrap();
+        state.requests += 1;
+        let n = state.requests;
+        if state.every.is_some_and(|every| n.is_multiple_of(every)) {
+            return Err(error("slow down"));
+        }
+        match state.fail_at {
+            Some((k, Fault::Refused)) if n == k => Err(error("refused")),
+            Some((k, fault)) if n == k => Ok(Some(fault)),
+            Some((k, _)) if n > k && state.is_dead_after => Err(error("dead")),
+            _ => Ok(None),
+        }
+    }
+
+    fn note_written(&self, path: &Path) -> Result<()> {
+        let mut state = self.state.lock().unwrap();
+        if state.is_full {
+            let source = Box::new(std::io::Error::from(std::io::ErrorKind::StorageFull));
+            return Err(object_store::Error::Generic { store: "fault", source });
+        }
+        if let Some(hidden) = &mut state.hidden {
+            hidden.push(path.clone());
+        }
+        Ok(())
+    }
+}
+
+fn error(message: &str) -> object_store::Error {
+    object_store::Error::Generic { store: "fault", source: message.into() }
+}
+
+fn lost<T>(fault: Option<Fault>, result: Result<T>) -> Result<T> {
+    if fault.is_some() { Err(error("answer lost")) } else { result }
+}
+
+impl fmt::Display for FaultStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultStore({})", self.inner)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for FaultStore {
+    async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        let fault = self.next()?;
+        self.note_written(path)?;
+        if fault == Some(Fault::HalfWritten) {
+            let bytes = Bytes::from(payload);
+            let half = PutPayload::from_bytes(bytes.slice(..bytes.len() / 2));
+            return lost(fault, self.inner.put_opts(path, half, options).await);
+        }
+        lost(fault, self.inner.put_opts(path, payload, options).await)
+    }
+
+    async fn put_multipart_opts(&self, path: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        let fault = self.next()?;
+        self.note_written(path)?;
+        lost(fault, self.inner.put_multipart_opts(path, options).await)
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let fault = self.next()?;
+        lost(fault, self.inner.get_opts(path, options).await)
+    }
+
+    async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let fault = self.next()?;
+        lost(fault, self.inner.get_ranges(path, ranges).await)
+    }
+
+    fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        match self.next() {
+            Ok(None) => self.inner.delete_stream(paths),
+            Ok(fault) => self.inner.delete_stream(paths).map(move |of| lost(fault, of)).boxed(),
+            Err(error) => futures_util::stream::iter([Err(error)]).boxed(),
+        }
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let hidden = self.state.lock().unwrap().hidden.clone().unwrap_or_default();
+        match self.next() {
+            Ok(None) => {
+                let is_shown = move |meta: &Result<ObjectMeta>| {
+                    let is_hidden = meta.as_ref().is_ok_and(|meta| hidden.contains(&meta.location));
+                    futures_util::future::ready(!is_hidden)
+                };
+                self.inner.list(prefix).filter(is_shown).boxed()
+            }
+            _ => futures_util::stream::iter([Err(error("listing failed"))]).boxed(),
+        }
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        let fault = self.next()?;
+        lost(fault, self.inner.list_with_delimiter(prefix).await)
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        let fault = self.next()?;
+        lost(fault, self.inner.copy_opts(from, to, options).await)
+    }
+}
