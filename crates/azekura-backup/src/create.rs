@@ -195,12 +195,12 @@ impl BackupStore {
         Ok(CreateReport { backup, uploaded_objects: missing.len(), uploaded_bytes, reused_bytes })
     }
 
-    /// The objects that have to be uploaded, each once. Gives objects that exist, but may be deleted at any time, another
-    /// name.
+    /// The objects that have to be uploaded, each once. Gives objects that exist, but may be deleted at any time,
+    /// another name.
     async fn missing_objects<'s>(
         &self,
         manifest: &mut BackupManifest,
-        sources: &'s mut Vec<Source>,
+        sources: &'s mut [Source],
         holds: &HoldWriter<'_>,
     ) -> Result<Vec<&'s Source>> {
         let mut stored = HashMap::new();

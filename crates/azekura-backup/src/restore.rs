@@ -109,7 +109,7 @@ impl BackupStore {
     /// The backup to restore, and the log objects to apply to it.
     async fn choose(&self, options: &RestoreOptions) -> Result<(BackupManifest, Vec<String>)> {
         let record = self.existing().await?;
-        let mut manifests = self.manifests().await?;
+        let (mut manifests, damaged) = self.manifests_and_damage().await?;
         let until = options.until.unwrap_or_default();
         let missing = |message: String| BackupError::NoBackup { message };
         if let Some(id) = &options.backup {
@@ -128,6 +128,8 @@ impl BackupStore {
                 false => Err(missing(format!("no log continues backup {id}, which was not durable"))),
             };
         }
+        // The damaged one may be the newest.
+        damaged.into_iter().next().map_or(Ok(()), Err)?;
         manifests.retain(|(_, manifest)| until.admits_backup(manifest));
         let headers = read_headers(self, &record.database).await?;
         // The newest, or if it cannot be continued and there is a later log, the newest that can.

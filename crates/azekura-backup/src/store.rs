@@ -57,8 +57,8 @@ impl BackupStore {
     /// Opens a directory, which is created if it is missing, or a URL: `file:///path`, `memory:///`, and with the
     /// features of this crate `s3://bucket/prefix`, `gs://bucket/prefix` and `az://container/prefix`.
     ///
-    /// `options` are those of `object_store`, such as `("aws_region", "eu-central-1")`. Unknown ones are ignored, so the
-    /// environment variables of a process can be given.
+    /// `options` are those of `object_store`, such as `("aws_region", "eu-central-1")`. Unknown ones are ignored, so
+    /// the environment variables of a process can be given.
     ///
     /// # Errors
     /// `Invalid` if the URL is not one of these.
@@ -218,7 +218,7 @@ impl BackupStore {
         self.check_len(object, bytes.len() as u64).await
     }
 
-    /// Writes an object that nobody may have written. Returns false if it exists.
+    /// Writes an object that must not exist. Returns false if it does.
     ///
     /// A request whose answer was lost is repeated, and then finds its own object. So an object with the same bytes
     /// counts as written.
@@ -386,18 +386,29 @@ impl BackupStore {
     }
 
     /// The manifests of all backups, oldest first.
+    ///
+    /// # Errors
+    /// `WrongContent` if one of them is damaged.
     pub(crate) async fn manifests(&self) -> Result<Vec<(String, BackupManifest)>> {
-        let mut manifests = Vec::new();
+        let (manifests, damaged) = self.manifests_and_damage().await?;
+        damaged.into_iter().next().map_or(Ok(manifests), Err)
+    }
+
+    /// The manifests that can be read, oldest first, and the errors of the others.
+    pub(crate) async fn manifests_and_damage(&self) -> Result<(Vec<(String, BackupManifest)>, Vec<BackupError>)> {
+        let (mut manifests, mut damaged) = (Vec::new(), Vec::new());
         for (object, _) in self.list_folder(BACKUPS).await? {
-            match self.get(&object).await {
-                Ok(bytes) => manifests.push((object.clone(), decode_backup(&object, &bytes)?)),
+            let decoded = self.get(&object).await.and_then(|bytes| decode_backup(&object, &bytes));
+            match decoded {
+                Ok(manifest) => manifests.push((object, manifest)),
                 // Removed by `prune` after it was listed.
                 Err(BackupError::Missing { .. }) => {}
+                Err(error @ BackupError::WrongContent { .. }) => damaged.push(error),
                 Err(error) => return Err(error),
             }
         }
         manifests.sort_by(|a, b| (a.1.sequence, &a.1.id).cmp(&(b.1.sequence, &b.1.id)));
-        Ok(manifests)
+        Ok((manifests, damaged))
     }
 
     /// An object with the store that it is in, for messages.

@@ -76,15 +76,15 @@ impl BackupStore {
     ) -> Result<StoreReport> {
         self.block_on(async {
             let record = self.existing().await?;
-            let mut manifests = self.manifests().await?;
+            let (mut manifests, damaged) = self.manifests_and_damage().await?;
             if let Some(id) = &options.backup {
                 manifests.retain(|(_, manifest)| manifest.id == *id);
             }
-            if manifests.is_empty() {
+            if manifests.is_empty() && damaged.is_empty() {
                 let message = options.backup.as_ref().map(|id| format!("there is no backup {id}"));
                 return Err(BackupError::NoBackup { message: message.unwrap_or_else(|| "there is no backup".into()) });
             }
-            let mut report = StoreReport { backups: manifests.len(), ..StoreReport::default() };
+            let mut report = StoreReport { backups: manifests.len(), problems: damaged, ..StoreReport::default() };
             self.verify_objects(&manifests, options.is_quick, &mut report, progress).await?;
             if options.backup.is_none() {
                 self.verify_log(&record.database, &manifests, options.is_quick, &mut report).await?;

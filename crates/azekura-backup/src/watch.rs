@@ -66,7 +66,8 @@ impl BackupStore {
     /// Follows the database: each [`step`](Watcher::step) of the result stores what was committed since the last.
     ///
     /// Goes on where an earlier call, also of another process, has ended, if the database still has its log from there
-    /// on ([`Config::wal_retention`](azekura::Config::wal_retention) keeps it). Otherwise the first step makes a backup.
+    /// on ([`Config::wal_retention`](azekura::Config::wal_retention) keeps it). Otherwise the first step makes a
+    /// backup.
     ///
     /// # Errors
     /// `OtherDatabase`; `OtherHistory` if the store has commits that the database does not have.

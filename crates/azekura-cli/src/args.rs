@@ -228,6 +228,9 @@ pub(crate) enum Command {
     /// Make a consistent copy of the database that can be opened at once; tables are hard-linked where possible.
     #[command(after_help = "Example:\n  azekura checkpoint --db my.db backup-of-monday")]
     Checkpoint(CheckpointArgs),
+    /// Back up the database to a directory or an object store, and restore it, also to an earlier time.
+    #[cfg(feature = "backup")]
+    Backup(crate::backup_args::BackupArgs),
     /// Read and write one open database with commands at a prompt, or from standard input.
     ///
     /// At a terminal, lines can be edited, and Tab completes commands, options, partitions and keys. The history is

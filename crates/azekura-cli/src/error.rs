@@ -118,6 +118,13 @@ impl CliError {
         CliError::new(code, &text("kind"), text("message"), error["file"].as_str().map(Path::new))
     }
 
+    /// An error of a store of backups. Damaged objects give the exit code of damaged databases.
+    #[cfg(feature = "backup")]
+    pub(crate) fn backup(kind: &str, message: String) -> CliError {
+        let is_damage = matches!(kind, "corruption" | "missing_object" | "gap");
+        CliError::new(if is_damage { 5 } else { 3 }, kind, message, None)
+    }
+
     /// The pool of a partition has no space for another entry.
     pub(crate) fn pool_full(partition: &str, error: &Error) -> CliError {
         let message = format!("the pool of partition \"{partition}\" is full: {}", error.message());

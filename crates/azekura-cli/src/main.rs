@@ -1,11 +1,13 @@
 //! `azekura`: inspects, fills, verifies and compacts azekura databases from the command line.
 //!
-//! Reading order: `args` (commands and options; `partition_options` and `size`: those of new partitions), `command`
-//! (one file per family of commands; `demo` has a folder), `open` (databases and partitions), `output`, `display` and
-//! `progress` (what is printed), `encoding` and `path_key` (bytes as text and as paths), `error` (error messages and
-//! exit codes), `interrupt` (Ctrl-C), `temporary_directory`.
+//! Reading order: `args` (commands and options; `partition_options` and `size`: those of new partitions;
+//! `backup_args`), `command` (one file per family of commands; `demo` has a folder), `open` (databases and partitions),
+//! `output`, `display` and `progress` (what is printed), `encoding` and `path_key` (bytes as text and as paths),
+//! `error` (error messages and exit codes), `interrupt` (Ctrl-C), `temporary_directory`.
 
 mod args;
+#[cfg(feature = "backup")]
+mod backup_args;
 mod command;
 mod display;
 mod encoding;
@@ -25,6 +27,8 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Cli, Command, DEFAULT_PATH, EXIT_CODES};
+#[cfg(feature = "backup")]
+use crate::command::backup;
 use crate::command::{
     demo, gc, generate, maintenance, partitions, point, range, repair, shell, stats, transfer, verify,
 };
@@ -69,6 +73,8 @@ fn run(command: Command, db: Option<&Path>, output: &mut CommandOutput) -> Resul
         Command::Repair(args) => repair::repair(&args, db, output),
         Command::Compact(args) => maintenance::compact(&args, db, output),
         Command::Checkpoint(args) => maintenance::checkpoint(&args, db, output),
+        #[cfg(feature = "backup")]
+        Command::Backup(args) => backup::run(args, db, output),
         Command::Shell(args) => shell::run(&args, db, output),
         Command::Partitions(args) => partitions::run(&args, db, output),
         Command::Generate(args) => generate::run(&args, output),

@@ -1,7 +1,7 @@
 //! Stores that are not those of a database, and other wrong arguments.
 
 use crate::support::{Place, content_at, create, filled, restore};
-use azekura_backup::{BackupStore, RestoreOptions};
+use azekura_backup::{BackupStore, PruneOptions, RestoreOptions, VerifyOptions};
 
 #[test]
 fn foreign_objects_are_left_alone() {
@@ -57,11 +57,23 @@ fn newer_versions_are_refused() {
 fn changed_manifest_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let (place, db) = (Place::new(), filled(&dir.path().join("db"), 54));
-    create(&place.open(), &db).unwrap();
-    let name = place.lens().into_keys().find(|name| name.starts_with("backups/")).unwrap();
+    let store = place.open();
+    let good = create(&store, &db).unwrap().backup.id;
+    let first = place.lens();
+    create(&store, &db).unwrap();
+    let is_new = |name: &String| name.starts_with("backups/") && !first.contains_key(name);
+    let name = place.lens().into_keys().find(is_new).unwrap();
     let text = String::from_utf8(place.bytes(&name).to_vec()).unwrap();
     place.put(&name, text.replace("\"MANIFEST\"", "\"MANIFESS\""));
-    assert_eq!(place.open().list().unwrap_err().kind(), "corruption");
+    assert_eq!(store.list().unwrap_err().kind(), "corruption");
+    assert_eq!(create(&store, &db).unwrap_err().kind(), "corruption");
+    assert_eq!(store.prune(&PruneOptions::keep(1)).unwrap_err().kind(), "corruption");
+    let report = store.verify(&VerifyOptions::default(), &mut |_| true).unwrap();
+    assert_eq!(report.problems.iter().map(|of| of.kind()).collect::<Vec<_>>(), ["corruption"]);
+    // The newest backup may be the damaged one; another can be restored by its id.
+    let target = dir.path().join("copy");
+    assert_eq!(restore(&store, &target, RestoreOptions::default()).unwrap_err().kind(), "corruption");
+    restore(&store, &target, RestoreOptions::default().backup(good)).unwrap();
 }
 
 #[test]

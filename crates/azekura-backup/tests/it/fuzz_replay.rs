@@ -1,5 +1,5 @@
-//! Any bytes give a value or an error: objects that a backup wrote, with random changes. The same decoders are targets of
-//! `fuzz/`. `AZEKURA_FUZZ_SECONDS` (1 by default) says for how long, `AZEKURA_SEED` (1 by default) which changes.
+//! Any bytes give a value or an error: objects that a backup wrote, with random changes. The same decoders are targets
+//! of `fuzz/`. `AZEKURA_FUZZ_SECONDS` (1 by default) says for how long, `AZEKURA_SEED` (1 by default) which changes.
 
 use azekura::testing::SeededRng;
 use azekura_backup::testing::{FuzzDecoder, decode};

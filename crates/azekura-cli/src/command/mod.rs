@@ -1,9 +1,11 @@
 //! The commands. Each gets its arguments and the output, and returns a `CommandOutcome`.
 //!
 //! `point` (put, get, del), `range` (scan, count), `transfer` (import, export), `stats` (stats, levels, blobs), `gc`
-//! (scan, run), `verify`, `maintenance` (compact, checkpoint), `partitions` (list, create, drop), `repair`, `shell`,
-//! `demo`, `generate`.
+//! (scan, run), `verify`, `maintenance` (compact, checkpoint), `backup`, `partitions` (list, create, drop), `repair`,
+//! `shell`, `demo`, `generate`.
 
+#[cfg(feature = "backup")]
+pub(crate) mod backup;
 pub(crate) mod demo;
 pub(crate) mod gc;
 pub(crate) mod generate;

@@ -1,5 +1,7 @@
 //! The built program, run in temporary directories as a user would.
 
+#[cfg(feature = "backup")]
+mod backup;
 mod blob_gc;
 mod demo;
 mod entries;

@@ -292,8 +292,8 @@ pub(crate) fn read_manifest_state(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Manif
 /// content, also in copies of the database. `None` for every other file.
 ///
 /// # Errors
-/// `Io`. `Corruption` if the file has the name of a table or of a blob file, but not the header. `Unsupported` if a newer
-/// version wrote it.
+/// `Io`. `Corruption` if the file has the name of a table or of a blob file, but not the header. `Unsupported` if a
+/// newer version wrote it.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {

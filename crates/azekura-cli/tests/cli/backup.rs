@@ -1,0 +1,65 @@
+//! backup create, list, verify, restore, prune, watch.
+
+use super::fixture::CliFixture;
+
+#[test]
+fn backup_is_created_listed_and_restored() {
+    let p = CliFixture::new();
+    p.ok("put --db d --create hello world");
+    let first = p.json("backup create --db d store");
+    assert!(first["uploaded_bytes"].as_u64().unwrap() > 0);
+    p.ok("put --db d hello you");
+    assert!(p.ok("backup create --db d store --rate-limit 100MiB").contains("uploaded"));
+    assert_eq!(p.json("backup list store")["backups"].as_array().unwrap().len(), 2);
+    assert!(p.ok("backup list store").contains("2 backups"));
+    assert_eq!(p.json("backup verify store")["sound"], true);
+    assert!(p.ok("backup verify store --quick").contains("no damage found"));
+    p.ok("backup restore store copy");
+    assert_eq!(p.ok("get --db copy hello"), "you");
+    let id = first["id"].as_str().unwrap();
+    let restored = p.json(&format!("backup restore store first --backup {id}"));
+    assert_eq!(restored["backup"], id);
+    assert_eq!(p.ok("get --db first hello"), "world");
+    assert_eq!(p.json("backup prune --keep 1 --dry-run store")["removed_backups"][0], id);
+    assert_eq!(p.json("backup prune --keep 1 store")["removed_backups"][0], id);
+    assert!(p.ok("backup list store").contains("1 backup"));
+}
+
+#[test]
+fn watched_database_is_restored_to_a_time() {
+    let p = CliFixture::new();
+    p.ok("put --db d --create hello world");
+    assert!(p.ok("backup watch --db d --once store").contains("no backup"));
+    p.ok("put --db d hello you");
+    // The command that put the entry did not keep its log for others.
+    let again = p.json("backup watch --db d --once store");
+    assert!(again["backup"]["reason"].as_str().unwrap().contains("log"), "{again}");
+    assert_eq!(p.ok("backup watch --db d --once store"), "");
+    let restored = p.json("backup restore store copy");
+    assert_eq!(restored["backup"], again["backup"]["id"]);
+    assert_eq!(p.ok("get --db copy hello"), "you");
+    let early = p.run("backup restore store early --until 2001-01-01T00:00:00Z");
+    assert_eq!(early.code, Some(3), "{early:?}");
+    assert!(early.err.contains("no backup"), "{early:?}");
+    p.ok("backup restore store late --until 2999-01-01T00:00:00+02:00");
+    assert_eq!(p.ok("get --db late hello"), "you");
+}
+
+#[test]
+fn backup_errors_have_exit_codes() {
+    let p = CliFixture::new();
+    p.ok("put --db d --create hello world");
+    p.ok("put --db other --create hello world");
+    assert_eq!(p.run("backup list store").code, Some(3));
+    p.ok("backup create --db d store");
+    let refused = p.run("backup create --db other store");
+    assert_eq!(refused.code, Some(3));
+    assert!(refused.err.contains("another prefix"), "{refused:?}");
+    assert_eq!(p.run("backup restore store d").code, Some(3), "the target is not empty");
+    assert_eq!(p.run("backup restore store copy --until yesterday").code, Some(2));
+    assert_eq!(p.run("backup prune --keep 0 store").code, Some(2));
+    let part = std::fs::read_dir(p.path("store/parts")).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(part, "damaged").unwrap();
+    assert_eq!(p.run("backup verify store").code, Some(1));
+    assert_eq!(p.run("backup restore store copy").code, Some(5));
+}
