@@ -1,0 +1,8 @@
+//! Any bytes as a log object of a store of backups.
+//! The decoder returns an error or a value, and never panics.
+#![no_main]
+
+use azekura_backup::testing::{FuzzDecoder, decode};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| drop(decode(FuzzDecoder::Log, bytes)));
