@@ -87,7 +87,8 @@ impl BackupStore {
         BackupStore::new(Arc::new(store.with_fsync(true)), "")
     }
 
-    /// Uses an object store that the caller has built.
+    /// Uses an object store that the caller has built. The connections of a cloud client belong to the runtime in which
+    /// they are used, so the client must not be used elsewhere.
     ///
     /// # Errors
     /// `Invalid` if `prefix` is not a path; `Io` if the operating system refuses what a runtime needs.

@@ -1,6 +1,6 @@
 //! `prune`, beside writers that use old objects again.
 
-use crate::support::{Place, commit, content, content_at, create, filled, restore};
+use crate::support::{FaultStore, Place, commit, content, content_at, create, filled, restore};
 use azekura::testing::SeededRng;
 use azekura_backup::{BackupStore, PruneOptions, RestoreOptions, Stage, VerifyOptions};
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn removed_backups_free_space_after_grace_time() {
     let before = data(&place);
 
     let planned = store.prune(&PruneOptions::keep(1).dry_run(true)).unwrap();
-    assert_eq!(planned.removed_backups, [first.clone()]);
+    assert_eq!(planned.removed_backups, std::slice::from_ref(&first));
     assert_eq!(store.list().unwrap().len(), 2, "a dry run changes nothing");
     let report = store.prune(&PruneOptions::keep(1)).unwrap();
     assert_eq!((report.removed_backups, report.deleted_objects), (vec![first], 0));
@@ -39,6 +39,22 @@ fn removed_backups_free_space_after_grace_time() {
     assert_eq!(content_at(&dir.path().join("copy")), content(&db));
     place.open().later(49 * HOUR).prune(&PruneOptions::keep(1)).unwrap();
     assert!(place.lens().keys().filter(|name| name.starts_with("holds/")).count() <= 1, "{:?}", place.lens());
+}
+
+#[test]
+fn removed_backups_hold_their_objects() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 27));
+    create(&place.open(), &db).unwrap();
+    // Old objects, of which a writer that has listed the first backup may use some again.
+    let old = place.open_through(FaultStore::aged(&place), 1);
+    db.partition("plain").unwrap().major_compact().unwrap();
+    create(&old, &db).unwrap();
+    let report = old.prune(&PruneOptions::keep(1)).unwrap();
+    assert_eq!((report.removed_backups.len(), report.deleted_objects), (1, 0));
+    let report = old.later(25 * HOUR).prune(&PruneOptions::keep(1)).unwrap();
+    assert!(report.deleted_objects > 0);
+    assert_whole(&place.open());
 }
 
 #[test]

@@ -26,28 +26,35 @@ use object_store::{
 
 /// A new and empty place: in the store that `AZEKURA_BACKUP_URL` names, otherwise in memory.
 pub(crate) struct Place {
-    pub(crate) objects: Arc<dyn ObjectStore>,
+    memory: Option<Arc<InMemory>>,
     prefix: String,
 }
 
 impl Place {
     pub(crate) fn new() -> Place {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let Ok(url) = std::env::var("AZEKURA_BACKUP_URL") else {
-            return Place { objects: Arc::new(InMemory::new()), prefix: "db".into() };
-        };
-        let url = url::Url::parse(&url).unwrap();
+        if !is_remote() {
+            return Place { memory: Some(Arc::default()), prefix: "db".into() };
+        }
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        Place { memory: None, prefix: format!("{}-{number}", std::process::id()) }
+    }
+
+    /// A client of the store. The connections of a client belong to one runtime.
+    pub(crate) fn objects(&self) -> Arc<dyn ObjectStore> {
+        if let Some(memory) = &self.memory {
+            return Arc::clone(memory) as _;
+        }
+        let url = url::Url::parse(&std::env::var("AZEKURA_BACKUP_URL").unwrap()).unwrap();
         #[cfg(feature = "aws")]
         drop(rustls::crypto::ring::default_provider().install_default());
         let variables = std::env::vars().map(|(key, value)| (key.to_ascii_lowercase(), value));
-        let (store, path) = object_store::parse_url_opts(&url, variables).unwrap();
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        Place { objects: Arc::from(store), prefix: format!("{path}/{}-{number}", std::process::id()) }
+        Arc::from(object_store::parse_url_opts(&url, variables).unwrap().0)
     }
 
     /// Opens the place without pauses between attempts.
     pub(crate) fn open(&self) -> BackupStore {
-        self.open_through(Arc::clone(&self.objects), 1)
+        self.open_through(self.objects(), 1)
     }
 
     /// Opens the place through another store.
@@ -58,7 +65,8 @@ impl Place {
     /// All objects with their lengths, by name below the prefix.
     pub(crate) fn lens(&self) -> BTreeMap<String, u64> {
         let prefix = Path::parse(&self.prefix).unwrap();
-        let metas = run(self.objects.list(Some(&prefix)).collect::<Vec<_>>());
+        let objects = self.objects();
+        let metas = run(objects.list(Some(&prefix)).collect::<Vec<_>>());
         let named = metas.into_iter().map(|meta| meta.unwrap());
         named.map(|meta| (meta.location.as_ref()[prefix.as_ref().len() + 1..].to_owned(), meta.size)).collect()
     }
@@ -69,18 +77,28 @@ impl Place {
 
     pub(crate) fn bytes(&self, name: &str) -> Bytes {
         let path = self.path(name);
-        run(async { self.objects.get_opts(&path, GetOptions::default()).await.unwrap().bytes().await.unwrap() })
+        run(async { self.objects().get_opts(&path, GetOptions::default()).await.unwrap().bytes().await.unwrap() })
     }
 
     pub(crate) fn put(&self, name: &str, bytes: impl Into<Bytes>) {
         let path = self.path(name);
-        run(self.objects.put_opts(&path, PutPayload::from_bytes(bytes.into()), PutOptions::default())).unwrap();
+        run(self.objects().put_opts(&path, PutPayload::from_bytes(bytes.into()), PutOptions::default())).unwrap();
     }
 
     pub(crate) fn remove(&self, name: &str) {
         let path = self.path(name);
-        run(self.objects.delete_stream(futures_util::stream::iter([Ok(path)]).boxed()).collect::<Vec<_>>());
+        run(self.objects().delete_stream(futures_util::stream::iter([Ok(path)]).boxed()).collect::<Vec<_>>());
     }
+}
+
+/// Whether the tests use a server, which takes longer than memory.
+pub(crate) fn is_remote() -> bool {
+    std::env::var_os("AZEKURA_BACKUP_URL").is_some()
+}
+
+/// Which of the requests and states the searches try.
+pub(crate) fn stride() -> usize {
+    if is_remote() { 7 } else { 1 }
 }
 
 fn run<T>(work: impl Future<Output = T>) -> T {
@@ -209,6 +227,8 @@ struct State {
     is_full: bool,
     /// Listings do not show objects that were written since.
     hidden: Option<Vec<Path>>,
+    /// Listings show these objects as 25 hours older than they are.
+    aged: Vec<Path>,
 }
 
 impl FaultStore {
@@ -234,6 +254,13 @@ impl FaultStore {
     /// Listings do not show what is written from now on.
     pub(crate) fn with_stale_listings(inner: Arc<dyn ObjectStore>) -> Arc<FaultStore> {
         Arc::new(FaultStore { inner, state: Mutex::new(State { hidden: Some(Vec::new()), ..State::default() }) })
+    }
+
+    /// Listings show what is stored now as 25 hours older than it is.
+    pub(crate) fn aged(place: &Place) -> Arc<FaultStore> {
+        let aged = place.lens().into_keys().map(|name| place.path(&name)).collect();
+        let state = State { aged, ..State::default() };
+        Arc::new(FaultStore { inner: place.objects(), state: Mutex::new(state) })
     }
 
     pub(crate) fn requests(&self) -> u64 {
@@ -321,13 +348,21 @@ impl ObjectStore for FaultStore {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let hidden = self.state.lock().unwrap().hidden.clone().unwrap_or_default();
+        let aged = self.state.lock().unwrap().aged.clone();
+        let age = move |meta: Result<ObjectMeta>| {
+            let mut meta = meta?;
+            if aged.contains(&meta.location) {
+                meta.last_modified -= Duration::from_secs(25 * 60 * 60);
+            }
+            Ok(meta)
+        };
         match self.next() {
             Ok(None) => {
                 let is_shown = move |meta: &Result<ObjectMeta>| {
                     let is_hidden = meta.as_ref().is_ok_and(|meta| hidden.contains(&meta.location));
                     futures_util::future::ready(!is_hidden)
                 };
-                self.inner.list(prefix).filter(is_shown).boxed()
+                self.inner.list(prefix).filter(is_shown).map(age).boxed()
             }
             _ => futures_util::stream::iter([Err(error("listing failed"))]).boxed(),
         }
