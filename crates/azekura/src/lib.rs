@@ -115,6 +115,7 @@ pub use lsm::blob_map::BlobFileMetrics;
 pub use lsm::compaction_filter::{CompactionFilter, FilterContext, FilterDecision, FilterValue};
 pub use lsm::metrics::LevelMetrics;
 pub use lsm::options::{KvSeparationOptions, LeveledOptions};
+pub use manifest::FollowedFiles;
 pub use mem::slice::Slice;
 pub use pmem::options::PmemOptions;
 pub use pmem::pool::metrics::PoolMetrics;

@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::event::DroppedAfterDamage;
 use crate::base::file_format::{FileHeader, FileKind};
+use crate::base::manifest_state::ManifestState;
 use crate::base::sync::lock;
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record_log::frame::LogFileIdentity;
 use crate::record_log::reader::{LogReadResult, LogSource, RecordLogReader, SeqnoOrder};
 use crate::record_log::writer::{LogPoison, LogRecord, LogSink, RecordLogWriter};
+use crate::vfs::open_files::DataFiles;
 use crate::vfs::{File, Fs, OpenMode};
 
 /// File name of the manifest.
@@ -53,6 +55,32 @@ struct ManifestFileState {
     /// Whether the file's name is durable: the directory was synced after the rename.
     name_durable: bool,
     writer: RecordLogWriter,
+}
+
+/// The file id of a manifest, and the length of its file in bytes. Both stay the same until edits are added.
+pub(crate) type ManifestIdentity = ([u8; 16], u64);
+
+/// The open tables and blob files of a follower, as its manifest names them; see
+/// [`Database::followed_files`](crate::Database::followed_files).
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// let db = azekura::Config::new(&path).open()?;
+/// db.open_partition("fruit", Default::default())?.insert("apple", "red")?;
+/// db.partition("fruit")?.flush()?;
+/// let followed = azekura::Config::new(&path).open_follower()?.followed_files()?;
+/// let report = azekura::inspect::verify_follower(&followed, &mut |_, _| {})?;
+/// assert_eq!(report.files.len(), 1);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct FollowedFiles {
+    pub(crate) manifest_state: Arc<ManifestState>,
+    pub(crate) files: Arc<DataFiles>,
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) dir: PathBuf,
 }
 
 /// Content of a manifest.
@@ -104,11 +132,11 @@ impl Manifest {
         Ok(loaded)
     }
 
-    /// The file id of the manifest and the length of its file in bytes. Both stay the same until edits are added.
+    /// The identity of the manifest as it is now.
     ///
     /// # Errors
     /// As [`Manifest::load`].
-    pub(crate) fn identity(fs: &dyn Fs, dir: &Path) -> Result<([u8; 16], u64)> {
+    pub(crate) fn identity(fs: &dyn Fs, dir: &Path) -> Result<ManifestIdentity> {
         let path = dir.join(MANIFEST_NAME);
         let file = fs.open(&path, OpenMode::Read)?;
         let mut head = [0; FileHeader::LEN];

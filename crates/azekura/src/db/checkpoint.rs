@@ -16,9 +16,9 @@
 //! While a checkpoint runs, no WAL segment is recycled and no checkpoint of a pool runs. If a compaction removes a file
 //! between steps 1 and 2, the attempt is repeated with a newer manifest state.
 //!
-//! A [follower](crate::db::follower) copies the files of a writer that it cannot stop: the manifest first, then the
-//! pools and the other files, the WAL last. Then it reads the copy as recovery does, which notices a copy that is not of
-//! one moment, and repeats the attempt.
+//! A [follower](crate::db::catch_up) copies the files of a writer that it cannot stop: the manifest first, then the
+//! pools and the other files, the WAL last. Then it reads the copy as recovery does, which notices a copy that is not
+//! of one moment, and repeats the attempt.
 
 use std::collections::HashSet;
 use std::io;

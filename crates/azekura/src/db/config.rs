@@ -725,8 +725,8 @@ impl Config {
         self
     }
 
-    /// Sets how often a [follower](Config::open_follower) catches up by itself, in a thread of its own. Default: `None`,
-    /// only when [`catch_up`](crate::Database::catch_up) is called. At least 1 ms.
+    /// Sets how often a [follower](Config::open_follower) catches up by itself, in a thread of its own. At least 1 ms.
+    /// Default: `None`, only when [`catch_up`](crate::Database::catch_up) is called.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -741,6 +741,7 @@ impl Config {
     /// while fruit.get("apple")?.is_none() {
     ///     std::thread::sleep(Duration::from_millis(1));
     /// }
+    /// assert!(follower.change_position()?.sequence_number() > 0);
     /// # Ok(()) }
     /// ```
     #[must_use]

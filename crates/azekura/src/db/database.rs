@@ -8,11 +8,9 @@ use crate::base::sync::lock;
 use crate::base::version_edit::{PartitionEdit, PartitionId, PartitionMeta};
 use crate::base::{Error, ErrorKind, Result};
 use crate::db::batch::Batch;
-use crate::db::changes::ChangePosition;
 use crate::db::checkpoint;
 use crate::db::components::PartitionComponents;
 use crate::db::config::{Config, PersistMode, Settings};
-use crate::db::follower;
 use crate::db::handle::DbHandle;
 use crate::db::metrics::Metrics;
 use crate::db::options::PartitionCreateOptions;
@@ -100,41 +98,6 @@ impl Config {
     /// ```
     pub fn open_read_only(self) -> Result<Database> {
         Ok(Database { handle: recovery::open_read_only(self)? })
-    }
-
-    /// Opens an existing database for reading while another process may write to it.
-    ///
-    /// The handle reads the state after one whole commit, over all partitions. [`catch_up`](Database::catch_up) moves
-    /// it on, or a thread does at the [interval](Config::follow_interval). Snapshots and iterators keep the state they
-    /// were created at. Takes no lock, writes nothing, and needs read permission only. The database may also have no
-    /// writer, one that has crashed, or one that opens it later.
-    ///
-    /// All tables and blob files are kept open, so that the writer may remove them. The records that the writer has not
-    /// flushed are in memory, in addition to those of one call of `catch_up`.
-    ///
-    /// # Errors
-    /// As [`open_read_only`](Config::open_read_only), but not `Locked`. `Unsupported` if a pool is mapped memory, on a
-    /// file system in memory or on persistent memory. `Io` if there are more tables and blob files than the process may
-    /// open. `Conflict` if the writer replaces files faster than they can be opened.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let path = dir.path().join("db");
-    /// use azekura::Config;
-    /// let writer = Config::new(&path).open()?.open_partition("fruit", Default::default())?;
-    /// writer.insert("apple", "red")?;
-    /// let follower = Config::new(&path).open_follower()?; // also in another process
-    /// let fruit = follower.partition("fruit")?;
-    /// assert_eq!(fruit.get("apple")?.unwrap(), "red");
-    /// writer.insert("pear", "green")?;
-    /// assert!(fruit.get("pear")?.is_none());
-    /// follower.catch_up()?;
-    /// assert_eq!(fruit.get("pear")?.unwrap(), "green");
-    /// # Ok(()) }
-    /// ```
-    pub fn open_follower(self) -> Result<Database> {
-        Ok(Database { handle: recovery::open_follower(self)? })
     }
 }
 
@@ -447,33 +410,6 @@ impl Database {
         inner.obsolete_files().remove_all();
         inner.background.wake_workers();
         Ok(())
-    }
-
-    /// Reads what the writer has committed since the last call, in a [follower](Config::open_follower).
-    ///
-    /// Returns the position after the last commit that is visible now. It may be before the last commit of the writer,
-    /// which goes on writing. If this fails, what was visible stays visible, and a later call may succeed.
-    ///
-    /// # Errors
-    /// `Invalid` if the database is no follower. `Stale` if a recovery of the writer has lost commits that are visible
-    /// here. `Unsupported` if the writer has created a pool in mapped memory. `Corruption` if a file is damaged. `Io`,
-    /// `Closed`.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let path = dir.path().join("db");
-    /// use azekura::Config;
-    /// let writer = Config::new(&path).open()?;
-    /// let follower = Config::new(&path).open_follower()?;
-    /// writer.open_partition("fruit", Default::default())?.insert("apple", "red")?;
-    /// assert_eq!(follower.catch_up()?, writer.change_position()?);
-    /// assert_eq!(follower.partition("fruit")?.get("apple")?.unwrap(), "red");
-    /// # Ok(()) }
-    /// ```
-    pub fn catch_up(&self) -> Result<ChangePosition> {
-        follower::catch_up(&self.handle.inner)?;
-        self.change_position()
     }
 
     /// Returns the names of all partitions, sorted.

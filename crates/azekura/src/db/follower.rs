@@ -1,100 +1,51 @@
-//! A follower: a database that another process writes, open for reading beside the writer.
-//!
-//! [`catch_up`] reads what the writer has done since the last call, in this order:
-//! 1. The manifest, if it has changed. The tables that it names contain only commits that the WAL had before.
-//! 2. The WAL, to its present end. Each commit goes to the memtables and pools that readers use, and becomes visible
-//!    as a whole.
-//! 3. The tables and blob files of the manifest are opened and installed, and the memtables lose what the tables
-//!    contain. This changes nothing that a reader at the end of the WAL sees; readers of earlier moments keep the state
-//!    that was replaced.
-//!
-//! Some commits are complete only together with a manifest that is read after them: an ingest, whose records are in
-//! tables only, and one that points into a blob file that has been replaced. From such a commit on, commits are
-//! *held*: they become visible when the manifest that was read after them is installed.
-//!
-//! If the WAL that comes next is gone, because the follower was too slow, or the writer has closed the database, the
-//! whole database is read [again](recovery::read_again).
-//!
-//! Invariants:
-//! - The visible state is that after a whole commit of the WAL, over all partitions.
-//! - Every file of an installed state is open, so the writer may remove it.
-//! - Nothing in the directory is created, changed, locked or removed.
+//! What a follower knows of the database that it follows; see [`catch_up`](crate::db::catch_up).
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Bound;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use crate::base::blob_pointer::BlobPointer;
-use crate::base::manifest_state::{ManifestState, PartitionManifestState};
+use crate::base::manifest_state::ManifestState;
 use crate::base::sync::lock;
 use crate::base::version_edit::{PartitionId, WalEpoch};
-use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
-use crate::db::config::{Config, PlantedBug};
-use crate::db::inner::DbInner;
+use crate::base::{Result, SeqNo};
+use crate::db::config::Config;
 use crate::db::partition_state::PartitionState;
-use crate::db::recovery::{self, ManifestIdentity, check_followable, is_changed_meanwhile};
 use crate::db::state::change_readers::ChangeReaders;
-use crate::engine::{Engine, EngineView, ReadMoment, Staged, Task};
-use crate::iter::InternalIter;
-use crate::lsm::follow::NewerState;
-use crate::lsm::tree::LsmTree;
-use crate::manifest::Manifest;
+use crate::manifest::ManifestIdentity;
 use crate::pmem::options::PmemOptions;
 use crate::tree::partition_tree::PartitionTree;
-use crate::wal::WalCommit;
-use crate::wal::format::{IngestNote, SEQNO_GAP_PAYLOAD, WalRecordIter, check_payload};
 use crate::wal::tail::WalTail;
-
-/// How often one call reads the manifest, before it leaves the rest to the next call.
-const MANIFEST_READS_MAX: u32 = 8;
-/// Bytes of commits that one call reads before it installs what the manifest names, which frees memory.
-const READ_LEN_MAX: usize = 64 << 20;
-/// How often the whole database is read again before an error of its files is reported.
-const RELOADS_MAX: u32 = 20;
 
 /// What a follower knows of the database that it follows. Thread safe.
 pub(crate) struct Follower {
-    config: Config,
-    progress: Mutex<Progress>,
+    pub(crate) config: Config,
+    pub(crate) progress: Mutex<Progress>,
     /// The manifest state that was installed last.
-    installed: Mutex<Arc<ManifestState>>,
+    pub(crate) installed: Mutex<Arc<ManifestState>>,
     /// The WAL is known to be durable up to this sequence number.
-    durable: AtomicU64,
+    pub(crate) durable: AtomicU64,
     /// Readers of changes. They hold no segments of the WAL, which belongs to the writer.
     pub(crate) change_readers: ChangeReaders,
 }
 
 /// How far a follower has read.
-struct Progress {
-    identity: ManifestIdentity,
+pub(crate) struct Progress {
+    pub(crate) identity: ManifestIdentity,
     /// The manifest state that was read last, unless it is installed.
-    next: Option<ManifestState>,
+    pub(crate) next: Option<ManifestState>,
     /// The partitions of all manifest states that were read. Those of `next` may not be in the catalog yet.
-    partitions: BTreeMap<PartitionId, Arc<PartitionState>>,
-    tail: WalTail,
+    pub(crate) partitions: BTreeMap<PartitionId, Arc<PartitionState>>,
+    pub(crate) tail: WalTail,
     /// The first commit that is held until a manifest that is read from now on is installed.
-    held_from: Option<SeqNo>,
+    pub(crate) held_from: Option<SeqNo>,
     /// Whether commits are held until the manifest that was read is installed.
-    waits_for_install: bool,
+    pub(crate) waits_for_install: bool,
     /// Whether the records of a commit may have been applied in part. Then the database is read again.
-    is_torn: bool,
+    pub(crate) is_torn: bool,
     /// The note of an ingest, if it is the last commit that was read.
-    note: Option<(PartitionId, SeqNo)>,
+    pub(crate) note: Option<(PartitionId, SeqNo)>,
     /// The epoch of the segment that was read last.
-    epoch: WalEpoch,
-}
-
-/// Why reading of the WAL has stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WalStop {
-    /// At its present end, or at the limit of one call.
-    End,
-    /// Before a commit that names what the manifest does not know yet.
-    BeforeUnknown,
-    /// Before a commit that can be applied only when the commits before it are visible.
-    BeforeRangeDelete,
+    pub(crate) epoch: WalEpoch,
 }
 
 impl Follower {
@@ -135,7 +86,7 @@ impl Follower {
         SeqNo(self.durable.load(Ordering::Relaxed))
     }
 
-    fn note_durable(&self, state: Option<&ManifestState>, tail: &WalTail) {
+    pub(crate) fn note_durable(&self, state: Option<&ManifestState>, tail: &WalTail) {
         let named = state.map_or(SeqNo::ZERO, last_named_seqno);
         self.durable.fetch_max(named.max(tail.durable()).0, Ordering::Relaxed);
     }
@@ -144,14 +95,9 @@ impl Follower {
     pub(crate) fn manifest_state(&self) -> Arc<ManifestState> {
         Arc::clone(&lock(&self.installed))
     }
-
-    /// The interval at which a thread catches up.
-    pub(crate) fn interval(&self) -> Option<Duration> {
-        self.config.follow_interval
-    }
 }
 
-fn new_tail(config: &Config, manifest_state: &ManifestState, after: SeqNo) -> WalTail {
+pub(crate) fn new_tail(config: &Config, manifest_state: &ManifestState, after: SeqNo) -> WalTail {
     let mut tail = WalTail::following(Arc::clone(&config.fs), &config.path, manifest_state.id, after);
     // If this fails, the first read finds out, and reads the database again.
     let _located = tail.locate();
@@ -159,7 +105,7 @@ fn new_tail(config: &Config, manifest_state: &ManifestState, after: SeqNo) -> Wa
 }
 
 /// Prepares the tree of a partition for records of a live WAL.
-fn prepare_tree(partition: &PartitionState) -> Result<()> {
+pub(crate) fn prepare_tree(partition: &PartitionState) -> Result<()> {
     match partition.tree_if_built() {
         Some(PartitionTree::Lsm(tree)) => tree.limit_memtables(),
         // The limit of the writer holds. A pool of a follower may need more, because its free space is not the same.
@@ -169,489 +115,9 @@ fn prepare_tree(partition: &PartitionState) -> Result<()> {
     Ok(())
 }
 
-/// Reads what the writer has committed since the last call, and makes it visible.
-///
-/// # Errors
-/// `Invalid` if the database is no follower; `Stale` if it has lost commits that were visible here; `Unsupported` for a
-/// pool in mapped memory; `Closed`; those of the files.
-pub(crate) fn catch_up(inner: &DbInner) -> Result<()> {
-    let _call = inner.begin_api_call();
-    let no_follower = || Error::invalid("the database is no follower: open it with open_follower");
-    let follower = inner.follower.as_ref().ok_or_else(no_follower)?;
-    inner.check_outside()?;
-    inner.poison.check()?;
-    let _work = inner.begin_work()?;
-    // While this lock is held, no tree is built.
-    let _ddl_guard = lock(&inner.partition_ddl_lock);
-    let mut progress = lock(&follower.progress);
-    let done = inner.catch_panics(|| FollowerTask { inner, follower, progress: &mut progress }.run());
-    inner.obsolete_files().remove_all();
-    done
-}
-
-/// One call of [`catch_up`].
-struct FollowerTask<'a> {
-    inner: &'a DbInner,
-    follower: &'a Follower,
-    progress: &'a mut Progress,
-}
-
-impl FollowerTask<'_> {
-    fn run(&mut self) -> Result<()> {
-        let advanced = if self.progress.is_torn { self.reload() } else { self.advance() };
-        match advanced {
-            Err(error) if error.kind() == ErrorKind::Stale && self.has_bug(PlantedBug::FollowerMissesRecycling) => {}
-            // A file that was damaged or removed, or the next part of the WAL is gone.
-            Err(error) if error.kind() == ErrorKind::Stale || is_changed_meanwhile(&error) => self.reload()?,
-            advanced => advanced?,
-        }
-        self.drop_versions()
-    }
-
-    fn has_bug(&self, bug: PlantedBug) -> bool {
-        self.follower.config.settings.has_planted_bug(bug)
-    }
-
-    fn advance(&mut self) -> Result<()> {
-        for _ in 0..MANIFEST_READS_MAX {
-            match self.try_advance() {
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
-                // The writer has removed files that the manifest names, so there is a newer one.
-                Err(error) if error.is_missing_file() => self.progress.identity = ManifestIdentity::default(),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    /// True if the end of the WAL was reached, with a manifest that has not changed since.
-    fn try_advance(&mut self) -> Result<bool> {
-        self.read_manifest()?;
-        let stop = self.read_wal()?;
-        if stop == WalStop::BeforeUnknown && self.is_current()? {
-            let message = "the log names a partition or an operator that the manifest does not know";
-            return Err(Error::corruption(message).in_file(&self.follower.config.path));
-        }
-        let is_installed = self.install(stop)?;
-        Ok(is_installed && stop == WalStop::End && self.progress.held_from.is_none() && self.is_current()?)
-    }
-
-    /// Whether the manifest that was read last has not changed. Then the open that has written it has written all
-    /// commits that were read before.
-    fn is_current(&self) -> Result<bool> {
-        let Config { fs, path, .. } = &self.follower.config;
-        Ok(Manifest::identity(&**fs, path)? == self.progress.identity)
-    }
-
-    /// Reads the manifest, if it has changed, and the files of new partitions.
-    fn read_manifest(&mut self) -> Result<()> {
-        let Config { fs, path, .. } = &self.follower.config;
-        let identity = Manifest::identity(&**fs, path)?;
-        if identity != self.progress.identity {
-            let loaded = Manifest::load(Arc::clone(fs), path)?;
-            let state = ManifestState::replay(&loaded.edits)?;
-            self.check_history(&state)?;
-            for (id, stored) in &state.partitions {
-                check_followable(&stored.meta)?;
-                if !self.progress.partitions.contains_key(id) {
-                    let partition = self.read_partition(&state, stored)?;
-                    self.progress.partitions.insert(*id, partition);
-                }
-            }
-            // The length was read before the edits, so an edit that was added meanwhile is noticed next time.
-            self.progress.identity = identity;
-            self.progress.next = Some(state);
-        }
-        self.release_held()
-    }
-
-    /// The commits that are held wait for the manifest that was read just now, unless it may have been read before the
-    /// tables of an ingest were installed.
-    fn release_held(&mut self) -> Result<()> {
-        let progress = &mut *self.progress;
-        let installed = self.follower.manifest_state();
-        let read = progress.next.as_ref().unwrap_or(&installed);
-        if let Some((partition, seqno)) = progress.note {
-            let tables = read.partitions.get(&partition).into_iter().flat_map(|stored| stored.tables.values());
-            if !tables.map(|(_, table)| table).any(|table| table.largest_seqno == seqno) {
-                return Ok(());
-            }
-            progress.note = None;
-        }
-        progress.waits_for_install |= progress.held_from.take().is_some();
-        Ok(())
-    }
-
-    /// Checks that a manifest is of this database, and that no recovery has lost commits that were read.
-    fn check_history(&self, state: &ManifestState) -> Result<()> {
-        let installed = self.follower.manifest_state();
-        if (state.id, state.instance) != (installed.id, installed.instance) {
-            return Err(Error::invalid("the directory has another database now").in_file(&self.follower.config.path));
-        }
-        let last = self.progress.tail.last_seqno();
-        match state.end_of_epoch(self.progress.epoch)? {
-            Some(end) if end < last => {
-                Err(Error::stale(format!("a recovery has ended the log at sequence number {end}, before {last}")))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Reads a partition that is not known yet.
-    fn read_partition(&self, state: &ManifestState, stored: &PartitionManifestState) -> Result<Arc<PartitionState>> {
-        let catalog = &self.inner.catalog;
-        catalog.resources().note_file_numbers(state);
-        let files = recovery::data_files(&self.follower.config)?;
-        let partition = catalog.read_partition(stored.clone(), &files)?;
-        if let Some(tree) = partition.tables_if_built() {
-            tree.open_files()?;
-        }
-        partition.end_replay()?;
-        prepare_tree(&partition)?;
-        Ok(partition)
-    }
-
-    /// Applies the next commits of the WAL.
-    fn read_wal(&mut self) -> Result<WalStop> {
-        let installed = self.follower.manifest_state();
-        let progress = &mut *self.progress;
-        let known = progress.next.as_ref().unwrap_or(&installed);
-        let required = last_named_seqno(known);
-        let mut reader = CommitReader {
-            inner: self.inner,
-            next_partition: PartitionId(known.next_partition_id),
-            operands: known.partitions.iter().map(|(id, stored)| (*id, stored.merge_operator.is_some())).collect(),
-            partitions: &progress.partitions,
-            installed: &installed,
-            held_from: &mut progress.held_from,
-            waits_for_install: &mut progress.waits_for_install,
-            is_torn: &mut progress.is_torn,
-            note: &mut progress.note,
-            stop: None,
-            tears_commits: self.follower.config.settings.has_planted_bug(PlantedBug::FollowerTearsCommits),
-        };
-        let mut len = 0;
-        let read = progress.tail.read(SeqNo::MAX, &mut |commit| {
-            reader.apply(&commit)?;
-            len += commit.payload.len();
-            let last = SeqNo(commit.first_seqno.0 + u64::from(commit.seqno_count) - 1);
-            Ok(len < READ_LEN_MAX || last < required)
-        });
-        progress.epoch = progress.tail.epoch().unwrap_or(progress.epoch);
-        self.follower.note_durable(progress.next.as_ref(), &progress.tail);
-        match reader.stop {
-            Some(stop) => Ok(stop),
-            None => read.map(|()| WalStop::End),
-        }
-    }
-
-    /// Installs the manifest that was read, and makes the commits visible that were read and do not wait for a newer
-    /// one. False if it names commits that wait.
-    fn install(&mut self, stop: WalStop) -> Result<bool> {
-        let progress = &mut *self.progress;
-        let end = progress.held_from.map_or(progress.tail.last_seqno(), |first| SeqNo(first.0 - 1));
-        let Some(next) = &progress.next else {
-            self.inner.last_visible.publish(end.max(self.inner.last_visible.get())); // gaps too
-            progress.waits_for_install = false;
-            return Ok(true);
-        };
-        if end < last_named_seqno(next) {
-            return match (stop, progress.held_from) {
-                (WalStop::End, None) | (WalStop::BeforeRangeDelete, _) => {
-                    Err(Error::stale("the log does not contain commits that the manifest names"))
-                }
-                _ => Ok(false),
-            };
-        }
-        let next = next.clone();
-        let installed = self.follower.manifest_state();
-        let changed = |id: &PartitionId, stored: &PartitionManifestState| installed.partitions.get(id) != Some(stored);
-        let mut states = Vec::new();
-        for (id, stored) in next.partitions.iter().filter(|(id, stored)| changed(id, stored)) {
-            states.push((Arc::clone(&progress.partitions[id]), stored, None));
-        }
-        self.replace(&next, states, end)?;
-        self.progress.next = None;
-        self.progress.waits_for_install = false;
-        Ok(true)
-    }
-
-    /// Installs `next`, and publishes `end`. `states`: the changed partitions with the trees that have their memtables,
-    /// if those are not the trees of the partitions.
-    fn replace(
-        &mut self,
-        next: &ManifestState,
-        states: Vec<(Arc<PartitionState>, &PartitionManifestState, Option<Arc<LsmTree>>)>,
-        end: SeqNo,
-    ) -> Result<()> {
-        let (inner, progress) = (self.inner, &mut *self.progress);
-        inner.catalog.resources().note_file_numbers(next);
-        let mut newer: Vec<(Arc<LsmTree>, NewerState)> = Vec::new();
-        let mut views: Vec<(PartitionId, Arc<dyn EngineView>)> = Vec::new();
-        for (partition, stored, memtables) in &states {
-            inner.catalog.follow(partition, stored)?;
-            if let Some(tree) = partition.tables_if_built() {
-                tree.limit_memtables();
-                newer.push((Arc::clone(tree), tree.open_newer(stored, memtables.as_deref())?));
-                views.push((partition.id, Arc::from(tree.view())));
-            }
-        }
-        // Nothing fails from here on.
-        states.iter().for_each(|(partition, stored, _)| partition.follow_unbuilt(stored));
-        let is_deleted = |id: &PartitionId| !next.partitions.contains_key(id);
-        let deleted: Vec<_> =
-            progress.partitions.extract_if(.., |id, _| is_deleted(id)).map(|(_, gone)| gone).collect();
-        let trees = deleted.iter().filter_map(|gone| Some((gone.id, Arc::from(gone.tree_if_built()?.view()))));
-        views.extend(trees);
-        if self.follower.config.settings.has_planted_bug(PlantedBug::FollowerForgetsSnapshots) {
-            views.clear();
-        }
-        inner.snapshots.replace_states(end.max(inner.last_visible.get()), views, || {
-            newer.into_iter().for_each(|(tree, state)| tree.install_newer(state));
-            for gone in &deleted {
-                gone.mark_deleted();
-                inner.catalog.remove(&gone.name);
-            }
-            progress.partitions.values().for_each(|partition| inner.catalog.insert(partition));
-        });
-        deleted.iter().for_each(|gone| gone.discard(inner.obsolete_files()));
-        *lock(&self.follower.installed) = Arc::new(next.clone());
-        Ok(())
-    }
-
-    /// Reads the whole database again.
-    fn reload(&mut self) -> Result<()> {
-        for attempt in 1.. {
-            match self.try_reload() {
-                Err(error) if attempt < RELOADS_MAX && is_changed_meanwhile(&error) => {}
-                reloaded => return reloaded,
-            }
-        }
-        Ok(())
-    }
-
-    fn try_reload(&mut self) -> Result<()> {
-        let config = &self.follower.config;
-        let mut small = config.clone();
-        small.settings.cache_size = 1 << 20;
-        let again = recovery::read_again(&small)?;
-        self.check_history(&again.manifest_state)?;
-        let visible = self.inner.last_visible.get();
-        if again.last_seqno < visible {
-            let message =
-                format!("the database ends at sequence number {} now, before what was read", again.last_seqno);
-            return Err(Error::stale(message));
-        }
-        let mut states = Vec::new();
-        for (id, stored) in &again.manifest_state.partitions {
-            let Some(read) = again.partitions.get(id) else { continue };
-            let known = match self.progress.partitions.get(id) {
-                Some(known) => Arc::clone(known),
-                None => {
-                    let partition = self.read_partition(&again.manifest_state, stored)?;
-                    self.progress.partitions.insert(*id, Arc::clone(&partition));
-                    partition
-                }
-            };
-            known.replace_pending(read);
-            if let Some(tree) = known.tables_if_built() {
-                for (_, file, end) in again.direct_blobs.iter().filter(|(partition, ..)| partition == id) {
-                    if !tree.follow_direct_file(*file, *end)? {
-                        return Err(Error::new(ErrorKind::Conflict, "a blob file was removed while it was read"));
-                    }
-                }
-            }
-            let memtables = read.tables_if_built().cloned();
-            states.push((known, stored, memtables));
-        }
-        for (partition, ..) in &states {
-            let read = again.partitions.get(&partition.id).and_then(|read| read.tree_if_built());
-            if let (Some(PartitionTree::Pmem(tree)), Some(PartitionTree::Pmem(read))) =
-                (partition.tree_if_built(), read)
-            {
-                copy_changes(&**read, &**tree, again.last_seqno)?;
-            }
-        }
-        self.replace(&again.manifest_state, states, again.last_seqno)?;
-        let progress = &mut *self.progress;
-        progress.tail = new_tail(config, &again.manifest_state, again.wal_seqno);
-        (progress.identity, progress.next) = (again.identity, None);
-        (progress.held_from, progress.waits_for_install, progress.note) = (None, false, None);
-        progress.is_torn = false;
-        progress.epoch = again.wal_epoch;
-        Ok(())
-    }
-
-    /// Frees the replaced versions of pools that no reader needs.
-    fn drop_versions(&self) -> Result<()> {
-        for partition in self.progress.partitions.values() {
-            if let Some(PartitionTree::Pmem(tree)) = partition.tree_if_built()
-                && tree.next_task(false, &[Task::Flush]) == Some(Task::Compact)
-            {
-                tree.run(Task::Compact, false, self.inner)?;
-            }
-        }
-        Ok(())
-    }
-}
-
 /// The highest sequence number that a manifest has made permanent or has recorded.
-fn last_named_seqno(state: &ManifestState) -> SeqNo {
+pub(crate) fn last_named_seqno(state: &ManifestState) -> SeqNo {
     let partitions = state.partitions.values().map(|stored| stored.permanent().max(stored.durable_seqno()));
     let end = state.wal_end.map_or(SeqNo::ZERO, |(_, seqno)| seqno);
     partitions.chain([state.all_flushed, end]).max().unwrap_or_default()
-}
-
-/// Applies commits of the WAL.
-struct CommitReader<'a> {
-    inner: &'a DbInner,
-    /// The manifest knows the partitions below this id.
-    next_partition: PartitionId,
-    /// Whether a partition has a merge operator.
-    operands: HashMap<PartitionId, bool>,
-    partitions: &'a BTreeMap<PartitionId, Arc<PartitionState>>,
-    /// The manifest state that readers use.
-    installed: &'a ManifestState,
-    held_from: &'a mut Option<SeqNo>,
-    waits_for_install: &'a mut bool,
-    is_torn: &'a mut bool,
-    note: &'a mut Option<(PartitionId, SeqNo)>,
-    /// Set if the last commit was not applied, and will be read again.
-    stop: Option<WalStop>,
-    /// Set by [`PlantedBug::FollowerTearsCommits`].
-    tears_commits: bool,
-}
-
-impl CommitReader<'_> {
-    /// Applies a commit, and makes it visible unless it is held.
-    fn apply(&mut self, commit: &WalCommit<'_>) -> Result<()> {
-        check_payload(commit.payload, commit.seqno_count)?;
-        debug_assert!(commit.payload != SEQNO_GAP_PAYLOAD, "the reader passes gaps");
-        let mut pools_with_range_deletes = Vec::new();
-        // The ingest before this commit was installed or has failed. It is held until a manifest says which.
-        *self.note = None;
-        let (mut needs_newer, mut needs_install) = (false, false);
-        let mut seqno = commit.first_seqno;
-        for record in WalRecordIter::new(commit.payload) {
-            let record = record?;
-            let is_operand = record.kind == RecordKind::Merge;
-            let lacks_operator = is_operand && self.operands.get(&record.partition) == Some(&false);
-            if record.partition >= self.next_partition || lacks_operator {
-                return Err(self.stop(WalStop::BeforeUnknown)); // the edit precedes the record
-            }
-            let installed = self.installed.partitions.get(&record.partition);
-            needs_install |= record.partition.0 >= self.installed.next_partition_id
-                || is_operand && installed.is_some_and(|stored| stored.merge_operator.is_none());
-            if let Some(note) = IngestNote::of_record(&record)? {
-                *self.note = Some((note.partition, seqno));
-                needs_newer = true;
-            }
-            match self.partitions.get(&record.partition).and_then(|partition| partition.tree_if_built()) {
-                Some(PartitionTree::Pmem(pool)) if record.kind == RecordKind::RangeDelete => {
-                    pools_with_range_deletes.push(Arc::clone(pool));
-                }
-                Some(PartitionTree::Lsm(tree)) if seqno > tree.flushed_through() => {
-                    if let Some(pointer) = BlobPointer::of_record(record.kind, record.value)? {
-                        needs_newer |= !tree.follow_pointer(&pointer)?;
-                    }
-                }
-                _ => {}
-            }
-            seqno = seqno.plus(1);
-        }
-        if needs_newer {
-            self.held_from.get_or_insert(commit.first_seqno);
-        }
-        *self.waits_for_install |= needs_install;
-        let is_held = self.held_from.is_some() || *self.waits_for_install;
-        if is_held && !pools_with_range_deletes.is_empty() {
-            return Err(self.stop(WalStop::BeforeRangeDelete)); // a pool completes it when it is visible
-        }
-        *self.is_torn = true;
-        let mut seqno = commit.first_seqno;
-        for record in WalRecordIter::new(commit.payload) {
-            let record = record?;
-            let is_last = seqno.0 + 1 == commit.first_seqno.0 + u64::from(commit.seqno_count);
-            if let Some(partition) = self.partitions.get(&record.partition).filter(|_| !(is_last && self.tears_commits))
-            {
-                let entry = EntryRef { user_key: record.key, seqno, kind: record.kind, value: record.value };
-                self.apply_record(partition, entry)?;
-            }
-            seqno = seqno.plus(1);
-        }
-        if !is_held {
-            self.inner.last_visible.publish(SeqNo(seqno.0 - 1).max(self.inner.last_visible.get()));
-            pools_with_range_deletes.iter().try_for_each(|pool| pool.complete_range_deletes())?;
-        }
-        *self.is_torn = false;
-        Ok(())
-    }
-
-    fn stop(&mut self, stop: WalStop) -> Error {
-        self.stop = Some(stop);
-        Error::new(ErrorKind::Conflict, "the commit waits for another manifest")
-    }
-
-    fn apply_record(&mut self, partition: &PartitionState, entry: EntryRef<'_>) -> Result<()> {
-        if entry.kind.has_expiry() {
-            partition.expiry.note_use(&self.inner.snapshots);
-        }
-        match partition.tree_if_built() {
-            None => partition.replay(entry).map(drop),
-            Some(tree) if entry.seqno <= tree.flushed_through() => Ok(()),
-            Some(tree) => tree.apply(entry, Staged::Nothing).map(drop),
-        }
-    }
-}
-
-/// Changes the records of the pool `to` to those of the pool `from`, which is the same pool at `end`, a later moment.
-fn copy_changes(from: &dyn Engine, to: &dyn Engine, end: SeqNo) -> Result<()> {
-    let (order, at) = (to.key_order(), ReadMoment::from(SeqNo::MAX));
-    let unbounded = (Bound::Unbounded, Bound::Unbounded);
-    let (mut new, mut old) = (from.view().iter(at, unbounded)?, to.view().iter(at, unbounded)?);
-    new.seek_to_first()?;
-    old.seek_to_first()?;
-    // Collected first, because the iterators read the pool that is changed.
-    let mut changes: Vec<(Vec<u8>, SeqNo, RecordKind, Vec<u8>)> = Vec::new();
-    loop {
-        let (is_new, is_old) = match (new.current(), old.current()) {
-            (None, None) => break,
-            (Some(_), None) => (true, false),
-            (None, Some(_)) => (false, true),
-            (Some(new), Some(old)) => {
-                let order = order.cmp(new.user_key, old.user_key);
-                (order.is_le(), order.is_ge())
-            }
-        };
-        let newest = new.current().filter(|_| is_new);
-        let before = old.current().filter(|_| is_old);
-        match (newest, before) {
-            (Some(newest), Some(before)) if newest.seqno == before.seqno => {}
-            (Some(EntryRef { user_key, seqno, kind, value }), _) => {
-                changes.push((user_key.to_vec(), seqno, kind, value.to_vec()));
-            }
-            (None, Some(before)) if !before.kind.is_tombstone() => {
-                changes.push((before.user_key.to_vec(), end, RecordKind::Delete, Vec::new()));
-            }
-            (None, _) => {}
-        }
-        for iter in [is_new.then_some(&mut new), is_old.then_some(&mut old)].into_iter().flatten() {
-            next_user_key(iter, order)?;
-        }
-    }
-    drop((new, old));
-    for (key, seqno, kind, value) in &changes {
-        to.apply(EntryRef { user_key: key, seqno: *seqno, kind: *kind, value }, Staged::Nothing)?;
-    }
-    Ok(())
-}
-
-/// Moves to the first entry of the next key.
-fn next_user_key(iter: &mut Box<dyn InternalIter>, order: &KeyOrder) -> Result<()> {
-    let key = iter.entry().user_key.to_vec();
-    while iter.current().is_some_and(|entry| order.cmp(entry.user_key, &key).is_eq()) {
-        iter.next()?;
-    }
-    Ok(())
 }

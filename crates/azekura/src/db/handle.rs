@@ -14,6 +14,7 @@ use crate::db::state::work_tracker::is_at_work;
 use crate::db::worker::{BackgroundThreads, flush_and_wait};
 use crate::mem::atomic::yield_now;
 use crate::mem::epoch::RetireEpoch;
+use crate::vfs::env::Thread;
 
 /// Maximum number of threads that flush while a database closes.
 const CLOSING_THREADS_MAX: usize = 8;
@@ -34,6 +35,11 @@ pub(crate) struct DbHandle {
 impl DbHandle {
     pub(crate) fn new(inner: Arc<DbInner>, threads: BackgroundThreads) -> Arc<DbHandle> {
         Arc::new(DbHandle { inner, threads: Mutex::new(threads), closed: AtomicBool::new(false) })
+    }
+
+    /// Adds a thread that ends when the database closes.
+    pub(crate) fn add_thread(&self, thread: Box<dyn Thread>) {
+        lock(&self.threads).workers.push(thread);
     }
 
     /// Stops the workers, flushes all memtables so that nothing has to be replayed, and releases the directory.

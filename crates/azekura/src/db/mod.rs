@@ -14,13 +14,15 @@
 //! [`iter`], [`transaction`], [`writes`] (before their commit), [`expiring_write`], [`commit`] (group commit),
 //! [`inner`], [`limits`] (of memory, disk space and the WAL), [`catalog`], [`partition_state`],
 //! [`partition_merge_operator`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`],
-//! [`blob_gc`] (blob GC on request), [`changes`] (the change feed), [`follower`], [`checkpoint`], [`handle`] (closing,
+//! [`blob_gc`] (blob GC on request), [`changes`] (the change feed), [`follower`] and [`catch_up`] (beside
+//! a writer), [`checkpoint`], [`handle`] (closing,
 //! exclusive turns), [`metrics`].
 
 pub(crate) mod atomics;
 pub(crate) mod batch;
 pub(crate) mod blob_gc;
 pub(crate) mod catalog;
+pub(crate) mod catch_up;
 pub(crate) mod changes;
 pub(crate) mod checkpoint;
 pub(crate) mod commit;

@@ -43,7 +43,7 @@ use crate::db::worker;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
 use crate::lsm::direct_write::IncompleteFiles;
 use crate::lsm::tree_context::{TreeContext, TreeResources};
-use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
+use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest, ManifestIdentity};
 use crate::memtable::memtable::MemtableMemory;
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::tree::stored_tree::engine_kind;
@@ -204,9 +204,6 @@ pub(crate) fn open_follower(mut config: Config) -> Result<Arc<DbHandle>> {
     let (state, report, identity) = read_beside_writer(&config)?;
     state.finish_follower(config, &report, identity, start)
 }
-
-/// The file id and the length of a manifest, as [`Manifest::identity`] returns them.
-pub(crate) type ManifestIdentity = ([u8; 16], u64);
 
 /// Reads a database that a writer may change meanwhile. Tries again if the writer has changed files after the manifest
 /// was read that names them.
@@ -718,9 +715,7 @@ impl RecoveryState {
         let mut inner = self.into_inner(config, None, report, None, start, None);
         inner.follower = Some(Box::new(follower));
         inner.poison.record_delivery(inner.poison.events().start_delivery());
-        let inner = Arc::new(inner);
-        let threads = worker::start_following(&inner)?;
-        Ok(DbHandle::new(inner, threads))
+        Ok(DbHandle::new(Arc::new(inner), worker::BackgroundThreads::default()))
     }
 
     fn finish(

@@ -28,7 +28,6 @@ use crate::base::event::Event;
 use crate::base::sync::try_lock;
 use crate::base::version_edit::{PartitionEdit, PartitionId, TableMeta, VersionEdit};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::db::follower;
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::partition_state::PartitionState;
 use crate::db::state::background_work::WorkerStep;
@@ -471,31 +470,6 @@ fn spawn_threads(inner: &Arc<DbInner>, threads: &mut BackgroundThreads) -> Resul
         inner.poison.events().use_delivery_thread();
     }
     Ok(())
-}
-
-/// Starts the thread of a follower, if the follower has an interval.
-pub(crate) fn start_following(inner: &Arc<DbInner>) -> Result<BackgroundThreads> {
-    let mut threads = BackgroundThreads::default();
-    if let Some(interval) = inner.follower.as_ref().and_then(|follower| follower.interval()) {
-        let follower = Arc::clone(inner);
-        let body = Box::new(move || catch_up_periodically(&follower, interval));
-        threads.workers.push(inner.env.spawn("azekura-follow", body)?);
-    }
-    Ok(threads)
-}
-
-/// Catches up at this interval until the database closes or is poisoned. The listener hears of an error once, until it
-/// ends.
-fn catch_up_periodically(inner: &DbInner, interval: Duration) {
-    let ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 40);
-    let mut has_failed = false;
-    while !inner.poison.is_set() && !inner.background.wait_for_closing(ms) {
-        let failed = follower::catch_up(inner).err().filter(|error| error.kind() != ErrorKind::Closed);
-        if let Some(error) = failed.clone().filter(|_| !has_failed) {
-            inner.emit(&Event::BackgroundError { error });
-        }
-        has_failed = failed.is_some();
-    }
 }
 
 /// Syncs the WAL at this interval until the database closes or is poisoned. The thread does nothing

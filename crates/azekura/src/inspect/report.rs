@@ -15,9 +15,8 @@ use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::blob::reader::{BlobFile, LiveBlobs, add_references};
 use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
-use crate::db::database::Database;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
-use crate::manifest::{self, MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
+use crate::manifest::{self, FollowedFiles, MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
 use crate::pmem::options::PmemOptions;
 use crate::pmem::pool::{self, ManifestPoolInfo, PoolFileKind, PoolLocation, StoredPool};
 use crate::table::options::{DataBlockIndexType, TableReadOptions};
@@ -424,7 +423,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
 /// they read of them. A tail of the WAL that is damaged looks like its end.
 ///
 /// # Errors
-/// `Invalid` if the database is no follower. `Io` or `Corruption` from the manifest, which is read if a file is
+/// `Io` or `Corruption` from the manifest, which is read if a file is
 /// missing. Damage to a file is in its report.
 ///
 /// ```
@@ -440,16 +439,13 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
 /// fruit.remove("apple")?;
 /// fruit.flush()?;
 /// fruit.major_compact()?; // removes the table
-/// let report = azekura::inspect::verify_follower(&follower, &mut |_, _| {})?;
+/// let report = azekura::inspect::verify_follower(&follower.followed_files()?, &mut |_, _| {})?;
 /// assert_eq!((report.files.len(), report.files[0].entries, report.is_clean()), (1, 1, true));
 /// # Ok(()) }
 /// ```
-pub fn verify_follower(db: &Database, progress: &mut dyn FnMut(u64, u64)) -> Result<VerifyReport> {
-    let inner = &db.handle.inner;
-    let no_follower = || Error::invalid("the database is no follower: open it with open_follower");
-    let manifest_state = inner.follower.as_ref().ok_or_else(no_follower)?.manifest_state();
-    let resources = inner.catalog.resources();
-    let (tables, blob_files) = (&resources.files, resources.files.blob_files());
+pub fn verify_follower(followed: &FollowedFiles, progress: &mut dyn FnMut(u64, u64)) -> Result<VerifyReport> {
+    let FollowedFiles { manifest_state, files: tables, fs, dir } = followed;
+    let blob_files = tables.blob_files();
     let mut report = VerifyReport::default();
     for partition in manifest_state.partitions.values() {
         let found = |path, kind, bytes| FileReport::new(path, kind, bytes);
@@ -461,7 +457,7 @@ pub fn verify_follower(db: &Database, progress: &mut dyn FnMut(u64, u64)) -> Res
     let total = report.files.iter().map(|file| file.bytes).sum();
     let mut done = 0;
     progress(done, total);
-    verify_tables(tables, &manifest_state, &mut report, &mut |bytes| {
+    verify_tables(tables, manifest_state, &mut report, &mut |bytes| {
         done += bytes;
         progress(done, total);
     });
@@ -469,7 +465,7 @@ pub fn verify_follower(db: &Database, progress: &mut dyn FnMut(u64, u64)) -> Res
     if report.files.iter().any(is_missing) {
         // The follower does not open the files of partitions whose comparator is not available. The writer has removed
         // those that its manifest no longer names.
-        let newer = read_manifest_state(&resources.fs, &resources.dir)?.0;
+        let newer = read_manifest_state(fs, dir)?.0;
         let named: BTreeSet<PathBuf> = newer
             .partitions
             .values()

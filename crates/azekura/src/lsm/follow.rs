@@ -22,7 +22,7 @@ use crate::lsm::tree::LsmTree;
 use crate::lsm::version::{HasTableMeta, Version};
 use crate::memtable::Memtable;
 
-/// A memtable of a follower is sealed at this size in bytes, because the one that a flush has written in part is copied.
+/// Bytes at which a memtable of a follower is sealed, because the one that a flush has written in part is copied.
 const MEMTABLE_SIZE_MAX: u64 = 8 << 20;
 
 /// A state that the manifest names. Its files are open.

@@ -304,7 +304,7 @@ impl Memtable {
         Ok(())
     }
 
-    /// Copies the records and the range deletes above `after` to `copy`, which is empty. The caller prevents insertions.
+    /// Copies records and range deletes above `after` to `copy`, which is empty. The caller prevents insertions.
     ///
     /// # Errors
     /// `OutOfSpace` if there is no memory; `Poisoned` if a comparator panicked in an earlier call.

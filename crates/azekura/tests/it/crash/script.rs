@@ -601,19 +601,19 @@ impl ScriptRunner<'_> {
         self.db = None;
         crash_or_kill(self.machine, survival, salt);
         self.machine.freeze_after(self.stop_at.map(|at| at.saturating_sub(self.machine.op_count())));
-        let floor = (survival != Survival::Everything).then_some(self.history.durable);
-        self.history.acknowledged = floor.unwrap_or(self.history.acknowledged);
-        self.reopen_after_crash(self.history.acknowledged, floor)
+        let at_least = (survival != Survival::Everything).then_some(self.history.durable);
+        self.history.acknowledged = at_least.unwrap_or(self.history.acknowledged);
+        self.reopen_after_crash(self.history.acknowledged, at_least)
     }
 
     /// Opens the database after a crash and truncates the history to the commits that survived, which are at least
-    /// `floor`. After power loss, `durable` events must have survived. Opening has made them durable.
-    fn reopen_after_crash(&mut self, floor: usize, durable: Option<usize>) -> Result<(), String> {
+    /// `at_least`. After power loss, `durable` events must have survived. Opening has made them durable.
+    fn reopen_after_crash(&mut self, at_least: usize, durable: Option<usize>) -> Result<(), String> {
         let context = |e: azekura::Error| format!("opening again: {e}");
         self.open().map_err(context)?;
         let found = read_database(self.db(), &self.script.options).map_err(context)?;
-        let surviving = self.history.matching_prefix(&found, floor)?;
-        let fewest = self.history.recover(&found, floor, surviving);
+        let surviving = self.history.matching_prefix(&found, at_least)?;
+        let fewest = self.history.recover(&found, at_least, surviving);
         for name in found.keys() {
             self.open_part(name).map_err(context)?;
         }
