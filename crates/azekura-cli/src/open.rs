@@ -17,6 +17,10 @@ pub(crate) struct OpenedDatabase {
     pub(crate) is_follower: bool,
 }
 
+/// How often the database of a backup catches up beside another process.
+#[cfg(feature = "backup")]
+const BACKUP_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);
+
 /// Opens a database for commands that only read: shares the directory with other readers and writes nothing. If another
 /// process writes to it, reads beside that process, and says so on standard error.
 pub(crate) fn open_to_read(path: &Path, json: bool) -> Result<OpenedDatabase> {
@@ -45,7 +49,22 @@ pub(crate) fn open_to_write_or_read(path: &Path, json: bool) -> Result<OpenedDat
 /// # Errors
 /// `locked` if the database has a partition that cannot be followed.
 pub(crate) fn open_beside(path: &Path, locked: CliError, json: bool) -> Result<Database> {
-    let db = Config::new(path).open_follower().map_err(|error| match error.kind() {
+    open_follower(Config::new(path), locked, json)
+}
+
+/// Opens a database for a backup. Beside another process that writes to it, it catches up by itself.
+#[cfg(feature = "backup")]
+pub(crate) fn open_to_back_up(path: &Path, json: bool) -> Result<Database> {
+    match open_existing(path) {
+        Err(locked) if locked.is_locked() => {
+            open_follower(Config::new(path).follow_interval(Some(BACKUP_INTERVAL)), locked, json)
+        }
+        opened => opened,
+    }
+}
+
+fn open_follower(config: Config, locked: CliError, json: bool) -> Result<Database> {
+    let db = config.open_follower().map_err(|error| match error.kind() {
         ErrorKind::Unsupported => locked.with_note(&format!("it cannot be read meanwhile: {}", error.message())),
         _ => error.into(),
     })?;

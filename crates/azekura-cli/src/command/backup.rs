@@ -79,7 +79,7 @@ fn create_options(scratch: Option<&Path>) -> CreateOptions {
 
 fn create(args: &BackupCreateArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let store = open_store(&args.store)?;
-    let db = open::open_existing(db)?;
+    let db = open::open_to_back_up(db, output.json())?;
     let bars = Bars::new(output);
     let report = store.create(&db, &create_options(args.scratch.as_deref()), &mut |progress| bars.show(progress));
     drop(bars);
@@ -204,7 +204,7 @@ fn prune(args: &BackupPruneArgs, output: &mut CommandOutput) -> Result<CommandOu
 
 fn watch(args: &BackupWatchArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let store = open_store(&args.store)?;
-    let db = open::open_existing(db)?;
+    let db = open::open_to_back_up(db, output.json())?;
     {
         let mut watcher = store.watch(&db, create_options(args.scratch.as_deref()))?;
         loop {

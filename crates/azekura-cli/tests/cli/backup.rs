@@ -1,5 +1,7 @@
 //! backup create, list, verify, restore, prune, watch.
 
+use azekura::{Config, PersistMode};
+
 use super::fixture::CliFixture;
 
 #[test]
@@ -62,4 +64,29 @@ fn backup_errors_have_exit_codes() {
     std::fs::write(part, "damaged").unwrap();
     assert_eq!(p.run("backup verify store").code, Some(1));
     assert_eq!(p.run("backup restore store copy").code, Some(5));
+}
+
+/// This process writes, and the command is another one.
+#[test]
+fn database_of_a_running_writer_is_backed_up() {
+    let p = CliFixture::new();
+    let db = Config::new(p.path("d")).wal_retention(std::time::Duration::from_secs(3600)).open().unwrap();
+    let fruit = db.open_partition("fruit", Default::default()).unwrap();
+    let put = |value: &str| {
+        fruit.insert("apple", value).unwrap();
+        db.persist(PersistMode::SyncData).unwrap();
+    };
+    put("green");
+    let created = p.run("backup create --db d store");
+    assert_eq!(created.code, Some(0), "{created:?}");
+    assert!(created.err.contains("another process"), "{created:?}");
+    put("red");
+    let shipped = p.json("backup watch --db d --once store");
+    assert_eq!(shipped["shipped"]["commits"], 1, "{shipped}");
+    fruit.flush().unwrap();
+    put("brown");
+    assert_eq!(p.json("backup watch --db d --once store")["shipped"]["commits"], 1);
+    p.ok("backup restore store copy");
+    assert_eq!(p.ok("get --db copy --partition fruit apple"), "brown");
+    assert_eq!(p.json("backup list store")["backups"].as_array().unwrap().len(), 1, "the log was enough");
 }

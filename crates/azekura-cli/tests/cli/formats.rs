@@ -269,8 +269,9 @@ fn native_file_without_partitions_is_read() {
     assert_eq!(p.json("import --db e none.azk")["entries"], 0);
     assert_eq!(Config::new(p.path("e")).open_read_only().unwrap().list_partitions(), ["default"]);
     p.ok("import --db f none.azk --dry-run");
-    p.ok("import --db f none.azk");
     assert!(!p.path("f").exists(), "nothing is created");
+    p.ok("import --db f none.azk");
+    assert!(Config::new(p.path("f")).open_read_only().unwrap().list_partitions().is_empty());
     assert_eq!(p.run("import --db f none.azk --partition p").code, Some(3));
 }
 

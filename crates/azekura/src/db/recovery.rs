@@ -712,6 +712,7 @@ impl RecoveryState {
         let partitions = self.by_id.iter().map(|(id, state)| (*id, Arc::clone(state))).collect();
         let follower =
             Follower::new(config.clone(), self.manifest_state.clone(), identity, partitions, report.wal_end())?;
+        follower.durable.fetch_max(report.durable_through.0, Ordering::Relaxed);
         let mut inner = self.into_inner(config, None, report, None, start, None);
         inner.follower = Some(Box::new(follower));
         inner.poison.record_delivery(inner.poison.events().start_delivery());
