@@ -206,6 +206,9 @@ fn catch_up(inner: &DbInner) -> Result<()> {
     done
 }
 
+/// A partition with its newer state, and the tree that has its memtables if that is not the tree of the partition.
+type ChangedPartition<'a> = (Arc<PartitionState>, &'a PartitionManifestState, Option<Arc<LsmTree>>);
+
 /// One call of [`Database::catch_up`].
 struct FollowerTask<'a> {
     inner: &'a DbInner,
@@ -394,14 +397,8 @@ impl FollowerTask<'_> {
         Ok(true)
     }
 
-    /// Installs `next`, and publishes `end`. `states`: the changed partitions with the trees that have their memtables,
-    /// if those are not the trees of the partitions.
-    fn replace(
-        &mut self,
-        next: &ManifestState,
-        states: Vec<(Arc<PartitionState>, &PartitionManifestState, Option<Arc<LsmTree>>)>,
-        end: SeqNo,
-    ) -> Result<()> {
+    /// Installs `next`, and publishes `end`.
+    fn replace(&mut self, next: &ManifestState, states: Vec<ChangedPartition<'_>>, end: SeqNo) -> Result<()> {
         let (inner, progress) = (self.inner, &mut *self.progress);
         inner.catalog.resources().note_file_numbers(next);
         let mut newer: Vec<(Arc<LsmTree>, NewerState)> = Vec::new();
@@ -416,9 +413,12 @@ impl FollowerTask<'_> {
         }
         // Nothing fails from here on.
         states.iter().for_each(|(partition, stored, _)| partition.follow_unbuilt(stored));
-        let is_deleted = |id: &PartitionId| !next.partitions.contains_key(id);
-        let deleted: Vec<_> =
-            progress.partitions.extract_if(.., |id, _| is_deleted(id)).map(|(_, gone)| gone).collect();
+        let mut deleted = Vec::new();
+        progress.partitions.retain(|id, partition| {
+            let stays = next.partitions.contains_key(id);
+            deleted.extend((!stays).then(|| Arc::clone(partition)));
+            stays
+        });
         let trees = deleted.iter().filter_map(|gone| Some((gone.id, Arc::from(gone.tree_if_built()?.view()))));
         views.extend(trees);
         if self.follower.config.settings.has_planted_bug(PlantedBug::FollowerForgetsSnapshots) {
