@@ -581,7 +581,7 @@ mod tests {
         let found = |guard: &SnapshotGuard, partition| {
             let unbounded = (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded);
             let view = guard.replaced_view(partition)?;
-            view.iter(guard.moment(), unbounded).err().map(|error| error.to_string())
+            view.iter(guard.moment(), unbounded).err().map(|error| error.message().to_owned())
         };
         replace(1);
         assert!(list.lock_registered().replaced.is_empty(), "no reader needs it");
