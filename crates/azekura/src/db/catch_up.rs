@@ -20,7 +20,7 @@
 //! - Every file of an installed state is open, so the writer may remove it.
 //! - Nothing in the directory is created, changed, locked or removed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ use crate::db::follower::{Follower, Progress, last_named_seqno, new_tail, prepar
 use crate::db::handle::DbHandle;
 use crate::db::inner::DbInner;
 use crate::db::partition_state::PartitionState;
-use crate::db::recovery::{self, check_followable, is_changed_meanwhile};
+use crate::db::recovery::{self, check_followable, is_changed_meanwhile, unknown_to_manifest};
 use crate::engine::{Engine, EngineView, ReadMoment, Staged, Task};
 use crate::iter::InternalIter;
 use crate::lsm::follow::NewerState;
@@ -281,26 +281,30 @@ impl FollowerTask<'_> {
             }
             // The length was read before the edits, so an edit that was added meanwhile is noticed next time.
             self.progress.identity = identity;
-            self.progress.next = Some(state);
+            self.progress.next = Some(Arc::new(state));
         }
-        self.release_held()
+        self.release_held();
+        Ok(())
+    }
+
+    /// The manifest state that was read last.
+    fn known(&self) -> Arc<ManifestState> {
+        self.progress.next.clone().unwrap_or_else(|| self.follower.manifest_state())
     }
 
     /// The commits that are held wait for the manifest that was read just now, unless it may have been read before the
     /// tables of an ingest were installed.
-    fn release_held(&mut self) -> Result<()> {
+    fn release_held(&mut self) {
+        let known = self.known();
         let progress = &mut *self.progress;
-        let installed = self.follower.manifest_state();
-        let read = progress.next.as_ref().unwrap_or(&installed);
         if let Some((partition, seqno)) = progress.note {
-            let tables = read.partitions.get(&partition).into_iter().flat_map(|stored| stored.tables.values());
+            let tables = known.partitions.get(&partition).into_iter().flat_map(|stored| stored.tables.values());
             if !tables.map(|(_, table)| table).any(|table| table.largest_seqno == seqno) {
-                return Ok(());
+                return;
             }
             progress.note = None;
         }
         progress.waits_for_install |= progress.held_from.take().is_some();
-        Ok(())
     }
 
     /// Checks that a manifest is of this database, and that no recovery has lost commits that were read.
@@ -334,22 +338,20 @@ impl FollowerTask<'_> {
 
     /// Applies the next commits of the WAL.
     fn read_wal(&mut self) -> Result<WalStop> {
-        let installed = self.follower.manifest_state();
+        let (known, installed) = (self.known(), self.follower.manifest_state());
+        let (required, tears_commits) = (last_named_seqno(&known), self.has_bug(PlantedBug::FollowerTearsCommits));
         let progress = &mut *self.progress;
-        let known = progress.next.as_ref().unwrap_or(&installed);
-        let required = last_named_seqno(known);
         let mut reader = CommitReader {
             inner: self.inner,
-            next_partition: PartitionId(known.next_partition_id),
-            operands: known.partitions.iter().map(|(id, stored)| (*id, stored.merge_operator.is_some())).collect(),
             partitions: &progress.partitions,
+            known: &known,
             installed: &installed,
             held_from: &mut progress.held_from,
             waits_for_install: &mut progress.waits_for_install,
             is_torn: &mut progress.is_torn,
             note: &mut progress.note,
             stop: None,
-            tears_commits: self.follower.config.settings.has_planted_bug(PlantedBug::FollowerTearsCommits),
+            tears_commits,
         };
         let mut len = 0;
         let read = progress.tail.read(SeqNo::MAX, &mut |commit| {
@@ -359,7 +361,7 @@ impl FollowerTask<'_> {
             Ok(len < READ_LEN_MAX || last < required)
         });
         progress.epoch = progress.tail.epoch().unwrap_or(progress.epoch);
-        self.follower.note_durable(progress.next.as_ref(), &progress.tail);
+        self.follower.note_durable(required, &progress.tail);
         match reader.stop {
             Some(stop) => Ok(stop),
             None => read.map(|()| WalStop::End),
@@ -371,12 +373,12 @@ impl FollowerTask<'_> {
     fn install(&mut self, stop: WalStop) -> Result<bool> {
         let progress = &mut *self.progress;
         let end = progress.held_from.map_or(progress.tail.last_seqno(), |first| SeqNo(first.0 - 1));
-        let Some(next) = &progress.next else {
+        let Some(next) = progress.next.clone() else {
             self.inner.last_visible.publish(end.max(self.inner.last_visible.get())); // gaps too
             progress.waits_for_install = false;
             return Ok(true);
         };
-        if end < last_named_seqno(next) {
+        if end < last_named_seqno(&next) {
             return match (stop, progress.held_from) {
                 (WalStop::End, None) | (WalStop::BeforeRangeDelete, _) => {
                     Err(Error::stale("the log does not contain commits that the manifest names"))
@@ -384,7 +386,6 @@ impl FollowerTask<'_> {
                 _ => Ok(false),
             };
         }
-        let next = next.clone();
         let installed = self.follower.manifest_state();
         let changed = |id: &PartitionId, stored: &PartitionManifestState| installed.partitions.get(id) != Some(stored);
         let mut states = Vec::new();
@@ -398,7 +399,8 @@ impl FollowerTask<'_> {
     }
 
     /// Installs `next`, and publishes `end`.
-    fn replace(&mut self, next: &ManifestState, states: Vec<ChangedPartition<'_>>, end: SeqNo) -> Result<()> {
+    fn replace(&mut self, next: &Arc<ManifestState>, states: Vec<ChangedPartition<'_>>, end: SeqNo) -> Result<()> {
+        let forgets_snapshots = self.has_bug(PlantedBug::FollowerForgetsSnapshots);
         let (inner, progress) = (self.inner, &mut *self.progress);
         inner.catalog.resources().note_file_numbers(next);
         let mut newer: Vec<(Arc<LsmTree>, NewerState)> = Vec::new();
@@ -421,7 +423,7 @@ impl FollowerTask<'_> {
         });
         let trees = deleted.iter().filter_map(|gone| Some((gone.id, Arc::from(gone.tree_if_built()?.view()))));
         views.extend(trees);
-        if self.follower.config.settings.has_planted_bug(PlantedBug::FollowerForgetsSnapshots) {
+        if forgets_snapshots {
             views.clear();
         }
         inner.snapshots.replace_states(end.max(inner.last_visible.get()), views, || {
@@ -433,7 +435,7 @@ impl FollowerTask<'_> {
             progress.partitions.values().for_each(|partition| inner.catalog.insert(partition));
         });
         deleted.iter().for_each(|gone| gone.discard(inner.obsolete_files()));
-        *lock(&self.follower.installed) = Arc::new(next.clone());
+        *lock(&self.follower.installed) = Arc::clone(next);
         Ok(())
     }
 
@@ -516,12 +518,9 @@ impl FollowerTask<'_> {
 /// Applies commits of the WAL.
 struct CommitReader<'a> {
     inner: &'a DbInner,
-    /// The manifest knows the partitions below this id.
-    next_partition: PartitionId,
-    /// Whether a partition has a merge operator.
-    operands: HashMap<PartitionId, bool>,
     partitions: &'a BTreeMap<PartitionId, Arc<PartitionState>>,
-    /// The manifest state that readers use.
+    /// The manifest state that was read last, and the one that readers use.
+    known: &'a ManifestState,
     installed: &'a ManifestState,
     held_from: &'a mut Option<SeqNo>,
     waits_for_install: &'a mut bool,
@@ -545,14 +544,10 @@ impl CommitReader<'_> {
         let mut seqno = commit.first_seqno;
         for record in WalRecordIter::new(commit.payload) {
             let record = record?;
-            let is_operand = record.kind == RecordKind::Merge;
-            let lacks_operator = is_operand && self.operands.get(&record.partition) == Some(&false);
-            if record.partition >= self.next_partition || lacks_operator {
+            if unknown_to_manifest(self.known, &record).is_some() {
                 return Err(self.stop(WalStop::BeforeUnknown)); // the edit precedes the record
             }
-            let installed = self.installed.partitions.get(&record.partition);
-            needs_install |= record.partition.0 >= self.installed.next_partition_id
-                || is_operand && installed.is_some_and(|stored| stored.merge_operator.is_none());
+            needs_install |= unknown_to_manifest(self.installed, &record).is_some();
             if let Some(note) = IngestNote::of_record(&record)? {
                 *self.note = Some((note.partition, seqno));
                 needs_newer = true;

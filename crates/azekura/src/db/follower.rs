@@ -32,7 +32,7 @@ pub(crate) struct Follower {
 pub(crate) struct Progress {
     pub(crate) identity: ManifestIdentity,
     /// The manifest state that was read last, unless it is installed.
-    pub(crate) next: Option<ManifestState>,
+    pub(crate) next: Option<Arc<ManifestState>>,
     /// The partitions of all manifest states that were read. Those of `next` may not be in the catalog yet.
     pub(crate) partitions: BTreeMap<PartitionId, Arc<PartitionState>>,
     pub(crate) tail: WalTail,
@@ -86,8 +86,8 @@ impl Follower {
         SeqNo(self.durable.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn note_durable(&self, state: Option<&ManifestState>, tail: &WalTail) {
-        let named = state.map_or(SeqNo::ZERO, last_named_seqno);
+    /// Notes what a manifest names, and what the frames state that were read.
+    pub(crate) fn note_durable(&self, named: SeqNo, tail: &WalTail) {
         self.durable.fetch_max(named.max(tail.durable()).0, Ordering::Relaxed);
     }
 

@@ -252,7 +252,7 @@ pub(crate) fn is_changed_meanwhile(error: &Error) -> bool {
 
 /// What a follower takes over when it reads the database again, because the WAL that it followed is gone.
 pub(crate) struct ReadAgain {
-    pub(crate) manifest_state: ManifestState,
+    pub(crate) manifest_state: Arc<ManifestState>,
     pub(crate) identity: ManifestIdentity,
     pub(crate) partitions: HashMap<PartitionId, Arc<PartitionState>>,
     /// The unfinished direct blob files, with the offsets of their ends.
@@ -270,6 +270,7 @@ pub(crate) fn read_again(config: &Config) -> Result<ReadAgain> {
     let direct_blobs =
         state.unfinished_blobs.unfinished_files().map(|(id, found)| (found.partition, id, found.file.size())).collect();
     let RecoveryState { manifest_state, by_id, .. } = state;
+    let manifest_state = Arc::new(manifest_state);
     Ok(ReadAgain { manifest_state, identity, partitions: by_id, direct_blobs, last_seqno, wal_seqno, wal_epoch })
 }
 
@@ -321,6 +322,21 @@ fn create_database(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
         VersionEdit::NextNumbers { file: FileNumber(1), partition: PartitionId(1), epoch: WalEpoch(1) },
     ];
     Manifest::create(Arc::clone(fs), dir, file_id, &edits).map(drop)
+}
+
+/// What the manifest lacks for a record of the WAL. The edit precedes the record, so if the commit was synced, the
+/// manifest has lost its end.
+pub(crate) fn unknown_to_manifest(state: &ManifestState, record: &WalRecord<'_>) -> Option<&'static str> {
+    if record.partition.0 >= state.next_partition_id {
+        return Some(
+            "a synced commit names a partition that the manifest does not know: the manifest has lost its end",
+        );
+    }
+    let partition = || state.partitions.get(&record.partition);
+    let lacks_operator = record.kind == RecordKind::Merge && partition()?.merge_operator.is_none();
+    lacks_operator.then_some(
+        "a synced commit has an operand for a partition without a merge operator: the manifest has lost its end",
+    )
 }
 
 /// A database that was read and to which nothing was written yet.
@@ -517,7 +533,7 @@ impl RecoveryState {
             return Ok(None);
         }
         for record in WalRecordIter::new(commit.payload) {
-            if let Some(message) = self.unknown_to_manifest(&record?) {
+            if let Some(message) = unknown_to_manifest(&self.manifest_state, &record?) {
                 if self.is_salvage {
                     // The partition id will be used again, so the WAL is rewritten without this commit.
                     self.skipped_commits.insert(commit.first_seqno);
@@ -550,20 +566,6 @@ impl RecoveryState {
         // There are no readers yet, so the pools need not retain replaced versions.
         self.resources.last_visible.publish(SeqNo(seqno.0 - 1));
         Ok(None)
-    }
-
-    /// What the manifest lacks for a record: it has lost its end, because the edit precedes the record.
-    fn unknown_to_manifest(&self, record: &WalRecord<'_>) -> Option<&'static str> {
-        if record.partition.0 >= self.manifest_state.next_partition_id {
-            return Some(
-                "a synced commit names a partition that the manifest does not know: the manifest has lost its end",
-            );
-        }
-        let partition = || self.manifest_state.partitions.get(&record.partition);
-        let lacks_operator = record.kind == RecordKind::Merge && partition()?.merge_operator.is_none();
-        lacks_operator.then_some(
-            "a synced commit has an operand for a partition without a merge operator: the manifest has lost its end",
-        )
     }
 
     /// The last sequence number in use. Pools may have used higher ones than the WAL contains.

@@ -514,18 +514,18 @@ impl LsmTree {
     pub(crate) fn merged_value(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Vec<u8>>> {
         let missing = || Error::invalid(format!("the merge operator of partition {:?} is missing", self.context.name));
         let operator = self.merge_operator.get().ok_or_else(missing)?;
-        if let ReadSeqno::At(at) = at {
-            return self.current.get().find_merged(&self.context, &**operator, key, at);
-        }
-        loop {
-            // Registered before the super version is taken.
-            let snapshot = self.context.snapshots.register();
-            let super_version = self.current.get();
-            // A follower may have installed a super version that lacks what the snapshot needs.
-            if snapshot.replaced_view(self.context.partition).is_none() {
-                return super_version.find_merged(&self.context, &**operator, key, snapshot.moment());
+        // Registered before the super version is taken.
+        let (snapshot, at) = match at {
+            ReadSeqno::At(at) => (None, at),
+            ReadSeqno::Latest => {
+                let snapshot = self.context.snapshots.register();
+                let at = snapshot.moment();
+                (Some(snapshot), at)
             }
-        }
+        };
+        let value = self.current.get().find_merged(&self.context, &**operator, key, at);
+        drop(snapshot);
+        value
     }
 }
 
