@@ -63,13 +63,17 @@ impl ObsoleteFiles {
         lock(&self.queue).files.is_empty()
     }
 
-    /// Removes some files. Returns false if there are none. Errors are ignored, because the next open removes files
-    /// that no version edit names.
+    /// Removes some files, tables before blob files. Returns false if there are none. Errors are ignored, because the
+    /// next open removes files that no version edit names.
+    ///
+    /// After a crash between two removals, a manifest that is rebuilt from the files may name an obsolete table. Its
+    /// values are there.
     pub(crate) fn remove_batch(&self) -> bool {
-        let batch = {
+        let batch: Vec<_> = {
             let mut queue = lock(&self.queue);
-            let rest = queue.files.len().saturating_sub(REMOVAL_BATCH_MAX);
-            queue.files.split_off(rest)
+            queue.files.sort_by_key(|(kind, _)| *kind == DataFileKind::Blob);
+            let count = queue.files.len().min(REMOVAL_BATCH_MAX);
+            queue.files.drain(..count).collect()
         };
         for &(kind, file) in &batch {
             self.cache.remove_file(file);
@@ -138,6 +142,22 @@ mod tests {
         obsolete_files.push(DataFileKind::Table, FileNumber(7));
         assert_eq!(wakeup.generation(), 2);
         assert!(obsolete_files.remove_batch(), "a missing file is not an error");
+    }
+
+    /// A compaction made a table and its 20 blob files obsolete. After one batch the table was still there, and 16 of
+    /// the blob files were not. The manifest that was rebuilt then named the table.
+    #[test]
+    fn tables_are_removed_before_blob_files() {
+        let (fs, files, _, obsolete_files) = open_obsolete_files(0..3);
+        for id in 10..30 {
+            drop(fs.open(&files.blob_files().path(FileNumber(id)), OpenMode::Create).unwrap());
+            obsolete_files.push(DataFileKind::Blob, FileNumber(id));
+        }
+        (0..3).for_each(|id| obsolete_files.push(DataFileKind::Table, FileNumber(id)));
+        assert!(obsolete_files.remove_batch());
+        let left = fs.read_dir(Path::new("/db")).unwrap();
+        assert_eq!(left.len(), 23 - REMOVAL_BATCH_MAX);
+        assert!(left.iter().all(|entry| entry.name.ends_with(".blob")), "{left:?}");
     }
 
     #[test]
