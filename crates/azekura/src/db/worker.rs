@@ -834,6 +834,35 @@ mod tests {
         assert_eq!(part.approximate_len(), 0, "a tombstone in a table");
     }
 
+    /// Scans that pass rows of tombstones, more rows than dead ranges are remembered, cause a compaction of the table,
+    /// although less than half of it are tombstones. Scans of its other keys do not.
+    #[test]
+    fn table_that_delays_scans_is_compacted() {
+        let db = config().open().unwrap();
+        let part = db.open_partition("p", Default::default()).unwrap();
+        let key = |row: u32, n: u32| [row.to_be_bytes(), n.to_be_bytes()].concat();
+        let keys = |rows: std::ops::Range<u32>| rows.flat_map(|row| (0..25).map(move |n| key(row, n)));
+        keys(0..80).for_each(|key| part.insert(key, "").unwrap());
+        part.major_compact().unwrap();
+        (0..40).for_each(|row| (0..20).for_each(|n| part.remove(key(row, n)).unwrap()));
+        keys(80..120).for_each(|key| part.insert(key, "").unwrap());
+        part.flush().unwrap();
+        part.insert(key(120, 0), "").unwrap(); // the tree is not idle
+        let inner = &part.handle.inner;
+        let wakeups = || inner.background.work_generation();
+        let tombstones = || part.metrics().levels.iter().map(|level| level.tombstones).sum::<u64>();
+        while db.step().unwrap() {}
+        assert_eq!(tombstones(), 800, "of 1,800 entries");
+        (0..30).for_each(|_| assert_eq!(part.range(key(40, 0)..).count(), 80 * 25 + 1));
+        assert!(!db.step().unwrap());
+        let before = wakeups();
+        (0..30).for_each(|_| assert_eq!(part.range(..key(40, 0)).count(), 40 * 5));
+        assert!(wakeups() > before, "a worker is woken");
+        while db.step().unwrap() {}
+        assert_eq!(tombstones(), 0);
+        assert_eq!(part.iter().count(), 40 * 5 + 80 * 25 + 1);
+    }
+
     /// Regression: after each flush, closing visited the trees of all partitions several times.
     #[test]
     fn closing_visits_each_tree_a_few_times() {

@@ -43,8 +43,20 @@ const DEAD_KEYS_MIN: u64 = if cfg!(test) { 3 } else { 16 };
 /// A scan looks for a known range at the first of this many deleted keys.
 const LOOKUP_INTERVAL: u64 = if cfg!(test) { 2 } else { 16 };
 
+/// A memtable with fewer records is not sealed because of the deleted keys that scans pass. A table with fewer records
+/// counts as one with this many.
+pub(crate) const PASSED_RECORDS_MIN: u64 = if cfg!(test) { 256 } else { 16 << 10 };
+/// A memtable is sealed, and a table with tombstones compacted, when scans have passed this many deleted keys for each
+/// of its records.
+const PASSED_KEYS_PER_RECORD: u64 = 8;
+
 /// An insertion or a scan that has computed a new state tries this often to set it, while other threads change it.
 const UPDATE_ATTEMPTS_MAX: usize = 64;
+
+/// How many deleted keys scans pass before a memtable or table of this many records is sealed or compacted.
+pub(crate) fn passed_keys_max(records: u64) -> u64 {
+    records.max(PASSED_RECORDS_MIN).saturating_mul(PASSED_KEYS_PER_RECORD)
+}
 
 /// The dead ranges of one tree. Thread safe. Keys are compared without the lock, because a comparator may scan its own
 /// partition: a thread takes the state, computes a new one, and sets it if no other thread has changed it meanwhile.
@@ -277,18 +289,31 @@ impl DeadRangeState {
     }
 }
 
+/// Counts the deleted keys that scans pass, for each table.
+pub(crate) trait PassedKeyCounts: Send + Sync {
+    /// Tells that a scan has passed `count` deleted keys one by one. The last of them is `key`.
+    fn note_passed_keys(&self, key: &[u8], count: u64, order: &KeyOrder);
+}
+
 /// The dead ranges of a tree, as an iterator over one super version uses them.
 #[derive(Clone)]
 pub(crate) struct DeadRangesView {
     ranges: Arc<DeadRanges>,
     /// The generation before the super version was taken.
     generation: u64,
+    tables: Option<Arc<dyn PassedKeyCounts>>,
 }
 
 impl DeadRangesView {
     /// The caller takes its super version afterwards.
     pub(crate) fn new(ranges: &Arc<DeadRanges>) -> DeadRangesView {
-        DeadRangesView { ranges: Arc::clone(ranges), generation: ranges.generation.load(Ordering::SeqCst) }
+        let generation = ranges.generation.load(Ordering::SeqCst);
+        DeadRangesView { ranges: Arc::clone(ranges), generation, tables: None }
+    }
+
+    /// The same, for an iterator that reads `tables`.
+    pub(crate) fn with_tables(self, tables: Arc<dyn PassedKeyCounts>) -> DeadRangesView {
+        DeadRangesView { tables: Some(tables), ..self }
     }
 }
 
@@ -375,9 +400,13 @@ impl DeadKeyWalk {
                 }
                 return DeadKeyStep::SeekPast(past);
             }
-            if self.dead_keys == 0 {
-                self.first.clear();
-                self.first.extend_from_slice(key);
+            match (self.dead_keys, &self.view.tables) {
+                (0, _) => {
+                    self.first.clear();
+                    self.first.extend_from_slice(key);
+                }
+                (_, Some(tables)) => tables.note_passed_keys(key, LOOKUP_INTERVAL, &self.order),
+                (_, None) => {}
             }
         }
         self.dead_keys += 1;

@@ -86,7 +86,7 @@ pub(crate) enum CompactionReason {
     LevelSize,
     /// There are no writes, and reducing the number of runs is cheap.
     IdleL0,
-    /// More than half of a table are tombstones.
+    /// More than half of a table are tombstones, or a table has tombstones and scans have passed many deleted keys.
     Tombstones,
     /// A quarter of the versions of a table are superseded ones that a reader needed when it was written. At least one
     /// of them can be dropped now.
@@ -161,10 +161,13 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         shape.or_else(|| if forced { self.pick_forced() } else { None })
     }
 
-    /// Compacts a table with more than one half tombstones into the next level. If no deeper level overlaps it,
-    /// rewrites it without the tombstones, if these can be dropped.
+    /// Compacts a table with more than one half tombstones, or one whose tombstones delay scans, into the next level.
+    /// If no deeper level overlaps it, rewrites it without the tombstones, if these can be dropped.
     fn pick_tombstones(&self) -> Option<PickedCompaction> {
-        let dense = |table: &T| table.meta().tombstones > table.meta().entries / 2;
+        let dense = |table: &T| {
+            let meta = table.meta();
+            meta.tombstones > meta.entries / 2 || (meta.tombstones > 0 && table.delays_scans())
+        };
         for (number, level) in self.version.levels().filter(|(_, level)| level.tombstones > 0) {
             if number == 0 {
                 if level.iter().any(|table| dense(table)) {

@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::base::version_edit::TableMeta;
-use crate::base::{Result, SeqNo};
+use crate::base::{KeyOrder, Result, SeqNo};
+use crate::iter::dead_ranges::{PassedKeyCounts, passed_keys_max};
 use crate::lsm::older_ranges::OlderRanges;
 use crate::lsm::tree_context::TreeContext;
-use crate::lsm::version::{HasTableMeta, SupersededVersions};
+use crate::lsm::version::{HasTableMeta, SupersededVersions, Version};
 use crate::table::options::TableReadOptions;
 use crate::table::reader::TableReader;
 use crate::vfs::open_files::DataFileKind;
@@ -25,6 +26,8 @@ pub(crate) struct TableHandle {
     covered_bytes: AtomicU64,
     covered_as_of: AtomicU64,
     older_ranges: OlderRanges,
+    /// Number of deleted keys that scans have passed one by one in the key range of the table.
+    passed_keys: AtomicU64,
     obsolete: AtomicBool,
 }
 
@@ -53,6 +56,7 @@ impl TableHandle {
             covered_bytes,
             covered_as_of,
             older_ranges: OlderRanges::default(),
+            passed_keys: AtomicU64::new(0),
             obsolete,
         })
     }
@@ -99,6 +103,15 @@ impl TableHandle {
         &self.older_ranges
     }
 
+    /// Wakes a worker when the table [should be compacted](HasTableMeta::delays_scans).
+    fn note_passed_keys(&self, count: u64) {
+        let limit = passed_keys_max(self.meta.entries);
+        let before = self.passed_keys.fetch_add(count, Ordering::Relaxed);
+        if (before..before.saturating_add(count)).contains(&(limit - 1)) {
+            self.context.work_available.notify_all();
+        }
+    }
+
     /// No manifest names the table any more: dropping the last handle makes its file obsolete.
     pub(crate) fn mark_obsolete(&self) {
         self.obsolete.store(true, Ordering::Release);
@@ -123,8 +136,23 @@ impl HasTableMeta for TableHandle {
         self.covered_bytes.load(Ordering::Relaxed)
     }
 
+    fn delays_scans(&self) -> bool {
+        self.passed_keys.load(Ordering::Relaxed) >= passed_keys_max(self.meta.entries)
+    }
+
     fn oldest_snapshot_when_written(&self) -> Option<SeqNo> {
         self.oldest_snapshot_when_written
+    }
+}
+
+impl PassedKeyCounts for Version<TableHandle> {
+    /// Counts them for the tables with tombstones that may contain `key`.
+    fn note_passed_keys(&self, key: &[u8], count: u64, order: &KeyOrder) {
+        for run in self.levels().filter(|(_, level)| level.tombstones > 0).flat_map(|(_, level)| &level.runs) {
+            if let Some(table) = run.find(key, order).filter(|table| table.meta().tombstones > 0) {
+                table.note_passed_keys(count);
+            }
+        }
     }
 }
 

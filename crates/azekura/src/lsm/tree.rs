@@ -17,7 +17,7 @@ use crate::engine::{
     Task, TaskReport,
 };
 use crate::iter::InternalIter;
-use crate::iter::dead_ranges::{DeadRanges, DeadRangesView};
+use crate::iter::dead_ranges::{DeadRanges, DeadRangesView, PASSED_RECORDS_MIN, passed_keys_max};
 
 use crate::lsm::blob_gc::{BlobGcJob, CachedBlobScan};
 use crate::lsm::blob_map::BlobHandle;
@@ -363,7 +363,7 @@ impl LsmTree {
     /// Whether a memtable of this many records should be flushed because scans pass too many deleted keys. The flush
     /// drops those that no snapshot needs.
     fn scans_pass_too_much(&self, records: u64) -> bool {
-        records >= PASSED_RECORDS_MIN && self.dead_ranges.passed_keys() / PASSED_KEYS_PER_RECORD >= records
+        records >= PASSED_RECORDS_MIN && self.dead_ranges.passed_keys() >= passed_keys_max(records)
     }
 
     /// Replaces the active memtable by an empty one, unless it is empty already. `active`: the guard of
@@ -385,11 +385,6 @@ impl LsmTree {
 
 /// Load of a sealed memtable, however small: reads search each one.
 const SEALED_LOAD_MIN: u64 = FULL_MEMTABLE / 8;
-/// A memtable with fewer records is not sealed because of the deleted keys that scans pass.
-const PASSED_RECORDS_MIN: u64 = if cfg!(test) { 256 } else { 16 << 10 };
-/// A memtable is sealed when scans have passed this many deleted keys for each of its records.
-const PASSED_KEYS_PER_RECORD: u64 = 8;
-
 /// A view of the tree. It holds the memtables and the tables of one super version.
 #[derive(Clone)]
 struct LsmView {
@@ -402,7 +397,7 @@ struct LsmView {
 
 impl EngineView for LsmView {
     fn dead_ranges(&self) -> Option<DeadRangesView> {
-        Some(self.dead_ranges.clone())
+        Some(self.dead_ranges.clone().with_tables(self.super_version.version.clone()))
     }
 
     fn iter(&self, at: ReadMoment, bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>> {

@@ -45,6 +45,11 @@ pub(crate) trait HasTableMeta {
         0
     }
 
+    /// Whether scans have passed too many deleted keys in the key range of the table, for its size.
+    fn delays_scans(&self) -> bool {
+        false
+    }
+
     /// The oldest snapshot when a compaction wrote this table, if one did. The tombstones that it kept could not be
     /// dropped at that snapshot.
     fn oldest_snapshot_when_written(&self) -> Option<SeqNo> {

@@ -6,8 +6,8 @@
 //! - `blob FILE=BYTES…`: blob files.
 //! - `L0 TABLE…`: a run of level 0, newest first; `L1 TABLE…` to `L6 TABLE…`. A table is `NUMBER:FIRST-LAST`,
 //!   then any of `,size=` (100), `,entries=` (10), `,dels=` (tombstones), `,seqnos=LOW-HIGH` (10 times the number),
-//!   `,expire=COUNT@LOW-HIGH`, `,blobs=FILE:BYTES`, `,superseded=COUNT@SEQNO`, `,covered=BYTES`, `,written-at=SEQNO`,
-//!   `,applied=SEQNO`. `NUMBER..END:PREFIX` stands for small tables in order.
+//!   `,expire=COUNT@LOW-HIGH`, `,blobs=FILE:BYTES`, `,superseded=COUNT@SEQNO`, `,covered=BYTES`, `,delays-scans=yes`,
+//!   `,written-at=SEQNO`, `,applied=SEQNO`. `NUMBER..END:PREFIX` stands for small tables in order.
 //! - `del FIRST-END@SEQNO`: a flushed range delete.
 //! - `pick [forced] [idle] [now=MS] [oldest=SEQNO] [after=LEVEL:KEY]`; `run`, with the same words: carries out what is
 //!   picked until nothing is; `to-bottom SEQNO`; `drain SEQNO FIRST-LAST`: carries that out while flushes add tables;
@@ -43,6 +43,7 @@ struct ScriptTable {
     meta: TableMeta,
     superseded: SupersededVersions,
     covered_bytes: u64,
+    delays_scans: bool,
     written_at: Option<SeqNo>,
 }
 
@@ -59,6 +60,10 @@ impl HasTableMeta for ScriptTable {
         self.covered_bytes
     }
 
+    fn delays_scans(&self) -> bool {
+        self.delays_scans
+    }
+
     fn oldest_snapshot_when_written(&self) -> Option<SeqNo> {
         self.written_at
     }
@@ -72,6 +77,7 @@ impl ScriptTable {
         let (first, last) = keys.split_once('-').unwrap_or((keys, keys));
         let mut meta = (*table_at(number, first, last, (number * 10, number * 10 + 9))).clone();
         let (mut superseded, mut covered_bytes, mut written_at) = (SupersededVersions::default(), 0, None);
+        let mut delays_scans = false;
         for field in fields {
             let (name, value) = field.split_once('=').expect("a field has a value");
             match name {
@@ -96,12 +102,13 @@ impl ScriptTable {
                     superseded = SupersededVersions { count, lowest_newer_seqno: SeqNo(seqno) };
                 }
                 "covered" => covered_bytes = parse_number(value),
+                "delays-scans" => delays_scans = value == "yes",
                 "written-at" => written_at = Some(SeqNo(parse_number(value))),
                 "applied" => meta.range_deletes_applied_through = SeqNo(parse_number(value)),
                 other => panic!("a table has no {other:?}"),
             }
         }
-        ScriptTable { meta, superseded, covered_bytes, written_at }
+        ScriptTable { meta, superseded, covered_bytes, delays_scans, written_at }
     }
 
     fn show(&self) -> String {
