@@ -171,7 +171,7 @@ impl RecordKind {
     ///
     /// # Errors
     /// `Unsupported` for reserved kinds and flags, `Corruption` for numbers that no version defines.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn from_byte(byte: u8) -> Result<RecordKind> {
         match byte {
             1 => Ok(RecordKind::Put),

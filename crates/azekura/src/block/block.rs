@@ -433,6 +433,30 @@ mod tests {
         }
     }
 
+    /// Scans backwards do not look for a newer version before an entry that begins a key.
+    #[test]
+    fn only_newest_versions_begin_a_key() {
+        let mut random = SeededRng::new(31);
+        for order in orders() {
+            let entries = entries(200, &mut random, &order);
+            for (layout, weak) in LAYOUTS.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
+                let mut iter = BlockIter::new(block_of(layout, &entries, &order, weak));
+                assert!(!iter.begins_key(), "not valid");
+                iter.seek_to_last().unwrap();
+                let mut found = 0;
+                for at in (0..entries.len()).rev() {
+                    if iter.begins_key() {
+                        found += 1;
+                        assert!(order.cmp(&entries[at - 1].0, &entries[at].0).is_lt(), "{layout:?} at {at}");
+                    }
+                    iter.prev().unwrap();
+                }
+                let has_hashes = matches!(layout, Layout::Slots) && hash_of(b"a", &order, weak).is_some();
+                assert_eq!(found > 0, has_hashes, "{layout:?}, {order:?}");
+            }
+        }
+    }
+
     /// Iterates and searches a block of arbitrary bytes. Only errors may result.
     fn exercise(kind: BlockKind, bytes: Vec<u8>) {
         let Ok(block) = Block::decode(BlockContents::new(kind, bytes.clone())) else { return };

@@ -142,6 +142,15 @@ impl FingerprintBlock {
         self.prefix.len()
     }
 
+    /// Whether the fingerprint of the `i`-th entry differs from that of the entry before it, which then has another
+    /// key, because equal keys have the same hash.
+    #[inline]
+    pub(crate) fn begins_key(&self, i: usize) -> bool {
+        debug_assert!(i > 0 && i < self.count, "there is an entry before it");
+        let fingerprints = &self.raw()[self.entries_end..];
+        fingerprints[i] != fingerprints[i - 1]
+    }
+
     /// Offset of the `i`-th entry.
     #[inline]
     pub(crate) fn slot(&self, i: usize) -> usize {

@@ -40,19 +40,33 @@ impl BlockIter {
         self.valid = false;
     }
 
+    #[inline]
     pub(crate) fn valid(&self) -> bool {
         self.valid
     }
 
+    #[inline]
     pub(crate) fn key(&self) -> InternalKey<'_> {
         InternalKey::new(&self.key, self.seqno)
     }
 
+    /// Whether the entry before the current one is known to have another key. False at the first entry of a block, for
+    /// one in 256 other entries, and in blocks with restart points.
+    #[inline]
+    pub(crate) fn begins_key(&self) -> bool {
+        match &*self.block {
+            Block::Fingerprint(block) if self.valid && self.number > 0 => block.begins_key(self.number),
+            _ => false,
+        }
+    }
+
+    #[inline]
     pub(crate) fn tag(&self) -> u8 {
         debug_assert!(self.valid, "only a valid iterator has a tag");
         self.tag
     }
 
+    #[inline]
     pub(crate) fn value(&self) -> &[u8] {
         debug_assert!(self.valid, "only a valid iterator has a value");
         self.block.bytes(self.value.clone())

@@ -54,6 +54,12 @@ pub(crate) trait InternalIter: Send {
         self.current().map(|entry| (entry.key(), entry.kind))
     }
 
+    /// Key and kind of the current entry, if the iterator knows that no entry of the same key precedes it. Then it is
+    /// the newest version of its key.
+    fn newest_version(&self) -> Option<(InternalKey<'_>, RecordKind)> {
+        None
+    }
+
     /// Whether the iterator returns every key at most once, in its newest visible version with its value, and no
     /// tombstones. Then the caller need not skip older versions.
     fn is_visibility_resolved(&self) -> bool {
@@ -115,6 +121,10 @@ impl InternalIter for Box<dyn InternalIter> {
 
     fn head(&self) -> Option<(InternalKey<'_>, RecordKind)> {
         (**self).head()
+    }
+
+    fn newest_version(&self) -> Option<(InternalKey<'_>, RecordKind)> {
+        (**self).newest_version()
     }
 
     fn is_visibility_resolved(&self) -> bool {

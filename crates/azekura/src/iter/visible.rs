@@ -72,7 +72,7 @@ pub(crate) trait Direction: Default {
         walk: &mut Option<Box<DeadKeyWalk>>,
     ) -> Result<()>;
 
-    /// The copy of the current entry; `None` in a direction that copies none.
+    /// The copy of the current entry; `None` if the inner iterator is at that entry.
     #[inline]
     fn copied(&self) -> Option<&Backward> {
         None
@@ -207,9 +207,11 @@ impl Direction for Forward {
     }
 }
 
-/// Descending order. The current entry is copied, because the newest visible version of a key is known only after the
-/// inner iterator has passed the key.
+/// Descending order. The newest visible version of a key is known only when the inner iterator reaches another key.
+/// Therefore the current entry is copied, unless the inner iterator knows that it is the newest version of its key.
 pub(crate) struct Backward {
+    /// Whether the current entry is copied, and the inner iterator is at another key.
+    is_copied: bool,
     key: Vec<u8>,
     kind: RecordKind,
     /// Empty if the value is shared.
@@ -219,7 +221,7 @@ pub(crate) struct Backward {
 
 impl Default for Backward {
     fn default() -> Backward {
-        Backward { key: Vec::new(), kind: RecordKind::Delete, value: Vec::new(), shared_value: None }
+        Backward { is_copied: false, key: Vec::new(), kind: RecordKind::Delete, value: Vec::new(), shared_value: None }
     }
 }
 
@@ -239,6 +241,7 @@ impl Direction for Backward {
 
     fn seek<C: InternalIter>(iter: &mut VisibleIter<C, Backward>, start: Bound<&[u8]>) -> Result<()> {
         iter.valid = false;
+        iter.state.is_copied = false;
         match start {
             Bound::Unbounded => iter.inner.seek_to_last()?,
             Bound::Excluded(key) => iter.inner.seek_before(InternalKey::before_versions_of(key))?,
@@ -253,8 +256,23 @@ impl Direction for Backward {
         iter.valid = false;
         if iter.is_resolved {
             iter.inner.prev()?;
+            let (order, end) = (&iter.order, &iter.limit);
+            iter.valid = iter.inner.head().is_some_and(|(key, _)| Backward::is_within(order, end, key.user_key));
+            return Ok(());
         }
-        iter.find_visible() // the inner iterator is already at the previous key
+        if !std::mem::replace(&mut iter.state.is_copied, false) {
+            iter.inner.prev()?;
+        }
+        // Most entries are the only version of their key.
+        if let Some((key, kind)) = iter.inner.newest_version()
+            && kind.is_plain_value()
+            && key.seqno <= iter.snapshot_seqno
+            && Backward::is_within(&iter.order, &iter.limit, key.user_key)
+        {
+            iter.valid = true;
+            return Ok(());
+        }
+        iter.find_visible()
     }
 
     /// Reads all versions of one key after another, until a key has a visible value.
@@ -266,23 +284,29 @@ impl Direction for Backward {
         iter.valid = false;
         let mut has_begun = false;
         loop {
-            let head = iter.inner.head().filter(|(key, _)| Backward::is_within(&iter.order, &iter.limit, key.user_key));
-            let Some((key, _)) = head else {
+            if iter.is_resolved {
+                let head = iter.inner.head();
+                iter.valid = head.is_some_and(|(key, _)| Backward::is_within(&iter.order, &iter.limit, key.user_key));
+                return Ok(());
+            }
+            let oldest = iter.inner.current();
+            let mut version = oldest.filter(|entry| Backward::is_within(&iter.order, &iter.limit, entry.user_key));
+            if version.is_none() {
                 if let Some(walk) = walk.as_mut() {
                     walk.finish_at_bound(iter.limit.as_ref());
                 }
                 return Ok(());
-            };
-            if iter.is_resolved {
-                iter.valid = true;
-                return Ok(());
             }
-            iter.state.key.clear();
-            iter.state.key.extend_from_slice(key.user_key);
+            let mut is_oldest = true;
             let (mut is_deleted, mut has_expired, mut has_newer_value) = (false, false, false);
-            while let Some(entry) = iter.inner.current() {
-                if !iter.order.keys_equal(entry.user_key, &iter.state.key) {
+            while let Some(entry) = version {
+                if !is_oldest && !iter.order.keys_equal(entry.user_key, &iter.state.key) {
                     break;
+                }
+                if is_oldest || entry.seqno <= iter.snapshot_seqno {
+                    iter.state.key.clear();
+                    iter.state.key.extend_from_slice(entry.user_key);
+                    is_oldest = false;
                 }
                 if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching()) {
                     walk.read(entry.seqno);
@@ -293,8 +317,6 @@ impl Direction for Backward {
                     is_deleted = !iter.valid;
                     has_expired = is_deleted && entry.kind.is_value();
                     iter.state.kind = entry.kind;
-                    iter.state.key.clear();
-                    iter.state.key.extend_from_slice(entry.user_key);
                     iter.state.value.clear();
                     iter.state.shared_value =
                         if entry.value.len() >= SHARED_LEN_MIN { iter.inner.shared_value() } else { None };
@@ -303,11 +325,13 @@ impl Direction for Backward {
                     }
                 }
                 iter.inner.prev()?;
+                version = iter.inner.current();
             }
             if let Some(walk) = walk.as_mut().filter(|walk| walk.is_watching() && (iter.valid || has_newer_value)) {
                 walk.finish(KeyBoundary::After(iter.state.key.as_slice().into()));
             }
             if iter.valid {
+                iter.state.is_copied = true;
                 return Ok(());
             }
             let Some(dead_ranges) = iter.dead_ranges.as_ref().filter(|_| is_deleted) else { continue };
@@ -324,7 +348,7 @@ impl Direction for Backward {
 
     #[inline]
     fn copied(&self) -> Option<&Backward> {
-        Some(self)
+        self.is_copied.then_some(self)
     }
 }
 
@@ -371,7 +395,7 @@ impl<C: InternalIter, D: Direction> VisibleIter<C, D> {
 
     #[inline]
     fn copied(&self) -> Option<&Backward> {
-        self.state.copied().filter(|_| !self.is_resolved)
+        self.state.copied()
     }
 
     /// The current key. Reads no value.
@@ -395,7 +419,7 @@ impl<C: InternalIter, D: Direction> VisibleIter<C, D> {
     #[inline]
     pub(crate) fn entry(&self) -> (&[u8], RecordKind, &[u8]) {
         debug_assert!(self.valid, "only a valid iterator has an entry");
-        if let Some(Backward { key, kind, value, shared_value }) = self.copied() {
+        if let Some(Backward { key, kind, value, shared_value, .. }) = self.copied() {
             return (key, *kind, shared_value.as_deref().unwrap_or(value));
         }
         let entry = self.inner.entry();

@@ -563,10 +563,13 @@ impl InternalIter for RunIter {
         Ok(self.table_iter.as_ref().and_then(TableIter::key_and_kind))
     }
 
+    #[inline]
     fn prev(&mut self) -> Result<()> {
         let Some(inner) = &mut self.table_iter else { return Ok(()) };
-        let moved = inner.prev();
-        moved.and_then(|()| self.settle(false)).inspect_err(|_| self.table_iter = None)
+        match inner.prev() {
+            Ok(()) if inner.valid() => Ok(()),
+            moved => moved.and_then(|()| self.settle(false)).inspect_err(|_| self.table_iter = None),
+        }
     }
 
     fn valid(&self) -> bool {
@@ -579,6 +582,11 @@ impl InternalIter for RunIter {
 
     fn current(&self) -> Option<EntryRef<'_>> {
         self.table_iter.as_ref().and_then(TableIter::current)
+    }
+
+    /// No user key is in two tables of a run.
+    fn newest_version(&self) -> Option<(InternalKey<'_>, RecordKind)> {
+        self.table_iter.as_ref().and_then(TableIter::newest_version)
     }
 
     fn shared_value(&self) -> Option<SharedBytes> {

@@ -205,6 +205,13 @@ impl InternalIter for TableIter {
     #[inline]
     fn prev(&mut self) -> Result<()> {
         let mut moved = self.data.as_mut().map_or(Ok(()), BlockIter::prev);
+        if let (Ok(()), Some(data)) = (&moved, &self.data)
+            && data.valid()
+            && let Ok(kind) = RecordKind::from_byte(data.tag())
+        {
+            self.kind = Some(kind);
+            return Ok(());
+        }
         if moved.is_ok() && self.is_past_block() {
             moved = self.skip_backward();
         }
@@ -221,11 +228,16 @@ impl InternalIter for TableIter {
         self.current().expect("the iterator is valid")
     }
 
-    #[inline]
+    #[inline(always)]
     fn current(&self) -> Option<EntryRef<'_>> {
         let (kind, data) = (self.kind?, self.data.as_ref()?);
         let InternalKey { user_key, seqno } = data.key();
         Some(EntryRef { user_key, seqno: self.global_seqno.unwrap_or(seqno), kind, value: data.value() })
+    }
+
+    #[inline]
+    fn newest_version(&self) -> Option<(InternalKey<'_>, RecordKind)> {
+        if self.data.as_ref()?.begins_key() { self.key_and_kind() } else { None }
     }
 
     fn shared_value(&self) -> Option<SharedBytes> {

@@ -59,4 +59,10 @@ impl InternalIter for VecIter {
         let (user, seqno, kind, value) = &self.entries[self.at.expect("valid")];
         EntryRef { user_key: user, seqno: *seqno, kind: *kind, value }
     }
+    /// Knows it for two of three entries.
+    fn newest_version(&self) -> Option<(InternalKey<'_>, RecordKind)> {
+        let before = &self.entries[self.at?.checked_sub(1)?];
+        let begins_key = !self.order.keys_equal(&before.0, self.entry().user_key);
+        (begins_key && self.at? % 3 != 0).then(|| (self.entry().key(), self.entry().kind))
+    }
 }

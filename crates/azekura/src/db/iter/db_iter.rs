@@ -208,13 +208,17 @@ impl IterEnds {
 
     #[inline]
     fn step(&mut self, end: IterEnd, source: &IterSource) -> Result<bool> {
-        match (end, &mut self.front.iter) {
-            (IterEnd::Front, Some(front)) if self.back.iter.is_none() && !self.has_sought => {
+        match (end, &mut self.front.iter, &mut self.back.iter) {
+            (IterEnd::Front, Some(front), None) if !self.has_sought => {
                 Forward::step(front)?;
                 Ok(front.valid())
             }
-            (IterEnd::Front, _) => self.front.step(&mut self.back, source),
-            (IterEnd::Back, _) => self.back.step(&mut self.front, source),
+            (IterEnd::Back, None, Some(back)) if !self.has_sought => {
+                Backward::step(back)?;
+                Ok(back.valid())
+            }
+            (IterEnd::Front, ..) => self.front.step(&mut self.back, source),
+            (IterEnd::Back, ..) => self.back.step(&mut self.front, source),
         }
     }
 
