@@ -135,6 +135,8 @@ impl Watcher<'_> {
             Ok(Ok(step)) => Ok(step),
             Ok(Err(reason)) => {
                 self.reason = reason;
+                // The feed is beyond what is stored, so only a backup can continue it, also if this one fails.
+                self.shipped = None;
                 self.back_up(progress)
             }
             Err(error) => {

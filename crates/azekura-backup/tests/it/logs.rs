@@ -292,3 +292,20 @@ fn pool_without_the_log_has_no_feed() {
     create(&store, &db).unwrap();
     assert_eq!(restored(&store, &dir.path().join("copy"), Until::End), content(&db));
 }
+
+/// Regression: the feed went on behind the ingest, and the next object claimed to continue what was before it.
+#[test]
+fn failed_backup_of_a_watcher_loses_no_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 41));
+    let (store, plain) = (place.open(), db.partition("plain").unwrap());
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    plain.insert("before", "1").unwrap();
+    plain.ingest([("ingested", "1")]).unwrap();
+    plain.insert("after", "1").unwrap();
+    sync(&db);
+    assert_eq!(watcher.step(&mut |_| false).unwrap_err().kind(), "interrupted");
+    assert!(reason(&mut watcher).contains("ingested"));
+    assert_eq!(restored(&store, &dir.path().join("copy"), Until::End), content(&db));
+}
