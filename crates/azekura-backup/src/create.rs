@@ -18,8 +18,8 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::{BackupError, Result};
 use crate::holds::{HoldWriter, held_objects};
 use crate::layout::{
-    BackupManifest, Checksum, FILES, PARTS, StoredFile, StoredObject, StoredPartition, backup_object, file_object, hex,
-    part_object, to_json,
+    BackupManifest, Checksum, FILES, PARTS, StoredFile, StoredObject, StoredPartition, backup_object, epoch_of,
+    file_object, hex, part_object, to_json,
 };
 use crate::progress::{Progress, Stage, StageProgress};
 use crate::scratch::{Scratch, random};
@@ -132,8 +132,7 @@ impl BackupStore {
         options: &CreateOptions,
         progress: &mut dyn FnMut(&Progress<'_>) -> bool,
     ) -> Result<(CreateReport, Vec<(String, u64)>)> {
-        let position = db.change_position()?;
-        let database = hex(&position.database_id());
+        let database = hex(&db.change_position()?.database_id());
         let record = self.block_on(self.existing_or_new(&database))?;
         let earlier = self.block_on(self.manifests())?;
         check_history(db, &earlier)?;
@@ -141,7 +140,7 @@ impl BackupStore {
         let checkpoint = scratch.checkpoint();
         let disk: Arc<dyn Fs> = Arc::new(DiskFs::new());
 
-        let partitions = make_checkpoint(db, &checkpoint)?;
+        let (position, partitions) = make_checkpoint(db, &checkpoint)?;
         let time_ms = (self.clock)();
         let id = format!("{time_ms:013}-{}", hex(&random::<4>()?));
         let mut manifest = BackupManifest::new(id, database);
@@ -284,13 +283,14 @@ fn check_history(db: &Database, earlier: &[(String, BackupManifest)]) -> Result<
     }
 }
 
-/// Makes a checkpoint. Returns the partitions in it.
-fn make_checkpoint(db: &Database, path: &Path) -> Result<Vec<(String, u64)>> {
+/// Makes a checkpoint. Returns a position before its end, of its epoch, and the partitions in it.
+fn make_checkpoint(db: &Database, path: &Path) -> Result<(ChangePosition, Vec<(String, u64)>)> {
     for _ in 0..CHECKPOINT_ATTEMPTS {
-        let before = db.partition_ids();
+        let (position, partitions) = (db.change_position()?, db.partition_ids());
         db.checkpoint(path)?;
-        if db.partition_ids() == before {
-            return Ok(before);
+        // Beside the writer of another process, which may have opened the database again, the epoch may rise.
+        if db.partition_ids() == partitions && epoch_of(&db.change_position()?) == epoch_of(&position) {
+            return Ok((position, partitions));
         }
         fs::remove_dir_all(path).map_err(|error| BackupError::io("remove the checkpoint", path, error))?;
     }

@@ -1,5 +1,6 @@
 //! Names of objects and the JSON in them. `docs/format/store.md` describes both.
 
+use azekura::ChangePosition;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
@@ -72,6 +73,13 @@ pub(crate) fn log_object(after: u64) -> String {
     format!("{LOG}/{after:020}.log")
 }
 
+/// The epoch of a position, which rises with every open of the database. A recovery that loses commits gives later
+/// commits their sequence numbers, in a later epoch.
+pub(crate) fn epoch_of(position: &ChangePosition) -> u32 {
+    let bytes = position.to_bytes();
+    u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]])
+}
+
 /// The content of [`STORE_OBJECT`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoreRecord {
@@ -129,7 +137,7 @@ pub(crate) struct BackupManifest {
     /// Whether every commit of the backup survived power loss of the database before the backup was published. Only
     /// then the log can continue it.
     pub(crate) is_durable: bool,
-    /// A position of changes at or before `sequence`.
+    /// A position of changes at or before `sequence`, of the same epoch.
     pub(crate) position: String,
     pub(crate) partitions: Vec<StoredPartition>,
     pub(crate) files: Vec<StoredFile>,
@@ -151,18 +159,31 @@ impl BackupManifest {
         }
     }
 
+    /// # Errors
+    /// `WrongContent` if the position is malformed.
+    pub(crate) fn position(&self, object: &str) -> Result<ChangePosition> {
+        self.position.parse().map_err(|_| BackupError::wrong(object, "the position in the manifest is malformed"))
+    }
+
+    /// The epoch of the position, which [`check`](BackupManifest::check) has parsed.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.position.parse().map_or(0, |position| epoch_of(&position))
+    }
+
     /// All objects of the backup except for the manifest, some of them more than once.
     pub(crate) fn objects(&self) -> impl Iterator<Item = &StoredObject> {
         self.files.iter().flat_map(|file| &file.objects)
     }
 
     /// # Errors
-    /// `WrongContent` if a restore of the manifest could write outside of its directory, or if lengths do not add up.
+    /// `WrongContent` if a restore of the manifest could write outside of its directory, if lengths do not add up, or
+    /// if the position is malformed.
     pub(crate) fn check(&self, object: &str) -> Result<()> {
         let wrong = |message: String| Err(BackupError::wrong(object, message));
         if backup_id(object) != Some(&self.id) {
             return wrong(format!("the manifest is that of backup {}", self.id));
         }
+        self.position(object)?;
         for file in &self.files {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
             if file.name.is_empty() || file.name.starts_with('.') || !file.name.chars().all(is_plain) {

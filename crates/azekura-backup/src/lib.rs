@@ -2,7 +2,7 @@
 //!
 //! # Modules
 //!
-//! In reading order: `layout` (names and JSON), `store` (requests, retries, rate limit), `scratch`, `create`, `holds`,
+//! In reading order: `layout` (names and JSON), `history`, `store` (requests, retries, rate limit), `scratch`, `create`, `holds`,
 //! `prune`, `verify`, `log_object` and `log` (the shipped log), `watch`, `restore`, `progress`, `error`.
 //!
 //! # Why no object is deleted that a backup needs
@@ -32,6 +32,7 @@
 //! same bytes.
 mod create;
 mod error;
+mod history;
 mod holds;
 mod layout;
 mod log;

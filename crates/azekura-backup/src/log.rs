@@ -1,6 +1,7 @@
 //! The shipped log as a chain: which objects continue a backup up to a time.
 
 use crate::error::{BackupError, Result};
+use crate::history::History;
 use crate::layout::{BackupManifest, LOG};
 use crate::log_object::{HEADER_LEN, LogHeader, decode_header};
 use crate::store::BackupStore;
@@ -72,13 +73,22 @@ pub(crate) async fn read_headers(store: &BackupStore, database: &str) -> Result<
     Ok(headers)
 }
 
-/// The log objects that continue a state with the commits up to `sequence`, in order.
+/// The log objects that continue a backup, in order. `manifests`: the backups within the limit, this one among them.
 ///
 /// # Errors
 /// `Gap` if there is a later object within the limit that does not continue them.
-pub(crate) fn chain(headers: &[(String, LogHeader)], sequence: u64, until: Until) -> Result<Vec<String>> {
-    let admitted: Vec<_> = headers.iter().filter(|(_, header)| until.admits_log(header)).collect();
-    let mut end = sequence;
+pub(crate) fn chain(
+    headers: &[(String, LogHeader)],
+    backup: &BackupManifest,
+    manifests: &[(String, BackupManifest)],
+    until: Until,
+) -> Result<Vec<String>> {
+    let history = History::of(manifests);
+    let is_later = |of: &LogHeader| of.end() > backup.sequence && !history.has_lost(of.epoch(), of.end());
+    let later = headers.iter().filter(|(_, header)| is_later(header));
+    // While the clock was set back, later objects got earlier times.
+    let admitted: Vec<_> = later.take_while(|(_, header)| until.admits_log(header)).collect();
+    let mut end = backup.sequence;
     let mut objects = Vec::new();
     loop {
         // Two writers may have shipped objects that overlap.
@@ -92,4 +102,10 @@ pub(crate) fn chain(headers: &[(String, LogHeader)], sequence: u64, until: Until
         Some((_, later)) => Err(BackupError::Gap { after: end, before: later.after }),
         None => Ok(objects),
     }
+}
+
+/// Whether the log has shown, in a later epoch, the sequence numbers of a backup that was not durable.
+pub(crate) fn is_replaced_by_log(headers: &[(String, LogHeader)], backup: &BackupManifest, until: Until) -> bool {
+    let replaces = |of: &LogHeader| of.epoch() > backup.epoch() && of.end() <= backup.sequence;
+    !backup.is_durable && headers.iter().any(|(_, header)| until.admits_log(header) && replaces(header))
 }

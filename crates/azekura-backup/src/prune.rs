@@ -18,7 +18,8 @@ pub struct PruneOptions {
 }
 
 impl PruneOptions {
-    /// Keeps this number of backups, the newest, at least 1.
+    /// Keeps this number of backups, the newest, at least 1. If none of them is
+    /// [durable](crate::BackupInfo::is_durable), keeps the newest that is too, because the log continues it.
     pub fn keep(backups: usize) -> PruneOptions {
         PruneOptions { keep: backups, is_dry_run: false }
     }
@@ -61,7 +62,13 @@ impl BackupStore {
         let record = self.existing().await?;
         let grace = Duration::from_secs(record.grace_seconds);
         let mut kept = self.manifests().await?;
-        let removed: Vec<_> = kept.drain(..kept.len().saturating_sub(options.keep)).collect();
+        let mut removed: Vec<_> = kept.drain(..kept.len().saturating_sub(options.keep)).collect();
+        // The log continues nothing but a durable backup.
+        if !kept.iter().any(|(_, of)| of.is_durable)
+            && let Some(newest) = removed.iter().rposition(|(_, of)| of.is_durable)
+        {
+            kept.push(removed.remove(newest));
+        }
         let mut report = PruneReport {
             removed_backups: removed.iter().map(|(_, manifest)| manifest.id.clone()).collect(),
             ..PruneReport::default()

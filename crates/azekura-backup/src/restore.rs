@@ -9,8 +9,9 @@ use azekura::{Database, Partition, PersistMode};
 
 use crate::create::{BackupInfo, checksum_of};
 use crate::error::{BackupError, Result};
+use crate::history::sort_backups;
 use crate::layout::{BackupManifest, StoredFile, StoredPartition};
-use crate::log::{Until, chain, read_headers};
+use crate::log::{Until, chain, is_replaced_by_log, read_headers};
 use crate::log_object::{LoggedCommit, LoggedOperation, decode};
 use crate::progress::{Progress, Stage, StageProgress};
 use crate::store::BackupStore;
@@ -112,32 +113,32 @@ impl BackupStore {
         let (mut manifests, damaged) = self.manifests_and_damage().await?;
         let until = options.until.unwrap_or_default();
         let missing = |message: String| BackupError::NoBackup { message };
-        if let Some(id) = &options.backup {
-            manifests.retain(|(_, manifest)| manifest.id == *id);
-            let (_, manifest) = manifests.pop().ok_or_else(|| missing(format!("there is no backup {id}")))?;
+        let wanted = options.backup.as_deref();
+        if let Some(id) = wanted {
+            let found = manifests.iter().find(|(_, manifest)| manifest.id == id);
+            let (_, manifest) = found.ok_or_else(|| missing(format!("there is no backup {id}")))?;
             if options.until.is_none() {
-                return Ok((manifest, Vec::new()));
+                return Ok((manifest.clone(), Vec::new()));
             }
-            if !until.admits_backup(&manifest) {
+            if !until.admits_backup(manifest) {
                 return Err(BackupError::invalid(format!("backup {id} is later than the time to restore")));
             }
-            let headers = read_headers(self, &record.database).await?;
-            let log = chain(&headers, manifest.sequence, until)?;
-            return match manifest.is_durable || log.is_empty() {
-                true => Ok((manifest, log)),
-                false => Err(missing(format!("no log continues backup {id}, which was not durable"))),
-            };
+        } else {
+            // The damaged one may be the newest.
+            damaged.into_iter().next().map_or(Ok(()), Err)?;
         }
-        // The damaged one may be the newest.
-        damaged.into_iter().next().map_or(Ok(()), Err)?;
         manifests.retain(|(_, manifest)| until.admits_backup(manifest));
+        sort_backups(&mut manifests);
         let headers = read_headers(self, &record.database).await?;
         // The newest, or if it cannot be continued and there is a later log, the newest that can.
-        while let Some((_, manifest)) = manifests.pop() {
-            let log = chain(&headers, manifest.sequence, until)?;
-            if manifest.is_durable || log.is_empty() {
-                return Ok((manifest, log));
+        for (_, manifest) in manifests.iter().rev().filter(|(_, of)| wanted.is_none_or(|id| of.id == id)) {
+            let log = chain(&headers, manifest, &manifests, until)?;
+            if manifest.is_durable || (log.is_empty() && !is_replaced_by_log(&headers, manifest, until)) {
+                return Ok((manifest.clone(), log));
             }
+        }
+        if let Some(id) = wanted {
+            return Err(missing(format!("no log continues backup {id}, which was not durable")));
         }
         Err(missing("there is no backup, or none of that time".into()))
     }

@@ -15,6 +15,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
 use tokio::runtime::Runtime;
 
 use crate::error::{BackupError, Result};
+use crate::history::sort_backups;
 use crate::layout::{BACKUPS, BackupManifest, STORE_OBJECT, StoreRecord, decode_backup, decode_store, to_json};
 
 /// Bytes of a file that are uploaded at a time, and the size of the parts of files that change.
@@ -408,7 +409,7 @@ impl BackupStore {
                 Err(error) => return Err(error),
             }
         }
-        manifests.sort_by(|a, b| (a.1.sequence, &a.1.id).cmp(&(b.1.sequence, &b.1.id)));
+        sort_backups(&mut manifests);
         Ok((manifests, damaged))
     }
 

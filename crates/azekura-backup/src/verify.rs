@@ -156,7 +156,7 @@ impl BackupStore {
             }
         }
         if let Some((_, newest)) = manifests.iter().rev().find(|(_, manifest)| manifest.is_durable) {
-            report.problems.extend(chain(&headers, newest.sequence, Until::End).err());
+            report.problems.extend(chain(&headers, newest, manifests, Until::End).err());
         }
         Ok(())
     }

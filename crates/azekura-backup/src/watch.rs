@@ -5,7 +5,7 @@ use azekura::{ChangePosition, Changes, Database, ErrorKind};
 use crate::create::{CreateOptions, CreateReport};
 use crate::error::{BackupError, Result};
 use crate::layout::{hex, log_object};
-use crate::log::read_headers;
+use crate::log::{Until, chain, read_headers};
 use crate::log_object::{LogWriter, decode, decode_header};
 use crate::progress::Progress;
 use crate::store::BackupStore;
@@ -27,11 +27,17 @@ pub struct Watcher<'a> {
 
 /// What is stored.
 struct Shipped {
+    /// Commits up to this sequence number are stored.
+    after: u64,
+    /// A position at or before it.
     position: ChangePosition,
     /// The feed after the position.
     changes: Changes,
     partitions: Vec<(String, u64)>,
 }
+
+/// The last stored sequence number, a position at or before it, and the partitions.
+type StoredEnd = (u64, ChangePosition, Vec<(String, u64)>);
 
 /// What a call of [`Watcher::step`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,41 +80,43 @@ impl BackupStore {
     pub fn watch<'a>(&'a self, db: &'a Database, options: CreateOptions) -> Result<Watcher<'a>> {
         let database = hex(&db.change_position()?.database_id());
         let mut watcher = Watcher { store: self, db, options, database, shipped: None, reason: String::new() };
+        self.block_on(self.existing_or_new(&watcher.database))?;
         match self.block_on(watcher.stored_end())? {
-            None => watcher.reason = "the store has no backup that a log can continue".into(),
-            Some((position, partitions)) => watcher.go_on(position, partitions)?,
+            Err(reason) => watcher.reason = reason.into(),
+            Ok((after, position, partitions)) => watcher.go_on(after, position, partitions)?,
         }
         Ok(watcher)
     }
 }
 
 impl Watcher<'_> {
-    /// Where the newest log object or backup ends, with the partitions at that time.
-    async fn stored_end(&self) -> Result<Option<(ChangePosition, Vec<(String, u64)>)>> {
-        self.store.existing_or_new(&self.database).await?;
+    /// Where the log behind the newest backup ends, with the partitions at that time. Otherwise why a backup is needed.
+    async fn stored_end(&self) -> Result<Result<StoredEnd, &'static str>> {
         let manifests = self.store.manifests().await?;
         let Some((object, backup)) = manifests.iter().rev().find(|(_, manifest)| manifest.is_durable) else {
-            return Ok(None);
+            return Ok(Err("the store has no backup that a log can continue"));
         };
         let headers = read_headers(self.store, &self.database).await?;
-        let last = headers.iter().max_by_key(|(_, header)| header.end());
-        if let Some((object, header)) = last
-            && header.end() >= backup.sequence
-        {
-            let log = decode(object, &self.store.get(object).await?)?;
-            return Ok(Some((header.to, log.partitions)));
+        let log = match chain(&headers, backup, &manifests, Until::End) {
+            Err(BackupError::Gap { .. }) => return Ok(Err("the log in the store has a gap")),
+            log => log?,
+        };
+        let Some(last) = log.last() else {
+            let partitions = backup.partitions.iter().map(|of| (of.name.clone(), of.id)).collect();
+            return Ok(Ok((backup.sequence, backup.position(object)?, partitions)));
+        };
+        match decode(last, &self.store.get(last).await?) {
+            Err(BackupError::WrongContent { .. }) => Ok(Err("the last log object in the store is damaged")),
+            decoded => Ok(Ok(decoded.map(|log| (log.header.end(), log.header.to, log.partitions))?)),
         }
-        let position = backup.position.parse().map_err(|_| BackupError::wrong(object, "its position is malformed"))?;
-        let partitions = backup.partitions.iter().map(|of| (of.name.clone(), of.id)).collect();
-        Ok(Some((position, partitions)))
     }
 
     /// Continues the log at a position, or notes why a backup is needed.
-    fn go_on(&mut self, position: ChangePosition, partitions: Vec<(String, u64)>) -> Result<()> {
+    fn go_on(&mut self, after: u64, position: ChangePosition, partitions: Vec<(String, u64)>) -> Result<()> {
         self.shipped = None;
         match self.db.changes_since(position).and_then(Changes::durable_only) {
             Ok(changes) => {
-                self.shipped = Some(Shipped { position, changes: changes.named("backup"), partitions });
+                self.shipped = Some(Shipped { after, position, changes: changes.named("backup"), partitions });
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::Stale => {
@@ -129,7 +137,7 @@ impl Watcher<'_> {
     /// Those of [`BackupError`]. The next call tries the same again.
     pub fn step(&mut self, progress: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<WatchStep> {
         let Some(shipped) = &mut self.shipped else { return self.back_up(progress) };
-        let (position, partitions) = (shipped.position, shipped.partitions.clone());
+        let (after, position, partitions) = (shipped.after, shipped.position, shipped.partitions.clone());
         let step = self.ship();
         match step {
             Ok(Ok(step)) => Ok(step),
@@ -142,7 +150,7 @@ impl Watcher<'_> {
             Err(error) => {
                 // The feed may be beyond what is stored.
                 let old = self.shipped.take();
-                let renewed = self.go_on(position, partitions);
+                let renewed = self.go_on(after, position, partitions);
                 drop(old);
                 renewed?;
                 Err(error)
@@ -159,6 +167,7 @@ impl Watcher<'_> {
             let commit = match commit {
                 Err(error) if error.kind() == ErrorKind::Stale => return Ok(Err(error.message().to_owned())),
                 Err(error) => return Err(feed_error(error)),
+                Ok(commit) if commit.position().sequence_number() <= shipped.after => continue,
                 Ok(commit) => commit,
             };
             if let Err(reason) = writer.add(&commit, &shipped.partitions)? {
@@ -171,14 +180,14 @@ impl Watcher<'_> {
         if self.db.partition_ids() != shipped.partitions {
             return Ok(Err("partitions were created or deleted".into()));
         }
-        let after = shipped.position.sequence_number();
+        let after = shipped.after;
         let (Some(bytes), Some(to)) = (writer.finish(after, time_ms, &shipped.partitions), writer.end()) else {
             return Ok(Ok(WatchStep::Idle));
         };
         let (object, len) = (log_object(after), bytes.len() as u64);
         if self.store.block_on(self.store.put_new(&object, bytes.into()))? {
-            shipped.position = to;
             let (commits, sequence) = (writer.commits(), to.sequence_number());
+            (shipped.after, shipped.position) = (sequence, to);
             return Ok(Ok(WatchStep::Shipped { commits, bytes: len, sequence }));
         }
         let other = self.store.block_on(self.store.get(&object))?;
@@ -188,14 +197,14 @@ impl Watcher<'_> {
             return Err(BackupError::OtherDatabase { stored: header.database(), found });
         }
         let log = decode(&object, &other)?;
-        self.go_on(header.to, log.partitions)?;
+        self.go_on(header.end(), header.to, log.partitions)?;
         Ok(Ok(WatchStep::ShippedByOther { sequence: header.end() }))
     }
 
     /// Makes a backup, and continues behind it.
     fn back_up(&mut self, progress: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<WatchStep> {
         // The feed is opened before the checkpoint, so that the database keeps the log from there on. The commits that
-        // are in the backup too are skipped by a restore.
+        // are in the backup too are skipped.
         let position = self.db.change_position()?;
         let changes = self.db.changes_since(position).and_then(Changes::durable_only).map_err(feed_error)?;
         // The error of partitions that write without the log comes with the first read.
@@ -207,14 +216,15 @@ impl Watcher<'_> {
             let message = "the process that writes has not synced the commits of the backup";
             return Err(BackupError::NoFeed(azekura::Error::new(ErrorKind::Conflict, message)));
         }
-        self.shipped = Some(Shipped { position, changes: changes.named("backup"), partitions });
+        let after = report.backup.sequence;
+        self.shipped = Some(Shipped { after, position, changes: changes.named("backup"), partitions });
         let reason = std::mem::take(&mut self.reason);
         Ok(WatchStep::BackedUp { reason, report: Box::new(report) })
     }
 
     /// The last sequence number that is stored as log; `None` before the first backup.
     pub fn shipped_sequence(&self) -> Option<u64> {
-        self.shipped.as_ref().map(|shipped| shipped.position.sequence_number())
+        self.shipped.as_ref().map(|shipped| shipped.after)
     }
 }
 

@@ -1,8 +1,10 @@
 //! The shipped log, and restores to a time.
 
-use crate::support::{Content, Place, commit, content, content_at, create, filled, restore, stride, sync};
+use crate::support::{
+    Content, Place, commit, content, content_at, create, edit_manifest, filled, restore, stride, sync,
+};
 use azekura::testing::SeededRng;
-use azekura::{ChangePosition, Config, Database, PartitionCreateOptions};
+use azekura::{ChangePosition, Config, Database, PartitionCreateOptions, RecoveryMode};
 use azekura_backup::{BackupStore, CreateOptions, RestoreOptions, Until, VerifyOptions, WatchStep, Watcher};
 use std::path::Path;
 use std::sync::Arc;
@@ -308,4 +310,137 @@ fn failed_backup_of_a_watcher_loses_no_commit() {
     assert_eq!(watcher.step(&mut |_| false).unwrap_err().kind(), "interrupted");
     assert!(reason(&mut watcher).contains("ingested"));
     assert_eq!(restored(&store, &dir.path().join("copy"), Until::End), content(&db));
+}
+
+/// Regression: the log of the commits that a recovery has lost was applied to a backup from after the recovery.
+#[test]
+fn log_of_lost_commits_is_not_applied() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 42));
+    let (store, clock) = open_with_clock(&place);
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    for i in 0..4 {
+        db.partition("plain").unwrap().insert(format!("lost {i}"), format!("by damage {i}")).unwrap();
+    }
+    sync(&db);
+    step(&mut watcher);
+    let before = (clock.fetch_add(1000, Ordering::Relaxed), content(&db));
+    drop(watcher);
+    // The directory after a crash and with damage to the log.
+    let crashed = dir.path().join("crashed");
+    copy_directory(db.path(), &crashed);
+    db.close().unwrap();
+    flip_byte_of(&crashed, b"by damage 1");
+    drop(Config::new(&crashed).workers(0).recovery_mode(RecoveryMode::PointInTime).open().unwrap());
+    let db = crate::support::open(&crashed);
+    assert!(content(&db) != before.1);
+
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    for i in 0..6 {
+        while step(&mut watcher) != WatchStep::Idle {}
+        assert_eq!(restored(&store, &dir.path().join(i.to_string()), Until::End), content(&db), "{i}");
+        db.partition("plain").unwrap().insert(format!("new {i}"), "1").unwrap();
+        sync(&db);
+    }
+    // A time before the recovery gives what was lost.
+    assert_eq!(restored(&store, &dir.path().join("before"), Until::TimeMs(before.0)), before.1);
+}
+
+/// Flips a byte of the file of the directory that has this text.
+fn flip_byte_of(dir: &Path, text: &[u8]) {
+    for entry in dir.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        if let Some(at) = bytes.windows(text.len()).position(|window| window == text) {
+            bytes[at] ^= 1;
+            return std::fs::write(path, bytes).unwrap();
+        }
+    }
+    panic!("no file has the text");
+}
+
+/// Regression: the earlier time of a later object made a gap before it.
+#[test]
+fn clock_that_is_set_back_makes_no_gap() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 43));
+    let (store, clock) = open_with_clock(&place);
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    let mut states = vec![content(&db)];
+    for time in [1_002_000, 1_001_000, 1_003_000] {
+        clock.store(time, Ordering::Relaxed);
+        db.partition("plain").unwrap().insert("time", time.to_string()).unwrap();
+        sync(&db);
+        step(&mut watcher);
+        states.push(content(&db));
+    }
+    for (time, state) in [(1_001_500, 0), (1_002_500, 2), (1_003_000, 3)] {
+        assert_eq!(restored(&store, &dir.path().join(time.to_string()), Until::TimeMs(time)), states[state]);
+    }
+}
+
+/// Regression: a watcher went on behind a gap, so that no restore to the end was possible any more.
+#[test]
+fn watcher_makes_a_backup_behind_a_gap() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 44));
+    let store = place.open();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    for i in 0..2u8 {
+        db.partition("plain").unwrap().insert("i", [i]).unwrap();
+        sync(&db);
+        step(&mut watcher);
+    }
+    let names: Vec<String> = place.lens().into_keys().filter(|name| name.starts_with("log/")).collect();
+    let last = place.bytes(&names[1]).slice(..names.len() + 110);
+    place.put(&names[1], last);
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    assert!(reason(&mut watcher).contains("damaged"));
+    place.remove(&names[0]);
+    db.partition("plain").unwrap().insert("i", "2").unwrap();
+    sync(&db);
+    assert!(matches!(step(&mut watcher), WatchStep::Shipped { .. }));
+    assert_eq!(restored(&store, &dir.path().join("copy"), Until::End), content(&db));
+    let newest = store.list().unwrap().pop().unwrap().id;
+    place.remove(&place.lens().into_keys().find(|name| name.contains(&newest)).unwrap());
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    assert!(reason(&mut watcher).contains("gap"));
+    assert_eq!(restored(&store, &dir.path().join("again"), Until::End), content(&db));
+}
+
+/// Regression: `prune` removed the only backup that the log continues, and then nothing could be restored.
+#[test]
+fn prune_keeps_the_backup_that_the_log_continues() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 45));
+    let store = place.open();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    let id = create(&store, &db).unwrap().backup.id;
+    edit_manifest(&place, &id, |text| text.replace("\"is_durable\": true", "\"is_durable\": false"));
+    store.prune(&azekura_backup::PruneOptions::keep(1)).unwrap();
+    db.partition("plain").unwrap().insert("i", "1").unwrap();
+    sync(&db);
+    step(&mut watcher);
+    assert_eq!(restored(&store, &dir.path().join("copy"), Until::End), content(&db));
+}
+
+/// Regression: a backup of commits that power loss had removed counted as newer than later backups of other commits.
+#[test]
+fn backup_of_lost_commits_is_not_the_newest() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 46));
+    let store = place.open();
+    let lost = create(&store, &db).unwrap().backup.id;
+    let higher = |text: String| text.replace("\"sequence\": ", "\"sequence\": 9");
+    edit_manifest(&place, &lost, |text| higher(text).replace("\"is_durable\": true", "\"is_durable\": false"));
+    db.close().unwrap();
+    let db = crate::support::open(&dir.path().join("db"));
+    db.partition("plain").unwrap().insert("i", "1").unwrap();
+    create(&store, &db).unwrap();
+    assert_eq!(restored(&store, &dir.path().join("copy"), Until::End), content(&db));
+    assert_eq!(store.prune(&azekura_backup::PruneOptions::keep(1)).unwrap().removed_backups, [lost]);
 }

@@ -91,6 +91,15 @@ impl Place {
     }
 }
 
+/// Replaces the manifest of a backup by another text.
+pub(crate) fn edit_manifest(place: &Place, id: &str, edit: impl Fn(String) -> String) {
+    let name = place.lens().into_keys().find(|name| name.starts_with(&format!("backups/{id}-"))).unwrap();
+    let text = edit(String::from_utf8(place.bytes(&name).to_vec()).unwrap());
+    place.remove(&name);
+    let checksum = xxhash_rust::xxh3::xxh3_128(text.as_bytes());
+    place.put(&format!("backups/{id}-{checksum:032x}.json"), text);
+}
+
 /// Whether the tests use a server, which takes longer than memory.
 pub(crate) fn is_remote() -> bool {
     std::env::var_os("AZEKURA_BACKUP_URL").is_some()
