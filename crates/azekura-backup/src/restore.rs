@@ -1,7 +1,7 @@
 //! Builds a database directory from a backup.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -86,10 +86,12 @@ impl BackupStore {
     /// Restores a backup to `path`, which must not exist or be an empty directory.
     ///
     /// The database is built in a directory beside `path` with the same name and `.azekura-restore.tmp`, and renamed at
-    /// the end. After a failure that directory stays, and the next call downloads only what is missing in it.
+    /// the end. After a failure that directory stays, and the next call downloads only what is missing in it. Calls with
+    /// the same `path` exclude each other by a lock on a file with the same name and `.azekura-restore.lock`.
     ///
     /// # Errors
-    /// `Invalid` if `path` is not empty. `Missing`, `WrongContent` if the store does not have what was stored.
+    /// `Invalid` if `path` is not empty, or a symbolic link. `Database` with `Locked` during another call for `path`.
+    /// `Missing`, `WrongContent` if the store does not have what was stored.
     pub fn restore(
         &self,
         path: &Path,
@@ -99,8 +101,15 @@ impl BackupStore {
         let path = std::path::absolute(path).map_err(|error| BackupError::io("find the directory", path, error))?;
         check_target(&path)?;
         let (manifest, log) = self.block_on(self.choose(options))?;
-        let tmp = temporary_path(&path)?;
-        fs::create_dir_all(&tmp).map_err(|error| BackupError::io("create the directory", &tmp, error))?;
+        let tmp = path_beside(&path, ".azekura-restore.tmp")?;
+        fs::create_dir_all(tmp.parent().unwrap_or(&tmp)).map_err(|error| BackupError::io("create", &tmp, error))?;
+        let _lock = RestoreLock::take(path_beside(&path, ".azekura-restore.lock")?)?;
+        check_target(&path)?;
+        // Its files are removed, so it must not be a link to another directory.
+        match fs::create_dir(&tmp) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && !tmp.is_symlink() => {}
+            created => created.map_err(|error| BackupError::io("create the directory", &tmp, error))?,
+        }
         let downloaded_bytes = self.block_on(self.download_files(&manifest, &tmp, progress))?;
         let (applied_commits, sequence) = self.apply_log(&manifest, &log, &tmp, options, progress)?;
         publish(&tmp, &path)?;
@@ -294,20 +303,53 @@ fn is_complete(path: &Path, file: &StoredFile) -> bool {
     is_long && file.objects.len() == 1 && checksum_of(path, &mut |_| Ok(())).is_ok_and(|of| of == file.objects[0].xxh3)
 }
 
-fn temporary_path(path: &Path) -> Result<PathBuf> {
+/// The path in the same directory, with a longer name.
+fn path_beside(path: &Path, end: &str) -> Result<PathBuf> {
     match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => {
             let mut name = name.to_owned();
-            name.push(".azekura-restore.tmp");
+            name.push(end);
             Ok(parent.join(name))
         }
         _ => Err(BackupError::invalid(format!("{} cannot be created", path.display()))),
     }
 }
 
+/// Excludes other restores to a path. The file is removed when this is dropped.
+struct RestoreLock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl RestoreLock {
+    /// # Errors
+    /// `Database` with `Locked`.
+    fn take(path: PathBuf) -> Result<RestoreLock> {
+        let failed = |error| BackupError::io("lock", &path, error);
+        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => Ok(RestoreLock { path, _file: file }),
+            Err(TryLockError::WouldBlock) => {
+                let message = "another restore to this directory is running";
+                Err(azekura::Error::new(azekura::ErrorKind::Locked, message).in_file(path).into())
+            }
+            Err(TryLockError::Error(error)) => Err(failed(error)),
+        }
+    }
+}
+
+impl Drop for RestoreLock {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.path));
+    }
+}
+
 /// # Errors
 /// `Invalid` unless the path does not exist or is an empty directory.
 fn check_target(path: &Path) -> Result<()> {
+    if path.is_symlink() {
+        return Err(BackupError::invalid(format!("{} is a symbolic link", path.display())));
+    }
     match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
         Ok(true) => Ok(()),
         Ok(false) => Err(BackupError::invalid(format!("the directory {} is not empty", path.display()))),

@@ -1,7 +1,8 @@
 //! Stores that are not those of a database, and other wrong arguments.
 
 use crate::support::{Place, content_at, create, filled, restore};
-use azekura_backup::{BackupStore, PruneOptions, RestoreOptions, VerifyOptions};
+use azekura::ErrorKind;
+use azekura_backup::{BackupError, BackupStore, PruneOptions, RestoreOptions, VerifyOptions};
 
 #[test]
 fn foreign_objects_are_left_alone() {
@@ -97,6 +98,49 @@ fn target_with_files_is_refused() {
     restore(&store, &dir.path().join("copy"), RestoreOptions::default()).unwrap();
     assert!(!tmp.exists());
     content_at(&dir.path().join("copy"));
+}
+
+/// Regression: both calls wrote to one directory. The second removed files of the first, which was published without.
+#[test]
+fn second_restore_to_a_directory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 56));
+    let (store, second) = (place.open(), place.open());
+    create(&store, &db).unwrap();
+    db.partition("plain").unwrap().major_compact().unwrap();
+    let other = create(&store, &db).unwrap().backup.id;
+    let target = dir.path().join("copy");
+    let mut refused = Vec::new();
+    let report = store.restore(&target, &RestoreOptions::default(), &mut |_| {
+        let how = || RestoreOptions::default().backup(&other);
+        let restore = || second.restore(&target, &how(), &mut |_| false);
+        refused.extend(std::thread::scope(|scope| scope.spawn(restore).join().unwrap()).err());
+        true
+    });
+    report.unwrap();
+    assert!(matches!(&refused[0], BackupError::Database(error) if error.kind() == ErrorKind::Locked), "{refused:?}");
+    assert_eq!(content_at(&target), crate::support::content(&db));
+    assert_eq!(dir.path().read_dir().unwrap().count(), 2, "the lock is gone");
+}
+
+/// Regression: the files of the other directory were removed.
+#[cfg(unix)]
+#[test]
+fn links_to_other_directories_are_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 57));
+    create(&place.open(), &db).unwrap();
+    let home = dir.path().join("home");
+    std::fs::create_dir(&home).unwrap();
+    std::fs::write(home.join("letter"), "text").unwrap();
+    std::os::unix::fs::symlink(&home, dir.path().join("copy.azekura-restore.tmp")).unwrap();
+    let error = restore(&place.open(), &dir.path().join("copy"), RestoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), "io", "{error}");
+    assert_eq!(std::fs::read(home.join("letter")).unwrap(), b"text");
+    std::fs::create_dir(dir.path().join("empty")).unwrap();
+    std::os::unix::fs::symlink("empty", dir.path().join("link")).unwrap();
+    let error = restore(&place.open(), &dir.path().join("link"), RestoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), "invalid", "{error}");
 }
 
 #[test]

@@ -72,7 +72,8 @@ fn prune_during_an_upload_deletes_nothing_of_it() {
         let report = writer.create(&db, &Default::default(), &mut |_| {
             point += 1;
             if point == 1 + round * 2 {
-                pruner.prune(&PruneOptions::keep(1)).unwrap();
+                let prune = || pruner.prune(&PruneOptions::keep(1));
+                std::thread::scope(|scope| scope.spawn(prune).join().unwrap()).unwrap();
             }
             true
         });
