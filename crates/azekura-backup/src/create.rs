@@ -1,7 +1,7 @@
 //! Makes a backup: a checkpoint, the upload of what is not stored yet, and a manifest.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use std::time::Duration;
 use azekura::fs::{DiskFs, Fs};
 use azekura::{ChangePosition, Database, ErrorKind, PersistMode, inspect};
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, stream};
-use object_store::PutMode;
+use futures_util::{StreamExt, stream};
+use object_store::{ObjectMeta, PutMode};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{BackupError, Result};
 use crate::holds::{HoldWriter, held_objects};
 use crate::layout::{
-    BackupManifest, Checksum, FILES, PARTS, StoredFile, StoredObject, StoredPartition, backup_object, epoch_of,
-    file_object, hex, part_object, to_json,
+    BackupManifest, Checksum, FILES, PARTS, StoredFile, StoredObject, StoredPartition, backup_object, content_of,
+    epoch_of, file_object, hex, part_object, to_json,
 };
 use crate::progress::{Progress, Stage, StageProgress};
 use crate::scratch::{Scratch, random};
@@ -173,15 +173,15 @@ impl BackupStore {
         holds.hold(manifest.objects().map(|of| of.object.clone()).collect()).await?;
         let uploaded_bytes: u64 = missing.iter().map(|source| source.object.bytes).sum();
 
-        let sent = RefCell::new(StageProgress::new(Stage::Uploading, uploaded_bytes, progress));
-        stream::iter(&missing)
-            .map(|source| async {
-                self.upload_object(source, &sent).await?;
-                holds.renew_if_due().await
-            })
-            .buffer_unordered(self.concurrency)
-            .try_collect::<()>()
-            .await?;
+        let upload = Upload {
+            store: self,
+            holds: &holds,
+            sent: RefCell::new(StageProgress::new(Stage::Uploading, uploaded_bytes, progress)),
+            has_failed: Cell::new(false),
+        };
+        // After an error the others end by themselves, so that they can clean up.
+        let each = stream::iter(&missing).map(|source| upload.run(source)).buffer_unordered(self.concurrency);
+        each.collect::<Vec<_>>().await.into_iter().collect::<Result<()>>()?;
 
         holds.check_in_time()?;
         let bytes = to_json(&manifest);
@@ -189,64 +189,78 @@ impl BackupStore {
         if !self.put_new(&object, bytes.into()).await? {
             return Err(BackupError::wrong(object, "another writer has written a backup of this name"));
         }
+        if let Err(error) = holds.check_in_time() {
+            self.delete(&object).await?;
+            return Err(error);
+        }
         let backup = BackupInfo::of(&manifest);
         let reused_bytes = backup.bytes.saturating_sub(uploaded_bytes);
         Ok(CreateReport { backup, uploaded_objects: missing.len(), uploaded_bytes, reused_bytes })
     }
 
-    /// The objects that have to be uploaded, each once. Gives objects that exist, but may be deleted at any time,
-    /// another name.
+    /// The objects that have to be uploaded, each once. Gives them names that no object had before, because a call of
+    /// `prune` may still delete what was listed under an old one.
     async fn missing_objects<'s>(
         &self,
         manifest: &mut BackupManifest,
         sources: &'s mut [Source],
         holds: &HoldWriter<'_>,
     ) -> Result<Vec<&'s Source>> {
-        let mut stored = HashMap::new();
+        let mut stored: HashMap<String, Vec<(String, ObjectMeta)>> = HashMap::new();
         for folder in [FILES, PARTS] {
-            stored.extend(self.list_folder(folder).await?);
+            for (object, meta) in self.list_folder(folder).await? {
+                stored.entry(content_of(&object).to_owned()).or_default().push((object, meta));
+            }
         }
         let mut protected = held_objects(self, holds.now(), holds.reuse_age()).await?;
         for (_, earlier) in self.manifests().await? {
             protected.extend(earlier.objects().map(|of| of.object.clone()));
         }
-        let is_young = |modified| holds.age(modified) < holds.reuse_age();
-        let mut renamed: BTreeMap<String, String> = BTreeMap::new();
-        let mut missing: BTreeSet<String> = BTreeSet::new();
+        // Others may be deleted at any time, or are damaged.
+        let is_safe = |object: &StoredObject, (name, meta): &(String, ObjectMeta)| {
+            let is_young = holds.age(meta.last_modified) < holds.reuse_age();
+            meta.size == object.bytes && (is_young || protected.contains(name))
+        };
+        let mut names: HashMap<String, String> = HashMap::new();
+        let mut missing: HashSet<String> = HashSet::new();
         for object in manifest.files.iter_mut().flat_map(|file| &mut file.objects) {
-            match stored.get(&object.object) {
-                Some(meta) if meta.size == object.bytes => {
-                    if protected.contains(&object.object) || is_young(meta.last_modified) {
-                        continue;
-                    }
-                }
-                Some(_) => {}
-                None => {
-                    missing.insert(object.object.clone());
-                    continue;
-                }
+            let content = content_of(&object.object);
+            if !names.contains_key(content) {
+                let safe = stored.get(content).and_then(|of| of.iter().find(|of| is_safe(object, of)));
+                let name = match safe {
+                    Some((name, _)) => name.clone(),
+                    None => format!("{content}-{}", hex(&random::<4>()?)),
+                };
+                missing.extend(safe.is_none().then(|| name.clone()));
+                names.insert(content.to_owned(), name);
             }
-            // It may be deleted at this moment, or is damaged.
-            if !renamed.contains_key(&object.object) {
-                renamed.insert(object.object.clone(), format!("{}-{}", object.object, hex(&random::<4>()?)));
-            }
-            object.object.clone_from(&renamed[&object.object]);
-            missing.insert(object.object.clone());
+            object.object = names[content].clone();
         }
         for source in sources.iter_mut() {
-            if let Some(new) = renamed.get(&source.object.object) {
-                source.object.object.clone_from(new);
-            }
+            source.object.object = names[content_of(&source.object.object)].clone();
         }
-        let mut seen = HashSet::new();
-        Ok(sources
-            .iter()
-            .filter(|source| missing.contains(&source.object.object) && seen.insert(&source.object.object))
-            .collect())
+        Ok(sources.iter().filter(|source| missing.remove(&source.object.object)).collect())
+    }
+}
+
+/// The upload of the objects of one backup.
+struct Upload<'a> {
+    store: &'a BackupStore,
+    holds: &'a HoldWriter<'a>,
+    sent: RefCell<StageProgress<'a>>,
+    has_failed: Cell<bool>,
+}
+
+impl Upload<'_> {
+    /// Uploads an object.
+    async fn run(&self, source: &Source) -> Result<()> {
+        let done = if self.has_failed.get() { Err(BackupError::Interrupted) } else { self.object(source).await };
+        self.has_failed.set(self.has_failed.get() || done.is_err());
+        done
     }
 
-    /// Uploads an object. Compares what it reads with the checksum in the plan.
-    async fn upload_object(&self, source: &Source, sent: &RefCell<StageProgress<'_>>) -> Result<()> {
+    /// As [`run`](Upload::run). Compares what it reads with the checksum in the plan.
+    async fn object(&self, source: &Source) -> Result<()> {
         let StoredObject { object, bytes: len, xxh3 } = &source.object;
         let failed = |error| BackupError::io("read the checkpoint", &source.path, error);
         let mut file = File::open(&source.path).map_err(failed)?;
@@ -257,8 +271,8 @@ impl BackupStore {
             if Checksum::of(&bytes) != *xxh3 {
                 return Err(changed());
             }
-            self.put(object, bytes, PutMode::Overwrite).await?;
-            return sent.borrow_mut().add(*len, object);
+            self.store.put(object, bytes, PutMode::Overwrite).await?;
+            return self.note_sent(object, *len).await;
         }
         let mut hasher = Xxh3::new();
         let read = |at: u64, n: usize| {
@@ -267,7 +281,15 @@ impl BackupStore {
             let is_last = at + n as u64 == *len;
             if is_last && Checksum::of_hasher(&hasher) != *xxh3 { Err(changed()) } else { Ok(bytes) }
         };
-        self.put_large(object, *len, read, &mut |n| sent.borrow_mut().add(n, object)).await
+        self.store.put_large(object, *len, read, &mut async |n| self.note_sent(object, n).await).await
+    }
+
+    /// # Errors
+    /// `Interrupted`, also if another object has failed; `TooSlow`.
+    async fn note_sent(&self, object: &str, bytes: u64) -> Result<()> {
+        self.sent.borrow_mut().add(bytes, object)?;
+        self.holds.renew_if_due().await?;
+        if self.has_failed.get() { Err(BackupError::Interrupted) } else { Ok(()) }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 
@@ -20,14 +20,14 @@ pub(crate) struct HoldWriter<'a> {
     now: DateTime<Utc>,
     objects: RefCell<Vec<String>>,
     /// When the last hold was written, or this was made. Two clocks, because one stops while the machine sleeps.
-    last: Cell<(Instant, SystemTime)>,
+    last: Cell<(Instant, u64)>,
 }
 
 impl<'a> HoldWriter<'a> {
     /// Writes a hold of no object, to read the clock of the store.
     pub(crate) async fn begin(store: &'a BackupStore, grace: Duration) -> Result<HoldWriter<'a>> {
         let now = write_hold(store, &Hold::default()).await?;
-        let last = Cell::new((Instant::now(), SystemTime::now()));
+        let last = Cell::new((Instant::now(), (store.clock)()));
         Ok(HoldWriter { store, grace, now, objects: RefCell::default(), last })
     }
 
@@ -60,12 +60,12 @@ impl<'a> HoldWriter<'a> {
     }
 
     async fn renew(&self, longest: Duration) -> Result<()> {
-        let started = (Instant::now(), SystemTime::now());
+        // Other writers rely on a hold, so none is written that is too late.
+        self.check_in(longest)?;
+        let started = (Instant::now(), (self.store.clock)());
         let hold = Hold { objects: self.objects.borrow().clone() };
         write_hold(self.store, &hold).await?;
-        if self.since_last() > longest {
-            return Err(BackupError::TooSlow);
-        }
+        self.check_in(longest)?;
         self.last.set(started);
         Ok(())
     }
@@ -73,12 +73,16 @@ impl<'a> HoldWriter<'a> {
     /// # Errors
     /// `TooSlow` if the hold may end before the manifest is visible.
     pub(crate) fn check_in_time(&self) -> Result<()> {
-        if self.since_last() > self.grace / 4 * 3 { Err(BackupError::TooSlow) } else { Ok(()) }
+        self.check_in(self.grace / 4 * 3)
+    }
+
+    fn check_in(&self, longest: Duration) -> Result<()> {
+        if self.since_last() > longest { Err(BackupError::TooSlow) } else { Ok(()) }
     }
 
     fn since_last(&self) -> Duration {
-        let (instant, system) = self.last.get();
-        instant.elapsed().max(system.elapsed().unwrap_or_default())
+        let (instant, ms) = self.last.get();
+        instant.elapsed().max(Duration::from_millis((self.store.clock)().saturating_sub(ms)))
     }
 }
 

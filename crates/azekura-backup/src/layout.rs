@@ -54,6 +54,11 @@ pub(crate) fn part_object(len: u64, checksum: &Checksum) -> String {
     format!("{PARTS}/{len}-{}", checksum.0)
 }
 
+/// The part of the name of a file or part that depends on its content, without the 8 random digits of the upload.
+pub(crate) fn content_of(object: &str) -> &str {
+    object.rsplit_once('-').filter(|(_, end)| end.len() == 8).map_or(object, |(content, _)| content)
+}
+
 /// The name of the manifest of a backup: its id, and the checksum of its bytes.
 pub(crate) fn backup_object(id: &str, bytes: &[u8]) -> String {
     format!("{BACKUPS}/{id}-{}.json", Checksum::of(bytes).0)

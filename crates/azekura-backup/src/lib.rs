@@ -14,22 +14,24 @@
 //!   objects, then holds and manifests. It deletes an object that is older than g, and that neither a manifest nor a
 //!   hold younger than g names.
 //! - A writer lists what is stored. It uses an object again if a manifest names it, or if it is younger than g/4, or if
-//!   a hold younger than g/4 names it. Every other object it uploads, under a new name if the name is taken. Within g/4
-//!   after it began the listing it writes the names of all objects of the backup to a hold, and renews that every g/8.
-//!   A writer that finds out that it paused for more than 3/4 g gives up (`TooSlow`). At the end it writes the
-//!   manifest.
+//!   a hold younger than g/4 names it. Every other object it uploads, under a new name that has random digits. Within
+//!   g/4 after it began the listing it writes the names of all objects of the backup to a hold, and renews that every
+//!   g/8. A writer that finds out that it paused for more than 3/4 g gives up (`TooSlow`). At the end it writes the
+//!   manifest, and removes it if that was too late.
 //!
-//! Let `prune` list the holds at p and delete an object x of a backup whose writer wrote its first hold at h.
+//! Let `prune` list the objects and then the holds at p, and delete an object x of a backup whose writer wrote its first
+//! hold at h.
 //! - If a manifest named x when the writer listed, and was removed since, its hold was written after that, up to g/4 of
 //!   listing delay aside. Because `prune` ignored that hold, it was written before p - g. So h < p - g + g/2.
 //! - If x was younger than g/4 or in a hold younger than g/4, then x or the hold was written before p - g, because
 //!   otherwise `prune` would have left x. So again h < p - g + g/2.
-//! - If the writer uploaded x, nothing older than g has this name, and x was written after the hold. So h < p - g.
+//! - If the writer uploaded x, then x is the only object that ever had its name, and was written after the hold. So
+//!   h < p - g.
 //!
 //! In each case `prune` sees at p the first hold, or one that renews it and is younger than g, or the manifest. So it
-//! leaves x. How long `prune` takes after p does not matter. Two writers, and two calls of `prune`, do not disturb each
-//! other: manifests and log objects are created only if their name is free, and objects with the same name have the
-//! same bytes.
+//! leaves x. How long `prune` takes after p does not matter, because it deletes only names that it listed before p. Two
+//! writers, and two calls of `prune`, do not disturb each other: manifests and log objects are created only if their
+//! name is free, and no name is used again.
 mod create;
 mod error;
 mod history;

@@ -235,35 +235,34 @@ impl BackupStore {
     }
 
     /// Uploads an object of `len` bytes in pieces, each of which `next` returns for its offset. `sent` hears of the
-    /// bytes of each piece.
+    /// bytes of each piece. After an error the pieces are removed, which a cloud store would otherwise keep.
     pub(crate) async fn put_large(
         &self,
         object: &str,
         len: u64,
         mut next: impl FnMut(u64, usize) -> Result<Bytes>,
-        sent: &mut impl FnMut(u64) -> Result<()>,
+        sent: &mut impl AsyncFnMut(u64) -> Result<()>,
     ) -> Result<()> {
         let path = self.path(object);
         let piece = (CHUNK as u64).max(len.div_ceil(MULTIPART_PARTS_MAX));
         let mut upload = self.retry(object, || self.store.put_multipart(&path)).await?;
-        let mut at = 0;
-        while at < len {
-            let n = piece.min(len - at);
-            let step = match next(at, usize::try_from(n).unwrap_or(CHUNK)) {
-                Ok(bytes) => {
-                    self.limiter.wait(n).await;
-                    let put = upload.put_part(PutPayload::from_bytes(bytes)).await;
-                    put.map_err(|error| BackupError::store(object, error)).and_then(|()| sent(n))
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = step {
-                drop(upload.abort().await);
-                return Err(error);
+        let failed = |error| BackupError::store(object, error);
+        let sending = async {
+            let mut at = 0;
+            while at < len {
+                let n = piece.min(len - at);
+                let bytes = next(at, usize::try_from(n).unwrap_or(CHUNK))?;
+                self.limiter.wait(n).await;
+                upload.put_part(PutPayload::from_bytes(bytes)).await.map_err(failed)?;
+                sent(n).await?;
+                at += n;
             }
-            at += n;
+            upload.complete().await.map_err(failed)
+        };
+        if let Err(error) = sending.await {
+            drop(upload.abort().await);
+            return Err(error);
         }
-        upload.complete().await.map_err(|error| BackupError::store(object, error))?;
         self.check_len(object, len).await
     }
 

@@ -1,8 +1,10 @@
 //! `prune`, beside writers that use old objects again.
 
-use crate::support::{FaultStore, Place, commit, content, content_at, create, filled, restore};
+use crate::support::{FaultStore, Place, commit, content, content_at, create, filled, restore, with_large_table};
 use azekura::testing::SeededRng;
 use azekura_backup::{BackupStore, PruneOptions, RestoreOptions, Stage, VerifyOptions};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -143,4 +145,76 @@ fn prune_must_keep_a_backup() {
     create(&place.open(), &db).unwrap();
     assert_eq!(place.open().prune(&PruneOptions::keep(0)).unwrap_err().kind(), "invalid");
     assert_eq!(place.open().list().unwrap().len(), 1);
+}
+
+/// Regression: the first call deleted by name what the second had deleted and the writer had uploaded again.
+#[test]
+fn two_prunes_delete_nothing_of_a_new_backup() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Arc::new(Place::new()), filled(&dir.path().join("db"), 28));
+    // An upload that is interrupted before its manifest.
+    let stop =
+        place.open().create(&db, &Default::default(), &mut |of| of.stage == Stage::Reading || of.done < of.total);
+    assert_eq!(stop.unwrap_err().kind(), "interrupted");
+    let (second, once) = (Arc::clone(&place), Once::new());
+    let first = FaultStore::hooked(place.objects(), move |request, _| {
+        if request == "delete" {
+            let work = || {
+                second.open().later(25 * HOUR).prune(&PruneOptions::keep(1)).unwrap();
+                create(&second.open(), &db).unwrap();
+            };
+            once.call_once(|| std::thread::scope(|scope| scope.spawn(work).join().unwrap()));
+        }
+    });
+    let report = place.open_through(first, 1).later(25 * HOUR).prune(&PruneOptions::keep(1)).unwrap();
+    assert!(report.deleted_objects > 5, "{report:?}");
+    assert_eq!(place.open().list().unwrap().len(), 1);
+    assert_whole(&place.open());
+}
+
+/// A store at which `hook` moves the clock of the writer by this many hours.
+fn with_slow(place: &Place, request: &'static str, folder: &'static str, hours: u64) -> (Arc<FaultStore>, BackupStore) {
+    let ms = Arc::new(AtomicU64::new(1_000_000));
+    let now = Arc::clone(&ms);
+    let slow = FaultStore::hooked(place.objects(), move |of, path| {
+        let is_slow = of == request && path.as_ref().contains(folder);
+        ms.fetch_add(u64::from(is_slow) * hours * 3_600_000, Ordering::Relaxed);
+    });
+    let store = place.open_through(Arc::clone(&slow) as _, 1).clock(move || now.load(Ordering::Relaxed));
+    (slow, store)
+}
+
+/// Regression: holds were renewed between two objects only, so no backup with such an object ended.
+#[test]
+fn hold_is_renewed_during_a_large_upload() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), with_large_table(&dir.path().join("db"), 17 << 20));
+    create(&with_slow(&place, "part", "files", 7).1, &db).unwrap();
+    assert_whole(&place.open());
+}
+
+/// Regression: the manifest was left although its objects might be gone.
+#[test]
+fn manifest_that_is_too_late_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 29));
+    assert_eq!(create(&with_slow(&place, "put", "backups", 19).1, &db).unwrap_err().kind(), "too_slow");
+    assert!(place.open().list().unwrap().is_empty());
+}
+
+/// Regression: the other uploads were dropped with their parts, which a cloud store keeps.
+#[test]
+fn failed_backup_aborts_uploads_in_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), with_large_table(&dir.path().join("db"), 17 << 20));
+    let has_begun = Arc::new(AtomicBool::new(false));
+    let begun = Arc::clone(&has_begun);
+    let counted = FaultStore::hooked(place.objects(), move |of, _| {
+        begun.fetch_or(of == "part", Ordering::Relaxed);
+    });
+    let store = place.open_through(Arc::clone(&counted) as _, 1).concurrency(9);
+    let is_other = |object: &str| has_begun.load(Ordering::Relaxed) && !object.starts_with("files/");
+    let stop = store.create(&db, &Default::default(), &mut |of| of.stage == Stage::Reading || !is_other(of.object));
+    assert_eq!(stop.unwrap_err().kind(), "interrupted");
+    assert_eq!(counted.open_uploads(), 0);
 }

@@ -16,12 +16,13 @@ use azekura::{
 };
 use azekura_backup::{BackupError, BackupStore, CreateOptions, CreateReport, RestoreOptions, RestoreReport};
 use bytes::Bytes;
+use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions,
-    PutOptions, PutPayload, PutResult, Result,
+    PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
 /// A new and empty place: in the store that `AZEKURA_BACKUP_URL` names, otherwise in memory.
@@ -201,6 +202,16 @@ pub(crate) fn restore(store: &BackupStore, path: &FilePath, how: RestoreOptions)
     store.restore(path, &how, &mut |_| true)
 }
 
+/// A database with a table of this many bytes.
+pub(crate) fn with_large_table(path: &FilePath, len: usize) -> Database {
+    let (db, mut rng) = (open(path), SeededRng::with_stream(len as u64, 0));
+    let value: Vec<u8> = (0..len).map(|_| rng.below(256) as u8).collect();
+    let plain = db.partition("plain").unwrap();
+    plain.insert("large", value).unwrap();
+    plain.flush().unwrap();
+    db
+}
+
 pub(crate) fn sync(db: &Database) {
     db.persist(PersistMode::SyncData).unwrap();
 }
@@ -238,6 +249,19 @@ struct State {
     hidden: Option<Vec<Path>>,
     /// Listings show these objects as 25 hours older than they are.
     aged: Vec<Path>,
+    hook: Option<Hook>,
+    /// Uploads in parts that were neither completed nor aborted.
+    open_uploads: Arc<AtomicU64>,
+}
+
+/// Called before a request ("put", "part", "delete") for an object.
+#[derive(Clone)]
+struct Hook(Arc<dyn Fn(&str, &Path) + Send + Sync>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
+    }
 }
 
 impl FaultStore {
@@ -270,6 +294,23 @@ impl FaultStore {
         let aged = place.lens().into_keys().map(|name| place.path(&name)).collect();
         let state = State { aged, ..State::default() };
         Arc::new(FaultStore { inner: place.objects(), state: Mutex::new(state) })
+    }
+
+    pub(crate) fn hooked(
+        inner: Arc<dyn ObjectStore>,
+        hook: impl Fn(&str, &Path) + Send + Sync + 'static,
+    ) -> Arc<FaultStore> {
+        let state = State { hook: Some(Hook(Arc::new(hook))), ..State::default() };
+        Arc::new(FaultStore { inner, state: Mutex::new(state) })
+    }
+
+    pub(crate) fn open_uploads(&self) -> u64 {
+        self.state.lock().unwrap().open_uploads.load(Ordering::Relaxed)
+    }
+
+    fn call_hook(&self, request: &str, path: &Path) {
+        let hook = self.state.lock().unwrap().hook.clone();
+        hook.iter().for_each(|hook| hook.0(request, path));
     }
 
     pub(crate) fn requests(&self) -> u64 {
@@ -323,6 +364,7 @@ impl ObjectStore for FaultStore {
     async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         let fault = self.next()?;
         self.note_written(path)?;
+        self.call_hook("put", path);
         if fault == Some(Fault::HalfWritten) {
             let bytes = Bytes::from(payload);
             let half = PutPayload::from_bytes(bytes.slice(..bytes.len() / 2));
@@ -334,7 +376,11 @@ impl ObjectStore for FaultStore {
     async fn put_multipart_opts(&self, path: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
         let fault = self.next()?;
         self.note_written(path)?;
-        lost(fault, self.inner.put_multipart_opts(path, options).await)
+        let upload = lost(fault, self.inner.put_multipart_opts(path, options).await)?;
+        let state = self.state.lock().unwrap();
+        let open = Arc::clone(&state.open_uploads);
+        open.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(HookedUpload { upload, open, hook: state.hook.clone(), path: path.clone() }))
     }
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
@@ -349,7 +395,13 @@ impl ObjectStore for FaultStore {
 
     fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
         match self.next() {
-            Ok(None) => self.inner.delete_stream(paths),
+            Ok(None) => {
+                let hook = self.state.lock().unwrap().hook.clone();
+                let call = move |path: &Result<Path>| {
+                    hook.iter().for_each(|hook| hook.0("delete", path.as_ref().unwrap()));
+                };
+                self.inner.delete_stream(paths.inspect(call).boxed())
+            }
             Ok(fault) => self.inner.delete_stream(paths).map(move |of| lost(fault, of)).boxed(),
             Err(error) => futures_util::stream::iter([Err(error)]).boxed(),
         }
@@ -385,5 +437,38 @@ impl ObjectStore for FaultStore {
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         let fault = self.next()?;
         lost(fault, self.inner.copy_opts(from, to, options).await)
+    }
+}
+
+/// Counts itself while it is open. Lets other requests run between two parts.
+#[derive(Debug)]
+struct HookedUpload {
+    upload: Box<dyn MultipartUpload>,
+    open: Arc<AtomicU64>,
+    hook: Option<Hook>,
+    path: Path,
+}
+
+#[async_trait]
+impl MultipartUpload for HookedUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let (hook, path, part) = (self.hook.clone(), self.path.clone(), self.upload.put_part(data));
+        async move {
+            hook.iter().for_each(|hook| hook.0("part", &path));
+            tokio::task::yield_now().await;
+            part.await
+        }
+        .boxed()
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        let completed = self.upload.complete().await?;
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        Ok(completed)
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        self.upload.abort().await
     }
 }
