@@ -105,7 +105,7 @@ pub(crate) async fn held_objects(
     max_age: Duration,
 ) -> Result<HashSet<String>> {
     let mut held = HashSet::new();
-    for (object, meta) in store.list_folder(HOLDS).await? {
+    for (object, meta) in store.list_json(HOLDS).await? {
         if age(now, meta.last_modified) <= max_age {
             match store.get(&object).await {
                 Ok(bytes) => held.extend(decode_hold(&object, &bytes)?.objects),

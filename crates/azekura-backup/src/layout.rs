@@ -59,6 +59,19 @@ pub(crate) fn content_of(object: &str) -> &str {
     object.rsplit_once('-').filter(|(_, end)| end.len() == 8).map_or(object, |(content, _)| content)
 }
 
+/// Whether a name in [`FILES`] or [`PARTS`] is one of this crate. `prune` deletes no other objects.
+pub(crate) fn is_data_object(object: &str) -> bool {
+    let Some((folder, name)) = content_of(object).split_once('/') else { return false };
+    let mut segments = name.split('-');
+    let is_id = folder == PARTS || segments.next().is_some_and(|id| is_hex(id, 32));
+    let is_len = segments.next().is_some_and(|len| len.parse::<u64>().is_ok());
+    is_id && is_len && segments.next().is_some_and(|checksum| is_hex(checksum, 32)) && segments.next().is_none()
+}
+
+fn is_hex(text: &str, len: usize) -> bool {
+    text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// The name of the manifest of a backup: its id, and the checksum of its bytes.
 pub(crate) fn backup_object(id: &str, bytes: &[u8]) -> String {
     format!("{BACKUPS}/{id}-{}.json", Checksum::of(bytes).0)
@@ -68,7 +81,6 @@ pub(crate) fn backup_object(id: &str, bytes: &[u8]) -> String {
 pub(crate) fn backup_id(object: &str) -> Option<&str> {
     let (id, checksum) = object.strip_prefix(BACKUPS)?.strip_prefix('/')?.strip_suffix(".json")?.rsplit_once('-')?;
     let (time, random) = id.split_once('-')?;
-    let is_hex = |text: &str, len| text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     (is_hex(checksum, 32) && is_hex(random, 8) && time.len() == 13 && time.parse::<u64>().is_ok()).then_some(id)
 }
 
@@ -198,6 +210,9 @@ impl BackupManifest {
             if sum != Some(file.bytes) {
                 return wrong(format!("the parts of {} do not have its length", file.name));
             }
+        }
+        if self.files.iter().try_fold(0u64, |sum, of| sum.checked_add(of.bytes)).is_none() {
+            return wrong("the length of its files is too large".into());
         }
         let mut names: Vec<&str> = self.files.iter().map(|file| &*file.name).collect();
         names.sort_unstable();

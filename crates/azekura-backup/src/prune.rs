@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{BackupError, Result};
 use crate::holds::{age, held_objects, write_hold};
-use crate::layout::{BackupManifest, FILES, HOLDS, Hold, PARTS};
+use crate::layout::{BackupManifest, FILES, HOLDS, Hold, PARTS, is_data_object};
 use crate::log::read_headers;
 use crate::store::BackupStore;
 
@@ -76,7 +76,7 @@ impl BackupStore {
         // Listed before what protects them, so that what is protected meanwhile is seen.
         let mut candidates = BTreeMap::new();
         for folder in [FILES, PARTS] {
-            candidates.extend(self.list_folder(folder).await?);
+            candidates.extend(self.list_folder(folder).await?.into_iter().filter(|(object, _)| is_data_object(object)));
         }
         let now = if options.is_dry_run {
             time_of_writer(self)
@@ -113,8 +113,8 @@ impl BackupStore {
             for object in candidates.keys() {
                 self.delete(object).await?;
             }
-            for (object, meta) in self.list_folder(HOLDS).await? {
-                if age(now, meta.last_modified) > grace * 2 {
+            for (object, meta) in self.list_json(HOLDS).await? {
+                if age(now, meta.last_modified) / 2 > grace {
                     self.delete(&object).await?;
                 }
             }

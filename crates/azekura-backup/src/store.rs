@@ -337,6 +337,13 @@ impl BackupStore {
         Ok(named)
     }
 
+    /// As [`list_folder`](BackupStore::list_folder), without what other programs put into directories.
+    pub(crate) async fn list_json(&self, folder: &str) -> Result<Vec<(String, ObjectMeta)>> {
+        let mut found = self.list_folder(folder).await?;
+        found.retain(|(object, _)| object.ends_with(".json"));
+        Ok(found)
+    }
+
     /// Deletes an object. One that does not exist is no error.
     pub(crate) async fn delete(&self, object: &str) -> Result<()> {
         let path = self.path(object);
@@ -398,7 +405,7 @@ impl BackupStore {
     /// The manifests that can be read, oldest first, and the errors of the others.
     pub(crate) async fn manifests_and_damage(&self) -> Result<(Vec<(String, BackupManifest)>, Vec<BackupError>)> {
         let (mut manifests, mut damaged) = (Vec::new(), Vec::new());
-        for (object, _) in self.list_folder(BACKUPS).await? {
+        for (object, _) in self.list_json(BACKUPS).await? {
             let decoded = self.get(&object).await.and_then(|bytes| decode_backup(&object, &bytes));
             match decoded {
                 Ok(manifest) => manifests.push((object, manifest)),

@@ -106,11 +106,11 @@ impl BackupStore {
         for folder in [FILES, PARTS] {
             stored.extend(self.list_folder(folder).await?.into_iter().map(|(name, meta)| (name, meta.size)));
         }
-        let total = objects.values().map(|of| of.bytes).sum();
+        let total = objects.values().fold(0u64, |sum, of| sum.saturating_add(of.bytes));
         let mut checked = StageProgress::new(Stage::Downloading, total, progress);
         for (name, object) in objects {
             report.objects += 1;
-            report.bytes += object.bytes;
+            report.bytes = report.bytes.saturating_add(object.bytes);
             let problem = match stored.get(name) {
                 None => Err(BackupError::Missing { object: name.to_owned() }),
                 Some(len) if *len != object.bytes => {

@@ -17,6 +17,46 @@ fn foreign_objects_are_left_alone() {
     assert_eq!(create(&store, &db).unwrap_err().kind(), "not_a_backup_store");
 }
 
+/// Regression: such a file ended all backups, and `prune` deleted it from the folders of objects.
+#[test]
+fn files_of_the_desktop_do_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 58));
+    create(&place.open(), &db).unwrap();
+    for folder in ["backups", "files", "holds", "log", "parts"] {
+        place.put(&format!("{folder}/.DS_Store"), "view");
+    }
+    let store = place.open_through(crate::support::FaultStore::aged(&place), 1);
+    create(&store, &db).unwrap();
+    store.prune(&PruneOptions::keep(1)).unwrap();
+    assert_eq!(store.list().unwrap().len(), 1);
+    assert_eq!(place.lens().keys().filter(|name| name.ends_with("Store")).count(), 5);
+    assert!(store.verify(&VerifyOptions::default(), &mut |_| true).unwrap().problems.is_empty());
+}
+
+/// Regression: sums of such numbers overflowed.
+#[test]
+fn huge_numbers_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 59));
+    let store = place.open();
+    let id = create(&store, &db).unwrap().backup.id;
+    let record = String::from_utf8(place.bytes("azekura-backup.json").to_vec()).unwrap();
+    place.put("azekura-backup.json", record.replace("86400", &u64::MAX.to_string()));
+    store.prune(&PruneOptions::keep(1)).unwrap();
+    create(&store, &db).unwrap();
+    crate::support::edit_manifest(&place, &id, |text| {
+        let begin = text.find("\"files\"").unwrap();
+        let mut lines: Vec<String> = text[begin..].lines().map(str::to_owned).collect();
+        for line in lines.iter_mut().filter(|line| line.contains("\"bytes\": ")) {
+            *line = format!("{}{},", &line[..line.find(": ").unwrap() + 2], u64::MAX / 2);
+        }
+        // Files of one part.
+        text[..begin].to_owned() + &lines.join("\n")
+    });
+    assert_eq!(store.list().unwrap_err().kind(), "corruption");
+}
+
 #[test]
 fn empty_store_has_no_backup() {
     let dir = tempfile::tempdir().unwrap();
