@@ -1,10 +1,15 @@
 //! The shipped log as a chain: which objects continue a backup up to a time.
 
+use futures_util::{StreamExt, TryStreamExt, stream};
+
 use crate::error::{BackupError, Result};
 use crate::history::History;
 use crate::layout::{BackupManifest, LOG};
 use crate::log_object::{HEADER_LEN, LogHeader, decode_header};
 use crate::store::BackupStore;
+
+/// Number of headers that are read at a time.
+const HEADERS_AT_A_TIME: usize = 16;
 
 /// How far a restore goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,44 +55,75 @@ pub(crate) fn number_in_name(object: &str) -> Option<u64> {
     (number.len() == 20).then(|| number.parse().ok())?
 }
 
-/// Names and headers of all log objects of the database, in the order of their names.
-pub(crate) async fn read_headers(store: &BackupStore, database: &str) -> Result<Vec<(String, LogHeader)>> {
-    let mut headers = Vec::new();
-    for (object, meta) in store.list_folder(LOG).await? {
-        let Some(number) = number_in_name(&object) else { continue };
-        let bytes = match store.get_start(&object, (HEADER_LEN as u64).min(meta.size)).await {
-            Ok(bytes) => bytes,
-            // Removed by `prune` after it was listed.
-            Err(BackupError::Missing { .. }) => continue,
-            Err(error) => return Err(error),
+/// A log object in the store.
+pub(crate) struct StoredLog {
+    pub(crate) object: String,
+    /// The number in its name.
+    after: u64,
+    /// The error of a damaged header.
+    pub(crate) header: Result<LogHeader>,
+}
+
+/// All log objects of the database, in the order of their names.
+pub(crate) async fn read_headers(store: &BackupStore, database: &str) -> Result<Vec<StoredLog>> {
+    let listed = store.list_folder(LOG).await?;
+    let numbered = listed.into_iter().filter_map(|(object, meta)| Some((number_in_name(&object)?, object, meta.size)));
+    let read = stream::iter(numbered).map(async |(after, object, size)| {
+        let header = match store.get_start(&object, (HEADER_LEN as u64).min(size)).await {
+            Ok(bytes) => decode_header(&object, &bytes),
+            Err(error) => Err(error),
         };
-        let header = decode_header(&object, &bytes)?;
-        if header.after != number {
-            return Err(BackupError::wrong(object, "its header is that of another log object"));
+        let header = header.and_then(|header| match header.after == after {
+            true => Ok(header),
+            false => Err(BackupError::wrong(&object, "its header is that of another log object")),
+        });
+        match header {
+            // Removed by `prune` after it was listed.
+            Err(BackupError::Missing { .. }) => Ok(None),
+            Ok(header) if header.database() != database => {
+                Err(BackupError::OtherDatabase { stored: header.database(), found: database.to_owned() })
+            }
+            header @ (Ok(_) | Err(BackupError::WrongContent { .. })) => Ok(Some(StoredLog { object, after, header })),
+            Err(error) => Err(error),
         }
-        if header.database() != database {
-            return Err(BackupError::OtherDatabase { stored: header.database(), found: database.to_owned() });
+    });
+    let logs: Vec<_> = read.buffered(HEADERS_AT_A_TIME).try_collect().await?;
+    Ok(logs.into_iter().flatten().collect())
+}
+
+impl StoredLog {
+    /// Whether the commits are all in a state with the commits up to `sequence`. If the header is damaged, whether
+    /// another object begins behind it.
+    pub(crate) fn is_before(&self, sequence: u64, logs: &[StoredLog]) -> bool {
+        match &self.header {
+            Ok(header) => header.end() <= sequence,
+            Err(_) => logs.iter().any(|of| of.header.is_ok() && self.after < of.after && of.after <= sequence),
         }
-        headers.push((object, header));
     }
-    Ok(headers)
 }
 
 /// The log objects that continue a backup, in order. `manifests`: the backups within the limit, this one among them.
 ///
 /// # Errors
-/// `Gap` if there is a later object within the limit that does not continue them.
+/// `Gap` if there is a later object within the limit that does not continue them, `WrongContent` if one may be damaged.
 pub(crate) fn chain(
-    headers: &[(String, LogHeader)],
+    logs: &[StoredLog],
     backup: &BackupManifest,
     manifests: &[(String, BackupManifest)],
     until: Until,
 ) -> Result<Vec<String>> {
     let history = History::of(manifests);
-    let is_later = |of: &LogHeader| of.end() > backup.sequence && !history.has_lost(of.epoch(), of.end());
-    let later = headers.iter().filter(|(_, header)| is_later(header));
-    // While the clock was set back, later objects got earlier times.
-    let admitted: Vec<_> = later.take_while(|(_, header)| until.admits_log(header)).collect();
+    let mut admitted = Vec::new();
+    for log in logs {
+        match &log.header {
+            _ if log.is_before(backup.sequence, logs) => {}
+            Ok(of) if history.has_lost(of.epoch(), of.end()) => {}
+            Ok(of) if until.admits_log(of) => admitted.push((&log.object, of)),
+            // While the clock was set back, later objects got earlier times.
+            Ok(_) => break,
+            Err(error) => return Err(BackupError::wrong(&log.object, error.to_string())),
+        }
+    }
     let mut end = backup.sequence;
     let mut objects = Vec::new();
     loop {
@@ -95,7 +131,7 @@ pub(crate) fn chain(
         let continues = |header: &LogHeader| header.after <= end && header.end() > end;
         let next = admitted.iter().filter(|(_, header)| continues(header)).max_by_key(|(_, header)| header.end());
         let Some((object, header)) = next else { break };
-        objects.push(object.clone());
+        objects.push((*object).clone());
         end = header.end();
     }
     match admitted.iter().find(|(_, header)| header.after > end) {
@@ -105,7 +141,7 @@ pub(crate) fn chain(
 }
 
 /// Whether the log has shown, in a later epoch, the sequence numbers of a backup that was not durable.
-pub(crate) fn is_replaced_by_log(headers: &[(String, LogHeader)], backup: &BackupManifest, until: Until) -> bool {
+pub(crate) fn is_replaced_by_log(logs: &[StoredLog], backup: &BackupManifest, until: Until) -> bool {
     let replaces = |of: &LogHeader| of.epoch() > backup.epoch() && of.end() <= backup.sequence;
-    !backup.is_durable && headers.iter().any(|(_, header)| until.admits_log(header) && replaces(header))
+    !backup.is_durable && logs.iter().flat_map(|of| &of.header).any(|of| until.admits_log(of) && replaces(of))
 }

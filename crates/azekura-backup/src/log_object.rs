@@ -73,15 +73,23 @@ pub(crate) struct LogObject {
     pub(crate) commits: Vec<LoggedCommit>,
 }
 
+/// Bytes of a commit that a log object can have. They are in memory several times.
+const COMMIT_LEN_MAX: u64 = 1 << 30;
+
 /// Builds a log object.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LogWriter {
     commits: Vec<Vec<u8>>,
     bytes: usize,
     to: Option<ChangePosition>,
+    commit_len_max: u64,
 }
 
 impl LogWriter {
+    pub(crate) fn new() -> LogWriter {
+        LogWriter { commits: Vec::new(), bytes: 0, to: None, commit_len_max: COMMIT_LEN_MAX }
+    }
+
     /// Bytes of the commits so far.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
@@ -106,6 +114,10 @@ impl LogWriter {
             let Ok(number) = number else {
                 return Ok(Err(format!("partition {:?} was created", change.partition)));
             };
+            let value_len = if let Operation::Insert { value, .. } = &change.operation { value.size() } else { 0 };
+            if frame.len() as u64 + value_len > self.commit_len_max {
+                return Ok(Err(format!("a commit has more than {} bytes", self.commit_len_max)));
+            }
             if let Err(reason) = encode(&mut frame, number, &change.operation)? {
                 return Ok(Err(format!("partition {:?}: {reason}", change.partition)));
             }
@@ -353,5 +365,28 @@ impl<'a> Reader<'a> {
             2 => Some(Bound::Excluded(key)),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: the lengths of larger commits did not fit into the 32 bits that they have.
+    #[test]
+    fn large_commits_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = azekura::Config::new(dir.path()).workers(0).open().unwrap();
+        let p = db.open_partition("p", Default::default()).unwrap();
+        let mut changes = db.changes_since(db.change_position().unwrap()).unwrap();
+        let mut batch = db.batch();
+        (0..4u8).for_each(|key| batch.insert(&p, [key], [0; 300]));
+        batch.commit().unwrap();
+        let commit = changes.next().unwrap().unwrap();
+        let add = |commit_len_max| {
+            let mut writer = LogWriter { commit_len_max, ..LogWriter::new() };
+            writer.add(&commit, &db.partition_ids()).unwrap()
+        };
+        assert_eq!((add(1300), add(1000)), (Ok(()), Err("a commit has more than 1000 bytes".into())));
     }
 }

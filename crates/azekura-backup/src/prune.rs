@@ -99,12 +99,11 @@ impl BackupStore {
 
         candidates.retain(|object, meta| !used.contains(object) && age(now, meta.last_modified) > grace);
         let oldest = kept.iter().chain(&live).map(|(_, of)| of.sequence).min();
-        for (object, header) in read_headers(self, &record.database).await? {
-            if oldest.is_some_and(|sequence| header.end() <= sequence) {
-                let meta = self.head(&object).await?;
-                if age(now, meta.last_modified) > grace {
-                    candidates.insert(object, meta);
-                }
+        let logs = read_headers(self, &record.database).await?;
+        for log in oldest.iter().flat_map(|oldest| logs.iter().filter(|log| log.is_before(*oldest, &logs))) {
+            let meta = self.head(&log.object).await?;
+            if age(now, meta.last_modified) > grace {
+                candidates.insert(log.object.clone(), meta);
             }
         }
         report.deleted_objects = candidates.len();

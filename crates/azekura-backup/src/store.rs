@@ -387,6 +387,20 @@ impl BackupStore {
         }
     }
 
+    /// # Errors
+    /// `Invalid` if the store ignores that an object must not exist. Then two watchers would overwrite each other's log.
+    pub(crate) async fn check_create_only(&self) -> Result<()> {
+        let record = self.get(STORE_OBJECT).await?;
+        match self.put(STORE_OBJECT, record, PutMode::Create).await {
+            Err(BackupError::Store { source: object_store::Error::AlreadyExists { .. }, .. }) => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => Err(BackupError::invalid(format!(
+                "the store overwrites objects that exist although it must not ({})",
+                self.display(STORE_OBJECT)
+            ))),
+        }
+    }
+
     async fn any_object(&self) -> Result<Option<String>> {
         let prefix = Some(&self.prefix).filter(|prefix| !prefix.as_ref().is_empty());
         let first = || async { self.store.list(prefix).try_next().await };

@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::create::BackupInfo;
 use crate::error::{BackupError, Result};
 use crate::layout::{BackupManifest, Checksum, FILES, PARTS, StoredObject};
-use crate::log::{Until, chain, read_headers};
+use crate::log::{StoredLog, Until, chain, read_headers};
 use crate::log_object::decode;
 use crate::progress::{Progress, Stage, StageProgress};
 use crate::store::BackupStore;
@@ -138,17 +138,16 @@ impl BackupStore {
         is_quick: bool,
         report: &mut StoreReport,
     ) -> Result<()> {
-        let headers = match read_headers(self, database).await {
-            Err(error @ BackupError::WrongContent { .. }) => {
-                report.problems.push(error);
-                return Ok(());
-            }
-            headers => headers?,
-        };
-        report.log_objects = headers.len();
-        for (object, _) in headers.iter().filter(|_| !is_quick) {
-            match self.get(object).await.and_then(|bytes| decode(object, &bytes)) {
-                Ok(_) => {}
+        let logs = read_headers(self, database).await?;
+        report.log_objects = logs.len();
+        for StoredLog { object, header, .. } in &logs {
+            let checked = match header {
+                Err(error) => Err(BackupError::wrong(object, error.to_string())),
+                Ok(_) if is_quick => Ok(()),
+                Ok(_) => self.get(object).await.and_then(|bytes| decode(object, &bytes)).map(drop),
+            };
+            match checked {
+                Ok(()) => {}
                 Err(error @ (BackupError::Missing { .. } | BackupError::WrongContent { .. })) => {
                     report.problems.push(error);
                 }
@@ -156,7 +155,7 @@ impl BackupStore {
             }
         }
         if let Some((_, newest)) = manifests.iter().rev().find(|(_, manifest)| manifest.is_durable) {
-            report.problems.extend(chain(&headers, newest, manifests, Until::End).err());
+            report.problems.extend(chain(&logs, newest, manifests, Until::End).err());
         }
         Ok(())
     }

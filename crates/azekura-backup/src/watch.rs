@@ -76,11 +76,15 @@ impl BackupStore {
     /// backup.
     ///
     /// # Errors
-    /// `OtherDatabase`; `OtherHistory` if the store has commits that the database does not have.
+    /// `OtherDatabase`; `OtherHistory` if the store has commits that the database does not have; `Invalid` if the store
+    /// overwrites objects that must not exist.
     pub fn watch<'a>(&'a self, db: &'a Database, options: CreateOptions) -> Result<Watcher<'a>> {
         let database = hex(&db.change_position()?.database_id());
         let mut watcher = Watcher { store: self, db, options, database, shipped: None, reason: String::new() };
-        self.block_on(self.existing_or_new(&watcher.database))?;
+        self.block_on(async {
+            self.existing_or_new(&watcher.database).await?;
+            self.check_create_only().await
+        })?;
         match self.block_on(watcher.stored_end())? {
             Err(reason) => watcher.reason = reason.into(),
             Ok((after, position, partitions)) => watcher.go_on(after, position, partitions)?,
@@ -99,6 +103,7 @@ impl Watcher<'_> {
         let headers = read_headers(self.store, &self.database).await?;
         let log = match chain(&headers, backup, &manifests, Until::End) {
             Err(BackupError::Gap { .. }) => return Ok(Err("the log in the store has a gap")),
+            Err(BackupError::WrongContent { .. }) => return Ok(Err("a log object in the store is damaged")),
             log => log?,
         };
         let Some(last) = log.last() else {
@@ -106,7 +111,7 @@ impl Watcher<'_> {
             return Ok(Ok((backup.sequence, backup.position(object)?, partitions)));
         };
         match decode(last, &self.store.get(last).await?) {
-            Err(BackupError::WrongContent { .. }) => Ok(Err("the last log object in the store is damaged")),
+            Err(BackupError::WrongContent { .. }) => Ok(Err("a log object in the store is damaged")),
             decoded => Ok(Ok(decoded.map(|log| (log.header.end(), log.header.to, log.partitions))?)),
         }
     }
@@ -131,7 +136,7 @@ impl Watcher<'_> {
     /// calls this until it is `Idle`, and then again after some seconds, which are the most that it can lose.
     ///
     /// Makes a backup instead if a change cannot be in a log object: partitions were created or deleted, tables were
-    /// ingested, a large value was replaced before it was shipped, or the database has recycled its log.
+    /// ingested, a commit has more than 1 GiB, a large value was replaced before it was shipped, or the database has recycled its log.
     ///
     /// # Errors
     /// Those of [`BackupError`]. The next call tries the same again.
@@ -161,7 +166,7 @@ impl Watcher<'_> {
     /// Ships one log object. Returns why that is not possible, if so.
     fn ship(&mut self) -> Result<Result<WatchStep, String>> {
         let Some(shipped) = &mut self.shipped else { return Ok(Err(std::mem::take(&mut self.reason))) };
-        let mut writer = LogWriter::default();
+        let mut writer = LogWriter::new();
         while writer.bytes() < OBJECT_LEN {
             let Some(commit) = shipped.changes.next() else { break };
             let commit = match commit {

@@ -134,7 +134,7 @@ fn watch_goes_on_after_a_failure_at_any_request() {
             watcher.step(&mut |_| true).unwrap();
             drop(watcher);
             // The watcher of a process that ends while it ships, and that of the next one.
-            let killed = place.open_through(FaultStore::killed_at(place.objects(), 4 + k, fault), 1);
+            let killed = place.open_through(FaultStore::killed_at(place.objects(), 6 + k, fault), 1);
             plain.insert("last", format!("{fault:?} {k}")).unwrap();
             sync(&db);
             if let Ok(mut watcher) = killed.watch(&db, CreateOptions::default()) {
@@ -172,4 +172,16 @@ fn prune_may_end_at_any_request() {
             break;
         }
     }
+}
+
+/// Regression: one of two watchers overwrote the log of the other, which then had a gap.
+#[test]
+fn store_that_overwrites_is_refused_by_watch() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 19));
+    let store = place.open_through(FaultStore::overwriting(place.objects()), 1);
+    create(&store, &db).unwrap();
+    let error = store.watch(&db, CreateOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), "invalid", "{error}");
+    place.open().watch(&db, CreateOptions::default()).unwrap();
 }

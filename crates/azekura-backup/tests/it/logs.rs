@@ -444,3 +444,38 @@ fn backup_of_lost_commits_is_not_the_newest() {
     assert_eq!(restored(&store, &dir.path().join("copy"), Until::End), content(&db));
     assert_eq!(store.prune(&azekura_backup::PruneOptions::keep(1)).unwrap().removed_backups, [lost]);
 }
+
+/// Regression: no backup could be restored, also those that do not need the object, and `prune` failed.
+#[test]
+fn damaged_log_before_a_backup_does_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 47));
+    let store = place.open();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    for i in 0..4u8 {
+        if i == 2 {
+            create(&store, &db).unwrap();
+        }
+        db.partition("plain").unwrap().insert("i", [i]).unwrap();
+        sync(&db);
+        step(&mut watcher);
+    }
+    let names: Vec<String> = place.lens().into_keys().filter(|name| name.starts_with("log/")).collect();
+    place.put(&names[0], "damaged");
+    assert_eq!(store.verify(&VerifyOptions::default(), &mut |_| true).unwrap().problems[0].kind(), "corruption");
+    assert_eq!(restored(&store, &dir.path().join("copy"), Until::End), content(&db));
+    let old = place.open().later(std::time::Duration::from_secs(25 * 60 * 60));
+    old.prune(&azekura_backup::PruneOptions::keep(1)).unwrap();
+    assert!(!place.lens().contains_key(&names[0]));
+    // One that a restore needs is an error, also if it is the last.
+    place.put(&names[3], "damaged");
+    assert_eq!(restore(&store, &dir.path().join("x"), RestoreOptions::default()).unwrap_err().kind(), "corruption");
+    // Behind it, a watcher begins with a backup.
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    assert!(reason(&mut watcher).contains("damaged"));
+    db.partition("plain").unwrap().insert("i", "4").unwrap();
+    sync(&db);
+    step(&mut watcher);
+    assert_eq!(restored(&store, &dir.path().join("again"), Until::End), content(&db));
+}

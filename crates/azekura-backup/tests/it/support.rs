@@ -21,8 +21,8 @@ use futures_util::stream::{BoxStream, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions,
-    PutOptions, PutPayload, PutResult, Result, UploadPart,
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
 /// A new and empty place: in the store that `AZEKURA_BACKUP_URL` names, otherwise in memory.
@@ -250,6 +250,8 @@ struct State {
     /// Listings show these objects as 25 hours older than they are.
     aged: Vec<Path>,
     hook: Option<Hook>,
+    /// Objects that must not exist are overwritten.
+    overwrites: bool,
     /// Uploads in parts that were neither completed nor aborted.
     open_uploads: Arc<AtomicU64>,
 }
@@ -294,6 +296,10 @@ impl FaultStore {
         let aged = place.lens().into_keys().map(|name| place.path(&name)).collect();
         let state = State { aged, ..State::default() };
         Arc::new(FaultStore { inner: place.objects(), state: Mutex::new(state) })
+    }
+
+    pub(crate) fn overwriting(inner: Arc<dyn ObjectStore>) -> Arc<FaultStore> {
+        Arc::new(FaultStore { inner, state: Mutex::new(State { overwrites: true, ..State::default() }) })
     }
 
     pub(crate) fn hooked(
@@ -361,8 +367,11 @@ impl fmt::Display for FaultStore {
 
 #[async_trait]
 impl ObjectStore for FaultStore {
-    async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+    async fn put_opts(&self, path: &Path, payload: PutPayload, mut options: PutOptions) -> Result<PutResult> {
         let fault = self.next()?;
+        if self.state.lock().unwrap().overwrites {
+            options.mode = PutMode::Overwrite;
+        }
         self.note_written(path)?;
         self.call_hook("put", path);
         if fault == Some(Fault::HalfWritten) {
