@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use azekura::fs::{DiskFs, Fs};
 use azekura::{ChangePosition, Database, ErrorKind, PersistMode, inspect};
@@ -27,14 +27,22 @@ use crate::store::{BackupStore, CHUNK};
 
 /// Attempts to make a checkpoint while no partition is created or deleted.
 const CHECKPOINT_ATTEMPTS: usize = 20;
-/// How long to wait until the writer of another process has synced what the backup contains.
+/// Default of [`CreateOptions::durable_wait`].
 const DURABLE_WAIT: Duration = Duration::from_secs(10);
+const DURABLE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Options of [`BackupStore::create`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CreateOptions {
     scratch: Option<PathBuf>,
+    durable_wait: Duration,
+}
+
+impl Default for CreateOptions {
+    fn default() -> CreateOptions {
+        CreateOptions { scratch: None, durable_wait: DURABLE_WAIT }
+    }
 }
 
 impl CreateOptions {
@@ -43,6 +51,14 @@ impl CreateOptions {
     #[must_use]
     pub fn scratch(mut self, directory: impl Into<PathBuf>) -> CreateOptions {
         self.scratch = Some(directory.into());
+        self
+    }
+
+    /// How long to wait, beside the writer of another process, until it has synced the commits of the backup.
+    /// After that the backup is not [durable](BackupInfo::is_durable). Default: 10 seconds.
+    #[must_use]
+    pub fn durable_wait(mut self, longest: Duration) -> CreateOptions {
+        self.durable_wait = longest;
         self
     }
 }
@@ -150,7 +166,7 @@ impl BackupStore {
         manifest.position = position.to_string();
         manifest.sequence = inspect::wal_end(&disk, &checkpoint)?
             .ok_or_else(|| BackupError::invalid("the checkpoint does not record the end of its log"))?;
-        manifest.is_durable = make_durable(db, position, manifest.sequence)?;
+        manifest.is_durable = make_durable(db, manifest.sequence, options.durable_wait)?;
 
         let plan = plan(&disk, &checkpoint, &stored_files(&earlier), progress)?;
         manifest.files = plan.files;
@@ -321,33 +337,28 @@ fn make_checkpoint(db: &Database, path: &Path) -> Result<(ChangePosition, Vec<(S
 
 /// Makes the commits up to a sequence number durable. Beside the writer of another process, waits until it does so.
 /// Returns whether they are.
-fn make_durable(db: &Database, position: ChangePosition, sequence: u64) -> Result<bool> {
+fn make_durable(db: &Database, sequence: u64, longest: Duration) -> Result<bool> {
     match db.persist(PersistMode::SyncData) {
         Ok(()) => return Ok(true),
         Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) => {}
         Err(error) => return Err(error.into()),
     }
-    let changes = db.changes_since(position).and_then(|changes| changes.durable_only());
-    let mut changes = match changes {
-        Ok(changes) => changes,
-        Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Stale) => return Ok(false),
-        Err(error) => return Err(error.into()),
-    };
+    let start = Instant::now();
     loop {
-        for commit in changes.by_ref() {
-            match commit {
-                Ok(commit) if commit.position().sequence_number() >= sequence => break,
-                Ok(_) => {}
-                Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Stale) => return Ok(false),
-                Err(error) => return Err(error.into()),
-            }
+        match db.catch_up() {
+            Err(error) if error.kind() == ErrorKind::Stale => return Ok(false),
+            // No follower.
+            Err(error) if error.kind() == ErrorKind::Invalid => {}
+            Err(error) => return Err(error.into()),
+            Ok(_) => {}
         }
-        if changes.position().sequence_number() >= sequence {
+        if db.durable_position()?.sequence_number() >= sequence {
             return Ok(true);
         }
-        if !changes.wait(DURABLE_WAIT)? {
+        if start.elapsed() >= longest {
             return Ok(false);
         }
+        std::thread::sleep(DURABLE_PAUSE);
     }
 }
 

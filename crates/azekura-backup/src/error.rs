@@ -213,6 +213,11 @@ impl std::error::Error for BackupError {
 
 impl From<azekura::Error> for BackupError {
     fn from(error: azekura::Error) -> BackupError {
-        BackupError::Database(error)
+        match (error.kind(), error.file()) {
+            (azekura::ErrorKind::OutOfSpace, Some(file)) => {
+                BackupError::Full { object: file.display().to_string(), message: error.message().to_owned() }
+            }
+            _ => BackupError::Database(error),
+        }
     }
 }

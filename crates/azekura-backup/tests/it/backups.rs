@@ -2,6 +2,8 @@
 
 use crate::support::{Place, content, content_at, create, filled, open, restore, sync};
 use azekura::{Config, PartitionCreateOptions};
+use std::time::Duration;
+
 use azekura_backup::{BackupError, BackupStore, CreateOptions, RestoreOptions, Stage, VerifyOptions};
 
 #[test]
@@ -178,6 +180,34 @@ fn scratch_left_by_a_killed_process_goes() {
     let how = CreateOptions::default().scratch(&scratch);
     Place::new().open().create(&db, &how, &mut |_| true).unwrap();
     assert_eq!(scratch.read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn follower_of_an_empty_database_is_backed_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = Config::new(dir.path().join("db")).workers(0).open().unwrap();
+    let follower = Config::new(dir.path().join("db")).open_follower().unwrap();
+    let store = Place::new().open();
+    assert!(create(&store, &follower).unwrap().backup.is_durable);
+    restore(&store, &dir.path().join("copy"), RestoreOptions::default()).unwrap();
+    assert!(Config::new(dir.path().join("copy")).open().unwrap().list_partitions().is_empty());
+    drop(writer);
+}
+
+/// Regression: if the backup had no commit after those that the follower had read, they counted as durable.
+#[test]
+fn unsynced_backup_beside_a_writer_is_not_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Config::new(dir.path().join("db")).workers(0).sync_interval(None).open().unwrap();
+    let plain = db.open_partition("plain", PartitionCreateOptions::default()).unwrap();
+    plain.insert("a", "1").unwrap();
+    let follower = Config::new(dir.path().join("db")).open_follower().unwrap();
+    let (store, how) = (Place::new().open(), CreateOptions::default().durable_wait(Duration::ZERO));
+    let create = |how| store.create(&follower, how, &mut |_| true).unwrap().backup.is_durable;
+    assert!(!create(&how));
+    plain.insert("a", "2").unwrap();
+    sync(&db);
+    assert!(create(&how));
 }
 
 #[test]

@@ -199,6 +199,28 @@ impl Database {
         Ok(ChangePosition { instance: source.instance(), epoch: source.position_epoch(), seqno: source.end(inner) })
     }
 
+    /// Returns the position up to which visible commits are known to survive power loss, as far as they are in the WAL.
+    ///
+    /// # Errors
+    /// Those of [`change_position`](Database::change_position).
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = azekura::Config::new(dir.path().join("db")).sync_interval(None).open()?;
+    /// # let fruit = db.open_partition("fruit", Default::default())?;
+    /// fruit.insert("apple", "red")?;
+    /// assert!(db.durable_position()? < db.change_position()?);
+    /// db.persist(azekura::PersistMode::SyncData)?;
+    /// assert_eq!(db.durable_position()?, db.change_position()?);
+    /// # Ok(()) }
+    /// ```
+    pub fn durable_position(&self) -> Result<ChangePosition> {
+        let position = self.change_position()?;
+        let durable = change_source(&self.handle)?.durable();
+        Ok(ChangePosition { seqno: position.seqno.min(durable), ..position })
+    }
+
     /// Returns the commits after `position`, over all partitions, in order.
     ///
     /// The result reads the WAL. Segments of the WAL that no partition needs are kept for it, within
