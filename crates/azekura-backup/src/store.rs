@@ -62,13 +62,17 @@ impl BackupStore {
     /// the environment variables of a process can be given.
     ///
     /// # Errors
-    /// `Invalid` if the URL is not one of these.
+    /// `Invalid` if the URL is not one of these, or has a password.
     pub fn open(place: &str, options: impl IntoIterator<Item = (String, String)>) -> Result<BackupStore> {
         let url = url::Url::parse(place).ok().filter(|url| place.contains("://") && !url.scheme().is_empty());
         let Some(url) = url else { return BackupStore::open_directory(FilePath::new(place)) };
         if url.scheme() == "file" {
             let path = url.to_file_path().map_err(|()| BackupError::invalid(format!("{place} names no directory")))?;
             return BackupStore::open_directory(&path);
+        }
+        if url.password().is_some() {
+            // Messages and logs repeat the place.
+            return Err(BackupError::invalid("the URL has a password: give credentials as options"));
         }
         // A second call fails, and changes nothing.
         #[cfg(feature = "_cloud")]

@@ -189,4 +189,6 @@ fn unknown_places_are_refused() {
         assert_eq!(BackupStore::open(place, []).unwrap_err().kind(), "invalid", "{place}");
     }
     BackupStore::open("memory:///", []).unwrap();
+    let secret = BackupStore::open("s3://key:secret@bucket/path", []).unwrap_err();
+    assert!(secret.kind() == "invalid" && !secret.to_string().contains("secret"), "{secret}");
 }
