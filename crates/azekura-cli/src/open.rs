@@ -52,14 +52,19 @@ pub(crate) fn open_beside(path: &Path, locked: CliError, json: bool) -> Result<D
     open_follower(Config::new(path), locked, json)
 }
 
-/// Opens a database for a backup. Beside another process that writes to it, it catches up by itself.
+/// Opens a database for a backup, without keeping other processes from writing to it, if that is possible. It catches
+/// up with them by itself.
 #[cfg(feature = "backup")]
 pub(crate) fn open_to_back_up(path: &Path, json: bool) -> Result<Database> {
+    let config = || Config::new(path).follow_interval(Some(BACKUP_INTERVAL));
     match open_existing(path) {
-        Err(locked) if locked.is_locked() => {
-            open_follower(Config::new(path).follow_interval(Some(BACKUP_INTERVAL)), locked, json)
-        }
-        opened => opened,
+        Err(locked) if locked.is_locked() => return open_follower(config(), locked, json),
+        // Now what is in the log is durable.
+        opened => opened?.close()?,
+    }
+    match config().open_follower() {
+        Err(error) if error.kind() == ErrorKind::Unsupported => open_existing(path),
+        opened => Ok(opened?),
     }
 }
 

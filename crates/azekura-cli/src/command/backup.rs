@@ -26,7 +26,8 @@ const NAP: Duration = Duration::from_millis(100);
 
 /// Runs a subcommand.
 pub(crate) fn run(args: BackupArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    interrupt::catch()?;
+    // The second Ctrl-C ends a call that waits for the store.
+    interrupt::catch_first()?;
     match args.action {
         BackupAction::Create(args) => create(&args, db, output),
         BackupAction::List(args) => list(&args, output),

@@ -1,6 +1,16 @@
 //! backup create, list, verify, restore, prune, watch.
 
+#[cfg(unix)]
+use std::io::{BufRead, BufReader};
+#[cfg(unix)]
+use std::process::Stdio;
+
 use azekura::{Config, PersistMode};
+#[cfg(unix)]
+use nix::{
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
 
 use super::fixture::CliFixture;
 
@@ -89,4 +99,50 @@ fn database_of_a_running_writer_is_backed_up() {
     p.ok("backup restore store copy");
     assert_eq!(p.ok("get --db copy --partition fruit apple"), "brown");
     assert_eq!(p.json("backup list store")["backups"].as_array().unwrap().len(), 1, "the log was enough");
+}
+
+/// Regression: without another writer, the command was the writer until it ended, and no program could open its database.
+#[cfg(unix)]
+#[test]
+fn watched_database_can_be_opened_for_writing() {
+    let p = CliFixture::new();
+    p.ok("put --db d --create hello world");
+    let mut watch = p.command(["backup", "watch", "--db", "d", "--every", "0.05", "--json", "store"]);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut next = || serde_json::from_str::<serde_json::Value>(&lines.next().unwrap().unwrap()).unwrap();
+    assert!(next()["backup"].is_object());
+    let db = Config::new(p.path("d")).open().unwrap();
+    db.partition("default").unwrap().insert("hello", "you").unwrap();
+    db.persist(PersistMode::SyncData).unwrap();
+    assert_eq!(next()["shipped"]["commits"], 1);
+    signal::kill(Pid::from_raw(watch.id() as i32), Signal::SIGINT).unwrap();
+    assert_eq!(watch.wait().unwrap().code(), Some(0));
+    p.ok("backup restore store copy");
+    assert_eq!(p.ok("get --db copy hello"), "you");
+}
+
+/// Regression: commands looked at Ctrl-C only between two requests, or not at all.
+#[cfg(unix)]
+#[test]
+fn second_ctrl_c_ends_a_call_that_waits() {
+    let p = CliFixture::new();
+    let db = Config::new(p.path("d")).open().unwrap();
+    let mut create = p.command(["backup", "create", "--db", "d", "--rate-limit", "1", "store"]);
+    let mut create = create.stderr(Stdio::piped()).spawn().unwrap();
+    let mut errors = BufReader::new(create.stderr.take().unwrap()).lines();
+    assert!(errors.next().unwrap().unwrap().contains("another process"), "Ctrl-C is caught from here on");
+    // Two signals that are sent at once may be one.
+    let mut code = None;
+    for _ in 0..2000 {
+        signal::kill(Pid::from_raw(create.id() as i32), Signal::SIGINT).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        code = create.try_wait().unwrap();
+        if code.is_some() {
+            break;
+        }
+    }
+    drop(create.kill());
+    assert_eq!(code.unwrap().code(), Some(130));
+    drop(db);
 }
