@@ -2,8 +2,9 @@
 //!
 //! # Modules
 //!
-//! In reading order: `layout` (names and JSON), `history`, `store` (requests, retries, rate limit), `scratch`, `create`, `holds`,
-//! `prune`, `verify`, `log_object` and `log` (the shipped log), `watch`, `restore`, `progress`, `error`.
+//! In reading order: `layout` (names and JSON), `history`, `store` (requests, retries, rate limit), `scratch`,
+//! `create`, `holds`, `prune`, `verify`, `log_object` and `log` (the shipped log), `watch`, `restore`, `progress`,
+//! `error`.
 //!
 //! # Why no object is deleted that a backup needs
 //!
@@ -19,8 +20,8 @@
 //!   g/8. A writer that finds out that it paused for more than 3/4 g gives up (`TooSlow`). At the end it writes the
 //!   manifest, and removes it if that was too late.
 //!
-//! Let `prune` list the objects and then the holds at p, and delete an object x of a backup whose writer wrote its first
-//! hold at h.
+//! Let `prune` list the objects and then the holds at p, and delete an object x of a backup whose writer wrote its
+//! first hold at h.
 //! - If a manifest named x when the writer listed, and was removed since, its hold was written after that, up to g/4 of
 //!   listing delay aside. Because `prune` ignored that hold, it was written before p - g. So h < p - g + g/2.
 //! - If x was younger than g/4 or in a hold younger than g/4, then x or the hold was written before p - g, because

@@ -234,7 +234,13 @@ impl BackupStore {
             Err(BackupError::Store { source: object_store::Error::AlreadyExists { .. }, .. }) => {
                 Ok(self.get(object).await? == bytes)
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                // Only a part was stored, under a name that is not free any more.
+                if let BackupError::WrongContent { .. } = error {
+                    self.delete(object).await?;
+                }
+                Err(error)
+            }
         }
     }
 
@@ -392,7 +398,8 @@ impl BackupStore {
     }
 
     /// # Errors
-    /// `Invalid` if the store ignores that an object must not exist. Then two watchers would overwrite each other's log.
+    /// `Invalid` if the store ignores that an object must not exist. Then two watchers would overwrite each other's
+    /// log.
     pub(crate) async fn check_create_only(&self) -> Result<()> {
         let record = self.get(STORE_OBJECT).await?;
         match self.put(STORE_OBJECT, record, PutMode::Create).await {

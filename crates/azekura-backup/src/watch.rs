@@ -6,7 +6,7 @@ use crate::create::{CreateOptions, CreateReport};
 use crate::error::{BackupError, Result};
 use crate::layout::{hex, log_object};
 use crate::log::{Until, chain, read_headers};
-use crate::log_object::{LogWriter, decode, decode_header};
+use crate::log_object::{LogObject, LogWriter, decode};
 use crate::progress::Progress;
 use crate::store::BackupStore;
 
@@ -136,7 +136,8 @@ impl Watcher<'_> {
     /// calls this until it is `Idle`, and then again after some seconds, which are the most that it can lose.
     ///
     /// Makes a backup instead if a change cannot be in a log object: partitions were created or deleted, tables were
-    /// ingested, a commit has more than 1 GiB, a large value was replaced before it was shipped, or the database has recycled its log.
+    /// ingested, a commit has more than 1 GiB, a large value was replaced before it was shipped, or the database has
+    /// recycled its log.
     ///
     /// # Errors
     /// Those of [`BackupError`]. The next call tries the same again.
@@ -196,13 +197,15 @@ impl Watcher<'_> {
             return Ok(Ok(WatchStep::Shipped { commits, bytes: len, sequence }));
         }
         let other = self.store.block_on(self.store.get(&object))?;
-        let header = decode_header(&object, &other)?;
+        let LogObject { header, partitions, .. } = match decode(&object, &other) {
+            Err(BackupError::WrongContent { .. }) => return Ok(Err("a log object in the store is damaged".into())),
+            log => log?,
+        };
         if header.database() != self.database {
             let found = self.database.clone();
             return Err(BackupError::OtherDatabase { stored: header.database(), found });
         }
-        let log = decode(&object, &other)?;
-        self.go_on(header.end(), header.to, log.partitions)?;
+        self.go_on(header.end(), header.to, partitions)?;
         Ok(Ok(WatchStep::ShippedByOther { sequence: header.end() }))
     }
 

@@ -479,3 +479,23 @@ fn damaged_log_before_a_backup_does_no_harm() {
     step(&mut watcher);
     assert_eq!(restored(&store, &dir.path().join("again"), Until::End), content(&db));
 }
+
+/// Regression: the watcher failed for ever, because the name of its next object was not free.
+#[test]
+fn damaged_object_of_another_watcher_makes_a_backup() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 48));
+    let store = place.open();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    place.put(&format!("log/{:020}.log", watcher.shipped_sequence().unwrap()), "damaged");
+    for i in 0..2u8 {
+        db.partition("plain").unwrap().insert("i", [i]).unwrap();
+        sync(&db);
+        match i {
+            0 => assert!(reason(&mut watcher).contains("damaged")),
+            _ => assert!(matches!(step(&mut watcher), WatchStep::Shipped { .. })),
+        }
+    }
+    assert_eq!(restored(&store, &dir.path().join("copy"), Until::End), content(&db));
+}

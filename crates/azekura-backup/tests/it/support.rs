@@ -225,6 +225,8 @@ pub(crate) enum Fault {
     AnswerLost,
     /// Half of the bytes are stored, and it fails.
     HalfWritten,
+    /// Half of the bytes are stored, and it succeeds.
+    Truncated,
 }
 
 /// Passes requests on, and fails chosen ones.
@@ -258,7 +260,9 @@ struct State {
 
 /// Called before a request ("put", "part", "delete") for an object.
 #[derive(Clone)]
-struct Hook(Arc<dyn Fn(&str, &Path) + Send + Sync>);
+struct Hook(Arc<HookFn>);
+
+type HookFn = dyn Fn(&str, &Path) + Send + Sync;
 
 impl fmt::Debug for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -274,6 +278,12 @@ impl FaultStore {
     /// The process ends at request `k`.
     pub(crate) fn killed_at(inner: Arc<dyn ObjectStore>, k: u64, fault: Fault) -> Arc<FaultStore> {
         let state = State { fail_at: Some((k, fault)), is_dead_after: true, ..State::default() };
+        Arc::new(FaultStore { inner, state: Mutex::new(state) })
+    }
+
+    /// Request `k` has this fault.
+    pub(crate) fn fault_at(inner: Arc<dyn ObjectStore>, k: u64, fault: Fault) -> Arc<FaultStore> {
+        let state = State { fail_at: Some((k, fault)), ..State::default() };
         Arc::new(FaultStore { inner, state: Mutex::new(state) })
     }
 
@@ -356,7 +366,7 @@ fn error(message: &str) -> object_store::Error {
 }
 
 fn lost<T>(fault: Option<Fault>, result: Result<T>) -> Result<T> {
-    if fault.is_some() { Err(error("answer lost")) } else { result }
+    if fault.is_none_or(|fault| fault == Fault::Truncated) { result } else { Err(error("answer lost")) }
 }
 
 impl fmt::Display for FaultStore {
@@ -374,7 +384,7 @@ impl ObjectStore for FaultStore {
         }
         self.note_written(path)?;
         self.call_hook("put", path);
-        if fault == Some(Fault::HalfWritten) {
+        if matches!(fault, Some(Fault::HalfWritten | Fault::Truncated)) {
             let bytes = Bytes::from(payload);
             let half = PutPayload::from_bytes(bytes.slice(..bytes.len() / 2));
             return lost(fault, self.inner.put_opts(path, half, options).await);
@@ -427,7 +437,7 @@ impl ObjectStore for FaultStore {
             Ok(meta)
         };
         match self.next() {
-            Ok(None) => {
+            Ok(None | Some(Fault::Truncated)) => {
                 let is_shown = move |meta: &Result<ObjectMeta>| {
                     let is_hidden = meta.as_ref().is_ok_and(|meta| hidden.contains(&meta.location));
                     futures_util::future::ready(!is_hidden)

@@ -101,7 +101,8 @@ fn database_of_a_running_writer_is_backed_up() {
     assert_eq!(p.json("backup list store")["backups"].as_array().unwrap().len(), 1, "the log was enough");
 }
 
-/// Regression: without another writer, the command was the writer until it ended, and no program could open its database.
+/// Regression: without another writer, the command was the writer until it ended, and no program could open its
+/// database.
 #[cfg(unix)]
 #[test]
 fn watched_database_can_be_opened_for_writing() {
