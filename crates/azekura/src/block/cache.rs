@@ -883,7 +883,7 @@ mod tests {
     fn links_of_values_count_towards_the_budget() {
         let cache = BlockCache::new(1 << 20);
         read_value(&cache, value_id(1));
-        let links = (1 << 20) / BYTES_PER_VALUE_LINK * 8;
+        let links = (1 << 20) / BYTES_PER_VALUE_LINK * size_of::<usize>() as u64;
         assert_eq!(cache.used(), resident_bytes(&cache) + links);
         (0..2000).for_each(|n| _ = read_value(&cache, value_id(n)));
         check(&cache);
