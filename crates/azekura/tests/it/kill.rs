@@ -8,16 +8,20 @@
 //! writer gives while flushes of another partition retire segments of the WAL. In all runs but the last one, the whole
 //! content of one more partition is ingested and cleared continuously.
 //!
-//! - `AZEKURA_KILLS`: number of kills; the other runs have half as many.
+//! Module `followers`: processes that follow the writer and read its change feed, and are killed too.
+//!
+//! - `AZEKURA_KILLS`: number of kills; the other runs have half as many, and those with followers a quarter.
+
+mod followers;
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,7 +29,7 @@ use azekura::fs::{DiskFs, Fs};
 use azekura::testing::{SeededRng, TestComparator, TestOrder};
 use azekura::{
     CompactionStrategy, Config, Database, EngineType, GarbageCollection, KvSeparationOptions, LeveledOptions,
-    Partition, PartitionCreateOptions, PersistMode, PersistenceLevel, PmemOptions,
+    Partition, PartitionCreateOptions, PersistMode, PersistenceLevel, PmemOptions, Values,
 };
 use tempfile::TempDir;
 
@@ -47,6 +51,11 @@ const BLOB_GC_FLAG_FILE: &str = "collects";
 const POOLS_FLAG_FILE: &str = "pools";
 /// A file that exists if the partitions have comparators.
 const COMPARATORS_FLAG_FILE: &str = "comparators";
+/// A file that exists if other processes follow the writer. Then the first partition is a pool, the second is not, and
+/// each commit sets its number in both.
+const FOLLOWERS_FLAG_FILE: &str = "followers";
+/// A file that exists if the writer keeps all segments of the WAL.
+const RETENTION_FLAG_FILE: &str = "retention";
 /// The partition whose flushes retire segments of the WAL while the comparators are given.
 const FLUSHED_PARTITION: &str = "flushed";
 /// If the partitions are pools, there is one more, for single changes.
@@ -76,20 +85,31 @@ fn commit_contents(writer: u64, n: u64) -> Vec<(String, Option<Vec<u8>>)> {
 
 /// The writer's keys and values after this number of commits.
 fn expected_state(writer: u64, commits: u64) -> Map {
-    let mut state = Map::new();
-    for n in 1..=commits {
-        for (key, value) in commit_contents(writer, n) {
-            match value {
-                Some(value) => _ = state.insert(key.into(), value),
-                None => _ = state.remove(key.as_bytes()),
+    let (mut state, mut decided) = (Map::new(), BTreeSet::new());
+    // From the last commit back, until every key was written.
+    for n in (1..=commits).rev() {
+        for (key, value) in commit_contents(writer, n).into_iter().rev() {
+            if decided.insert(key.clone()) {
+                state.extend(value.map(|value| (key.into(), value)));
             }
+        }
+        if decided.len() as u64 == KEYS {
+            break;
         }
     }
     state
 }
 
+fn config(dir: &Path) -> Config {
+    let config = Config::new(dir.join("db")).workers(2).wal_segment_size(128 << 10).cache_size(1 << 20);
+    match dir.join(RETENTION_FLAG_FILE).exists() {
+        true => config.wal_retention(Duration::from_secs(3600)).max_retained_wal_size(1 << 40),
+        false => config,
+    }
+}
+
 fn open(dir: &Path) -> azekura::Result<Database> {
-    Config::new(dir.join("db")).workers(2).wal_segment_size(128 << 10).cache_size(1 << 20).open()
+    config(dir).open()
 }
 
 fn runs_blob_gc(dir: &Path) -> bool {
@@ -102,6 +122,10 @@ fn has_pools(dir: &Path) -> bool {
 
 fn has_comparators(dir: &Path) -> bool {
     dir.join(COMPARATORS_FLAG_FILE).exists()
+}
+
+fn has_followers(dir: &Path) -> bool {
+    dir.join(FOLLOWERS_FLAG_FILE).exists()
 }
 
 /// Flushes of [`FLUSHED_PARTITION`] by this process.
@@ -126,13 +150,13 @@ fn waiting_comparator(has_waited: &Arc<AtomicBool>) -> TestComparator {
 
 /// Both partitions have direct blob writes; in the last one, more values go to blob files, for blob GC.
 fn open_partitions(dir: &Path, db: &Database) -> azekura::Result<Vec<Partition>> {
+    let small = PmemOptions::default().max_size(64 << 20).growth_step(64 << 10);
+    let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(small));
     if has_pools(dir) {
-        let small = PmemOptions::default().max_size(64 << 20).growth_step(64 << 10);
-        let options = PartitionCreateOptions::default().engine(EngineType::Pmem(small));
         return PARTITION_NAMES
             .into_iter()
             .chain([SINGLE_WRITE_PARTITION])
-            .map(|name| db.open_partition(name, options.clone()))
+            .map(|name| db.open_partition(name, pool.clone()))
             .collect();
     }
     let separation = KvSeparationOptions::default().separation_threshold(150).blob_file_target_size(64 << 10);
@@ -140,6 +164,10 @@ fn open_partitions(dir: &Path, db: &Database) -> azekura::Result<Vec<Partition>>
     let collected = separation.clone().separation_threshold(100).blob_file_target_size(16 << 10);
     let last = if runs_blob_gc(dir) { collected } else { separation.clone() };
     let options = PartitionCreateOptions::default().max_memtable_size(24 << 10).block_size(512);
+    if has_followers(dir) {
+        let options = options.with_kv_separation(last);
+        return Ok(vec![db.open_partition(PARTITION_NAMES[0], pool)?, open_lsm(dir, db, PARTITION_NAMES[1], options)?]);
+    }
     let open = |(name, separation)| open_lsm(dir, db, name, options.clone().with_kv_separation(separation));
     PARTITION_NAMES.into_iter().zip([separation, last]).map(open).collect()
 }
@@ -172,11 +200,7 @@ fn acknowledged_commits(dir: &Path, writer: u64) -> u64 {
 #[test]
 fn writer() {
     let Some(dir) = std::env::var_os(WRITER_ENV).map(PathBuf::from) else { return };
-    let out = Mutex::new(std::io::stdout());
-    let say = |what: &str| {
-        let mut out = out.lock().unwrap();
-        writeln!(out, "\nsays {what}").and_then(|()| out.flush()).unwrap();
-    };
+    end_with_parent();
     say("opening");
     let db = open(&dir).unwrap();
     thread::scope(|scope| {
@@ -185,22 +209,37 @@ fn writer() {
         }
         let partitions = open_partitions(&dir, &db).unwrap();
         say("open");
-        write_in_threads_until_killed(&dir, &db, &partitions, &say);
+        write_in_threads_until_killed(&dir, &db, &partitions);
     });
 }
 
-type Say<'a> = &'a (dyn Fn(&str) + Sync);
+/// Tells the parent process.
+fn say(what: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\nsays {what}").and_then(|()| out.flush()).unwrap();
+}
 
-fn write_in_threads_until_killed(dir: &Path, db: &Database, partitions: &[Partition], say: Say<'_>) {
+/// Ends this process when the parent process has ended.
+fn end_with_parent() {
+    thread::spawn(|| {
+        std::io::stdin().read_to_end(&mut Vec::new()).ok();
+        std::process::exit(0);
+    });
+}
+
+fn write_in_threads_until_killed(dir: &Path, db: &Database, partitions: &[Partition]) {
     thread::scope(|scope| {
         for writer in 0..WRITERS {
-            scope.spawn(move || write_until_killed(dir, db, partitions, writer, say));
+            scope.spawn(move || write_until_killed(dir, db, partitions, writer));
         }
         if runs_blob_gc(dir) {
             scope.spawn(|| run_blob_gc_until_killed(dir, &partitions[1]));
         }
         if has_pools(dir) {
             scope.spawn(|| flush_until_killed(dir, partitions));
+        }
+        if has_followers(dir) {
+            scope.spawn(|| followers::change_files_until_killed(dir, db, partitions));
         }
         if !has_comparators(dir) {
             scope.spawn(|| load_until_killed(dir, db));
@@ -228,7 +267,11 @@ fn load_after(n: u64) -> u64 {
 
 /// The number of the load that is there; 0 if the partition is empty.
 fn find_load(part: &Partition) -> Result<u64, String> {
-    let values: Vec<_> = part.values().collect::<azekura::Result<_>>().map_err(|error| error.to_string())?;
+    find_load_in(part.values())
+}
+
+fn find_load_in(values: Values) -> Result<u64, String> {
+    let values: Vec<_> = values.collect::<azekura::Result<_>>().map_err(|error| error.to_string())?;
     let loads: BTreeSet<u64> =
         values.iter().filter_map(|value| value.first_chunk().copied().map(u64::from_le_bytes)).collect();
     match (values.len() as u64, loads.first()) {
@@ -307,6 +350,11 @@ fn counter_key(writer: u64) -> String {
     format!("n {writer}")
 }
 
+/// The number that is stored as a value; 0 if there is none.
+fn number_of(value: Option<&[u8]>) -> u64 {
+    value.map_or(0, |value| u64::from_le_bytes(value.try_into().expect("eight bytes")))
+}
+
 fn odd_round_key(writer: u64) -> String {
     format!("odd {writer}")
 }
@@ -329,10 +377,7 @@ fn write_single_changes(single_changes: &Partition, writer: u64, n: u64) {
 
 /// The single changes that must exist after this number of acknowledged commits.
 fn check_single_changes(single_changes: &Partition, writer: u64, acknowledged: u64) {
-    let read = |key: String| {
-        let value = single_changes.get(key).unwrap();
-        value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().expect("eight bytes")))
-    };
+    let read = |key: String| number_of(single_changes.get(key).unwrap().as_deref());
     let n = read(counter_key(writer));
     assert!(n == acknowledged || n == acknowledged + 1, "{n} where {acknowledged} were acknowledged");
     let odd = |n: u64| if n % 2 == 1 { n } else { 0 };
@@ -345,13 +390,18 @@ fn removes_as_range(key: &str) -> bool {
     !key.ends_with(['0', '3', '6'])
 }
 
-fn write_until_killed(dir: &Path, db: &Database, partitions: &[Partition], writer: u64, say: Say<'_>) {
+fn write_until_killed(dir: &Path, db: &Database, partitions: &[Partition], writer: u64) {
     let mut notes = OpenOptions::new().append(true).create(true).open(ack_file(dir, writer)).unwrap();
     // The database may have one more commit than the records: the one in progress.
     let mut n = acknowledged_commits(dir, writer);
-    if writer_state(partitions, writer).as_ref() == Ok(&expected_state(writer, n + 1))
-        && expected_state(writer, n) != expected_state(writer, n + 1)
-    {
+    let has_one_more = match has_followers(dir) {
+        true => number_of(partitions[0].get(counter_key(writer)).unwrap().as_deref()) == n + 1,
+        false => {
+            writer_state(partitions, writer).as_ref() == Ok(&expected_state(writer, n + 1))
+                && expected_state(writer, n) != expected_state(writer, n + 1)
+        }
+    };
+    if has_one_more {
         n += 1;
         notes.write_all(&n.to_le_bytes()).unwrap();
     }
@@ -363,6 +413,9 @@ fn write_until_killed(dir: &Path, db: &Database, partitions: &[Partition], write
         }
         let mode = if n.is_multiple_of(50) { PersistMode::SyncData } else { PersistMode::Buffer };
         let mut commit = AtomicWrites::begin(db, n, mode);
+        if has_followers(dir) {
+            partitions.iter().for_each(|part| commit.insert(part, counter_key(writer).as_bytes(), &n.to_le_bytes()));
+        }
         for (key, value) in commit_contents(writer, n) {
             for part in &partitions[..2] {
                 match &value {
@@ -416,30 +469,66 @@ pub(crate) fn test_process(test: &str, role: &str, dir: &Path) -> Command {
     program
 }
 
-/// Starts the writer and kills it some time after it prints `word`.
-fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
-    let mut writer = test_process("kill::writer", WRITER_ENV, dir);
-    let mut child: Child = writer.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    let mut said = Vec::new();
-    let mut line = String::new();
-    while said.last().is_none_or(|last| last != word) {
-        line.clear();
-        if out.read_line(&mut line).unwrap() == 0 {
-            let output = child.wait_with_output().unwrap();
-            panic!("the writer ended by itself: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        if let Some(word) = line.trim().strip_prefix("says ") {
-            said.push(word.to_owned());
+/// Another process of this test. Killed when this is dropped.
+struct ChildProcess {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    said: Vec<String>,
+}
+
+impl ChildProcess {
+    fn start(test: &str, role: &str, dir: &Path) -> ChildProcess {
+        let mut program = test_process(test, role, dir);
+        let child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        ChildProcess { child, out, said: Vec::new() }
+    }
+
+    /// Waits until the process says `word`, unless it did.
+    fn wait_for(&mut self, word: &str) {
+        let mut line = String::new();
+        while !self.said.iter().any(|said| said == word) {
+            line.clear();
+            if self.out.read_line(&mut line).unwrap() == 0 {
+                panic!("the process ended by itself: {}", self.errors());
+            }
+            self.said.extend(line.trim().strip_prefix("says ").map(str::to_owned));
         }
     }
+
+    /// Kills the process, which must not have ended by itself. Returns what it has said.
+    fn kill(mut self) -> Vec<String> {
+        self.child.kill().unwrap();
+        let errors = self.errors();
+        assert_eq!(self.child.wait().unwrap().code(), None, "the process ended by itself: {errors}");
+        let rest = self.out.by_ref().lines().map_while(Result::ok);
+        let words = rest.filter_map(|line| line.trim().strip_prefix("says ").map(str::to_owned));
+        self.said.extend(words);
+        std::mem::take(&mut self.said)
+    }
+
+    /// The standard error of a process that has ended.
+    fn errors(&mut self) -> String {
+        let mut errors = Vec::new();
+        self.child.stderr.as_mut().unwrap().read_to_end(&mut errors).unwrap();
+        String::from_utf8_lossy(&errors).into_owned()
+    }
+}
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Starts the writer and kills it some time after it prints `word`.
+fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
+    let mut writer = ChildProcess::start("kill::writer", WRITER_ENV, dir);
+    writer.wait_for(word);
     thread::sleep(delay);
-    child.kill().unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), None, "the writer ended by itself: {}", String::from_utf8_lossy(&output.stderr));
-    let rest = out.lines().map_while(Result::ok);
-    said.extend(rest.filter_map(|line| line.trim().strip_prefix("says ").map(str::to_owned)));
-    said
+    writer.kill()
 }
 
 /// Starts another process that checks the state after the kill.

@@ -7,7 +7,7 @@ use azekura::{Batch, Database, Partition, PersistMode, Result, Transaction};
 /// A time to live that outlasts a test.
 const LONG_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// The value of a key that expires before it is read.
-const EXPIRING: &[u8] = b"expired";
+pub(crate) const EXPIRING: &[u8] = b"expired";
 
 /// The time to live of a value in a test that expects all values: none, or a long one for a third of the values.
 pub(crate) fn ttl_of(value: &[u8]) -> Option<Duration> {
