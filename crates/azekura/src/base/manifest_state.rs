@@ -226,6 +226,12 @@ impl PartitionManifestState {
         let spilled = self.spilled.values().map(|table| table.largest_seqno);
         spilled.max().unwrap_or_default().max(self.flushed_seqno)
     }
+
+    /// Whether a blob file contains the values of this logical one.
+    pub(crate) fn has_logical_blob_file(&self, logical: FileNumber) -> bool {
+        let mut sections = self.blob_files.values().flat_map(|file| &file.sections);
+        sections.any(|section| section.logical_file == logical)
+    }
 }
 
 impl ManifestState {

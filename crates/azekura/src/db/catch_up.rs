@@ -9,8 +9,10 @@
 //!    that was replaced.
 //!
 //! Some commits are complete only together with a manifest that is read after them: an ingest, whose records are in
-//! tables only, and one that points into a blob file that has been replaced. From such a commit on, commits are
-//! *held*: they become visible when the manifest that was read after them is installed.
+//! tables only. From such a commit on, commits are *held*: they become visible when the manifest that was read after
+//! them is installed. A commit that points into a blob file that has been replaced is read again with the manifest that
+//! names the new file. If there is no newer manifest, power loss has taken the value: the WAL ends before this commit,
+//! as it does for the recovery, which is still to come.
 //!
 //! If the WAL that comes next is gone, because the follower was too slow, or the writer has closed the database, the
 //! whole database is read [again](recovery::read_again).
@@ -37,7 +39,7 @@ use crate::db::database::Database;
 use crate::db::follower::{Follower, Progress, last_named_seqno, new_tail, prepare_tree};
 use crate::db::handle::DbHandle;
 use crate::db::inner::DbInner;
-use crate::db::partition_state::PartitionState;
+use crate::db::partition_state::{PartitionState, ReplayPhase};
 use crate::db::recovery::{self, check_followable, is_changed_meanwhile, unknown_to_manifest};
 use crate::engine::{Engine, EngineView, ReadMoment, Staged, Task};
 use crate::iter::InternalIter;
@@ -60,8 +62,9 @@ const RELOADS_MAX: u32 = 20;
 enum WalStop {
     /// At its present end, or at the limit of one call.
     End,
-    /// Before a commit that names what the manifest does not know yet.
-    BeforeUnknown,
+    /// Before a commit, with its last sequence number, that names what the manifest does not know yet, or that points
+    /// to a value that is not there.
+    BeforeUnknown(SeqNo),
     /// Before a commit that can be applied only when the commits before it are visible.
     BeforeRangeDelete,
 }
@@ -113,8 +116,9 @@ impl Database {
     ///
     /// # Errors
     /// `Invalid` if the database is no follower. `Stale` if a recovery of the writer has lost commits that are visible
-    /// here. `Unsupported` if the writer has created a pool in mapped memory. `Corruption` if a file is damaged. `Io`,
-    /// `Closed`.
+    /// here, or if the follower was too slow and has missed changes of a pool whose comparator was not given yet: open
+    /// the follower again. `Unsupported` if the writer has created a pool in mapped memory. `Corruption` if a file is
+    /// damaged. `Io`, `Closed`.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -248,10 +252,15 @@ impl FollowerTask<'_> {
     /// True if the end of the WAL was reached, with a manifest that has not changed since.
     fn try_advance(&mut self) -> Result<bool> {
         self.read_manifest()?;
-        let stop = self.read_wal()?;
-        if stop == WalStop::BeforeUnknown && self.is_current()? {
-            let message = "the log names a partition or an operator that the manifest does not know";
-            return Err(Error::corruption(message).in_file(&self.follower.config.path));
+        let mut stop = self.read_wal()?;
+        if let WalStop::BeforeUnknown(last) = stop
+            && self.is_current()?
+        {
+            if last <= self.follower.durable() {
+                let message = "the log has a synced commit of which the manifest or a blob file has lost a part";
+                return Err(Error::corruption(message).in_file(&self.follower.config.path));
+            }
+            stop = WalStop::End;
         }
         let is_installed = self.install(stop)?;
         Ok(is_installed && stop == WalStop::End && self.progress.held_from.is_none() && self.is_current()?)
@@ -272,6 +281,12 @@ impl FollowerTask<'_> {
             let loaded = Manifest::load(Arc::clone(fs), path)?;
             let state = ManifestState::replay(&loaded.edits)?;
             self.check_history(&state)?;
+            // Not of `progress.epoch`: a tail that was located just now may be in a later segment.
+            if let Some(epoch) = self.progress.tail.epoch()
+                && let Some(end) = state.end_of_epoch(epoch)?
+            {
+                self.progress.tail.end_segment(end)?;
+            }
             for (id, stored) in &state.partitions {
                 check_followable(&stored.meta)?;
                 if !self.progress.partitions.contains_key(id) {
@@ -331,6 +346,7 @@ impl FollowerTask<'_> {
         if let Some(tree) = partition.tables_if_built() {
             tree.open_files()?;
         }
+        partition.open_unbuilt_files(stored, catalog.resources())?;
         partition.end_replay()?;
         prepare_tree(&partition)?;
         Ok(partition)
@@ -341,6 +357,7 @@ impl FollowerTask<'_> {
         let (known, installed) = (self.known(), self.follower.manifest_state());
         let (required, tears_commits) = (last_named_seqno(&known), self.has_bug(PlantedBug::FollowerTearsCommits));
         let progress = &mut *self.progress;
+        let is_from_before = progress.tail.epoch().is_none_or(|epoch| epoch <= progress.epoch_at_open);
         let mut reader = CommitReader {
             inner: self.inner,
             partitions: &progress.partitions,
@@ -351,6 +368,7 @@ impl FollowerTask<'_> {
             is_torn: &mut progress.is_torn,
             note: &mut progress.note,
             stop: None,
+            checks_values: is_from_before,
             tears_commits,
         };
         let mut len = 0;
@@ -412,9 +430,11 @@ impl FollowerTask<'_> {
                 newer.push((Arc::clone(tree), tree.open_newer(stored, memtables.as_deref())?));
                 views.push((partition.id, Arc::from(tree.view())));
             }
+            partition.open_unbuilt_files(stored, inner.catalog.resources())?;
         }
         // Nothing fails from here on.
-        states.iter().for_each(|(partition, stored, _)| partition.follow_unbuilt(stored));
+        let resources = inner.catalog.resources();
+        states.iter().for_each(|(partition, stored, _)| partition.follow_unbuilt(stored, resources));
         let mut deleted = Vec::new();
         progress.partitions.retain(|id, partition| {
             let stays = next.partitions.contains_key(id);
@@ -473,12 +493,15 @@ impl FollowerTask<'_> {
                     partition
                 }
             };
-            known.replace_pending(read);
-            if let Some(tree) = known.tables_if_built() {
-                for (_, file, end) in again.direct_blobs.iter().filter(|(partition, ..)| partition == id) {
-                    if !tree.follow_direct_file(*file, *end)? {
-                        return Err(Error::new(ErrorKind::Conflict, "a blob file was removed while it was read"));
-                    }
+            known.replace_pending(read, self.progress.tail.last_seqno())?;
+            if let Some(tree) = known.tree_if_built() {
+                // The comparator of the partition is known here only.
+                let options = read.stored_options()?.tree(again.resources.default_codec);
+                read.build_tree(&again.resources, tree.key_order().clone(), &options, ReplayPhase::After)?;
+            }
+            for (_, file, end) in again.direct_blobs.iter().filter(|(partition, ..)| partition == id) {
+                if !known.follow_direct_file(self.inner.catalog.resources(), *file, *end)? {
+                    return Err(Error::new(ErrorKind::Conflict, "a blob file was removed while it was read"));
                 }
             }
             let memtables = read.tables_if_built().cloned();
@@ -528,6 +551,8 @@ struct CommitReader<'a> {
     note: &'a mut Option<(PartitionId, SeqNo)>,
     /// Set if the last commit was not applied, and will be read again.
     stop: Option<WalStop>,
+    /// Whether the commits may be from before a power loss, which may have taken the values that they point to.
+    checks_values: bool,
     /// Set by [`PlantedBug::FollowerTearsCommits`].
     tears_commits: bool,
 }
@@ -537,31 +562,36 @@ impl CommitReader<'_> {
     fn apply(&mut self, commit: &WalCommit<'_>) -> Result<()> {
         check_payload(commit.payload, commit.seqno_count)?;
         debug_assert!(commit.payload != SEQNO_GAP_PAYLOAD, "the reader passes gaps");
-        let mut pools_with_range_deletes = Vec::new();
+        let (mut pools_with_range_deletes, resources) = (Vec::new(), self.inner.catalog.resources());
         // The ingest before this commit was installed or has failed. It is held until a manifest says which.
         *self.note = None;
         let (mut needs_newer, mut needs_install) = (false, false);
         let mut seqno = commit.first_seqno;
+        let before_unknown = WalStop::BeforeUnknown(SeqNo(seqno.0 + u64::from(commit.seqno_count) - 1));
         for record in WalRecordIter::new(commit.payload) {
             let record = record?;
             if unknown_to_manifest(self.known, &record).is_some() {
-                return Err(self.stop(WalStop::BeforeUnknown)); // the edit precedes the record
+                return Err(self.stop(before_unknown)); // the edit precedes the record
             }
             needs_install |= unknown_to_manifest(self.installed, &record).is_some();
             if let Some(note) = IngestNote::of_record(&record)? {
                 *self.note = Some((note.partition, seqno));
                 needs_newer = true;
             }
-            match self.partitions.get(&record.partition).and_then(|partition| partition.tree_if_built()) {
-                Some(PartitionTree::Pmem(pool)) if record.kind == RecordKind::RangeDelete => {
+            if let Some(partition) = self.partitions.get(&record.partition) {
+                if let (RecordKind::RangeDelete, Some(PartitionTree::Pmem(pool))) =
+                    (record.kind, partition.tree_if_built())
+                {
                     pools_with_range_deletes.push(Arc::clone(pool));
                 }
-                Some(PartitionTree::Lsm(tree)) if seqno > tree.flushed_through() => {
-                    if let Some(pointer) = BlobPointer::of_record(record.kind, record.value)? {
-                        needs_newer |= !tree.follow_pointer(&pointer)?;
+                if let Some(pointer) = BlobPointer::of_record(record.kind, record.value)?
+                    && !partition.follow_pointer(resources, seqno, &pointer, self.checks_values)?
+                {
+                    if !self.is_replaced(record.partition, seqno, &pointer) {
+                        return Err(self.stop(before_unknown));
                     }
+                    needs_install = true;
                 }
-                _ => {}
             }
             seqno = seqno.plus(1);
         }
@@ -591,6 +621,12 @@ impl CommitReader<'_> {
         }
         *self.is_torn = false;
         Ok(())
+    }
+
+    /// Whether the manifest that was read last has the value in another file, or has dropped it.
+    fn is_replaced(&self, partition: PartitionId, seqno: SeqNo, pointer: &BlobPointer) -> bool {
+        let stored = self.known.partitions.get(&partition);
+        stored.is_none_or(|stored| seqno <= stored.permanent() || stored.has_logical_blob_file(pointer.logical_file))
     }
 
     fn stop(&mut self, stop: WalStop) -> Error {

@@ -598,6 +598,11 @@ impl Changes {
         let limit = self.limit(&source);
         // Behind the limit: a pool that is created later has no change up to it.
         self.check_all_is_logged()?;
+        if let (ChangeSource::Followed(_, state), Some(epoch)) = (&source, self.tail.epoch())
+            && let Some(end) = state.end_of_epoch(epoch)?
+        {
+            self.tail.end_segment(end)?;
+        }
         let (instance, epoch) = (self.position.instance, source.position_epoch());
         let (mut bytes, mut is_complete) = (0, true);
         let (partitions, named) = (&mut self.partitions, &mut self.named_by_last);

@@ -46,6 +46,8 @@ pub(crate) struct Progress {
     pub(crate) note: Option<(PartitionId, SeqNo)>,
     /// The epoch of the segment that was read last.
     pub(crate) epoch: WalEpoch,
+    /// The highest epoch when the follower was opened. A writer that opens the database later begins higher ones.
+    pub(crate) epoch_at_open: WalEpoch,
 }
 
 impl Follower {
@@ -71,6 +73,7 @@ impl Follower {
             is_torn: false,
             note: None,
             epoch,
+            epoch_at_open: epoch,
         };
         Ok(Follower {
             config,
@@ -101,6 +104,10 @@ pub(crate) fn new_tail(config: &Config, manifest_state: &ManifestState, after: S
     let mut tail = WalTail::following(Arc::clone(&config.fs), &config.path, manifest_state.id, after);
     // If this fails, the first read finds out, and reads the database again.
     let _located = tail.locate();
+    // A recovery that has recorded the end of the WAL, and has not begun a segment yet.
+    if let Some(Ok(Some(end))) = tail.epoch().map(|epoch| manifest_state.end_of_epoch(epoch)) {
+        let _ended = tail.end_segment(end);
+    }
     tail
 }
 

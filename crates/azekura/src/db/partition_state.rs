@@ -4,10 +4,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::base::blob_pointer::BlobPointer;
 use crate::base::manifest_state::PartitionManifestState;
 use crate::base::merge_operator::MergeOperator;
 use crate::base::sync::lock;
-use crate::base::version_edit::{BlobFileMeta, EngineKind, PartitionId, PartitionMeta, TableMeta};
+use crate::base::version_edit::{BlobFileMeta, EngineKind, FileNumber, PartitionId, PartitionMeta, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::db::components::PartitionComponents;
 use crate::db::config::PersistMode;
@@ -15,8 +16,9 @@ use crate::db::options::{EngineType, PartitionCreateOptions};
 use crate::db::partition_merge_operator::PartitionMergeOperator;
 use crate::db::state::backoff::TaskBackoffs;
 use crate::db::state::partition_expiry::PartitionExpiry;
-use crate::engine::SingleCommit;
+use crate::engine::{Engine, SingleCommit};
 use crate::lsm::direct_file::DirectBlobFile;
+use crate::lsm::follow::open_direct_file;
 use crate::lsm::output::PendingOutputs;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::tree_context::{TreeContext, TreeResources};
@@ -130,19 +132,95 @@ impl PartitionState {
     }
 
     /// In a follower: takes over the files of a tree that is not built.
-    pub(crate) fn follow_unbuilt(&self, newer: &PartitionManifestState) {
+    pub(crate) fn follow_unbuilt(&self, newer: &PartitionManifestState, resources: &TreeResources) {
         if let Some(stored) = &mut *lock(&self.stored_tree) {
-            *stored.manifest() = newer.clone();
             let permanent = newer.permanent();
-            Arc::make_mut(&mut *lock(&self.buffered_records)).retain(|record| record.seqno > permanent);
+            let mut buffered = lock(&self.buffered_records);
+            // The image of a pool was read when the follower was opened, and is not read again.
+            if self.kind == EngineKind::Lsm {
+                Arc::make_mut(&mut *buffered).retain(|record| record.seqno > permanent);
+            }
+            let pointers = buffered.iter().filter_map(|record| {
+                let entry = record.entry();
+                BlobPointer::of_record(entry.kind, entry.value).ok().flatten()
+            });
+            stored.follow(newer, &pointers.map(|pointer| pointer.logical_file).collect(), &resources.files);
         }
     }
 
-    /// In a follower: takes over the records that `read` buffers, if this tree is not built.
-    pub(crate) fn replace_pending(&self, read: &PartitionState) {
-        if lock(&self.stored_tree).is_some() {
-            *lock(&self.buffered_records) = read.pending();
+    /// In a follower: opens the tables and blob files of a state of the manifest, unless the tree is built. They stay
+    /// open until the tree that is built from them, or a newer state, does not have them.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub(crate) fn open_unbuilt_files(&self, stored: &PartitionManifestState, resources: &TreeResources) -> Result<()> {
+        if self.tree.get().is_some() {
+            return Ok(());
         }
+        stored.all_tables().try_for_each(|table| resources.files.get(table.number).map(drop))?;
+        let blobs = resources.files.blob_files();
+        stored.blob_files.keys().try_for_each(|file| blobs.get(*file).map(drop))
+    }
+
+    /// In a follower: makes the value of a pointer of the WAL readable, also if the tree is not built. False if there
+    /// is no such value. `is_checked`: reads the value.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn follow_pointer(
+        &self,
+        resources: &Arc<TreeResources>,
+        seqno: SeqNo,
+        pointer: &BlobPointer,
+        is_checked: bool,
+    ) -> Result<bool> {
+        let mut stored = lock(&self.stored_tree);
+        match (self.tree_if_built(), &mut *stored) {
+            (Some(PartitionTree::Lsm(tree)), _) if seqno > tree.flushed_through() => {
+                tree.follow_pointer(pointer, is_checked)
+            }
+            (None, Some(stored)) if seqno > stored.permanent() => {
+                let context = TreeContext::new(resources, KeyOrder::bytewise(), self.id, &self.name);
+                stored.follow_pointer(&context, pointer, is_checked)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// In a follower: makes a direct blob file of the writer readable up to `end`. False if it is gone.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn follow_direct_file(&self, resources: &Arc<TreeResources>, id: FileNumber, end: u64) -> Result<bool> {
+        let context = TreeContext::new(resources, KeyOrder::bytewise(), self.id, &self.name);
+        let opened = open_direct_file(&context, id, end)?;
+        let is_there = opened.is_some();
+        opened.into_iter().for_each(|file| self.add_unfinished_blobs(file));
+        Ok(is_there)
+    }
+
+    /// In a follower that has read the WAL up to `last`: takes over the records that `read` buffers, if this tree is
+    /// not built.
+    ///
+    /// # Errors
+    /// `Stale` if records after `last` are only in the image of a pool.
+    pub(crate) fn replace_pending(&self, read: &PartitionState, last: SeqNo) -> Result<()> {
+        let stored = lock(&self.stored_tree);
+        if stored.is_none() {
+            return Ok(());
+        }
+        if self.kind == EngineKind::Lsm {
+            *lock(&self.buffered_records) = read.pending();
+            return Ok(());
+        }
+        if read.files_at_open.permanent > last {
+            let message = format!("changes of pool {:?}, whose comparator is not known yet, were missed", self.name);
+            return Err(Error::stale(message));
+        }
+        let newer = read.pending();
+        let newer = newer.iter().filter(|record| record.seqno > last).cloned();
+        Arc::make_mut(&mut *lock(&self.buffered_records)).extend(newer);
+        Ok(())
     }
 
     /// Gives the tree the components that it can do without.

@@ -255,6 +255,7 @@ pub(crate) struct ReadAgain {
     pub(crate) manifest_state: Arc<ManifestState>,
     pub(crate) identity: ManifestIdentity,
     pub(crate) partitions: HashMap<PartitionId, Arc<PartitionState>>,
+    pub(crate) resources: Arc<TreeResources>,
     /// The unfinished direct blob files, with the offsets of their ends.
     pub(crate) direct_blobs: Vec<(PartitionId, FileNumber, u64)>,
     pub(crate) last_seqno: SeqNo,
@@ -269,9 +270,9 @@ pub(crate) fn read_again(config: &Config) -> Result<ReadAgain> {
     let (last_seqno, (wal_epoch, wal_seqno)) = (state.last_seqno(&report), report.wal_end());
     let direct_blobs =
         state.unfinished_blobs.unfinished_files().map(|(id, found)| (found.partition, id, found.file.size())).collect();
-    let RecoveryState { manifest_state, by_id, .. } = state;
+    let RecoveryState { manifest_state, by_id: partitions, resources, .. } = state;
     let manifest_state = Arc::new(manifest_state);
-    Ok(ReadAgain { manifest_state, identity, partitions: by_id, direct_blobs, last_seqno, wal_seqno, wal_epoch })
+    Ok(ReadAgain { manifest_state, identity, partitions, resources, direct_blobs, last_seqno, wal_seqno, wal_epoch })
 }
 
 /// Locks the directory. Tries again while another handle holds the lock, for at most the configured time.
@@ -459,7 +460,13 @@ impl RecoveryState {
 
     /// Opens the tables and blob files of all trees.
     fn open_files(&self) -> Result<()> {
-        self.by_id.values().filter_map(|partition| partition.tables_if_built()).try_for_each(|tree| tree.open_files())
+        self.by_id
+            .values()
+            .filter_map(|partition| partition.tables_if_built())
+            .try_for_each(|tree| tree.open_files())?;
+        let stored =
+            self.manifest_state.partitions.iter().filter_map(|(id, stored)| Some((self.by_id.get(id)?, stored)));
+        stored.into_iter().try_for_each(|(partition, stored)| partition.open_unbuilt_files(stored, &self.resources))
     }
 
     /// Makes manifest and WAL durable before the replay if a tree is durable without the WAL. Otherwise power loss

@@ -13,12 +13,15 @@ use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::manifest_state::PartitionManifestState;
 use crate::base::sync::lock;
 use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta};
-use crate::base::{Result, SeqNo};
+use crate::base::{ErrorKind, Result, SeqNo};
+use crate::blob::reader::BlobReadAhead;
+use crate::block::BlockHandle;
 use crate::lsm::blob_map::BlobHandle;
 use crate::lsm::direct_file::{DirectBlobFile, DirectBlobFiles};
 use crate::lsm::read::SuperVersion;
 use crate::lsm::table_handle::TableHandle;
 use crate::lsm::tree::LsmTree;
+use crate::lsm::tree_context::TreeContext;
 use crate::lsm::version::{HasTableMeta, Version};
 use crate::memtable::Memtable;
 
@@ -132,41 +135,68 @@ impl LsmTree {
         release_files(&before, &version);
     }
 
-    /// Makes the value of a pointer of the WAL readable. False if its file is gone.
+    /// Makes the value of a pointer of the WAL readable. False if there is no such value. `is_checked`: see
+    /// [`grow_direct_file`].
     ///
     /// # Errors
-    /// `Io`; `Corruption` if the file has no valid header.
-    pub(crate) fn follow_pointer(&self, pointer: &BlobPointer) -> Result<bool> {
+    /// `Io`.
+    pub(crate) fn follow_pointer(&self, pointer: &BlobPointer, is_checked: bool) -> Result<bool> {
         let id = pointer.logical_file;
-        let known = self.current.with(|now| (now.direct_blobs.get(&id).cloned(), now.blob_file(id).is_some()));
+        let known =
+            self.current.with(|now| (now.direct_blobs.get(&id).cloned(), now.version.blobs().handle(id).is_some()));
         match known {
-            (Some(direct), _) => {
-                if direct.written() < pointer.frame_end() {
-                    direct.handle.file().grow_to(pointer.frame_end());
+            (_, true) => Ok(true),
+            (Some(direct), false) => grow_direct_file(&direct, pointer, is_checked),
+            (None, false) => match open_direct_file(&self.context, id, pointer.frame_end())? {
+                Some(direct) if grow_direct_file(&direct, pointer, is_checked)? => {
+                    self.add_direct_blob_files([direct]);
+                    Ok(true)
                 }
-                Ok(true)
-            }
-            (None, true) => Ok(true),
-            (None, false) => self.follow_direct_file(id, pointer.frame_end()),
+                _ => Ok(false),
+            },
         }
     }
+}
 
-    /// Adds a direct blob file of the writer, readable up to `end`. False if it is gone.
-    ///
-    /// # Errors
-    /// As [`follow_pointer`](LsmTree::follow_pointer).
-    pub(crate) fn follow_direct_file(&self, id: FileNumber, end: u64) -> Result<bool> {
-        let file = match self.context.files.blob_files().get(id) {
-            Err(error) if error.is_missing_file() => return Ok(false),
-            opened => opened?,
-        };
-        let mut header = [0; FileHeader::LEN];
-        let read = file.read_exact_at(&mut header, 0).and_then(|()| FileHeader::decode(FileKind::Blob, &header));
-        let file_id = read.map_err(|error| error.in_file(self.context.files.blob_files().path(id)))?.file_id;
-        let handle = self.context.growing_blob_handle(id, None, file_id, end);
-        self.add_direct_blob_files([DirectBlobFile::new(handle, 0, 0, None)]);
-        Ok(true)
+/// Opens a direct blob file of the writer, readable up to `end`. `None` if it is gone or has no header.
+///
+/// # Errors
+/// `Io`.
+pub(crate) fn open_direct_file(context: &TreeContext, id: FileNumber, end: u64) -> Result<Option<Arc<DirectBlobFile>>> {
+    let mut header = [0; FileHeader::LEN];
+    let opened = context.files.blob_files().get(id).and_then(|file| {
+        file.read_exact_at(&mut header, 0)?;
+        FileHeader::decode(FileKind::Blob, &header)
+    });
+    match opened {
+        Err(error) if error.is_missing_file() || error.kind() == ErrorKind::Corruption => Ok(None),
+        Err(error) => Err(error.in_file(context.files.blob_files().path(id))),
+        Ok(header) => {
+            let handle = context.growing_blob_handle(id, None, header.file_id, end);
+            Ok(Some(DirectBlobFile::new(handle, 0, 0, None)))
+        }
     }
+}
+
+/// Makes a direct blob file readable up to the value of a pointer. `is_checked`: reads the value, because power loss
+/// may have taken it, and returns false if it does not verify.
+///
+/// # Errors
+/// `Io`.
+pub(crate) fn grow_direct_file(direct: &DirectBlobFile, pointer: &BlobPointer, is_checked: bool) -> Result<bool> {
+    let file = direct.handle.file();
+    if direct.written() < pointer.frame_end() {
+        file.grow_to(pointer.frame_end());
+    }
+    if is_checked {
+        let frame = BlockHandle { offset: pointer.frame_offset, len: pointer.frame_len };
+        match file.with_frame(frame, &mut BlobReadAhead::adaptive(), |_| Ok(())) {
+            // Also of a file that the writer has removed since, because a newer manifest has the value elsewhere.
+            Err(error) if error.is_missing_file() || error.kind() == ErrorKind::Corruption => return Ok(false),
+            read => read?,
+        }
+    }
+    Ok(true)
 }
 
 fn open_files(version: &Version<TableHandle>) -> Result<()> {

@@ -1,20 +1,22 @@
 //! The files of a tree before the tree is built.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::base::blob_pointer::BlobPointer;
 use crate::base::manifest_state::PartitionManifestState;
 use crate::base::version_edit::{EngineKind, FileNumber, PartitionId, PartitionMeta};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
 use crate::lsm::direct_file::DirectBlobFile;
+use crate::lsm::follow::{grow_direct_file, open_direct_file};
 use crate::lsm::tree::{LsmTree, check_files};
 use crate::lsm::tree_context::{TreeContext, TreeResources};
 use crate::pmem::pool::{self, ImageStore, ManifestPoolInfo, PoolLocation, StoredPool};
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::tree::partition_tree::{PartitionTree, TreeOptions};
 use crate::tree::spilled_records::{self, PendingRecord};
-use crate::vfs::open_files::DataFileKind;
+use crate::vfs::open_files::{DataFileKind, DataFiles};
 
 /// What the files of a tree contained when they were read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -139,7 +141,50 @@ impl StoredTree {
 
     /// Adds a direct blob file that records of the WAL point into, and that a read-only open cannot finish.
     pub(crate) fn add_unfinished_blobs(&mut self, file: Arc<DirectBlobFile>) {
+        self.direct_blobs.retain(|known| known.id != file.id);
         self.direct_blobs.push(file);
+    }
+
+    /// Records up to this sequence number are in tables.
+    pub(crate) fn permanent(&self) -> SeqNo {
+        self.manifest.permanent()
+    }
+
+    /// In a follower: as [`LsmTree::follow_pointer`], for a record that waits until the tree is built.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn follow_pointer(
+        &mut self,
+        context: &TreeContext,
+        pointer: &BlobPointer,
+        is_checked: bool,
+    ) -> Result<bool> {
+        let id = pointer.logical_file;
+        if self.kind != EngineKind::Lsm || self.manifest.has_logical_blob_file(id) {
+            return Ok(true);
+        }
+        if let Some(known) = self.direct_blobs.iter().find(|file| file.id == id) {
+            return grow_direct_file(known, pointer, is_checked);
+        }
+        let Some(direct) = open_direct_file(context, id, pointer.frame_end())? else { return Ok(false) };
+        let is_readable = grow_direct_file(&direct, pointer, is_checked)?;
+        self.direct_blobs.extend(is_readable.then_some(direct));
+        Ok(is_readable)
+    }
+
+    /// In a follower: takes over a newer state of the manifest, and keeps the direct blob files that it does not have
+    /// and that `pointed` contains. Closes the files that are not needed any more. `files` is the cache of tables.
+    pub(crate) fn follow(&mut self, newer: &PartitionManifestState, pointed: &BTreeSet<FileNumber>, files: &DataFiles) {
+        let before = std::mem::replace(&mut self.manifest, newer.clone());
+        let tables: BTreeSet<FileNumber> = newer.all_tables().map(|table| table.number).collect();
+        let unneeded = before.all_tables().filter(|table| !tables.contains(&table.number));
+        unneeded.for_each(|table| files.close(table.number));
+        let is_needed =
+            |file: &mut Arc<DirectBlobFile>| pointed.contains(&file.id) && !newer.has_logical_blob_file(file.id);
+        let direct = self.direct_blobs.extract_if(.., |file| !is_needed(file)).map(|file| file.id);
+        let blobs = before.blob_files.into_keys().chain(direct);
+        blobs.filter(|file| !newer.blob_files.contains_key(file)).for_each(|file| files.blob_files().close(file));
     }
 
     /// Copies the files that are no tables or blob files; false if a failed [`build`](StoredTree::build) has them.

@@ -96,6 +96,22 @@ impl WalTail {
         self.segment.as_ref().map(|segment| segment.file.header.epoch)
     }
 
+    /// Takes over from the manifest that a recovery has ended the segment that is read at `end`. Later commits in it
+    /// are abandoned.
+    ///
+    /// # Errors
+    /// `Stale` if such a commit was passed.
+    pub(crate) fn end_segment(&mut self, end: SeqNo) -> Result<()> {
+        if end < self.last_seqno {
+            let last = self.last_seqno;
+            return Err(Error::stale(format!("a recovery has ended the log at sequence number {end}, before {last}")));
+        }
+        if let Some(segment) = &mut self.segment {
+            segment.bound = Some(segment.bound.map_or(end, |bound| bound.min(end)));
+        }
+        Ok(())
+    }
+
     /// The sequence number up to which the frames that were read state that the WAL is durable.
     pub(crate) fn durable(&self) -> SeqNo {
         self.durable

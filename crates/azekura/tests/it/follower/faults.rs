@@ -8,11 +8,12 @@ use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestOrder};
 use azekura::{
     CompressionType, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionComponents,
-    PartitionCreateOptions, RecoveryMode, merge_operators,
+    PartitionCreateOptions, PersistMode, RecoveryMode, merge_operators,
 };
 
-use super::interleaved::padded;
+use super::interleaved::{padded, separated};
 use crate::changes::DIR;
+use crate::pools::pool_options;
 use crate::testkit::ordered_partitions::open_ordered;
 use crate::testkit::test_dir::crash_or_kill;
 use crate::testkit::watchdog::wait_until;
@@ -78,6 +79,73 @@ fn an_unbuilt_partition_is_opened_late() {
     follower.catch_up().unwrap();
     let opened = open_ordered(order, &follower, "p", Default::default(), None);
     assert_eq!(opened.map(|part| part.len().unwrap()).unwrap(), 2, "first: {first:?}");
+}
+
+/// Regression: of a partition whose comparator the follower did not know yet, values in direct blob files could not be
+/// read when it was given, and neither could tables that the writer had removed; a pool lacked what the writer had
+/// flushed meanwhile.
+#[test]
+fn an_unbuilt_partition_is_followed() {
+    for options in [separated(), Default::default(), pool_options(8 << 20)] {
+        let (machine, faults) = machines();
+        let writer = open_writer(&machine);
+        let order = TestOrder::Reversed;
+        let follower = config(Arc::new(faults)).open_follower().unwrap();
+        let p = open_ordered(order, &writer, "p", options.clone(), None).unwrap();
+        for (n, key) in (0..).zip(["a", "b", "c", "d"]) {
+            p.insert(key, padded(n, 5_000)).unwrap();
+            if n > 0 {
+                p.flush().unwrap();
+            }
+            follower.catch_up().unwrap();
+        }
+        p.major_compact().unwrap();
+        while writer.step().unwrap() {}
+        let followed = open_ordered(order, &follower, "p", options, None).unwrap();
+        let read = |key| followed.get(key).unwrap().map(|value| value.to_vec());
+        assert_eq!(["a", "b", "c", "d"].map(read), [0, 1, 2, 3].map(|n| Some(padded(n, 5_000))));
+    }
+}
+
+/// Regression: power loss took the blob file of a commit, and left its record in the log. A follower that was opened
+/// before the recovery showed the commit, and failed to read the value.
+#[test]
+fn a_commit_without_its_value_is_not_shown() {
+    for survival in [Survival::DataOnly, Survival::Everything] {
+        let (machine, faults) = machines();
+        let writer = open_writer(&machine);
+        let (p, q) = (writer.open_partition("p", separated()).unwrap(), partition(&writer, "q"));
+        p.set_options(separated()).unwrap();
+        p.insert("k", "1").unwrap();
+        writer.persist(PersistMode::SyncAll).unwrap();
+        p.insert("large", padded(1, 5_000)).unwrap();
+        q.insert("after", "1").unwrap();
+        machine.freeze_after(Some(0));
+        drop((writer, p, q));
+        crash_or_kill(&machine, survival, 1);
+        let is_lost = survival != Survival::Everything;
+        let follower = config(Arc::new(faults)).open_follower().unwrap();
+        let [fp, fq] = ["p", "q"].map(|name| follower.partition(name).unwrap());
+        let check = || {
+            let found = (fp.get("large").unwrap().is_some(), fq.get("after").unwrap().is_some());
+            assert_eq!(found, (!is_lost, !is_lost));
+            assert_eq!(text(&fp, "k").as_deref(), Some("1"));
+        };
+        check();
+        (0..2).for_each(|_| _ = follower.catch_up().unwrap());
+        check();
+        let mut changes = follower.changes_since(follower.change_position().unwrap()).unwrap();
+        let writer = open_writer(&machine);
+        let p = writer.open_partition("p", separated()).unwrap();
+        p.insert("k", "2").unwrap();
+        p.flush().unwrap();
+        partition(&writer, "q").insert("k", "2").unwrap();
+        assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap());
+        assert_eq!([text(&fp, "k"), text(&fq, "k")].map(Option::unwrap), ["2", "2"]);
+        assert_eq!((fp.len().unwrap(), fq.len().unwrap()), if is_lost { (1, 1) } else { (2, 2) });
+        let read: Vec<_> = changes.by_ref().map(|commit| commit.unwrap().changes().next().is_some()).collect();
+        assert_eq!(read, [true; 2], "no abandoned commit");
+    }
 }
 
 #[test]
@@ -253,4 +321,35 @@ fn a_later_get_is_not_older() {
         assert_eq!(last.map(Option::unwrap), ["new", "new"]);
     });
     drop(writer);
+}
+
+/// Regression: a follower that had read the database again, because it was too slow, lost the latest records of
+/// partitions with comparators.
+#[test]
+fn partitions_with_comparators_are_read_again() {
+    let (machine, faults) = machines();
+    let writer = config(Arc::new(machine)).wal_segment_size(64 << 10).open().unwrap();
+    let order = TestOrder::Reversed;
+    let open_all = |db: &Database| {
+        let open = |name, options| open_ordered(order, db, name, options, None).unwrap();
+        [open("lsm", separated()), open("pool", pool_options(8 << 20))]
+    };
+    let parts = open_all(&writer);
+    let follower = config(Arc::new(faults)).open_follower().unwrap();
+    let followed = open_all(&follower);
+    let fill = partition(&writer, "fill");
+    for round in 0..3 {
+        for n in 0..100 {
+            parts.iter().for_each(|part| part.insert(format!("k{}", n % 7), padded(round * 100 + n, 600)).unwrap());
+            fill.insert("k", padded(n, 5_000)).unwrap();
+            if n % 20 == 0 {
+                parts.iter().chain([&fill]).for_each(|part| part.flush().unwrap());
+                while writer.step().unwrap() {}
+            }
+        }
+        parts.iter().for_each(|part| part.remove_range("k3"..="k1").unwrap());
+        follower.catch_up().unwrap();
+        let pairs = |part: &Partition| part.iter().map(|pair| pair.unwrap()).collect::<Vec<_>>();
+        parts.iter().zip(&followed).for_each(|(part, followed)| assert_eq!(pairs(followed), pairs(part)));
+    }
 }

@@ -93,7 +93,7 @@ struct Writing {
     has_d: bool,
 }
 
-fn separated() -> PartitionCreateOptions {
+pub(super) fn separated() -> PartitionCreateOptions {
     let separation = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(4 << 10);
     let separation = separation.compression(CompressionType::None).automatic_gc(None).direct_write_threshold(500);
     PartitionCreateOptions::default().with_kv_separation(separation)
