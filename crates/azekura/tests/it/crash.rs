@@ -11,9 +11,13 @@
 //! A reader of changes keeps its position across the crashes: it finds the same whole commits, each once, or is told
 //! that the next one is gone.
 //!
-//! Modules in reading order: `script` (a workload and its player), `feed` (a reader of changes), `search` (crash, open,
-//! check), `planted_bugs` (bugs that must turn the search red).
+//! A follower, which is another process of the machine, shows whole commits beside the writer. It goes on after a kill
+//! of the writer, at any operation; after power loss, one that is opened shows what the writer finds.
+//!
+//! Modules in reading order: `script` (a workload and its player), `feed` (a reader of changes), `beside` (a follower),
+//! `search` (crash, open, check), `planted_bugs` (bugs that must turn the search red).
 
+mod beside;
 mod feed;
 mod planted_bugs;
 mod script;
@@ -50,6 +54,7 @@ fn every_crash_leaves_a_whole_commit_prefix() {
     println!("{search}");
     assert!(!is_whole || search.strict.iter().all(|met| *met > 0), "{search}");
     assert!(!is_whole || (search.changes_read > 0 && search.stale_readers > 0), "{search}");
+    assert!(!is_whole || search.followers.iter().all(|met| *met > 0), "{search}");
     let list: Vec<String> = search.findings.iter().map(ToString::to_string).collect();
     assert!(list.is_empty(), "{search}:\n{}\nagain: AZEKURA_SEED=<seed>", list.join("\n"));
 }

@@ -63,6 +63,14 @@ fn search_finds_unnoticed_recycling() {
 }
 
 #[test]
+fn search_finds_bugs_of_followers() {
+    let tears = InjectedBug::Engine(|config| config.plant_bug(azekura::PlantedBug::FollowerTearsCommits));
+    assert!(finds_planted_bug("followers", &tears), "a follower showed a part of a commit");
+    let forgets = InjectedBug::Engine(|config| config.plant_bug(azekura::PlantedBug::FollowerForgetsSnapshots));
+    assert!(finds_planted_bug("followers", &forgets), "a snapshot of a follower changed");
+}
+
+#[test]
 fn search_finds_ignored_wal_sync() {
     assert!(finds_planted_bug("log", &InjectedBug::Fault(ignored_sync(OpKind::Sync).in_path(".wal"))));
 }

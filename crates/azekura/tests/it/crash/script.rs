@@ -8,6 +8,7 @@ use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{MemFs, SeededRng, Survival, TestEnv};
 use azekura::{BulkOptions, Changes, Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
 
+use super::beside::FollowerBeside;
 use super::feed::{ChangeFollower, FeedLoss};
 use crate::testkit::atomic_writes::{AtomicWrites, ttl_of, write_conditionally};
 use crate::testkit::read_database::read_database;
@@ -311,7 +312,9 @@ pub(super) struct ScriptOutcome {
     pub(super) history: WriteHistory,
     pub(super) checkpoints: Vec<CheckpointRecord>,
     pub(super) follower: ChangeFollower,
-    /// The machine, with its unsynced changes pending.
+    /// A follower that lives on, and the machine that it reads, on which the writer was killed.
+    pub(super) beside: Option<(FollowerBeside, MemFs)>,
+    /// A copy of the machine, with its unsynced changes pending.
     pub(super) machine: MemFs,
     /// Operations of the file system.
     pub(super) ops: u64,
@@ -350,13 +353,15 @@ pub(super) fn run_script(
         checkpoints: Vec::new(),
         follower: ChangeFollower::new(script),
         changes: None,
+        beside: None,
     };
     machine.freeze_after(ops);
     let failed = player.run_steps();
-    let ops = machine.op_count();
+    let (ops, live) = (machine.op_count(), machine.clone());
     let machine = machine.fork();
-    let ScriptRunner { history, checkpoints, follower, .. } = player;
-    ScriptOutcome { history, checkpoints, follower, machine, ops, failed }
+    let ScriptRunner { history, checkpoints, follower, beside, .. } = player;
+    let beside = beside.map(|beside| (beside, live));
+    ScriptOutcome { history, checkpoints, follower, beside, machine, ops, failed }
 }
 
 fn run_blob_gc(part: &Partition, way: u64) -> Result<()> {
@@ -399,12 +404,14 @@ struct ScriptRunner<'a> {
     follower: ChangeFollower,
     /// The reader of the follower while it is open.
     changes: Option<Changes>,
+    beside: Option<FollowerBeside>,
 }
 
 impl ScriptRunner<'_> {
     /// The error, unless the machine was frozen.
     fn run_steps(&mut self) -> Option<String> {
-        let mut rng = SeededRng::new(self.script.seed ^ 0xFEED);
+        let (mut rng, mut beside_rng) =
+            (SeededRng::new(self.script.seed ^ 0xFEED), SeededRng::new(self.script.seed ^ 0xBE51DE));
         let mut played = self.open().map_err(|e| e.to_string()).and_then(|()| self.resume_follower(FeedLoss::Nothing));
         for (i, step) in self.script.steps.iter().enumerate() {
             if self.machine.is_frozen() {
@@ -414,6 +421,7 @@ impl ScriptRunner<'_> {
             played = played
                 .and_then(|()| self.run_step(step))
                 .and_then(|()| read_after.map_or(Ok(()), |max| self.read_changes(max, FeedLoss::Nothing)))
+                .and_then(|()| self.check_beside(&mut beside_rng))
                 .map_err(|e| format!("step {i} {step:.60?}: {e}"));
             if let Err(error) = played {
                 return (!self.machine.is_frozen()).then_some(error);
@@ -429,6 +437,23 @@ impl ScriptRunner<'_> {
 
     fn db(&self) -> &Database {
         self.db.as_ref().expect("the database is open between two steps")
+    }
+
+    /// Opens, closes or checks the follower, or does nothing.
+    fn check_beside(&mut self, rng: &mut SeededRng) -> Result<(), String> {
+        if self.machine.is_frozen() || !self.script.is_followed {
+            return Ok(());
+        }
+        match &mut self.beside {
+            Some(_) if rng.chance_one_in(16) => self.beside = None,
+            Some(beside) => beside.check_some(rng, &self.history.state_after(self.history.acknowledged))?,
+            None if rng.chance_one_in(4) => {
+                let config = self.script.config(Arc::clone(self.fs), &TestEnv::new(rng.next_u64()));
+                self.beside = Some(FollowerBeside::open((self.adjust_config)(config), self.script.options)?);
+            }
+            None => {}
+        }
+        Ok(())
     }
 
     /// Requests an event and records it in the history.
@@ -599,6 +624,7 @@ impl ScriptRunner<'_> {
         self.partitions.clear();
         self.changes = None;
         self.db = None;
+        self.beside = self.beside.take().filter(|_| survival == Survival::Everything);
         crash_or_kill(self.machine, survival, salt);
         self.machine.freeze_after(self.stop_at.map(|at| at.saturating_sub(self.machine.op_count())));
         let at_least = (survival != Survival::Everything).then_some(self.history.durable);

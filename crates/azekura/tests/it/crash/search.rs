@@ -9,6 +9,7 @@ use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{FaultFs, FaultPlan, MemFs, SeededRng, Survival, TestEnv};
 use azekura::{Config, Database, ErrorKind, PersistMode, RecoveryMode};
 
+use super::beside::FollowerBeside;
 use super::feed::{ChangeFollower, FeedLoss};
 use super::script::{CrashScript, DIR, ScriptOutcome, foreign_file, run_script};
 use crate::testkit::read_database::read_database;
@@ -57,6 +58,8 @@ pub(super) struct CrashSearch {
     /// Commits that readers of changes found after a crash, and readers that were told that the next one is gone.
     pub(super) changes_read: u64,
     pub(super) stale_readers: u64,
+    /// Followers that went on after a kill of the writer, that were opened before a recovery, and after it.
+    pub(super) followers: [u64; 3],
     pub(super) findings: Vec<CrashFinding>,
 }
 
@@ -67,7 +70,7 @@ impl fmt::Display for CrashSearch {
             "{} scripts, {} crash points, {} states, of them {} after a second crash during recovery and {} with more \
              than the durable commits and less than all; {} checkpoints opened; {} damaged logs accepted, {} refused; \
              {:?} LSM partitions and pools with strict comparators; {} commits read as changes, {} readers stale; \
-             {} wrong",
+             {:?} followers; {} wrong",
             self.scripts,
             self.points,
             self.states,
@@ -79,6 +82,7 @@ impl fmt::Display for CrashSearch {
             self.strict,
             self.changes_read,
             self.stale_readers,
+            self.followers,
             self.findings.len()
         )
     }
@@ -109,6 +113,7 @@ fn run_to_crash(script: &CrashScript, planted: &InjectedBug, ops: Option<u64>) -
         history: Default::default(),
         checkpoints: Vec::new(),
         follower: ChangeFollower::new(script),
+        beside: None,
         machine: MemFs::new(),
         ops: 0,
         failed: Some(format!("panicked: {}", panic_message(&*panic))),
@@ -191,9 +196,14 @@ impl CrashSearch {
 
     fn check_crash_point(&mut self, script: &CrashScript, planted: &InjectedBug, point: u64, rng: &mut SeededRng) {
         self.points += 1;
-        let outcome = run_to_crash(script, planted, Some(point));
-        if let Some(what) = &outcome.failed {
-            self.findings.push(CrashFinding { seed: script.seed, point, survival: None, what: what.clone() });
+        let mut outcome = run_to_crash(script, planted, Some(point));
+        let beside = outcome.beside.take();
+        let mut failed = outcome.failed.clone();
+        if let (None, Some((beside, machine))) = (&failed, beside) {
+            failed = catch_panic(|| self.check_living_follower(script, &outcome, beside, &machine)).err();
+        }
+        if let Some(what) = failed {
+            self.findings.push(CrashFinding { seed: script.seed, point, survival: None, what });
             return;
         }
         for (survival, salt) in choose_survivals(rng, 3) {
@@ -233,9 +243,23 @@ impl CrashSearch {
         let env = TestEnv::new(salt);
         let glance = salt.is_multiple_of(3).then(|| read_only_state(script, crashed, &env)).transpose()?;
         let open = |fs: &Arc<dyn Fs>| script.config(Arc::clone(fs), &env).open().map_err(|e| format!("open: {e}"));
+        let follows_early =
+            salt % 8 == 1 && machine.exists(&Path::new(DIR).join("MANIFEST")).is_ok_and(|exists| exists);
+        let mut early = follows_early.then(|| self.open_follower(script, &fs, 1)).transpose()?;
+        early.as_mut().map_or(Ok(()), |early| early.catch_up().map(drop))?;
         let db = open(&fs)?;
         let found = read_database(&db, &script.options).map_err(|e| format!("read: {e}"))?;
         let count = outcome.history.matching_prefix(&found, floor)?;
+        if let Some(early) = &early {
+            assert_same_state(&found, early.visible(), "a follower that was opened before the recovery")?;
+        }
+        // The recovery may have ended the log before a commit that has lost its value. The follower has not shown it.
+        let goes_on = early.as_mut().map(|early| early.is_stale()).transpose()? == Some(false);
+        let mut beside = match early.filter(|_| goes_on) {
+            None if follows_early || salt % 8 == 5 => Some(self.open_follower(script, &fs, 2)?),
+            early => early,
+        };
+        beside.as_mut().map_or(Ok(()), |beside| beside.catch_up_with(&found))?;
         self.partial_states += u64::from(count > floor && count < outcome.history.events.len());
         glance.map_or(Ok(()), |glance| assert_same_state(&found, &glance, "the state of the read-only open before"))?;
         check_no_orphans(&db, &*fs, script)?;
@@ -255,8 +279,10 @@ impl CrashSearch {
         self.follow(&mut follower, &db, &history, loss)?;
         let mut state = found;
         let written = write_after_recovery(&db, script, &mut state).map_err(|e| format!("going on: {e}"))?;
+        beside.as_mut().map_or(Ok(()), |beside| beside.catch_up_with(&state))?;
         db.close().map_err(|e| format!("close: {e}"))?;
         let db = open(&fs)?;
+        beside.as_mut().map_or(Ok(()), |beside| beside.catch_up_with(&state))?;
         history.events.extend(written);
         history.acknowledge_event();
         history.mark_durable();
@@ -267,6 +293,40 @@ impl CrashSearch {
             0 => Ok(()),
             n => Err(format!("{n} records were replayed after a clean close")),
         }
+    }
+
+    /// Opens a follower on the machine, and counts it.
+    fn open_follower(&mut self, script: &CrashScript, fs: &Arc<dyn Fs>, way: usize) -> Result<FollowerBeside, String> {
+        self.followers[way] += 1;
+        FollowerBeside::open(script.config(Arc::clone(fs), &TestEnv::new(7)), script.options)
+    }
+
+    /// The writer was killed, and the follower beside it goes on: without a writer, and with the next one.
+    fn check_living_follower(
+        &mut self,
+        script: &CrashScript,
+        outcome: &ScriptOutcome,
+        mut beside: FollowerBeside,
+        machine: &MemFs,
+    ) -> CheckOutcome {
+        self.followers[0] += 1;
+        crash_or_kill(machine, Survival::Everything, 0);
+        beside.check_unchanged()?;
+        let acknowledged = outcome.history.acknowledged;
+        let seen = outcome.history.matching_prefix(beside.catch_up()?, acknowledged)?;
+        let config = script.config(Arc::new(machine.clone()), &TestEnv::new(script.seed));
+        let db = config.clone().open().map_err(|e| format!("open beside a follower: {e}"))?;
+        beside.check_unchanged()?;
+        let mut state = read_database(&db, &script.options).map_err(|e| format!("read: {e}"))?;
+        let recovered = outcome.history.matching_prefix(&state, acknowledged)?;
+        if recovered < seen {
+            return Err(format!("a follower saw {seen} events, of which a kill has left {recovered}"));
+        }
+        beside.catch_up_with(&state)?;
+        write_after_recovery(&db, script, &mut state).map_err(|e| format!("going on: {e}"))?;
+        beside.catch_up_with(&state)?;
+        db.close().map_err(|e| format!("close: {e}"))?;
+        beside.catch_up_with(&state)
     }
 
     /// Reads the changes after an open to their end.
