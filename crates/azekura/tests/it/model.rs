@@ -5,9 +5,11 @@
 //! few operations.
 //!
 //! Modules, in reading order: `partition_model` (the model), `run` (a database and its model), `writes`, `reads`,
-//! `transactions` (and conditional writes), `iterators` (from both ends), `threads`, `bounds` (of WAL and memory).
+//! `transactions` (and conditional writes), `iterators` (from both ends), `followers`, `threads`, `bounds` (of WAL and
+//! memory).
 
 mod bounds;
+mod followers;
 mod iterators;
 mod partition_model;
 mod reads;
@@ -55,6 +57,8 @@ const WEIGHTED_OPS: &[(&str, u32, ModelOp)] = &[
     ("advance_iter", 30, ModelRun::advance_long_lived_iter),
     ("snapshot", 15, ModelRun::take_snapshot),
     ("check_snapshot", 15, ModelRun::check_snapshot),
+    ("follow", 15, ModelRun::follow),
+    ("check_follower", 8, ModelRun::check_follower),
     ("flush", 15, ModelRun::flush),
     ("compact", 5, ModelRun::major_compact),
     ("gc", 12, ModelRun::collect_blob_garbage),

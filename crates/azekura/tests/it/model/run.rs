@@ -6,6 +6,7 @@ use std::sync::Arc;
 use azekura::testing::{SeededRng, TestEnv, TestOrder};
 use azekura::{Config, Database, Iter, Partition, Snapshot};
 
+use super::followers::FollowerModel;
 use super::partition_model::{KeyValue, PartitionModel};
 use crate::testkit::RandomOptions;
 use crate::testkit::ordered_partitions::open_ordered;
@@ -75,6 +76,7 @@ pub(super) struct ModelRun {
     pub(super) partitions: BTreeMap<&'static str, OpenPartition>,
     pub(super) snapshots: Vec<SnapshotModel>,
     pub(super) iters: Vec<LongLivedIter>,
+    pub(super) follower: Option<FollowerModel>,
     pub(super) rng: SeededRng,
     pub(super) counters: ModelCounters,
     pub(super) checkpoints: u64,
@@ -93,6 +95,7 @@ impl ModelRun {
             partitions: BTreeMap::new(),
             snapshots: Vec::new(),
             iters: Vec::new(),
+            follower: None,
             rng: SeededRng::new(seed ^ 0x0DE1),
             counters: ModelCounters::default(),
             checkpoints: 0,

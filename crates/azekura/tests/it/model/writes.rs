@@ -79,6 +79,11 @@ impl ModelRun {
         }
     }
 
+    /// Moves the wall clock to its highest value.
+    pub(super) fn catch_up_clock(&mut self) {
+        self.set_wall_hour(self.hour);
+    }
+
     fn set_wall_hour(&mut self, hour: u64) {
         self.env.jump_wall_clock((hour - self.wall_hour) as i64 * HOUR.as_millis() as i64);
         (self.wall_hour, self.hour) = (hour, self.hour.max(hour));
@@ -349,7 +354,11 @@ impl ModelRun {
         let books: Vec<_> =
             std::mem::take(&mut self.partitions).into_iter().map(|(name, half)| (name, half.model)).collect();
         self.db = None;
-        memory.crash(Survival::Everything, 0);
+        match self.follower {
+            // It goes on.
+            Some(_) => memory.freeze_after(None),
+            None => memory.crash(Survival::Everything, 0),
+        }
         self.reopen_after_kill(books, false);
     }
 
