@@ -221,7 +221,8 @@ impl Watcher<'_> {
         }
         let (report, partitions) = self.store.create_with_partitions(self.db, &self.options, progress)?;
         if !report.backup.is_durable {
-            let message = "the process that writes has not synced the commits of the backup";
+            let message = "the process that writes has not synced the commits of the backup in time; \
+                           `Config::sync_interval` makes it sync";
             return Err(BackupError::NoFeed(azekura::Error::new(ErrorKind::Conflict, message)));
         }
         let after = report.backup.sequence;
