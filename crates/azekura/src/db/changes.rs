@@ -33,7 +33,7 @@ use crate::db::partition_state::PartitionState;
 use crate::db::state::change_readers::{ChangeReader, ChangeReaders};
 use crate::mem::slice::Slice;
 use crate::wal::format::{IngestNote, WalRecord, WalRecordIter, check_payload};
-use crate::wal::tail::WalTail;
+use crate::wal::tail::{WalTail, recycled_error};
 
 /// Bytes of memory for commits that [`Changes`] reads at a time. The last commit may exceed it.
 const READ_LEN: usize = 1 << 20;
@@ -279,6 +279,11 @@ impl Database {
         let reader = source.readers().register(position.seqno);
         if position.seqno > inner.last_visible.get() || position.epoch > source.position_epoch() {
             return Err(Error::invalid("the position of changes is from the future"));
+        }
+        if let ChangeSource::Own(writer) = &source
+            && writer.wal.has_retired_after(position.seqno)
+        {
+            return Err(recycled_error(position.seqno));
         }
         let mut tail = tail_after(inner, &source, position);
         tail.locate()?;
@@ -1008,6 +1013,7 @@ impl fmt::Debug for ChangedValue<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::ErrorKind;
     use crate::db::config::Config;
     use crate::testing::MemFs;
 
@@ -1025,5 +1031,23 @@ mod tests {
         let held = changes.batches.capacity() * size_of::<CommittedBatch>();
         assert!(held <= READ_LEN && changes.batches.len() > 1_000, "{held} bytes for {}", changes.batches.len());
         assert_eq!(changes.count(), 20_000);
+    }
+
+    /// Regression: a reader that began between the retirement of a segment and its recycling had `Stale` later,
+    /// although its first commits were there when it began.
+    #[test]
+    fn retired_commits_are_stale_at_once() {
+        let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(0).wal_segment_size(64 << 10).open().unwrap();
+        let p = db.open_partition("p", Default::default()).unwrap();
+        let start = db.change_position().unwrap();
+        (0..40u8).for_each(|n| p.insert([n], [n; 4000]).unwrap());
+        let wal = &db.handle.inner.writer.as_ref().unwrap().wal;
+        let through = wal.segments()[0].last_seqno;
+        wal.sync(db.handle.inner.last_visible.get(), true).unwrap();
+        assert_eq!(db.changes_since(start).unwrap().count(), 40);
+        assert_eq!(wal.retire(through, Default::default).unwrap().len(), 1);
+        assert_eq!(db.changes_since(start).unwrap_err().kind(), ErrorKind::Stale);
+        let behind = ChangePosition { seqno: through, ..start };
+        assert_eq!(db.changes_since(behind).unwrap().count() as u64, 40 - (through.0 - start.seqno.0));
     }
 }

@@ -13,11 +13,16 @@ const SPARE_FILES_MAX: usize = 2;
 impl Wal {
     /// Takes the sealed segments without a record above `flushed_through` off the list of live segments, and retires
     /// those that `retention` does not keep. Returns the epochs of all retired segments that are not recycled yet. The
-    /// caller makes their retirement durable in the manifest and then calls [`Wal::recycle`].
+    /// caller makes their retirement durable in the manifest and then calls [`Wal::recycle`]. `retention` is called
+    /// under the lock of the list, so a reader that registers later finds out by [`Wal::has_retired_after`].
     ///
     /// # Errors
     /// `Poisoned` if a sync was needed and failed; no segment was retired.
-    pub(crate) fn retire(&self, flushed_through: SeqNo, retention: &WalRetention) -> Result<Vec<WalEpoch>> {
+    pub(crate) fn retire(
+        &self,
+        flushed_through: SeqNo,
+        retention: impl FnOnce() -> WalRetention,
+    ) -> Result<Vec<WalEpoch>> {
         let mut state = self.lock_writer();
         if state.retirable_segments(flushed_through) > 0 && !state.oldest_kept_start_is_durable(flushed_through) {
             // Power loss could remove the header of the new oldest segment. Then no durable record would state where
@@ -30,9 +35,8 @@ impl Wal {
         let now = self.env.monotonic_ns();
         let unneeded: Vec<_> = state.sealed.drain(..count).map(|sealed| (sealed.info, now)).collect();
         state.retained.extend(unneeded);
-        let surplus = retention.surplus(&state.retained);
-        let leaving: Vec<_> = state.retained.drain(..surplus).map(|(info, _)| info).collect();
-        state.retired.extend(leaving);
+        let surplus = retention().surplus(&state.retained);
+        state.retire_oldest(surplus);
         self.check_invariants(&state);
         // Includes the segments whose earlier retirement could not be written: if the manifest lists such a segment
         // while its successors disappear, the WAL has a gap.
@@ -43,8 +47,8 @@ impl Wal {
     /// as [`Wal::retire`] does.
     pub(crate) fn retire_retained(&self) -> Vec<WalEpoch> {
         let mut state = self.lock_writer();
-        let retained: Vec<_> = state.retained.drain(..).map(|(info, _)| info).collect();
-        state.retired.extend(retained);
+        let all = state.retained.len();
+        state.retire_oldest(all);
         self.check_invariants(&state);
         state.retired.iter().map(|info| info.epoch).collect()
     }
@@ -110,6 +114,12 @@ impl Wal {
 }
 
 impl WalWriterState {
+    /// Retires this many of the segments that are kept for readers of changes.
+    fn retire_oldest(&mut self, count: usize) {
+        self.retired.extend(self.retained.drain(..count).map(|(info, _)| info));
+        self.retired_through = self.retired.last().map_or(self.retired_through, |info| info.last_seqno);
+    }
+
     /// How many of the oldest sealed segments can be retired. Segments are retired from the oldest on, so that the
     /// chain has no gap.
     fn retirable_segments(&self, flushed_through: SeqNo) -> usize {

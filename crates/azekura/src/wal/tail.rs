@@ -329,7 +329,7 @@ fn read_segment(
 }
 
 #[cold]
-fn recycled_error(last: SeqNo) -> Error {
+pub(crate) fn recycled_error(last: SeqNo) -> Error {
     let message = format!("the log does not contain the commits after sequence number {last} any more");
     Error::stale(message)
 }
@@ -469,7 +469,7 @@ mod tests {
         fixture.sync();
         let retained = |read_through, max_bytes| {
             let retention = WalRetention { max_bytes, needed_after_ns: None, read_through };
-            fixture.retire_unless_retained(SeqNo(36), &retention).unwrap();
+            fixture.retire_unless_retained(SeqNo(36), || retention).unwrap();
             fixture.wal.retained_segments().first().map(|oldest| oldest.first_seqno)
         };
         assert_eq!(retained(Some(SeqNo(0)), u64::MAX), Some(SeqNo(1)));

@@ -61,6 +61,8 @@ pub(super) struct WalWriterState {
     pub(super) retained: Vec<(WalSegmentInfo, u64)>,
     /// Sealed segments that neither a partition nor a reader needs, until the manifest has dropped them.
     pub(super) retired: Vec<WalSegmentInfo>,
+    /// The last sequence number of the segments that were retired since the WAL was started.
+    pub(super) retired_through: SeqNo,
     pub(super) spare_files: Vec<FileNumber>,
     /// The mapping of the last sealed segment, until a thread unmaps it without the lock.
     pub(super) sealed_mapping: Option<Arc<dyn Mapping>>,
@@ -145,6 +147,7 @@ impl Wal {
             sealed,
             retained: replayed.retained.iter().map(|info| (*info, env.monotonic_ns())).collect(),
             retired: Vec::new(),
+            retired_through: SeqNo::ZERO,
             spare_files: replayed.spare_files.clone(),
             sealed_mapping: None,
             listed_without_header: None,
@@ -361,6 +364,12 @@ impl Wal {
     /// The segments that are kept for readers of changes, oldest first.
     pub(crate) fn retained_segments(&self) -> Vec<WalSegmentInfo> {
         self.lock_writer().retained.iter().map(|(info, _)| *info).collect()
+    }
+
+    /// Whether a commit after `seqno` was in a segment that has been retired. If not, and a reader that needs the
+    /// commits after `seqno` is registered, [`Wal::retire`] keeps them.
+    pub(crate) fn has_retired_after(&self, seqno: SeqNo) -> bool {
+        self.lock_writer().retired_through > seqno
     }
 
     pub(crate) fn stats(&self) -> WalStats {
@@ -1038,7 +1047,7 @@ mod schedules {
     use crate::mem::explorer::{explore, spawn, yield_point};
     use crate::testing::MemFs;
     use crate::testing::wal::wal_fixture::{WalFixture, replay_with_mode, wal_options};
-    use crate::wal::options::RecoveryMode;
+    use crate::wal::options::{RecoveryMode, WalRetention};
 
     /// A worker populates the mapping while another thread appends over several segments, and the files of flushed
     /// segments are written again. The mapping of `MemFs` panics if bytes are stored where it was not populated.
@@ -1073,6 +1082,40 @@ mod schedules {
             worker.join().unwrap();
             let replayed = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0;
             assert_eq!(replayed.last().unwrap().0, 20);
+        });
+    }
+
+    /// A reader registers while another thread retires flushed segments. Either it is told that what it needs is
+    /// retired, or the segments are kept.
+    #[test]
+    fn retirement_meets_a_new_reader() {
+        explore(|| {
+            let fixture = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, true), 1).unwrap();
+            (0..6u8).for_each(|n| _ = fixture.append(1, &[n; 3000]).unwrap());
+            fixture.sync();
+            let fixture = Arc::new(fixture);
+            let readers = Arc::new(AtomicU64::new(u64::MAX));
+            let needed = SeqNo(2);
+            let reader = {
+                let (fixture, readers) = (Arc::clone(&fixture), Arc::clone(&readers));
+                spawn(move || {
+                    yield_point();
+                    readers.store(needed.0, Ordering::Relaxed);
+                    yield_point();
+                    fixture.wal.has_retired_after(needed)
+                })
+            };
+            for through in 1..=5 {
+                let read_through = || Some(readers.load(Ordering::Relaxed)).filter(|n| *n < u64::MAX).map(SeqNo);
+                let retention =
+                    || WalRetention { max_bytes: u64::MAX, needed_after_ns: None, read_through: read_through() };
+                fixture.retire_unless_retained(SeqNo(through), retention).unwrap();
+                yield_point();
+            }
+            let was_told = reader.join().unwrap();
+            let kept = fixture.wal.retained_segments();
+            let is_kept = kept.first().is_some_and(|segment| segment.first_seqno.0 <= needed.0 + 1);
+            assert!(was_told || is_kept, "{kept:?}");
         });
     }
 }

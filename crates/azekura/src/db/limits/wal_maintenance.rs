@@ -153,7 +153,7 @@ impl WalMaintenance {
                 through = through.min(SeqNo(first.0.saturating_sub(1)));
             }
         }
-        let epochs = self.wal.retire(through, &self.retention())?;
+        let epochs = self.wal.retire(through, || self.retention())?;
         debug_assert!(epochs.is_sorted_by(|a, b| a < b), "segments are retired from the oldest on");
         // The manifest must state this, because a partition without records to flush writes no edit. Recovery would
         // otherwise need the WAL from the last flush of that partition on.

@@ -224,11 +224,15 @@ impl WalFixture {
 
     /// Retires segments as a flush of all records up to `through` does. Returns how many.
     pub(crate) fn retire(&self, through: SeqNo) -> Result<usize> {
-        self.retire_unless_retained(through, &WalRetention::default())
+        self.retire_unless_retained(through, WalRetention::default)
     }
 
     /// As [`retire`](Self::retire), except for segments that are kept for readers of changes.
-    pub(crate) fn retire_unless_retained(&self, through: SeqNo, retention: &WalRetention) -> Result<usize> {
+    pub(crate) fn retire_unless_retained(
+        &self,
+        through: SeqNo,
+        retention: impl FnOnce() -> WalRetention,
+    ) -> Result<usize> {
         let epochs = self.wal.retire(through, retention)?;
         let notes: Vec<TestManifestEdit> =
             epochs.iter().map(|epoch| TestManifestEdit::SegmentRetired(*epoch)).collect();
