@@ -19,7 +19,7 @@ use crate::error::{BackupError, Result};
 use crate::holds::{HoldWriter, held_objects};
 use crate::layout::{
     BackupManifest, Checksum, FILES, PARTS, StoredFile, StoredObject, StoredPartition, backup_object, content_of,
-    epoch_of, file_object, hex, part_object, to_json,
+    file_object, hex, part_object, to_json,
 };
 use crate::progress::{Progress, Stage, StageProgress};
 use crate::scratch::{Scratch, random};
@@ -327,7 +327,7 @@ fn make_checkpoint(db: &Database, path: &Path) -> Result<(ChangePosition, Vec<(S
         let (position, partitions) = (db.change_position()?, db.partition_ids());
         db.checkpoint(path)?;
         // Beside the writer of another process, which may have opened the database again, the epoch may rise.
-        if db.partition_ids() == partitions && epoch_of(&db.change_position()?) == epoch_of(&position) {
+        if db.partition_ids() == partitions && db.change_position()?.epoch() == position.epoch() {
             return Ok((position, partitions));
         }
         fs::remove_dir_all(path).map_err(|error| BackupError::io("remove the checkpoint", path, error))?;

@@ -90,13 +90,6 @@ pub(crate) fn log_object(after: u64) -> String {
     format!("{LOG}/{after:020}.log")
 }
 
-/// The epoch of a position, which rises with every open of the database. A recovery that loses commits gives later
-/// commits their sequence numbers, in a later epoch.
-pub(crate) fn epoch_of(position: &ChangePosition) -> u32 {
-    let bytes = position.to_bytes();
-    u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]])
-}
-
 /// The content of [`STORE_OBJECT`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoreRecord {
@@ -184,7 +177,7 @@ impl BackupManifest {
 
     /// The epoch of the position, which [`check`](BackupManifest::check) has parsed.
     pub(crate) fn epoch(&self) -> u32 {
-        self.position.parse().map_or(0, |position| epoch_of(&position))
+        self.position.parse().map_or(0, |position: ChangePosition| position.epoch())
     }
 
     /// All objects of the backup except for the manifest, some of them more than once.

@@ -6,7 +6,7 @@ use azekura::{ChangePosition, CommittedBatch, Operation};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::error::{BackupError, Result};
-use crate::layout::{epoch_of, hex};
+use crate::layout::hex;
 
 const MAGIC: &[u8; 8] = b"AZEKBLG\n";
 const VERSION: u16 = 1;
@@ -44,7 +44,7 @@ impl LogHeader {
 
     /// The epoch of the database when the commits were read.
     pub(crate) fn epoch(&self) -> u32 {
-        epoch_of(&self.to)
+        self.to.epoch()
     }
 }
 

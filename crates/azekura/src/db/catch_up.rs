@@ -36,7 +36,7 @@ use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqN
 use crate::db::changes::ChangePosition;
 use crate::db::config::{Config, PlantedBug};
 use crate::db::database::Database;
-use crate::db::follower::{Follower, Progress, last_named_seqno, new_tail, prepare_tree};
+use crate::db::follower::{Follower, Progress, end_tail, last_named_seqno, new_tail, prepare_tree};
 use crate::db::handle::DbHandle;
 use crate::db::inner::DbInner;
 use crate::db::partition_state::{PartitionState, ReplayPhase};
@@ -281,12 +281,7 @@ impl FollowerTask<'_> {
             let loaded = Manifest::load(Arc::clone(fs), path)?;
             let state = ManifestState::replay(&loaded.edits)?;
             self.check_history(&state)?;
-            // Not of `progress.epoch`: a tail that was located just now may be in a later segment.
-            if let Some(epoch) = self.progress.tail.epoch()
-                && let Some(end) = state.end_of_epoch(epoch)?
-            {
-                self.progress.tail.end_segment(end)?;
-            }
+            end_tail(&mut self.progress.tail, &state)?;
             for (id, stored) in &state.partitions {
                 check_followable(&stored.meta)?;
                 if !self.progress.partitions.contains_key(id) {

@@ -24,7 +24,7 @@ use crate::base::version_edit::{PartitionId, WalEpoch};
 use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::db::config::PlantedBug;
 use crate::db::database::Database;
-use crate::db::follower::Follower;
+use crate::db::follower::{Follower, end_tail};
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::iter::db_iter::{OwnedBounds, prefix_bounds};
@@ -131,6 +131,24 @@ impl ChangePosition {
     /// ```
     pub fn database_id(&self) -> [u8; 16] {
         self.instance
+    }
+
+    /// The epoch of the position. It rises with every open of the database for writing. A recovery that loses commits
+    /// gives later commits their sequence numbers, in a later epoch.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("db");
+    /// # let db = azekura::Config::new(&path).open()?;
+    /// let before = db.change_position()?.epoch();
+    /// db.close()?;
+    /// let db = azekura::Config::new(&path).open()?;
+    /// assert!(db.change_position()?.epoch() > before);
+    /// # Ok(()) }
+    /// ```
+    pub fn epoch(&self) -> u32 {
+        self.epoch.0
     }
 
     /// The number of the last record before the position. It rises with every record that the WAL gets.
@@ -603,10 +621,8 @@ impl Changes {
         let limit = self.limit(&source);
         // Behind the limit: a pool that is created later has no change up to it.
         self.check_all_is_logged()?;
-        if let (ChangeSource::Followed(_, state), Some(epoch)) = (&source, self.tail.epoch())
-            && let Some(end) = state.end_of_epoch(epoch)?
-        {
-            self.tail.end_segment(end)?;
+        if let ChangeSource::Followed(_, state) = &source {
+            end_tail(&mut self.tail, state)?;
         }
         let (instance, epoch) = (self.position.instance, source.position_epoch());
         let (mut bytes, mut is_complete) = (0, true);

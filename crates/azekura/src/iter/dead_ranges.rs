@@ -527,6 +527,30 @@ mod tests {
         state.ranges.iter().map(|dead| (name(&dead.range), dead.from.0)).collect()
     }
 
+    /// The number of deleted keys up to each key that was told.
+    #[derive(Default)]
+    struct KeyCounts(Mutex<Vec<(Vec<u8>, u64)>>);
+
+    impl PassedKeyCounts for KeyCounts {
+        fn note_passed_keys(&self, key: &[u8], count: u64, _: &KeyOrder) {
+            lock(&self.0).push((key.to_vec(), count));
+        }
+    }
+
+    #[test]
+    fn passed_keys_are_counted_for_tables() {
+        let (ranges, counts) = (Arc::<DeadRanges>::default(), Arc::<KeyCounts>::default());
+        let view = DeadRangesView::new(&ranges).with_tables(counts.clone());
+        let mut walk = None;
+        for keys in [&["a", "b", "c", "d", "e"][..], &["m"], &["x", "y", "z"]] {
+            let moment = (SeqNo(9), 0);
+            DeadKeyWalk::begin(&mut walk, &view, &KeyOrder::bytewise(), MergeDirection::Forward, moment);
+            keys.iter().for_each(|key| _ = walk.as_mut().unwrap().pass(key.as_bytes(), false));
+        }
+        let told = |key: &str| (key.as_bytes().to_vec(), LOOKUP_INTERVAL);
+        assert_eq!(*lock(&counts.0), [told("c"), told("e"), told("z")], "no row of one key is counted");
+    }
+
     #[test]
     fn insertions_split_ranges_and_shorten_watches() {
         let (ranges, order) = (Arc::<DeadRanges>::default(), KeyOrder::bytewise());
