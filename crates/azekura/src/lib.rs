@@ -40,6 +40,7 @@
 //!   [records that expire](Partition::insert_with_ttl); [bulk loads](Partition::ingest).
 //! - [Key-value separation](KvSeparationOptions) with [garbage collection](GarbageCollection); compression per level;
 //!   [comparators](Comparator), [compaction filters](CompactionFilter), [prefix filters](PrefixExtractor).
+//! - [Followers](Config::open_follower) in other processes, and a [change feed](Database::changes_since).
 //! - [Checkpoints](Database::checkpoint), [verification](inspect::verify), [metrics](Metrics), [events](Listener), and
 //!   the command `azekura` in the crate azekura-cli.
 //!
@@ -49,7 +50,7 @@
 //! |---|---|
 //! | key | 0 to 65,535 bytes |
 //! | value | 4 GiB - 1 byte with key-value separation; otherwise half of the memory budget (256 MiB by default) |
-//! | batch | half of the memory budget; values of 1 MiB or more that go to blob files do not count |
+//! | batch | half of the memory budget, without values of 4 KiB or more in blob files (1 MiB if it is synced) |
 //! | transaction | half of the memory budget for reads and for the memory of writes; see [`Transaction`] |
 //! | name of a partition | 1 to 255 bytes of UTF-8 |
 //! | pool | [`PmemOptions::max_size`], 1 GiB by default, 8 TiB at most |
@@ -62,9 +63,9 @@
 //!
 //! # What is not there
 //!
-//! Replication, incremental backups and backups to object stores, encryption, an asynchronous interface, compaction
-//! strategies other than leveled, more than one compaction of a partition at a time, a budget for all memory, and
-//! interfaces for other languages.
+//! Encryption, an asynchronous interface, compaction strategies other than leveled, more than one compaction of a
+//! partition at a time, a budget for all memory, and interfaces for other languages. The crate azekura-backup has
+//! backups to object stores, the crates azekura-raft and azekura-node have replication.
 //!
 //! # Feature flags
 //!
@@ -94,7 +95,9 @@ pub use base::event::{DroppedAfterDamage, Event, Listener};
 pub use base::merge_operator::{AssociativeMerge, MergeOperator};
 pub use db::batch::Batch;
 pub use db::blob_gc::{GarbageCollection, GarbageCollection as Gc, GcReport};
-pub use db::changes::{Change, ChangePosition, ChangedValue, Changes, CommittedBatch, Operation};
+pub use db::changes::change_position::ChangePosition;
+pub use db::changes::changes::Changes;
+pub use db::changes::committed_batch::{Change, ChangedValue, CommittedBatch, Operation};
 pub use db::components::PartitionComponents;
 #[doc(hidden)]
 #[cfg(any(test, feature = "testing"))]

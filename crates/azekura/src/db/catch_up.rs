@@ -15,7 +15,7 @@
 //! as it does for the recovery, which is still to come.
 //!
 //! If the WAL that comes next is gone, because the follower was too slow, or the writer has closed the database, the
-//! whole database is read [again](recovery::read_again).
+//! whole database is read [again](read_again).
 //!
 //! Invariants:
 //! - The visible state is that after a whole commit of the WAL, over all partitions.
@@ -33,14 +33,16 @@ use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::sync::lock;
 use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
-use crate::db::changes::ChangePosition;
+use crate::db::changes::change_position::ChangePosition;
 use crate::db::config::{Config, PlantedBug};
 use crate::db::database::Database;
 use crate::db::follower::{Follower, Progress, end_tail, last_named_seqno, new_tail, prepare_tree};
 use crate::db::handle::DbHandle;
 use crate::db::inner::DbInner;
 use crate::db::partition_state::{PartitionState, ReplayPhase};
-use crate::db::recovery::{self, check_followable, is_changed_meanwhile, unknown_to_manifest};
+use crate::db::recovery::directory_listing::data_files;
+use crate::db::recovery::open::{is_changed_meanwhile, open_follower, read_again};
+use crate::db::recovery::recovery_state::{check_followable, unknown_to_manifest};
 use crate::engine::{Engine, EngineView, ReadMoment, Staged, Task};
 use crate::iter::InternalIter;
 use crate::lsm::follow::NewerState;
@@ -102,7 +104,7 @@ impl Config {
     /// # Ok(()) }
     /// ```
     pub fn open_follower(self) -> Result<Database> {
-        let handle = recovery::open_follower(self)?;
+        let handle = open_follower(self)?;
         start_thread(&handle)?;
         Ok(Database { handle })
     }
@@ -336,7 +338,7 @@ impl FollowerTask<'_> {
     fn read_partition(&self, state: &ManifestState, stored: &PartitionManifestState) -> Result<Arc<PartitionState>> {
         let catalog = &self.inner.catalog;
         catalog.resources().note_file_numbers(state);
-        let files = recovery::data_files(&self.follower.config)?;
+        let files = data_files(&self.follower.config)?;
         let partition = catalog.read_partition(stored.clone(), &files)?;
         if let Some(tree) = partition.tables_if_built() {
             tree.open_files()?;
@@ -469,7 +471,7 @@ impl FollowerTask<'_> {
         let config = &self.follower.config;
         let mut small = config.clone();
         small.settings.cache_size = 1 << 20;
-        let again = recovery::read_again(&small)?;
+        let again = read_again(&small)?;
         self.check_history(&again.manifest_state)?;
         let visible = self.inner.last_visible.get();
         if again.last_seqno < visible {

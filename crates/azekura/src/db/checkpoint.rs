@@ -31,7 +31,8 @@ use crate::base::version_edit::FileNumber;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::partition_state::PartitionState;
-use crate::db::recovery;
+use crate::db::recovery::open::{check_copy, is_changed_meanwhile};
+use crate::db::recovery::recovery_state::check_followable;
 use crate::manifest::Manifest;
 use crate::tree::stored_tree;
 use crate::vfs::fs::{create_dirs, sync_parent_dirs};
@@ -90,7 +91,7 @@ pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
         drop(fs.remove_dir_all(&tmp));
         match writer {
             Some(_) if error.is_missing_file() => {}
-            None if recovery::is_changed_meanwhile(&error) => last = Some(error),
+            None if is_changed_meanwhile(&error) => last = Some(error),
             _ => return Err(error),
         }
     }
@@ -102,7 +103,7 @@ pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
 /// `tmp`. The content is durable, but not the name of `tmp`.
 ///
 /// # Errors
-/// Those of [`recovery::is_changed_meanwhile`] if the writer has changed files meanwhile.
+/// Those of [`is_changed_meanwhile`] if the writer has changed files meanwhile.
 fn copy_beside_writer(inner: &DbInner, tmp: &Path) -> Result<()> {
     let (fs, dir) = (&*inner.fs, &inner.dir);
     let loaded = Manifest::load(Arc::clone(&inner.fs), dir)?;
@@ -112,7 +113,7 @@ fn copy_beside_writer(inner: &DbInner, tmp: &Path) -> Result<()> {
     Manifest::create(Arc::clone(&inner.fs), tmp, id, &loaded.edits)?;
     // Pools before the WAL, which contains every record that may be in them.
     for partition in manifest_state.partitions.values() {
-        recovery::check_followable(&partition.meta)?;
+        check_followable(&partition.meta)?;
         stored_tree::copy_beside_writer(inner.catalog.resources(), &partition.meta, tmp)?;
         link_files(inner, partition, tmp)?;
     }
@@ -129,7 +130,7 @@ fn copy_beside_writer(inner: &DbInner, tmp: &Path) -> Result<()> {
         let (from, to) = (dir.join(&entry.name), tmp.join(&entry.name));
         copy_file(fs, &from, &to, entry.len)?;
     }
-    let (mut copied, report) = recovery::check_copy(inner, tmp)?;
+    let (mut copied, report) = check_copy(inner, tmp)?;
     let visible = inner.last_visible.get();
     if report.last_seqno < visible {
         return Err(Error::new(ErrorKind::Conflict, "the writer has changed the log while it was copied"));

@@ -16,7 +16,7 @@ use crate::db::metrics::Metrics;
 use crate::db::options::PartitionCreateOptions;
 use crate::db::partition::Partition;
 use crate::db::partition_state::PartitionState;
-use crate::db::recovery;
+use crate::db::recovery::open;
 use crate::db::snapshot::Snapshot;
 use crate::db::state::disk_reserve::ReserveUse;
 use crate::db::transaction::transaction::Transaction;
@@ -70,7 +70,7 @@ impl Config {
     /// # Ok(()) }
     /// ```
     pub fn open(self) -> Result<Database> {
-        Ok(Database { handle: recovery::open(self)? })
+        Ok(Database { handle: open::open(self)? })
     }
 
     /// Opens an existing database for reading only; other readers may have it open too.
@@ -97,7 +97,7 @@ impl Config {
     /// # Ok(()) }
     /// ```
     pub fn open_read_only(self) -> Result<Database> {
-        Ok(Database { handle: recovery::open_read_only(self)? })
+        Ok(Database { handle: open::open_read_only(self)? })
     }
 }
 

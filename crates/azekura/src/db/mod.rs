@@ -15,8 +15,7 @@
 //! [`inner`], [`limits`] (of memory, disk space and the WAL), [`catalog`], [`partition_state`],
 //! [`partition_merge_operator`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`],
 //! [`blob_gc`] (blob GC on request), [`changes`] (the change feed), [`follower`] and [`catch_up`] (beside
-//! a writer), [`checkpoint`], [`handle`] (closing,
-//! exclusive turns), [`metrics`].
+//! a writer), [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
 
 pub(crate) mod atomics;
 pub(crate) mod batch;

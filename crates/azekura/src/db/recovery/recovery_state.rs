@@ -1,27 +1,9 @@
-//! Recovery: opens a database directory and returns a running database.
-//!
-//! Steps:
-//! 1. Make the path absolute, list the directory without changing it, and take the directory lock.
-//! 2. If the directory has no manifest, no data files and no foreign files, create the database. Creation is atomic,
-//!    because the first manifest gets its name by a rename.
-//! 3. Read the manifest into the manifest state, check the presence and the length of the files that it names, and
-//!    read the pools.
-//! 4. Replay the write-ahead log (WAL): apply every commit that no permanent file contains to a memtable or a pool.
-//!    The whole WAL is validated before anything is written, so a failed open changes nothing. The exception are
-//!    mapped pools: a replayed record changes the file of such a pool at once. If a mapped pool survives power loss,
-//!    the WAL is written again and synced, as in the next step, before the replay.
-//! 5. Sync the replayed segments, because they may be in the page cache only. What no watermark covers is written again
-//!    before, with the same bytes, because a sync that failed earlier may have left clean pages that never reached the
-//!    device. If damage was skipped, rewrite the WAL to new segments.
-//! 6. Make ordinary blob files of the direct blob files that the WAL points into, on a full disk in place.
-//! 7. Write a new manifest that records the end of the WAL, remove orphaned files, begin a new WAL segment, and start
-//!    the workers.
+//! What is known of a database between the read of its manifest and its first write.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use crate::base::event::Event;
 use crate::base::manifest_state::ManifestState;
@@ -36,6 +18,7 @@ use crate::db::follower::Follower;
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbWriter, RecoveryStats};
 use crate::db::partition_state::PartitionState;
+use crate::db::recovery::directory_listing::DirectoryListing;
 use crate::db::state::disk_reserve::DiskReserve;
 use crate::db::state::poison::DbPoison;
 use crate::db::state::version_set::VersionSet;
@@ -43,20 +26,16 @@ use crate::db::worker;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
 use crate::lsm::direct_write::IncompleteFiles;
 use crate::lsm::tree_context::{TreeContext, TreeResources};
-use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest, ManifestIdentity};
+use crate::manifest::{MANIFEST_NAME, Manifest, ManifestIdentity};
 use crate::memtable::memtable::MemtableMemory;
 use crate::table::obsolete_files::ObsoleteFiles;
+use crate::tree::spilled_records;
 use crate::tree::stored_tree::engine_kind;
-use crate::tree::{spilled_records, stored_tree};
 use crate::vfs::expiry_clock::ExpiryClock;
-use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME, create_dirs, sync_parent_dirs};
-use crate::vfs::open_files::{
-    DataFileKind, DataFiles, FileAccess, HandleLimitFs, max_cached_handles, parse_data_file_name,
-};
-use crate::vfs::{Env, File, FileLock, Fs, LockMode, OpenMode};
+use crate::vfs::open_files::{DataFileKind, DataFiles, FileAccess, HandleLimitFs, max_cached_handles};
+use crate::vfs::{File, FileLock, OpenMode};
 use crate::wal::format::{
-    SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalRecord, WalRecordIter, blob_pointers, check_payload, parse_segment_name,
-    segment_path,
+    SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalRecord, WalRecordIter, blob_pointers, check_payload, segment_path,
 };
 use crate::wal::options::WalSegmentInfo;
 use crate::wal::reader::removable_segments;
@@ -64,241 +43,16 @@ use crate::wal::segment::{WAL_PAGE_SIZE, write_again};
 use crate::wal::writer::SKIPPED_EPOCHS_MAX;
 use crate::wal::{self, PartitionSeqno, RecoveryMode, Wal, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
 
-/// The first and the longest pause between two attempts to lock the directory.
-const LOCK_PAUSE_MIN: Duration = Duration::from_millis(1);
-const LOCK_PAUSE_MAX: Duration = Duration::from_millis(50);
-
-/// How often a follower tries to read files that a writer changes.
-const FOLLOWER_ATTEMPTS_MIN: u32 = 5;
-const FOLLOWER_ATTEMPTS_MAX: u32 = 100;
-
-/// Lengths in bytes of the tables and blob files in the directory.
-pub(crate) fn data_files(config: &Config) -> Result<HashMap<(DataFileKind, FileNumber), u64>> {
-    list_directory(&*config.fs, &config.path).map(|listing| listing.data)
-}
+/// Addresses in bytes that a pool of a follower gets for records that it reads from the WAL after it was opened.
+const FOLLOWED_POOL_BYTES: u64 = 256 << 20;
 
 /// How a database is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OpenedAs {
+pub(crate) enum OpenedAs {
     Writer,
     Reader,
     Follower,
 }
-
-/// Contents of a database directory.
-#[derive(Default)]
-struct DirectoryListing {
-    has_manifest: bool,
-    /// Lengths in bytes: of tables and blob files by kind and number, and of WAL segments by number.
-    data: HashMap<(DataFileKind, FileNumber), u64>,
-    segments: HashMap<FileNumber, u64>,
-    /// Files of trees other than tables and blob files.
-    tree_files: Vec<(PartitionId, PathBuf)>,
-    /// A file name that azekura does not use, if there is one.
-    foreign: Option<String>,
-}
-
-fn list_directory(fs: &dyn Fs, dir: &Path) -> Result<DirectoryListing> {
-    let mut listing = DirectoryListing::default();
-    if !fs.exists(dir)? {
-        return Ok(listing);
-    }
-    for entry in fs.read_dir(dir)? {
-        if let Some((kind, id)) = parse_data_file_name(&entry.name) {
-            listing.data.insert((kind, id), entry.len);
-        } else if let Some(id) = parse_segment_name(&entry.name) {
-            listing.segments.insert(id, entry.len);
-        } else if let Some(partition) = stored_tree::partition_of_file(&entry.name) {
-            listing.tree_files.push((partition, dir.join(&entry.name)));
-        } else if entry.name == MANIFEST_NAME {
-            listing.has_manifest = true;
-        } else if ![LOCK_FILE_NAME, DISK_RESERVE_FILE_NAME, MANIFEST_TEMP_NAME].contains(&entry.name.as_str()) {
-            listing.foreign.get_or_insert(entry.name);
-        }
-    }
-    Ok(listing)
-}
-
-impl DirectoryListing {
-    /// Removes files from the listing whose numbers are too high to be from this database.
-    fn forget_unowned_files(&mut self, manifest_state: &ManifestState) {
-        self.data.retain(|(_, id), _| id.0 < manifest_state.file_number_limit());
-        self.segments.retain(|id, _| id.0 < manifest_state.file_number_limit());
-        self.tree_files.retain(|(id, _)| id.0 < manifest_state.partition_id_limit());
-    }
-}
-
-/// Fails for a directory that contains foreign files and no database, or a database whose manifest is missing.
-fn check_listing(dir: &Path, listing: &DirectoryListing) -> Result<()> {
-    if listing.has_manifest {
-        return Ok(());
-    }
-    if !listing.data.is_empty() || !listing.segments.is_empty() || !listing.tree_files.is_empty() {
-        let message = "the manifest is missing, but data files or log segments are here: restore it from a copy";
-        return Err(Error::corruption(message).in_file(dir.join(MANIFEST_NAME)));
-    }
-    match &listing.foreign {
-        Some(name) => {
-            let message = format!("the directory is no azekura database: it holds {name:?}; choose an empty one");
-            Err(Error::invalid(message).in_file(dir))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Opens a database for reading and writing. Creates it if the directory is empty or does not exist.
-pub(crate) fn open(mut config: Config) -> Result<Arc<DbHandle>> {
-    config.check()?;
-    config.path = config.fs.absolute(&config.path)?;
-    let limited = HandleLimitFs::wrap(&mut config.fs);
-    let start = config.env.monotonic_ns();
-    let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
-    check_listing(&dir, &list_directory(&*fs, &dir)?)?;
-    let created = create_dirs(&*fs, &dir)?;
-    let lock = lock_dir(&config, LockMode::Exclusive)?;
-    let listing = list_directory(&*fs, &dir)?;
-    check_listing(&dir, &listing)?;
-    if !listing.has_manifest {
-        // Parent directories are synced before the manifest is created. A directory without a manifest is created
-        // again, but losing a directory together with its manifest would lose data.
-        sync_parent_dirs(&*fs, &dir, created)?;
-        create_database(&*config.env, &fs, &dir)?;
-    }
-    let mut state = RecoveryState::read(&config, listing, Some(&limited), OpenedAs::Writer)?;
-    state.sync_before_replay(&config)?;
-    let report = state.replay(&config)?;
-    state.finish(config, report, lock, start)
-}
-
-/// Opens a database for reading only. Other readers may have it open too. Replays the WAL into memory and writes
-/// nothing.
-pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<DbHandle>> {
-    config.check()?;
-    config.path = config.fs.absolute(&config.path)?;
-    let limited = HandleLimitFs::wrap(&mut config.fs);
-    let start = config.env.monotonic_ns();
-    let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
-    let listing = list_directory(&*fs, &dir)?;
-    if !listing.has_manifest {
-        check_listing(&dir, &listing)?;
-        return Err(Error::new(ErrorKind::NotFound, "there is no database here").in_file(dir));
-    }
-    let lock = lock_dir(&config, LockMode::Shared)?;
-    let mut state = RecoveryState::read(&config, list_directory(&*fs, &dir)?, Some(&limited), OpenedAs::Reader)?;
-    let report = state.replay(&config)?;
-    state.finish_read_only(config, &report, lock, start)
-}
-
-/// Opens a database for reading while another process may write to it. Takes no lock and writes nothing.
-pub(crate) fn open_follower(mut config: Config) -> Result<Arc<DbHandle>> {
-    config.check()?;
-    // What looks damaged may be in the middle of being written.
-    config.settings.recovery_mode = RecoveryMode::Strict;
-    config.path = config.fs.absolute(&config.path)?;
-    let start = config.env.monotonic_ns();
-    let listing = list_directory(&*config.fs, &config.path)?;
-    if !listing.has_manifest {
-        check_listing(&config.path, &listing)?;
-        return Err(Error::new(ErrorKind::NotFound, "there is no database here").in_file(&config.path));
-    }
-    let (state, report, identity) = read_beside_writer(&config)?;
-    state.finish_follower(config, &report, identity, start)
-}
-
-/// Reads a database that a writer may change meanwhile. Tries again if the writer has changed files after the manifest
-/// was read that names them.
-fn read_beside_writer(config: &Config) -> Result<(RecoveryState, WalReplayReport, ManifestIdentity)> {
-    for attempt in 1.. {
-        let before = Manifest::identity(&*config.fs, &config.path);
-        let read = before.clone().and_then(|identity| {
-            // The manifest is read first: the WAL contains every commit that the manifest has made permanent.
-            let listing = list_directory(&*config.fs, &config.path)?;
-            let mut state = RecoveryState::read(config, listing, None, OpenedAs::Follower)?;
-            let report = state.replay(config)?;
-            state.open_files()?;
-            Ok((state, report, identity))
-        });
-        let error = match read {
-            Err(error) if is_changed_meanwhile(&error) => error,
-            read => return read,
-        };
-        let is_same = Manifest::identity(&*config.fs, &config.path).ok() == before.ok();
-        if attempt >= if is_same { FOLLOWER_ATTEMPTS_MIN } else { FOLLOWER_ATTEMPTS_MAX } {
-            return Err(error);
-        }
-        config.env.sleep(LOCK_PAUSE_MIN * attempt.min(50));
-    }
-    unreachable!("the loop returns after its last attempt")
-}
-
-/// Reads a copy of the database in `dir` as an open would, and writes nothing. Returns its manifest and how far its WAL
-/// goes.
-///
-/// # Errors
-/// Those of an open.
-pub(crate) fn check_copy(inner: &DbInner, dir: &Path) -> Result<(ManifestState, WalReplayReport)> {
-    let mut config = Config::new(dir).fs(Arc::clone(&inner.fs)).env(Arc::clone(&inner.env));
-    config.settings = inner.settings.clone();
-    config.settings.cache_size = 1 << 20;
-    let mut state = RecoveryState::read(&config, list_directory(&*inner.fs, dir)?, None, OpenedAs::Reader)?;
-    let report = state.replay(&config)?;
-    Ok((state.manifest_state, report))
-}
-
-/// Whether a follower may get `error` because the writer changed files while they were read.
-pub(crate) fn is_changed_meanwhile(error: &Error) -> bool {
-    error.is_missing_file() || matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Conflict)
-}
-
-/// What a follower takes over when it reads the database again, because the WAL that it followed is gone.
-pub(crate) struct ReadAgain {
-    pub(crate) manifest_state: Arc<ManifestState>,
-    pub(crate) identity: ManifestIdentity,
-    pub(crate) partitions: HashMap<PartitionId, Arc<PartitionState>>,
-    pub(crate) resources: Arc<TreeResources>,
-    /// The unfinished direct blob files, with the offsets of their ends.
-    pub(crate) direct_blobs: Vec<(PartitionId, FileNumber, u64)>,
-    pub(crate) last_seqno: SeqNo,
-    /// The last sequence number that was read from the WAL, and the epoch of its segment.
-    pub(crate) wal_seqno: SeqNo,
-    pub(crate) wal_epoch: WalEpoch,
-}
-
-/// Reads the database beside a writer. The result shares nothing with an open database.
-pub(crate) fn read_again(config: &Config) -> Result<ReadAgain> {
-    let (state, report, identity) = read_beside_writer(config)?;
-    let (last_seqno, (wal_epoch, wal_seqno)) = (state.last_seqno(&report), report.wal_end());
-    let direct_blobs =
-        state.unfinished_blobs.unfinished_files().map(|(id, found)| (found.partition, id, found.file.size())).collect();
-    let RecoveryState { manifest_state, by_id: partitions, resources, .. } = state;
-    let manifest_state = Arc::new(manifest_state);
-    Ok(ReadAgain { manifest_state, identity, partitions, resources, direct_blobs, last_seqno, wal_seqno, wal_epoch })
-}
-
-/// Locks the directory. Tries again while another handle holds the lock, for at most the configured time.
-fn lock_dir(config: &Config, mode: LockMode) -> Result<Box<dyn FileLock>> {
-    let start = config.env.monotonic_ns();
-    let (mut slept, mut pause) = (Duration::ZERO, LOCK_PAUSE_MIN);
-    loop {
-        match config.fs.lock_dir(&config.path, mode) {
-            Err(error) if error.kind() == ErrorKind::Locked => {
-                let elapsed = Duration::from_nanos(config.env.monotonic_ns().saturating_sub(start));
-                // The sleeps too, so that the wait ends if the clock does not advance.
-                let rest = config.lock_wait.saturating_sub(elapsed.max(slept));
-                if rest.is_zero() {
-                    return Err(error);
-                }
-                config.env.sleep(pause.min(rest));
-                slept += pause.min(rest);
-                pause = (pause * 2).min(LOCK_PAUSE_MAX);
-            }
-            locked => return locked,
-        }
-    }
-}
-
-/// Addresses in bytes that a pool of a follower gets for records that it reads from the WAL after it was opened.
-const FOLLOWED_POOL_BYTES: u64 = 256 << 20;
 
 /// # Errors
 /// `Unsupported` for a partition whose changes are not all in the WAL.
@@ -309,20 +63,6 @@ pub(crate) fn check_followable(meta: &PartitionMeta) -> Result<()> {
         return Err(Error::unsupported(message));
     }
     Ok(())
-}
-
-/// Writes the first manifest. The database exists once the manifest has its name.
-fn create_database(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
-    let (mut id, mut instance, mut file_id, mut seed) = ([0; 16], [0; 16], [0; 16], [0; 8]);
-    for bytes in [&mut id, &mut instance, &mut file_id] {
-        env.random(bytes);
-    }
-    env.random(&mut seed);
-    let edits = [
-        VersionEdit::Database { id, instance, hash_seed: u64::from_le_bytes(seed), created_ms: env.now_ms() },
-        VersionEdit::NextNumbers { file: FileNumber(1), partition: PartitionId(1), epoch: WalEpoch(1) },
-    ];
-    Manifest::create(Arc::clone(fs), dir, file_id, &edits).map(drop)
 }
 
 /// What the manifest lacks for a record of the WAL. The edit precedes the record, so if the commit was synced, the
@@ -341,14 +81,14 @@ pub(crate) fn unknown_to_manifest(state: &ManifestState, record: &WalRecord<'_>)
 }
 
 /// A database that was read and to which nothing was written yet.
-struct RecoveryState {
-    manifest_state: ManifestState,
+pub(crate) struct RecoveryState {
+    pub(crate) manifest_state: ManifestState,
     listing: DirectoryListing,
     catalog: Arc<Catalog>,
-    resources: Arc<TreeResources>,
-    by_id: HashMap<PartitionId, Arc<PartitionState>>,
+    pub(crate) resources: Arc<TreeResources>,
+    pub(crate) by_id: HashMap<PartitionId, Arc<PartitionState>>,
     /// Unfinished direct blob files that the WAL points into.
-    unfinished_blobs: UnfinishedBlobFiles,
+    pub(crate) unfinished_blobs: UnfinishedBlobFiles,
     /// Whether the recovery mode skips damage.
     is_salvage: bool,
     /// First sequence numbers of skipped commits: these point to lost values, or name partitions that the manifest
@@ -378,7 +118,7 @@ fn write_again_if_space(file: &dyn File, end: u64) -> Result<()> {
 }
 
 impl RecoveryState {
-    fn read(
+    pub(crate) fn read(
         config: &Config,
         listing: DirectoryListing,
         limited: Option<&HandleLimitFs>,
@@ -459,7 +199,7 @@ impl RecoveryState {
     }
 
     /// Opens the tables and blob files of all trees.
-    fn open_files(&self) -> Result<()> {
+    pub(crate) fn open_files(&self) -> Result<()> {
         self.by_id
             .values()
             .filter_map(|partition| partition.tables_if_built())
@@ -472,7 +212,7 @@ impl RecoveryState {
     /// Makes manifest and WAL durable before the replay if a tree is durable without the WAL. Otherwise power loss
     /// could leave a part of a commit in the tree and nothing of it in the WAL. A sync alone is not enough, as in
     /// [`make_wal_durable`](Self::make_wal_durable), so the WAL is read once before the replay.
-    fn sync_before_replay(&self, config: &Config) -> Result<()> {
+    pub(crate) fn sync_before_replay(&self, config: &Config) -> Result<()> {
         if !self.by_id.values().any(|partition| partition.files_at_open.survives_power_loss) {
             return Ok(());
         }
@@ -487,7 +227,7 @@ impl RecoveryState {
     }
 
     /// Replays the WAL into the trees. Writes nothing to disk except to mapped pools.
-    fn replay(&mut self, config: &Config) -> Result<WalReplayReport> {
+    pub(crate) fn replay(&mut self, config: &Config) -> Result<WalReplayReport> {
         let options = self.replay_options(config);
         let manifest = config.path.join(MANIFEST_NAME);
         let (fs, id) = (Arc::clone(&config.fs), self.manifest_state.id);
@@ -576,7 +316,7 @@ impl RecoveryState {
     }
 
     /// The last sequence number in use. Pools may have used higher ones than the WAL contains.
-    fn last_seqno(&self, report: &WalReplayReport) -> SeqNo {
+    pub(crate) fn last_seqno(&self, report: &WalReplayReport) -> SeqNo {
         let in_trees = self.by_id.values().map(|partition| partition.files_at_open.highest).max();
         report.last_seqno.max(in_trees.unwrap_or_default())
     }
@@ -686,7 +426,7 @@ impl RecoveryState {
         Ok(())
     }
 
-    fn finish_read_only(
+    pub(crate) fn finish_read_only(
         self,
         config: Config,
         report: &WalReplayReport,
@@ -708,7 +448,7 @@ impl RecoveryState {
         }
     }
 
-    fn finish_follower(
+    pub(crate) fn finish_follower(
         self,
         config: Config,
         report: &WalReplayReport,
@@ -728,7 +468,7 @@ impl RecoveryState {
         Ok(DbHandle::new(Arc::new(inner), worker::BackgroundThreads::default()))
     }
 
-    fn finish(
+    pub(crate) fn finish(
         mut self,
         config: Config,
         report: WalReplayReport,

@@ -7,21 +7,16 @@
 //! - A position is valid only in the history that it was made in: not in another database, and not if a recovery has
 //!   ended the WAL before it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
-use std::ops::Bound;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::blob_pointer::BlobPointer;
-use crate::base::checksum::xxh3;
-use crate::base::coding::ByteReader;
-use crate::base::key::{NEVER_MS, split_expiry};
-use crate::base::key_range::KeyRange;
 use crate::base::manifest_state::ManifestState;
 use crate::base::version_edit::{PartitionId, WalEpoch};
-use crate::base::{Error, KeyOrder, RecordKind, Result, SeqNo};
+use crate::base::{Error, Result, SeqNo};
+use crate::db::changes::change_position::ChangePosition;
+use crate::db::changes::committed_batch::{ChangeFilter, CommittedBatch, PartitionsById};
 use crate::db::config::PlantedBug;
 use crate::db::database::Database;
 use crate::db::follower::{Follower, end_tail};
@@ -31,8 +26,7 @@ use crate::db::iter::db_iter::{OwnedBounds, prefix_bounds};
 use crate::db::partition::Partition;
 use crate::db::partition_state::PartitionState;
 use crate::db::state::change_readers::{ChangeReader, ChangeReaders};
-use crate::mem::slice::Slice;
-use crate::wal::format::{IngestNote, WalRecord, WalRecordIter, check_payload};
+use crate::wal::format::{IngestNote, WalRecordIter, check_payload};
 use crate::wal::tail::{WalTail, recycled_error};
 
 /// Bytes of memory for commits that [`Changes`] reads at a time. The last commit may exceed it.
@@ -44,158 +38,6 @@ const SHARED_PARTITIONS_MAX: usize = 32;
 /// The shortest and the longest pause of [`Changes::wait`] between two looks.
 const WAIT_PAUSE_MIN: Duration = Duration::from_micros(200);
 const WAIT_PAUSE_MAX: Duration = Duration::from_millis(10);
-
-/// A position between two commits of a database.
-///
-/// A position is durable: it can be stored as [bytes](ChangePosition::to_bytes) or as text, and used after the database
-/// was closed, opened or recovered. Positions of one database are ordered as its commits are.
-///
-/// ```
-/// # fn main() -> azekura::Result<()> {
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-/// # let fruit = db.open_partition("fruit", Default::default())?;
-/// use azekura::ChangePosition;
-/// let before = db.change_position()?;
-/// fruit.insert("apple", "red")?;
-/// assert!(before < db.change_position()?);
-/// let stored = before.to_string(); // 64 characters
-/// assert_eq!(stored.parse::<ChangePosition>()?, before);
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ChangePosition {
-    /// The instance id of the database: a checkpoint has another one.
-    instance: [u8; 16],
-    /// [`ManifestState::position_epoch`](crate::base::manifest_state::ManifestState::position_epoch) of the open that
-    /// made the position.
-    epoch: WalEpoch,
-    /// The last sequence number before the position.
-    seqno: SeqNo,
-}
-
-/// Length of an encoded position in bytes.
-const POSITION_LEN: usize = 32;
-
-impl ChangePosition {
-    /// Encodes the position. Every version of this crate reads it.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// use azekura::ChangePosition;
-    /// let position = db.change_position()?;
-    /// assert_eq!(ChangePosition::from_bytes(&position.to_bytes())?, position);
-    /// # Ok(()) }
-    /// ```
-    pub fn to_bytes(&self) -> [u8; POSITION_LEN] {
-        let mut out = [0; POSITION_LEN];
-        out[..16].copy_from_slice(&self.instance);
-        out[16..20].copy_from_slice(&self.epoch.0.to_le_bytes());
-        out[20..28].copy_from_slice(&self.seqno.0.to_le_bytes());
-        let sum = xxh3(0, &out[..28]);
-        out[28..].copy_from_slice(&sum.to_le_bytes()[..4]);
-        out
-    }
-
-    /// Decodes a position.
-    ///
-    /// # Errors
-    /// `Invalid` if `bytes` are not those of a position.
-    ///
-    /// ```
-    /// let error = azekura::ChangePosition::from_bytes(&[7; 32]).unwrap_err();
-    /// assert_eq!(error.kind(), azekura::ErrorKind::Invalid);
-    /// ```
-    pub fn from_bytes(bytes: &[u8]) -> Result<ChangePosition> {
-        let malformed = || Error::invalid("the bytes are not those of a position of changes");
-        let bytes: &[u8; POSITION_LEN] = bytes.try_into().map_err(|_| malformed())?;
-        let mut d = ByteReader::new(bytes);
-        let position = ChangePosition { instance: d.bytes16()?, epoch: WalEpoch(d.u32()?), seqno: SeqNo(d.u64()?) };
-        if position.to_bytes() != *bytes || position.seqno > SeqNo::MAX {
-            return Err(malformed());
-        }
-        Ok(position)
-    }
-
-    /// The random id of the database that the position is of. A checkpoint has another one.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let other = azekura::Config::new(dir.path().join("other")).open()?;
-    /// assert_ne!(db.change_position()?.database_id(), other.change_position()?.database_id());
-    /// # Ok(()) }
-    /// ```
-    pub fn database_id(&self) -> [u8; 16] {
-        self.instance
-    }
-
-    /// The epoch of the position. It rises with every open of the database for writing. A recovery that loses commits
-    /// gives later commits their sequence numbers, in a later epoch.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let path = dir.path().join("db");
-    /// # let db = azekura::Config::new(&path).open()?;
-    /// let before = db.change_position()?.epoch();
-    /// db.close()?;
-    /// let db = azekura::Config::new(&path).open()?;
-    /// assert!(db.change_position()?.epoch() > before);
-    /// # Ok(()) }
-    /// ```
-    pub fn epoch(&self) -> u32 {
-        self.epoch.0
-    }
-
-    /// The number of the last record before the position. It rises with every record that the WAL gets.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let fruit = db.open_partition("fruit", Default::default())?;
-    /// let before = db.change_position()?;
-    /// fruit.insert("apple", "red")?;
-    /// fruit.insert("pear", "green")?;
-    /// assert_eq!(db.change_position()?.sequence_number() - before.sequence_number(), 2);
-    /// # Ok(()) }
-    /// ```
-    pub fn sequence_number(&self) -> u64 {
-        self.seqno.0
-    }
-}
-
-/// None for positions of different databases.
-impl PartialOrd for ChangePosition {
-    fn partial_cmp(&self, other: &ChangePosition) -> Option<std::cmp::Ordering> {
-        let order = (self.seqno, self.epoch).cmp(&(other.seqno, other.epoch));
-        (self.instance == other.instance).then_some(order)
-    }
-}
-
-impl fmt::Display for ChangePosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.to_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl FromStr for ChangePosition {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<ChangePosition> {
-        let malformed = || Error::invalid("the text is not that of a position of changes");
-        if text.len() != 2 * POSITION_LEN || !text.is_ascii() {
-            return Err(malformed());
-        }
-        let digits = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| malformed());
-        let bytes: Vec<u8> = (0..text.len()).step_by(2).map(digits).collect::<Result<_>>()?;
-        ChangePosition::from_bytes(&bytes)
-    }
-}
 
 impl Database {
     /// Returns the position after the last visible commit.
@@ -247,7 +89,7 @@ impl Database {
     ///
     /// Not among the changes are the creation and the deletion of partitions, the changes of partitions that were
     /// deleted since, records that a compaction filter drops, and the end of records that expire, which is in
-    /// [`Operation::Insert`].
+    /// [`Operation::Insert`](crate::Operation::Insert).
     ///
     /// # Errors
     /// `Stale` if the WAL does not contain the next commit any more, or if a recovery has lost commits before
@@ -431,16 +273,6 @@ pub struct Changes {
     is_durable_only: bool,
     /// Commits that were read.
     batches: VecDeque<CommittedBatch>,
-}
-
-/// Partitions that commits name; `None` for one that was deleted.
-type PartitionsById = BTreeMap<PartitionId, Option<Arc<PartitionState>>>;
-
-/// Lets the changes of one partition pass whose keys are within the bounds.
-#[derive(Clone)]
-struct ChangeFilter {
-    partition: Arc<PartitionState>,
-    bounds: Option<OwnedBounds>,
 }
 
 impl Changes {
@@ -728,302 +560,6 @@ impl fmt::Debug for Changes {
 fn find_partition(handle: &DbHandle, partitions: &mut PartitionsById, id: PartitionId) -> Option<Arc<PartitionState>> {
     let find = || handle.inner.catalog.all().into_iter().find(|state| state.id == id);
     partitions.entry(id).or_insert_with(find).clone()
-}
-
-/// The changes of one commit.
-///
-/// ```
-/// # fn main() -> azekura::Result<()> {
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-/// # let fruit = db.open_partition("fruit", Default::default())?;
-/// let mut changes = db.changes_since(db.change_position()?)?;
-/// fruit.insert("apple", "red")?;
-/// let commit = changes.next().unwrap()?;
-/// assert_eq!(commit.changes().next().unwrap().partition, "fruit");
-/// assert_eq!(commit.position(), changes.position());
-/// # Ok(()) }
-/// ```
-pub struct CommittedBatch {
-    handle: Arc<DbHandle>,
-    position: ChangePosition,
-    partitions: Arc<PartitionsById>,
-    filters: Arc<Vec<ChangeFilter>>,
-    /// The payload of the commit, which was checked.
-    payload: Box<[u8]>,
-}
-
-impl CommittedBatch {
-    /// The position after the commit.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let fruit = db.open_partition("fruit", Default::default())?;
-    /// let mut changes = db.changes_since(db.change_position()?)?;
-    /// fruit.insert("apple", "red")?;
-    /// assert_eq!(changes.next().unwrap()?.position(), db.change_position()?);
-    /// # Ok(()) }
-    /// ```
-    pub fn position(&self) -> ChangePosition {
-        self.position
-    }
-
-    /// The changes, in the order in which the commit makes them, at least one.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let fruit = db.open_partition("fruit", Default::default())?;
-    /// let mut changes = db.changes_since(db.change_position()?)?;
-    /// fruit.remove_prefix("ap")?;
-    /// let commit = changes.next().unwrap()?;
-    /// let change = commit.changes().next().unwrap();
-    /// assert!(matches!(change.operation, azekura::Operation::RemoveRange { .. }));
-    /// # Ok(()) }
-    /// ```
-    pub fn changes(&self) -> impl Iterator<Item = Change<'_>> {
-        // Every record was decoded before.
-        WalRecordIter::new(&self.payload).filter_map(|record| self.change(record.ok()?).ok().flatten())
-    }
-
-    /// The change that a record makes; `None` if the filters do not let it pass, or its partition was deleted.
-    fn change<'a>(&'a self, record: WalRecord<'a>) -> Result<Option<Change<'a>>> {
-        let note = IngestNote::of_record(&record)?;
-        let id = note.map_or(record.partition, |note| note.partition);
-        let Some(Some(state)) = self.partitions.get(&id) else { return Ok(None) };
-        let operation = match note {
-            Some(IngestNote { first, last, .. }) => Operation::Ingest { first, last },
-            None => operation_of(&self.handle, state, &record)?,
-        };
-        let passes = |filter: &ChangeFilter| {
-            Arc::ptr_eq(&filter.partition, state) && filter.bounds.as_ref().is_none_or(|bounds| operation.is_in(bounds))
-        };
-        let is_wanted = self.filters.is_empty() || self.filters.iter().any(passes);
-        Ok(is_wanted.then_some(Change { partition: &state.name, operation }))
-    }
-}
-
-impl fmt::Debug for CommittedBatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CommittedBatch").field("position", &self.position).finish_non_exhaustive()
-    }
-}
-
-/// One change of a commit.
-///
-/// ```
-/// # fn main() -> azekura::Result<()> {
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-/// # let fruit = db.open_partition("fruit", Default::default())?;
-/// let mut changes = db.changes_since(db.change_position()?)?;
-/// fruit.insert("apple", "red")?;
-/// for change in changes.next().unwrap()?.changes() {
-///     assert_eq!(change.partition, "fruit");
-/// }
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Change<'a> {
-    /// The name of the partition.
-    pub partition: &'a str,
-    /// What the change does.
-    pub operation: Operation<'a>,
-}
-
-/// What a [`Change`] does.
-///
-/// ```
-/// # fn main() -> azekura::Result<()> {
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-/// # let fruit = db.open_partition("fruit", Default::default())?;
-/// # let mut changes = db.changes_since(db.change_position()?)?;
-/// use azekura::Operation;
-/// fruit.insert("apple", "red")?;
-/// let commit = changes.next().unwrap()?;
-/// match commit.changes().next().unwrap().operation {
-///     Operation::Insert { key, value, expires_ms: None } => {
-///         assert_eq!((key, value.size(), value.get()?.unwrap()), (&b"apple"[..], 3, "red".into()));
-///     }
-///     other => panic!("{other:?}"),
-/// }
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Operation<'a> {
-    /// The key has a new value.
-    Insert {
-        /// The key.
-        key: &'a [u8],
-        /// The value.
-        value: ChangedValue<'a>,
-        /// The time from which on the key has no value, in milliseconds since 1970.
-        expires_ms: Option<u64>,
-    },
-    /// The key has no value.
-    Remove {
-        /// The key.
-        key: &'a [u8],
-    },
-    /// No key between these bounds has a value.
-    RemoveRange {
-        /// The lower bound.
-        start: Bound<&'a [u8]>,
-        /// The upper bound.
-        end: Bound<&'a [u8]>,
-    },
-    /// The merge operator of the partition applies the operand to the value.
-    Merge {
-        /// The key.
-        key: &'a [u8],
-        /// The operand.
-        operand: &'a [u8],
-    },
-    /// An [ingest](Partition::ingest) or [bulk load](Partition::bulk) has set values of keys from `first` to `last`,
-    /// which are not in the WAL: read them from the partition. After a crash, the ingest may not have taken place.
-    Ingest {
-        /// The first key.
-        first: &'a [u8],
-        /// The last key.
-        last: &'a [u8],
-    },
-}
-
-impl Operation<'_> {
-    /// Whether the change may concern a key within the bounds. The keys are ordered bytewise.
-    fn is_in(&self, (start, end): &OwnedBounds) -> bool {
-        let (start, end) = (start.as_ref().map(Vec::as_slice), end.as_ref().map(Vec::as_slice));
-        let (wanted, order) = (KeyRange::between(start, end), KeyOrder::bytewise());
-        match self {
-            Operation::Insert { key, .. } | Operation::Remove { key } | Operation::Merge { key, .. } => {
-                wanted.contains(key, &order)
-            }
-            Operation::RemoveRange { start, end } => wanted.overlaps(&KeyRange::between(*start, *end), &order),
-            Operation::Ingest { first, last } => {
-                wanted.overlaps(&KeyRange::between(Bound::Included(*first), Bound::Included(*last)), &order)
-            }
-        }
-    }
-}
-
-/// What a record of `state` does.
-fn operation_of<'a>(handle: &'a DbHandle, state: &'a PartitionState, record: &WalRecord<'a>) -> Result<Operation<'a>> {
-    let WalRecord { key, .. } = *record;
-    let (expires_ms, kind, stored) = split_expiry(record.kind, record.value)?;
-    let insert = |stored| {
-        let value = ChangedValue { handle, state, stored };
-        Operation::Insert { key, value, expires_ms: Some(expires_ms).filter(|time| *time != NEVER_MS) }
-    };
-    Ok(match kind {
-        RecordKind::BlobPointer | RecordKind::ExpiringBlobPointer => {
-            insert(StoredValue::InBlobFile(BlobPointer::decode(stored)?))
-        }
-        RecordKind::Put | RecordKind::ExpiringPut => insert(StoredValue::Inline(stored)),
-        RecordKind::Delete | RecordKind::SingleDelete => Operation::Remove { key },
-        RecordKind::Merge => Operation::Merge { key, operand: stored },
-        RecordKind::RangeDelete => {
-            let (start, end) = KeyRange::decode(key, record.value)?.into_bounds();
-            Operation::RemoveRange { start, end }
-        }
-    })
-}
-
-/// A value that a change sets. It is read when it is asked for.
-///
-/// ```
-/// # fn main() -> azekura::Result<()> {
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-/// # let fruit = db.open_partition("fruit", Default::default())?;
-/// # let mut changes = db.changes_since(db.change_position()?)?;
-/// fruit.insert("apple", "red")?;
-/// let commit = changes.next().unwrap()?;
-/// if let azekura::Operation::Insert { value, .. } = commit.changes().next().unwrap().operation {
-///     assert_eq!(value.size(), 3); // without a read
-///     assert_eq!(value.get()?.unwrap(), "red");
-/// }
-/// # Ok(()) }
-/// ```
-#[derive(Clone)]
-pub struct ChangedValue<'a> {
-    handle: &'a DbHandle,
-    state: &'a PartitionState,
-    stored: StoredValue<'a>,
-}
-
-#[derive(Clone)]
-enum StoredValue<'a> {
-    Inline(&'a [u8]),
-    InBlobFile(BlobPointer),
-}
-
-impl ChangedValue<'_> {
-    /// Length of the value in bytes.
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let fruit = db.open_partition("fruit", Default::default())?;
-    /// # let mut changes = db.changes_since(db.change_position()?)?;
-    /// fruit.insert("apple", "red")?;
-    /// # let commit = changes.next().unwrap()?;
-    /// # let change = commit.changes().next().unwrap();
-    /// if let azekura::Operation::Insert { value, .. } = change.operation {
-    ///     assert_eq!(value.size(), 3);
-    /// }
-    /// # Ok(()) }
-    /// ```
-    pub fn size(&self) -> u64 {
-        match &self.stored {
-            StoredValue::Inline(value) => value.len() as u64,
-            StoredValue::InBlobFile(pointer) => u64::from(pointer.value_len),
-        }
-    }
-
-    /// Reads the value. `None` if it is gone: a later commit has overwritten or removed it, and blob GC has freed it.
-    ///
-    /// Only values that were written to a blob file directly, without the WAL, can be gone; see
-    /// [`KvSeparationOptions`](crate::KvSeparationOptions).
-    ///
-    /// # Errors
-    /// As [`Partition::get`].
-    ///
-    /// ```
-    /// # fn main() -> azekura::Result<()> {
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-    /// # let fruit = db.open_partition("fruit", Default::default())?;
-    /// # let mut changes = db.changes_since(db.change_position()?)?;
-    /// fruit.insert("apple", "red")?;
-    /// # let commit = changes.next().unwrap()?;
-    /// # let change = commit.changes().next().unwrap();
-    /// if let azekura::Operation::Insert { value, .. } = change.operation {
-    ///     assert_eq!(value.get()?.unwrap(), "red");
-    /// }
-    /// # Ok(()) }
-    /// ```
-    pub fn get(&self) -> Result<Option<Slice>> {
-        let pointer = match &self.stored {
-            StoredValue::Inline(value) => return Ok(Some(Slice::from(*value))),
-            StoredValue::InBlobFile(pointer) => pointer,
-        };
-        let mut value = self.state.tables().and_then(|tree| tree.pointed_value(pointer));
-        self.handle.inner.check_read(&mut value);
-        value
-    }
-}
-
-impl fmt::Debug for ChangedValue<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChangedValue").field("size", &self.size()).finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]
