@@ -182,7 +182,7 @@ mod tests {
         for preset in presets().unwrap() {
             for section in &preset.sections {
                 let run = parse(&format!("run {} {}", preset.arguments, section.arguments)).unwrap();
-                assert_eq!(run.rounds, 3, "{}", section.title);
+                assert!(run.rounds >= 2, "{}: a range needs two rounds", section.title);
                 assert!(run.workloads.iter().all(|workload| run.shape(workload).is_ok()));
             }
         }
