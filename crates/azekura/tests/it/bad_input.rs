@@ -41,10 +41,10 @@ fn snapshot_dir(dir: &Path) -> BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)> {
     found
 }
 
-/// Checks that read-write and read-only opens fail with this kind, name this file, and change nothing.
+/// Checks that opens of every kind fail with this kind, name this file, and change nothing.
 fn assert_open_refused(dir: &Path, kind: ErrorKind, file: &Path) -> String {
     let before = dir.exists().then(|| snapshot_dir(dir));
-    let errors = [expect_error(config(dir).open()), expect_error(config(dir).open_read_only())];
+    let errors = [config(dir).open(), config(dir).open_read_only(), config(dir).open_follower()].map(expect_error);
     for error in &errors {
         assert_eq!(error.kind(), kind, "{error}");
         assert_eq!(error.file(), Some(file), "{error}");
@@ -89,16 +89,19 @@ fn directory_without_database_is_not_changed() {
     assert!(message.contains("cat.jpg") && message.contains("choose"), "{message}");
     let file = temporary.path().join("file");
     fs::write(&file, b"not a directory").unwrap();
-    for opened in [config(&file).open(), config(&file).open_read_only()] {
+    for opened in [config(&file).open(), config(&file).open_read_only(), config(&file).open_follower()] {
         assert_eq!(expect_error(opened).file(), Some(&*file));
     }
     assert_eq!(fs::read(&file).unwrap(), b"not a directory");
-    let missing = temporary.path().join("missing");
-    assert_eq!(expect_error(config(&missing).open_read_only()).kind(), ErrorKind::NotFound);
-    assert!(!missing.exists(), "opening for reading creates nothing");
-    let empty = temporary.path().join("empty");
+    let (missing, empty) = (temporary.path().join("missing"), temporary.path().join("empty"));
     fs::create_dir(&empty).unwrap();
-    assert_eq!(expect_error(config(&empty).open_read_only()).kind(), ErrorKind::NotFound);
+    for dir in [&missing, &empty] {
+        for opened in [config(dir).open_read_only(), config(dir).open_follower()] {
+            let error = expect_error(opened);
+            assert_eq!((error.kind(), error.file()), (ErrorKind::NotFound, Some(&**dir)), "{error}");
+        }
+    }
+    assert!(!missing.exists(), "opening for reading creates nothing");
     assert!(snapshot_dir(&empty).is_empty());
     config(&empty).open().unwrap();
 }
@@ -142,10 +145,14 @@ fn newer_format_is_unsupported() {
             newer[56..64].copy_from_slice(&sum.to_le_bytes());
             fs::write(&path, &newer).unwrap();
             if path.extension().is_some_and(|e| e == "sst") {
-                // Tables are opened when they are first needed.
+                // Tables are opened when they are first needed, but those of a follower before it is open.
                 let db = config(&dir).open_read_only().unwrap();
-                let found = expect_error(db.open_partition("p", Default::default()).unwrap().get([1]));
-                assert_eq!((found.kind(), found.file()), (ErrorKind::Unsupported, Some(&*path)), "{found}");
+                let before = snapshot_dir(&dir);
+                let of_reader = expect_error(db.open_partition("p", Default::default()).unwrap().get([1]));
+                for found in [of_reader, expect_error(config(&dir).open_follower())] {
+                    assert_eq!((found.kind(), found.file()), (ErrorKind::Unsupported, Some(&*path)), "{found}");
+                }
+                assert!(before == snapshot_dir(&dir), "a failed open changed {}", dir.display());
             } else {
                 let message = assert_open_refused(&dir, ErrorKind::Unsupported, &path);
                 assert!(message.contains(what), "{message}");
@@ -157,7 +164,9 @@ fn newer_format_is_unsupported() {
         let sum = xxh3_64(&newer[..56]);
         newer[56..64].copy_from_slice(&sum.to_le_bytes());
         fs::write(&path, &newer).unwrap();
-        config(&dir).open_read_only().unwrap();
+        for opened in [config(&dir).open_read_only(), config(&dir).open_follower()] {
+            assert_eq!(opened.unwrap().partition("p").unwrap().len().unwrap(), 120);
+        }
         fs::write(&path, &bytes).unwrap();
     }
     config(&dir).open().unwrap();
@@ -173,7 +182,7 @@ fn symlinks_to_files_are_not_followed() {
         fs::rename(&path, &elsewhere).unwrap();
         symlink(&elsewhere, &path).unwrap();
         let before = fs::read(&elsewhere).unwrap();
-        for opened in [config(&dir).open(), config(&dir).open_read_only()] {
+        for opened in [config(&dir).open(), config(&dir).open_read_only(), config(&dir).open_follower()] {
             assert_eq!(expect_error(opened).file(), Some(&*path));
         }
         assert!(fs::read(&elsewhere).unwrap() == before && fs::symlink_metadata(&path).unwrap().is_symlink());
@@ -217,5 +226,6 @@ fn a_directory_that_may_not_be_written_is_named() {
         );
     }
     config(&dir).open_read_only().unwrap();
+    config(&dir).open_follower().unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
 }

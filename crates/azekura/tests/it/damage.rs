@@ -80,7 +80,8 @@ fn verify_finds_damage_in(machine: &MemFs, file: &str) -> bool {
         || report.files.iter().any(|found| found.path == file_path(file) && found.problem.is_some())
 }
 
-/// Flips every `stride`-th byte of every file in two ways, opens and reads.
+/// Flips every `stride`-th byte of every file in two ways, opens and reads. Readers are read-only handles and followers
+/// in turn.
 fn check_flipped_bytes(name: &str, sample: &SampleDatabase, stride: usize) {
     let machine = sample.machine();
     let mut outcomes = DamageOutcomes::default();
@@ -90,7 +91,9 @@ fn check_flipped_bytes(name: &str, sample: &SampleDatabase, stride: usize) {
         // Whole pages under one checksum each, most of them empty.
         let stride = if name.ends_with(".pool") || name.ends_with(".shadow") { 5 * stride } else { stride };
         for at in (0..bytes.len()).step_by(stride) {
-            for (pattern, how) in [(0x01, DamageOpenMode::Writing), (0xff, DamageOpenMode::ReadOnly)] {
+            let reader =
+                if (at / stride).is_multiple_of(2) { DamageOpenMode::ReadOnly } else { DamageOpenMode::Follower };
+            for (pattern, how) in [(0x01, DamageOpenMode::Writing), (0xff, reader)] {
                 let flipped = machine.fork();
                 let file = flipped.open(&file_path(name), OpenMode::Write).unwrap();
                 file.write_at(&[bytes[at] ^ pattern], at as u64).unwrap();
@@ -165,10 +168,10 @@ fn truncation_is_harmless_or_reported() {
             let whole = damage_in_place(&sample, name);
             let damage = DamagedDatabase { floor: sample.flushed, is_cut: true, reports_dropped: false, ..whole };
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-            for len in (0..used.min(bytes.len())).step_by(stride) {
+            let modes = [DamageOpenMode::Writing, DamageOpenMode::ReadOnly, DamageOpenMode::Follower];
+            for (len, how) in (0..used.min(bytes.len())).step_by(stride).zip(modes.into_iter().cycle()) {
                 let cut = machine.fork();
                 cut.open(&file_path(name), OpenMode::Write).unwrap().set_length(len as u64).unwrap();
-                let how = if len % 2 == 0 { DamageOpenMode::Writing } else { DamageOpenMode::ReadOnly };
                 outcomes.record_outcome(name, &format!("cut to {len} of {}", bytes.len()), damage.check(&cut, how));
             }
         }
@@ -184,7 +187,7 @@ fn missing_empty_and_longer_files_are_reported() {
         for name in sample.files.keys() {
             let damage =
                 DamagedDatabase { floor: sample.flushed, reports_dropped: false, ..damage_in_place(&sample, name) };
-            for how in [DamageOpenMode::Writing, DamageOpenMode::ReadOnly] {
+            for how in [DamageOpenMode::Writing, DamageOpenMode::ReadOnly, DamageOpenMode::Follower] {
                 let missing = machine.fork();
                 missing.remove_file(&file_path(name)).unwrap();
                 outcomes.record_outcome(name, "missing", damage.check(&missing, how));
@@ -327,7 +330,8 @@ fn unknown_files_are_neither_read_nor_removed() {
         write_file(&machine, &file_path(name), bytes);
     }
     let damage = damage_in_place(&sample, "");
-    for how in [DamageOpenMode::ReadOnly, DamageOpenMode::Writing, DamageOpenMode::Writing] {
+    let readers = [DamageOpenMode::ReadOnly, DamageOpenMode::Follower];
+    for how in readers.into_iter().chain([DamageOpenMode::Writing; 2]) {
         assert_eq!(damage.check(&machine, how), Ok(DamageOutcome::Unaffected), "{how:?}");
     }
     for (name, _, stays) in extras {

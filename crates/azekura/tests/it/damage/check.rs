@@ -32,6 +32,7 @@ pub(super) enum DamageOutcome {
 pub(super) enum DamageOpenMode {
     Writing,
     ReadOnly,
+    Follower,
 }
 
 pub(super) struct DamagedDatabase<'a> {
@@ -62,6 +63,7 @@ impl DamagedDatabase<'_> {
         let opened = match how {
             DamageOpenMode::Writing => config.open(),
             DamageOpenMode::ReadOnly => config.open_read_only(),
+            DamageOpenMode::Follower => config.open_follower(),
         };
         let unchanged = || dir_contents(&**fs, Path::new(DIR)) == before;
         let db = match opened {
@@ -95,7 +97,7 @@ impl DamagedDatabase<'_> {
                 }
             }
         };
-        if matches!(how, DamageOpenMode::ReadOnly) && !unchanged() {
+        if !matches!(how, DamageOpenMode::Writing) && !unchanged() {
             return Err("opening for reading changed files".into());
         }
         Ok(outcome)

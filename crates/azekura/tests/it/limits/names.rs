@@ -132,6 +132,7 @@ fn invalid_database_options_touch_no_file() {
     for (_, tune) in bad {
         assert_eq!(error_kind(tune(config(&machine)).open()), ErrorKind::Invalid);
         assert_eq!(error_kind(tune(config(&machine)).open_read_only()), ErrorKind::Invalid);
+        assert_eq!(error_kind(tune(config(&machine)).open_follower()), ErrorKind::Invalid);
     }
     assert!(dir_contents(&machine, Path::new("/db")) == before);
     let widest = config(&machine).workers(64).cache_size(0).max_open_files(8).wal_segment_size(64 << 10);
