@@ -58,9 +58,12 @@ fn run_rounds(db: &Database, part: &Partition) -> (u32, Vec<ErrorKind>) {
                 errors.push(kind);
             }
         }
-        if let Ok(found) = part.get(key(7)) {
-            let found = found.map_or(0, |value| u32::from(value[0]));
-            assert!((acknowledged..=uncertain).contains(&found), "{found} of {round}: {acknowledged}, {errors:?}");
+        match part.get(key(7)) {
+            Ok(found) => {
+                let found = found.map_or(0, |value| u32::from(value[0]));
+                assert!((acknowledged..=uncertain).contains(&found), "{found} of {round}: {acknowledged}, {errors:?}");
+            }
+            Err(error) => errors.push(error.kind()),
         }
         let work = [inserted, part.flush(), db.step().map(drop)];
         errors.extend(work.into_iter().filter_map(Result::err).map(|error| error.kind()));

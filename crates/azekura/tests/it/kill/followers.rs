@@ -210,13 +210,14 @@ impl FollowingProcess {
         }
         self.seen = seen;
         check_state(&snapshot, &self.partitions, seen);
-        if let Ok(loaded) = self.db.partition(LOADED_PARTITION) {
+        if self.db.partition_exists(LOADED_PARTITION) {
+            let loaded = self.db.partition(LOADED_PARTITION).unwrap();
             let load = find_load_in(snapshot.values(&loaded)).unwrap();
             assert!(load == 0 || load >= self.load, "load {load} after {}", self.load);
             self.load = load.max(self.load);
         }
-        if let Ok(temporary) = self.db.partition(TEMPORARY_PARTITION) {
-            assert!(temporary.len().unwrap() <= 1);
+        if self.db.partition_exists(TEMPORARY_PARTITION) {
+            assert!(self.db.partition(TEMPORARY_PARTITION).unwrap().len().unwrap() <= 1);
         }
         match &self.kept {
             Some((snapshot, seen)) => check_state(snapshot, &self.partitions, *seen),
