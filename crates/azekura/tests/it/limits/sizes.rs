@@ -156,6 +156,37 @@ fn an_empty_batch_does_nothing_but_sync() {
     assert_eq!(error_kind(batch.commit()), ErrorKind::Invalid, "a partition of another database");
 }
 
+#[test]
+fn snapshot_refuses_foreign_partitions() {
+    let (db, other) = (open(&MemFs::new()), open(&MemFs::new()));
+    let (own, foreign) = (open_partition(&db, "p"), open_partition(&other, "p"));
+    own.insert("k", "own").unwrap();
+    foreign.insert("k", "foreign").unwrap();
+    let snapshot = db.snapshot();
+    let refused = [
+        ("get", snapshot.get(&foreign, "k").err()),
+        ("get_with", snapshot.get_with(&foreign, "k", |_| panic!("a value of another database")).err()),
+        ("contains_key", snapshot.contains_key(&foreign, "k").err()),
+        ("size_of", snapshot.size_of(&foreign, "k").err()),
+        ("multi_get", snapshot.multi_get(&foreign, ["k"]).err()),
+        ("iter", snapshot.iter(&foreign).next().unwrap().err()),
+        ("range", snapshot.range(&foreign, "a"..).next_back().unwrap().err()),
+        ("prefix", snapshot.prefix(&foreign, "k").next().unwrap().err()),
+        ("keys", snapshot.keys(&foreign).next().unwrap().err()),
+        ("values", snapshot.values(&foreign).next().unwrap().err()),
+        ("entries", snapshot.entries(&foreign).next().unwrap().err()),
+        ("first_key_value", snapshot.first_key_value(&foreign).err()),
+        ("last_key_value", snapshot.last_key_value(&foreign).err()),
+        ("is_empty", snapshot.is_empty(&foreign).err()),
+        ("len", snapshot.len(&foreign).err()),
+    ];
+    for (call, error) in refused {
+        assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Invalid), "{call}");
+    }
+    assert_eq!(snapshot.get(&own, "k").unwrap().unwrap(), "own");
+    assert_eq!(snapshot.iter(&own).count(), 1);
+}
+
 /// Regression: a failed operation of a batch, and all operations after it, did not count. A program that commits after
 /// each 100 operations added operations without end. The error did not tell which operation was wrong.
 #[test]
