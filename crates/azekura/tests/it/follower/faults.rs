@@ -2,12 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestOrder};
 use azekura::{
-    CompressionType, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionComponents,
+    CompressionType, Config, Database, ErrorKind, Event, KvSeparationOptions, Listener, Partition, PartitionComponents,
     PartitionCreateOptions, PersistMode, RecoveryMode, merge_operators,
 };
 
@@ -16,7 +17,7 @@ use crate::changes::DIR;
 use crate::pools::pool_options;
 use crate::testkit::ordered_partitions::open_ordered;
 use crate::testkit::test_dir::crash_or_kill;
-use crate::testkit::watchdog::wait_until;
+use crate::testkit::watchdog::{run_with_timeout, wait_until};
 
 pub(super) fn config(fs: Arc<dyn Fs>) -> Config {
     Config::new(DIR).fs(fs).workers(0)
@@ -42,6 +43,51 @@ fn eio() -> Fault {
 
 pub(super) fn text(partition: &Partition, key: &str) -> Option<String> {
     partition.get(key).unwrap().map(|value| String::from_utf8_lossy(&value).into_owned())
+}
+
+/// Counts the errors of background work.
+#[derive(Default)]
+struct ErrorCounter(AtomicU64);
+
+impl Listener for ErrorCounter {
+    fn on_event(&self, event: &Event) {
+        if let Event::BackgroundError { error } = event {
+            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The listener hears of an error that lasts once. An interval that never ends does not keep a follower from closing.
+#[test]
+fn a_follower_catches_up_at_its_interval() {
+    let (machine, faults) = machines();
+    let (writer, errors) = (open_writer(&machine), Arc::new(ErrorCounter::default()));
+    let p = partition(&writer, "p");
+    p.insert("k", "0").unwrap();
+    let open = |interval| {
+        let config = config(Arc::new(faults.clone())).listener(Arc::clone(&errors) as _);
+        config.follow_interval(Some(interval)).open_follower().unwrap()
+    };
+    let follower = open(Duration::from_millis(1));
+    let followed = follower.partition("p").unwrap();
+    for round in 1..4u64 {
+        p.insert("k", round.to_string()).unwrap();
+        wait_until("the commit is visible", || text(&followed, "k") == Some(round.to_string()));
+        faults.inject(FaultPlan::new(OpKind::Any, 1, eio()).forever());
+        p.insert("k", "meanwhile").unwrap();
+        wait_until("the listener hears of the error", || errors.0.load(Ordering::SeqCst) >= round);
+        let before = faults.fault_count();
+        wait_until("several attempts have failed", || faults.fault_count() > before + 3);
+        assert_eq!(errors.0.load(Ordering::SeqCst), round);
+        faults.clear_faults();
+        wait_until("the next attempt succeeds", || text(&followed, "k").as_deref() == Some("meanwhile"));
+    }
+    follower.close().unwrap();
+    p.insert("k", "later").unwrap();
+    let idle = open(Duration::MAX);
+    assert_eq!(text(&idle.partition("p").unwrap(), "k").as_deref(), Some("later"));
+    run_with_timeout("closing an idle follower", || idle.close().unwrap());
 }
 
 #[test]
