@@ -1,10 +1,11 @@
-//! A writer that works whenever the follower opens or lists files.
+//! A writer that works whenever the follower opens, lists or reads files.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
-use azekura::testing::{MemFs, SeededRng};
+use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
+use azekura::testing::{MemFs, SeededRng, TestEnv};
 use azekura::{
     CompressionType, Database, EngineType, Gc, KvSeparationOptions, PartitionCreateOptions, PmemOptions, RecoveryMode,
     Result,
@@ -14,12 +15,20 @@ use super::faults::{config, open_writer, partition, text};
 use crate::testkit::seeds::test_seeds;
 use crate::testkit::{FailureReport, env_u64};
 
-type Hook = Box<dyn FnMut() + Send>;
+/// A call of the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FsCall {
+    OpenOrList,
+    Read,
+}
 
-/// The file system of a follower, which calls a hook before each open and each listing.
+type Hook = Box<dyn FnMut(FsCall) + Send>;
+
+/// The file system of a follower, which calls a hook before each open, each listing and each read of a file.
+#[derive(Clone)]
 struct HookFs {
     inner: MemFs,
-    hook: Mutex<Option<Hook>>,
+    hook: Arc<Mutex<Option<Hook>>>,
 }
 
 impl std::fmt::Debug for HookFs {
@@ -29,20 +38,63 @@ impl std::fmt::Debug for HookFs {
 }
 
 impl HookFs {
-    fn call(&self) {
+    fn new(inner: MemFs) -> Arc<HookFs> {
+        Arc::new(HookFs { inner, hook: Arc::default() })
+    }
+
+    fn call(&self, call: FsCall) {
         let hook = self.hook.lock().unwrap().take();
         if let Some(mut hook) = hook {
-            hook();
+            hook(call);
             *self.hook.lock().unwrap() = Some(hook);
         }
     }
 }
 
+struct HookFile {
+    inner: Arc<dyn File>,
+    fs: HookFs,
+}
+
+impl std::fmt::Debug for HookFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HookFile({:?})", self.inner)
+    }
+}
+
+impl File for HookFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.fs.call(FsCall::Read);
+        self.inner.read_at(buf, offset)
+    }
+    fn write_at(&self, _: &[u8], _: u64) -> Result<()> {
+        panic!("{self:?}")
+    }
+    fn length(&self) -> Result<u64> {
+        self.inner.length()
+    }
+    fn set_length(&self, _: u64) -> Result<()> {
+        panic!("{self:?}")
+    }
+    fn allocate(&self, _: u64) -> Result<()> {
+        panic!("{self:?}")
+    }
+    fn sync_data(&self) -> Result<()> {
+        panic!("{self:?}")
+    }
+    fn sync_all(&self) -> Result<()> {
+        panic!("{self:?}")
+    }
+    fn map(&self, _: u64) -> Result<Option<Box<dyn Mapping>>> {
+        Ok(None) // so that every byte is read by a call
+    }
+}
+
 impl Fs for HookFs {
     fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
-        self.call();
+        self.call(FsCall::OpenOrList);
         assert_eq!(mode, OpenMode::Read, "{path:?}");
-        self.inner.open(path, mode)
+        Ok(Arc::new(HookFile { inner: self.inner.open(path, mode)?, fs: self.clone() }))
     }
     fn create_dir_all(&self, path: &Path) -> Result<()> {
         panic!("{path:?}")
@@ -51,9 +103,9 @@ impl Fs for HookFs {
         self.inner.absolute(path)
     }
     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
-        self.call();
+        self.call(FsCall::OpenOrList);
         let listed = self.inner.read_dir(path);
-        self.call();
+        self.call(FsCall::OpenOrList);
         listed
     }
     fn exists(&self, path: &Path) -> Result<bool> {
@@ -85,6 +137,9 @@ impl Fs for HookFs {
 /// The value of `k` in `a`, `b`, `c` and the pool, that of `i` in `a`, and that of `k` in `d`, if it exists.
 type Numbers = (u64, u64, Option<u64>);
 
+/// Length in bytes of the segments of the WAL.
+const SEGMENT_LEN: u64 = 64 << 10;
+
 struct Writing {
     machine: MemFs,
     db: Option<Database>,
@@ -114,7 +169,7 @@ fn number(value: Option<impl AsRef<[u8]>>) -> u64 {
 
 impl Writing {
     fn open(machine: &MemFs) -> Database {
-        let db = config(Arc::new(machine.clone())).wal_segment_size(64 << 10).open().unwrap();
+        let db = config(Arc::new(machine.clone())).wal_segment_size(SEGMENT_LEN).open().unwrap();
         for name in ["a", "b", "c"] {
             let options = if name == "c" { separated() } else { Default::default() };
             db.open_partition(name, options.clone()).unwrap().set_options(options).unwrap();
@@ -129,26 +184,42 @@ impl Writing {
         Writing { machine: machine.clone(), db, rng: SeededRng::new(seed), history: vec![(0, 0, None)], has_d: false }
     }
 
+    /// A commit over all partitions.
+    fn commit(&mut self) {
+        let db = self.db.as_ref().unwrap();
+        let (n, i, d) = *self.history.last().unwrap();
+        let mut batch = db.batch();
+        let ranges = self.rng.chance_one_in(4);
+        for (name, len) in [("a", 10), ("b", 5_000), ("c", 800), ("pool", 20)] {
+            let part = db.partition(name).unwrap();
+            if ranges {
+                batch.remove_range(&part, "k"..="k");
+            }
+            batch.insert(&part, "k", padded(n + 1, len));
+        }
+        if self.has_d {
+            batch.insert(&partition(db, "d"), "k", padded(n + 1, 10));
+        }
+        batch.commit().unwrap();
+        self.history.push((n + 1, i, if self.has_d { Some(n + 1) } else { d }));
+    }
+
+    /// Fills segments of the WAL and frees them, twice: the second time, those of the first are written again.
+    fn recycle(&mut self) {
+        for _ in 0..2 {
+            (0..SEGMENT_LEN / 5_000).for_each(|_| self.commit());
+            let db = self.db.as_ref().unwrap();
+            db.list_partitions().iter().for_each(|name| db.partition(name).unwrap().flush().unwrap());
+            while db.step().unwrap() {}
+        }
+    }
+
     fn step(&mut self) {
         let db = self.db.as_ref().unwrap();
         let parts = ["a", "b", "c", "pool"].map(|name| db.partition(name).unwrap());
         let (n, i, d) = *self.history.last().unwrap();
         match self.rng.below(24) {
-            0..=7 => {
-                let mut batch = db.batch();
-                let ranges = self.rng.chance_one_in(4);
-                for (part, len) in parts.iter().zip([10, 5_000, 800, 20]) {
-                    if ranges {
-                        batch.remove_range(part, "k"..="k");
-                    }
-                    batch.insert(part, "k", padded(n + 1, len));
-                }
-                if self.has_d {
-                    batch.insert(&partition(db, "d"), "k", padded(n + 1, 10));
-                }
-                batch.commit().unwrap();
-                self.history.push((n + 1, i, if self.has_d { Some(n + 1) } else { d }));
-            }
+            0..=7 => self.commit(),
             8..=10 => {
                 parts[0].ingest([("i", padded(i + 1, 20))]).unwrap();
                 self.history.push((n, i + 1, d));
@@ -194,30 +265,50 @@ fn check_prefix(db: &Database, history: &[Numbers], seen: &mut usize) {
     *seen = at;
 }
 
-/// The writer works whenever the follower opens or lists files.
-fn check_interleaved(seed: u64) {
+/// The writer works whenever the follower opens, lists or reads files. Returns how often it recycled the WAL before a
+/// read.
+fn check_interleaved(seed: u64) -> u64 {
     let _report = FailureReport::new("follower::", seed);
     let machine = MemFs::new();
     let writing = Arc::new(Mutex::new(Writing::new(&machine, seed)));
     (0..5).for_each(|_| writing.lock().unwrap().step());
-    let fs = Arc::new(HookFs { inner: machine, hook: Mutex::default() });
-    let follower = config(Arc::clone(&fs) as _).open_follower().unwrap();
+    let fs = HookFs::new(machine);
+    // Without real pauses between two attempts to read files that change.
+    let env = Arc::new(TestEnv::new(seed));
+    let follower = config(Arc::clone(&fs) as _).env(env).open_follower().unwrap();
+    let recycled = Arc::new(AtomicU64::new(0));
     let seen = Arc::new(Mutex::new(0));
     let mut rng = SeededRng::new(seed ^ 77);
     let mut errors = 0;
     for round in 0..40 {
-        let rare = 1 + rng.below(12) as u32;
-        let mut left = 30;
+        let (rare, rare_read) = (1 + rng.below(12), 1 + rng.below(40));
+        let (mut left, mut recyclings_left) = (30, 2);
         let (writing_in, follower_in, seen_in) = (Arc::clone(&writing), follower.clone(), Arc::clone(&seen));
+        let recycled = Arc::clone(&recycled);
         let mut hook_rng = SeededRng::new(seed ^ (round << 20));
-        *fs.hook.lock().unwrap() = Some(Box::new(move || {
+        *fs.hook.lock().unwrap() = Some(Box::new(move |call| {
             let (writing, follower, seen) = (&writing_in, &follower_in, &seen_in);
-            let steps = if left > 0 && hook_rng.below(rare as usize) == 0 { 1 + hook_rng.below(3) } else { 0 };
+            let is_read = call == FsCall::Read;
+            let acts = left > 0 && hook_rng.below(if is_read { rare_read } else { rare }) == 0;
+            let steps = if acts { 1 + hook_rng.below(3) } else { 0 };
+            let recycles = is_read && acts && recyclings_left > 0 && hook_rng.chance_one_in(4);
             left -= steps.min(left);
+            recyclings_left -= i32::from(recycles);
+            recycled.fetch_add(recycles.into(), Ordering::Relaxed);
+            if is_read && !acts {
+                return;
+            }
             std::thread::scope(|scope| {
                 let work = scope.spawn(move || {
-                    check_prefix(follower, &writing.lock().unwrap().history, &mut seen.lock().unwrap());
-                    (0..steps).for_each(|_| writing.lock().unwrap().step());
+                    // During a read, the follower may hold locks that its readers need.
+                    if !is_read {
+                        check_prefix(follower, &writing.lock().unwrap().history, &mut seen.lock().unwrap());
+                    }
+                    let mut writing = writing.lock().unwrap();
+                    (0..steps).for_each(|_| writing.step());
+                    if recycles {
+                        writing.recycle();
+                    }
                 });
                 work.join().unwrap();
             });
@@ -238,25 +329,29 @@ fn check_interleaved(seed: u64) {
             assert_eq!(writing.history[*seen], *writing.history.last().unwrap(), "all commits");
         }
     }
+    recycled.load(Ordering::Relaxed)
 }
 
 #[test]
 fn a_follower_shows_whole_commits_meanwhile() {
-    test_seeds(env_u64("AZEKURA_FOLLOWER_RUNS", 8)).into_iter().for_each(check_interleaved);
+    let seeds = test_seeds(env_u64("AZEKURA_FOLLOWER_RUNS", 8));
+    let recycled: u64 = seeds.iter().map(|seed| check_interleaved(*seed)).sum();
+    println!("{} runs: the WAL was recycled before {recycled} reads", seeds.len());
+    assert!(seeds.len() == 1 || recycled > 0, "the log was never recycled during a read");
 }
 
-/// A partition is created, and gets a commit, at any file operation of a follower that skips damage.
+/// A partition is created, and gets a commit, at any file operation of the open of a follower that skips damage.
 #[test]
 fn salvage_skips_nothing_that_is_being_written() {
-    for nth in 0..16 {
+    for nth in 0.. {
         let machine = MemFs::new();
         let writer = open_writer(&machine);
         partition(&writer, "p").insert("k", "0").unwrap();
-        let fs = Arc::new(HookFs { inner: machine, hook: Mutex::default() });
-        let (mut calls, writing) = (0, writer.clone());
-        *fs.hook.lock().unwrap() = Some(Box::new(move || {
-            calls += 1;
-            if calls == nth + 1 {
+        let fs = HookFs::new(machine);
+        let (calls, writing) = (Arc::new(AtomicU64::new(0)), writer.clone());
+        let counted = Arc::clone(&calls);
+        *fs.hook.lock().unwrap() = Some(Box::new(move |_| {
+            if counted.fetch_add(1, Ordering::Relaxed) == nth {
                 partition(&writing, "n").insert("k", "1").unwrap();
                 partition(&writing, "p").insert("k", "2").unwrap();
             }
@@ -266,6 +361,10 @@ fn salvage_skips_nothing_that_is_being_written() {
         follower.catch_up().unwrap();
         if text(&follower.partition("p").unwrap(), "k").as_deref() == Some("2") {
             assert_eq!(text(&follower.partition("n").unwrap(), "k").as_deref(), Some("1"), "operation {nth}");
+        }
+        if calls.load(Ordering::Relaxed) <= nth {
+            assert!(nth > 15, "the open has {nth} file operations");
+            break;
         }
     }
 }
