@@ -27,6 +27,7 @@ mod multi_get;
 mod options;
 mod pools;
 mod prefix_filters;
+mod queues;
 mod range_deletes;
 mod regressions;
 mod scripts;
