@@ -5,10 +5,11 @@
 //! few operations.
 //!
 //! Modules, in reading order: `partition_model` (the model), `run` (a database and its model), `writes`, `reads`,
-//! `transactions` (and conditional writes), `iterators` (from both ends), `followers`, `threads`, `bounds` (of WAL and
-//! memory).
+//! `transactions` (and conditional writes), `iterators` (from both ends), `followers`, `feed` (the change feed),
+//! `threads`, `bounds` (of WAL and memory).
 
 mod bounds;
+mod feed;
 mod followers;
 mod iterators;
 mod partition_model;
@@ -59,6 +60,7 @@ const WEIGHTED_OPS: &[(&str, u32, ModelOp)] = &[
     ("check_snapshot", 15, ModelRun::check_snapshot),
     ("follow", 15, ModelRun::follow),
     ("check_follower", 8, ModelRun::check_follower),
+    ("read_changes", 20, ModelRun::read_changes),
     ("flush", 15, ModelRun::flush),
     ("compact", 5, ModelRun::major_compact),
     ("gc", 12, ModelRun::collect_blob_garbage),
@@ -111,6 +113,7 @@ fn random_operations_in_memory() {
         assert!(counters.ops.len() == WEIGHTED_OPS.len(), "an operation was never drawn: {counters:?}");
         let reached = [counters.flushes, counters.compactions, counters.trivial_moves, counters.replayed];
         let is_enough = reached.iter().all(|count| *count >= 10) && counters.levels >= 3;
+        let is_enough = is_enough && counters.read_commits > 1_000 && counters.stale_reads > 0;
         assert!(is_enough, "the options reach too little: {counters:?}");
     }
 }

@@ -91,6 +91,36 @@ impl PartitionModel {
         self.forget_expiry(&canonical);
     }
 
+    /// Takes over a pair from another model, or its absence.
+    pub(super) fn copy_key(&mut self, from: &PartitionModel, key: &[u8]) {
+        fn copy<T: Clone>(to: &mut BTreeMap<Vec<u8>, T>, from: &BTreeMap<Vec<u8>, T>, canonical: &Vec<u8>) {
+            match from.get(canonical) {
+                Some(found) => drop(to.insert(canonical.clone(), found.clone())),
+                None => drop(to.remove(canonical)),
+            }
+        }
+        let canonical = self.order.canonical(key);
+        copy(&mut self.pairs, &from.pairs, &canonical);
+        copy(&mut self.inserts, &from.inserts, &canonical);
+        copy(&mut self.expires, &from.expires, &canonical);
+        copy(&mut self.operands, &from.operands, &canonical);
+    }
+
+    /// Whether a range contains a key in its canonical form.
+    pub(super) fn contains(&self, (low, high): &ModelBounds, canonical: &[u8]) -> bool {
+        let above = match low {
+            Bound::Included(low) => *canonical >= *self.order.canonical(low),
+            Bound::Excluded(low) => *canonical > *self.order.canonical(low),
+            Bound::Unbounded => true,
+        };
+        above
+            && match high {
+                Bound::Included(high) => *canonical <= *self.order.canonical(high),
+                Bound::Excluded(high) => *canonical < *self.order.canonical(high),
+                Bound::Unbounded => true,
+            }
+    }
+
     /// Removes the pairs in a range.
     pub(super) fn remove_range(&mut self, bounds: &ModelBounds) {
         self.range(bounds).iter().for_each(|(key, _)| self.remove(key));

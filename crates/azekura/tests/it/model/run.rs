@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use azekura::testing::{SeededRng, TestEnv, TestOrder};
 use azekura::{Config, Database, Iter, Partition, Snapshot};
 
+use super::feed::FeedModel;
 use super::followers::FollowerModel;
 use super::partition_model::{KeyValue, PartitionModel};
 use crate::testkit::RandomOptions;
@@ -35,6 +37,9 @@ pub(super) struct ModelCounters {
     pub(super) trivial_moves: u64,
     pub(super) levels: usize,
     pub(super) replayed: u64,
+    /// Commits that the change feed returned, and how often a position was stale.
+    pub(super) read_commits: u64,
+    pub(super) stale_reads: u64,
 }
 
 impl ModelCounters {
@@ -45,6 +50,8 @@ impl ModelCounters {
         self.trivial_moves += other.trivial_moves;
         self.levels = self.levels.max(other.levels);
         self.replayed += other.replayed;
+        self.read_commits += other.read_commits;
+        self.stale_reads += other.stale_reads;
     }
 }
 
@@ -77,6 +84,9 @@ pub(super) struct ModelRun {
     pub(super) snapshots: Vec<SnapshotModel>,
     pub(super) iters: Vec<LongLivedIter>,
     pub(super) follower: Option<FollowerModel>,
+    pub(super) feed: Option<FeedModel>,
+    /// Whether the WAL is kept, so that no position of the change feed is stale.
+    pub(super) keeps_wal: bool,
     pub(super) rng: SeededRng,
     pub(super) counters: ModelCounters,
     pub(super) checkpoints: u64,
@@ -96,6 +106,8 @@ impl ModelRun {
             snapshots: Vec::new(),
             iters: Vec::new(),
             follower: None,
+            feed: None,
+            keeps_wal: seed.is_multiple_of(3),
             rng: SeededRng::new(seed ^ 0x0DE1),
             counters: ModelCounters::default(),
             checkpoints: 0,
@@ -110,7 +122,9 @@ impl ModelRun {
     }
 
     pub(super) fn config(&self) -> Config {
-        self.options.config(&self.test_dir.dir, Arc::clone(&self.test_dir.fs), &self.env)
+        let config = self.options.config(&self.test_dir.dir, Arc::clone(&self.test_dir.fs), &self.env);
+        let kept = Duration::from_secs(if self.keeps_wal { 1 << 30 } else { 0 });
+        config.wal_retention(kept).max_retained_wal_size(1 << 40)
     }
 
     pub(super) fn db(&self) -> &Database {

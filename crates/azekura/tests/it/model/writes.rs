@@ -305,6 +305,7 @@ impl ModelRun {
             self.open_part(index);
         } else if self.partitions.len() > 2 && self.rng.chance_one_in(2) {
             let half = self.partitions.remove(name).expect("it is open");
+            self.forget_copy(name);
             let other = half.part.clone();
             self.db().delete_partition(half.part).unwrap();
             assert_eq!(other.get(b"").unwrap_err().kind(), azekura::ErrorKind::Closed);
