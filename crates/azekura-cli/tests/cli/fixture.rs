@@ -1,7 +1,10 @@
 //! Runs the built program in a temporary directory.
 
 use std::ffi::OsStr;
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -11,7 +14,12 @@ use tempfile::TempDir;
 /// A directory in which the program runs; the temporary directory of the program is in it.
 pub(crate) struct CliFixture {
     pub(crate) dir: TempDir,
+    /// The user id of the program, unless it is that of this process.
+    other_user: Option<u32>,
 }
+
+/// The user id that most systems give to a user without files.
+const OTHER_USER: u32 = 65_534;
 
 /// Exit code and output of a run.
 #[derive(Debug)]
@@ -23,9 +31,27 @@ pub(crate) struct CliResult {
 
 impl CliFixture {
     pub(crate) fn new() -> CliFixture {
-        let fixture = CliFixture { dir: tempfile::tempdir().unwrap() };
+        CliFixture::in_dir(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn in_dir(dir: TempDir) -> CliFixture {
+        let fixture = CliFixture { dir, other_user: None };
         std::fs::create_dir(fixture.path("tmp")).unwrap();
         fixture
+    }
+
+    /// Runs the program as another user from now on. Returns false if this process may not do that, which only the
+    /// superuser may.
+    pub(crate) fn become_other_user(&mut self) -> bool {
+        // The other user may have no access to the directory of the program that was built.
+        std::fs::copy(env!("CARGO_BIN_EXE_azekura"), self.path("azekura")).unwrap();
+        for (name, mode) in [("", 0o755), ("azekura", 0o755), ("tmp", 0o777)] {
+            std::fs::set_permissions(self.path(name), Permissions::from_mode(mode)).unwrap();
+        }
+        self.other_user = Some(OTHER_USER);
+        let runs = self.command(["--version"]).output().is_ok_and(|output| output.status.success());
+        self.other_user.take_if(|_| !runs);
+        runs
     }
 
     pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -41,7 +67,11 @@ impl CliFixture {
     }
 
     pub(crate) fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_azekura"));
+        let program = self.other_user.map_or(env!("CARGO_BIN_EXE_azekura").into(), |_| self.path("azekura"));
+        let mut command = Command::new(program);
+        if let Some(user) = self.other_user {
+            command.uid(user).gid(user);
+        }
         command.args(args).current_dir(self.dir.path()).env("TMPDIR", self.path("tmp"));
         command.env_remove("AZEKURA_DB");
         command
