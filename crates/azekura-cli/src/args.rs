@@ -28,11 +28,12 @@ Explain the exit codes.
   130  interrupted (Ctrl-C)
 
 Commands that only read are not refused while another program writes. They read beside it, and say so on standard
-error.
+error. At their end, scan, count, export, gc scan and verify also say how far the writer is ahead, if it is.
 
 Errors are sentences on standard error. With --json each is one line there, and so is each notice:
     {\"error\": {\"kind\": \"locked\", \"message\": \"…\", \"file\": \"…\", \"offset\": null}}
-    {\"notice\": {\"kind\": \"beside_writer\", \"sequence_number\": 1234}}";
+    {\"notice\": {\"kind\": \"beside_writer\", \"sequence_number\": 1234}}
+    {\"notice\": {\"kind\": \"behind_writer\", \"sequence_number\": 1234, \"behind\": 5}}";
 
 /// Help text below the list of commands.
 const START: &str = "Start here:

@@ -1,12 +1,13 @@
 //! Opens databases and partitions, each command with the fewest rights that it needs. A command that only reads does so
 //! beside a process that writes.
 
-use std::io;
 use std::path::Path;
+use std::{fmt, io};
 
 use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions, Settings};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::display::plural;
 use crate::error::{CliError, Result, print_error, print_notice};
 
 /// An open database.
@@ -15,6 +16,59 @@ pub(crate) struct OpenedDatabase {
     pub(crate) db: Database,
     /// Whether `db` is a follower, because another process has the database open for writing.
     pub(crate) is_follower: bool,
+}
+
+impl OpenedDatabase {
+    /// As [`print_lag`], if the database is a follower.
+    pub(crate) fn print_lag(&self, json: bool) {
+        if self.is_follower {
+            print_lag(&self.db, json);
+        }
+    }
+}
+
+/// How far a follower was behind its writer when its state had been read. Formatted as a clause.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FollowerLag {
+    /// The last sequence number that was visible.
+    pub(crate) sequence_number: u64,
+    /// Sequence numbers that the writer had used since. `None` if the follower could not catch up.
+    behind: Option<u64>,
+}
+
+impl FollowerLag {
+    /// Catches up, which shows what the writer has committed since the last time.
+    pub(crate) fn measure(db: &Database) -> Result<FollowerLag> {
+        let sequence_number = db.change_position()?.sequence_number();
+        let behind = db.catch_up().ok().map(|now| now.sequence_number().saturating_sub(sequence_number));
+        Ok(FollowerLag { sequence_number, behind })
+    }
+
+    pub(crate) fn to_json(self) -> Value {
+        json!({ "sequence_number": self.sequence_number, "behind": self.behind })
+    }
+}
+
+impl fmt::Display for FollowerLag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.behind {
+            Some(behind) => {
+                write!(f, "the writer was {} ahead when this had been read", plural(behind, "sequence number"))
+            }
+            None => f.write_str("how far the writer is ahead could not be read"),
+        }
+    }
+}
+
+/// Says on standard error how far the writer of a follower is ahead of what a command has read. Prints nothing if the
+/// writer is not ahead.
+pub(crate) fn print_lag(db: &Database, json: bool) {
+    // The result of the command is complete without it.
+    let Ok(lag) = FollowerLag::measure(db) else { return };
+    if lag.behind != Some(0) {
+        let notice = json!({ "kind": "behind_writer", "sequence_number": lag.sequence_number, "behind": lag.behind });
+        print_notice(json, notice, format_args!("azekura: {lag}."));
+    }
 }
 
 /// How often the database of a backup catches up beside another process.
@@ -155,10 +209,10 @@ pub(crate) fn partitions(db: &Database, name: Option<&str>) -> Result<Vec<Partit
 }
 
 /// Opens the partition to read from, with its database.
-pub(crate) fn partition_to_read(path: &Path, name: &str, json: bool) -> Result<(Database, Partition)> {
-    let OpenedDatabase { db, .. } = open_to_read(path, json)?;
-    let partition = existing_partition(&db, name)?;
-    Ok((db, partition))
+pub(crate) fn partition_to_read(path: &Path, name: &str, json: bool) -> Result<(OpenedDatabase, Partition)> {
+    let opened = open_to_read(path, json)?;
+    let partition = existing_partition(&opened.db, name)?;
+    Ok((opened, partition))
 }
 
 /// A partition to write to, with its database.
@@ -223,4 +277,24 @@ pub(crate) fn check_directory(path: &Path) -> Result<()> {
         Err(error) => return Err(CliError::os("read the directory", path, error)),
     };
     Err(CliError::input(path, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lag_is_what_was_committed_since() {
+        let dir = tempfile::tempdir().unwrap();
+        let writer = Config::new(dir.path()).open().unwrap();
+        let partition = writer.open_partition("p", PartitionCreateOptions::default()).unwrap();
+        partition.insert("a", "1").unwrap();
+        let follower = Config::new(dir.path()).open_follower().unwrap();
+        let read = writer.change_position().unwrap().sequence_number();
+        (0..3).for_each(|n| partition.insert([n], "2").unwrap());
+        let lag = FollowerLag::measure(&follower).unwrap();
+        assert_eq!(lag.to_json(), json!({ "sequence_number": read, "behind": 3 }));
+        assert_eq!(lag.to_string(), "the writer was 3 sequence numbers ahead when this had been read");
+        assert_eq!(FollowerLag::measure(&follower).unwrap().behind, Some(0));
+    }
 }

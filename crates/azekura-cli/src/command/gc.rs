@@ -25,9 +25,9 @@ pub(crate) fn run(args: &GcArgs, db: &Path, output: &mut CommandOutput) -> Resul
 }
 
 fn scan(args: &GcPartitionArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let db = open::open_to_read(db, output.json())?.db;
+    let opened = open::open_to_read(db, output.json())?;
     let mut reports = Vec::new();
-    for partition in partitions_with_separation(&db, args)? {
+    for partition in partitions_with_separation(&opened.db, args)? {
         let progress = ProgressReporter::spinner(output.json(), "Scanning");
         progress.message(partition.name.to_string());
         reports.push((partition.name.to_string(), partition.gc_scan()?));
@@ -41,6 +41,7 @@ fn scan(args: &GcPartitionArgs, db: &Path, output: &mut CommandOutput) -> Result
         output.line(format!("{name}:"))?;
         report.to_string().lines().try_for_each(|line| output.line(format!("  {line}")))
     })?;
+    opened.print_lag(output.json());
     report_if_none(reports.is_empty(), output)
 }
 

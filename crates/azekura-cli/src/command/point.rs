@@ -85,7 +85,7 @@ fn read_stdin() -> Result<Vec<u8>> {
 /// Prints the value of a key.
 pub(crate) fn get(args: &GetArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let key = encoding::argument_bytes(&args.key, args.hex.hex)?;
-    let (_db, partition) = open::partition_to_read(db, &args.partition.name, output.json())?;
+    let (_opened, partition) = open::partition_to_read(db, &args.partition.name, output.json())?;
     let value = partition.get(&key)?;
     if value.is_none() && !output.json() {
         print_error(format_args!("azekura: {}.", no_value(args, &key)));

@@ -29,8 +29,10 @@ struct ScanEncodings {
 pub(crate) fn scan(args: &ScanArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let bounds = bounds(&args.range, args.hex.hex)?;
     check_encodings(args, output)?;
-    let (_db, partition) = open::partition_to_read(db, &args.partition.name, output.json())?;
+    let (opened, partition) = open::partition_to_read(db, &args.partition.name, output.json())?;
     scan_in(&partition, args, bounds, output)?;
+    output.finish()?;
+    opened.print_lag(output.json());
     Ok(CommandOutcome::Success)
 }
 
@@ -145,8 +147,10 @@ fn shortened(value: &[u8], hex: bool) -> String {
 /// Counts entries.
 pub(crate) fn count(args: &CountArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let bounds = bounds(&args.range, args.hex.hex)?;
-    let (_db, partition) = open::partition_to_read(db, &args.partition.name, output.json())?;
+    let (opened, partition) = open::partition_to_read(db, &args.partition.name, output.json())?;
     print_count(count_in(&partition, bounds)?, output)?;
+    output.finish()?;
+    opened.print_lag(output.json());
     Ok(CommandOutcome::Success)
 }
 

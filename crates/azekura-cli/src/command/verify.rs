@@ -84,7 +84,10 @@ fn verify_beside_writer(path: &Path, locked: CliError, json: bool) -> Result<Ver
         "azekura: tables and blob files are checked; of the manifest, the log and pools only what opening reads.";
     print_notice(json, json!({ "kind": "tables_and_blob_files_only" }), text);
     let progress = ProgressReporter::bytes(json, 0, "Checking");
-    Ok(inspect::verify_follower(&db.followed_files()?, &mut |done, total| progress.set(done, total))?)
+    let report = inspect::verify_follower(&db.followed_files()?, &mut |done, total| progress.set(done, total))?;
+    drop(progress);
+    open::print_lag(&db, json);
+    Ok(report)
 }
 
 pub(crate) fn summary_line(report: &VerifyReport) -> String {

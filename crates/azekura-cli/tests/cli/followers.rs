@@ -125,6 +125,37 @@ fn reading_commands_run_beside_a_writer() {
     p.assert_cleaned_up();
 }
 
+/// The writer commits while a command prints more than a pipe holds.
+#[test]
+fn long_commands_say_how_far_behind_they_are() {
+    let p = CliFixture::new();
+    let writer = Writer::open(&p);
+    (0..200).for_each(|n| writer.put(&format!("key {n:03}"), &"v".repeat(10_000)));
+    for (line, json) in [("scan --db d", false), ("export --db d -", true)] {
+        let seqno = writer.seqno();
+        let words = line.split(' ').chain(json.then_some("--json"));
+        let mut child = p.command(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut out = child.stdout.take().unwrap();
+        out.read_exact(&mut [0]).unwrap();
+        (0..3).for_each(|_| writer.put("key 000", "later"));
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).unwrap();
+        assert!(rest.len() > 1_900_000 && !rest.contains("later"), "{line}: {} bytes", rest.len());
+        let output = child.wait_with_output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{line}: {err}");
+        let last = err.lines().nth(1).unwrap_or_else(|| panic!("{line}: one notice only: {err}"));
+        if json {
+            let wanted = json!({ "kind": "behind_writer", "sequence_number": seqno, "behind": 3 });
+            assert_eq!(serde_json::from_str::<Value>(last).unwrap(), json!({ "notice": wanted }), "{line}");
+        } else {
+            assert_eq!(last, "azekura: the writer was 3 sequence numbers ahead when this had been read.", "{line}");
+        }
+        writer.put("key 000", &"v".repeat(10_000));
+    }
+    writer.close();
+}
+
 #[test]
 fn export_beside_a_writer_can_be_imported() {
     let p = CliFixture::new();

@@ -147,27 +147,29 @@ pub(crate) fn export(args: &ExportArgs, db: &Path, output: &mut CommandOutput) -
     check_csv_options(&args.csv, format)?;
     interrupt::catch_first()?;
     let json = output.json();
-    let database = open::open_to_read(db, json)?.db;
+    let opened = open::open_to_read(db, json)?;
+    let database = &opened.db;
     let name = args.partition.as_deref();
     let report = if format == TransferFormat::Dir {
         if to_stdout {
             return Err(CliError::usage("a directory cannot be written to standard output"));
         }
-        let partition = open::existing_partition(&database, name.unwrap_or(DEFAULT_PARTITION))?;
+        let partition = open::existing_partition(database, name.unwrap_or(DEFAULT_PARTITION))?;
         directory::export(&partition, target, json)?
     } else if format == TransferFormat::Native {
-        let names = names_to_export(&database, name)?;
+        let names = names_to_export(database, name)?;
         let mut out = ExportWriter::open(target, output)?;
         let progress =
-            ProgressReporter::entries(json || out.is_terminal(), approximate_len(&database, &names), "Exporting");
-        let written = native::export(&database, &names, &mut out, &progress);
+            ProgressReporter::entries(json || out.is_terminal(), approximate_len(database, &names), "Exporting");
+        let written = native::export(database, &names, &mut out, &progress);
         out.finish(written)?
     } else {
-        let partition = open::existing_partition(&database, name.unwrap_or(DEFAULT_PARTITION))?;
+        let partition = open::existing_partition(database, name.unwrap_or(DEFAULT_PARTITION))?;
         let mut out = ExportWriter::open(target, output)?;
         let written = export_text(&partition, format, args, &mut out, json);
         out.finish(written)?
     };
+    opened.print_lag(json);
     if to_stdout {
         return Ok(report.print_skipped(args.errors.all_errors, json));
     }
