@@ -304,7 +304,7 @@ fn raft_config(options: &Options, id: u64) -> openraft::Config {
         snapshot_policy: SnapshotPolicy::LogsSinceLast(20),
         replication_lag_threshold: 10,
         max_in_snapshot_log_to_keep: 5,
-        enable_pre_vote: Some(options.elects),
+        enable_pre_vote: Some(options.elects && options.bug != Bug::NoPreVote),
         enable_elect: options.elects,
         ..Default::default()
     };

@@ -124,6 +124,12 @@ fn truncation_lost_beside_a_vote_is_found() {
     fails(scenarios::longer_log, Bug::LostTruncation, "inverted log order");
 }
 
+/// Nodes ask before an election whether they would win it (`enable_pre_vote`), as those of azekura-node do.
+#[test]
+fn term_raised_by_a_cut_off_node_is_found() {
+    fails(scenarios::cut_off_and_back, Bug::NoPreVote, "came back and raised term");
+}
+
 #[test]
 fn simulation_is_repeatable() {
     for seed in 3..6 {

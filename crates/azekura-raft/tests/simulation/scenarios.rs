@@ -170,6 +170,37 @@ pub(crate) fn installed_and_killed(bug: Bug) -> Result<(), String> {
     })
 }
 
+/// A follower is cut off for many election timeouts and comes back, with less in its log than the others. The leader
+/// leads on in its term.
+pub(crate) fn cut_off_and_back(bug: Bug) -> Result<(), String> {
+    SimRuntime::with_seed(1).block_on(async move {
+        let cluster = new_cluster(1, Options::small(bug, 3));
+        start_all(&cluster, 3).await?;
+        sleep(1_000).await;
+        let (leader_id, leader) = leader_of(&cluster, 0).ok_or("no leader")?;
+        let term = leader.group(0).term();
+        let follower = leader_id % 3 + 1;
+        isolate(&cluster, follower);
+        for number in 1..=5 {
+            write_again(&cluster, leader_id, number).await?;
+            sleep(1_000).await;
+        }
+        if member(&cluster, follower).list(0).map_err(|error| error.to_string())? != [] {
+            return Err(format!("node {follower} was not cut off"));
+        }
+        cluster.lock().unwrap().cut.clear();
+        sleep(3_000).await;
+        let nodes = cluster.lock().unwrap().options.nodes();
+        let terms: Vec<u64> = nodes.map(|id| member(&cluster, id).term()).collect();
+        if terms != [term; 3] || !member(&cluster, leader_id).is_leader() {
+            return Err(format!("node {follower} came back and raised term {term}: {terms:?}"));
+        }
+        let stored = lists(&cluster);
+        let is_complete = stored.iter().all(|list| *list == [1, 2, 3, 4, 5]);
+        if is_complete { Ok(()) } else { Err(format!("the lists are {stored:?}")) }
+    })
+}
+
 fn running(cluster: &SharedCluster, id: u64) -> Running {
     cluster.lock().unwrap().running[&id].clone()
 }

@@ -35,6 +35,8 @@ pub(crate) enum Bug {
     UnplacedSnapshot,
     /// Power loss undoes a truncation, although votes and entries that were written after it are durable.
     LostTruncation,
+    /// A node becomes a candidate without asking before whether it would be elected.
+    NoPreVote,
 }
 
 /// Keys have lists of numbers: the command `KEY NUMBER` appends one. A second partition has a record of each number.
