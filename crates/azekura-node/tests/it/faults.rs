@@ -273,6 +273,84 @@ async fn slow_proxy(to: String) -> SocketAddr {
     address
 }
 
+/// A transfer of a snapshot goes on with the frame in which its connection broke.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_transfer_goes_on() {
+    // A single voter, so that no other leader begins another transfer, and no second snapshot after the first.
+    let mut cluster = Cluster::new(&["--snapshot-after", "30"]);
+    cluster.form(1..=1).await;
+    for i in 0..40 {
+        // Five frames of 4 MiB with pairs. The number makes the values differ.
+        let value = if i < 20 { vec![i as u8; 1 << 20] } else { vec![i as u8] };
+        assert!(answer(cluster.put(1, &format!("/kv/p/{i:02}"), value)).await.status().is_success());
+    }
+    wait_for("the log is purged", || async {
+        (cluster.metrics(1).await?["purged"]["index"].as_u64()? > 20).then_some(())
+    })
+    .await;
+    cluster.start(2).await;
+    let frames = Arc::default();
+    let address = breaking_proxy(cluster.address(2).replace("http://", ""), Arc::clone(&frames)).await;
+    let learner = json!({ "id": 2, "address": format!("http://{address}") });
+    assert!(answer(cluster.post(1, "/cluster/add-learner", &learner)).await.status().is_success());
+    cluster.assert_nodes_agree("p").await;
+    let frames = frames.lock().unwrap().clone();
+    let last = *frames.last().unwrap();
+    assert!(last >= 5, "the snapshot has several frames after the broken one: {frames:?}");
+    assert_eq!(frames, (0..=2).chain(2..=last).collect::<Vec<_>>());
+}
+
+/// Forwards connections to `to`. In the middle of the first frame of a snapshot with the number 2, it breaks the
+/// connection. Puts the numbers of all frames into `frames`. Returns its address.
+async fn breaking_proxy(to: String, frames: Arc<Mutex<Vec<u64>>>) -> SocketAddr {
+    const REQUEST: &[u8] = b"POST /raft/snapshot/frame ";
+    let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|window| window == what);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut from, _)) = listener.accept().await {
+            let Ok(mut to) = TcpStream::connect(&to).await else { continue };
+            let frames = Arc::clone(&frames);
+            tokio::spawn(async move {
+                // What was read of the last request for a frame, or what may be its begin.
+                let (mut bytes, mut answers, mut seen) = (vec![0; 64 << 10], vec![0; 64 << 10], Vec::new());
+                loop {
+                    let len = tokio::select! {
+                        read = from.read(&mut bytes) => read,
+                        read = to.read(&mut answers) => {
+                            let Ok(len @ 1..) = read else { return };
+                            if from.write_all(&answers[..len]).await.is_err() {
+                                return;
+                            }
+                            continue;
+                        }
+                    };
+                    let Ok(len @ 1..) = len else { return };
+                    seen.extend_from_slice(&bytes[..len]);
+                    let mut breaks = false;
+                    while let Some(at) = find(&seen, REQUEST) {
+                        let body = find(&seen[at..], b"\r\n\r\n").map(|len| at + len + 4);
+                        let Some(number) = body.and_then(|body| seen[body..].first_chunk()) else { break };
+                        let number = u64::from_le_bytes(*number);
+                        let mut frames = frames.lock().unwrap();
+                        breaks |= number == 2 && !frames.contains(&2);
+                        frames.push(number);
+                        seen.drain(..at + REQUEST.len());
+                    }
+                    // Only a request that has just begun is still of interest.
+                    if find(&seen, REQUEST).is_none() {
+                        seen.drain(..seen.len().saturating_sub(REQUEST.len() - 1));
+                    }
+                    if to.write_all(&bytes[..len]).await.is_err() || breaks {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
 /// A leader that is cut off from the others neither acknowledges writes nor answers reads from what it knows.
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_are_cut_off_from_the_network() {
