@@ -214,9 +214,15 @@ impl Cluster {
 
     /// Waits until some node has applied `more` more entries.
     pub(crate) async fn wait_for_progress(&self, more: u64) {
+        let ids: Vec<u64> = self.nodes.keys().copied().collect();
+        self.wait_for_progress_of(&ids, more).await;
+    }
+
+    /// Waits until one of these nodes has applied `more` more entries. The others need not answer.
+    pub(crate) async fn wait_for_progress_of(&self, ids: &[u64], more: u64) {
         let applied = || async {
             let mut applied = 0;
-            for id in self.nodes.keys() {
+            for id in ids {
                 let metrics = self.metrics(*id).await.unwrap_or_default();
                 applied = applied.max(metrics["last_applied"]["index"].as_u64().unwrap_or_default());
             }

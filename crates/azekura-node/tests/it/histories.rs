@@ -1,10 +1,11 @@
 //! Concurrent transactions of clients, judged by the checker `adya`: reads of lists and appends to them, as batches
-//! with the values that were read as conditions. Nodes are killed meanwhile.
+//! with the values that were read as conditions. Nodes are killed, paused and cut off meanwhile, and their clocks jump.
 //!
 //! - `AZEKURA_NODE_TRANSACTIONS`: number of committed transactions (default 600; the long run has 5,000).
 
 use crate::cluster::{Cluster, client_with_timeout, join_all};
 use crate::faults::{ARGUMENTS, env_u64};
+use crate::nemesis::Nemesis;
 use adya::{History, Opts, Valid, Workload};
 use azekura::testing::SeededRng;
 use base64::Engine as _;
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -123,14 +124,20 @@ fn steps_of(rng: &mut SeededRng, transaction: u64) -> Vec<(u64, Option<u64>)> {
     (0..count).map(step).collect()
 }
 
-/// Runs transactions of all clients, and `nemesis` until they have ended, and returns their history.
-async fn history(addresses: Vec<String>, is_stale: bool, nemesis: impl Future<Output = ()>) -> History {
+/// Runs transactions of all clients, at least until `may_end`, and `nemesis` until they have ended, and returns their
+/// history.
+async fn history(
+    addresses: Vec<String>,
+    is_stale: bool,
+    may_end: Arc<AtomicBool>,
+    nemesis: impl Future<Output = ()>,
+) -> History {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let (next, processes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(CLIENTS)));
     let (committed, count) = (Arc::new(AtomicU64::new(0)), env_u64("AZEKURA_NODE_TRANSACTIONS", 600));
     let clients = (0..CLIENTS).map(|client| {
         let (lines, next, processes) = (Arc::clone(&lines), Arc::clone(&next), Arc::clone(&processes));
-        let committed = Arc::clone(&committed);
+        let (committed, may_end) = (Arc::clone(&committed), Arc::clone(&may_end));
         let http = client_with_timeout(3);
         let mut session =
             Session { client: http, addresses: addresses.clone(), is_stale, rng: SeededRng::new(client + 1) };
@@ -141,7 +148,7 @@ async fn history(addresses: Vec<String>, is_stale: bool, nemesis: impl Future<Ou
                 lines.lock().unwrap().push(format!("{line}\n"));
             };
             loop {
-                if committed.load(Ordering::Relaxed) >= count {
+                if committed.load(Ordering::Relaxed) >= count && may_end.load(Ordering::Relaxed) {
                     return;
                 }
                 let transaction = next.fetch_add(1, Ordering::Relaxed);
@@ -183,30 +190,13 @@ fn judge(history: &History) -> adya::Report {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn transactions_are_strictly_serializable() {
-    let mut cluster = Cluster::of_three(&ARGUMENTS).await;
-    let addresses: Vec<String> = (1..=3).map(|id| cluster.address(id)).collect();
-    let mut kills = 0;
-    let nemesis = async {
-        loop {
-            for (id, more) in [(1, 10), (2, 60), (3, 10), (1, 60), (2, 10), (3, 60)] {
-                cluster.wait_for_progress(30).await;
-                cluster.kill(id).await;
-                kills += 1;
-                cluster.wait_for_progress(more).await;
-                cluster.start(id).await;
-            }
-        }
-    };
-    let history = history(addresses, false, nemesis).await;
-    assert!(kills >= 3, "each node was killed");
+    let mut nemesis = Nemesis::new().await;
+    let (addresses, may_end) = (nemesis.addresses(), Arc::clone(&nemesis.is_complete));
+    let history = history(addresses, false, may_end, nemesis.run()).await;
+    nemesis.end().await;
     let report = judge(&history);
     assert!(matches!(report.valid, Valid::True), "{report:?}");
-    for id in 1..=3 {
-        if !cluster.nodes.contains_key(&id) {
-            cluster.start(id).await;
-        }
-    }
-    cluster.assert_nodes_agree("lists").await;
+    nemesis.cluster.assert_nodes_agree("lists").await;
 }
 
 /// The checker finds reads of followers that do not ask the leader.
@@ -214,6 +204,6 @@ async fn transactions_are_strictly_serializable() {
 async fn stale_reads_are_found() {
     let cluster = Cluster::of_three(&ARGUMENTS).await;
     let addresses = (1..=3).map(|id| cluster.address(id)).collect();
-    let report = judge(&history(addresses, true, async {}).await);
+    let report = judge(&history(addresses, true, Arc::new(true.into()), async {}).await);
     assert!(matches!(report.valid, Valid::False), "{report:?}");
 }

@@ -5,6 +5,7 @@ mod cluster;
 mod faults;
 mod histories;
 mod namespaces;
+mod nemesis;
 mod registers;
 mod requests;
 mod walkthrough;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Namespaces with the addresses 10.A.B.1 and so on. The processes of this machine have 10.A.B.254.
 pub(crate) struct Namespaces {
@@ -18,16 +19,16 @@ fn ip(arguments: &str) -> Result<(), String> {
 
 /// Removes the namespaces and bridges of processes that ended without doing so.
 fn remove_abandoned() {
-    let pid_of = |name: &str, end: char| name.strip_prefix("azk")?.split(end).next()?.parse::<u32>().ok();
+    let pid_of = |name: &str| name.strip_prefix("azk")?.split('x').next()?.parse::<u32>().ok();
     let is_over = |pid: u32| !Path::new(&format!("/proc/{pid}")).exists();
     let names = |dir: &str| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
     };
-    for name in names("/run/netns").iter().filter(|name| pid_of(name, '-').is_some_and(is_over)) {
+    for name in names("/run/netns").iter().filter(|name| pid_of(name).is_some_and(is_over)) {
         let _ = ip(&format!("netns del {name}"));
     }
-    for name in names("/sys/class/net").iter().filter(|name| pid_of(name, 'b').is_some_and(is_over)) {
+    for name in names("/sys/class/net").iter().filter(|name| pid_of(name).is_some_and(is_over)) {
         let _ = ip(&format!("link del {name}"));
     }
 }
@@ -37,9 +38,12 @@ impl Namespaces {
     /// If the process has no right to make namespaces.
     pub(crate) fn new(count: u64) -> Result<Namespaces, String> {
         remove_abandoned();
-        let pid = std::process::id();
-        let subnet = format!("10.{}.{}", 10 + pid % 60_000 / 250, pid % 250);
-        let namespaces = Namespaces { name: format!("azk{pid}"), subnet, count };
+        // Tests of one process run at the same time, at most four of them with namespaces.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let subnet = (pid % 15_000) * 4 + number;
+        let subnet = format!("10.{}.{}", 10 + subnet / 250, subnet % 250);
+        let namespaces = Namespaces { name: format!("azk{pid}x{number}"), subnet, count };
         namespaces.set_up()?;
         Ok(namespaces)
     }

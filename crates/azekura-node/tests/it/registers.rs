@@ -1,15 +1,17 @@
-//! Single reads and writes of clients, judged by the checker `porcupine`, a program in Go. Nodes are killed meanwhile.
+//! Single reads and writes of clients, judged by the checker `porcupine`, a program in Go. Nodes are killed, paused and
+//! cut off meanwhile, and their clocks jump.
 //!
 //! - `AZEKURA_NODE_TRANSACTIONS`: number of operations (default 600; the long run has 5,000).
 
 use crate::cluster::{Cluster, client_with_timeout, join_all};
 use crate::faults::{ARGUMENTS, env_u64};
+use crate::nemesis::Nemesis;
 use azekura::testing::SeededRng;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -19,6 +21,9 @@ use tokio::time::sleep;
 
 const CLIENTS: u64 = 8;
 const KEYS: u64 = 4;
+/// Operations after which the keys are replaced, so that a key has few writes whose outcome is unknown. The checker takes
+/// exponential time for these.
+const OPERATIONS_PER_KEYS: u64 = 100;
 /// After a request without an effect.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -68,6 +73,7 @@ async fn operate(
     addresses: Vec<String>,
     query: &'static str,
     next: Arc<AtomicU64>,
+    may_end: Arc<AtomicBool>,
     operations: Arc<Mutex<Vec<Value>>>,
     begin: Instant,
 ) {
@@ -75,11 +81,12 @@ async fn operate(
     let mut rng = SeededRng::new(client + 1);
     let count = env_u64("AZEKURA_NODE_TRANSACTIONS", 600);
     loop {
-        if operations.lock().unwrap().len() as u64 >= count {
+        if operations.lock().unwrap().len() as u64 >= count && may_end.load(Ordering::Relaxed) {
             return;
         }
         let number = next.fetch_add(1, Ordering::Relaxed);
-        let (key, is_write) = (rng.below(KEYS), rng.below(2) == 0);
+        let key = number / OPERATIONS_PER_KEYS * KEYS + rng.below(KEYS);
+        let is_write = rng.below(2) == 0;
         let url = format!("{}/kv/registers/{key}", addresses[rng.below(addresses.len() as u64) as usize]);
         let call = begin.elapsed().as_nanos() as u64;
         let (value, is_known) = if is_write {
@@ -111,12 +118,18 @@ async fn operate(
     }
 }
 
-/// Runs all clients, and `nemesis` until they have ended.
-async fn history(addresses: Vec<String>, query: &'static str, nemesis: impl Future<Output = ()>) -> Vec<Value> {
+/// Runs all clients, at least until `may_end`, and `nemesis` until they have ended.
+async fn history(
+    addresses: Vec<String>,
+    query: &'static str,
+    may_end: Arc<AtomicBool>,
+    nemesis: impl Future<Output = ()>,
+) -> Vec<Value> {
     let (next, operations) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::new())));
     let begin = Instant::now();
     let clients = (0..CLIENTS).map(|client| {
-        tokio::spawn(operate(client, addresses.clone(), query, Arc::clone(&next), Arc::clone(&operations), begin))
+        let (next, may_end) = (Arc::clone(&next), Arc::clone(&may_end));
+        tokio::spawn(operate(client, addresses.clone(), query, next, may_end, Arc::clone(&operations), begin))
     });
     join_all(clients.collect(), nemesis).await;
     Arc::into_inner(operations).unwrap().into_inner().unwrap()
@@ -125,20 +138,10 @@ async fn history(addresses: Vec<String>, query: &'static str, nemesis: impl Futu
 #[tokio::test(flavor = "multi_thread")]
 async fn registers_are_linearizable() {
     let Some(porcupine) = Porcupine::build().await else { return };
-    let mut cluster = Cluster::of_three(&ARGUMENTS).await;
-    let addresses: Vec<String> = (1..=3).map(|id| cluster.address(id)).collect();
-    let mut kills = 0;
-    let nemesis = async {
-        for id in (1..=3).cycle() {
-            cluster.wait_for_progress(20).await;
-            cluster.kill(id).await;
-            kills += 1;
-            cluster.wait_for_progress(20).await;
-            cluster.start(id).await;
-        }
-    };
-    let operations = history(addresses.clone(), "", nemesis).await;
-    assert!(kills >= 3, "each node was killed");
+    let mut nemesis = Nemesis::new().await;
+    let (addresses, may_end) = (nemesis.addresses(), Arc::clone(&nemesis.is_complete));
+    let operations = history(addresses, "", may_end, nemesis.run()).await;
+    nemesis.end().await;
     assert_eq!(porcupine.judge(&operations).await, "Ok");
 }
 
@@ -148,6 +151,6 @@ async fn stale_registers_are_found() {
     let Some(porcupine) = Porcupine::build().await else { return };
     let cluster = Cluster::of_three(&ARGUMENTS).await;
     let addresses = (1..=3).map(|id| cluster.address(id)).collect();
-    let operations = history(addresses, "?stale=true", std::future::pending()).await;
+    let operations = history(addresses, "?stale=true", Arc::new(true.into()), std::future::pending()).await;
     assert_eq!(porcupine.judge(&operations).await, "Illegal");
 }
