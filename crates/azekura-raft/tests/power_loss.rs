@@ -1,7 +1,7 @@
-//! Power loss and kills at every operation of the file system that openraft's calls make: appends, a vote, a truncation,
-//! a purge, the installation of a snapshot, and the flushes after them. What is found at the next open is the state
-//! after one of these calls, and not before the last one that was acknowledged as durable. A second loss of power takes
-//! nothing of it.
+//! Power loss and kills at every operation of the file system that openraft's calls make: appends, a vote, a
+//! truncation, a purge, the installation of a snapshot, and the flushes after them. What is found at the next open is
+//! the state after one of these calls, and not before the last one that was acknowledged as durable. A second loss of
+//! power takes nothing of it.
 
 use azekura::testing::{MemFs, Survival, TestEnv};
 use azekura::{Batch, Config, Database, EngineType, PartitionCreateOptions, PersistMode, PmemOptions};

@@ -21,8 +21,8 @@ use tokio::time::sleep;
 
 const CLIENTS: u64 = 8;
 const KEYS: u64 = 4;
-/// Operations after which the keys are replaced, so that a key has few writes whose outcome is unknown. The checker takes
-/// exponential time for these.
+/// Operations after which the keys are replaced, so that a key has few writes whose outcome is unknown. The checker
+/// takes exponential time for these.
 const OPERATIONS_PER_KEYS: u64 = 100;
 /// After a request without an effect.
 const PAUSE: Duration = Duration::from_millis(10);
