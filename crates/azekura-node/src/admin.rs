@@ -50,12 +50,18 @@ pub(crate) async fn init(State(node): Shared, OriginalUri(uri): OriginalUri, Jso
         if addresses.len() < nodes.len() {
             return Err(Failure::Invalid("two nodes have the same address".into()));
         }
-        let is_new = node.cluster.draw()?;
-        let formed = node.raft.initialize(nodes).await;
-        if is_new && matches!(formed, Err(RaftError::APIError(_))) {
-            node.cluster.forget()?;
-        }
-        formed?;
+        let form = async move {
+            // One call at a time, so that none forgets the number of a cluster that another one forms.
+            let _turn = node.forming.lock().await;
+            let is_new = node.cluster.draw()?;
+            let formed = node.raft.initialize(nodes).await;
+            if is_new && matches!(formed, Err(RaftError::APIError(_))) {
+                node.cluster.forget()?;
+            }
+            formed.map_err(Failure::from)
+        };
+        // In a task, which goes on if the client disconnects.
+        tokio::spawn(form).await.map_err(|error| Failure::Stopped(error.to_string()))??;
         Ok(Json(json!({})).into_response())
     };
     answer(&uri, change).await

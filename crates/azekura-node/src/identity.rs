@@ -107,11 +107,16 @@ impl Membership {
         Ok(true)
     }
 
-    /// Forgets a number, because the cluster was not formed.
-    pub(crate) fn forget(&self) -> Result<(), Failure> {
+    /// Forgets the number, because the cluster was not formed.
+    pub(crate) fn forget(&self) -> azekura::Result<()> {
         let mut own = self.lock();
-        self.partition.remove(NUMBER_KEY)?;
-        *own = None;
+        if own.is_some() {
+            tokio::task::block_in_place(|| {
+                self.partition.remove(NUMBER_KEY)?;
+                self.database.persist(PersistMode::SyncData)
+            })?;
+            *own = None;
+        }
         Ok(())
     }
 
@@ -126,7 +131,7 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::Membership;
-    use azekura::testing::MemFs;
+    use azekura::testing::{MemFs, Survival};
     use azekura::{Config, Database};
     use std::sync::Arc;
 
@@ -161,6 +166,10 @@ mod tests {
         assert!(membership.draw().unwrap());
         assert_ne!(membership.header(), "a/b/");
         membership.forget().unwrap();
+        // Also after power loss: the node would refuse every cluster.
+        let after = fs.fork();
+        after.crash(Survival::Nothing, 0);
+        open(&after).1.check("a/b/7").unwrap();
         drop(membership);
         database.close().unwrap();
         open(&fs).1.check("a/b/7").unwrap();

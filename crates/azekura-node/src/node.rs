@@ -74,6 +74,8 @@ pub(crate) async fn within<T, E: Into<Failure>>(
 pub(crate) struct Node {
     pub(crate) id: u64,
     pub(crate) cluster: Arc<Membership>,
+    /// Held while the node forms a cluster.
+    pub(crate) forming: Mutex<()>,
     /// Whether the node speaks TLS.
     pub(crate) uses_tls: bool,
     pub(crate) raft: Raft<Types, StateMachine<Types, Records>>,
@@ -132,9 +134,13 @@ impl Node {
         let config = azekura_raft::required_config(config).validate().map_err(io::Error::other)?;
         let network = Network { client, cluster: Arc::clone(&cluster), token: options.token.clone() };
         let raft = Raft::new(options.id, Arc::new(config), network, log, state).await.map_err(io::Error::other)?;
+        if !raft.is_initialized().await.map_err(io::Error::other)? {
+            // The process ended while it formed a cluster, or before it took part in one.
+            cluster.forget().map_err(io::Error::other)?;
+        }
         let (id, uses_tls) = (options.id, options.tls_cert.is_some());
-        let (incoming, transfers) = (Mutex::default(), AtomicU64::new(random_number()));
-        Ok(Node { id, cluster, uses_tls, raft, database, limits, reader, receivers, incoming, transfers })
+        let (forming, incoming, transfers) = (Mutex::default(), Mutex::default(), AtomicU64::new(random_number()));
+        Ok(Node { id, cluster, forming, uses_tls, raft, database, limits, reader, receivers, incoming, transfers })
     }
 
     /// Stops Raft and closes the database.

@@ -321,6 +321,25 @@ async fn connections_leave_files_to_the_database() {
     }
 }
 
+/// Regression: of two calls that formed a cluster at once, the one that was refused removed the number of the cluster
+/// that the other one had formed. No node joined it then.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_is_formed_by_one_of_many_calls() {
+    let mut cluster = Cluster::new(&[]);
+    cluster.start(1).await;
+    cluster.start(2).await;
+    let init = json!({ "nodes": { "1": cluster.address(1) } });
+    let calls: Vec<_> = (0..16).map(|_| tokio::spawn(cluster.post(1, "/cluster/init", &init).send())).collect();
+    let mut formed = 0;
+    for call in calls {
+        formed += usize::from(call.await.unwrap().unwrap().status().is_success());
+    }
+    assert_eq!(formed, 1);
+    cluster.wait_for_leader().await;
+    let learner = json!({ "id": 2, "address": cluster.address(2) });
+    assert!(answer(cluster.post(1, "/cluster/add-learner", &learner)).await.status().is_success());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_for_members_is_refused() {
     let mut cluster = Cluster::new(&[]);
