@@ -5,7 +5,7 @@ use std::future::Future;
 use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -13,6 +13,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::runtime::Runtime;
+use tokio::time::Instant;
 
 use crate::error::{BackupError, Result};
 use crate::history::sort_backups;
@@ -456,11 +457,15 @@ impl fmt::Debug for BackupStore {
     }
 }
 
+/// How much too early a transfer may begin. Timers of the runtime count milliseconds. Without this, a body in pieces
+/// of 16 KiB would wait for a millisecond after every second piece, so that no rate above 32 MB/s were reached.
+const EARLY: Duration = Duration::from_millis(5);
+
 /// Delays transfers so that their bytes stay below a rate.
 #[derive(Default)]
 struct RateLimiter {
     bytes_per_second: Option<u64>,
-    /// Microseconds since `begin` until which earlier transfers use the rate.
+    /// Nanoseconds since `begin` until which earlier transfers use the rate.
     busy_until: AtomicU64,
     begin: std::sync::OnceLock<Instant>,
 }
@@ -469,13 +474,77 @@ impl RateLimiter {
     /// Waits until `bytes` may be transferred.
     async fn wait(&self, bytes: u64) {
         let Some(rate) = self.bytes_per_second else { return };
-        let now = u64::try_from(self.begin.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX);
-        let cost = u64::try_from(u128::from(bytes) * 1_000_000 / u128::from(rate)).unwrap_or(u64::MAX);
+        let now = u64::try_from(self.begin.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX);
+        // Rounded up, so that many small transfers stay below the rate too.
+        let cost = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(rate));
+        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
         // One task at a time runs, so nothing changes between the two accesses.
         let start = self.busy_until.load(Ordering::Relaxed).max(now);
         self.busy_until.store(start.saturating_add(cost), Ordering::Relaxed);
-        if start > now {
-            tokio::time::sleep(Duration::from_micros(start - now)).await;
+        let wait = Duration::from_nanos(start - now).saturating_sub(EARLY);
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Virtual time from the first of `n` transfers of `bytes` bytes to the end of the last.
+    fn time_of(n: u32, bytes: u64, rate: Option<u64>) -> Duration {
+        let store = BackupStore::open("memory:///", []).unwrap().rate_limit(rate);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let start = Instant::now();
+            for _ in 0..n {
+                store.limiter.wait(bytes).await;
+            }
+            // One more transfer waits for the end of the last.
+            store.limiter.wait(0).await;
+            start.elapsed()
+        })
+    }
+
+    #[test]
+    fn rate_limit_gives_the_asked_rate() {
+        for (n, bytes, rate, expected_ms) in [
+            (1, 1_000, 1_000, 1_000),
+            (10, 1_000, 1_000, 10_000),
+            (4, 8 << 20, 8 << 20, 4_000),
+            (1_000, 16 << 10, 16_384_000, 1_000),
+            // Transfers that take less than a millisecond, and less than a microsecond.
+            (10_000, 16 << 10, 163_840_000, 1_000),
+            (60_000, 1, 3_000_000, 20),
+        ] {
+            let (time, expected) = (time_of(n, bytes, Some(rate)), Duration::from_millis(expected_ms));
+            let latest = expected + Duration::from_millis(2);
+            assert!(expected - EARLY <= time && time <= latest, "{n} * {bytes} at {rate}: {time:?}");
+        }
+    }
+
+    #[test]
+    fn rate_limit_accepts_absurd_values() {
+        assert_eq!(time_of(5, u64::MAX, None), Duration::ZERO);
+        assert_eq!(time_of(5, 1 << 30, Some(u64::MAX)), Duration::ZERO);
+        // A rate of 0 is one of 1.
+        assert_eq!(time_of(3, 1, Some(0)), Duration::from_secs(3) - EARLY);
+        // The largest delay is 584 years, of which a timer of the runtime waits 30.
+        assert!(time_of(2, u64::MAX, Some(0)) > Duration::from_secs(29 * 365 * 24 * 60 * 60));
+    }
+
+    #[test]
+    fn time_without_transfers_earns_no_burst() {
+        let limiter = RateLimiter { bytes_per_second: Some(1_000), ..RateLimiter::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            limiter.wait(1_000).await;
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            let start = Instant::now();
+            limiter.wait(1_000).await;
+            limiter.wait(1_000).await;
+            assert_eq!(start.elapsed(), Duration::from_secs(1) - EARLY);
+        });
     }
 }
