@@ -424,7 +424,7 @@ fn parts_of(path: &Path, read: &mut dyn FnMut(u64) -> Result<()>) -> Result<Vec<
 }
 
 /// The checksum of a file.
-pub(crate) fn checksum_of(path: &Path, read: &mut dyn FnMut(u64) -> Result<()>) -> Result<Checksum> {
+fn checksum_of(path: &Path, read: &mut dyn FnMut(u64) -> Result<()>) -> Result<Checksum> {
     let mut hasher = Xxh3::new();
     for_each_piece(path, &mut |piece| {
         hasher.update(piece);
@@ -445,6 +445,18 @@ fn for_each_piece(path: &Path, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Res
         }
         each(&buffer)?;
     }
+}
+
+/// The checksum of a range of a file.
+pub(crate) fn checksum_at(file: &mut File, begin: u64, len: u64) -> std::io::Result<Checksum> {
+    let (mut hasher, mut rest) = (Xxh3::new(), len);
+    file.seek(SeekFrom::Start(begin))?;
+    while rest > 0 {
+        let n = rest.min(CHUNK as u64);
+        hasher.update(&read_piece(file, usize::try_from(n).unwrap_or(CHUNK))?);
+        rest -= n;
+    }
+    Ok(Checksum::of_hasher(&hasher))
 }
 
 fn read_piece(file: &mut File, len: usize) -> std::io::Result<Bytes> {

@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use azekura::{Database, Partition, PersistMode};
 
-use crate::create::{BackupInfo, checksum_of};
+use crate::create::{BackupInfo, checksum_at};
 use crate::error::{BackupError, Result};
 use crate::history::sort_backups;
-use crate::layout::{BackupManifest, StoredFile, StoredPartition};
+use crate::layout::{BackupManifest, StoredFile, StoredObject, StoredPartition};
 use crate::log::{Until, chain, is_replaced_by_log, read_headers};
 use crate::log_object::{LoggedCommit, LoggedOperation, decode};
 use crate::progress::{Progress, Stage, StageProgress};
@@ -74,7 +74,7 @@ impl std::fmt::Debug for RestoreOptions {
 pub struct RestoreReport {
     /// The backup.
     pub backup: BackupInfo,
-    /// Bytes of the backup that were downloaded.
+    /// Bytes of the backup that were downloaded by this call.
     pub downloaded_bytes: u64,
     /// Commits of the log that were applied to it.
     pub applied_commits: usize,
@@ -86,8 +86,9 @@ impl BackupStore {
     /// Restores a backup to `path`, which must not exist or be an empty directory.
     ///
     /// The database is built in a directory beside `path` with the same name and `.azekura-restore.tmp`, and renamed at
-    /// the end. After a failure that directory stays, and the next call downloads only what is missing in it. Calls
-    /// with the same `path` exclude each other by a lock on a file with the same name and `.azekura-restore.lock`.
+    /// the end. After a failure that directory stays, and the next call downloads only what is missing in it: files that
+    /// do not have the checksum of the backup, and of files that are stored in parts only such parts. Calls with the
+    /// same `path` exclude each other by a lock on a file with the same name and `.azekura-restore.lock`.
     ///
     /// # Errors
     /// `Invalid` if `path` is not empty, or a symbolic link. `Database` with `Locked` during another call for `path`.
@@ -163,19 +164,20 @@ impl BackupStore {
         let failed = |error| BackupError::io("read the directory", tmp, error);
         for entry in fs::read_dir(tmp).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            let file = entry.file_name().to_str().and_then(|name| files.get(name).copied());
-            if file.is_none_or(|file| !is_complete(&entry.path(), file)) {
+            let is_file = entry.file_type().is_ok_and(|of| of.is_file());
+            if !is_file || entry.file_name().to_str().is_none_or(|name| !files.contains_key(name)) {
                 let path = entry.path();
                 let is_dir = entry.file_type().is_ok_and(|of| of.is_dir());
                 let removed = if is_dir { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
                 removed.map_err(|error| BackupError::io("remove", &path, error))?;
             }
         }
-        let missing: Vec<&StoredFile> = manifest.files.iter().filter(|file| !tmp.join(&file.name).exists()).collect();
-        let total = missing.iter().map(|file| file.bytes).sum();
+        let each = manifest.files.iter().map(|file| (file, missing_parts(&tmp.join(&file.name), file)));
+        let missing: Vec<_> = each.collect();
+        let total = missing.iter().flat_map(|(_, parts)| parts).map(|(_, part)| part.bytes).sum();
         let mut downloaded = StageProgress::new(Stage::Downloading, total, progress);
-        for file in missing {
-            self.download_file(file, &tmp.join(&file.name), &mut downloaded).await?;
+        for (file, parts) in missing {
+            self.download_file(file, &parts, &tmp.join(&file.name), &mut downloaded).await?;
         }
         Ok(total)
     }
@@ -228,17 +230,26 @@ impl BackupStore {
         Ok(largest)
     }
 
-    async fn download_file(&self, file: &StoredFile, path: &Path, progress: &mut StageProgress<'_>) -> Result<()> {
+    /// Downloads these parts of a file, and makes the whole file durable: an earlier call may have ended before it did.
+    async fn download_file(
+        &self,
+        file: &StoredFile,
+        parts: &[(u64, &StoredObject)],
+        path: &Path,
+        progress: &mut StageProgress<'_>,
+    ) -> Result<()> {
         let failed = |error| BackupError::io("write", path, error);
-        let mut out = File::create(path).map_err(failed)?;
-        let mut begin = 0;
-        for object in &file.objects {
+        let mut out = File::options().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+        if out.metadata().map_err(failed)?.len() > file.bytes {
+            out.set_len(file.bytes).map_err(failed)?;
+        }
+        // In the order of their offsets, so that no part begins beyond the end of the file.
+        for (begin, object) in parts {
             let write = &mut |piece: Option<&[u8]>| match piece {
                 Some(piece) => out.write_all(piece).map_err(failed),
-                None => restart(&mut out, begin).map_err(failed),
+                None => out.seek(SeekFrom::Start(*begin)).map(drop).map_err(failed),
             };
             self.download(object, progress, write).await?;
-            begin += object.bytes;
         }
         out.sync_all().map_err(failed)
     }
@@ -289,18 +300,19 @@ impl RestoreTarget {
     }
 }
 
-/// Cuts a file off, to write from there.
-fn restart(file: &mut File, len: u64) -> std::io::Result<()> {
-    use std::io::{Seek, SeekFrom};
-    file.set_len(len)?;
-    file.seek(SeekFrom::Start(len)).map(drop)
-}
-
-/// Whether an earlier restore has written the file completely.
-fn is_complete(path: &Path, file: &StoredFile) -> bool {
-    let is_long = path.symlink_metadata().is_ok_and(|of| of.is_file() && of.len() == file.bytes);
-    // The checksum of a file of several parts is not stored.
-    is_long && file.objects.len() == 1 && checksum_of(path, &mut |_| Ok(())).is_ok_and(|of| of == file.objects[0].xxh3)
+/// The parts of a file that no earlier restore has written completely, with their offsets.
+fn missing_parts<'f>(path: &Path, file: &'f StoredFile) -> Vec<(u64, &'f StoredObject)> {
+    let mut written = File::open(path).ok();
+    let mut begin = 0;
+    let with_offsets = file.objects.iter().map(|object| {
+        begin += object.bytes;
+        (begin - object.bytes, object)
+    });
+    let is_missing = |(begin, object): &(u64, &StoredObject)| {
+        let written = written.as_mut().map(|written| checksum_at(written, *begin, object.bytes));
+        !written.is_some_and(|of| of.is_ok_and(|of| of == object.xxh3))
+    };
+    with_offsets.filter(is_missing).collect()
 }
 
 /// The path in the same directory, with a longer name.

@@ -1,7 +1,11 @@
 //! Backups and restores of whole databases.
 
-use crate::support::{Place, content, content_at, create, filled, open, restore, sync};
+use crate::support::{Place, content, content_at, create, filled, open, restore, stride, sync};
+use azekura::testing::SeededRng;
 use azekura::{Config, PartitionCreateOptions};
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
 use std::time::Duration;
 
 use azekura_backup::{BackupError, BackupStore, CreateOptions, RestoreOptions, Stage, VerifyOptions};
@@ -222,4 +226,80 @@ fn empty_database_can_be_restored() {
     assert!(copy.list_partitions().is_empty());
     copy.open_partition("new", PartitionCreateOptions::default()).unwrap();
     sync(&copy);
+}
+
+/// Restores until the download of object `n` begins. Returns the bytes of the objects before it, or those of all if
+/// the restore ends before.
+fn restore_up_to_object(store: &BackupStore, target: &Path, n: usize) -> Result<u64, u64> {
+    let (mut objects, mut current, mut done, mut complete) = (0, String::new(), 0, 0);
+    let outcome = store.restore(target, &RestoreOptions::default(), &mut |of| {
+        if of.stage == Stage::Downloading && of.object != current {
+            (objects, complete) = (objects + 1, done);
+            current = of.object.to_owned();
+        }
+        done = of.done;
+        objects < n
+    });
+    match outcome {
+        Ok(report) => Err(report.downloaded_bytes),
+        Err(error) => {
+            assert_eq!(error.kind(), "interrupted");
+            Ok(complete)
+        }
+    }
+}
+
+#[test]
+fn second_restore_downloads_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 9));
+    let store = place.open();
+    let whole = create(&store, &db).unwrap().backup.bytes;
+    for n in (1..).step_by(stride()) {
+        let target = dir.path().join(format!("copy{n}"));
+        let Ok(complete) = restore_up_to_object(&store, &target, n) else {
+            assert!(n > 5);
+            break;
+        };
+        let report = restore(&store, &target, RestoreOptions::default()).unwrap();
+        assert_eq!(report.downloaded_bytes, whole - complete, "{n}");
+        assert_eq!(content_at(&target), content(&db), "{n}");
+    }
+}
+
+#[test]
+fn second_restore_keeps_parts_of_files() {
+    const PART: u64 = 8 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), open(&dir.path().join("db")));
+    let (plain, mut rng) = (db.partition("plain").unwrap(), SeededRng::with_stream(10, 0));
+    for i in 0..5u8 {
+        let value: Vec<u8> = (0..4 << 20).map(|_| rng.below(256) as u8).collect();
+        plain.insert([i], value).unwrap();
+    }
+    let store = place.open();
+    let whole = create(&store, &db).unwrap().backup.bytes;
+    let whole_parts = place.lens().iter().filter(|(name, len)| name.starts_with("parts/") && **len == PART).count();
+    assert!(whole_parts >= 2, "the log has several parts: {:?}", place.lens());
+    let mut after_parts = 0;
+    for n in 1.. {
+        let target = dir.path().join(format!("copy{n}"));
+        let Ok(complete) = restore_up_to_object(&store, &target, n) else { break };
+        // Bytes of a file that are not those of the backup, in the second part.
+        let mut damaged = 0;
+        for entry in dir.path().join(format!("copy{n}.azekura-restore.tmp")).read_dir().unwrap() {
+            let mut file = File::options().read(true).write(true).open(entry.unwrap().path()).unwrap();
+            if file.metadata().unwrap().len() >= 2 * PART {
+                after_parts += 1;
+                file.seek(SeekFrom::Start(PART + 100)).unwrap();
+                file.write_all(&[1, 2, 3]).unwrap();
+                damaged = PART;
+            }
+        }
+        let report = restore(&store, &target, RestoreOptions::default()).unwrap();
+        assert_eq!(report.downloaded_bytes, whole - complete + damaged, "{n}");
+        assert!(content_at(&target) == content(&db), "{n}");
+        std::fs::remove_dir_all(&target).unwrap();
+    }
+    assert!(after_parts >= 1);
 }
