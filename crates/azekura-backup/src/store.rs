@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt;
+use futures_util::{TryStream, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
@@ -49,6 +49,7 @@ pub struct BackupStore {
     pub(crate) concurrency: usize,
     attempts: u32,
     pause: Duration,
+    timeout: Duration,
     grace: Duration,
     /// Added to the time of the store, in tests.
     pub(crate) later: Duration,
@@ -112,6 +113,7 @@ impl BackupStore {
             concurrency: 4,
             attempts: 5,
             pause: Duration::from_millis(200),
+            timeout: Duration::from_secs(5 * 60),
             grace: Duration::from_secs(24 * 60 * 60),
             later: Duration::ZERO,
             clock: Arc::new(|| {
@@ -136,10 +138,21 @@ impl BackupStore {
     }
 
     /// How often a request is tried that failed, and the pause before the second attempt, which doubles. Default: 5
-    /// times, 200 ms. The clients of cloud stores retry in addition.
+    /// times, 200 ms. The clients of cloud stores retry in addition. They alone retry the parts of an upload of more
+    /// than 8 MiB.
     #[must_use]
     pub fn retries(mut self, attempts: u32, pause: Duration) -> BackupStore {
         (self.attempts, self.pause) = (attempts.max(1), pause);
+        self
+    }
+
+    /// How long an attempt waits for the answer of the store, the next bytes of a body, or the next entry of a listing;
+    /// and one second more for each MiB that it sends or receives meanwhile. Then the attempt has failed. Default: 5
+    /// minutes; the clients of cloud stores give up earlier. A call to a local file system that never returns cannot be ended: the thread
+    /// that makes it stays, and the store waits for it when it is dropped.
+    #[must_use]
+    pub fn timeout(mut self, longest: Duration) -> BackupStore {
+        self.timeout = longest;
         self
     }
 
@@ -183,6 +196,28 @@ impl BackupStore {
         rest.trim_start_matches('/').to_owned()
     }
 
+    /// The answer to a request that transfers this many bytes, or an error if it does not come in time.
+    async fn answer<T>(
+        &self,
+        bytes: u64,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> object_store::Result<T> {
+        let longest = self.timeout.saturating_add(Duration::from_secs(bytes >> 20));
+        tokio::time::timeout(longest, request).await.unwrap_or_else(|_| {
+            let message = format!("no answer for {longest:?}");
+            let source = Box::new(std::io::Error::new(std::io::ErrorKind::TimedOut, message));
+            Err(object_store::Error::Generic { store: "azekura-backup", source })
+        })
+    }
+
+    /// The next item of a body or a listing, or an error if it does not come in time.
+    async fn next<T>(
+        &self,
+        stream: &mut (impl TryStream<Ok = T, Error = object_store::Error> + Unpin),
+    ) -> object_store::Result<Option<T>> {
+        self.answer(0, stream.try_next()).await
+    }
+
     /// Repeats a request while it fails for a reason that may pass.
     pub(crate) async fn retry<T, F>(&self, object: &str, mut request: impl FnMut() -> F) -> Result<T>
     where
@@ -210,7 +245,7 @@ impl BackupStore {
     /// Length and time of an object.
     pub(crate) async fn head(&self, object: &str) -> Result<ObjectMeta> {
         let path = self.path(object);
-        self.retry(object, || self.store.head(&path)).await
+        self.retry(object, || self.answer(0, self.store.head(&path))).await
     }
 
     /// Writes a small object, and checks its length.
@@ -219,7 +254,8 @@ impl BackupStore {
         self.limiter.wait(bytes.len() as u64).await;
         self.retry(object, || {
             let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
-            self.store.put_opts(&path, PutPayload::from_bytes(bytes.clone()), options)
+            let payload = PutPayload::from_bytes(bytes.clone());
+            self.answer(bytes.len() as u64, self.store.put_opts(&path, payload, options))
         })
         .await?;
         self.check_len(object, bytes.len() as u64).await
@@ -256,7 +292,7 @@ impl BackupStore {
     ) -> Result<()> {
         let path = self.path(object);
         let piece = (CHUNK as u64).max(len.div_ceil(MULTIPART_PARTS_MAX));
-        let mut upload = self.retry(object, || self.store.put_multipart(&path)).await?;
+        let mut upload = self.retry(object, || self.answer(0, self.store.put_multipart(&path))).await?;
         let failed = |error| BackupError::store(object, error);
         let sending = async {
             let mut at = 0;
@@ -264,14 +300,14 @@ impl BackupStore {
                 let n = piece.min(len - at);
                 let bytes = next(at, usize::try_from(n).unwrap_or(CHUNK))?;
                 self.limiter.wait(n).await;
-                upload.put_part(PutPayload::from_bytes(bytes)).await.map_err(failed)?;
+                self.answer(n, upload.put_part(PutPayload::from_bytes(bytes))).await.map_err(failed)?;
                 sent(n).await?;
                 at += n;
             }
-            upload.complete().await.map_err(failed)
+            self.answer(len, upload.complete()).await.map_err(failed)
         };
         if let Err(error) = sending.await {
-            drop(upload.abort().await);
+            drop(self.answer(0, upload.abort()).await);
             return Err(error);
         }
         self.check_len(object, len).await
@@ -290,7 +326,11 @@ impl BackupStore {
     /// Reads a whole small object.
     pub(crate) async fn get(&self, object: &str) -> Result<Bytes> {
         let path = self.path(object);
-        let bytes = self.retry(object, || async { self.store.get(&path).await?.bytes().await }).await?;
+        let whole = || async {
+            let found = self.answer(0, self.store.get(&path)).await?;
+            self.answer(found.range.end - found.range.start, found.bytes()).await
+        };
+        let bytes = self.retry(object, whole).await?;
         self.limiter.wait(bytes.len() as u64).await;
         Ok(bytes)
     }
@@ -298,7 +338,7 @@ impl BackupStore {
     /// Reads the first bytes of an object.
     pub(crate) async fn get_start(&self, object: &str, len: u64) -> Result<Bytes> {
         let path = self.path(object);
-        self.retry(object, || self.store.get_range(&path, 0..len)).await
+        self.retry(object, || self.answer(0, self.store.get_range(&path, 0..len))).await
     }
 
     /// Reads an object piece by piece. `piece` gets the pieces from the beginning again if an attempt fails: then it
@@ -314,8 +354,8 @@ impl BackupStore {
         for attempt in 1.. {
             piece(None)?;
             let read = async {
-                let mut stream = self.store.get(&path).await?.into_stream();
-                while let Some(bytes) = stream.try_next().await? {
+                let mut body = self.answer(0, self.store.get(&path)).await?.into_stream();
+                while let Some(bytes) = self.next(&mut body).await? {
                     self.limiter.wait(bytes.len() as u64).await;
                     if let Err(error) = piece(Some(&bytes)) {
                         *refused_by_caller = Some(error);
@@ -341,9 +381,14 @@ impl BackupStore {
     /// All objects of a folder with their names, sorted.
     pub(crate) async fn list_folder(&self, folder: &str) -> Result<Vec<(String, ObjectMeta)>> {
         let path = self.path(folder);
-        let list = || self.store.list(Some(&path)).try_collect::<Vec<_>>();
-        let found = self.retry(folder, list).await?;
-        let mut named: Vec<_> = found.into_iter().map(|meta| (self.name_of(&meta.location), meta)).collect();
+        let list = || async {
+            let (mut listed, mut named) = (self.store.list(Some(&path)), Vec::new());
+            while let Some(meta) = self.next(&mut listed).await? {
+                named.push((self.name_of(&meta.location), meta));
+            }
+            Ok(named)
+        };
+        let mut named = self.retry(folder, list).await?;
         named.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(named)
     }
@@ -358,7 +403,7 @@ impl BackupStore {
     /// Deletes an object. One that does not exist is no error.
     pub(crate) async fn delete(&self, object: &str) -> Result<()> {
         let path = self.path(object);
-        match self.retry(object, || self.store.delete(&path)).await {
+        match self.retry(object, || self.answer(0, self.store.delete(&path))).await {
             Ok(()) | Err(BackupError::Missing { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -415,7 +460,7 @@ impl BackupStore {
 
     async fn any_object(&self) -> Result<Option<String>> {
         let prefix = Some(&self.prefix).filter(|prefix| !prefix.as_ref().is_empty());
-        let first = || async { self.store.list(prefix).try_next().await };
+        let first = || async { self.next(&mut self.store.list(prefix)).await };
         Ok(self.retry(self.prefix.as_ref(), first).await?.map(|meta| meta.location.to_string()))
     }
 

@@ -21,8 +21,8 @@ use futures_util::stream::{BoxStream, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
+    CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
 /// A new and empty place: in the store that `AZEKURA_BACKUP_URL` names, otherwise in memory.
@@ -223,22 +223,43 @@ pub(crate) enum Fault {
     Refused,
     /// It is done, and the answer is lost.
     AnswerLost,
-    /// Half of the bytes are stored, and it fails.
-    HalfWritten,
-    /// Half of the bytes are stored, and it succeeds.
+    /// Half of the bytes are stored or arrive, and it fails.
+    HalfDone,
+    /// Half of the bytes are stored or arrive, and it succeeds.
     Truncated,
+    /// Nothing is done, and no answer comes.
+    Hangs,
+    /// It is done, or half of the body arrives, and nothing more comes.
+    HangsLater,
+}
+
+/// Does not end. Meanwhile the clock of the runtime goes on to the next timer at once. It panics after the longest
+/// timeout of the tests.
+async fn hang<T>() -> T {
+    struct Resume;
+    impl Drop for Resume {
+        fn drop(&mut self) {
+            tokio::time::resume();
+        }
+    }
+    tokio::time::pause();
+    let _resume = Resume;
+    tokio::time::sleep(Duration::from_secs(30 * 24 * 60 * 60)).await;
+    panic!("a request has no timeout")
 }
 
 /// Passes requests on, and fails chosen ones.
 #[derive(Debug)]
 pub(crate) struct FaultStore {
     inner: Arc<dyn ObjectStore>,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     requests: u64,
+    /// The numbers of the requests of uploads in parts.
+    upload_requests: Vec<u64>,
     /// The request with this number fails.
     fail_at: Option<(u64, Fault)>,
     /// Every later request fails too, as after a kill.
@@ -255,7 +276,7 @@ struct State {
     /// Objects that must not exist are overwritten.
     overwrites: bool,
     /// Uploads in parts that were neither completed nor aborted.
-    open_uploads: Arc<AtomicU64>,
+    open_uploads: u64,
 }
 
 /// Called before a request ("put", "part", "delete") for an object.
@@ -272,44 +293,48 @@ impl fmt::Debug for Hook {
 
 impl FaultStore {
     pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Arc<FaultStore> {
-        Arc::new(FaultStore { inner, state: Mutex::default() })
+        Arc::new(FaultStore { inner, state: Arc::default() })
+    }
+
+    fn with(inner: Arc<dyn ObjectStore>, state: State) -> Arc<FaultStore> {
+        Arc::new(FaultStore { inner, state: Arc::new(Mutex::new(state)) })
     }
 
     /// The process ends at request `k`.
     pub(crate) fn killed_at(inner: Arc<dyn ObjectStore>, k: u64, fault: Fault) -> Arc<FaultStore> {
         let state = State { fail_at: Some((k, fault)), is_dead_after: true, ..State::default() };
-        Arc::new(FaultStore { inner, state: Mutex::new(state) })
+        FaultStore::with(inner, state)
     }
 
     /// Request `k` has this fault.
     pub(crate) fn fault_at(inner: Arc<dyn ObjectStore>, k: u64, fault: Fault) -> Arc<FaultStore> {
         let state = State { fail_at: Some((k, fault)), ..State::default() };
-        Arc::new(FaultStore { inner, state: Mutex::new(state) })
+        FaultStore::with(inner, state)
     }
 
     /// Every `n`-th request fails, as with a store that throttles.
     pub(crate) fn throttled(inner: Arc<dyn ObjectStore>, n: u64) -> Arc<FaultStore> {
-        Arc::new(FaultStore { inner, state: Mutex::new(State { every: Some(n), ..State::default() }) })
+        FaultStore::with(inner, State { every: Some(n), ..State::default() })
     }
 
     pub(crate) fn full(inner: Arc<dyn ObjectStore>) -> Arc<FaultStore> {
-        Arc::new(FaultStore { inner, state: Mutex::new(State { is_full: true, ..State::default() }) })
+        FaultStore::with(inner, State { is_full: true, ..State::default() })
     }
 
     /// Listings do not show what is written from now on.
     pub(crate) fn with_stale_listings(inner: Arc<dyn ObjectStore>) -> Arc<FaultStore> {
-        Arc::new(FaultStore { inner, state: Mutex::new(State { hidden: Some(Vec::new()), ..State::default() }) })
+        FaultStore::with(inner, State { hidden: Some(Vec::new()), ..State::default() })
     }
 
     /// Listings show what is stored now as 25 hours older than it is.
     pub(crate) fn aged(place: &Place) -> Arc<FaultStore> {
         let aged = place.lens().into_keys().map(|name| place.path(&name)).collect();
         let state = State { aged, ..State::default() };
-        Arc::new(FaultStore { inner: place.objects(), state: Mutex::new(state) })
+        FaultStore::with(place.objects(), state)
     }
 
     pub(crate) fn overwriting(inner: Arc<dyn ObjectStore>) -> Arc<FaultStore> {
-        Arc::new(FaultStore { inner, state: Mutex::new(State { overwrites: true, ..State::default() }) })
+        FaultStore::with(inner, State { overwrites: true, ..State::default() })
     }
 
     pub(crate) fn hooked(
@@ -317,11 +342,11 @@ impl FaultStore {
         hook: impl Fn(&str, &Path) + Send + Sync + 'static,
     ) -> Arc<FaultStore> {
         let state = State { hook: Some(Hook(Arc::new(hook))), ..State::default() };
-        Arc::new(FaultStore { inner, state: Mutex::new(state) })
+        FaultStore::with(inner, state)
     }
 
     pub(crate) fn open_uploads(&self) -> u64 {
-        self.state.lock().unwrap().open_uploads.load(Ordering::Relaxed)
+        self.state.lock().unwrap().open_uploads
     }
 
     fn call_hook(&self, request: &str, path: &Path) {
@@ -329,23 +354,22 @@ impl FaultStore {
         hook.iter().for_each(|hook| hook.0(request, path));
     }
 
+    pub(crate) fn upload_requests(&self) -> Vec<u64> {
+        self.state.lock().unwrap().upload_requests.clone()
+    }
+
     pub(crate) fn requests(&self) -> u64 {
         self.state.lock().unwrap().requests
     }
 
     fn next(&self) -> Result<Option<Fault>> {
-        let mut state = self.state.lock().unwrap();
-        state.requests += 1;
-        let n = state.requests;
-        if state.every.is_some_and(|every| n.is_multiple_of(every)) {
-            return Err(error("slow down"));
-        }
-        match state.fail_at {
-            Some((k, Fault::Refused)) if n == k => Err(error("refused")),
-            Some((k, fault)) if n == k => Ok(Some(fault)),
-            Some((k, _)) if n > k && state.is_dead_after => Err(error("dead")),
-            _ => Ok(None),
-        }
+        self.state.lock().unwrap().next()
+    }
+
+    /// As [`next`](FaultStore::next), for a request that may hang.
+    async fn begin(&self) -> Result<Option<Fault>> {
+        let fault = self.next()?;
+        if fault == Some(Fault::Hangs) { hang().await } else { Ok(fault) }
     }
 
     fn note_written(&self, path: &Path) -> Result<()> {
@@ -361,12 +385,48 @@ impl FaultStore {
     }
 }
 
+impl State {
+    fn note_upload_request(&mut self) {
+        self.upload_requests.push(self.requests);
+    }
+
+    fn next(&mut self) -> Result<Option<Fault>> {
+        self.requests += 1;
+        let n = self.requests;
+        if self.every.is_some_and(|every| n.is_multiple_of(every)) {
+            return Err(error("slow down"));
+        }
+        match self.fail_at {
+            Some((k, Fault::Refused)) if n == k => Err(error("refused")),
+            Some((k, fault)) if n == k => Ok(Some(fault)),
+            Some((k, _)) if n > k && self.is_dead_after => Err(error("dead")),
+            _ => Ok(None),
+        }
+    }
+}
+
 fn error(message: &str) -> object_store::Error {
     object_store::Error::Generic { store: "fault", source: message.into() }
 }
 
-fn lost<T>(fault: Option<Fault>, result: Result<T>) -> Result<T> {
-    if fault.is_none_or(|fault| fault == Fault::Truncated) { result } else { Err(error("answer lost")) }
+/// The answer to a request that was done.
+async fn end<T>(fault: Option<Fault>, result: Result<T>) -> Result<T> {
+    match fault {
+        None | Some(Fault::Truncated) => result,
+        Some(Fault::HangsLater) => hang().await,
+        Some(_) => Err(error("answer lost")),
+    }
+}
+
+/// What is sent of a payload.
+fn sent(fault: Option<Fault>, payload: PutPayload) -> PutPayload {
+    match fault {
+        Some(Fault::HalfDone | Fault::Truncated) => {
+            let bytes = Bytes::from(payload);
+            PutPayload::from_bytes(bytes.slice(..bytes.len() / 2))
+        }
+        _ => payload,
+    }
 }
 
 impl fmt::Display for FaultStore {
@@ -378,38 +438,42 @@ impl fmt::Display for FaultStore {
 #[async_trait]
 impl ObjectStore for FaultStore {
     async fn put_opts(&self, path: &Path, payload: PutPayload, mut options: PutOptions) -> Result<PutResult> {
-        let fault = self.next()?;
+        let fault = self.begin().await?;
         if self.state.lock().unwrap().overwrites {
             options.mode = PutMode::Overwrite;
         }
         self.note_written(path)?;
         self.call_hook("put", path);
-        if matches!(fault, Some(Fault::HalfWritten | Fault::Truncated)) {
-            let bytes = Bytes::from(payload);
-            let half = PutPayload::from_bytes(bytes.slice(..bytes.len() / 2));
-            return lost(fault, self.inner.put_opts(path, half, options).await);
-        }
-        lost(fault, self.inner.put_opts(path, payload, options).await)
+        end(fault, self.inner.put_opts(path, sent(fault, payload), options).await).await
     }
 
     async fn put_multipart_opts(&self, path: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let fault = self.next()?;
+        let fault = self.begin().await;
+        self.state.lock().unwrap().note_upload_request();
+        let fault = fault?;
         self.note_written(path)?;
-        let upload = lost(fault, self.inner.put_multipart_opts(path, options).await)?;
-        let state = self.state.lock().unwrap();
-        let open = Arc::clone(&state.open_uploads);
-        open.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(HookedUpload { upload, open, hook: state.hook.clone(), path: path.clone() }))
+        let upload = end(fault, self.inner.put_multipart_opts(path, options).await).await?;
+        self.state.lock().unwrap().open_uploads += 1;
+        Ok(Box::new(FaultUpload { upload, state: Arc::clone(&self.state), path: path.clone() }))
     }
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
-        let fault = self.next()?;
-        lost(fault, self.inner.get_opts(path, options).await)
+        let fault = self.begin().await?;
+        let Some(Fault::HalfDone | Fault::Truncated | Fault::HangsLater) = fault.filter(|_| !options.head) else {
+            return end(fault, self.inner.get_opts(path, options).await).await;
+        };
+        let whole = self.inner.get_opts(path, options.clone()).await?.bytes().await?;
+        let mut found = self.inner.get_opts(path, options).await?;
+        let half = futures_util::stream::iter([Ok(whole.slice(..whole.len() / 2))]);
+        let rest = futures_util::stream::iter(fault.filter(|of| *of != Fault::Truncated));
+        let rest = rest.then(|fault| end(Some(fault), Ok(Bytes::new())));
+        found.payload = GetResultPayload::Stream(half.chain(rest).boxed());
+        Ok(found)
     }
 
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        let fault = self.next()?;
-        lost(fault, self.inner.get_ranges(path, ranges).await)
+        let fault = self.begin().await?;
+        end(fault, self.inner.get_ranges(path, ranges).await).await
     }
 
     fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
@@ -421,7 +485,8 @@ impl ObjectStore for FaultStore {
                 };
                 self.inner.delete_stream(paths.inspect(call).boxed())
             }
-            Ok(fault) => self.inner.delete_stream(paths).map(move |of| lost(fault, of)).boxed(),
+            Ok(Some(Fault::Hangs)) => futures_util::stream::once(hang()).boxed(),
+            Ok(fault) => self.inner.delete_stream(paths).then(move |of| end(fault, of)).boxed(),
             Err(error) => futures_util::stream::iter([Err(error)]).boxed(),
         }
     }
@@ -444,50 +509,77 @@ impl ObjectStore for FaultStore {
                 };
                 self.inner.list(prefix).filter(is_shown).map(age).boxed()
             }
+            Ok(Some(Fault::Hangs)) => futures_util::stream::once(hang()).boxed(),
+            // The first entry arrives.
+            Ok(fault @ Some(Fault::HalfDone | Fault::HangsLater)) => {
+                let rest = futures_util::stream::once(async move { end(fault, Err(error("no entry"))).await });
+                self.inner.list(prefix).take(1).chain(rest).boxed()
+            }
             _ => futures_util::stream::iter([Err(error("listing failed"))]).boxed(),
         }
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let fault = self.next()?;
-        lost(fault, self.inner.list_with_delimiter(prefix).await)
+        let fault = self.begin().await?;
+        end(fault, self.inner.list_with_delimiter(prefix).await).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        let fault = self.next()?;
-        lost(fault, self.inner.copy_opts(from, to, options).await)
+        let fault = self.begin().await?;
+        end(fault, self.inner.copy_opts(from, to, options).await).await
     }
 }
 
-/// Counts itself while it is open. Lets other requests run between two parts.
+/// An upload in parts, which are requests too. Lets other requests run between two parts.
 #[derive(Debug)]
-struct HookedUpload {
+struct FaultUpload {
     upload: Box<dyn MultipartUpload>,
-    open: Arc<AtomicU64>,
-    hook: Option<Hook>,
+    state: Arc<Mutex<State>>,
     path: Path,
 }
 
+impl FaultUpload {
+    fn next(&self) -> Result<Option<Fault>> {
+        let mut state = self.state.lock().unwrap();
+        let fault = state.next();
+        state.note_upload_request();
+        fault
+    }
+}
+
 #[async_trait]
-impl MultipartUpload for HookedUpload {
+impl MultipartUpload for FaultUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        let (hook, path, part) = (self.hook.clone(), self.path.clone(), self.upload.put_part(data));
+        let fault = match self.next() {
+            Ok(Some(Fault::Hangs)) => return hang().boxed(),
+            Ok(fault) => fault,
+            Err(error) => return futures_util::future::ready(Err(error)).boxed(),
+        };
+        let (hook, path) = (self.state.lock().unwrap().hook.clone(), self.path.clone());
+        let part = self.upload.put_part(sent(fault, data));
         async move {
             hook.iter().for_each(|hook| hook.0("part", &path));
             tokio::task::yield_now().await;
-            part.await
+            end(fault, part.await).await
         }
         .boxed()
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let completed = self.upload.complete().await?;
-        self.open.fetch_sub(1, Ordering::Relaxed);
+        let fault = self.next()?;
+        if fault == Some(Fault::Hangs) {
+            return hang().await;
+        }
+        let completed = end(fault, self.upload.complete().await).await?;
+        self.state.lock().unwrap().open_uploads -= 1;
         Ok(completed)
     }
 
     async fn abort(&mut self) -> Result<()> {
-        self.open.fetch_sub(1, Ordering::Relaxed);
-        self.upload.abort().await
+        // Not among the requests of uploads: only those that fail are aborted.
+        self.state.lock().unwrap().next()?;
+        self.upload.abort().await?;
+        self.state.lock().unwrap().open_uploads -= 1;
+        Ok(())
     }
 }
