@@ -61,7 +61,8 @@ impl BackupStore {
     /// features of this crate `s3://bucket/prefix`, `gs://bucket/prefix` and `az://container/prefix`.
     ///
     /// `options` are those of `object_store`, such as `("aws_region", "eu-central-1")`. Unknown ones are ignored, so
-    /// the environment variables of a process can be given.
+    /// the environment variables of a process can be given. Uploads to S3 have a checksum that the server compares:
+    /// `("aws_checksum_algorithm", "sha256")` unless another is given; an empty one is for servers that accept none.
     ///
     /// # Errors
     /// `Invalid` if the URL is not one of these, or has a password.
@@ -79,8 +80,7 @@ impl BackupStore {
         // A second call fails, and changes nothing.
         #[cfg(feature = "_cloud")]
         drop(rustls::crypto::ring::default_provider().install_default());
-        let options = options.into_iter().map(|(key, value)| (key.to_ascii_lowercase(), value));
-        let (store, prefix) = object_store::parse_url_opts(&url, options).map_err(|error| {
+        let (store, prefix) = object_store::parse_url_opts(&url, with_upload_checksum(options)).map_err(|error| {
             BackupError::invalid(format!("{place} cannot be opened: {error}; each cloud has a feature of this crate"))
         })?;
         BackupStore::new(Arc::from(store), prefix.as_ref())
@@ -148,8 +148,8 @@ impl BackupStore {
 
     /// How long an attempt waits for the answer of the store, the next bytes of a body, or the next entry of a listing;
     /// and one second more for each MiB that it sends or receives meanwhile. Then the attempt has failed. Default: 5
-    /// minutes; the clients of cloud stores give up earlier. A call to a local file system that never returns cannot be ended: the thread
-    /// that makes it stays, and the store waits for it when it is dropped.
+    /// minutes; the clients of cloud stores give up earlier. A call to a local file system that never returns cannot be
+    /// ended: the thread that makes it stays, and the store waits for it when it is dropped.
     #[must_use]
     pub fn timeout(mut self, longest: Duration) -> BackupStore {
         self.timeout = longest;
@@ -502,6 +502,21 @@ impl fmt::Debug for BackupStore {
     }
 }
 
+/// The option of `object_store` for a checksum that S3 compares with what it receives.
+const UPLOAD_CHECKSUM: &str = "aws_checksum_algorithm";
+
+/// The options with names in lower case. Uploads to S3 have a SHA-256 unless another checksum is given, or an empty one
+/// for none. Other stores ignore the option.
+fn with_upload_checksum(options: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
+    let mut options: Vec<_> = options.into_iter().map(|(key, value)| (key.to_ascii_lowercase(), value)).collect();
+    let is_checksum = |key: &str| key == UPLOAD_CHECKSUM || Some(key) == UPLOAD_CHECKSUM.strip_prefix("aws_");
+    if !options.iter().any(|(key, _)| is_checksum(key)) {
+        options.push((UPLOAD_CHECKSUM.into(), "sha256".into()));
+    }
+    options.retain(|(key, value)| !is_checksum(key) || !value.is_empty());
+    options
+}
+
 /// How much too early a transfer may begin. Timers of the runtime count milliseconds. Without this, a body in pieces
 /// of 16 KiB would wait for a millisecond after every second piece, so that no rate above 32 MB/s were reached.
 const EARLY: Duration = Duration::from_millis(5);
@@ -577,6 +592,18 @@ mod tests {
         assert_eq!(time_of(3, 1, Some(0)), Duration::from_secs(3) - EARLY);
         // The largest delay is 584 years, of which a timer of the runtime waits 30.
         assert!(time_of(2, u64::MAX, Some(0)) > Duration::from_secs(29 * 365 * 24 * 60 * 60));
+    }
+
+    #[test]
+    fn uploads_to_s3_have_a_checksum() {
+        let checksum = |key: &str, value: &str| {
+            let options = with_upload_checksum([("AWS_REGION".into(), "here".into()), (key.into(), value.into())]);
+            assert_eq!(options[0], ("aws_region".into(), "here".into()));
+            options.into_iter().find(|(key, _)| key.ends_with("checksum_algorithm")).map(|(_, value)| value)
+        };
+        assert_eq!(checksum("other", "").unwrap(), "sha256");
+        assert_eq!(checksum("AWS_CHECKSUM_ALGORITHM", "crc64nvme").unwrap(), "crc64nvme");
+        assert_eq!(checksum("checksum_algorithm", ""), None);
     }
 
     #[test]
