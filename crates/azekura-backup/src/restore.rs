@@ -86,9 +86,9 @@ impl BackupStore {
     /// Restores a backup to `path`, which must not exist or be an empty directory.
     ///
     /// The database is built in a directory beside `path` with the same name and `.azekura-restore.tmp`, and renamed at
-    /// the end. After a failure that directory stays, and the next call downloads only what is missing in it: files that
-    /// do not have the checksum of the backup, and of files that are stored in parts only such parts. Calls with the same
-    /// `path` exclude each other by a lock on a file with the same name and `.azekura-restore.lock`.
+    /// the end. After a failure that directory stays, and the next call downloads only what is missing in it: files
+    /// that do not have the checksum of the backup, and of files that are stored in parts only such parts. Calls with
+    /// the same `path` exclude each other by a lock on a file with the same name and `.azekura-restore.lock`.
     ///
     /// # Errors
     /// `Invalid` if `path` is not empty, or a symbolic link. `Database` with `Locked` during another call for `path`.
