@@ -10,9 +10,10 @@
 //!
 //! Some commits are complete only together with a manifest that is read after them: an ingest, whose records are in
 //! tables only. From such a commit on, commits are *held*: they become visible when the manifest that was read after
-//! them is installed. A commit that points into a blob file that has been replaced is read again with the manifest that
-//! names the new file. If there is no newer manifest, power loss has taken the value: the WAL ends before this commit,
-//! as it does for the recovery, which is still to come.
+//! them is installed. An open, a reload and a checkpoint, which read the manifest once, end the WAL
+//! [before](has_ended_ingest) such a commit. A commit that points into a blob file that has been replaced is read again
+//! with the manifest that names the new file. If there is no newer manifest, power loss has taken the value: the WAL
+//! ends before this commit, as it does for the recovery, which is still to come.
 //!
 //! If the WAL that comes next is gone, because the follower was too slow, or the writer has closed the database, the
 //! whole database is read [again](read_again).
@@ -36,7 +37,7 @@ use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqN
 use crate::db::changes::change_position::ChangePosition;
 use crate::db::config::{Config, PlantedBug};
 use crate::db::database::Database;
-use crate::db::follower::{Follower, Progress, end_tail, last_named_seqno, new_tail, prepare_tree};
+use crate::db::follower::{Follower, Progress, end_tail, has_ended_ingest, last_named_seqno, new_tail, prepare_tree};
 use crate::db::handle::DbHandle;
 use crate::db::inner::DbInner;
 use crate::db::partition_state::{PartitionState, ReplayPhase};
@@ -310,8 +311,7 @@ impl FollowerTask<'_> {
         let known = self.known();
         let progress = &mut *self.progress;
         if let Some((partition, seqno)) = progress.note {
-            let tables = known.partitions.get(&partition).into_iter().flat_map(|stored| stored.tables.values());
-            if !tables.map(|(_, table)| table).any(|table| table.largest_seqno == seqno) {
+            if !has_ended_ingest(&known, partition, seqno) {
                 return;
             }
             progress.note = None;

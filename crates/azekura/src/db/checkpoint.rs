@@ -18,7 +18,8 @@
 //!
 //! A [follower](crate::db::catch_up) copies the files of a writer that it cannot stop: the manifest first, then the
 //! pools and the other files, the WAL last. Then it reads the copy as recovery does, which notices a copy that is not
-//! of one moment, and repeats the attempt.
+//! of one moment, and repeats the attempt. The copy ends before an ingest whose tables the copied manifest does not
+//! name.
 
 use std::collections::HashSet;
 use std::io;
@@ -106,6 +107,7 @@ pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
 /// Those of [`is_changed_meanwhile`] if the writer has changed files meanwhile.
 fn copy_beside_writer(inner: &DbInner, tmp: &Path) -> Result<()> {
     let (fs, dir) = (&*inner.fs, &inner.dir);
+    let identity = Manifest::identity(fs, dir)?;
     let loaded = Manifest::load(Arc::clone(&inner.fs), dir)?;
     let manifest_state = ManifestState::replay(&loaded.edits)?;
     let mut id = [0; 16];
@@ -130,7 +132,8 @@ fn copy_beside_writer(inner: &DbInner, tmp: &Path) -> Result<()> {
         let (from, to) = (dir.join(&entry.name), tmp.join(&entry.name));
         copy_file(fs, &from, &to, entry.len)?;
     }
-    let (mut copied, report) = check_copy(inner, tmp)?;
+    let is_current = || Ok(Manifest::identity(fs, dir)? == identity);
+    let (mut copied, report) = check_copy(inner, tmp, &is_current)?;
     let visible = inner.last_visible.get();
     if report.last_seqno < visible {
         return Err(Error::new(ErrorKind::Conflict, "the writer has changed the log while it was copied"));

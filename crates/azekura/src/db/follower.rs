@@ -135,3 +135,10 @@ pub(crate) fn last_named_seqno(state: &ManifestState) -> SeqNo {
     let end = state.wal_end.map_or(SeqNo::ZERO, |(_, seqno)| seqno);
     partitions.chain([state.all_flushed, end]).max().unwrap_or_default()
 }
+
+/// Whether a manifest was written after the ingest of a note had been installed or had failed. Until then, no manifest
+/// names the sequence number of the note or a higher one.
+pub(crate) fn has_ended_ingest(state: &ManifestState, partition: PartitionId, note: SeqNo) -> bool {
+    let is_deleted = partition.0 < state.next_partition_id && !state.partitions.contains_key(&partition);
+    is_deleted || last_named_seqno(state) >= note
+}

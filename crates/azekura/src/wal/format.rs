@@ -284,6 +284,15 @@ impl<'a> IngestNote<'a> {
     }
 }
 
+/// The partition of the ingest whose note a commit is.
+///
+/// # Errors
+/// `Corruption` if it is a malformed note.
+pub(crate) fn ingest_note(commit: &WalCommit<'_>) -> Result<Option<PartitionId>> {
+    let Some(record) = WalRecordIter::new(commit.payload).next().transpose()? else { return Ok(None) };
+    Ok(IngestNote::of_record(&record)?.map(|note| note.partition))
+}
+
 /// Appends a record.
 pub(crate) fn put_record(out: &mut Vec<u8>, record: &WalRecord<'_>) {
     debug_assert!(record.key.len() <= KEY_LEN_MAX, "lengths are checked before a record is written");

@@ -2,6 +2,7 @@
 
 mod faults;
 mod interleaved;
+mod windows;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

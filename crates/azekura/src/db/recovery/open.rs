@@ -19,7 +19,7 @@ use crate::manifest::{Manifest, ManifestIdentity};
 use crate::vfs::fs::{create_dirs, sync_parent_dirs};
 use crate::vfs::open_files::HandleLimitFs;
 use crate::vfs::{Env, FileLock, Fs, LockMode};
-use crate::wal::{RecoveryMode, WalReplayReport};
+use crate::wal::{self, RecoveryMode, WalReplayOptions, WalReplayReport};
 
 /// The first and the longest pause between two attempts to lock the directory.
 const LOCK_PAUSE_MIN: Duration = Duration::from_millis(1);
@@ -97,7 +97,8 @@ fn read_beside_writer(config: &Config) -> Result<(RecoveryState, WalReplayReport
             // The manifest is read first: the WAL contains every commit that the manifest has made permanent.
             let listing = list_directory(&*config.fs, &config.path)?;
             let mut state = RecoveryState::read(config, listing, None, OpenedAs::Follower)?;
-            let report = state.replay(config)?;
+            let is_current = || Ok(Manifest::identity(&*config.fs, &config.path)? == identity);
+            let report = replay_beside_writer(&mut state, config, &is_current)?;
             state.open_files()?;
             Ok((state, report, identity))
         });
@@ -114,17 +115,49 @@ fn read_beside_writer(config: &Config) -> Result<(RecoveryState, WalReplayReport
     unreachable!("the loop returns after its last attempt")
 }
 
-/// Reads a copy of the database in `dir` as an open would, and writes nothing. Returns its manifest and how far its WAL
-/// goes.
+/// As [`RecoveryState::replay`], beside a writer that may change the manifest after it was read. If the manifest does
+/// not tell how the last ingest has ended, the WAL ends before its note: the note stands for records that are in
+/// tables only. `is_current`: whether the manifest has not changed since it was read.
 ///
 /// # Errors
-/// Those of an open.
-pub(crate) fn check_copy(inner: &DbInner, dir: &Path) -> Result<(ManifestState, WalReplayReport)> {
+/// Those of a replay; `Conflict` if the manifest has to be read again.
+fn replay_beside_writer(
+    state: &mut RecoveryState,
+    config: &Config,
+    is_current: &dyn Fn() -> Result<bool>,
+) -> Result<WalReplayReport> {
+    let report = state.replay(config)?;
+    // A pool has only visible records, so the ingest has ended before its image was written.
+    let is_in_pool = state.open_note.is_some_and(|note| note <= state.last_in_trees());
+    if (state.is_note_followed || is_in_pool) && !is_current()? {
+        return Err(Error::new(ErrorKind::Conflict, "the manifest has changed while the log was read"));
+    }
+    let Some(note) = state.open_note.filter(|_| !is_in_pool) else { return Ok(report) };
+    let end = SeqNo(note.0 - 1);
+    let options = WalReplayOptions { wal_end: Some((report.wal_end().0, end)), ..state.replay_options(config) };
+    let (fs, id) = (Arc::clone(&config.fs), state.manifest_state.id);
+    let before_note = wal::replay(fs, &config.path, id, options, &mut |_| Ok(None))?;
+    if before_note.last_seqno != end {
+        return Err(Error::new(ErrorKind::Conflict, "the log has changed while it was read"));
+    }
+    Ok(WalReplayReport { durable_through: report.durable_through, ..before_note })
+}
+
+/// Reads a copy of the database in `dir` as an open would, and writes nothing. Returns its manifest and how far its WAL
+/// goes. `is_current`: see [`replay_beside_writer`].
+///
+/// # Errors
+/// Those of an open; `Conflict` if the manifest has to be copied again.
+pub(crate) fn check_copy(
+    inner: &DbInner,
+    dir: &Path,
+    is_current: &dyn Fn() -> Result<bool>,
+) -> Result<(ManifestState, WalReplayReport)> {
     let mut config = Config::new(dir).fs(Arc::clone(&inner.fs)).env(Arc::clone(&inner.env));
     config.settings = inner.settings.clone();
     config.settings.cache_size = 1 << 20;
     let mut state = RecoveryState::read(&config, list_directory(&*inner.fs, dir)?, None, OpenedAs::Reader)?;
-    let report = state.replay(&config)?;
+    let report = replay_beside_writer(&mut state, &config, is_current)?;
     Ok((state.manifest_state, report))
 }
 

@@ -14,7 +14,7 @@ use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
 use crate::db::catalog::Catalog;
 use crate::db::config::{Config, PlantedBug, Settings};
-use crate::db::follower::Follower;
+use crate::db::follower::{Follower, has_ended_ingest};
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbWriter, RecoveryStats};
 use crate::db::partition_state::PartitionState;
@@ -35,7 +35,8 @@ use crate::vfs::expiry_clock::ExpiryClock;
 use crate::vfs::open_files::{DataFileKind, DataFiles, FileAccess, HandleLimitFs, max_cached_handles};
 use crate::vfs::{File, FileLock, OpenMode};
 use crate::wal::format::{
-    SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalRecord, WalRecordIter, blob_pointers, check_payload, segment_path,
+    SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalRecord, WalRecordIter, blob_pointers, check_payload, ingest_note,
+    segment_path,
 };
 use crate::wal::options::WalSegmentInfo;
 use crate::wal::reader::removable_segments;
@@ -94,6 +95,10 @@ pub(crate) struct RecoveryState {
     /// First sequence numbers of skipped commits: these point to lost values, or name partitions that the manifest
     /// does not contain.
     skipped_commits: HashSet<SeqNo>,
+    /// The note of an ingest, if it was the last commit, unless the manifest was written after the end of its ingest.
+    pub(crate) open_note: Option<SeqNo>,
+    /// Whether a commit follows such a note. Its ingest has ended then, and a newer manifest may have the tables.
+    pub(crate) is_note_followed: bool,
     records: u64,
     /// Size of the manifest file that was read.
     manifest_bytes: u64,
@@ -193,6 +198,8 @@ impl RecoveryState {
             unfinished_blobs,
             is_salvage,
             skipped_commits,
+            open_note: None,
+            is_note_followed: false,
             manifest_bytes,
             records: 0,
         })
@@ -240,7 +247,7 @@ impl RecoveryState {
     }
 
     /// Replay options that follow from the manifest and from the files of the partitions.
-    fn replay_options(&self, config: &Config) -> WalReplayOptions {
+    pub(crate) fn replay_options(&self, config: &Config) -> WalReplayOptions {
         let has_unlogged = self.by_id.values().any(|partition| partition.may_skip_wal());
         debug_assert_eq!(self.by_id.len(), self.manifest_state.partitions.len(), "all partitions are restored");
         let (mut held_in_pools, mut flushed_through) = (PartitionSeqno::default(), SeqNo::MAX);
@@ -310,15 +317,26 @@ impl RecoveryState {
             u64::from(commit.seqno_count),
             "each record of a commit has a sequence number"
         );
-        // There are no readers yet, so the pools need not retain replaced versions.
-        self.resources.last_visible.publish(SeqNo(seqno.0 - 1));
+        self.is_note_followed |= self.open_note.is_some();
+        let first = commit.first_seqno;
+        let note = ingest_note(commit)?;
+        let is_open = note.is_some_and(|partition| !has_ended_ingest(&self.manifest_state, partition, first));
+        self.open_note = is_open.then_some(first);
+        if self.open_note.is_none() {
+            // There are no readers yet, so the pools need not retain replaced versions.
+            self.resources.last_visible.publish(SeqNo(seqno.0 - 1));
+        }
         Ok(None)
     }
 
     /// The last sequence number in use. Pools may have used higher ones than the WAL contains.
     pub(crate) fn last_seqno(&self, report: &WalReplayReport) -> SeqNo {
-        let in_trees = self.by_id.values().map(|partition| partition.files_at_open.highest).max();
-        report.last_seqno.max(in_trees.unwrap_or_default())
+        report.last_seqno.max(self.last_in_trees())
+    }
+
+    /// The highest sequence number that the files of pools had.
+    pub(crate) fn last_in_trees(&self) -> SeqNo {
+        self.by_id.values().map(|partition| partition.files_at_open.highest).max().unwrap_or_default()
     }
 
     /// Makes the replayed WAL durable: writes the part again that may not be, and syncs it. If the replay found gaps,

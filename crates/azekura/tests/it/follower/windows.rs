@@ -1,0 +1,230 @@
+//! What a writer does between two steps of a follower.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
+use azekura::testing::MemFs;
+use azekura::{Config, Database, Result};
+
+use super::faults::{config, open_writer, partition};
+use super::interleaved::padded;
+use crate::changes::DIR;
+
+type OpenHook = Box<dyn FnMut(&Path) + Send>;
+
+/// The file system of a follower, which calls a hook before it opens a file.
+#[derive(Clone)]
+struct OpenHookFs {
+    inner: Arc<dyn Fs>,
+    hook: Arc<Mutex<Option<OpenHook>>>,
+}
+
+impl std::fmt::Debug for OpenHookFs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OpenHookFs")
+    }
+}
+
+impl OpenHookFs {
+    fn new(inner: impl Fs + 'static) -> OpenHookFs {
+        OpenHookFs { inner: Arc::new(inner), hook: Arc::default() }
+    }
+
+    fn set(&self, hook: impl FnMut(&Path) + Send + 'static) {
+        *self.hook.lock().unwrap() = Some(Box::new(hook));
+    }
+
+    fn clear(&self) {
+        *self.hook.lock().unwrap() = None;
+    }
+
+    /// Calls `work` before the `nth` opening, from 0, of a file in the database whose name ends with `end`. Returns
+    /// whether it was called.
+    fn once(&self, end: &'static str, nth: u64, work: impl FnOnce() + Send + 'static) -> Arc<AtomicBool> {
+        let is_done = Arc::new(AtomicBool::new(false));
+        let (done, mut seen, mut work) = (Arc::clone(&is_done), 0, Some(work));
+        self.set(move |path| {
+            let is_wanted = path.parent() == Some(Path::new(DIR)) && path.to_string_lossy().ends_with(end);
+            if is_wanted && seen == nth {
+                if let Some(work) = work.take() {
+                    work();
+                }
+                done.store(true, Ordering::SeqCst);
+            }
+            seen += u64::from(is_wanted);
+        });
+        is_done
+    }
+}
+
+impl Fs for OpenHookFs {
+    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+        // Not locked while it runs: the work may open files too.
+        let hook = self.hook.lock().unwrap().take();
+        if let Some(mut hook) = hook {
+            // On another thread, because the follower is at work on this one.
+            std::thread::scope(|scope| scope.spawn(|| hook(path)).join().unwrap());
+            self.hook.lock().unwrap().get_or_insert(hook);
+        }
+        self.inner.open(path, mode)
+    }
+    fn create_dir_all(&self, path: &Path) -> Result<()> {
+        self.inner.create_dir_all(path)
+    }
+    fn absolute(&self, path: &Path) -> Result<PathBuf> {
+        self.inner.absolute(path)
+    }
+    fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
+        self.inner.read_dir(path)
+    }
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.inner.exists(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.inner.rename(from, to)
+    }
+    fn remove_file(&self, path: &Path) -> Result<()> {
+        self.inner.remove_file(path)
+    }
+    fn remove_dir_all(&self, path: &Path) -> Result<()> {
+        self.inner.remove_dir_all(path)
+    }
+    fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
+        self.inner.hard_link(from, to)
+    }
+    fn sync_dir(&self, path: &Path) -> Result<()> {
+        self.inner.sync_dir(path)
+    }
+    fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
+        self.inner.lock(path, mode)
+    }
+    fn overwrites_in_place(&self, dir: &Path) -> bool {
+        self.inner.overwrites_in_place(dir)
+    }
+}
+
+fn end_of(db: &Database) -> u64 {
+    db.change_position().unwrap().sequence_number()
+}
+
+/// Writes so much that the segments are recycled that a follower would read next.
+fn recycle_the_log(writer: &Database) {
+    let fill = partition(writer, "fill");
+    for n in 0..200 {
+        fill.insert("k", padded(n, 5_000)).unwrap();
+        if n % 20 == 0 {
+            fill.flush().unwrap();
+            while writer.step().unwrap() {}
+        }
+    }
+}
+
+/// Which work of a follower the ingest meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FollowerWork {
+    Open,
+    Advance,
+    Reload,
+    Checkpoint,
+}
+
+/// An ingest before any opening of a file. Its note has the number before that of its marker. A state with the number
+/// of the note has the records.
+fn check_ingest_before_open(work: FollowerWork, nth: u64) -> bool {
+    let machine = MemFs::new();
+    let writer = config(Arc::new(machine.clone())).wal_segment_size(64 << 10).open().unwrap();
+    let p = partition(&writer, "p");
+    p.insert("k", "1").unwrap();
+    let fs = OpenHookFs::new(machine.clone());
+    let open = || config(Arc::new(fs.clone())).open_follower();
+    let opened = (work != FollowerWork::Open).then(|| open().unwrap());
+    p.insert("k", "2").unwrap();
+    if work == FollowerWork::Reload {
+        p.flush().unwrap();
+        recycle_the_log(&writer);
+    }
+    let note = Arc::new(AtomicU64::new(u64::MAX));
+    let (ingesting, writing, noting) = (p.clone(), writer.clone(), Arc::clone(&note));
+    let is_reached = fs.once("", nth, move || {
+        ingesting.ingest([("i", "1")]).unwrap();
+        noting.store(end_of(&writing) - 1, Ordering::SeqCst);
+    });
+    let check = |db: &Database, end: u64| {
+        let found = db.partition("p").unwrap().get("i").unwrap();
+        let note = note.load(Ordering::SeqCst);
+        assert!(found.is_some() || end < note, "{work:?} {nth}: no record of the ingest {note} at {end}");
+    };
+    let follower = opened.unwrap_or_else(|| open().unwrap());
+    match work {
+        FollowerWork::Open => {}
+        FollowerWork::Advance | FollowerWork::Reload => _ = follower.catch_up().unwrap(),
+        FollowerWork::Checkpoint => {
+            follower.checkpoint("/copies/1").unwrap();
+            fs.clear();
+            let to: Arc<dyn Fs> = Arc::new(machine);
+            let end = azekura::inspect::wal_end(&to, Path::new("/copies/1")).unwrap();
+            let copy = Config::new("/copies/1").fs(to).workers(0).open().unwrap();
+            check(&copy, end.unwrap());
+        }
+    }
+    fs.clear();
+    check(&follower, end_of(&follower));
+    follower.catch_up().unwrap();
+    assert_eq!(end_of(&follower), end_of(&writer));
+    let found = follower.partition("p").unwrap().get("i").unwrap();
+    assert_eq!(found.is_some(), is_reached.load(Ordering::SeqCst));
+    is_reached.load(Ordering::SeqCst)
+}
+
+/// Regression: a follower had read the manifest before an ingest and its note after it, and took the note for the
+/// ingest. A program that then read the changes from that position on did not get the ingest.
+#[test]
+fn no_position_is_behind_a_missing_ingest() {
+    use FollowerWork::{Advance, Checkpoint, Open, Reload};
+    for work in [Open, Advance, Reload, Checkpoint] {
+        let reached = (0..).find(|nth| !check_ingest_before_open(work, *nth));
+        assert!(reached > Some(2), "{work:?} opens {reached:?} files");
+    }
+}
+
+/// The writer is killed at any operation of an ingest: before its note, behind it, and behind its tables.
+#[test]
+fn an_ingest_that_was_killed_is_not_skipped() {
+    let mut found = Vec::new();
+    for ops in 0.. {
+        let machine = MemFs::new();
+        let writer = open_writer(&machine);
+        let p = partition(&writer, "p");
+        p.insert("k", "1").unwrap();
+        let before = end_of(&writer);
+        machine.freeze_after(Some(ops));
+        let is_done = p.ingest([("i", "1")]).is_ok();
+        drop((p, writer));
+        machine.freeze_after(None);
+        let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
+        let has_rows = |db: &Database| db.partition("p").unwrap().get("i").unwrap().is_some();
+        for round in 0..2 {
+            let end = end_of(&follower);
+            assert!(has_rows(&follower) || end <= before, "{ops} operations, round {round}: {before}, {end}");
+            follower.catch_up().unwrap();
+        }
+        follower.checkpoint("/copies/1").unwrap();
+        let to: Arc<dyn Fs> = Arc::new(machine.clone());
+        let end = azekura::inspect::wal_end(&to, Path::new("/copies/1")).unwrap().unwrap();
+        let copy = Config::new("/copies/1").fs(to).workers(0).open().unwrap();
+        assert!(has_rows(&copy) || end <= before, "{ops} operations: {before}, {end}");
+        found.push(has_rows(&copy));
+        // A writer that opens the database tells how the ingest has ended.
+        let writer = open_writer(&machine);
+        assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap(), "{ops} operations");
+        partition(&writer, "p").insert("k", "2").unwrap();
+        assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap(), "{ops} operations");
+        assert_eq!(has_rows(&follower), has_rows(&writer));
+        if is_done {
+            break;
+        }
+    }
+    assert!(found.contains(&false) && found.contains(&true), "{found:?}");
+}
