@@ -390,12 +390,15 @@ impl ManifestState {
         WalEpoch(self.wal_end.map_or(0, |(epoch, _)| epoch.0).saturating_add(1))
     }
 
-    /// Makes every position up to now stale, because commits were lost that such a position precedes. The caller then
-    /// records the end of the WAL with an epoch above [`position_epoch`](Self::position_epoch).
-    pub(crate) fn forget_positions(&mut self) {
-        let epoch = self.position_epoch();
+    /// Makes every position up to now stale, because commits were lost that such a position precedes. The same for
+    /// followers, which have read segments up to `highest`, the highest epoch of the WAL: segments get epochs above
+    /// that of the positions of their open. Returns the highest epoch that is stale now; the caller then records the
+    /// end of the WAL with a higher one.
+    pub(crate) fn forget_positions(&mut self, highest: WalEpoch) -> WalEpoch {
+        let epoch = self.position_epoch().max(highest);
         self.wal_end = None;
         self.earlier_wal_ends = VecDeque::from([(epoch, ALL_LOST)]);
+        epoch
     }
 
     /// The last sequence number that is valid of those up to a position of `epoch`, if an end of the WAL was recorded
@@ -578,13 +581,22 @@ mod tests {
         assert_eq!([1, 2, 3, 4].map(|epoch| end(&state, epoch)), [Some(10); 4], "the later of two equal ends is kept");
         assert_eq!([5, 9, 10].map(|epoch| end(&state, epoch)), [Some(25), Some(25), None], "30 was abandoned");
         assert_eq!(state.position_epoch(), WalEpoch(10));
-        state.forget_positions();
+        let mut of_followers = state.clone();
+        assert_eq!(state.forget_positions(WalEpoch(9)), WalEpoch(10));
         state.set_wal_end(WalEpoch(12), SeqNo(40));
         assert_eq!([11, 12, 13].map(|epoch| end(&state, epoch)), [Some(40), Some(40), None]);
         let is_stale = |state: &ManifestState, epoch| {
             state.end_of_epoch(WalEpoch(epoch)).is_err_and(|error| error.kind() == crate::base::ErrorKind::Stale)
         };
         assert!([4, 10].iter().all(|epoch| is_stale(&state, *epoch)), "also the position before the first commit");
+        assert_eq!(
+            of_followers.forget_positions(WalEpoch(14)),
+            WalEpoch(14),
+            "segments of the open have higher epochs"
+        );
+        of_followers.set_wal_end(WalEpoch(15), SeqNo(40));
+        assert!([10, 11, 14].iter().all(|epoch| is_stale(&of_followers, *epoch)));
+        assert_eq!(end(&of_followers, 15), Some(40));
         for n in 0..200 {
             state.set_wal_end(WalEpoch(20 + n), SeqNo(50 + u64::from(n)));
         }

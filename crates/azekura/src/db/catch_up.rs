@@ -119,9 +119,9 @@ impl Database {
     ///
     /// # Errors
     /// `Invalid` if the database is no follower. `Stale` if a recovery of the writer has lost commits that are visible
-    /// here, or if the follower was too slow and has missed changes of a pool whose comparator was not given yet: open
-    /// the follower again. `Unsupported` if the writer has created a pool in mapped memory. `Corruption` if a file is
-    /// damaged. `Io`, `Closed`.
+    /// here or has skipped damage, or if the follower was too slow and has missed changes of a pool whose comparator
+    /// was not given yet: open the follower again. `Unsupported` if the writer has created a pool in mapped memory.
+    /// `Corruption` if a file is damaged. `Io`, `Closed`.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

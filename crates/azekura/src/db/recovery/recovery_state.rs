@@ -502,7 +502,7 @@ impl RecoveryState {
         let reserve =
             DiskReserve::open_existing(Arc::clone(fs), dir, max, log_bytes, checkpoint_bytes, manifest_bytes)?;
         let reserve = Arc::new(reserve);
-        let has_lost_commits = report.has_gaps;
+        let (has_lost_commits, highest_epoch) = (report.has_gaps, report.wal_end().0);
         let damaged = has_lost_commits || report.dropped_after_damage.is_some();
         let report = self.make_wal_durable_when_full(&config, report, &reserve)?;
         debug_assert!(!report.has_gaps, "a WAL with gaps is rewritten");
@@ -511,14 +511,14 @@ impl RecoveryState {
         self.manifest_state.next_file_number = self.resources.next_file_id.load(Ordering::Relaxed);
         let (ended, end) = report.wal_end();
         // Above the positions of the last open, whose segments power loss may have removed.
-        let positions = self.manifest_state.position_epoch();
+        let positions = match has_lost_commits {
+            true => self.manifest_state.forget_positions(highest_epoch),
+            false => self.manifest_state.position_epoch(),
+        };
         let ended = WalEpoch(ended.0.max(positions.0.saturating_add(1)));
         debug_assert!(end <= last, "the last sequence number is at or above the end of the WAL");
         debug_assert!(report.segments.iter().all(|segment| segment.epoch <= ended), "the WAL ends with its last epoch");
         self.manifest_state.next_wal_epoch = self.manifest_state.next_wal_epoch.max(ended.0.saturating_add(1));
-        if has_lost_commits {
-            self.manifest_state.forget_positions();
-        }
         self.manifest_state.set_wal_end(ended, end);
         self.manifest_state.settings = config.settings.encode();
         self.record_file_ids();

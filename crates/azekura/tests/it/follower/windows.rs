@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
-use azekura::testing::MemFs;
-use azekura::{Config, Database, Result};
+use azekura::testing::{MemFs, Survival};
+use azekura::{Config, Database, ErrorKind, PartitionCreateOptions, RecoveryMode, Result};
 
-use super::faults::{config, open_writer, partition};
+use super::faults::{config, open_writer, partition, text};
 use super::interleaved::padded;
 use crate::changes::DIR;
+use crate::pools::pool_options;
+use crate::testkit::test_dir::crash_or_kill;
 
 type OpenHook = Box<dyn FnMut(&Path) + Send>;
 
@@ -227,4 +229,55 @@ fn an_ingest_that_was_killed_is_not_skipped() {
         }
     }
     assert!(found.contains(&false) && found.contains(&true), "{found:?}");
+}
+
+/// Overwrites a byte of these bytes in a file of the database.
+fn damage(machine: &MemFs, part: &[u8]) {
+    for entry in machine.read_dir(Path::new(DIR)).unwrap().into_iter().filter(|entry| entry.name != "LOCK") {
+        let file = machine.open(&Path::new(DIR).join(&entry.name), OpenMode::Write).unwrap();
+        let mut bytes = vec![0; file.length().unwrap() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        if let Some(at) = bytes.windows(part.len()).position(|window| window == part) {
+            return file.write_at(b"X", at as u64).unwrap();
+        }
+    }
+    panic!("no file has {part:?}");
+}
+
+/// Regression: a recovery that skips damage was noticed only by followers that had read no further than the first
+/// segment of that open. The others lost a commit that was visible.
+#[test]
+fn a_salvage_is_stale_in_later_segments() {
+    for options in [PartitionCreateOptions::default(), pool_options(8 << 20)] {
+        let machine = MemFs::new();
+        let open = |mode| {
+            let config = config(Arc::new(machine.clone())).wal_segment_size(64 << 10).recovery_mode(mode);
+            config.open().unwrap()
+        };
+        let writer = open(RecoveryMode::Strict);
+        let p = writer.open_partition("p", options).unwrap();
+        p.insert("k", "before").unwrap();
+        let fill = |from| (from..from + 200).for_each(|n| p.insert(format!("{n}"), padded(n, 1_000)).unwrap());
+        fill(0);
+        p.insert("k", "a value that is lost").unwrap();
+        fill(200);
+        let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
+        p.insert("k2", "1").unwrap();
+        follower.catch_up().unwrap();
+        let followed = follower.partition("p").unwrap();
+        assert_eq!(text(&followed, "k").as_deref(), Some("a value that is lost"));
+        machine.freeze_after(Some(0));
+        drop((writer, p));
+        crash_or_kill(&machine, Survival::Everything, 1);
+        damage(&machine, b"a value that is lost");
+        let writer = open(RecoveryMode::Salvage);
+        let p = writer.partition("p").unwrap();
+        assert_eq!(text(&p, "k").as_deref(), Some("before"));
+        for _ in 0..2 {
+            let failed = follower.catch_up().map_err(|error| error.kind());
+            assert_eq!(failed.unwrap_err(), ErrorKind::Stale);
+            assert_eq!(text(&followed, "k").as_deref(), Some("a value that is lost"));
+            p.insert("k3", "1").unwrap();
+        }
+    }
 }
