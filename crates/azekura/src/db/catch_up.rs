@@ -4,9 +4,9 @@
 //! 1. The manifest, if it has changed. The tables that it names contain only commits that the WAL had before.
 //! 2. The WAL, to its present end. Each commit goes to the memtables and pools that readers use, and becomes visible
 //!    as a whole.
-//! 3. The tables and blob files of the manifest are opened and installed, and the memtables lose what the tables
-//!    contain. This changes nothing that a reader at the end of the WAL sees; readers of earlier moments keep the state
-//!    that was replaced.
+//! 3. When all commits are visible that the manifest may [need](FollowerTask::required), its tables and blob files are
+//!    opened and installed, and the memtables lose what the tables contain. This changes nothing that a reader at the
+//!    end of the WAL sees; readers of earlier moments keep the state that was replaced.
 //!
 //! Some commits are complete only together with a manifest that is read after them: an ingest, whose records are in
 //! tables only. From such a commit on, commits are *held*: they become visible when the manifest that was read after
@@ -55,7 +55,8 @@ use crate::wal::format::{IngestNote, SEQNO_GAP_PAYLOAD, WalRecordIter, check_pay
 
 /// How often one call reads the manifest, before it leaves the rest to the next call.
 const MANIFEST_READS_MAX: u32 = 8;
-/// Bytes of commits that one call reads before it installs what the manifest names, which frees memory.
+/// Bytes of commits that one call reads before it installs what the manifest names, which frees memory. No limit if the
+/// manifest deletes partitions.
 const READ_LEN_MAX: usize = 64 << 20;
 /// How often the whole database is read again before an error of its files is reported.
 const RELOADS_MAX: u32 = 20;
@@ -300,6 +301,21 @@ impl FollowerTask<'_> {
         Ok(())
     }
 
+    /// The log has to be visible up to here before the manifest that was read last is installed: its tables contain
+    /// these commits, or the pools that were read for it, perhaps later.
+    fn required(&self) -> SeqNo {
+        let (known, installed) = (self.known(), self.follower.manifest_state());
+        let new = self.progress.partitions.iter().filter(|(id, _)| !installed.partitions.contains_key(id));
+        new.map(|(_, pool)| pool.files_at_open.highest).fold(last_named_seqno(&known), SeqNo::max)
+    }
+
+    /// Whether the manifest that was read last lacks partitions that readers see. The edit of a deletion names no
+    /// commit: all commits that the log had when the manifest was read have to be visible before it is installed.
+    fn deletes_partitions(&self) -> bool {
+        let (known, installed) = (self.known(), self.follower.manifest_state());
+        installed.partitions.keys().any(|id| !known.partitions.contains_key(id))
+    }
+
     /// The manifest state that was read last.
     fn known(&self) -> Arc<ManifestState> {
         self.progress.next.clone().unwrap_or_else(|| self.follower.manifest_state())
@@ -352,7 +368,8 @@ impl FollowerTask<'_> {
     /// Applies the next commits of the WAL.
     fn read_wal(&mut self) -> Result<WalStop> {
         let (known, installed) = (self.known(), self.follower.manifest_state());
-        let (required, tears_commits) = (last_named_seqno(&known), self.has_bug(PlantedBug::FollowerTearsCommits));
+        let (required, tears_commits) = (self.required(), self.has_bug(PlantedBug::FollowerTearsCommits));
+        let len_max = if self.deletes_partitions() { usize::MAX } else { READ_LEN_MAX };
         let progress = &mut *self.progress;
         let is_from_before = progress.tail.epoch().is_none_or(|epoch| epoch <= progress.epoch_at_open);
         let mut reader = CommitReader {
@@ -373,7 +390,7 @@ impl FollowerTask<'_> {
             reader.apply(&commit)?;
             len += commit.payload.len();
             let last = SeqNo(commit.first_seqno.0 + u64::from(commit.seqno_count) - 1);
-            Ok(len < READ_LEN_MAX || last < required)
+            Ok(len < len_max || last < required)
         });
         progress.epoch = progress.tail.epoch().unwrap_or(progress.epoch);
         self.follower.note_durable(required, &progress.tail);
@@ -384,8 +401,9 @@ impl FollowerTask<'_> {
     }
 
     /// Installs the manifest that was read, and makes the commits visible that were read and do not wait for a newer
-    /// one. False if it names commits that wait.
+    /// one. False if commits wait that it names, or that may precede a deletion in it.
     fn install(&mut self, stop: WalStop) -> Result<bool> {
+        let (required, deletes_partitions) = (self.required(), self.deletes_partitions());
         let progress = &mut *self.progress;
         let end = progress.held_from.map_or(progress.tail.last_seqno(), |first| SeqNo(first.0 - 1));
         let Some(next) = progress.next.clone() else {
@@ -393,7 +411,8 @@ impl FollowerTask<'_> {
             progress.waits_for_install = false;
             return Ok(true);
         };
-        if end < last_named_seqno(&next) {
+        let is_at_end = stop == WalStop::End && progress.held_from.is_none();
+        if end < required || (deletes_partitions && !is_at_end) {
             return match (stop, progress.held_from) {
                 (WalStop::End, None) | (WalStop::BeforeRangeDelete, _) => {
                     Err(Error::stale("the log does not contain commits that the manifest names"))

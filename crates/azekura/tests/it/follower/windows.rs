@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
-use azekura::testing::{MemFs, Survival};
-use azekura::{Config, Database, ErrorKind, PartitionCreateOptions, RecoveryMode, Result};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
+use azekura::{
+    Config, Database, ErrorKind, GarbageCollection, Partition, PartitionCreateOptions, RecoveryMode, Result,
+};
 
 use super::faults::{config, open_writer, partition, text};
-use super::interleaved::padded;
+use super::interleaved::{padded, separated};
 use crate::changes::DIR;
 use crate::pools::pool_options;
 use crate::testkit::test_dir::crash_or_kill;
@@ -280,4 +282,130 @@ fn a_salvage_is_stale_in_later_segments() {
             p.insert("k3", "1").unwrap();
         }
     }
+}
+
+/// Two partitions, of which one has the key `k`.
+struct Moved {
+    partitions: [Partition; 2],
+}
+
+impl Moved {
+    fn open(db: &Database) -> Moved {
+        Moved { partitions: ["from", "to"].map(|name| partition(db, name)) }
+    }
+
+    /// Moves the key in one commit, and deletes the partition that had it.
+    fn move_and_delete(&self, db: &Database) {
+        let mut batch = db.batch();
+        batch.remove(&self.partitions[0], "k");
+        batch.insert(&self.partitions[1], "k", "1");
+        batch.commit().unwrap();
+        db.delete_partition_by_name("from").unwrap();
+    }
+
+    fn check(follower: &Database) {
+        let snapshot = follower.snapshot();
+        let has_key = |name| follower.partition(name).is_ok_and(|part| snapshot.get(&part, "k").unwrap().is_some());
+        assert!(has_key("to") || has_key("from"), "at {}", end_of(follower));
+    }
+}
+
+/// Regression: a partition was deleted before the last commits to it were visible, because a call reads a part of the
+/// log only.
+#[test]
+fn a_deletion_is_not_before_commits_of_a_limit() {
+    let machine = MemFs::new();
+    let writer = config(Arc::new(machine.clone())).memory_budget(1 << 30).open().unwrap();
+    let large = writer.open_partition("f", PartitionCreateOptions::default().max_memtable_size(128 << 20)).unwrap();
+    let moved = Moved::open(&writer);
+    moved.partitions[0].insert("k", "1").unwrap();
+    let follower = config(Arc::new(machine)).memory_budget(1 << 30).open_follower().unwrap();
+    (0..18).for_each(|n| large.insert(format!("{n}"), vec![1; 4 << 20]).unwrap());
+    moved.move_and_delete(&writer);
+    for _ in 0..3 {
+        follower.catch_up().unwrap();
+        Moved::check(&follower);
+    }
+    assert!(follower.partition("from").is_err());
+}
+
+/// Removes the value of `large`, and its blob file.
+fn remove_value(writer: &Database, blobs: &Partition) {
+    blobs.remove("large").unwrap();
+    blobs.insert("other", "1").unwrap();
+    blobs.flush().unwrap();
+    blobs.major_compact().unwrap();
+    blobs.gc_with_space_amp_target(1.0).unwrap();
+    while writer.step().unwrap() {}
+}
+
+/// Regression: as above, because a commit before them waits for a newer manifest.
+#[test]
+fn a_deletion_is_not_before_commits_that_wait() {
+    for is_ingest in [false, true] {
+        let machine = MemFs::new();
+        let faults = FaultFs::new(Arc::new(machine.clone()));
+        let writer = config(Arc::new(faults.clone())).open().unwrap();
+        let moved = Moved::open(&writer);
+        let blobs = writer.open_partition("blobs", separated()).unwrap();
+        blobs.set_options(separated()).unwrap();
+        moved.partitions[0].insert("k", "1").unwrap();
+        let fs = OpenHookFs::new(machine.clone());
+        let follower = config(Arc::new(fs.clone())).open_follower().unwrap();
+        if is_ingest {
+            // The ingest fails, so no table tells that it has ended.
+            let full = Fault::Error(std::io::ErrorKind::StorageFull);
+            faults.inject(FaultPlan::new(OpKind::Write, 1, full).in_path("MANIFEST").forever());
+            let failed = blobs.ingest([("i", "1")]).map_err(|error| error.kind());
+            faults.clear_faults();
+            assert_eq!(failed.unwrap_err(), ErrorKind::OutOfSpace);
+        } else {
+            blobs.insert("large", padded(1, 5_000)).unwrap();
+        }
+        moved.move_and_delete(&writer);
+        let (follower_in, mut is_first) = (follower.clone(), true);
+        let (blobs, writing) = (blobs.clone(), writer.clone());
+        fs.set(move |path| {
+            if is_first && !is_ingest && path.extension().is_some_and(|end| end == "wal") {
+                is_first = false;
+                // After the manifest was read.
+                remove_value(&writing, &blobs);
+            }
+            Moved::check(&follower_in);
+        });
+        follower.catch_up().unwrap();
+        fs.clear();
+        Moved::check(&follower);
+        assert_eq!(follower.change_position().unwrap(), writer.change_position().unwrap());
+        assert!(follower.partition("from").is_err());
+    }
+}
+
+/// Regression: a pool that was read later than the manifest was shown before the log was read as far as the pool goes,
+/// so a key was missing that it had before and after.
+#[test]
+fn a_new_pool_is_not_ahead_of_the_log() {
+    let machine = MemFs::new();
+    let writer = config(Arc::new(machine.clone())).memory_budget(1 << 30).open().unwrap();
+    let large = writer.open_partition("f", PartitionCreateOptions::default().max_memtable_size(128 << 20)).unwrap();
+    let fs = OpenHookFs::new(machine);
+    let follower = config(Arc::new(fs.clone())).memory_budget(1 << 30).open_follower().unwrap();
+    let pool = writer.open_partition("pool", pool_options(8 << 20)).unwrap();
+    pool.insert("k", "1").unwrap();
+    pool.flush().unwrap();
+    let (follower_in, mut is_first) = (follower.clone(), true);
+    fs.set(move |path| {
+        if is_first && path.extension().is_some_and(|end| end == "pool") {
+            is_first = false;
+            (0..18).for_each(|n| large.insert(format!("{n}"), vec![1; 4 << 20]).unwrap());
+            pool.insert("k", "2").unwrap();
+            pool.flush().unwrap();
+        }
+        if let Ok(followed) = follower_in.partition("pool") {
+            assert!(followed.get("k").unwrap().is_some(), "the pool has had the key all the time");
+        }
+    });
+    follower.catch_up().unwrap();
+    fs.clear();
+    assert_eq!(text(&follower.partition("pool").unwrap(), "k").as_deref(), Some("2"));
 }
