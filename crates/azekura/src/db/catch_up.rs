@@ -505,6 +505,10 @@ impl FollowerTask<'_> {
                 Some(known) => Arc::clone(known),
                 None => {
                     let partition = self.read_partition(&again.manifest_state, stored)?;
+                    // The image of a pool is read a second time here. A newer one may lack keys that `again` has.
+                    if partition.files_at_open.highest > again.last_seqno {
+                        return Err(Error::new(ErrorKind::Conflict, "a new pool was written while it was read"));
+                    }
                     self.progress.partitions.insert(*id, Arc::clone(&partition));
                     partition
                 }

@@ -409,3 +409,50 @@ fn a_new_pool_is_not_ahead_of_the_log() {
     fs.clear();
     assert_eq!(text(&follower.partition("pool").unwrap(), "k").as_deref(), Some("2"));
 }
+
+/// Regression: a follower that read the database again read the file of a new pool twice, and restored keys that were
+/// deleted in between.
+#[test]
+fn a_new_pool_is_of_the_moment_of_a_reload() {
+    let reached = (0..).find(|nth| !check_removal_from_new_pool(*nth));
+    assert!(reached > Some(2), "{reached:?} openings");
+}
+
+/// A key is removed from a new pool at the `nth` opening of its files. False if there are fewer.
+fn check_removal_from_new_pool(nth: u64) -> bool {
+    let machine = MemFs::new();
+    let writer = config(Arc::new(machine.clone())).wal_segment_size(64 << 10).open().unwrap();
+    let p = partition(&writer, "p");
+    p.insert("k", "1").unwrap();
+    let fs = OpenHookFs::new(machine);
+    let follower = config(Arc::new(fs.clone())).open_follower().unwrap();
+    p.flush().unwrap();
+    recycle_the_log(&writer);
+    let (writing, mut created) = (writer.clone(), None::<Partition>);
+    let openings = Arc::new(AtomicU64::new(0));
+    let counting = Arc::clone(&openings);
+    fs.set(move |path| {
+        let ends_with = |wanted: &str| path.extension().is_some_and(|end| end == wanted);
+        // Behind the manifest of the call that finds the log recycled.
+        if created.is_none() && ends_with("wal") {
+            let pool = writing.open_partition("pool", pool_options(8 << 20)).unwrap();
+            ["k", "stays"].iter().for_each(|key| pool.insert(key, "1").unwrap());
+            pool.flush().unwrap();
+            created = Some(pool);
+        }
+        if (ends_with("pool") || ends_with("shadow")) && counting.fetch_add(1, Ordering::SeqCst) == nth {
+            let pool = created.as_ref().unwrap();
+            pool.remove("k").unwrap();
+            pool.flush().unwrap();
+        }
+    });
+    follower.catch_up().unwrap();
+    fs.clear();
+    follower.catch_up().unwrap();
+    assert_eq!(follower.change_position().unwrap(), writer.change_position().unwrap());
+    let is_reached = openings.load(Ordering::SeqCst) > nth;
+    let [pool, followed] = [&writer, &follower].map(|db| db.partition("pool").unwrap());
+    assert_eq!(text(&followed, "k"), text(&pool, "k"), "removed at opening {nth}");
+    assert_eq!(text(&followed, "stays").as_deref(), Some("1"));
+    is_reached
+}
