@@ -214,8 +214,13 @@ fn catch_up(inner: &DbInner) -> Result<()> {
     done
 }
 
-/// A partition with its newer state, and the tree that has its memtables if that is not the tree of the partition.
-type ChangedPartition<'a> = (Arc<PartitionState>, &'a PartitionManifestState, Option<Arc<LsmTree>>);
+/// A partition with a newer state of the manifest.
+struct ChangedPartition<'a> {
+    partition: Arc<PartitionState>,
+    stored: &'a PartitionManifestState,
+    /// The partition as it was read again. It has the memtables, or the records that wait for the comparator.
+    read: Option<Arc<PartitionState>>,
+}
 
 /// One call of [`Database::catch_up`].
 struct FollowerTask<'a> {
@@ -226,7 +231,7 @@ struct FollowerTask<'a> {
 
 impl FollowerTask<'_> {
     fn run(&mut self) -> Result<()> {
-        let advanced = if self.progress.is_torn { self.reload() } else { self.advance() };
+        let advanced = if self.progress.torn.is_some() { self.reload() } else { self.advance() };
         match advanced {
             Err(error) if error.kind() == ErrorKind::Stale && self.has_bug(PlantedBug::FollowerMissesRecycling) => {}
             // A file that was damaged or removed, or the next part of the WAL is gone.
@@ -304,16 +309,18 @@ impl FollowerTask<'_> {
     /// The log has to be visible up to here before the manifest that was read last is installed: its tables contain
     /// these commits, or the pools that were read for it, perhaps later.
     fn required(&self) -> SeqNo {
-        let (known, installed) = (self.known(), self.follower.manifest_state());
+        let installed = self.follower.manifest_state();
+        let Some(next) = &self.progress.next else { return last_named_seqno(&installed) };
         let new = self.progress.partitions.iter().filter(|(id, _)| !installed.partitions.contains_key(id));
-        new.map(|(_, pool)| pool.files_at_open.highest).fold(last_named_seqno(&known), SeqNo::max)
+        new.map(|(_, pool)| pool.files_at_open.highest).fold(last_named_seqno(next), SeqNo::max)
     }
 
     /// Whether the manifest that was read last lacks partitions that readers see. The edit of a deletion names no
     /// commit: all commits that the log had when the manifest was read have to be visible before it is installed.
     fn deletes_partitions(&self) -> bool {
-        let (known, installed) = (self.known(), self.follower.manifest_state());
-        installed.partitions.keys().any(|id| !known.partitions.contains_key(id))
+        let (next, installed) = (&self.progress.next, self.follower.manifest_state());
+        let is_deleted = |id| next.as_ref().is_some_and(|next| !next.partitions.contains_key(id));
+        next.is_some() && installed.partitions.keys().any(is_deleted)
     }
 
     /// The manifest state that was read last.
@@ -379,7 +386,7 @@ impl FollowerTask<'_> {
             installed: &installed,
             held_from: &mut progress.held_from,
             waits_for_install: &mut progress.waits_for_install,
-            is_torn: &mut progress.is_torn,
+            torn: &mut progress.torn,
             note: &mut progress.note,
             stop: None,
             checks_values: is_from_before,
@@ -403,7 +410,6 @@ impl FollowerTask<'_> {
     /// Installs the manifest that was read, and makes the commits visible that were read and do not wait for a newer
     /// one. False if commits wait that it names, or that may precede a deletion in it.
     fn install(&mut self, stop: WalStop) -> Result<bool> {
-        let (required, deletes_partitions) = (self.required(), self.deletes_partitions());
         let progress = &mut *self.progress;
         let end = progress.held_from.map_or(progress.tail.last_seqno(), |first| SeqNo(first.0 - 1));
         let Some(next) = progress.next.clone() else {
@@ -411,9 +417,10 @@ impl FollowerTask<'_> {
             progress.waits_for_install = false;
             return Ok(true);
         };
-        let is_at_end = stop == WalStop::End && progress.held_from.is_none();
-        if end < required || (deletes_partitions && !is_at_end) {
-            return match (stop, progress.held_from) {
+        let held_from = progress.held_from;
+        let is_at_end = stop == WalStop::End && held_from.is_none();
+        if end < self.required() || (!is_at_end && self.deletes_partitions()) {
+            return match (stop, held_from) {
                 (WalStop::End, None) | (WalStop::BeforeRangeDelete, _) => {
                     Err(Error::stale("the log does not contain commits that the manifest names"))
                 }
@@ -424,7 +431,7 @@ impl FollowerTask<'_> {
         let changed = |id: &PartitionId, stored: &PartitionManifestState| installed.partitions.get(id) != Some(stored);
         let mut states = Vec::new();
         for (id, stored) in next.partitions.iter().filter(|(id, stored)| changed(id, stored)) {
-            states.push((Arc::clone(&progress.partitions[id]), stored, None));
+            states.push(ChangedPartition { partition: Arc::clone(&self.progress.partitions[id]), stored, read: None });
         }
         self.replace(&next, states, end)?;
         self.progress.next = None;
@@ -439,18 +446,22 @@ impl FollowerTask<'_> {
         inner.catalog.resources().note_file_numbers(next);
         let mut newer: Vec<(Arc<LsmTree>, NewerState)> = Vec::new();
         let mut views: Vec<(PartitionId, Arc<dyn EngineView>)> = Vec::new();
-        for (partition, stored, memtables) in &states {
+        for ChangedPartition { partition, stored, read } in &states {
             inner.catalog.follow(partition, stored)?;
             if let Some(tree) = partition.tables_if_built() {
                 tree.limit_memtables();
-                newer.push((Arc::clone(tree), tree.open_newer(stored, memtables.as_deref())?));
+                let memtables = read.as_ref().and_then(|read| read.tables_if_built());
+                newer.push((Arc::clone(tree), tree.open_newer(stored, memtables.map(|tree| &**tree))?));
                 views.push((partition.id, Arc::from(tree.view())));
             }
             partition.open_unbuilt_files(stored, inner.catalog.resources())?;
         }
         // Nothing fails from here on.
-        let resources = inner.catalog.resources();
-        states.iter().for_each(|(partition, stored, _)| partition.follow_unbuilt(stored, resources));
+        let (resources, last) = (inner.catalog.resources(), progress.tail.last_seqno());
+        for ChangedPartition { partition, stored, read } in &states {
+            read.iter().for_each(|read| partition.replace_pending(read, last));
+            partition.follow_unbuilt(stored, resources);
+        }
         let mut deleted = Vec::new();
         progress.partitions.retain(|id, partition| {
             let stays = next.partitions.contains_key(id);
@@ -492,8 +503,9 @@ impl FollowerTask<'_> {
         small.settings.cache_size = 1 << 20;
         let again = read_again(&small)?;
         self.check_history(&again.manifest_state)?;
-        let visible = self.inner.last_visible.get();
-        if again.last_seqno < visible {
+        // Not before the records that an attempt has applied in part, either.
+        let least = self.inner.last_visible.get().max(self.progress.torn.unwrap_or_default());
+        if again.last_seqno < least {
             let message =
                 format!("the database ends at sequence number {} now, before what was read", again.last_seqno);
             return Err(Error::stale(message));
@@ -513,7 +525,7 @@ impl FollowerTask<'_> {
                     partition
                 }
             };
-            known.replace_pending(read, self.progress.tail.last_seqno())?;
+            known.check_pending(read, self.progress.tail.last_seqno())?;
             if let Some(tree) = known.tree_if_built() {
                 // The comparator of the partition is known here only.
                 let options = read.stored_options()?.tree(again.resources.default_codec);
@@ -524,14 +536,15 @@ impl FollowerTask<'_> {
                     return Err(Error::new(ErrorKind::Conflict, "a blob file was removed while it was read"));
                 }
             }
-            let memtables = read.tables_if_built().cloned();
-            states.push((known, stored, memtables));
+            states.push(ChangedPartition { partition: known, stored, read: Some(Arc::clone(read)) });
         }
-        for (partition, ..) in &states {
-            let read = again.partitions.get(&partition.id).and_then(|read| read.tree_if_built());
+        for ChangedPartition { partition, read, .. } in &states {
+            let read = read.as_ref().and_then(|read| read.tree_if_built());
             if let (Some(PartitionTree::Pmem(tree)), Some(PartitionTree::Pmem(read))) =
                 (partition.tree_if_built(), read)
             {
+                // Until the new state is installed, pools have records that the log would bring again.
+                self.progress.torn = Some(again.last_seqno);
                 copy_changes(&**read, &**tree, again.last_seqno)?;
             }
         }
@@ -540,7 +553,7 @@ impl FollowerTask<'_> {
         progress.tail = new_tail(config, &again.manifest_state, again.wal_seqno);
         (progress.identity, progress.next) = (again.identity, None);
         (progress.held_from, progress.waits_for_install, progress.note) = (None, false, None);
-        progress.is_torn = false;
+        progress.torn = None;
         progress.epoch = again.wal_epoch;
         Ok(())
     }
@@ -567,7 +580,7 @@ struct CommitReader<'a> {
     installed: &'a ManifestState,
     held_from: &'a mut Option<SeqNo>,
     waits_for_install: &'a mut bool,
-    is_torn: &'a mut bool,
+    torn: &'a mut Option<SeqNo>,
     note: &'a mut Option<(PartitionId, SeqNo)>,
     /// Set if the last commit was not applied, and will be read again.
     stop: Option<WalStop>,
@@ -587,7 +600,8 @@ impl CommitReader<'_> {
         *self.note = None;
         let (mut needs_newer, mut needs_install) = (false, false);
         let mut seqno = commit.first_seqno;
-        let before_unknown = WalStop::BeforeUnknown(SeqNo(seqno.0 + u64::from(commit.seqno_count) - 1));
+        let last = SeqNo(seqno.0 + u64::from(commit.seqno_count) - 1);
+        let before_unknown = WalStop::BeforeUnknown(last);
         for record in WalRecordIter::new(commit.payload) {
             let record = record?;
             if unknown_to_manifest(self.known, &record).is_some() {
@@ -623,23 +637,22 @@ impl CommitReader<'_> {
         if is_held && !pools_with_range_deletes.is_empty() {
             return Err(self.stop(WalStop::BeforeRangeDelete)); // a pool completes it when it is visible
         }
-        *self.is_torn = true;
+        *self.torn = Some(last);
         let mut seqno = commit.first_seqno;
         for record in WalRecordIter::new(commit.payload) {
             let record = record?;
-            let is_last = seqno.0 + 1 == commit.first_seqno.0 + u64::from(commit.seqno_count);
-            if let Some(partition) = self.partitions.get(&record.partition).filter(|_| !(is_last && self.tears_commits))
-            {
+            let is_left_out = seqno == last && self.tears_commits;
+            if let Some(partition) = self.partitions.get(&record.partition).filter(|_| !is_left_out) {
                 let entry = EntryRef { user_key: record.key, seqno, kind: record.kind, value: record.value };
                 self.apply_record(partition, entry)?;
             }
             seqno = seqno.plus(1);
         }
         if !is_held {
-            self.inner.last_visible.publish(SeqNo(seqno.0 - 1).max(self.inner.last_visible.get()));
+            self.inner.last_visible.publish(last.max(self.inner.last_visible.get()));
             pools_with_range_deletes.iter().try_for_each(|pool| pool.complete_range_deletes())?;
         }
-        *self.is_torn = false;
+        *self.torn = None;
         Ok(())
     }
 

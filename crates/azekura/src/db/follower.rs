@@ -40,8 +40,9 @@ pub(crate) struct Progress {
     pub(crate) held_from: Option<SeqNo>,
     /// Whether commits are held until the manifest that was read is installed.
     pub(crate) waits_for_install: bool,
-    /// Whether the records of a commit may have been applied in part. Then the database is read again.
-    pub(crate) is_torn: bool,
+    /// Set while pools may have some of the records up to this sequence number that are not visible, and not all of
+    /// them. Then the database is read again.
+    pub(crate) torn: Option<SeqNo>,
     /// The note of an ingest, if it is the last commit that was read.
     pub(crate) note: Option<(PartitionId, SeqNo)>,
     /// The epoch of the segment that was read last.
@@ -70,7 +71,7 @@ impl Follower {
             tail: new_tail(&config, &manifest_state, wal_seqno),
             held_from: None,
             waits_for_install: false,
-            is_torn: false,
+            torn: None,
             note: None,
             epoch,
             epoch_at_open: epoch,

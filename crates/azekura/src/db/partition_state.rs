@@ -199,28 +199,36 @@ impl PartitionState {
         Ok(is_there)
     }
 
-    /// In a follower that has read the WAL up to `last`: takes over the records that `read` buffers, if this tree is
-    /// not built.
+    /// In a follower that has read the WAL up to `last`: checks that [`replace_pending`](Self::replace_pending) can be
+    /// called.
     ///
     /// # Errors
     /// `Stale` if records after `last` are only in the image of a pool.
-    pub(crate) fn replace_pending(&self, read: &PartitionState, last: SeqNo) -> Result<()> {
-        let stored = lock(&self.stored_tree);
-        if stored.is_none() {
+    pub(crate) fn check_pending(&self, read: &PartitionState, last: SeqNo) -> Result<()> {
+        let is_built = lock(&self.stored_tree).is_none();
+        if is_built || self.kind == EngineKind::Lsm || read.files_at_open.permanent <= last {
             return Ok(());
         }
+        let message = format!("changes of pool {:?}, whose comparator is not known yet, were missed", self.name);
+        Err(Error::stale(message))
+    }
+
+    /// In a follower that has read the WAL up to `last`: takes over the records that `read` buffers, if this tree is
+    /// not built.
+    pub(crate) fn replace_pending(&self, read: &PartitionState, last: SeqNo) {
+        if lock(&self.stored_tree).is_none() {
+            return;
+        }
+        let mut buffered = lock(&self.buffered_records);
         if self.kind == EngineKind::Lsm {
-            *lock(&self.buffered_records) = read.pending();
-            return Ok(());
-        }
-        if read.files_at_open.permanent > last {
-            let message = format!("changes of pool {:?}, whose comparator is not known yet, were missed", self.name);
-            return Err(Error::stale(message));
+            *buffered = read.pending();
+            return;
         }
         let newer = read.pending();
         let newer = newer.iter().filter(|record| record.seqno > last).cloned();
-        Arc::make_mut(&mut *lock(&self.buffered_records)).extend(newer);
-        Ok(())
+        let buffered = Arc::make_mut(&mut *buffered);
+        buffered.retain(|record| record.seqno <= last); // a commit may have been added in part
+        buffered.extend(newer);
     }
 
     /// Gives the tree the components that it can do without.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestOrder};
 use azekura::{
     Config, Database, ErrorKind, GarbageCollection, Partition, PartitionCreateOptions, RecoveryMode, Result,
 };
@@ -14,6 +14,7 @@ use super::faults::{config, open_writer, partition, text};
 use super::interleaved::{padded, separated};
 use crate::changes::DIR;
 use crate::pools::pool_options;
+use crate::testkit::ordered_partitions::open_ordered;
 use crate::testkit::test_dir::crash_or_kill;
 
 type OpenHook = Box<dyn FnMut(&Path) + Send>;
@@ -455,4 +456,124 @@ fn check_removal_from_new_pool(nth: u64) -> bool {
     assert_eq!(text(&followed, "k"), text(&pool, "k"), "removed at opening {nth}");
     assert_eq!(text(&followed, "stays").as_deref(), Some("1"));
     is_reached
+}
+
+/// Regression: a follower took over a part of what it had read when a reload failed.
+#[test]
+fn a_failed_reload_changes_nothing() {
+    let machine = MemFs::new();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let writer = config(Arc::new(machine.clone())).wal_segment_size(64 << 10).open().unwrap();
+    let order = TestOrder::Reversed;
+    let p = open_ordered(order, &writer, "p", Default::default(), None).unwrap();
+    let q = partition(&writer, "q");
+    let insert = |from, to| (from..to).for_each(|n| p.insert(format!("{n}"), "1").unwrap());
+    insert(1, 51);
+    p.flush().unwrap();
+    let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
+    insert(51, 81);
+    follower.catch_up().unwrap();
+    p.flush().unwrap();
+    recycle_the_log(&writer);
+    insert(81, 91);
+    q.insert("k", "1").unwrap();
+    let tables = || -> Vec<String> {
+        let names = machine.read_dir(Path::new(DIR)).unwrap().into_iter().map(|entry| entry.name);
+        names.filter(|name| name.ends_with(".sst")).collect()
+    };
+    let before = tables();
+    q.flush().unwrap();
+    let table = tables().into_iter().find(|name| !before.contains(name)).unwrap();
+    // The first opening reads the database again, the second one installs what was read.
+    let eio = Fault::Error(std::io::ErrorKind::Other);
+    faults.inject(FaultPlan::new(OpKind::Open, 2, eio).in_path(table).forever());
+    let failed = follower.catch_up();
+    faults.clear_faults();
+    failed.unwrap_err();
+    let followed = open_ordered(order, &follower, "p", Default::default(), None).unwrap();
+    let keys = || followed.iter().map(|pair| pair.unwrap().0.to_vec()).collect::<Vec<_>>();
+    let wanted = |end| {
+        let mut keys: Vec<_> = (1..end).map(|n| format!("{n}").into_bytes()).collect();
+        keys.sort_by(|a, b| b.cmp(a));
+        keys
+    };
+    assert_eq!(keys(), wanted(81), "as before");
+    follower.catch_up().unwrap();
+    assert_eq!(keys(), wanted(91));
+}
+
+/// Regression: after a reload that had failed, the follower went on reading the log, with pools that were ahead of it.
+#[test]
+fn pools_of_a_failed_reload_are_not_shown() {
+    let machine = MemFs::new();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let writer = config(Arc::new(machine.clone())).wal_segment_size(64 << 10).open().unwrap();
+    let parts = [partition(&writer, "a"), writer.open_partition("pool", pool_options(8 << 20)).unwrap()];
+    let q = partition(&writer, "q");
+    let commit = |n: u64| {
+        let mut batch = writer.batch();
+        parts.iter().for_each(|part| batch.insert(part, "k", padded(n, 2_000)));
+        batch.commit().unwrap();
+    };
+    commit(0);
+    let fs = OpenHookFs::new(faults.clone());
+    let follower = config(Arc::new(fs.clone())).open_follower().unwrap();
+    (1..100).for_each(commit);
+    q.insert("k", "1").unwrap();
+    q.flush().unwrap();
+    // The manifest looks damaged once, and the table cannot be opened when it is installed.
+    faults.inject(FaultPlan::new(OpKind::Read, 1, Fault::Short).in_path("MANIFEST"));
+    let eio = Fault::Error(std::io::ErrorKind::Other);
+    faults.inject(FaultPlan::new(OpKind::Open, 2, eio).in_path(".sst").forever());
+    let failed = follower.catch_up();
+    faults.clear_faults();
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+    let (follower_in, states) = (follower.clone(), Arc::new(AtomicU64::new(0)));
+    let seen = Arc::clone(&states);
+    let check = move || {
+        let snapshot = follower_in.snapshot();
+        let read = |name| {
+            let part = follower_in.partition(name).unwrap();
+            snapshot.get(&part, "k").unwrap().map(|value| value.to_vec())
+        };
+        assert_eq!(read("a"), read("pool"), "at {}", end_of(&follower_in));
+        seen.fetch_add(1, Ordering::SeqCst);
+    };
+    check();
+    fs.set(move |_| check());
+    follower.catch_up().unwrap();
+    fs.clear();
+    assert_eq!(follower.change_position().unwrap(), writer.change_position().unwrap());
+    assert!(states.load(Ordering::SeqCst) > 3);
+}
+
+/// A pool has records of a history that power loss has ended, and nothing tells which.
+#[test]
+fn a_lost_history_in_a_pool_is_stale() {
+    let machine = MemFs::new();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let writer = open_writer(&machine);
+    let pool = writer.open_partition("pool", pool_options(8 << 20)).unwrap();
+    pool.insert("k", "0").unwrap();
+    let q = partition(&writer, "q");
+    let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
+    q.insert("k", "1").unwrap();
+    q.flush().unwrap();
+    (1..10).for_each(|n| pool.insert("k", format!("lost {n}")).unwrap());
+    faults.inject(FaultPlan::new(OpKind::Read, 1, Fault::Short).in_path("MANIFEST"));
+    let eio = Fault::Error(std::io::ErrorKind::Other);
+    faults.inject(FaultPlan::new(OpKind::Open, 2, eio).in_path(".sst").forever());
+    let failed = follower.catch_up();
+    faults.clear_faults();
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+    machine.freeze_after(Some(0));
+    drop((writer, pool, q));
+    crash_or_kill(&machine, Survival::Nothing, 1);
+    let writer = open_writer(&machine);
+    let pool = writer.partition("pool").unwrap();
+    assert_eq!(text(&pool, "k").as_deref(), Some("0"));
+    pool.insert("k", "new").unwrap();
+    let failed = follower.catch_up().unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Stale, "{failed}");
+    assert_eq!(text(&follower.partition("pool").unwrap(), "k").as_deref(), Some("0"));
 }
