@@ -246,16 +246,29 @@ impl FollowerTask<'_> {
     }
 
     fn advance(&mut self) -> Result<()> {
+        let mut missing: Option<(ManifestIdentity, Error)> = None;
         for _ in 0..MANIFEST_READS_MAX {
             match self.try_advance() {
                 Ok(true) => return Ok(()),
-                Ok(false) => {}
+                Ok(false) => missing = None,
                 // The writer has removed files that the manifest names, so there is a newer one.
-                Err(error) if error.is_missing_file() => self.progress.identity = ManifestIdentity::default(),
+                Err(error) if error.is_missing_file() => {
+                    self.progress.identity = ManifestIdentity::default();
+                    let identity = self.identity()?;
+                    if missing.as_ref().is_some_and(|(before, _)| *before == identity) {
+                        return Err(error);
+                    }
+                    missing = Some((identity, error));
+                }
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        missing.map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    fn identity(&self) -> Result<ManifestIdentity> {
+        let Config { fs, path, .. } = &self.follower.config;
+        Manifest::identity(&**fs, path)
     }
 
     /// True if the end of the WAL was reached, with a manifest that has not changed since.
@@ -278,14 +291,13 @@ impl FollowerTask<'_> {
     /// Whether the manifest that was read last has not changed. Then the open that has written it has written all
     /// commits that were read before.
     fn is_current(&self) -> Result<bool> {
-        let Config { fs, path, .. } = &self.follower.config;
-        Ok(Manifest::identity(&**fs, path)? == self.progress.identity)
+        Ok(self.identity()? == self.progress.identity)
     }
 
     /// Reads the manifest, if it has changed, and the files of new partitions.
     fn read_manifest(&mut self) -> Result<()> {
         let Config { fs, path, .. } = &self.follower.config;
-        let identity = Manifest::identity(&**fs, path)?;
+        let identity = self.identity()?;
         if identity != self.progress.identity {
             let loaded = Manifest::load(Arc::clone(fs), path)?;
             let state = ManifestState::replay(&loaded.edits)?;

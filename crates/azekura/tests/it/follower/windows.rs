@@ -577,3 +577,26 @@ fn a_lost_history_in_a_pool_is_stale() {
     assert_eq!(failed.kind(), ErrorKind::Stale, "{failed}");
     assert_eq!(text(&follower.partition("pool").unwrap(), "k").as_deref(), Some("0"));
 }
+
+/// Regression: a follower whose manifest or table was gone reported success at each call, and stayed where it was.
+#[test]
+fn a_missing_file_is_an_error() {
+    let machine = MemFs::new();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let writer = open_writer(&machine);
+    let p = partition(&writer, "p");
+    let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
+    p.insert("k", "1").unwrap();
+    p.flush().unwrap();
+    let missing = Fault::Error(std::io::ErrorKind::NotFound);
+    faults.inject(FaultPlan::new(OpKind::Open, 1, missing).in_path(".sst").forever());
+    assert_eq!(follower.catch_up().unwrap_err().kind(), ErrorKind::Io);
+    faults.clear_faults();
+    assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap());
+    machine.rename(&Path::new(DIR).join("MANIFEST"), Path::new("/MANIFEST")).unwrap();
+    p.insert("k", "2").unwrap();
+    (0..2).for_each(|_| assert_eq!(follower.catch_up().unwrap_err().kind(), ErrorKind::Io));
+    machine.rename(Path::new("/MANIFEST"), &Path::new(DIR).join("MANIFEST")).unwrap();
+    assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap());
+    assert_eq!(text(&follower.partition("p").unwrap(), "k").as_deref(), Some("2"));
+}
