@@ -406,6 +406,7 @@ impl FollowerTask<'_> {
         };
         let mut len = 0;
         let read = progress.tail.read(SeqNo::MAX, &mut |commit| {
+            reader.inner.check_open()?; // `close` waits for this call
             reader.apply(&commit)?;
             len += commit.payload.len();
             let last = SeqNo(commit.first_seqno.0 + u64::from(commit.seqno_count) - 1);
@@ -498,13 +499,20 @@ impl FollowerTask<'_> {
         Ok(())
     }
 
-    /// Reads the whole database again.
+    /// Reads the whole database again. Repeats this only if the result may be another one: if the writer has changed
+    /// the manifest, or if parts were read at different times.
     fn reload(&mut self) -> Result<()> {
         for attempt in 1.. {
+            let before = self.identity().ok();
             match self.try_reload() {
-                Err(error) if attempt < RELOADS_MAX && is_changed_meanwhile(&error) => {}
+                Err(error) if attempt < RELOADS_MAX && is_changed_meanwhile(&error) => {
+                    if error.kind() != ErrorKind::Conflict && self.identity().ok() == before {
+                        return Err(error);
+                    }
+                }
                 reloaded => return reloaded,
             }
+            self.inner.check_open()?;
         }
         Ok(())
     }
@@ -513,7 +521,7 @@ impl FollowerTask<'_> {
         let config = &self.follower.config;
         let mut small = config.clone();
         small.settings.cache_size = 1 << 20;
-        let again = read_again(&small)?;
+        let again = read_again(&small, &|| self.inner.check_open())?;
         self.check_history(&again.manifest_state)?;
         // Not before the records that an attempt has applied in part, either.
         let least = self.inner.last_visible.get().max(self.progress.torn.unwrap_or_default());

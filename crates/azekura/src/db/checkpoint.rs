@@ -95,6 +95,7 @@ pub(crate) fn checkpoint(inner: &DbInner, path: &Path) -> Result<()> {
             None if is_changed_meanwhile(&error) => last = Some(error),
             _ => return Err(error),
         }
+        inner.check_open()?; // `close` waits for this call
     }
     let message = "compaction removes tables faster than a checkpoint can link them: try again";
     Err(last.unwrap_or_else(|| Error::new(ErrorKind::Conflict, message)))

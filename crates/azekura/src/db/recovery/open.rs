@@ -84,13 +84,19 @@ pub(crate) fn open_follower(mut config: Config) -> Result<Arc<DbHandle>> {
         check_listing(&config.path, &listing)?;
         return Err(Error::new(ErrorKind::NotFound, "there is no database here").in_file(&config.path));
     }
-    let (state, report, identity) = read_beside_writer(&config)?;
+    let (state, report, identity) = read_beside_writer(&config, &|| Ok(()))?;
     state.finish_follower(config, &report, identity, start)
 }
 
 /// Reads a database that a writer may change meanwhile. Tries again if the writer has changed files after the manifest
 /// was read that names them.
-fn read_beside_writer(config: &Config) -> Result<(RecoveryState, WalReplayReport, ManifestIdentity)> {
+///
+/// # Errors
+/// Those of the files, and of `check_open`, which is called before each further attempt.
+fn read_beside_writer(
+    config: &Config,
+    check_open: &dyn Fn() -> Result<()>,
+) -> Result<(RecoveryState, WalReplayReport, ManifestIdentity)> {
     for attempt in 1.. {
         let before = Manifest::identity(&*config.fs, &config.path);
         let read = before.clone().and_then(|identity| {
@@ -110,6 +116,7 @@ fn read_beside_writer(config: &Config) -> Result<(RecoveryState, WalReplayReport
         if attempt >= if is_same { FOLLOWER_ATTEMPTS_MIN } else { FOLLOWER_ATTEMPTS_MAX } {
             return Err(error);
         }
+        check_open()?;
         config.env.sleep(LOCK_PAUSE_MIN * attempt.min(50));
     }
     unreachable!("the loop returns after its last attempt")
@@ -181,8 +188,11 @@ pub(crate) struct ReadAgain {
 }
 
 /// Reads the database beside a writer. The result shares nothing with an open database.
-pub(crate) fn read_again(config: &Config) -> Result<ReadAgain> {
-    let (state, report, identity) = read_beside_writer(config)?;
+///
+/// # Errors
+/// Those of the files, and of `check_open`, which is called before each further attempt.
+pub(crate) fn read_again(config: &Config, check_open: &dyn Fn() -> Result<()>) -> Result<ReadAgain> {
+    let (state, report, identity) = read_beside_writer(config, check_open)?;
     let (last_seqno, (wal_epoch, wal_seqno)) = (state.last_seqno(&report), report.wal_end());
     let direct_blobs =
         state.unfinished_blobs.unfinished_files().map(|(id, found)| (found.partition, id, found.file.size())).collect();

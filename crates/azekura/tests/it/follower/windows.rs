@@ -16,6 +16,7 @@ use crate::changes::DIR;
 use crate::pools::pool_options;
 use crate::testkit::ordered_partitions::open_ordered;
 use crate::testkit::test_dir::crash_or_kill;
+use crate::testkit::watchdog::wait_until;
 
 type OpenHook = Box<dyn FnMut(&Path) + Send>;
 
@@ -599,4 +600,63 @@ fn a_missing_file_is_an_error() {
     machine.rename(Path::new("/MANIFEST"), &Path::new(DIR).join("MANIFEST")).unwrap();
     assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap());
     assert_eq!(text(&follower.partition("p").unwrap(), "k").as_deref(), Some("2"));
+}
+
+/// A follower beside a log with a damaged commit in the middle.
+fn follower_of_damaged_log() -> (OpenHookFs, Database) {
+    let machine = MemFs::new();
+    let writer = config(Arc::new(machine.clone())).wal_segment_size(64 << 10).open().unwrap();
+    let p = partition(&writer, "p");
+    p.insert("k", "1").unwrap();
+    let fs = OpenHookFs::new(machine.clone());
+    let follower = config(Arc::new(fs.clone())).open_follower().unwrap();
+    p.insert("k", "a value that is lost").unwrap();
+    (0..200).for_each(|n| p.insert("n", padded(n, 1_000)).unwrap());
+    machine.freeze_after(Some(0));
+    drop((writer, p));
+    machine.freeze_after(None);
+    damage(&machine, b"a value that is lost");
+    (fs, follower)
+}
+
+/// Counts the openings of the manifest, and calls `work` before the one with this number.
+fn count_manifests(fs: &OpenHookFs, nth: u64, mut work: impl FnMut() + Send + 'static) -> Arc<AtomicU64> {
+    let count = Arc::new(AtomicU64::new(0));
+    let counting = Arc::clone(&count);
+    fs.set(move |path| {
+        if path.ends_with("MANIFEST") && counting.fetch_add(1, Ordering::SeqCst) == nth {
+            work();
+        }
+    });
+    count
+}
+
+/// Regression: a call read a database with a damaged log up to a hundred times, and `close` waited for it.
+#[test]
+fn a_damaged_log_is_read_a_few_times() {
+    let (fs, follower) = follower_of_damaged_log();
+    let count = count_manifests(&fs, u64::MAX, || {});
+    assert_eq!(follower.catch_up().unwrap_err().kind(), ErrorKind::Corruption);
+    let count = count.load(Ordering::SeqCst);
+    assert!((4..30).contains(&count), "the manifest was opened {count} times");
+}
+
+#[test]
+fn close_ends_the_work_of_a_follower() {
+    for is_checkpoint in [false, true] {
+        let (fs, follower) = follower_of_damaged_log();
+        let (closing, followed) = (follower.clone(), follower.partition("p").unwrap());
+        let closed = Arc::new(Mutex::new(None));
+        let closed_in = Arc::clone(&closed);
+        let count = count_manifests(&fs, 3, move || {
+            let closing = closing.clone();
+            *closed_in.lock().unwrap() = Some(std::thread::spawn(move || closing.close()));
+            wait_until("the database closes", || followed.get("k").is_err());
+        });
+        let failed = if is_checkpoint { follower.checkpoint("/copies/1") } else { follower.catch_up().map(drop) };
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::Closed);
+        closed.lock().unwrap().take().unwrap().join().unwrap().unwrap();
+        let count = count.load(Ordering::SeqCst);
+        assert!(count < 8, "the manifest was opened {count} times");
+    }
 }
