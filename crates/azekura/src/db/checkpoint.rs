@@ -17,9 +17,10 @@
 //! between steps 1 and 2, the attempt is repeated with a newer manifest state.
 //!
 //! A [follower](crate::db::catch_up) copies the files of a writer that it cannot stop: the manifest first, then the
-//! pools and the other files, the WAL last. Then it reads the copy as recovery does, which notices a copy that is not
-//! of one moment, and repeats the attempt. The copy ends before an ingest whose tables the copied manifest does not
-//! name.
+//! tables and the pools, whose records are all in the WAL, then the WAL, and last the direct blob files, because the
+//! writer writes a value before the commit that points to it. Then it reads the copy as recovery does, which notices a
+//! copy that is not of one moment, and repeats the attempt. The copy ends before an ingest whose tables the copied
+//! manifest does not name.
 
 use std::collections::HashSet;
 use std::io;
@@ -120,6 +121,10 @@ fn copy_beside_writer(inner: &DbInner, tmp: &Path) -> Result<()> {
         stored_tree::copy_beside_writer(inner.catalog.resources(), &partition.meta, tmp)?;
         link_files(inner, partition, tmp)?;
     }
+    for entry in fs.read_dir(dir)?.into_iter().filter(|entry| parse_segment_name(&entry.name).is_some()) {
+        let (from, to) = (dir.join(&entry.name), tmp.join(&entry.name));
+        copy_file(fs, &from, &to, entry.len)?;
+    }
     let has = named_blob_files(&manifest_state);
     for entry in fs.read_dir(dir)? {
         let (from, to) = (dir.join(&entry.name), tmp.join(&entry.name));
@@ -128,10 +133,6 @@ fn copy_beside_writer(inner: &DbInner, tmp: &Path) -> Result<()> {
             Some((DataFileKind::Blob, id)) if !has.contains(&id) => copy_file(fs, &from, &to, entry.len)?,
             _ => {}
         }
-    }
-    for entry in fs.read_dir(dir)?.into_iter().filter(|entry| parse_segment_name(&entry.name).is_some()) {
-        let (from, to) = (dir.join(&entry.name), tmp.join(&entry.name));
-        copy_file(fs, &from, &to, entry.len)?;
     }
     let is_current = || Ok(Manifest::identity(fs, dir)? == identity);
     let (mut copied, report) = check_copy(inner, tmp, &is_current)?;

@@ -1,5 +1,6 @@
 //! Followers: databases that are read while another handle, which stands for another process, writes to them.
 
+mod checkpoints;
 mod faults;
 mod interleaved;
 mod windows;
