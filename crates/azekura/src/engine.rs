@@ -332,7 +332,8 @@ pub(crate) trait Engine: Send + Sync {
     fn approximate_len(&self) -> u64;
 
     /// Applies a record of the WAL again, at open. Size limits do not hold until [`end_replay`](Engine::end_replay),
-    /// because every acknowledged record must fit.
+    /// because every acknowledged record must fit. In a follower, a record may be replayed after it, beside readers of
+    /// earlier moments.
     fn replay(&self, entry: EntryRef<'_>) -> Result<()>;
 
     /// Ends the replay of the WAL. From now on size limits hold.

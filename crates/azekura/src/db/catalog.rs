@@ -111,6 +111,7 @@ impl Catalog {
     }
 
     /// Prepares an existing partition for a caller. Builds its tree, if the tree was waiting for the comparator.
+    /// `phase` says how.
     ///
     /// # Errors
     /// `Invalid` if the comparator or the engine of `options` is not the one the partition was created with, or if
@@ -120,6 +121,7 @@ impl Catalog {
         state: &Arc<PartitionState>,
         components: &PartitionComponents,
         options: &PartitionCreateOptions,
+        phase: ReplayPhase,
     ) -> Result<()> {
         let new_operator = state.merge_operator.new_one(components)?;
         let order = components.key_order();
@@ -127,7 +129,7 @@ impl Catalog {
         state.check_engine(options)?;
         options.check_order(&order)?;
         let stored = state.stored_options()?.tree(self.resources.default_codec);
-        state.build_tree(&self.resources, order, &stored, ReplayPhase::After)?;
+        state.build_tree(&self.resources, order, &stored, phase)?;
         state.set_components(components);
         if let (None, Some(operator)) = (new_operator, &components.merge_operator) {
             state.set_merge_operator(operator);

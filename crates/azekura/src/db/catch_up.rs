@@ -467,6 +467,7 @@ impl FollowerTask<'_> {
                 newer.push((Arc::clone(tree), tree.open_newer(stored, memtables.map(|tree| &**tree))?));
                 views.push((partition.id, Arc::from(tree.view())));
             }
+            views.extend(partition.unbuilt_view().map(|view| (partition.id, view)));
             partition.open_unbuilt_files(stored, inner.catalog.resources())?;
         }
         // Nothing fails from here on.

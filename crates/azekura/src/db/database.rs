@@ -15,7 +15,7 @@ use crate::db::handle::DbHandle;
 use crate::db::metrics::Metrics;
 use crate::db::options::PartitionCreateOptions;
 use crate::db::partition::Partition;
-use crate::db::partition_state::PartitionState;
+use crate::db::partition_state::{PartitionState, ReplayPhase};
 use crate::db::recovery::open;
 use crate::db::snapshot::Snapshot;
 use crate::db::state::disk_reserve::ReserveUse;
@@ -315,7 +315,11 @@ impl Database {
         if new_operator.is_some() {
             inner.writer()?;
         }
-        inner.catch_panics(|| inner.catalog.open(state, components, options))?;
+        let phase = match &inner.follower {
+            Some(_) => ReplayPhase::AfterWithReaders,
+            None => ReplayPhase::After,
+        };
+        inner.catch_panics(|| inner.catalog.open(state, components, options, phase))?;
         inner.write_controller.update([&**state]); // the tree may have been built now
         new_operator.map_or(Ok(()), |operator| inner.store_merge_operator(state, operator))
     }

@@ -12,7 +12,6 @@ use crate::db::config::Config;
 use crate::db::partition_state::PartitionState;
 use crate::db::state::change_readers::ChangeReaders;
 use crate::manifest::ManifestIdentity;
-use crate::pmem::options::PmemOptions;
 use crate::tree::partition_tree::PartitionTree;
 use crate::wal::tail::WalTail;
 
@@ -121,13 +120,7 @@ pub(crate) fn end_tail(tail: &mut WalTail, manifest_state: &ManifestState) -> Re
 
 /// Prepares the tree of a partition for records of a live WAL.
 pub(crate) fn prepare_tree(partition: &PartitionState) -> Result<()> {
-    match partition.tree_if_built() {
-        Some(PartitionTree::Lsm(tree)) => tree.limit_memtables(),
-        // The limit of the writer holds. A pool of a follower may need more, because its free space is not the same.
-        Some(PartitionTree::Pmem(tree)) => tree.set_options(&PmemOptions::default().max_size(8 << 40))?,
-        None => {}
-    }
-    Ok(())
+    partition.tree_if_built().map_or(Ok(()), PartitionTree::prepare_to_follow)
 }
 
 /// The highest sequence number that a manifest has made permanent or has recorded.

@@ -16,12 +16,14 @@ use crate::db::options::{EngineType, PartitionCreateOptions};
 use crate::db::partition_merge_operator::PartitionMergeOperator;
 use crate::db::state::backoff::TaskBackoffs;
 use crate::db::state::partition_expiry::PartitionExpiry;
-use crate::engine::{Engine, SingleCommit};
+use crate::engine::{BlobResolver, Engine, EngineView, KeyBounds, ReadMoment, SingleCommit};
+use crate::iter::InternalIter;
 use crate::lsm::direct_file::DirectBlobFile;
 use crate::lsm::follow::open_direct_file;
 use crate::lsm::output::PendingOutputs;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::tree_context::{TreeContext, TreeResources};
+use crate::mem::slice::Slice;
 use crate::pmem::options::PmemOptions;
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::tree::partition_tree::{PartitionTree, TreeOptions};
@@ -35,6 +37,8 @@ pub(crate) enum ReplayPhase {
     Before,
     /// Built after: the replay has buffered the records of the WAL, and building the tree applies them.
     After,
+    /// As `After`, in a follower, where readers of earlier moments may be registered.
+    AfterWithReaders,
 }
 
 /// Neither deleted nor closed.
@@ -67,6 +71,34 @@ pub(crate) struct PartitionState {
     /// larger than the WAL. Empty once the records are [spilled](PartitionState::note_written) or the tree is built: a
     /// build removes them after it has set `tree`, so a thread that finds none here finds them in the tree.
     buffered_records: Mutex<Arc<Vec<PendingRecord>>>,
+}
+
+/// A state that was replaced before the comparator was given, so that nothing can read it any more.
+struct UnbuiltView {
+    partition: Arc<str>,
+}
+
+impl UnbuiltView {
+    fn error(&self) -> Error {
+        let name = &self.partition;
+        Error::invalid(format!("partition {name:?} was opened after the writer had replaced the state of the snapshot"))
+    }
+}
+
+impl EngineView for UnbuiltView {
+    fn iter(&self, _at: ReadMoment, _bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>> {
+        Err(self.error())
+    }
+
+    fn blob_resolver(&self) -> Box<dyn BlobResolver> {
+        Box::new(UnbuiltView { partition: Arc::clone(&self.partition) })
+    }
+}
+
+impl BlobResolver for UnbuiltView {
+    fn resolve(&mut self, _pointer: &[u8]) -> Result<Slice> {
+        Err(self.error())
+    }
 }
 
 impl PartitionState {
@@ -146,6 +178,13 @@ impl PartitionState {
             });
             stored.follow(newer, &pointers.map(|pointer| pointer.logical_file).collect(), &resources.files);
         }
+    }
+
+    /// In a follower: what readers of the present state read once [`follow_unbuilt`](Self::follow_unbuilt) has replaced
+    /// it. `None` if nothing replaces it: the tree is built, or it is a pool, whose records are all buffered.
+    pub(crate) fn unbuilt_view(&self) -> Option<Arc<dyn EngineView>> {
+        let is_replaced = self.kind == EngineKind::Lsm && self.tree.get().is_none();
+        is_replaced.then(|| Arc::new(UnbuiltView { partition: Arc::clone(&self.name) }) as _)
     }
 
     /// In a follower: opens the tables and blob files of a state of the manifest, unless the tree is built. They stay
@@ -503,7 +542,8 @@ impl PartitionState {
         };
         // Not locked, because a comparator may take long, and a thread that retires WAL segments reads the buffer.
         let pending = self.pending();
-        let built = stored_tree.build(resources, order, options, &pending).and_then(|tree| {
+        let has_readers = phase == ReplayPhase::AfterWithReaders;
+        let built = stored_tree.build(resources, order, options, &pending, has_readers).and_then(|tree| {
             // Before the tree is set, because other threads can use the tree afterwards.
             if let Some(operator) = self.merge_operator.if_known() {
                 tree.set_merge_operator(operator);

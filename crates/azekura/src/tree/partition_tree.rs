@@ -71,6 +71,19 @@ impl PartitionTree {
         Ok(())
     }
 
+    /// In a follower: prepares the tree for records of a live WAL.
+    ///
+    /// # Errors
+    /// `Invalid` if the address space of a pool is too small.
+    pub(crate) fn prepare_to_follow(&self) -> Result<()> {
+        match self {
+            PartitionTree::Lsm(tree) => tree.limit_memtables(),
+            // The limit of the writer holds. A pool of a follower may need more, as its free space is not the same.
+            PartitionTree::Pmem(tree) => tree.set_options(&PmemOptions::default().max_size(8 << 40))?,
+        }
+        Ok(())
+    }
+
     /// Whether `new` options lower the size limit of a pool below that of the `old` ones. The WAL was written under the
     /// old limit, so it must not be replayed under the lower one.
     pub(crate) fn lowers_max_size(&self, new: &TreeOptions, old: &TreeOptions) -> bool {

@@ -206,7 +206,8 @@ impl StoredTree {
     }
 
     /// Builds the tree, and replays the spilled records and `pending` into it. The files go to the tree, unless the
-    /// spilled records cannot be read.
+    /// spilled records cannot be read. `has_readers`: readers of earlier moments may be registered, as in a follower. A
+    /// pool then keeps the versions that they need.
     ///
     /// # Errors
     /// `Corruption` if the files contradict each other or the order of the keys; `OutOfSpace` if there is not enough
@@ -217,6 +218,7 @@ impl StoredTree {
         order: KeyOrder,
         options: &TreeOptions,
         pending: &[PendingRecord],
+        has_readers: bool,
     ) -> Result<PartitionTree> {
         let manifest = &self.manifest;
         let context = |order| TreeContext::new(resources, order, manifest.meta.id, &manifest.meta.name);
@@ -239,6 +241,10 @@ impl StoredTree {
                 PartitionTree::Lsm(Arc::new(tree))
             }
         };
+        if has_readers {
+            tree.prepare_to_follow()?;
+            tree.end_replay()?;
+        }
         let through = tree.flushed_through();
         for record in spilled.iter().chain(pending).filter(|record| record.seqno > through) {
             tree.replay(record.entry())?;

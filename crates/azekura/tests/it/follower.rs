@@ -3,6 +3,7 @@
 mod checkpoints;
 mod faults;
 mod interleaved;
+mod opened_late;
 mod windows;
 
 use std::sync::Arc;

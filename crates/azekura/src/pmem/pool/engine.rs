@@ -393,7 +393,8 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
 
     fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
         self.apply(entry, Staged::Nothing)?;
-        // There are no readers: nothing is hidden from them, and the next record may put a covered key again.
+        // At once, because the next record may put a covered key again. There are no readers, or the versions that they
+        // need are retained.
         if entry.kind == RecordKind::RangeDelete { self.complete_range_deletes() } else { Ok(()) }
     }
 

@@ -1,0 +1,129 @@
+//! Partitions whose comparators a follower is given late.
+
+use std::sync::Arc;
+
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestOrder};
+use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions, Result};
+
+use super::faults::{config, open_writer, partition, text};
+use super::interleaved::{padded, separated};
+use crate::pools::pool_options;
+use crate::testkit::ordered_partitions::open_ordered;
+
+fn open_reversed(db: &Database, options: PartitionCreateOptions) -> Result<Partition> {
+    open_ordered(TestOrder::Reversed, db, "p", options, None)
+}
+
+fn follow(machine: &MemFs) -> Config {
+    config(Arc::new(machine.clone()))
+}
+
+/// Regression: a snapshot read a later state of a partition whose comparator was given after it was created. Of a table
+/// the writer had dropped the version that it needed; a pool kept none when it was built.
+#[test]
+fn a_snapshot_is_older_than_the_comparator() {
+    for (options, has_flush) in
+        [(Default::default(), true), (separated(), true), (pool_options(8 << 20), true), (pool_options(8 << 20), false)]
+    {
+        let machine = MemFs::new();
+        let writer = open_writer(&machine);
+        let p = open_reversed(&writer, options.clone()).unwrap();
+        let put = |n: u64| {
+            p.insert("k", padded(n, 800)).unwrap();
+            p.insert(format!("only {n}"), "").unwrap();
+            p.insert("removed", "").unwrap();
+        };
+        put(1);
+        let follower = follow(&machine).open_follower().unwrap();
+        let before = follower.snapshot();
+        put(2);
+        p.remove("removed").unwrap();
+        p.remove_range("only 1"..="only 1").unwrap();
+        if has_flush {
+            p.flush().unwrap();
+        }
+        follower.catch_up().unwrap();
+        let after = follower.snapshot();
+        let followed = open_reversed(&follower, options).unwrap();
+        match before.get(&followed, "k") {
+            Ok(found) => {
+                assert_eq!(found.as_deref(), Some(&padded(1, 800)[..]));
+                let keys: Vec<_> = before.keys(&followed).map(|key| key.unwrap().to_vec()).collect();
+                assert_eq!(keys, [&b"removed"[..], b"only 1", b"k"]);
+                assert!(before.contains_key(&followed, "removed").unwrap());
+                assert_eq!(before.multi_get(&followed, ["only 2"]).unwrap(), [None]);
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+                let kind = |error: azekura::Error| error.kind();
+                assert_eq!(before.len(&followed).map_err(kind).unwrap_err(), ErrorKind::Invalid);
+                assert_eq!(before.multi_get(&followed, ["k"]).map_err(kind).unwrap_err(), ErrorKind::Invalid);
+                assert_eq!(before.size_of(&followed, "k").map_err(kind).unwrap_err(), ErrorKind::Invalid);
+            }
+        }
+        for snapshot in [after, follower.snapshot()] {
+            assert_eq!(snapshot.get(&followed, "k").unwrap().as_deref(), Some(&padded(2, 800)[..]));
+            let keys: Vec<_> = snapshot.keys(&followed).map(|key| key.unwrap().to_vec()).collect();
+            assert_eq!(keys, [&b"only 2"[..], b"k"]);
+        }
+    }
+}
+
+/// Regression: a pool that was built late had the limit of the writer at that time, not that of a follower.
+#[test]
+fn the_limit_of_a_pool_is_raised_later() {
+    let machine = MemFs::new();
+    let writer = open_writer(&machine);
+    let p = open_reversed(&writer, pool_options(1 << 20)).unwrap();
+    p.insert("k", "1").unwrap();
+    let follower = follow(&machine).open_follower().unwrap();
+    let followed = open_reversed(&follower, pool_options(1 << 20)).unwrap();
+    p.set_options(pool_options(2 << 20)).unwrap();
+    for n in 0..150 {
+        p.insert(format!("{n}"), padded(n, 10_000)).unwrap();
+    }
+    assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap());
+    assert_eq!(followed.len().unwrap(), 151);
+    assert_eq!(text(&followed, "k").as_deref(), Some("1"));
+}
+
+/// A pool is built late while commits are held, because the tables of an ingest before them cannot be opened.
+#[test]
+fn a_pool_is_built_while_commits_are_held() {
+    let machine = MemFs::new();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let writer = open_writer(&machine);
+    let q = partition(&writer, "q");
+    let p = open_reversed(&writer, pool_options(8 << 20)).unwrap();
+    ["a", "b", "c"].iter().for_each(|key| p.insert(key, "1").unwrap());
+    let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
+    q.ingest([("k", "ingested")]).unwrap();
+    p.remove_range("b"..="a").unwrap();
+    p.insert("b", "2").unwrap();
+    p.remove("c").unwrap();
+    p.insert("d", "2").unwrap();
+    faults.inject(FaultPlan::new(OpKind::Open, 1, Fault::Error(std::io::ErrorKind::Other)).in_path(".sst").forever());
+    follower.catch_up().unwrap_err();
+    let before = follower.snapshot();
+    let followed = open_reversed(&follower, pool_options(8 << 20)).unwrap();
+    let check = |wanted: [Option<&str>; 4]| {
+        let keys = ["a", "b", "c", "d"];
+        assert_eq!(keys.map(|key| text(&followed, key)), wanted.map(|value| value.map(String::from)));
+        let found = followed.multi_get(keys).unwrap();
+        assert_eq!(
+            found.iter().map(|value| value.as_deref()).collect::<Vec<_>>(),
+            wanted.map(|v| v.map(str::as_bytes))
+        );
+        let pairs = followed.iter().map(|pair| pair.unwrap().0.to_vec()).collect::<Vec<_>>();
+        let wanted = keys.iter().zip(wanted).rev().filter(|(_, value)| value.is_some());
+        assert_eq!(pairs, wanted.map(|(key, _)| key.as_bytes()).collect::<Vec<_>>());
+    };
+    let old = [Some("1"), Some("1"), Some("1"), None];
+    assert!(follower.partition("q").unwrap().get("k").unwrap().is_none(), "the commits behind the ingest are held");
+    check(old);
+    faults.clear_faults();
+    follower.catch_up().unwrap();
+    check([None, Some("2"), None, Some("2")]);
+    assert_eq!(before.get(&followed, "a").unwrap().as_deref(), Some(&b"1"[..]));
+    assert_eq!(before.len(&followed).unwrap(), 3);
+}
