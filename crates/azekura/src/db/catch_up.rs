@@ -579,13 +579,16 @@ impl FollowerTask<'_> {
         Ok(())
     }
 
-    /// Frees the replaced versions of pools that no reader needs.
+    /// Frees the replaced versions of pools that no reader needs, and removes expired records: the WAL does not tell
+    /// when the writer removes them.
     fn drop_versions(&self) -> Result<()> {
         for partition in self.progress.partitions.values() {
-            if let Some(PartitionTree::Pmem(tree)) = partition.tree_if_built()
-                && tree.next_task(false, &[Task::Flush]) == Some(Task::Compact)
-            {
-                tree.run(Task::Compact, false, self.inner)?;
+            if let Some(PartitionTree::Pmem(tree)) = partition.tree_if_built() {
+                while tree.next_task(false, &[Task::Flush]) == Some(Task::Compact)
+                    && !self.inner.background.is_closing()
+                {
+                    tree.run(Task::Compact, false, self.inner)?;
+                }
             }
         }
         Ok(())

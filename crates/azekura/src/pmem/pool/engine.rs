@@ -417,7 +417,7 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
     }
 
     fn next_task(&self, forced: bool, held: &[Task]) -> Option<Task> {
-        if self.durability.is_discarded() || held.contains(&Task::Flush) {
+        if self.durability.is_discarded() {
             return None;
         }
         let wanted = self.durability.is_checkpoint_requested() && self.durability.first_unflushed().is_some();
@@ -426,7 +426,7 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> Engine for PoolEngine<M, K> {
         } else {
             wanted && !self.durability.is_checkpoint_running()
         };
-        if next {
+        if next && !held.contains(&Task::Flush) {
             return Some(Task::Flush);
         }
         // Versions that became stale when their last reader ended, and expired records.

@@ -1,8 +1,9 @@
-//! Partitions whose comparators a follower is given late.
+//! Partitions whose comparators a follower is given late, and pools of followers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestOrder};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv, TestOrder};
 use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions, Result};
 
 use super::faults::{config, open_writer, partition, text};
@@ -85,6 +86,40 @@ fn the_limit_of_a_pool_is_raised_later() {
     assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap());
     assert_eq!(followed.len().unwrap(), 151);
     assert_eq!(text(&followed, "k").as_deref(), Some("1"));
+}
+
+/// Regression: a pool of a follower kept every expired record, and every replaced version after a snapshot had ended.
+#[test]
+fn a_pool_of_a_follower_drops_what_has_expired() {
+    let (machine, env) = (MemFs::new(), TestEnv::new(1));
+    let open = || config(Arc::new(machine.clone())).env(Arc::new(env.clone()));
+    let writer = open().open().unwrap();
+    let options = pool_options(32 << 20).default_ttl(Duration::from_secs(60));
+    let p = writer.open_partition("p", options).unwrap();
+    let follower = open().open_follower().unwrap();
+    follower.catch_up().unwrap();
+    let followed = follower.partition("p").unwrap();
+    let records = |p: &Partition| p.metrics().pool.unwrap().records;
+    for round in 0..20 {
+        for n in 0..200 {
+            p.insert(format!("{round} {n}"), padded(n, 100)).unwrap();
+        }
+        env.advance(Duration::from_secs(61));
+        while writer.step().unwrap() {}
+        follower.catch_up().unwrap();
+        let (written, followed) = (records(&p), records(&followed));
+        assert!(followed <= written.max(400), "{followed} records in the follower, {written} in the writer");
+    }
+    let version_bytes = |p: &Partition| p.metrics().pool.unwrap().version_bytes;
+    let snapshot = follower.snapshot();
+    for n in 0..20_000u32 {
+        p.insert("k", n.to_be_bytes()).unwrap();
+    }
+    follower.catch_up().unwrap();
+    let kept = version_bytes(&followed);
+    drop(snapshot);
+    follower.catch_up().unwrap();
+    assert!(version_bytes(&followed) <= kept / 2, "{kept} bytes of versions, then {}", version_bytes(&followed));
 }
 
 /// A pool is built late while commits are held, because the tables of an ingest before them cannot be opened.
