@@ -44,6 +44,7 @@ use crate::db::partition_state::{PartitionState, ReplayPhase};
 use crate::db::recovery::directory_listing::data_files;
 use crate::db::recovery::open::{is_changed_meanwhile, open_follower, read_again};
 use crate::db::recovery::recovery_state::{check_followable, unknown_to_manifest};
+use crate::db::state::background_work::WorkerStep;
 use crate::engine::{Engine, EngineView, ReadMoment, Staged, Task};
 use crate::iter::InternalIter;
 use crate::lsm::follow::NewerState;
@@ -60,6 +61,9 @@ const MANIFEST_READS_MAX: u32 = 8;
 const READ_LEN_MAX: usize = 64 << 20;
 /// How often the whole database is read again before an error of its files is reported.
 const RELOADS_MAX: u32 = 20;
+
+/// How long the thread of a poisoned follower waits at least, before it looks whether the database closes.
+const POISONED_WAIT_MS: u64 = 1_000;
 
 /// Why reading of the WAL has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,12 +184,18 @@ fn start_thread(handle: &DbHandle) -> Result<()> {
     Ok(())
 }
 
-/// Catches up at this interval until the database closes or is poisoned. The listener hears of an error once, until it
-/// ends.
+/// Catches up at this interval until the database closes, but not once it is poisoned. The listener hears of an error
+/// once, until it ends.
 fn catch_up_periodically(inner: &DbInner, interval: Duration) {
     let ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 40);
     let mut has_failed = false;
-    while !inner.poison.is_set() && !inner.background.wait_for_closing(ms) {
+    loop {
+        match inner.background.next_follower_step(if inner.poison.is_set() { ms.max(POISONED_WAIT_MS) } else { ms }) {
+            WorkerStep::Close(close) => return close(),
+            WorkerStep::End => return,
+            WorkerStep::FindTask { .. } if inner.poison.is_set() => continue,
+            WorkerStep::FindTask { .. } => {}
+        }
         let failed = catch_up(inner).err().filter(|error| error.kind() != ErrorKind::Closed);
         if let Some(error) = failed.clone().filter(|_| !has_failed) {
             inner.emit(&Event::BackgroundError { error });

@@ -1,6 +1,7 @@
 //! Followers: databases that are read while another handle, which stands for another process, writes to them.
 
 mod checkpoints;
+mod closing;
 mod faults;
 mod interleaved;
 mod opened_late;

@@ -115,11 +115,22 @@ impl BackgroundWork {
         }
     }
 
-    /// Leaves closing to a worker, because the last handle was dropped inside work.
+    /// Leaves closing to a worker, or to the thread of a follower, because the last handle was dropped inside work.
     pub(crate) fn defer_close(&self, close: CloseFn) {
         let earlier = lock(&self.deferred_close).replace(close);
         debug_assert!(earlier.is_none(), "a database has one last handle");
         self.wake_workers();
+        self.close_requested.notify_all();
+    }
+
+    /// As [`next_worker_step`](Self::next_worker_step), for the thread of a follower. First waits `ms` milliseconds, or
+    /// until the database closes or is to be closed.
+    pub(crate) fn next_follower_step(&self, ms: u64) -> WorkerStep {
+        let seen = self.close_requested.generation();
+        if !self.is_closing.load(Ordering::Acquire) && lock(&self.deferred_close).is_none() {
+            self.close_requested.wait_past(seen, ms);
+        }
+        self.next_worker_step()
     }
 
     /// The workers rest from now on, because closing flushes all partitions.
