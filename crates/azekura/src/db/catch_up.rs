@@ -469,6 +469,7 @@ impl FollowerTask<'_> {
         inner.catalog.resources().note_file_numbers(next);
         let mut newer: Vec<(Arc<LsmTree>, NewerState)> = Vec::new();
         let mut views: Vec<(PartitionId, Arc<dyn EngineView>)> = Vec::new();
+        let mut pools = Vec::new();
         for ChangedPartition { partition, stored, read } in &states {
             inner.catalog.follow(partition, stored)?;
             if let Some(tree) = partition.tables_if_built() {
@@ -477,14 +478,19 @@ impl FollowerTask<'_> {
                 newer.push((Arc::clone(tree), tree.open_newer(stored, memtables.map(|tree| &**tree))?));
                 views.push((partition.id, Arc::from(tree.view())));
             }
-            views.extend(partition.unbuilt_view().map(|view| (partition.id, view)));
+            let again = match partition.read_pool_again(stored, inner.catalog.resources(), end) {
+                Err(error) if is_changed_meanwhile(&error) => None, // the next call tries again
+                again => again?,
+            };
+            views.extend(partition.unbuilt_view(again.is_some()).map(|view| (partition.id, view)));
+            pools.push(again);
             partition.open_unbuilt_files(stored, inner.catalog.resources())?;
         }
         // Nothing fails from here on.
         let (resources, last) = (inner.catalog.resources(), progress.tail.last_seqno());
-        for ChangedPartition { partition, stored, read } in &states {
+        for (ChangedPartition { partition, stored, read }, again) in states.iter().zip(pools) {
             read.iter().for_each(|read| partition.replace_pending(read, last));
-            partition.follow_unbuilt(stored, resources);
+            partition.follow_unbuilt(stored, again, resources);
         }
         let mut deleted = Vec::new();
         progress.partitions.retain(|id, partition| {

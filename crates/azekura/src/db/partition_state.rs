@@ -48,6 +48,9 @@ const DELETED: u8 = 1;
 /// Handles of a closed database return `Closed`.
 const CLOSED: u8 = 2;
 
+/// Bytes of buffered records of a pool that is not built, below which a follower does not read its image again.
+const BUFFERED_POOL_BYTES: u64 = 8 << 20;
+
 /// State of a partition that all its handles share.
 pub(crate) struct PartitionState {
     pub(crate) id: PartitionId,
@@ -163,15 +166,55 @@ impl PartitionState {
         }
     }
 
-    /// In a follower: takes over the files of a tree that is not built.
-    pub(crate) fn follow_unbuilt(&self, newer: &PartitionManifestState, resources: &TreeResources) {
+    /// In a follower: reads the image of a pool that is not built again, if the writer has flushed as many bytes of
+    /// buffered records as the last image has in total, and at least [`BUFFERED_POOL_BYTES`]. So the memory for flushed
+    /// records is bounded by that of the pool, and the bytes that are read by those that are written. `None` otherwise,
+    /// or if the image has records after `end`.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub(crate) fn read_pool_again(
+        &self,
+        newer: &PartitionManifestState,
+        resources: &TreeResources,
+        end: SeqNo,
+    ) -> Result<Option<StoredTree>> {
+        let stored = lock(&self.stored_tree);
+        let Some(before) = stored.as_ref().filter(|_| self.kind == EngineKind::Pmem && self.tree.get().is_none())
+        else {
+            return Ok(None);
+        };
+        let buffered = lock(&self.buffered_records);
+        let unneeded = buffered.iter().take_while(|record| record.seqno <= newer.flushed_seqno);
+        if unneeded.map(PendingRecord::bytes).sum::<u64>() < before.image_bytes().max(BUFFERED_POOL_BYTES) {
+            return Ok(None);
+        }
+        drop(buffered);
+        let options = self.stored_options()?.tree(resources.default_codec);
+        let again = StoredTree::read_again(resources, newer, &options)?;
+        Ok(Some(again).filter(|again| again.files_at_open().highest <= end))
+    }
+
+    /// In a follower: takes over the files of a tree that is not built. `again`: the pool, if it was [read
+    /// again](Self::read_pool_again).
+    pub(crate) fn follow_unbuilt(
+        &self,
+        newer: &PartitionManifestState,
+        again: Option<StoredTree>,
+        resources: &TreeResources,
+    ) {
         if let Some(stored) = &mut *lock(&self.stored_tree) {
-            let permanent = newer.permanent();
+            // The image of a pool stays as it was read.
+            let permanent = match (self.kind, &again) {
+                (EngineKind::Lsm, _) => newer.permanent(),
+                (_, Some(again)) => again.files_at_open().permanent.min(newer.flushed_seqno),
+                (_, None) => SeqNo::ZERO,
+            };
             let mut buffered = lock(&self.buffered_records);
-            // The image of a pool was read when the follower was opened, and is not read again.
-            if self.kind == EngineKind::Lsm {
+            if permanent > SeqNo::ZERO {
                 Arc::make_mut(&mut *buffered).retain(|record| record.seqno > permanent);
             }
+            again.into_iter().for_each(|again| stored.replace_pool(again));
             let pointers = buffered.iter().filter_map(|record| {
                 let entry = record.entry();
                 BlobPointer::of_record(entry.kind, entry.value).ok().flatten()
@@ -181,9 +224,10 @@ impl PartitionState {
     }
 
     /// In a follower: what readers of the present state read once [`follow_unbuilt`](Self::follow_unbuilt) has replaced
-    /// it. `None` if nothing replaces it: the tree is built, or it is a pool, whose records are all buffered.
-    pub(crate) fn unbuilt_view(&self) -> Option<Arc<dyn EngineView>> {
-        let is_replaced = self.kind == EngineKind::Lsm && self.tree.get().is_none();
+    /// it. `None` if nothing replaces it: the tree is built, or it is a pool that was not `read_again`, whose records
+    /// are all buffered.
+    pub(crate) fn unbuilt_view(&self, read_again: bool) -> Option<Arc<dyn EngineView>> {
+        let is_replaced = (self.kind == EngineKind::Lsm || read_again) && self.tree.get().is_none();
         is_replaced.then(|| Arc::new(UnbuiltView { partition: Arc::clone(&self.name) }) as _)
     }
 
@@ -575,5 +619,48 @@ impl PartitionState {
             stored.remove(obsolete_files);
         }
         *lock(&self.buffered_records) = Arc::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::components::PartitionComponents;
+    use crate::db::config::Config;
+    use crate::db::partition::Partition;
+    use crate::testing::{MemFs, TestOrder};
+
+    /// Regression: a follower buffered every record of a pool whose comparator it was not given, also those that the
+    /// writer had flushed.
+    #[test]
+    fn buffer_of_an_unbuilt_pool_is_bounded() {
+        let machine = MemFs::new();
+        let config = || Config::new("/db").fs(Arc::new(machine.clone())).workers(0);
+        let writer = config().open().unwrap();
+        let pool = EngineType::Pmem(PmemOptions::default().max_size(64 << 20));
+        let options = || PartitionCreateOptions::default().engine(pool.clone());
+        let components = || PartitionComponents::default().comparator(TestOrder::Reversed.comparator().unwrap());
+        let p = writer.open_partition_with("p", options(), components()).unwrap();
+        let follower = config().open_follower().unwrap();
+        let state = follower.handle.inner.partition("p").unwrap();
+        let (oldest, mut largest) = (follower.snapshot(), 0);
+        for round in 0..60u8 {
+            p.insert([round % 4], vec![round; 512 << 10]).unwrap();
+            p.remove([round % 3 + 10]).unwrap();
+            p.insert([round % 5 + 10], "small").unwrap();
+            p.flush().unwrap();
+            follower.catch_up().unwrap();
+            largest = largest.max(state.pending().iter().map(PendingRecord::bytes).sum());
+        }
+        assert!(largest > BUFFERED_POOL_BYTES / 2 && largest < BUFFERED_POOL_BYTES * 3 / 2, "{largest} bytes");
+        p.insert([3], "not flushed").unwrap();
+        let before = follower.snapshot();
+        follower.catch_up().unwrap();
+        let followed = follower.open_partition_with("p", options(), components()).unwrap();
+        let pairs = |part: &Partition| part.iter().collect::<Result<Vec<_>>>().unwrap();
+        assert_eq!(pairs(&followed), pairs(&p));
+        assert_eq!(oldest.get(&followed, [3]).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(before.get(&followed, [3]).unwrap().unwrap(), vec![59; 512 << 10]);
+        assert_eq!(before.len(&followed).unwrap(), p.len().unwrap());
     }
 }

@@ -40,6 +40,11 @@ impl PendingRecord {
         PendingRecord { seqno, kind, key: user_key.to_vec(), value: value.to_vec() }
     }
 
+    /// Bytes of memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        (size_of::<PendingRecord>() + self.key.len() + self.value.len()) as u64
+    }
+
     pub(crate) fn entry(&self) -> EntryRef<'_> {
         EntryRef { user_key: &self.key, seqno: self.seqno, kind: self.kind, value: &self.value }
     }

@@ -187,6 +187,28 @@ impl StoredTree {
         blobs.filter(|file| !newer.blob_files.contains_key(file)).for_each(|file| files.blob_files().close(file));
     }
 
+    /// In a follower: reads the files of a pool again, for a newer state of the manifest.
+    ///
+    /// # Errors
+    /// Those of [`of_manifest`](StoredTree::of_manifest).
+    pub(crate) fn read_again(
+        resources: &TreeResources,
+        newer: &PartitionManifestState,
+        options: &TreeOptions,
+    ) -> Result<StoredTree> {
+        StoredTree::read(resources, newer.clone(), false, options)
+    }
+
+    /// In a follower: takes over the image of a pool that was [read again](StoredTree::read_again).
+    pub(crate) fn replace_pool(&mut self, newer: StoredTree) {
+        self.pool = newer.pool;
+    }
+
+    /// Bytes of memory of the image of a pool.
+    pub(crate) fn image_bytes(&self) -> u64 {
+        self.pool.as_ref().map_or(0, StoredPool::image_bytes)
+    }
+
     /// Copies the files that are no tables or blob files; false if a failed [`build`](StoredTree::build) has them.
     /// Nothing changes them meanwhile.
     pub(crate) fn copy_to(&self, dir: &Path) -> Result<bool> {

@@ -162,6 +162,14 @@ impl StoredPool {
         self.seqnos_at_open
     }
 
+    /// Bytes of memory of an image.
+    pub(crate) fn image_bytes(&self) -> u64 {
+        match &self.files {
+            StoredPoolFiles::Image(_, Some(image)) => image.region().len(),
+            _ => 0,
+        }
+    }
+
     /// Whether the pool is a mapped file.
     pub(crate) fn is_mapped(&self) -> bool {
         matches!(&self.files, StoredPoolFiles::Mapped(_))
