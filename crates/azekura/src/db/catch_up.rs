@@ -124,9 +124,10 @@ impl Database {
     ///
     /// # Errors
     /// `Invalid` if the database is no follower. `Stale` if a recovery of the writer has lost commits that are visible
-    /// here or has skipped damage, or if the follower was too slow and has missed changes of a pool whose comparator
-    /// was not given yet: open the follower again. `Unsupported` if the writer has created a pool in mapped memory.
-    /// `Corruption` if a file is damaged. `Io`, `Closed`.
+    /// here or has skipped damage, if a commit was read that the writer could not finish because the disk was full, or
+    /// if the follower was too slow and has missed changes of a pool whose comparator was not given yet: open the
+    /// follower again. `Unsupported` if the writer has created a pool in mapped memory. `Corruption` if a file is
+    /// damaged. `Io`, `Closed`.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -364,13 +365,17 @@ impl FollowerTask<'_> {
         progress.waits_for_install |= progress.held_from.take().is_some();
     }
 
-    /// Checks that a manifest is of this database, and that no recovery has lost commits that were read.
+    /// Checks that a manifest is of this database, that no recovery has lost commits that were read, and that no
+    /// commits are visible that were abandoned on a full disk.
     fn check_history(&self, state: &ManifestState) -> Result<()> {
         let installed = self.follower.manifest_state();
         if (state.id, state.instance) != (installed.id, installed.instance) {
             return Err(Error::invalid("the directory has another database now").in_file(&self.follower.config.path));
         }
-        let last = self.progress.tail.last_seqno();
+        let (last, visible) = (self.progress.tail.last_seqno(), self.inner.last_visible.get());
+        if let Some(end) = self.progress.tail.abandoned_after().filter(|end| *end < visible) {
+            return Err(Error::stale(format!("commits after sequence number {end} were read and have failed since")));
+        }
         match state.end_of_epoch(self.progress.epoch)? {
             Some(end) if end < last => {
                 Err(Error::stale(format!("a recovery has ended the log at sequence number {end}, before {last}")))
@@ -720,6 +725,10 @@ impl CommitReader<'_> {
 }
 
 /// Changes the records of the pool `to` to those of the pool `from`, which is the same pool at `end`, a later moment.
+///
+/// # Errors
+/// `Stale` if two different records have the same sequence number, so that `to` has one of another history; those of
+/// the pools.
 fn copy_changes(from: &dyn Engine, to: &dyn Engine, end: SeqNo) -> Result<()> {
     let (order, at) = (to.key_order(), ReadMoment::from(SeqNo::MAX));
     let unbounded = (Bound::Unbounded, Bound::Unbounded);
@@ -741,7 +750,11 @@ fn copy_changes(from: &dyn Engine, to: &dyn Engine, end: SeqNo) -> Result<()> {
         let newest = new.current().filter(|_| is_new);
         let before = old.current().filter(|_| is_old);
         match (newest, before) {
-            (Some(newest), Some(before)) if newest.seqno == before.seqno => {}
+            (Some(newest), Some(before)) if newest.seqno == before.seqno => {
+                if (newest.kind, newest.value) != (before.kind, before.value) {
+                    return Err(Error::stale("a pool has a record of a commit that was read and has failed since"));
+                }
+            }
             (Some(EntryRef { user_key, seqno, kind, value }), _) => {
                 changes.push((user_key.to_vec(), seqno, kind, value.to_vec()));
             }

@@ -34,6 +34,9 @@ pub(crate) struct WalTail {
     /// Whether the WAL may end before `last_seqno` when reading begins, because the segments with the records up to it
     /// are gone and no later one was begun.
     may_be_ahead: bool,
+    /// Where the WAL goes on, if a later segment begins before `last_seqno`: the commits after it that were returned
+    /// are abandoned. Either a recovery has lost them, or they were never committed because the disk was full.
+    abandoned_after: Option<SeqNo>,
     /// A planted bug: a commit that was recycled is passed over. Always false without the feature `testing`.
     pub(crate) ignores_recycling: bool,
 }
@@ -76,6 +79,7 @@ impl WalTail {
             last_seqno: after,
             durable: SeqNo::ZERO,
             may_be_ahead: false,
+            abandoned_after: None,
             ignores_recycling: false,
         }
     }
@@ -89,6 +93,11 @@ impl WalTail {
     /// The last sequence number that was passed.
     pub(crate) fn last_seqno(&self) -> SeqNo {
         self.last_seqno
+    }
+
+    /// The sequence number after which commits were returned that are abandoned. Set when the WAL is `Stale` therefore.
+    pub(crate) fn abandoned_after(&self) -> Option<SeqNo> {
+        self.abandoned_after
     }
 
     /// The epoch of the segment that is read, if it is found.
@@ -180,6 +189,7 @@ impl WalTail {
             };
             let before = SeqNo(next.header.first_seqno.0 - 1);
             if before < self.last_seqno {
+                self.abandoned_after = Some(before);
                 let message = format!("the log ends at sequence number {before}, before that of the position");
                 return Err(Error::stale(message).in_file(&current.path));
             }

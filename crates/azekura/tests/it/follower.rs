@@ -3,6 +3,7 @@
 mod checkpoints;
 mod closing;
 mod faults;
+mod full_disk;
 mod interleaved;
 mod opened_late;
 mod windows;

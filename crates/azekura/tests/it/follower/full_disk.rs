@@ -1,0 +1,159 @@
+//! A follower reads a commit whose write fails, because a file system that does not overwrite in place is full.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
+use azekura::{Error, ErrorKind, Result};
+
+use super::faults::{config, partition, text};
+use crate::pools::pool_options;
+
+type WriteHook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+
+/// The file system of a writer. Once a hook is set, the next write to the log is made, calls the hook, and fails as on
+/// a full disk, as if only a later part of it had failed.
+#[derive(Clone)]
+struct FullDiskFs {
+    inner: MemFs,
+    hook: WriteHook,
+}
+
+struct FullDiskFile {
+    inner: Arc<dyn File>,
+    hook: WriteHook,
+}
+
+impl std::fmt::Debug for FullDiskFs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FullDiskFs")
+    }
+}
+
+impl std::fmt::Debug for FullDiskFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FullDiskFile")
+    }
+}
+
+impl File for FullDiskFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.inner.read_at(buf, offset)
+    }
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        self.inner.write_at(bytes, offset)?;
+        let hook = self.hook.lock().unwrap().take();
+        hook.map_or(Ok(()), |hook| {
+            hook();
+            Err(Error::io("write", &io::Error::from(io::ErrorKind::StorageFull)))
+        })
+    }
+    fn length(&self) -> Result<u64> {
+        self.inner.length()
+    }
+    fn set_length(&self, len: u64) -> Result<()> {
+        self.inner.set_length(len)
+    }
+    fn allocate(&self, len: u64) -> Result<()> {
+        self.inner.allocate(len)
+    }
+    fn sync_data(&self) -> Result<()> {
+        self.inner.sync_data()
+    }
+    fn sync_all(&self) -> Result<()> {
+        self.inner.sync_all()
+    }
+    fn map(&self, _: u64) -> Result<Option<Box<dyn Mapping>>> {
+        Ok(None)
+    }
+}
+
+impl Fs for FullDiskFs {
+    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+        let inner = self.inner.open(path, mode)?;
+        match path.extension().is_some_and(|ending| ending == "wal") {
+            true => Ok(Arc::new(FullDiskFile { inner, hook: Arc::clone(&self.hook) })),
+            false => Ok(inner),
+        }
+    }
+    fn create_dir_all(&self, path: &Path) -> Result<()> {
+        self.inner.create_dir_all(path)
+    }
+    fn absolute(&self, path: &Path) -> Result<PathBuf> {
+        self.inner.absolute(path)
+    }
+    fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
+        self.inner.read_dir(path)
+    }
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.inner.exists(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.inner.rename(from, to)
+    }
+    fn remove_file(&self, path: &Path) -> Result<()> {
+        self.inner.remove_file(path)
+    }
+    fn remove_dir_all(&self, path: &Path) -> Result<()> {
+        self.inner.remove_dir_all(path)
+    }
+    fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
+        self.inner.hard_link(from, to)
+    }
+    fn sync_dir(&self, path: &Path) -> Result<()> {
+        self.inner.sync_dir(path)
+    }
+    fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
+        self.inner.lock(path, mode)
+    }
+    fn overwrites_in_place(&self, _: &Path) -> bool {
+        false
+    }
+}
+
+/// Regression: a follower showed such a commit, and then took other ones with the same sequence numbers for it. It went
+/// on without an error: a pool kept the value that was never committed.
+#[test]
+fn a_commit_that_failed_was_read() {
+    for is_held in [false, true] {
+        let machine = MemFs::new();
+        let faults = FaultFs::new(Arc::new(machine.clone()));
+        let full = FullDiskFs { inner: machine, hook: Arc::default() };
+        let writer = config(Arc::new(full.clone())).open().unwrap();
+        let (p, q) = (partition(&writer, "p"), writer.open_partition("q", pool_options(8 << 20)).unwrap());
+        [&p, &q].iter().for_each(|part| part.insert("k", "old").unwrap());
+        let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
+        if is_held {
+            p.ingest([("i", "ingested")]).unwrap();
+            let eio = Fault::Error(io::ErrorKind::Other);
+            faults.inject(FaultPlan::new(OpKind::Open, 1, eio).in_path(".sst").forever());
+        }
+        let commit = |value: &str| {
+            let mut batch = writer.batch();
+            [&p, &q].iter().for_each(|part| batch.insert(part, "k", value));
+            batch.commit()
+        };
+        let reader = follower.clone();
+        *full.hook.lock().unwrap() = Some(Box::new(move || {
+            std::thread::scope(|scope| {
+                let caught_up = scope.spawn(|| reader.catch_up().is_ok()).join().unwrap();
+                assert_eq!(caught_up, !is_held);
+            });
+        }));
+        assert_eq!(commit("failed").unwrap_err().kind(), ErrorKind::OutOfSpace);
+        let followed = ["p", "q"].map(|name| follower.partition(name).unwrap());
+        let shown = if is_held { "old" } else { "failed" };
+        assert_eq!(followed.each_ref().map(|part| text(part, "k").unwrap()), [shown; 2]);
+        commit("committed").unwrap();
+        (0..3).for_each(|n| p.insert("later", n.to_string()).unwrap());
+        faults.clear_faults();
+        for _ in 0..2 {
+            assert_eq!(follower.catch_up().map_err(|error| error.kind()), Err(ErrorKind::Stale), "held: {is_held}");
+        }
+        let follower = config(Arc::new(faults)).open_follower().unwrap();
+        let followed = ["p", "q"].map(|name| text(&follower.partition(name).unwrap(), "k").unwrap());
+        assert_eq!(followed, ["committed"; 2]);
+    }
+}
