@@ -27,6 +27,8 @@ use crate::store::{BackupStore, CHUNK};
 
 /// Attempts to make a checkpoint while no partition is created or deleted.
 const CHECKPOINT_ATTEMPTS: usize = 20;
+/// Calls of `catch_up` until a follower has reached a position.
+const CATCH_UP_ATTEMPTS: usize = 100;
 /// Default of [`CreateOptions::durable_wait`].
 const DURABLE_WAIT: Duration = Duration::from_secs(10);
 const DURABLE_PAUSE: Duration = Duration::from_millis(10);
@@ -312,20 +314,52 @@ impl Upload<'_> {
 /// # Errors
 /// `OtherHistory` if the store has a durable backup of a later state than that of the database.
 fn check_history(db: &Database, earlier: &[(String, BackupManifest)]) -> Result<()> {
+    let durable = || earlier.iter().map(|(_, manifest)| manifest).filter(|manifest| manifest.is_durable);
+    for manifest in durable() {
+        catch_up_to(db, manifest.sequence, manifest.epoch())?;
+    }
     let now = db.change_position()?.sequence_number();
-    match earlier.iter().find(|(_, manifest)| manifest.is_durable && manifest.sequence > now) {
+    match durable().find(|manifest| manifest.sequence > now) {
         None => Ok(()),
-        Some((_, later)) => Err(BackupError::OtherHistory {
+        Some(later) => Err(BackupError::OtherHistory {
             message: format!("backup {} ends with commit {}, the database with {now}", later.id, later.sequence),
         }),
     }
 }
 
+/// In a follower, reads what the writer has committed.
+fn catch_up(db: &Database) -> Result<()> {
+    match db.catch_up() {
+        // No follower.
+        Err(error) if error.kind() == ErrorKind::Invalid => Ok(()),
+        read => Ok(read.map(drop)?),
+    }
+}
+
+/// In a follower, reads up to a sequence number of an epoch, or as far as the writer has written.
+pub(crate) fn catch_up_to(db: &Database, sequence: u64, epoch: u32) -> Result<()> {
+    let mut now = db.change_position()?;
+    for _ in 0..CATCH_UP_ATTEMPTS {
+        if now.sequence_number() >= sequence && now.epoch() >= epoch {
+            break;
+        }
+        catch_up(db)?;
+        let before = std::mem::replace(&mut now, db.change_position()?);
+        if now == before {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// Makes a checkpoint. Returns a position before its end, of its epoch, and the partitions in it.
 fn make_checkpoint(db: &Database, path: &Path) -> Result<(ChangePosition, Vec<(String, u64)>)> {
+    catch_up(db)?;
     for _ in 0..CHECKPOINT_ATTEMPTS {
         let (position, partitions) = (db.change_position()?, db.partition_ids());
         db.checkpoint(path)?;
+        // The checkpoint of a follower has what the writer has committed, which may be more than the follower has read.
+        catch_up(db)?;
         // Beside the writer of another process, which may have opened the database again, the epoch may rise.
         if db.partition_ids() == partitions && db.change_position()?.epoch() == position.epoch() {
             return Ok((position, partitions));

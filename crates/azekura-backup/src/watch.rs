@@ -2,7 +2,7 @@
 
 use azekura::{ChangePosition, Changes, Database, ErrorKind};
 
-use crate::create::{CreateOptions, CreateReport};
+use crate::create::{CreateOptions, CreateReport, catch_up_to};
 use crate::error::{BackupError, Result};
 use crate::layout::{hex, log_object};
 use crate::log::{Until, chain, read_headers};
@@ -119,6 +119,7 @@ impl Watcher<'_> {
     /// Continues the log at a position, or notes why a backup is needed.
     fn go_on(&mut self, after: u64, position: ChangePosition, partitions: Vec<(String, u64)>) -> Result<()> {
         self.shipped = None;
+        catch_up_to(self.db, position.sequence_number(), position.epoch())?;
         match self.db.changes_since(position).and_then(Changes::durable_only) {
             Ok(changes) => {
                 self.shipped = Some(Shipped { after, position, changes: changes.named("backup"), partitions });

@@ -10,19 +10,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-fn step(watcher: &mut Watcher<'_>) -> WatchStep {
+pub(crate) fn step(watcher: &mut Watcher<'_>) -> WatchStep {
     watcher.step(&mut |_| true).unwrap()
 }
 
 /// The reason of the backup that a step makes.
-fn reason(watcher: &mut Watcher<'_>) -> String {
+pub(crate) fn reason(watcher: &mut Watcher<'_>) -> String {
     match step(watcher) {
         WatchStep::BackedUp { reason, .. } => reason,
         other => panic!("{other:?}"),
     }
 }
 
-fn restored(store: &BackupStore, path: &Path, until: Until) -> Content {
+pub(crate) fn restored(store: &BackupStore, path: &Path, until: Until) -> Content {
     restore(store, path, RestoreOptions::default().until(until)).unwrap();
     content_at(path)
 }
@@ -32,7 +32,7 @@ fn number(db: &Database) -> u64 {
 }
 
 /// A place whose clock stands until it is set.
-fn open_with_clock(place: &Place) -> (BackupStore, Arc<AtomicU64>) {
+pub(crate) fn open_with_clock(place: &Place) -> (BackupStore, Arc<AtomicU64>) {
     let clock = Arc::new(AtomicU64::new(1_000_000));
     let read = Arc::clone(&clock);
     (place.open().clock(move || read.load(Ordering::Relaxed)), clock)
@@ -270,7 +270,7 @@ fn database_of_older_files_is_refused() {
     let _: ChangePosition = db.change_position().unwrap();
 }
 
-fn copy_directory(from: &Path, to: &Path) {
+pub(crate) fn copy_directory(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
     for entry in from.read_dir().unwrap() {
         let entry = entry.unwrap();
@@ -348,7 +348,7 @@ fn log_of_lost_commits_is_not_applied() {
 }
 
 /// Flips a byte of the file of the directory that has this text.
-fn flip_byte_of(dir: &Path, text: &[u8]) {
+pub(crate) fn flip_byte_of(dir: &Path, text: &[u8]) {
     for entry in dir.read_dir().unwrap() {
         let path = entry.unwrap().path();
         let mut bytes = std::fs::read(&path).unwrap();

@@ -7,4 +7,5 @@ mod fuzz_replay;
 mod golden;
 mod logs;
 mod prunes;
+mod regressions;
 mod support;
