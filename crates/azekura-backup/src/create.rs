@@ -168,7 +168,7 @@ impl BackupStore {
         manifest.position = position.to_string();
         manifest.sequence = inspect::wal_end(&disk, &checkpoint)?
             .ok_or_else(|| BackupError::invalid("the checkpoint does not record the end of its log"))?;
-        manifest.is_durable = make_durable(db, manifest.sequence, options.durable_wait)?;
+        manifest.is_durable = make_durable(db, manifest.sequence, position.epoch(), options.durable_wait)?;
 
         let plan = plan(&disk, &checkpoint, &stored_files(&earlier), progress)?;
         manifest.files = plan.files;
@@ -370,8 +370,8 @@ fn make_checkpoint(db: &Database, path: &Path) -> Result<(ChangePosition, Vec<(S
 }
 
 /// Makes the commits up to a sequence number durable. Beside the writer of another process, waits until it does so.
-/// Returns whether they are.
-fn make_durable(db: &Database, sequence: u64, longest: Duration) -> Result<bool> {
+/// Returns whether they are known to be.
+fn make_durable(db: &Database, sequence: u64, epoch: u32, longest: Duration) -> Result<bool> {
     match db.persist(PersistMode::SyncData) {
         Ok(()) => return Ok(true),
         Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) => {}
@@ -379,14 +379,16 @@ fn make_durable(db: &Database, sequence: u64, longest: Duration) -> Result<bool>
     }
     let start = Instant::now();
     loop {
-        match db.catch_up() {
-            Err(error) if error.kind() == ErrorKind::Stale => return Ok(false),
-            // No follower.
-            Err(error) if error.kind() == ErrorKind::Invalid => {}
-            Err(error) => return Err(error.into()),
-            Ok(_) => {}
+        match catch_up(db) {
+            Err(BackupError::Database(error)) if error.kind() == ErrorKind::Stale => return Ok(false),
+            read => read?,
         }
-        if db.durable_position()?.sequence_number() >= sequence {
+        let durable = db.durable_position()?;
+        if durable.epoch() != epoch {
+            // The next open of the writer may have lost commits, and given later ones their numbers.
+            return Ok(false);
+        }
+        if durable.sequence_number() >= sequence {
             return Ok(true);
         }
         if start.elapsed() >= longest {

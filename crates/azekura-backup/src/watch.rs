@@ -72,8 +72,8 @@ impl BackupStore {
     /// Follows the database: each [`step`](Watcher::step) of the result stores what was committed since the last.
     ///
     /// Goes on where an earlier call, also of another process, has ended, if the database still has its log from there
-    /// on ([`Config::wal_retention`](azekura::Config::wal_retention) keeps it). Otherwise the first step makes a
-    /// backup.
+    /// on ([`Config::wal_retention`](azekura::Config::wal_retention) keeps it). Otherwise, and if a recovery may have
+    /// lost the end of the newest backup, the first step makes a backup.
     ///
     /// # Errors
     /// `OtherDatabase`; `OtherHistory` if the store has commits that the database does not have; `Invalid` if the store
@@ -120,6 +120,11 @@ impl Watcher<'_> {
     fn go_on(&mut self, after: u64, position: ChangePosition, partitions: Vec<(String, u64)>) -> Result<()> {
         self.shipped = None;
         catch_up_to(self.db, position.sequence_number(), position.epoch())?;
+        // A later open may have lost commits between the position and `after`. Within one epoch none is lost.
+        if position.sequence_number() < after && self.db.change_position()?.epoch() > position.epoch() {
+            self.reason = "the database was opened again after the backup, during which it was written to".into();
+            return Ok(());
+        }
         match self.db.changes_since(position).and_then(Changes::durable_only) {
             Ok(changes) => {
                 self.shipped = Some(Shipped { after, position, changes: changes.named("backup"), partitions });

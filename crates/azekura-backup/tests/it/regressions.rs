@@ -37,6 +37,48 @@ fn follower(db: &Database) -> Database {
     Config::new(db.path()).follow_interval(None).open_follower().unwrap()
 }
 
+/// The position of a backup is before its end if commits are made meanwhile. Only the position was checked against the
+/// history, so that new commits with the numbers of lost ones were taken for stored.
+#[test]
+fn backup_that_lost_its_end_is_not_continued() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, crashed) = (Place::new(), dir.path().join("crashed"));
+    let config = |path| Config::new(path).workers(0).sync_interval(None).wal_retention(Duration::from_secs(3600));
+    let db = config(dir.path().join("db")).open().unwrap();
+    db.open_partition("plain", PartitionCreateOptions::default()).unwrap().insert("kept", "1").unwrap();
+    let (store, early) = (place.open(), db.change_position().unwrap());
+    three_commits(&db, "a");
+    let late = db.change_position().unwrap();
+    let id = create(&store, &db).unwrap().backup.id;
+    edit_manifest(&place, &id, |text| text.replace(&late.to_string(), &early.to_string()));
+    copy_directory(db.path(), &crashed);
+    db.close().unwrap();
+    flip_byte_of(&crashed, b"damage a 1");
+    let db = config(crashed).recovery_mode(RecoveryMode::PointInTime).open().unwrap();
+    six_commits(&db);
+    assert!(db.changes_since(early).is_ok(), "the position alone does not tell");
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    assert!(reason(&mut watcher).contains("opened again"));
+    while step(&mut watcher) != WatchStep::Idle {}
+    assert!(restored(&store, &dir.path().join("copy"), Until::End)["plain"] == content(&db)["plain"]);
+}
+
+/// Within one epoch nothing is lost, so no further backup is made.
+#[test]
+fn backup_is_continued_in_its_epoch() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 61));
+    let (store, early) = (place.open(), db.change_position().unwrap());
+    three_commits(&db, "a");
+    let late = db.change_position().unwrap();
+    let id = create(&store, &db).unwrap().backup.id;
+    edit_manifest(&place, &id, |text| text.replace(&late.to_string(), &early.to_string()));
+    six_commits(&db);
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 6, .. }));
+    assert!(restored(&store, &dir.path().join("copy"), Until::End) == content(&db));
+}
+
 /// The checkpoint of a follower has what the writer has committed, but the table of partitions was an older one.
 #[test]
 fn backup_of_a_follower_has_new_partitions() {
