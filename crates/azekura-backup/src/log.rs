@@ -43,6 +43,11 @@ impl Until {
         }
     }
 
+    /// Whether it is known by the name of a log object that its commits are beyond.
+    fn excludes_log(self, after: u64) -> bool {
+        matches!(self, Until::Sequence(last) if after >= last)
+    }
+
     /// Whether a commit is not beyond it; its object is admitted.
     pub(crate) fn admits_commit(self, sequence: u64) -> bool {
         !matches!(self, Until::Sequence(last) if sequence > last)
@@ -113,14 +118,22 @@ pub(crate) fn chain(
     until: Until,
 ) -> Result<Vec<String>> {
     let history = History::of(manifests);
+    // The epoch of the first object beyond the limit. While the clock was set back, later objects of this epoch got
+    // earlier times. Those of earlier epochs may follow by name: the commits that a recovery has lost.
+    let mut stop = u32::MAX;
+    let mut newest = backup.epoch();
     let mut admitted = Vec::new();
     for log in logs {
         match &log.header {
             _ if log.is_before(backup.sequence, logs) => {}
-            Ok(of) if history.has_lost(of.epoch(), of.end()) => {}
-            Ok(of) if until.admits_log(of) => admitted.push((&log.object, of)),
-            // While the clock was set back, later objects got earlier times.
-            Ok(_) => break,
+            Ok(of) if of.epoch() >= stop || history.has_lost(of.epoch(), of.end()) => {}
+            Ok(of) if until.admits_log(of) => {
+                newest = newest.max(of.epoch());
+                admitted.push((&log.object, of));
+            }
+            Ok(of) => stop = of.epoch(),
+            // Beyond the limit, unless commits that a recovery has lost follow.
+            Err(_) if stop <= newest || until.excludes_log(log.after) => {}
             Err(error) => return Err(BackupError::wrong(&log.object, error.to_string())),
         }
     }

@@ -79,6 +79,51 @@ fn backup_is_continued_in_its_epoch() {
     assert!(restored(&store, &dir.path().join("copy"), Until::End) == content(&db));
 }
 
+/// The search for log objects up to a time ended at an object of the next epoch, before others of the lost commits.
+#[test]
+fn time_before_a_recovery_has_all_lost_commits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 62));
+    let (store, clock) = open_with_clock(&place);
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    let mut states = vec![(clock.load(Ordering::Relaxed), content(&db))];
+    for name in ["a", "b", "c"] {
+        three_commits(&db, name);
+        clock.fetch_add(1000, Ordering::Relaxed);
+        assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 3, .. }));
+        states.push((clock.load(Ordering::Relaxed), content(&db)));
+    }
+    drop(watcher);
+    let db = lossy(db, &dir.path().join("crashed"), "damage a 1");
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    for i in 0..3 {
+        clock.fetch_add(1000, Ordering::Relaxed);
+        match i {
+            0 => drop(reason(&mut watcher)),
+            _ => {
+                db.partition("plain").unwrap().insert("new", [i]).unwrap();
+                sync(&db);
+                assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 1, .. }));
+            }
+        }
+        states.push((clock.load(Ordering::Relaxed), content(&db)));
+    }
+    for (time, expected) in &states {
+        let found = restored(&store, &dir.path().join(time.to_string()), Until::TimeMs(*time));
+        assert!(&found == expected, "{time}");
+    }
+    // A damaged object at the end may have lost commits only if none of them is known to be beyond the time.
+    place.put(&format!("log/{:020}.log", 1u64 << 40), "damaged");
+    let until = |i: usize| {
+        let options = RestoreOptions::default().until(Until::TimeMs(states[i].0));
+        restore(&store, &dir.path().join(format!("damaged {i}")), options).map_err(|error| error.kind())
+    };
+    assert_eq!((until(3).err(), until(6).err()), (Some("corruption"), Some("corruption")));
+    until(2).unwrap();
+    until(5).unwrap();
+}
+
 /// The checkpoint of a follower has what the writer has committed, but the table of partitions was an older one.
 #[test]
 fn backup_of_a_follower_has_new_partitions() {
