@@ -251,7 +251,8 @@ impl BackupStore {
             };
             self.download(object, progress, write).await?;
         }
-        out.sync_all().map_err(failed)
+        // After a failed sync the cached bytes are right, and those on the disk may be wrong: nothing is kept of them.
+        out.sync_all().inspect_err(|_| drop(fs::remove_file(path))).map_err(failed)
     }
 }
 
