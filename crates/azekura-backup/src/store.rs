@@ -60,9 +60,11 @@ impl BackupStore {
     /// Opens a directory, which is created if it is missing, or a URL: `file:///path`, `memory:///`, and with the
     /// features of this crate `s3://bucket/prefix`, `gs://bucket/prefix` and `az://container/prefix`.
     ///
-    /// `options` are those of `object_store`, such as `("aws_region", "eu-central-1")`. Unknown ones are ignored, so
-    /// the environment variables of a process can be given. Uploads to S3 have a checksum that the server compares:
-    /// `("aws_checksum_algorithm", "sha256")` unless another is given; an empty one is for servers that accept none.
+    /// `options` are those of `object_store`, such as `("aws_region", "eu-central-1")`. Unknown ones are ignored. Of
+    /// the environment variables of a process, give only those with the prefix of the cloud (`AWS_`, `AZURE_`,
+    /// `GOOGLE_`): options have short names too, such as `token` or `endpoint`, which other programs use. Uploads to S3
+    /// have a checksum that the server compares: `("aws_checksum_algorithm", "sha256")` unless another is given; an
+    /// empty one is for servers that accept none.
     ///
     /// # Errors
     /// `Invalid` if the URL is not one of these, or has a password.
@@ -498,7 +500,9 @@ impl BackupStore {
 
 impl fmt::Debug for BackupStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BackupStore").field("store", &self.store).field("prefix", &self.prefix).finish_non_exhaustive()
+        // The debug text of the clients of some clouds has their credentials.
+        let store = format_args!("{}", self.store);
+        f.debug_struct("BackupStore").field("store", &store).field("prefix", &self.prefix).finish_non_exhaustive()
     }
 }
 

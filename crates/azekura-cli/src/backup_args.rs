@@ -20,8 +20,8 @@ pub(crate) struct BackupArgs {
 pub(crate) struct StoreArgs {
     /// Directory, or URL such as file:///path or s3://bucket/path, that holds the backups of one database.
     ///
-    /// Credentials and other options of a cloud store are read from the environment, such as AWS_ACCESS_KEY_ID,
-    /// AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT.
+    /// Credentials and other options of a cloud store are read from variables of the environment that begin with AWS_,
+    /// AZURE_ or GOOGLE_, such as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT.
     pub(crate) store: String,
     /// Bytes per second to transfer at most.
     #[arg(long, value_name = "SIZE", value_parser = size_in::<u64>(1..=u64::MAX), long_help = format!(

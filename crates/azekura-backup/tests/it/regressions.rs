@@ -124,6 +124,14 @@ fn time_before_a_recovery_has_all_lost_commits() {
     until(5).unwrap();
 }
 
+/// The clients of some clouds show their credentials in their debug texts.
+#[test]
+fn debug_text_of_a_store_is_its_name() {
+    let place = Place::new();
+    let text = format!("{:?}", place.open_through(FaultStore::new(place.objects()), 1));
+    assert!(text.contains("FaultStore(") && !text.contains("state"), "{text}");
+}
+
 /// The checkpoint of a follower has what the writer has committed, but the table of partitions was an older one.
 #[test]
 fn backup_of_a_follower_has_new_partitions() {

@@ -41,7 +41,14 @@ pub(crate) fn run(args: BackupArgs, db: &Path, output: &mut CommandOutput) -> Re
 fn open_store(args: &StoreArgs) -> Result<BackupStore> {
     let variables =
         std::env::vars_os().filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)));
-    Ok(BackupStore::open(&args.store, variables)?.rate_limit(args.rate_limit))
+    let options = variables.filter(|(name, _)| is_store_option(name));
+    Ok(BackupStore::open(&args.store, options)?.rate_limit(args.rate_limit))
+}
+
+/// Whether an environment variable is an option of a cloud store. Options have short names too, such as TOKEN or
+/// ENDPOINT, which belong to other programs.
+fn is_store_option(name: &str) -> bool {
+    ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|cloud| name.starts_with(cloud))
 }
 
 /// Shows a bar for each stage of a call. The call ends after Ctrl-C.
@@ -261,5 +268,20 @@ impl From<BackupError> for CliError {
             BackupError::Interrupted => CliError::interrupted(),
             error => CliError::backup(error.kind(), error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a variable TOKEN or SKIP_SIGNATURE of another program changed how the store was accessed.
+    #[test]
+    fn other_variables_are_no_store_options() {
+        let given = ["AWS_REGION", "AZURE_STORAGE_SAS_KEY", "GOOGLE_SERVICE_ACCOUNT"];
+        let others =
+            ["TOKEN", "ENDPOINT", "REGION", "PROXY_URL", "SKIP_SIGNATURE", "ALLOW_INVALID_CERTIFICATES", "BUCKET"];
+        assert!(given.iter().all(|name| is_store_option(name)));
+        assert!(!others.iter().any(|name| is_store_option(name)));
     }
 }
