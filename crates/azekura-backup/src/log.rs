@@ -74,9 +74,11 @@ pub(crate) async fn read_headers(store: &BackupStore, database: &str) -> Result<
     let listed = store.list_folder(LOG).await?;
     let numbered = listed.into_iter().filter_map(|(object, meta)| Some((number_in_name(&object)?, object, meta.size)));
     let read = stream::iter(numbered).map(async |(after, object, size)| {
-        let header = match store.get_start(&object, (HEADER_LEN as u64).min(size)).await {
-            Ok(bytes) => decode_header(&object, &bytes),
-            Err(error) => Err(error),
+        let header = if size < HEADER_LEN as u64 {
+            // Of an empty object, no range can be read.
+            Err(BackupError::wrong(&object, "it is shorter than the header of a log object"))
+        } else {
+            store.get_start(&object, HEADER_LEN as u64).await.and_then(|bytes| decode_header(&object, &bytes))
         };
         let header = header.and_then(|header| match header.after == after {
             true => Ok(header),

@@ -132,6 +132,22 @@ fn debug_text_of_a_store_is_its_name() {
     assert!(text.contains("FaultStore(") && !text.contains("state"), "{text}");
 }
 
+/// No range of an empty object can be read, and that error ended every call.
+#[test]
+fn empty_log_object_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 64));
+    let store = place.open();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    place.put(&format!("log/{:020}.log", watcher.shipped_sequence().unwrap()), "");
+    assert_eq!(store.verify(&VerifyOptions::default(), &mut |_| true).unwrap().problems[0].kind(), "corruption");
+    assert_eq!(restore(&store, &dir.path().join("x"), RestoreOptions::default()).unwrap_err().kind(), "corruption");
+    store.prune(&PruneOptions::keep(1)).unwrap();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    assert!(reason(&mut watcher).contains("damaged"));
+}
+
 /// The checkpoint of a follower has what the writer has committed, but the table of partitions was an older one.
 #[test]
 fn backup_of_a_follower_has_new_partitions() {
