@@ -5,7 +5,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use azekura::{Database, Partition, PersistMode};
+use azekura::{Database, EngineType, Partition, PartitionCreateOptions, PersistMode, PmemOptions};
 
 use crate::create::{BackupInfo, checksum_at};
 use crate::error::{BackupError, Result};
@@ -211,13 +211,13 @@ impl BackupStore {
             }
             for commit in &decoded.commits {
                 if commit.sequence > sequence && until.admits_commit(commit.sequence) {
-                    target.apply(commit, &decoded.partitions, &*options.open_partition)?;
+                    target = target.apply(commit, &decoded.partitions, &*options.open_partition)?;
                     (applied, sequence) = (applied + 1, commit.sequence);
                 }
             }
             progress.add(1, object)?;
         }
-        target.close()?;
+        target.close(&*options.open_partition)?;
         Ok((applied, sequence))
     }
 
@@ -259,18 +259,55 @@ impl BackupStore {
 /// The restored database, while the log is applied to it.
 struct RestoreTarget {
     db: Database,
+    path: PathBuf,
+    /// Bytes that a commit has at most.
+    commit_bytes: u64,
     partitions: HashMap<String, Partition>,
+    /// The options of the pools whose limit was raised.
+    stored_options: HashMap<String, PartitionCreateOptions>,
 }
 
 impl RestoreTarget {
     /// Opens the database with memory for commits of this many bytes.
     fn open(path: &Path, commit_bytes: u64) -> Result<RestoreTarget> {
-        let budget = (4 * commit_bytes).max(azekura::Settings::default().memory_budget);
-        let db = azekura::Config::new(path).memory_budget(budget).open()?;
-        Ok(RestoreTarget { db, partitions: HashMap::new() })
+        let (partitions, stored_options) = (HashMap::new(), HashMap::new());
+        let db = open_with_memory(path, commit_bytes)?;
+        Ok(RestoreTarget { db, path: path.to_owned(), commit_bytes, partitions, stored_options })
     }
 
-    fn apply(&mut self, commit: &LoggedCommit, names: &[(String, u64)], open: &OpenPartition) -> Result<()> {
+    /// Applies a commit. If a pool is full, its limit may have been raised after the backup.
+    fn apply(mut self, commit: &LoggedCommit, names: &[(String, u64)], open: &OpenPartition) -> Result<RestoreTarget> {
+        match self.try_apply(commit, names, open) {
+            Err(error) if error.kind() == azekura::ErrorKind::OutOfSpace => {
+                self = self.with_raised_limits(commit, names)?;
+                self.try_apply(commit, names, open)?;
+            }
+            applied => applied?,
+        }
+        Ok(self)
+    }
+
+    /// Raises the limits of the pools that the commit changes. A limit that is more than doubled holds after an open.
+    fn with_raised_limits(mut self, commit: &LoggedCommit, names: &[(String, u64)]) -> Result<RestoreTarget> {
+        for name in commit.operations.iter().map(|(number, _)| &names[*number].0) {
+            let Some(partition) = self.partitions.remove(name) else { continue };
+            let Some(pool) = partition.metrics().pool else { continue };
+            let limit = (pool.bytes.saturating_add(self.commit_bytes).saturating_mul(4)).clamp(1 << 20, 8 << 40);
+            let stored = self.stored_options.entry(name.clone()).or_insert_with(|| partition.options());
+            partition.set_options(stored.clone().engine(EngineType::Pmem(PmemOptions::default().max_size(limit))))?;
+        }
+        self.partitions.clear();
+        self.db.close()?;
+        self.db = open_with_memory(&self.path, self.commit_bytes)?;
+        Ok(self)
+    }
+
+    fn try_apply(
+        &mut self,
+        commit: &LoggedCommit,
+        names: &[(String, u64)],
+        open: &OpenPartition,
+    ) -> azekura::Result<()> {
         let mut batch = self.db.batch();
         for (number, operation) in &commit.operations {
             let name = &names[*number].0;
@@ -290,15 +327,24 @@ impl RestoreTarget {
                 LoggedOperation::Merge { key, operand } => batch.merge(partition, key, operand),
             }
         }
-        Ok(batch.commit()?)
+        batch.commit()
     }
 
-    /// Makes everything durable.
-    fn close(self) -> Result<()> {
+    /// Makes everything durable, with the options of the backup. A pool keeps what exceeds its limit.
+    fn close(self, open: &OpenPartition) -> Result<()> {
+        for (name, options) in self.stored_options {
+            open(&self.db, &name)?.set_options(options)?;
+        }
         self.db.persist(PersistMode::SyncAll)?;
         drop(self.partitions);
         Ok(self.db.close()?)
     }
+}
+
+/// Opens a database with memory for commits of this many bytes.
+fn open_with_memory(path: &Path, commit_bytes: u64) -> azekura::Result<Database> {
+    let budget = commit_bytes.saturating_mul(4).max(azekura::Settings::default().memory_budget);
+    azekura::Config::new(path).memory_budget(budget).open()
 }
 
 /// The parts of a file that no earlier restore has written completely, with their offsets.

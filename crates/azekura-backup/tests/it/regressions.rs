@@ -189,3 +189,33 @@ fn follower_that_is_behind_the_store_catches_up() {
     create(&store, &db).unwrap();
     create(&store, &second).unwrap();
 }
+
+/// The options of a backup bounded a pool whose limit was raised before the log was written.
+#[test]
+fn log_may_exceed_a_limit_that_was_raised() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Config::new(dir.path().join("db")).workers(0).open().unwrap();
+    let options = |len| {
+        let pool = PmemOptions::default().max_size(len).growth_step(256 << 10);
+        PartitionCreateOptions::default().engine(EngineType::Pmem(pool))
+    };
+    let pool = db.open_partition("pool", options(1 << 20)).unwrap();
+    let (place, mut next) = (Place::new(), 0u32..);
+    let store = place.open();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    pool.set_options(options(2 << 20)).unwrap();
+    for key in next.by_ref().take(1200) {
+        pool.insert(key.to_be_bytes(), [7; 1000]).unwrap();
+    }
+    sync(&db);
+    while step(&mut watcher) != WatchStep::Idle {}
+    let copy = dir.path().join("copy");
+    restore(&store, &copy, RestoreOptions::default()).unwrap();
+    let copy = Config::new(copy).open().unwrap();
+    let restored = copy.partition("pool").unwrap();
+    assert_eq!(restored.len().unwrap(), 1200);
+    assert_eq!(restored.options(), options(1 << 20), "the options are those of the backup");
+    restored.set_options(pool.options()).unwrap();
+    restored.insert("more", "1").unwrap();
+}
