@@ -82,7 +82,7 @@ impl BackupStore {
         // A second call fails, and changes nothing.
         #[cfg(feature = "_cloud")]
         drop(rustls::crypto::ring::default_provider().install_default());
-        let (store, prefix) = object_store::parse_url_opts(&url, with_upload_checksum(options)).map_err(|error| {
+        let (store, prefix) = object_store::parse_url_opts(&url, client_options(options)).map_err(|error| {
             BackupError::invalid(format!("{place} cannot be opened: {error}; each cloud has a feature of this crate"))
         })?;
         BackupStore::new(Arc::from(store), prefix.as_ref())
@@ -149,9 +149,10 @@ impl BackupStore {
     }
 
     /// How long an attempt waits for the answer of the store, the next bytes of a body, or the next entry of a listing;
-    /// and one second more for each MiB that it sends or receives meanwhile. Then the attempt has failed. Default: 5
-    /// minutes; the clients of cloud stores give up earlier. A call to a local file system that never returns cannot be
-    /// ended: the thread that makes it stays, and the store waits for it when it is dropped.
+    /// and four seconds more for each MiB that it sends or receives meanwhile. Then the attempt has failed. Default: 5
+    /// minutes. The clients of cloud stores have the option `timeout` in addition, for a whole request: 2 hours. A call
+    /// to a local file system that never returns cannot be ended: the thread that makes it stays, and the store waits
+    /// for it when it is dropped.
     #[must_use]
     pub fn timeout(mut self, longest: Duration) -> BackupStore {
         self.timeout = longest;
@@ -204,7 +205,7 @@ impl BackupStore {
         bytes: u64,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> object_store::Result<T> {
-        let longest = self.timeout.saturating_add(Duration::from_secs(bytes >> 20));
+        let longest = self.timeout.saturating_add(Duration::from_secs((bytes >> 20).saturating_mul(4)));
         tokio::time::timeout(longest, request).await.unwrap_or_else(|_| {
             let message = format!("no answer for {longest:?}");
             let source = Box::new(std::io::Error::new(std::io::ErrorKind::TimedOut, message));
@@ -506,6 +507,15 @@ impl fmt::Debug for BackupStore {
     }
 }
 
+/// The options of the client of a cloud store, of which a later one replaces an earlier one of the same name.
+fn client_options(given: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
+    // By default a client ends each request after 30 seconds, however many bytes it sends. `BackupStore::timeout` ends
+    // a request earlier than this.
+    let mut options = vec![("timeout".to_owned(), "2 hours".to_owned())];
+    options.extend(with_upload_checksum(given));
+    options
+}
+
 /// The option of `object_store` for a checksum that S3 compares with what it receives.
 const UPLOAD_CHECKSUM: &str = "aws_checksum_algorithm";
 
@@ -608,6 +618,30 @@ mod tests {
         assert_eq!(checksum("other", "").unwrap(), "sha256");
         assert_eq!(checksum("AWS_CHECKSUM_ALGORITHM", "crc64nvme").unwrap(), "crc64nvme");
         assert_eq!(checksum("checksum_algorithm", ""), None);
+    }
+
+    /// Regression: a client ended every request after 30 seconds, so that an object of 1 GiB was never uploaded.
+    #[test]
+    fn clients_have_time_for_the_largest_object() {
+        let timeout = |given: &str| {
+            let mut options = client_options([(given.to_owned(), "5 seconds".to_owned())]).into_iter();
+            options.rfind(|(key, _)| key.ends_with("timeout")).unwrap()
+        };
+        assert_eq!(timeout("other"), ("timeout".to_owned(), "2 hours".to_owned()));
+        assert_eq!(timeout("AWS_TIMEOUT").1, "5 seconds");
+        assert_eq!(timeout("TIMEOUT").1, "5 seconds");
+    }
+
+    /// The client reads a duration only when it is built.
+    #[cfg(feature = "aws")]
+    #[test]
+    fn default_options_are_those_of_a_client() {
+        let open = |key: &str, value: &str| {
+            let keys = [("aws_access_key_id", "a"), ("aws_secret_access_key", "b"), ("aws_region", "c"), (key, value)];
+            BackupStore::open("s3://bucket/prefix", keys.map(|(key, value)| (key.to_owned(), value.to_owned())))
+        };
+        open("other", "").unwrap();
+        open("timeout", "often").unwrap_err();
     }
 
     #[test]
