@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use azekura::{Database, EngineType, Partition, PartitionCreateOptions, PersistMode, PmemOptions};
+use azekura::fs::{DiskFs, Fs};
+use azekura::{Database, EngineType, Partition, PartitionCreateOptions, PersistMode, PmemOptions, inspect};
 
 use crate::create::{BackupInfo, checksum_at};
 use crate::error::{BackupError, Result};
@@ -15,6 +17,9 @@ use crate::log::{Until, chain, is_replaced_by_log, read_headers};
 use crate::log_object::{LoggedCommit, LoggedOperation, decode};
 use crate::progress::{Progress, Stage, StageProgress};
 use crate::store::BackupStore;
+
+/// The name of the manifest of a database.
+const MANIFEST: &str = "MANIFEST";
 
 /// Opens a partition that the shipped log changes.
 type OpenPartition = dyn Fn(&Database, &str) -> azekura::Result<Partition>;
@@ -113,6 +118,7 @@ impl BackupStore {
         }
         let downloaded_bytes = self.block_on(self.download_files(&manifest, &tmp, progress))?;
         let (applied_commits, sequence) = self.apply_log(&manifest, &log, &tmp, options, progress)?;
+        make_new_database(&tmp)?;
         publish(&tmp, &path)?;
         Ok(RestoreReport { backup: BackupInfo::of(&manifest), downloaded_bytes, applied_commits, sequence })
     }
@@ -418,6 +424,20 @@ fn check_target(path: &Path) -> Result<()> {
         }
         Err(error) => Err(BackupError::io("read the directory", path, error)),
     }
+}
+
+/// Gives the directory an instance id of its own, because two restores of one backup are different databases: a store
+/// would take the log of one for that of the other.
+fn make_new_database(tmp: &Path) -> Result<()> {
+    let disk: Arc<dyn Fs> = Arc::new(DiskFs::new());
+    let manifest = inspect::manifest_of_copy(&disk, tmp)?;
+    let path = tmp.join(MANIFEST);
+    let written = File::create(&path).and_then(|mut file| {
+        file.write_all(&manifest)?;
+        file.sync_all()
+    });
+    // A part of it is not the manifest of the backup, so the next call downloads that again.
+    written.map_err(|error| BackupError::io("write", &path, error))
 }
 
 /// Makes the names in `tmp` durable, and renames it to `path`.

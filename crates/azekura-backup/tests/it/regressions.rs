@@ -219,3 +219,30 @@ fn log_may_exceed_a_limit_that_was_raised() {
     restored.set_options(pool.options()).unwrap();
     restored.insert("more", "1").unwrap();
 }
+
+/// The instance id was drawn once, for the checkpoint of the backup.
+#[test]
+fn two_restores_are_two_databases() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 67));
+    let store = place.open();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    three_commits(&db, "a");
+    step(&mut watcher);
+    let first = store.list().unwrap()[0].id.clone();
+    let options = [RestoreOptions::default(), RestoreOptions::default(), RestoreOptions::default().backup(first)];
+    let paths = ["1", "2", "3"].map(|name| dir.path().join(name));
+    for (path, options) in paths.iter().zip(options) {
+        restore(&store, path, options).unwrap();
+    }
+    assert!(content_at(&paths[0]) == content(&db));
+    let copies = paths.map(|path| open(&path));
+    let mut ids: Vec<_> = copies.iter().map(|copy| copy.change_position().unwrap().database_id()).collect();
+    ids.push(db.change_position().unwrap().database_id());
+    ids.sort_unstable();
+    assert!(ids.windows(2).all(|two| two[0] != two[1]), "{ids:?}");
+    let other = Place::new().open();
+    create(&other, &copies[0]).unwrap();
+    assert_eq!(create(&other, &copies[1]).unwrap_err().kind(), "other_database");
+}

@@ -2,8 +2,8 @@
 //!
 //! For tools and tests: nothing is written, no lock is taken, and damage is reported instead of returned as an error.
 //!
-//! Modules, in reading order: `report`, `partial_manifest`, `found_tables` and `rebuilt_manifest` (for repair),
-//! `data_blocks` (for benchmarks).
+//! Modules, in reading order: `report`, `partial_manifest` (for repair and copies), `found_tables` and
+//! `rebuilt_manifest` (for repair), `data_blocks` (for benchmarks).
 
 pub(crate) mod data_blocks;
 mod found_tables;
@@ -13,7 +13,7 @@ pub(crate) mod report;
 
 #[doc(hidden)]
 pub use data_blocks::{DataBlockPosition, DataBlocks};
-pub use partial_manifest::{DamagedPool, PartialManifest, partial_manifest};
+pub use partial_manifest::{DamagedPool, PartialManifest, manifest_of_copy, partial_manifest};
 pub use rebuilt_manifest::{RebuiltManifest, rebuilt_manifest};
 pub use report::{
     BlobReport, FileReport, TableReport, VerifyReport, blobs, immutable_file_id, last_key_of_block, tables, verify,

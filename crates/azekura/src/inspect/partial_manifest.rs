@@ -1,4 +1,4 @@
-//! A manifest without damaged files, for reading the rest of a database.
+//! A manifest without damaged files, for reading the rest of a database, and one for a copy.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -116,4 +116,32 @@ pub fn partial_manifest(fs: &Arc<dyn Fs>, dir: &Path, omitted_tables: &[u64]) ->
     manifest_state.instance = random_instance();
     let bytes = encode_manifest(manifest_state.instance, &manifest_state.edits())?;
     Ok(PartialManifest { bytes, damaged_pools })
+}
+
+/// Returns the content of the manifest of a closed database with a new random instance id, for a copy of its files.
+///
+/// With it a copy is another database, as a [checkpoint](crate::Database::checkpoint) is: positions of changes of the
+/// one are `Invalid` in the other.
+///
+/// # Errors
+/// `Io` or `Corruption` from the manifest.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # let open = || azekura::Config::new(&path).open();
+/// let db = open()?;
+/// let before = db.change_position()?;
+/// db.close()?;
+/// # let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+/// let manifest = azekura::inspect::manifest_of_copy(&fs, &path)?; // here the copy takes the place of the database
+/// std::fs::write(path.join("MANIFEST"), manifest).unwrap();
+/// assert_ne!(open()?.change_position()?.database_id(), before.database_id());
+/// # Ok(()) }
+/// ```
+pub fn manifest_of_copy(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<u8>> {
+    let mut manifest_state = read_manifest_state(fs, dir)?.0;
+    manifest_state.instance = random_instance();
+    encode_manifest(random_instance(), &manifest_state.edits())
 }
