@@ -2,12 +2,20 @@
 
 use crate::layout::BackupManifest;
 
-/// The epochs of backups, with their last sequence numbers.
+/// Epochs in which the database was stored, with sequence numbers up to which it had commits then, and at which it may
+/// have ended.
 pub(crate) struct History(Vec<(u32, u64)>);
 
 impl History {
+    /// The epochs of backups, with their last sequence numbers.
     pub(crate) fn of(manifests: &[(String, BackupManifest)]) -> History {
         History(manifests.iter().map(|(_, manifest)| (manifest.epoch(), manifest.sequence)).collect())
+    }
+
+    /// Adds the epochs of log objects, with the sequence numbers before them. So the loss is known if the backup from
+    /// after the recovery is gone.
+    pub(crate) fn note_logs(&mut self, logs: impl Iterator<Item = (u32, u64)>) {
+        self.0.extend(logs);
     }
 
     /// Whether commits up to `end`, which were stored in `epoch`, were lost: in a later epoch, the database ended

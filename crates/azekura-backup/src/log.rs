@@ -119,7 +119,9 @@ pub(crate) fn chain(
     manifests: &[(String, BackupManifest)],
     until: Until,
 ) -> Result<Vec<String>> {
-    let history = History::of(manifests);
+    let mut history = History::of(manifests);
+    let headers = || logs.iter().flat_map(|log| &log.header).filter(|header| until.admits_log(header));
+    history.note_logs(headers().map(|header| (header.epoch(), header.after)));
     // The epoch of the first object beyond the limit. While the clock was set back, later objects of this epoch got
     // earlier times. Those of earlier epochs may follow by name: the commits that a recovery has lost.
     let mut stop = u32::MAX;

@@ -139,10 +139,9 @@ impl BackupStore {
             if !until.admits_backup(manifest) {
                 return Err(BackupError::invalid(format!("backup {id} is later than the time to restore")));
             }
-        } else {
-            // The damaged one may be the newest.
-            damaged.into_iter().next().map_or(Ok(()), Err)?;
         }
+        // The damaged one may be the newest, or the one that shows which part of the log a recovery has lost.
+        damaged.into_iter().next().map_or(Ok(()), Err)?;
         manifests.retain(|(_, manifest)| until.admits_backup(manifest));
         sort_backups(&mut manifests);
         let headers = read_headers(self, &record.database).await?;

@@ -124,6 +124,36 @@ fn time_before_a_recovery_has_all_lost_commits() {
     until(5).unwrap();
 }
 
+/// Without the backup from after a recovery, a restore to a time applied new commits to lost ones.
+#[test]
+fn histories_are_not_mixed_without_a_backup() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 63));
+    let store = place.open();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    let first = store.list().unwrap()[0].id.clone();
+    three_commits(&db, "a");
+    step(&mut watcher);
+    drop(watcher);
+    let db = lossy(db, &dir.path().join("crashed"), "damage a 1");
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    six_commits(&db);
+    assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 6, .. }));
+    let to_end = || RestoreOptions::default().backup(first.clone()).until(Until::End);
+    let kind = || restore(&store, &dir.path().join("x"), to_end()).unwrap_err().kind();
+    let newest = store.list().unwrap().pop().unwrap().id;
+    assert_ne!(newest, first);
+    let newest = place.lens().into_keys().find(|name| name.contains(&newest)).unwrap();
+    place.put(&newest, "damaged");
+    assert_eq!(kind(), "corruption");
+    // Without the log it is not needed.
+    restore(&store, &dir.path().join("copy"), RestoreOptions::default().backup(first.clone())).unwrap();
+    place.remove(&newest);
+    assert_eq!(kind(), "gap");
+}
+
 /// The clients of some clouds show their credentials in their debug texts.
 #[test]
 fn debug_text_of_a_store_is_its_name() {
