@@ -72,7 +72,8 @@ pub enum BackupError {
         /// The id of this database.
         found: String,
     },
-    /// The database was replaced by an older state of its own files: the store has commits that it does not have.
+    /// The store has commits that the database does not have: it was replaced by an older state of its own files, or a
+    /// recovery has lost them. A restore gives what was lost; the database needs another prefix.
     OtherHistory {
         /// What does not fit.
         message: String,
@@ -184,8 +185,8 @@ impl fmt::Display for BackupError {
             ),
             BackupError::OtherHistory { message } => write!(
                 f,
-                "the store has later commits than this database, which was replaced by older files: {message}; use \
-                 another prefix"
+                "the store has later commits than this database, which was replaced by older files, or has lost them \
+                 in a recovery: {message}; restore what was lost from here, and use another prefix for this database"
             ),
             BackupError::Gap { after, before } => {
                 write!(f, "the log in the store lacks the commits between {after} and {before}")

@@ -276,3 +276,15 @@ fn two_restores_are_two_databases() {
     create(&other, &copies[0]).unwrap();
     assert_eq!(create(&other, &copies[1]).unwrap_err().kind(), "other_database");
 }
+
+#[test]
+fn recovery_below_a_backup_is_named_in_the_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 68));
+    three_commits(&db, "a");
+    create(&place.open(), &db).unwrap();
+    let db = lossy(db, &dir.path().join("crashed"), "damage a 1");
+    let error = create(&place.open(), &db).unwrap_err();
+    assert_eq!(error.kind(), "other_history");
+    assert!(error.to_string().contains("recovery") && error.to_string().contains("another prefix"), "{error}");
+}
