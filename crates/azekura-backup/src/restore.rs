@@ -390,15 +390,34 @@ impl RestoreLock {
     /// `Database` with `Locked`.
     fn take(path: PathBuf) -> Result<RestoreLock> {
         let failed = |error| BackupError::io("lock", &path, error);
-        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => Ok(RestoreLock { path, _file: file }),
-            Err(TryLockError::WouldBlock) => {
-                let message = "another restore to this directory is running";
-                Err(azekura::Error::new(azekura::ErrorKind::Locked, message).in_file(path).into())
+        loop {
+            let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+            match file.try_lock() {
+                // The call that held the lock may have removed the file after it was opened here.
+                Ok(()) if !is_file_at(&file, &path) => {}
+                Ok(()) => return Ok(RestoreLock { path, _file: file }),
+                Err(TryLockError::WouldBlock) => {
+                    let message = "another restore to this directory is running";
+                    return Err(azekura::Error::new(azekura::ErrorKind::Locked, message).in_file(path).into());
+                }
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
             }
-            Err(TryLockError::Error(error)) => Err(failed(error)),
         }
+    }
+}
+
+/// Whether the path still names the open file. Other systems than Unix do not remove files that are open.
+fn is_file_at(file: &File, path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let id = |of: fs::Metadata| (of.dev(), of.ino());
+        file.metadata().ok().map(id) == fs::symlink_metadata(path).ok().map(id)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = (file, path);
+        true
     }
 }
 
@@ -458,4 +477,25 @@ fn sync_directory(path: &Path) -> Result<()> {
     }
     let synced = File::open(path).and_then(|directory| directory.sync_all());
     synced.map_err(|error| BackupError::io("sync the directory", path, error))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// Regression: the first of three calls removed the file that the second had locked. The third locked a new one.
+    #[test]
+    fn lock_on_a_removed_file_does_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let first = RestoreLock::take(path.clone()).unwrap();
+        let opened_by_second = File::open(&path).unwrap();
+        assert!(is_file_at(&opened_by_second, &path));
+        drop(first);
+        assert!(!is_file_at(&opened_by_second, &path));
+        let third = RestoreLock::take(path.clone()).unwrap();
+        assert!(!is_file_at(&opened_by_second, &path));
+        assert!(RestoreLock::take(path).is_err());
+        drop(third);
+    }
 }
