@@ -96,8 +96,8 @@ impl BackupStore {
     /// the same `path` exclude each other by a lock on a file with the same name and `.azekura-restore.lock`.
     ///
     /// # Errors
-    /// `Invalid` if `path` is not empty, or a symbolic link. `Database` with `Locked` during another call for `path`.
-    /// `Missing`, `WrongContent` if the store does not have what was stored.
+    /// `Invalid` if `path` is not empty, a symbolic link, or the root of a file system. `Database` with `Locked` during
+    /// another call for `path`. `Missing`, `WrongContent` if the store does not have what was stored.
     pub fn restore(
         &self,
         path: &Path,
@@ -108,7 +108,7 @@ impl BackupStore {
         check_target(&path)?;
         let (manifest, log) = self.block_on(self.choose(options))?;
         let tmp = path_beside(&path, ".azekura-restore.tmp")?;
-        fs::create_dir_all(tmp.parent().unwrap_or(&tmp)).map_err(|error| BackupError::io("create", &tmp, error))?;
+        create_parents(&path)?;
         let _lock = RestoreLock::take(path_beside(&path, ".azekura-restore.lock")?)?;
         check_target(&path)?;
         // Its files are removed, so it must not be a link to another directory.
@@ -433,6 +433,10 @@ fn check_target(path: &Path) -> Result<()> {
     if path.is_symlink() {
         return Err(BackupError::invalid(format!("{} is a symbolic link", path.display())));
     }
+    if is_mount_point(path) {
+        let message = format!("{} is a mount point, which cannot be replaced: give a directory in it", path.display());
+        return Err(BackupError::invalid(message));
+    }
     match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
         Ok(true) => Ok(()),
         Ok(false) => Err(BackupError::invalid(format!("the directory {} is not empty", path.display()))),
@@ -442,6 +446,30 @@ fn check_target(path: &Path) -> Result<()> {
         }
         Err(error) => Err(BackupError::io("read the directory", path, error)),
     }
+}
+
+/// Whether a directory is the root of another file system than that of its parent.
+fn is_mount_point(path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let device = |path: &Path| fs::metadata(path).map(|of| of.dev()).ok();
+        let (own, parent) = (device(path), path.parent().and_then(device));
+        own.zip(parent).is_some_and(|(own, parent)| own != parent)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        false
+    }
+}
+
+/// Creates the directories above `path`, and makes their names durable.
+fn create_parents(path: &Path) -> Result<()> {
+    let Some(parent) = path.parent() else { return Ok(()) };
+    let missing = parent.ancestors().take_while(|directory| !directory.exists()).count();
+    fs::create_dir_all(parent).map_err(|error| BackupError::io("create the directory", parent, error))?;
+    parent.ancestors().skip(1).take(missing).try_for_each(sync_directory)
 }
 
 /// Gives the directory an instance id of its own, because two restores of one backup are different databases: a store

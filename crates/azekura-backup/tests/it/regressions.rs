@@ -288,3 +288,16 @@ fn recovery_below_a_backup_is_named_in_the_error() {
     assert_eq!(error.kind(), "other_history");
     assert!(error.to_string().contains("recovery") && error.to_string().contains("another prefix"), "{error}");
 }
+
+/// The whole backup was downloaded before the rename to the mount point failed.
+#[cfg(target_os = "linux")]
+#[test]
+fn mount_point_is_refused_as_a_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 69));
+    create(&place.open(), &db).unwrap();
+    let error = restore(&place.open(), Path::new("/proc"), RestoreOptions::default()).unwrap_err();
+    assert!(error.kind() == "invalid" && error.to_string().contains("mount point"), "{error}");
+    restore(&place.open(), &dir.path().join("new/and/deep"), RestoreOptions::default()).unwrap();
+    assert!(content_at(&dir.path().join("new/and/deep")) == content(&db));
+}
