@@ -87,7 +87,8 @@ pub enum BackupError {
     },
     /// The changes of the database cannot be followed: some of its partitions write without the log.
     NoFeed(azekura::Error),
-    /// The upload was interrupted for longer than its objects are protected. The next call goes on from what is stored.
+    /// An upload or `prune` was interrupted for longer than objects are protected. The next call goes on from what is
+    /// stored.
     TooSlow,
     /// The progress callback asked to stop.
     Interrupted,
@@ -193,7 +194,7 @@ impl fmt::Display for BackupError {
             }
             BackupError::NoFeed(error) => write!(f, "the changes cannot be followed: {}", error.message()),
             BackupError::TooSlow => {
-                write!(f, "the upload paused for too long; start it again, and it goes on from what is stored")
+                write!(f, "the call paused for too long; start it again, and it goes on from what is stored")
             }
             BackupError::Interrupted => write!(f, "interrupted"),
             BackupError::Invalid { message } => message.fmt(f),

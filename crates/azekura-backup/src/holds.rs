@@ -19,15 +19,15 @@ pub(crate) struct HoldWriter<'a> {
     /// The time of the store, when this was made.
     now: DateTime<Utc>,
     objects: RefCell<Vec<String>>,
-    /// When the last hold was written, or this was made. Two clocks, because one stops while the machine sleeps.
-    last: Cell<(Instant, u64)>,
+    /// When the last hold was written, or this was made.
+    last: Cell<Start>,
 }
 
 impl<'a> HoldWriter<'a> {
     /// Writes a hold of no object, to read the clock of the store.
     pub(crate) async fn begin(store: &'a BackupStore, grace: Duration) -> Result<HoldWriter<'a>> {
         let now = write_hold(store, &Hold::default()).await?;
-        let last = Cell::new((Instant::now(), (store.clock)()));
+        let last = Cell::new(Start::now(store));
         Ok(HoldWriter { store, grace, now, objects: RefCell::default(), last })
     }
 
@@ -62,7 +62,7 @@ impl<'a> HoldWriter<'a> {
     async fn renew(&self, longest: Duration) -> Result<()> {
         // Other writers rely on a hold, so none is written that is too late.
         self.check_in(longest)?;
-        let started = (Instant::now(), (self.store.clock)());
+        let started = Start::now(self.store);
         let hold = Hold { objects: self.objects.borrow().clone() };
         write_hold(self.store, &hold).await?;
         self.check_in(longest)?;
@@ -81,8 +81,22 @@ impl<'a> HoldWriter<'a> {
     }
 
     fn since_last(&self) -> Duration {
-        let (instant, ms) = self.last.get();
-        instant.elapsed().max(Duration::from_millis((self.store.clock)().saturating_sub(ms)))
+        self.last.get().elapsed(self.store)
+    }
+}
+
+/// A time by two clocks, because one stops while the machine sleeps.
+#[derive(Clone, Copy)]
+pub(crate) struct Start(Instant, u64);
+
+impl Start {
+    pub(crate) fn now(store: &BackupStore) -> Start {
+        Start(Instant::now(), (store.clock)())
+    }
+
+    pub(crate) fn elapsed(self, store: &BackupStore) -> Duration {
+        let Start(instant, ms) = self;
+        instant.elapsed().max(Duration::from_millis((store.clock)().saturating_sub(ms)))
     }
 }
 

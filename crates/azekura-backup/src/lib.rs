@@ -11,9 +11,9 @@
 //! Writers and `prune` hold no locks. They rely on the grace time g of the store, on the clock of the store, which
 //! gives every object its time, and on listings that show an object at the latest g/4 after it was written.
 //!
-//! - `prune` writes the names of the objects of a backup to a hold before it removes the manifest. It lists the
-//!   objects, then holds and manifests. It deletes an object that is older than g, and that neither a manifest nor a
-//!   hold younger than g names.
+//! - `prune` writes the names of the objects of a backup to a hold before it removes the manifest, at the latest g/4
+//!   later (otherwise it ends with `TooSlow`). It lists the objects, then holds and manifests. It deletes an object
+//!   that is older than g, and that neither a manifest nor a hold younger than g names.
 //! - A writer lists what is stored. It uses an object again if a manifest names it, or if it is younger than g/4, or if
 //!   a hold younger than g/4 names it. Every other object it uploads, under a new name that has random digits. Within
 //!   g/4 after it began the listing it writes the names of all objects of the backup to a hold, and renews that every
@@ -22,8 +22,9 @@
 //!
 //! Let `prune` list the objects and then the holds at p, and delete an object x of a backup whose writer wrote its
 //! first hold at h.
-//! - If a manifest named x when the writer listed, and was removed since, its hold was written after that, up to g/4 of
-//!   listing delay aside. Because `prune` ignored that hold, it was written before p - g. So h < p - g + g/2.
+//! - If a manifest named x when the writer listed, and was removed since, its hold was written at most g/4 before the
+//!   removal, and the listing showed the manifest at most g/4 longer. Because `prune` ignored that hold, it was written
+//!   before p - g. So h < p - g + 3/4 g: the last g/4 is the time of the writer between its listing and its hold.
 //! - If x was younger than g/4 or in a hold younger than g/4, then x or the hold was written before p - g, because
 //!   otherwise `prune` would have left x. So again h < p - g + g/2.
 //! - If the writer uploaded x, then x is the only object that ever had its name, and was written after the hold. So

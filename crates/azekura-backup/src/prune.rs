@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use crate::error::{BackupError, Result};
-use crate::holds::{age, held_objects, write_hold};
+use crate::holds::{Start, age, held_objects, write_hold};
 use crate::layout::{BackupManifest, FILES, HOLDS, Hold, PARTS, is_data_object};
 use crate::log::read_headers;
 use crate::store::BackupStore;
@@ -50,7 +50,8 @@ impl BackupStore {
     /// than the grace time.
     ///
     /// # Errors
-    /// `Invalid` if no backup would be kept, and others of [`BackupError`].
+    /// `Invalid` if no backup would be kept; `TooSlow` if it paused for more than a quarter of the grace time while it
+    /// removed backups; others of [`BackupError`].
     pub fn prune(&self, options: &PruneOptions) -> Result<PruneReport> {
         if options.keep == 0 {
             return Err(BackupError::invalid("at least one backup must be kept"));
@@ -82,8 +83,13 @@ impl BackupStore {
             time_of_writer(self)
         } else {
             let objects: HashSet<String> = removed.iter().flat_map(|(_, of)| names(of)).collect();
+            let start = Start::now(self);
             let now = write_hold(self, &Hold { objects: objects.into_iter().collect() }).await?;
             for (object, _) in &removed {
+                // The hold must outlive the holds of writers that still see the manifest.
+                if start.elapsed(self) > grace / 4 {
+                    return Err(BackupError::TooSlow);
+                }
                 self.delete(object).await?;
             }
             now

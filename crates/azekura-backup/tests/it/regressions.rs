@@ -301,3 +301,26 @@ fn mount_point_is_refused_as_a_target() {
     restore(&place.open(), &dir.path().join("new/and/deep"), RestoreOptions::default()).unwrap();
     assert!(content_at(&dir.path().join("new/and/deep")) == content(&db));
 }
+
+/// A manifest that was removed long after its hold was written left writers without protection.
+#[test]
+fn prune_that_pauses_removes_no_backup() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 70));
+    for i in 0..4u8 {
+        db.partition("plain").unwrap().insert("i", [i]).unwrap();
+        create(&place.open(), &db).unwrap();
+    }
+    let ms = Arc::new(AtomicU64::new(1_000_000));
+    let now = Arc::clone(&ms);
+    let slow = FaultStore::hooked(place.objects(), move |request, path| {
+        let is_slow = request == "delete" && path.as_ref().contains("backups");
+        ms.fetch_add(u64::from(is_slow) * 7 * 3_600_000, Ordering::Relaxed);
+    });
+    let slow = place.open_through(slow, 1).clock(move || now.load(Ordering::Relaxed));
+    assert_eq!(slow.prune(&PruneOptions::keep(1)).unwrap_err().kind(), "too_slow");
+    // The pause came with the first of three removals.
+    assert_eq!(place.open().list().unwrap().len(), 3);
+    assert!(place.open().verify(&VerifyOptions::default(), &mut |_| true).unwrap().problems.is_empty());
+    assert_eq!(place.open().prune(&PruneOptions::keep(1)).unwrap().removed_backups.len(), 2);
+}
