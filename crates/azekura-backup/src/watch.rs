@@ -143,7 +143,8 @@ impl Watcher<'_> {
     ///
     /// Makes a backup instead if a change cannot be in a log object: partitions were created or deleted, tables were
     /// ingested, a commit has more than 1 GiB, a large value was replaced before it was shipped, or the database has
-    /// recycled its log.
+    /// recycled its log. Until that backup is stored, this call does not return, and no commit is shipped: for that
+    /// long, more can be lost.
     ///
     /// # Errors
     /// Those of [`BackupError`]. The next call tries the same again.
