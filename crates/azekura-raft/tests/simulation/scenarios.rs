@@ -185,7 +185,7 @@ pub(crate) fn cut_off_and_back(bug: Bug) -> Result<(), String> {
             write_again(&cluster, leader_id, number).await?;
             sleep(1_000).await;
         }
-        if member(&cluster, follower).list(0).map_err(|error| error.to_string())? != [] {
+        if !member(&cluster, follower).list(0).map_err(|error| error.to_string())?.is_empty() {
             return Err(format!("node {follower} was not cut off"));
         }
         cluster.lock().unwrap().cut.clear();
