@@ -138,9 +138,10 @@ enum FollowerWork {
 
 /// An ingest before any opening of a file. Its note has the number before that of its marker. A state with the number
 /// of the note has the records.
-fn check_ingest_before_open(work: FollowerWork, nth: u64) -> bool {
+fn check_ingest_before_open(work: FollowerWork, has_marker: bool, nth: u64) -> bool {
     let machine = MemFs::new();
-    let writer = config(Arc::new(machine.clone())).wal_segment_size(64 << 10).open().unwrap();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let writer = config(Arc::new(faults.clone())).mapped_wal(false).wal_segment_size(64 << 10).open().unwrap();
     let p = partition(&writer, "p");
     p.insert("k", "1").unwrap();
     let fs = OpenHookFs::new(machine.clone());
@@ -154,8 +155,19 @@ fn check_ingest_before_open(work: FollowerWork, nth: u64) -> bool {
     let note = Arc::new(AtomicU64::new(u64::MAX));
     let (ingesting, writing, noting) = (p.clone(), writer.clone(), Arc::clone(&note));
     let is_reached = fs.once("", nth, move || {
-        ingesting.ingest([("i", "1")]).unwrap();
-        noting.store(end_of(&writing) - 1, Ordering::SeqCst);
+        let before = end_of(&writing);
+        if has_marker {
+            ingesting.ingest([("i", "1")]).unwrap();
+        } else {
+            // The disk is full when the marker is written. Another commit follows the note.
+            let full = Fault::Error(std::io::ErrorKind::StorageFull);
+            faults.inject(FaultPlan::new(OpKind::Write, 3, full).in_path(".wal").forever());
+            ingesting.ingest([("i", "1")]).unwrap();
+            faults.clear_faults();
+            assert_eq!(end_of(&writing), before + 1, "no marker");
+            ingesting.insert("after", "1").unwrap();
+        }
+        noting.store(before + 1, Ordering::SeqCst);
     });
     let check = |db: &Database, end: u64| {
         let found = db.partition("p").unwrap().get("i").unwrap();
@@ -190,8 +202,10 @@ fn check_ingest_before_open(work: FollowerWork, nth: u64) -> bool {
 fn no_position_is_behind_a_missing_ingest() {
     use FollowerWork::{Advance, Checkpoint, Open, Reload};
     for work in [Open, Advance, Reload, Checkpoint] {
-        let reached = (0..).find(|nth| !check_ingest_before_open(work, *nth));
-        assert!(reached > Some(2), "{work:?} opens {reached:?} files");
+        for has_marker in [true, false] {
+            let reached = (0..).find(|nth| !check_ingest_before_open(work, has_marker, *nth));
+            assert!(reached > Some(2), "{work:?} opens {reached:?} files");
+        }
     }
 }
 
