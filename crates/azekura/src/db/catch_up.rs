@@ -358,6 +358,11 @@ impl FollowerTask<'_> {
         let progress = &mut *self.progress;
         if let Some((partition, seqno)) = progress.note {
             if !has_ended_ingest(&known, partition, seqno) {
+                // Those before the ingest do not wait for it.
+                if progress.held_from.is_some_and(|first| first < seqno) {
+                    progress.held_from = Some(seqno);
+                    progress.waits_for_install = true;
+                }
                 return;
             }
             progress.note = None;
@@ -446,7 +451,10 @@ impl FollowerTask<'_> {
             return Ok(true);
         };
         let held_from = progress.held_from;
-        let is_at_end = stop == WalStop::End && held_from.is_none();
+        // The manifest lacks the ingest that the last commit announces, so it precedes it: a killed writer may never end it.
+        let last = progress.tail.last_seqno();
+        let only_ingest_is_held = held_from == Some(last) && progress.note.is_some_and(|(_, seqno)| seqno == last);
+        let is_at_end = stop == WalStop::End && (held_from.is_none() || only_ingest_is_held);
         if end < self.required() || (!is_at_end && self.deletes_partitions()) {
             return match (stop, held_from) {
                 (WalStop::End, None) | (WalStop::BeforeRangeDelete, _) => {

@@ -249,6 +249,37 @@ fn an_ingest_that_was_killed_is_not_skipped() {
     assert!(found.contains(&false) && found.contains(&true), "{found:?}");
 }
 
+/// Regression: a follower that met the note of an ingest that a killed writer had not ended showed neither what preceded
+/// it behind another ingest, nor partitions that were created and deleted before.
+#[test]
+fn an_unended_ingest_holds_nothing_before_it() {
+    for ops in 0.. {
+        let machine = MemFs::new();
+        let writer = open_writer(&machine);
+        let (p, gone) = (partition(&writer, "p"), partition(&writer, "gone"));
+        gone.insert("k", "1").unwrap();
+        let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
+        p.ingest([("first", "1")]).unwrap();
+        p.insert("k", "1").unwrap();
+        drop(gone);
+        writer.delete_partition_by_name("gone").unwrap();
+        partition(&writer, "new");
+        machine.freeze_after(Some(ops));
+        let is_done = p.ingest([("second", "1")]).is_ok();
+        drop((p, writer));
+        machine.freeze_after(None);
+        follower.catch_up().unwrap();
+        let found = follower.partition("p").unwrap();
+        assert!(found.contains_key("first").unwrap() && found.contains_key("k").unwrap(), "{ops} operations");
+        let mut names = follower.list_partitions();
+        names.sort_unstable();
+        assert_eq!(names, ["new", "p"], "{ops} operations");
+        if is_done {
+            break;
+        }
+    }
+}
+
 /// Overwrites a byte of these bytes in a file of the database.
 fn damage(machine: &MemFs, part: &[u8]) {
     for entry in machine.read_dir(Path::new(DIR)).unwrap().into_iter().filter(|entry| entry.name != "LOCK") {
