@@ -491,16 +491,14 @@ impl FollowerTask<'_> {
                 newer.push((Arc::clone(tree), tree.open_newer(stored, memtables.map(|tree| &**tree))?));
                 views.push((partition.id, Arc::from(tree.view())));
             }
-            let again = match partition.read_pool_again(stored, inner.catalog.resources(), end) {
-                Err(error) if is_changed_meanwhile(&error) => None, // the next call tries again
-                again => again?,
-            };
+            // After an error the next call tries again: the pool does not need it.
+            let again = partition.read_pool_again(stored, inner.catalog.resources(), end).unwrap_or_default();
             views.extend(partition.unbuilt_view(again.is_some()).map(|view| (partition.id, view)));
             pools.push(again);
             partition.open_unbuilt_files(stored, inner.catalog.resources())?;
         }
         // Nothing fails from here on.
-        let (resources, last) = (inner.catalog.resources(), progress.tail.last_seqno());
+        let (resources, last) = (inner.catalog.resources(), progress.tail.last_valid());
         for (ChangedPartition { partition, stored, read }, again) in states.iter().zip(pools) {
             read.iter().for_each(|read| partition.replace_pending(read, last));
             partition.follow_unbuilt(stored, again, resources);
@@ -575,7 +573,7 @@ impl FollowerTask<'_> {
                     partition
                 }
             };
-            known.check_pending(read, self.progress.tail.last_seqno())?;
+            known.check_pending(read, self.progress.tail.last_valid())?;
             if let Some(tree) = known.tree_if_built() {
                 // The comparator of the partition is known here only.
                 let options = read.stored_options()?.tree(again.resources.default_codec);
@@ -762,6 +760,10 @@ fn copy_changes(from: &dyn Engine, to: &dyn Engine, end: SeqNo) -> Result<()> {
                 if (newest.kind, newest.value) != (before.kind, before.value) {
                     return Err(Error::stale("a pool has a record of a commit that was read and has failed since"));
                 }
+            }
+            // A later state of the same history has no older record of a key, except of one that was removed.
+            (Some(newest), Some(before)) if newest.seqno < before.seqno && !before.kind.is_tombstone() => {
+                return Err(Error::stale("a pool has a record of a commit that was read and has failed since"));
             }
             (Some(EntryRef { user_key, seqno, kind, value }), _) => {
                 changes.push((user_key.to_vec(), seqno, kind, value.to_vec()));

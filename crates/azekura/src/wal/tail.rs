@@ -100,6 +100,11 @@ impl WalTail {
         self.abandoned_after
     }
 
+    /// The last sequence number that was read of a commit that is not abandoned.
+    pub(crate) fn last_valid(&self) -> SeqNo {
+        self.abandoned_after.map_or(self.last_seqno, |end| end.min(self.last_seqno))
+    }
+
     /// The epoch of the segment that is read, if it is found.
     pub(crate) fn epoch(&self) -> Option<WalEpoch> {
         self.segment.as_ref().map(|segment| segment.file.header.epoch)

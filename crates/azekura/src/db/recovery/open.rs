@@ -141,7 +141,10 @@ fn replay_beside_writer(
     }
     let Some(note) = state.open_note.filter(|_| !is_in_pool) else { return Ok(report) };
     let end = SeqNo(note.0 - 1);
-    let options = WalReplayOptions { wal_end: Some((report.wal_end().0, end)), ..state.replay_options(config) };
+    // The end of the WAL excludes segments that the manifest does not list.
+    let listed_segments = report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
+    let wal_end = Some((report.wal_end().0, end));
+    let options = WalReplayOptions { wal_end, listed_segments, ..state.replay_options(config) };
     let (fs, id) = (Arc::clone(&config.fs), state.manifest_state.id);
     let before_note = wal::replay(fs, &config.path, id, options, &mut |_| Ok(None))?;
     if before_note.last_seqno != end {

@@ -116,7 +116,7 @@ fn end_of(db: &Database) -> u64 {
 }
 
 /// Writes so much that the segments are recycled that a follower would read next.
-fn recycle_the_log(writer: &Database) {
+pub(super) fn recycle_the_log(writer: &Database) {
     let fill = partition(writer, "fill");
     for n in 0..200 {
         fill.insert("k", padded(n, 5_000)).unwrap();
