@@ -140,14 +140,16 @@ impl BackupStore {
         options: &CreateOptions,
         progress: &mut dyn FnMut(&Progress<'_>) -> bool,
     ) -> Result<CreateReport> {
-        self.create_with_partitions(db, options, progress).map(|(report, _)| report)
+        self.create_with_partitions(db, options, false, progress).map(|(report, _)| report)
     }
 
-    /// As [`create`](BackupStore::create). Returns the partitions in the backup too, with their ids.
+    /// As [`create`](BackupStore::create). Returns the partitions in the backup too, with their ids. With
+    /// `must_be_durable`, `NoFeed` before anything is uploaded if the commits do not become durable in time.
     pub(crate) fn create_with_partitions(
         &self,
         db: &Database,
         options: &CreateOptions,
+        must_be_durable: bool,
         progress: &mut dyn FnMut(&Progress<'_>) -> bool,
     ) -> Result<(CreateReport, Vec<(String, u64)>)> {
         let database = hex(&db.change_position()?.database_id());
@@ -169,6 +171,11 @@ impl BackupStore {
         manifest.sequence = inspect::wal_end(&disk, &checkpoint)?
             .ok_or_else(|| BackupError::invalid("the checkpoint does not record the end of its log"))?;
         manifest.is_durable = make_durable(db, manifest.sequence, position.epoch(), options.durable_wait)?;
+        if must_be_durable && !manifest.is_durable {
+            let message = "the process that writes has not synced the commits of the backup in time; \
+                           `Config::sync_interval` makes it sync";
+            return Err(BackupError::NoFeed(azekura::Error::new(ErrorKind::Conflict, message)));
+        }
 
         let plan = plan(&disk, &checkpoint, &stored_files(&earlier), progress)?;
         manifest.files = plan.files;

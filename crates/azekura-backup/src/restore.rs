@@ -282,22 +282,30 @@ impl RestoreTarget {
 
     /// Applies a commit. If a pool is full, its limit may have been raised after the backup.
     fn apply(mut self, commit: &LoggedCommit, names: &[(String, u64)], open: &OpenPartition) -> Result<RestoreTarget> {
-        match self.try_apply(commit, names, open) {
-            Err(error) if error.kind() == azekura::ErrorKind::OutOfSpace => {
-                self = self.with_raised_limits(commit, names)?;
-                self.try_apply(commit, names, open)?;
+        for factor in [8, 64, 512, 4096] {
+            match self.try_apply(commit, names, open) {
+                Err(error) if error.kind() == azekura::ErrorKind::OutOfSpace => {
+                    self = self.with_raised_limits(commit, names, factor)?;
+                }
+                applied => return Ok(applied.map(|()| self)?),
             }
-            applied => applied?,
         }
+        self.try_apply(commit, names, open)?;
         Ok(self)
     }
 
-    /// Raises the limits of the pools that the commit changes. A limit that is more than doubled holds after an open.
-    fn with_raised_limits(mut self, commit: &LoggedCommit, names: &[(String, u64)]) -> Result<RestoreTarget> {
+    /// Raises the limits of the pools that the commit changes to this many times their bytes. A limit that is more than
+    /// doubled holds after an open.
+    fn with_raised_limits(
+        mut self,
+        commit: &LoggedCommit,
+        names: &[(String, u64)],
+        factor: u64,
+    ) -> Result<RestoreTarget> {
         for name in commit.operations.iter().map(|(number, _)| &names[*number].0) {
             let Some(partition) = self.partitions.remove(name) else { continue };
             let Some(pool) = partition.metrics().pool else { continue };
-            let limit = (pool.bytes.saturating_add(self.commit_bytes).saturating_mul(4)).clamp(1 << 20, 8 << 40);
+            let limit = (pool.bytes.saturating_add(self.commit_bytes).saturating_mul(factor)).clamp(1 << 20, 8 << 40);
             let stored = self.stored_options.entry(name.clone()).or_insert_with(|| partition.options());
             partition.set_options(stored.clone().engine(EngineType::Pmem(PmemOptions::default().max_size(limit))))?;
         }

@@ -226,12 +226,7 @@ impl Watcher<'_> {
         if let Some(Err(error)) = self.db.changes_since(position).map_err(feed_error)?.next() {
             return Err(feed_error(error));
         }
-        let (report, partitions) = self.store.create_with_partitions(self.db, &self.options, progress)?;
-        if !report.backup.is_durable {
-            let message = "the process that writes has not synced the commits of the backup in time; \
-                           `Config::sync_interval` makes it sync";
-            return Err(BackupError::NoFeed(azekura::Error::new(ErrorKind::Conflict, message)));
-        }
+        let (report, partitions) = self.store.create_with_partitions(self.db, &self.options, true, progress)?;
         let after = report.backup.sequence;
         self.shipped = Some(Shipped { after, position, changes: changes.named("backup"), partitions });
         let reason = std::mem::take(&mut self.reason);

@@ -250,6 +250,50 @@ fn log_may_exceed_a_limit_that_was_raised() {
     restored.insert("more", "1").unwrap();
 }
 
+/// A limit that was raised once allowed too little memory for old versions of small records.
+#[test]
+fn log_may_remove_many_records_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Config::new(dir.path().join("db")).workers(0).open().unwrap();
+    let options =
+        |len| PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(len)));
+    let pool = db.open_partition("pool", options(1 << 20)).unwrap();
+    (0..12_000u64).for_each(|key| pool.insert(key.to_be_bytes(), "").unwrap());
+    let place = Place::new();
+    let store = place.open();
+    reason(&mut store.watch(&db, CreateOptions::default()).unwrap());
+    pool.set_options(options(64 << 20)).unwrap();
+    drop(pool);
+    db.close().unwrap();
+    let db = Config::new(dir.path().join("db")).workers(0).open().unwrap();
+    let pool = db.partition("pool").unwrap();
+    let mut batch = db.batch();
+    (0..12_000u64).for_each(|key| batch.remove(&pool, key.to_be_bytes()));
+    batch.commit().unwrap();
+    sync(&db);
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 1, .. }));
+    let copy = dir.path().join("copy");
+    restore(&store, &copy, RestoreOptions::default()).unwrap();
+    let restored = Config::new(copy).open().unwrap().partition("pool").unwrap();
+    assert_eq!((restored.len().unwrap(), restored.options()), (0, options(1 << 20)));
+}
+
+/// Each step beside a writer that never syncs stored a backup that was not durable, and then failed.
+#[test]
+fn watch_stores_nothing_that_is_not_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = filled(&dir.path().join("db"), 69);
+    db.partition("plain").unwrap().insert("not synced", "1").unwrap();
+    let follower = follower(&db);
+    let store = Place::new().open();
+    let mut watcher = store.watch(&follower, CreateOptions::default().durable_wait(Duration::ZERO)).unwrap();
+    for _ in 0..2 {
+        assert_eq!(watcher.step(&mut |_| true).unwrap_err().kind(), "no_feed");
+    }
+    assert!(store.list().unwrap().is_empty());
+}
+
 /// The instance id was drawn once, for the checkpoint of the backup.
 #[test]
 fn two_restores_are_two_databases() {
