@@ -451,7 +451,8 @@ impl FollowerTask<'_> {
             return Ok(true);
         };
         let held_from = progress.held_from;
-        // The manifest lacks the ingest that the last commit announces, so it precedes it: a killed writer may never end it.
+        // The manifest lacks the ingest that the last commit announces, so the ingest does not precede it. A killed
+        // writer may never end the ingest.
         let last = progress.tail.last_seqno();
         let only_ingest_is_held = held_from == Some(last) && progress.note.is_some_and(|(_, seqno)| seqno == last);
         let is_at_end = stop == WalStop::End && (held_from.is_none() || only_ingest_is_held);

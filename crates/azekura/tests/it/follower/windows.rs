@@ -249,8 +249,8 @@ fn an_ingest_that_was_killed_is_not_skipped() {
     assert!(found.contains(&false) && found.contains(&true), "{found:?}");
 }
 
-/// Regression: a follower that met the note of an ingest that a killed writer had not ended showed neither what preceded
-/// it behind another ingest, nor partitions that were created and deleted before.
+/// Regression: a follower that met the note of an ingest that a killed writer had not ended showed neither what
+/// preceded it behind another ingest, nor partitions that were created and deleted before.
 #[test]
 fn an_unended_ingest_holds_nothing_before_it() {
     for ops in 0.. {
