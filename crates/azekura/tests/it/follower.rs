@@ -5,6 +5,7 @@ mod closing;
 mod faults;
 mod full_disk;
 mod interleaved;
+mod open_hook;
 mod opened_late;
 mod windows;
 

@@ -1,77 +1,16 @@
 //! Copies that a follower makes while the writer goes on writing.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
-use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
 use azekura::testing::MemFs;
-use azekura::{
-    CompressionType, Config, Database, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode, Result,
-};
+use azekura::{CompressionType, Config, Database, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode};
 
 use super::faults::config;
 use super::interleaved::padded;
+use super::open_hook::OpenHookFs;
 use crate::changes::DIR;
-
-/// Called with the path of each file of the database before it is opened.
-type OpenHook = Box<dyn FnMut(&Path) + Send>;
-
-/// The file system of a follower, which calls a hook before it opens a file of the database.
-struct OpenHookFs {
-    inner: MemFs,
-    hook: Mutex<Option<OpenHook>>,
-}
-
-impl std::fmt::Debug for OpenHookFs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("OpenHookFs")
-    }
-}
-
-impl Fs for OpenHookFs {
-    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
-        if path.starts_with(DIR)
-            && let Some(hook) = &mut *self.hook.lock().unwrap()
-        {
-            hook(path);
-        }
-        self.inner.open(path, mode)
-    }
-    fn create_dir_all(&self, path: &Path) -> Result<()> {
-        self.inner.create_dir_all(path)
-    }
-    fn absolute(&self, path: &Path) -> Result<PathBuf> {
-        self.inner.absolute(path)
-    }
-    fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
-        self.inner.read_dir(path)
-    }
-    fn exists(&self, path: &Path) -> Result<bool> {
-        self.inner.exists(path)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.rename(from, to)
-    }
-    fn remove_file(&self, path: &Path) -> Result<()> {
-        self.inner.remove_file(path)
-    }
-    fn remove_dir_all(&self, path: &Path) -> Result<()> {
-        self.inner.remove_dir_all(path)
-    }
-    fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.hard_link(from, to)
-    }
-    fn sync_dir(&self, path: &Path) -> Result<()> {
-        self.inner.sync_dir(path)
-    }
-    fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        self.inner.lock(path, mode)
-    }
-    fn overwrites_in_place(&self, dir: &Path) -> bool {
-        self.inner.overwrites_in_place(dir)
-    }
-}
 
 /// A partition whose values are written to blob files before their commits.
 fn open_direct(db: &Database) -> Partition {
@@ -115,18 +54,21 @@ fn check_beside_commits(meanwhile: Meanwhile, ending: &'static str) {
         writer.persist(PersistMode::SyncData).unwrap();
     };
     (0..3).for_each(|_| commit());
-    let hook: OpenHook = Box::new(move |path| {
-        if path.to_str().unwrap().ends_with(ending) {
-            std::thread::scope(|scope| _ = scope.spawn(|| (0..2).for_each(|_| commit())));
+    let mut hook = Some(move |path: &Path| {
+        if path.starts_with(DIR) && path.to_str().unwrap().ends_with(ending) {
+            (0..2).for_each(|_| commit());
         }
     });
-    let fs = Arc::new(OpenHookFs { inner: machine.clone(), hook: Mutex::new(Some(hook)) });
-    let mut hook = if meanwhile == Meanwhile::Open { None } else { fs.hook.lock().unwrap().take() };
-    let follower = config(Arc::clone(&fs) as _).open_follower().unwrap();
+    let fs = OpenHookFs::new(machine.clone());
+    if meanwhile == Meanwhile::Open {
+        hook.take().into_iter().for_each(|hook| fs.set(hook));
+    }
+    let follower = config(Arc::new(fs.clone())).open_follower().unwrap();
     let written = next.load(Ordering::Relaxed);
-    std::mem::swap(&mut hook, &mut *fs.hook.lock().unwrap());
+    fs.clear();
+    hook.into_iter().for_each(|hook| fs.set(hook));
     follower.checkpoint("/copies/1").unwrap();
-    *fs.hook.lock().unwrap() = None;
+    fs.clear();
     let copy = Config::new("/copies/1").fs(Arc::new(machine)).workers(0).open().unwrap();
     check_keys(&copy.partition("p").unwrap(), written);
     check_keys(&follower.partition("p").unwrap(), 3);

@@ -1,36 +1,24 @@
 //! A follower reads a commit whose write fails, because a file system that does not overwrite in place is full.
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
+use azekura::fs::{File, Mapping};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
 use azekura::{Error, ErrorKind, Result};
 
 use super::faults::{config, partition, text};
+use super::open_hook::OpenHookFs;
 use super::windows::recycle_the_log;
 use crate::pools::pool_options;
 
 type WriteHook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
-/// The file system of a writer. Once a hook is set, the next write to the log is made, calls the hook, and fails as on
-/// a full disk, as if only a later part of it had failed.
-#[derive(Clone)]
-struct FullDiskFs {
-    inner: MemFs,
-    hook: WriteHook,
-}
-
+/// A file of the log. Once a hook is set, the next write is made, calls the hook, and fails as on a full disk, as if
+/// only a later part of it had failed.
 struct FullDiskFile {
     inner: Arc<dyn File>,
     hook: WriteHook,
-}
-
-impl std::fmt::Debug for FullDiskFs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("FullDiskFs")
-    }
 }
 
 impl std::fmt::Debug for FullDiskFile {
@@ -71,49 +59,6 @@ impl File for FullDiskFile {
     }
 }
 
-impl Fs for FullDiskFs {
-    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
-        let inner = self.inner.open(path, mode)?;
-        match path.extension().is_some_and(|ending| ending == "wal") {
-            true => Ok(Arc::new(FullDiskFile { inner, hook: Arc::clone(&self.hook) })),
-            false => Ok(inner),
-        }
-    }
-    fn create_dir_all(&self, path: &Path) -> Result<()> {
-        self.inner.create_dir_all(path)
-    }
-    fn absolute(&self, path: &Path) -> Result<PathBuf> {
-        self.inner.absolute(path)
-    }
-    fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
-        self.inner.read_dir(path)
-    }
-    fn exists(&self, path: &Path) -> Result<bool> {
-        self.inner.exists(path)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.rename(from, to)
-    }
-    fn remove_file(&self, path: &Path) -> Result<()> {
-        self.inner.remove_file(path)
-    }
-    fn remove_dir_all(&self, path: &Path) -> Result<()> {
-        self.inner.remove_dir_all(path)
-    }
-    fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.hard_link(from, to)
-    }
-    fn sync_dir(&self, path: &Path) -> Result<()> {
-        self.inner.sync_dir(path)
-    }
-    fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        self.inner.lock(path, mode)
-    }
-    fn overwrites_in_place(&self, _: &Path) -> bool {
-        false
-    }
-}
-
 /// Regression: a follower showed such a commit, and then took other ones with the same sequence numbers for it. It went
 /// on without an error: a pool kept the value that was never committed.
 #[test]
@@ -121,8 +66,15 @@ fn a_commit_that_failed_was_read() {
     for (is_held, later_key) in [(false, "k"), (true, "k"), (false, "other"), (true, "other")] {
         let machine = MemFs::new();
         let faults = FaultFs::new(Arc::new(machine.clone()));
-        let full = FullDiskFs { inner: machine, hook: Arc::default() };
-        let writer = config(Arc::new(full.clone())).open().unwrap();
+        let hook = WriteHook::default();
+        let failing = Arc::clone(&hook);
+        let full = OpenHookFs::new(machine).copying_on_write(move |path, inner| {
+            match path.extension().is_some_and(|ending| ending == "wal") {
+                true => Arc::new(FullDiskFile { inner, hook: Arc::clone(&failing) }),
+                false => inner,
+            }
+        });
+        let writer = config(Arc::new(full)).open().unwrap();
         let (p, q) = (partition(&writer, "p"), writer.open_partition("q", pool_options(8 << 20)).unwrap());
         [&p, &q].iter().for_each(|part| part.insert("k", "old").unwrap());
         let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
@@ -137,7 +89,7 @@ fn a_commit_that_failed_was_read() {
             batch.commit()
         };
         let reader = follower.clone();
-        *full.hook.lock().unwrap() = Some(Box::new(move || {
+        *hook.lock().unwrap() = Some(Box::new(move || {
             std::thread::scope(|scope| {
                 let caught_up = scope.spawn(|| reader.catch_up().is_ok()).join().unwrap();
                 assert_eq!(caught_up, !is_held);

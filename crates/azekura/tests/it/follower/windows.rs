@@ -1,115 +1,21 @@
 //! What a writer does between two steps of a follower.
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
+use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestOrder};
-use azekura::{
-    Config, Database, ErrorKind, GarbageCollection, Partition, PartitionCreateOptions, RecoveryMode, Result,
-};
+use azekura::{Config, Database, ErrorKind, GarbageCollection, Partition, PartitionCreateOptions, RecoveryMode};
 
 use super::faults::{config, open_writer, partition, text};
 use super::interleaved::{padded, separated};
+use super::open_hook::OpenHookFs;
 use crate::changes::DIR;
 use crate::pools::pool_options;
 use crate::testkit::ordered_partitions::open_ordered;
 use crate::testkit::test_dir::crash_or_kill;
 use crate::testkit::watchdog::wait_until;
-
-type OpenHook = Box<dyn FnMut(&Path) + Send>;
-
-/// The file system of a follower, which calls a hook before it opens a file.
-#[derive(Clone)]
-struct OpenHookFs {
-    inner: Arc<dyn Fs>,
-    hook: Arc<Mutex<Option<OpenHook>>>,
-}
-
-impl std::fmt::Debug for OpenHookFs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("OpenHookFs")
-    }
-}
-
-impl OpenHookFs {
-    fn new(inner: impl Fs + 'static) -> OpenHookFs {
-        OpenHookFs { inner: Arc::new(inner), hook: Arc::default() }
-    }
-
-    fn set(&self, hook: impl FnMut(&Path) + Send + 'static) {
-        *self.hook.lock().unwrap() = Some(Box::new(hook));
-    }
-
-    fn clear(&self) {
-        *self.hook.lock().unwrap() = None;
-    }
-
-    /// Calls `work` before the `nth` opening, from 0, of a file in the database whose name ends with `end`. Returns
-    /// whether it was called.
-    fn once(&self, end: &'static str, nth: u64, work: impl FnOnce() + Send + 'static) -> Arc<AtomicBool> {
-        let is_done = Arc::new(AtomicBool::new(false));
-        let (done, mut seen, mut work) = (Arc::clone(&is_done), 0, Some(work));
-        self.set(move |path| {
-            let is_wanted = path.parent() == Some(Path::new(DIR)) && path.to_string_lossy().ends_with(end);
-            if is_wanted && seen == nth {
-                if let Some(work) = work.take() {
-                    work();
-                }
-                done.store(true, Ordering::SeqCst);
-            }
-            seen += u64::from(is_wanted);
-        });
-        is_done
-    }
-}
-
-impl Fs for OpenHookFs {
-    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
-        // Not locked while it runs: the work may open files too.
-        let hook = self.hook.lock().unwrap().take();
-        if let Some(mut hook) = hook {
-            // On another thread, because the follower is at work on this one.
-            std::thread::scope(|scope| scope.spawn(|| hook(path)).join().unwrap());
-            self.hook.lock().unwrap().get_or_insert(hook);
-        }
-        self.inner.open(path, mode)
-    }
-    fn create_dir_all(&self, path: &Path) -> Result<()> {
-        self.inner.create_dir_all(path)
-    }
-    fn absolute(&self, path: &Path) -> Result<PathBuf> {
-        self.inner.absolute(path)
-    }
-    fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
-        self.inner.read_dir(path)
-    }
-    fn exists(&self, path: &Path) -> Result<bool> {
-        self.inner.exists(path)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.rename(from, to)
-    }
-    fn remove_file(&self, path: &Path) -> Result<()> {
-        self.inner.remove_file(path)
-    }
-    fn remove_dir_all(&self, path: &Path) -> Result<()> {
-        self.inner.remove_dir_all(path)
-    }
-    fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.hard_link(from, to)
-    }
-    fn sync_dir(&self, path: &Path) -> Result<()> {
-        self.inner.sync_dir(path)
-    }
-    fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        self.inner.lock(path, mode)
-    }
-    fn overwrites_in_place(&self, dir: &Path) -> bool {
-        self.inner.overwrites_in_place(dir)
-    }
-}
 
 fn end_of(db: &Database) -> u64 {
     db.change_position().unwrap().sequence_number()
@@ -548,6 +454,17 @@ fn a_failed_reload_changes_nothing() {
     assert_eq!(keys(), wanted(91));
 }
 
+/// A call of `catch_up` that reads the database again and fails midway: the manifest looks damaged once, and the table
+/// cannot be opened when it is installed.
+fn fail_reload(faults: &FaultFs, follower: &Database) {
+    faults.inject(FaultPlan::new(OpKind::Read, 1, Fault::Short).in_path("MANIFEST"));
+    let eio = Fault::Error(std::io::ErrorKind::Other);
+    faults.inject(FaultPlan::new(OpKind::Open, 2, eio).in_path(".sst").forever());
+    let failed = follower.catch_up();
+    faults.clear_faults();
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+}
+
 /// Regression: after a reload that had failed, the follower went on reading the log, with pools that were ahead of it.
 #[test]
 fn pools_of_a_failed_reload_are_not_shown() {
@@ -567,13 +484,7 @@ fn pools_of_a_failed_reload_are_not_shown() {
     (1..100).for_each(commit);
     q.insert("k", "1").unwrap();
     q.flush().unwrap();
-    // The manifest looks damaged once, and the table cannot be opened when it is installed.
-    faults.inject(FaultPlan::new(OpKind::Read, 1, Fault::Short).in_path("MANIFEST"));
-    let eio = Fault::Error(std::io::ErrorKind::Other);
-    faults.inject(FaultPlan::new(OpKind::Open, 2, eio).in_path(".sst").forever());
-    let failed = follower.catch_up();
-    faults.clear_faults();
-    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+    fail_reload(&faults, &follower);
     let (follower_in, states) = (follower.clone(), Arc::new(AtomicU64::new(0)));
     let seen = Arc::clone(&states);
     let check = move || {
@@ -606,12 +517,7 @@ fn a_lost_history_in_a_pool_is_stale() {
     q.insert("k", "1").unwrap();
     q.flush().unwrap();
     (1..10).for_each(|n| pool.insert("k", format!("lost {n}")).unwrap());
-    faults.inject(FaultPlan::new(OpKind::Read, 1, Fault::Short).in_path("MANIFEST"));
-    let eio = Fault::Error(std::io::ErrorKind::Other);
-    faults.inject(FaultPlan::new(OpKind::Open, 2, eio).in_path(".sst").forever());
-    let failed = follower.catch_up();
-    faults.clear_faults();
-    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+    fail_reload(&faults, &follower);
     machine.freeze_after(Some(0));
     drop((writer, pool, q));
     crash_or_kill(&machine, Survival::Nothing, 1);
