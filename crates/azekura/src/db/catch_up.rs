@@ -742,6 +742,7 @@ fn copy_changes(from: &dyn Engine, to: &dyn Engine, end: SeqNo) -> Result<()> {
     let (mut new, mut old) = (from.view().iter(at, unbounded)?, to.view().iter(at, unbounded)?);
     new.seek_to_first()?;
     old.seek_to_first()?;
+    let failed_since = || Error::stale("a pool has a record of a commit that was read and has failed since");
     // Collected first, because the iterators read the pool that is changed.
     let mut changes: Vec<(Vec<u8>, SeqNo, RecordKind, Vec<u8>)> = Vec::new();
     loop {
@@ -759,12 +760,12 @@ fn copy_changes(from: &dyn Engine, to: &dyn Engine, end: SeqNo) -> Result<()> {
         match (newest, before) {
             (Some(newest), Some(before)) if newest.seqno == before.seqno => {
                 if (newest.kind, newest.value) != (before.kind, before.value) {
-                    return Err(Error::stale("a pool has a record of a commit that was read and has failed since"));
+                    return Err(failed_since());
                 }
             }
             // A later state of the same history has no older record of a key, except of one that was removed.
             (Some(newest), Some(before)) if newest.seqno < before.seqno && !before.kind.is_tombstone() => {
-                return Err(Error::stale("a pool has a record of a commit that was read and has failed since"));
+                return Err(failed_since());
             }
             (Some(EntryRef { user_key, seqno, kind, value }), _) => {
                 changes.push((user_key.to_vec(), seqno, kind, value.to_vec()));
