@@ -3,6 +3,7 @@
 //! gaps.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -165,8 +166,11 @@ impl<'a> WalReader<'a> {
                     refused.map(|reason| (at, Some(reason)))
                 }
                 LogReadResult::Record(_) => Some((at, None)),
-                LogReadResult::End if self.resume_after_damage(&mut reader, bound)? => None,
-                LogReadResult::End => Some((reader.position(), None)),
+                LogReadResult::End => {
+                    let at = reader.position();
+                    let resumed = self.resume_after_damage(segment, &mut reader, bound)?;
+                    (!resumed).then_some((at, None))
+                }
             };
             if let Some((offset, refusal_reason)) = stop {
                 let damage_scan = self.scan_after_damage(&mut reader)?;
@@ -178,21 +182,25 @@ impl<'a> WalReader<'a> {
     }
 
     /// Skips damage in a part of the WAL that is not needed, if the first valid record after the damage is not after
-    /// the first needed record.
-    fn resume_after_damage(&mut self, reader: &mut RecordLogReader<'_>, bound: Option<SeqNo>) -> Result<bool> {
+    /// the first needed record. Just before that record, power loss may have torn a watermark, which is not damage.
+    fn resume_after_damage(
+        &mut self,
+        segment: &WalSegmentFile,
+        reader: &mut RecordLogReader<'_>,
+        bound: Option<SeqNo>,
+    ) -> Result<bool> {
         let through = bound.map_or(self.report.flushed_through, |bound| bound.min(self.report.flushed_through));
         if self.report.last_seqno > through {
             return Ok(false);
         }
         match reader.resume_after_damage(through) {
-            Ok(resumed) => {
-                if resumed {
-                    (self.report.last_seqno, self.report.has_gaps) = (reader.last(), true);
-                }
-                Ok(resumed)
+            Ok(true) if !self.is_durable_after_last(segment)? => Ok(false),
+            Ok(true) => {
+                (self.report.last_seqno, self.report.has_gaps) = (reader.last(), true);
+                Ok(true)
             }
             Err(_) if !self.is_strict() => Ok(false),
-            Err(error) => Err(error),
+            stopped => stopped,
         }
     }
 
@@ -235,6 +243,16 @@ impl<'a> WalReader<'a> {
             Err(_) if !self.is_strict() => Ok(DamageScan::default()),
             found => found,
         }
+    }
+
+    /// Whether records after `last_seqno`, which is in `segment`, were durable.
+    fn is_durable_after_last(&self, segment: &WalSegmentFile) -> Result<bool> {
+        let epoch = segment.header.epoch;
+        let mut durable = self.durable_seqno;
+        for segment in iter::once(segment).chain(self.segments.segments_after(epoch)) {
+            durable = durable.max(self.scan_segment(segment)?.durable_seqno);
+        }
+        Ok(durable > self.report.last_seqno || self.segments.has_two_successors(epoch))
     }
 
     fn scan_segment(&self, segment: &WalSegmentFile) -> Result<DamageScan> {
@@ -822,6 +840,29 @@ mod tests {
         assert!(salvaged.len() > 80 && salvaged.iter().all(|commit| wrote.contains(commit)));
         assert!(salvaged.is_sorted());
         drop(mem);
+    }
+
+    /// Power loss tore the watermark behind the last flushed record, and left the unsynced commit after it. The WAL was
+    /// rewritten as if commits were lost, so that readers of changes were told that theirs were.
+    #[test]
+    fn torn_watermark_is_not_a_gap() {
+        for is_durable in [false, true] {
+            let (_, fs) = mem_fs();
+            let fixture = open_wal(&fs, 8192);
+            let mut wrote = vec![fixture.append(1, &[1; 60]).unwrap()];
+            let torn = fixture.wal.segments()[0].end_offset;
+            fixture.sync();
+            assert!(fixture.wal.segments()[0].end_offset > torn, "a watermark was written");
+            wrote.push(fixture.append(1, &[2; 60]).unwrap());
+            if is_durable {
+                fixture.sync();
+            }
+            flip_byte(&fs, &fixture.segment_path_at(0), torn + 20);
+            let (read, report) = replay_from(&fs, RecoveryMode::Strict, SeqNo(1), u64::MAX).unwrap();
+            let end = if is_durable { 2 } else { 1 };
+            assert_eq!((&read[..], report.last_seqno), (&wrote[..end], SeqNo(end as u64)));
+            assert_eq!(report.has_gaps, is_durable);
+        }
     }
 
     #[test]
