@@ -17,7 +17,7 @@ use azekura::{
 };
 
 /// The generation that this build writes.
-const NEWEST_GENERATION: u32 = 9;
+const NEWEST_GENERATION: u32 = 10;
 const HOUR_MS: i64 = 3_600_000;
 
 fn golden_dir(generation: u32) -> PathBuf {
@@ -51,7 +51,7 @@ fn options(codec: CompressionType) -> PartitionCreateOptions {
 /// on, blob files; from the fourth on, a blob file that only the WAL points into; from the fifth on, a pool; from the
 /// sixth on, range deletes in the manifest and in the WAL; from the seventh on, ingested tables; from the eighth on,
 /// operands in tables and in the WAL; from the ninth on, records that expire, in tables, blob files, a pool and
-/// the WAL.
+/// the WAL; from the tenth on, a table with padding.
 fn expected_contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>> {
     let number = |n: u32| format!("key {n:04}").into_bytes();
     let value = |n: u32, generation: u32| format!("value {generation} of {n}, and of {n} again").into_bytes();
@@ -108,6 +108,9 @@ fn expected_contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>
         let in_pool: BTreeMap<_, _> = expiring.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
         contents.extend([("expiring", expiring), ("expiring pool", in_pool)]);
     }
+    if generation > 9 {
+        contents.insert("padded", (0..300).map(|n| (number(n), value(n, 11))).collect());
+    }
     contents
 }
 
@@ -119,6 +122,15 @@ fn separated_name(generation: u32) -> &'static str {
 /// A value that is stored in a blob file.
 fn large_value(n: u32, generation: u32) -> Vec<u8> {
     (0..40 + n).flat_map(|i| (i * 7 + generation).to_le_bytes()).collect()
+}
+
+/// Whether the end of a page of a table is padding.
+fn has_padding(dir: &Path) -> bool {
+    let tables = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    tables.filter(|path| path.extension().is_some_and(|ending| ending == "sst")).any(|path| {
+        let bytes = std::fs::read(path).unwrap();
+        bytes.chunks_exact(4096).any(|page| page[4096 - 16..] == [0; 16])
+    })
 }
 
 fn check_contents(db: &Database, generation: u32) {
@@ -153,6 +165,7 @@ fn open_and_continue(generation: u32) {
     layouts.dedup();
     let all = ["BinaryAndHash", "BinarySearch", "Fingerprint"];
     assert_eq!(layouts, if generation == 1 { &[][..] } else { &all }, "generation 1 does not record it");
+    assert_eq!(has_padding(&dir), generation > 9);
     let blobs = inspect::blobs(&fs, &dir).unwrap();
     assert_eq!(blobs.len() > 2, generation > 2);
     assert_eq!(report.files.iter().any(|file| file.kind == "pool" && file.entries > 100), generation > 4);
@@ -222,6 +235,8 @@ fn newest_generation_is_written() {
     (3..400).step_by(10).for_each(|n| pool.remove(number(n)).unwrap());
     pool.flush().unwrap();
     ingest_entries(&db, separation.clone());
+    let padded = open("padded", CompressionType::None, DataBlockIndexType::Fingerprint);
+    padded.ingest((0..300).map(|n| (number(n), value(n, 11)))).unwrap();
     let merged = write_operands(&db);
     write_expiring(&db, separation.clone());
     let mut batch = db.batch();
