@@ -16,6 +16,7 @@ use object_store::{ObjectMeta, PutMode};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{BackupError, Result};
+use crate::history::History;
 use crate::holds::{HoldWriter, held_objects};
 use crate::layout::{
     BackupManifest, Checksum, FILES, PARTS, StoredFile, StoredObject, StoredPartition, backup_object, content_of,
@@ -168,8 +169,10 @@ impl BackupStore {
         let stored = |(name, id): &(String, u64)| StoredPartition { name: name.clone(), id: *id };
         manifest.partitions = partitions.iter().map(stored).collect();
         manifest.position = position.to_string();
-        manifest.sequence = inspect::wal_end(&disk, &checkpoint)?
+        manifest.wal_ends = inspect::wal_ends(&disk, &checkpoint)?;
+        manifest.sequence = (manifest.wal_ends.pop().and_then(|(_, end)| end))
             .ok_or_else(|| BackupError::invalid("the checkpoint does not record the end of its log"))?;
+        check_lost(&manifest, &earlier)?;
         manifest.is_durable = make_durable(db, manifest.sequence, position.epoch(), options.durable_wait)?;
         if must_be_durable && !manifest.is_durable {
             let message = "the process that writes has not synced the commits of the backup in time; \
@@ -330,6 +333,19 @@ fn check_history(db: &Database, earlier: &[(String, BackupManifest)]) -> Result<
         None => Ok(()),
         Some(later) => Err(BackupError::OtherHistory {
             message: format!("backup {} ends with commit {}, the database with {now}", later.id, later.sequence),
+        }),
+    }
+}
+
+/// # Errors
+/// `OtherHistory` if a recovery of the database has lost commits of a durable backup.
+fn check_lost(manifest: &BackupManifest, earlier: &[(String, BackupManifest)]) -> Result<()> {
+    let history = History::of([manifest]);
+    let is_lost = |of: &&BackupManifest| of.is_durable && history.has_lost(of.epoch(), of.sequence);
+    match earlier.iter().map(|(_, of)| of).find(is_lost) {
+        None => Ok(()),
+        Some(lost) => Err(BackupError::OtherHistory {
+            message: format!("a recovery has lost commits of backup {}, which ends with {}", lost.id, lost.sequence),
         }),
     }
 }

@@ -2,31 +2,43 @@
 
 use crate::layout::BackupManifest;
 
-/// Epochs in which the database was stored, with sequence numbers up to which it had commits then, and at which it may
-/// have ended.
-pub(crate) struct History(Vec<(u32, u64)>);
+/// Ends of the log: an epoch, and the last sequence number that is valid of this and earlier epochs.
+type WalEnds = Vec<(u32, Option<u64>)>;
+
+/// Epochs in which the database was stored, with the ends of the log that were known then. The last end is what was
+/// stored.
+pub(crate) struct History(Vec<(u32, WalEnds)>);
 
 impl History {
-    /// The epochs of backups, with their last sequence numbers.
-    pub(crate) fn of(manifests: &[(String, BackupManifest)]) -> History {
-        History(manifests.iter().map(|(_, manifest)| (manifest.epoch(), manifest.sequence)).collect())
+    /// The epochs of backups.
+    pub(crate) fn of<'m>(manifests: impl IntoIterator<Item = &'m BackupManifest>) -> History {
+        let with_end =
+            |of: &BackupManifest| of.wal_ends.iter().copied().chain([(u32::MAX, Some(of.sequence))]).collect();
+        History(manifests.into_iter().map(|of| (of.epoch(), with_end(of))).collect())
     }
 
-    /// Adds the epochs of log objects, with the sequence numbers before them. So the loss is known if the backup from
-    /// after the recovery is gone.
-    pub(crate) fn note_logs(&mut self, logs: impl Iterator<Item = (u32, u64)>) {
-        self.0.extend(logs);
+    /// The epochs of log objects that are later than all of these, with the sequence numbers before them: the database
+    /// may have ended there.
+    pub(crate) fn of_later_logs(&self, logs: impl Iterator<Item = (u32, u64)>) -> History {
+        let newest = self.0.iter().map(|(epoch, _)| *epoch).max();
+        let later = logs.filter(|(epoch, _)| newest.is_none_or(|newest| *epoch > newest));
+        History(later.map(|(epoch, after)| (epoch, vec![(u32::MAX, Some(after))])).collect())
     }
 
     /// Whether commits up to `end`, which were stored in `epoch`, were lost: in a later epoch, the database ended
-    /// before.
+    /// before. Exact if at most 64 opens that followed commits are between the two. If more, and for manifests of an
+    /// older version, those are found that end behind the later state, or behind the oldest end that it knows.
     pub(crate) fn has_lost(&self, epoch: u32, end: u64) -> bool {
-        self.0.iter().any(|(later, sequence)| *later > epoch && *sequence < end)
+        let valid = |ends: &WalEnds| ends.iter().find(|(of, _)| *of >= epoch).map(|(_, valid)| *valid);
+        let later = self.0.iter().filter(|(later, _)| *later > epoch);
+        later.filter_map(|(_, ends)| valid(ends)).any(|valid| valid < Some(end))
     }
 }
 
 /// Sorts backups by their sequence numbers. Those with lost commits come first.
 pub(crate) fn sort_backups(manifests: &mut [(String, BackupManifest)]) {
-    let history = History::of(manifests);
-    manifests.sort_by_cached_key(|(_, of)| (!history.has_lost(of.epoch(), of.sequence), of.sequence, of.id.clone()));
+    let history = History::of(manifests.iter().map(|(_, of)| of));
+    manifests.sort_by_cached_key(|(_, of)| {
+        (!history.has_lost(of.epoch(), of.sequence), of.sequence, of.epoch(), of.id.clone())
+    });
 }

@@ -20,6 +20,9 @@ pub(crate) const LOG: &str = "log";
 /// Lists of objects that are protected for the grace time.
 pub(crate) const HOLDS: &str = "holds";
 
+/// Most ends of the log in the manifest of a backup. Those of this version have up to 64.
+const WAL_ENDS_MAX: usize = 1024;
+
 /// The format version that this build writes, and the newest one that it reads.
 pub(crate) const VERSION: u64 = 1;
 const STORE_FORMAT: &str = "azekura-backup store";
@@ -149,6 +152,10 @@ pub(crate) struct BackupManifest {
     pub(crate) is_durable: bool,
     /// A position of changes at or before `sequence`, of the same epoch.
     pub(crate) position: String,
+    /// Ends of the log that the database recorded before, oldest first: an epoch, and the last sequence number that is
+    /// valid of this and earlier epochs. `None`: it is not known that any is valid. Empty if an older version wrote it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) wal_ends: Vec<(u32, Option<u64>)>,
     pub(crate) partitions: Vec<StoredPartition>,
     pub(crate) files: Vec<StoredFile>,
 }
@@ -164,6 +171,7 @@ impl BackupManifest {
             sequence: 0,
             is_durable: false,
             position: String::new(),
+            wal_ends: Vec::new(),
             partitions: Vec::new(),
             files: Vec::new(),
         }
@@ -187,13 +195,18 @@ impl BackupManifest {
 
     /// # Errors
     /// `WrongContent` if a restore of the manifest could write outside of its directory, if lengths do not add up, or
-    /// if the position is malformed.
+    /// if the position or the ends of the log are malformed.
     pub(crate) fn check(&self, object: &str) -> Result<()> {
         let wrong = |message: String| Err(BackupError::wrong(object, message));
         if backup_id(object) != Some(&self.id) {
             return wrong(format!("the manifest is that of backup {}", self.id));
         }
-        self.position(object)?;
+        let end = (self.position(object)?.epoch(), Some(self.sequence));
+        let mut later = self.wal_ends.iter().skip(1).chain([&end]);
+        let rises = |of: &(u32, Option<u64>)| later.next().is_some_and(|later| of.0 < later.0 && of.1 < later.1);
+        if self.wal_ends.len() > WAL_ENDS_MAX || !self.wal_ends.iter().all(rises) {
+            return wrong("the ends of the log in the manifest contradict each other".into());
+        }
         for file in &self.files {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
             if file.name.is_empty() || file.name.starts_with('.') || !file.name.chars().all(is_plain) {

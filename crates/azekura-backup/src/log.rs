@@ -119,9 +119,10 @@ pub(crate) fn chain(
     manifests: &[(String, BackupManifest)],
     until: Until,
 ) -> Result<Vec<String>> {
-    let mut history = History::of(manifests);
-    let headers = || logs.iter().flat_map(|log| &log.header).filter(|header| until.admits_log(header));
-    history.note_logs(headers().map(|header| (header.epoch(), header.after)));
+    let history = History::of(manifests.iter().map(|(_, of)| of));
+    let is_lost = history.has_lost(backup.epoch(), backup.sequence);
+    let headers = logs.iter().flat_map(|log| &log.header).filter(|header| until.admits_log(header));
+    let later_logs = history.of_later_logs(headers.map(|header| (header.epoch(), header.after)));
     // The epoch of the first object beyond the limit. While the clock was set back, later objects of this epoch got
     // earlier times. Those of earlier epochs may follow by name: the commits that a recovery has lost.
     let mut stop = u32::MAX;
@@ -131,6 +132,10 @@ pub(crate) fn chain(
         match &log.header {
             _ if log.is_before(backup.sequence, logs) => {}
             Ok(of) if of.epoch() >= stop || history.has_lost(of.epoch(), of.end()) => {}
+            Ok(of) if later_logs.has_lost(of.epoch(), of.end()) => {}
+            Ok(of) if is_lost && of.epoch() > backup.epoch() && until.admits_log(of) => {
+                return Err(BackupError::Gap { after: backup.sequence, before: of.end() });
+            }
             Ok(of) if until.admits_log(of) => {
                 newest = newest.max(of.epoch());
                 admitted.push((&log.object, of));

@@ -58,6 +58,30 @@ fn huge_numbers_are_errors() {
 }
 
 #[test]
+fn wrong_ends_of_the_log_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 60));
+    db.close().unwrap();
+    let store = place.open();
+    let id = create(&store, &crate::support::open(&dir.path().join("db"))).unwrap().backup.id;
+    let edit = |ends: &str| {
+        crate::support::edit_manifest(&place, &id, |text| {
+            let (begin, rest) = text.split_once("\"wal_ends\"").unwrap();
+            let end = rest.find("\"partitions\"").unwrap();
+            format!("{begin}\"wal_ends\": [{ends}], {}", &rest[end..])
+        });
+        store.list().map(drop).map_err(|error| error.kind())
+    };
+    for ends in ["", "[0, 5]", "[0, null], [1, 5]"] {
+        assert_eq!(edit(ends), Ok(()), "{ends}");
+    }
+    // Beyond the epoch or the commits of the backup, not rising, and no pairs.
+    for ends in ["[9, 5]", "[0, 999999]", "[0, 5], [0, 6]", "[0, 5], [1, 5]", "[0, 5], [1, null]", "5"] {
+        assert_eq!(edit(ends), Err("corruption"), "{ends}");
+    }
+}
+
+#[test]
 fn empty_store_has_no_backup() {
     let dir = tempfile::tempdir().unwrap();
     let (store, target) = (Place::new().open(), dir.path().join("copy"));

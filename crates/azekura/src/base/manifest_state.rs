@@ -420,6 +420,12 @@ impl ManifestState {
         }
     }
 
+    /// All recorded ends of the WAL, oldest first, with `None` for [`ALL_LOST`].
+    pub(crate) fn wal_ends(&self) -> impl Iterator<Item = (WalEpoch, Option<SeqNo>)> {
+        let ends = self.earlier_wal_ends.iter().copied().chain(self.wal_end);
+        ends.map(|(epoch, end)| (epoch, (end != ALL_LOST).then_some(end)))
+    }
+
     /// Makes sure that no new file, partition or segment gets a number below these.
     pub(crate) fn raise_next_numbers(&mut self, file: u64, partition: u64, epoch: u32) {
         self.next_file_number = self.next_file_number.max(file);

@@ -17,5 +17,5 @@ pub use partial_manifest::{DamagedPool, PartialManifest, manifest_of_copy, parti
 pub use rebuilt_manifest::{RebuiltManifest, rebuilt_manifest};
 pub use report::{
     BlobReport, FileReport, TableReport, VerifyReport, blobs, immutable_file_id, last_key_of_block, tables, verify,
-    verify_file, verify_follower, wal_end,
+    verify_file, verify_follower, wal_end, wal_ends,
 };

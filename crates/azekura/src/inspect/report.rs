@@ -357,6 +357,39 @@ pub fn wal_end(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Option<u64>> {
     Ok(read_manifest_state(fs, dir)?.0.wal_end.map(|(_, seqno)| seqno.0))
 }
 
+/// Returns the ends of the WAL that the manifest records, oldest first: an epoch, and the last sequence number.
+///
+/// Each open records one. Up to its epoch, no commit with a higher number is part of the database: a recovery has lost
+/// those that there were. `None` in place of the number: no commit up to this epoch is known to be part of it. The last
+/// one is [`wal_end`]. A manifest records the last 65, without those that a later one replaces.
+///
+/// A commit of a [`ChangePosition`](crate::ChangePosition) is lost if the first of these ends whose epoch is not lower
+/// than that of the position has a lower number.
+///
+/// # Errors
+/// `Io` or `Corruption` from the manifest.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// # let db = azekura::Config::new(&path).open()?;
+/// db.open_partition("fruit", Default::default())?.insert("apple", "red")?;
+/// let position = db.change_position()?;
+/// # db.close()?;
+/// # azekura::Config::new(&path).open()?.close()?;
+/// // After another open:
+/// let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+/// let ends = azekura::inspect::wal_ends(&fs, &path)?;
+/// let (_, end) = ends.iter().find(|(epoch, _)| *epoch >= position.epoch()).unwrap();
+/// assert_eq!(*end, Some(position.sequence_number()));
+/// # Ok(()) }
+/// ```
+pub fn wal_ends(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<(u32, Option<u64>)>> {
+    let state = read_manifest_state(fs, dir)?.0;
+    Ok(state.wal_ends().map(|(epoch, end)| (epoch.0, end.map(|end| end.0))).collect())
+}
+
 /// Reads and checks the manifest and the tables, blob files, pools and WAL segments that it names. Other files are only
 /// listed. Calls `progress` with the bytes checked so far and the total bytes.
 ///
