@@ -303,13 +303,24 @@ impl Upload<'_> {
             return self.note_sent(object, *len).await;
         }
         let mut hasher = Xxh3::new();
+        let sent = Cell::new(0);
         let read = |at: u64, n: usize| {
+            if at == 0 {
+                // The first attempt, or one after a failed one.
+                hasher.reset();
+                file.seek(SeekFrom::Start(source.offset)).map_err(failed)?;
+                self.sent.borrow_mut().take_off(sent.replace(0));
+            }
             let bytes = read_piece(&mut file, n).map_err(failed)?;
             hasher.update(&bytes);
             let is_last = at + n as u64 == *len;
             if is_last && Checksum::of_hasher(&hasher) != *xxh3 { Err(changed()) } else { Ok(bytes) }
         };
-        self.store.put_large(object, *len, read, &mut async |n| self.note_sent(object, n).await).await
+        let note_sent = &mut async |n| {
+            sent.set(sent.get() + n);
+            self.note_sent(object, n).await
+        };
+        self.store.put_large(object, *len, read, note_sent).await
     }
 
     /// # Errors

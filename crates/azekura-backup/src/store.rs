@@ -140,8 +140,8 @@ impl BackupStore {
     }
 
     /// How often a request is tried that failed, and the pause before the second attempt, which doubles. Default: 5
-    /// times, 200 ms. The clients of cloud stores retry in addition. They alone retry the parts of an upload of more
-    /// than 8 MiB.
+    /// times, 200 ms. An upload of more than 8 MiB is repeated as a whole. The clients of cloud stores retry requests
+    /// in addition, until an attempt ends by its [timeout](BackupStore::timeout).
     #[must_use]
     pub fn retries(mut self, attempts: u32, pause: Duration) -> BackupStore {
         (self.attempts, self.pause) = (attempts.max(1), pause);
@@ -222,10 +222,11 @@ impl BackupStore {
     }
 
     /// Repeats a request while it fails for a reason that may pass.
-    pub(crate) async fn retry<T, F>(&self, object: &str, mut request: impl FnMut() -> F) -> Result<T>
-    where
-        F: Future<Output = object_store::Result<T>>,
-    {
+    pub(crate) async fn retry<T>(
+        &self,
+        object: &str,
+        mut request: impl AsyncFnMut() -> object_store::Result<T>,
+    ) -> Result<T> {
         let mut pause = self.pause;
         for attempt in 1.. {
             match request().await {
@@ -284,8 +285,9 @@ impl BackupStore {
         }
     }
 
-    /// Uploads an object of `len` bytes in pieces, each of which `next` returns for its offset. `sent` hears of the
-    /// bytes of each piece. After an error the pieces are removed, which a cloud store would otherwise keep.
+    /// Uploads an object of `len` bytes in pieces, each of which `next` returns for its offset. After each, `sent` is
+    /// called with its bytes. After an error the pieces are removed, which a cloud store would otherwise keep, and the
+    /// upload begins again at offset 0.
     pub(crate) async fn put_large(
         &self,
         object: &str,
@@ -295,25 +297,37 @@ impl BackupStore {
     ) -> Result<()> {
         let path = self.path(object);
         let piece = (CHUNK as u64).max(len.div_ceil(MULTIPART_PARTS_MAX));
-        let mut upload = self.retry(object, || self.answer(0, self.store.put_multipart(&path))).await?;
-        let failed = |error| BackupError::store(object, error);
-        let sending = async {
-            let mut at = 0;
-            while at < len {
-                let n = piece.min(len - at);
-                let bytes = next(at, usize::try_from(n).unwrap_or(CHUNK))?;
-                self.limiter.wait(n).await;
-                self.answer(n, upload.put_part(PutPayload::from_bytes(bytes))).await.map_err(failed)?;
-                sent(n).await?;
-                at += n;
+        let mut failed_in_caller: Option<BackupError> = None;
+        self.retry(object, async || {
+            let mut upload = self.answer(0, self.store.put_multipart(&path)).await?;
+            let sending = async {
+                let mut at = 0;
+                while at < len {
+                    let n = piece.min(len - at);
+                    let bytes = next(at, usize::try_from(n).unwrap_or(CHUNK))?;
+                    self.limiter.wait(n).await;
+                    if let Err(error) = self.answer(n, upload.put_part(PutPayload::from_bytes(bytes))).await {
+                        return Ok(Err(error));
+                    }
+                    sent(n).await?;
+                    at += n;
+                }
+                Ok(self.answer(len, upload.complete()).await.map(drop))
+            };
+            let ended = sending.await;
+            if !matches!(ended, Ok(Ok(()))) {
+                drop(self.answer(0, upload.abort()).await);
             }
-            self.answer(len, upload.complete()).await.map_err(failed)
-        };
-        if let Err(error) = sending.await {
-            drop(self.answer(0, upload.abort()).await);
-            return Err(error);
+            ended.unwrap_or_else(|error| {
+                failed_in_caller = Some(error);
+                Ok(())
+            })
+        })
+        .await?;
+        match failed_in_caller {
+            Some(error) => Err(error),
+            None => self.check_len(object, len).await,
         }
-        self.check_len(object, len).await
     }
 
     /// # Errors

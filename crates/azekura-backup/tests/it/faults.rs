@@ -4,7 +4,7 @@ use crate::support::{
     Fault, FaultStore, Place, content, content_at, create, filled, restore, stride, sync, with_large_table,
 };
 use azekura::Database;
-use azekura_backup::{BackupError, CreateOptions, PruneOptions, RestoreOptions, WatchStep};
+use azekura_backup::{BackupError, CreateOptions, Progress, PruneOptions, RestoreOptions, Stage, WatchStep};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,6 +113,32 @@ fn upload_in_parts_may_end_at_any_request() {
                 let report = place.open().verify(&Default::default(), &mut |_| true).unwrap();
                 assert!(report.problems.is_empty(), "{k} {fault:?}: {report:?}");
             }
+        }
+    }
+}
+
+/// Regression: the clients of cloud stores alone repeated a part, and the limit of the time of a request ended them.
+#[test]
+fn upload_in_parts_is_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = with_large_table(&dir.path().join("db"), 17 << 20);
+    let whole = FaultStore::new(Place::new().objects());
+    create(&Place::new().open_through(Arc::clone(&whole) as _, 1), &db).unwrap();
+    for k in whole.upload_requests().into_iter().step_by(stride().min(2)) {
+        for fault in ALL_FAULTS.into_iter().filter(|fault| *fault != Fault::Truncated) {
+            let place = Place::new();
+            let faulty = FaultStore::fault_at(place.objects(), k, fault);
+            let mut ends = 0;
+            let mut progress = |of: &Progress<'_>| {
+                ends += u32::from(of.stage == Stage::Uploading && of.done == of.total);
+                true
+            };
+            let store = place.open_through(Arc::clone(&faulty) as _, 2);
+            let outcome = store.create(&db, &CreateOptions::default(), &mut progress);
+            outcome.unwrap_or_else(|error| panic!("{k} {fault:?}: {error}"));
+            assert_eq!((ends, faulty.open_uploads()), (1, 0), "{k} {fault:?}");
+            let report = place.open().verify(&Default::default(), &mut |_| true).unwrap();
+            assert!(report.problems.is_empty(), "{k} {fault:?}: {report:?}");
         }
     }
 }
