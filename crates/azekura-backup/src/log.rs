@@ -112,7 +112,8 @@ impl StoredLog {
 /// The log objects that continue a backup, in order. `manifests`: the backups within the limit, this one among them.
 ///
 /// # Errors
-/// `Gap` if there is a later object within the limit that does not continue them, `WrongContent` if one may be damaged.
+/// `Gap` if there is a later object within the limit that does not continue them, or of which it is not known whether
+/// a recovery has lost it; `WrongContent` if one may be damaged.
 pub(crate) fn chain(
     logs: &[StoredLog],
     backup: &BackupManifest,
@@ -127,15 +128,16 @@ pub(crate) fn chain(
     // earlier times. Those of earlier epochs may follow by name: the commits that a recovery has lost.
     let mut stop = u32::MAX;
     let mut newest = backup.epoch();
-    let mut admitted = Vec::new();
+    let (mut admitted, mut unclear) = (Vec::new(), Vec::new());
     for log in logs {
         match &log.header {
             _ if log.is_before(backup.sequence, logs) => {}
             Ok(of) if of.epoch() >= stop || history.has_lost(of.epoch(), of.end()) => {}
-            Ok(of) if later_logs.has_lost(of.epoch(), of.end()) => {}
             Ok(of) if is_lost && of.epoch() > backup.epoch() && until.admits_log(of) => {
                 return Err(BackupError::Gap { after: backup.sequence, before: of.end() });
             }
+            // A later object begins before its end: another writer was behind, or a recovery has lost the end.
+            Ok(of) if until.admits_log(of) && later_logs.has_lost(of.epoch(), of.end()) => unclear.push(of),
             Ok(of) if until.admits_log(of) => {
                 newest = newest.max(of.epoch());
                 admitted.push((&log.object, of));
@@ -156,9 +158,12 @@ pub(crate) fn chain(
         objects.push((*object).clone());
         end = header.end();
     }
-    match admitted.iter().find(|(_, header)| header.after > end) {
-        Some((_, later)) => Err(BackupError::Gap { after: end, before: later.after }),
-        None => Ok(objects),
+    if let Some((_, later)) = admitted.iter().find(|(_, header)| header.after > end) {
+        return Err(BackupError::Gap { after: end, before: later.after });
+    }
+    match unclear.iter().map(|header| header.end()).max() {
+        Some(before) if before > end => Err(BackupError::Gap { after: end, before }),
+        _ => Ok(objects),
     }
 }
 

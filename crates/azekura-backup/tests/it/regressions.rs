@@ -471,3 +471,39 @@ fn many_opens_are_the_same_history() {
     create(&store, &db).unwrap();
     assert!(restored(&store, &dir.path().join("copy"), Until::End) == content(&db));
 }
+
+/// A watcher that was behind stored an object of a later open, which begins before the end of the log of another. That
+/// log was taken for lost, and a restore ended before its commits.
+#[test]
+fn log_that_may_be_lost_is_a_gap() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 75));
+    let commit = |db: &Database, key: &str, len| {
+        db.partition("plain").unwrap().insert(key, vec![7; len]).unwrap();
+        sync(db);
+    };
+    sync(&db);
+    let (store, behind) = (place.open(), follower(&db));
+    let mut late = store.watch(&behind, CreateOptions::default()).unwrap();
+    reason(&mut late);
+    commit(&db, "a", 1);
+    behind.catch_up().unwrap();
+    assert!(matches!(step(&mut late), WatchStep::Shipped { commits: 1, .. }));
+    // More than one object has.
+    commit(&db, "b", 9 << 20);
+    create(&store, &db).unwrap();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    commit(&db, "c", 1);
+    assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 1, .. }));
+    drop(watcher);
+    db.close().unwrap();
+    let db = open(&dir.path().join("db"));
+    behind.catch_up().unwrap();
+    assert!(matches!(step(&mut late), WatchStep::Shipped { commits: 1, .. }));
+    let kind = restore(&store, &dir.path().join("x"), RestoreOptions::default()).map_err(|error| error.kind());
+    assert_eq!(kind.err(), Some("gap"));
+    // The ends of the log in the next backup tell.
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    assert!(reason(&mut watcher).contains("gap"));
+    assert!(restored(&store, &dir.path().join("copy"), Until::End) == content(&db));
+}
