@@ -21,6 +21,9 @@ use crate::store::BackupStore;
 /// The name of the manifest of a database.
 const MANIFEST: &str = "MANIFEST";
 
+/// Attempts to lock a file that other calls remove meanwhile.
+const LOCK_ATTEMPTS: usize = 1000;
+
 /// Opens a partition that the shipped log changes.
 type OpenPartition = dyn Fn(&Database, &str) -> azekura::Result<Partition>;
 
@@ -395,10 +398,10 @@ struct RestoreLock {
 
 impl RestoreLock {
     /// # Errors
-    /// `Database` with `Locked`.
+    /// `Database` with `Locked`; `Io` if the path never names the file that was opened, as a symbolic link does.
     fn take(path: PathBuf) -> Result<RestoreLock> {
         let failed = |error| BackupError::io("lock", &path, error);
-        loop {
+        for _ in 0..LOCK_ATTEMPTS {
             let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
             match file.try_lock() {
                 // The call that held the lock may have removed the file after it was opened here.
@@ -411,6 +414,7 @@ impl RestoreLock {
                 Err(TryLockError::Error(error)) => return Err(failed(error)),
             }
         }
+        Err(failed(std::io::Error::other("the path does not name the file that was opened")))
     }
 }
 
@@ -533,5 +537,15 @@ mod tests {
         assert!(!is_file_at(&opened_by_second, &path));
         assert!(RestoreLock::take(path).is_err());
         drop(third);
+    }
+
+    /// Regression: the call never returned.
+    #[cfg(unix)]
+    #[test]
+    fn lock_on_a_symbolic_link_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        std::os::unix::fs::symlink(dir.path().join("other"), &path).unwrap();
+        assert_eq!(RestoreLock::take(path).err().unwrap().kind(), "io");
     }
 }
