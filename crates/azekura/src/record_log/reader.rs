@@ -296,6 +296,8 @@ impl<'a> RecordLogReader<'a> {
         while let Some((at, head)) = self.find_frame(from)? {
             match preceding_seqno(&head) {
                 Some(last) if last < self.last || last > through => return Ok(false),
+                // The frame at which reading has stopped, with a payload that is no record.
+                Some(last) if (at, last) == (self.at, self.last) => from = at + padded_frame_len(head.len),
                 Some(last) => {
                     debug_assert!(at >= self.at && last >= self.last, "damage is skipped forward");
                     (self.at, self.last) = (at, last);
@@ -489,6 +491,22 @@ mod tests {
 
     fn reader(source: LogSource<'_>, order: SeqnoOrder) -> RecordLogReader<'_> {
         RecordLogReader::new(source, PLACE, 0, SeqNo::ZERO, order).unwrap()
+    }
+
+    /// A frame that verifies, with a payload that is no watermark, was found at the same place again and again, so that
+    /// an open did not end.
+    #[test]
+    fn frame_without_a_record_is_passed() {
+        let mut bytes = written(1 << 10, &[(1, 1, b"a".to_vec())]);
+        bytes.resize(bytes.len().next_multiple_of(ALIGN as usize), 0);
+        let head = LogFrameHeader { kind: LogFrameKind::Watermark, len: 0, epoch: PLACE.epoch, seqno: SeqNo(1) };
+        let mut frame = head.encode();
+        let sum = frame::checksum(&PLACE, bytes.len() as u64, &frame[8..]);
+        frame[..8].copy_from_slice(&sum.to_le_bytes());
+        bytes.extend_from_slice(&frame);
+        let mut reader = reader(LogSource::Bytes(&bytes), SeqnoOrder::Consecutive);
+        assert_eq!(read_all(&mut reader).len(), 1);
+        assert!(!reader.resume_after_damage(SeqNo(1)).unwrap());
     }
 
     fn read_all(reader: &mut RecordLogReader<'_>) -> Vec<Owned> {

@@ -194,7 +194,7 @@ impl<'a> WalReader<'a> {
             return Ok(false);
         }
         match reader.resume_after_damage(through) {
-            Ok(true) if !self.is_durable_after_last(segment)? => Ok(false),
+            Ok(true) if !self.may_be_durable_after_last(segment)? => Ok(false),
             Ok(true) => {
                 (self.report.last_seqno, self.report.has_gaps) = (reader.last(), true);
                 Ok(true)
@@ -239,20 +239,26 @@ impl<'a> WalReader<'a> {
 
     fn scan_after_damage(&self, reader: &mut RecordLogReader<'_>) -> Result<DamageScan> {
         match reader.scan_after_damage() {
-            // The scan has given up. Only strict mode needs its result.
-            Err(_) if !self.is_strict() => Ok(DamageScan::default()),
+            // The scan has given up. Strict mode alone must know what was durable.
+            Err(error) if error.kind() != ErrorKind::Io && !self.is_strict() => Ok(DamageScan::default()),
             found => found,
         }
     }
 
-    /// Whether records after `last_seqno`, which is in `segment`, were durable.
-    fn is_durable_after_last(&self, segment: &WalSegmentFile) -> Result<bool> {
-        let epoch = segment.header.epoch;
-        let mut durable = self.durable_seqno;
-        for segment in iter::once(segment).chain(self.segments.segments_after(epoch)) {
-            durable = durable.max(self.scan_segment(segment)?.durable_seqno);
+    /// Whether records of `segment` after `last_seqno` may have been durable.
+    fn may_be_durable_after_last(&self, segment: &WalSegmentFile) -> Result<bool> {
+        let (epoch, last) = (segment.header.epoch, self.report.last_seqno);
+        let is_later_lost = self.segments.unreadable.keys().any(|lost| *lost > epoch);
+        if is_later_lost || self.durable_seqno > last || self.segments.has_two_successors(epoch) {
+            return Ok(true);
         }
-        Ok(durable > self.report.last_seqno || self.segments.has_two_successors(epoch))
+        let later = self.segments.segments_after(epoch).chain(&self.segments.unlinked);
+        for segment in iter::once(segment).chain(later) {
+            if self.scan_segment(segment)?.durable_seqno > last {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn scan_segment(&self, segment: &WalSegmentFile) -> Result<DamageScan> {

@@ -558,6 +558,26 @@ fn long_log(count: u32) -> MemFs {
     machine
 }
 
+/// Damage in a part of the WAL that all partitions had flushed made every position stale, though no commit behind it was
+/// lost.
+#[test]
+fn skipped_damage_leaves_positions_valid() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    let start = db.change_position().unwrap();
+    long_batches(&db, 1..=6, PersistMode::SyncData);
+    ["a", "b"].iter().for_each(|name| open_partition(&db, name).flush().unwrap());
+    long_batches(&db, 7..=8, PersistMode::SyncData);
+    let position = db.change_position().unwrap();
+    long_batches(&db, 9..=12, PersistMode::SyncData);
+    let machine = after_kill(&machine);
+    damage_record(&machine, 3);
+    let db = open_as(&machine, 2, RecoveryMode::Strict).unwrap();
+    let commits: Result<Vec<_>, _> = db.changes_since(position).unwrap().collect();
+    assert_eq!(commits.unwrap().len(), 4);
+    assert_eq!(db.changes_since(start).unwrap_err().kind(), ErrorKind::Stale, "the WAL begins later now");
+}
+
 fn counts(db: &Database) -> (u64, u64) {
     (open_partition(db, "a").len().unwrap(), open_partition(db, "b").len().unwrap())
 }
