@@ -362,7 +362,7 @@ fn check_lost(manifest: &BackupManifest, earlier: &[(String, BackupManifest)]) -
 }
 
 /// In a follower, reads what the writer has committed.
-fn catch_up(db: &Database) -> Result<()> {
+pub(crate) fn catch_up(db: &Database) -> Result<()> {
     match db.catch_up() {
         // No follower.
         Err(error) if error.kind() == ErrorKind::Invalid => Ok(()),

@@ -29,10 +29,23 @@ impl History {
     /// before. Exact if at most 64 opens that followed commits are between the two. If more, and for manifests of an
     /// older version, those are found that end behind the later state, or behind the oldest end that it knows.
     pub(crate) fn has_lost(&self, epoch: u32, end: u64) -> bool {
-        let valid = |ends: &WalEnds| ends.iter().find(|(of, _)| *of >= epoch).map(|(_, valid)| *valid);
-        let later = self.0.iter().filter(|(later, _)| *later > epoch);
-        later.filter_map(|(_, ends)| valid(ends)).any(|valid| valid < Some(end))
+        self.later_ends(epoch).filter_map(|ends| valid_end(ends, epoch)).any(|valid| valid < Some(end))
     }
+
+    /// Whether it is known that commits up to `end`, which were stored in `epoch`, are in a later state.
+    pub(crate) fn has_kept(&self, epoch: u32, end: u64) -> bool {
+        let with_ends = self.later_ends(epoch).filter(|ends| ends.len() > 1);
+        with_ends.filter_map(|ends| valid_end(ends, epoch)).any(|valid| valid >= Some(end))
+    }
+
+    fn later_ends(&self, epoch: u32) -> impl Iterator<Item = &WalEnds> {
+        self.0.iter().filter(move |(later, _)| *later > epoch).map(|(_, ends)| ends)
+    }
+}
+
+/// The last sequence number that is valid of those that were stored in `epoch`.
+fn valid_end(ends: &WalEnds, epoch: u32) -> Option<Option<u64>> {
+    ends.iter().find(|(of, _)| *of >= epoch).map(|(_, valid)| *valid)
 }
 
 /// Sorts backups by their sequence numbers. Those with lost commits come first.

@@ -110,6 +110,7 @@ impl StoredLog {
 }
 
 /// The log objects that continue a backup, in order. `manifests`: the backups within the limit, this one among them.
+/// `all`: those of the store.
 ///
 /// # Errors
 /// `Gap` if there is a later object within the limit that does not continue them, or of which it is not known whether
@@ -118,6 +119,7 @@ pub(crate) fn chain(
     logs: &[StoredLog],
     backup: &BackupManifest,
     manifests: &[(String, BackupManifest)],
+    all: &History,
     until: Until,
 ) -> Result<Vec<String>> {
     let history = History::of(manifests.iter().map(|(_, of)| of));
@@ -137,7 +139,13 @@ pub(crate) fn chain(
                 return Err(BackupError::Gap { after: backup.sequence, before: of.end() });
             }
             // A later object begins before its end: another writer was behind, or a recovery has lost the end.
-            Ok(of) if until.admits_log(of) && later_logs.has_lost(of.epoch(), of.end()) => unclear.push(of),
+            Ok(of)
+                if until.admits_log(of)
+                    && later_logs.has_lost(of.epoch(), of.end())
+                    && !all.has_kept(of.epoch(), of.end()) =>
+            {
+                unclear.push(of);
+            }
             Ok(of) if until.admits_log(of) => {
                 newest = newest.max(of.epoch());
                 admitted.push((&log.object, of));
@@ -162,7 +170,7 @@ pub(crate) fn chain(
         return Err(BackupError::Gap { after: end, before: later.after });
     }
     match unclear.iter().map(|header| header.end()).max() {
-        Some(before) if before > end => Err(BackupError::Gap { after: end, before }),
+        Some(before) if before > end && until.admits_commit(end + 1) => Err(BackupError::Gap { after: end, before }),
         _ => Ok(objects),
     }
 }

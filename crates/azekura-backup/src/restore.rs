@@ -11,7 +11,7 @@ use azekura::{Database, EngineType, Partition, PartitionCreateOptions, PersistMo
 
 use crate::create::{BackupInfo, checksum_at};
 use crate::error::{BackupError, Result};
-use crate::history::sort_backups;
+use crate::history::{History, sort_backups};
 use crate::layout::{BackupManifest, StoredFile, StoredObject, StoredPartition};
 use crate::log::{Until, chain, is_replaced_by_log, read_headers};
 use crate::log_object::{LoggedCommit, LoggedOperation, decode};
@@ -145,12 +145,13 @@ impl BackupStore {
         }
         // The damaged one may be the newest, or the one that shows which part of the log a recovery has lost.
         damaged.into_iter().next().map_or(Ok(()), Err)?;
+        let all = History::of(manifests.iter().map(|(_, of)| of));
         manifests.retain(|(_, manifest)| until.admits_backup(manifest));
         sort_backups(&mut manifests);
         let headers = read_headers(self, &record.database).await?;
         // The newest, or if it cannot be continued and there is a later log, the newest that can.
         for (_, manifest) in manifests.iter().rev().filter(|(_, of)| wanted.is_none_or(|id| of.id == id)) {
-            let log = chain(&headers, manifest, &manifests, until)?;
+            let log = chain(&headers, manifest, &manifests, &all, until)?;
             if manifest.is_durable || (log.is_empty() && !is_replaced_by_log(&headers, manifest, until)) {
                 return Ok((manifest.clone(), log));
             }

@@ -2,8 +2,9 @@
 
 use azekura::{ChangePosition, Changes, Database, ErrorKind};
 
-use crate::create::{CreateOptions, CreateReport, catch_up_to};
+use crate::create::{CreateOptions, CreateReport, catch_up, catch_up_to};
 use crate::error::{BackupError, Result};
+use crate::history::History;
 use crate::layout::{hex, log_object};
 use crate::log::{Until, chain, read_headers};
 use crate::log_object::{LogObject, LogWriter, decode};
@@ -101,7 +102,8 @@ impl Watcher<'_> {
             return Ok(Err("the store has no backup that a log can continue"));
         };
         let headers = read_headers(self.store, &self.database).await?;
-        let log = match chain(&headers, backup, &manifests, Until::End) {
+        let all = History::of(manifests.iter().map(|(_, of)| of));
+        let log = match chain(&headers, backup, &manifests, &all, Until::End) {
             Err(BackupError::Gap { .. }) => return Ok(Err("the log in the store has a gap")),
             Err(BackupError::WrongContent { .. }) => return Ok(Err("a log object in the store is damaged")),
             log => log?,
@@ -195,6 +197,7 @@ impl Watcher<'_> {
         }
         let after = shipped.after;
         let (Some(bytes), Some(to)) = (writer.finish(after, time_ms, &shipped.partitions), writer.end()) else {
+            catch_up(self.db)?; // a follower that cannot follow any more has no new commits
             return Ok(Ok(WatchStep::Idle));
         };
         let (object, len) = (log_object(after), bytes.len() as u64);

@@ -472,38 +472,101 @@ fn many_opens_are_the_same_history() {
     assert!(restored(&store, &dir.path().join("copy"), Until::End) == content(&db));
 }
 
+/// Commits a value of `b_len` bytes and then `later`, which a watcher stores as one log object. After another open, a
+/// watcher that was behind stores log from before `b_len` on. Returns the sequence numbers after the commits.
+fn overlapping_logs(dir: &Path, place: &Place, b_len: usize, later: &[usize]) -> (Database, Vec<u64>) {
+    let (path, store) = (dir.join("db"), place.open());
+    let db = filled(&path, 75);
+    let commit = |db: &Database, len: usize| {
+        db.partition("plain").unwrap().insert(format!("{len}"), vec![7; len]).unwrap();
+        sync(db);
+        db.change_position().unwrap().sequence_number()
+    };
+    sync(&db);
+    let behind = follower(&db);
+    let mut late = store.watch(&behind, CreateOptions::default()).unwrap();
+    reason(&mut late);
+    commit(&db, 2);
+    behind.catch_up().unwrap();
+    assert!(matches!(step(&mut late), WatchStep::Shipped { commits: 1, .. }));
+    let mut ends = vec![commit(&db, b_len)];
+    create(&store, &db).unwrap();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    ends.extend(later.iter().map(|len| commit(&db, *len)));
+    let WatchStep::Shipped { commits, .. } = step(&mut watcher) else { panic!("nothing was stored") };
+    assert_eq!(commits, later.len());
+    drop(watcher);
+    db.close().unwrap();
+    let db = open(&path);
+    behind.catch_up().unwrap();
+    assert!(matches!(step(&mut late), WatchStep::Shipped { .. }));
+    (db, ends)
+}
+
 /// A watcher that was behind stored an object of a later open, which begins before the end of the log of another. That
-/// log was taken for lost, and a restore ended before its commits.
+/// log was taken for lost, and a restore ended before its commits. Later the next backup, which tells, was not asked for
+/// a time before it.
 #[test]
 fn log_that_may_be_lost_is_a_gap() {
     let dir = tempfile::tempdir().unwrap();
-    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 75));
-    let commit = |db: &Database, key: &str, len| {
-        db.partition("plain").unwrap().insert(key, vec![7; len]).unwrap();
-        sync(db);
-    };
+    let place = Place::new();
+    let (db, ends) = overlapping_logs(dir.path(), &place, 9 << 20, &[1]);
+    let (store, before) = (place.open(), content(&db));
+    let to = |name: &str, until| restore(&store, &dir.path().join(name), RestoreOptions::default().until(until));
+    assert_eq!(to("x", Until::End).unwrap_err().kind(), "gap");
+    assert_eq!(to("x", Until::Sequence(ends[1])).unwrap_err().kind(), "gap");
+    db.partition("plain").unwrap().insert("later", "1").unwrap();
     sync(&db);
-    let (store, behind) = (place.open(), follower(&db));
-    let mut late = store.watch(&behind, CreateOptions::default()).unwrap();
-    reason(&mut late);
-    commit(&db, "a", 1);
-    behind.catch_up().unwrap();
-    assert!(matches!(step(&mut late), WatchStep::Shipped { commits: 1, .. }));
-    // More than one object has.
-    commit(&db, "b", 9 << 20);
-    create(&store, &db).unwrap();
-    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
-    commit(&db, "c", 1);
-    assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 1, .. }));
-    drop(watcher);
-    db.close().unwrap();
-    let db = open(&dir.path().join("db"));
-    behind.catch_up().unwrap();
-    assert!(matches!(step(&mut late), WatchStep::Shipped { commits: 1, .. }));
-    let kind = restore(&store, &dir.path().join("x"), RestoreOptions::default()).map_err(|error| error.kind());
-    assert_eq!(kind.err(), Some("gap"));
     // The ends of the log in the next backup tell.
     let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
     assert!(reason(&mut watcher).contains("gap"));
     assert!(restored(&store, &dir.path().join("copy"), Until::End) == content(&db));
+    assert!(restored(&store, &dir.path().join("before"), Until::Sequence(ends[1])) == before);
+}
+
+/// Log of which it is not known whether it is lost was a gap also if the rest has all commits that are wanted.
+#[test]
+fn gap_behind_the_limit_does_not_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::new();
+    let (_, ends) = overlapping_logs(dir.path(), &place, 5 << 20, &[(5 << 20) + 1, 1]);
+    let to = |name: &str, until| restore(&place.open(), &dir.path().join(name), RestoreOptions::default().until(until));
+    assert_eq!(to("x", Until::Sequence(ends[2])).unwrap_err().kind(), "gap");
+    assert_eq!(to("copy", Until::Sequence(ends[1])).unwrap().sequence, ends[1]);
+}
+
+/// A log with damage before the first commit that was needed lost no commit, but all backups counted as lost.
+#[test]
+fn skipped_damage_loses_no_backup() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 76));
+    let store = place.open();
+    db.partition("plain").unwrap().insert("flushed", "damage this").unwrap();
+    sync(&db);
+    db.list_partitions().iter().for_each(|name| db.partition(name).unwrap().flush().unwrap());
+    six_commits(&db);
+    create(&store, &db).unwrap();
+    let expected = content(&db);
+    let db = recovered(db, &dir.path().join("crashed"), "damage this", RecoveryMode::Strict);
+    assert!(content(&db) == expected);
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    six_commits(&db);
+    assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 6, .. }));
+    create(&store, &db).unwrap();
+}
+
+/// A watcher of a follower that cannot follow any more stored nothing, and returned no error.
+#[test]
+fn follower_that_is_stuck_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 77));
+    sync(&db);
+    let (store, followed) = (place.open(), follower(&db));
+    let mut watcher = store.watch(&followed, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    assert!(matches!(step(&mut watcher), WatchStep::Idle));
+    six_commits(&db);
+    db.partition("plain").unwrap().flush().unwrap();
+    std::fs::rename(db.path().join("MANIFEST"), db.path().join("elsewhere")).unwrap();
+    assert_eq!(watcher.step(&mut |_| true).unwrap_err().kind(), "database");
 }
