@@ -23,6 +23,7 @@ pub(crate) type ApplyCommit<'a> = dyn FnMut(WalCommit<'_>) -> Result<Option<Erro
 pub(crate) struct WalReader<'a> {
     pub(crate) segments: &'a WalSegmentSet,
     pub(crate) options: &'a WalReplayOptions,
+    fs: &'a dyn Fs,
     dir: &'a Path,
     apply: &'a mut ApplyCommit<'a>,
     /// The WAL was durable up to here.
@@ -49,6 +50,7 @@ impl<'a> WalReader<'a> {
     pub(crate) fn new(
         segments: &'a WalSegmentSet,
         options: &'a WalReplayOptions,
+        fs: &'a dyn Fs,
         dir: &'a Path,
         apply: &'a mut ApplyCommit<'_>,
     ) -> WalReader<'a> {
@@ -66,6 +68,7 @@ impl<'a> WalReader<'a> {
         WalReader {
             segments,
             options,
+            fs,
             dir,
             apply,
             durable_seqno: permanent.max(end),
@@ -151,7 +154,8 @@ impl<'a> WalReader<'a> {
     /// Applies the commits of a segment in order. `None` if it was read to its last sequence number, which the next
     /// segment or the recorded end of the WAL states.
     fn read_segment(&mut self, segment: &WalSegmentFile, bound: Option<SeqNo>) -> Result<Option<WalReadEnd>> {
-        let mut reader = segment.reader(SeqnoOrder::Consecutive)?;
+        let file = segment.open(self.fs)?;
+        let mut reader = segment.reader(&*file, SeqnoOrder::Consecutive)?;
         self.record_progress(segment, SEGMENT_HEADER_LEN as u64);
         while bound != Some(self.report.last_seqno) {
             let at = reader.position();
@@ -262,7 +266,8 @@ impl<'a> WalReader<'a> {
     }
 
     fn scan_segment(&self, segment: &WalSegmentFile) -> Result<DamageScan> {
-        let mut reader = segment.reader(SeqnoOrder::Consecutive)?;
+        let file = segment.open(self.fs)?;
+        let mut reader = segment.reader(&*file, SeqnoOrder::Consecutive)?;
         self.scan_after_damage(&mut reader).map_err(|e| e.in_file(&segment.path))
     }
 
@@ -386,7 +391,7 @@ impl<'a> WalReader<'a> {
             next = self.segments.segments.get(&previous_epoch).filter(is_listed);
             next = next.filter(|one| one.header.first_seqno <= behind);
             let Some(one) = next else { break };
-            let end_offset = one.handle.length().unwrap_or_default();
+            let end_offset = one.len;
             if end_offset <= SEGMENT_HEADER_LEN as u64 {
                 break; // an open on a full disk has truncated it
             }
@@ -419,18 +424,23 @@ fn retired_through(segments: &WalSegmentSet, options: &WalReplayOptions) -> SeqN
     }
 }
 
-/// A segment file with a valid header.
+/// A segment file with a valid header. It is not open: there may be more retained segments than a process may open.
 #[derive(Clone, Debug)]
 pub(crate) struct WalSegmentFile {
     pub(crate) file: FileNumber,
     pub(crate) path: PathBuf,
-    pub(crate) handle: Arc<dyn File>,
+    /// Length in bytes when the header was read.
+    len: u64,
     pub(crate) header: WalSegmentHeader,
 }
 
 impl WalSegmentFile {
-    fn reader(&self, order: SeqnoOrder) -> Result<RecordLogReader<'_>> {
-        self.header.reader(LogSource::File(&*self.handle), order)
+    pub(crate) fn open(&self, fs: &dyn Fs) -> Result<Arc<dyn File>> {
+        fs.open(&self.path, OpenMode::Read)
+    }
+
+    fn reader<'f>(&self, file: &'f dyn File, order: SeqnoOrder) -> Result<RecordLogReader<'f>> {
+        self.header.reader(LogSource::File(file), order)
     }
 }
 
@@ -469,7 +479,7 @@ pub(crate) fn find_segments(
         let is_ours =
             |file: &FileNumber| entry.is_file && (options.file_number_limit == 0 || file.0 < options.file_number_limit);
         if let Some(file) = parse_segment_name(&entry.name).filter(is_ours) {
-            found.insert(file, open_segment_file(fs, dir, file, database_id)?);
+            found.insert(file, find_segment_file(fs, dir, file, database_id)?);
         }
     }
     check_epochs(&found)?;
@@ -516,8 +526,8 @@ pub(crate) fn removable_segments(
 ) -> Result<Vec<FileNumber>> {
     let segments = find_segments(fs, dir, database_id, options)?;
     let is_leftover = |segment: &WalSegmentFile| {
-        let scan = segment.reader(SeqnoOrder::Consecutive).and_then(|mut reader| reader.scan_after_damage());
-        scan.is_ok_and(|scan| scan.durable_seqno == SeqNo::ZERO)
+        let scan = |file: &dyn File| segment.reader(file, SeqnoOrder::Consecutive)?.scan_after_damage();
+        segment.open(fs).and_then(|file| scan(&*file)).is_ok_and(|scan| scan.durable_seqno == SeqNo::ZERO)
     };
     let mut used: Vec<FileNumber> = options.listed_segments.iter().map(|(_, file)| *file).collect();
     used.extend(segments.segments.values().map(|segment| segment.file));
@@ -525,8 +535,8 @@ pub(crate) fn removable_segments(
     Ok(segments.valid_files.into_iter().filter(|file| !used.contains(file)).collect())
 }
 
-/// Opens a segment file. The outer error is from the file system, the inner one from the header.
-pub(crate) fn open_segment_file(
+/// Reads the header of a segment file. The outer error is from the file system, the inner one from the header.
+pub(crate) fn find_segment_file(
     fs: &dyn Fs,
     dir: &Path,
     file: FileNumber,
@@ -540,7 +550,7 @@ pub(crate) fn open_segment_file(
         Ok(header) if header.database_id != database_id => {
             Err(Error::corruption("segment belongs to another database").in_file(&path))
         }
-        Ok(header) => Ok(Ok(WalSegmentFile { file, path, handle, header })),
+        Ok(header) => Ok(Ok(WalSegmentFile { file, path, len: handle.length()?, header })),
         Err(e) if e.kind() == ErrorKind::Corruption => Ok(Err(e.in_file(&path))),
         Err(e) => Err(e.in_file(&path)),
     }
@@ -632,7 +642,8 @@ pub(crate) fn salvage_segments(wal_reader: &mut WalReader<'_>) -> Result<()> {
 
 /// Applies the valid commits of a segment up to `bound`. Returns false if the WAL ends here.
 fn salvage_segment(wal_reader: &mut WalReader<'_>, segment: &WalSegmentFile, bound: SeqNo) -> Result<bool> {
-    let mut reader = segment.reader(SeqnoOrder::Rising)?;
+    let file = segment.open(wal_reader.fs)?;
+    let mut reader = segment.reader(&*file, SeqnoOrder::Rising)?;
     let mut skipped = false;
     loop {
         wal_reader.record_progress(segment, reader.end());
@@ -673,7 +684,7 @@ pub(crate) fn replay(
     apply: &mut ApplyCommit<'_>,
 ) -> Result<WalReplayReport> {
     let segments = find_segments(&*fs, dir, database_id, &options)?;
-    let mut reader = WalReader::new(&segments, &options, dir, apply);
+    let mut reader = WalReader::new(&segments, &options, &*fs, dir, apply);
     if options.mode == RecoveryMode::Salvage {
         salvage_segments(&mut reader)?
     } else {

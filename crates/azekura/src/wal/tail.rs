@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::base::version_edit::WalEpoch;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record_log::reader::{LogReadResult, LogSource, RecordLogReader, SeqnoOrder};
-use crate::vfs::Fs;
+use crate::vfs::{File, Fs};
 use crate::wal::format::{SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalSegmentHeader, parse_segment_name};
 use crate::wal::options::WalCommit;
-use crate::wal::reader::{WalSegmentFile, open_segment_file};
+use crate::wal::reader::{WalSegmentFile, find_segment_file};
 
 /// How often the reader looks for a segment before it is gone. The writer may begin segments during a look, which may
 /// then find neither the old one nor the new one.
@@ -44,6 +44,7 @@ pub(crate) struct WalTail {
 /// A segment, and how far it was read.
 struct TailSegment {
     file: WalSegmentFile,
+    handle: Arc<dyn File>,
     /// Offset of the next frame.
     offset: u64,
     /// The last sequence number that is valid in the segment, if a later segment states it: a recovery may have
@@ -169,7 +170,7 @@ impl WalTail {
             let end = segment.bound.map_or(limit, |bound| bound.min(limit));
             let mut passed =
                 Passed { offset: &mut segment.offset, last: &mut self.last_seqno, durable: &mut self.durable };
-            let read = read_segment(&segment.file, &mut passed, end, visit);
+            let read = read_segment(&segment.file, &*segment.handle, &mut passed, end, visit);
             let stop = read.map_err(|error| error.in_file(&segment.file.path))?;
             let is_at_limit = self.last_seqno >= limit || (stop != SegmentEnd::NoFrame && end == limit);
             if is_at_limit || stop == SegmentEnd::Stopped || !self.enter_next_segment()? {
@@ -180,7 +181,7 @@ impl WalTail {
 
     /// Moves to the segment that continues the current one. False at the end of the WAL.
     fn enter_next_segment(&mut self) -> Result<bool> {
-        let Some(TailSegment { file: current, offset, .. }) = &self.segment else { return Ok(false) };
+        let Some(TailSegment { file: current, handle, offset, .. }) = &self.segment else { return Ok(false) };
         for _ in 0..SUCCESSOR_ATTEMPTS {
             let segments = self.segments()?;
             let Some(next) = successor(&segments, current) else {
@@ -199,13 +200,14 @@ impl WalTail {
                 return Err(Error::stale(message).in_file(&current.path));
             }
             if before == self.last_seqno {
-                self.segment = Some(TailSegment::at_start(next, &segments));
+                let Some(next) = self.start_of(next, &segments)? else { continue };
+                self.segment = Some(next);
                 return Ok(true);
             }
             // The rest of the current segment may have been written after it was read. It is complete now.
             let (mut end, mut last, mut durable) = (*offset, self.last_seqno, SeqNo::ZERO);
             let mut passed = Passed { offset: &mut end, last: &mut last, durable: &mut durable };
-            read_segment(current, &mut passed, before, &mut |_| Ok(true))?;
+            read_segment(current, &**handle, &mut passed, before, &mut |_| Ok(true))?;
             if last > self.last_seqno {
                 return Ok(true); // there is more to read in the current one
             }
@@ -224,7 +226,7 @@ impl WalTail {
 
     /// Whether the file of the segment still exists and has the same header.
     fn is_unchanged(&self, segment: &WalSegmentFile) -> Result<bool> {
-        match open_segment_file(&*self.fs, &self.dir, segment.file, self.database_id) {
+        match find_segment_file(&*self.fs, &self.dir, segment.file, self.database_id) {
             Ok(Ok(now)) => Ok(now.header == segment.header),
             Ok(Err(_)) => Ok(false), // the next incarnation begins
             Err(error) if error.is_missing_file() => Ok(false),
@@ -250,11 +252,11 @@ impl WalTail {
                 None => return Err(recycled_error(self.last_seqno)),
             }
         }
-        let mut start = TailSegment::at_start(found, &segments);
+        let mut start = self.start_of(found, &segments)?.ok_or_else(|| recycled_error(self.last_seqno))?;
         // The commits of the segment that were passed already.
         let mut last = SeqNo(found.header.first_seqno.0 - 1);
         let mut passed = Passed { offset: &mut start.offset, last: &mut last, durable: &mut self.durable };
-        let end = read_segment(&start.file, &mut passed, self.last_seqno, &mut |_| Ok(true))?;
+        let end = read_segment(&start.file, &*start.handle, &mut passed, self.last_seqno, &mut |_| Ok(true))?;
         if last < self.last_seqno && end == SegmentEnd::InGap {
             // No commit of the WAL has the numbers up to `last_seqno`, so reading begins with the gap.
             self.last_seqno = last;
@@ -267,12 +269,23 @@ impl WalTail {
         Ok(Some(start))
     }
 
+    /// Opens `file`, which is one of `segments`, before its first commit. `None` if it was recycled meanwhile.
+    fn start_of(&self, file: &WalSegmentFile, segments: &[WalSegmentFile]) -> Result<Option<TailSegment>> {
+        let handle = match file.open(&*self.fs) {
+            Err(error) if error.is_missing_file() => return Ok(None),
+            opened => opened?,
+        };
+        let bound = successor(segments, file).map(|next| SeqNo(next.header.first_seqno.0 - 1));
+        let start = TailSegment { file: file.clone(), handle, offset: SEGMENT_HEADER_LEN as u64, bound };
+        Ok(self.is_unchanged(file)?.then_some(start))
+    }
+
     /// The segments whose headers verify, by ascending epochs.
     fn segments(&self) -> Result<Vec<WalSegmentFile>> {
         let mut segments = Vec::new();
         for entry in self.fs.read_dir(&self.dir)? {
             let Some(file) = parse_segment_name(&entry.name).filter(|_| entry.is_file) else { continue };
-            match open_segment_file(&*self.fs, &self.dir, file, self.database_id) {
+            match find_segment_file(&*self.fs, &self.dir, file, self.database_id) {
                 Ok(Ok(segment)) if segment.header.epoch > WalEpoch(0) => segments.push(segment),
                 // A spare file, or a header that is being written.
                 Ok(_) => {}
@@ -282,14 +295,6 @@ impl WalTail {
         }
         segments.sort_by_key(|segment| segment.header.epoch);
         Ok(segments)
-    }
-}
-
-impl TailSegment {
-    /// Before the first commit of `file`, which is one of `segments`.
-    fn at_start(file: &WalSegmentFile, segments: &[WalSegmentFile]) -> TailSegment {
-        let bound = successor(segments, file).map(|next| SeqNo(next.header.first_seqno.0 - 1));
-        TailSegment { file: file.clone(), offset: SEGMENT_HEADER_LEN as u64, bound }
     }
 }
 
@@ -309,11 +314,12 @@ struct Passed<'a> {
 /// Passes the commits from the offset on to `visit`, and advances `passed` behind each.
 fn read_segment(
     segment: &WalSegmentFile,
+    file: &dyn File,
     Passed { offset, last, durable }: &mut Passed<'_>,
     limit: SeqNo,
     visit: &mut VisitCommit<'_>,
 ) -> Result<SegmentEnd> {
-    let source = LogSource::File(&*segment.handle);
+    let source = LogSource::File(file);
     let order = SeqnoOrder::Consecutive;
     let mut reader = RecordLogReader::new(source, segment.header.identity(), **offset, **last, order)?.expect_end();
     while **last < limit {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use azekura::fs::{Fs, OpenMode};
-use azekura::testing::{MemFs, TestEnv};
+use azekura::testing::{FaultFs, MemFs, TestEnv};
 use azekura::{ChangePosition, Config, Database, ErrorKind, RecoveryMode, Result};
 
 use super::DIR;
@@ -54,6 +54,27 @@ fn readable(db: &Database, positions: &[ChangePosition]) -> usize {
         }
     }
     readable
+}
+
+/// A reader of changes, and an open, had all segments open at once. With many of them, the process had too many files.
+#[test]
+fn many_segments_need_few_open_files() {
+    let machine = MemFs::new();
+    let limited = || FaultFs::new(Arc::new(machine.clone()));
+    let open = |fs: &FaultFs| {
+        let fs: Arc<dyn Fs> = Arc::new(fs.clone());
+        config(&machine).fs(fs).max_open_files(8).max_retained_wal_size(1 << 30).open().unwrap()
+    };
+    let (first, second) = (limited(), limited());
+    let db = open(&first);
+    let positions = write(&db, 400);
+    first.limit_open(Some(30));
+    assert_eq!(count(&db, positions[0]).unwrap(), 400);
+    let segments = machine.read_dir(Path::new(DIR)).unwrap().iter().filter(|file| file.name.ends_with(".wal")).count();
+    assert!(segments > 50, "{segments}");
+    db.close().unwrap();
+    second.limit_open(Some(30));
+    assert_eq!(count(&open(&second), positions[0]).unwrap(), 400);
 }
 
 #[test]
