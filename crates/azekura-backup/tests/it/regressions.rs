@@ -504,8 +504,8 @@ fn overlapping_logs(dir: &Path, place: &Place, b_len: usize, later: &[usize]) ->
 }
 
 /// A watcher that was behind stored an object of a later open, which begins before the end of the log of another. That
-/// log was taken for lost, and a restore ended before its commits. Later the next backup, which tells, was not asked for
-/// a time before it.
+/// log was taken for lost, and a restore ended before its commits. Later, the next backup, which tells, was not asked
+/// for a time before it.
 #[test]
 fn log_that_may_be_lost_is_a_gap() {
     let dir = tempfile::tempdir().unwrap();

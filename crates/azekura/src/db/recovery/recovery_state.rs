@@ -503,8 +503,7 @@ impl RecoveryState {
             DiskReserve::open_existing(Arc::clone(fs), dir, max, log_bytes, checkpoint_bytes, manifest_bytes)?;
         let reserve = Arc::new(reserve);
         // In the other modes, a gap has no commit that the database does not have in tables or pools.
-        let has_lost_commits = report.has_gaps && self.is_salvage;
-        let highest_epoch = report.wal_end().0;
+        let (has_lost_commits, highest_epoch) = (report.has_gaps && self.is_salvage, report.wal_end().0);
         let damaged = report.has_gaps || report.dropped_after_damage.is_some();
         let report = self.make_wal_durable_when_full(&config, report, &reserve)?;
         debug_assert!(!report.has_gaps, "a WAL with gaps is rewritten");

@@ -27,8 +27,8 @@ struct FeedReader<'a> {
     present: &'a BTreeMap<&'static str, OpenPartition>,
     /// Keys whose value was gone. A later change must set or remove them.
     unknown: BTreeSet<(&'static str, Vec<u8>)>,
-    /// Whether values of an ingest were read, which may contain later changes, so that operands may not be applied
-    /// again.
+    /// Whether present values were read, of an ingest or below an operand, which may contain later changes, so that
+    /// operands may not be applied again.
     has_read_ahead: bool,
     is_pool: &'a dyn Fn(&str) -> bool,
 }
@@ -96,7 +96,7 @@ impl FeedReader<'_> {
                 Operation::Merge { key, .. }
                     if self.has_read_ahead || (self.is_pool)(name) || self.unknown.contains(&known(key)) =>
                 {
-                    self.unknown.remove(&known(key));
+                    self.has_read_ahead |= self.unknown.remove(&known(key));
                     copy.copy_key(present, key);
                 }
                 Operation::Merge { key, operand } => copy.merge(key, operand, false),

@@ -558,8 +558,8 @@ fn long_log(count: u32) -> MemFs {
     machine
 }
 
-/// Damage in a part of the WAL that all partitions had flushed made every position stale, though no commit behind it was
-/// lost.
+/// Damage in a part of the WAL that all partitions had flushed made every position stale, though no commit behind it
+/// was lost.
 #[test]
 fn skipped_damage_leaves_positions_valid() {
     let machine = MemFs::new();
