@@ -161,7 +161,7 @@ impl BackupStore {
         let checkpoint = scratch.checkpoint();
         let disk: Arc<dyn Fs> = Arc::new(DiskFs::new());
 
-        let (position, partitions) = make_checkpoint(db, &checkpoint)?;
+        let (position, partitions) = make_checkpoint(db, &disk, &checkpoint)?;
         let time_ms = (self.clock)();
         let id = format!("{time_ms:013}-{}", hex(&random::<4>()?));
         let mut manifest = BackupManifest::new(id, database);
@@ -387,20 +387,23 @@ pub(crate) fn catch_up_to(db: &Database, sequence: u64, epoch: u32) -> Result<()
 }
 
 /// Makes a checkpoint. Returns a position before its end, of its epoch, and the partitions in it.
-fn make_checkpoint(db: &Database, path: &Path) -> Result<(ChangePosition, Vec<(String, u64)>)> {
+fn make_checkpoint(db: &Database, disk: &Arc<dyn Fs>, path: &Path) -> Result<(ChangePosition, Vec<(String, u64)>)> {
     catch_up(db)?;
     for _ in 0..CHECKPOINT_ATTEMPTS {
         let (position, partitions) = (db.change_position()?, db.partition_ids());
         db.checkpoint(path)?;
         // The checkpoint of a follower has what the writer has committed, which may be more than the follower has read.
-        catch_up(db)?;
+        let end = inspect::wal_end(disk, path)?.unwrap_or_default();
+        catch_up_to(db, end, position.epoch())?;
         // Beside the writer of another process, which may have opened the database again, the epoch may rise.
-        if db.partition_ids() == partitions && db.change_position()?.epoch() == position.epoch() {
+        let now = db.change_position()?;
+        if db.partition_ids() == partitions && now.epoch() == position.epoch() && now.sequence_number() >= end {
             return Ok((position, partitions));
         }
         fs::remove_dir_all(path).map_err(|error| BackupError::io("remove the checkpoint", path, error))?;
     }
-    Err(azekura::Error::new(ErrorKind::Conflict, "partitions are created or deleted all the time: try again").into())
+    let message = "partitions are created or deleted, or the database is opened, all the time: try again";
+    Err(azekura::Error::new(ErrorKind::Conflict, message).into())
 }
 
 /// Makes the commits up to a sequence number durable. Beside the writer of another process, waits until it does so.

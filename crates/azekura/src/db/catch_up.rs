@@ -20,6 +20,8 @@
 //!
 //! Invariants:
 //! - The visible state is that after a whole commit of the WAL, over all partitions.
+//! - The installed manifest records the opens of the writer that have made the visible commits, so that their positions
+//!   have the epochs of these opens.
 //! - Every file of an installed state is open, so the writer may remove it.
 //! - Nothing in the directory is created, changed, locked or removed.
 
@@ -75,6 +77,8 @@ enum WalStop {
     BeforeUnknown(SeqNo),
     /// Before a commit that can be applied only when the commits before it are visible.
     BeforeRangeDelete,
+    /// Before a segment of an open that the manifest may not record yet.
+    BeforeOpen,
 }
 
 impl Config {
@@ -308,6 +312,8 @@ impl FollowerTask<'_> {
     /// Reads the manifest, if it has changed, and the files of new partitions.
     fn read_manifest(&mut self) -> Result<()> {
         let Config { fs, path, .. } = &self.follower.config;
+        // Whichever open has begun this segment has recorded the end of the WAL in the manifest before.
+        let entered = self.progress.tail.epoch();
         let identity = self.identity()?;
         if identity != self.progress.identity {
             let loaded = Manifest::load(Arc::clone(fs), path)?;
@@ -325,6 +331,7 @@ impl FollowerTask<'_> {
             self.progress.identity = identity;
             self.progress.next = Some(Arc::new(state));
         }
+        self.progress.epoch = entered.unwrap_or(self.progress.epoch);
         self.release_held();
         Ok(())
     }
@@ -409,34 +416,45 @@ impl FollowerTask<'_> {
         let (known, installed) = (self.known(), self.follower.manifest_state());
         let (required, tears_commits) = (self.required(), self.has_bug(PlantedBug::FollowerTearsCommits));
         let len_max = if self.deletes_partitions() { usize::MAX } else { READ_LEN_MAX };
-        let progress = &mut *self.progress;
-        let is_from_before = progress.tail.epoch().is_none_or(|epoch| epoch <= progress.epoch_at_open);
-        let mut reader = CommitReader {
-            inner: self.inner,
-            partitions: &progress.partitions,
-            known: &known,
-            installed: &installed,
-            held_from: &mut progress.held_from,
-            waits_for_install: &mut progress.waits_for_install,
-            torn: &mut progress.torn,
-            note: &mut progress.note,
-            stop: None,
-            checks_values: is_from_before,
-            tears_commits,
-        };
+        let installed_end = known.end_of_epoch(installed.position_epoch())?;
         let mut len = 0;
-        let read = progress.tail.read(SeqNo::MAX, &mut |commit| {
-            reader.inner.check_open()?; // `close` waits for this call
-            reader.apply(&commit)?;
-            len += commit.payload.len();
-            let last = SeqNo(commit.first_seqno.0 + u64::from(commit.seqno_count) - 1);
-            Ok(len < len_max || last < required)
-        });
-        progress.epoch = progress.tail.epoch().unwrap_or(progress.epoch);
-        self.follower.note_durable(required, &progress.tail);
-        match reader.stop {
-            Some(stop) => Ok(stop),
-            None => read.map(|()| WalStop::End),
+        loop {
+            self.progress.tail.locate()?;
+            let epoch = self.progress.tail.epoch().unwrap_or(self.progress.epoch);
+            // An open creates a manifest before it begins a segment.
+            if epoch > self.progress.epoch && self.identity()?.0 != self.progress.identity.0 {
+                return Ok(WalStop::BeforeOpen);
+            }
+            let progress = &mut *self.progress;
+            progress.epoch = epoch;
+            let mut reader = CommitReader {
+                inner: self.inner,
+                partitions: &progress.partitions,
+                known: &known,
+                installed: &installed,
+                installed_end,
+                held_from: &mut progress.held_from,
+                waits_for_install: &mut progress.waits_for_install,
+                torn: &mut progress.torn,
+                note: &mut progress.note,
+                stop: None,
+                checks_values: epoch <= progress.epoch_at_open,
+                tears_commits,
+            };
+            let read = progress.tail.read_segment(SeqNo::MAX, &mut |commit| {
+                reader.inner.check_open()?; // `close` waits for this call
+                reader.apply(&commit)?;
+                len += commit.payload.len();
+                let last = SeqNo(commit.first_seqno.0 + u64::from(commit.seqno_count) - 1);
+                Ok(len < len_max || last < required)
+            });
+            let stop = reader.stop;
+            self.follower.note_durable(required, &progress.tail);
+            match stop {
+                Some(stop) => return Ok(stop),
+                None if !read? => return Ok(WalStop::End),
+                None => {}
+            }
         }
     }
 
@@ -515,6 +533,8 @@ impl FollowerTask<'_> {
         if forgets_snapshots {
             views.clear();
         }
+        // Before its commits are visible.
+        *lock(&self.follower.installed) = Arc::clone(next);
         inner.snapshots.replace_states(end.max(inner.last_visible.get()), views, || {
             newer.into_iter().for_each(|(tree, state)| tree.install_newer(state));
             for gone in &deleted {
@@ -524,7 +544,6 @@ impl FollowerTask<'_> {
             progress.partitions.values().for_each(|partition| inner.catalog.insert(partition));
         });
         deleted.iter().for_each(|gone| gone.discard(inner.obsolete_files()));
-        *lock(&self.follower.installed) = Arc::clone(next);
         Ok(())
     }
 
@@ -630,6 +649,8 @@ struct CommitReader<'a> {
     /// The manifest state that was read last, and the one that readers use.
     known: &'a ManifestState,
     installed: &'a ManifestState,
+    /// Where the open has ended that has written the state that readers use, if a later open is known.
+    installed_end: Option<SeqNo>,
     held_from: &'a mut Option<SeqNo>,
     waits_for_install: &'a mut bool,
     torn: &'a mut Option<SeqNo>,
@@ -650,7 +671,9 @@ impl CommitReader<'_> {
         let (mut pools_with_range_deletes, resources) = (Vec::new(), self.inner.catalog.resources());
         // The ingest before this commit was installed or has failed. It is held until a manifest says which.
         *self.note = None;
-        let (mut needs_newer, mut needs_install) = (false, false);
+        let mut needs_newer = false;
+        // Positions of commits have the epoch of the installed state.
+        let mut needs_install = self.installed_end.is_some_and(|end| commit.first_seqno > end);
         let mut seqno = commit.first_seqno;
         let last = SeqNo(seqno.0 + u64::from(commit.seqno_count) - 1);
         let before_unknown = WalStop::BeforeUnknown(last);

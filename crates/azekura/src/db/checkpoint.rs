@@ -33,7 +33,7 @@ use crate::base::version_edit::FileNumber;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::partition_state::PartitionState;
-use crate::db::recovery::open::{check_copy, is_changed_meanwhile};
+use crate::db::recovery::open::{check_copy, check_same_open, is_changed_meanwhile};
 use crate::db::recovery::recovery_state::check_followable;
 use crate::manifest::Manifest;
 use crate::tree::stored_tree;
@@ -136,6 +136,7 @@ fn copy_beside_writer(inner: &DbInner, tmp: &Path) -> Result<()> {
     }
     let is_current = || Ok(Manifest::identity(fs, dir)? == identity);
     let (mut copied, report) = check_copy(inner, tmp, &is_current)?;
+    check_same_open(&inner.fs, dir, &manifest_state, &identity)?;
     let visible = inner.last_visible.get();
     if report.last_seqno < visible {
         return Err(Error::new(ErrorKind::Conflict, "the writer has changed the log while it was copied"));

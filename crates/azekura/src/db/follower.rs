@@ -44,7 +44,7 @@ pub(crate) struct Progress {
     pub(crate) torn: Option<SeqNo>,
     /// The note of an ingest, if it is the last commit that was read.
     pub(crate) note: Option<(PartitionId, SeqNo)>,
-    /// The epoch of the segment that was read last.
+    /// The epoch of the segment that was read last. The manifest that was read last records the open that has begun it.
     pub(crate) epoch: WalEpoch,
     /// The highest epoch when the follower was opened. A writer that opens the database later begins higher ones.
     pub(crate) epoch_at_open: WalEpoch,

@@ -161,22 +161,26 @@ impl WalTail {
     /// if a later segment shows that the next commits were written and they do not verify. `Io` and the errors of
     /// `visit`, after which the commit is read again.
     pub(crate) fn read(&mut self, limit: SeqNo, visit: &mut VisitCommit<'_>) -> Result<()> {
+        while self.read_segment(limit, visit)? {}
+        Ok(())
+    }
+
+    /// As [`read`](WalTail::read), to the end of one segment. Returns whether there is more to read.
+    ///
+    /// # Errors
+    /// Those of [`read`](WalTail::read).
+    pub(crate) fn read_segment(&mut self, limit: SeqNo, visit: &mut VisitCommit<'_>) -> Result<bool> {
         if self.last_seqno >= limit {
-            return Ok(());
+            return Ok(false);
         }
         self.locate()?;
-        loop {
-            let Some(segment) = &mut self.segment else { return Ok(()) };
-            let end = segment.bound.map_or(limit, |bound| bound.min(limit));
-            let mut passed =
-                Passed { offset: &mut segment.offset, last: &mut self.last_seqno, durable: &mut self.durable };
-            let read = read_segment(&segment.file, &*segment.handle, &mut passed, end, visit);
-            let stop = read.map_err(|error| error.in_file(&segment.file.path))?;
-            let is_at_limit = self.last_seqno >= limit || (stop != SegmentEnd::NoFrame && end == limit);
-            if is_at_limit || stop == SegmentEnd::Stopped || !self.enter_next_segment()? {
-                return Ok(());
-            }
-        }
+        let Some(segment) = &mut self.segment else { return Ok(false) };
+        let end = segment.bound.map_or(limit, |bound| bound.min(limit));
+        let mut passed = Passed { offset: &mut segment.offset, last: &mut self.last_seqno, durable: &mut self.durable };
+        let read = read_segment(&segment.file, &*segment.handle, &mut passed, end, visit);
+        let stop = read.map_err(|error| error.in_file(&segment.file.path))?;
+        let is_at_limit = self.last_seqno >= limit || (stop != SegmentEnd::NoFrame && end == limit);
+        if is_at_limit || stop == SegmentEnd::Stopped { Ok(false) } else { self.enter_next_segment() }
     }
 
     /// Moves to the segment that continues the current one. False at the end of the WAL.

@@ -165,29 +165,30 @@ impl Database {
 enum ChangeSource<'a> {
     /// The WAL of this database.
     Own(&'a DbWriter),
-    /// The WAL of the writer that this database follows, with the manifest state that was installed last.
-    Followed(&'a Follower, Arc<ManifestState>),
+    /// The WAL of the writer that this database follows, with the manifest state that was installed last, and a visible
+    /// sequence number that was read before: the state records the opens that have written the commits up to it.
+    Followed(&'a Follower, Arc<ManifestState>, SeqNo),
 }
 
 impl ChangeSource<'_> {
     fn instance(&self) -> [u8; 16] {
         match self {
             ChangeSource::Own(writer) => writer.version_set.instance(),
-            ChangeSource::Followed(_, state) => state.instance,
+            ChangeSource::Followed(_, state, _) => state.instance,
         }
     }
 
     fn database_id(&self) -> [u8; 16] {
         match self {
             ChangeSource::Own(writer) => writer.version_set.database_id(),
-            ChangeSource::Followed(_, state) => state.id,
+            ChangeSource::Followed(_, state, _) => state.id,
         }
     }
 
     fn position_epoch(&self) -> WalEpoch {
         match self {
             ChangeSource::Own(writer) => writer.version_set.position_epoch(),
-            ChangeSource::Followed(_, state) => state.position_epoch(),
+            ChangeSource::Followed(_, state, _) => state.position_epoch(),
         }
     }
 
@@ -195,14 +196,14 @@ impl ChangeSource<'_> {
     fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
         match self {
             ChangeSource::Own(writer) => writer.version_set.end_of_epoch(epoch),
-            ChangeSource::Followed(_, state) => state.end_of_epoch(epoch),
+            ChangeSource::Followed(_, state, _) => state.end_of_epoch(epoch),
         }
     }
 
     fn readers(&self) -> &ChangeReaders {
         match self {
             ChangeSource::Own(writer) => &writer.wal_maintenance.change_readers,
-            ChangeSource::Followed(follower, _) => &follower.change_readers,
+            ChangeSource::Followed(follower, ..) => &follower.change_readers,
         }
     }
 
@@ -211,7 +212,7 @@ impl ChangeSource<'_> {
         match self {
             // A visible commit of a pool may be without the WAL.
             ChangeSource::Own(writer) => inner.last_visible.get().min(writer.wal.appended()),
-            ChangeSource::Followed(..) => inner.last_visible.get(),
+            ChangeSource::Followed(.., visible) => *visible,
         }
     }
 
@@ -219,7 +220,7 @@ impl ChangeSource<'_> {
     fn durable(&self) -> SeqNo {
         match self {
             ChangeSource::Own(writer) => writer.wal.durable(),
-            ChangeSource::Followed(follower, _) => follower.durable(),
+            ChangeSource::Followed(follower, ..) => follower.durable(),
         }
     }
 }
@@ -228,7 +229,8 @@ fn change_source(handle: &DbHandle) -> Result<ChangeSource<'_>> {
     handle.inner.check_process()?;
     handle.inner.check_open()?;
     if let Some(follower) = &handle.inner.follower {
-        return Ok(ChangeSource::Followed(follower, follower.manifest_state()));
+        let visible = handle.inner.last_visible.get();
+        return Ok(ChangeSource::Followed(follower, follower.manifest_state(), visible));
     }
     let read_only = || Error::invalid("the database is open for reading only: open it with open_follower");
     handle.inner.writer.as_ref().map(ChangeSource::Own).ok_or_else(read_only)
@@ -453,7 +455,7 @@ impl Changes {
         let limit = self.limit(&source);
         // Behind the limit: a pool that is created later has no change up to it.
         self.check_all_is_logged()?;
-        if let ChangeSource::Followed(_, state) = &source {
+        if let ChangeSource::Followed(_, state, _) = &source {
             end_tail(&mut self.tail, state)?;
         }
         let (instance, epoch) = (self.position.instance, source.position_epoch());

@@ -105,6 +105,7 @@ fn read_beside_writer(
             let mut state = RecoveryState::read(config, listing, None, OpenedAs::Follower)?;
             let is_current = || Ok(Manifest::identity(&*config.fs, &config.path)? == identity);
             let report = replay_beside_writer(&mut state, config, &is_current)?;
+            check_same_open(&config.fs, &config.path, &state.manifest_state, &identity)?;
             state.open_files()?;
             Ok((state, report, identity))
         });
@@ -151,6 +152,28 @@ fn replay_beside_writer(
         return Err(Error::new(ErrorKind::Conflict, "the log has changed while it was read"));
     }
     Ok(WalReplayReport { durable_through: report.durable_through, ..before_note })
+}
+
+/// Checks that the writer has not opened the database again since its manifest was read, with this identity: the WAL
+/// may have commits of the later open, which the manifest does not record.
+///
+/// # Errors
+/// `Conflict` if it has; those of the manifest.
+pub(crate) fn check_same_open(
+    fs: &Arc<dyn Fs>,
+    dir: &Path,
+    read: &ManifestState,
+    identity: &ManifestIdentity,
+) -> Result<()> {
+    // An open creates a manifest.
+    if Manifest::identity(&**fs, dir)?.0 == identity.0 {
+        return Ok(());
+    }
+    let now = ManifestState::replay(&Manifest::load(Arc::clone(fs), dir)?.edits)?;
+    match now.position_epoch() == read.position_epoch() {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Conflict, "the database was opened again while it was read")),
+    }
 }
 
 /// Reads a copy of the database in `dir` as an open would, and writes nothing. Returns its manifest and how far its WAL

@@ -1,4 +1,4 @@
-//! A file system that lets a test work before a file is opened.
+//! A file system that lets a test work before a file is opened or a directory is listed.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ type OpenHook = Box<dyn FnMut(&Path) + Send>;
 /// Makes another file of one that was opened.
 type FileWrapper = Arc<dyn Fn(&Path, Arc<dyn File>) -> Arc<dyn File> + Send + Sync>;
 
-/// A file system that calls a hook before it opens a file.
+/// A file system that calls a hook before it opens a file, and before it lists a directory.
 #[derive(Clone)]
 pub(super) struct OpenHookFs {
     inner: Arc<dyn Fs>,
@@ -50,13 +50,15 @@ impl OpenHookFs {
         *self.hook.lock().unwrap() = None;
     }
 
-    /// Calls `work` before the `nth` opening, from 0, of a file in the database whose name ends with `end`. Returns
-    /// whether it was called.
+    /// Calls `work` before the `nth` opening, from 0, of a file in the database whose name ends with `end`. If `end` is
+    /// empty, the listings of the database count too. Returns whether it was called.
     pub(super) fn once(&self, end: &'static str, nth: u64, work: impl FnOnce() + Send + 'static) -> Arc<AtomicBool> {
         let is_done = Arc::new(AtomicBool::new(false));
         let (done, mut seen, mut work) = (Arc::clone(&is_done), 0, Some(work));
         self.set(move |path| {
-            let is_wanted = path.parent() == Some(Path::new(DIR)) && path.to_string_lossy().ends_with(end);
+            let is_listing = path == Path::new(DIR) && end.is_empty();
+            let is_wanted =
+                is_listing || (path.parent() == Some(Path::new(DIR)) && path.to_string_lossy().ends_with(end));
             if is_wanted && seen == nth {
                 if let Some(work) = work.take() {
                     work();
@@ -67,10 +69,8 @@ impl OpenHookFs {
         });
         is_done
     }
-}
 
-impl Fs for OpenHookFs {
-    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+    fn call(&self, path: &Path) {
         // Not locked while it runs: the work may open files too.
         let hook = self.hook.lock().unwrap().take();
         if let Some(mut hook) = hook {
@@ -78,6 +78,12 @@ impl Fs for OpenHookFs {
             std::thread::scope(|scope| scope.spawn(|| hook(path)).join().unwrap());
             self.hook.lock().unwrap().get_or_insert(hook);
         }
+    }
+}
+
+impl Fs for OpenHookFs {
+    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+        self.call(path);
         let file = self.inner.open(path, mode)?;
         Ok(match &self.wrapper {
             Some(wrap) => wrap(path, file),
@@ -91,6 +97,7 @@ impl Fs for OpenHookFs {
         self.inner.absolute(path)
     }
     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
+        self.call(path);
         self.inner.read_dir(path)
     }
     fn exists(&self, path: &Path) -> Result<bool> {

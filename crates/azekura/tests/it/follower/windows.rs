@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestOrder};
-use azekura::{Config, Database, ErrorKind, GarbageCollection, Partition, PartitionCreateOptions, RecoveryMode};
+use azekura::{
+    ChangePosition, Config, Database, ErrorKind, GarbageCollection, Partition, PartitionCreateOptions, RecoveryMode,
+};
 
 use super::faults::{config, open_writer, partition, text};
 use super::interleaved::{padded, separated};
@@ -42,8 +45,8 @@ enum FollowerWork {
     Checkpoint,
 }
 
-/// An ingest before any opening of a file. Its note has the number before that of its marker. A state with the number
-/// of the note has the records.
+/// An ingest before any opening of a file or listing. Its note has the number before that of its marker. A state with
+/// the number of the note has the records.
 fn check_ingest_before_open(work: FollowerWork, has_marker: bool, nth: u64) -> bool {
     let machine = MemFs::new();
     let faults = FaultFs::new(Arc::new(machine.clone()));
@@ -110,8 +113,90 @@ fn no_position_is_behind_a_missing_ingest() {
     for work in [Open, Advance, Reload, Checkpoint] {
         for has_marker in [true, false] {
             let reached = (0..).find(|nth| !check_ingest_before_open(work, has_marker, *nth));
-            assert!(reached > Some(2), "{work:?} opens {reached:?} files");
+            assert!(reached > Some(2), "{work:?} calls the file system {reached:?} times");
         }
+    }
+}
+
+/// The positions of the last commit of one open, and of the first commit of the next one.
+type TwoOpens = (ChangePosition, Option<(ChangePosition, Database)>);
+
+/// The epoch of a position is not lower than that of the open that has written the commit before it.
+fn check_epoch((first, later): &TwoOpens, position: ChangePosition, at: &str) {
+    let (first, later) = (*first, later.as_ref().map(|(last, _)| *last));
+    let open = if position.sequence_number() > first.sequence_number() { later.unwrap() } else { first };
+    assert!(position.epoch() >= open.epoch(), "{at}: {position:?}, {first:?}, {later:?}");
+}
+
+/// The writer closes the database, opens it again and commits before any opening of a file or listing. False if there
+/// are fewer.
+fn check_reopen_before_call(work: FollowerWork, nth: u64) -> bool {
+    let machine = MemFs::new();
+    let on_machine = machine.clone();
+    let open_writer = move || {
+        let config = config(Arc::new(on_machine.clone())).wal_segment_size(64 << 10);
+        config.wal_retention(Duration::from_secs(3600)).max_retained_wal_size(128 << 10).open().unwrap()
+    };
+    let writer = open_writer();
+    let p = partition(&writer, "p");
+    p.insert("k", "1").unwrap();
+    let fs = OpenHookFs::new(machine.clone());
+    let open = || config(Arc::new(fs.clone())).open_follower();
+    let opened = (work != FollowerWork::Open).then(|| open().unwrap());
+    let start = |follower: &Database| follower.changes_since(follower.change_position().unwrap()).unwrap();
+    let mut changes = opened.as_ref().map(start);
+    p.insert("k", "2").unwrap();
+    if work == FollowerWork::Reload {
+        p.flush().unwrap();
+        recycle_the_log(&writer);
+    }
+    let opens = Arc::new(Mutex::new((writer.change_position().unwrap(), None)));
+    let (opens_in, follower_in, mut calls, mut old) = (Arc::clone(&opens), opened.clone(), 0, Some((p, writer)));
+    fs.set(move |_| {
+        let opens: &mut TwoOpens = &mut opens_in.lock().unwrap();
+        if calls == nth {
+            drop(old.take());
+            let writer = open_writer();
+            partition(&writer, "p").insert("k", "3").unwrap();
+            opens.1 = Some((writer.change_position().unwrap(), writer));
+        }
+        calls += 1;
+        if let Some(follower) = &follower_in {
+            check_epoch(opens, follower.change_position().unwrap(), &format!("{work:?} {nth}, at call {calls}"));
+        }
+    });
+    let follower = opened.unwrap_or_else(|| open().unwrap());
+    match work {
+        FollowerWork::Open => {}
+        FollowerWork::Advance | FollowerWork::Reload => _ = follower.catch_up().unwrap(),
+        FollowerWork::Checkpoint => follower.checkpoint("/copies/1").unwrap(),
+    }
+    fs.clear();
+    let opens = opens.lock().unwrap();
+    check_epoch(&opens, follower.change_position().unwrap(), &format!("{work:?} {nth}"));
+    let Some((last, _writer)) = &opens.1 else { return false };
+    if work == FollowerWork::Checkpoint {
+        let to: Arc<dyn Fs> = Arc::new(machine);
+        let ends = azekura::inspect::wal_ends(&to, Path::new("/copies/1")).unwrap();
+        let of_first = ends.iter().find(|(epoch, _)| *epoch >= opens.0.epoch()).unwrap().1;
+        assert!(of_first <= Some(opens.0.sequence_number()), "{nth}: {ends:?}, {:?}", opens.0);
+    }
+    for commit in changes.iter_mut().filter(|_| work == FollowerWork::Advance).flatten() {
+        check_epoch(&opens, commit.unwrap().position(), &format!("changes, {nth}"));
+    }
+    follower.catch_up().unwrap();
+    assert_eq!(follower.change_position().unwrap(), *last);
+    true
+}
+
+/// Regression: a follower had read the manifest before the writer was opened again and the log after it. Its positions,
+/// and the checkpoint that it made, had the end of the later open and the epoch of the earlier one.
+#[test]
+fn positions_have_the_epoch_of_their_open() {
+    use FollowerWork::{Advance, Checkpoint, Open, Reload};
+    for work in [Open, Advance, Reload, Checkpoint] {
+        let reached = (0..).find(|nth| !check_reopen_before_call(work, *nth));
+        assert!(reached > Some(2), "{work:?} calls the file system {reached:?} times");
     }
 }
 
