@@ -61,7 +61,9 @@ fn env_clock_that_goes_back_is_harmless() {
         p.major_compact().unwrap();
         db.persist(PersistMode::SyncAll).unwrap();
         let metrics = db.metrics();
-        assert!(metrics.stall_time.max(metrics.recovery_time) < ttl, "{metrics}");
+        // The sleeps of other threads advance the clock; a difference below zero would be 584 years.
+        let absurd = std::time::Duration::from_secs(1 << 30);
+        assert!(metrics.stall_time.max(metrics.recovery_time) < absurd, "{metrics}");
         assert_eq!(p.len().unwrap(), 1_001);
         db.close().unwrap();
         let reader = Config::new("/db").fs(Arc::new(machine.clone())).env(Arc::new(env.clone())).open_read_only();
