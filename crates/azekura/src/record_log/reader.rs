@@ -1,7 +1,7 @@
 //! Reads records in order with bounded memory, and searches for valid frames after damage.
 
 use crate::base::coding::ByteReader;
-use crate::base::{Error, Result, SeqNo};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record_log::frame::{
     self, ALIGN, HEADER_LEN, LogFileIdentity, LogFrameHeader, LogFrameKind, padded_frame_len,
 };
@@ -50,11 +50,17 @@ pub(crate) struct DamageScan {
     pub(crate) frames: u64,
     /// The highest durable sequence number in any of them.
     pub(crate) durable_seqno: SeqNo,
+    /// Whether there may be more: a search was given up.
+    pub(crate) is_partial: bool,
 }
 
 impl DamageScan {
     pub(crate) fn merge(self, other: DamageScan) -> DamageScan {
-        DamageScan { frames: self.frames + other.frames, durable_seqno: self.durable_seqno.max(other.durable_seqno) }
+        DamageScan {
+            frames: self.frames + other.frames,
+            durable_seqno: self.durable_seqno.max(other.durable_seqno),
+            is_partial: self.is_partial || other.is_partial,
+        }
     }
 }
 
@@ -192,7 +198,7 @@ impl<'a> RecordLogReader<'a> {
         let at = self.at;
         self.assembled
             .try_reserve(head.len)
-            .map_err(|_| Error::corruption("no memory for a record as large as this").at_offset(at))?;
+            .map_err(|_| Error::new(ErrorKind::Io, "no memory for a record as large as this").at_offset(at))?;
         let bytes = expect_bytes(self.window.bytes(at + HEADER_LEN as u64, head.len)?)?;
         self.assembled.extend_from_slice(bytes);
         Ok(())
@@ -280,7 +286,8 @@ impl<'a> RecordLogReader<'a> {
                 LogFrameKind::Watermark => watermark(&head, bytes),
                 LogFrameKind::Middle | LogFrameKind::Last => None,
             };
-            behind = behind.merge(DamageScan { frames: 1, durable_seqno: durable.unwrap_or_default() });
+            behind.frames += 1;
+            behind.durable_seqno = behind.durable_seqno.max(durable.unwrap_or_default());
             from = at + padded_frame_len(head.len);
         }
         Ok(behind)
@@ -425,7 +432,8 @@ impl<'a> LogReadWindow<'a> {
         if self.buffer.capacity() as u64 > 2 * WINDOW_LEN && (want as u64) <= WINDOW_LEN {
             self.buffer = Vec::new();
         }
-        let no_memory = |_| Error::corruption(format!("no memory for a frame of {want} bytes")).at_offset(offset);
+        let no_memory =
+            |_| Error::new(ErrorKind::Io, format!("no memory for a frame of {want} bytes")).at_offset(offset);
         self.buffer.try_reserve_exact(want).map_err(no_memory)?;
         self.buffer.resize(want, 0);
         self.start = offset;

@@ -178,6 +178,7 @@ impl<'a> WalReader<'a> {
             };
             if let Some((offset, refusal_reason)) = stop {
                 let damage_scan = self.scan_after_damage(&mut reader)?;
+                segment.check_unchanged(&*file)?;
                 return Ok(Some(WalReadEnd { path: segment.path.clone(), offset, damage_scan, refusal_reason }));
             }
             self.record_progress(segment, reader.end());
@@ -203,7 +204,8 @@ impl<'a> WalReader<'a> {
                 (self.report.last_seqno, self.report.has_gaps) = (reader.last(), true);
                 Ok(true)
             }
-            Err(_) if !self.is_strict() => Ok(false),
+            // The search has given up.
+            Err(error) if error.kind() != ErrorKind::Io && !self.is_strict() => Ok(false),
             stopped => stopped,
         }
     }
@@ -244,7 +246,9 @@ impl<'a> WalReader<'a> {
     fn scan_after_damage(&self, reader: &mut RecordLogReader<'_>) -> Result<DamageScan> {
         match reader.scan_after_damage() {
             // The scan has given up. Strict mode alone must know what was durable.
-            Err(error) if error.kind() != ErrorKind::Io && !self.is_strict() => Ok(DamageScan::default()),
+            Err(error) if error.kind() != ErrorKind::Io && !self.is_strict() => {
+                Ok(DamageScan { is_partial: true, ..DamageScan::default() })
+            }
             found => found,
         }
     }
@@ -258,7 +262,8 @@ impl<'a> WalReader<'a> {
         }
         let later = self.segments.segments_after(epoch).chain(&self.segments.unlinked);
         for segment in iter::once(segment).chain(later) {
-            if self.scan_segment(segment)?.durable_seqno > last {
+            let behind = self.scan_segment(segment)?;
+            if behind.is_partial || behind.durable_seqno > last {
                 return Ok(true);
             }
         }
@@ -268,7 +273,8 @@ impl<'a> WalReader<'a> {
     fn scan_segment(&self, segment: &WalSegmentFile) -> Result<DamageScan> {
         let file = segment.open(self.fs)?;
         let mut reader = segment.reader(&*file, SeqnoOrder::Consecutive)?;
-        self.scan_after_damage(&mut reader).map_err(|e| e.in_file(&segment.path))
+        let scan = self.scan_after_damage(&mut reader).map_err(|e| e.in_file(&segment.path))?;
+        segment.check_unchanged(&*file).map(|()| scan)
     }
 
     /// Decides whether the WAL may end after `last_seqno`, where the next commit cannot be read.
@@ -284,7 +290,8 @@ impl<'a> WalReader<'a> {
         for segment in &self.segments.unlinked {
             // A segment of an interrupted rewrite states no higher durable sequence number than the records that can be
             // read again.
-            let durable = self.scan_segment(segment)?.durable_seqno;
+            let DamageScan { durable_seqno: durable, is_partial, .. } = self.scan_segment(segment)?;
+            behind.is_partial |= is_partial;
             if durable > behind.durable_seqno.max(self.durable_seqno).max(self.report.last_seqno) {
                 (behind.durable_seqno, path) = (durable, segment.path.clone());
             }
@@ -304,8 +311,8 @@ impl<'a> WalReader<'a> {
         let all_flushed = self.report.flushed_through >= self.durable_seqno;
         let end =
             if all_flushed { self.report.last_seqno.max(self.report.flushed_through) } else { self.report.last_seqno };
-        let is_one_point_in_time =
-            end >= self.permanent_seqno && (!is_damaged || self.options.held_in_pools.seqno <= end);
+        let is_torn = !is_damaged && !behind.is_partial;
+        let is_one_point_in_time = end >= self.permanent_seqno && (is_torn || self.options.held_in_pools.seqno <= end);
         match self.options.mode {
             RecoveryMode::Strict if is_damaged => Err(reason.unwrap_or_else(|| {
                 self.damage_error(durable, is_one_point_in_time.then_some(end)).in_file(path).at_offset(offset)
@@ -437,6 +444,19 @@ pub(crate) struct WalSegmentFile {
 impl WalSegmentFile {
     pub(crate) fn open(&self, fs: &dyn Fs) -> Result<Arc<dyn File>> {
         fs.open(&self.path, OpenMode::Read)
+    }
+
+    /// Checks that an open file still has this segment.
+    ///
+    /// # Errors
+    /// `Conflict` if it was recycled meanwhile.
+    fn check_unchanged(&self, file: &dyn File) -> Result<()> {
+        let mut bytes = [0; SEGMENT_HEADER_LEN];
+        let len = file.read_at(&mut bytes, 0)?;
+        match WalSegmentHeader::decode(&bytes[..len]) {
+            Ok(header) if header == self.header => Ok(()),
+            _ => Err(Error::new(ErrorKind::Conflict, "the segment was recycled while it was read").in_file(&self.path)),
+        }
     }
 
     fn reader<'f>(&self, file: &'f dyn File, order: SeqnoOrder) -> Result<RecordLogReader<'f>> {
@@ -706,9 +726,9 @@ mod tests {
     use crate::testing::seeded_rng::SeededRng;
     use crate::testing::wal::wal_fixture::{
         DATABASE, OwnedWalCommit, WalFixture, dir, file_bytes, flip_byte, load_manifest_state, overwrite,
-        random_length, random_payload, replay_from, replay_with_mode, wal_options,
+        random_length, random_payload, replay_from, replay_with_mode, wal_options, wal_with_flushed_damage,
     };
-    use crate::testing::{MemFs, Survival};
+    use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
     use crate::vfs::OpenMode;
 
     fn mem_fs() -> (MemFs, Arc<dyn Fs>) {
@@ -879,6 +899,100 @@ mod tests {
             let end = if is_durable { 2 } else { 1 };
             assert_eq!((&read[..], report.last_seqno), (&wrote[..end], SeqNo(end as u64)));
             assert_eq!(report.has_gaps, is_durable);
+        }
+    }
+
+    /// Regression: in a recovery to a point in time, one I/O error of the search for the end of damage ended the log at
+    /// the damage. Later opens, without errors, lacked the synced commits behind it.
+    #[test]
+    fn one_failed_call_ends_no_log() {
+        for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage] {
+            let faulty = FaultFs::new(Arc::new(MemFs::new()));
+            let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
+            wal_with_flushed_damage(&fs);
+            let whole = replay_from(&fs, mode, SeqNo(3), u64::MAX).unwrap();
+            assert_eq!(whole.1.last_seqno, SeqNo(5));
+            for op in [OpKind::Open, OpKind::Read, OpKind::Length, OpKind::ReadDir] {
+                let mut failed = 0;
+                for nth in 1.. {
+                    faulty.clear_faults();
+                    let before = faulty.fault_count();
+                    faulty.inject(FaultPlan::new(op, nth, Fault::Error(std::io::ErrorKind::Other)));
+                    let read = replay_from(&fs, mode, SeqNo(3), u64::MAX);
+                    if faulty.fault_count() == before {
+                        break;
+                    }
+                    let same = read.as_ref().is_ok_and(|read| *read == whole);
+                    let is_io = read.is_err_and(|error| error.kind() == ErrorKind::Io);
+                    assert!(same || is_io, "{mode:?}, {op:?} {nth}");
+                    failed += u64::from(is_io);
+                }
+                assert!(failed > 0, "{mode:?}, {op:?}");
+            }
+        }
+    }
+
+    /// Regression: a follower that was opened lacked synced commits. Their segment was recycled between the look at its
+    /// header and the read.
+    #[test]
+    fn segment_recycled_before_the_read_is_no_end() {
+        let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+        let fixture = WalFixture::open(Arc::clone(&fs), wal_options(4096, false), 1).unwrap();
+        let append = || fixture.append(1, &[1; 3000]).unwrap();
+        (0..2).for_each(|_| _ = append()); // one in each segment
+        fixture.sync();
+        let known = load_manifest_state(&fs).unwrap();
+        let options = WalReplayOptions {
+            listed_segments: known.listed_segments.into_iter().collect(),
+            wal_end: known.wal_end,
+            ..WalReplayOptions::default()
+        };
+        let segments = find_segments(&*fs, dir(), DATABASE, &options).unwrap();
+        let last = fixture.wal.segments()[1];
+        let is_recycled = (0..200).any(|_| {
+            append();
+            fixture.sync();
+            fixture.retire(fixture.wal.durable()).unwrap();
+            let newest = *fixture.wal.segments().last().unwrap();
+            newest.file == last.file && newest.epoch > last.epoch
+        });
+        assert!(is_recycled);
+        let mut apply = |_: WalCommit<'_>| Ok(None);
+        let read = WalReader::new(&segments, &options, &*fs, dir(), &mut apply).read_linked_segments();
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::Conflict);
+    }
+
+    /// Regression: the search behind damage gave up, because a value looks like the headers of many frames, and the
+    /// damage counted as a torn tail. A recovery to a point in time opened a mapped pool that has the later commits.
+    #[test]
+    fn search_given_up_may_have_missed_commits() {
+        let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+        let fixture = WalFixture::open(Arc::clone(&fs), wal_options(64 << 20, false), 1).unwrap();
+        let mut like_frames = vec![7; 8 << 10];
+        for head in like_frames[6..].chunks_exact_mut(24) {
+            head[8..12].copy_from_slice(&[0xff, 0xff, 0xef, 0]);
+            head[12..16].copy_from_slice(&1u32.to_le_bytes());
+            head[23] = 1;
+        }
+        fixture.append(1, &like_frames).unwrap();
+        fixture.append(1, b"two").unwrap();
+        fixture.sync();
+        let path = fixture.segment_path_at(0);
+        fs.open(&path, OpenMode::Write).unwrap().allocate(64 << 20).unwrap();
+        drop(fixture);
+        flip_byte(&fs, &path, SEGMENT_HEADER_LEN as u64 + 1);
+        let known = load_manifest_state(&fs).unwrap();
+        for (seqno, is_refused) in [(0, false), (2, true)] {
+            let options = WalReplayOptions {
+                mode: RecoveryMode::PointInTime,
+                listed_segments: known.listed_segments.clone().into_iter().collect(),
+                wal_end: known.wal_end,
+                held_in_pools: PartitionSeqno { seqno: SeqNo(seqno), partition: "pool".into() },
+                ..WalReplayOptions::default()
+            };
+            let read = replay(Arc::clone(&fs), dir(), DATABASE, options, &mut |_| Ok(None));
+            let error = read.err().map(|error| error.kind());
+            assert_eq!(error, is_refused.then_some(ErrorKind::Corruption), "the pool has {seqno}");
         }
     }
 

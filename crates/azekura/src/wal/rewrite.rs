@@ -107,7 +107,11 @@ pub(crate) fn rewrite_wal(
         append_after_gap(wal, commit.first_seqno, &[commit]).map(|()| None)
     };
     let read = replay(Arc::clone(fs), dir, database_id, options, &mut append);
-    let segments = match read.and_then(|_| finish_rewrite(wal, report.last_seqno)) {
+    let read = read.and_then(|again| match again.last_seqno >= report.last_seqno {
+        true => Ok(()),
+        false => Err(Error::corruption("the log ended earlier when it was read again").in_file(dir)),
+    });
+    let segments = match read.and_then(|()| finish_rewrite(wal, report.last_seqno)) {
         Ok(segments) => segments,
         Err(error) => {
             for file in &*lock(&host.created_files) {
@@ -151,10 +155,11 @@ fn append_after_gap(wal: &Wal, first: SeqNo, commits: &[WalCommit<'_>]) -> Resul
 mod tests {
     use super::*;
     use crate::testing::wal::wal_fixture::{
-        DATABASE, WalFixture, dir, load_manifest_state, replay_with_mode, wal_options,
+        DATABASE, WalFixture, dir, load_manifest_state, replay_from, replay_with_mode, wal_options,
+        wal_with_flushed_damage,
     };
     use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv};
-    use crate::wal::options::RecoveryMode;
+    use crate::wal::options::{PartitionSeqno, RecoveryMode};
 
     /// A rewrite that ran out of space left segments, and the next rewrite used their epochs again: each looked like a
     /// copy of the other. The remaining files also used the space that the next rewrite needed.
@@ -205,5 +210,43 @@ mod tests {
         })
         .unwrap();
         assert_eq!(found, wrote);
+    }
+
+    /// Regression: an I/O error while the log was read again ended the new log at damage in the flushed part. The next
+    /// open lacked the synced commits behind it.
+    #[test]
+    fn failed_read_fails_the_rewrite() {
+        for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage] {
+            let mut failed = 0;
+            for nth in 1.. {
+                let faulty = FaultFs::new(Arc::new(MemFs::new()));
+                let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
+                wal_with_flushed_damage(&fs);
+                let (_, report) = replay_from(&fs, mode, SeqNo(3), u64::MAX).unwrap();
+                let known = load_manifest_state(&fs).unwrap();
+                let anew = WalRewriteOptions {
+                    options: WalReplayOptions {
+                        mode,
+                        listed_segments: known.listed_segments.into_iter().collect(),
+                        wal_end: known.wal_end,
+                        flushed_through: SeqNo(3),
+                        durable_through: PartitionSeqno { seqno: SeqNo(3), partition: "p".into() },
+                        ..WalReplayOptions::default()
+                    },
+                    wal: wal_options(16 << 20, false),
+                    next_epoch: Arc::new(AtomicU32::new(known.next_id as u32)),
+                    next_file: Arc::new(AtomicU64::new(known.next_id)),
+                };
+                let env: Arc<dyn Env> = Arc::new(TestEnv::new(2));
+                faulty.inject(FaultPlan::new(OpKind::Read, nth, Fault::Error(std::io::ErrorKind::Other)));
+                let rewritten = rewrite_wal(&fs, dir(), &env, DATABASE, anew, report, &|_| true);
+                if faulty.fault_count() == 0 {
+                    break;
+                }
+                assert_eq!(rewritten.unwrap_err().kind(), ErrorKind::Io, "{mode:?}, read {nth}");
+                failed += 1;
+            }
+            assert!(failed > 3, "{mode:?}: {failed} reads");
+        }
     }
 }

@@ -287,3 +287,16 @@ pub(crate) fn flip_byte(fs: &Arc<dyn Fs>, path: &Path, offset: u64) {
     file.read_exact_at(&mut byte, offset).unwrap();
     file.write_at(&[!byte[0]], offset).unwrap();
 }
+
+/// A log of five synced commits, of which the second is damaged and the first three are flushed. The search for the
+/// end of the damage reads the file again.
+pub(crate) fn wal_with_flushed_damage(fs: &Arc<dyn Fs>) {
+    let fixture = WalFixture::open(Arc::clone(fs), wal_options(16 << 20, false), 1).unwrap();
+    for len in [60, 2 << 20, 60, 60, 60] {
+        fixture.append(1, &vec![7; len]).unwrap();
+    }
+    fixture.sync();
+    let path = fixture.segment_path_at(0);
+    drop(fixture);
+    flip_byte(fs, &path, 1 << 20);
+}
