@@ -39,7 +39,7 @@ use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqN
 use crate::db::changes::change_position::ChangePosition;
 use crate::db::config::{Config, PlantedBug};
 use crate::db::database::Database;
-use crate::db::follower::{Follower, Progress, end_tail, has_ended_ingest, last_named_seqno, new_tail, prepare_tree};
+use crate::db::follower::{Follower, Progress, has_ended_ingest, last_named_seqno, new_tail, prepare_tree};
 use crate::db::handle::DbHandle;
 use crate::db::inner::DbInner;
 use crate::db::partition_state::{PartitionState, ReplayPhase};
@@ -319,7 +319,6 @@ impl FollowerTask<'_> {
             let loaded = Manifest::load(Arc::clone(fs), path)?;
             let state = ManifestState::replay(&loaded.edits)?;
             self.check_history(&state)?;
-            end_tail(&mut self.progress.tail, &state)?;
             for (id, stored) in &state.partitions {
                 check_followable(&stored.meta)?;
                 if !self.progress.partitions.contains_key(id) {
@@ -441,7 +440,8 @@ impl FollowerTask<'_> {
                 checks_values: epoch <= progress.epoch_at_open,
                 tears_commits,
             };
-            let read = progress.tail.read_segment(SeqNo::MAX, &mut |commit| {
+            let recorded_end = |epoch| known.end_of_epoch(epoch);
+            let read = progress.tail.read_segment(SeqNo::MAX, &recorded_end, &mut |commit| {
                 reader.inner.check_open()?; // `close` waits for this call
                 reader.apply(&commit)?;
                 len += commit.payload.len();

@@ -104,18 +104,7 @@ pub(crate) fn new_tail(config: &Config, manifest_state: &ManifestState, after: S
     let mut tail = WalTail::following(Arc::clone(&config.fs), &config.path, manifest_state.id, after);
     // If this fails, the first read finds out, and reads the database again.
     let _located = tail.locate();
-    // A recovery that has recorded the end of the WAL, and has not begun a segment yet.
-    let _ended = end_tail(&mut tail, manifest_state);
     tail
-}
-
-/// Takes over from the manifest whether a recovery has ended the segment that `tail` reads.
-///
-/// # Errors
-/// `Stale` if a commit behind the end was passed.
-pub(crate) fn end_tail(tail: &mut WalTail, manifest_state: &ManifestState) -> Result<()> {
-    let end = tail.epoch().map(|epoch| manifest_state.end_of_epoch(epoch)).transpose()?.flatten();
-    end.map_or(Ok(()), |end| tail.end_segment(end))
 }
 
 /// Prepares the tree of a partition for records of a live WAL.

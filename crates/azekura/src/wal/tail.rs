@@ -52,6 +52,9 @@ struct TailSegment {
     bound: Option<SeqNo>,
 }
 
+/// The last sequence number that is valid in segments of an epoch, if a recovery has recorded it.
+pub(crate) type RecordedEnd<'a> = dyn Fn(WalEpoch) -> Result<Option<SeqNo>> + 'a;
+
 /// Receives a commit. Returns false to stop behind it.
 type VisitCommit<'a> = dyn FnMut(WalCommit<'_>) -> Result<bool> + 'a;
 
@@ -111,22 +114,6 @@ impl WalTail {
         self.segment.as_ref().map(|segment| segment.file.header.epoch)
     }
 
-    /// Takes over from the manifest that a recovery has ended the segment that is read at `end`. Later commits in it
-    /// are abandoned.
-    ///
-    /// # Errors
-    /// `Stale` if such a commit was passed.
-    pub(crate) fn end_segment(&mut self, end: SeqNo) -> Result<()> {
-        if end < self.last_seqno {
-            let last = self.last_seqno;
-            return Err(Error::stale(format!("a recovery has ended the log at sequence number {end}, before {last}")));
-        }
-        if let Some(segment) = &mut self.segment {
-            segment.bound = Some(segment.bound.map_or(end, |bound| bound.min(end)));
-        }
-        Ok(())
-    }
-
     /// The sequence number up to which the frames that were read state that the WAL is durable.
     pub(crate) fn durable(&self) -> SeqNo {
         self.durable
@@ -159,9 +146,14 @@ impl WalTail {
     /// # Errors
     /// `Stale` if the next commits were recycled, or if a recovery has ended the WAL before `last_seqno`. `Corruption`
     /// if a later segment shows that the next commits were written and they do not verify. `Io` and the errors of
-    /// `visit`, after which the commit is read again.
-    pub(crate) fn read(&mut self, limit: SeqNo, visit: &mut VisitCommit<'_>) -> Result<()> {
-        while self.read_segment(limit, visit)? {}
+    /// `recorded_end` and `visit`, after which the commit is read again.
+    pub(crate) fn read(
+        &mut self,
+        limit: SeqNo,
+        recorded_end: &RecordedEnd<'_>,
+        visit: &mut VisitCommit<'_>,
+    ) -> Result<()> {
+        while self.read_segment(limit, recorded_end, visit)? {}
         Ok(())
     }
 
@@ -169,12 +161,26 @@ impl WalTail {
     ///
     /// # Errors
     /// Those of [`read`](WalTail::read).
-    pub(crate) fn read_segment(&mut self, limit: SeqNo, visit: &mut VisitCommit<'_>) -> Result<bool> {
+    pub(crate) fn read_segment(
+        &mut self,
+        limit: SeqNo,
+        recorded_end: &RecordedEnd<'_>,
+        visit: &mut VisitCommit<'_>,
+    ) -> Result<bool> {
         if self.last_seqno >= limit {
             return Ok(false);
         }
         self.locate()?;
         let Some(segment) = &mut self.segment else { return Ok(false) };
+        // The segment that a recovery has begun states it too, but may be recycled.
+        if let Some(end) = recorded_end(segment.file.header.epoch)? {
+            if end < self.last_seqno {
+                let last = self.last_seqno;
+                let message = format!("a recovery has ended the log at sequence number {end}, before {last}");
+                return Err(Error::stale(message));
+            }
+            segment.bound = Some(segment.bound.map_or(end, |bound| bound.min(end)));
+        }
         let end = segment.bound.map_or(limit, |bound| bound.min(limit));
         let mut passed = Passed { offset: &mut segment.offset, last: &mut self.last_seqno, durable: &mut self.durable };
         let read = read_segment(&segment.file, &*segment.handle, &mut passed, end, visit);
@@ -185,10 +191,12 @@ impl WalTail {
 
     /// Moves to the segment that continues the current one. False at the end of the WAL.
     fn enter_next_segment(&mut self) -> Result<bool> {
-        let Some(TailSegment { file: current, handle, offset, .. }) = &self.segment else { return Ok(false) };
+        let Some(TailSegment { file: current, handle, offset, bound }) = &self.segment else { return Ok(false) };
+        // A segment behind the bound is abandoned. The one that a recovery has begun in its place is recycled.
+        let continues = |next: &&WalSegmentFile| bound.is_none_or(|bound| next.header.first_seqno <= bound.plus(1));
         for _ in 0..SUCCESSOR_ATTEMPTS {
             let segments = self.segments()?;
-            let Some(next) = successor(&segments, current) else {
+            let Some(next) = successor(&segments, current).filter(continues) else {
                 // Without a successor this is the end, if the file is still this segment, and no later one was begun: a
                 // spare file keeps its content until it is used again.
                 let is_newest = segments.iter().all(|other| other.header.epoch <= current.header.epoch);
@@ -362,9 +370,11 @@ pub(crate) fn recycled_error(last: SeqNo) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::MemFs;
-    use crate::testing::wal::wal_fixture::{DATABASE, WalFixture, dir, wal_options};
+    use crate::base::version_edit::FileNumber;
+    use crate::testing::wal::wal_fixture::{DATABASE, WalFixture, dir, flip_byte, wal_options};
+    use crate::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
     use crate::vfs::OpenMode;
+    use crate::wal::options::RecoveryMode;
     use crate::wal::{WalRetention, format::segment_path};
 
     fn fixture() -> WalFixture {
@@ -378,7 +388,7 @@ mod tests {
     /// Reads to the end, and returns the first sequence numbers of the commits.
     fn read(tail: &mut WalTail) -> Result<Vec<u64>> {
         let mut firsts = Vec::new();
-        tail.read(SeqNo::MAX, &mut |commit| {
+        tail.read(SeqNo::MAX, &|_| Ok(None), &mut |commit| {
             firsts.push(commit.first_seqno.0);
             Ok(true)
         })?;
@@ -417,12 +427,12 @@ mod tests {
             firsts.push(commit.first_seqno.0);
             Ok(firsts.len() < 2)
         };
-        tail.read(SeqNo(99), &mut visit).unwrap();
-        tail.read(SeqNo(12), &mut visit).unwrap();
-        tail.read(SeqNo(12), &mut visit).unwrap();
-        tail.read(SeqNo(13), &mut visit).unwrap(); // within a commit
+        tail.read(SeqNo(99), &|_| Ok(None), &mut visit).unwrap();
+        tail.read(SeqNo(12), &|_| Ok(None), &mut visit).unwrap();
+        tail.read(SeqNo(12), &|_| Ok(None), &mut visit).unwrap();
+        tail.read(SeqNo(13), &|_| Ok(None), &mut visit).unwrap(); // within a commit
         assert_eq!((&firsts[..], tail.last_seqno()), (&[5, 7, 9, 11][..], SeqNo(12)));
-        let failed = tail.read(SeqNo(99), &mut |_| Err(Error::invalid("refused")));
+        let failed = tail.read(SeqNo(99), &|_| Ok(None), &mut |_| Err(Error::invalid("refused")));
         assert_eq!(failed.unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(read(&mut tail).unwrap(), [13, 15, 17], "a commit that was refused is read again");
     }
@@ -485,6 +495,82 @@ mod tests {
             }
         }
         assert!(stale > 0 && read_on > 6, "{stale} {read_on}");
+    }
+
+    /// Segments A0, A and B1, of which a recovery has abandoned B1 and perhaps the last commit of A: that with the
+    /// sequence number `refused`, or a torn one. Returns a reader that has read to the end of A.
+    fn abandoned_segment(fs: &Arc<dyn Fs>, refused: Option<u64>) -> (WalFixture, WalTail) {
+        let open = |seed, refuse_at| {
+            let options = wal_options(4096, false);
+            WalFixture::open_with_mode(Arc::clone(fs), options, seed, RecoveryMode::Strict, refuse_at).unwrap()
+        };
+        let fixture = open(1, u64::MAX);
+        (1..=4u8).for_each(|n| _ = fixture.append(1, &[n; 900]).unwrap());
+        // Spare files with higher numbers than the next one, as after some recycling.
+        for file in [30, 20].map(FileNumber) {
+            fixture.wal.create_spare_file(file).unwrap();
+            fixture.wal.lock_writer().spare_files.push(file);
+        }
+        (5..=8u8).for_each(|n| _ = fixture.append(1, &[n; 900]).unwrap());
+        let (path, end) = (fixture.segment_path_at(1), fixture.wal.segments()[1].end_offset);
+        drop(fixture);
+        if refused.is_none() {
+            flip_byte(fs, &path, end - 800);
+        }
+        let fixture = open(2, refused.unwrap_or(u64::MAX));
+        let mut reader = tail(&fixture, 0);
+        reader.read(SeqNo(fixture.replayed.len() as u64), &|_| Ok(None), &mut |_| Ok(true)).unwrap();
+        fixture.sync();
+        assert!(fixture.retire(SeqNo(3)).unwrap() > 0);
+        while fixture.wal.segments().len() < 3 {
+            fixture.append(1, &[100; 900]).unwrap();
+        }
+        fixture.sync();
+        assert!(fixture.retire(fixture.wal.durable()).unwrap() > 0);
+        (fixture, reader)
+    }
+
+    /// Regression: an abandoned segment outlives the one that a recovery has begun in its place. A reader of the one
+    /// before them listed the directory without end, or took the abandoned commit for damage.
+    #[test]
+    fn abandoned_segment_is_not_the_next() {
+        for refused in [Some(6), None] {
+            let faulty = FaultFs::new(Arc::new(MemFs::new()));
+            let (_fixture, mut reader) = abandoned_segment(&(Arc::new(faulty.clone()) as _), refused);
+            faulty.inject(FaultPlan::new(OpKind::ReadDir, 100, Fault::Error(std::io::ErrorKind::Other)));
+            assert_eq!(read(&mut reader).unwrap_err().kind(), ErrorKind::Stale, "refused: {refused:?}");
+        }
+    }
+
+    /// Regression: a reader returned commits that a recovery had abandoned, because the segment that had replaced
+    /// theirs was recycled.
+    #[test]
+    fn recorded_end_outlives_segments() {
+        let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+        let open = |seed, refuse_at| {
+            let options = wal_options(4096, false);
+            WalFixture::open_with_mode(Arc::clone(&fs), options, seed, RecoveryMode::Strict, refuse_at).unwrap()
+        };
+        let fixture = open(1, u64::MAX);
+        (1..=5u8).for_each(|n| _ = fixture.append(1, &[n; 900]).unwrap());
+        let abandoned = fixture.wal.segments()[1].first_seqno;
+        fixture.wal.sync_sealed(true).unwrap();
+        drop(fixture);
+        let fixture = open(2, abandoned.0);
+        let end = SeqNo(abandoned.0 - 1);
+        let mut reader = tail(&fixture, 0);
+        reader.read(end, &|_| Ok(None), &mut |_| Ok(true)).unwrap();
+        while fixture.wal.segments().len() < 4 {
+            fixture.append(1, &[100; 900]).unwrap();
+        }
+        fixture.sync();
+        assert!(fixture.retire(fixture.wal.durable()).unwrap() > 0);
+        let mut returned = 0;
+        let read = reader.read(SeqNo::MAX, &|_| Ok(Some(end)), &mut |_| {
+            returned += 1;
+            Ok(true)
+        });
+        assert_eq!((read.unwrap_err().kind(), returned), (ErrorKind::Stale, 0));
     }
 
     #[test]

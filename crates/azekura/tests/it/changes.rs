@@ -620,6 +620,42 @@ fn position_in_a_lost_segment_is_stale() {
     }
 }
 
+/// Regression: power loss kept the log and lost the end of the manifest, so a recovery abandoned the first commits of a
+/// segment. A reader of changes before them returned them, because the segment that had replaced theirs was recycled.
+#[test]
+fn abandoned_commits_are_no_changes() {
+    let machine = MemFs::new();
+    let open = || {
+        let config = Config::new(DIR).fs(Arc::new(machine.clone())).workers(0).sync_interval(None);
+        config.wal_segment_size(64 << 10).max_retained_wal_size(0).open().unwrap()
+    };
+    let db = open();
+    let p = db.open_partition("p", Default::default()).unwrap();
+    let start = db.change_position().unwrap();
+    p.insert("k", [1; 50_000]).unwrap();
+    db.persist(PersistMode::SyncData).unwrap();
+    let manifest = std::path::Path::new(DIR).join("MANIFEST");
+    let len = machine.open(&manifest, OpenMode::Read).unwrap().length().unwrap();
+    let q = db.open_partition("q", Default::default()).unwrap();
+    q.insert("first in the next segment", [2; 20_000]).unwrap();
+    p.insert("k", "abandoned").unwrap();
+    machine.freeze_after(Some(0));
+    drop((p, q, db));
+    machine.freeze_after(None);
+    machine.open(&manifest, OpenMode::Write).unwrap().set_length(len).unwrap();
+    let db = open();
+    let p = db.partition("p").unwrap();
+    let mut changes = db.changes_since(start).unwrap();
+    assert_eq!(changes.by_ref().map(Result::unwrap).count(), 1);
+    for n in 0..6u8 {
+        p.insert([n], [n; 30_000]).unwrap();
+    }
+    p.flush().unwrap();
+    while db.step().unwrap() {}
+    let kind = changes.next().unwrap().map(drop).unwrap_err().kind();
+    assert_eq!(kind, ErrorKind::Stale);
+}
+
 /// Regression: changes of a pool without the log advance the sequence number, but not the end of the log, so a fresh
 /// position was stale.
 #[test]

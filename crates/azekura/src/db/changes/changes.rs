@@ -19,7 +19,7 @@ use crate::db::changes::change_position::ChangePosition;
 use crate::db::changes::committed_batch::{ChangeFilter, CommittedBatch, PartitionsById};
 use crate::db::config::PlantedBug;
 use crate::db::database::Database;
-use crate::db::follower::{Follower, end_tail};
+use crate::db::follower::Follower;
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::iter::db_iter::{OwnedBounds, prefix_bounds};
@@ -455,14 +455,12 @@ impl Changes {
         let limit = self.limit(&source);
         // Behind the limit: a pool that is created later has no change up to it.
         self.check_all_is_logged()?;
-        if let ChangeSource::Followed(_, state, _) = &source {
-            end_tail(&mut self.tail, state)?;
-        }
         let (instance, epoch) = (self.position.instance, source.position_epoch());
         let (mut bytes, mut is_complete) = (0, true);
         let (partitions, named) = (&mut self.partitions, &mut self.named_by_last);
         let (filters, batches) = (&self.filters, &mut self.batches);
-        let mut read = self.tail.read(limit, &mut |commit| {
+        let recorded_end = |epoch| source.end_of_epoch(epoch);
+        let mut read = self.tail.read(limit, &recorded_end, &mut |commit| {
             check_payload(commit.payload, commit.seqno_count)?;
             bytes += commit.payload.len() + COMMIT_OVERHEAD;
             if named.len() > SHARED_PARTITIONS_MAX {
