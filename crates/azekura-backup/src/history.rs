@@ -1,5 +1,7 @@
 //! Which stored commits a recovery of the database has lost. Later commits have their sequence numbers.
 
+use std::borrow::Borrow;
+
 use crate::layout::BackupManifest;
 
 /// Ends of the log: an epoch, and the last sequence number that is valid of this and earlier epochs.
@@ -49,9 +51,10 @@ fn valid_end(ends: &WalEnds, epoch: u32) -> Option<Option<u64>> {
 }
 
 /// Sorts backups by their sequence numbers. Those with lost commits come first.
-pub(crate) fn sort_backups(manifests: &mut [(String, BackupManifest)]) {
-    let history = History::of(manifests.iter().map(|(_, of)| of));
-    manifests.sort_by_cached_key(|(_, of)| {
+pub(crate) fn sort_backups<M: Borrow<(String, BackupManifest)>>(manifests: &mut [M]) {
+    let history = History::of(manifests.iter().map(|of| &of.borrow().1));
+    manifests.sort_by_cached_key(|of| {
+        let (_, of) = of.borrow();
         (!history.has_lost(of.epoch(), of.sequence), of.sequence, of.epoch(), of.id.clone())
     });
 }

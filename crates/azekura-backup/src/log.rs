@@ -1,9 +1,9 @@
-//! The shipped log as a chain: which objects continue a backup up to a time.
+//! The shipped log as a chain: which objects continue a backup up to a time, and which backup a restore begins with.
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use crate::error::{BackupError, Result};
-use crate::history::History;
+use crate::history::{History, sort_backups};
 use crate::layout::{BackupManifest, LOG};
 use crate::log_object::{HEADER_LEN, LogHeader, decode_header};
 use crate::store::BackupStore;
@@ -64,7 +64,7 @@ pub(crate) fn number_in_name(object: &str) -> Option<u64> {
 pub(crate) struct StoredLog {
     pub(crate) object: String,
     /// The number in its name.
-    after: u64,
+    pub(crate) after: u64,
     /// The error of a damaged header.
     pub(crate) header: Result<LogHeader>,
 }
@@ -109,8 +109,15 @@ impl StoredLog {
     }
 }
 
-/// The log objects that continue a backup, in order. `manifests`: the backups within the limit, this one among them.
-/// `all`: those of the store.
+/// The log objects that continue a backup.
+pub(crate) struct Chain {
+    /// In order.
+    pub(crate) objects: Vec<String>,
+    /// The last sequence number of the backup and of these.
+    pub(crate) end: u64,
+}
+
+/// The log objects that continue a backup. `manifests`: those of the store.
 ///
 /// # Errors
 /// `Gap` if there is a later object within the limit that does not continue them, or of which it is not known whether
@@ -119,64 +126,130 @@ pub(crate) fn chain(
     logs: &[StoredLog],
     backup: &BackupManifest,
     manifests: &[(String, BackupManifest)],
-    all: &History,
     until: Until,
-) -> Result<Vec<String>> {
-    let history = History::of(manifests.iter().map(|(_, of)| of));
-    let is_lost = history.has_lost(backup.epoch(), backup.sequence);
-    let headers = logs.iter().flat_map(|log| &log.header).filter(|header| until.admits_log(header));
-    let later_logs = history.of_later_logs(headers.map(|header| (header.epoch(), header.after)));
-    // The epoch of the first object beyond the limit. While the clock was set back, later objects of this epoch got
-    // earlier times. Those of earlier epochs may follow by name: the commits that a recovery has lost.
-    let mut stop = u32::MAX;
-    let mut newest = backup.epoch();
-    let (mut admitted, mut unclear) = (Vec::new(), Vec::new());
-    for log in logs {
-        match &log.header {
-            _ if log.is_before(backup.sequence, logs) => {}
-            Ok(of) if of.epoch() >= stop || history.has_lost(of.epoch(), of.end()) => {}
-            Ok(of) if is_lost && of.epoch() > backup.epoch() && until.admits_log(of) => {
-                return Err(BackupError::Gap { after: backup.sequence, before: of.end() });
+) -> Result<Chain> {
+    let all = History::of(manifests.iter().map(|(_, of)| of));
+    let found = LaterLogs::of(logs, backup, manifests, &all, until)?;
+    let chain = found.chain(backup, &all, until)?;
+    found.check_end(chain.end, until)?;
+    Ok(chain)
+}
+
+/// The log objects behind a backup, without those that a recovery has lost.
+#[derive(Default)]
+struct LaterLogs<'l> {
+    /// Objects within the limit.
+    within: Vec<(&'l str, &'l LogHeader)>,
+    /// Objects within the limit before whose end a later object begins: another writer was behind, or a recovery has
+    /// lost the end.
+    unclear: Vec<&'l LogHeader>,
+    /// Objects beyond the limit.
+    beyond: Vec<&'l LogHeader>,
+    damaged: Vec<(&'l StoredLog, &'l BackupError)>,
+}
+
+impl<'l> LaterLogs<'l> {
+    fn of(
+        logs: &'l [StoredLog],
+        backup: &BackupManifest,
+        manifests: &[(String, BackupManifest)],
+        all: &History,
+        until: Until,
+    ) -> Result<LaterLogs<'l>> {
+        let history = History::of(manifests.iter().map(|(_, of)| of).filter(|of| until.admits_backup(of)));
+        let is_lost = history.has_lost(backup.epoch(), backup.sequence);
+        let headers = logs.iter().flat_map(|log| &log.header).filter(|header| until.admits_log(header));
+        let later_logs = history.of_later_logs(headers.map(|header| (header.epoch(), header.after)));
+        let mut found = LaterLogs::default();
+        for log in logs.iter().filter(|log| !log.is_before(backup.sequence, logs)) {
+            match &log.header {
+                Err(_) if until.excludes_log(log.after) => {}
+                Err(error) => found.damaged.push((log, error)),
+                Ok(of) if history.has_lost(of.epoch(), of.end()) => {}
+                Ok(of) if !until.admits_log(of) => found.beyond.push(of),
+                Ok(of) if is_lost && of.epoch() > backup.epoch() => {
+                    return Err(BackupError::Gap { after: backup.sequence, before: of.end() });
+                }
+                Ok(of) if later_logs.has_lost(of.epoch(), of.end()) && !all.has_kept(of.epoch(), of.end()) => {
+                    found.unclear.push(of);
+                }
+                Ok(of) => found.within.push((&log.object, of)),
             }
-            // A later object begins before its end: another writer was behind, or a recovery has lost the end.
-            Ok(of)
-                if until.admits_log(of)
-                    && later_logs.has_lost(of.epoch(), of.end())
-                    && !all.has_kept(of.epoch(), of.end()) =>
-            {
-                unclear.push(of);
-            }
-            Ok(of) if until.admits_log(of) => {
-                newest = newest.max(of.epoch());
-                admitted.push((&log.object, of));
-            }
-            Ok(of) => stop = of.epoch(),
-            // Beyond the limit, unless commits that a recovery has lost follow.
-            Err(_) if stop <= newest || until.excludes_log(log.after) => {}
-            Err(error) => return Err(BackupError::wrong(&log.object, error.to_string())),
         }
+        Ok(found)
     }
-    let mut end = backup.sequence;
-    let mut objects = Vec::new();
-    loop {
-        // Two writers may have shipped objects that overlap.
-        let continues = |header: &LogHeader| header.after <= end && header.end() > end;
-        let next = admitted.iter().filter(|(_, header)| continues(header)).max_by_key(|(_, header)| header.end());
-        let Some((object, header)) = next else { break };
-        objects.push((*object).clone());
-        end = header.end();
+
+    /// The objects that follow each other, as far as they go.
+    fn chain(&self, backup: &BackupManifest, all: &History, until: Until) -> Result<Chain> {
+        let (mut epoch, mut end) = (backup.epoch(), backup.sequence);
+        let mut objects = Vec::new();
+        loop {
+            // An object beyond the limit may show that a later open has lost what the chain has so far.
+            let may_follow = |of: &LogHeader| {
+                let tells = |at: &&LogHeader| epoch < at.epoch() && at.epoch() <= of.epoch() && at.after < end;
+                all.has_kept(epoch, end) || !self.beyond.iter().any(tells)
+            };
+            // Two writers may have shipped objects that overlap.
+            let next = self.within.iter().filter(|(_, of)| of.continues(end));
+            let Some((object, of)) = next.max_by_key(|(_, of)| (may_follow(of), of.end())) else { break };
+            if !may_follow(of) {
+                if all.has_lost(epoch, end) || until.excludes_log(end) {
+                    break;
+                }
+                return Err(BackupError::Gap { after: end, before: of.end() });
+            }
+            objects.push((*object).to_owned());
+            (epoch, end) = (of.epoch(), of.end());
+        }
+        Ok(Chain { objects, end })
     }
-    if let Some((_, later)) = admitted.iter().find(|(_, header)| header.after > end) {
-        return Err(BackupError::Gap { after: end, before: later.after });
-    }
-    match unclear.iter().map(|header| header.end()).max() {
-        Some(before) if before > end && until.admits_commit(end + 1) => Err(BackupError::Gap { after: end, before }),
-        _ => Ok(objects),
+
+    /// # Errors
+    /// Those of [`chain`] if the restore may need an object that the chain with this end does not have.
+    fn check_end(&self, end: u64, until: Until) -> Result<()> {
+        // While the clock was set back, objects behind the limit got earlier times.
+        let is_behind_limit = |after: u64, epoch: u32| {
+            after > end && self.beyond.iter().any(|at| at.continues(end) && at.epoch() <= epoch)
+        };
+        if let Some((log, error)) = self.damaged.iter().find(|(log, _)| !is_behind_limit(log.after, u32::MAX)) {
+            return Err(BackupError::wrong(&log.object, error.to_string()));
+        }
+        let is_missed = |of: &LogHeader| of.after > end && !is_behind_limit(of.after, of.epoch());
+        if let Some((_, later)) = self.within.iter().find(|(_, of)| is_missed(of)) {
+            return Err(BackupError::Gap { after: end, before: later.after });
+        }
+        match self.unclear.iter().map(|of| of.end()).max() {
+            Some(before) if before > end && !until.excludes_log(end) => Err(BackupError::Gap { after: end, before }),
+            _ => Ok(()),
+        }
     }
 }
 
+/// The backup that a restore begins with, and the log objects that it applies: the newest, or if that cannot be
+/// continued and there is a later log, the newest that can. `manifests`: those of the store. `wanted`: the id of the
+/// only backup that comes into question.
+///
+/// # Errors
+/// Those of [`chain`].
+pub(crate) fn choose<'m>(
+    logs: &[StoredLog],
+    manifests: &'m [(String, BackupManifest)],
+    wanted: Option<&str>,
+    until: Until,
+) -> Result<Option<(&'m BackupManifest, Vec<String>)>> {
+    let mut within: Vec<_> = manifests.iter().filter(|(_, of)| until.admits_backup(of)).collect();
+    sort_backups(&mut within);
+    for (_, backup) in within.iter().rev().filter(|(_, of)| wanted.is_none_or(|id| of.id == id)) {
+        let log = chain(logs, backup, manifests, until)?;
+        if backup.is_durable || (log.objects.is_empty() && !is_replaced_by_log(logs, backup, until)) {
+            return Ok(Some((backup, log.objects)));
+        }
+    }
+    Ok(None)
+}
+
 /// Whether the log has shown, in a later epoch, the sequence numbers of a backup that was not durable.
-pub(crate) fn is_replaced_by_log(logs: &[StoredLog], backup: &BackupManifest, until: Until) -> bool {
+fn is_replaced_by_log(logs: &[StoredLog], backup: &BackupManifest, until: Until) -> bool {
     let replaces = |of: &LogHeader| of.epoch() > backup.epoch() && of.end() <= backup.sequence;
     !backup.is_durable && logs.iter().flat_map(|of| &of.header).any(|of| until.admits_log(of) && replaces(of))
 }

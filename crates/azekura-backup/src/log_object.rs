@@ -46,6 +46,11 @@ impl LogHeader {
     pub(crate) fn epoch(&self) -> u32 {
         self.to.epoch()
     }
+
+    /// Whether it has the next commit after this sequence number.
+    pub(crate) fn continues(&self, sequence: u64) -> bool {
+        self.after <= sequence && self.end() > sequence
+    }
 }
 
 /// A change of a stored commit. Partitions are numbered in the order of the table of the object.

@@ -11,9 +11,8 @@ use azekura::{Database, EngineType, Partition, PartitionCreateOptions, PersistMo
 
 use crate::create::{BackupInfo, checksum_at};
 use crate::error::{BackupError, Result};
-use crate::history::{History, sort_backups};
 use crate::layout::{BackupManifest, StoredFile, StoredObject, StoredPartition};
-use crate::log::{Until, chain, is_replaced_by_log, read_headers};
+use crate::log::{Until, choose, read_headers};
 use crate::log_object::{LoggedCommit, LoggedOperation, decode};
 use crate::progress::{Progress, Stage, StageProgress};
 use crate::store::BackupStore;
@@ -129,7 +128,7 @@ impl BackupStore {
     /// The backup to restore, and the log objects to apply to it.
     async fn choose(&self, options: &RestoreOptions) -> Result<(BackupManifest, Vec<String>)> {
         let record = self.existing().await?;
-        let (mut manifests, damaged) = self.manifests_and_damage().await?;
+        let (manifests, damaged) = self.manifests_and_damage().await?;
         let until = options.until.unwrap_or_default();
         let missing = |message: String| BackupError::NoBackup { message };
         let wanted = options.backup.as_deref();
@@ -145,16 +144,9 @@ impl BackupStore {
         }
         // The damaged one may be the newest, or the one that shows which part of the log a recovery has lost.
         damaged.into_iter().next().map_or(Ok(()), Err)?;
-        let all = History::of(manifests.iter().map(|(_, of)| of));
-        manifests.retain(|(_, manifest)| until.admits_backup(manifest));
-        sort_backups(&mut manifests);
         let headers = read_headers(self, &record.database).await?;
-        // The newest, or if it cannot be continued and there is a later log, the newest that can.
-        for (_, manifest) in manifests.iter().rev().filter(|(_, of)| wanted.is_none_or(|id| of.id == id)) {
-            let log = chain(&headers, manifest, &manifests, &all, until)?;
-            if manifest.is_durable || (log.is_empty() && !is_replaced_by_log(&headers, manifest, until)) {
-                return Ok((manifest.clone(), log));
-            }
+        if let Some((manifest, log)) = choose(&headers, &manifests, wanted, until)? {
+            return Ok((manifest.clone(), log));
         }
         if let Some(id) = wanted {
             return Err(missing(format!("no log continues backup {id}, which was not durable")));

@@ -6,7 +6,6 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::create::BackupInfo;
 use crate::error::{BackupError, Result};
-use crate::history::History;
 use crate::layout::{BackupManifest, Checksum, FILES, PARTS, StoredObject};
 use crate::log::{StoredLog, Until, chain, read_headers};
 use crate::log_object::decode;
@@ -156,8 +155,7 @@ impl BackupStore {
             }
         }
         if let Some((_, newest)) = manifests.iter().rev().find(|(_, manifest)| manifest.is_durable) {
-            let all = History::of(manifests.iter().map(|(_, of)| of));
-            report.problems.extend(chain(&logs, newest, manifests, &all, Until::End).err());
+            report.problems.extend(chain(&logs, newest, manifests, Until::End).err());
         }
         Ok(())
     }

@@ -4,7 +4,6 @@ use azekura::{ChangePosition, Changes, Database, ErrorKind};
 
 use crate::create::{CreateOptions, CreateReport, catch_up, catch_up_to};
 use crate::error::{BackupError, Result};
-use crate::history::History;
 use crate::layout::{hex, log_object};
 use crate::log::{Until, chain, read_headers};
 use crate::log_object::{LogObject, LogWriter, decode};
@@ -102,11 +101,10 @@ impl Watcher<'_> {
             return Ok(Err("the store has no backup that a log can continue"));
         };
         let headers = read_headers(self.store, &self.database).await?;
-        let all = History::of(manifests.iter().map(|(_, of)| of));
-        let log = match chain(&headers, backup, &manifests, &all, Until::End) {
+        let log = match chain(&headers, backup, &manifests, Until::End) {
             Err(BackupError::Gap { .. }) => return Ok(Err("the log in the store has a gap")),
             Err(BackupError::WrongContent { .. }) => return Ok(Err("a log object in the store is damaged")),
-            log => log?,
+            log => log?.objects,
         };
         let Some(last) = log.last() else {
             let partitions = backup.partitions.iter().map(|of| (of.name.clone(), of.id)).collect();

@@ -570,3 +570,41 @@ fn follower_that_is_stuck_is_an_error() {
     std::fs::rename(db.path().join("MANIFEST"), db.path().join("elsewhere")).unwrap();
     assert_eq!(watcher.step(&mut |_| true).unwrap_err().kind(), "database");
 }
+
+/// An object that another watcher stored late ended a restore to a time before the objects that it overlaps.
+#[test]
+fn late_log_object_is_no_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 80));
+    let (store, clock) = open_with_clock(&place);
+    let commit = |key: &str| {
+        db.partition("plain").unwrap().insert(key, "1").unwrap();
+        sync(&db);
+    };
+    let mut late = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut late);
+    commit("a");
+    create(&store, &db).unwrap();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    let mut states = Vec::new();
+    for key in ["b", "c", "d"] {
+        commit(key);
+        let time = clock.fetch_add(1000, Ordering::Relaxed) + 1000;
+        assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 1, .. }));
+        states.push((time, content(&db)));
+        if key == "c" {
+            clock.store(time + 100_000, Ordering::Relaxed);
+            assert!(matches!(step(&mut late), WatchStep::Shipped { commits: 3, .. }));
+            clock.store(time, Ordering::Relaxed);
+        }
+    }
+    for (time, expected) in &states {
+        let found = restored(&store, &dir.path().join(time.to_string()), Until::TimeMs(*time));
+        assert!(&found == expected, "{time}");
+    }
+    // A damaged object that the late one overlaps may be within the limit.
+    let last = place.lens().into_keys().rfind(|name| name.starts_with("log/")).unwrap();
+    place.put(&last, "damaged");
+    let to_end = RestoreOptions::default().until(Until::TimeMs(states[2].0));
+    assert_eq!(restore(&store, &dir.path().join("x"), to_end).unwrap_err().kind(), "corruption");
+}
