@@ -128,10 +128,15 @@ impl BackupStore {
     /// The backup to restore, and the log objects to apply to it.
     async fn choose(&self, options: &RestoreOptions) -> Result<(BackupManifest, Vec<String>)> {
         let record = self.existing().await?;
-        let (manifests, damaged) = self.manifests_and_damage().await?;
         let until = options.until.unwrap_or_default();
         let missing = |message: String| BackupError::NoBackup { message };
         let wanted = options.backup.as_deref();
+        // Before the manifests, because `prune` removes the manifest of a backup before the log that continues it.
+        let headers = match wanted {
+            Some(_) if options.until.is_none() => Vec::new(),
+            _ => read_headers(self, &record.database).await?,
+        };
+        let (manifests, damaged) = self.manifests_and_damage().await?;
         if let Some(id) = wanted {
             let found = manifests.iter().find(|(_, manifest)| manifest.id == id);
             let (_, manifest) = found.ok_or_else(|| missing(format!("there is no backup {id}")))?;
@@ -144,7 +149,6 @@ impl BackupStore {
         }
         // The damaged one may be the newest, or the one that shows which part of the log a recovery has lost.
         damaged.into_iter().next().map_or(Ok(()), Err)?;
-        let headers = read_headers(self, &record.database).await?;
         if let Some((manifest, log)) = choose(&headers, &manifests, wanted, until)? {
             return Ok((manifest.clone(), log));
         }

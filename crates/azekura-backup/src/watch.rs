@@ -96,11 +96,12 @@ impl BackupStore {
 impl Watcher<'_> {
     /// Where the log behind the newest backup ends, with the partitions at that time. Otherwise why a backup is needed.
     async fn stored_end(&self) -> Result<Result<StoredEnd, &'static str>> {
+        // Before the manifests, because `prune` removes the manifest of a backup before the log that continues it.
+        let headers = read_headers(self.store, &self.database).await?;
         let manifests = self.store.manifests().await?;
         let Some((object, backup)) = manifests.iter().rev().find(|(_, manifest)| manifest.is_durable) else {
             return Ok(Err("the store has no backup that a log can continue"));
         };
-        let headers = read_headers(self.store, &self.database).await?;
         let log = match chain(&headers, backup, &manifests, Until::End) {
             Err(BackupError::Gap { .. }) => return Ok(Err("the log in the store has a gap")),
             Err(BackupError::WrongContent { .. }) => return Ok(Err("a log object in the store is damaged")),

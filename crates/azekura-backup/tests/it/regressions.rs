@@ -608,3 +608,30 @@ fn late_log_object_is_no_limit() {
     let to_end = RestoreOptions::default().until(Until::TimeMs(states[2].0));
     assert_eq!(restore(&store, &dir.path().join("x"), to_end).unwrap_err().kind(), "corruption");
 }
+
+/// A call of `prune` that removed the backup and its log, between the listings of a restore, made the restore shorter.
+#[test]
+fn prune_between_listings_shortens_no_restore() {
+    let dir = tempfile::tempdir().unwrap();
+    for listing in 0..2 {
+        let path = |name: &str| dir.path().join(format!("{name} {listing}"));
+        let (place, db) = (Arc::new(Place::new()), filled(&path("db"), 81));
+        let (store, clock) = open_with_clock(&place);
+        reason(&mut store.watch(&db, CreateOptions::default()).unwrap());
+        three_commits(&db, "a");
+        assert!(matches!(step(&mut store.watch(&db, CreateOptions::default()).unwrap()), WatchStep::Shipped { .. }));
+        let time = clock.fetch_add(1000, Ordering::Relaxed);
+        create(&store, &db).unwrap();
+        let (pruning, listed) = (Arc::clone(&place), AtomicU64::new(0));
+        let hooked = FaultStore::hooked(place.objects(), move |request, path| {
+            let is_counted = request == "list" && ["log", "backups"].iter().any(|end| path.as_ref().ends_with(end));
+            if is_counted && listed.fetch_add(1, Ordering::Relaxed) == listing {
+                let work = || pruning.open().later(Duration::from_secs(25 * 60 * 60)).prune(&PruneOptions::keep(1));
+                let report = std::thread::scope(|scope| scope.spawn(work).join().unwrap()).unwrap();
+                assert_eq!(report.removed_backups.len(), 1);
+            }
+        });
+        let to_time = RestoreOptions::default().until(Until::TimeMs(time));
+        assert_eq!(restore(&place.open_through(hooked, 1), &path("copy"), to_time).unwrap_err().kind(), "no_backup");
+    }
+}

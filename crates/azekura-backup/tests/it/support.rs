@@ -279,7 +279,7 @@ struct State {
     open_uploads: u64,
 }
 
-/// Called before a request ("put", "part", "delete") for an object.
+/// Called before a request ("put", "part", "delete") for an object, or before the listing ("list") of a folder.
 #[derive(Clone)]
 struct Hook(Arc<HookFn>);
 
@@ -492,6 +492,7 @@ impl ObjectStore for FaultStore {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        prefix.iter().for_each(|prefix| self.call_hook("list", prefix));
         let hidden = self.state.lock().unwrap().hidden.clone().unwrap_or_default();
         let aged = self.state.lock().unwrap().aged.clone();
         let age = move |meta: Result<ObjectMeta>| {
