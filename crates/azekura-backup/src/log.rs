@@ -230,7 +230,7 @@ impl<'l> LaterLogs<'l> {
 /// only backup that comes into question.
 ///
 /// # Errors
-/// Those of [`chain`].
+/// Those of [`chain`]; `Gap` if a backup is left out that may not be lost, and the log does not reach its end.
 pub(crate) fn choose<'m>(
     logs: &[StoredLog],
     manifests: &'m [(String, BackupManifest)],
@@ -239,10 +239,18 @@ pub(crate) fn choose<'m>(
 ) -> Result<Option<(&'m BackupManifest, Vec<String>)>> {
     let mut within: Vec<_> = manifests.iter().filter(|(_, of)| until.admits_backup(of)).collect();
     sort_backups(&mut within);
+    let history = History::of(within.iter().map(|(_, of)| of));
+    let mut left_out = 0;
     for (_, backup) in within.iter().rev().filter(|(_, of)| wanted.is_none_or(|id| of.id == id)) {
         let log = chain(logs, backup, manifests, until)?;
         if backup.is_durable || (log.objects.is_empty() && !is_replaced_by_log(logs, backup, until)) {
-            return Ok(Some((backup, log.objects)));
+            return match log.end < left_out {
+                true => Err(BackupError::Gap { after: log.end, before: left_out }),
+                false => Ok(Some((backup, log.objects))),
+            };
+        }
+        if !history.has_lost(backup.epoch(), backup.sequence) {
+            left_out = left_out.max(backup.sequence);
         }
     }
     Ok(None)

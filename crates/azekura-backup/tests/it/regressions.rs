@@ -45,6 +45,11 @@ fn six_commits(db: &Database) {
     sync(db);
 }
 
+/// A database that keeps its log.
+fn retaining(path: &Path) -> Config {
+    Config::new(path).workers(0).sync_interval(None).wal_retention(Duration::from_secs(3600))
+}
+
 fn follower(db: &Database) -> Database {
     Config::new(db.path()).follow_interval(None).open_follower().unwrap()
 }
@@ -55,8 +60,7 @@ fn follower(db: &Database) -> Database {
 fn backup_that_lost_its_end_is_not_continued() {
     let dir = tempfile::tempdir().unwrap();
     let (place, crashed) = (Place::new(), dir.path().join("crashed"));
-    let config = |path| Config::new(path).workers(0).sync_interval(None).wal_retention(Duration::from_secs(3600));
-    let db = config(dir.path().join("db")).open().unwrap();
+    let db = retaining(&dir.path().join("db")).open().unwrap();
     db.open_partition("plain", PartitionCreateOptions::default()).unwrap().insert("kept", "1").unwrap();
     let (store, early) = (place.open(), db.change_position().unwrap());
     three_commits(&db, "a");
@@ -66,7 +70,7 @@ fn backup_that_lost_its_end_is_not_continued() {
     copy_directory(db.path(), &crashed);
     db.close().unwrap();
     flip_byte_of(&crashed, b"damage a 1");
-    let db = config(crashed).recovery_mode(RecoveryMode::PointInTime).open().unwrap();
+    let db = retaining(&crashed).recovery_mode(RecoveryMode::PointInTime).open().unwrap();
     six_commits(&db);
     assert!(db.changes_since(early).is_ok(), "the position alone does not tell");
     let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
@@ -634,4 +638,29 @@ fn prune_between_listings_shortens_no_restore() {
         let to_time = RestoreOptions::default().until(Until::TimeMs(time));
         assert_eq!(restore(&place.open_through(hooked, 1), &path("copy"), to_time).unwrap_err().kind(), "no_backup");
     }
+}
+
+/// A backup that was not durable was left out because of log of the next open, which did not reach its end.
+#[test]
+fn backup_left_out_that_may_be_kept_is_a_gap() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, path) = (Place::new(), dir.path().join("db"));
+    let (store, db) = (place.open(), retaining(&path).open().unwrap());
+    let plain = db.open_partition("plain", PartitionCreateOptions::default()).unwrap();
+    reason(&mut store.watch(&db, CreateOptions::default()).unwrap());
+    plain.insert("large", vec![7; 9 << 20]).unwrap();
+    let sequence = db.change_position().unwrap().sequence_number();
+    three_commits(&db, "a");
+    let backup = create(&store, &db).unwrap().backup;
+    edit_manifest(&place, &backup.id, |text| text.replace("\"is_durable\": true", "\"is_durable\": false"));
+    drop(plain);
+    db.close().unwrap();
+    let db = retaining(&path).open().unwrap();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 1, .. }));
+    let to = |name: &str, until| restore(&store, &dir.path().join(name), RestoreOptions::default().until(until));
+    assert_eq!(to("x", Until::End).unwrap_err().kind(), "gap");
+    assert_eq!(to("first", Until::Sequence(sequence)).unwrap().sequence, sequence);
+    assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 3, .. }));
+    assert_eq!(to("all", Until::End).unwrap().sequence, backup.sequence);
 }
