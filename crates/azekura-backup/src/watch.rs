@@ -25,19 +25,25 @@ pub struct Watcher<'a> {
     reason: String,
 }
 
-/// What is stored.
+/// What is stored, and the feed behind it.
 struct Shipped {
+    end: StoredEnd,
+    /// The epoch of the database before it was compared with the store.
+    epoch: u32,
+    changes: Changes,
+    /// Whether the feed may be beyond what is stored.
+    is_ahead: bool,
+}
+
+/// Where the log in the store ends.
+#[derive(Clone, PartialEq, Eq)]
+struct StoredEnd {
     /// Commits up to this sequence number are stored.
     after: u64,
     /// A position at or before it.
     position: ChangePosition,
-    /// The feed after the position.
-    changes: Changes,
     partitions: Vec<(String, u64)>,
 }
-
-/// The last stored sequence number, a position at or before it, and the partitions.
-type StoredEnd = (u64, ChangePosition, Vec<(String, u64)>);
 
 /// What a call of [`Watcher::step`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,10 +91,7 @@ impl BackupStore {
             self.existing_or_new(&watcher.database).await?;
             self.check_create_only().await
         })?;
-        match self.block_on(watcher.stored_end())? {
-            Err(reason) => watcher.reason = reason.into(),
-            Ok((after, position, partitions)) => watcher.go_on(after, position, partitions)?,
-        }
+        watcher.begin()?;
         Ok(watcher)
     }
 }
@@ -109,33 +112,63 @@ impl Watcher<'_> {
         };
         let Some(last) = log.last() else {
             let partitions = backup.partitions.iter().map(|of| (of.name.clone(), of.id)).collect();
-            return Ok(Ok((backup.sequence, backup.position(object)?, partitions)));
+            return Ok(Ok(StoredEnd { after: backup.sequence, position: backup.position(object)?, partitions }));
         };
         match decode(last, &self.store.get(last).await?) {
             Err(BackupError::WrongContent { .. }) => Ok(Err("a log object in the store is damaged")),
-            decoded => Ok(Ok(decoded.map(|log| (log.header.end(), log.header.to, log.partitions))?)),
+            decoded => Ok(Ok(StoredEnd::of(decoded?))),
         }
     }
 
-    /// Continues the log at a position, or notes why a backup is needed.
-    fn go_on(&mut self, after: u64, position: ChangePosition, partitions: Vec<(String, u64)>) -> Result<()> {
-        self.shipped = None;
-        catch_up_to(self.db, position.sequence_number(), position.epoch())?;
-        // A later open may have lost commits between the position and `after`. Within one epoch none is lost.
-        if position.sequence_number() < after && self.db.change_position()?.epoch() > position.epoch() {
-            self.reason = "the database was opened again after the backup, during which it was written to".into();
-            return Ok(());
+    /// Continues what the store has, or notes why a backup is needed.
+    fn begin(&mut self) -> Result<()> {
+        let epoch = self.db.change_position()?.epoch();
+        match (self.store.block_on(self.stored_end())?, &mut self.shipped) {
+            (Ok(end), Some(shipped)) if shipped.is_at(&end) => {
+                shipped.epoch = epoch;
+                Ok(())
+            }
+            (Ok(end), _) => self.go_on(end, epoch),
+            (Err(reason), _) => {
+                (self.shipped, self.reason) = (None, reason.into());
+                Ok(())
+            }
         }
-        match self.db.changes_since(position).and_then(Changes::durable_only) {
-            Ok(changes) => {
-                self.shipped = Some(Shipped { after, position, changes: changes.named("backup"), partitions });
-                Ok(())
+    }
+
+    /// Continues the log at a position, or notes why a backup is needed. `epoch`: that of the database before it was
+    /// compared with the store. After an error, nothing has changed.
+    fn go_on(&mut self, end: StoredEnd, epoch: u32) -> Result<()> {
+        // Up to the end, so that a follower sees whether a later open has lost it.
+        catch_up_to(self.db, end.after, end.position.epoch())?;
+        // A later open may have lost commits between the position and the end. Within one epoch none is lost.
+        let is_later = self.db.change_position()?.epoch() > end.position.epoch();
+        let reason = if end.position.sequence_number() < end.after && is_later {
+            "the database was opened again after the backup, during which it was written to"
+        } else {
+            match self.db.changes_since(end.position).and_then(Changes::durable_only) {
+                Ok(changes) => {
+                    let changes = changes.named("backup");
+                    self.shipped = Some(Shipped { end, epoch, changes, is_ahead: false });
+                    return Ok(());
+                }
+                Err(error) if error.kind() != ErrorKind::Stale => return Err(feed_error(error)),
+                Err(_) => "the database does not have the log from there on any more",
             }
-            Err(error) if error.kind() == ErrorKind::Stale => {
-                self.reason = "the database does not have the log from there on any more".into();
-                Ok(())
-            }
-            Err(error) => Err(feed_error(error)),
+        };
+        (self.shipped, self.reason) = (None, reason.into());
+        Ok(())
+    }
+
+    /// Compares with the store again if the database was opened since: that may have lost what other processes have
+    /// stored. Opens the feed again if it may be beyond what is stored.
+    fn refresh(&mut self) -> Result<()> {
+        let epoch = self.db.change_position()?.epoch();
+        match &self.shipped {
+            // The writer of a follower was opened again.
+            Some(shipped) if shipped.epoch != epoch => self.begin(),
+            Some(shipped) if shipped.is_ahead => self.go_on(shipped.end.clone(), epoch),
+            _ => Ok(()),
         }
     }
 
@@ -150,10 +183,11 @@ impl Watcher<'_> {
     /// # Errors
     /// Those of [`BackupError`]. The next call tries the same again.
     pub fn step(&mut self, progress: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<WatchStep> {
-        let Some(shipped) = &mut self.shipped else { return self.back_up(progress) };
-        let (after, position, partitions) = (shipped.after, shipped.position, shipped.partitions.clone());
-        let step = self.ship();
-        match step {
+        self.refresh()?;
+        if self.shipped.is_none() {
+            return self.back_up(progress);
+        }
+        match self.ship() {
             Ok(Ok(step)) => Ok(step),
             Ok(Err(reason)) => {
                 self.reason = reason;
@@ -162,11 +196,8 @@ impl Watcher<'_> {
                 self.back_up(progress)
             }
             Err(error) => {
-                // The feed may be beyond what is stored.
-                let old = self.shipped.take();
-                let renewed = self.go_on(after, position, partitions);
-                drop(old);
-                renewed?;
+                self.shipped.iter_mut().for_each(|shipped| shipped.is_ahead = true);
+                self.refresh()?;
                 Err(error)
             }
         }
@@ -181,41 +212,48 @@ impl Watcher<'_> {
             let commit = match commit {
                 Err(error) if error.kind() == ErrorKind::Stale => return Ok(Err(error.message().to_owned())),
                 Err(error) => return Err(feed_error(error)),
-                Ok(commit) if commit.position().sequence_number() <= shipped.after => continue,
+                Ok(commit) if commit.position().sequence_number() <= shipped.end.after => continue,
                 Ok(commit) => commit,
             };
-            if let Err(reason) = writer.add(&commit, &shipped.partitions)? {
+            if let Err(reason) = writer.add(&commit, &shipped.end.partitions)? {
                 return Ok(Err(reason));
             }
         }
         // Taken after the last commit was read, so that none was made later.
         let time_ms = (self.store.clock)();
         // Asked after the feed, which leaves out the changes of partitions that were deleted.
-        if self.db.partition_ids() != shipped.partitions {
+        if self.db.partition_ids() != shipped.end.partitions {
             return Ok(Err("partitions were created or deleted".into()));
         }
-        let after = shipped.after;
-        let (Some(bytes), Some(to)) = (writer.finish(after, time_ms, &shipped.partitions), writer.end()) else {
+        let after = shipped.end.after;
+        let (Some(bytes), Some(to)) = (writer.finish(after, time_ms, &shipped.end.partitions), writer.end()) else {
             catch_up(self.db)?; // a follower that cannot follow any more has no new commits
             return Ok(Ok(WatchStep::Idle));
         };
+        // As in `refresh`, if the follower has noticed it meanwhile.
+        if self.db.change_position()?.epoch() != shipped.epoch {
+            shipped.is_ahead = true;
+            self.begin()?;
+            return self.ship();
+        }
         let (object, len) = (log_object(after), bytes.len() as u64);
         if self.store.block_on(self.store.put_new(&object, bytes.into()))? {
             let (commits, sequence) = (writer.commits(), to.sequence_number());
-            (shipped.after, shipped.position) = (sequence, to);
+            (shipped.end.after, shipped.end.position) = (sequence, to);
             return Ok(Ok(WatchStep::Shipped { commits, bytes: len, sequence }));
         }
         let other = self.store.block_on(self.store.get(&object))?;
-        let LogObject { header, partitions, .. } = match decode(&object, &other) {
+        let log = match decode(&object, &other) {
             Err(BackupError::WrongContent { .. }) => return Ok(Err("a log object in the store is damaged".into())),
             log => log?,
         };
-        if header.database() != self.database {
+        if log.header.database() != self.database {
             let found = self.database.clone();
-            return Err(BackupError::OtherDatabase { stored: header.database(), found });
+            return Err(BackupError::OtherDatabase { stored: log.header.database(), found });
         }
-        self.go_on(header.end(), header.to, partitions)?;
-        Ok(Ok(WatchStep::ShippedByOther { sequence: header.end() }))
+        let (sequence, epoch) = (log.header.end(), shipped.epoch);
+        self.go_on(StoredEnd::of(log), epoch)?;
+        Ok(Ok(WatchStep::ShippedByOther { sequence }))
     }
 
     /// Makes a backup, and continues behind it.
@@ -229,15 +267,29 @@ impl Watcher<'_> {
             return Err(feed_error(error));
         }
         let (report, partitions) = self.store.create_with_partitions(self.db, &self.options, true, progress)?;
-        let after = report.backup.sequence;
-        self.shipped = Some(Shipped { after, position, changes: changes.named("backup"), partitions });
+        let end = StoredEnd { after: report.backup.sequence, position, partitions };
+        let changes = changes.named("backup");
+        self.shipped = Some(Shipped { end, epoch: position.epoch(), changes, is_ahead: false });
         let reason = std::mem::take(&mut self.reason);
         Ok(WatchStep::BackedUp { reason, report: Box::new(report) })
     }
 
     /// The last sequence number that is stored as log; `None` before the first backup.
     pub fn shipped_sequence(&self) -> Option<u64> {
-        self.shipped.as_ref().map(|shipped| shipped.after)
+        self.shipped.as_ref().map(|shipped| shipped.end.after)
+    }
+}
+
+impl Shipped {
+    /// Whether the feed continues this end, and its next read fails if a later open has lost the end.
+    fn is_at(&self, end: &StoredEnd) -> bool {
+        !self.is_ahead && self.end == *end && end.position.sequence_number() == end.after
+    }
+}
+
+impl StoredEnd {
+    fn of(log: LogObject) -> StoredEnd {
+        StoredEnd { after: log.header.end(), position: log.header.to, partitions: log.partitions }
     }
 }
 

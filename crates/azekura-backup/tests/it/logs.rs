@@ -271,7 +271,7 @@ fn database_of_older_files_is_refused() {
 }
 
 pub(crate) fn copy_directory(from: &Path, to: &Path) {
-    std::fs::create_dir(to).unwrap();
+    std::fs::create_dir_all(to).unwrap();
     for entry in from.read_dir().unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();

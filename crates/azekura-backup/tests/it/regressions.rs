@@ -477,9 +477,11 @@ fn many_opens_are_the_same_history() {
 }
 
 /// Commits a value of `b_len` bytes and then `later`, which a watcher stores as one log object. After another open, a
-/// watcher that was behind stores log from before `b_len` on. Returns the sequence numbers after the commits.
+/// watcher of another place stores log from before `b_len` on, of which the place gets an object, as if that watcher had
+/// not noticed the open. Returns the sequence numbers after the commits.
 fn overlapping_logs(dir: &Path, place: &Place, b_len: usize, later: &[usize]) -> (Database, Vec<u64>) {
-    let (path, store) = (dir.join("db"), place.open());
+    let (path, other) = (dir.join("db"), Place::new());
+    let (store, other_store) = (place.open(), other.open());
     let db = filled(&path, 75);
     let commit = |db: &Database, len: usize| {
         db.partition("plain").unwrap().insert(format!("{len}"), vec![7; len]).unwrap();
@@ -487,11 +489,11 @@ fn overlapping_logs(dir: &Path, place: &Place, b_len: usize, later: &[usize]) ->
         db.change_position().unwrap().sequence_number()
     };
     sync(&db);
-    let behind = follower(&db);
-    let mut late = store.watch(&behind, CreateOptions::default()).unwrap();
+    let followed = follower(&db);
+    let mut late = other_store.watch(&followed, CreateOptions::default()).unwrap();
     reason(&mut late);
     commit(&db, 2);
-    behind.catch_up().unwrap();
+    followed.catch_up().unwrap();
     assert!(matches!(step(&mut late), WatchStep::Shipped { commits: 1, .. }));
     let mut ends = vec![commit(&db, b_len)];
     create(&store, &db).unwrap();
@@ -502,8 +504,10 @@ fn overlapping_logs(dir: &Path, place: &Place, b_len: usize, later: &[usize]) ->
     drop(watcher);
     db.close().unwrap();
     let db = open(&path);
-    behind.catch_up().unwrap();
+    followed.catch_up().unwrap();
     assert!(matches!(step(&mut late), WatchStep::Shipped { .. }));
+    let name = other.lens().into_keys().rfind(|name| name.starts_with("log/")).unwrap();
+    place.put(&name, other.bytes(&name));
     (db, ends)
 }
 
@@ -663,4 +667,31 @@ fn backup_left_out_that_may_be_kept_is_a_gap() {
     assert_eq!(to("first", Until::Sequence(sequence)).unwrap().sequence, sequence);
     assert!(matches!(step(&mut watcher), WatchStep::Shipped { commits: 3, .. }));
     assert_eq!(to("all", Until::End).unwrap().sequence, backup.sequence);
+}
+
+/// A watcher that was behind went on past a durable backup of another process, which a recovery had lost. A restore
+/// applied the log of the new history to that backup.
+#[test]
+fn watcher_notices_that_a_backup_was_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, crashed) = (Place::new(), dir.path().join("crashed"));
+    let (store, db) = (place.open(), retaining(&dir.path().join("db")).open().unwrap());
+    db.open_partition("plain", PartitionCreateOptions::default()).unwrap().insert("kept", "1").unwrap();
+    sync(&db);
+    copy_directory(db.path(), &crashed);
+    let followed = Config::new(&crashed).follow_interval(None).open_follower().unwrap();
+    let mut watcher = store.watch(&followed, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    three_commits(&db, "a");
+    create(&store, &db).unwrap();
+    // The followed directory after these commits, a crash, and damage to the log.
+    copy_directory(db.path(), &crashed);
+    flip_byte_of(&crashed, b"damage a 1");
+    let db = retaining(&crashed).recovery_mode(RecoveryMode::PointInTime).open().unwrap();
+    six_commits(&db);
+    followed.catch_up().unwrap();
+    for _ in 0..2 {
+        assert_eq!(watcher.step(&mut |_| true).unwrap_err().kind(), "other_history");
+    }
+    assert!(!place.lens().into_keys().any(|name| name.starts_with("log/")));
 }
