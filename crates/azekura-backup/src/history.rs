@@ -34,6 +34,15 @@ impl History {
         self.later_ends(epoch).filter_map(|ends| valid_end(ends, epoch)).any(|valid| valid < Some(end))
     }
 
+    /// As [`has_lost`](History::has_lost), if it is known that they were lost before the epoch `later`.
+    pub(crate) fn has_lost_before(&self, epoch: u32, end: u64, later: u32) -> bool {
+        self.0.iter().filter(|(of, _)| *of > epoch).any(|(of, ends)| {
+            let recorded = ends.iter().find(|(recorded, _)| *recorded >= epoch);
+            recorded
+                .is_some_and(|(recorded, valid)| *valid < Some(end) && (*of).min(recorded.saturating_add(1)) <= later)
+        })
+    }
+
     /// Whether it is known that commits up to `end`, which were stored in `epoch`, are in a later state.
     pub(crate) fn has_kept(&self, epoch: u32, end: u64) -> bool {
         let with_ends = self.later_ends(epoch).filter(|ends| ends.len() > 1);

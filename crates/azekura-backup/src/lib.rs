@@ -4,7 +4,7 @@
 //!
 //! In reading order: `layout` (names and JSON), `history`, `store` (requests, retries, rate limit), `scratch`,
 //! `create`, `holds`, `prune`, `verify`, `log_object` and `log` (the shipped log), `watch`, `restore`, `progress`,
-//! `error`.
+//! `error`. `log_model` tests `log` with random histories.
 //!
 //! # Why no object is deleted that a backup needs
 //!
@@ -40,6 +40,8 @@ mod history;
 mod holds;
 mod layout;
 mod log;
+#[cfg(test)]
+mod log_model;
 mod log_object;
 mod progress;
 mod prune;

@@ -184,10 +184,12 @@ impl<'l> LaterLogs<'l> {
         let (mut epoch, mut end) = (backup.epoch(), backup.sequence);
         let mut objects = Vec::new();
         loop {
-            // An object beyond the limit may show that a later open has lost what the chain has so far.
+            // A backup or an object beyond the limit may show that a later open has lost what the chain has so far.
             let may_follow = |of: &LogHeader| {
                 let tells = |at: &&LogHeader| epoch < at.epoch() && at.epoch() <= of.epoch() && at.after < end;
-                all.has_kept(epoch, end) || !self.beyond.iter().any(tells)
+                let may_be_lost = !all.has_kept(epoch, end) && self.beyond.iter().any(tells);
+                // The caller leaves out a backup that is not durable if any object follows.
+                !backup.is_durable || !(may_be_lost || all.has_lost_before(epoch, end, of.epoch()))
             };
             // Two writers may have shipped objects that overlap.
             let next = self.within.iter().filter(|(_, of)| of.continues(end));

@@ -373,6 +373,24 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// A position of a database with id 0.
+#[cfg(test)]
+pub(crate) fn test_position(epoch: u32, sequence: u64) -> ChangePosition {
+    let mut out = [0; 32];
+    out[16..20].copy_from_slice(&epoch.to_le_bytes());
+    out[20..28].copy_from_slice(&sequence.to_le_bytes());
+    let checksum = xxh3_64(&out[..28]);
+    out[28..].copy_from_slice(&checksum.to_le_bytes()[..4]);
+    ChangePosition::from_bytes(&out).unwrap()
+}
+
+#[cfg(test)]
+impl LogHeader {
+    pub(crate) fn for_test(after: u64, epoch: u32, end: u64, time_ms: u64) -> LogHeader {
+        LogHeader { after, to: test_position(epoch, end), time_ms, commits: 1, payload_len: 0, checksum: 0 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

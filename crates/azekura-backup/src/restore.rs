@@ -97,9 +97,9 @@ impl BackupStore {
     /// that do not have the checksum of the backup, and of files that are stored in parts only such parts. Calls with
     /// the same `path` exclude each other by a lock on a file with the same name and `.azekura-restore.lock`.
     ///
-    /// A backup that is not [durable](BackupInfo::is_durable) is left out if the log may have replaced its last commits.
-    /// If it is not known that they were lost, and the log does not reach as far, the result is `Gap`: a limit before
-    /// them restores the log.
+    /// A backup that is not [durable](BackupInfo::is_durable) is left out if the log may have replaced its last
+    /// commits. If it is not known that they were lost, and the log does not reach as far, the result is `Gap`: a limit
+    /// before them restores the log.
     ///
     /// # Errors
     /// `Invalid` if `path` is not empty, a symbolic link, or the root of a file system. `Database` with `Locked` during

@@ -477,7 +477,7 @@ fn many_opens_are_the_same_history() {
 }
 
 /// Commits a value of `b_len` bytes and then `later`, which a watcher stores as one log object. After another open, a
-/// watcher of another place stores log from before `b_len` on, of which the place gets an object, as if that watcher had
+/// watcher of another place stores log from before `b_len` on. The place gets an object of it, as if that watcher had
 /// not noticed the open. Returns the sequence numbers after the commits.
 fn overlapping_logs(dir: &Path, place: &Place, b_len: usize, later: &[usize]) -> (Database, Vec<u64>) {
     let (path, other) = (dir.join("db"), Place::new());
