@@ -155,7 +155,7 @@ impl BackupStore {
     ) -> Result<(CreateReport, Vec<(String, u64)>)> {
         let database = hex(&db.change_position()?.database_id());
         let record = self.block_on(self.existing_or_new(&database))?;
-        let earlier = self.block_on(self.manifests())?;
+        let earlier = self.block_on(self.manifests(&database))?;
         check_history(db, &earlier)?;
         let scratch = Scratch::new(db.path(), options.scratch.as_deref())?;
         let checkpoint = scratch.checkpoint();
@@ -241,7 +241,7 @@ impl BackupStore {
             }
         }
         let mut protected = held_objects(self, holds.now(), holds.reuse_age()).await?;
-        for (_, earlier) in self.manifests().await? {
+        for (_, earlier) in self.manifests(&manifest.database).await? {
             protected.extend(earlier.objects().map(|of| of.object.clone()));
         }
         // Others may be deleted at any time, or are damaged.

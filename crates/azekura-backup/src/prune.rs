@@ -62,7 +62,7 @@ impl BackupStore {
     async fn prune_async(&self, options: &PruneOptions) -> Result<PruneReport> {
         let record = self.existing().await?;
         let grace = Duration::from_secs(record.grace_seconds);
-        let mut kept = self.manifests().await?;
+        let mut kept = self.manifests(&record.database).await?;
         let mut removed: Vec<_> = kept.drain(..kept.len().saturating_sub(options.keep)).collect();
         // The log continues nothing but a durable backup.
         if !kept.iter().any(|(_, of)| of.is_durable)
@@ -96,7 +96,7 @@ impl BackupStore {
         };
         let mut used = held_objects(self, now, grace).await?;
         // Listed again: backups that were published meanwhile.
-        let mut live = self.manifests().await?;
+        let mut live = self.manifests(&record.database).await?;
         live.retain(|(object, _)| removed.iter().all(|(gone, _)| gone != object));
         used.extend(kept.iter().chain(&live).flat_map(|(_, of)| names(of)));
         if options.is_dry_run {

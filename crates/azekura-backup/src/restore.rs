@@ -140,7 +140,7 @@ impl BackupStore {
             Some(_) if options.until.is_none() => Vec::new(),
             _ => read_headers(self, &record.database).await?,
         };
-        let (manifests, damaged) = self.manifests_and_damage().await?;
+        let (manifests, damaged) = self.manifests_and_damage(&record.database).await?;
         if let Some(id) = wanted {
             let found = manifests.iter().find(|(_, manifest)| manifest.id == id);
             let (_, manifest) = found.ok_or_else(|| missing(format!("there is no backup {id}")))?;

@@ -481,21 +481,31 @@ impl BackupStore {
         Ok(self.retry(self.prefix.as_ref(), first).await?.map(|meta| meta.location.to_string()))
     }
 
-    /// The manifests of all backups, oldest first.
+    /// The manifests of all backups of the database, oldest first.
     ///
     /// # Errors
-    /// `WrongContent` if one of them is damaged.
-    pub(crate) async fn manifests(&self) -> Result<Vec<(String, BackupManifest)>> {
-        let (manifests, damaged) = self.manifests_and_damage().await?;
+    /// `WrongContent` if one of them is damaged; `OtherDatabase`.
+    pub(crate) async fn manifests(&self, database: &str) -> Result<Vec<(String, BackupManifest)>> {
+        let (manifests, damaged) = self.manifests_and_damage(database).await?;
         damaged.into_iter().next().map_or(Ok(manifests), Err)
     }
 
     /// The manifests that can be read, oldest first, and the errors of the others.
-    pub(crate) async fn manifests_and_damage(&self) -> Result<(Vec<(String, BackupManifest)>, Vec<BackupError>)> {
+    ///
+    /// # Errors
+    /// `OtherDatabase`.
+    pub(crate) async fn manifests_and_damage(
+        &self,
+        database: &str,
+    ) -> Result<(Vec<(String, BackupManifest)>, Vec<BackupError>)> {
         let (mut manifests, mut damaged) = (Vec::new(), Vec::new());
         for (object, _) in self.list_json(BACKUPS).await? {
             let decoded = self.get(&object).await.and_then(|bytes| decode_backup(&object, &bytes));
             match decoded {
+                Ok(manifest) if manifest.database != database => {
+                    let found = database.to_owned();
+                    return Err(BackupError::OtherDatabase { stored: manifest.database, found });
+                }
                 Ok(manifest) => manifests.push((object, manifest)),
                 // Removed by `prune` after it was listed.
                 Err(BackupError::Missing { .. }) => {}

@@ -59,8 +59,8 @@ impl BackupStore {
     /// `NoBackup` if nothing is stored there, and others of [`BackupError`].
     pub fn list(&self) -> Result<Vec<BackupInfo>> {
         self.block_on(async {
-            self.existing().await?;
-            let manifests = self.manifests().await?;
+            let record = self.existing().await?;
+            let manifests = self.manifests(&record.database).await?;
             Ok(manifests.iter().map(|(_, manifest)| BackupInfo::of(manifest)).collect())
         })
     }
@@ -76,7 +76,7 @@ impl BackupStore {
     ) -> Result<StoreReport> {
         self.block_on(async {
             let record = self.existing().await?;
-            let (mut manifests, damaged) = self.manifests_and_damage().await?;
+            let (mut manifests, damaged) = self.manifests_and_damage(&record.database).await?;
             if let Some(id) = &options.backup {
                 manifests.retain(|(_, manifest)| manifest.id == *id);
             }

@@ -101,7 +101,7 @@ impl Watcher<'_> {
     async fn stored_end(&self) -> Result<Result<StoredEnd, &'static str>> {
         // Before the manifests, because `prune` removes the manifest of a backup before the log that continues it.
         let headers = read_headers(self.store, &self.database).await?;
-        let manifests = self.store.manifests().await?;
+        let manifests = self.store.manifests(&self.database).await?;
         let Some((object, backup)) = manifests.iter().rev().find(|(_, manifest)| manifest.is_durable) else {
             return Ok(Err("the store has no backup that a log can continue"));
         };

@@ -695,3 +695,18 @@ fn watcher_notices_that_a_backup_was_lost() {
     }
     assert!(!place.lens().into_keys().any(|name| name.starts_with("log/")));
 }
+
+/// The manifest of another database, which was copied into the store, was restored.
+#[test]
+fn manifest_of_another_database_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 83));
+    let store = place.open();
+    let id = create(&store, &db).unwrap().backup.id;
+    let database: String = db.change_position().unwrap().database_id().iter().map(|of| format!("{of:02x}")).collect();
+    let field = |id: &str| format!("\"database\": \"{id}\"");
+    edit_manifest(&place, &id, |text| text.replace(&field(&database), &field(&"7".repeat(32))));
+    let restored = restore(&store, &dir.path().join("copy"), RestoreOptions::default());
+    assert_eq!(restored.unwrap_err().kind(), "other_database");
+    assert_eq!(create(&store, &db).unwrap_err().kind(), "other_database");
+}
