@@ -134,7 +134,8 @@ impl BackupStore {
     /// next call does not upload it again.
     ///
     /// # Errors
-    /// Those of [`BackupError`]; `OtherDatabase` if the store has the backups of another database.
+    /// Those of [`BackupError`]; `OtherDatabase` if the store has the backups of another database. `Database` with
+    /// `Stale` if the database is a follower, and a recovery of the writer has lost commits that were visible in it.
     pub fn create(
         &self,
         db: &Database,
@@ -184,13 +185,14 @@ impl BackupStore {
         manifest.files = plan.files;
         manifest.check(&backup_object(&manifest.id, &[]))?;
         let grace = Duration::from_secs(record.grace_seconds);
-        let report = self.block_on(self.upload(manifest, plan.sources, grace, progress))?;
+        let report = self.block_on(self.upload(db, manifest, plan.sources, grace, progress))?;
         Ok((report, partitions))
     }
 
     /// Uploads the objects that are missing, and publishes the manifest.
     async fn upload(
         &self,
+        db: &Database,
         mut manifest: BackupManifest,
         mut sources: Vec<Source>,
         grace: Duration,
@@ -211,6 +213,8 @@ impl BackupStore {
         let each = stream::iter(&missing).map(|source| upload.run(source)).buffer_unordered(self.concurrency);
         each.collect::<Vec<_>>().await.into_iter().collect::<Result<()>>()?;
 
+        // A follower has lost what a recovery of the writer has lost meanwhile.
+        catch_up(db)?;
         holds.check_in_time()?;
         let bytes = to_json(&manifest);
         let object = backup_object(&manifest.id, &bytes);
@@ -416,10 +420,7 @@ fn make_durable(db: &Database, sequence: u64, epoch: u32, longest: Duration) -> 
     }
     let start = Instant::now();
     loop {
-        match catch_up(db) {
-            Err(BackupError::Database(error)) if error.kind() == ErrorKind::Stale => return Ok(false),
-            read => read?,
-        }
+        catch_up(db)?;
         let durable = db.durable_position()?;
         if durable.epoch() != epoch {
             // The next open of the writer may have lost commits, and given later ones their numbers.

@@ -2,8 +2,10 @@
 
 use crate::logs::{copy_directory, flip_byte_of, open_with_clock, reason, restored, step};
 use crate::support::{FaultStore, Place, content, content_at, create, edit_manifest, filled, open, restore, sync};
-use azekura::{Config, Database, EngineType, PartitionCreateOptions, PmemOptions, RecoveryMode};
-use azekura_backup::{CreateOptions, PruneOptions, RestoreOptions, Until, VerifyOptions, WatchStep};
+use azekura::{Config, Database, EngineType, ErrorKind, PartitionCreateOptions, PmemOptions, RecoveryMode};
+use azekura_backup::{
+    BackupError, CreateOptions, PruneOptions, RestoreOptions, Stage, Until, VerifyOptions, WatchStep,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -709,4 +711,26 @@ fn manifest_of_another_database_is_refused() {
     let restored = restore(&store, &dir.path().join("copy"), RestoreOptions::default());
     assert_eq!(restored.unwrap_err().kind(), "other_database");
     assert_eq!(create(&store, &db).unwrap_err().kind(), "other_database");
+}
+
+/// A recovery of the writer lost commits of a backup of a follower during its upload, and the backup was published.
+#[test]
+fn backup_lost_during_its_upload_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, crashed) = (Place::new(), dir.path().join("crashed"));
+    let db = retaining(&dir.path().join("db")).open().unwrap();
+    db.open_partition("plain", PartitionCreateOptions::default()).unwrap().insert("kept", "1").unwrap();
+    three_commits(&db, "a");
+    copy_directory(db.path(), &crashed);
+    let followed = Config::new(&crashed).follow_interval(None).open_follower().unwrap();
+    let mut is_recovered = false;
+    let created = place.open().create(&followed, &CreateOptions::default(), &mut |of| {
+        if of.stage == Stage::Uploading && !std::mem::replace(&mut is_recovered, true) {
+            flip_byte_of(&crashed, b"damage a 1");
+            drop(retaining(&crashed).recovery_mode(RecoveryMode::PointInTime).open().unwrap());
+        }
+        true
+    });
+    assert!(matches!(created, Err(BackupError::Database(error)) if error.kind() == ErrorKind::Stale));
+    assert!(is_recovered && place.open().list().unwrap().is_empty());
 }
