@@ -408,12 +408,21 @@ impl ManifestState {
     /// `Stale` if no such number is valid, or if more than [`EARLIER_WAL_ENDS_MAX`] ends were recorded since, so that
     /// the first one is not known.
     pub(crate) fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
-        let mut ends = self.earlier_wal_ends.iter().copied().chain(self.wal_end);
         let is_forgotten = self.earlier_wal_ends.len() == EARLIER_WAL_ENDS_MAX
             && self.earlier_wal_ends.front().is_some_and(|(oldest, _)| epoch < *oldest);
         if is_forgotten {
             return Err(Error::stale("the position is older than the recorded ends of the log"));
         }
+        self.end_of_segment(epoch)
+    }
+
+    /// A sequence number at or above the last one that is valid in segments of `epoch`, if an end of the WAL was
+    /// recorded since.
+    ///
+    /// # Errors
+    /// `Stale` if a recovery since has lost commits in the middle.
+    pub(crate) fn end_of_segment(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
+        let mut ends = self.earlier_wal_ends.iter().copied().chain(self.wal_end);
         match ends.find(|(end, _)| *end >= epoch) {
             Some((_, ALL_LOST)) => Err(Error::stale("a recovery has lost commits in the middle of the log")),
             end => Ok(end.map(|(_, seqno)| seqno)),

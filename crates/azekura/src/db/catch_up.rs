@@ -387,12 +387,14 @@ impl FollowerTask<'_> {
         if let Some(end) = self.progress.tail.abandoned_after().filter(|end| *end < visible) {
             return Err(Error::stale(format!("commits after sequence number {end} were read and have failed since")));
         }
-        match state.end_of_epoch(self.progress.epoch)? {
-            Some(end) if end < last => {
-                Err(Error::stale(format!("a recovery has ended the log at sequence number {end}, before {last}")))
+        // A later open may use the epochs of segments again that power loss has removed, but not those of positions.
+        for (epoch, last) in [(self.progress.epoch, last), (installed.position_epoch(), last.min(visible))] {
+            if let Some(end) = state.end_of_epoch(epoch)?.filter(|end| *end < last) {
+                let message = format!("a recovery has ended the log at sequence number {end}, before {last}");
+                return Err(Error::stale(message));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// Reads a partition that is not known yet.
@@ -412,10 +414,11 @@ impl FollowerTask<'_> {
 
     /// Applies the next commits of the WAL.
     fn read_wal(&mut self) -> Result<WalStop> {
-        let (known, installed) = (self.known(), self.follower.manifest_state());
+        let known = self.known();
+        self.follower.take_over_ends(&known);
+        let installed = self.follower.manifest_state();
         let (required, tears_commits) = (self.required(), self.has_bug(PlantedBug::FollowerTearsCommits));
         let len_max = if self.deletes_partitions() { usize::MAX } else { READ_LEN_MAX };
-        let installed_end = known.end_of_epoch(installed.position_epoch())?;
         let mut len = 0;
         loop {
             self.progress.tail.locate()?;
@@ -431,7 +434,6 @@ impl FollowerTask<'_> {
                 partitions: &progress.partitions,
                 known: &known,
                 installed: &installed,
-                installed_end,
                 held_from: &mut progress.held_from,
                 waits_for_install: &mut progress.waits_for_install,
                 torn: &mut progress.torn,
@@ -440,7 +442,7 @@ impl FollowerTask<'_> {
                 checks_values: epoch <= progress.epoch_at_open,
                 tears_commits,
             };
-            let recorded_end = |epoch| known.end_of_epoch(epoch);
+            let recorded_end = |epoch| known.end_of_segment(epoch);
             let read = progress.tail.read_segment(SeqNo::MAX, &recorded_end, &mut |commit| {
                 reader.inner.check_open()?; // `close` waits for this call
                 reader.apply(&commit)?;
@@ -649,8 +651,6 @@ struct CommitReader<'a> {
     /// The manifest state that was read last, and the one that readers use.
     known: &'a ManifestState,
     installed: &'a ManifestState,
-    /// Where the open has ended that has written the state that readers use, if a later open is known.
-    installed_end: Option<SeqNo>,
     held_from: &'a mut Option<SeqNo>,
     waits_for_install: &'a mut bool,
     torn: &'a mut Option<SeqNo>,
@@ -671,9 +671,7 @@ impl CommitReader<'_> {
         let (mut pools_with_range_deletes, resources) = (Vec::new(), self.inner.catalog.resources());
         // The ingest before this commit was installed or has failed. It is held until a manifest says which.
         *self.note = None;
-        let mut needs_newer = false;
-        // Positions of commits have the epoch of the installed state.
-        let mut needs_install = self.installed_end.is_some_and(|end| commit.first_seqno > end);
+        let (mut needs_newer, mut needs_install) = (false, false);
         let mut seqno = commit.first_seqno;
         let last = SeqNo(seqno.0 + u64::from(commit.seqno_count) - 1);
         let before_unknown = WalStop::BeforeUnknown(last);

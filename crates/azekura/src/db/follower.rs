@@ -19,7 +19,7 @@ use crate::wal::tail::WalTail;
 pub(crate) struct Follower {
     pub(crate) config: Config,
     pub(crate) progress: Mutex<Progress>,
-    /// The manifest state that was installed last.
+    /// The manifest state that was installed last, with the recorded ends of the WAL of the one that was read last.
     pub(crate) installed: Mutex<Arc<ManifestState>>,
     /// The WAL is known to be durable up to this sequence number.
     pub(crate) durable: AtomicU64,
@@ -92,6 +92,17 @@ impl Follower {
     /// Notes what a manifest names, and what the frames state that were read.
     pub(crate) fn note_durable(&self, named: SeqNo, tail: &WalTail) {
         self.durable.fetch_max(named.max(tail.durable()).0, Ordering::Relaxed);
+    }
+
+    /// Takes over the recorded ends of the WAL from a newer manifest, before commits of a later open are visible: their
+    /// positions get its epoch.
+    pub(crate) fn take_over_ends(&self, known: &ManifestState) {
+        let mut installed = lock(&self.installed);
+        if known.position_epoch() != installed.position_epoch() {
+            let mut state = ManifestState::clone(&installed);
+            (state.wal_end, state.earlier_wal_ends) = (known.wal_end, known.earlier_wal_ends.clone());
+            *installed = Arc::new(state);
+        }
     }
 
     /// The manifest state that was installed last.

@@ -656,6 +656,31 @@ fn abandoned_commits_are_no_changes() {
     assert_eq!(kind, ErrorKind::Stale);
 }
 
+/// Regression: a recent position was stale if the commits after it are from more than 64 opens before, because the ends
+/// of their segments are forgotten.
+#[test]
+fn commits_of_many_opens_are_changes() {
+    let machine = MemFs::new();
+    let open = || {
+        let config = Config::new(DIR).fs(Arc::new(machine.clone())).workers(0).wal_segment_size(64 << 10);
+        config.wal_retention(Duration::from_secs(3600)).open().unwrap()
+    };
+    let db = open();
+    let mut position = db.change_position().unwrap();
+    db.open_partition("p", Default::default()).unwrap();
+    drop(db);
+    for n in 0..100u32 {
+        let db = open();
+        db.partition("p").unwrap().insert(n.to_be_bytes(), "").unwrap();
+        if n == 50 {
+            let mut changes = db.changes_since(position).unwrap();
+            changes.next().unwrap().unwrap();
+            position = changes.position();
+        }
+    }
+    assert_eq!(open().changes_since(position).unwrap().map(Result::unwrap).count(), 99);
+}
+
 /// Regression: changes of a pool without the log advance the sequence number, but not the end of the log, so a fresh
 /// position was stale.
 #[test]

@@ -200,6 +200,14 @@ impl ChangeSource<'_> {
         }
     }
 
+    /// As [`ManifestState::end_of_segment`].
+    fn end_of_segment(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
+        match self {
+            ChangeSource::Own(writer) => writer.version_set.end_of_segment(epoch),
+            ChangeSource::Followed(_, state, _) => state.end_of_segment(epoch),
+        }
+    }
+
     fn readers(&self) -> &ChangeReaders {
         match self {
             ChangeSource::Own(writer) => &writer.wal_maintenance.change_readers,
@@ -459,7 +467,7 @@ impl Changes {
         let (mut bytes, mut is_complete) = (0, true);
         let (partitions, named) = (&mut self.partitions, &mut self.named_by_last);
         let (filters, batches) = (&self.filters, &mut self.batches);
-        let recorded_end = |epoch| source.end_of_epoch(epoch);
+        let recorded_end = |epoch| source.end_of_segment(epoch);
         let mut read = self.tail.read(limit, &recorded_end, &mut |commit| {
             check_payload(commit.payload, commit.seqno_count)?;
             bytes += commit.payload.len() + COMMIT_OVERHEAD;

@@ -260,6 +260,11 @@ impl VersionSet {
         lock(&self.state).end_of_epoch(epoch)
     }
 
+    /// As [`ManifestState::end_of_segment`].
+    pub(crate) fn end_of_segment(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
+        lock(&self.state).end_of_segment(epoch)
+    }
+
     /// Returns the size of the manifest in bytes.
     pub(crate) fn manifest_bytes(&self) -> u64 {
         self.manifest.size()

@@ -162,3 +162,26 @@ fn a_pool_is_built_while_commits_are_held() {
     assert_eq!(before.get(&followed, "a").unwrap().as_deref(), Some(&b"1"[..]));
     assert_eq!(before.len(&followed).unwrap(), 3);
 }
+
+/// Regression: after the writer was opened again, a range delete in a pool waited for the manifest of the new open, and
+/// that for the commits behind the range delete. The follower read the database again, which a pool without a tree does
+/// not survive, and was stale for good.
+#[test]
+fn a_range_delete_does_not_wait_for_a_new_open() {
+    let machine = MemFs::new();
+    let open = || follow(&machine).wal_retention(Duration::from_secs(3600)).open().unwrap();
+    let pool = |db: &Database| db.open_partition("pool", pool_options(8 << 20)).unwrap();
+    let (writer, options) = (open(), pool_options(8 << 20));
+    pool(&writer).insert("k", "1").unwrap();
+    open_reversed(&writer, options.clone()).unwrap().insert("k", "1").unwrap();
+    let follower = follow(&machine).open_follower().unwrap();
+    drop(writer);
+    let writer = open();
+    pool(&writer).remove_range("k"..="k").unwrap();
+    let p = open_reversed(&writer, options.clone()).unwrap();
+    p.insert("k", "2").unwrap();
+    p.flush().unwrap();
+    assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap());
+    assert_eq!(text(&follower.partition("pool").unwrap(), "k"), None);
+    assert_eq!(text(&open_reversed(&follower, options).unwrap(), "k").as_deref(), Some("2"));
+}
