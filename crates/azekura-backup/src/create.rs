@@ -16,7 +16,7 @@ use object_store::{ObjectMeta, PutMode};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{BackupError, Result};
-use crate::history::History;
+use crate::history::{History, WAL_ENDS_MAX};
 use crate::holds::{HoldWriter, held_objects};
 use crate::layout::{
     BackupManifest, Checksum, FILES, PARTS, StoredFile, StoredObject, StoredPartition, backup_object, content_of,
@@ -135,7 +135,7 @@ impl BackupStore {
     ///
     /// # Errors
     /// Those of [`BackupError`]; `OtherDatabase` if the store has the backups of another database. `Database` with
-    /// `Stale` if the database is a follower, and a recovery of the writer has lost commits that were visible in it.
+    /// `Stale` if the database is a follower, and a recovery of the writer has lost commits of the backup meanwhile.
     pub fn create(
         &self,
         db: &Database,
@@ -213,15 +213,14 @@ impl BackupStore {
         let each = stream::iter(&missing).map(|source| upload.run(source)).buffer_unordered(self.concurrency);
         each.collect::<Vec<_>>().await.into_iter().collect::<Result<()>>()?;
 
-        // A follower has lost what a recovery of the writer has lost meanwhile.
-        catch_up(db)?;
+        check_kept(db, &manifest)?;
         holds.check_in_time()?;
         let bytes = to_json(&manifest);
         let object = backup_object(&manifest.id, &bytes);
         if !self.put_new(&object, bytes.into()).await? {
             return Err(BackupError::wrong(object, "another writer has written a backup of this name"));
         }
-        if let Err(error) = holds.check_in_time() {
+        if let Err(error) = check_kept(db, &manifest).and_then(|()| holds.check_in_time()) {
             self.delete(&object).await?;
             return Err(error);
         }
@@ -365,6 +364,27 @@ fn check_lost(manifest: &BackupManifest, earlier: &[(String, BackupManifest)]) -
     }
 }
 
+/// The last sequence number that is valid of those up to a position of `epoch`, if the manifest of the database records
+/// an end of the log since, and has not forgotten one.
+pub(crate) fn recorded_end(db: &Database, epoch: u32) -> azekura::Result<Option<u64>> {
+    let disk: Arc<dyn Fs> = Arc::new(DiskFs::new());
+    let ends = inspect::wal_ends(&disk, db.path())?;
+    let first = ends.iter().find(|(of, _)| *of >= epoch).filter(|_| ends.len() <= WAL_ENDS_MAX);
+    Ok(first.map(|(_, valid)| valid.unwrap_or_default()))
+}
+
+/// # Errors
+/// `Stale` if the database records that a recovery has lost commits of a backup. If that is not known, later backups
+/// tell it.
+fn check_kept(db: &Database, manifest: &BackupManifest) -> Result<()> {
+    match recorded_end(db, manifest.epoch()) {
+        Ok(Some(end)) if end < manifest.sequence => {
+            Err(azekura::Error::new(ErrorKind::Stale, "a recovery has lost commits of the backup meanwhile").into())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// In a follower, reads what the writer has committed.
 pub(crate) fn catch_up(db: &Database) -> Result<()> {
     match db.catch_up() {
@@ -398,6 +418,7 @@ fn make_checkpoint(db: &Database, disk: &Arc<dyn Fs>, path: &Path) -> Result<(Ch
         db.checkpoint(path)?;
         // The checkpoint of a follower has what the writer has committed, which may be more than the follower has read.
         let end = inspect::wal_end(disk, path)?.unwrap_or_default();
+        catch_up(db)?; // also if there is no later commit: the epoch may have risen
         catch_up_to(db, end, position.epoch())?;
         // Beside the writer of another process, which may have opened the database again, the epoch may rise.
         let now = db.change_position()?;
@@ -420,7 +441,10 @@ fn make_durable(db: &Database, sequence: u64, epoch: u32, longest: Duration) -> 
     }
     let start = Instant::now();
     loop {
-        catch_up(db)?;
+        match catch_up(db) {
+            Err(BackupError::Database(error)) if error.kind() == ErrorKind::Stale => return Ok(false),
+            read => read?,
+        }
         let durable = db.durable_position()?;
         if durable.epoch() != epoch {
             // The next open of the writer may have lost commits, and given later ones their numbers.

@@ -4,6 +4,9 @@ use std::borrow::Borrow;
 
 use crate::layout::BackupManifest;
 
+/// Number of ends of the log up to which a manifest of the database has forgotten none.
+pub(crate) const WAL_ENDS_MAX: usize = 64;
+
 /// Ends of the log: an epoch, and the last sequence number that is valid of this and earlier epochs.
 type WalEnds = Vec<(u32, Option<u64>)>;
 
@@ -45,7 +48,9 @@ impl History {
 
     /// Whether it is known that commits up to `end`, which were stored in `epoch`, are in a later state.
     pub(crate) fn has_kept(&self, epoch: u32, end: u64) -> bool {
-        let with_ends = self.later_ends(epoch).filter(|ends| ends.len() > 1);
+        // The first known end may be later than the one that was lost.
+        let knows = |ends: &&WalEnds| ends.len() > 1 && (ends.len() <= WAL_ENDS_MAX || ends[0].0 < epoch);
+        let with_ends = self.later_ends(epoch).filter(knows);
         with_ends.filter_map(|ends| valid_end(ends, epoch)).any(|valid| valid >= Some(end))
     }
 

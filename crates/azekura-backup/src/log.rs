@@ -115,6 +115,8 @@ pub(crate) struct Chain {
     pub(crate) objects: Vec<String>,
     /// The last sequence number of the backup and of these.
     pub(crate) end: u64,
+    /// The epoch of the last of them.
+    epoch: u32,
 }
 
 /// The log objects that continue a backup. `manifests`: those of the store.
@@ -203,7 +205,7 @@ impl<'l> LaterLogs<'l> {
             objects.push((*object).to_owned());
             (epoch, end) = (of.epoch(), of.end());
         }
-        Ok(Chain { objects, end })
+        Ok(Chain { objects, end, epoch })
     }
 
     /// # Errors
@@ -241,19 +243,21 @@ pub(crate) fn choose<'m>(
 ) -> Result<Option<(&'m BackupManifest, Vec<String>)>> {
     let mut within: Vec<_> = manifests.iter().filter(|(_, of)| until.admits_backup(of)).collect();
     sort_backups(&mut within);
-    let history = History::of(within.iter().map(|(_, of)| of));
-    let mut left_out = 0;
+    let (history, all) =
+        (History::of(within.iter().map(|(_, of)| of)), History::of(manifests.iter().map(|(_, of)| of)));
+    let mut left_out: Vec<&BackupManifest> = Vec::new();
     for (_, backup) in within.iter().rev().filter(|(_, of)| wanted.is_none_or(|id| of.id == id)) {
         let log = chain(logs, backup, manifests, until)?;
         if backup.is_durable || (log.objects.is_empty() && !is_replaced_by_log(logs, backup, until)) {
-            return match log.end < left_out {
-                true => Err(BackupError::Gap { after: log.end, before: left_out }),
-                false => Ok(Some((backup, log.objects))),
+            let may_be_kept = |of: &&&BackupManifest| {
+                !history.has_lost(of.epoch(), of.sequence) && !all.has_lost_before(of.epoch(), of.sequence, log.epoch)
+            };
+            return match left_out.iter().filter(may_be_kept).map(|of| of.sequence).max() {
+                Some(before) if log.end < before => Err(BackupError::Gap { after: log.end, before }),
+                _ => Ok(Some((backup, log.objects))),
             };
         }
-        if !history.has_lost(backup.epoch(), backup.sequence) {
-            left_out = left_out.max(backup.sequence);
-        }
+        left_out.push(backup);
     }
     Ok(None)
 }
@@ -262,4 +266,35 @@ pub(crate) fn choose<'m>(
 fn is_replaced_by_log(logs: &[StoredLog], backup: &BackupManifest, until: Until) -> bool {
     let replaces = |of: &LogHeader| of.epoch() > backup.epoch() && of.end() <= backup.sequence;
     !backup.is_durable && logs.iter().flat_map(|of| &of.header).any(|of| until.admits_log(of) && replaces(of))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log_object::test_position;
+
+    /// Regression: a later backup told that the backup that was left out was lost before the limit, and a restore to
+    /// a time was a `Gap`.
+    #[test]
+    fn later_backup_tells_what_was_lost() {
+        let backup = |id: &str, sequence, epoch, time_ms, is_durable| {
+            let mut manifest = BackupManifest::new(id.into(), String::new());
+            (manifest.sequence, manifest.time_ms, manifest.is_durable) = (sequence, time_ms, is_durable);
+            manifest.position = test_position(epoch, sequence).to_string();
+            (id.to_owned(), manifest)
+        };
+        let log = |after: u64, epoch, end, time_ms| {
+            let header = Ok(LogHeader::for_test(after, epoch, end, time_ms));
+            StoredLog { object: after.to_string(), after, header }
+        };
+        let logs = [log(40, 1, 45, 50), log(45, 21, 48, 120), log(48, 21, 60, 130)];
+        let mut manifests = vec![backup("d", 40, 1, 10, true), backup("lost", 50, 1, 100, false)];
+        let until = Until::TimeMs(125);
+        assert!(matches!(choose(&logs, &manifests, None, until), Err(BackupError::Gap { after: 48, before: 50 })));
+        let (id, mut later) = backup("n", 60, 21, 1000, true);
+        later.wal_ends = vec![(20, Some(45))];
+        manifests.push((id, later));
+        let (chosen, objects) = choose(&logs, &manifests, None, until).unwrap().unwrap();
+        assert_eq!((&chosen.id[..], &objects[..]), ("d", &["40".to_owned(), "45".to_owned()][..]));
+    }
 }

@@ -491,9 +491,6 @@ impl BackupStore {
     }
 
     /// The manifests that can be read, oldest first, and the errors of the others.
-    ///
-    /// # Errors
-    /// `OtherDatabase`.
     pub(crate) async fn manifests_and_damage(
         &self,
         database: &str,
@@ -504,7 +501,7 @@ impl BackupStore {
             match decoded {
                 Ok(manifest) if manifest.database != database => {
                     let found = database.to_owned();
-                    return Err(BackupError::OtherDatabase { stored: manifest.database, found });
+                    damaged.push(BackupError::OtherDatabase { stored: manifest.database, found });
                 }
                 Ok(manifest) => manifests.push((object, manifest)),
                 // Removed by `prune` after it was listed.

@@ -2,7 +2,7 @@
 
 use azekura::{ChangePosition, Changes, Database, ErrorKind};
 
-use crate::create::{CreateOptions, CreateReport, catch_up, catch_up_to};
+use crate::create::{CreateOptions, CreateReport, catch_up, catch_up_to, recorded_end};
 use crate::error::{BackupError, Result};
 use crate::layout::{hex, log_object};
 use crate::log::{Until, chain, read_headers};
@@ -143,8 +143,9 @@ impl Watcher<'_> {
         catch_up_to(self.db, end.after, end.position.epoch())?;
         // A later open may have lost commits between the position and the end. Within one epoch none is lost.
         let is_later = self.db.change_position()?.epoch() > end.position.epoch();
-        let reason = if end.position.sequence_number() < end.after && is_later {
-            "the database was opened again after the backup, during which it was written to"
+        let is_unknown = end.position.sequence_number() < end.after && is_later;
+        let reason = if is_unknown && recorded_end(self.db, end.position.epoch())? < Some(end.after) {
+            "the database was opened again after the backup, and may have lost its end"
         } else {
             match self.db.changes_since(end.position).and_then(Changes::durable_only) {
                 Ok(changes) => {
