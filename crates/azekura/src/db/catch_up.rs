@@ -39,7 +39,9 @@ use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqN
 use crate::db::changes::change_position::ChangePosition;
 use crate::db::config::{Config, PlantedBug};
 use crate::db::database::Database;
-use crate::db::follower::{Follower, Progress, has_ended_ingest, last_named_seqno, new_tail, prepare_tree};
+use crate::db::follower::{
+    Follower, Progress, check_not_lost, has_ended_ingest, last_named_seqno, new_tail, prepare_tree,
+};
 use crate::db::handle::DbHandle;
 use crate::db::inner::DbInner;
 use crate::db::partition_state::{PartitionState, ReplayPhase};
@@ -379,22 +381,14 @@ impl FollowerTask<'_> {
     /// Checks that a manifest is of this database, that no recovery has lost commits that were read, and that no
     /// commits are visible that were abandoned on a full disk.
     fn check_history(&self, state: &ManifestState) -> Result<()> {
-        let installed = self.follower.manifest_state();
-        if (state.id, state.instance) != (installed.id, installed.instance) {
-            return Err(Error::invalid("the directory has another database now").in_file(&self.follower.config.path));
-        }
+        self.follower.check_same_database(state)?;
         let (last, visible) = (self.progress.tail.last_seqno(), self.inner.last_visible.get());
         if let Some(end) = self.progress.tail.abandoned_after().filter(|end| *end < visible) {
             return Err(Error::stale(format!("commits after sequence number {end} were read and have failed since")));
         }
         // A later open may use the epochs of segments again that power loss has removed, but not those of positions.
-        for (epoch, last) in [(self.progress.epoch, last), (installed.position_epoch(), last.min(visible))] {
-            if let Some(end) = state.end_of_epoch(epoch)?.filter(|end| *end < last) {
-                let message = format!("a recovery has ended the log at sequence number {end}, before {last}");
-                return Err(Error::stale(message));
-            }
-        }
-        Ok(())
+        check_not_lost(state, self.progress.epoch, last)?;
+        check_not_lost(state, self.follower.manifest_state().position_epoch(), last.min(visible))
     }
 
     /// Reads a partition that is not known yet.
@@ -415,7 +409,7 @@ impl FollowerTask<'_> {
     /// Applies the next commits of the WAL.
     fn read_wal(&mut self) -> Result<WalStop> {
         let known = self.known();
-        self.follower.take_over_ends(&known);
+        self.follower.take_over_ends(&known, self.progress.identity.0);
         let installed = self.follower.manifest_state();
         let (required, tears_commits) = (self.required(), self.has_bug(PlantedBug::FollowerTearsCommits));
         let len_max = if self.deletes_partitions() { usize::MAX } else { READ_LEN_MAX };
@@ -490,14 +484,20 @@ impl FollowerTask<'_> {
         for (id, stored) in next.partitions.iter().filter(|(id, stored)| changed(id, stored)) {
             states.push(ChangedPartition { partition: Arc::clone(&self.progress.partitions[id]), stored, read: None });
         }
-        self.replace(&next, states, end)?;
+        self.replace(&next, self.progress.identity.0, states, end)?;
         self.progress.next = None;
         self.progress.waits_for_install = false;
         Ok(true)
     }
 
-    /// Installs `next`, and publishes `end`.
-    fn replace(&mut self, next: &Arc<ManifestState>, states: Vec<ChangedPartition<'_>>, end: SeqNo) -> Result<()> {
+    /// Installs `next` of the manifest `file_id`, and publishes `end`.
+    fn replace(
+        &mut self,
+        next: &Arc<ManifestState>,
+        file_id: [u8; 16],
+        states: Vec<ChangedPartition<'_>>,
+        end: SeqNo,
+    ) -> Result<()> {
         let forgets_snapshots = self.has_bug(PlantedBug::FollowerForgetsSnapshots);
         let (inner, progress) = (self.inner, &mut *self.progress);
         inner.catalog.resources().note_file_numbers(next);
@@ -536,7 +536,7 @@ impl FollowerTask<'_> {
             views.clear();
         }
         // Before its commits are visible.
-        *lock(&self.follower.installed) = Arc::clone(next);
+        self.follower.install(next, file_id);
         inner.snapshots.replace_states(end.max(inner.last_visible.get()), views, || {
             newer.into_iter().for_each(|(tree, state)| tree.install_newer(state));
             for gone in &deleted {
@@ -618,7 +618,7 @@ impl FollowerTask<'_> {
                 copy_changes(&**read, &**tree, again.last_seqno)?;
             }
         }
-        self.replace(&again.manifest_state, states, again.last_seqno)?;
+        self.replace(&again.manifest_state, again.identity.0, states, again.last_seqno)?;
         let progress = &mut *self.progress;
         progress.tail = new_tail(config, &again.manifest_state, again.wal_seqno);
         (progress.identity, progress.next) = (again.identity, None);

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use crate::base::manifest_state::ManifestState;
 use crate::base::sync::lock;
 use crate::base::version_edit::{PartitionId, WalEpoch};
-use crate::base::{Result, SeqNo};
+use crate::base::{Error, Result, SeqNo};
 use crate::db::config::Config;
 use crate::db::partition_state::PartitionState;
 use crate::db::state::change_readers::ChangeReaders;
-use crate::manifest::ManifestIdentity;
+use crate::manifest::{Manifest, ManifestIdentity};
 use crate::tree::partition_tree::PartitionTree;
 use crate::wal::tail::WalTail;
 
@@ -19,12 +19,19 @@ use crate::wal::tail::WalTail;
 pub(crate) struct Follower {
     pub(crate) config: Config,
     pub(crate) progress: Mutex<Progress>,
-    /// The manifest state that was installed last, with the recorded ends of the WAL of the one that was read last.
-    pub(crate) installed: Mutex<Arc<ManifestState>>,
+    installed: Mutex<InstalledManifest>,
     /// The WAL is known to be durable up to this sequence number.
     pub(crate) durable: AtomicU64,
     /// Readers of changes. They hold no segments of the WAL, which belongs to the writer.
     pub(crate) change_readers: ChangeReaders,
+}
+
+/// The manifest state that was installed last, with the recorded ends of the WAL of the one that was read last.
+#[derive(Clone)]
+pub(crate) struct InstalledManifest {
+    pub(crate) state: Arc<ManifestState>,
+    /// The file that had these ends. An open of the writer creates another one.
+    pub(crate) file_id: [u8; 16],
 }
 
 /// How far a follower has read.
@@ -63,6 +70,7 @@ impl Follower {
         (epoch, wal_seqno): (WalEpoch, SeqNo),
     ) -> Result<Follower> {
         partitions.values().try_for_each(|partition| prepare_tree(partition))?;
+        let file_id = identity.0;
         let progress = Progress {
             identity,
             next: None,
@@ -79,7 +87,7 @@ impl Follower {
             config,
             durable: AtomicU64::new(last_named_seqno(&manifest_state).0),
             progress: Mutex::new(progress),
-            installed: Mutex::new(Arc::new(manifest_state)),
+            installed: Mutex::new(InstalledManifest { state: Arc::new(manifest_state), file_id }),
             change_readers: ChangeReaders::default(),
         })
     }
@@ -96,18 +104,52 @@ impl Follower {
 
     /// Takes over the recorded ends of the WAL from a newer manifest, before commits of a later open are visible: their
     /// positions get its epoch.
-    pub(crate) fn take_over_ends(&self, known: &ManifestState) {
+    pub(crate) fn take_over_ends(&self, known: &ManifestState, file_id: [u8; 16]) {
         let mut installed = lock(&self.installed);
-        if known.position_epoch() != installed.position_epoch() {
-            let mut state = ManifestState::clone(&installed);
+        if known.position_epoch() != installed.state.position_epoch() {
+            let mut state = ManifestState::clone(&installed.state);
             (state.wal_end, state.earlier_wal_ends) = (known.wal_end, known.earlier_wal_ends.clone());
-            *installed = Arc::new(state);
+            installed.state = Arc::new(state);
         }
+        installed.file_id = file_id;
+    }
+
+    pub(crate) fn install(&self, state: &Arc<ManifestState>, file_id: [u8; 16]) {
+        *lock(&self.installed) = InstalledManifest { state: Arc::clone(state), file_id };
+    }
+
+    pub(crate) fn installed(&self) -> InstalledManifest {
+        lock(&self.installed).clone()
     }
 
     /// The manifest state that was installed last.
     pub(crate) fn manifest_state(&self) -> Arc<ManifestState> {
-        Arc::clone(&lock(&self.installed))
+        self.installed().state
+    }
+
+    /// Checks that the directory has the commits up to `last` which were visible with this manifest: a later open of
+    /// the writer may have lost them, and may have written others with the same numbers.
+    ///
+    /// # Errors
+    /// `Stale` if it has lost them; `Invalid` if the directory has another database; those of the manifest.
+    pub(crate) fn check_kept(&self, installed: &InstalledManifest, last: SeqNo) -> Result<()> {
+        let Config { fs, path, .. } = &self.config;
+        if Manifest::identity(&**fs, path)?.0 == installed.file_id {
+            return Ok(());
+        }
+        let now = ManifestState::replay(&Manifest::load(Arc::clone(fs), path)?.edits)?;
+        self.check_same_database(&now)?;
+        check_not_lost(&now, installed.state.position_epoch(), last)
+    }
+
+    /// # Errors
+    /// `Invalid` if a manifest is of another database.
+    pub(crate) fn check_same_database(&self, state: &ManifestState) -> Result<()> {
+        let installed = self.manifest_state();
+        if (state.id, state.instance) != (installed.id, installed.instance) {
+            return Err(Error::invalid("the directory has another database now").in_file(&self.config.path));
+        }
+        Ok(())
     }
 }
 
@@ -116,6 +158,17 @@ pub(crate) fn new_tail(config: &Config, manifest_state: &ManifestState, after: S
     // If this fails, the first read finds out, and reads the database again.
     let _located = tail.locate();
     tail
+}
+
+/// Checks that no recovery has ended the WAL before `last`, which was written up to `epoch`.
+///
+/// # Errors
+/// `Stale` if one has.
+pub(crate) fn check_not_lost(state: &ManifestState, epoch: WalEpoch, last: SeqNo) -> Result<()> {
+    match state.end_of_epoch(epoch)?.filter(|end| *end < last) {
+        Some(end) => Err(Error::stale(format!("a recovery has ended the log at sequence number {end}, before {last}"))),
+        None => Ok(()),
+    }
 }
 
 /// Prepares the tree of a partition for records of a live WAL.

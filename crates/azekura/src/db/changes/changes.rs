@@ -12,14 +12,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::manifest_state::ManifestState;
 use crate::base::version_edit::{PartitionId, WalEpoch};
 use crate::base::{Error, Result, SeqNo};
 use crate::db::changes::change_position::ChangePosition;
 use crate::db::changes::committed_batch::{ChangeFilter, CommittedBatch, PartitionsById};
 use crate::db::config::PlantedBug;
 use crate::db::database::Database;
-use crate::db::follower::Follower;
+use crate::db::follower::{Follower, InstalledManifest};
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::iter::db_iter::{OwnedBounds, prefix_bounds};
@@ -146,6 +145,7 @@ impl Database {
             return Err(recycled_error(position.seqno));
         }
         let mut tail = tail_after(inner, &source, position);
+        source.check_kept(position.seqno)?;
         tail.locate()?;
         Ok(Changes {
             handle: Arc::clone(&self.handle),
@@ -165,30 +165,30 @@ impl Database {
 enum ChangeSource<'a> {
     /// The WAL of this database.
     Own(&'a DbWriter),
-    /// The WAL of the writer that this database follows, with the manifest state that was installed last, and a visible
-    /// sequence number that was read before: the state records the opens that have written the commits up to it.
-    Followed(&'a Follower, Arc<ManifestState>, SeqNo),
+    /// The WAL of the writer that this database follows, with the manifest that was installed last, and a visible
+    /// sequence number that was read before: the manifest records the opens that have written the commits up to it.
+    Followed(&'a Follower, InstalledManifest, SeqNo),
 }
 
 impl ChangeSource<'_> {
     fn instance(&self) -> [u8; 16] {
         match self {
             ChangeSource::Own(writer) => writer.version_set.instance(),
-            ChangeSource::Followed(_, state, _) => state.instance,
+            ChangeSource::Followed(_, installed, _) => installed.state.instance,
         }
     }
 
     fn database_id(&self) -> [u8; 16] {
         match self {
             ChangeSource::Own(writer) => writer.version_set.database_id(),
-            ChangeSource::Followed(_, state, _) => state.id,
+            ChangeSource::Followed(_, installed, _) => installed.state.id,
         }
     }
 
     fn position_epoch(&self) -> WalEpoch {
         match self {
             ChangeSource::Own(writer) => writer.version_set.position_epoch(),
-            ChangeSource::Followed(_, state, _) => state.position_epoch(),
+            ChangeSource::Followed(_, installed, _) => installed.state.position_epoch(),
         }
     }
 
@@ -196,7 +196,7 @@ impl ChangeSource<'_> {
     fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
         match self {
             ChangeSource::Own(writer) => writer.version_set.end_of_epoch(epoch),
-            ChangeSource::Followed(_, state, _) => state.end_of_epoch(epoch),
+            ChangeSource::Followed(_, installed, _) => installed.state.end_of_epoch(epoch),
         }
     }
 
@@ -204,7 +204,19 @@ impl ChangeSource<'_> {
     fn end_of_segment(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
         match self {
             ChangeSource::Own(writer) => writer.version_set.end_of_segment(epoch),
-            ChangeSource::Followed(_, state, _) => state.end_of_segment(epoch),
+            ChangeSource::Followed(_, installed, _) => installed.state.end_of_segment(epoch),
+        }
+    }
+
+    /// Checks that commits up to `last` that were read just now are those that the database shows, and not others with
+    /// the same numbers, which a writer that a follower has not caught up with has written after a loss.
+    ///
+    /// # Errors
+    /// `Stale` if they may be others; those of the manifest.
+    fn check_kept(&self, last: SeqNo) -> Result<()> {
+        match self {
+            ChangeSource::Own(_) => Ok(()),
+            ChangeSource::Followed(follower, installed, _) => follower.check_kept(installed, last),
         }
     }
 
@@ -238,7 +250,7 @@ fn change_source(handle: &DbHandle) -> Result<ChangeSource<'_>> {
     handle.inner.check_open()?;
     if let Some(follower) = &handle.inner.follower {
         let visible = handle.inner.last_visible.get();
-        return Ok(ChangeSource::Followed(follower, follower.manifest_state(), visible));
+        return Ok(ChangeSource::Followed(follower, follower.installed(), visible));
     }
     let read_only = || Error::invalid("the database is open for reading only: open it with open_follower");
     handle.inner.writer.as_ref().map(ChangeSource::Own).ok_or_else(read_only)
@@ -464,6 +476,7 @@ impl Changes {
         // Behind the limit: a pool that is created later has no change up to it.
         self.check_all_is_logged()?;
         let (instance, epoch) = (self.position.instance, source.position_epoch());
+        let has_more = self.tail.last_seqno() < limit;
         let (mut bytes, mut is_complete) = (0, true);
         let (partitions, named) = (&mut self.partitions, &mut self.named_by_last);
         let (filters, batches) = (&self.filters, &mut self.batches);
@@ -498,6 +511,10 @@ impl Changes {
         if read.is_ok() && is_complete && self.tail.last_seqno() < limit {
             let message = format!("the log lacks commits between {} and {limit}", self.tail.last_seqno());
             read = Err(Error::corruption(message).in_file(&handle.inner.dir));
+        }
+        if has_more && let Err(error) = source.check_kept(limit) {
+            self.rewind()?;
+            return Err(error);
         }
         handle.inner.check_read(&mut read);
         read?;

@@ -8,7 +8,8 @@ use std::time::Duration;
 use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestOrder};
 use azekura::{
-    ChangePosition, Config, Database, ErrorKind, GarbageCollection, Partition, PartitionCreateOptions, RecoveryMode,
+    ChangePosition, Changes, Config, Database, ErrorKind, GarbageCollection, Partition, PartitionCreateOptions,
+    RecoveryMode,
 };
 
 use super::faults::{config, open_writer, partition, text};
@@ -318,6 +319,60 @@ fn a_salvage_is_stale_in_later_segments() {
             assert_eq!(failed.unwrap_err(), ErrorKind::Stale);
             assert_eq!(text(&followed, "k").as_deref(), Some("a value that is lost"));
             p.insert("k3", "1").unwrap();
+        }
+    }
+}
+
+/// Regression: the feed of a follower returned commits that a later open of the writer had written with the numbers of
+/// lost ones that the follower still showed, or passed lost ones silently.
+#[test]
+fn a_feed_ends_where_a_later_open_has_lost_commits() {
+    for options in [PartitionCreateOptions::default(), pool_options(8 << 20)] {
+        for mode in [RecoveryMode::PointInTime, RecoveryMode::Salvage] {
+            let machine = MemFs::new();
+            let open = |mode| config(Arc::new(machine.clone())).recovery_mode(mode).open().unwrap();
+            let writer = open(RecoveryMode::Strict);
+            let p = writer.open_partition("p", options.clone()).unwrap();
+            let fill = |p: &Partition, value: &str| (0..10).for_each(|n| p.insert(format!("{n}"), value).unwrap());
+            fill(&p, "1");
+            let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
+            let start = follower.change_position().unwrap();
+            p.insert("k", "a value that is lost").unwrap();
+            fill(&p, "2");
+            follower.catch_up().unwrap();
+            let position = follower.changes_since(start).unwrap().nth(5).unwrap().unwrap().position();
+            let [mut early, mut late] = [start, position].map(|after| follower.changes_since(after).unwrap());
+            machine.freeze_after(Some(0));
+            drop((writer, p));
+            crash_or_kill(&machine, Survival::Everything, 1);
+            damage(&machine, b"a value that is lost");
+            let writer = open(mode);
+            fill(&writer.partition("p").unwrap(), "3");
+            fill(&writer.partition("p").unwrap(), "4");
+
+            let kind = |changes: &mut Changes| changes.next().unwrap().unwrap_err().kind();
+            for _ in 0..2 {
+                assert_eq!([kind(&mut early), kind(&mut late)], [ErrorKind::Stale; 2], "{mode:?}");
+                for after in [start, position] {
+                    let failed = follower.changes_since(after).and_then(|mut changes| changes.next().unwrap());
+                    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Stale, "{mode:?}");
+                }
+            }
+            assert_eq!(early.position(), start);
+            // Commits that were not lost go on.
+            drop(writer);
+            let writer = open(RecoveryMode::Strict);
+            let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
+            let now = follower.change_position().unwrap();
+            fill(&writer.partition("p").unwrap(), "5");
+            follower.catch_up().unwrap();
+            let mut changes = follower.changes_since(now).unwrap();
+            drop(writer);
+            let writer = open(RecoveryMode::Strict);
+            fill(&writer.partition("p").unwrap(), "6");
+            assert_eq!(changes.by_ref().map(Result::unwrap).count(), 10);
+            follower.catch_up().unwrap();
+            assert_eq!(changes.by_ref().map(Result::unwrap).count(), 10);
         }
     }
 }
