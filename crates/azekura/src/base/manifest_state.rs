@@ -46,8 +46,8 @@ pub(crate) struct ManifestState {
     pub(crate) wal_segments: BTreeMap<WalEpoch, FileNumber>,
     pub(crate) wal_end: Option<(WalEpoch, SeqNo)>,
     /// The ends of the WAL that were recorded before `wal_end`, oldest first, at most [`EARLIER_WAL_ENDS_MAX`]. Both
-    /// numbers rise, unless the first is [`ALL_LOST`]. No valid commit that a segment up to such an epoch contains has
-    /// a higher sequence number.
+    /// numbers rise, unless the first is [`ALL_LOST`] or [`FORGOTTEN`]. No valid commit that a segment up to such an
+    /// epoch contains has a higher sequence number.
     pub(crate) earlier_wal_ends: VecDeque<(WalEpoch, SeqNo)>,
     /// Sequence number of the last [`VersionEdit::AllFlushed`].
     pub(crate) all_flushed: SeqNo,
@@ -57,10 +57,12 @@ pub(crate) struct ManifestState {
     pub(crate) next_wal_epoch: u32,
 }
 
-/// Maximum number of recorded ends of the WAL, without the newest.
-const EARLIER_WAL_ENDS_MAX: usize = 64;
+/// Maximum number of recorded ends of the WAL, without the newest: 64, and [`FORGOTTEN`].
+const EARLIER_WAL_ENDS_MAX: usize = 65;
 /// In place of an end of the WAL: no position of this epoch is valid, not even that before the first commit.
 const ALL_LOST: SeqNo = SeqNo::MAX;
+/// In place of ends of the WAL that are not known any more.
+const FORGOTTEN: SeqNo = SeqNo(SeqNo::MAX.0 - 1);
 /// Exclusive upper bound of numbers in the manifest, so that there is always a next number.
 const NUMBER_LIMIT: u64 = 1 << 62;
 /// Exclusive upper bound of levels.
@@ -374,12 +376,13 @@ impl ManifestState {
     /// Records a new end of the WAL, and keeps the one before if it says more than the new one.
     pub(crate) fn set_wal_end(&mut self, epoch: WalEpoch, seqno: SeqNo) {
         self.earlier_wal_ends.extend(self.wal_end.replace((epoch, seqno)));
-        let is_needless = |(before, end): &(WalEpoch, SeqNo)| (*end >= seqno && *end != ALL_LOST) || *before >= epoch;
+        let is_needless = |(before, end): &(WalEpoch, SeqNo)| (*end >= seqno && *end < FORGOTTEN) || *before >= epoch;
         while self.earlier_wal_ends.back().is_some_and(is_needless) {
             self.earlier_wal_ends.pop_back();
         }
         if self.earlier_wal_ends.len() > EARLIER_WAL_ENDS_MAX {
             self.earlier_wal_ends.pop_front();
+            self.earlier_wal_ends[0].1 = FORGOTTEN;
         }
     }
 
@@ -405,12 +408,9 @@ impl ManifestState {
     /// since.
     ///
     /// # Errors
-    /// `Stale` if no such number is valid, or if more than [`EARLIER_WAL_ENDS_MAX`] ends were recorded since, so that
-    /// the first one is not known.
+    /// `Stale` if no such number is valid, or if the first one that was recorded since is forgotten.
     pub(crate) fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
-        let is_forgotten = self.earlier_wal_ends.len() == EARLIER_WAL_ENDS_MAX
-            && self.earlier_wal_ends.front().is_some_and(|(oldest, _)| epoch < *oldest);
-        if is_forgotten {
+        if self.earlier_wal_ends.front().is_some_and(|(oldest, end)| *end == FORGOTTEN && epoch <= *oldest) {
             return Err(Error::stale("the position is older than the recorded ends of the log"));
         }
         self.end_of_segment(epoch)
@@ -422,17 +422,17 @@ impl ManifestState {
     /// # Errors
     /// `Stale` if a recovery since has lost commits in the middle.
     pub(crate) fn end_of_segment(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
-        let mut ends = self.earlier_wal_ends.iter().copied().chain(self.wal_end);
-        match ends.find(|(end, _)| *end >= epoch) {
-            Some((_, ALL_LOST)) => Err(Error::stale("a recovery has lost commits in the middle of the log")),
-            end => Ok(end.map(|(_, seqno)| seqno)),
+        match self.wal_ends().find(|(end, _)| *end >= epoch) {
+            Some((_, None)) => Err(Error::stale("a recovery has lost commits in the middle of the log")),
+            end => Ok(end.and_then(|(_, seqno)| seqno)),
         }
     }
 
-    /// All recorded ends of the WAL, oldest first, with `None` for [`ALL_LOST`].
+    /// All recorded ends of the WAL that are known, oldest first, with `None` for [`ALL_LOST`].
     pub(crate) fn wal_ends(&self) -> impl Iterator<Item = (WalEpoch, Option<SeqNo>)> {
         let ends = self.earlier_wal_ends.iter().copied().chain(self.wal_end);
-        ends.map(|(epoch, end)| (epoch, (end != ALL_LOST).then_some(end)))
+        let known = ends.filter(|(_, end)| *end != FORGOTTEN);
+        known.map(|(epoch, end)| (epoch, (end != ALL_LOST).then_some(end)))
     }
 
     /// Makes sure that no new file, partition or segment gets a number below these.
@@ -615,12 +615,18 @@ mod tests {
         for n in 0..200 {
             state.set_wal_end(WalEpoch(20 + n), SeqNo(50 + u64::from(n)));
         }
-        assert!(is_stale(&state, 20));
-        let oldest = state.earlier_wal_ends[0].0.0;
+        let forgotten = state.earlier_wal_ends[0].0.0;
+        assert!([20, forgotten].iter().all(|epoch| is_stale(&state, *epoch)));
         assert_eq!(
-            [oldest, 218, 219, 220].map(|epoch| end(&state, epoch)),
-            [Some(u64::from(oldest) + 30), Some(248), Some(249), None]
+            [forgotten + 1, 218, 219, 220].map(|epoch| end(&state, epoch)),
+            [Some(u64::from(forgotten) + 31), Some(248), Some(249), None]
         );
+        // Regression: a loss removed ends, and positions of forgotten epochs were taken for valid ones.
+        let kept = u64::from(forgotten) + 33;
+        state.set_wal_end(WalEpoch(220), SeqNo(kept));
+        assert!([20, forgotten].iter().all(|epoch| is_stale(&state, *epoch)));
+        assert_eq!([forgotten + 1, 219, 220].map(|epoch| end(&state, epoch)), [Some(kept - 2), Some(kept), Some(kept)]);
+        assert_eq!(state.end_of_segment(WalEpoch(20)).unwrap(), Some(SeqNo(kept - 2)));
     }
 
     #[test]
