@@ -186,11 +186,11 @@ impl WalTail {
         let read = read_segment(&segment.file, &*segment.handle, &mut passed, end, visit);
         let stop = read.map_err(|error| error.in_file(&segment.file.path))?;
         let is_at_limit = self.last_seqno >= limit || (stop != SegmentEnd::NoFrame && end == limit);
-        if is_at_limit || stop == SegmentEnd::Stopped { Ok(false) } else { self.enter_next_segment() }
+        if is_at_limit || stop == SegmentEnd::Stopped { Ok(false) } else { self.enter_next_segment(recorded_end) }
     }
 
     /// Moves to the segment that continues the current one. False at the end of the WAL.
-    fn enter_next_segment(&mut self) -> Result<bool> {
+    fn enter_next_segment(&mut self, recorded_end: &RecordedEnd<'_>) -> Result<bool> {
         let Some(TailSegment { file: current, handle, offset, bound }) = &self.segment else { return Ok(false) };
         // A segment behind the bound is abandoned. The one that a recovery has begun in its place is recycled.
         let continues = |next: &&WalSegmentFile| bound.is_none_or(|bound| next.header.first_seqno <= bound.plus(1));
@@ -199,8 +199,7 @@ impl WalTail {
             let Some(next) = successor(&segments, current).filter(continues) else {
                 // Without a successor this is the end, if the file is still this segment, and no later one was begun: a
                 // spare file keeps its content until it is used again.
-                let is_newest = segments.iter().all(|other| other.header.epoch <= current.header.epoch);
-                if is_newest && self.is_unchanged(current)? {
+                if is_newest(current, &segments, recorded_end)? && self.is_unchanged(current)? {
                     return Ok(false);
                 }
                 continue;
@@ -314,6 +313,19 @@ impl WalTail {
 fn successor<'a>(segments: &'a [WalSegmentFile], current: &WalSegmentFile) -> Option<&'a WalSegmentFile> {
     let is_successor = |one: &&WalSegmentFile| one.header.previous_epoch == current.header.epoch;
     segments.iter().rev().find(is_successor)
+}
+
+/// Whether no later segment has commits of the WAL. Those behind a recorded end are abandoned.
+///
+/// # Errors
+/// Those of `recorded_end`.
+fn is_newest(current: &WalSegmentFile, segments: &[WalSegmentFile], recorded_end: &RecordedEnd<'_>) -> Result<bool> {
+    for WalSegmentHeader { epoch, first_seqno, .. } in segments.iter().map(|segment| &segment.header) {
+        if *epoch > current.header.epoch && recorded_end(*epoch)?.is_none_or(|end| *first_seqno <= end) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// How far a segment was read.
@@ -554,6 +566,7 @@ mod tests {
         let fixture = open(1, u64::MAX);
         (1..=5u8).for_each(|n| _ = fixture.append(1, &[n; 900]).unwrap());
         let abandoned = fixture.wal.segments()[1].first_seqno;
+        let last_epoch = fixture.wal.segments().last().unwrap().epoch;
         fixture.wal.sync_sealed(true).unwrap();
         drop(fixture);
         let fixture = open(2, abandoned.0);
@@ -566,7 +579,8 @@ mod tests {
         fixture.sync();
         assert!(fixture.retire(fixture.wal.durable()).unwrap() > 0);
         let mut returned = 0;
-        let read = reader.read(SeqNo::MAX, &|_| Ok(Some(end)), &mut |_| {
+        let recorded_end = |epoch| Ok((epoch <= last_epoch).then_some(end));
+        let read = reader.read(SeqNo::MAX, &recorded_end, &mut |_| {
             returned += 1;
             Ok(true)
         });

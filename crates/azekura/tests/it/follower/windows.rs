@@ -377,6 +377,46 @@ fn a_feed_ends_where_a_later_open_has_lost_commits() {
     }
 }
 
+/// Regression: where a recovery had recorded the end of the log and no segment after it, because it was killed, each
+/// call read the whole database again.
+#[test]
+fn a_follower_waits_at_a_recorded_end() {
+    let machine = MemFs::new();
+    let open =
+        |machine: &MemFs, mode| config(Arc::new(machine.clone())).wal_segment_size(64 << 10).recovery_mode(mode).open();
+    let writer = open(&machine, RecoveryMode::Strict).unwrap();
+    let p = partition(&writer, "p");
+    p.insert("k", "a value that is lost").unwrap();
+    (0..400).for_each(|n| p.insert(format!("{n}"), padded(n, 1_000)).unwrap());
+    machine.freeze_after(Some(0));
+    drop((writer, p));
+    crash_or_kill(&machine, Survival::Everything, 1);
+    damage(&machine, b"a value that is lost");
+    let mut ends = 0;
+    for ops in 0.. {
+        let killed = machine.fork();
+        killed.freeze_after(Some(ops));
+        let is_open = open(&killed, RecoveryMode::PointInTime).is_ok();
+        killed.freeze_after(None);
+        let fs = OpenHookFs::new(killed.clone());
+        if let Ok(follower) = config(Arc::new(fs.clone())).open_follower() {
+            follower.catch_up().unwrap();
+            let opened = Arc::new(AtomicU64::new(0));
+            let count = Arc::clone(&opened);
+            fs.set(move |_| _ = count.fetch_add(1, Ordering::SeqCst));
+            follower.catch_up().unwrap();
+            let segments = killed.read_dir(Path::new(DIR)).unwrap().len() as u64;
+            let opened = opened.load(Ordering::SeqCst);
+            assert!(opened <= segments + 6, "{opened} files were opened after {ops} operations, of {segments}");
+            ends += 1;
+        }
+        if is_open {
+            break;
+        }
+    }
+    assert!(ends > 3, "{ends}");
+}
+
 /// Two partitions, of which one has the key `k`.
 struct Moved {
     partitions: [Partition; 2],
